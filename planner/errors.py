@@ -1,0 +1,143 @@
+"""Every error a user can meet, as one tree.
+
+PlannerError
+  SpecError            the request is wrong: field, value, rule, remedy      -> HTTP 422, exit 2
+    UnknownNameError   no such model, GPU, cluster, schedule; names the closest
+  InfeasibleError      the request is sound but nothing fits                 -> HTTP 409, exit 3
+  MissingDataError     no peak or calibration for this op, dtype and GPU     -> HTTP 422, exit 2
+  ProbeError           a probe or a backend failed                           -> HTTP 502, exit 4
+  StoreError           storage: NotFoundError (404), ConflictError (409)
+
+`api/errors.py` is the only table from these to HTTP status and exit code.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong: which field, what was given, the rule it breaks, what would pass."""
+
+    field: str
+    value: object
+    rule: str
+    remedy: str
+
+    def __str__(self) -> str:
+        shown = repr(self.value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        return f"{self.field}={shown}: {self.rule}; {self.remedy}"
+
+
+class PlannerError(Exception):
+    """Base of all errors that are not bugs of ours."""
+
+    kind = "planner_error"
+
+    def as_dict(self) -> dict[str, object]:
+        """The error object of the contract: type, field, value, message, remedy."""
+        return {"type": self.kind, "field": None, "value": None, "message": str(self), "remedy": None}
+
+
+class SpecError(PlannerError):
+    """The request is wrong. Carries every fault found; the first one is the headline."""
+
+    kind = "invalid_request"
+
+    def __init__(self, faults: Fault | Sequence[Fault]) -> None:
+        self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
+        if not self.faults:
+            raise ValueError("SpecError needs at least one fault")
+        super().__init__("; ".join(str(fault) for fault in self.faults))
+
+    def as_dict(self) -> dict[str, object]:
+        """The contract's error object; further faults travel in `errors`."""
+        first = self.faults[0]
+        body: dict[str, object] = {
+            "type": self.kind,
+            "field": first.field,
+            "value": _plain(first.value),
+            "message": first.rule,
+            "remedy": first.remedy,
+        }
+        if len(self.faults) > 1:
+            body["errors"] = [{**asdict(fault), "value": _plain(fault.value)} for fault in self.faults]
+        return body
+
+
+class UnknownNameError(SpecError):
+    """No such name in the catalogue; the remedy names the closest known ones."""
+
+    kind = "unknown_name"
+
+    def __init__(self, field: str, value: str, known: Iterable[str], what: str) -> None:
+        names = sorted(known)
+        close = difflib.get_close_matches(str(value).lower(), names, n=3, cutoff=0.5)
+        remedy = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
+        super().__init__(Fault(field, value, f"no {what} of this name", remedy))
+
+
+class InfeasibleError(PlannerError):
+    """A sound request for which no layout fits: the binding limit, the nearest miss and the smallest change that would fit."""
+
+    kind = "nothing_fits"
+
+    def __init__(self, message: str, *, remedy: str, nearest_miss: object = None, rejected: object = None) -> None:
+        self.remedy, self.nearest_miss, self.rejected = remedy, nearest_miss, rejected
+        super().__init__(message)
+
+    def as_dict(self) -> dict[str, object]:
+        """The contract's error object with the nearest miss and the counts of rejected layouts."""
+        return {
+            "type": self.kind,
+            "field": "cluster",
+            "value": None,
+            "message": str(self),
+            "remedy": self.remedy,
+            "nearest_miss": self.nearest_miss,
+            "rejected": self.rejected,
+        }
+
+
+class MissingDataError(SpecError):
+    """No peak or calibration for this operation, dtype and GPU; the remedy says which would supply it."""
+
+    kind = "missing_data"
+
+
+class ProbeError(PlannerError):
+    """A probe or a backend failed; the message is its own."""
+
+    kind = "probe_failed"
+
+
+class StoreError(PlannerError):
+    """The database could not do what was asked."""
+
+    kind = "store_error"
+
+
+class NotFoundError(StoreError):
+    """No object of this id."""
+
+    kind = "not_found"
+
+
+class ConflictError(StoreError):
+    """The object exists already, or changed meanwhile."""
+
+    kind = "conflict"
+
+
+def _plain(value: object) -> object:
+    """A JSON-safe rendering of a faulty value (NaN and nested values become short text)."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, str):
+        return value if len(value) <= 200 else value[:197] + "..."
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else str(value)
+    text = repr(value)
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -1,0 +1,109 @@
+"""The only place where 1024 and 1e9 appear: parse quantities at the way in, format them at the way out.
+
+Inside the planner every quantity is SI: bytes, seconds, bytes per second, FLOP, watts.
+GB is 10^9 bytes and GiB is 2^30 bytes. Bandwidth in bits ("400 Gb/s") is divided by eight.
+"""
+
+import math
+import re
+
+KILO, MEGA, GIGA, TERA, PETA = 1e3, 1e6, 1e9, 1e12, 1e15
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+BITS_PER_BYTE = 8
+HOUR, DAY = 3600.0, 86400.0
+
+_DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA}
+_BINARY = {"Ki": float(KIB), "Mi": float(MIB), "Gi": float(GIB), "Ti": float(TIB)}
+_TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": HOUR, "d": DAY}
+_NUMBER_AND_UNIT = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµ/]*)\s*$")
+
+
+def _bytes_factor(unit: str) -> float | None:
+    for suffix, scale in (("B", 1.0), ("b", 1.0 / BITS_PER_BYTE)):
+        if unit.endswith(suffix):
+            prefix = unit[: -len(suffix)]
+            if prefix in _DECIMAL:
+                return _DECIMAL[prefix] * scale
+            if prefix in _BINARY:
+                return _BINARY[prefix] * scale
+    return None
+
+
+def _factor(kind: str, unit: str) -> float | None:
+    """SI value of one `unit` of a quantity of this kind; None where the unit does not fit the kind."""
+    if unit == "":
+        return 1.0
+    if kind == "bytes":
+        return _bytes_factor(unit)
+    if kind == "bytes_per_second":
+        for per_second in ("/s", "ps"):
+            if unit.endswith(per_second):
+                return _bytes_factor(unit[: -len(per_second)])
+        return None
+    if kind == "seconds":
+        return _TIME.get(unit)
+    base = {"watts": "W", "flops_per_second": "FLOP/s"}[kind]
+    return _DECIMAL.get(unit[: -len(base)]) if unit.endswith(base) else None
+
+
+EXAMPLES = {
+    "bytes": '"80 GiB"',
+    "bytes_per_second": '"400 Gb/s" or "50 GB/s"',
+    "seconds": '"5 us"',
+    "watts": '"700 W"',
+    "flops_per_second": '"989 TFLOP/s"',
+}
+
+
+def parse_quantity(value: object, kind: str) -> float:
+    """SI number from a bare number or a string with a unit.
+
+    value: 50e9, "50e9", "400 Gb/s", "80 GiB", "700 W", "5 us".  kind: a key of EXAMPLES.
+    Raises ValueError with the rule when the text is no number, the unit does not fit, or the number is not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError(f"must be a number in SI units or a text such as {EXAMPLES[kind]}")
+    if isinstance(value, str):
+        match = _NUMBER_AND_UNIT.match(value)
+        factor = _factor(kind, match.group(2)) if match else None
+        if match is None or factor is None:
+            raise ValueError(f"must be a number in SI units or a text such as {EXAMPLES[kind]}")
+        number = float(match.group(1)) * factor
+    else:
+        number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("must be a finite number")
+    return number
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Binary units, as GPU tools print memory: 85899345920 -> "80.0 GiB"."""
+    for unit, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(num_bytes) >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Three significant digits in the unit that fits: 0.00123 -> "1.23 ms"."""
+    if seconds >= 2 * DAY:
+        return f"{seconds / DAY:.1f} d"
+    if seconds >= 2 * HOUR:
+        return f"{seconds / HOUR:.1f} h"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= size:
+            return f"{seconds / size:.3g} {unit}" if seconds < KILO else f"{seconds:.0f} s"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def format_bandwidth(bytes_per_second: float) -> str:
+    """Decimal units, as network datasheets print: 50e9 -> "50 GB/s"."""
+    return f"{bytes_per_second / GIGA:.4g} GB/s"
+
+
+def format_count(count: float) -> str:
+    """1234567 -> "1.23M", 8030261248 -> "8.03B"."""
+    for suffix, size in (("T", TERA), ("B", GIGA), ("M", MEGA), ("k", KILO)):
+        if abs(count) >= size:
+            return f"{count / size:.3g}{suffix}"
+    return f"{count:.0f}"
