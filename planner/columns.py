@@ -1,0 +1,129 @@
+"""`LayoutBatch`: layouts as columns of shape (N,), the one form in which they are checked, priced and ranked.
+
+A single layout is a batch of one. Words become codes: the index into the tuple of names in `specs.layout`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, PRECISIONS, SCHEDULES, Layout, parse_ac
+
+Column = NDArray[Any]
+IntColumn = NDArray[np.int64]
+FloatColumn = NDArray[np.float64]
+BoolColumn = NDArray[np.bool_]
+
+CODES: Mapping[str, tuple[str, ...]] = {
+    "cp_method": CP_METHODS,
+    "pp_schedule": SCHEDULES,
+    "precision": PRECISIONS,
+    "param_dtype": DTYPES,
+    "reduce_dtype": DTYPES,
+    "master_dtype": DTYPES,
+}
+FLAGS = frozenset({"sequence_parallel", "async_tp", "float8_all_gather", "compile", "optimizer_in_backward", "cpu_offload"})
+TRAINER_SPLIT = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutBatch:
+    """N layouts. Integers and codes are int64, flags bool, `ac_value` float64.
+
+    ac_kind: index into AC_KINDS; ac_value: N of selective-layer-N or X of memory-budget-X, else 0.
+    split: index into `splits` (layers per stage, first stage first), TRAINER_SPLIT for the trainer's own.
+    """
+
+    dp_replicate: IntColumn
+    dp_shard: IntColumn
+    cp: IntColumn
+    tp: IntColumn
+    pp: IntColumn
+    ep: IntColumn
+    etp: IntColumn
+    zero_stage: IntColumn
+    sequence_parallel: BoolColumn
+    async_tp: BoolColumn
+    cp_method: IntColumn
+    pp_schedule: IntColumn
+    virtual_stages: IntColumn
+    split: IntColumn
+    micro_batch_size: IntColumn
+    ac_kind: IntColumn
+    ac_value: FloatColumn
+    precision: IntColumn
+    float8_all_gather: BoolColumn
+    param_dtype: IntColumn
+    reduce_dtype: IntColumn
+    master_dtype: IntColumn
+    compile: BoolColumn
+    optimizer_in_backward: BoolColumn
+    cpu_offload: BoolColumn
+    splits: tuple[tuple[int, ...], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def columns(self) -> Iterator[tuple[str, Column]]:
+        """(name, column) of every field but the table of splits."""
+        for f in fields(self):
+            if f.name != "splits":
+                yield f.name, getattr(self, f.name)
+
+    def take(self, rows: Column | slice) -> "LayoutBatch":
+        """The rows at these indices (or where this mask is true)."""
+        return LayoutBatch(**{name: column[rows] for name, column in self.columns()}, splits=self.splits)
+
+    @classmethod
+    def from_layouts(cls, layouts: Sequence[Layout]) -> "LayoutBatch":
+        """Columns from N layouts; inverse of `row`."""
+        splits = tuple(dict.fromkeys(layout.layers_per_stage for layout in layouts if layout.layers_per_stage is not None))
+        parsed = [parse_ac(layout.ac) for layout in layouts]
+        columns: dict[str, Column] = {
+            "ac_kind": np.array([AC_KINDS.index(kind) for kind, _ in parsed], dtype=np.int64),
+            "ac_value": np.array([value for _, value in parsed], dtype=np.float64),
+            "split": np.array([TRAINER_SPLIT if x.layers_per_stage is None else splits.index(x.layers_per_stage) for x in layouts], dtype=np.int64),
+        }
+        for f in fields(cls):
+            if f.name in columns or f.name == "splits":
+                continue
+            values = [getattr(layout, f.name) for layout in layouts]
+            if f.name in CODES:
+                values = [CODES[f.name].index(value) for value in values]
+            columns[f.name] = np.array(values, dtype=np.bool_ if f.name in FLAGS else np.int64)
+        return cls(**columns, splits=splits)
+
+    @classmethod
+    def concatenate(cls, batches: Sequence["LayoutBatch"]) -> "LayoutBatch":
+        """One batch of all rows; the tables of splits are merged."""
+        splits = tuple(dict.fromkeys(split for batch in batches for split in batch.splits))
+        columns: dict[str, Column] = {}
+        for f in fields(cls):
+            if f.name not in ("splits", "split"):
+                columns[f.name] = np.concatenate([getattr(batch, f.name) for batch in batches])
+        columns["split"] = np.concatenate([_renumbered(batch, splits) for batch in batches])
+        return cls(**columns, splits=splits)
+
+    def row(self, index: int) -> Layout:
+        """One layout as the object that users see."""
+        values: dict[str, object] = {}
+        for name, column in self.columns():
+            item = column[index].item()
+            values[name] = CODES[name][item] if name in CODES else item
+        kind = AC_KINDS[int(self.ac_kind[index])]
+        number = float(self.ac_value[index])
+        suffix = {"selective-layer": f"-{int(number)}", "memory-budget": f"-{number:g}"}.get(kind, "")
+        split = int(self.split[index])
+        values["ac"] = kind + suffix
+        values["layers_per_stage"] = None if split == TRAINER_SPLIT else self.splits[split]
+        for name in ("ac_kind", "ac_value", "split"):
+            del values[name]
+        return Layout.model_validate(values)
+
+
+def _renumbered(batch: LayoutBatch, splits: tuple[tuple[int, ...], ...]) -> IntColumn:
+    places = np.array([splits.index(split) for split in batch.splits] + [TRAINER_SPLIT], dtype=np.int64)
+    return places[batch.split]

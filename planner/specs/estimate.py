@@ -1,0 +1,102 @@
+"""An estimate: the contract's section 3, field by field. SI units, in the names."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Basis = Literal["datasheet", "calibrated", "interpolated", "extrapolated", "measured"]
+COMMUNICATION_AXES = ("tp", "cp", "ep", "pp", "fsdp", "dp")
+
+
+class Violation(BaseModel):
+    """A rule of the trainer, model or cluster that this layout breaks."""
+
+    model_config = ConfigDict(frozen=True)
+
+    field: str
+    value: Any
+    rule: str
+    remedy: str
+
+
+class Interval(BaseModel):
+    """Central, equal-tailed intervals [low, high] for the median step of one run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    coverage: float
+    step_seconds: tuple[float, float]
+    peak_allocated_bytes: tuple[float, float]
+    peak_reserved_bytes: tuple[float, float]
+
+
+class StageMemory(BaseModel):
+    """Peak of one pipeline stage's rank, and what it is made of at that moment; the parts sum to peak_allocated + fragmentation."""
+
+    model_config = ConfigDict(frozen=True)
+
+    peak_allocated_bytes: float
+    peak_reserved_bytes: float
+    parameters_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float
+    logits_bytes: float
+    communication_buffers_bytes: float
+    workspace_bytes: float
+    fragmentation_bytes: float
+
+
+class Memory(BaseModel):
+    """Memory of every pipeline rank; worst_stage indexes `stages`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    worst_stage: int
+    stages: list[StageMemory]
+
+
+class TimeBreakdown(BaseModel):
+    """Seconds of the rank on the critical path; sums to step_seconds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    compute_seconds: float
+    exposed_communication_seconds: dict[str, float]
+    bubble_seconds: float
+    recompute_seconds: float
+    optimizer_seconds: float
+    other_seconds: float
+
+    def total(self) -> float:
+        """Sum of all parts."""
+        return (
+            self.compute_seconds + sum(self.exposed_communication_seconds.values()) + self.bubble_seconds
+            + self.recompute_seconds + self.optimizer_seconds + self.other_seconds
+        )  # fmt: skip
+
+
+class Estimate(BaseModel):
+    """One answer. With `valid` false the numbers are null and `violations` says why."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str | int | None = None
+    valid: bool
+    violations: list[Violation]
+    fits: bool | None = None
+    oom_probability: float | None = None
+    step_seconds: float | None = None
+    tokens_per_second_per_gpu: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    peak_allocated_bytes: float | None = None
+    peak_reserved_bytes: float | None = None
+    device_bytes: float | None = None
+    usable_bytes: float | None = None
+    interval: Interval | None = None
+    memory: Memory | None = None
+    time: TimeBreakdown | None = None
+    basis: dict[str, Basis] | None = None
+    model_version: str
+    calibration_id: str

@@ -1,0 +1,130 @@
+"""A layout: what a search chooses. One row of the contract's table per field."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from planner.specs.validation import build
+
+MAX_DEGREE = 2**20
+Degree = Annotated[int, Field(strict=True, ge=1, le=MAX_DEGREE)]
+Flag = Annotated[bool, Field(strict=True)]
+ZeroStage = Annotated[int, Field(strict=True, ge=0, le=3)]
+
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", "ZB-1p", "ZB-2p")
+PRECISIONS = ("bf16", "fp16", "float8-tensorwise", "float8-rowwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4")
+CP_METHODS = ("allgather", "alltoall", "ulysses")
+AC_KINDS = ("none", "full", "selective-op", "selective-layer", "selective-attention", "memory-budget")
+DTYPES = ("bfloat16", "float32")
+
+
+def parse_ac(text: str) -> tuple[str, float]:
+    """("selective-layer", 2) from "selective-layer-2", ("memory-budget", 0.5) from "memory-budget-0.5", (kind, 0) for the rest.
+
+    Raises ValueError "rule; remedy" for anything else.
+    """
+    if text in ("none", "full", "selective-op", "selective-attention"):
+        return text, 0.0
+    kind, _, number = text.rpartition("-")
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if kind == "selective-layer" and value == int(value) and 1 <= value <= MAX_DEGREE:
+        return kind, value
+    if kind == "memory-budget" and 0.0 <= value <= 1.0:
+        return kind, value
+    known = "none, full, selective-op, selective-layer-N (N >= 1), selective-attention or memory-budget-X (X from 0 to 1)"
+    raise ValueError(f"is no activation checkpointing mode; use {known}")
+
+
+class Layout(BaseModel):
+    """A fully set layout. Degrees multiply to num_gpus; `etp` and `ep` regroup the same ranks for experts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dp_replicate: Degree
+    dp_shard: Degree
+    cp: Degree
+    tp: Degree
+    pp: Degree
+    ep: Degree
+    etp: Degree
+    zero_stage: ZeroStage
+    sequence_parallel: Flag
+    async_tp: Flag
+    cp_method: Literal["allgather", "alltoall", "ulysses"]
+    pp_schedule: Literal[
+        "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", "ZB-1p", "ZB-2p"
+    ]
+    virtual_stages: Degree
+    layers_per_stage: tuple[Annotated[int, Field(strict=True, ge=0)], ...] | None
+    micro_batch_size: Degree
+    ac: str
+    precision: Literal["bf16", "fp16", "float8-tensorwise", "float8-rowwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4"]
+    float8_all_gather: Flag
+    param_dtype: Literal["bfloat16", "float32"]
+    reduce_dtype: Literal["bfloat16", "float32"]
+    master_dtype: Literal["bfloat16", "float32"]
+    compile: Flag
+    optimizer_in_backward: Flag
+    cpu_offload: Flag
+
+    @field_validator("ac")
+    @classmethod
+    def _known_ac(cls, value: str) -> str:
+        kind, number = parse_ac(value)
+        suffix = {"selective-layer": f"-{int(number)}", "memory-budget": f"-{number:g}"}.get(kind, "")
+        return kind + suffix
+
+    @property
+    def num_gpus(self) -> int:
+        """Product of the five axes that hold ranks."""
+        return self.dp_replicate * self.dp_shard * self.cp * self.tp * self.pp
+
+    @property
+    def dp_degree(self) -> int:
+        """Ranks that see different sequences."""
+        return self.dp_replicate * self.dp_shard
+
+    def num_microbatches(self, global_batch_size: int) -> int:
+        """Microbatches (or accumulation steps) a step: global batch / (microbatch x DP degree)."""
+        return global_batch_size // (self.micro_batch_size * self.dp_degree)
+
+    def short(self) -> str:
+        """One line an engineer reads at a glance: "dp 32 · tp 8 · mbs 2 · full · float8-rowwise · compile"."""
+        parts = [f"{n} {d}" for n, d in (("hsdp", self.dp_replicate), (self._data_name(), self.dp_shard)) if d > 1]
+        parts += [f"{n} {d}" for n, d in (("tp", self.tp), ("cp", self.cp), ("ep", self.ep), ("etp", self.etp)) if d > 1]
+        if self.pp > 1:
+            stages = f" x{self.virtual_stages}" if self.virtual_stages > 1 else ""
+            parts.append(f"pp {self.pp} {self.pp_schedule}{stages}")
+        parts += [f"mbs {self.micro_batch_size}", f"ac {self.ac}", self.precision]
+        flags = (("compile", self.compile), ("async-tp", self.async_tp), ("offload", self.cpu_offload), ("opt-in-bwd", self.optimizer_in_backward))
+        return " · ".join([*parts, *(name for name, on in flags if on)])
+
+    def _data_name(self) -> str:
+        return {0: "ddp", 1: "zero1", 2: "fsdp/zero2", 3: "fsdp"}[self.zero_stage]
+
+
+def check_layout_values(values: object, field: str = "layout") -> dict[str, object]:
+    """The mapping itself, each value checked on its own; raises SpecError with every fault. Unset fields stay unset."""
+    probe: Mapping[str, object] = values if isinstance(values, Mapping) else {}
+    filler = {name: default for name, default in _NEUTRAL.items() if name not in probe}
+    checked = build(Layout, {**filler, **probe} if isinstance(values, Mapping) else values, field)
+    return {name: getattr(checked, name) for name in probe}
+
+
+_NEUTRAL: dict[str, object] = {
+    **dict.fromkeys(("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "virtual_stages", "micro_batch_size"), 1),
+    **dict.fromkeys(("sequence_parallel", "async_tp", "float8_all_gather", "compile", "optimizer_in_backward", "cpu_offload"), False),
+    "zero_stage": 3,
+    "cp_method": "allgather",
+    "pp_schedule": "1F1B",
+    "layers_per_stage": None,
+    "ac": "none",
+    "precision": "bf16",
+    "param_dtype": "bfloat16",
+    "reduce_dtype": "float32",
+    "master_dtype": "float32",
+}

@@ -1,0 +1,96 @@
+"""A plan: the contract's section 4, a ranked answer."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from planner.specs.estimate import Estimate
+from planner.specs.layout import Layout
+
+Source = Literal["screened", "simulated", "emulated", "probed"]
+
+
+class RankedLayout(BaseModel):
+    """One layout of the answer, with its price, its reasons in words, and what to paste."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rank: int
+    layout: Layout
+    num_gpus: int
+    estimate: Estimate
+    measurement: dict[str, Any] | None = None
+    source: Source
+    reasons: list[str]
+    export: dict[str, Any]
+
+
+class ParetoPoint(BaseModel):
+    """A layout that no other beats in both throughput and memory headroom."""
+
+    model_config = ConfigDict(frozen=True)
+
+    layout: Layout
+    tokens_per_second_per_gpu: float
+    headroom_bytes: float
+    step_seconds: float
+    rank: int | None = None
+
+
+class NearestMiss(BaseModel):
+    """The layout that came closest to fitting, and the smallest change that would make one fit."""
+
+    model_config = ConfigDict(frozen=True)
+
+    layout: Layout
+    device_bytes: float
+    usable_bytes: float
+    missing_bytes: float
+    remedy: str
+
+
+class Searched(BaseModel):
+    """How much was looked at."""
+
+    model_config = ConfigDict(frozen=True)
+
+    layouts: int
+    valid: int
+    fitting: int
+    seconds: float
+    simulated: int = 0
+    priced: int = 0
+    study: dict[str, Any] | None = None
+
+
+class VersusCurrent(BaseModel):
+    """The winner against the layout run today."""
+
+    model_config = ConfigDict(frozen=True)
+
+    layout: Layout
+    estimate: Estimate
+    speedup: float | None
+    changed: dict[str, tuple[Any, Any]]
+    reasons: list[str]
+
+
+class Plan(BaseModel):
+    """Same job, seed, calibration and model version: same plan, but for id, times and dates."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    job: dict[str, Any]
+    created_at: str
+    ranked: list[RankedLayout]
+    pareto: list[ParetoPoint]
+    rejected: dict[str, int]
+    nearest_miss: NearestMiss | None
+    searched: Searched
+    versus_current: VersusCurrent | None
+    headline: list[str]
+    warnings: list[str]
+    seed: int
+    model_version: str
+    calibration_id: str

@@ -1,0 +1,131 @@
+"""The trainers: what each assumes when a layout leaves a field unset, and what each can run at all.
+
+A default is the trainer's own documented default; `planner-cli catalog defaults` prints this table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.errors import Fault, SpecError
+from planner.specs.layout import AC_KINDS, PRECISIONS, SCHEDULES, Layout, check_layout_values
+
+TORCH_SCHEDULES = frozenset({"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
+SINGLE_STAGE_SCHEDULES = frozenset({"GPipe", "1F1B", "ZB-1p", "ZB-2p"})
+V_SCHEDULES = frozenset({"ZBVZeroBubble", "DualPipeV"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerRules:
+    """One trainer. Sets hold the values of a layout's field that it can run.
+
+    fsdp_style: parameters live sharded in `master_dtype` and are gathered in `param_dtype` for compute (FSDP2);
+        otherwise a full copy in `param_dtype` stays on every rank and only optimizer (1), gradients (2) are sharded.
+    ep_over_replicas: expert parallelism may span dp_replicate (Megatron), not only the sharding ranks (TorchTitan).
+    fused_kernels: norms, activations and rotary run as fused kernels without torch.compile (Transformer Engine, flash-attn).
+    gradient_dtype: dtype in which gradients stay between microbatches.
+    vocab_parallel_loss, expandable_segments: default of the training field of that name.
+    """
+
+    name: str
+    zero_stage: int
+    zero_stage_under_pp: int
+    ac: str
+    layout_defaults: Mapping[str, object]
+    zero_stages: frozenset[int]
+    schedules: frozenset[str]
+    precisions: frozenset[str]
+    ac_kinds: frozenset[str]
+    cp_methods: frozenset[str]
+    fsdp_style: bool
+    ep_over_replicas: bool
+    fused_kernels: bool
+    gradient_dtype: str
+    vocab_parallel_loss: bool
+    expandable_segments: bool
+    source: str
+
+
+_COMMON: Mapping[str, object] = {
+    "etp": 1, "sequence_parallel": True, "async_tp": False, "cp_method": "allgather", "pp_schedule": "1F1B",
+    "virtual_stages": 1, "layers_per_stage": None, "micro_batch_size": 1, "precision": "bf16", "float8_all_gather": False,
+    "param_dtype": "bfloat16", "reduce_dtype": "float32", "master_dtype": "float32", "compile": False,
+    "optimizer_in_backward": False, "cpu_offload": False,
+}  # fmt: skip
+
+_MEGATRON = {
+    "zero_stages": frozenset({0, 1, 2, 3}), "schedules": frozenset({"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p", "GPipe"}),
+    "precisions": frozenset(PRECISIONS), "ac_kinds": frozenset({"none", "full", "selective-attention", "selective-layer"}),
+    "cp_methods": frozenset({"allgather", "alltoall", "ulysses"}), "fsdp_style": False, "ep_over_replicas": True,
+    "fused_kernels": True, "gradient_dtype": "float32", "vocab_parallel_loss": True, "expandable_segments": False,
+}  # fmt: skip
+
+TRAINERS: Mapping[str, TrainerRules] = {
+    rules.name: rules
+    for rules in (
+        TrainerRules(
+            name="torchtitan", zero_stage=3, zero_stage_under_pp=2, ac="selective-op", layout_defaults=_COMMON,
+            zero_stages=frozenset({0, 2, 3}), schedules=TORCH_SCHEDULES,
+            precisions=frozenset({"bf16", "float8-tensorwise", "float8-rowwise", "mxfp8"}),
+            ac_kinds=frozenset(AC_KINDS) - {"selective-attention"}, cp_methods=frozenset({"allgather", "alltoall"}),
+            fsdp_style=True, ep_over_replicas=False, fused_kernels=False, gradient_dtype="float32",
+            vocab_parallel_loss=True, expandable_segments=True,
+            source="torchtitan 0.2.2 torchtitan/config/job_config.py and torchtitan/distributed/parallel_dims.py",
+        ),
+        TrainerRules(
+            name="megatron", zero_stage=1, zero_stage_under_pp=1, ac="none", layout_defaults=_COMMON,
+            source="Megatron-LM core 0.14 megatron/training/arguments.py", **_MEGATRON,
+        ),
+        TrainerRules(
+            name="megatron-deepspeed", zero_stage=1, zero_stage_under_pp=1, ac="full",
+            layout_defaults={**_COMMON, "sequence_parallel": False},
+            source="Megatron-DeepSpeed arguments, BLOOM training chronicles", **{**_MEGATRON, "ep_over_replicas": False},
+        ),
+        TrainerRules(
+            name="fsdp", zero_stage=3, zero_stage_under_pp=2, ac="none", layout_defaults={**_COMMON, "reduce_dtype": "bfloat16"},
+            zero_stages=frozenset({0, 2, 3}), schedules=TORCH_SCHEDULES, precisions=frozenset(PRECISIONS) - {"nvfp4"},
+            ac_kinds=frozenset(AC_KINDS), cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
+            fsdp_style=True, ep_over_replicas=False, fused_kernels=False, gradient_dtype="float32",
+            vocab_parallel_loss=False, expandable_segments=False,
+            source="llm-foundry FSDP defaults (mixed_precision PURE: bf16 reduce)",
+        ),
+        TrainerRules(
+            name="internevo", zero_stage=1, zero_stage_under_pp=1, ac="none", layout_defaults=_COMMON,
+            source="InternEvo configs/7B_sft.py", **{**_MEGATRON, "gradient_dtype": "bfloat16"},
+        ),
+    )
+}  # fmt: skip
+
+
+def resolve_layout(values: object, *, trainer: str, num_gpus: int, field: str = "layout") -> Layout:
+    """A fully set layout from what a person typed, filled from the trainer's defaults.
+
+    Unset degrees are 1, unset `dp_shard` is what is left of num_gpus. A product that differs from num_gpus is not an
+    error here: it is a violation, so that an estimate can answer it. Raises SpecError for malformed values.
+    """
+    given = check_layout_values(values, field)
+    rules = TRAINERS[trainer]
+    layout: dict[str, object] = {**rules.layout_defaults}
+    layout.update(dict.fromkeys(("dp_replicate", "cp", "tp", "pp", "ep"), 1))
+    layout.update(given)
+    held = 1
+    for axis in ("dp_replicate", "cp", "tp", "pp"):
+        held *= _integer(layout[axis])
+    layout.setdefault("dp_shard", max(1, num_gpus // held))
+    sharding_ranks = _integer(layout["dp_shard"]) * _integer(layout["cp"])
+    stage = rules.zero_stage_under_pp if _integer(layout["pp"]) > 1 else rules.zero_stage
+    layout.setdefault("zero_stage", 0 if rules.fsdp_style and sharding_ranks == 1 else stage)
+    layout.setdefault("ac", rules.ac)
+    if "sequence_parallel" not in given and layout["tp"] == 1:
+        layout["sequence_parallel"] = False
+    if "virtual_stages" not in given and layout["pp_schedule"] not in SINGLE_STAGE_SCHEDULES:
+        layout["virtual_stages"] = 2
+    return Layout.model_validate(layout)
+
+
+def _integer(value: object) -> int:
+    if not isinstance(value, int):
+        raise SpecError(Fault("layout", value, "must be an integer", "give a whole number"))
+    return value
+
+
+assert frozenset(SCHEDULES) >= TORCH_SCHEDULES

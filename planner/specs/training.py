@@ -1,0 +1,63 @@
+"""What a search never trades away: sequence length, global batch, optimizer, and the software whose rules apply."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner.specs.validation import build
+
+Trainer = Literal["torchtitan", "megatron", "megatron-deepspeed", "fsdp", "internevo"]
+Optimizer = Literal["adamw", "adamw-bf16-states", "muon", "adafactor", "sgd"]
+MAX_SEQ_LEN = 2**27
+MAX_BATCH = 2**31
+
+PositiveCount = Annotated[int, Field(strict=True, gt=0)]
+
+
+class Overlap(BaseModel):
+    """Which communication runs under compute; None leaves the trainer's habit, False was switched off for the run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dp: Annotated[bool, Field(strict=True)] = True
+    tp: Annotated[bool, Field(strict=True)] = True
+    pp: Annotated[bool, Field(strict=True)] = True
+
+
+class Checkpointing(BaseModel):
+    """Distributed checkpoints: one save every `interval_steps` steps."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    interval_steps: PositiveCount
+    mode: Literal["sync", "async", "async-pinned"] = "async"
+
+
+class TrainingSpec(BaseModel):
+    """The contract's `training` mapping.
+
+    seq_len: tokens.  global_batch_size: sequences a step.  total_tokens: tokens of the whole run, for time and cost.
+    moe_imbalance: load of the busiest expert rank over the mean (1 = balanced); None lets the model expect it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seq_len: Annotated[int, Field(strict=True, gt=0, le=MAX_SEQ_LEN)]
+    global_batch_size: Annotated[int, Field(strict=True, gt=0, le=MAX_BATCH)]
+    trainer: Trainer = "torchtitan"
+    trainer_version: str | None = None
+    torch_version: str | None = None
+    attention_kernel: Literal["flash", "unfused"] = "flash"
+    optimizer: Optimizer = "adamw"
+    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1.0
+    total_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    checkpoint: Checkpointing | None = None
+    vocab_parallel_loss: Annotated[bool, Field(strict=True)] | None = None
+    moe_imbalance: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    expandable_segments: Annotated[bool, Field(strict=True)] | None = None
+    overlap: Overlap = Overlap()
+
+    @classmethod
+    def from_user(cls, values: object, field: str = "training") -> "TrainingSpec":
+        """Parsed and checked; raises SpecError with every fault."""
+        return build(cls, values, field)
