@@ -1,0 +1,92 @@
+"""The catalogue of models: one YAML a model in `models/`, in the format of a user's own inline model.
+
+Beside the Hugging Face keys each file has `aliases` (Hugging Face ids, older names), `source` (where the shapes were
+published), and `published_parameters` with `published_parameters_exact` (true: the weights' own count; false: a figure
+rounded by its publisher).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+import yaml
+
+from planner.errors import UnknownNameError
+from planner.specs.huggingface import build_model
+from planner.specs.model import ModelSpec
+
+_ABOUT = frozenset({"aliases", "source", "published_parameters", "published_parameters_exact", "notes"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """One file of the catalogue.
+
+    keys: Hugging Face keys of the shapes, with `name`.  published_parameters: elements as the publisher counts them
+    (None: nothing published).  exact: whether that figure is the weights' own count rather than a rounded one.
+    """
+
+    name: str
+    keys: Mapping[str, object]
+    aliases: tuple[str, ...]
+    source: str
+    published_parameters: int | None
+    exact: bool
+    notes: str
+
+
+@lru_cache(maxsize=1)
+def _entries() -> dict[str, ModelEntry]:
+    folder = files("planner.catalog").joinpath("models")
+    names = sorted(item.name for item in folder.iterdir() if item.name.endswith(".yaml"))
+    found = [_entry(name.removesuffix(".yaml"), folder.joinpath(name).read_text(encoding="utf-8")) for name in names]
+    return {entry.name: entry for entry in found}
+
+
+def _entry(name: str, text: str) -> ModelEntry:
+    document = yaml.load(text, Loader=_LOADER)
+    published = document.get("published_parameters")
+    return ModelEntry(
+        name=name,
+        keys={"name": name, **{key: value for key, value in document.items() if key not in _ABOUT}},
+        aliases=tuple(document.get("aliases", ())),
+        source=document["source"],
+        published_parameters=None if published is None else int(published),
+        exact=bool(document.get("published_parameters_exact", False)),
+        notes=document.get("notes", ""),
+    )
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's parser where it was built: ten times faster
+
+
+@lru_cache(maxsize=1)
+def _names_and_aliases() -> dict[str, str]:
+    """Lower-case name or alias -> catalogue name."""
+    index = {alias.lower(): entry.name for entry in _entries().values() for alias in entry.aliases}
+    return {**index, **{name.lower(): name for name in _entries()}}
+
+
+def model_names() -> list[str]:
+    """Catalogue names of all models, sorted; without aliases."""
+    return sorted(_entries())
+
+
+def model_entry(name: str) -> ModelEntry:
+    """The catalogue's entry of a name or alias, whatever its case. Raises UnknownNameError."""
+    found = _names_and_aliases().get(name.strip().lower())
+    if found is None:
+        raise UnknownNameError("model", name, _names_and_aliases(), "model")
+    return _entries()[found]
+
+
+def model_keys(name: str) -> Mapping[str, object]:
+    """Hugging Face keys of a name or alias, as an inline mapping would give them. Raises UnknownNameError."""
+    return model_entry(name).keys
+
+
+@lru_cache(maxsize=256)
+def load_model(name: str) -> ModelSpec:
+    """The model of a catalogue name or alias, whatever its case. Raises UnknownNameError naming the closest."""
+    return build_model(model_keys(name), field="model", base_loader=model_keys)

@@ -1,0 +1,371 @@
+"""From what a person writes to a ModelSpec: catalogue name, path to a Hugging Face config.json, or inline mapping.
+
+Defaults of what is left out: head_dim = hidden_size / num_attention_heads; num_key_value_heads = num_attention_heads;
+tie_word_embeddings false; the rest by `model_type` (families.FAMILIES) or, in an inline mapping without model_type, by
+the kind of MLP (families.generic_family: swiglu as Llama, gelu as GPT-3 with LayerNorm and biases).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from planner.errors import Fault, SpecError, UnknownNameError
+from planner.specs.families import FAMILIES, TEXT_PARTS, Family, generic_family
+from planner.specs.model import BaseLoader, ModelSpec
+from planner.specs.model_keys import Keys, read_keys
+
+MAX_CONFIG_BYTES = 10_000_000
+_REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_NULL_MEANS_NONE = frozenset({
+    "sliding_window", "attention_chunk_size", "q_lora_rank", "kv_lora_rank", "n_shared_experts", "num_experts",
+    "shared_expert_intermediate_size",
+})  # fmt: skip
+_GATED_ACTIVATIONS = frozenset({"silu", "swish", "swiglu", "geglu", "glu"})
+_SQUARED_RELU = frozenset({"relu2", "squared-relu", "squared_relu"})
+_WINDOWED_TYPES = frozenset({"sliding_attention", "chunked_attention"})
+_LAYER_TYPES = _WINDOWED_TYPES | {"full_attention"}
+Values = dict[str, object]
+T = TypeVar("T", int, str, bool)
+
+
+def parse_model(value: object, *, field: str = "model", base_loader: BaseLoader | None = None, allow_files: bool = True) -> ModelSpec:
+    """The ModelSpec of any of the contract's three forms; see ModelSpec.from_user."""
+    if isinstance(value, ModelSpec):
+        return value
+    loader = base_loader or _packaged_model
+    if isinstance(value, Mapping):
+        return build_model(value, field=field, base_loader=loader)
+    if isinstance(value, str) and value.strip():
+        return _from_text(value.strip(), field, loader, allow_files)
+    remedy = "give a catalogue name, a path to a config.json, or a mapping"
+    raise SpecError(Fault(field, value, "is neither a name, a path nor a mapping", remedy))
+
+
+def _packaged_model(name: str) -> Mapping[str, object]:
+    from planner.catalog.models import model_keys
+
+    return model_keys(name)
+
+
+def _from_text(text: str, field: str, loader: BaseLoader, allow_files: bool) -> ModelSpec:
+    try:
+        keys = loader(text)
+    except UnknownNameError as unknown:
+        if not _looks_like_path(text, allow_files):
+            raise _unknown_name(field, text) from unknown
+        if not allow_files:
+            raise SpecError(Fault(field, text, "files are not read here", "send the keys of the config.json as a mapping")) from None
+        return _from_file(text, field)
+    return build_model(keys, field=field, base_loader=loader)
+
+
+def _unknown_name(field: str, name: str) -> UnknownNameError:
+    from planner.catalog.models import model_names
+
+    return UnknownNameError(field, name, model_names(), "model")
+
+
+def _looks_like_path(text: str, allow_files: bool) -> bool:
+    if text.endswith(".json") or text.startswith(("/", "./", "../", "~")) or "\0" in text:
+        return True
+    try:
+        return allow_files and Path(text).exists()
+    except OSError:
+        return False
+
+
+# ---- config.json --------------------------------------------------------------------------------------------------
+
+
+def _from_file(text: str, field: str) -> ModelSpec:
+    path, config = _read_config(text, field)
+    config = _language_part(config, field)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        rule = "model_type is missing" if model_type is None else f"model_type {str(model_type)[:80]!r} is not supported"
+        remedy = f"supported: {', '.join(sorted(FAMILIES))}; or give the shapes inline without model_type"
+        raise SpecError(Fault(f"{field}.model_type", model_type, rule, remedy))
+    return build_model(config, field=field, name=path.resolve().parent.name or path.stem, ignore_unknown=True)
+
+
+def _read_config(text: str, field: str) -> tuple[Path, dict[str, object]]:
+    def fault(rule: str, remedy: str) -> SpecError:
+        return SpecError(Fault(field, text, rule, remedy))
+
+    try:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            path = path / "config.json"
+            if not path.is_file():
+                raise fault("this folder holds no config.json", "give a folder or file as downloaded from Hugging Face")
+        if not path.is_file():
+            raise fault("no such file", "give an existing config.json or a catalogue name")
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise fault("this file is over 10 MB, too large for a config.json", "give the config.json, not the weights or tokenizer")
+        content = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise fault("this file is not text (UTF-8)", "give a config.json") from None
+    except (OSError, ValueError, RuntimeError) as error:
+        raise fault(f"this file cannot be read ({error})", "give a readable config.json") from error
+    try:
+        config = json.loads(content, parse_constant=_reject_constant)
+    except (ValueError, RecursionError) as error:
+        raise fault(f"this file is not valid JSON ({error})", "give a config.json as published on Hugging Face") from None
+    if not isinstance(config, dict):
+        raise fault("this file holds no JSON object", "give a config.json as published on Hugging Face")
+    return path, config
+
+
+def _reject_constant(constant: str) -> object:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _language_part(config: dict[str, object], field: str) -> dict[str, object]:
+    """The language model's own keys: those under `text_config` in a multimodal config."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return config
+    outer = config.get("model_type")
+    inner_type = text.get("model_type") or (TEXT_PARTS.get(outer) if isinstance(outer, str) else None)
+    if inner_type is None:
+        rule = f"model_type {str(outer)[:80]!r} with a text_config is not supported"
+        raise SpecError(Fault(f"{field}.model_type", outer, rule, f"supported: {', '.join(sorted(TEXT_PARTS))}"))
+    shared = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
+    return {**shared, **text, "model_type": inner_type}
+
+
+# ---- keys to fields -----------------------------------------------------------------------------------------------
+
+
+def build_model(
+    raw: Mapping[str, object],
+    *,
+    field: str = "model",
+    name: str = "custom",
+    ignore_unknown: bool = False,
+    base_loader: BaseLoader | None = None,
+) -> ModelSpec:
+    """ModelSpec from Hugging Face keys.
+
+    raw: keys as written, with `base`, `name`, `mlp` of ours.  name: used when raw has none.  ignore_unknown: for a file.
+    Raises SpecError with every fault found.
+    """
+    keys = read_keys(raw, field, ignore_unknown)
+    values = _with_base(keys, field, base_loader)
+    family = _family(values, keys, field)
+    values = {**family.defaults, **{k: v for k, v in values.items() if v is not None}}
+    keys.faults.extend(_missing_and_clashing(values, family, keys, field))
+    if keys.faults:
+        raise SpecError(keys.faults)
+    fields = _fields(values, family, name)
+    draft = ModelSpec.model_construct(None, **fields)
+    faults = [_as_given(fault, keys, field) for fault in draft.clashes(field)] or _layer_list_faults(values, field)
+    if faults:
+        raise SpecError(faults)
+    try:
+        return ModelSpec.model_validate(fields)
+    except ValidationError as error:
+        raise SpecError([_pydantic_fault(item["loc"], item["input"], item["msg"], field) for item in error.errors()]) from None
+
+
+def _pydantic_fault(loc: tuple[int | str, ...], value: object, message: str, field: str) -> Fault:
+    return Fault(".".join([field, *(str(part) for part in loc)]), value, message, "see the catalogue's models for examples")
+
+
+def _as_given(fault: Fault, keys: Keys, field: str) -> Fault:
+    """The same fault under the name the person used for the key."""
+    key = fault.field.removeprefix(f"{field}.")
+    return Fault(f"{field}.{keys.given_as.get(key, key)}", fault.value, fault.rule, fault.remedy)
+
+
+def _with_base(keys: Keys, field: str, base_loader: BaseLoader | None) -> Values:
+    """Own values over those of `base`; null stands for "none" where that means something, else for "unset"."""
+    own = {k: (0 if v is None and k in _NULL_MEANS_NONE else v) for k, v in keys.values.items()}
+    base = own.pop("base", None)
+    if not isinstance(base, str):
+        return own
+    try:
+        found = read_keys((base_loader or _packaged_model)(base), f"{field}.base", False)
+    except UnknownNameError as unknown:
+        raise _unknown_name(f"{field}.base", base) from unknown
+    inherited = dict(found.values)
+    kinds, layers = inherited.get("layer_types"), own.get("num_hidden_layers")
+    if isinstance(kinds, list) and isinstance(layers, int):
+        inherited["layer_types"] = [kinds[i % len(kinds)] for i in range(layers)]
+    inherited["name"] = f"{inherited.get('name', base)}-variant" if len(own) else inherited.get("name", base)
+    return {**inherited, **own}
+
+
+def _family(values: Values, keys: Keys, field: str) -> Family:
+    model_type = values.get("model_type")
+    if isinstance(model_type, str):
+        if model_type in FAMILIES:
+            return FAMILIES[model_type]
+        remedy = f"supported: {', '.join(sorted(FAMILIES))}; or leave model_type out"
+        keys.faults.append(Fault(f"{field}.model_type", model_type, "is not a supported model type", remedy))
+    return generic_family(_mlp_kind(values, gated=False))
+
+
+def _mlp_kind(values: Values, gated: bool) -> str:
+    """The `mlp` given, else from the activation; without either a gated MLP, as nearly all models since 2023 have."""
+    given, activation = values.get("mlp"), values.get("hidden_act")
+    if isinstance(given, str):
+        return given
+    if gated or not isinstance(activation, str) or activation in _GATED_ACTIVATIONS:
+        return "swiglu"
+    return "squared-relu" if activation in _SQUARED_RELU else "gelu"
+
+
+def _missing_and_clashing(values: Values, family: Family, keys: Keys, field: str) -> list[Fault]:
+    """Faults visible before the fields are derived: keys that are needed, and pairs that contradict."""
+    needed = (*_REQUIRED, "num_experts") if family.needs_experts else _REQUIRED
+    faults = [
+        Fault(f"{field}.{key}", None, "is required", f"give {key} as in the model's config.json")
+        for key in needed
+        if key not in values and (keys.values.get(key) is None and _not_faulty(key, keys, field))
+    ]
+    hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
+    derived = "head_dim" not in values and not values.get("kv_lora_rank")
+    if derived and isinstance(hidden, int) and isinstance(heads, int) and hidden % heads:
+        rule = f"{heads} heads do not divide hidden_size {hidden}"
+        faults.append(Fault(f"{field}.{keys.given_as.get('num_attention_heads', 'num_attention_heads')}", heads, rule, "give head_dim"))
+    kv = values.get("num_key_value_heads")
+    if keys.faults and isinstance(heads, int) and isinstance(kv, int) and heads % kv:
+        rule, remedy = f"does not divide {heads} attention heads", "give a divisor of num_attention_heads"
+        faults.append(Fault(f"{field}.num_key_value_heads", kv, rule, remedy))
+    experts, chosen = values.get("num_experts"), values.get("num_experts_per_tok")
+    if keys.faults and isinstance(experts, int) and isinstance(chosen, int) and chosen > experts:
+        faults.append(Fault(f"{field}.num_experts_per_tok", chosen, f"is more than the {experts} experts", f"give 1 to {experts}"))
+    return faults
+
+
+def _not_faulty(key: str, keys: Keys, field: str) -> bool:
+    """Whether the key is not already reported under the name it was given by."""
+    given = f"{field}.{keys.given_as.get(key, key)}"
+    return all(fault.field != given for fault in keys.faults)
+
+
+def _layer_list_faults(values: Values, field: str) -> list[Fault]:
+    kinds, layers = values.get("layer_types"), _get(values, "num_hidden_layers", 0)
+    faults = []
+    if isinstance(kinds, list) and len(kinds) != layers:
+        faults.append(Fault(f"{field}.layer_types", len(kinds), f"must name each of {layers} layers", "give as many as num_hidden_layers"))
+    if isinstance(kinds, list) and not _LAYER_TYPES.issuperset(kinds):
+        odd, remedy = next(kind for kind in kinds if kind not in _LAYER_TYPES), f"supported: {', '.join(sorted(_LAYER_TYPES))}"
+        faults.append(Fault(f"{field}.layer_types", odd, "is not a supported kind of layer", remedy))
+    return faults
+
+
+def _get(values: Values, key: str, default: T) -> T:
+    """The value of a checked key, in the type of its default."""
+    value = values.get(key, default)
+    return value if isinstance(value, type(default)) else default
+
+
+def _fields(values: Values, family: Family, name: str) -> Values:
+    """Fields of ModelSpec; required keys are present and every value is of its kind."""
+    hidden, heads = _get(values, "hidden_size", 0), _get(values, "num_attention_heads", 0)
+    fields: Values = {
+        "name": _get(values, "name", name),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_hidden_layers": values["num_hidden_layers"],
+        "num_key_value_heads": _get(values, "num_key_value_heads", heads),
+        "head_dim": _get(values, "head_dim", max(hidden // heads, 1)),
+        "vocab_size": values["vocab_size"],
+        "tie_word_embeddings": _get(values, "tie_word_embeddings", False),
+        "mlp": _mlp_kind(values, family.gated),
+        **{key: values[key] for key in ("norms_per_layer", "embedding_norm", "lm_head_bias") if key in values},
+        **{key: values[key] for key in ("attention_sinks", "parallel_residual", "position_embedding") if key in values},
+        "max_position_embeddings": _get(values, "max_position_embeddings", 0),
+    }
+    fields |= _bias_fields(values, family) | _norm_fields(values) | _mla_fields(values)
+    fields |= _moe_fields(values, family)
+    return fields | _window_fields(values)
+
+
+def _bias_fields(values: Values, family: Family) -> Values:
+    everywhere = _get(values, "use_bias", not _get(values, "no_bias", True)) if {"use_bias", "no_bias"} & values.keys() else None
+    attention = _get(values, "attention_bias", False) if everywhere is None else everywhere
+    follows = attention and family.bias_on_output
+    return {
+        "attention_bias": attention,
+        "attention_output_bias": _get(values, "attention_output_bias", follows) if everywhere is None else everywhere,
+        "mlp_bias": _get(values, "mlp_bias", False) if everywhere is None else everywhere,
+    }
+
+
+def _norm_fields(values: Values) -> Values:
+    norm = _get(values, "norm", "rmsnorm")
+    layernorm_bias = not _get(values, "no_bias", True) if "no_bias" in values else _get(values, "norm_bias", True)
+    by_flag = "head" if _get(values, "use_qk_norm", False) else "none"
+    return {"norm": norm, "norm_bias": norm == "layernorm" and layernorm_bias, "qk_norm": _get(values, "qk_norm", by_flag)}
+
+
+def _mla_fields(values: Values) -> Values:
+    if _get(values, "kv_lora_rank", 0) == 0:
+        return {}
+    nope, rope = _get(values, "qk_nope_head_dim", 0), _get(values, "qk_rope_head_dim", 0)
+    ranks = {key: _get(values, key, 0) for key in ("kv_lora_rank", "q_lora_rank", "v_head_dim")}
+    return {**ranks, "qk_nope_head_dim": nope, "qk_rope_head_dim": rope, "head_dim": max(nope + rope, 1)}
+
+
+def _moe_fields(values: Values, family: Family) -> Values:
+    """Widths and placement of experts; a dense model gets its MLP width only."""
+    default_width = _get(values, "expansion_ratio", 0) * _get(values, "hidden_size", 0)
+    dense_width = _get(values, family.dense_width_key, default_width)
+    experts = _get(values, "num_experts", 0)
+    if experts == 0:
+        return {"intermediate_size": _get(values, "intermediate_size", default_width)}
+    width = _get(values, "moe_intermediate_size", _get(values, family.expert_width_key, 0))
+    num_shared = _get(values, "n_shared_experts", 0)
+    shared_width = _get(values, "shared_expert_intermediate_size", num_shared * width)
+    flags = ("shared_expert_gate", "router_bias", "expert_bias")
+    fields: Values = {
+        "num_experts": experts,
+        "num_experts_per_tok": _get(values, "num_experts_per_tok", 0),
+        "moe_intermediate_size": width,
+        "n_shared_experts": num_shared or int(shared_width > 0),
+        "shared_expert_intermediate_size": shared_width,
+        **{key: values[key] for key in flags if key in values},
+        "router_correction_bias": _get(values, "router_correction_bias", values.get("topk_method") == "noaux_tc"),
+        **_moe_placement(values),
+    }
+    return {**fields, "intermediate_size": dense_width if _has_dense_layers(fields, values) else 0}
+
+
+def _moe_placement(values: Values) -> Values:
+    """Qwen and Llama 4 count layers from one (the n-th, 2n-th, ... is MoE), DeepSeek from zero."""
+    from_one = _get(values, "decoder_sparse_step", _get(values, "interleave_moe_layer_step", 0))
+    listed = [values.get(key, ()) for key in ("dense_layers", "mlp_only_layers")]
+    return {
+        "first_k_dense_replace": _get(values, "first_k_dense_replace", 0),
+        "moe_layer_freq": from_one or _get(values, "moe_layer_freq", 1),
+        "moe_layer_offset": from_one - 1 if from_one else _get(values, "moe_layer_offset", 0),
+        "dense_layers": tuple(sorted({i for layers in listed if isinstance(layers, (list, tuple)) for i in layers})),
+    }
+
+
+def _has_dense_layers(fields: Values, values: Values) -> bool:
+    layers = _get(values, "num_hidden_layers", 0)
+    draft = ModelSpec.model_construct(None, **fields, num_hidden_layers=layers)
+    return not all(draft.is_moe_layer(i) for i in range(layers))
+
+
+def _window_fields(values: Values) -> Values:
+    """sliding_window and the layers it holds for; a window no layer uses is dropped."""
+    window = _get(values, "sliding_window", _get(values, "attention_chunk_size", 0))
+    if window == 0 or not _get(values, "use_sliding_window", True):
+        return {}
+    layers, kinds = _get(values, "num_hidden_layers", 0), values.get("layer_types")
+    pattern, first = _get(values, "sliding_window_pattern", 0), _get(values, "max_window_layers", 0)
+    if isinstance(kinds, (list, tuple)):
+        mask = tuple(kind in _WINDOWED_TYPES for kind in kinds)
+    elif pattern:
+        mask = tuple((i + 1) % pattern != 0 for i in range(layers))
+    else:
+        mask = tuple(i >= first for i in range(layers))
+    return {"sliding_window": window, "sliding_mask": mask} if any(mask) else {}
