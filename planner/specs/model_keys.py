@@ -29,7 +29,7 @@ NOT_NEGATIVE = {
 BOOLEAN = frozenset({
     "tie_word_embeddings", "attention_bias", "attention_output_bias", "mlp_bias", "lm_head_bias", "attention_sinks",
     "parallel_residual", "norm_bias", "embedding_norm", "shared_expert_gate", "router_bias", "router_correction_bias",
-    "expert_bias", "use_sliding_window", "use_qk_norm", "use_bias", "no_bias", "multi_query",
+    "expert_bias", "use_sliding_window", "use_qk_norm", "use_bias", "no_bias",
 })  # fmt: skip
 CHOICES = {
     "mlp": ("swiglu", "gelu", "squared-relu"), "norm": ("rmsnorm", "layernorm"), "qk_norm": ("none", "head", "full"),
@@ -48,10 +48,13 @@ ALIASES = {
 }  # fmt: skip
 # keys of config.json without bearing on shapes: an inline mapping may carry them too
 WITHOUT_BEARING = frozenset({
-    "architectures", "attention_dropout", "attn_pdrop", "aux_loss_alpha", "bos_token_id", "dtype", "embd_pdrop", "eos_token_id",
-    "hidden_dropout", "initializer_range", "layer_norm_eps", "layer_norm_epsilon", "norm_topk_prob", "original_max_position_embeddings",
-    "output_router_logits", "pad_token_id", "partial_rotary_factor", "pretraining_tp", "resid_pdrop", "rms_norm_eps", "rope_scaling",
-    "rope_theta", "rotary_emb_base", "rotary_pct", "router_aux_loss_coef", "torch_dtype", "transformers_version", "use_cache",
+    "_name_or_path", "architectures", "attention_dropout", "attn_logit_softcapping", "attn_pdrop", "auto_map", "aux_loss_alpha",
+    "bos_token_id", "cache_implementation", "dtype", "embd_pdrop", "eos_token_id", "ep_size", "final_logit_softcapping", "hidden_dropout",
+    "initializer_range", "layer_norm_eps", "layer_norm_epsilon", "n_group", "norm_topk_prob", "num_nextn_predict_layers",
+    "original_max_position_embeddings", "output_router_logits", "pad_token_id", "partial_rotary_factor", "pretraining_tp",
+    "quantization_config", "query_pre_attn_scalar", "resid_pdrop", "rms_norm_eps", "rope_interleave", "rope_parameters", "rope_scaling",
+    "rope_theta", "rotary_emb_base", "rotary_pct", "routed_scaling_factor", "router_aux_loss_coef", "router_jitter_noise",
+    "scoring_func", "seq_aux", "swiglu_limit", "topk_group", "torch_dtype", "transformers_version", "use_cache",
 })  # fmt: skip
 
 CANONICAL = frozenset({*POSITIVE, *NOT_NEGATIVE, *BOOLEAN, *CHOICES, *TEXT, *LAYER_LISTS})
