@@ -232,13 +232,23 @@ def _missing_and_clashing(values: Values, family: Family, keys: Keys, field: str
     if derived and isinstance(hidden, int) and isinstance(heads, int) and hidden % heads:
         rule = f"{heads} heads do not divide hidden_size {hidden}"
         faults.append(Fault(f"{field}.{keys.given_as.get('num_attention_heads', 'num_attention_heads')}", heads, rule, "give head_dim"))
-    kv = values.get("num_key_value_heads")
+    return faults + _pair_faults(values, keys, field)
+
+
+def _pair_faults(values: Values, keys: Keys, field: str) -> list[Fault]:
+    """Pairs that contradict; ModelSpec.clashes finds the first two as well, but only once all keys are sound."""
+    heads, kv = values.get("num_attention_heads"), values.get("num_key_value_heads")
+    experts, chosen = values.get("num_experts"), values.get("num_experts_per_tok")
+    faults = []
     if keys.faults and isinstance(heads, int) and isinstance(kv, int) and heads % kv:
         rule, remedy = f"does not divide {heads} attention heads", "give a divisor of num_attention_heads"
         faults.append(Fault(f"{field}.num_key_value_heads", kv, rule, remedy))
-    experts, chosen = values.get("num_experts"), values.get("num_experts_per_tok")
     if keys.faults and isinstance(experts, int) and isinstance(chosen, int) and chosen > experts:
         faults.append(Fault(f"{field}.num_experts_per_tok", chosen, f"is more than the {experts} experts", f"give 1 to {experts}"))
+    for key in ("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"):
+        if key in keys.given_as and values.get(key) and "num_experts" not in values and _not_faulty("num_experts", keys, field):
+            rule, remedy = "is given without a number of experts", "give n_routed_experts, num_local_experts or num_experts"
+            faults.append(Fault(f"{field}.{keys.given_as.get(key, key)}", values[key], rule, remedy))
     return faults
 
 

@@ -89,6 +89,9 @@ def read_keys(raw: Mapping[str, object], prefix: str, ignore_unknown: bool) -> K
 def _add(keys: Keys, key: str, value: object, prefix: str) -> None:
     canonical = ALIASES.get(key, key)
     if canonical in keys.values and value is not None and keys.values[canonical] not in (None, value):
+        if canonical == "hidden_act":  # StarCoder2 and Gemma publish two that differ: the common name holds
+            keys.values[canonical] = value if key == canonical else keys.values[canonical]
+            return
         other = keys.given_as[canonical]
         rule = f"is another name of {other}, which says {keys.values[canonical]!r}"
         keys.faults.append(Fault(f"{prefix}.{key}", value, rule, f"give one of {key} and {other}"))
