@@ -178,12 +178,24 @@ class TestInline:
     def test_keys_without_bearing_may_travel_along(self):
         assert ModelSpec.from_user({**DENSE, "rope_theta": 5e5, "torch_dtype": "bfloat16"}) == ModelSpec.from_user(DENSE)
 
-    def test_public_measurements_parse(self):
-        path = Path("/work/shared/measurements/public.jsonl")
-        if not path.exists():
-            pytest.skip("the shared measurements are not on this machine")
-        models = [ModelSpec.from_user(json.loads(line)["model"]) for line in path.read_text().splitlines()]
-        assert len(models) >= 374
+    @pytest.mark.parametrize(
+        ("keys", "billions"),
+        [
+            ({"hidden_size": 12288, "intermediate_size": 49152, "mlp": "gelu", "num_attention_heads": 96, "num_hidden_layers": 96}, 174.6),
+            ({"hidden_size": 13312, "intermediate_size": 53248, "mlp": "gelu", "num_attention_heads": 104, "num_hidden_layers": 82}, 175.1),
+            (
+                {
+                    "hidden_size": 2048, "moe_intermediate_size": 768, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+                    "num_hidden_layers": 48, "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 0,
+                    "first_k_dense_replace": 0,
+                },
+                30.0,
+            ),
+        ],
+    )  # fmt: skip
+    def test_rows_as_published_measurements_write_them(self, keys, billions):
+        model = ModelSpec.from_user({**keys, "vocab_size": 51200, "tie_word_embeddings": True, "name": "row"})
+        assert model.total_parameters() / 1e9 == pytest.approx(billions, abs=0.05)
 
 
 class TestRefusals:
