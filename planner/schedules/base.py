@@ -1,0 +1,184 @@
+"""What a pipeline schedule is: an order of actions per pipeline rank, the rules under which it runs, and closed forms.
+
+Letters: p pipeline ranks (`pp`), v stages per rank (`virtual_stages`), m microbatches, S = p v stages, N layouts (columns).
+f, i, w: seconds of one microbatch over all stages of one rank for forward, input gradient and weight gradient; b = i + w.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["F", "I", "W", "B"]
+Runtime = Literal["torch", "megatron"]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+IntLike = Ints | int
+FloatLike = Floats | float
+
+_NOTATION = re.compile(r"^(\d+)([FIWB])(\d+)$")
+_KINDS: dict[str, Kind] = {"F": "F", "I": "I", "W": "W", "B": "B"}
+
+
+class Action(NamedTuple):
+    """One piece of compute, printed as PyTorch does: "2F0" is the forward of microbatch 0 on stage 2.
+
+    kind: F forward, I gradient of the input, W gradient of the weights, B full backward (I and W in one).
+    A NamedTuple rather than a dataclass: an order has thousands, and a frozen dataclass takes four times as long to build.
+    """
+
+    stage: int
+    kind: Kind
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+RankOrder = tuple[Action, ...]
+Order = tuple[RankOrder, ...]
+
+
+def parse_action(text: str) -> Action:
+    """`Action` from PyTorch's notation, the inverse of `str`; raises ValueError for anything else."""
+    match = _NOTATION.match(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no pipeline action; write stage, F I W or B, microbatch, such as 2F0")
+    return Action(int(match.group(1)), _KINDS[match.group(2)], int(match.group(3)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRule:
+    """One condition under which the runtime accepts a schedule; one definition gives the column and the message.
+
+    field: the layout's field to change.  rule, remedy: texts in which {pp}, {v} and {m} stand for the layout's numbers.
+    holds: vectorised over columns (N,) of pp, v, m.
+    """
+
+    field: str
+    rule: str
+    remedy: str
+    holds: Callable[[Ints, Ints, Ints], Bools]
+
+    def describe(self, pp: int, virtual_stages: int, num_microbatches: int) -> tuple[str, str]:
+        """(rule, remedy) with this layout's numbers filled in."""
+        numbers = {"pp": pp, "v": virtual_stages, "m": num_microbatches}
+        return self.rule.format(**numbers), self.remedy.format(**numbers)
+
+
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """A pipeline schedule. Subclasses are one file each; they hold no state beyond these properties.
+
+    name: as in the contract.  single_stage: one stage per rank (v = 1).  splits_backward: emits I and W apart.
+    v_shaped: stage s and stage 2p - 1 - s share a rank, else stage s is on rank s mod p.
+    synchronous_end: the optimizer step waits for the slowest rank (gradient clipping across stages). False: the fork validates
+        afterwards, a rank starts its next step when its own work is done, and a step lasts as long as the longest rank's span.
+    """
+
+    name: str
+    single_stage: bool
+    splits_backward: bool
+    v_shaped: bool = False
+    synchronous_end: bool = True
+
+    @abstractmethod
+    def rank_order(self, rank: int, pp: int, virtual_stages: int, num_microbatches: int) -> RankOrder:
+        """The actions of one rank, first to last. Call only with a layout that `legal` accepts."""
+
+    @abstractmethod
+    def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
+        """What this runtime demands before it accepts the schedule."""
+
+    @abstractmethod
+    def bubble_seconds(
+        self,
+        pp: IntLike,
+        virtual_stages: IntLike,
+        num_microbatches: IntLike,
+        forward_seconds: FloatLike,
+        input_grad_seconds: FloatLike,
+        weight_grad_seconds: FloatLike,
+    ) -> Floats:
+        """Idle seconds of a rank: step minus m (f + i + w), for equal stages and free sends. (N,)."""
+
+    @abstractmethod
+    def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """Peak number of microbatches between F and I (or B) on this rank, in units of all its stages: chunks / v. (N,)."""
+
+    def weight_grad_held(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """Microbatches (chunks / v) between I and W at the moment of the `in_flight` peak; 0 where W follows I. (N,)."""
+        return np.asarray(rank * 0.0 + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
+
+    @abstractmethod
+    def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """Hops that lengthen the step: d(step) / d(send seconds) for short sends and equal stages, first order. (N,)."""
+
+    def repeats_after(self, pp: int, virtual_stages: int, num_microbatches: int) -> int:
+        """Microbatches after which the steady order repeats; more microbatches in this step lengthen only the middle."""
+        return 1
+
+    def actions(self, pp: int, virtual_stages: int, num_microbatches: int) -> Order:
+        """One order of actions per pipeline rank. Call only with a layout that `legal` accepts."""
+        return tuple(self.rank_order(rank, pp, virtual_stages, num_microbatches) for rank in range(pp))
+
+    def stage_rank(self, stage: IntLike, pp: IntLike, virtual_stages: IntLike) -> Ints:
+        """Pipeline rank that holds a stage.
+
+        Looped: stage mod p.  V-shaped: odd passes run backwards, 0 1 .. p-1 p-1 .. 1 0.
+        Source: torch.distributed.pipelining generate_stage_to_rank_mapping, styles "loop" and "v".
+        """
+        place = np.asarray(stage, dtype=np.int64) % pp
+        if not self.v_shaped:
+            return place
+        return np.where((np.asarray(stage) // pp) % 2 == 0, place, pp - 1 - place)
+
+    def legal(self, pp: Ints, virtual_stages: Ints, num_microbatches: Ints, runtime: Runtime = "torch") -> Bools:
+        """True where every rule holds. (N,)."""
+        result = np.ones(np.broadcast(pp, virtual_stages, num_microbatches).shape, dtype=np.bool_)
+        for rule in self.rules(runtime):
+            result &= rule.holds(pp, virtual_stages, num_microbatches)
+        return result
+
+    def violation(self, pp: int, virtual_stages: int, num_microbatches: int, runtime: Runtime = "torch") -> str | None:
+        """The first broken rule with its remedy, None for a legal layout."""
+        columns = (np.array([pp]), np.array([virtual_stages]), np.array([num_microbatches]))
+        for rule in self.rules(runtime):
+            if not rule.holds(*columns)[0]:
+                return "; ".join(rule.describe(pp, virtual_stages, num_microbatches))
+        return None
+
+
+def one_stage_per_rank(name: str) -> ScheduleRule:
+    """Rule of the single-stage schedules: v = 1."""
+    return ScheduleRule(
+        field="virtual_stages",
+        rule=f"{name} runs one stage per rank, not {{v}}",
+        remedy="set virtual_stages to 1, or use Interleaved1F1B",
+        holds=lambda pp, v, m: v == 1,
+    )
+
+
+def several_stages_per_rank(name: str) -> ScheduleRule:
+    """Rule of the looped schedules: v >= 2 (TorchTitan pipeline_parallel.py refuses a multi-stage schedule with one)."""
+    return ScheduleRule(
+        field="virtual_stages",
+        rule=f"{name} needs at least 2 stages per rank, not {{v}}",
+        remedy="set virtual_stages to 2 or more, or use 1F1B",
+        holds=lambda pp, v, m: v >= 2,
+    )
+
+
+def two_stages_per_rank(name: str) -> ScheduleRule:
+    """Rule of the V-shaped schedules: v = 2 (torch schedules.py: "requires exactly 2 stages per rank")."""
+    return ScheduleRule(
+        field="virtual_stages",
+        rule=f"{name} needs exactly 2 stages per rank, not {{v}}",
+        remedy="set virtual_stages to 2",
+        holds=lambda pp, v, m: v == 2,
+    )

@@ -1,0 +1,61 @@
+"""Interleaved 1F1B: v stages per rank make the bubble v times smaller, for more sends and more activations."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, several_stages_per_rank
+from planner.schedules.depth_first import chunks_in_flight, depth_first_order, microbatches_per_round, whole_rounds
+
+
+@dataclass(frozen=True)
+class Interleaved1F1B(Schedule):
+    """Depth-first over v stages per rank (Narayanan et al. 2021, section 2.2.2; Llama 3, section 3.3.2)."""
+
+    name: str = "Interleaved1F1B"
+    single_stage: bool = False
+    splits_backward: bool = False
+
+    def rank_order(self, rank: int, pp: int, virtual_stages: int, num_microbatches: int) -> RankOrder:
+        """Warm-up (v - 1) k + 2 (p - 1 - rank) chunks, k microbatches per round; then F B in turn."""
+        warmup = int(_warmup(rank, pp, virtual_stages, num_microbatches))
+        return depth_first_order(
+            rank, pp, virtual_stages, num_microbatches, warmup=min(warmup, virtual_stages * num_microbatches), weight_delay=None
+        )
+
+    def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
+        """At least two stages per rank; microbatches in equal rounds."""
+        return (several_stages_per_rank(self.name), whole_rounds(self.name, runtime))
+
+    def bubble_seconds(
+        self,
+        pp: IntLike,
+        virtual_stages: IntLike,
+        num_microbatches: IntLike,
+        forward_seconds: FloatLike,
+        input_grad_seconds: FloatLike,
+        weight_grad_seconds: FloatLike,
+    ) -> Floats:
+        """((p - 1) + (v - 1) max(0, p - m)) (f + b) / v.
+
+        The second term is the wait for a microbatch to come round when fewer than p keep the loop busy. Exact for equal stages.
+        Source: Narayanan et al. 2021, section 2.2.2 (m a multiple of p); the second term by counting stages.
+        """
+        waits = (pp - 1) + (virtual_stages - 1) * np.maximum(0, pp - num_microbatches)
+        return np.asarray(waits * (forward_seconds + input_grad_seconds + weight_grad_seconds) / virtual_stages, dtype=np.float64)
+
+    def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """min(v m, (v - 1) k + 2 (p - 1 - rank) + 1) / v. Exact."""
+        return chunks_in_flight(_warmup(rank, pp, virtual_stages, num_microbatches), virtual_stages, num_microbatches)
+
+    def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """2 (p - 1): the double warm-up hides the sends between."""
+        return np.asarray(2.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)
+
+    def repeats_after(self, pp: int, virtual_stages: int, num_microbatches: int) -> int:
+        """One round."""
+        return int(microbatches_per_round(pp, num_microbatches))
+
+
+def _warmup(rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> IntLike:
+    return (virtual_stages - 1) * microbatches_per_round(pp, num_microbatches) + 2 * (pp - 1 - rank)

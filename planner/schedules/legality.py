@@ -1,0 +1,85 @@
+"""Would these orders run? Every microbatch once per stage, forward before backward, and no deadlock."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from planner.schedules.base import Action, Order, RankOrder
+
+
+def check_legal(actions: Order, num_stages: int, num_microbatches: int) -> None:
+    """Passes silently when the orders run to their end; raises ValueError naming the first fault.
+
+    Each stage lives on one rank; each (stage, microbatch) has one F and one B, or one F, one I and one W, in that order;
+    receives come from the neighbouring stages and never wait for each other in a circle.
+    """
+    _check_homes(actions, num_stages)
+    _check_counts(actions, num_stages, num_microbatches)
+    for rank, order in enumerate(actions):
+        _check_local_order(rank, order)
+    left = _blocked(actions, num_stages)
+    if left:
+        raise ValueError(f"deadlock: rank {left[0][0]} waits forever before {left[0][1]}")
+
+
+def _check_homes(actions: Order, num_stages: int) -> None:
+    home: dict[int, int] = {}
+    for rank, order in enumerate(actions):
+        for action in order:
+            if not 0 <= action.stage < num_stages:
+                raise ValueError(f"{action} on rank {rank}: there are {num_stages} stages")
+            if home.setdefault(action.stage, rank) != rank:
+                raise ValueError(f"stage {action.stage} is on rank {home[action.stage]} and on rank {rank}")
+
+
+def _check_counts(actions: Order, num_stages: int, num_microbatches: int) -> None:
+    seen = Counter(action for order in actions for action in order)
+    doubled = next((action for action, count in seen.items() if count > 1), None)
+    if doubled is not None:
+        raise ValueError(f"{doubled} appears {seen[doubled]} times")
+    for stage in range(num_stages):
+        for microbatch in range(num_microbatches):
+            kinds = "".join(kind for kind in ("F", "I", "W", "B") if Action(stage, kind, microbatch) in seen)
+            if kinds not in ("FB", "FIW"):
+                raise ValueError(f"stage {stage}, microbatch {microbatch} runs {kinds or 'nothing'}; F and B, or F, I and W are needed")
+    excess = len(seen) - sum(1 for action in seen if action.microbatch < num_microbatches)
+    if excess:
+        raise ValueError(f"{excess} actions are for microbatches beyond {num_microbatches}")
+
+
+def _check_local_order(rank: int, order: RankOrder) -> None:
+    done: set[Action] = set()
+    for action in order:
+        needs = {"F": None, "I": "F", "B": "F", "W": "I"}[action.kind]
+        if needs is not None and not any(before.kind == needs for before in _same(done, action)):
+            raise ValueError(f"rank {rank} runs {action} before its {needs}")
+        done.add(action)
+
+
+def _same(done: set[Action], action: Action) -> Iterator[Action]:
+    for candidate in (Action(action.stage, "F", action.microbatch), Action(action.stage, "I", action.microbatch)):
+        if candidate in done:
+            yield candidate
+
+
+def _blocked(actions: Order, num_stages: int) -> list[tuple[int, Action]]:
+    """The action at which each stuck rank stands after everything that can run has run."""
+    done: set[tuple[int, str, int]] = set()
+    position = [0] * len(actions)
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(actions):
+            while position[rank] < len(order) and _ready(order[position[rank]], done, num_stages):
+                stage, kind, microbatch = order[position[rank]]
+                done.add((stage, "I" if kind == "B" else kind, microbatch))
+                position[rank] += 1
+                moved = True
+    return [(rank, order[position[rank]]) for rank, order in enumerate(actions) if position[rank] < len(order)]
+
+
+def _ready(action: Action, done: set[tuple[int, str, int]], num_stages: int) -> bool:
+    if action.kind == "F":
+        return action.stage == 0 or (action.stage - 1, "F", action.microbatch) in done
+    if action.kind == "W" or action.stage == num_stages - 1:
+        return True
+    return (action.stage + 1, "I", action.microbatch) in done

@@ -1,0 +1,57 @@
+"""Looped BFS: all microbatches on the first local stage, then all on the next; parameters are gathered once per stage."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.schedules.base import (
+    Action,
+    FloatLike,
+    Floats,
+    IntLike,
+    RankOrder,
+    Runtime,
+    Schedule,
+    ScheduleRule,
+    several_stages_per_rank,
+)
+
+
+@dataclass(frozen=True)
+class LoopedBFS(Schedule):
+    """Breadth-first pipeline (Lamy-Poirier 2023, BFS-PP). torch puts no condition on the number of microbatches."""
+
+    name: str = "LoopedBFS"
+    single_stage: bool = False
+    splits_backward: bool = False
+
+    def rank_order(self, rank: int, pp: int, virtual_stages: int, num_microbatches: int) -> RankOrder:
+        """All F stage by stage, then all B from the last stage, microbatches in reverse as torch's ScheduleLoopedBFS runs them."""
+        stages = range(rank, pp * virtual_stages, pp)
+        forward = [Action(stage, "F", k) for stage in stages for k in range(num_microbatches)]
+        return (*forward, *(Action(stage, "B", k) for stage in reversed(stages) for k in reversed(range(num_microbatches))))
+
+    def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
+        """At least two stages per rank."""
+        return (several_stages_per_rank(self.name),)
+
+    def bubble_seconds(
+        self,
+        pp: IntLike,
+        virtual_stages: IntLike,
+        num_microbatches: IntLike,
+        forward_seconds: FloatLike,
+        input_grad_seconds: FloatLike,
+        weight_grad_seconds: FloatLike,
+    ) -> Floats:
+        """((p - 1) + (v - 1) max(0, p - m)) (f + b) / v, exact for equal stages. Source: Lamy-Poirier 2023, section 4."""
+        waits = (pp - 1) + (virtual_stages - 1) * np.maximum(0, pp - num_microbatches)
+        return np.asarray(waits * (forward_seconds + input_grad_seconds + weight_grad_seconds) / virtual_stages, dtype=np.float64)
+
+    def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """m: the first backward waits for the last forward. Exact."""
+        return np.asarray(num_microbatches + 0.0 * rank, dtype=np.float64)
+
+    def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """2 (p - 1): fill and drain."""
+        return np.asarray(2.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)

@@ -1,0 +1,44 @@
+"""Writing the order of a rank that holds both ends of a V: stage `rank` on the way down, stage 2p - 1 - rank on the way up."""
+
+from collections import Counter
+
+from planner.schedules.base import Action, Kind
+
+
+class VOrder:
+    """Appends actions for the two local stages (chunk 0 going down, chunk 1 coming up), counting microbatches itself."""
+
+    def __init__(self, rank: int, pp: int) -> None:
+        self.actions: list[Action] = []
+        self._stages = (rank, 2 * pp - 1 - rank)
+        self._done: Counter[tuple[int, Kind]] = Counter()
+        self._owed: list[tuple[int, int]] = []
+
+    def add(self, chunk: int, kind: Kind) -> None:
+        """The next microbatch of this kind on this chunk. B counts as I and W; I leaves its W owed."""
+        stage, counter = self._stages[chunk], "I" if kind == "B" else kind
+        key: tuple[int, Kind] = (chunk, "I") if counter == "I" else (chunk, kind)
+        microbatch = self._done[key]
+        self._done[key] += 1
+        self.actions.append(Action(stage, kind, microbatch))
+        if kind == "I":
+            self._owed.append((stage, microbatch))
+
+    def add_owed(self) -> None:
+        """The W that has been owed longest; nothing where none is."""
+        if self._owed:
+            stage, microbatch = self._owed.pop(0)
+            self.actions.append(Action(stage, "W", microbatch))
+
+    def add_owed_of(self, chunk: int) -> bool:
+        """The W of this chunk that has been owed longest; False where none is."""
+        for place, (stage, microbatch) in enumerate(self._owed):
+            if stage == self._stages[chunk]:
+                del self._owed[place]
+                self.actions.append(Action(stage, "W", microbatch))
+                return True
+        return False
+
+    def count(self, chunk: int, kind: Kind) -> int:
+        """How many of this kind the chunk has been given."""
+        return self._done[(chunk, kind)]

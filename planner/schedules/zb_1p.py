@@ -1,0 +1,50 @@
+"""ZB-1p: 1F1B with weight gradients split off and late; a third of the bubble for the memory of p microbatches."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, one_stage_per_rank
+from planner.schedules.depth_first import chunks_awaiting_weight_grad, chunks_in_flight, depth_first_order
+
+
+@dataclass(frozen=True)
+class ZB1p(Schedule):
+    """The handcrafted ZB-H1 (Qi et al. 2023, section 2.1): every rank holds at most p microbatches until their W."""
+
+    name: str = "ZB-1p"
+    single_stage: bool = True
+    splits_backward: bool = True
+    synchronous_end: bool = False
+
+    def rank_order(self, rank: int, pp: int, virtual_stages: int, num_microbatches: int) -> RankOrder:
+        """Warm-up p - 1 - rank, then F I W in turn with W late by `rank` microbatches."""
+        return depth_first_order(rank, pp, 1, num_microbatches, warmup=min(num_microbatches, pp - 1 - rank), weight_delay=rank)
+
+    def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
+        """One stage per rank."""
+        return (one_stage_per_rank(self.name),)
+
+    def bubble_seconds(
+        self,
+        pp: IntLike,
+        virtual_stages: IntLike,
+        num_microbatches: IntLike,
+        forward_seconds: FloatLike,
+        input_grad_seconds: FloatLike,
+        weight_grad_seconds: FloatLike,
+    ) -> Floats:
+        """(p - 1)(f + i - w). Source: Qi et al. 2023, table 1."""
+        return np.asarray((pp - 1) * (forward_seconds + input_grad_seconds - weight_grad_seconds), dtype=np.float64)
+
+    def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """min(m, p - rank). Exact."""
+        return chunks_in_flight(pp - 1 - rank, 1, num_microbatches)
+
+    def weight_grad_held(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """min(rank, m - (p - 1 - rank) - 1): with `in_flight`, p on every rank. Exact."""
+        return chunks_awaiting_weight_grad(pp - 1 - rank, rank, 1, num_microbatches)
+
+    def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """2 (p - 1)."""
+        return np.asarray(2.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)
