@@ -1,0 +1,369 @@
+"""The machine: how many GPUs of which kind, and the fabric between them, resolved from what a person typed.
+
+A fabric is a tuple of levels from inner to outer. `gpus` is how many GPUs one group of the level joins; bandwidth is per
+GPU and one direction, latency is of one step. Topologies: "switch" non-blocking; "ring" neighbours only; "tree" a tree of
+switches; "mesh" all-to-all links when it has no shape, a grid without wrap-around when it has one; "torus" a grid with it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, NamedTuple
+
+from pydantic import BeforeValidator, Field
+
+from planner.errors import Fault, SpecError
+from planner.specs.gpu import (
+    AtLeastOne,
+    BytesPerSecond,
+    Count,
+    Fraction,
+    Frozen,
+    GpuSpec,
+    MemoryBytes,
+    NonNegativeNumber,
+    PositiveNumber,
+    ReservedBytes,
+    ScaleOut,
+    Seconds,
+    Topology,
+    Watts,
+    either,
+    whole_number,
+)
+from planner.specs.validation import build
+from planner.units import GIGA, format_bytes
+
+RANK_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+DEFAULT_GPUS_PER_NODE = 8
+MAX_CHOICES = 100
+DEFAULT_MEMORY_FRACTION = 0.95
+# Judgement: write speed of NVIDIA's DGX SuperPOD H100 reference storage, 62 GB/s a scalable unit of 256 GPUs ("better" row).
+STORAGE_BYTES_PER_SECOND_PER_GPU = 0.25 * GIGA
+# World average of electricity in 2024. Source: IEA, Electricity 2025, chapter Emissions.
+DEFAULT_CARBON_INTENSITY = 445.0
+
+
+def parse_num_gpus(value: object) -> tuple[int, ...]:
+    """Counts to plan for: 256 -> (256,); "64..1024" -> 64, 128, ..., 1024 (doubling); [96, 128] -> itself, sorted."""
+    if isinstance(value, str):
+        low, dots, high = value.partition("..")
+        if not value.isascii() or not low.strip().isdigit() or (dots and not high.strip().isdigit()):
+            raise ValueError("must be a whole number, a range or a list; use for example 256, 64..1024 or [64, 96]")
+        first = whole_number(int(low))
+        last = whole_number(int(high)) if dots else first
+        if last < first:
+            raise ValueError(f"range runs backwards; write {last}..{first}")
+        return tuple(first << step for step in range((last // first).bit_length()))
+    if isinstance(value, list | tuple):
+        if not 1 <= len(value) <= MAX_CHOICES:
+            raise ValueError(f"must list 1 to {MAX_CHOICES} sizes; use for example [64, 128]")
+        return tuple(sorted({whole_number(item) for item in value}))
+    return (whole_number(value),)
+
+
+def _rank_order(value: object) -> tuple[str, ...]:
+    order = tuple(str(axis) for axis in value) if isinstance(value, list | tuple) else ()
+    if sorted(order) != sorted(RANK_ORDER):
+        raise ValueError(f"must name each of {', '.join(RANK_ORDER)} once, innermost first; use {list(RANK_ORDER)}")
+    return order
+
+
+class LevelRequest(Frozen):
+    """One level of `cluster.fabric` as typed; what is None comes from the GPU's default fabric."""
+
+    name: str | None = None
+    gpus: Count | None = None
+    bandwidth: BytesPerSecond | None = Field(default=None, validation_alias=either("bandwidth", "bandwidth_bytes_per_second"))
+    latency: Seconds | None = Field(default=None, validation_alias=either("latency", "latency_seconds"))
+    topology: Topology | None = None
+    shape: tuple[Count, ...] | None = None
+    oversubscription: AtLeastOne = 1.0
+
+
+class ClusterRequest(Frozen):
+    """`cluster` as typed, without the GPU; what is None comes from the GPU's defaults or from `resolve`."""
+
+    num_gpus: Annotated[tuple[int, ...], BeforeValidator(parse_num_gpus)]
+    gpus_per_node: Count | None = None
+    fabric: tuple[LevelRequest, ...] | None = None
+    power_limit: Watts | None = None
+    reserved_memory: ReservedBytes = 0.0
+    memory_fraction: Fraction = DEFAULT_MEMORY_FRACTION
+    host_memory: MemoryBytes | None = None
+    pcie_bandwidth: BytesPerSecond | None = None
+    storage_bandwidth: BytesPerSecond | None = None
+    mtbf_gpu_hours: PositiveNumber | None = None
+    price_per_gpu_hour: NonNegativeNumber | None = None
+    carbon_intensity: NonNegativeNumber = DEFAULT_CARBON_INTENSITY
+    rank_order: Annotated[tuple[str, ...], BeforeValidator(_rank_order)] = RANK_ORDER
+
+
+class FabricLevel(Frozen):
+    """One level of a fabric, complete.  bandwidth: of one GPU, one direction, before `oversubscription` divides it."""
+
+    name: str
+    gpus: Count
+    bandwidth_bytes_per_second: BytesPerSecond
+    latency_seconds: Seconds
+    topology: Topology
+    shape: tuple[Count, ...] | None = None
+    oversubscription: AtLeastOne = 1.0
+
+
+class ClusterSpec(Frozen):
+    """A cluster with every default filled in.
+
+    host_memory_bytes: of one node.  storage_bandwidth_bytes_per_second: of the whole cluster.  memory_fraction: share of
+    device memory a plan may use.  carbon_intensity: gCO2 per kWh.  price_per_gpu_hour: USD.  rank_order: innermost axis
+    first.  num_gpus_choices: the sizes a plan may choose from; num_gpus is the largest of them until `with_num_gpus`.
+    """
+
+    gpu: GpuSpec
+    num_gpus: Count
+    gpus_per_node: Count
+    fabric: tuple[FabricLevel, ...]
+    power_limit_watts: Watts
+    reserved_memory_bytes: ReservedBytes = 0.0
+    memory_fraction: Fraction = DEFAULT_MEMORY_FRACTION
+    host_memory_bytes: MemoryBytes
+    pcie_bandwidth_bytes_per_second: BytesPerSecond
+    storage_bandwidth_bytes_per_second: BytesPerSecond
+    mtbf_gpu_hours: PositiveNumber
+    price_per_gpu_hour: NonNegativeNumber
+    carbon_intensity: NonNegativeNumber = DEFAULT_CARBON_INTENSITY
+    rank_order: tuple[str, ...] = RANK_ORDER
+    num_gpus_choices: tuple[int, ...]
+    request: ClusterRequest = Field(repr=False, exclude=True)
+
+    @property
+    def num_nodes(self) -> int:
+        """Hosts; a job smaller than a node counts as one."""
+        return self.num_gpus // self.gpus_per_node
+
+    @property
+    def usable_memory_bytes(self) -> float:
+        """Device bytes a plan may use on each GPU: memory_fraction x capacity - reserved_memory."""
+        return self.memory_fraction * self.gpu.memory_bytes - self.reserved_memory_bytes
+
+    def with_num_gpus(self, num_gpus: int) -> "ClusterSpec":
+        """The same request for another number of GPUs: fabric, node size and defaults are resolved anew.
+
+        Raises SpecError where this many GPUs do not fill whole nodes or groups of the fabric.
+        """
+        try:
+            return resolve(self.request, self.gpu, whole_number(num_gpus), "cluster")
+        except ValueError as error:
+            rule, _, remedy = str(error).partition("; ")
+            raise SpecError(Fault("cluster.num_gpus", num_gpus, rule, remedy)) from None
+
+    @classmethod
+    def from_user(cls, value: object, field: str = "cluster", *, allow_files: bool = True) -> "ClusterSpec":
+        """From a catalogue name, a mapping (contract, section 1), or the path of a YAML or JSON file holding one.
+
+        allow_files: pass False where the text comes over a network.  Raises UnknownNameError, or SpecError with all faults.
+        """
+        from planner.catalog.clusters import load_cluster, read_mapping  # the catalogue is written in this format
+
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            is_file = allow_files and value.endswith((".yaml", ".yml", ".json"))
+            return cls.from_user(read_mapping(value, field), field) if is_file else load_cluster(value, field=field)
+        if not isinstance(value, Mapping):
+            remedy = "use for example {gpu: h100-sxm-80gb, num_gpus: 64}"
+            raise SpecError(Fault(field, value, "must be a cluster name or a mapping", remedy))
+        faults: list[SpecError] = []
+        gpu = _gpu(value, field, faults)
+        levels = _levels(value.get("fabric"), f"{field}.fabric", faults)
+        request = None
+        try:
+            plain = {key: item for key, item in value.items() if key not in ("gpu", "fabric")}
+            request = build(ClusterRequest, plain, field).model_copy(update={"fabric": levels})
+        except SpecError as error:
+            faults.append(error)
+        if len(faults) == 1:
+            raise faults[0]
+        if faults or gpu is None or request is None:
+            raise SpecError([fault for error in faults for fault in error.faults])
+        for num_gpus in request.num_gpus:
+            spec = resolve(request, gpu, num_gpus, field)
+        return spec
+
+
+def _gpu(value: Mapping[object, object], field: str, faults: list[SpecError]) -> GpuSpec | None:
+    try:
+        if value.get("gpu") is None:
+            raise SpecError(Fault(f"{field}.gpu", None, "is required", "add gpu: h100-sxm-80gb, or another name of `catalog gpus`"))
+        return GpuSpec.from_user(value["gpu"], f"{field}.gpu")
+    except SpecError as error:
+        faults.append(error)
+    return None
+
+
+def _levels(value: object, field: str, faults: list[SpecError]) -> tuple[LevelRequest, ...] | None:
+    """The typed levels; a name travels into the message because people count levels by name."""
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not value:
+        remedy = "leave it out to use the GPU's default"
+        faults.append(SpecError(Fault(field, value, "must be a list of levels from inner to outer", remedy)))
+        return None
+    levels = []
+    for index, item in enumerate(value):
+        try:
+            levels.append(item if isinstance(item, LevelRequest) else build(LevelRequest, item, f"{field}.{index}"))
+        except SpecError as error:
+            faults.append(error)
+    return tuple(levels)
+
+
+def resolve(request: ClusterRequest, gpu: GpuSpec, num_gpus: int, field: str) -> ClusterSpec:
+    """The complete cluster of one size.  Raises SpecError where sizes do not divide or nothing is left of the memory."""
+    typed = request.gpus_per_node or DEFAULT_GPUS_PER_NODE
+    per_node = min(typed, num_gpus)
+    if num_gpus % per_node:
+        near = sorted({per_node * (num_gpus // per_node), per_node * (num_gpus // per_node + 1)})
+        divisor = max(size for size in range(1, per_node + 1) if num_gpus % size == 0)
+        remedy = f"use {near[0]} or {near[1]} GPUs, or gpus_per_node: {divisor}"
+        raise SpecError(Fault(f"{field}.num_gpus", num_gpus, f"must fill whole nodes of {per_node} GPUs", remedy))
+    spec = ClusterSpec(
+        gpu=gpu, num_gpus=num_gpus, gpus_per_node=per_node,
+        fabric=_Fabric(gpu, per_node, num_gpus, f"{field}.fabric").levels(request.fabric),
+        power_limit_watts=request.power_limit or gpu.power_limit_watts,
+        reserved_memory_bytes=request.reserved_memory, memory_fraction=request.memory_fraction,
+        host_memory_bytes=request.host_memory or gpu.host_memory_bytes_per_gpu * per_node,
+        pcie_bandwidth_bytes_per_second=request.pcie_bandwidth or gpu.pcie_bandwidth_bytes_per_second,
+        storage_bandwidth_bytes_per_second=request.storage_bandwidth or STORAGE_BYTES_PER_SECOND_PER_GPU * num_gpus,
+        mtbf_gpu_hours=request.mtbf_gpu_hours or gpu.mtbf_gpu_hours,
+        price_per_gpu_hour=gpu.price_per_gpu_hour if request.price_per_gpu_hour is None else request.price_per_gpu_hour,
+        carbon_intensity=request.carbon_intensity, rank_order=request.rank_order, num_gpus_choices=request.num_gpus, request=request,
+    )  # fmt: skip
+    if spec.usable_memory_bytes <= 0:
+        rule = f"leaves nothing of {format_bytes(request.memory_fraction * gpu.memory_bytes)}"
+        raise SpecError(Fault(f"{field}.reserved_memory", request.reserved_memory, rule, "reserve less, for example 2 GiB"))
+    return spec
+
+
+def balanced_shape(num_gpus: int, num_dims: int) -> tuple[int, ...]:
+    """Side lengths of the most cube-like grid of this many points: 4096, 3 -> (16, 16, 16)."""
+    factors, rest = [], num_gpus
+    for candidate in range(2, math.isqrt(num_gpus) + 1):
+        while rest % candidate == 0:
+            factors.append(candidate)
+            rest //= candidate
+    sides = [1] * num_dims
+    for factor in sorted([*factors, rest], reverse=True):
+        sides[sides.index(min(sides))] *= factor
+    return tuple(sorted(sides))
+
+
+class _Sized(NamedTuple):
+    """A typed level with its group size and its place in what the user wrote."""
+
+    place: int
+    request: LevelRequest
+    gpus: int
+
+
+class _Fabric:
+    """Completes the levels of one cluster size; all faults of a fabric are raised at once."""
+
+    def __init__(self, gpu: GpuSpec, per_node: int, num_gpus: int, field: str) -> None:
+        self.gpu, self.per_node, self.num_gpus, self.field = gpu, per_node, num_gpus, field
+        self.domain = self._even(gpu.scale_up.gpus) if gpu.scale_up.spans_nodes else per_node
+        self.faults: list[Fault] = []
+
+    def levels(self, requests: Sequence[LevelRequest] | None) -> tuple[FabricLevel, ...]:
+        """Complete levels, inner to outer; the last joins all GPUs and none repeats the one inside it."""
+        typed = requests or (LevelRequest(gpus=self.domain), LevelRequest())
+        sized = self._sized(typed)
+        self._check(sized)
+        if self.faults:
+            raise SpecError(self.faults)
+        if len(sized) == 1 and sized[0].gpus < self.num_gpus:
+            sized.append(_Sized(1, LevelRequest(), self.num_gpus))
+        kept: list[_Sized] = []
+        for level in sized:
+            size = min(level.gpus, self.num_gpus)
+            if not kept or size > kept[-1].gpus:
+                kept.append(level._replace(gpus=size))
+        if kept[-1].gpus < self.num_gpus:
+            rule = f"joins {kept[-1].gpus} of {self.num_gpus} GPUs"
+            self._fault(kept[-1].place, "gpus", kept[-1].gpus, rule, "leave gpus out of the outermost level, or add one that joins all")
+        complete = [self._complete(level, kept[order - 1].gpus if order else 1, len(typed)) for order, level in enumerate(kept)]
+        if self.faults:
+            raise SpecError(self.faults)
+        return tuple(complete)
+
+    def _even(self, size: int) -> int:
+        """Largest share of a rack that fills whole nodes and divides the job: NVL72 racks carry 64 GPUs each of a 256-GPU job."""
+        size = min(size, self.num_gpus)
+        fitting = (part for part in range(size, self.per_node - 1, -1) if self.num_gpus % part == 0 and part % self.per_node == 0)
+        return next(fitting, self.per_node)
+
+    def _sized(self, typed: Sequence[LevelRequest]) -> list[_Sized]:
+        last, sized = len(typed) - 1, []
+        for index, level in enumerate(typed):
+            size = level.gpus
+            if size is not None and index == 0 and self.gpu.scale_up.spans_nodes and size > self.per_node:
+                size = self._even(size)
+            if size is None and index == 0 and level.shape:
+                size = math.prod(level.shape)
+            if size is None:
+                size = self.num_gpus if index == last else self.domain if index == 0 else None
+            if size is None:
+                rule = "is required for a level between the innermost and the outermost"
+                self._fault(index, "gpus", None, rule, "say how many GPUs one group of it joins")
+                size = self.num_gpus
+            sized.append(_Sized(index, level, size))
+        return sized
+
+    def _check(self, sized: Sequence[_Sized]) -> None:
+        for inner, outer in pairwise(sized):
+            both_typed = inner.request.gpus is not None and outer.request.gpus is not None
+            reaches_all = outer.request.gpus is None and outer.gpus == self.num_gpus
+            if not reaches_all and (outer.gpus < inner.gpus or (both_typed and outer.gpus == inner.gpus)):
+                rule = f"must join more GPUs than the level inside it ({inner.gpus})"
+                self._fault(outer.place, "gpus", outer.gpus, rule, "write levels from inner to outer")
+            elif not reaches_all and outer.gpus % inner.gpus:
+                rule = f"must be a multiple of the level inside it ({inner.gpus})"
+                self._fault(outer.place, "gpus", outer.gpus, rule, f"use {inner.gpus * max(2, outer.gpus // inner.gpus)}")
+        for level in sized:
+            if level.gpus < self.num_gpus and self.num_gpus % level.gpus:
+                rule = f"does not divide {self.num_gpus} GPUs"
+                divisor = max(size for size in range(1, level.gpus) if self.num_gpus % size == 0)
+                self._fault(level.place, "gpus", level.gpus, rule, f"use {divisor}, or a multiple of {level.gpus} GPUs")
+
+    def _complete(self, level: _Sized, inner: int, num_typed: int) -> FabricLevel:
+        request = level.request
+        scale_up = level.gpus <= self.domain or (level.place == 0 and num_typed > 1)
+        default: ScaleOut = self.gpu.scale_up if scale_up else self.gpu.scale_out
+        topology = request.topology or ("torus" if request.shape else default.topology)
+        outermost = "inter-node" if level.gpus == self.num_gpus and level.place else f"level-{level.place}"
+        name = "intra-node" if level.gpus <= self.per_node else "scale-up" if scale_up else outermost
+        return FabricLevel(
+            name=request.name or name, gpus=level.gpus,
+            bandwidth_bytes_per_second=default.bandwidth_bytes_per_second if request.bandwidth is None else request.bandwidth,
+            latency_seconds=default.latency_seconds if request.latency is None else request.latency,
+            topology=topology, shape=self._shape(level, inner, topology, default.topology == "torus"),
+            oversubscription=request.oversubscription,
+        )  # fmt: skip
+
+    def _shape(self, level: _Sized, inner: int, topology: Topology, torus_by_default: bool) -> tuple[int, ...] | None:
+        shape, points = level.request.shape, level.gpus // inner
+        if shape is None:
+            if topology == "torus" and not torus_by_default:
+                remedy = f"use for example shape: {list(balanced_shape(points, 3))}"
+                self._fault(level.place, "shape", None, "is required for a torus", remedy)
+            return balanced_shape(points, 3) if topology == "torus" else None
+        if topology not in ("torus", "mesh"):
+            remedy = "use torus or mesh, or leave shape out"
+            self._fault(level.place, "shape", list(shape), f"means nothing for topology {topology}", remedy)
+        elif math.prod(shape) not in (points, level.gpus):
+            remedy = f"use for example {list(balanced_shape(points, len(shape)))}"
+            self._fault(level.place, "shape", list(shape), f"has {math.prod(shape)} points, the level joins {points}", remedy)
+        return shape
+
+    def _fault(self, index: int, key: str, value: object, rule: str, remedy: str) -> None:
+        self.faults.append(Fault(f"{self.field}.{index}.{key}", value, rule, remedy))

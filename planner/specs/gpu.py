@@ -1,0 +1,209 @@
+"""What one GPU can do: peaks, memory, power, and the fabric it is usually sold with.
+
+Conventions: every quantity is SI. Peaks are dense (no sparsity). Bandwidth is per GPU and one direction: H100 NVLink,
+sold as 900 GB/s, is 450 GB/s here. Memory is what the driver reports to a program (cudaMemGetInfo total), not the label.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from planner.errors import Fault, SpecError
+from planner.specs.validation import build
+from planner.units import EXAMPLES, GIB, GIGA, KIB, KILO, MEGA, MIB, PETA, TERA, TIB, parse_quantity
+
+Topology = Literal["switch", "ring", "tree", "mesh", "torus"]
+DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
+MAX_GPUS = int(MEGA)
+_SI = {"bytes": "B", "bytes_per_second": "B/s", "seconds": "s", "watts": "W", "flops_per_second": "FLOP/s"}
+
+
+def _quantity(kind: str, low: float, high: float, *, zero: bool = False) -> BeforeValidator:
+    """Parser of one quantity; the range catches a forgotten unit (bandwidth: 400 is 400 bytes a second)."""
+
+    def parse(value: object) -> float:
+        remedy = f"use for example {EXAMPLES[kind]}"
+        try:
+            number = parse_quantity(value, kind)
+        except ValueError as error:
+            raise ValueError(f"{error}; {remedy}") from None
+        if zero and number == 0:
+            return number
+        if number <= 0:
+            raise ValueError(f"must be {'zero or ' if zero else ''}positive; {remedy}")
+        if not low <= number <= high:
+            raise ValueError(f"must lie between {low:.3g} and {high:.3g} {_SI[kind]}; a bare number is SI, {remedy}")
+        return number
+
+    return BeforeValidator(parse)
+
+
+def _number(rule: str, low: float, high: float, *, above_low: bool) -> BeforeValidator:
+    def parse(value: object) -> float:
+        known = isinstance(value, int | float) and not isinstance(value, bool)
+        number = float(value) if known else float("nan")  # type: ignore[arg-type]
+        if not (low < number <= high if above_low else low <= number <= high):
+            raise ValueError(f"must be {rule}; give a number in that range")
+        return number
+
+    return BeforeValidator(parse)
+
+
+def whole_number(value: object) -> int:
+    """A count from 1 to a million; raises ValueError("rule; remedy")."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("must be a whole number; write it without quotes, unit or decimals")
+    if not 1 <= value <= MAX_GPUS:
+        raise ValueError(f"must lie between 1 and {MAX_GPUS}; give a count in that range")
+    return value
+
+
+Count = Annotated[int, BeforeValidator(whole_number)]
+MemoryBytes = Annotated[float, _quantity("bytes", MIB, KIB * TIB)]
+ReservedBytes = Annotated[float, _quantity("bytes", 1.0, KIB * TIB, zero=True)]
+BytesPerSecond = Annotated[float, _quantity("bytes_per_second", MEGA, PETA)]
+Seconds = Annotated[float, _quantity("seconds", 1 / GIGA, 1.0, zero=True)]
+Watts = Annotated[float, _quantity("watts", 1.0, 100 * KILO)]
+FlopsPerSecond = Annotated[float, _quantity("flops_per_second", GIGA, KILO * PETA)]
+PositiveNumber = Annotated[float, _number("positive and finite", 0.0, TERA, above_low=True)]
+NonNegativeNumber = Annotated[float, _number("zero or positive, and finite", 0.0, TERA, above_low=False)]
+Fraction = Annotated[float, _number("above 0 and at most 1", 0.0, 1.0, above_low=True)]
+AtLeastOne = Annotated[float, _number("at least 1 (1 = full bisection)", 1.0, MEGA, above_low=False)]
+
+
+def either(short: str, field: str) -> AliasChoices:
+    """The name a person types, or the field's own name with its unit."""
+    return AliasChoices(short, field)
+
+
+class Frozen(BaseModel):
+    """Base of all cluster records: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True)
+
+
+class ScaleOut(Frozen):
+    """The network between nodes that this GPU is usually sold with.
+
+    bandwidth_bytes_per_second: per GPU, one direction.  latency_seconds: of one step between two GPUs.
+    """
+
+    bandwidth_bytes_per_second: BytesPerSecond = Field(validation_alias=either("bandwidth", "bandwidth_bytes_per_second"))
+    latency_seconds: Seconds = Field(validation_alias=either("latency", "latency_seconds"))
+    topology: Topology = "switch"
+    source: str = ""
+
+
+class ScaleUp(ScaleOut):
+    """The fabric inside a node (NVLink, Infinity Fabric, PCIe) or a rack (NVL72, TPU pod).
+
+    gpus: largest domain.  spans_nodes: whether the domain goes beyond the GPUs of one host.
+    """
+
+    gpus: Count = 8
+    spans_nodes: bool = False
+
+
+class GpuSpec(Frozen):
+    """One accelerator as a rank sees it (of an MI250X: one of its two dies).
+
+    peak_flops_per_second: dense peak by dtype of the GEMM's inputs; a dtype not listed is not supported; "fp8" stands for
+    tensorwise, rowwise, blockwise and mxfp8.  power_limit_watts: default board limit.  nominal_power_watts: the power at
+    which the peaks hold; below it compute clocks drop.  boost_clock_hz: clock of the datasheet peaks.  nvls: the switch
+    reduces (NVLink SHARP).  context_bytes: taken by the driver's context before the first tensor.  mtbf_gpu_hours: mean
+    GPU-hours between interruptions of a job.  price_per_gpu_hour: USD, a judgement.  sources: figure -> where it is from.
+
+    Defaults serve a GPU that a user describes inline, and are judgements: PCIe 4.0 x16, 128 GiB of host memory a GPU, half a
+    GiB of context, 50,000 GPU-hours (Llama 3 paper, section 3.3.4: 419 interruptions in 54 days on 16,384 H100), 2 USD.
+    """
+
+    name: str = "custom"
+    aliases: tuple[str, ...] = ()
+    vendor: Literal["nvidia", "amd", "google", "cpu"] = "nvidia"
+    family: str = "custom"
+    memory_bytes: MemoryBytes = Field(validation_alias=either("memory", "memory_bytes"))
+    memory_bandwidth_bytes_per_second: BytesPerSecond = Field(
+        validation_alias=either("memory_bandwidth", "memory_bandwidth_bytes_per_second")
+    )
+    peak_flops_per_second: Mapping[str, FlopsPerSecond] = Field(validation_alias=either("peak_flops", "peak_flops_per_second"))
+    power_limit_watts: Watts = Field(validation_alias=either("power_limit", "power_limit_watts"))
+    nominal_power_watts: Watts = Field(default=0.0, validation_alias=either("nominal_power", "nominal_power_watts"))
+    num_sms: Count
+    boost_clock_hz: PositiveNumber | None = None
+    scale_up: ScaleUp
+    scale_out: ScaleOut
+    pcie_bandwidth_bytes_per_second: BytesPerSecond = Field(
+        default=32 * GIGA, validation_alias=either("pcie_bandwidth", "pcie_bandwidth_bytes_per_second")
+    )
+    host_memory_bytes_per_gpu: MemoryBytes = Field(
+        default=float(128 * GIB), validation_alias=either("host_memory_per_gpu", "host_memory_bytes_per_gpu")
+    )
+    nvls: bool = False
+    context_bytes: ReservedBytes = Field(default=0.5 * GIB, validation_alias=either("context", "context_bytes"))
+    mtbf_gpu_hours: PositiveNumber = 50_000.0
+    price_per_gpu_hour: NonNegativeNumber = 2.0
+    sources: Mapping[str, str] = Field(default_factory=dict)
+    notes: str = ""
+
+    @model_validator(mode="after")
+    def _peaks_hold_at_the_limit(self) -> "GpuSpec":
+        if not self.nominal_power_watts:
+            object.__setattr__(self, "nominal_power_watts", self.power_limit_watts)
+        return self
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.memory_bytes, self.power_limit_watts, tuple(sorted(self.peak_flops_per_second.items()))))
+
+    @property
+    def default_power_watts(self) -> float:
+        """What the board draws at most when nobody lowered its limit."""
+        return self.power_limit_watts
+
+    @model_validator(mode="after")
+    def _known_dtypes(self) -> "GpuSpec":
+        unknown = sorted(set(self.peak_flops_per_second) - set(DTYPES))
+        if unknown or not self.peak_flops_per_second:
+            raise ValueError(f"peak_flops names {', '.join(unknown) or 'no dtype'}; use {', '.join(DTYPES)}")
+        return self
+
+    @classmethod
+    def from_user(cls, value: object, field: str = "cluster.gpu") -> "GpuSpec":
+        """From a catalogue name or alias, or an inline mapping (optionally with `base`, whose figures the rest overrides).
+
+        Raises UnknownNameError, or SpecError with every fault.
+        """
+        from planner.catalog.clusters import load_gpu  # the catalogue is written in this format
+
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            return load_gpu(value, field=field)
+        if not isinstance(value, Mapping):
+            raise SpecError(Fault(field, value, "must be a GPU name or a mapping", "use for example gpu: h100-sxm-80gb"))
+        if "base" not in value:
+            return build(cls, value, field)
+        base = cls.from_user(value["base"], f"{field}.base")
+        changes = {str(key): item for key, item in value.items() if key != "base"}
+        changes.setdefault("name", f"{base.name}-custom")
+        return build(cls, _merged(cls, base.model_dump(exclude={"aliases"}), changes), field)
+
+
+def _merged(spec: type[BaseModel], base: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
+    """The base's figures with the changes laid over them, nested mappings key by key, under the names the user typed."""
+    names = {field: _typed(spec, field, changes) for field in spec.model_fields}
+    merged = {names.get(field, field): item for field, item in base.items()}
+    for key, change in changes.items():
+        before = merged.get(key)
+        nested = {"scale_up": ScaleUp, "scale_out": ScaleOut}.get(key)
+        if isinstance(before, Mapping) and isinstance(change, Mapping):
+            merged[key] = _merged(nested, before, change) if nested else {**before, **change}
+        else:
+            merged[key] = change
+    return merged
+
+
+def _typed(spec: type[BaseModel], field: str, changes: Mapping[str, object]) -> str:
+    alias = spec.model_fields[field].validation_alias
+    names = [str(choice) for choice in alias.choices] if isinstance(alias, AliasChoices) else [field]
+    return next((name for name in names if name in changes), field)
