@@ -59,8 +59,11 @@ class Job(BaseModel):
     request: dict[str, Any]
 
     @classmethod
-    def from_user(cls, values: object) -> "Job":
-        """Parsed and checked; raises SpecError with the faults of every part."""
+    def from_user(cls, values: object, *, allow_files: bool = True) -> "Job":
+        """Parsed and checked; raises SpecError with the faults of every part.
+
+        allow_files: whether model and cluster may be paths (not for requests that came over a network).
+        """
         if not isinstance(values, Mapping):
             raise SpecError(Fault("job", values, "must be a mapping of keys to values", f"known keys: {', '.join(KEYS)}"))
         faults = [Fault(str(k), values[k], "unknown key", closest(str(k), KEYS + LABELS)) for k in values if k not in KEYS + LABELS]
@@ -69,8 +72,8 @@ class Job(BaseModel):
         if isinstance(job_id, bool) or not isinstance(job_id, str | int | None):
             faults.append(Fault("id", job_id, "must be a text or an integer", "quote it"))
         parts = _Parts(values, faults)
-        model = parts.parse("model", ModelSpec.from_user)
-        cluster = parts.parse("cluster", ClusterSpec.from_user)
+        model = parts.parse("model", lambda value: ModelSpec.from_user(value, allow_files=allow_files))
+        cluster = parts.parse("cluster", lambda value: ClusterSpec.from_user(value, allow_files=allow_files))
         training = parts.parse("training", TrainingSpec.from_user)
         search = parts.parse("search", lambda value: build(SearchSpec, value, "search")) or SearchSpec()
         probe = parts.parse("probe", lambda value: build(ProbeSpec, value, "probe"))

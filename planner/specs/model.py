@@ -4,8 +4,10 @@
 config.json, inline mapping; see `planner.specs.huggingface` for the mapping and its defaults).
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
@@ -195,14 +197,11 @@ class ModelSpec(BaseModel):
 
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """One LayerKind a layer, first layer first."""
-        return tuple(LayerKind(moe=self.is_moe_layer(i), window=window) for i, window in enumerate(self.layer_windows()))
+        return _layer_kinds(self)
 
     def distinct_layers(self) -> tuple[tuple[LayerKind, int], ...]:
         """The kinds that occur, each with its number of layers, in order of first occurrence."""
-        counts: dict[LayerKind, int] = {}
-        for kind in self.layer_kinds():
-            counts[kind] = counts.get(kind, 0) + 1
-        return tuple(counts.items())
+        return _distinct_layers(self)
 
     # ---- parameters (elements) ----------------------------------------------------------------------------------
 
@@ -313,3 +312,13 @@ class ModelSpec(BaseModel):
         widths = self.qk_head_dim + self.v_dim
         attention = 6 * self.num_hidden_layers * self.num_attention_heads * widths * seq_len
         return 6 * self.matmul_parameters_per_token() + attention
+
+
+@lru_cache(maxsize=256)
+def _layer_kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
+    return tuple(LayerKind(moe=model.is_moe_layer(i), window=window) for i, window in enumerate(model.layer_windows()))
+
+
+@lru_cache(maxsize=256)
+def _distinct_layers(model: ModelSpec) -> tuple[tuple[LayerKind, int], ...]:
+    return tuple(Counter(_layer_kinds(model)).items())

@@ -1,0 +1,84 @@
+"""Seconds of kernels: roofline times a utilisation curve over the shape. Letters: every argument is a column (U,)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.columns import FloatColumn, IntColumn
+from planner.cost.profile import KernelProfile, Profile
+from planner.specs.cluster import ClusterSpec
+from planner.specs.gpu import GpuSpec
+from planner.work.precision import RECIPES
+
+TILE_ROWS, TILE_COLS = 128, 128
+FP16_BYTES = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One GPU under one trainer's software: achieved rates, ready for columns.
+
+    linear_rate, linear_half_depth: by precision code, FLOP/s a large GEMM reaches (NaN where the GPU lacks the dtype).
+    """
+
+    gpu: GpuSpec
+    kernels: KernelProfile
+    profile: Profile
+    linear_rate: FloatColumn
+    linear_half_depth: FloatColumn
+    attention_forward_rate: float
+    attention_backward_rate: float
+    memory_rate: float
+    num_sms: int
+
+    @classmethod
+    def build(cls, cluster: ClusterSpec, kernels: KernelProfile, profile: Profile) -> "Device":
+        """Rates of this cluster's GPU at its power limit.
+
+        Compute clocks fall with power as (limit / nominal)^exponent; memory-bound work does not.
+        """
+        gpu = cluster.gpu
+        nominal, limit = gpu.nominal_power_watts, cluster.power_limit_watts or gpu.power_limit_watts
+        clock = min(1.0, (limit / nominal) ** profile.power_exponent) if nominal else 1.0
+        peaks: Mapping[str, float] = gpu.peak_flops_per_second
+        rates, halves = [], []
+        for recipe in RECIPES:
+            share = kernels.gemm.get(recipe.gain_key)
+            peak = peaks.get(recipe.peak)
+            known = share is not None and peak is not None
+            rates.append(peak * share * clock * profile.compute if known and peak and share else np.nan)
+            halves.append(kernels.gemm_half_depth.get(recipe.gain_key, 1.0))
+        half_precision = peaks.get("bf16") or peaks.get("fp16") or peaks["fp32"]
+        return cls(
+            gpu=gpu, kernels=kernels, profile=profile, linear_rate=np.array(rates), linear_half_depth=np.array(halves),
+            attention_forward_rate=half_precision * kernels.attention_forward * clock * profile.compute,
+            attention_backward_rate=half_precision * kernels.attention_backward * clock * profile.compute,
+            memory_rate=gpu.memory_bandwidth_bytes_per_second * kernels.memory,
+            num_sms=max(gpu.num_sms, 1),
+        )  # fmt: skip
+
+    def gemm_seconds(self, rows: FloatColumn, cols: FloatColumn, depth: FloatColumn, batch: FloatColumn, precision: IntColumn) -> FloatColumn:
+        """Seconds of `batch` independent products rows x depth by depth x cols.
+
+        t = max(2 r c d b / (rate u), bytes / memory rate);  u = d / (d + half) * wave quantisation
+        Wave quantisation: the share of the last wave of 128 x 128 output tiles over the SMs that does useful work.
+        Assumes one kernel for the whole batch (grouped GEMM). Source: NVIDIA Matrix Multiplication Background guide.
+        """
+        tiles = batch * np.ceil(rows / TILE_ROWS) * np.ceil(cols / TILE_COLS)
+        waves = tiles / self.num_sms
+        filled = batch * rows * cols / (TILE_ROWS * TILE_COLS) / self.num_sms
+        wave_share = filled / np.where(waves < 1.0, 1.0, waves + 0.5 * (np.ceil(waves) - waves))
+        utilisation = np.minimum(wave_share, 1.0) * depth / (depth + self.linear_half_depth[precision])
+        flops = 2.0 * batch * rows * cols * depth
+        moved = FP16_BYTES * batch * (rows * depth + depth * cols + rows * cols)
+        return np.maximum(flops / (self.linear_rate[precision] * np.maximum(utilisation, 1e-6)), moved / self.memory_rate)
+
+    def attention_seconds(self, flops: FloatColumn, context: FloatColumn, *, backward: bool) -> FloatColumn:
+        """Seconds of fused attention: flops over a rate that rises with context, r = ceiling * c / (c + half)."""
+        rate = self.attention_backward_rate if backward else self.attention_forward_rate
+        return flops * (context + self.kernels.attention_half_context) / (rate * context)
+
+    def moved_seconds(self, num_bytes: FloatColumn) -> FloatColumn:
+        """Seconds of a memory-bound kernel by the bytes it reads and writes."""
+        return num_bytes / self.memory_rate

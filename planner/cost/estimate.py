@@ -1,0 +1,135 @@
+"""From a job with a layout to the contract's estimate: rules first, then the price of a batch of one, then its simulated schedule."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.calibration.intervals import Spread, spread
+from planner.columns import FloatColumn, LayoutBatch
+from planner.cost import keyed
+from planner.cost.memory import rows as memory_rows
+from planner.cost.price import PARTS, Pricer, Prices, num_microbatches
+from planner.cost.profile import CALIBRATION_ID
+from planner.cost.simulation import Refined, refine
+from planner.errors import Fault, SpecError
+from planner.rules import violations
+from planner.specs.cluster import ClusterSpec
+from planner.specs.estimate import Basis, Estimate, Interval, Memory, StageMemory, TimeBreakdown, Violation
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+from planner.specs.model import ModelSpec
+from planner.version import MODEL_VERSION
+
+COVERAGE = 0.9
+FITS_BELOW = 0.05
+
+
+def estimate_jobs(jobs: Sequence[Job]) -> list[Estimate]:
+    """One estimate a job, in order. Raises SpecError when a job has no layout."""
+    return [estimate_job(job) for job in jobs]
+
+
+def estimate_job(job: Job) -> Estimate:
+    """The estimate of the job's layout; an impossible layout is an answer with `valid` false."""
+    if job.layout is None:
+        raise SpecError(Fault("layout", None, "is required to estimate", "add the layout to price, or ask for a plan"))
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    return estimate_layouts(pricer, [job.layout], job_id=job.id)[0]
+
+
+def estimate_layouts(pricer: Pricer, layouts: Sequence[Layout], *, job_id: str | int | None = None) -> list[Estimate]:
+    """Estimates of many layouts of one job, in order; the legal ones are priced together."""
+    broken = [violations(layout, pricer.model, pricer.cluster, pricer.training) for layout in layouts]
+    legal = [index for index, faults in enumerate(broken) if not faults]
+    answers = [_refused(faults, job_id) for faults in broken]
+    if legal:
+        batch = LayoutBatch.from_layouts([layouts[index] for index in legal])
+        prices = pricer.price(batch, every_rank=True)
+        refined = refine(pricer, batch, prices)
+        columns = _Columns(pricer, batch, prices, refined)
+        for row, index in enumerate(legal):
+            answers[index] = columns.estimate(row, job_id)
+    return answers
+
+
+def _refused(faults: Sequence[Violation], job_id: str | int | None) -> Estimate:
+    return Estimate(id=job_id, valid=False, violations=list(faults), model_version=MODEL_VERSION, calibration_id=CALIBRATION_ID)
+
+
+class _Columns:
+    """Priced and simulated columns, read row by row into estimates."""
+
+    def __init__(self, pricer: Pricer, batch: LayoutBatch, prices: Prices, refined: Refined) -> None:
+        self.pricer, self.batch, self.prices, self.refined = pricer, batch, prices, refined
+        self.spread: Spread = spread(pricer.profile, pricer.cluster, prices, refined.step_seconds)
+        self.m = num_microbatches(batch, pricer.training)
+
+    def estimate(self, row: int, job_id: str | int | None) -> Estimate:
+        """The contract's object of one row."""
+        pricer, prices = self.pricer, self.prices
+        step = float(self.refined.step_seconds[row])
+        tokens = pricer.training.global_batch_size * pricer.training.seq_len / pricer.cluster.num_gpus / step
+        mfu = model_flops_utilisation(pricer.model, pricer.cluster, tokens, pricer.training.seq_len)
+        probability = float(self.spread.oom_probability[row])
+        return Estimate(
+            id=job_id, valid=True, violations=[], fits=probability <= FITS_BELOW, oom_probability=probability, step_seconds=step,
+            tokens_per_second_per_gpu=tokens, mfu=mfu, hfu=None if mfu is None else mfu * (1.0 + self._redone_share(row)),
+            peak_allocated_bytes=float(prices.peak_allocated_bytes[row]), peak_reserved_bytes=float(prices.peak_reserved_bytes[row]),
+            device_bytes=float(prices.device_bytes[row]), usable_bytes=float(pricer.cluster.usable_memory_bytes),
+            interval=self._interval(row), memory=self._memory(row), time=self._time(row), basis=self._basis(),
+            model_version=MODEL_VERSION, calibration_id=CALIBRATION_ID,
+        )  # fmt: skip
+
+    def _redone_share(self, row: int) -> float:
+        """Recomputed over required flops: required are three forwards (one forward, two backward)."""
+        flops, redone = self.prices.stage_seconds.forward_flops[:, row], self.prices.stage_seconds.recompute_flops[:, row]
+        counts = np.array([count for _, count in self.pricer.model.distinct_layers()] + [1.0, 1.0])
+        return float(counts @ redone / (3.0 * (counts @ flops)))
+
+    def _interval(self, row: int) -> Interval:
+        def pair(low: FloatColumn, high: FloatColumn) -> tuple[float, float]:
+            return float(low[row]), float(high[row])
+
+        s = self.spread
+        return Interval(
+            coverage=COVERAGE, step_seconds=pair(*s.step_seconds), peak_allocated_bytes=pair(*s.peak_allocated_bytes),
+            peak_reserved_bytes=pair(*s.peak_reserved_bytes),
+        )  # fmt: skip
+
+    def _memory(self, row: int) -> Memory:
+        parts = memory_rows(self.prices.memory)
+        reserved = self.prices.rank_reserved_bytes[:, row]
+        stages = []
+        for rank in range(int(self.batch.pp[row])):
+            here = {name: float(column[rank, row]) for name, column in parts.items()}
+            stages.append(
+                StageMemory(
+                    peak_allocated_bytes=here["allocated"], peak_reserved_bytes=float(reserved[rank]), parameters_bytes=here["parameters"],
+                    gradients_bytes=here["gradients"], optimizer_bytes=here["optimizer"], activations_bytes=here["activations"],
+                    logits_bytes=here["logits"], communication_buffers_bytes=here["buffers"], workspace_bytes=here["workspace"],
+                    fragmentation_bytes=float(reserved[rank]) - here["allocated"],
+                )
+            )  # fmt: skip
+        return Memory(worst_stage=int(np.argmax([stage.peak_reserved_bytes for stage in stages])), stages=stages)
+
+    def _time(self, row: int) -> TimeBreakdown:
+        parts = {name: float(self.prices.parts[name][row]) for name in PARTS}
+        parts["bubble"], parts["pp"] = float(self.refined.bubble_seconds[row]), float(self.refined.send_seconds[row])
+        return TimeBreakdown(
+            compute_seconds=parts["compute"], exposed_communication_seconds={axis: parts[axis] for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp")},
+            bubble_seconds=parts["bubble"], recompute_seconds=parts["recompute"], optimizer_seconds=parts["optimizer"], other_seconds=parts["other"],
+        )  # fmt: skip
+
+    def _basis(self) -> dict[str, Basis]:
+        from typing import cast
+
+        return {key: cast(Basis, value) for key, value in self.pricer.profile.basis.items()}
+
+
+def model_flops_utilisation(model: ModelSpec, cluster: ClusterSpec, tokens_per_second_per_gpu: float, seq_len: int) -> float | None:
+    """TorchTitan's count over the dense bf16 peak; None where the GPU has no bf16 (its fp16 peak serves where it has one)."""
+    peak = cluster.gpu.peak_flops_per_second.get("bf16") or cluster.gpu.peak_flops_per_second.get("fp16")
+    return tokens_per_second_per_gpu * model.torchtitan_flops_per_token(seq_len) / peak if peak else None
+
+
+__all__ = ["COVERAGE", "FITS_BELOW", "estimate_job", "estimate_jobs", "estimate_layouts", "keyed", "model_flops_utilisation"]

@@ -1,0 +1,87 @@
+"""Data-parallel communication against the compute it runs under. Letters: R ranks, K + 2 units, N layouts; results (R, N)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.columns import FloatColumn, LayoutBatch
+from planner.specs.trainers import TrainerRules
+from planner.specs.training import TrainingSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitColumns:
+    """Seconds of every unit, (K + 2, N): forward and backward compute of one microbatch (exposed TP, CP, EP included),
+    gather of parameters, scatter and replica all-reduce of gradients."""
+
+    forward: FloatColumn
+    backward: FloatColumn
+    gather: FloatColumn
+    scatter: FloatColumn
+    replicate: FloatColumn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposed:
+    """Seconds a step that a rank waits, (R, N): `fsdp` for gathers and scatters, `dp` for replica all-reduce; `hidden` under compute."""
+
+    fsdp: FloatColumn
+    dp: FloatColumn
+    hidden: FloatColumn
+
+
+def exposed_data_parallel(
+    units: FloatColumn, seconds: UnitColumns, batch: LayoutBatch, num_microbatches: FloatColumn, training: TrainingSpec, rules: TrainerRules, dp_hidden: float
+) -> Exposed:
+    """Waits for data-parallel communication in one step. units (R, K + 2, N): how many of each unit a rank holds."""
+    share = dp_hidden if training.overlap.dp else 0.0
+    if rules.fsdp_style:
+        return _fsdp(units, seconds, batch, num_microbatches, 1.0 if training.overlap.dp else 0.0)
+    return _once_a_step(units, seconds, share)
+
+
+def _on_ranks(units: FloatColumn, field: FloatColumn) -> FloatColumn:
+    return np.asarray(np.einsum("rkn,kn->rn", units, field))
+
+
+def _fsdp(units: FloatColumn, s: UnitColumns, batch: LayoutBatch, num_microbatches: FloatColumn, overlaps: float) -> Exposed:
+    """FSDP2: unit by unit, the next unit's gather runs under this unit's compute, its reduce-scatter under the next backward.
+
+    Without PP: every microbatch gathers forward (and backward under ZeRO-3) and reduces.
+      forward wait = first gather + sum max(0, gather - forward);  backward likewise with gather + scatter + replicate, then the last scatter.
+    Under PP (reshard never): one gather and one reduction a step, the reduction after the last backward with nothing to hide it;
+    ZeRO-3 gathers in every forward and backward.
+    Source: torch/distributed/fsdp/_fully_shard (implicit prefetch), torch/distributed/pipelining/stage.py (perform_reduce_grad).
+    """
+    piped, zero3 = batch.pp > 1, batch.zero_stage == 3
+    reduction = s.scatter + s.replicate
+    regather = np.where(zero3, s.gather, 0.0)
+    wait_forward = np.maximum(0.0, s.gather - overlaps * s.forward)
+    wait_backward = np.maximum(0.0, regather + np.where(piped, 0.0, reduction) - overlaps * s.backward)
+    first_gather = np.broadcast_to(np.maximum(s.gather[0], s.gather[-1]), (len(units), len(batch)))
+    last_scatter = np.broadcast_to(np.maximum(s.scatter[0], s.scatter[-2]), (len(units), len(batch)))
+    once = piped & ~zero3
+    rounds = np.where(once, 1.0, num_microbatches)
+    tail = np.where(piped, _on_ranks(units, s.scatter), num_microbatches * last_scatter)
+    waits = rounds * (_on_ranks(units, wait_forward) + np.where(once, 0.0, _on_ranks(units, wait_backward)) + first_gather) + tail
+    wire = rounds * _on_ranks(units, s.gather + np.where(once, 0.0, regather)) + np.where(piped, 1.0, num_microbatches) * _on_ranks(units, reduction)
+    piped_replicas = np.where(piped, _on_ranks(units, s.replicate), 0.0)
+    replicas = np.minimum(waits, num_microbatches * _on_ranks(units, np.maximum(0.0, s.replicate - overlaps * s.backward)))
+    replicas = np.where(piped, 0.0, replicas)
+    hidden = np.maximum(0.0, wire - waits - piped_replicas)
+    return Exposed(fsdp=waits - replicas, dp=replicas + piped_replicas, hidden=hidden)
+
+
+def _once_a_step(units: FloatColumn, s: UnitColumns, share: float) -> Exposed:
+    """Distributed optimizer or DDP: gradients reduce once a step under the last microbatch's backward, parameters gather under the first forward.
+
+    wait = max(0, communication - share x compute of that pass). Source: Megatron-LM --overlap-grad-reduce, --overlap-param-gather.
+    """
+    scatter, replicate, gather = _on_ranks(units, s.scatter), _on_ranks(units, s.replicate), _on_ranks(units, s.gather)
+    backward, forward = share * _on_ranks(units, s.backward), share * _on_ranks(units, s.forward)
+    reduction = scatter + replicate
+    late = np.maximum(0.0, reduction - backward)
+    dp = late * replicate / np.maximum(reduction, 1e-30)
+    early = np.maximum(0.0, gather - forward)
+    hidden = reduction - late + gather - early
+    return Exposed(fsdp=late - dp + early, dp=dp, hidden=hidden)

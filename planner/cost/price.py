@@ -1,0 +1,293 @@
+"""Every layout of a batch priced in time and memory: the one composer of the cost model, written for columns.
+
+Letters: N layouts, R pipeline ranks looked at, K + 2 units (layers by kind, embedding, head). `estimate` prices a batch of
+one with every rank and then simulates its schedule; a search prices hundreds of thousands with the deciding ranks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.cost import keyed, layers, sharding, stages
+from planner.cost.collectives import send_seconds
+from planner.cost.compute import Device
+from planner.cost.memory import OPTIMIZER_STATE_BYTES, RankMemory, RankShapes, rank_memory
+from planner.cost.overlap import Exposed, UnitColumns, exposed_data_parallel
+from planner.cost.profile import PROFILES, KernelProfile, Profile, kernel_profile
+from planner.cost.topology import Fabric
+from planner.schedules import SCHEDULES, Schedule
+from planner.specs.cluster import ClusterSpec
+from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
+from planner.specs.model import ModelSpec
+from planner.specs.trainers import TRAINERS, TrainerRules
+from planner.specs.training import TrainingSpec
+from planner.work import axes
+from planner.work.axes import local_sizes
+
+CHUNK = 16384
+PARTS = ("compute", "recompute", "tp", "cp", "ep", "pp", "fsdp", "dp", "bubble", "optimizer", "other")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pricer:
+    """Everything but the layouts: model, cluster, training and the profile, prepared once."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    training: TrainingSpec
+    rules: TrainerRules
+    profile: Profile
+    device: Device
+    fabric: Fabric
+
+    @classmethod
+    def build(cls, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, profile: Profile | None = None, kernels: KernelProfile | None = None) -> "Pricer":
+        """A pricer for one job under a profile (the trainer's prior unless given)."""
+        profile = profile or PROFILES[training.trainer]
+        return cls(
+            model=model, cluster=cluster, training=training, rules=TRAINERS[training.trainer], profile=profile,
+            device=Device.build(cluster, kernels or kernel_profile(cluster.gpu), profile),
+            fabric=Fabric.build(cluster, profile.intra_node, profile.inter_node),
+        )  # fmt: skip
+
+    def price(self, batch: LayoutBatch, *, every_rank: bool = False) -> "Prices":
+        """Time and memory of N layouts. every_rank: look at all pipeline ranks instead of the deciding ones."""
+        return _price(self, batch, every_rank)
+
+    def step_floor_seconds(self, batch: LayoutBatch) -> FloatColumn:
+        """A proven lower bound of `price(...).step_seconds`, (N,): the mean rank's compute and exposed TP, CP, EP of a step.
+
+        A step takes at least as long as its busiest rank computes, and the busiest is at least the mean; bubble,
+        data-parallel waits, optimizer and fixed costs are not negative. Independent of schedule and ZeRO stage.
+        """
+        unit, inverse = _unit_columns(self, batch)
+        total = unit.total[:, inverse]
+        counts = np.array([count for _, count in self.model.distinct_layers()] + [1.0, 1.0])
+        return num_microbatches(batch, self.training) * (counts @ total) / batch.pp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Columns of N prices.
+
+    parts: seconds (N,) by PARTS, of the busiest rank; they sum to step_seconds.  rank_* (R, N): per pipeline rank.
+    busiest (N,): row of R that is busiest.  flops (N,): matmul and attention work of one rank's mean share, recompute apart.
+    """
+
+    step_seconds: FloatColumn
+    parts: dict[str, FloatColumn]
+    peak_allocated_bytes: FloatColumn
+    peak_reserved_bytes: FloatColumn
+    device_bytes: FloatColumn
+    memory: RankMemory
+    rank_reserved_bytes: FloatColumn
+    rank: IntColumn
+    stage_seconds: "StageSeconds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSeconds:
+    """One microbatch on each unit (K + 2, N): what the simulator needs to time any stage. send (N,): one hop."""
+
+    forward: FloatColumn
+    input_grad: FloatColumn
+    weight_grad: FloatColumn
+    saved_bytes: FloatColumn
+    forward_flops: FloatColumn
+    recompute_flops: FloatColumn
+    send: FloatColumn
+    outside: FloatColumn
+    busy: FloatColumn
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """`layers.UnitCosts` at U rows, with sums that every price needs, (K + 2, U)."""
+
+    costs: layers.UnitCosts
+    forward: FloatColumn
+    input_grad: FloatColumn
+
+    @property
+    def total(self) -> FloatColumn:
+        return self.forward + self.input_grad + self.costs.weight_grad_seconds
+
+
+def num_microbatches(batch: LayoutBatch, training: TrainingSpec) -> FloatColumn:
+    """Microbatches (or accumulation steps) of one step, (N,), at least one."""
+    return np.maximum(1.0, training.global_batch_size / (batch.micro_batch_size * batch.dp_replicate * batch.dp_shard).astype(np.float64))
+
+
+def _unit_columns(pricer: Pricer, batch: LayoutBatch) -> tuple[_Units, IntColumn]:
+    rows, inverse = keyed.distinct(batch, layers.KEY)
+    site = layers.Site(
+        batch=rows, sizes=local_sizes(rows, pricer.model, pricer.training, pricer.rules), device=pricer.device, fabric=pricer.fabric,
+        rules=pricer.rules, training=pricer.training, rank_order=pricer.cluster.rank_order, fused=layers.fused_kernels(rows, pricer.rules),
+    )  # fmt: skip
+    costs = layers.unit_costs(site, pricer.model)
+    forward = costs.forward_seconds + costs.exposed_forward.sum(axis=0)
+    input_grad = costs.input_grad_seconds + costs.recompute_seconds + costs.exposed_backward.sum(axis=0)
+    return _Units(costs, forward, input_grad), inverse
+
+
+def by_schedule(batch: LayoutBatch, value: Callable[[Schedule, IntColumn], FloatColumn], alone: float) -> FloatColumn:
+    """A column filled schedule by schedule: value(schedule, rows) where pp > 1, `alone` where there is no pipeline."""
+    out = np.full(len(batch), alone)
+    for code in np.unique(batch.pp_schedule):
+        rows = np.flatnonzero((batch.pp_schedule == code) & (batch.pp > 1))
+        if len(rows):
+            out[rows] = value(SCHEDULES[SCHEDULE_NAMES[int(code)]], rows)
+    return out
+
+
+def _price(pricer: Pricer, batch: LayoutBatch, every_rank: bool) -> Prices:
+    unit, at_unit = _unit_columns(pricer, batch)
+    shard_rows, at_shard = keyed.distinct(batch, sharding.KEY)
+    shards = sharding.unit_shards(shard_rows, pricer.model, pricer.fabric, pricer.profile, pricer.cluster.rank_order)
+    pipe_rows, at_pipe = keyed.distinct(batch, stages.KEY)
+    held = stages.rank_layers(pipe_rows, pricer.model, pricer.rules, every_rank=every_rank)
+    units = held.units[:, :, at_pipe]
+    rank = held.rank[:, at_pipe]
+    m = num_microbatches(batch, pricer.training)
+    time = _Time(pricer, batch, units, held.mean_units[:, at_pipe], m, unit, at_unit, shards, at_shard)
+    step, parts, stage_seconds = time.compose()
+    shapes = _shapes(pricer, batch, units, rank, m, unit, at_unit, shards, at_shard)
+    memory = rank_memory(shapes, batch, m, pricer.training, pricer.rules, pricer.profile.workspace_bytes)
+    reserved = memory.allocated + _fragmentation(pricer) * (memory.activations + memory.logits + memory.buffers + memory.workspace)
+    peak_reserved = reserved.max(axis=0)
+    groups = sum((getattr(batch, axis) > 1).astype(np.float64) for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep"))
+    device = peak_reserved + pricer.cluster.gpu.context_bytes + pricer.profile.communicator_bytes * groups
+    return Prices(
+        step_seconds=step, parts=parts, peak_allocated_bytes=memory.allocated.max(axis=0), peak_reserved_bytes=peak_reserved,
+        device_bytes=device, memory=memory, rank_reserved_bytes=reserved, rank=rank, stage_seconds=stage_seconds,
+    )  # fmt: skip
+
+
+def _fragmentation(pricer: Pricer) -> float:
+    expandable = pricer.training.expandable_segments
+    expandable = pricer.rules.expandable_segments if expandable is None else expandable
+    return pricer.profile.fragmentation_expandable if expandable else pricer.profile.fragmentation
+
+
+def _on_ranks(units: FloatColumn, field: FloatColumn) -> FloatColumn:
+    """Sum over the units that each rank holds: (R, K + 2, N), (K + 2, N) -> (R, N)."""
+    return np.asarray(np.einsum("rkn,kn->rn", units, field))
+
+
+def _largest(field: FloatColumn) -> FloatColumn:
+    """Largest over units: (R, K + 2, N) -> (R, N). Unit by unit, because NumPy reduces a short middle axis slowly."""
+    result = field[:, 0]
+    for unit in range(1, field.shape[1]):
+        result = np.maximum(result, field[:, unit])
+    return result
+
+
+def _shapes(
+    pricer: Pricer, batch: LayoutBatch, units: FloatColumn, rank: IntColumn, m: FloatColumn,
+    unit: _Units, at_unit: IntColumn, shards: sharding.UnitShards, at_shard: IntColumn,
+) -> RankShapes:  # fmt: skip
+    local, shard = shards.local[:, at_shard], shards.shard[:, at_shard]
+    holds = units > 0
+    layer_local = np.where(holds, local[None], 0.0)
+    in_flight = np.array(
+        [
+            by_schedule(batch, lambda s, rows, r=r: s.in_flight(rank[r, rows], batch.pp[rows], batch.virtual_stages[rows], m[rows]), 1.0)
+            for r in range(len(units))
+        ]
+    )
+    boundary = np.where(batch.pp > 1, unit.costs.boundary_bytes[at_unit] * batch.virtual_stages, 0.0)
+    return RankShapes(
+        local=_on_ranks(units, local), shard=_on_ranks(units, shard), largest_local=layer_local.max(axis=1), head_local=layer_local[:, -1],
+        saved_bytes=_on_ranks(units, unit.costs.saved_bytes[:, at_unit]),
+        transient_bytes=_largest(np.where(holds, unit.costs.transient_bytes[:, at_unit][None], 0.0)),
+        in_flight=in_flight, boundary_bytes=np.broadcast_to(boundary, in_flight.shape),
+        logits_bytes=units[:, -1] * unit.costs.logits_bytes[at_unit],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Time:
+    """Composition of one step's seconds from units, shards and schedule."""
+
+    pricer: Pricer
+    batch: LayoutBatch
+    units: FloatColumn
+    mean_units: FloatColumn
+    m: FloatColumn
+    unit: _Units
+    at_unit: IntColumn
+    shards: sharding.UnitShards
+    at_shard: IntColumn
+
+    def compose(self) -> tuple[FloatColumn, dict[str, FloatColumn], StageSeconds]:
+        """(step seconds, parts, seconds of stages for the simulator)."""
+        costs, at, batch, m = self.unit.costs, self.at_unit, self.batch, self.m
+        forward, input_grad = self.unit.forward[:, at], self.unit.input_grad[:, at]
+        weight_grad = costs.weight_grad_seconds[:, at]
+        exposed = self._data_parallel(forward, input_grad + weight_grad)
+        slowed = self.pricer.profile.overlap_slowdown * exposed.hidden
+        optimizer = self._optimizer_seconds()
+        outside = exposed.fsdp + exposed.dp + slowed + optimizer
+        per_microbatch = _on_ranks(self.units, forward + input_grad + weight_grad)
+        busiest = np.argmax(m * per_microbatch + outside, axis=0)
+        pick = (busiest, np.arange(len(batch)))
+        send = self._send_seconds()
+        bubble, sends = self._bubble(forward, input_grad, weight_grad, send)
+        here = self.units[busiest, :, np.arange(len(batch))].T
+        parts = {
+            "recompute": m * (here * costs.recompute_seconds[:, at]).sum(axis=0),
+            "fsdp": exposed.fsdp[pick] + slowed[pick], "dp": exposed.dp[pick], "bubble": bubble, "pp": sends,
+            "optimizer": optimizer[pick], "other": np.full(len(batch), self.pricer.profile.fixed_step_seconds),
+        }  # fmt: skip
+        for index, axis in enumerate(layers.AXES):
+            parts[axis] = m * (here * (costs.exposed_forward + costs.exposed_backward)[index][:, at]).sum(axis=0)
+        busy = m * per_microbatch[pick]
+        parts["compute"] = busy - parts["recompute"] - parts["tp"] - parts["cp"] - parts["ep"]
+        step = busy + outside[pick] + bubble + sends + parts["other"]
+        stage_seconds = StageSeconds(
+            forward=forward, input_grad=input_grad, weight_grad=weight_grad, saved_bytes=costs.saved_bytes[:, at], send=send,
+            forward_flops=costs.forward_flops[:, at], recompute_flops=costs.recompute_flops[:, at],
+            outside=outside[pick] + parts["other"], busy=busy,
+        )  # fmt: skip
+        return step, parts, stage_seconds
+
+    def _data_parallel(self, forward: FloatColumn, backward: FloatColumn) -> Exposed:
+        s, at = self.shards, self.at_shard
+        seconds = UnitColumns(
+            forward=forward, backward=backward, gather=s.gather_seconds[:, at], scatter=s.scatter_seconds[:, at], replicate=s.replicate_seconds[:, at]
+        )
+        return exposed_data_parallel(self.units, seconds, self.batch, self.m, self.pricer.training, self.pricer.rules, self.pricer.profile.dp_hidden)
+
+    def _send_seconds(self) -> FloatColumn:
+        _, stride = axes.group("pp", self.batch, self.pricer.cluster.rank_order)
+        payload = self.unit.costs.boundary_bytes[self.at_unit]
+        return np.where(self.batch.pp > 1, send_seconds(payload, stride, self.pricer.fabric) + self.pricer.profile.collective_seconds, 0.0)
+
+    def _bubble(self, forward: FloatColumn, input_grad: FloatColumn, weight_grad: FloatColumn, send: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+        f, i, w = ((self.mean_units * field).sum(axis=0) for field in (forward, input_grad, weight_grad))
+        batch, m = self.batch, self.m
+
+        def bubble(schedule: Schedule, rows: IntColumn) -> FloatColumn:
+            return schedule.bubble_seconds(batch.pp[rows], batch.virtual_stages[rows], m[rows], f[rows], i[rows], w[rows])
+
+        def hops(schedule: Schedule, rows: IntColumn) -> FloatColumn:
+            return schedule.sends_on_critical_path(batch.pp[rows], batch.virtual_stages[rows], m[rows])
+
+        return by_schedule(batch, bubble, 0.0), by_schedule(batch, hops, 0.0) * send
+
+    def _optimizer_seconds(self) -> FloatColumn:
+        """Fused update: reads and writes parameter, gradient and states, clipping reads and scales gradients; offload over PCIe.
+
+        (R, N). Source: torch fused AdamW kernel (7 streams of 4 bytes), clip_grad_norm_ (one read, one read and write).
+        """
+        batch, training, device = self.batch, self.pricer.training, self.pricer.device
+        owned = _on_ranks(self.units, self.shards.shard[:, self.at_shard])
+        moved = 12.0 + 2.0 * OPTIMIZER_STATE_BYTES[training.optimizer] + (12.0 if training.max_grad_norm is not None else 0.0)
+        on_device = device.moved_seconds(owned * moved)
+        pcie = self.pricer.cluster.pcie_bandwidth_bytes_per_second
+        offloaded = owned * 8.0 / pcie + owned * moved / (2.0 * pcie)
+        return np.where(batch.cpu_offload, offloaded, on_device)
+
+

@@ -1,0 +1,67 @@
+"""Prices refined by playing the schedule out: unequal stages, sends, and each rank's memory as microbatches come and go.
+
+Layouts that share (schedule, pp, virtual stages, microbatches) are simulated together. Letters: C such layouts, S stages.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.columns import FloatColumn, LayoutBatch
+from planner.cost import stages
+from planner.cost.price import Pricer, Prices, num_microbatches
+from planner.cost.simulate import Simulation, StageTimes, simulate
+from planner.schedules import SCHEDULES
+from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refined:
+    """Simulated step, (N,): step_seconds and the seconds beyond the busiest rank's own work (bubble and sends)."""
+
+    step_seconds: FloatColumn
+    bubble_seconds: FloatColumn
+    send_seconds: FloatColumn
+
+
+def refine(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> Refined:
+    """Simulated seconds of every layout; a layout without a pipeline keeps its price."""
+    bubble, sends = prices.parts["bubble"].copy(), prices.parts["pp"].copy()
+    for rows in groups(pricer, batch):
+        makespan = play(pricer, batch, prices, rows).makespan_seconds_C
+        without_sends = play(pricer, batch, prices, rows, send_scale=0.0).makespan_seconds_C
+        bubble[rows] = np.maximum(without_sends - prices.stage_seconds.busy[rows], 0.0)
+        sends[rows] = np.maximum(makespan - np.maximum(without_sends, prices.stage_seconds.busy[rows]), 0.0)
+    step = prices.step_seconds - prices.parts["bubble"] - prices.parts["pp"] + bubble + sends
+    return Refined(step_seconds=step, bubble_seconds=bubble, send_seconds=sends)
+
+
+def groups(pricer: Pricer, batch: LayoutBatch) -> list[np.ndarray]:
+    """Row indices of the pipelined layouts that can be simulated together."""
+    m = num_microbatches(batch, pricer.training).astype(np.int64)
+    keys = np.stack([batch.pp_schedule, batch.pp, batch.virtual_stages, m])
+    piped = np.flatnonzero(batch.pp > 1)
+    if not len(piped):
+        return []
+    _, inverse = np.unique(keys[:, piped], axis=1, return_inverse=True)
+    inverse = inverse.ravel()
+    return [piped[inverse == group] for group in range(inverse.max() + 1)]
+
+
+def play(pricer: Pricer, batch: LayoutBatch, prices: Prices, rows: np.ndarray, *, send_scale: float = 1.0, keep_times: bool = False) -> Simulation:
+    """The simulation of layouts `rows`, which share schedule, pp, virtual stages and microbatches."""
+    first = int(rows[0])
+    schedule = SCHEDULES[SCHEDULE_NAMES[int(batch.pp_schedule[first])]]
+    pp, virtual = int(batch.pp[first]), int(batch.virtual_stages[first])
+    units_CSK = np.array([stages.stage_units(stages.layers_of_stages(batch, int(row), pricer.model, pricer.rules), pricer.model) for row in rows])
+    s = prices.stage_seconds
+
+    def on_stages(field: FloatColumn) -> FloatColumn:
+        return np.asarray(np.einsum("csk,kc->cs", units_CSK, field[:, rows]))
+
+    times = StageTimes(
+        forward_seconds_CS=on_stages(s.forward), input_grad_seconds_CS=on_stages(s.input_grad), weight_grad_seconds_CS=on_stages(s.weight_grad),
+        send_seconds_CS=np.repeat(send_scale * s.send[rows, None], units_CSK.shape[1], axis=1), saved_bytes_CS=on_stages(s.saved_bytes),
+    )  # fmt: skip
+    m = int(num_microbatches(batch.take(rows[:1]), pricer.training)[0])
+    return simulate(schedule, pp, virtual, m, times, keep_times=keep_times)

@@ -1,0 +1,105 @@
+"""Which layers each pipeline rank holds. Letters: U distinct pipelines by KEY, R ranks looked at, K kinds of layer."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from planner.columns import TRAINER_SPLIT, FloatColumn, IntColumn, LayoutBatch
+from planner.schedules import SCHEDULES
+from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
+from planner.specs.model import ModelSpec
+from planner.specs.trainers import TrainerRules
+
+KEY = ("pp", "virtual_stages", "pp_schedule", "split")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLayers:
+    """What R ranks of each of U pipelines hold.
+
+    units (R, K + 2, U): number of layers of each kind, then 1 where the rank holds the embedding, 1 where the head.
+    rank (R, U): pipeline rank.  mean_units (K + 2, U): per rank, averaged over all ranks.
+    """
+
+    units: FloatColumn
+    rank: IntColumn
+    mean_units: FloatColumn
+
+
+def stage_layers(num_layers: int, num_stages: int, rules: TrainerRules) -> tuple[int, ...]:
+    """Layers of each stage, first stage first, by the trainer's own split.
+
+    TorchTitan spreads layers plus one for the embedding and one for the head as evenly as it can, earlier stages
+    taking the remainder (generate_llm_fqn_per_model_part). Megatron splits evenly where that divides, and otherwise counts the
+    embedding and head as layers too (--account-for-embedding-in-pipeline-split).
+    """
+    if num_stages == 1:
+        return (num_layers,)
+    if not rules.fsdp_style and num_layers % num_stages == 0:
+        return (num_layers // num_stages,) * num_stages
+    per_stage, extra = divmod(num_layers + 2, num_stages)
+    sizes = [per_stage + (index < extra) for index in range(num_stages)]
+    sizes[0] -= 1
+    sizes[-1] -= 1
+    short = max(0, -sizes[-1])
+    sizes[-1] += short
+    sizes[0] -= short
+    return tuple(sizes)
+
+
+def layers_of_stages(batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRules) -> tuple[int, ...]:
+    """Layers of each stage of one layout: its own list, or the trainer's split."""
+    split = int(batch.split[row])
+    if split != TRAINER_SPLIT:
+        return batch.splits[split]
+    return stage_layers(model.num_hidden_layers, int(batch.pp[row] * batch.virtual_stages[row]), rules)
+
+
+@lru_cache(maxsize=4096)
+def stage_units(sizes: tuple[int, ...], model: ModelSpec) -> FloatColumn:
+    """Units of each stage, (S, K + 2): layers by kind, embedding in the first stage, head in the last."""
+    kinds = [kind for kind, _ in model.distinct_layers()]
+    order = np.array([kinds.index(kind) for kind in model.layer_kinds()])
+    units = np.zeros((len(sizes), len(kinds) + 2))
+    ends = np.cumsum(sizes)
+    for stage, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+        units[stage, : len(kinds)] = np.bincount(order[end - size : end], minlength=len(kinds))
+    units[0, -2] = 1.0
+    units[-1, -1] = 1.0
+    return units
+
+
+def rank_units(batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRules) -> FloatColumn:
+    """Units of every pipeline rank of one layout, (pp, K + 2)."""
+    pp, virtual = int(batch.pp[row]), int(batch.virtual_stages[row])
+    stages = stage_units(layers_of_stages(batch, row, model, rules), model)
+    schedule = SCHEDULES[SCHEDULE_NAMES[int(batch.pp_schedule[row])]]
+    ranks = np.zeros((pp, stages.shape[1]))
+    for stage in range(len(stages)):
+        ranks[schedule.stage_rank(stage, pp, virtual) if pp > 1 else 0] += stages[stage]
+    return ranks
+
+
+def rank_layers(batch: LayoutBatch, model: ModelSpec, rules: TrainerRules, *, every_rank: bool) -> RankLayers:
+    """Units of the ranks that can decide time or memory, for U pipelines; `every_rank` for all of them.
+
+    The deciding ranks are the one with the embedding (most microbatches in flight), the fullest of the others, and the
+    one with the head. With every_rank, R is the largest pp and shorter pipelines repeat their last rank.
+    """
+    per_row = [rank_units(batch, row, model, rules) for row in range(len(batch))]
+    chosen = [np.arange(len(units)) if every_rank else _deciding(units) for units in per_row]
+    length = max(len(ranks) for ranks in chosen)
+    padded = [np.concatenate([ranks, np.full(length - len(ranks), ranks[-1])]) for ranks in chosen]
+    return RankLayers(
+        units=np.array([units[ranks] for units, ranks in zip(per_row, padded, strict=True)]).transpose(1, 2, 0),
+        rank=np.array(padded).T,
+        mean_units=np.array([units.mean(axis=0) for units in per_row]).T,
+    )
+
+
+def _deciding(units: FloatColumn) -> IntColumn:
+    first, last = int(np.argmax(units[:, -2])), int(np.argmax(units[:, -1]))
+    layers = units[:, :-2].sum(axis=1)
+    layers[[first, last]] -= 0.5
+    return np.array([first, int(np.argmax(layers)), last])

@@ -1,0 +1,146 @@
+"""Each parallel axis in one place: which named dimensions it divides, and which collectives it inserts where.
+
+Letters: U rows of a batch (unique layouts); every size is a column (U,).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.specs.layout import CP_METHODS
+from planner.specs.model import ModelSpec
+from planner.specs.trainers import TrainerRules
+from planner.specs.training import TrainingSpec
+
+ULYSSES = CP_METHODS.index("ulysses")
+ALLTOALL = CP_METHODS.index("alltoall")
+ALLGATHER = CP_METHODS.index("allgather")
+
+
+def local_sizes(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec, rules: TrainerRules) -> Mapping[str, FloatColumn]:
+    """Size of every named dimension on one rank, one microbatch.
+
+    tokens: the rank's share of a microbatch outside sequence-parallel regions; tokens_sp: inside them.
+    tokens_saved: of the input that a column-parallel linear keeps (Megatron keeps the shard and gathers it again).
+    tokens_routed: expert rows a rank computes, top-k copies times the load of the busiest rank.
+    """
+    tp, cp, ep, etp = (column.astype(np.float64) for column in (batch.tp, batch.cp, batch.ep, batch.etp))
+    tokens = batch.micro_batch_size * (training.seq_len / cp)
+    sp = np.where(batch.sequence_parallel, tp, 1.0)
+    kv_heads = np.maximum(model.num_key_value_heads / tp, 1.0)
+    heads = model.num_attention_heads / tp
+    ones = np.ones_like(tp)
+    sizes: dict[str, FloatColumn] = {
+        "tokens": tokens, "tokens_sp": tokens / sp, "tokens_saved": tokens if rules.fsdp_style else tokens / sp,
+        "hidden": model.hidden_size * ones, "heads": heads, "kv_heads": kv_heads, "context": training.seq_len * ones,
+        "qk_dim": model.qk_head_dim * ones, "v_dim": model.v_dim * ones,
+        "heads_and_kv": heads + (heads if model.uses_mla else kv_heads),
+        "kv_width": kv_heads * (model.qk_head_dim + model.v_dim), "qo_width": heads * (model.qk_head_dim + model.v_dim),
+        "ffn": model.intermediate_size / tp, "vocab": model.vocab_size / tp,
+        "vocab_loss": model.vocab_size / (tp if _loss_is_parallel(training, rules) else ones),
+        "q_lora": model.q_lora_rank * ones, "kv_lora": model.kv_lora_rank * ones,
+        "kv_lora_rope": (model.kv_lora_rank + model.qk_rope_head_dim) * ones, "kv_up": (model.qk_nope_head_dim + model.v_dim) * ones,
+        "shared_ffn": model.shared_expert_intermediate_size / tp,
+    }  # fmt: skip
+    if model.num_experts:
+        sizes |= _expert_sizes(model, training, tokens, sp, ep, etp)
+    return sizes
+
+
+def _loss_is_parallel(training: TrainingSpec, rules: TrainerRules) -> bool:
+    return rules.vocab_parallel_loss if training.vocab_parallel_loss is None else training.vocab_parallel_loss
+
+
+def _expert_sizes(
+    model: ModelSpec, training: TrainingSpec, tokens: FloatColumn, sp: FloatColumn, ep: FloatColumn, etp: FloatColumn
+) -> dict[str, FloatColumn]:
+    own = tokens / np.where(etp > 1, 1.0, sp)
+    local = model.num_experts / ep
+    imbalance = expected_imbalance(own * model.num_experts_per_tok, ep) if training.moe_imbalance is None else training.moe_imbalance
+    routed = own * model.num_experts_per_tok * imbalance
+    return {
+        "tokens_moe": own, "experts": model.num_experts * np.ones_like(tokens), "experts_local": local,
+        "tokens_routed": routed, "tokens_per_expert": routed / local, "expert_ffn": model.moe_intermediate_size / etp,
+    }  # fmt: skip
+
+
+def expected_imbalance(copies: FloatColumn, ep: FloatColumn) -> FloatColumn:
+    """Expected load of the busiest of `ep` ranks over the mean, for routing at random.
+
+    1 + sqrt(2 ln(ep) / copies): the maximum of ep Poisson loads of mean `copies` (token copies a rank receives).
+    Real routers with a balancing loss are close to this; `training.moe_imbalance` overrides it.
+    Source: extreme value of normal variables (Cramer 1946, section 28.6).
+    """
+    return np.asarray(1.0 + np.sqrt(2.0 * np.log(np.maximum(ep, 1.0)) / np.maximum(copies, 1.0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """A collective at a site: which group carries it, the NCCL operation of each direction, and where it applies.
+
+    share: part of the site's buffer that is on the wire.  overlap: profile key of the share that hides under compute.
+    """
+
+    axis: str
+    forward: str | None
+    backward: str | None
+    applies: Callable[[LayoutBatch], BoolColumn]
+    overlap: str = ""
+    regathers: bool = False
+
+
+SITES: Mapping[str, tuple[Communication, ...]] = {
+    "tp_enter": (
+        Communication(axis="tp", forward="all-gather", backward="reduce-scatter", applies=lambda b: b.sequence_parallel & (b.tp > 1), overlap="tp", regathers=True),
+        Communication(axis="tp", forward=None, backward="all-reduce", applies=lambda b: ~b.sequence_parallel & (b.tp > 1), overlap="tp"),
+    ),
+    "tp_exit": (
+        Communication(axis="tp", forward="reduce-scatter", backward="all-gather", applies=lambda b: b.sequence_parallel & (b.tp > 1), overlap="tp"),
+        Communication(axis="tp", forward="all-reduce", backward=None, applies=lambda b: ~b.sequence_parallel & (b.tp > 1), overlap="tp"),
+    ),
+    "etp_exit": (
+        Communication(axis="etp", forward="all-reduce", backward="all-reduce", applies=lambda b: (b.etp > 1) & (b.tp == 1)),
+    ),
+    "cp_enter": (
+        Communication(axis="cp", forward="all-gather", backward="reduce-scatter", applies=lambda b: (b.cp > 1) & (b.cp_method == ALLGATHER), regathers=True),
+        Communication(axis="cp", forward="rotate", backward="rotate-gradients", applies=lambda b: (b.cp > 1) & (b.cp_method == ALLTOALL), overlap="cp"),
+        Communication(axis="cp", forward="all-to-all", backward="all-to-all", applies=lambda b: (b.cp > 1) & (b.cp_method == ULYSSES)),
+    ),
+    "cp_exit": (
+        Communication(axis="cp", forward="all-to-all", backward="all-to-all", applies=lambda b: (b.cp > 1) & (b.cp_method == ULYSSES)),
+    ),
+    "ep_exchange": (
+        Communication(axis="ep", forward="all-to-all", backward="all-to-all", applies=lambda b: b.ep > 1),
+    ),
+}  # fmt: skip
+
+
+def group(axis: str, batch: LayoutBatch, rank_order: tuple[str, ...]) -> tuple[FloatColumn, FloatColumn]:
+    """(degree, stride) of the ranks that form one group of this axis, each (U,).
+
+    Ranks are numbered with the first axis of `rank_order` innermost. `fsdp` joins dp_shard and cp; `efsdp` are the ranks that
+    share an expert's shard; `ep` regroups the same ranks from inside out (TorchTitan's mesh); `ddp` and `eddp` add replicas.
+    """
+    b = {name: getattr(batch, name).astype(np.float64) for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")}
+    stride, running = {}, np.ones_like(b["tp"])
+    for name in rank_order:
+        stride[name], running = running, running * b[name]
+    one = np.ones_like(running)
+    experts = b["ep"] * b["etp"]
+    ranks = b["dp_shard"] * b["cp"] * b["tp"]
+    sharding = np.where(b["cp"] > 1, np.minimum(stride["cp"], stride["dp_shard"]), stride["dp_shard"])
+    groups = {
+        "tp": (b["tp"], stride["tp"]),
+        "cp": (b["cp"], stride["cp"]),
+        "ep": (b["ep"], np.where(b["etp"] > 1, b["etp"], one)),
+        "etp": (b["etp"], one),
+        "fsdp": (b["dp_shard"] * b["cp"], sharding),
+        "efsdp": (np.maximum(ranks / experts, 1.0), experts),
+        "replicate": (b["dp_replicate"], stride["dp_replicate"]),
+        "ddp": (b["dp_replicate"] * b["dp_shard"] * b["cp"], np.minimum(sharding, stride["dp_replicate"])),
+        "eddp": (np.maximum(b["dp_replicate"] * ranks / experts, 1.0), experts),
+        "pp": (b["pp"], stride["pp"]),
+    }
+    return groups[axis]

@@ -1,0 +1,130 @@
+"""What activation checkpointing keeps and what it redoes, read off the same list of operations that gives the time.
+
+Letters: U rows of a batch; a mode is the pair of columns (ac_kind, ac_value).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.specs.layout import AC_KINDS
+from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op, Tensor
+
+NONE, FULL, SELECTIVE_OP, SELECTIVE_LAYER, SELECTIVE_ATTENTION, MEMORY_BUDGET = range(len(AC_KINDS))
+CORE_ATTENTION = frozenset({"attention", "softmax_dropout"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Result of a mode on one layer.
+
+    saved_bytes (U,): kept from forward to backward, averaged over layers for selective-layer-N.
+    transient_bytes (U,): recomputed in addition while one layer runs backward.
+    redone: share of each op's forward that backward repeats, (len(ops), U).
+    """
+
+    saved_bytes: FloatColumn
+    transient_bytes: FloatColumn
+    redone: FloatColumn
+
+
+def kept(ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn], seconds: FloatColumn, fused: BoolColumn) -> Kept:
+    """What each row's mode keeps of a layer and what it recomputes.
+
+    bytes_of: bytes (U,) of a tensor.  seconds (len(ops), U): forward seconds of each op, for the memory budget.
+    fused (U,): kernels are fused, so that eager-only tensors are not kept.
+    Sources: torchtitan 0.2.2 distributed/activation_checkpoint.py (save list and every second matmul), Korthikanti 2022
+    (selective attention), torch._functorch.partitioners (activation_memory_budget).
+    """
+    size = len(batch)
+    zero, one = np.zeros(size), np.ones(size)
+    every = _union_bytes(ops, bytes_of, fused)
+    layer_input = bytes_of(_first_saved(ops))
+    saved_op, redone_op = _selective_op(ops, batch, bytes_of)
+    saved_budget, redone_budget = _memory_budget(ops, bytes_of, seconds, fused, np.clip(batch.ac_value, 0, 1), layer_input)
+    core = np.array([1.0 if op.name in CORE_ATTENTION else 0.0 for op in ops])[:, None]
+    kind, period = batch.ac_kind, np.maximum(batch.ac_value, 1.0)
+    saved = np.select(
+        [kind == NONE, kind == FULL, kind == SELECTIVE_OP, kind == SELECTIVE_LAYER, kind == SELECTIVE_ATTENTION],
+        [every, layer_input, saved_op, every + (layer_input - every) / period, every - _core_bytes(ops, bytes_of)],
+        saved_budget,
+    )  # fmt: skip
+    redone = np.select(
+        [(kind == NONE)[None], (kind == FULL)[None], (kind == SELECTIVE_OP)[None], (kind == SELECTIVE_LAYER)[None], (kind == SELECTIVE_ATTENTION)[None]],
+        [zero[None] * core, one[None] + zero[None] * core, redone_op, (1.0 / period)[None] + zero[None] * core, core * one[None]],
+        redone_budget,
+    )  # fmt: skip
+    busiest = np.where(kind == SELECTIVE_LAYER, layer_input, saved)
+    return Kept(saved_bytes=saved, transient_bytes=np.maximum(every - busiest, 0.0), redone=redone)
+
+
+def _first_saved(ops: Sequence[Op]) -> Tensor:
+    for op in ops:
+        if not isinstance(op, Collective) and op.saves:
+            return op.saves[0]
+    raise AssertionError("a layer keeps at least its input")
+
+
+def _saved_tensors(ops: Sequence[Op]) -> Mapping[str, Tensor]:
+    return {tensor.name: tensor for op in ops if not isinstance(op, Collective) for tensor in op.saves}
+
+
+def _union_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn) -> FloatColumn:
+    parts = [np.where(fused, 0.0, bytes_of(t)) if t.eager_only else bytes_of(t) for t in _saved_tensors(ops).values()]
+    return np.sum(parts, axis=0)
+
+
+def _core_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) -> FloatColumn:
+    """Bytes that only the core attention keeps: probabilities and masks, or flash's statistics."""
+    cores = [op for op in ops if isinstance(op, Attention)]
+    inner = [t for op in cores for t in op.saves if t.name not in ("q", "k", "v", "attention_out")]
+    return np.sum([bytes_of(t) for t in inner], axis=0)
+
+
+def _selective_op(ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn]) -> tuple[FloatColumn, FloatColumn]:
+    """TorchTitan's policy: keep the first, third, fifth ... matmul's output, attention, and reduce-scattered sums.
+
+    Grouped expert GEMMs are not in its save list, so they are redone.
+    """
+    saved = bytes_of(_first_saved(ops))
+    redone = np.ones((len(ops), len(batch)))
+    num_matmuls = 0
+    for index, op in enumerate(ops):
+        if isinstance(op, Gemm) and op.role != "expert":
+            num_matmuls += 1
+            if num_matmuls % 2 == 1:
+                saved = saved + bytes_of(op.output)
+                redone[index] = 0.0
+        elif isinstance(op, Attention):
+            saved = saved + bytes_of(op.output) + bytes_of(op.statistics)
+            redone[index] = 0.0
+        elif isinstance(op, Collective) and op.site == "tp_exit":
+            scattered = batch.sequence_parallel & (batch.tp > 1)
+            saved = saved + np.where(scattered, bytes_of(op.tensor) / batch.tp, 0.0)
+            redone[index] = np.where(scattered, 0.0, 1.0)
+    return saved, redone
+
+
+def _memory_budget(
+    ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn], seconds: FloatColumn, fused: BoolColumn, budget: FloatColumn, least: FloatColumn
+) -> tuple[FloatColumn, FloatColumn]:
+    """Fractional knapsack: keep the tensors that cost most seconds per byte to redo, until least + X (all - least) is used."""
+    redone = np.ones((len(ops), len(budget)))
+    makers = [(i, op.output) for i, op in enumerate(ops) if isinstance(op, Gemm | Attention | Elementwise) and op.output is not None]
+    total = _union_bytes(ops, bytes_of, fused)
+    room = least + budget * np.maximum(total - least, 0.0)
+    saved = least.copy()
+    sizes = np.array([bytes_of(tensor) for _, tensor in makers])
+    worth = np.array([seconds[i] for i, _ in makers]) / np.maximum(sizes, 1.0)
+    order = np.argsort(-worth, axis=0, kind="stable")
+    places = np.array([i for i, _ in makers])
+    columns = np.arange(len(budget))
+    for rank in range(len(makers)):
+        pick = order[rank]
+        size = sizes[pick, columns]
+        share = np.clip((room - saved) / np.maximum(size, 1.0), 0.0, 1.0)
+        saved = saved + share * size
+        redone[places[pick], columns] = 1.0 - share
+    return room, np.where((budget >= 1.0)[None], 0.0, redone)
