@@ -308,7 +308,7 @@ class _Fabric:
             size = level.gpus
             if size is not None and index == 0 and self.gpu.scale_up.spans_nodes and size > self.per_node:
                 size = self._even(size)
-            if size is None and index == 0 and level.shape:
+            if size is None and index == 0 and last and level.shape:
                 size = math.prod(level.shape)
             if size is None:
                 size = self.num_gpus if index == last else self.domain if index == 0 else None
@@ -337,7 +337,8 @@ class _Fabric:
 
     def _complete(self, level: _Sized, inner: int, num_typed: int) -> FabricLevel:
         request = level.request
-        scale_up = level.gpus <= self.domain or (level.place == 0 and num_typed > 1)
+        reach = self.gpu.scale_up.gpus if level.place == 0 and num_typed > 1 else 0
+        scale_up = level.gpus <= max(self.domain, reach)
         default: ScaleOut = self.gpu.scale_up if scale_up else self.gpu.scale_out
         topology = request.topology or ("torus" if request.shape else default.topology)
         outermost = "inter-node" if level.gpus == self.num_gpus and level.place else f"level-{level.place}"

@@ -1,0 +1,271 @@
+"""Clusters: completion from the GPU's defaults, units and directions, and every way to get them wrong."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.catalog.clusters import cluster_document, cluster_names, load_cluster, load_gpu
+from planner.errors import SpecError, UnknownNameError
+from planner.specs.cluster import RANK_ORDER, ClusterSpec, balanced_shape
+from planner.units import GIB, GIGA, TERA
+
+H100 = {"gpu": "h100-sxm-80gb", "num_gpus": 64}
+PUBLIC = Path("/work/shared/measurements/public.jsonl")
+CLUSTERS = [
+    "h100-8", "h100-64", "h100-256", "h100-512", "h100-1024", "h100-16384", "h200-8", "b200-8", "gb200-nvl72", "a100-8", "8xa100",
+    "a100-1024-hdr", "h800-2048", "tpu-v5p-4096", "mi300x-8",
+]  # fmt: skip
+
+
+def cluster(**changes):
+    return ClusterSpec.from_user({**H100, **changes})
+
+
+def sizes(spec):
+    return [level.gpus for level in spec.fabric]
+
+
+def faults(value):
+    with pytest.raises(SpecError) as caught:
+        ClusterSpec.from_user(value)
+    assert all(fault.rule and fault.remedy for fault in caught.value.faults)
+    return {fault.field: fault for fault in caught.value.faults}
+
+
+def test_a_bare_cluster_gets_every_default_of_its_gpu():
+    spec, gpu = cluster(), load_gpu("h100")
+    assert (spec.num_gpus, spec.gpus_per_node, spec.num_nodes) == (64, 8, 8)
+    assert [level.name for level in spec.fabric] == ["intra-node", "inter-node"]
+    assert sizes(spec) == [8, 64]
+    assert spec.fabric[0].bandwidth_bytes_per_second == 450 * GIGA
+    assert spec.fabric[1].bandwidth_bytes_per_second == 50 * GIGA
+    assert spec.power_limit_watts == gpu.power_limit_watts
+    assert spec.host_memory_bytes == 8 * gpu.host_memory_bytes_per_gpu
+    assert spec.rank_order == RANK_ORDER
+    assert spec.usable_memory_bytes == pytest.approx(0.95 * gpu.memory_bytes)
+    assert spec.num_gpus_choices == (64,)
+
+
+def test_partial_levels_are_completed_and_bits_become_bytes():
+    spec = cluster(fabric=[{"name": "intra-node"}, {"name": "inter-node", "bandwidth": "200 Gb/s", "latency": "7 us"}])
+    inner, outer = spec.fabric
+    assert (inner.bandwidth_bytes_per_second, inner.topology) == (450 * GIGA, "switch")
+    assert outer.bandwidth_bytes_per_second == 25 * GIGA
+    assert outer.latency_seconds == pytest.approx(7e-6)
+    assert outer.oversubscription == 1.0
+
+
+def test_strings_with_units_and_bare_si_numbers_agree():
+    typed = cluster(power_limit="500 W", host_memory="1 TB", pcie_bandwidth="64 GB/s", storage_bandwidth="1 GB/s", reserved_memory="2 GiB")
+    bare = cluster(power_limit=500, host_memory=TERA, pcie_bandwidth=64 * GIGA, storage_bandwidth=GIGA, reserved_memory=2 * GIB)
+    assert typed == bare
+    assert typed.usable_memory_bytes == pytest.approx(0.95 * typed.gpu.memory_bytes - 2 * GIB)
+
+
+def test_three_levels_with_oversubscription():
+    spec = cluster(num_gpus=512, fabric=[{}, {"name": "leaf", "gpus": 128}, {"oversubscription": 3}])
+    assert sizes(spec) == [8, 128, 512]
+    assert [level.name for level in spec.fabric] == ["intra-node", "leaf", "inter-node"]
+    assert spec.fabric[2].oversubscription == 3.0
+
+
+def test_a_job_of_one_node_has_one_level():
+    assert sizes(cluster(num_gpus=8, fabric=[{"name": "intra-node"}, {"name": "inter-node"}])) == [8]
+    part = cluster(num_gpus=4)
+    assert (sizes(part), part.gpus_per_node, part.num_nodes) == ([4], 4, 1)
+    assert sizes(cluster(num_gpus=1)) == [1]
+
+
+def test_levels_never_exceed_the_cluster():
+    assert sizes(cluster(fabric=[{}, {"name": "leaf", "gpus": 256}, {}])) == [8, 64]
+
+
+def test_one_level_alone_is_flat_or_gets_the_network_around_it():
+    flat = cluster(fabric=[{"topology": "ring", "bandwidth": "10 GB/s", "latency": "1 us"}])
+    assert (sizes(flat), flat.fabric[0].topology) == ([64], "ring")
+    assert sizes(cluster(fabric=[{"gpus": 8}])) == [8, 64]
+
+
+def test_nvlink_domain_of_a_rack():
+    gb200 = {"gpu": "gb200", "gpus_per_node": 4}
+    assert sizes(ClusterSpec.from_user({**gb200, "num_gpus": 72})) == [72]
+    assert sizes(ClusterSpec.from_user({**gb200, "num_gpus": 144})) == [72, 144]
+    assert sizes(ClusterSpec.from_user({**gb200, "num_gpus": 256})) == [64, 256]
+    typed = ClusterSpec.from_user({**gb200, "num_gpus": 64, "fabric": [{"name": "nvlink", "gpus": 72}, {"bandwidth": "400 Gb/s"}]})
+    assert sizes(typed) == [64]
+    assert typed.fabric[0].bandwidth_bytes_per_second == 900 * GIGA
+    assert typed.num_nodes == 16
+
+
+def test_torus_shapes():
+    assert ClusterSpec.from_user({"gpu": "tpu-v5p", "num_gpus": 64, "gpus_per_node": 4}).fabric[0].shape == (4, 4, 4)
+    assert cluster(fabric=[{"topology": "torus", "shape": [4, 16]}]).fabric[0].shape == (4, 16)
+    assert cluster(fabric=[{}, {"shape": [2, 4]}]).fabric[1].topology == "torus"
+    assert cluster(fabric=[{"topology": "mesh"}, {}]).fabric[0].shape is None
+
+
+@given(num_gpus=st.integers(1, 5000), num_dims=st.integers(1, 4))
+def test_balanced_shape_covers_all(num_gpus, num_dims):
+    shape = balanced_shape(num_gpus, num_dims)
+    assert (math.prod(shape), len(shape)) == (num_gpus, num_dims)
+
+
+@given(
+    num_nodes=st.integers(1, 600),
+    gpu=st.sampled_from(["h100", "gb200", "tpu-v5p", "mi300x", "l4"]),
+    per_node=st.sampled_from([1, 4, 8, 16]),
+)
+def test_every_size_resolves_to_nested_levels(num_nodes, gpu, per_node):
+    spec = ClusterSpec.from_user({"gpu": gpu, "num_gpus": num_nodes * per_node, "gpus_per_node": per_node})
+    joined = sizes(spec)
+    assert joined[-1] == spec.num_gpus
+    assert all(outer > inner and outer % inner == 0 for inner, outer in pairwise(joined))
+    assert all(math.prod(level.shape) == level.gpus for level in spec.fabric if level.shape)
+
+
+@pytest.mark.parametrize(
+    ("typed", "choices"),
+    [
+        (64, (64,)),
+        ("64", (64,)),
+        ("64..1024", (64, 128, 256, 512, 1024)),
+        ("8..100", (8, 16, 32, 64)),
+        ([128, 64, 96], (64, 96, 128)),
+        ("8..8", (8,)),
+    ],
+)
+def test_ranges_and_lists_of_sizes(typed, choices):
+    spec = cluster(num_gpus=typed)
+    assert spec.num_gpus_choices == choices
+    assert spec.num_gpus == max(choices)
+
+
+def test_another_size_resolves_the_fabric_anew():
+    spec = cluster(num_gpus="4..64", host_memory="1 TB")
+    small = spec.with_num_gpus(4)
+    assert (sizes(small), small.gpus_per_node, small.host_memory_bytes) == ([4], 4, TERA)
+    assert small.num_gpus_choices == spec.num_gpus_choices
+    assert small.with_num_gpus(64) == spec
+    assert spec.storage_bandwidth_bytes_per_second == 16 * small.storage_bandwidth_bytes_per_second
+    for wrong in (12, 0, True):
+        with pytest.raises(SpecError):
+            spec.with_num_gpus(wrong)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        *(({"num_gpus": bad}, "cluster.num_gpus") for bad in (0, -8, 1.5, math.nan, math.inf, True, 10**7, None)),
+        *(({"num_gpus": bad}, "cluster.num_gpus") for bad in ("x", "64..8", "8..", [], [8, 0], "²")),
+        ({"num_gpus": 65}, "cluster.num_gpus"),
+        ({"num_gpus": [64, 12]}, "cluster.num_gpus"),
+        *(({"gpus_per_node": bad}, "cluster.gpus_per_node") for bad in (0, -1, 2.0, True, "8")),
+        *(({"power_limit": bad}, "cluster.power_limit") for bad in (0, "-5 W", "5 GB", math.nan, True, 1e9)),
+        *(({"memory_fraction": bad}, "cluster.memory_fraction") for bad in (0, 1.01, -1, math.nan, True, "0.9")),
+        *(({"reserved_memory": bad}, "cluster.reserved_memory") for bad in (-1, "90 GiB", math.inf)),
+        *(({"mtbf_gpu_hours": bad}, "cluster.mtbf_gpu_hours") for bad in (0, -1, math.inf)),
+        ({"price_per_gpu_hour": -1}, "cluster.price_per_gpu_hour"),
+        ({"carbon_intensity": math.nan}, "cluster.carbon_intensity"),
+        ({"host_memory": 0}, "cluster.host_memory"),
+        ({"storage_bandwidth": "5 s"}, "cluster.storage_bandwidth"),
+        ({"rank_order": ["tp", "tp"]}, "cluster.rank_order"),
+        ({"gpu": "h101"}, "cluster.gpu"),
+        ({"gpu": None}, "cluster.gpu"),
+        ({"gpu": 3}, "cluster.gpu"),
+        *(({"fabric": bad}, "cluster.fabric") for bad in ("x", [], {}, 3)),
+        ({"fabric": [3]}, "cluster.fabric.0"),
+        ({"fabric": [{"bandwidth": 450}]}, "cluster.fabric.0.bandwidth"),
+        ({"fabric": [{}, {"latency": -1}]}, "cluster.fabric.1.latency"),
+        ({"fabric": [{"topology": "star"}]}, "cluster.fabric.0.topology"),
+        ({"fabric": [{"oversubscription": 0.5}]}, "cluster.fabric.0.oversubscription"),
+        ({"fabric": [{"gpus": 8}, {"gpus": 4}]}, "cluster.fabric.1.gpus"),
+        ({"fabric": [{"gpus": 8}, {"gpus": 8}]}, "cluster.fabric.1.gpus"),
+        ({"fabric": [{"gpus": 8}, {"gpus": 12}, {}]}, "cluster.fabric.1.gpus"),
+        ({"fabric": [{}, {}, {}]}, "cluster.fabric.1.gpus"),
+        ({"fabric": [{}, {"gpus": 32}]}, "cluster.fabric.1.gpus"),
+        ({"fabric": [{"gpus": 24}, {}]}, "cluster.fabric.0.gpus"),
+        ({"fabric": [{"topology": "torus"}]}, "cluster.fabric.0.shape"),
+        ({"fabric": [{"topology": "torus", "shape": [4, 4]}]}, "cluster.fabric.0.shape"),
+        ({"fabric": [{"topology": "ring", "shape": [64]}]}, "cluster.fabric.0.shape"),
+    ],
+)  # fmt: skip
+def test_bad_values_are_named(change, field):
+    assert field in faults({**H100, **change})
+
+
+def test_unknown_keys_name_the_closest():
+    assert "num_gpus" in faults({**H100, "num_gpu": 1})["cluster.num_gpu"].remedy
+    assert "bandwidth" in faults({**H100, "fabric": [{"bandwith": 1}]})["cluster.fabric.0.bandwith"].remedy
+    assert "h100" in faults({**H100, "gpu": "h10"})["cluster.gpu"].remedy
+
+
+def test_a_wrong_size_says_what_would_pass():
+    remedy = faults({**H100, "num_gpus": 65})["cluster.num_gpus"].remedy
+    assert "64 or 72" in remedy
+    assert "gpus_per_node: 5" in remedy
+
+
+def test_all_faults_arrive_at_once():
+    found = faults({"gpu": "nope", "num_gpus": -1, "power_limit": "x", "fabric": [{"latency": "x"}, {"nmae": 1}]})
+    assert set(found) == {"cluster.gpu", "cluster.num_gpus", "cluster.power_limit", "cluster.fabric.0.latency", "cluster.fabric.1.nmae"}
+
+
+@pytest.mark.parametrize("value", [None, 5, [], True])
+def test_not_a_cluster_at_all(value):
+    assert "cluster" in faults(value)
+
+
+def test_unknown_catalogue_name():
+    with pytest.raises(UnknownNameError, match="h100-8"):
+        ClusterSpec.from_user("h100-9")
+
+
+def test_files_of_a_user(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("gpu: a100\nnum_gpus: 16\nfabric:\n  - {}\n  - {bandwidth: 100 Gb/s}\n")
+    assert ClusterSpec.from_user(str(path)).fabric[1].bandwidth_bytes_per_second == 12.5 * GIGA
+    with pytest.raises(UnknownNameError):
+        ClusterSpec.from_user(str(path), allow_files=False)
+    for text in ("[1, 2]", "a: [", ""):
+        path.write_text(text)
+        assert "cluster" in faults(str(path))
+    assert "cluster" in faults(str(tmp_path / "absent.yaml"))
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_clusters_of_the_catalogue(name):
+    spec = load_cluster(name)
+    assert ClusterSpec.from_user(name.upper()) == spec
+    assert spec.fabric[-1].gpus == spec.num_gpus
+    assert cluster_document(name)["source"]
+
+
+def test_catalogue_clusters_are_what_they_say():
+    assert all(load_cluster(name).num_gpus > 0 for name in cluster_names())
+    assert load_cluster("a100-1024-hdr").fabric[1].bandwidth_bytes_per_second == 25 * GIGA
+    assert load_cluster("h800-2048").fabric[0].bandwidth_bytes_per_second == 200 * GIGA
+    assert load_cluster("tpu-v5p-4096").fabric[0].shape == (16, 16, 16)
+    assert load_cluster("gb200-nvl72").num_nodes == 18
+    assert load_cluster("h100-16384").fabric[-1].oversubscription == 7.0
+
+
+def test_specs_are_values():
+    assert cluster() == cluster()
+    assert hash(cluster()) == hash(cluster())
+    assert ClusterSpec.from_user(cluster()) == cluster()
+    json.dumps(cluster().model_dump(mode="json"))
+
+
+@pytest.mark.skipif(not PUBLIC.exists(), reason="the team's public measurements are not on this machine")
+def test_every_public_measurement_parses():
+    rows = [json.loads(line) for line in PUBLIC.read_text().splitlines()]
+    assert len(rows) >= 374
+    for row in rows:
+        spec = ClusterSpec.from_user(row["cluster"])
+        assert spec.num_gpus == row["cluster"]["num_gpus"]
+        assert spec.fabric[-1].gpus == spec.num_gpus

@@ -1,0 +1,183 @@
+"""The catalogue of GPUs: complete, sourced, dense peaks, one direction."""
+
+import math
+
+import pytest
+
+from planner.catalog.clusters import gpu_aliases, gpu_names, load_gpu
+from planner.errors import SpecError, UnknownNameError
+from planner.specs.gpu import DTYPES, GpuSpec
+from planner.units import GIB, GIGA, TERA
+
+CONTRACT_NAMES = [
+    "v100-sxm-32gb", "a100-sxm-40gb", "a100-sxm-80gb", "a100-pcie-80gb", "a800-sxm-80gb", "h100-sxm-80gb", "h100-sxm-96gb-hbm2e",
+    "h100-pcie-80gb", "h100-nvl-94gb", "h800-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "b300-sxm-288gb", "gb200-nvl72-186gb",
+    "gb300-nvl72-288gb", "l4", "l40s", "a10g", "rtx-4090", "mi250x", "mi300x-192gb", "mi325x-256gb", "mi355x-288gb", "tpu-v5p",
+    "cpu",
+]  # fmt: skip
+FIGURES = {
+    "memory", "memory_bandwidth", "peak_flops", "power_limit", "num_sms", "scale_up", "scale_out", "latency", "pcie_bandwidth",
+    "host_memory_per_gpu", "context", "mtbf_gpu_hours", "price_per_gpu_hour",
+}  # fmt: skip
+# FLOPs a clock and SM (compute unit) of the dense bf16/fp16 tensor path, from the architecture whitepapers.
+FLOPS_PER_CLOCK_AND_SM = {
+    "volta": 1024, "ampere": 2048, "hopper": 4096, "blackwell": 8192, "ada": 1024, "cdna2": 1024, "cdna3": 2048, "cdna4": 4096,
+}  # fmt: skip
+HALF_RATE = {"a10g": 512, "rtx-4090": 512}
+
+
+def test_every_name_of_the_contract_is_there():
+    assert sorted(gpu_names()) == sorted(CONTRACT_NAMES)
+
+
+@pytest.mark.parametrize("name", CONTRACT_NAMES)
+def test_every_figure_has_its_source(name):
+    gpu = load_gpu(name)
+    assert gpu.name == name
+    assert set(gpu.sources) >= FIGURES
+    assert all(len(text) >= 9 for text in gpu.sources.values())
+    assert "judgement" in gpu.sources["price_per_gpu_hour"]
+
+
+@pytest.mark.parametrize("name", CONTRACT_NAMES)
+def test_figures_are_plausible(name):
+    gpu = load_gpu(name)
+    assert set(gpu.peak_flops_per_second) <= set(DTYPES)
+    assert GIB < gpu.memory_bytes < 400 * GIB
+    assert gpu.power_limit_watts <= gpu.nominal_power_watts
+    assert gpu.context_bytes < gpu.memory_bytes / 10
+    assert gpu.scale_out.bandwidth_bytes_per_second < gpu.scale_up.bandwidth_bytes_per_second
+    assert gpu.scale_up.latency_seconds <= gpu.scale_out.latency_seconds
+    assert gpu.scale_up.bandwidth_bytes_per_second <= 900 * GIGA
+    assert gpu.memory_bandwidth_bytes_per_second > gpu.scale_up.bandwidth_bytes_per_second
+
+
+@pytest.mark.parametrize("name", CONTRACT_NAMES)
+def test_wider_dtypes_are_never_faster(name):
+    peaks = load_gpu(name).peak_flops_per_second
+    rates = [peaks[dtype] for dtype in ("fp32", "tf32", "bf16", "fp8", "fp4") if dtype in peaks]
+    assert rates == sorted(rates)
+
+
+@pytest.mark.parametrize("name", [n for n in CONTRACT_NAMES if n not in ("cpu", "tpu-v5p")])
+def test_peaks_are_dense_and_follow_from_clock_and_units(name):
+    """A sparse figure would be twice what the tensor cores do at the datasheet clock."""
+    gpu = load_gpu(name)
+    per_clock = HALF_RATE.get(name, FLOPS_PER_CLOCK_AND_SM[gpu.family])
+    assert gpu.boost_clock_hz is not None
+    assert gpu.peak_flops_per_second["fp16"] == pytest.approx(gpu.num_sms * gpu.boost_clock_hz * per_clock, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "peak"),
+    [
+        ("v100-sxm-32gb", "fp16", 125), ("a100-sxm-80gb", "bf16", 312), ("h100-sxm-80gb", "bf16", 989.4),
+        ("h100-sxm-80gb", "fp8", 1978.9), ("b200-sxm-180gb", "bf16", 2250), ("b200-sxm-180gb", "fp8", 4500),
+        ("b200-sxm-180gb", "fp4", 9000), ("gb200-nvl72-186gb", "bf16", 2500), ("gb300-nvl72-288gb", "fp4", 15000),
+        ("mi300x-192gb", "bf16", 1307.4), ("mi355x-288gb", "fp8", 5033.2), ("tpu-v5p", "bf16", 459),
+    ],
+)  # fmt: skip
+def test_published_dense_peaks(name, dtype, peak):
+    assert load_gpu(name).peak_flops_per_second[dtype] == pytest.approx(peak * TERA)
+
+
+@pytest.mark.parametrize(
+    ("name", "one_way"),
+    [
+        ("v100-sxm-32gb", 150), ("a100-sxm-80gb", 300), ("a800-sxm-80gb", 200), ("h100-sxm-80gb", 450), ("h800-sxm-80gb", 200),
+        ("b200-sxm-180gb", 900), ("gb200-nvl72-186gb", 900), ("mi300x-192gb", 448), ("tpu-v5p", 600),
+    ],
+)  # fmt: skip
+def test_scale_up_bandwidth_is_one_direction(name, one_way):
+    assert load_gpu(name).scale_up.bandwidth_bytes_per_second == pytest.approx(one_way * GIGA)
+
+
+def test_unsupported_dtypes_are_absent():
+    assert "bf16" not in load_gpu("v100").peak_flops_per_second
+    assert "fp8" not in load_gpu("a100").peak_flops_per_second
+    assert "fp4" not in load_gpu("h200").peak_flops_per_second
+
+
+def test_the_500_watt_h100_knows_the_power_of_its_peaks():
+    gpu = load_gpu("h100-sxm-96gb-hbm2e")
+    assert (gpu.default_power_watts, gpu.nominal_power_watts) == (500.0, 700.0)
+    assert gpu.memory_bandwidth_bytes_per_second == pytest.approx(2.4 * TERA)
+    assert gpu.memory_bytes / GIB == pytest.approx(95.0, abs=0.1)
+
+
+def test_only_switched_nvlink_of_hopper_and_later_reduces_in_the_switch():
+    assert {name for name in gpu_names() if load_gpu(name).nvls} == {
+        "h100-sxm-80gb", "h100-sxm-96gb-hbm2e", "h800-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "b300-sxm-288gb",
+        "gb200-nvl72-186gb", "gb300-nvl72-288gb",
+    }  # fmt: skip
+
+
+def test_aliases_are_unique_and_lower_case():
+    names = [alias.lower() for name in gpu_names() for alias in (name, *load_gpu(name).aliases)]
+    assert len(names) == len(set(names)), "two GPUs share an alias"
+    assert all(alias == alias.lower() for alias in gpu_aliases())
+
+
+@pytest.mark.parametrize("typed", ["h100", "H100", "H100-SXM-80GB", " h100_sxm ", "NVIDIA H100 80GB HBM3"])
+def test_aliases_and_case(typed):
+    assert load_gpu(typed) is load_gpu("h100-sxm-80gb")
+
+
+def test_unknown_name_names_the_closest():
+    with pytest.raises(UnknownNameError) as caught:
+        load_gpu("h100-sxm-80g")
+    assert "h100-sxm-80gb" in str(caught.value)
+
+
+def test_inline_gpu_over_a_base_changes_only_what_it_names():
+    h100 = load_gpu("h100")
+    gpu = GpuSpec.from_user(
+        {"base": "h100", "memory": "64 GiB", "scale_up": {"bandwidth": "200 GB/s"}, "peak_flops": {"bf16": "800 TFLOP/s"}}
+    )
+    assert gpu.memory_bytes == 64 * GIB
+    assert gpu.scale_up.bandwidth_bytes_per_second == 200 * GIGA
+    assert gpu.scale_up.latency_seconds == h100.scale_up.latency_seconds
+    assert gpu.peak_flops_per_second["bf16"] == 800 * TERA
+    assert gpu.peak_flops_per_second["fp8"] == h100.peak_flops_per_second["fp8"]
+    assert gpu.name == "h100-sxm-80gb-custom"
+    assert h100.memory_bytes != gpu.memory_bytes
+
+
+def test_inline_gpu_without_base_and_its_dump_are_the_same():
+    inline = {
+        "name": "x1", "memory": "48 GB", "memory_bandwidth": "1 TB/s", "peak_flops": {"bf16": 1e14}, "power_limit": 300, "num_sms": 64,
+        "scale_up": {"bandwidth": "64 GB/s", "latency": "2 us"}, "scale_out": {"bandwidth": "100 Gb/s", "latency": 5e-6},
+    }  # fmt: skip
+    gpu = GpuSpec.from_user(inline)
+    assert gpu.memory_bytes == 48 * GIGA
+    assert gpu.scale_out.bandwidth_bytes_per_second == pytest.approx(12.5 * GIGA)
+    assert gpu.nominal_power_watts == gpu.power_limit_watts == 300
+    assert GpuSpec.from_user(gpu.model_dump()) == gpu
+    assert hash(GpuSpec.from_user(gpu.model_dump())) == hash(gpu)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"memory": "80 Gb/s"}, "cluster.gpu.memory"),
+        ({"memory": 80}, "cluster.gpu.memory"),
+        ({"memory": -1}, "cluster.gpu.memory"),
+        ({"memory": math.nan}, "cluster.gpu.memory"),
+        ({"memory": True}, "cluster.gpu.memory"),
+        ({"peak_flops": {"bf17": "1 TFLOP/s"}}, "cluster.gpu"),
+        ({"peak_flops": {"bf16": 0}}, "cluster.gpu.peak_flops.bf16"),
+        ({"memry": 1}, "cluster.gpu.memry"),
+        ({"num_sms": 1.5}, "cluster.gpu.num_sms"),
+        ({"vendor": "acme"}, "cluster.gpu.vendor"),
+    ],
+)
+def test_bad_inline_figures_are_named(change, field):
+    with pytest.raises(SpecError) as caught:
+        GpuSpec.from_user({"base": "h100", **change})
+    assert field in [fault.field for fault in caught.value.faults]
+    assert all(fault.rule and fault.remedy for fault in caught.value.faults)
+
+
+def test_values_are_immutable():
+    with pytest.raises(ValueError, match="frozen"):
+        load_gpu("h100").memory_bytes = 1.0
