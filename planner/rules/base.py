@@ -1,0 +1,130 @@
+"""What a rule is: one condition on a layout, written once for columns, with its text for people.
+
+A rule names the columns it `reads`, so that a search can apply it as soon as those are known, before crossing the rest.
+`broken` is elementwise and broadcasts: (N,) columns, or (C, 1) against (T,).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from planner.columns import BoolColumn, Column, IntColumn, LayoutBatch
+from planner.rules.limits import LIMITS, TrainerLimits
+from planner.specs.cluster import ClusterSpec
+from planner.specs.layout import Layout
+from planner.specs.model import ModelSpec
+from planner.specs.trainers import TRAINERS, TrainerRules
+from planner.specs.training import TrainingSpec
+
+
+@dataclass(frozen=True)
+class Context:
+    """The job around a layout: what stays the same for all candidates of one search."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    training: TrainingSpec
+
+    @cached_property
+    def trainer(self) -> TrainerRules:
+        """What the trainer can run."""
+        return TRAINERS[self.training.trainer]
+
+    @cached_property
+    def limits(self) -> TrainerLimits:
+        """What the trainer refuses beyond that."""
+        return LIMITS[self.training.trainer]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key-value heads that attention works with: MLA expands its latent to one a query head."""
+        return self.model.num_attention_heads if self.model.uses_mla else self.model.num_key_value_heads
+
+
+Text = Callable[[Layout, Context], str]
+
+
+def always(context: Context) -> bool:
+    """For rules that hold for every trainer and model."""
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One condition that makes a layout illegal.
+
+    key: the reason under which rejected layouts are counted.  field: the layout's field to change.
+    reads: columns of `LayoutBatch`, or names in DERIVED, that `broken` looks at.  applies: false where the rule can never
+    break in this job (another trainer, no experts), so that a search need not evaluate it.
+    broken: True where the layout is illegal.  rule, remedy: what is wrong with one layout, and what would pass.
+    """
+
+    key: str
+    field: str
+    reads: frozenset[str]
+    broken: Callable[[LayoutBatch, Context], BoolColumn]
+    rule: Text
+    remedy: Text
+    applies: Callable[[Context], bool] = always
+
+
+def num_microbatches(x: LayoutBatch, context: Context) -> IntColumn:
+    """Microbatches a step, rounded down where the batch does not divide (another rule says so). (N,)."""
+    return context.training.global_batch_size // (x.micro_batch_size * x.dp_replicate * x.dp_shard)
+
+
+def local_batch(x: LayoutBatch, context: Context) -> IntColumn:
+    """Sequences a step on one data-parallel rank, rounded down. (N,)."""
+    return context.training.global_batch_size // (x.dp_replicate * x.dp_shard)
+
+
+def sharding_degree(x: LayoutBatch, context: Context) -> IntColumn:
+    """Ranks over which FSDP and ZeRO shard: dp_shard x cp. (N,)."""
+    return x.dp_shard * x.cp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """A quantity that rules read instead of the columns it comes from, so that fewer distinct cases remain."""
+
+    needs: frozenset[str]
+    value: Callable[[LayoutBatch, Context], IntColumn]
+
+
+DERIVED: Mapping[str, Derived] = {
+    "num_microbatches": Derived(needs=frozenset({"dp_replicate", "dp_shard", "micro_batch_size"}), value=num_microbatches),
+    "local_batch": Derived(needs=frozenset({"dp_replicate", "dp_shard"}), value=local_batch),
+    "sharding_degree": Derived(needs=frozenset({"dp_shard", "cp"}), value=sharding_degree),
+}
+
+
+def columns_of(reads: Iterable[str]) -> frozenset[str]:
+    """The columns of LayoutBatch behind a rule's `reads`."""
+    return frozenset(column for name in reads for column in (DERIVED[name].needs if name in DERIVED else (name,)))
+
+
+def in_set(codes: Column, names: tuple[str, ...], wanted: Iterable[str]) -> BoolColumn:
+    """Whether each code stands for one of the wanted names."""
+    wanted = frozenset(wanted)
+    table = np.array([name in wanted for name in names], dtype=np.bool_)
+    return np.asarray(table[codes], dtype=np.bool_)
+
+
+def divides(number: int, divisor: Column) -> BoolColumn:
+    """Whether each divisor divides the number. (N,)."""
+    return np.asarray(number % divisor == 0, dtype=np.bool_)
+
+
+def choices(values: Iterable[object], last: str = "or") -> str:
+    """What may be chosen, as text: 1, 2, 4 or 8; the largest eight when there are more."""
+    texts = [str(value) for value in values]
+    texts = texts if len(texts) <= 8 else ["...", *texts[-8:]]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} {last} {texts[-1]}"
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]

@@ -1,0 +1,164 @@
+"""Rules on the parallel degrees: what the GPUs, the heads, the widths, the sequence and the batch allow."""
+
+import math
+
+import numpy as np
+
+from planner.columns import BoolColumn, LayoutBatch
+from planner.rules.base import Context, Rule, choices, divides, divisors
+from planner.specs.layout import CP_METHODS, Layout
+
+HEAD_TAIL = 2  # causal load balance cuts the sequence into 2 x cp chunks and gives each rank one of the head and one of the tail
+
+
+def _fitting(number: int, limit: int | None = None) -> str:
+    return choices(d for d in divisors(number) if limit is None or d <= limit)
+
+
+def _product_remedy(x: Layout, c: Context) -> str:
+    others = x.num_gpus // x.dp_shard
+    if c.cluster.num_gpus % others == 0:
+        return f"set dp_shard to {c.cluster.num_gpus // others}"
+    return f"choose degrees that divide {c.cluster.num_gpus}"
+
+
+def _kv_broken(x: LayoutBatch, c: Context) -> BoolColumn:
+    replicated = np.asarray(x.tp % c.num_kv_heads == 0) & c.limits.replicates_kv_heads
+    return np.asarray(~divides(c.num_kv_heads, x.tp) & ~replicated)
+
+
+def _kv_remedy(x: Layout, c: Context) -> str:
+    fitting = divisors(c.num_kv_heads)
+    if c.limits.replicates_kv_heads:
+        fitting = sorted({*fitting, *(d for d in divisors(c.model.num_attention_heads) if d % c.num_kv_heads == 0)})
+    return f"try tp {choices(fitting)}"
+
+
+def _mlp_widths(c: Context) -> tuple[tuple[str, int], ...]:
+    """Widths that tp cuts: of dense MLPs and of shared experts, where the model has them."""
+    dense = c.model.intermediate_size if c.model.num_moe_layers < c.model.num_hidden_layers else 0
+    widths = (("intermediate_size", dense), ("shared_expert_intermediate_size", c.model.shared_expert_intermediate_size))
+    return tuple((name, width) for name, width in widths if width)
+
+
+def _width_broken(x: LayoutBatch, c: Context) -> BoolColumn:
+    result = np.zeros(x.tp.shape, dtype=np.bool_)
+    for _, width in _mlp_widths(c):
+        result |= ~divides(width, x.tp)
+    return result
+
+
+def _width_rule(x: Layout, c: Context) -> str:
+    uneven = [f"{name} {width}" for name, width in _mlp_widths(c) if width % x.tp]
+    return f"tp={x.tp} does not divide {' and '.join(uneven)} of {c.model.name}"
+
+
+def _cp_chunks(x: LayoutBatch, c: Context) -> BoolColumn:
+    chunks = HEAD_TAIL * x.cp * (x.tp if c.limits.seq_divisor_always else 1)
+    needed = x.cp > 1 if not c.limits.seq_divisor_always else x.cp >= 1
+    return np.asarray(needed & (c.training.seq_len % chunks != 0))
+
+
+def _cp_chunks_rule(x: Layout, c: Context) -> str:
+    seq_len = c.training.seq_len
+    if c.limits.seq_divisor_always:
+        return f"seq_len {seq_len} is not divisible by 2 x cp x tp = {HEAD_TAIL * x.cp * x.tp} (load balance, sequence parallelism)"
+    return f"seq_len {seq_len} is not divisible by 2 x cp = {HEAD_TAIL * x.cp} (causal load balance)"
+
+
+def _cp_chunks_remedy(x: Layout, c: Context) -> str:
+    tp = x.tp if c.limits.seq_divisor_always else 1
+    chunks = HEAD_TAIL * x.cp * tp
+    above = f"seq_len {math.ceil(c.training.seq_len / chunks) * chunks}"
+    share = c.training.seq_len // (HEAD_TAIL * tp) if c.training.seq_len % (HEAD_TAIL * tp) == 0 else 0
+    return f"try cp {_fitting(share)}, or {above}" if share else f"try {above}"
+
+
+def _sp_broken(x: LayoutBatch, c: Context) -> BoolColumn:
+    return np.asarray(x.sequence_parallel & ((c.training.seq_len // x.cp) % x.tp != 0) & (c.training.seq_len % x.cp == 0))
+
+
+def _ulysses(x: LayoutBatch, heads: int) -> BoolColumn:
+    is_ulysses = (x.cp_method == CP_METHODS.index("ulysses")) & (x.cp > 1)
+    return np.asarray(is_ulysses & (np.maximum(heads // x.tp, 1) % x.cp != 0))
+
+
+def _ulysses_heads(c: Context) -> int:
+    return math.gcd(c.model.num_attention_heads, c.num_kv_heads)
+
+
+DEGREE_RULES: tuple[Rule, ...] = (
+    Rule(
+        key="degrees do not multiply to num_gpus", field="dp_shard",
+        reads=frozenset({"dp_replicate", "dp_shard", "cp", "tp", "pp"}),
+        broken=lambda x, c: np.asarray(x.dp_replicate * x.dp_shard * x.cp * x.tp * x.pp != c.cluster.num_gpus),
+        rule=lambda x, c: (
+            f"dp_replicate {x.dp_replicate} x dp_shard {x.dp_shard} x cp {x.cp} x tp {x.tp} x pp {x.pp} = {x.num_gpus} "
+            f"ranks on {c.cluster.num_gpus} GPUs"
+        ),
+        remedy=_product_remedy,
+    ),
+    Rule(
+        key="tp does not divide the attention heads", field="tp", reads=frozenset({"tp"}),
+        broken=lambda x, c: ~divides(c.model.num_attention_heads, x.tp),
+        rule=lambda x, c: f"tp={x.tp} does not divide {c.model.num_attention_heads} attention heads of {c.model.name}",
+        remedy=lambda x, c: f"try tp {_fitting(math.gcd(c.model.num_attention_heads, c.num_kv_heads))}",
+    ),
+    Rule(
+        key="tp does not divide the KV heads", field="tp", reads=frozenset({"tp"}),
+        applies=lambda c: not c.model.uses_mla,
+        broken=_kv_broken,
+        rule=lambda x, c: f"tp={x.tp} does not divide {c.num_kv_heads} KV heads of {c.model.name}",
+        remedy=_kv_remedy,
+    ),
+    Rule(
+        key="tp does not divide the MLP width", field="tp", reads=frozenset({"tp"}),
+        applies=lambda c: bool(_mlp_widths(c)),
+        broken=_width_broken, rule=_width_rule,
+        remedy=lambda x, c: f"try tp {_fitting(math.gcd(*(width for _, width in _mlp_widths(c)), c.model.num_attention_heads))}",
+    ),
+    Rule(
+        key="cp does not cut the sequence evenly", field="cp", reads=frozenset({"cp", "tp"}),
+        broken=_cp_chunks, rule=_cp_chunks_rule, remedy=_cp_chunks_remedy,
+    ),
+    Rule(
+        key="tp does not cut the sequence evenly", field="sequence_parallel", reads=frozenset({"cp", "tp", "sequence_parallel"}),
+        applies=lambda c: not c.limits.seq_divisor_always,
+        broken=_sp_broken,
+        rule=lambda x, c: f"{c.training.seq_len // x.cp} tokens of a sequence on a rank are not divisible by tp={x.tp}",
+        remedy=lambda x, c: f"set sequence_parallel to false, or seq_len to a multiple of {x.cp * x.tp}",
+    ),
+    Rule(
+        key="ulysses needs cp to divide the heads of a TP rank", field="cp_method", reads=frozenset({"cp", "tp", "cp_method"}),
+        applies=lambda c: "ulysses" in c.trainer.cp_methods,
+        broken=lambda x, c: _ulysses(x, _ulysses_heads(c)),
+        rule=lambda x, c: f"ulysses: cp={x.cp} does not divide {max(_ulysses_heads(c) // x.tp, 1)} KV heads of a TP rank of {c.model.name}",
+        remedy=lambda x, c: f"set cp_method to allgather, or cp to {_fitting(max(_ulysses_heads(c) // x.tp, 1))}",
+    ),
+    Rule(
+        key="context parallelism needs flash attention", field="cp", reads=frozenset({"cp"}),
+        applies=lambda c: c.training.attention_kernel == "unfused",
+        broken=lambda x, c: np.asarray(x.cp > 1),
+        rule=lambda x, c: f"cp={x.cp} with unfused attention: no trainer passes keys and values round without a flash kernel",
+        remedy=lambda x, c: "set cp to 1, or training.attention_kernel to flash",
+    ),
+    Rule(
+        key="data-parallel ranks do not divide the global batch", field="dp_shard", reads=frozenset({"dp_replicate", "dp_shard"}),
+        broken=lambda x, c: ~divides(c.training.global_batch_size, x.dp_replicate * x.dp_shard),
+        rule=lambda x, c: f"{x.dp_degree} data-parallel ranks do not divide global_batch_size {c.training.global_batch_size}",
+        remedy=lambda x, c: f"try {_fitting(c.training.global_batch_size, c.cluster.num_gpus)} data-parallel ranks",
+    ),
+    Rule(
+        key="microbatch does not divide the local batch", field="micro_batch_size",
+        reads=frozenset({"dp_replicate", "dp_shard", "micro_batch_size"}),
+        broken=lambda x, c: (
+            divides(c.training.global_batch_size, x.dp_replicate * x.dp_shard)
+            & ~divides(c.training.global_batch_size, x.dp_replicate * x.dp_shard * x.micro_batch_size)
+        ),
+        rule=lambda x, c: (
+            f"micro_batch_size={x.micro_batch_size} does not divide the {c.training.global_batch_size // x.dp_degree} sequences "
+            f"of a data-parallel rank ({c.training.global_batch_size} / {x.dp_degree})"
+        ),
+        remedy=lambda x, c: f"try micro_batch_size {_fitting(c.training.global_batch_size // x.dp_degree)}",
+    ),
+)  # fmt: skip

@@ -1,0 +1,210 @@
+"""Rules on what a trainer, a GPU or a combination of switches supports: ZeRO, precision, recomputation, compile and the rest."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from planner.columns import BoolColumn, LayoutBatch
+from planner.rules.base import Context, Rule, choices, in_set, sharding_degree
+from planner.schedules import SCHEDULES
+from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS
+from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
+
+TENSORWISE, MXFP8 = PRECISIONS.index("float8-tensorwise"), PRECISIONS.index("mxfp8")
+MEMORY_BUDGET = AC_KINDS.index("memory-budget")
+SPLITTING = tuple(name for name, schedule in SCHEDULES.items() if schedule.splits_backward)
+
+# dtypes whose peak a GPU must have. Microscaling came with fp4 on both vendors (Blackwell, CDNA4), so fp4 stands for it:
+# torchtitan quantization/mx.py asks for SM100 or gfx950, float8.py for SM89.
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "bf16": ("bf16",), "fp16": ("fp16",), "float8-tensorwise": ("fp8",), "float8-rowwise": ("fp8",), "float8-delayed": ("fp8",),
+    "float8-blockwise": ("fp8",), "mxfp8": ("fp8", "fp4"), "nvfp4": ("fp4",),
+}  # fmt: skip
+assert tuple(NEEDS) == PRECISIONS
+
+
+def gpu_precisions(c: Context) -> tuple[str, ...]:
+    """Precisions the GPU has units for."""
+    return tuple(name for name, dtypes in NEEDS.items() if all(dtype in c.cluster.gpu.peak_flops_per_second for dtype in dtypes))
+
+
+def _both(c: Context) -> str:
+    return choices(name for name in gpu_precisions(c) if name in c.trainer.precisions) if _any_both(c) else "another GPU or trainer"
+
+
+def _any_both(c: Context) -> bool:
+    return any(name in c.trainer.precisions for name in gpu_precisions(c))
+
+
+def scale_up_gpus(c: Context) -> int:
+    """GPUs that see each other's memory over NVLink or its like: symmetric memory, and so async TP, ends there."""
+    return c.cluster.fabric[0].gpus
+
+
+def _in(values: frozenset[int], x: LayoutBatch) -> BoolColumn:
+    return np.isin(x.zero_stage, sorted(values))
+
+
+_ZERO_RULES: tuple[Rule, ...] = (
+    Rule(
+        key="trainer lacks the ZeRO stage", field="zero_stage", reads=frozenset({"zero_stage"}),
+        broken=lambda x, c: ~_in(c.trainer.zero_stages, x),
+        rule=lambda x, c: f"{c.trainer.name} has no ZeRO stage {x.zero_stage}",
+        remedy=lambda x, c: f"use zero_stage {choices(sorted(c.trainer.zero_stages))}",
+    ),
+    Rule(
+        key="DDP cannot hold shards", field="zero_stage", reads=frozenset({"zero_stage", "sharding_degree"}),
+        applies=lambda c: c.trainer.fsdp_style,
+        broken=lambda x, c: np.asarray((x.zero_stage == 0) & (sharding_degree(x, c) > 1)),
+        rule=lambda x, c: f"zero_stage=0 shards nothing, but dp_shard x cp = {x.dp_shard * x.cp} ranks shard under {c.trainer.name}",
+        remedy=lambda x, c: "set zero_stage to 2 or 3" + (f", or dp_replicate to {x.dp_degree} and dp_shard to 1" if x.cp == 1 else ""),
+    ),
+    Rule(
+        key="DDP combines with no other parallelism", field="dp_replicate",
+        reads=frozenset({"dp_replicate", "tp", "pp", "sharding_degree"}),
+        applies=lambda c: c.limits.ddp_alone,
+        broken=lambda x, c: np.asarray((x.dp_replicate > 1) & (sharding_degree(x, c) == 1) & (x.tp * x.pp > 1)),
+        rule=lambda x, c: f"dp_replicate={x.dp_replicate} without sharding is DDP, which {c.trainer.name} combines with neither tp nor pp",
+        remedy=lambda x, c: f"set dp_shard to {x.dp_replicate} and dp_replicate to 1, or to any split of the two with dp_shard > 1",
+    ),
+    Rule(
+        key="ZeRO-2 and 3 exclude pipelines", field="zero_stage", reads=frozenset({"zero_stage", "pp"}),
+        applies=lambda c: not c.limits.zero_2_under_pp,
+        broken=lambda x, c: np.asarray((x.pp > 1) & (x.zero_stage >= 2)),
+        rule=lambda x, c: f"{c.trainer.name} refuses zero_stage={x.zero_stage} with pp={x.pp}",
+        remedy=lambda x, c: "set zero_stage to 1, or pp to 1",
+    ),
+    Rule(
+        key="CPU offload needs shards", field="cpu_offload", reads=frozenset({"cpu_offload", "zero_stage", "sharding_degree"}),
+        # FSDP2's CPUOffloadPolicy; Megatron's --optimizer-cpu-offload works on the distributed optimizer
+        broken=lambda x, c: np.asarray(x.cpu_offload & ((sharding_degree(x, c) == 1) if c.trainer.fsdp_style else (x.zero_stage == 0))),
+        rule=lambda x, c: f"cpu_offload moves shards, and zero_stage={x.zero_stage} over dp_shard x cp = {x.dp_shard * x.cp} leaves none",
+        remedy=lambda x, c: "set cpu_offload to false, or raise dp_shard and zero_stage",
+    ),
+)  # fmt: skip
+
+_PRECISION_RULES: tuple[Rule, ...] = (
+    Rule(
+        key="trainer lacks the precision", field="precision", reads=frozenset({"precision"}),
+        broken=lambda x, c: ~in_set(x.precision, PRECISIONS, c.trainer.precisions),
+        rule=lambda x, c: f"{c.trainer.name} does not train in {x.precision}",
+        remedy=lambda x, c: f"use {_both(c)}",
+    ),
+    Rule(
+        key="GPU lacks the precision", field="precision", reads=frozenset({"precision"}),
+        broken=lambda x, c: ~in_set(x.precision, PRECISIONS, gpu_precisions(c)),
+        rule=lambda x, c: (
+            f"{c.cluster.gpu.name} has no {' and '.join(d for d in NEEDS[x.precision] if d not in c.cluster.gpu.peak_flops_per_second)} "
+            f"units, which {x.precision} needs"
+        ),
+        remedy=lambda x, c: f"use {_both(c)}",
+    ),
+    Rule(
+        key="float8 tensorwise with TP lacks MLA", field="precision", reads=frozenset({"precision", "tp"}),
+        applies=lambda c: c.limits.ddp_alone and c.model.uses_mla,  # torchtitan models/deepseek_v3/infra/parallelize.py
+        broken=lambda x, c: np.asarray((x.precision == TENSORWISE) & (x.tp > 1)),
+        rule=lambda x, c: f"{c.trainer.name} does not implement float8-tensorwise with tp={x.tp} for MLA models ({c.model.name})",
+        remedy=lambda x, c: "use float8-rowwise or bf16, or set tp to 1",
+    ),
+    Rule(
+        key="mxfp8 with TP excludes compile", field="compile", reads=frozenset({"precision", "tp", "compile"}),
+        applies=lambda c: c.limits.ddp_alone,  # torchtitan components/quantization/mx.py
+        broken=lambda x, c: np.asarray((x.precision == MXFP8) & (x.tp > 1) & x.compile),
+        rule=lambda x, c: f"{c.trainer.name} refuses mxfp8 with tp={x.tp} under compile",
+        remedy=lambda x, c: "set compile to false, tp to 1, or precision to float8-rowwise",
+    ),
+    Rule(
+        key="float8 all-gather is tensorwise only", field="float8_all_gather", reads=frozenset({"float8_all_gather", "precision"}),
+        broken=lambda x, c: np.asarray(x.float8_all_gather & (x.precision != TENSORWISE)),
+        rule=lambda x, c: f"float8_all_gather needs one scale a tensor, precision is {x.precision}",
+        remedy=lambda x, c: "set precision to float8-tensorwise, or float8_all_gather to false",
+    ),
+    Rule(
+        key="float8 all-gather needs dp_shard", field="float8_all_gather", reads=frozenset({"float8_all_gather", "dp_shard"}),
+        broken=lambda x, c: np.asarray(x.float8_all_gather & (x.dp_shard == 1)),  # torchtitan components/quantization/float8.py
+        rule=lambda x, c: "float8_all_gather gathers FSDP's shards, and dp_shard is 1",
+        remedy=lambda x, c: "set float8_all_gather to false, or dp_shard to 2 or more",
+    ),
+)  # fmt: skip
+
+_SWITCH_RULES: tuple[Rule, ...] = (
+    Rule(
+        key="trainer lacks the activation checkpointing", field="ac", reads=frozenset({"ac_kind"}),
+        broken=lambda x, c: ~in_set(x.ac_kind, AC_KINDS, c.trainer.ac_kinds),
+        rule=lambda x, c: f"{c.trainer.name} has no activation checkpointing {x.ac}",
+        remedy=lambda x, c: f"use {choices(kind for kind in AC_KINDS if kind in c.trainer.ac_kinds)}",
+    ),
+    Rule(
+        key="memory-budget checkpointing needs compile", field="ac", reads=frozenset({"ac_kind", "compile"}),
+        broken=lambda x, c: np.asarray((x.ac_kind == MEMORY_BUDGET) & ~x.compile),
+        rule=lambda x, c: f"{x.ac} is a pass of torch.compile, which is off",
+        remedy=lambda x, c: "set compile to true, or ac to selective-op",
+    ),
+    Rule(
+        key="trainer lacks the CP method", field="cp_method", reads=frozenset({"cp", "cp_method"}),
+        broken=lambda x, c: (x.cp > 1) & ~in_set(x.cp_method, CP_METHODS, c.trainer.cp_methods),
+        rule=lambda x, c: f"{c.trainer.name} has no cp_method {x.cp_method}",
+        remedy=lambda x, c: f"use {choices(name for name in CP_METHODS if name in c.trainer.cp_methods)}",
+    ),
+    Rule(
+        key="trainer does not compile", field="compile", reads=frozenset({"compile"}),
+        applies=lambda c: not c.limits.compiles,
+        broken=lambda x, c: np.asarray(x.compile),
+        rule=lambda x, c: f"{c.trainer.name} runs fused kernels and does not use torch.compile",
+        remedy=lambda x, c: "set compile to false",
+    ),
+    Rule(
+        key="compile excludes schedules that split the backward", field="compile", reads=frozenset({"compile", "pp", "pp_schedule"}),
+        applies=lambda c: c.limits.compiles,
+        # pytorch issue 161904, check added by pull request 162511
+        broken=lambda x, c: x.compile & (x.pp > 1) & in_set(x.pp_schedule, SCHEDULE_NAMES, SPLITTING),
+        rule=lambda x, c: f"{x.pp_schedule} splits the backward, which torch refuses for compiled stages",
+        remedy=lambda x, c: "set compile to false, or pp_schedule to Interleaved1F1B or 1F1B",
+    ),
+    Rule(
+        key="async TP needs compile", field="async_tp", reads=frozenset({"async_tp", "compile"}),
+        broken=lambda x, c: np.asarray(x.async_tp & ~x.compile),
+        rule=lambda x, c: "async_tp is a pass of torch.compile, which is off",
+        remedy=lambda x, c: "set compile to true, or async_tp to false" if c.limits.compiles else "set async_tp to false",
+    ),
+    Rule(
+        key="async TP needs sequence-parallel TP", field="async_tp", reads=frozenset({"async_tp", "tp", "sequence_parallel"}),
+        broken=lambda x, c: np.asarray(x.async_tp & ((x.tp == 1) | ~x.sequence_parallel)),
+        rule=lambda x, c: f"async_tp overlaps the all-gathers of sequence parallelism: tp={x.tp}, sequence_parallel={x.sequence_parallel}",
+        remedy=lambda x, c: "set async_tp to false, or tp to 2 or more with sequence_parallel true",
+    ),
+    Rule(
+        key="async TP needs NVLink between all TP ranks", field="async_tp", reads=frozenset({"async_tp", "tp"}),
+        broken=lambda x, c: np.asarray(x.async_tp & ((x.tp > scale_up_gpus(c)) | (c.cluster.gpu.vendor != "nvidia"))),
+        rule=lambda x, c: f"async_tp copies through symmetric memory, which joins {_joined(c)}; tp is {x.tp}",
+        remedy=lambda x, c: f"set async_tp to false{f', or tp to at most {scale_up_gpus(c)}' if c.cluster.gpu.vendor == 'nvidia' else ''}",
+    ),
+    Rule(
+        key="trainer lacks optimizer-in-backward", field="optimizer_in_backward", reads=frozenset({"optimizer_in_backward"}),
+        applies=lambda c: not c.limits.optimizer_in_backward,
+        broken=lambda x, c: np.asarray(x.optimizer_in_backward),
+        rule=lambda x, c: f"{c.trainer.name} steps the optimizer after the backward only",
+        remedy=lambda x, c: "set optimizer_in_backward to false",
+    ),
+    Rule(
+        key="optimizer-in-backward excludes gradient clipping", field="optimizer_in_backward", reads=frozenset({"optimizer_in_backward"}),
+        applies=lambda c: c.training.max_grad_norm is not None,
+        broken=lambda x, c: np.asarray(x.optimizer_in_backward),
+        rule=lambda x, c: f"optimizer_in_backward steps before the norm is known, and max_grad_norm is {c.training.max_grad_norm:g}",
+        remedy=lambda x, c: "set optimizer_in_backward to false, or training.max_grad_norm to null",
+    ),
+    Rule(
+        key="optimizer-in-backward excludes pipelines and experts", field="optimizer_in_backward",
+        reads=frozenset({"optimizer_in_backward", "pp", "ep"}),
+        broken=lambda x, c: np.asarray(x.optimizer_in_backward & ((x.pp > 1) | (x.ep > 1))),
+        rule=lambda x, c: f"optimizer_in_backward works with neither pp={x.pp} nor ep={x.ep} above 1",
+        remedy=lambda x, c: "set optimizer_in_backward to false, or pp and ep to 1",
+    ),
+)  # fmt: skip
+
+
+def _joined(c: Context) -> str:
+    return f"{scale_up_gpus(c)} GPUs here" if c.cluster.gpu.vendor == "nvidia" else f"NVIDIA GPUs, not {c.cluster.gpu.name}"
+
+
+FEATURE_RULES: tuple[Rule, ...] = (*_ZERO_RULES, *_PRECISION_RULES, *_SWITCH_RULES)

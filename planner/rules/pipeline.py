@@ -1,0 +1,168 @@
+"""Rules on pipelines: how layers go to stages, and what each schedule demands (`planner.schedules` says what)."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from planner.columns import TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch
+from planner.rules.base import Context, Rule, choices, in_set, num_microbatches
+from planner.schedules import SCHEDULES
+from planner.schedules.base import Runtime, Schedule, ScheduleRule
+from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
+from planner.specs.layout import Layout
+
+ENDS = 2  # embedding and head: each may count as one layer of the split
+
+# Megatron's microbatch_group_size_per_vp_stage may be set to the size of a round, so that equal rounds suffice: torch's
+# condition. Five microbatches over four ranks were run (public row mci-small-050).
+_ROUNDS_AS_TORCH: Mapping[str, Runtime] = {"Interleaved1F1B": "torch", "InterleavedZeroBubble": "torch"}
+_LOOPED = ("Interleaved1F1B", "InterleavedZeroBubble")
+
+
+def runtime(c: Context) -> Runtime:
+    """Whose pipeline runtime the trainer uses."""
+    return "torch" if c.trainer.fsdp_style else "megatron"
+
+
+def num_stages(x: LayoutBatch) -> IntColumn:
+    """Stages of the whole pipeline; without one, schedule and virtual stages are ignored. (N,)."""
+    return np.where(x.pp > 1, x.pp * x.virtual_stages, 1)
+
+
+def _most_stages(c: Context) -> int:
+    return c.model.num_hidden_layers + (ENDS if c.limits.counts_embedding_and_head else 0)
+
+
+def _layers(c: Context) -> str:
+    ends = ", embedding and head" if c.limits.counts_embedding_and_head else ""
+    return f"{c.model.num_hidden_layers} layers{ends} of {c.model.name}"
+
+
+def _too_many_stages(x: LayoutBatch, c: Context) -> BoolColumn:
+    return np.asarray((x.pp <= _most_stages(c)) & (num_stages(x) > _most_stages(c)))
+
+
+def _even(stages: IntColumn, c: Context) -> BoolColumn:
+    fits = np.zeros(np.shape(stages), dtype=np.bool_)
+    for ends in range(ENDS + 1):
+        fits |= (c.model.num_hidden_layers + ends) % stages == 0
+    return fits
+
+
+def _uneven_split(x: LayoutBatch, c: Context) -> BoolColumn:
+    stages = num_stages(x)
+    return np.asarray((x.split == TRAINER_SPLIT) & (stages <= _most_stages(c)) & ~_even(stages, c))
+
+
+def _uneven_remedy(x: Layout, c: Context) -> str:
+    fitting = [n for n in range(1, _most_stages(c) + 1) if n % x.pp == 0 and bool(_even(np.array([n]), c)[0])]
+    return f"give layers_per_stage{f', or {choices(fitting)} stages' if fitting else ''}"
+
+
+def _split_column(x: LayoutBatch, values: list[int]) -> IntColumn:
+    return np.array([*values, 0], dtype=np.int64)[x.split]
+
+
+def _wrong_length(x: LayoutBatch, c: Context) -> BoolColumn:
+    lengths = _split_column(x, [len(split) for split in x.splits])
+    return np.asarray((x.split != TRAINER_SPLIT) & (lengths != num_stages(x)))
+
+
+def _wrong_sum(x: LayoutBatch, c: Context) -> BoolColumn:
+    sums = _split_column(x, [sum(split) for split in x.splits])
+    return np.asarray((x.split != TRAINER_SPLIT) & (sums != c.model.num_hidden_layers))
+
+
+def _stages_of(x: Layout) -> int:
+    return x.pp * x.virtual_stages if x.pp > 1 else 1
+
+
+_SPLIT_RULES: tuple[Rule, ...] = (
+    Rule(
+        key="more pipeline ranks than layers", field="pp", reads=frozenset({"pp"}),
+        broken=lambda x, c: np.asarray(x.pp > _most_stages(c)),
+        rule=lambda x, c: f"pp={x.pp} exceeds the {_layers(c)}",
+        remedy=lambda x, c: f"set pp to at most {_most_stages(c)}",
+    ),
+    Rule(
+        key="more pipeline stages than layers", field="virtual_stages", reads=frozenset({"pp", "virtual_stages"}),
+        broken=_too_many_stages,
+        rule=lambda x, c: f"pp={x.pp} x virtual_stages={x.virtual_stages} = {_stages_of(x)} stages exceed the {_layers(c)}",
+        remedy=lambda x, c: f"set virtual_stages to at most {max(1, _most_stages(c) // x.pp)}",
+    ),
+    Rule(
+        key="stages do not divide the layers", field="virtual_stages", reads=frozenset({"pp", "virtual_stages", "split"}),
+        applies=lambda c: c.limits.split == "even",
+        broken=_uneven_split,
+        rule=lambda x, c: (
+            f"{_stages_of(x)} stages do not divide {c.model.num_hidden_layers} layers of {c.model.name}, "
+            f"nor with embedding and head counted as layers"
+        ),
+        remedy=_uneven_remedy,
+    ),
+    Rule(
+        key="layers_per_stage has the wrong length", field="layers_per_stage", reads=frozenset({"pp", "virtual_stages", "split"}),
+        broken=_wrong_length,
+        rule=lambda x, c: f"layers_per_stage lists {len(x.layers_per_stage or ())} stages, pp x virtual_stages makes {_stages_of(x)}",
+        remedy=lambda x, c: f"list {_stages_of(x)} counts",
+    ),
+    Rule(
+        key="layers_per_stage does not sum to the layers", field="layers_per_stage", reads=frozenset({"split"}),
+        broken=_wrong_sum,
+        rule=lambda x, c: f"layers_per_stage sums to {sum(x.layers_per_stage or ())}, not to {c.model.num_hidden_layers} layers of {c.model.name}",
+        remedy=lambda x, c: f"make it sum to {c.model.num_hidden_layers}",
+    ),
+    Rule(
+        key="trainer lacks the schedule", field="pp_schedule", reads=frozenset({"pp", "pp_schedule"}),
+        broken=lambda x, c: (x.pp > 1) & ~in_set(x.pp_schedule, SCHEDULE_NAMES, c.trainer.schedules),
+        rule=lambda x, c: f"{c.trainer.name} has no schedule {x.pp_schedule}",
+        remedy=lambda x, c: f"use {choices(name for name in SCHEDULE_NAMES if name in c.trainer.schedules)}",
+    ),
+    Rule(
+        key="interleaving needs pp microbatches", field="micro_batch_size",
+        reads=frozenset({"pp", "pp_schedule", "num_microbatches"}),
+        applies=lambda c: runtime(c) == "megatron",
+        # Megatron core schedules.py: microbatch_group_size_per_vp_stage lies between pp and the number of microbatches
+        broken=lambda x, c: (x.pp > 1) & in_set(x.pp_schedule, SCHEDULE_NAMES, _LOOPED) & (num_microbatches(x, c) < x.pp),
+        rule=lambda x, c: f"{x.pp_schedule} needs at least pp={x.pp} microbatches, not {_count(x, c)}",
+        remedy=lambda x, c: "lower micro_batch_size, the data-parallel degree or pp",
+    ),
+)  # fmt: skip
+
+
+def _count(x: Layout, c: Context) -> int:
+    return max(1, x.num_microbatches(c.training.global_batch_size))
+
+
+def _schedule_rule(schedule: Schedule, demand: ScheduleRule, of: Runtime) -> Rule:
+    """One demand of one schedule under one runtime as a rule on layouts."""
+    code = SCHEDULE_NAMES.index(schedule.name)
+
+    def broken(x: LayoutBatch, c: Context) -> BoolColumn:
+        count = np.maximum(1, num_microbatches(x, c))
+        return np.asarray((x.pp_schedule == code) & (x.pp > 1) & ~demand.holds(x.pp, x.virtual_stages, count))
+
+    def describe(x: Layout, c: Context) -> tuple[str, str]:
+        return demand.describe(x.pp, x.virtual_stages, _count(x, c))
+
+    what = "stages a rank" if demand.field == "virtual_stages" else "microbatches"
+    return Rule(
+        key=f"{schedule.name} refuses the number of {what}",
+        field=demand.field,
+        reads=frozenset({"pp", "pp_schedule", "virtual_stages", "num_microbatches"}),
+        applies=lambda c: runtime(c) == of and schedule.name in c.trainer.schedules,
+        broken=broken,
+        rule=lambda x, c: describe(x, c)[0],
+        remedy=lambda x, c: describe(x, c)[1],
+    )
+
+
+def _demands(schedule: Schedule, of: Runtime) -> tuple[ScheduleRule, ...]:
+    return schedule.rules(_ROUNDS_AS_TORCH.get(schedule.name, of))
+
+
+_RUNTIMES: tuple[Runtime, ...] = ("torch", "megatron")
+PIPELINE_RULES: tuple[Rule, ...] = (
+    *_SPLIT_RULES,
+    *(_schedule_rule(schedule, demand, of) for of in _RUNTIMES for schedule in SCHEDULES.values() for demand in _demands(schedule, of)),
+)
