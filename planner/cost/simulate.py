@@ -5,7 +5,6 @@ An action starts when its rank is free and its input has arrived: the forward of
 after, plus the send between ranks. Sends run beside compute and do not queue behind each other; within a rank they are free.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
@@ -66,6 +65,7 @@ class Simulation:
 
     span_seconds_CR: from a rank's first start to its last end.  busy_seconds_CR: sum of its actions.
     bubble_seconds_CR: makespan minus busy.  peak_saved_bytes_CR: saved activations and transients at the worst moment.
+    last_forward_seconds_CR: when a rank's last forward ended; its growth with the microbatches is the rank's own pace.
     simulated_microbatches: fewer than the layout's where the steady middle was extrapolated.
     """
 
@@ -73,6 +73,7 @@ class Simulation:
     span_seconds_CR: Floats
     busy_seconds_CR: Floats
     peak_saved_bytes_CR: Floats
+    last_forward_seconds_CR: Floats
     simulated_microbatches: int
     timeline: Timeline | None = None
 
@@ -123,7 +124,9 @@ def compile_order(order: Order) -> Program:
         actions=actions,
         num_stages=num_stages,
         work_LR=work_LR,
-        input_LR=_scatter(slot_A, np.where(input_A >= 0, slot_A[input_A] + ranks, (levels + 1) * ranks), levels, ranks, empty=(levels + 1) * ranks),
+        input_LR=_scatter(
+            slot_A, np.where(input_A >= 0, slot_A[input_A] + ranks, (levels + 1) * ranks), levels, ranks, empty=(levels + 1) * ranks
+        ),
         send_LR=_scatter(slot_A, np.where(crosses, hop_A, num_stages), levels, ranks, empty=num_stages),
         slot_A=slot_A,
         count_RK=np.stack([np.bincount(work_LR[:, r], minlength=work_rows + 1)[:-1] for r in range(ranks)]).astype(np.float64),
@@ -192,8 +195,9 @@ def replay(program: Program, costs: StageCosts, *, num_microbatches: int, times:
     ends = _end_seconds(program, duration_LRC, costs.send_seconds_CS)
     end_LRC = ends[ranks:-1].reshape(levels, ranks, -1)
     last_RC = end_LRC[-1]
-    first_LR = np.argmax(program.work_LR < 4 * program.num_stages, axis=0)
-    first_RC = end_LRC[first_LR, np.arange(ranks)] - duration_LRC[first_LR, np.arange(ranks)]
+    first_R = np.argmax(program.work_LR < 4 * program.num_stages, axis=0)
+    first_RC = end_LRC[first_R, np.arange(ranks)] - duration_LRC[first_R, np.arange(ranks)]
+    last_forward_R = levels - 1 - np.argmax(program.work_LR[::-1] < program.num_stages, axis=0)
     kept_LRC, peak_RC = _kept_bytes(program, costs)
     timeline = None
     if times:
@@ -211,6 +215,7 @@ def replay(program: Program, costs: StageCosts, *, num_microbatches: int, times:
         span_seconds_CR=(last_RC - first_RC).T,
         busy_seconds_CR=(program.count_RK @ seconds_KC[:-1]).T,
         peak_saved_bytes_CR=peak_RC.T,
+        last_forward_seconds_CR=end_LRC[last_forward_R, np.arange(ranks)].T,
         simulated_microbatches=num_microbatches,
         timeline=timeline,
     )
@@ -266,3 +271,62 @@ def _kept_bytes(program: Program, costs: StageCosts) -> tuple[Floats, Floats]:
 def program(schedule: Schedule, pp: int, virtual_stages: int, num_microbatches: int) -> Program:
     """The compiled order of a schedule, computed once."""
     return compile_order(schedule.actions(pp, virtual_stages, num_microbatches))
+
+
+DIRECT_ACTIONS = 4000
+"""Actions up to which a step is replayed whole: about 5 ms on one core, generating and compiling included (judgement)."""
+EXTRAPOLATION_TOLERANCE = 1e-3
+"""Largest relative gap between the two slopes below before the step is replayed with four times the microbatches (judgement)."""
+
+
+def simulate(schedule: Schedule, pp: int, virtual_stages: int, num_microbatches: int, costs: StageCosts, *, times: bool = False) -> Simulation:
+    """One step of a schedule for C candidates that share it.
+
+    Long steps are replayed with fewer microbatches m2 < m and continued along a line, because the middle of the order repeats:
+        x(m) = x(m2) + (m - m2) dx/dm,  dx/dm from m1 < m2, m2 - m1 whole repetitions.
+    Exact once the bottleneck has settled, as it has at once for equal stages. Where another rank will take over as the bottleneck
+    later (its own pace, busy or waiting on a neighbour, is slower than the slope), the answer is the middle of both lines, and a gap of more than
+    EXTRAPOLATION_TOLERANCE is settled by replaying more. times: keep each action's times; nothing is extrapolated then.
+    """
+    shape = (schedule, pp, virtual_stages)
+    per_microbatch = pp * virtual_stages * (3 if schedule.splits_backward else 2)
+    repeats = schedule.repeats_after(pp, virtual_stages, num_microbatches)
+    stride = repeats if repeats > 1 else pp
+    few = max(4 * pp, DIRECT_ACTIONS // 2 // per_microbatch)
+    while not times and few + pp < num_microbatches and per_microbatch * num_microbatches > DIRECT_ACTIONS:
+        upper = -(-few // repeats) * repeats
+        if upper >= num_microbatches:
+            break
+        short, long = (replay(program(*shape, count), costs, num_microbatches=count) for count in (upper - stride, upper))
+        answer, gap = _continued(short, long, num_microbatches)
+        if gap <= EXTRAPOLATION_TOLERANCE:
+            return answer
+        few *= 4
+    return replay(program(*shape, num_microbatches), costs, num_microbatches=num_microbatches, times=times)
+
+
+def _continued(short: Simulation, long: Simulation, num_microbatches: int) -> tuple[Simulation, float]:
+    """Both simulations continued to `num_microbatches`, and the largest relative gap between the two continuations."""
+    further = num_microbatches - long.simulated_microbatches
+    stride = long.simulated_microbatches - short.simulated_microbatches
+
+    def line(before: Floats, after: Floats) -> Floats:
+        return np.asarray(after + (after - before) * (further / stride), dtype=np.float64)
+
+    busy_CR = line(short.busy_seconds_CR, long.busy_seconds_CR)
+    forward_CR = line(short.last_forward_seconds_CR, long.last_forward_seconds_CR)
+    own_pace_CR = np.maximum(busy_CR - long.busy_seconds_CR, forward_CR - long.last_forward_seconds_CR)
+    slowest_rank_C = own_pace_CR.max(axis=1)
+    slow_C = line(short.makespan_seconds_C, long.makespan_seconds_C)
+    fast_C = np.maximum(slow_C, long.makespan_seconds_C + slowest_rank_C)
+    span_CR = line(short.span_seconds_CR, long.span_seconds_CR)
+    span_CR = (span_CR + np.maximum(span_CR, long.span_seconds_CR + slowest_rank_C[:, None])) / 2.0
+    answer = Simulation(
+        makespan_seconds_C=(slow_C + fast_C) / 2.0,
+        span_seconds_CR=np.minimum(span_CR, ((slow_C + fast_C) / 2.0)[:, None]),
+        busy_seconds_CR=busy_CR,
+        peak_saved_bytes_CR=line(short.peak_saved_bytes_CR, long.peak_saved_bytes_CR),
+        last_forward_seconds_CR=forward_CR,
+        simulated_microbatches=long.simulated_microbatches,
+    )
+    return answer, float(np.max((fast_C - slow_C) / np.maximum(slow_C, np.finfo(np.float64).tiny)))

@@ -64,16 +64,23 @@ class DualPipeV(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """(p - 1)(f + 2 i - w) / 2."""
-        return np.asarray((pp - 1) * (forward_seconds + 2.0 * input_grad_seconds - weight_grad_seconds) / 2.0, dtype=np.float64)
+        """max((p - 1)(f + i - w), 2 (p - 1) i - (p - 1) w - f, (p - 1) i - f, (p - 1) f, 0) / 2.
+
+        Exact for equal stages, w <= f <= i and pairs run one after the other. DeepSeek-V3 report, table 2, in these letters:
+        (p - 1)(f + 2 i - w) / 2 without overlap, the second chain with its fill.
+        """
+        f, i, w, others = forward_seconds, input_grad_seconds, weight_grad_seconds, pp - 1
+        chains = np.maximum(others * (f + i - w), 2 * others * i - others * w - f)
+        chains = np.maximum(chains, np.maximum(others * i - f, others * f))
+        return np.asarray(np.maximum(0.0, chains) / 2.0 + 0.0 * num_microbatches, dtype=np.float64)
 
     def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
         """Always p + 1/2 on every rank. Exact; DeepSeek-V3 report, table 2, rounds up to p + 1."""
         return np.asarray(pp + 0.5 + 0.0 * rank + 0.0 * num_microbatches, dtype=np.float64)
 
     def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """2 (p - 1)."""
-        return np.asarray(2.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)
+        """6 (p - 1): the drain crosses the V three times. Read off simulations where the second chain of the bubble is the longest."""
+        return np.asarray(6.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)
 
 
 def _drain(order: VOrder, rank: int, beyond: int) -> None:

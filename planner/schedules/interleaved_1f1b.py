@@ -49,8 +49,12 @@ class Interleaved1F1B(Schedule):
         return chunks_in_flight(_warmup(rank, pp, virtual_stages, num_microbatches), virtual_stages, num_microbatches)
 
     def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """2 (p - 1): the double warm-up hides the sends between."""
-        return np.asarray(2.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)
+        """2 (p v - 1) where rounds hold p microbatches, so that each waits for its own return; 2 (p - 1) where they hold more.
+
+        The double warm-up hides the sends of the steady phase (Narayanan et al. 2021). Exact for equal stages.
+        """
+        tight = microbatches_per_round(pp, num_microbatches) <= pp
+        return np.asarray(2.0 * (np.where(tight, pp * virtual_stages, pp) - 1), dtype=np.float64)
 
     def repeats_after(self, pp: int, virtual_stages: int, num_microbatches: int) -> int:
         """One round."""

@@ -42,8 +42,21 @@ class InterleavedZeroBubble(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """(p - 1)(f + i - w) / v."""
-        return np.asarray((pp - 1) * (forward_seconds + input_grad_seconds - weight_grad_seconds) / virtual_stages, dtype=np.float64)
+        """From p microbatches on: (p - 1) max(f + i - w, f, i) / v, exact for equal stages and w <= f <= i.
+
+        In general the longest of five chains, with q = max(0, p - m), a = p - 1 + (v - 1) q, d = min(p - 1, m - 1):
+        a f + (p - 1) i - d w,  (a - d) f + (p - 1) i,  a f + max(q, a - v m + 1) i,  and for m < p also
+        a (f + i) - (v m - 1) w,  (a - d) f + a i - (v - 1) m w;  all over v. Source: Qi et al. 2023, ZB-H1; chains read off simulations.
+        """
+        f, i, w, v, m = forward_seconds, input_grad_seconds, weight_grad_seconds, virtual_stages, num_microbatches
+        missing = np.maximum(0, pp - m)
+        around = pp - 1 + (v - 1) * missing
+        delayed = np.minimum(pp - 1, m - 1)
+        few = missing > 0
+        chains = np.maximum(around * f + (pp - 1) * i - delayed * w, (around - delayed) * f + (pp - 1) * i)
+        chains = np.maximum(chains, around * f + np.maximum(missing, around - v * m + 1) * i)
+        loops = np.maximum(around * (f + i) - (v * m - 1) * w, (around - delayed) * f + around * i - (v - 1) * m * w)
+        return np.asarray(np.where(few, np.maximum(chains, loops), chains) / v, dtype=np.float64)
 
     def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
         """min(v m, (v - 1) k + (p - 1 - rank) + 1) / v. Exact."""
@@ -54,8 +67,8 @@ class InterleavedZeroBubble(Schedule):
         return chunks_awaiting_weight_grad(_warmup(rank, pp, virtual_stages, num_microbatches), rank, virtual_stages, num_microbatches)
 
     def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """2 (p - 1)."""
-        return np.asarray(2.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)
+        """(v + 3) p - 4: the single warm-up hides fewer sends than interleaved 1F1B's. Read off simulations with m > p, f + i - w > i."""
+        return np.asarray(np.where(np.asarray(pp) > 1, (virtual_stages + 3.0) * pp - 4.0, 0.0) + 0.0 * num_microbatches, dtype=np.float64)
 
     def repeats_after(self, pp: int, virtual_stages: int, num_microbatches: int) -> int:
         """One round."""

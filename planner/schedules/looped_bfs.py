@@ -53,5 +53,6 @@ class LoopedBFS(Schedule):
         return np.asarray(num_microbatches + 0.0 * rank, dtype=np.float64)
 
     def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """2 (p - 1): fill and drain."""
-        return np.asarray(2.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)
+        """2 (p - 1) fill and drain; 2 (p v - 1) up to p microbatches, where the next stage waits for the first's return. Exact."""
+        tight = np.asarray(num_microbatches) <= pp
+        return np.asarray(2.0 * (np.where(tight, pp * virtual_stages, pp) - 1), dtype=np.float64)

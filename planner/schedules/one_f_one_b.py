@@ -47,5 +47,9 @@ class OneFOneB(Schedule):
         return chunks_in_flight(pp - 1 - rank, 1, num_microbatches)
 
     def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """Two hops a microbatch while neighbours alternate."""
-        return np.asarray(2.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)
+        """2 (p - 1) m / p + 2 (p - 2): with no slack between neighbours, almost two sends a microbatch delay everyone.
+
+        The longest circle zigzags over all ranks, 2 (p - 1) sends for p microbatches. Exact up to rounding for m >= p.
+        """
+        circles = 2.0 * (pp - 1) * num_microbatches / pp
+        return np.asarray(circles + 2.0 * np.maximum(0, pp - 2), dtype=np.float64)

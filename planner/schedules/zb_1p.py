@@ -34,8 +34,15 @@ class ZB1p(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """(p - 1)(f + i - w). Source: Qi et al. 2023, table 1."""
-        return np.asarray((pp - 1) * (forward_seconds + input_grad_seconds - weight_grad_seconds), dtype=np.float64)
+        """max((p - 1)(f + i) - d w, (p - 1 - d) f + (p - 1) i), d = min(p - 1, m - 1).
+
+        From p microbatches on: (p - 1) max(f + i - w, i). Span of the longest rank, see `synchronous_end`.
+        Exact for equal stages and w <= f <= i. Source: Qi et al. 2023, table 1, (p - 1)(f + i - w).
+        """
+        others = pp - 1
+        delayed = np.minimum(others, num_microbatches - 1)
+        drain = others * (forward_seconds + input_grad_seconds) - delayed * weight_grad_seconds
+        return np.asarray(np.maximum(drain, (others - delayed) * forward_seconds + others * input_grad_seconds), dtype=np.float64)
 
     def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
         """min(m, p - rank). Exact."""
@@ -46,5 +53,5 @@ class ZB1p(Schedule):
         return chunks_awaiting_weight_grad(pp - 1 - rank, rank, 1, num_microbatches)
 
     def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """2 (p - 1)."""
-        return np.asarray(2.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)
+        """4 (p - 1): warm-up and late W leave each neighbour's gradient one send behind. Read off simulations with m > p."""
+        return np.asarray(4.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)

@@ -34,8 +34,18 @@ class ZB2p(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """(p - 1)(f + i - 2 w). Source: Qi et al. 2023, table 1."""
-        return np.asarray((pp - 1) * np.maximum(0.0, forward_seconds + input_grad_seconds - 2.0 * weight_grad_seconds), dtype=np.float64)
+        """max((p - 1)(f + i) - d w, (p - 1 - d) f + (p - 1) i, e // 2 f + (e + 1) // 2 i), d = min(2 (p - 1), m - 1), e = 2 (p - 1) - d.
+
+        From 2p - 1 microbatches on: (p - 1) max(f + i - 2 w, i - f, 0). Span of the longest rank, see `synchronous_end`.
+        Exact for equal stages and w <= f <= i. Source: Qi et al. 2023, table 1, (p - 1)(f + i - 2 w).
+        """
+        others = pp - 1
+        delayed = np.minimum(2 * others, num_microbatches - 1)
+        short = 2 * others - delayed
+        drain = others * (forward_seconds + input_grad_seconds) - delayed * weight_grad_seconds
+        chain = (others - delayed) * forward_seconds + others * input_grad_seconds
+        fill = short // 2 * forward_seconds + (short + 1) // 2 * input_grad_seconds
+        return np.asarray(np.maximum(np.maximum(drain, chain), fill), dtype=np.float64)
 
     def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
         """min(m, 2 (p - rank) - 1). Exact."""
@@ -46,5 +56,5 @@ class ZB2p(Schedule):
         return chunks_awaiting_weight_grad(2 * (pp - 1 - rank), 2 * rank, 1, num_microbatches)
 
     def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """2 (p - 1)."""
+        """2 (p - 1): fill and drain; the double warm-up hides the rest. Read off simulations with m >= 2p - 1."""
         return np.asarray(2.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)

@@ -46,8 +46,22 @@ class ZBVZeroBubble(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """(p - 1) f / 2."""
-        return np.asarray((pp - 1) * forward_seconds / 2.0, dtype=np.float64)
+        """From 2p - 1 microbatches on, over 2: the longest of
+        2 (p - 1)(i - w),  (p - 1) i,  (2p - 3) f - (p - 2) i,  (p - 2) w + max(f, i),  (2p - 3) f + i - 2 (p - 1) w,  (p - 1) f.
+
+        Ranks end together, so the stagger of their starts remains, (p - 1) f / 2 where f = i = w: "zero" only without a common end.
+        With fewer: 2 max(0, p - m) f + 2 (p - 1) i - 2 max(0, m - p) w,  (2p - 1 - m)(f + i) and the fourth, shortened.
+        Exact for equal stages, w <= f <= i and m >= 2p - 1; below, the step is up to a tenth short. Source: Qi et al. 2023, section 6; chains
+        read off simulations.
+        """
+        f, i, w, m = forward_seconds, input_grad_seconds, weight_grad_seconds, num_microbatches
+        others, short = pp - 1, np.maximum(0, 2 * pp - 1 - m)
+        back = 2 * (np.maximum(0, pp - m) * f + others * i - np.maximum(0, np.minimum(others, m - pp)) * w)
+        mixed = np.where(short <= pp - 2, (1 + short) * np.maximum(f, i) + (pp - 2 - short) * w, 0.0)
+        chains = np.maximum(np.maximum(back, mixed), np.maximum(short * (f + i), others * np.maximum(f, i)))
+        full = np.maximum((2 * pp - 3) * f - (pp - 2) * i, (2 * pp - 3) * f + i - 2 * others * w)
+        chains = np.where(short == 0, np.maximum(chains, full), chains)
+        return np.asarray(np.where(np.asarray(pp) > 1, chains / 2.0, 0.0), dtype=np.float64)
 
     def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
         """Up to p on every rank from 2p - 1 microbatches on. Source: Qi et al. 2023, section 6."""
@@ -55,8 +69,8 @@ class ZBVZeroBubble(Schedule):
         return np.asarray((down + up) / 2.0, dtype=np.float64)
 
     def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """2 (p - 1)."""
-        return np.asarray(2.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)
+        """6 p - 8: the drain crosses the V three times. Read off simulations with m >= 2p - 1 and i - w > i / 2; else fewer."""
+        return np.asarray(np.where(np.asarray(pp) > 1, 6.0 * pp - 8.0, 0.0) + 0.0 * num_microbatches, dtype=np.float64)
 
 
 def _warm_up(order: VOrder, rank: int, pp: int) -> None:
