@@ -1,0 +1,184 @@
+"""What an export is: the files to write, the command to paste, and what the trainer cannot say.
+
+No field of a layout is dropped in silence: it becomes a setting, or a `Gap` that names field, value, rule and remedy. A
+blocking gap means that the trainer would stop, or run something other than what was priced.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planner.errors import Fault, SpecError
+from planner.specs.cluster import RANK_ORDER, ClusterSpec
+from planner.specs.layout import Layout
+from planner.specs.model import ModelSpec
+from planner.specs.training import TrainingSpec
+
+Value = bool | int | float | str | list[str] | list[list[str]]
+Settings = dict[str, Value]
+DEFAULT_STEPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """One value that the trainer has no setting for. `field` is a field of the layout, or a dotted `training.x`, `model`."""
+
+    fault: Fault
+    blocking: bool
+
+    def __str__(self) -> str:
+        return str(self.fault)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """A layout in a trainer's own words.
+
+    files: name -> text, to be written into one folder.  command: what to paste there.  arguments: the trainer's own part
+    of it.  notes: what the user must check.  gaps: what the settings do not say.  num_layers, num_gpus: of the run.
+    """
+
+    trainer: str
+    version: str
+    num_layers: int
+    num_gpus: int
+    files: Mapping[str, str]
+    command: tuple[str, ...]
+    arguments: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def blockers(self) -> tuple[Fault, ...]:
+        """What keeps the trainer from running this layout as it was priced; empty for a layout it can run."""
+        return tuple(gap.fault for gap in self.gaps if gap.blocking)
+
+    def require_runnable(self) -> "Export":
+        """The export itself. Raises SpecError with every blocker."""
+        if self.blockers:
+            raise SpecError(self.blockers)
+        return self
+
+    def as_dict(self) -> dict[str, object]:
+        """JSON-safe form; notes and harmless gaps are one list of sentences."""
+        return {
+            "trainer": self.trainer,
+            "version": self.version,
+            "command": list(self.command),
+            "files": dict(self.files),
+            "notes": [*self.notes, *(str(gap) for gap in self.gaps if not gap.blocking)],
+            "blockers": [
+                {"field": fault.field, "value": _plain(fault.value), "rule": fault.rule, "remedy": fault.remedy} for fault in self.blockers
+            ],
+        }
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+@dataclass(slots=True)
+class Draft:
+    """An export under construction: the question, and what has been collected for its answer."""
+
+    layout: Layout
+    model: ModelSpec
+    cluster: ClusterSpec
+    training: TrainingSpec
+    version: str
+    files: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+
+    def gap(self, name: str, value: object, rule: str, remedy: str, *, blocking: bool = True) -> None:
+        """Record what no setting says."""
+        self.gaps.append(Gap(Fault(name, value, rule, remedy), blocking))
+
+    def inert(self, name: str, rule: str) -> None:
+        """Record a layout's field that has no setting, because it has no effect in this layout."""
+        self.gap(name, getattr(self.layout, name), rule, "nothing to do", blocking=False)
+
+    @property
+    def layer_split(self) -> tuple[int, ...] | None:
+        """`layers_per_stage` where it is a split of this model over these stages."""
+        split, layout = self.layout.layers_per_stage, self.layout
+        if split is None:
+            return None
+        whole = sum(split) == self.model.num_hidden_layers and len(split) == layout.pp * layout.virtual_stages
+        return split if whole else None
+
+    def check_common(self) -> None:
+        """Gaps and notes that are the same for every trainer."""
+        layout, split = self.layout, self.layout.layers_per_stage
+        if layout.pp == 1:
+            if layout.virtual_stages != 1:
+                self.inert("virtual_stages", "means nothing without pipeline parallelism")
+            if split is not None:
+                self.inert("layers_per_stage", "means nothing without pipeline parallelism")
+        elif split is not None and self.layer_split is None:
+            stages, layers = layout.pp * layout.virtual_stages, self.model.num_hidden_layers
+            rule = f"must give {stages} stages together {layers} layers"
+            self.gap("layers_per_stage", split, rule, "leave it out for the trainer's own split")
+            self.gap("virtual_stages", layout.virtual_stages, "does not agree with layers_per_stage", "correct layers_per_stage")
+        if self.training.global_batch_size % (layout.micro_batch_size * layout.dp_degree):
+            per_step = layout.micro_batch_size * layout.dp_degree
+            rule = f"times {layout.dp_degree} data-parallel ranks does not divide global_batch_size {self.training.global_batch_size}"
+            self.gap("micro_batch_size", layout.micro_batch_size, rule, f"use a global batch that is a multiple of {per_step}")
+        if tuple(self.cluster.rank_order) != RANK_ORDER:
+            rule = f"is not the trainer's own placement {', '.join(RANK_ORDER)}"
+            remedy = "renumber the hosts, or price the default order"
+            self.gap("cluster.rank_order", list(self.cluster.rank_order), rule, remedy, blocking=False)
+
+
+def train_steps(training: TrainingSpec) -> int:
+    """Steps for `total_tokens`; a short run where nobody said how long."""
+    if training.total_tokens is None:
+        return DEFAULT_STEPS
+    return max(1, math.ceil(training.total_tokens / (training.seq_len * training.global_batch_size)))
+
+
+def safe_name(name: str) -> str:
+    """A user's name as one word that a shell, a scheduler and a file system take without quoting."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60] or "model"
+
+
+def overlay_gaps(values: dict[str, object], gaps: Sequence[Gap]) -> Layout:
+    """The layout from parsed settings, completed by what they could not say."""
+    for gap in gaps:
+        if gap.fault.field in Layout.model_fields:
+            values[gap.fault.field] = gap.fault.value
+    return Layout.model_validate(values)
+
+
+def write_toml(settings: Mapping[str, Value], header: Sequence[str] = ()) -> str:
+    """TOML text of dotted keys, one table per prefix, in the order given; readers: tomllib, TorchTitan's ConfigManager."""
+    tables: dict[str, list[str]] = {}
+    for key, value in settings.items():
+        table, _, name = key.rpartition(".")
+        tables.setdefault(table, []).append(f"{name} = {_toml_value(value)}")
+    lines = [f"# {line}" for line in header]
+    for table, rows in tables.items():
+        lines += ["", f"[{table}]", *rows]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _toml_value(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    return repr(value)
+
+
+def flatten(tables: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Dotted keys of nested tables; inverse of what `write_toml` does to keys."""
+    flat: dict[str, object] = {}
+    for key, value in tables.items():
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+    return flat

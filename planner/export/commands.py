@@ -1,0 +1,109 @@
+"""Starting the trainer: one torchrun line, launch.sh for a node, slurm.sbatch for several nodes."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+RENDEZVOUS_PORT = 29500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One run.
+
+    program: what torchrun starts.  arguments: the trainer's settings.  subcommand: arguments that must come last, after
+    anything the user appends.  environment: variables of every process.  own_modules: the folder holds Python modules.
+    """
+
+    name: str
+    num_gpus: int
+    gpus_per_node: int
+    program: tuple[str, ...]
+    arguments: tuple[str, ...]
+    subcommand: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    own_modules: bool = False
+
+    @property
+    def processes_per_node(self) -> int:
+        """One process a GPU."""
+        return min(self.num_gpus, self.gpus_per_node)
+
+    @property
+    def num_nodes(self) -> int:
+        """Hosts, rounded up."""
+        return -(-self.num_gpus // self.processes_per_node)
+
+    def command(self) -> tuple[str, ...]:
+        """What to paste in the export's folder: torchrun on one node, sbatch for several."""
+        if self.num_nodes > 1:
+            return ("sbatch", "slurm.sbatch")
+        variables = [f"{name}={value}" for name, value in self.environment.items()] + ["PYTHONPATH=."] * self.own_modules
+        prefix = ["env", *variables] if variables else []
+        torchrun = ["torchrun", "--standalone", f"--nproc_per_node={self.processes_per_node}"]
+        return (*prefix, *torchrun, *self.program, *self.arguments, *self.subcommand)
+
+    def files(self) -> dict[str, str]:
+        """launch.sh, and slurm.sbatch where there are several nodes."""
+        scripts = {"launch.sh": self._launch_script()}
+        if self.num_nodes > 1:
+            scripts["slurm.sbatch"] = self._slurm_script()
+        return scripts
+
+    def _rendezvous(self) -> str:
+        if self.num_nodes == 1:
+            return f"torchrun --standalone --nproc_per_node={self.processes_per_node}"
+        where = f'--rdzv_backend=c10d --rdzv_id="${{SLURM_JOB_ID:-{self.name}}}" --rdzv_endpoint="$HEAD_NODE:{RENDEZVOUS_PORT}"'
+        return f"torchrun --nnodes={self.num_nodes} --nproc_per_node={self.processes_per_node} {where}"
+
+    def _launch_script(self) -> str:
+        head = ': "${HEAD_NODE:?set HEAD_NODE to the first host, then run this script on each host}"'
+        lines = [
+            "#!/usr/bin/env bash",
+            f"# {self.name} on {self.num_gpus} GPUs ({self.num_nodes} x {self.processes_per_node}). Further flags may be appended.",
+            "set -euo pipefail",
+            'cd "$(dirname "${BASH_SOURCE[0]}")"',
+            *([head] if self.num_nodes > 1 else []),
+            *(f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()),
+            *(['export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"'] if self.own_modules else []),
+            "",
+            f"exec {self._rendezvous()} \\",
+            f"  {shlex.join(self.program)} \\",
+            *(f"  {shlex.join(group)} \\" for group in flag_groups(self.arguments)),
+            f'  "$@"{" " + shlex.join(self.subcommand) if self.subcommand else ""}',
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _slurm_script(self) -> str:
+        lines = [
+            "#!/usr/bin/env bash",
+            f"#SBATCH --job-name={self.name}",
+            f"#SBATCH --nodes={self.num_nodes}",
+            "#SBATCH --ntasks-per-node=1",
+            f"#SBATCH --gpus-per-node={self.processes_per_node}",
+            "#SBATCH --exclusive",
+            "#SBATCH --output=%x-%j.log",
+            "# Add your own --partition, --account and --time.",
+            "set -euo pipefail",
+            'cd "$SLURM_SUBMIT_DIR"',
+            'HEAD_NODE="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
+            "export HEAD_NODE",
+            "srun --kill-on-bad-exit=1 bash launch.sh",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def flag_groups(arguments: Sequence[str]) -> list[list[str]]:
+    """Arguments with each flag and its values together, one group a line of a script."""
+    groups: list[list[str]] = []
+    for item in arguments:
+        if item.startswith("--") or not groups:
+            groups.append([item])
+        else:
+            groups[-1].append(item)
+    return groups
+
+
+def read_flags(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """Flag -> its values, from arguments as `flag_groups` splits them."""
+    return {group[0]: group[1:] for group in flag_groups(arguments)}

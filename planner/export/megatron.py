@@ -1,0 +1,258 @@
+"""Megatron-LM core 0.14: arguments of pretrain_gpt.py, the scripts that start it, and the way back.
+
+Sources: Megatron-LM core 0.14 megatron/training/arguments.py; megatron/core/transformer/transformer_config.py (fp8, recompute,
+cp_comm_type), pipeline_parallel_layer_layout.py ("Ett|ttL"), distributed/distributed_data_parallel_config.py; the zero-bubble
+fork sail-sg/zero-bubble-pipeline-parallelism, README.
+"""
+
+import re
+from collections.abc import Mapping
+
+from planner.errors import UnknownNameError
+from planner.export.base import Draft, Export, overlay_gaps, safe_name, train_steps
+from planner.export.commands import Launch, read_flags
+from planner.export.megatron_model import model_arguments
+from planner.specs.cluster import ClusterSpec
+from planner.specs.layout import Layout, parse_ac
+from planner.specs.model import ModelSpec
+from planner.specs.training import TrainingSpec
+
+VERSIONS = ("0.14", "0.14.0")
+DEFAULT_VERSION = "0.14"
+YOURS = "Data, tokenizer and learning rate are not part of a layout: --mock-data and NullTokenizer stand for your own."
+CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}
+SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+FP8_RECIPES = {"float8-tensorwise": "tensorwise", "float8-delayed": "delayed", "float8-blockwise": "blockwise", "mxfp8": "mxfp8"}
+ZERO_BUBBLE_PENDING = {"ZB-1p": 1, "ZB-2p": 2}
+OPTIMIZERS = {"adamw": ("--optimizer", "adam"), "sgd": ("--optimizer", "sgd")}
+BF16_STATES = ("--optimizer", "adam", "--use-precision-aware-optimizer", "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16")
+
+
+def export(layout: Layout, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, version: str | None = None) -> Export:
+    """The layout as arguments of Megatron-LM's pretrain_gpt.py.
+
+    Raises UnknownNameError for a version we do not write. What Megatron-LM cannot run is in the export's `blockers`.
+    """
+    asked = version or DEFAULT_VERSION
+    if asked not in VERSIONS:
+        raise UnknownNameError("trainer_version", asked, VERSIONS, "Megatron-LM version that is exported")
+    draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=asked)
+    draft.check_common()
+    draft.notes.append(YOURS)
+    groups = (_degrees, _pipeline, _sharding, _recompute, _precision, _rest, _training, model_arguments)
+    arguments = tuple(word for group in groups for word in group(draft))
+    expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if training.expandable_segments else {}
+    own_fsdp = layout.zero_stage in SHARDING
+    connections = {} if own_fsdp else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron-FSDP refuses 1, everything else wants it
+    launch = Launch(
+        name=safe_name(model.name), num_gpus=layout.num_gpus, gpus_per_node=cluster.gpus_per_node, program=("pretrain_gpt.py",),
+        arguments=arguments, environment={**connections, **expandable},
+    )  # fmt: skip
+    draft.notes.append("Run in the root of Megatron-LM, where pretrain_gpt.py is.")
+    return Export(
+        trainer="megatron", version=asked, num_layers=model.num_hidden_layers, num_gpus=layout.num_gpus, files=launch.files(),
+        command=launch.command(), arguments=arguments, notes=tuple(draft.notes), gaps=tuple(draft.gaps),
+    )  # fmt: skip
+
+
+def _degrees(draft: Draft) -> list[str]:
+    layout = draft.layout
+    arguments = [
+        "--tensor-model-parallel-size", str(layout.tp), "--pipeline-model-parallel-size", str(layout.pp),
+        "--context-parallel-size", str(layout.cp), "--expert-model-parallel-size", str(layout.ep),
+        "--expert-tensor-parallel-size", str(layout.etp), "--cp-comm-type", CP_TYPES[layout.cp_method],
+    ]  # fmt: skip
+    if layout.sequence_parallel:
+        arguments.append("--sequence-parallel")
+    if layout.async_tp:
+        arguments.append("--tp-comm-overlap")
+        draft.notes.append("--tp-comm-overlap needs --sequence-parallel and Transformer Engine built with user buffers.")
+    return arguments
+
+
+def _pipeline(draft: Draft) -> list[str]:
+    layout, layers = draft.layout, draft.model.num_hidden_layers
+    arguments = _schedule(draft)
+    split = draft.layer_split if layout.pp > 1 else None
+    if split is not None:
+        return [*arguments, "--pipeline-model-parallel-layout", pipeline_layout(split)]
+    stages = layout.pp * layout.virtual_stages
+    if layout.pp > 1 and layout.layers_per_stage is None and layers % stages:
+        rule, remedy = f"do not divide into {stages} equal stages, Megatron-LM's own split", "give layers_per_stage"
+        draft.gap("model.num_hidden_layers", layers, rule, remedy)
+    if layout.pp > 1 and layout.virtual_stages > 1:
+        arguments += ["--num-virtual-stages-per-pipeline-rank", str(layout.virtual_stages)]
+    return arguments
+
+
+def _schedule(draft: Draft) -> list[str]:
+    """Arguments of the schedule: 1F1B and its interleaved form follow from the number of stages alone."""
+    layout = draft.layout
+    implied = "1F1B" if layout.pp == 1 or layout.virtual_stages == 1 else "Interleaved1F1B"
+    if layout.pp > 1 and layout.pp_schedule in ZERO_BUBBLE_PENDING:
+        draft.notes.append("--enable-zero-bubble is an argument of the fork sail-sg/zero-bubble-pipeline-parallelism, not of Megatron-LM.")
+        pending = ZERO_BUBBLE_PENDING[layout.pp_schedule] * layout.pp
+        return ["--enable-zero-bubble", "--zero-bubble-max-pending-backward", str(pending)]
+    if layout.pp_schedule != implied:
+        rule = f"is not in Megatron-LM, which runs {implied} with {layout.virtual_stages} stages a rank"
+        draft.gap("pp_schedule", layout.pp_schedule, rule, f"use {implied}", blocking=layout.pp > 1)
+    return []
+
+
+def pipeline_layout(split: tuple[int, ...]) -> str:
+    """Megatron's layout string: E embedding, t*n layers, L loss, stages in the order of the layers: "Et*2|t*3|t*2L"."""
+    stages = [f"t*{count}" if count else "" for count in split]
+    return "|".join(["E" + stages[0], *stages[1:]]) + "L"
+
+
+def _read_layout(text: str) -> tuple[int, ...]:
+    return tuple(sum(int(count) for count in re.findall(r"t\*(\d+)", stage)) for stage in text.split("|"))
+
+
+def _sharding(draft: Draft) -> list[str]:
+    layout, overlap = draft.layout, draft.training.overlap.dp
+    arguments = ["--overlap-grad-reduce"] if overlap else []
+    if layout.zero_stage == 0:
+        if layout.dp_replicate > 1:
+            rule = f"with dp_shard {layout.dp_shard} is one data-parallel group of {layout.dp_degree}"
+            draft.gap("dp_replicate", layout.dp_replicate, rule, "nothing to do", blocking=False)
+            draft.gap("dp_shard", layout.dp_shard, rule, "nothing to do", blocking=False)
+        return arguments
+    arguments += ["--use-distributed-optimizer", *(["--overlap-param-gather"] if overlap else [])]
+    arguments += ["--num-distributed-optimizer-instances", str(layout.dp_replicate)]
+    if layout.zero_stage in SHARDING:
+        arguments += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", SHARDING[layout.zero_stage]]
+        arguments += ["--no-gradient-accumulation-fusion", "--ckpt-format", "fsdp_dtensor"]
+        draft.notes.append("--use-megatron-fsdp is young in core 0.14: check that your release combines it with TP, PP and EP as here.")
+    return arguments
+
+
+def _recompute(draft: Draft) -> list[str]:
+    layout = draft.layout
+    kind, number = parse_ac(layout.ac)
+    if kind == "full":
+        return ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
+    if kind == "selective-attention":
+        return ["--recompute-granularity", "selective", "--recompute-modules", "core_attn"]
+    if kind == "selective-layer":
+        stages = layout.pp * layout.virtual_stages
+        count = max(1, -(-draft.model.num_hidden_layers // stages) // int(number))
+        rule = f"recomputes every n-th layer; Megatron-LM the first {count} of each stage"
+        draft.gap("ac", layout.ac, rule, "nothing to do", blocking=False)
+        return ["--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", str(count)]
+    if kind != "none":
+        draft.gap("ac", layout.ac, "is not in Megatron-LM", "use none, full or selective-attention")
+    return []
+
+
+def _precision(draft: Draft) -> list[str]:
+    layout, name = draft.layout, draft.layout.precision
+    sixteen = "--fp16" if name == "fp16" else "--bf16"
+    arguments = [sixteen] if layout.param_dtype == "bfloat16" else []
+    if layout.param_dtype == "float32" and name != "bf16":
+        draft.gap("precision", name, "computes in 16 bits or fewer; float32 parameters do not", "use param_dtype bfloat16")
+    elif name in FP8_RECIPES:
+        arguments += ["--fp8-format", "hybrid", "--fp8-recipe", FP8_RECIPES[name]]
+    elif name not in ("bf16", "fp16"):
+        draft.gap("precision", name, "is not in Megatron-LM core 0.14", f"use bf16 or one of {', '.join(FP8_RECIPES)}")
+    if layout.float8_all_gather:
+        if "--fp8-recipe" in arguments:
+            arguments.append("--fp8-param-gather")
+        else:
+            draft.inert("float8_all_gather", "means nothing without fp8")
+    arguments.append("--accumulate-allreduce-grads-in-fp32" if layout.reduce_dtype == "float32" else "--grad-reduce-in-bf16")
+    if layout.master_dtype != "float32":
+        draft.gap("master_dtype", layout.master_dtype, "is not in Megatron-LM: its main parameters are fp32 or fp16", "use float32")
+    return arguments
+
+
+def _rest(draft: Draft) -> list[str]:
+    layout = draft.layout
+    if layout.compile:
+        draft.gap("compile", True, "is not in Megatron-LM, whose kernels are fused by Transformer Engine", "set it to false")
+    if layout.optimizer_in_backward:
+        draft.gap("optimizer_in_backward", True, "is not in Megatron-LM", "set it to false")
+    if not layout.cpu_offload:
+        return []
+    draft.notes.append("--optimizer-cpu-offload moves optimizer states, not parameters and gradients as FSDP2's offload does.")
+    aware = [] if draft.training.optimizer == "adamw-bf16-states" else ["--use-precision-aware-optimizer"]
+    return ["--optimizer-cpu-offload", *aware]
+
+
+def _training(draft: Draft) -> list[str]:
+    layout, training = draft.layout, draft.training
+    arguments = [
+        "--micro-batch-size", str(layout.micro_batch_size), "--global-batch-size", str(training.global_batch_size),
+        "--seq-length", str(training.seq_len), "--max-position-embeddings", str(training.seq_len),
+        "--train-iters", str(train_steps(training)),
+        "--clip-grad", str(training.max_grad_norm or 0.0), "--lr", "3e-4", "--mock-data", "--transformer-impl", "transformer_engine",
+        "--attention-backend", "flash" if training.attention_kernel == "flash" else "unfused",
+    ]  # fmt: skip
+    if training.optimizer == "adamw-bf16-states":
+        arguments += BF16_STATES
+    elif training.optimizer in OPTIMIZERS:
+        arguments += OPTIMIZERS[training.optimizer]
+    else:
+        draft.gap("training.optimizer", training.optimizer, "is not in Megatron-LM core 0.14", "use adamw or sgd")
+    if not training.overlap.pp and layout.pp > 1:
+        arguments.append("--no-overlap-p2p-communication")
+    if training.vocab_parallel_loss is False and layout.tp > 1:
+        draft.gap("training.vocab_parallel_loss", False, "cannot be switched off in Megatron-LM", "leave it out", blocking=False)
+    if training.checkpoint is not None:
+        arguments += ["--save", "checkpoints", "--save-interval", str(training.checkpoint.interval_steps)]
+        arguments += [] if training.checkpoint.mode == "sync" else ["--async-save"]
+    return arguments
+
+
+def parse_back(exported: Export) -> Layout:
+    """The layout that an export says, read from its arguments and the size of the run; inverse of `export`."""
+    flags = read_flags(exported.arguments)
+    one = {flag: values[0] for flag, values in flags.items() if values}
+    values: dict[str, object] = {
+        "tp": int(one["--tensor-model-parallel-size"]), "pp": int(one["--pipeline-model-parallel-size"]),
+        "cp": int(one["--context-parallel-size"]), "ep": int(one["--expert-model-parallel-size"]),
+        "etp": int(one["--expert-tensor-parallel-size"]), "micro_batch_size": int(one["--micro-batch-size"]),
+        "cp_method": next(name for name, word in CP_TYPES.items() if word == one["--cp-comm-type"]),
+        "sequence_parallel": "--sequence-parallel" in flags, "async_tp": "--tp-comm-overlap" in flags, "compile": False,
+        "optimizer_in_backward": False, "cpu_offload": "--optimizer-cpu-offload" in flags, "master_dtype": "float32",
+        "reduce_dtype": "bfloat16" if "--grad-reduce-in-bf16" in flags else "float32",
+    }  # fmt: skip
+    values.update(_read_data_parallel(one, flags, exported.num_gpus))
+    for part in (_read_stages(one, flags), _read_recompute(one), _read_precision(one, flags)):
+        values.update(part)
+    return overlay_gaps(values, exported.gaps)
+
+
+def _read_data_parallel(one: Mapping[str, str], flags: Mapping[str, list[str]], num_gpus: int) -> dict[str, object]:
+    held = int(one["--tensor-model-parallel-size"]) * int(one["--pipeline-model-parallel-size"]) * int(one["--context-parallel-size"])
+    replicas = int(one.get("--num-distributed-optimizer-instances", "1"))
+    strategy = one.get("--data-parallel-sharding-strategy")
+    stage = next((stage for stage, word in SHARDING.items() if word == strategy), int("--use-distributed-optimizer" in flags))
+    return {"dp_replicate": replicas, "dp_shard": max(1, num_gpus // held // replicas), "zero_stage": stage}
+
+
+def _read_stages(one: Mapping[str, str], flags: Mapping[str, list[str]]) -> dict[str, object]:
+    degree = int(one["--pipeline-model-parallel-size"])
+    text = one.get("--pipeline-model-parallel-layout")
+    split = None if text is None else _read_layout(text)
+    virtual = int(one.get("--num-virtual-stages-per-pipeline-rank", "1")) if split is None else len(split) // degree
+    schedule = "1F1B" if virtual == 1 else "Interleaved1F1B"
+    if "--enable-zero-bubble" in flags:
+        schedule = "ZB-1p" if int(one["--zero-bubble-max-pending-backward"]) == degree else "ZB-2p"
+    return {"layers_per_stage": split, "virtual_stages": virtual, "pp_schedule": schedule}
+
+
+def _read_recompute(one: Mapping[str, str]) -> dict[str, object]:
+    granularity = one.get("--recompute-granularity")
+    return {"ac": {None: "none", "full": "full", "selective": "selective-attention"}[granularity]}
+
+
+def _read_precision(one: Mapping[str, str], flags: Mapping[str, list[str]]) -> dict[str, object]:
+    recipe = one.get("--fp8-recipe")
+    plain = "fp16" if "--fp16" in flags else "bf16"
+    sixteen = "--bf16" in flags or "--fp16" in flags
+    return {
+        "precision": next((name for name, word in FP8_RECIPES.items() if word == recipe), plain),
+        "float8_all_gather": "--fp8-param-gather" in flags,
+        "param_dtype": "bfloat16" if sixteen else "float32",
+    }

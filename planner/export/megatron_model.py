@@ -1,0 +1,105 @@
+"""A ModelSpec as Megatron-LM's model arguments.
+
+Source: Megatron-LM core 0.14 megatron/training/arguments.py, megatron/core/transformer/transformer_config.py.
+"""
+
+from planner.export.base import Draft
+from planner.specs.model import ModelSpec
+
+
+def model_arguments(draft: Draft) -> list[str]:
+    """Shapes, norms, positions, attention and experts; what Megatron has no argument for becomes a gap."""
+    model = draft.model
+    arguments = [
+        "--num-layers", str(model.num_hidden_layers), "--hidden-size", str(model.hidden_size),
+        "--ffn-hidden-size", str(model.intermediate_size or model.moe_intermediate_size),
+        "--num-attention-heads", str(model.num_attention_heads), "--tokenizer-type", "NullTokenizer",
+        "--vocab-size", str(max(1, model.vocab_size - 1)), "--make-vocab-size-divisible-by", "1",
+        "--normalization", "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm", "--attention-dropout", "0.0", "--hidden-dropout", "0.0",
+    ]  # fmt: skip
+    arguments += _positions(model)
+    arguments += {"swiglu": ["--swiglu"], "squared-relu": ["--squared-relu"], "gelu": []}[model.mlp]
+    if not (model.mlp_bias or model.attention_output_bias):
+        arguments.append("--disable-bias-linear")
+        arguments += ["--add-qkv-bias"] if model.attention_bias else []
+    if not model.tie_word_embeddings:
+        arguments.append("--untie-embeddings-and-output-weights")
+    if model.qk_norm == "head":
+        arguments.append("--qk-layernorm")
+    arguments += _mla(model) if model.uses_mla else _attention(model)
+    arguments += _experts(model) if model.is_moe else []
+    _check(draft)
+    return arguments
+
+
+def _positions(model: ModelSpec) -> list[str]:
+    if model.position_embedding == "learned":
+        return ["--position-embedding-type", "learned_absolute"]
+    if model.position_embedding == "none":
+        return ["--position-embedding-type", "none"]
+    return ["--position-embedding-type", "rope", "--rotary-base", "500000"]
+
+
+def _attention(model: ModelSpec) -> list[str]:
+    grouped = model.num_key_value_heads != model.num_attention_heads
+    groups = ["--group-query-attention", "--num-query-groups", str(model.num_key_value_heads)] if grouped else []
+    window = ["--window-size", f"{model.sliding_window},0"] if model.sliding_mask and all(model.sliding_mask) else []
+    return ["--kv-channels", str(model.head_dim), *groups, *window]
+
+
+def _mla(model: ModelSpec) -> list[str]:
+    query = ["--q-lora-rank", str(model.q_lora_rank)] if model.q_lora_rank else []
+    return [
+        "--multi-latent-attention", *query, "--kv-lora-rank", str(model.kv_lora_rank), "--qk-head-dim", str(model.qk_nope_head_dim),
+        "--qk-pos-emb-head-dim", str(model.qk_rope_head_dim), "--v-head-dim", str(model.v_head_dim),
+    ]  # fmt: skip
+
+
+def _experts(model: ModelSpec) -> list[str]:
+    arguments = [
+        "--num-experts", str(model.num_experts), "--moe-router-topk", str(model.num_experts_per_tok),
+        "--moe-ffn-hidden-size", str(model.moe_intermediate_size), "--moe-grouped-gemm", "--moe-token-dispatcher-type", "alltoall",
+        "--moe-router-load-balancing-type", "none" if model.router_correction_bias else "aux_loss",
+    ]  # fmt: skip
+    if model.shared_expert_intermediate_size:
+        arguments += ["--moe-shared-expert-intermediate-size", str(model.shared_expert_intermediate_size)]
+    if model.router_correction_bias:
+        arguments += ["--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias"]
+    places = [int(kind.moe) for kind in model.layer_kinds()]
+    if not all(places):
+        arguments += ["--moe-layer-freq", f"({'+'.join(f'[{flag}]*{count}' for flag, count in _runs(places))})"]
+    return arguments
+
+
+def _runs(places: list[int]) -> list[tuple[int, int]]:
+    """Run lengths: [0, 0, 1] -> [(0, 2), (1, 1)]."""
+    runs: list[tuple[int, int]] = []
+    for flag in places:
+        if runs and runs[-1][0] == flag:
+            runs[-1] = (flag, runs[-1][1] + 1)
+        else:
+            runs.append((flag, 1))
+    return runs
+
+
+def _check(draft: Draft) -> None:
+    model = draft.model
+    rows = (
+        (model.parallel_residual, "parallel residual"),
+        (model.norms_per_layer != 2, "other norms than two a layer"),
+        (model.embedding_norm, "a norm after the embedding"),
+        (model.qk_norm == "full", "query-key norm over the whole projection"),
+        (model.attention_sinks, "attention sinks"),
+        (model.shared_expert_gate, "gate on the shared expert"),
+        (model.lm_head_bias, "bias on the head"),
+        (model.router_bias or model.expert_bias, "biased router or experts"),
+        (model.uses_mla and model.attention_bias, "biases with MLA"),
+    )
+    lacking = [words for broken, words in rows if broken]
+    if lacking:
+        draft.gap("model", model.name, f"has what Megatron-LM 0.14 has no argument for: {', '.join(lacking)}", "write the layer spec")
+    if any(model.sliding_mask) and not all(model.sliding_mask):
+        rule = "holds for some layers only, which Megatron-LM 0.14 cannot say"
+        draft.gap("model.sliding_window", model.sliding_window, rule, "expect the time of full attention", blocking=False)
+    if model.position_embedding == "rope":
+        draft.notes.append("--rotary-base 500000 is assumed: set your model's own.")

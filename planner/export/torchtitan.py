@@ -1,0 +1,196 @@
+"""TorchTitan: train.toml for 0.2, `--module/--config` with flags for 0.3, the scripts that start them, and the way back.
+
+Sources: torchtitan 0.2.2 config/manager.py (precedence of CLI, TOML and defaults), train.py, run_train.sh; 0.3.0
+config/manager.py (registry of configs), trainer.py (what it refuses).
+"""
+
+import tomllib
+from collections.abc import Sequence
+
+from planner.errors import UnknownNameError
+from planner.export.base import Draft, Export, Settings, Value, flatten, overlay_gaps, safe_name, write_toml
+from planner.export.commands import Launch, read_flags
+from planner.export.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, unsupported
+from planner.export.titan_modules import (
+    CONFIG_MODULE,
+    JOB_MODULE,
+    MODEL_MODULE,
+    ROPE_THETA,
+    WIDER_REDUCE_02,
+    job_03,
+    missing_03,
+    model_03,
+    plain_attention_02,
+    register_02,
+)  # fmt: skip
+from planner.export.titan_precision import ac_subcommand, precision_02, precision_03, read_ac, read_precision_02, read_precision_03
+from planner.export.titan_settings import layout_settings, read_settings, training_settings
+from planner.specs.cluster import ClusterSpec
+from planner.specs.layout import Layout, parse_ac
+from planner.specs.model import ModelSpec
+from planner.specs.training import TrainingSpec
+
+VERSIONS = {"0.2": "0.2.2", "0.2.0": "0.2.0", "0.2.1": "0.2.1", "0.2.2": "0.2.2", "0.3": "0.3.0", "0.3.0": "0.3.0"}
+DEFAULT_VERSION = "0.2.2"
+CONFIG_FILE = "train.toml"
+YOURS = "Data set, tokenizer folder, learning rate and number of steps are not part of a layout: set your own."
+
+
+def export(layout: Layout, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, version: str | None = None) -> Export:
+    """The layout for one version of TorchTitan (default: the job's `trainer_version`, else 0.2.2).
+
+    Raises UnknownNameError for a version we do not write. What the version cannot run is in the export's `blockers`.
+    """
+    asked = version or (training.trainer_version if training.trainer == "torchtitan" else None) or DEFAULT_VERSION
+    if asked not in VERSIONS:
+        raise UnknownNameError("trainer_version", asked, VERSIONS, "TorchTitan version that is exported")
+    draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=VERSIONS[asked])
+    draft.check_common()
+    draft.notes.append(YOURS)
+    return _export_02(draft) if _line(draft.version) == "0.2" else _export_03(draft)
+
+
+def _line(version: str) -> str:
+    return version.rpartition(".")[0]
+
+
+def _export_02(draft: Draft) -> Export:
+    settings: Settings = {"job.description": f"{safe_name(draft.model.name)}: {draft.layout.short()}", "job.dump_folder": "./outputs"}
+    if draft.layout.reduce_dtype != "float32":
+        draft.files[f"{CONFIG_MODULE}.py"] = WIDER_REDUCE_02
+        settings["job.custom_config_module"] = CONFIG_MODULE
+    settings.update(_model_02(draft))
+    settings.update(precision_02(draft))
+    settings.update(training_settings(draft, "0.2"))
+    settings.update(layout_settings(draft, "0.2"))
+    header = (f"TorchTitan {draft.version}: {safe_name(draft.model.name)} on {draft.layout.num_gpus} GPUs", "written by planner-cli export")
+    draft.files[CONFIG_FILE] = write_toml(dict(sorted(settings.items(), key=_by_table)), header)
+    return _finish(draft, arguments=("--job.config_file", CONFIG_FILE))
+
+
+def _by_table(item: tuple[str, Value]) -> str:
+    """Order of tables in the file; within a table, the order in which settings were given."""
+    tables = ("job", "model", "optimizer", "training", "parallelism", "activation_checkpoint", "compile", "checkpoint")
+    table = item[0].rpartition(".")[0]
+    return f"{tables.index(table) if table in tables else len(tables)} {table}"
+
+
+def _model_02(draft: Draft) -> Settings:
+    layout, model = draft.layout, draft.model
+    flavor = find_flavor(model, "0.2")
+    assets: Settings = {"model.hf_assets_path": f"./assets/hf/{safe_name(model.name)}"}
+    if flavor is not None and flavor.flex and layout.cp > 1:
+        draft.files[f"{MODEL_MODULE}.py"] = plain_attention_02(flavor.module, flavor.flavor)
+    elif flavor is not None:
+        _check_flavor(draft, flavor, "0.2")
+        long = flavor.long_context if model.sliding_layers and draft.training.seq_len > model.sliding_window and layout.cp == 1 else None
+        return {"model.name": flavor.module, "model.flavor": long or flavor.flavor, **assets}
+    elif _can_register(draft, "0.2"):
+        draft.files[f"{MODEL_MODULE}.py"] = register_02(model, safe_name(model.name))
+    return {"model.name": MODEL_MODULE, "model.flavor": "custom", **assets, "experimental.custom_import": MODEL_MODULE}
+
+
+def _check_flavor(draft: Draft, flavor: Flavor, line: str) -> None:
+    if draft.layout.pp > 1 and flavor.module not in WITH_PIPELINE[line]:
+        rule, remedy = f"is not possible with TorchTitan {line}'s {flavor.module}", "use pp 1" + (", or export for 0.3" * (line == "0.2"))
+        draft.gap("pp", draft.layout.pp, rule, remedy)
+
+
+def _can_register(draft: Draft, line: str) -> bool:
+    """Whether the shapes fit one of TorchTitan's model classes; a gap where they do not."""
+    model = draft.model
+    lacking = unsupported(model) + (missing_03(model) if line == "0.3" and not unsupported(model) else [])
+    if lacking:
+        rule, remedy = f"has what TorchTitan {line} has no model class for: {', '.join(lacking)}", "write the model, or export for megatron"
+        draft.gap("model", model.name, rule, remedy)
+        return False
+    kind = class_for(model)
+    _check_flavor(draft, Flavor(module=kind, flavor="custom"), line)
+    name = safe_name(model.name)
+    draft.notes.append(f"TorchTitan ships no {name}: its shapes are registered with the class of {kind}, rope_theta {ROPE_THETA:g}.")
+    if model.sliding_layers and model.sliding_window < draft.training.seq_len:
+        rule, remedy = f"is not in TorchTitan's {kind}", "expect the time of full attention"
+        draft.gap("model.sliding_window", model.sliding_window, rule, remedy, blocking=False)
+    return True
+
+
+def _export_03(draft: Draft) -> Export:
+    settings = {**training_settings(draft, "0.3"), **layout_settings(draft, "0.3")}
+    module, config = _job_03(draft)
+    draft.notes.append("CUDA graphs, new in 0.3 and on by default, are switched off: the plan is priced without them.")
+    subcommand = ac_subcommand(*parse_ac(draft.layout.ac))
+    arguments = ("--module", module, "--config", config, *_flags(settings))
+    return _finish(draft, arguments=arguments, subcommand=subcommand)
+
+
+def _flags(settings: Settings) -> list[str]:
+    flags: list[str] = []
+    for key, value in settings.items():
+        table, _, name = key.rpartition(".")
+        if isinstance(value, bool):
+            flags.append(f"--{table}.{name}" if value else f"--{table}.no_{name}")
+        elif isinstance(value, list):
+            words = [",".join(item) if isinstance(item, list) else item for item in value]
+            flags += [f"--{key}", *(words if isinstance(value[0], list) else [",".join(words)])]
+        else:
+            flags += [f"--{key}", str(value)]
+    return flags
+
+
+def _job_03(draft: Draft) -> tuple[str, str]:
+    """--module and --config: TorchTitan's own where flags can say the rest, else a module in the export."""
+    flavor = find_flavor(draft.model, "0.3")
+    converters = precision_03(draft)
+    wide_reduce = draft.layout.reduce_dtype != "float32"
+    if flavor is not None:
+        _check_flavor(draft, flavor, "0.3")
+    if flavor is not None and flavor.config is not None and not converters and not wide_reduce:
+        return flavor.module, flavor.config
+    family, name, custom = ("", "custom", "") if flavor is None else (flavor.module, flavor.flavor, "")
+    if flavor is None and _can_register(draft, "0.3"):
+        family, custom = model_03(draft.model)
+    if not family and converters:
+        draft.gap("precision", draft.layout.precision, "is part of a model's module, and this model has none", "see the fault of the model")
+    if family:
+        draft.files[f"{JOB_MODULE}.py"] = job_03(safe_name(draft.model.name), family, name, converters, custom, wide_reduce=wide_reduce)
+    return JOB_MODULE, JOB_MODULE
+
+
+def _finish(draft: Draft, *, arguments: tuple[str, ...], subcommand: tuple[str, ...] = ()) -> Export:
+    expandable = draft.training.expandable_segments is not False
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable else {}
+    launch = Launch(
+        name=safe_name(draft.model.name), num_gpus=draft.layout.num_gpus, gpus_per_node=draft.cluster.gpus_per_node,
+        program=("-m", "torchtitan.train"), arguments=arguments, subcommand=subcommand, environment=environment,
+        own_modules=any(name.endswith(".py") for name in draft.files),
+    )  # fmt: skip
+    return Export(
+        trainer="torchtitan", version=draft.version, num_layers=draft.model.num_hidden_layers, num_gpus=draft.layout.num_gpus,
+        files={**draft.files, **launch.files()}, command=launch.command(), arguments=(*arguments, *subcommand),
+        notes=tuple(draft.notes), gaps=tuple(draft.gaps),
+    )  # fmt: skip
+
+
+def parse_back(exported: Export) -> Layout:
+    """The layout that an export says, read from its TOML or its flags; inverse of `export`."""
+    if _line(exported.version) == "0.2":
+        settings = flatten(tomllib.loads(exported.files[CONFIG_FILE]))
+        values = {**read_settings(settings, "0.2", exported.num_layers), **read_precision_02(settings)}
+        return overlay_gaps(values, exported.gaps)
+    cut = next(place for place, item in enumerate(exported.arguments) if item.startswith("activation-checkpoint:"))
+    settings = _read_flags(exported.arguments[:cut])
+    values = {**read_settings(settings, "0.3", exported.num_layers), **read_precision_03(exported.files.get(f"{JOB_MODULE}.py"))}
+    return overlay_gaps({**values, "ac": read_ac(exported.arguments[cut:])}, exported.gaps)
+
+
+def _read_flags(arguments: Sequence[str]) -> dict[str, object]:
+    settings: dict[str, object] = {}
+    for flag, words in read_flags(arguments).items():
+        table, _, name = flag.removeprefix("--").rpartition(".")
+        if not words:
+            settings[f"{table}.{name.removeprefix('no_')}"] = not name.startswith("no_")
+        elif name == "module_fqns_per_model_part":
+            settings[f"{table}.{name}"] = [word.split(",") for word in words]
+        else:
+            settings[f"{table}.{name}"] = int(words[0]) if words[0].isdigit() else words[0]
+    return settings

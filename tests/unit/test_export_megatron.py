@@ -1,0 +1,166 @@
+"""Megatron-LM exports: arguments of pretrain_gpt.py, and that they read back as the layout."""
+
+import json
+
+import pytest
+from export_cases import BASE, MODELS, OTHER, cluster, layout, layouts, model, training
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.errors import UnknownNameError
+from planner.export import export as export_to
+from planner.export.base import Export
+from planner.export.commands import read_flags
+from planner.export.megatron import export, parse_back, pipeline_layout
+from planner.specs.layout import Layout
+
+
+def make(name: str = "llama3-70b", job: dict | None = None, num_gpus: int = 256, **values: object) -> Export:
+    chosen = layout(num_gpus, "megatron", **values)
+    return export(chosen, model(name), cluster(num_gpus), training(trainer="megatron", **(job or {})))
+
+
+def flags_of(exported: Export) -> dict[str, list[str]]:
+    return read_flags(exported.arguments)
+
+
+@pytest.mark.parametrize("field", Layout.model_fields)
+def test_no_field_of_a_layout_is_ignored(field: str) -> None:
+    base = layout(256, "megatron", **BASE)
+    other = base.model_copy(update={field: OTHER[field]})
+    said = [export(x, model(), cluster(256), training()).as_dict() for x in (base, other)]
+    if field != "dp_shard":  # Megatron derives it from the number of processes, which is in the scripts
+        said = [{key: value for key, value in one.items() if key != "files"} | {"arguments": one["files"]} for one in said]
+    assert said[0] != said[1]
+
+
+@settings(max_examples=500, deadline=None)
+@given(data=st.data(), name=st.sampled_from(MODELS))
+def test_any_layout_reads_back(data: st.DataObject, name: str) -> None:
+    spec = model(name)
+    chosen = data.draw(layouts(spec.num_hidden_layers))
+    exported = export(chosen, spec, cluster(256), training())
+    assert parse_back(exported) == chosen
+    json.dumps(exported.as_dict(), allow_nan=False)
+
+
+def test_llama_70b() -> None:
+    said = flags_of(make(tp=8, pp=4, micro_batch_size=1))
+    shapes = {
+        "--num-layers": "80", "--hidden-size": "8192", "--ffn-hidden-size": "28672", "--num-attention-heads": "64",
+        "--num-query-groups": "8", "--kv-channels": "128", "--normalization": "RMSNorm", "--position-embedding-type": "rope",
+        "--tensor-model-parallel-size": "8", "--pipeline-model-parallel-size": "4", "--context-parallel-size": "1",
+        "--micro-batch-size": "1", "--global-batch-size": "512", "--seq-length": "8192", "--num-distributed-optimizer-instances": "1",
+    }  # fmt: skip
+    assert {flag: said[flag][0] for flag in shapes} == shapes
+    present = {
+        "--swiglu", "--group-query-attention", "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--sequence-parallel",
+        "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather", "--bf16", "--accumulate-allreduce-grads-in-fp32",
+    }  # fmt: skip
+    assert present <= said.keys()
+    assert not any(flag.startswith(("--fp8", "--recompute", "--num-experts", "--multi-latent")) for flag in said)
+
+
+def test_expert_tensor_parallel_is_said_because_megatrons_default_is_tp() -> None:
+    assert flags_of(make("mixtral-8x7b", tp=8, ep=4))["--expert-tensor-parallel-size"] == ["1"]
+
+
+def test_experts_and_latent_attention() -> None:
+    said = flags_of(make("deepseek-v3", ep=32))
+    values = {
+        "--num-experts": "256", "--moe-router-topk": "8", "--moe-ffn-hidden-size": "2048", "--moe-shared-expert-intermediate-size": "2048",
+        "--moe-layer-freq": "([0]*3+[1]*58)", "--q-lora-rank": "1536", "--kv-lora-rank": "512", "--qk-head-dim": "128",
+        "--qk-pos-emb-head-dim": "64", "--v-head-dim": "128", "--expert-model-parallel-size": "32",
+    }  # fmt: skip
+    assert {flag: said[flag][0] for flag in values} == values
+    assert {"--multi-latent-attention", "--moe-grouped-gemm", "--moe-router-enable-expert-bias"} <= said.keys()
+    assert eval(said["--moe-layer-freq"][0]) == [int(kind.moe) for kind in model("deepseek-v3").layer_kinds()]  # as Megatron does
+
+
+def test_gpt3_has_biases_and_gelu() -> None:
+    said = flags_of(make("gpt3-175b", tp=8, pp=8))
+    assert not {"--swiglu", "--disable-bias-linear", "--group-query-attention"} & said.keys()
+    assert said["--normalization"] == ["LayerNorm"]
+    assert said["--position-embedding-type"] == ["learned_absolute"]
+
+
+@pytest.mark.parametrize(("stage", "strategy"), [(2, "optim_grads"), (3, "optim_grads_params")])
+def test_zero_2_and_3_are_megatrons_fsdp(stage: int, strategy: str) -> None:
+    exported = make(tp=8, zero_stage=stage)
+    assert flags_of(exported)["--data-parallel-sharding-strategy"] == [strategy]
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in exported.files["launch.sh"]
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in make(tp=8).files["launch.sh"]
+
+
+def test_zero_0_has_no_distributed_optimizer() -> None:
+    said = flags_of(make(tp=8, zero_stage=0))
+    assert not {"--use-distributed-optimizer", "--overlap-param-gather"} & said.keys()
+    assert "--overlap-grad-reduce" in said
+
+
+def test_uneven_layers_are_a_pipeline_layout() -> None:
+    assert pipeline_layout((2, 3, 0, 1)) == "Et*2|t*3||t*1L"
+    said = flags_of(make(pp=4, tp=8, layers_per_stage=(19, 21, 21, 19)))
+    assert said["--pipeline-model-parallel-layout"] == ["Et*19|t*21|t*21|t*19L"]
+    assert "--num-virtual-stages-per-pipeline-rank" not in said
+
+
+def test_virtual_stages() -> None:
+    said = flags_of(make(pp=4, tp=8, pp_schedule="Interleaved1F1B", virtual_stages=5))
+    assert said["--num-virtual-stages-per-pipeline-rank"] == ["5"]
+    uneven = make(pp=4, tp=8, pp_schedule="Interleaved1F1B", virtual_stages=3)
+    assert [fault.field for fault in uneven.blockers] == ["model.num_hidden_layers"]
+
+
+def test_zero_bubble_is_the_forks() -> None:
+    exported = make(pp=4, tp=8, pp_schedule="ZB-2p")
+    assert flags_of(exported)["--zero-bubble-max-pending-backward"] == ["8"]
+    assert any("fork" in note for note in exported.notes)
+
+
+@pytest.mark.parametrize(
+    ("ac", "words"),
+    [
+        ("full", ["full", "uniform", "1"]),
+        ("selective-layer-4", ["full", "block", "5"]),
+    ],
+)
+def test_recomputation(ac: str, words: list[str]) -> None:
+    said = flags_of(make(pp=4, tp=8, ac=ac))
+    assert [said[flag][0] for flag in ("--recompute-granularity", "--recompute-method", "--recompute-num-layers")] == words
+
+
+@pytest.mark.parametrize(("method", "word"), [("allgather", "all_gather"), ("alltoall", "p2p"), ("ulysses", "a2a")])
+def test_context_parallel_communication(method: str, word: str) -> None:
+    assert flags_of(make(tp=8, cp=2, cp_method=method))["--cp-comm-type"] == [word]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("precision", "float8-rowwise"), ("precision", "nvfp4"), ("ac", "selective-op"), ("compile", True), ("optimizer_in_backward", True),
+        ("master_dtype", "bfloat16"), ("pp_schedule", "DualPipeV"),
+    ],
+)  # fmt: skip
+def test_what_megatron_lacks_is_a_blocker(field: str, value: object) -> None:
+    more = {"virtual_stages": 2} if value == "DualPipeV" else {}
+    assert [fault.field for fault in make(tp=8, pp=4, **{field: value}, **more).blockers] == [field]
+
+
+def test_optimizers() -> None:
+    assert "--exp-avg-dtype" in flags_of(make(job={"optimizer": "adamw-bf16-states"}))
+    offloaded = make(job={"optimizer": "adamw-bf16-states"}, cpu_offload=True)
+    assert offloaded.arguments.count("--use-precision-aware-optimizer") == 1
+    assert [fault.field for fault in make(job={"optimizer": "muon"}).blockers] == ["training.optimizer"]
+    assert flags_of(make(job={"max_grad_norm": None}))["--clip-grad"] == ["0.0"]
+
+
+def test_scripts_and_versions() -> None:
+    many = make(num_gpus=256, tp=8)
+    assert many.command == ("sbatch", "slurm.sbatch")
+    assert "pretrain_gpt.py" in many.files["launch.sh"]
+    one = make("llama3-8b", num_gpus=8)
+    assert "pretrain_gpt.py" in one.command
+    assert export_to(layout(256, "megatron"), model(), cluster(256), training(), to="megatron").version == "0.14"
+    with pytest.raises(UnknownNameError, match="Megatron-LM version"):
+        export(layout(256), model(), cluster(256), training(), "0.1")

@@ -1,0 +1,350 @@
+"""TorchTitan exports: what the files say, what they cannot say, and that they read back as the layout."""
+
+import ast
+import json
+import shlex
+import tomllib
+
+import pytest
+from export_cases import BASE, MODELS, OTHER, cluster, layout, layouts, model, training
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.errors import SpecError, UnknownNameError
+from planner.export import export as export_to
+from planner.export.base import Export, write_toml
+from planner.export.titan_models import FLAVORS, even_split, find_flavor, uniform_layers_per_stage
+from planner.export.torchtitan import export, parse_back
+from planner.specs.layout import Layout
+from planner.specs.trainers import TRAINERS
+
+VERSIONS = ("0.2.2", "0.3.0")
+
+
+def toml_of(exported: Export) -> dict:
+    return tomllib.loads(exported.files["train.toml"])
+
+
+def make(version: str = "0.2.2", name: str = "llama3-70b", job: dict | None = None, num_gpus: int = 256, **values: object) -> Export:
+    return export(layout(num_gpus, **values), model(name), cluster(num_gpus), training(**(job or {})), version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("field", Layout.model_fields)
+def test_no_field_of_a_layout_is_ignored(field: str, version: str) -> None:
+    base = layout(256, **BASE)
+    other = base.model_copy(update={field: OTHER[field]})
+    assert getattr(base, field) != getattr(other, field)
+    said = [export(x, model(), cluster(256), training(), version).as_dict() for x in (base, other)]
+    for one in said:  # the layout's one-line description is a comment, not a setting
+        files = one["files"]
+        assert isinstance(files, dict)
+        lines = files.get("train.toml", "").splitlines()
+        files["train.toml"] = "\n".join(line for line in lines if not line.startswith(("description", "#")))
+        if field not in ("dp_replicate", "dp_shard", "cp", "tp", "pp"):
+            continue
+        for name in ("launch.sh", "slurm.sbatch"):  # the number of GPUs alone is not the field
+            files[name] = "".join(line for line in files[name].splitlines() if "nodes" not in line)
+    assert said[0] != said[1]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), name=st.sampled_from(MODELS))
+def test_any_layout_reads_back(data: st.DataObject, name: str, version: str) -> None:
+    spec = model(name)
+    chosen = data.draw(layouts(spec.num_hidden_layers))
+    exported = export(chosen, spec, cluster(256), training(), version)
+    assert parse_back(exported) == chosen
+    json.dumps(exported.as_dict(), allow_nan=False)
+    for name, text in exported.files.items():
+        if name.endswith(".py"):
+            ast.parse(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_layout_of_the_trainers_own_words_has_no_blocker(data: st.DataObject) -> None:
+    """What the trainer's row of `TRAINERS` allows, 0.2.2 says in its file."""
+    rules, spec = TRAINERS["torchtitan"], model("llama3-70b")
+    chosen = data.draw(layouts(spec.num_hidden_layers))
+    sharded = chosen.dp_shard * chosen.cp > 1
+    chosen = chosen.model_copy(
+        update={
+            "precision": chosen.precision if chosen.precision in rules.precisions - {"mxfp8"} else "bf16",
+            "float8_all_gather": chosen.precision == "float8-tensorwise" and chosen.float8_all_gather,
+            "ac": chosen.ac if chosen.ac != "selective-attention" else "none",
+            "cp_method": chosen.cp_method if chosen.cp_method in rules.cp_methods else "allgather",
+            "zero_stage": max(2, chosen.zero_stage) if sharded else 0,
+            "pp_schedule": chosen.pp_schedule if chosen.pp_schedule in rules.schedules else "1F1B",
+            "sequence_parallel": chosen.tp > 1,
+            "layers_per_stage": None if chosen.layers_per_stage == (1, 2, 3) else chosen.layers_per_stage,
+        }
+    )
+    batch = chosen.dp_degree * chosen.micro_batch_size * 8
+    exported = export(chosen, spec, cluster(256), training(global_batch_size=batch), "0.2.2")
+    assert exported.blockers == ()
+    unsaid = {gap.fault.field for gap in exported.gaps}
+    assert unsaid <= {"layers_per_stage", "virtual_stages"}, unsaid
+
+
+def test_the_70b_recipe_of_256_gpus() -> None:
+    exported = make(tp=8, micro_batch_size=16, ac="full", precision="float8-rowwise", compile=True, async_tp=True)
+    said = toml_of(exported)
+    assert (said["model"]["name"], said["model"]["flavor"]) == ("llama3", "70B")
+    assert said["model"]["converters"] == ["quantize.linear.float8"]
+    assert said["quantize"]["linear"]["float8"] == {"filter_fqns": ["output"], "recipe_name": "rowwise"}
+    assert said["parallelism"]["data_parallel_shard_degree"] == 32
+    assert said["parallelism"]["tensor_parallel_degree"] == 8
+    assert said["parallelism"]["enable_async_tensor_parallel"] is True
+    assert said["parallelism"]["fsdp_reshard_after_forward"] == "default"
+    assert said["training"]["local_batch_size"] == 16
+    assert said["training"]["global_batch_size"] == 512
+    assert said["activation_checkpoint"]["mode"] == "full"
+    assert exported.command == ("sbatch", "slurm.sbatch")
+    assert exported.blockers == ()
+
+
+def test_without_pp_the_local_batch_is_the_microbatch_and_the_global_batch_accumulates() -> None:
+    said = toml_of(make(dp_shard=64, tp=4, micro_batch_size=2))["training"]
+    assert (said["local_batch_size"], said["global_batch_size"]) == (2, 512)
+    assert said["global_batch_size"] // (said["local_batch_size"] * 64) == 4
+
+
+def test_with_pp_the_local_batch_holds_all_microbatches() -> None:
+    said = toml_of(make(dp_shard=8, tp=8, pp=4, micro_batch_size=2))
+    assert said["training"]["local_batch_size"] == 64
+    assert said["parallelism"]["pipeline_parallel_microbatch_size"] == 2
+    assert "pipeline_parallel_microbatch_size" not in toml_of(make(tp=8))["parallelism"]
+
+
+@pytest.mark.parametrize(("pp", "stage", "policy"), [(1, 3, "default"), (1, 2, "never"), (4, 3, "always"), (4, 2, "never")])
+def test_zero_stages_are_reshard_policies(pp: int, stage: int, policy: str) -> None:
+    assert toml_of(make(pp=pp, zero_stage=stage))["parallelism"]["fsdp_reshard_after_forward"] == policy
+
+
+@pytest.mark.parametrize(
+    ("ac", "said"),
+    [
+        ("none", {"mode": "none"}),
+        ("full", {"mode": "full"}),
+        ("selective-op", {"mode": "selective", "selective_ac_option": "op"}),
+        ("selective-layer-3", {"mode": "selective", "selective_ac_option": "3"}),
+        ("memory-budget-0.4", {"mode": "memory_budget", "memory_budget": 0.4}),
+    ],
+)
+def test_activation_checkpointing(ac: str, said: dict) -> None:
+    assert toml_of(make(ac=ac))["activation_checkpoint"] == said
+
+
+def test_float8_tensorwise_has_no_recipe_but_its_all_gather_and_scales() -> None:
+    said = toml_of(make(precision="float8-tensorwise", float8_all_gather=True, compile=True))
+    assert said["quantize"]["linear"]["float8"] == {
+        "filter_fqns": ["output"], "enable_fsdp_float8_all_gather": True, "precompute_float8_dynamic_scale_for_fsdp": True,
+    }  # fmt: skip
+
+
+def test_float8_of_experts_stays_off_where_torchtitan_refuses_it() -> None:
+    alone = toml_of(make(name="qwen3-30b-a3b", precision="float8-rowwise", ep=8))
+    assert alone["model"]["converters"] == ["quantize.linear.float8", "quantize.grouped_mm.float8"]
+    assert alone["quantize"]["linear"]["float8"]["filter_fqns"] == ["output", "router.gate"]
+    with_cp = make(name="qwen3-30b-a3b", precision="float8-rowwise", ep=8, cp=2)
+    assert toml_of(with_cp)["model"]["converters"] == ["quantize.linear.float8"]
+    assert any("experts stay in bf16" in note for note in with_cp.notes)
+
+
+@pytest.mark.parametrize(("virtual", "schedule"), [(1, "1F1B"), (2, "Interleaved1F1B"), (2, "ZBVZeroBubble")])
+def test_the_trainers_own_number_of_stages_is_left_to_it(virtual: int, schedule: str) -> None:
+    said = toml_of(make(pp=4, pp_schedule=schedule, virtual_stages=virtual))["parallelism"]
+    assert "pipeline_parallel_layers_per_stage" not in said
+    assert "module_fqns_per_model_part" not in said
+
+
+def test_stages_that_no_layers_per_stage_makes_are_written_out() -> None:
+    assert uniform_layers_per_stage(80, 16) is None  # ceil(82 / 6) = 14 and ceil(82 / 5) = 17
+    exported = make(pp=4, pp_schedule="Interleaved1F1B", virtual_stages=4)
+    parts = toml_of(exported)["parallelism"]["module_fqns_per_model_part"]
+    assert [len(part) for part in parts] == [6, 6, *[5] * 13, 6]  # the head stands for one layer but is two modules
+    assert exported.blockers == ()
+
+
+def test_virtual_stages_by_layers_per_stage() -> None:
+    said = toml_of(make(name="llama3.1-405b", num_gpus=512, pp=8, pp_schedule="Interleaved1F1B", virtual_stages=4))["parallelism"]
+    assert said["pipeline_parallel_layers_per_stage"] == 4  # ceil((126 + 2) / 4) = 32 stages
+
+
+@given(layers=st.integers(1, 200), stages=st.integers(1, 64))
+def test_splits_are_torchtitans(layers: int, stages: int) -> None:
+    split, uniform = even_split(layers, stages), uniform_layers_per_stage(layers, stages)
+    assert (split is None) == (stages > layers + 2)
+    if split is not None:
+        assert (sum(split), len(split)) == (layers, stages)
+        weighted = [count + (place == 0) + (place == stages - 1) for place, count in enumerate(split)]
+        assert max(weighted) - min(weighted) <= 1
+    if uniform is not None:
+        assert -(-(layers + 2) // uniform) == stages
+
+
+def test_layers_per_stage_become_module_names() -> None:
+    values = {"pp": 4, "layers_per_stage": (18, 21, 21, 20), "num_gpus": 256}
+    parts = toml_of(make(**values))["parallelism"]["module_fqns_per_model_part"]  # type: ignore[arg-type]
+    assert parts[0][:2] == ["tok_embeddings", "layers.0"]
+    assert parts[1][0] == "layers.18"
+    assert parts[3][-3:] == ["layers.79", "norm", "output"]
+    new = make("0.3.0", **values)  # type: ignore[arg-type]
+    assert any(word.endswith("layers.79,norm,lm_head") for word in new.arguments)
+
+
+def test_reduce_in_bfloat16_carries_the_config_that_allows_it() -> None:
+    exported = make(reduce_dtype="bfloat16")
+    assert toml_of(exported)["job"]["custom_config_module"] == "planner_config"
+    assert "planner_config.py" in exported.files
+    assert "PYTHONPATH" in exported.files["launch.sh"]
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "flavor"),
+    [
+        ("llama3-8b", "llama3", "8B"), ("llama3.1-70b", "llama3", "70B"), ("llama3.1-405b", "llama3", "405B"),
+        ("qwen3-0.6b", "qwen3", "0.6B"),
+        ("qwen3-1.7b", "qwen3", "1.7B"), ("qwen3-4b", "qwen3", "4B"), ("qwen3-8b", "qwen3", "8B"), ("qwen3-14b", "qwen3", "14B"),
+        ("qwen3-32b", "qwen3", "32B"), ("qwen3-30b-a3b", "qwen3", "30B-A3B"), ("qwen3-235b-a22b", "qwen3", "235B-A22B"),
+        ("deepseek-v2-lite", "deepseek_v3", "16B"), ("deepseek-v2", "deepseek_v3", "236B"), ("deepseek-v3", "deepseek_v3", "671B"),
+        ("llama4-scout", "llama4", "17bx16e"), ("llama4-maverick", "llama4", "17bx128e"), ("gpt-oss-20b", "gpt_oss", "20b"),
+        ("gpt-oss-120b", "gpt_oss", "120b"),
+    ],
+)  # fmt: skip
+def test_catalogue_models_are_torchtitans(name: str, module: str, flavor: str) -> None:
+    found = find_flavor(model(name), "0.2")
+    assert found is not None
+    assert (found.module, found.flavor) == (module, flavor)
+
+
+def test_every_flavor_is_reached_by_a_catalogue_model() -> None:
+    from planner.catalog.models import model_names
+    from planner.export.titan_models import shape_of
+
+    assert {shape_of(model(name)) for name in model_names()} >= set(FLAVORS)
+
+
+def test_a_model_torchtitan_does_not_ship_brings_its_module() -> None:
+    for name in ("mixtral-8x7b", "llama2-7b", "kimi-k2"):
+        exported = make(name=name)
+        said = toml_of(exported)
+        assert said["experimental"]["custom_import"] == said["model"]["name"] == "planner_model"
+        ast.parse(exported.files["planner_model.py"])
+        assert exported.blockers == ()
+
+
+def test_a_model_without_a_class_is_a_blocker_with_a_reason() -> None:
+    exported = make(name="gpt3-175b")
+    (blocker,) = exported.blockers
+    assert blocker.field == "model"
+    assert "gelu MLP" in blocker.rule
+    with pytest.raises(SpecError, match="gelu MLP"):
+        exported.require_runnable()
+
+
+def test_qwen3_cannot_be_pipelined_in_02() -> None:
+    assert [fault.field for fault in make(name="qwen3-32b", pp=2).blockers] == ["pp"]
+    assert make("0.3.0", name="qwen3-32b", pp=2).blockers == ()
+
+
+def test_deepseek_with_cp_brings_plain_attention() -> None:
+    exported = make(name="deepseek-v3", cp=2)
+    assert 'attn_type="sdpa"' in exported.files["planner_model.py"]
+    assert "planner_model.py" not in make(name="deepseek-v3").files
+
+
+def test_what_03_lost_is_a_blocker() -> None:
+    fields = {
+        "precision": "float8-tensorwise", "ac": "selective-layer-2", "optimizer_in_backward": True, "cp_method": "alltoall",
+    }  # fmt: skip
+    exported = make("0.3.0", cp=2, **fields)
+    assert {fault.field for fault in exported.blockers} == set(fields)
+    assert make("0.2.2", cp=2, **fields).blockers == ()
+
+
+def test_03_takes_its_own_config_where_flags_can_say_the_rest() -> None:
+    plain = make("0.3.0", tp=8, ac="full")
+    assert plain.arguments[:4] == ("--module", "llama3", "--config", "llama3_70b")
+    assert plain.arguments[-1] == "activation-checkpoint:full"
+    assert "planner_job.py" not in plain.files
+    low = make("0.3.0", tp=8, precision="float8-rowwise", compile=True)
+    assert low.arguments[:4] == ("--module", "planner_job", "--config", "planner_job")
+    assert "Float8LinearConverter.Config(filter_fqns=[\"lm_head\"], model_compile_enabled=True)" in low.files["planner_job.py"]
+    assert "planner_job.py" in make("0.3.0", name="llama3.1-405b").files  # its own config has float8 built in
+
+
+def test_launch_on_one_node_and_on_many() -> None:
+    one = make(num_gpus=8, name="llama3-8b")
+    words = list(one.command)
+    assert words[:4] == ["env", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "torchrun", "--standalone"]
+    assert "--nproc_per_node=8" in words
+    assert words[-2:] == ["--job.config_file", "train.toml"]
+    assert "slurm.sbatch" not in one.files
+    many = make(num_gpus=256)
+    assert "#SBATCH --nodes=32" in many.files["slurm.sbatch"]
+    assert "--nnodes=32" in many.files["launch.sh"]
+    assert "--rdzv_endpoint" in many.files["launch.sh"]
+    few = make(num_gpus=4, name="llama3-8b")
+    assert "--nproc_per_node=4" in few.command
+
+
+def test_training_lands_in_the_file() -> None:
+    job = {
+        "max_grad_norm": None, "checkpoint": {"interval_steps": 50, "mode": "async-pinned"}, "total_tokens": 8192 * 512 * 7.5,
+        "vocab_parallel_loss": False, "expandable_segments": False, "overlap": {"dp": False},
+    }  # fmt: skip
+    exported = make(job=job, tp=8)
+    said = toml_of(exported)
+    assert said["training"]["max_norm"] == float("inf")
+    assert said["training"]["steps"] == 8
+    assert said["checkpoint"] == {"enable": True, "interval": 50, "async_mode": "async_with_pinned_mem"}
+    assert said["parallelism"]["disable_loss_parallel"] is True
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in exported.files["launch.sh"]
+    assert [gap.fault.field for gap in exported.gaps] == ["training.overlap"]
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor", "sgd", "adamw-bf16-states"])
+def test_other_optimizers_are_blockers(optimizer: str) -> None:
+    assert [fault.field for fault in make(job={"optimizer": optimizer}).blockers] == ["training.optimizer"]
+
+
+def test_a_name_cannot_break_out_of_the_files() -> None:
+    evil = '"""; rm -rf /\n[model]\n$(touch x) `x` \x7f'
+    spec = model("llama2-7b").model_copy(update={"name": evil})
+    for version in VERSIONS:
+        exported = export(layout(256, tp=8), spec, cluster(256), training(), version)
+        for name, text in exported.files.items():
+            assert "rm -rf /" not in text
+            assert "$(touch" not in text
+            if name.endswith(".py"):
+                ast.parse(text)
+        assert all(shlex.quote(word) == word for word in exported.command)
+
+
+def test_versions() -> None:
+    assert make("0.3").version == "0.3.0"
+    assert export(layout(256), model(), cluster(256), training(trainer_version="0.2.1")).version == "0.2.1"
+    assert export(layout(256), model(), cluster(256), training()).version == "0.2.2"
+    with pytest.raises(UnknownNameError, match="TorchTitan version"):
+        make("9.9")
+    with pytest.raises(UnknownNameError, match="export format"):
+        export_to(layout(256), model(), cluster(256), training(), to="nemo")
+    assert export_to(layout(256), model(), cluster(256), training()).trainer == "torchtitan"
+
+
+text = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+
+
+anything = st.one_of(st.booleans(), st.integers(-9, 9), st.floats(), text, st.lists(text))
+
+
+@given(values=st.dictionaries(st.sampled_from(["a.b", "a.c", "d.e.f"]), anything))
+def test_toml_reads_back(values: dict) -> None:
+    from planner.export.base import flatten
+
+    read = flatten(tomllib.loads(write_toml(values)))
+    assert repr(read) == repr({key: read[key] for key in read})
+    assert {key: repr(value) for key, value in read.items()} == {key: repr(value) for key, value in values.items()}
