@@ -8,6 +8,7 @@ from planner.columns import BoolColumn, LayoutBatch
 from planner.rules.base import Context, Rule, choices, divides, divisors
 from planner.specs.layout import CP_METHODS, Layout
 
+PRODUCT_KEY = "degrees do not multiply to num_gpus"
 HEAD_TAIL = 2  # causal load balance cuts the sequence into 2 x cp chunks and gives each rank one of the head and one of the tail
 
 
@@ -89,7 +90,7 @@ def _ulysses_heads(c: Context) -> int:
 
 DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
-        key="degrees do not multiply to num_gpus", field="dp_shard",
+        key=PRODUCT_KEY, field="dp_shard",
         reads=frozenset({"dp_replicate", "dp_shard", "cp", "tp", "pp"}),
         broken=lambda x, c: np.asarray(x.dp_replicate * x.dp_shard * x.cp * x.tp * x.pp != c.cluster.num_gpus),
         rule=lambda x, c: (

@@ -109,7 +109,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         key="layers_per_stage does not sum to the layers", field="layers_per_stage", reads=frozenset({"split"}),
         broken=_wrong_sum,
-        rule=lambda x, c: f"layers_per_stage sums to {sum(x.layers_per_stage or ())}, not to {c.model.num_hidden_layers} layers of {c.model.name}",
+        rule=lambda x, c: f"layers_per_stage sums to {sum(x.layers_per_stage or ())}; {c.model.name} has {c.model.num_hidden_layers}",
         remedy=lambda x, c: f"make it sum to {c.model.num_hidden_layers}",
     ),
     Rule(

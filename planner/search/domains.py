@@ -1,0 +1,273 @@
+"""Which values of each field a search tries, per trainer, with the reason; `search.fix` and `search.allow` override them.
+
+Legality is not decided here (`planner.rules` does that): a domain leaves out what is legal but cannot win, or what is
+another way of writing the same layout.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.columns import CODES, FLAGS, TRAINER_SPLIT, BoolColumn, Column, LayoutBatch
+from planner.errors import Fault, SpecError
+from planner.rules import Context
+from planner.rules.base import divisors, in_set, num_microbatches, sharding_degree
+from planner.rules.features import SPLITTING, gpu_precisions, scale_up_gpus
+from planner.specs.job import SearchSpec
+from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES, Layout, check_layout_values, parse_ac
+
+# Crossed one after another, so that a rule prunes as soon as what it reads is known.
+CELL_FIELDS = (
+    "tp", "cp", "pp", "dp_replicate", "dp_shard", "ep", "etp", "micro_batch_size", "ac", "precision", "param_dtype", "reduce_dtype",
+    "master_dtype",
+)  # fmt: skip
+# Expanded cell by cell.
+FREE_FIELDS = (
+    "pp_schedule", "virtual_stages", "layers_per_stage", "zero_stage", "cp_method", "sequence_parallel", "compile", "async_tp",
+    "float8_all_gather", "optimizer_in_backward", "cpu_offload",
+)  # fmt: skip
+assert {*CELL_FIELDS, *FREE_FIELDS} == set(Layout.model_fields)
+
+Values = tuple[object, ...]
+LARGE_NODE, ATTENTION_TILE, BYTES_16_BIT = 8, 128, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Which rows of a domain are worth writing; the others are twins of a kept row or cannot beat one.
+
+    reads: as of a rule.  mask: True where kept, elementwise and broadcasting.  reason: why the rest is left out.
+    """
+
+    reads: frozenset[str]
+    mask: Callable[[LayoutBatch, Context], BoolColumn]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Domain:
+    """The values of one field, best guess first.
+
+    keep: see Keep.  first_legal: only the first value that is legal survives, all else being equal: it is at least as good
+    in time and memory.  given: the user chose the values, so neither applies.
+    """
+
+    name: str
+    values: Values
+    reason: str
+    keep: Keep | None = None
+    first_legal: bool = False
+    given: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Domains:
+    """One domain a field, and the table of splits that their columns refer to."""
+
+    by_field: Mapping[str, Domain]
+    splits: tuple[tuple[int, ...], ...] = field(default=())
+
+    def columns(self, name: str) -> dict[str, Column]:
+        """The values of one field as columns of LayoutBatch, all of one length."""
+        values = self.by_field[name].values
+        if name == "ac":
+            parsed = [parse_ac(str(value)) for value in values]
+            kinds = np.array([AC_KINDS.index(kind) for kind, _ in parsed], dtype=np.int64)
+            return {"ac_kind": kinds, "ac_value": np.array([number for _, number in parsed], dtype=np.float64)}
+        if name == "layers_per_stage":
+            codes = [self.splits.index(value) if isinstance(value, tuple) else TRAINER_SPLIT for value in values]
+            return {"split": np.array(codes, dtype=np.int64)}
+        if name in CODES:
+            return {name: np.array([CODES[name].index(str(value)) for value in values], dtype=np.int64)}
+        return {name: np.array(values, dtype=np.bool_ if name in FLAGS else np.int64)}
+
+
+# ---- what is left out, and why ------------------------------------------------------------------------------------------
+
+
+def _pays(x: LayoutBatch, c: Context) -> BoolColumn:
+    """Schedules that split the backward recompute twice under activation checkpointing, once for I and once for W."""
+    recomputes = in_set(x.pp_schedule, SCHEDULES, SPLITTING) & (x.ac_kind != AC_KINDS.index("none"))
+    return np.asarray((x.pp_schedule == SCHEDULES.index("1F1B")) | ((x.pp > 1) & ~(recomputes & c.trainer.fsdp_style)))
+
+
+def _steps_once(x: LayoutBatch, c: Context) -> BoolColumn:
+    return np.asarray(~x.optimizer_in_backward | ((num_microbatches(x, c) == 1) & (sharding_degree(x, c) > 1)))
+
+
+def _etp(x: LayoutBatch, c: Context) -> BoolColumn:
+    return np.asarray((x.etp == 1) | ((x.etp == x.tp) & ((x.ep > 1) | ~np.bool_(c.limits.etp_one_or_tp))))
+
+
+def _inputs_fit(x: LayoutBatch, c: Context) -> BoolColumn:
+    """Whether one microbatch's layer inputs in 16 bit, which no recomputation spares, are smaller than the device's memory.
+
+    bytes = 2 x micro_batch_size x seq_len x hidden_size x layers / (cp x tp x pp), on the rank with the most layers at least.
+    """
+    sequence_bytes = BYTES_16_BIT * c.training.seq_len * c.model.hidden_size * c.model.num_hidden_layers
+    return np.asarray(x.micro_batch_size * sequence_bytes <= c.cluster.gpu.memory_bytes * (x.cp * x.tp * x.pp))
+
+
+KEEPS: Mapping[str, Keep] = {
+    "tp": Keep(
+        reads=frozenset({"tp"}), mask=lambda x, c: x.tp <= max(LARGE_NODE, scale_up_gpus(c)),
+        reason="beyond NVLink every layer's collectives cross the network on the critical path; judgement, 8 where a node holds fewer",
+    ),
+    "cp": Keep(
+        reads=frozenset({"cp"}), mask=lambda x, c: (x.cp == 1) | (c.training.seq_len >= ATTENTION_TILE * x.cp),
+        reason="a flash-attention tile takes 128 queries; with fewer a rank the tensor cores idle",
+    ),
+    "micro_batch_size": Keep(
+        reads=frozenset({"cp", "tp", "pp", "micro_batch_size"}), mask=lambda x, c: (x.micro_batch_size == 1) | _inputs_fit(x, c),
+        reason="the layers' inputs alone would exceed the device; 1 stays, so that a nearest miss can be shown",
+    ),
+    "etp": Keep(
+        reads=frozenset({"tp", "ep", "etp"}), mask=_etp,
+        reason="1 and tp are what trainers document; without ep TorchTitan ignores etp",
+    ),
+    "pp_schedule": Keep(
+        reads=frozenset({"pp", "pp_schedule", "ac_kind"}), mask=_pays,
+        reason="ignored at pp 1; a split backward under activation checkpointing recomputes twice and was measured 10 times slower "
+        "in torch (torchtitan issue 773: 13 against 128 tokens/s, pytorch issue 136766)",
+    ),
+    "virtual_stages": Keep(
+        reads=frozenset({"pp", "virtual_stages"}), mask=lambda x, c: (x.pp > 1) | (x.virtual_stages == 1), reason="ignored at pp 1",
+    ),
+    "zero_stage": Keep(
+        reads=frozenset({"zero_stage", "sharding_degree"}), mask=lambda x, c: (sharding_degree(x, c) > 1) == (x.zero_stage > 0),
+        reason="with one sharding rank every stage is stage 0; with more, sharding the optimizer costs no traffic and saves memory",
+    ),
+    "cp_method": Keep(
+        reads=frozenset({"cp", "cp_method"}), mask=lambda x, c: (x.cp > 1) | (x.cp_method == CP_METHODS.index("allgather")),
+        reason="ignored at cp 1",
+    ),
+    "sequence_parallel": Keep(
+        reads=frozenset({"tp", "sequence_parallel"}), mask=lambda x, c: (x.tp > 1) | ~x.sequence_parallel, reason="ignored at tp 1",
+    ),
+    "optimizer_in_backward": Keep(
+        reads=frozenset({"optimizer_in_backward", "num_microbatches", "sharding_degree"}), mask=_steps_once,
+        reason="it would step once a microbatch, and before DDP has reduced the gradients: another training run",
+    ),
+}  # fmt: skip
+
+# ---- the table ----------------------------------------------------------------------------------------------------------
+
+_TORCH_ORDER = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "InterleavedZeroBubble", "DualPipeV", "LoopedBFS", "GPipe")
+_MEGATRON_ORDER = ("1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p", "GPipe")
+_TORCH_FLOAT8 = ("float8-tensorwise", "float8-rowwise", "mxfp8")
+_TE_FLOAT8 = ("float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8")
+VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+
+_AC: Mapping[str, Values] = {
+    "torchtitan": ("none", "selective-op", "selective-layer-2", "full"),
+    "fsdp": ("none", "selective-op", "full"),
+    "megatron": ("none", "selective-attention", "full"),
+    "megatron-deepspeed": ("none", "selective-attention", "full"),
+    "internevo": ("none", "full"),
+}
+
+
+def _divisors(number: int) -> Values:
+    return tuple(divisors(number))
+
+
+def _precisions(c: Context) -> Values:
+    wanted = ("bf16" if "bf16" in gpu_precisions(c) else "fp16", *(_TORCH_FLOAT8 if c.trainer.fsdp_style else _TE_FLOAT8))
+    return tuple(name for name in PRECISIONS if name in wanted)
+
+
+def _recomputations(c: Context) -> Values:
+    """Selective attention drops the score matrix, which flash attention never stores."""
+    flash = c.training.attention_kernel == "flash"
+    return tuple(value for value in _AC[c.trainer.name] if not (flash and value == "selective-attention"))
+
+
+def _cell_domains(c: Context) -> dict[str, tuple[Values, str]]:
+    gpus, model, defaults = _divisors(c.cluster.num_gpus), c.model, c.trainer.layout_defaults
+    own = "the trainer's own; other dtypes train another model"
+    return {
+        **{axis: (gpus, "every way to factor num_gpus") for axis in ("tp", "cp", "pp", "dp_replicate", "dp_shard")},
+        "ep": (_divisors(model.num_experts) if model.is_moe else (1,), "every divisor of the experts"),
+        "etp": (gpus if model.is_moe else (1,), "1 or tp"),
+        "micro_batch_size": (_divisors(c.training.global_batch_size), "every divisor of the local batch"),
+        "ac": (_recomputations(c), "the modes a user sets by name; every memory budget is for allow, or a later stage"),
+        "precision": (_precisions(c), "all recipes of trainer and GPU; fp16 needs loss scaling and nvfp4 a recipe of its own, so by allow"),
+        **{name: ((defaults[name],), own) for name in ("param_dtype", "reduce_dtype", "master_dtype")},
+    }
+
+
+def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
+    torch = c.trainer.fsdp_style
+    return {
+        "pp_schedule": (_TORCH_ORDER if torch else _MEGATRON_ORDER, "all of the trainer's"),
+        "virtual_stages": (VIRTUAL_STAGES, "beyond 16 a bubble 16 times smaller is gone, and sends grow; between, steps of at most 25%"),
+        "layers_per_stage": ((None,), "the trainer's own split; others are a later stage's"),
+        "zero_stage": ((3, 2, 0) if torch else (1, 0), "reshard or not; Megatron's distributed optimizer"),
+        "cp_method": (tuple(name for name in CP_METHODS if name in c.trainer.cp_methods), "all of the trainer's"),
+        "sequence_parallel": ((True, False), "same bytes on the wire, less memory"),
+        "compile": ((True, False), "fuses pointwise kernels: less time, less memory"),
+        "async_tp": ((False, True), "pays only where GEMMs are long enough to hide chunks"),
+        "float8_all_gather": ((True, False) if torch else (False,), "half the bytes of FSDP's all-gather"),
+        "optimizer_in_backward": ((False, True), "frees gradients early, costs 1 to 2% of time"),
+        "cpu_offload": ((offload,), "slow: a second pass when nothing fits on the device"),
+    }
+
+
+_FIRST_LEGAL = frozenset({"sequence_parallel", "compile", "float8_all_gather"})
+
+
+def default_domains(context: Context, *, offload: bool = False) -> dict[str, Domain]:
+    """What a search tries when the user says nothing. offload: cpu_offload on instead of off."""
+    table = {**_cell_domains(context), **_free_domains(context, offload)}
+    return {
+        name: Domain(name=name, values=table[name][0], reason=table[name][1], keep=KEEPS.get(name), first_legal=name in _FIRST_LEGAL)
+        for name in (*CELL_FIELDS, *FREE_FIELDS)
+    }
+
+
+# ---- what the user says -------------------------------------------------------------------------------------------------
+
+
+def domains_of(context: Context, search: SearchSpec, *, offload: bool = False) -> Domains:
+    """The default domains with `search.fix` and `search.allow` in their places.
+
+    Raises SpecError with every unknown field and ill-typed value ("search.fix.tp").
+    """
+    faults: list[Fault] = []
+    given: dict[str, Values] = {}
+    for name, value in search.fix.items():
+        given[name] = _read(name, _listed(name, value), "search.fix", faults)
+    for name, values in search.allow.items():
+        if name in search.fix:
+            faults.append(Fault(f"search.allow.{name}", values, "is fixed by search.fix too", f"drop {name} from one of the two"))
+        else:
+            given[name] = _read(name, _listed(name, values), "search.allow", faults)
+    if faults:
+        raise SpecError(faults)
+    domains = default_domains(context, offload=offload)
+    for name, chosen in given.items():
+        domains[name] = replace(domains[name], values=chosen, reason="given", keep=None, first_legal=False, given=True)
+    splits = tuple(value for value in domains["layers_per_stage"].values if isinstance(value, tuple))
+    return Domains(by_field=domains, splits=splits)
+
+
+def _listed(name: str, value: object) -> Sequence[object]:
+    """A list means several values; a list of numbers is one value of layers_per_stage."""
+    if not isinstance(value, list | tuple):
+        return [value]
+    if name == "layers_per_stage" and value and all(isinstance(item, int) for item in value):
+        return [value]
+    return value
+
+
+def _read(name: str, values: Sequence[object], where: str, faults: list[Fault]) -> Values:
+    if not values:
+        faults.append(Fault(f"{where}.{name}", list(values), "lists no value", "list at least one, or leave the field out"))
+    read: list[object] = []
+    for value in values:
+        try:
+            read.append(check_layout_values({name: value}, where)[name])
+        except SpecError as error:
+            faults.extend(error.faults)
+    return tuple(dict.fromkeys(read))

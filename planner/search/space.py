@@ -1,0 +1,341 @@
+"""All legal layouts of a job as columns, without building each: cells, and what each cell expands to.
+
+A cell is a legal choice of degrees, experts, microbatch, recomputation and precision. The other fields (schedule, ZeRO stage,
+switches) fall into components that no rule ties together, such as {schedule, virtual stages, compile} and {zero_stage}. What a
+component may be depends on a few columns of the cell, so it is worked out once per distinct case ("class"); a cell expands to
+the product of its components' tables, and the number of layouts is a sum of products.
+
+Letters: N cells, C classes of a component, T rows of its table, V values of a domain.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.columns import BoolColumn, Column, IntColumn, LayoutBatch
+from planner.rules import DERIVED, Context, Rule, columns_of, rules_for
+from planner.rules.degrees import PRODUCT_KEY
+from planner.search.domains import CELL_FIELDS, FREE_FIELDS, Domain, Domains, Keep, domains_of
+from planner.specs.job import SearchSpec
+from planner.specs.trainers import resolve_layout
+
+Columns = dict[str, Column]
+DEGREES = ("tp", "cp", "pp", "dp_replicate", "dp_shard")
+MAX_TRIED = 20_000
+LOOKUP_LIMIT = 1 << 22  # values up to here are ranked by a table, larger ones by sorting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expansion:
+    """One component with its classes.
+
+    table: columns (T,) of the component's fields.  classes: class of each cell (N,).  rows: indices into the table of what is
+    legal, class after class, best guess first.  starts, counts (C,): where in `rows` a class is.
+    """
+
+    table: Columns
+    classes: IntColumn
+    starts: IntColumn
+    counts: IntColumn
+    rows: IntColumn
+
+    def sizes(self, cells: Column | slice) -> IntColumn:
+        """Number of expansions of these cells."""
+        return self.counts[self.classes[cells]]
+
+    def columns(self, cells: Column | slice, choice: IntColumn | int) -> Columns:
+        """The component's fields in the `choice`-th expansion of each of these cells."""
+        row = self.rows[self.starts[self.classes[cells]] + choice]
+        return {name: column[row] for name, column in self.table.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """All legal layouts of a job.
+
+    cells (N,): each with its free fields at their first legal value.  cell_sizes (N,): layouts in each cell.
+    rejected: candidates that a rule refused, under the first rule that did. A candidate counts where it was refused: a tp that
+    does not divide the heads counts once, not once for every pp it would have met; a cell in which nothing is legal counts
+    under the rule that refused its most nearly legal expansion. Twins that a domain leaves out do not count.
+    """
+
+    cells: LayoutBatch
+    cell_sizes: IntColumn
+    rejected: Mapping[str, int]
+    expansions: tuple[Expansion, ...]
+
+    @property
+    def num_layouts(self) -> int:
+        """How many layouts there are in all."""
+        return int(self.cell_sizes.sum())
+
+    def expand(self, cells: Column | slice) -> LayoutBatch:
+        """All layouts of these cells (indices, mask or slice), cell after cell in the order given."""
+        chosen = np.arange(len(self.cells))[cells]
+        sizes = self.cell_sizes[chosen]
+        repeated = np.repeat(chosen, sizes)
+        rest = np.arange(len(repeated)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        columns: Columns = {}
+        for expansion in self.expansions:
+            count = expansion.sizes(repeated)
+            columns.update(expansion.columns(repeated, rest % count))
+            rest //= count
+        kept = {name: column[repeated] for name, column in self.cells.columns() if name not in columns}
+        return LayoutBatch(**kept, **columns, splits=self.cells.splits)
+
+
+def build_space(context: Context, search: SearchSpec | None = None, *, offload: bool = False) -> Space:
+    """The space of one job on one number of GPUs.
+
+    search: its `fix` and `allow` narrow or widen the default domains.  offload: cpu_offload on in all layouts.
+    Raises SpecError for unknown fields and ill-typed values. Nothing legal is no error: the space is empty, `rejected` says why.
+    """
+    builder = _Builder(context, domains_of(context, search or SearchSpec(), offload=offload))
+    for name in CELL_FIELDS:
+        builder.cross(name)
+    return builder.space()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Component:
+    """Free fields tied together by rules: their crossed table, and what the rules read of the cell."""
+
+    domains: tuple[Domain, ...]
+    shape: tuple[int, ...]
+    table: Columns
+    rules: tuple[Rule, ...]
+    reads: tuple[str, ...]
+
+    def kept(self, legal: BoolColumn, batch: LayoutBatch, context: Context) -> BoolColumn:
+        """The legal rows that the domains want, (C, T)."""
+        kept = legal.copy()
+        for domain in self.domains:
+            if domain.keep is not None:
+                kept &= domain.keep.mask(batch, context)
+        grid = kept.reshape(len(kept), *self.shape)
+        for axis, domain in enumerate(self.domains, start=1):
+            if domain.first_legal:
+                grid = grid & (np.cumsum(grid, axis=axis) == 1)
+        return grid.reshape(kept.shape)
+
+
+class _Builder:
+    """Crosses the domains one by one and drops what a rule refuses as soon as the rule can tell."""
+
+    def __init__(self, context: Context, domains: Domains) -> None:
+        self.context, self.domains = context, domains
+        neutral = resolve_layout({}, trainer=context.training.trainer, num_gpus=context.cluster.num_gpus)
+        self.template = dict(LayoutBatch.from_layouts([neutral]).columns())
+        self.rejected: Counter[str] = Counter()
+        self.rules = list(rules_for(context))
+        self.values = {name: self._legal_values(name) for name in (*CELL_FIELDS, *FREE_FIELDS)}
+        single = [columns for columns in self.values.values() if _length(columns) == 1]
+        self.constants: Columns = {name: column for columns in single for name, column in columns.items()}
+        self.impossible = any(_length(columns) == 0 for columns in self.values.values())
+        self.rules = [rule for rule in self.rules if self._may_break(rule)]
+        self.rows: Columns = {}
+        self.num_rows = 1
+        self.expansions: list[Expansion] = []
+        self.pending = self._components()
+        self.keeps = [keep for name in CELL_FIELDS if (keep := self.domains.by_field[name].keep)]
+        self._factor(given=True)
+        self._prune()
+
+    # ---- one field at a time ----
+
+    def _legal_values(self, name: str) -> Columns:
+        """The domain's columns without values that a rule refuses whatever the rest is."""
+        columns, domain = self.domains.columns(name), self.domains.by_field[name]
+        batch = self._batch(columns)
+        legal = np.ones(_length(columns), dtype=np.bool_)
+        for rule in self.rules:
+            if columns_of(rule.reads) <= columns.keys():
+                broken = rule.broken(batch, self.context) & legal
+                if domain.given or name in CELL_FIELDS:
+                    self.rejected[rule.key] += int(broken.sum())
+                legal &= ~broken
+        return {column: values[legal] for column, values in columns.items()}
+
+    def _may_break(self, rule: Rule) -> bool:
+        """Whether some combination of the values that the rule reads breaks it; fewer rules tie fewer fields."""
+        if not rule.reads.isdisjoint(DERIVED):
+            return True
+        fields = [columns for columns in self.values.values() if not rule.reads.isdisjoint(columns)]
+        if not np.prod([_length(columns) for columns in fields]) <= MAX_TRIED:
+            return True
+        shaped = {
+            name: values.reshape([-1 if place == axis else 1 for place in range(len(fields))])
+            for axis, columns in enumerate(fields) for name, values in columns.items()
+        }  # fmt: skip
+        return bool(rule.broken(self._batch(shaped), self.context).any())
+
+    def cross(self, name: str) -> None:
+        """All rows with all values of this field, but for those that a rule now refuses."""
+        columns, given = self.values[name], self.domains.by_field[name].given
+        if self.impossible or columns.keys() <= self.constants.keys():
+            return
+        if name == "dp_shard" and not given:
+            self.rows[name] = self.context.cluster.num_gpus // self._product()
+        else:
+            count = _length(columns)
+            self.rows = {column: np.repeat(values, count) for column, values in self.rows.items()}
+            self.rows.update({column: np.tile(values, self.num_rows) for column, values in columns.items()})
+            self.num_rows *= count
+        if name in DEGREES:
+            self._factor(given)
+        self._prune()
+
+    # ---- dropping rows ----
+
+    def _product(self) -> IntColumn:
+        """Product of the degrees known so far."""
+        product = np.ones(self.num_rows, dtype=np.int64)
+        for axis in DEGREES:
+            if axis in self.rows or axis in self.constants:
+                product = product * (self.rows[axis] if axis in self.rows else self.constants[axis])
+        return product
+
+    def _factor(self, given: bool) -> None:
+        """Degrees are enumerated as factorisations, so what does not divide is no candidate; unless the user gave it."""
+        fits = self.context.cluster.num_gpus % self._product() == 0
+        if given:
+            self.rejected[PRODUCT_KEY] += int((~fits).sum())
+        self._take(fits)
+
+    def _prune(self) -> None:
+        """Applies what can be decided by the columns known so far, then works out the components that can be."""
+        known = self.rows.keys() | self.constants.keys()
+        batch = self._batch({**self.constants, **self.rows})
+        alive = np.ones(self.num_rows, dtype=np.bool_)
+        for rule in [rule for rule in self.rules if columns_of(rule.reads) <= known]:
+            self.rules.remove(rule)
+            broken = rule.broken(batch, self.context) & alive
+            self.rejected[rule.key] += int(broken.sum())
+            alive &= ~broken
+        for keep in [keep for keep in self.keeps if columns_of(keep.reads) <= known]:
+            self.keeps.remove(keep)
+            alive &= keep.mask(batch, self.context)
+        self._take(alive)
+        for component in [component for component in self.pending if columns_of(component.reads) <= known]:
+            self.pending.remove(component)
+            self._resolve(component)
+
+    def _take(self, alive: BoolColumn) -> None:
+        if not alive.all():
+            self.rows = {name: column[alive] for name, column in self.rows.items()}
+            self.num_rows = int(alive.sum())
+
+    def _batch(self, columns: Mapping[str, Column]) -> LayoutBatch:
+        """A batch in which columns still unknown hold one neutral value; nobody reads them."""
+        return LayoutBatch(**{name: columns.get(name, neutral) for name, neutral in self.template.items()}, splits=self.domains.splits)
+
+    # ---- components ----
+
+    def _components(self) -> list[_Component]:
+        """Free fields with more than one value, grouped so that no rule reads two groups."""
+        free = [name for name in FREE_FIELDS if _length(self.values[name]) > 1]
+        groups: list[list[str]] = [[name] for name in free]
+        keeps = [keep for name in free if (keep := self.domains.by_field[name].keep)]
+        for reads in [*(rule.reads for rule in self.rules), *(keep.reads for keep in keeps)]:
+            columns = columns_of(reads)
+            tied = [group for group in groups if any(columns & self.values[name].keys() for name in group)]
+            if len(tied) > 1:
+                groups = [group for group in groups if group not in tied] + [[name for group in tied for name in group]]
+        return [self._component([name for name in free if name in group]) for group in groups]
+
+    def _component(self, names: Sequence[str]) -> _Component:
+        shape = tuple(_length(self.values[name]) for name in names)
+        places = np.indices(shape).reshape(len(names), -1)
+        fields = zip(names, places, strict=True)
+        table = {column: values[place] for name, place in fields for column, values in self.values[name].items()}
+        domains = tuple(self.domains.by_field[name] for name in names)
+        rules = tuple(rule for rule in self.rules if columns_of(rule.reads) & table.keys())
+        self.rules = [rule for rule in self.rules if rule not in rules]
+        ties: list[Rule | Keep] = [*rules, *(domain.keep for domain in domains if domain.keep)]
+        reads = {name for tie in ties for name in tie.reads} - table.keys() - self.constants.keys()
+        return _Component(domains=domains, shape=shape, table=table, rules=rules, reads=tuple(sorted(reads)))
+
+    def _resolve(self, component: _Component) -> None:
+        """Classes of the rows there are now; rows without a legal expansion are dropped and counted."""
+        known = self._batch({**self.constants, **self.rows})
+        classes, firsts = _classes([self._read(name, known) for name in component.reads], self.num_rows)
+        cases = {name: column[firsts][:, None] for name, column in self.rows.items()}
+        batch = self._batch({**self.constants, **cases, **component.table})
+        legal = np.ones((len(firsts), _length(component.table)), dtype=np.bool_)
+        first_broken = np.full(legal.shape, len(component.rules))
+        for place, rule in enumerate(component.rules):
+            broken = rule.broken(batch, self.context) & legal
+            first_broken[broken] = place
+            legal &= ~broken
+        kept = component.kept(legal, batch, self.context)
+        counts = kept.sum(axis=1)
+        self._count_empty(component, first_broken, np.bincount(classes, minlength=len(firsts)) * (counts == 0))
+        self.rows[f"class {len(self.expansions)}"] = classes
+        starts = np.cumsum(counts) - counts
+        self.expansions.append(
+            Expansion(table=component.table, classes=classes, starts=starts, counts=counts, rows=np.nonzero(kept)[1])
+        )
+        self._take(counts[classes] > 0)
+
+    def _read(self, name: str, batch: LayoutBatch) -> IntColumn:
+        values = DERIVED[name].value(batch, self.context) if name in DERIVED else getattr(batch, name)
+        return np.broadcast_to(values, self.num_rows)
+
+    def _count_empty(self, component: _Component, first_broken: IntColumn, lost: IntColumn) -> None:
+        """Rows lost with each class (C,), under the rule that its most nearly legal table row breaks first (C, T)."""
+        for case in np.flatnonzero(lost):
+            place = int(first_broken[case].max())
+            key = component.rules[place].key if place < len(component.rules) else "twin of another layout"
+            self.rejected[key] += int(lost[case])
+
+    # ---- the result ----
+
+    def space(self) -> Space:
+        """The space, once every field is crossed."""
+        rejected = {key: count for key, count in self.rejected.most_common() if count}
+        if self.impossible:
+            nothing = np.zeros(0, dtype=np.int64)
+            return Space(cells=self._batch({}).take(nothing), cell_sizes=nothing, rejected=rejected, expansions=())
+        undecided = [*self.rules, *self.keeps, *self.pending]
+        assert not undecided, "a rule reads a column that no domain supplies"
+        expansions = tuple(replace(e, classes=self.rows.pop(f"class {place}")) for place, e in enumerate(self.expansions))
+        columns = {**{name: np.broadcast_to(column, self.num_rows) for name, column in self.constants.items()}, **self.rows}
+        sizes = np.ones(self.num_rows, dtype=np.int64)
+        for expansion in expansions:
+            columns.update(expansion.columns(slice(None), 0))
+            sizes *= expansion.sizes(slice(None))
+        return Space(cells=self._batch(columns), cell_sizes=sizes, rejected=rejected, expansions=expansions)
+
+
+def _length(columns: Columns) -> int:
+    return len(next(iter(columns.values())))
+
+
+def _classes(keys: Sequence[IntColumn], num_rows: int) -> tuple[IntColumn, IntColumn]:
+    """Class of each row, equal where all keys are equal, and the first row of each class. (N,), (C,)."""
+    codes = np.zeros(num_rows, dtype=np.int64)
+    size = 1
+    for key in keys:
+        ranks, count = _ranks(key)
+        codes, size = codes * count + ranks, size * count
+        if size > LOOKUP_LIMIT:
+            codes, size = _ranks(codes)
+    codes, size = _ranks(codes)
+    firsts = np.zeros(size, dtype=np.int64)
+    firsts[codes[::-1]] = np.arange(num_rows)[::-1]
+    return codes, firsts
+
+
+def _ranks(values: IntColumn) -> tuple[IntColumn, int]:
+    """Values replaced by their rank among the distinct values, and how many distinct values there are."""
+    if len(values) == 0:
+        return values.astype(np.int64), 0
+    if int(values.max()) >= LOOKUP_LIMIT:
+        distinct, ranks = np.unique(values, return_inverse=True)
+        return ranks, len(distinct)
+    present = np.zeros(int(values.max()) + 1, dtype=np.bool_)
+    present[values] = True
+    table = np.cumsum(present) - 1
+    return table[values], int(table[-1]) + 1
