@@ -29,6 +29,7 @@ class Device:
     linear_half_depth: FloatColumn
     attention_forward_rate: float
     attention_backward_rate: float
+    attention_half_context: float
     memory_rate: float
     num_sms: int
 
@@ -49,12 +50,13 @@ class Device:
             known = share is not None and peak is not None
             rates.append(peak * share * clock * profile.compute if known and peak and share else np.nan)
             halves.append(kernels.gemm_half_depth.get(recipe.gain_key, 1.0))
+        attention = kernels.vendor if profile.vendor_attention else kernels.flash2
         half_precision = peaks.get("bf16") or peaks.get("fp16") or peaks["fp32"]
         return cls(
             gpu=gpu, kernels=kernels, profile=profile, linear_rate=np.array(rates), linear_half_depth=np.array(halves),
-            attention_forward_rate=half_precision * kernels.attention_forward * clock * profile.compute,
-            attention_backward_rate=half_precision * kernels.attention_backward * clock * profile.compute,
-            memory_rate=gpu.memory_bandwidth_bytes_per_second * kernels.memory,
+            attention_forward_rate=half_precision * attention.forward * clock * profile.compute,
+            attention_backward_rate=half_precision * attention.backward * clock * profile.compute,
+            attention_half_context=attention.half_context, memory_rate=gpu.memory_bandwidth_bytes_per_second * kernels.memory,
             num_sms=max(gpu.num_sms, 1),
         )  # fmt: skip
 
@@ -77,7 +79,7 @@ class Device:
     def attention_seconds(self, flops: FloatColumn, context: FloatColumn, *, backward: bool) -> FloatColumn:
         """Seconds of fused attention: flops over a rate that rises with context, r = ceiling * c / (c + half)."""
         rate = self.attention_backward_rate if backward else self.attention_forward_rate
-        return flops * (context + self.kernels.attention_half_context) / (rate * context)
+        return flops * (context + self.attention_half_context) / (rate * context)
 
     def moved_seconds(self, num_bytes: FloatColumn) -> FloatColumn:
         """Seconds of a memory-bound kernel by the bytes it reads and writes."""

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.calibration.intervals import Spread, spread
+from planner.calibration.intervals import Spread, oom_probability, spread
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost import keyed
 from planner.cost.memory import rows as memory_rows
 from planner.cost.price import PARTS, Pricer, Prices, num_microbatches
 from planner.cost.profile import CALIBRATION_ID
@@ -50,6 +49,18 @@ def estimate_layouts(pricer: Pricer, layouts: Sequence[Layout], *, job_id: str |
         for row, index in enumerate(legal):
             answers[index] = columns.estimate(row, job_id)
     return answers
+
+
+def simulated_columns(pricer: Pricer, layouts: Sequence[Layout]) -> list[tuple[float, float, float]]:
+    """(simulated step seconds, probability of running out of memory, device / usable bytes - 1) of legal layouts, in order."""
+    if not layouts:
+        return []
+    batch = LayoutBatch.from_layouts(layouts)
+    prices = pricer.price(batch)
+    step = refine(pricer, batch, prices).step_seconds
+    oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
+    share = prices.device_bytes / pricer.cluster.usable_memory_bytes - 1.0
+    return [(float(a), float(b), float(c)) for a, b, c in zip(step, oom, share, strict=True)]
 
 
 def _refused(faults: Sequence[Violation], job_id: str | int | None) -> Estimate:
@@ -130,6 +141,3 @@ def model_flops_utilisation(model: ModelSpec, cluster: ClusterSpec, tokens_per_s
     """TorchTitan's count over the dense bf16 peak; None where the GPU has no bf16 (its fp16 peak serves where it has one)."""
     peak = cluster.gpu.peak_flops_per_second.get("bf16") or cluster.gpu.peak_flops_per_second.get("fp16")
     return tokens_per_second_per_gpu * model.torchtitan_flops_per_token(seq_len) / peak if peak else None
-
-
-__all__ = ["COVERAGE", "FITS_BELOW", "estimate_job", "estimate_jobs", "estimate_layouts", "keyed", "model_flops_utilisation"]

@@ -27,7 +27,7 @@ KEY = (
 )  # fmt: skip
 AXES = ("tp", "cp", "ep")
 BF16 = 0
-HEAD_KERNELS = 6
+COLLECTIVE_KERNELS = 3.0  # the collective, its stream event and the copy that packs it; judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +121,13 @@ def _without_checkpointing(site: Site) -> Site:
 
 def _logits_bytes(site: Site) -> FloatColumn:
     """Bytes at the peak of the loss: fp32 log-softmax, its incoming and its outgoing gradient, eager; two of them fused.
+    DTensor's loss_parallel runs eagerly even under torch.compile.
 
     Source: aten::log_softmax and nll_loss backward; vocabulary is local under a vocabulary-parallel loss.
     """
     elements = site.product(("tokens", "vocab_loss"))
-    return elements * np.where(site.fused, 8.0, 12.0)
+    sharded = site.batch.tp > 1 if site.rules.fsdp_style else np.zeros(len(site.batch), dtype=np.bool_)
+    return elements * np.where(site.fused & ~sharded, 8.0, 12.0)
 
 
 def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> dict[str, FloatColumn]:
@@ -137,7 +139,7 @@ def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> 
     else:
         saved = transient = np.zeros(len(site.batch))
         redone = np.zeros_like(forward)
-    launch = np.where(site.batch.compile, site.device.profile.compiled_launch_seconds, site.device.profile.launch_seconds)
+    launch = np.where(site.fused, site.device.profile.fused_launch_seconds, site.device.profile.launch_seconds)
     kernels_forward = np.array([c.forward_kernels for c in costs])
     flops = np.array([c.flops for c in costs])
     exposed_forward = np.array([c.exposed_forward for c in costs])
@@ -243,7 +245,8 @@ def _collective_cost(site: Site, op: Collective) -> OpCost:
         for target, operation in ((forward, rule.forward), (backward, rule.backward)):
             if operation is not None:
                 target[place] += exposed * _seconds(site, operation, payload, degree, stride)
-    return _cost(site, exposed_forward=forward, exposed_backward=backward)
+    used = (forward.sum(axis=0) > 0).astype(np.float64)
+    return _cost(site, exposed_forward=forward, exposed_backward=backward, forward_kernels=COLLECTIVE_KERNELS * used, backward_kernels=COLLECTIVE_KERNELS * used)
 
 
 def _seconds(site: Site, operation: str, payload: FloatColumn, degree: FloatColumn, stride: FloatColumn) -> FloatColumn:

@@ -100,7 +100,7 @@ def _persistent(
         gradients = np.where(batch.optimizer_in_backward, shapes.largest_local * compute, np.maximum(sharded_gradients, unsharded))
         accumulated = np.where(batch.optimizer_in_backward, 0.0, accumulated)
         return parameters, accumulated, gradients, shapes.shard * state * on_device, ~stays
-    gradient = np.where(rules.gradient_dtype == "float32", np.maximum(reduce, 4.0), 2.0)
+    gradient = reduce if rules.gradient_dtype == "float32" else np.full_like(reduce, 2.0)
     cached = np.where(np.isin(batch.precision, (4, 5, 6, 7)), 1.0, 0.0)
     parameters = np.where(stage == 3, shapes.shard, shapes.local) * compute + shapes.local * cached
     gradients = np.where(stage >= 2, shapes.shard, shapes.local) * gradient

@@ -155,14 +155,28 @@ def _price(pricer: Pricer, batch: LayoutBatch, every_rank: bool) -> Prices:
     step, parts, stage_seconds = time.compose()
     shapes = _shapes(pricer, batch, units, rank, m, unit, at_unit, shards, at_shard)
     memory = rank_memory(shapes, batch, m, pricer.training, pricer.rules, pricer.profile.workspace_bytes)
-    reserved = memory.allocated + _fragmentation(pricer) * (memory.activations + memory.logits + memory.buffers + memory.workspace)
-    peak_reserved = reserved.max(axis=0)
     groups = sum((getattr(batch, axis) > 1).astype(np.float64) for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep"))
-    device = peak_reserved + pricer.cluster.gpu.context_bytes + pricer.profile.communicator_bytes * groups
+    outside = pricer.cluster.gpu.context_bytes + pricer.profile.communicator_bytes * groups
+    reserved = _reserved(pricer, memory, pricer.cluster.usable_memory_bytes - outside)
+    peak_reserved = reserved.max(axis=0)
+    device = peak_reserved + outside
     return Prices(
         step_seconds=step, parts=parts, peak_allocated_bytes=memory.allocated.max(axis=0), peak_reserved_bytes=peak_reserved,
         device_bytes=device, memory=memory, rank_reserved_bytes=reserved, rank=rank, stage_seconds=stage_seconds,
     )  # fmt: skip
+
+
+def _reserved(pricer: Pricer, memory: RankMemory, room: FloatColumn) -> FloatColumn:
+    """What the caching allocator holds from the device, (R, N): allocated plus cached blocks that do not fit later requests.
+
+    Under pressure it returns cached blocks (cudaMalloc fails, the cache is flushed, the request is tried again), so near the
+    limit it holds what fits, down to a floor of blocks that cannot be split.
+    Source: c10/cuda/CUDACachingAllocator.cpp, alloc_block and release_cached_blocks.
+    """
+    moving = memory.activations + memory.logits + memory.buffers + memory.workspace
+    relaxed = memory.allocated + _fragmentation(pricer) * moving
+    floor = memory.allocated + pricer.profile.fragmentation_floor * moving
+    return np.maximum(np.minimum(relaxed, room[None]), floor)
 
 
 def _fragmentation(pricer: Pricer) -> float:

@@ -48,7 +48,9 @@ def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, 
         routed = model.num_experts * model.expert_parameters() if kind.moe else 0
         dense.append((model.layer_parameters(kind) - routed) / tp)
         expert.append(routed / (ep * etp))
-    for whole in (model.embedding_parameters(), model.head_parameters() + model.hidden_size):
+    # A tied head shares the token table on one rank; across pipeline stages the last one holds a copy.
+    tied_copy = np.where((batch.pp > 1) & model.tie_word_embeddings, model.vocab_size * model.hidden_size, 0)
+    for whole in (model.embedding_parameters(), model.head_parameters() + model.hidden_size + tied_copy):
         dense.append(whole / tp)
         expert.append(np.zeros_like(tp))
     return np.array(dense), np.array(expert)

@@ -279,12 +279,15 @@ EXTRAPOLATION_TOLERANCE = 1e-3
 """Largest relative gap between the two slopes below before the step is replayed with four times the microbatches (judgement)."""
 
 
-def simulate(schedule: Schedule, pp: int, virtual_stages: int, num_microbatches: int, costs: StageCosts, *, times: bool = False) -> Simulation:
+def simulate(
+    schedule: Schedule, pp: int, virtual_stages: int, num_microbatches: int, costs: StageCosts, *, times: bool = False
+) -> Simulation:
     """One step of a schedule for C candidates that share it.
 
     Long steps are replayed with fewer microbatches m2 < m and continued along a line, because the middle of the order repeats:
         x(m) = x(m2) + (m - m2) dx/dm,  dx/dm from m1 < m2, m2 - m1 whole repetitions.
-    Exact once the bottleneck has settled, as it has at once for equal stages. Where another rank will take over as the bottleneck
+    m, m2 and m1 stand at the same place of the repetition (a circle of waits between ranks may take pp microbatches to close).
+    Exact once the bottleneck has settled, as it has at once for equal stages with sends shorter than the work they hide behind. Where another rank will take over as the bottleneck
     later (its own pace, busy or waiting on a neighbour, is slower than the slope), the answer is the middle of both lines, and a gap of more than
     EXTRAPOLATION_TOLERANCE is settled by replaying more. times: keep each action's times; nothing is extrapolated then.
     """
@@ -293,10 +296,8 @@ def simulate(schedule: Schedule, pp: int, virtual_stages: int, num_microbatches:
     repeats = schedule.repeats_after(pp, virtual_stages, num_microbatches)
     stride = repeats if repeats > 1 else pp
     few = max(4 * pp, DIRECT_ACTIONS // 2 // per_microbatch)
-    while not times and few + pp < num_microbatches and per_microbatch * num_microbatches > DIRECT_ACTIONS:
-        upper = -(-few // repeats) * repeats
-        if upper >= num_microbatches:
-            break
+    while not times and few + stride <= num_microbatches and per_microbatch * num_microbatches > DIRECT_ACTIONS:
+        upper = num_microbatches - (num_microbatches - few) // stride * stride
         short, long = (replay(program(*shape, count), costs, num_microbatches=count) for count in (upper - stride, upper))
         answer, gap = _continued(short, long, num_microbatches)
         if gap <= EXTRAPOLATION_TOLERANCE:

@@ -10,7 +10,7 @@ import numpy as np
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost import stages
 from planner.cost.price import Pricer, Prices, num_microbatches
-from planner.cost.simulate import Simulation, StageTimes, simulate
+from planner.cost.simulate import Simulation, StageCosts, simulate
 from planner.schedules import SCHEDULES
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 
@@ -28,8 +28,9 @@ def refine(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> Refined:
     """Simulated seconds of every layout; a layout without a pipeline keeps its price."""
     bubble, sends = prices.parts["bubble"].copy(), prices.parts["pp"].copy()
     for rows in groups(pricer, batch):
-        makespan = play(pricer, batch, prices, rows).makespan_seconds_C
-        without_sends = play(pricer, batch, prices, rows, send_scale=0.0).makespan_seconds_C
+        joined = SCHEDULES[SCHEDULE_NAMES[int(batch.pp_schedule[rows[0]])]].synchronous_end
+        makespan = play(pricer, batch, prices, rows).step_seconds_C(joined)
+        without_sends = play(pricer, batch, prices, rows, send_scale=0.0).step_seconds_C(joined)
         bubble[rows] = np.maximum(without_sends - prices.stage_seconds.busy[rows], 0.0)
         sends[rows] = np.maximum(makespan - np.maximum(without_sends, prices.stage_seconds.busy[rows]), 0.0)
     step = prices.step_seconds - prices.parts["bubble"] - prices.parts["pp"] + bubble + sends
@@ -59,9 +60,9 @@ def play(pricer: Pricer, batch: LayoutBatch, prices: Prices, rows: np.ndarray, *
     def on_stages(field: FloatColumn) -> FloatColumn:
         return np.asarray(np.einsum("csk,kc->cs", units_CSK, field[:, rows]))
 
-    times = StageTimes(
+    costs = StageCosts(
         forward_seconds_CS=on_stages(s.forward), input_grad_seconds_CS=on_stages(s.input_grad), weight_grad_seconds_CS=on_stages(s.weight_grad),
         send_seconds_CS=np.repeat(send_scale * s.send[rows, None], units_CSK.shape[1], axis=1), saved_bytes_CS=on_stages(s.saved_bytes),
     )  # fmt: skip
     m = int(num_microbatches(batch.take(rows[:1]), pricer.training)[0])
-    return simulate(schedule, pp, virtual, m, times, keep_times=keep_times)
+    return simulate(schedule, pp, virtual, m, costs, times=keep_times)

@@ -79,7 +79,12 @@ class Job(BaseModel):
         probe = parts.parse("probe", lambda value: build(ProbeSpec, value, "probe"))
         layout = None
         if cluster is not None and training is not None:
-            layout = parts.parse("layout", lambda value: resolve_layout(value, trainer=training.trainer, num_gpus=cluster.num_gpus))
+            layout = parts.parse(
+                "layout",
+                lambda value: resolve_layout(
+                    value, trainer=training.trainer, num_gpus=cluster.num_gpus, trainer_version=training.trainer_version
+                ),
+            )
         if faults or model is None or cluster is None or training is None:
             raise SpecError(faults)
         labels = {key: values[key] for key in LABELS if key in values}

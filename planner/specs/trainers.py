@@ -96,7 +96,21 @@ TRAINERS: Mapping[str, TrainerRules] = {
 }  # fmt: skip
 
 
-def resolve_layout(values: object, *, trainer: str, num_gpus: int, field: str = "layout") -> Layout:
+# Distributions of a trainer that ship other defaults, by the start of `trainer_version`.
+VERSION_DEFAULTS: Mapping[tuple[str, str], Mapping[str, object]] = {
+    ("megatron", "NeMo"): {"reduce_dtype": "bfloat16"},  # NeMo performance recipes: grad_reduce_in_fp32=False, grad_sync_dtype bf16
+}
+
+
+def version_defaults(trainer: str, trainer_version: str | None) -> Mapping[str, object]:
+    """Layout defaults that a distribution of the trainer changes; empty for the trainer itself."""
+    for (name, start), defaults in VERSION_DEFAULTS.items():
+        if name == trainer and (trainer_version or "").startswith(start):
+            return defaults
+    return {}
+
+
+def resolve_layout(values: object, *, trainer: str, num_gpus: int, trainer_version: str | None = None, field: str = "layout") -> Layout:
     """A fully set layout from what a person typed, filled from the trainer's defaults.
 
     Unset degrees are 1, unset `dp_shard` is what is left of num_gpus. A product that differs from num_gpus is not an
@@ -104,7 +118,7 @@ def resolve_layout(values: object, *, trainer: str, num_gpus: int, field: str = 
     """
     given = check_layout_values(values, field)
     rules = TRAINERS[trainer]
-    layout: dict[str, object] = {**rules.layout_defaults}
+    layout: dict[str, object] = {**rules.layout_defaults, **version_defaults(trainer, trainer_version)}
     layout.update(dict.fromkeys(("dp_replicate", "cp", "tp", "pp", "ep"), 1))
     layout.update(given)
     held = 1

@@ -1,0 +1,90 @@
+"""Fits the kernel curves of `planner.cost.profile.KERNELS` to published kernel timings, and prints fit and error.
+
+    python benchmarks/fit_kernels.py [--csv benchmarks/measured/micro.csv]
+
+GEMM: share of the dense peak and half depth per GPU and dtype, through the cost model's own `Device.gemm_seconds`.
+Attention: share of the bf16 peak and half context, forward (causal) and backward.
+"""
+
+import argparse
+import csv
+import dataclasses
+import pathlib
+import re
+
+import numpy as np
+from scipy.optimize import minimize
+
+from planner.catalog.clusters import load_gpu
+from planner.cost.compute import Device
+from planner.cost.profile import PROFILES, kernel_profile
+from planner.specs.cluster import ClusterSpec
+from planner.work.precision import RECIPES
+
+GPUS = {
+    "A100-SXM-80GB": "a100-sxm-80gb", "H100-SXM-80GB": "h100-sxm-80gb", "H200-SXM-141GB": "h200-sxm-141gb",
+    "B200-SXM-180GB": "b200-sxm-180gb", "GB200-NVL72": "gb200-nvl72-186gb",
+}  # fmt: skip
+DTYPES = {"GEMM bfloat16": "bf16", "GEMM bf16 (TE)": "bf16", "GEMM fp8": "float8-tensorwise", "GEMM fp8_block": "float8-blockwise", "GEMM nvfp4": "nvfp4"}
+CODE = {recipe.name: index for index, recipe in enumerate(RECIPES)}
+
+
+def numbers(text: str) -> dict[str, float]:
+    return {key: float(value) for key, value in re.findall(r"(\w+)=(\d+)", text)}
+
+
+def read(path: pathlib.Path) -> dict[tuple[str, str], list[tuple[dict[str, float], float]]]:
+    rows: dict[tuple[str, str], list[tuple[dict[str, float], float]]] = {}
+    for row in csv.DictReader(path.open()):
+        if row["unit"].startswith("TFLOP/s") and row["gpu"] in GPUS:
+            rows.setdefault((GPUS[row["gpu"]], row["what"]), []).append((numbers(row["shape_message"]), float(row["value"]) * 1e12))
+    return rows
+
+
+def fit(residuals, start: list[float]) -> tuple[np.ndarray, float]:
+    best = minimize(lambda x: float(np.median(np.abs(residuals(np.exp(x))))) + 0.5 * float(np.mean(np.abs(residuals(np.exp(x))))), np.log(start), method="Nelder-Mead")
+    errors = np.abs(np.expm1(residuals(np.exp(best.x))))
+    return np.exp(best.x), float(errors.mean())
+
+
+def fit_gemm(gpu: str, recipe: str, rows: list[tuple[dict[str, float], float]]) -> None:
+    rows = [(shape, rate) for shape, rate in rows if {"m", "n", "k"} <= shape.keys()]
+    m, n, k, b = (np.array([shape.get(axis, 1.0) for shape, _ in rows]) for axis in ("m", "n", "k", "b"))
+    measured = np.array([rate for _, rate in rows])
+    cluster = ClusterSpec.from_user({"gpu": gpu, "num_gpus": 8 if "nvl72" not in gpu else 4, "gpus_per_node": 8 if "nvl72" not in gpu else 4})
+    key, code = RECIPES[CODE[recipe]].gain_key, np.full(len(rows), CODE[recipe])
+    profile = dataclasses.replace(PROFILES["torchtitan"], compute=1.0)
+    base = kernel_profile(load_gpu(gpu))
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        kernels = dataclasses.replace(base, gemm={key: x[0]}, gemm_half_depth={key: x[1]})
+        seconds = Device.build(cluster, kernels, profile).gemm_seconds(m, n, k, b, code)
+        return np.log(2 * b * m * n * k / seconds / measured)
+
+    (share, half), error = fit(residuals, [0.7, 300.0])
+    print(f"{gpu:20s} {recipe:18s} {len(rows):4d} rows  share {share:.3f}  half depth {half:6.0f}  mean error {error:.1%}")
+
+
+def fit_attention(gpu: str, what: str, rows: list[tuple[dict[str, float], float]]) -> None:
+    rows = [(shape, rate) for shape, rate in rows if shape.get("s", 0) and shape.get("d") == 128]
+    if len(rows) < 4:
+        return
+    context, rate = np.array([shape["s"] for shape, _ in rows]), np.array([r for _, r in rows])
+    peak = load_gpu(gpu).peak_flops_per_second["bf16"]
+    (share, half), error = fit(lambda x: np.log(peak * x[0] * context / (context + x[1]) / rate), [0.5, 500.0])
+    print(f"{gpu:20s} {what[:32]:32s} {len(rows):4d} rows  share {share:.3f}  half context {half:6.0f}  mean error {error:.1%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--csv", type=pathlib.Path, default=pathlib.Path(__file__).parent / "measured" / "micro.csv")
+    rows = read(parser.parse_args().csv)
+    for (gpu, what), members in sorted(rows.items()):
+        if what in DTYPES:
+            fit_gemm(gpu, DTYPES[what], members)
+        elif what.startswith("attention"):
+            fit_attention(gpu, what, members)
+
+
+if __name__ == "__main__":
+    main()

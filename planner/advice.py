@@ -1,0 +1,39 @@
+"""Rules of thumb as warnings: where a winner leaves well-trodden ground, each with the number that triggered it and its source."""
+
+from collections.abc import Iterator
+
+from planner.cost.price import Pricer
+from planner.specs.estimate import Estimate
+from planner.specs.layout import Layout
+
+# Judgement from McCandlish 2018 and the batch sizes of published runs: tokens a step beyond which more data parallelism stops paying.
+CRITICAL_BATCH_TOKENS = 60e6
+SMALL_BATCH_PER_STAGE = 2
+WIDE_SHARDING = 512
+BUSY_WAIT_SHARE = 0.25
+
+
+def warnings_for(pricer: Pricer, layout: Layout, estimate: Estimate) -> list[str]:
+    """Warnings for a layout, most costly first."""
+    return list(_warnings(pricer, layout, estimate))
+
+
+def _warnings(pricer: Pricer, layout: Layout, estimate: Estimate) -> Iterator[str]:
+    cluster, training = pricer.cluster, pricer.training
+    domain = cluster.fabric[0].gpus
+    if layout.tp > domain:
+        yield f"tp {layout.tp} leaves the {domain}-GPU {cluster.fabric[0].name} domain: its communication is on the critical path of every layer"
+    tokens = training.global_batch_size * training.seq_len
+    if tokens > CRITICAL_BATCH_TOKENS:
+        yield f"{tokens / 1e6:.0f}M tokens a step is beyond the critical batch of most runs (McCandlish 2018): more data parallelism buys little"
+    microbatches = layout.num_microbatches(training.global_batch_size)
+    if layout.pp > 1 and microbatches < SMALL_BATCH_PER_STAGE * layout.pp:
+        yield f"only {microbatches} microbatches for {layout.pp} pipeline ranks: the bubble is large; a larger global batch would shrink it"
+    if layout.zero_stage == 3 and layout.dp_shard * layout.cp > WIDE_SHARDING and layout.dp_replicate == 1:
+        yield f"FSDP over {layout.dp_shard * layout.cp} ranks is latency-bound at small shards: HSDP (dp_replicate > 1) is the usual remedy at this scale"
+    if estimate.time is not None and estimate.step_seconds:
+        exposed = sum(estimate.time.exposed_communication_seconds.values())
+        if exposed > BUSY_WAIT_SHARE * estimate.step_seconds:
+            yield f"{exposed / estimate.step_seconds:.0%} of the step waits for communication"
+    if estimate.oom_probability is not None and estimate.oom_probability > 0.01:
+        yield f"out of memory with probability {estimate.oom_probability:.1%}: probe before booking"

@@ -1,0 +1,166 @@
+"""Predicted against measured: errors of step time and memory over rows of measurements, by any label of the rows.
+
+Rows are never dropped: a row without an estimate is counted as unanswered. The one-line baseline is 40% of the dense peak.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.specs.estimate import Estimate
+from planner.specs.job import Job
+
+BASELINE_MFU = 0.40
+REGRET_AT = (1, 3, 5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured run beside its estimate. Seconds and bytes; None where not measured or not answered."""
+
+    job: Job
+    estimate: Estimate
+    status: str
+    measured_seconds: float | None
+    measured_allocated_bytes: float | None
+    measured_reserved_bytes: float | None
+
+    @classmethod
+    def build(cls, job: Job, estimate: Estimate) -> "Row":
+        """From a job whose labels hold `measured`."""
+        measured = job.labels.get("measured") or {}
+        return cls(
+            job=job, estimate=estimate, status=str(measured.get("status", "ok")), measured_seconds=measured.get("step_seconds"),
+            measured_allocated_bytes=measured.get("peak_allocated_bytes"), measured_reserved_bytes=measured.get("peak_reserved_bytes"),
+        )  # fmt: skip
+
+    @property
+    def baseline_seconds(self) -> float | None:
+        """Step time at 40% of the dense bf16 peak, by TorchTitan's count of the work."""
+        job = self.job
+        peak = job.cluster.gpu.peak_flops_per_second.get("bf16") or job.cluster.gpu.peak_flops_per_second.get("fp16")
+        if not peak:
+            return None
+        tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
+        return tokens * job.model.torchtitan_flops_per_token(job.training.seq_len) / (BASELINE_MFU * peak)
+
+    def label(self, key: str) -> str:
+        """Value of a grouping key: trainer, gpu, group, complete, precision, ac, moe."""
+        values = {
+            "trainer": self.job.training.trainer, "gpu": self.job.cluster.gpu.name, "group": str(self.job.labels.get("group", "-")),
+            "complete": str(self.job.labels.get("complete", "-")), "model": self.job.model.name,
+            "precision": self.job.layout.precision if self.job.layout else "-", "ac": self.job.layout.ac if self.job.layout else "-",
+        }  # fmt: skip
+        return values[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Relative errors of one quantity over rows: mean, median, 90th percentile and worst of |predicted / measured - 1|, and bias (mean sign kept)."""
+
+    rows: int
+    mape: float
+    median: float
+    p90: float
+    worst: float
+    bias: float
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[float | None, float | None]]) -> "Errors | None":
+        """From (predicted, measured) pairs; None when no pair is complete."""
+        relative = np.array([p / m - 1.0 for p, m in pairs if p is not None and m is not None])
+        if not len(relative):
+            return None
+        size = np.abs(relative)
+        return cls(
+            rows=len(size), mape=float(size.mean()), median=float(np.median(size)), p90=float(np.quantile(size, 0.9)), worst=float(size.max()),
+            bias=float(relative.mean()),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Errors of one group of rows. coverage: share of measured steps inside the 90% interval. unanswered: rows without an estimate."""
+
+    name: str
+    rows: int
+    unanswered: int
+    time: Errors | None
+    baseline: Errors | None
+    allocated: Errors | None
+    reserved: Errors | None
+    coverage: float | None
+    out_of_memory_missed: int
+    refused: int
+
+
+def summarise(rows: Sequence[Row], name: str) -> Summary:
+    """All figures over these rows."""
+    answered = [row for row in rows if row.estimate.valid]
+    inside = [_inside(row) for row in answered]
+    covered = [flag for flag in inside if flag is not None]
+    ran = [row for row in answered if row.status == "ok"]
+    return Summary(
+        name=name, rows=len(rows), unanswered=len(rows) - len(answered),
+        time=Errors.of((row.estimate.step_seconds, row.measured_seconds) for row in answered),
+        baseline=Errors.of((row.baseline_seconds, row.measured_seconds) for row in answered),
+        allocated=Errors.of((row.estimate.peak_allocated_bytes, row.measured_allocated_bytes) for row in answered),
+        reserved=Errors.of((row.estimate.peak_reserved_bytes, row.measured_reserved_bytes) for row in answered),
+        coverage=float(np.mean(covered)) if covered else None,
+        out_of_memory_missed=sum(row.status == "oom" and bool(row.estimate.fits) for row in answered),
+        refused=sum(not row.estimate.fits for row in ran),
+    )  # fmt: skip
+
+
+def by_label(rows: Sequence[Row], key: str) -> list[Summary]:
+    """One summary for each value of a label, most rows first."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.label(key), []).append(row)
+    return [summarise(members, f"{key} {value}") for value, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))]
+
+
+def sweeps(rows: Sequence[Row], least: int = 3) -> dict[str, list[Row]]:
+    """Rows that measure the same job under different layouts, by their `sweep` label; sweeps of fewer than `least` are left out."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.job.labels.get("sweep") and row.measured_seconds and row.estimate.step_seconds:
+            groups.setdefault(str(row.job.labels["sweep"]), []).append(row)
+    return {key: members for key, members in groups.items() if len(members) >= least}
+
+
+def mean_over_sweeps(rows: Sequence[Row], figure: Callable[[Sequence[Row]], float]) -> float | None:
+    """Mean of a figure over all sweeps; None without any."""
+    values = [figure(members) for members in sweeps(rows).values()]
+    return float(np.mean(values)) if values else None
+
+
+def regret(members: Sequence[Row], first: int) -> float:
+    """How much slower than the best measured layout is the best measured of our first `first` picks."""
+    order = sorted(members, key=lambda row: row.estimate.step_seconds or np.inf)
+    best = min(row.measured_seconds or np.inf for row in members)
+    return min(row.measured_seconds or np.inf for row in order[:first]) / best - 1.0
+
+
+def rank_correlation(members: Sequence[Row]) -> float:
+    """Spearman correlation of predicted and measured step times within a sweep (ties share their rank)."""
+    predicted = _ranks(np.array([row.estimate.step_seconds for row in members], dtype=float))
+    measured = _ranks(np.array([row.measured_seconds for row in members], dtype=float))
+    if predicted.std() == 0 or measured.std() == 0:
+        return 0.0
+    return float(np.corrcoef(predicted, measured)[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    order = np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(float)
+    for value in np.unique(values):
+        order[values == value] = order[values == value].mean()
+    return order
+
+
+def _inside(row: Row) -> bool | None:
+    if row.estimate.interval is None or row.measured_seconds is None:
+        return None
+    low, high = row.estimate.interval.step_seconds
+    return low <= row.measured_seconds <= high

@@ -1,0 +1,120 @@
+"""Why this layout and not that one, in plain words with numbers. Every sentence is read off an estimate or a priced neighbour."""
+
+from collections.abc import Mapping, Sequence
+
+from planner.cost.price import Pricer
+from planner.errors import Fault, SpecError
+from planner.search.neighbours import Neighbour, fastest
+from planner.specs.estimate import Estimate
+from planner.specs.layout import Layout
+from planner.specs.plan import Plan, RankedLayout
+from planner.units import format_bytes, format_seconds
+
+WORDS: Mapping[str, str] = {
+    "tp": "tensor-parallel communication", "cp": "context-parallel communication", "ep": "expert dispatch and combine",
+    "pp": "pipeline sends", "fsdp": "waiting for FSDP gathers and scatters", "dp": "gradient all-reduce across replicas",
+    "bubble": "pipeline bubble", "recompute": "recomputed activations", "optimizer": "optimizer step", "compute": "matrix and attention kernels",
+    "other": "launches, loading and synchronisation",
+}  # fmt: skip
+NOTICEABLE = 0.005
+
+
+def time_parts(estimate: Estimate) -> dict[str, float]:
+    """Seconds by the keys of WORDS, largest first; empty for a refused layout."""
+    if estimate.time is None:
+        return {}
+    t = estimate.time
+    parts = {
+        "compute": t.compute_seconds, "recompute": t.recompute_seconds, "bubble": t.bubble_seconds, "optimizer": t.optimizer_seconds,
+        "other": t.other_seconds, **t.exposed_communication_seconds,
+    }  # fmt: skip
+    return dict(sorted(parts.items(), key=lambda item: -item[1]))
+
+
+def bottleneck(estimate: Estimate) -> str:
+    """The largest cost that is not useful compute, with its share of the step."""
+    parts = {key: value for key, value in time_parts(estimate).items() if key != "compute"}
+    step = estimate.step_seconds or 1.0
+    key, seconds = next(iter(parts.items()))
+    return f"{WORDS[key]}: {format_seconds(seconds)} of {format_seconds(step)} ({seconds / step:.0%})"
+
+
+def memory_sentence(estimate: Estimate) -> str:
+    """The worst rank's memory against what may be used."""
+    if estimate.memory is None or estimate.device_bytes is None or estimate.usable_bytes is None:
+        return ""
+    worst = estimate.memory.worst_stage
+    where = f" on pipeline rank {worst}" if len(estimate.memory.stages) > 1 else ""
+    return (
+        f"memory peaks{where} at {format_bytes(estimate.device_bytes)} of {format_bytes(estimate.usable_bytes)} usable; "
+        f"probability of running out {estimate.oom_probability or 0.0:.1%}"
+    )
+
+
+def _change(neighbour: Neighbour, usable_bytes: float) -> str:
+    name = neighbour.field.replace("_", " ")
+    if not neighbour.fits:
+        return f"{name} {neighbour.new} instead of {neighbour.old} would need {format_bytes(neighbour.device_bytes)} of {format_bytes(usable_bytes)}"
+    percent = (neighbour.step_ratio - 1.0) * 100.0
+    effect = f"{percent:.1f}% slower" if percent >= 0 else f"{-percent:.1f}% faster"
+    return f"{name} {neighbour.new} instead of {neighbour.old}: {effect}, {format_bytes(neighbour.device_bytes)}"
+
+
+def winner_reasons(pricer: Pricer, layout: Layout, estimate: Estimate, found: Sequence[Neighbour]) -> list[str]:
+    """What holds the winner in place: for each field the closest alternative, then the bottleneck and the memory."""
+    reasons = [f"bottleneck is {bottleneck(estimate)}", memory_sentence(estimate)]
+    usable = pricer.cluster.usable_memory_bytes
+    for name in dict.fromkeys(neighbour.field for neighbour in found):
+        best = fastest(found, name)
+        refused = [n for n in found if n.field == name and not n.fits]
+        tempting = min(refused, key=lambda n: n.step_ratio) if refused else None
+        if tempting is not None and tempting.step_ratio < min(1.0, best.step_ratio if best else 1.0):
+            reasons.append(f"{_change(tempting, usable)}: {(1 - tempting.step_ratio):.1%} faster, but does not fit")
+        if best is not None:
+            reasons.append(_change(best, usable))
+    return reasons
+
+
+def difference(ours: Estimate, theirs: Estimate, our_layout: Layout, their_layout: Layout) -> list[str]:
+    """What the second layout gains and loses against the first: the fields that differ, then the costs that moved most."""
+    if ours.step_seconds is None or theirs.step_seconds is None:
+        return ["one of the two cannot run: " + "; ".join(f"{v.field}: {v.rule}" for v in (*ours.violations, *theirs.violations))]
+    lines = []
+    fields = changed_fields(our_layout, their_layout)
+    if fields:
+        lines.append("differs in " + ", ".join(f"{name} {a} / {b}" for name, (a, b) in fields.items()))
+    ratio = theirs.step_seconds / ours.step_seconds - 1.0
+    lines.append(f"{abs(ratio):.1%} {'slower' if ratio >= 0 else 'faster'}: {format_seconds(theirs.step_seconds)} against {format_seconds(ours.step_seconds)} a step")
+    first, second = time_parts(ours), time_parts(theirs)
+    moved = sorted(WORDS, key=lambda key: -abs(second.get(key, 0.0) - first.get(key, 0.0)))
+    for key in moved[:3]:
+        delta = second.get(key, 0.0) - first.get(key, 0.0)
+        if abs(delta) > NOTICEABLE * ours.step_seconds:
+            lines.append(f"{WORDS[key]} {'+' if delta > 0 else '-'}{format_seconds(abs(delta))}")
+    if ours.device_bytes is not None and theirs.device_bytes is not None:
+        delta_bytes = theirs.device_bytes - ours.device_bytes
+        lines.append(f"memory {'+' if delta_bytes >= 0 else '-'}{format_bytes(abs(delta_bytes))}")
+    return lines
+
+
+def changed_fields(first: Layout, second: Layout) -> dict[str, tuple[object, object]]:
+    """Fields in which two layouts differ, with both values."""
+    a, b = first.model_dump(), second.model_dump()
+    return {name: (a[name], b[name]) for name in a if a[name] != b[name]}
+
+
+def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:
+    """Why the layout of this rank, or what it loses against the layout of rank `versus`. Raises SpecError for a rank that is not there."""
+    chosen = _ranked(plan, rank, "rank")
+    lines = [f"#{rank} {chosen.layout.short()}"]
+    if versus is None:
+        return [*lines, *chosen.reasons]
+    other = _ranked(plan, versus, "versus")
+    return [*lines, f"against #{versus} {other.layout.short()}", *difference(chosen.estimate, other.estimate, chosen.layout, other.layout)]
+
+
+def _ranked(plan: Plan, rank: int, field: str) -> RankedLayout:
+    for entry in plan.ranked:
+        if entry.rank == rank:
+            return entry
+    raise SpecError(Fault(field, rank, f"the plan ranks 1 to {len(plan.ranked)}", "choose one of them"))

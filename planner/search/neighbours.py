@@ -1,0 +1,104 @@
+"""The winner's neighbours: the same layout with one choice changed, legal and priced. What a plan's reasons quote."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.calibration.intervals import oom_probability
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
+from planner.rules import Context, violations
+from planner.search.domains import default_domains
+from planner.search.screen import OOM_LIMIT
+from planner.specs.layout import SCHEDULES, Layout
+from planner.specs.trainers import SINGLE_STAGE_SCHEDULES
+
+DEGREES = ("tp", "cp", "pp", "dp_replicate", "ep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """One change: the field, both values, and what it does. step_ratio: its step time over the layout's own."""
+
+    field: str
+    old: object
+    new: object
+    layout: Layout
+    step_ratio: float
+    device_bytes: float
+    fits: bool
+
+
+def neighbours(pricer: Pricer, layout: Layout) -> list[Neighbour]:
+    """All legal single changes of a layout, priced beside it; degrees double or halve at the expense of dp_shard."""
+    changes = [(f, old, new, variant) for f, old, new, variant in _variants(pricer, layout) if not violations(variant, pricer.model, pricer.cluster, pricer.training)]
+    if not changes:
+        return []
+    batch = LayoutBatch.from_layouts([layout, *(variant for *_, variant in changes)])
+    prices = pricer.price(batch)
+    oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
+    ratio = prices.step_seconds / prices.step_seconds[0]
+    return [
+        Neighbour(field=f, old=old, new=new, layout=variant, step_ratio=float(ratio[i]), device_bytes=float(prices.device_bytes[i]), fits=bool(oom[i] <= OOM_LIMIT))
+        for i, (f, old, new, variant) in enumerate(changes, start=1)
+    ]  # fmt: skip
+
+
+def _variants(pricer: Pricer, layout: Layout) -> Iterator[tuple[str, object, object, Layout]]:
+    for axis in DEGREES:
+        yield from _degree_changes(layout, axis)
+    for factor in (0.5, 2.0):
+        size = int(layout.micro_batch_size * factor)
+        if size >= 1 and size != layout.micro_batch_size:
+            yield "micro_batch_size", layout.micro_batch_size, size, layout.model_copy(update={"micro_batch_size": size})
+    domains = default_domains(Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training))
+    for name in ("ac", "precision", "zero_stage", "compile", "async_tp", "cp_method", "cpu_offload", "float8_all_gather"):
+        old = getattr(layout, name)
+        for new in domains[name].values:
+            if new != old:
+                update: dict[str, object] = {name: new}
+                if name == "precision" and new != "float8-tensorwise":
+                    update["float8_all_gather"] = False
+                yield name, old, new, layout.model_copy(update=update)
+    if layout.pp > 1:
+        yield from _schedule_changes(layout)
+
+
+def _degree_changes(layout: Layout, axis: str) -> Iterator[tuple[str, object, object, Layout]]:
+    old = getattr(layout, axis)
+    for new in (old // 2, old * 2):
+        if new < 1 or new == old:
+            continue
+        update: dict[str, object] = {axis: new}
+        if axis != "ep":
+            ranks = layout.dp_shard * old
+            if ranks % new:
+                continue
+            update["dp_shard"] = ranks // new
+        if axis == "tp":
+            update["sequence_parallel"] = layout.sequence_parallel or (old == 1 and new > 1)
+            update["async_tp"] = layout.async_tp and new > 1
+            update["etp"] = new if layout.etp == old and old > 1 else layout.etp
+        if axis == "pp" and new == 1:
+            update |= {"virtual_stages": 1, "pp_schedule": "1F1B"}
+        yield axis, old, new, layout.model_copy(update=update)
+
+
+def _schedule_changes(layout: Layout) -> Iterator[tuple[str, object, object, Layout]]:
+    for name in SCHEDULES:
+        if name != layout.pp_schedule:
+            virtual = 1 if name in SINGLE_STAGE_SCHEDULES else max(2, layout.virtual_stages)
+            yield "pp_schedule", layout.pp_schedule, name, layout.model_copy(update={"pp_schedule": name, "virtual_stages": virtual})
+
+
+def fastest(found: list[Neighbour], name: str) -> Neighbour | None:
+    """The fastest fitting neighbour in this field, if there is one."""
+    here = [n for n in found if n.field == name and n.fits]
+    return min(here, key=lambda n: n.step_ratio) if here else None
+
+
+def span(found: list[Neighbour]) -> float:
+    """Largest gain that a single fitting change would bring, as a share of the step (negative: none is faster)."""
+    ratios = np.array([n.step_ratio for n in found if n.fits])
+    return float(1.0 - ratios.min()) if len(ratios) else 0.0

@@ -1,0 +1,132 @@
+"""Properties that hold for every price: sums, monotonicity, bounds, and one formula for one row and for many."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planner.columns import LayoutBatch
+from planner.cost.price import PARTS, Pricer
+from planner.specs.cluster import ClusterSpec
+from planner.specs.layout import Layout
+from planner.specs.model import ModelSpec
+from planner.specs.trainers import resolve_layout
+from planner.specs.training import TrainingSpec
+
+NUM_GPUS = 128
+MODELS = {name: ModelSpec.from_user(name) for name in ("llama3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma2-9b")}
+SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def pricer(model: str = "llama3-8b", **cluster: object) -> Pricer:
+    spec = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS, **cluster})
+    return Pricer.build(MODELS[model], spec, TrainingSpec.from_user({"seq_len": 4096, "global_batch_size": 256}))
+
+
+@st.composite
+def layouts(draw: st.DrawFn, model: str = "llama3-8b") -> Layout:
+    tp, pp, cp = draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
+    replicas = draw(st.sampled_from([1, 2]))
+    schedule, virtual = draw(st.sampled_from([("1F1B", 1), ("GPipe", 1), ("Interleaved1F1B", 2), ("ZBVZeroBubble", 2)])) if pp > 1 else ("1F1B", 1)
+    compiled = draw(st.booleans())
+    values: dict[str, object] = {
+        "tp": tp, "pp": pp, "cp": cp, "dp_replicate": replicas, "dp_shard": NUM_GPUS // (tp * pp * cp * replicas), "pp_schedule": schedule,
+        "virtual_stages": virtual, "micro_batch_size": draw(st.sampled_from([1, 2, 4])), "compile": compiled,
+        "ac": draw(st.sampled_from(["none", "full", "selective-op", "selective-layer-2", "memory-budget-0.5"])),
+        "precision": draw(st.sampled_from(["bf16", "float8-tensorwise", "float8-rowwise"])), "zero_stage": draw(st.sampled_from([2, 3])),
+        "cp_method": draw(st.sampled_from(["allgather", "alltoall"])), "async_tp": compiled and tp > 1 and draw(st.booleans()),
+    }  # fmt: skip
+    if MODELS[model].is_moe:
+        values["ep"] = draw(st.sampled_from([1, 2]))
+    return resolve_layout(values, trainer="torchtitan", num_gpus=NUM_GPUS)
+
+
+def price(p: Pricer, *rows: Layout):
+    return p.price(LayoutBatch.from_layouts(rows))
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+@SETTINGS
+@given(data=st.data())
+def test_parts_sum_to_the_whole(model: str, data: st.DataObject) -> None:
+    prices = price(pricer(model), data.draw(layouts(model)))
+    assert set(prices.parts) == set(PARTS)
+    assert sum(prices.parts.values()) == pytest.approx(prices.step_seconds, rel=1e-9)
+    assert all((part >= -1e-12).all() for part in prices.parts.values())
+    m = prices.memory
+    parts = (m.parameters, m.gradients, m.optimizer, m.activations, m.logits, m.buffers, m.workspace)
+    assert np.sum(parts, axis=0) == pytest.approx(m.allocated, rel=1e-9)
+    assert prices.peak_allocated_bytes <= prices.peak_reserved_bytes <= prices.device_bytes
+
+
+@SETTINGS
+@given(rows=st.lists(layouts(), min_size=2, max_size=6))
+def test_a_row_of_a_batch_is_the_single_price(rows: list[Layout]) -> None:
+    together = price(pricer(), *rows)
+    for index, row in enumerate(rows):
+        alone = price(pricer(), row)
+        assert together.step_seconds[index] == pytest.approx(alone.step_seconds[0], rel=1e-12)
+        assert together.device_bytes[index] == pytest.approx(alone.device_bytes[0], rel=1e-12)
+
+
+@SETTINGS
+@given(row=layouts())
+def test_the_floor_is_below_the_price(row: Layout) -> None:
+    p = pricer()
+    assert p.step_floor_seconds(LayoutBatch.from_layouts([row]))[0] <= price(p, row).step_seconds[0] * (1 + 1e-12)
+
+
+@SETTINGS
+@given(row=layouts(), faster=st.floats(1.0, 8.0))
+def test_more_bandwidth_is_never_slower(row: Layout, faster: float) -> None:
+    def cluster(scale: float) -> Pricer:
+        levels = [{"name": "in", "gpus": 8, "bandwidth": 450e9 * scale, "latency": 1e-6}, {"name": "out", "bandwidth": 50e9 * scale, "latency": 3e-6}]
+        return pricer(fabric=levels)
+
+    assert price(cluster(faster), row).step_seconds[0] <= price(cluster(1.0), row).step_seconds[0] * (1 + 1e-12)
+
+
+@SETTINGS
+@given(row=layouts())
+def test_memory_never_falls_when_the_microbatch_grows(row: Layout) -> None:
+    p = pricer()
+    small = price(p, row.model_copy(update={"micro_batch_size": 1})).memory.activations
+    large = price(p, row.model_copy(update={"micro_batch_size": 2, "pp_schedule": row.pp_schedule})).memory.activations
+    if row.pp == 1:
+        assert large.max() >= small.max()
+
+
+def test_degrees_of_one_cost_no_communication() -> None:
+    p = Pricer.build(MODELS["llama3-8b"], ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 1}), TrainingSpec.from_user({"seq_len": 2048, "global_batch_size": 4}))
+    prices = price(p, resolve_layout({}, trainer="torchtitan", num_gpus=1))
+    assert all(prices.parts[axis][0] == 0.0 for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp", "bubble"))
+
+
+@SETTINGS
+@given(row=layouts())
+def test_compile_and_async_tp_are_never_slower_and_offload_never_faster(row: Layout) -> None:
+    p = pricer()
+    base = row.model_copy(update={"compile": True, "async_tp": False, "ac": "full"})
+    seconds = price(p, base, base.model_copy(update={"compile": False}), base.model_copy(update={"async_tp": base.tp > 1}), base.model_copy(update={"cpu_offload": True})).step_seconds
+    assert seconds[0] <= seconds[1] * (1 + 1e-9)
+    assert seconds[2] <= seconds[0] * (1 + 1e-9)
+    assert seconds[3] >= seconds[0] * (1 - 1e-9)
+
+
+@SETTINGS
+@given(row=layouts())
+def test_checkpointing_trades_memory_for_time(row: Layout) -> None:
+    p = pricer()
+    kinds = ("none", "selective-layer-2", "full")
+    none, half, full = (price(p, row.model_copy(update={"ac": kind})) for kind in kinds)
+    assert none.step_seconds <= half.step_seconds * (1 + 1e-9) <= full.step_seconds * (1 + 1e-8)
+    assert none.memory.activations.max() >= full.memory.activations.max() * (1 - 1e-9)
+
+
+def test_a_faster_gpu_is_faster() -> None:
+    row = resolve_layout({"dp_shard": NUM_GPUS}, trainer="torchtitan", num_gpus=NUM_GPUS)
+    p = pricer()
+    quicker = dataclasses.replace(p.profile, compute=p.profile.compute * 1.1)
+    assert price(Pricer.build(p.model, p.cluster, p.training, quicker), row).step_seconds < price(p, row).step_seconds
