@@ -93,14 +93,15 @@ class Program:
 
     Level l holds at most one action of each rank, each depending on earlier levels only. S stages, K = 4 S kinds of work.
     work_LR: row kind * S + stage into a table of K + 1 rows; the last row is "idle".
-    input_LR: row into the end times, (level + 1) * R + rank, of the action whose output is needed; the last row is "nothing".
-    send_LR: stage whose hop the input crosses, S where it crosses none.  slot_A: level * R + rank of each action.
+    reach_LR: how many slots (level * R + rank) before this one stands the action whose output is needed; 0 where none is.
+    send_LR: stage whose hop the input crosses, S where it crosses none.
+    actions, slot_A: every action and its slot; empty in a program that `stretched` made.
     """
 
     actions: tuple[Action, ...]
     num_stages: int
     work_LR: Rows
-    input_LR: Rows
+    reach_LR: Rows
     send_LR: Rows
     slot_A: Rows
     count_RK: Floats
@@ -124,9 +125,7 @@ def compile_order(order: Order) -> Program:
         actions=actions,
         num_stages=num_stages,
         work_LR=work_LR,
-        input_LR=_scatter(
-            slot_A, np.where(input_A >= 0, slot_A[input_A] + ranks, (levels + 1) * ranks), levels, ranks, empty=(levels + 1) * ranks
-        ),
+        reach_LR=_scatter(slot_A, np.where(input_A >= 0, slot_A - slot_A[input_A], 0), levels, ranks, empty=0),
         send_LR=_scatter(slot_A, np.where(crosses, hop_A, num_stages), levels, ranks, empty=num_stages),
         slot_A=slot_A,
         count_RK=np.stack([np.bincount(work_LR[:, r], minlength=work_rows + 1)[:-1] for r in range(ranks)]).astype(np.float64),
@@ -236,10 +235,12 @@ def _end_seconds(program: Program, duration_LRC: Floats, send_CS: Floats) -> Flo
     ends = np.empty(((levels + 1) * ranks + 1, candidates))
     ends[:ranks], ends[-1] = 0.0, -np.inf
     send_LRC = np.concatenate([send_CS.T, np.zeros((1, candidates))])[program.send_LR]
+    own_LR = np.arange(ranks, (levels + 1) * ranks).reshape(levels, ranks)
+    input_LR = np.where(program.reach_LR > 0, own_LR - program.reach_LR, len(ends) - 1)
     arrived = np.empty((ranks, candidates))
     before = ends[:ranks]
     for level in range(levels):
-        np.take(ends, program.input_LR[level], axis=0, out=arrived, mode="clip")
+        np.take(ends, input_LR[level], axis=0, out=arrived, mode="clip")
         np.add(arrived, send_LRC[level], out=arrived)
         np.maximum(arrived, before, out=arrived)
         before = ends[(level + 1) * ranks : (level + 2) * ranks]
@@ -287,9 +288,10 @@ def simulate(
     Long steps are replayed with fewer microbatches m2 < m and continued along a line, because the middle of the order repeats:
         x(m) = x(m2) + (m - m2) dx/dm,  dx/dm from m1 < m2, m2 - m1 whole repetitions.
     m, m2 and m1 stand at the same place of the repetition (a circle of waits between ranks may take pp microbatches to close).
-    Exact once the bottleneck has settled, as it has at once for equal stages with sends shorter than the work they hide behind. Where another rank will take over as the bottleneck
-    later (its own pace, busy or waiting on a neighbour, is slower than the slope), the answer is the middle of both lines, and a gap of more than
-    EXTRAPOLATION_TOLERANCE is settled by replaying more. times: keep each action's times; nothing is extrapolated then.
+    Exact once the bottleneck has settled, as it has at once for equal stages with sends shorter than the work they hide behind.
+    Where another rank will become the bottleneck later (its own pace, busy or waiting on a neighbour, is slower than the slope),
+    the answer is the middle of both lines, and a gap of more than EXTRAPOLATION_TOLERANCE is settled by replaying more.
+    times: keep each action's times; nothing is extrapolated then.
     """
     shape = (schedule, pp, virtual_stages)
     per_microbatch = pp * virtual_stages * (3 if schedule.splits_backward else 2)
@@ -298,12 +300,61 @@ def simulate(
     few = max(4 * pp, DIRECT_ACTIONS // 2 // per_microbatch)
     while not times and few + stride <= num_microbatches and per_microbatch * num_microbatches > DIRECT_ACTIONS:
         upper = num_microbatches - (num_microbatches - few) // stride * stride
-        short, long = (replay(program(*shape, count), costs, num_microbatches=count) for count in (upper - stride, upper))
+        short, long = (replay(_steady(*shape, count, stride), costs, num_microbatches=count) for count in (upper - stride, upper))
         answer, gap = _continued(short, long, num_microbatches)
         if gap <= EXTRAPOLATION_TOLERANCE:
             return answer
         few *= 4
-    return replay(program(*shape, num_microbatches), costs, num_microbatches=num_microbatches, times=times)
+    chosen = program(*shape, num_microbatches) if times else _steady(*shape, num_microbatches, stride)
+    return replay(chosen, costs, num_microbatches=num_microbatches, times=times)
+
+
+def _steady(schedule: Schedule, pp: int, virtual_stages: int, num_microbatches: int, stride: int) -> Program:
+    """The program for replays without times: compiled from the order, or a shorter one stretched where that saves the compiling."""
+    actions = pp * virtual_stages * (3 if schedule.splits_backward else 2) * num_microbatches
+    least = 4 * pp + stride
+    if actions > DIRECT_ACTIONS and num_microbatches > least + stride:
+        copies = (num_microbatches - least) // stride
+        base = num_microbatches - copies * stride
+        short, long = (program(schedule, pp, virtual_stages, count) for count in (base - stride, base))
+        result = stretched(short, long, copies)
+        if result is not None:
+            return result
+    return program(schedule, pp, virtual_stages, num_microbatches)
+
+
+def stretched(short: Program, long: Program, copies: int) -> Program | None:
+    """`long` with its steady block repeated `copies` times more; None where the two do not show one block that repeats.
+
+    long must be short with one block of levels inserted, and that block must equal the one before it. Slots reach their inputs
+    by distance, so a repeated block finds its inputs in the block before.
+    """
+    grids = [(a, b) for a, b in ((short.work_LR, long.work_LR), (short.reach_LR, long.reach_LR), (short.send_LR, long.send_LR))]
+    levels = len(short.work_LR)
+    block = len(long.work_LR) - levels
+    same_L = np.all([(a == b[:levels]).all(axis=1) for a, b in grids], axis=0)
+    head = levels if same_L.all() else int(np.argmin(same_L))
+    repeats = (
+        block > 0
+        and head >= block
+        and all(
+            np.array_equal(a[head:], b[head + block :]) and np.array_equal(b[head - block : head], b[head : head + block]) for a, b in grids
+        )
+    )
+    if not repeats:
+        return None
+    work_LR, reach_LR, send_LR = (
+        np.concatenate([b[: head + block], np.tile(b[head : head + block], (copies, 1)), b[head + block :]]) for _, b in grids
+    )
+    return Program(
+        actions=(),
+        num_stages=long.num_stages,
+        work_LR=work_LR,
+        reach_LR=reach_LR,
+        send_LR=send_LR,
+        slot_A=np.empty(0, dtype=np.int64),
+        count_RK=long.count_RK + copies * (long.count_RK - short.count_RK),
+    )
 
 
 def _continued(short: Simulation, long: Simulation, num_microbatches: int) -> tuple[Simulation, float]:

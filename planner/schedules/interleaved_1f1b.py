@@ -54,7 +54,8 @@ class Interleaved1F1B(Schedule):
         The double warm-up hides the sends of the steady phase (Narayanan et al. 2021). Exact for equal stages.
         """
         tight = microbatches_per_round(pp, num_microbatches) <= pp
-        return np.asarray(2.0 * (np.where(tight, pp * virtual_stages, pp) - 1), dtype=np.float64)
+        hops = 2.0 * (np.where(tight, pp * virtual_stages, pp) - 1)
+        return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)
 
     def repeats_after(self, pp: int, virtual_stages: int, num_microbatches: int) -> int:
         """One round."""

@@ -55,4 +55,5 @@ class LoopedBFS(Schedule):
     def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
         """2 (p - 1) fill and drain; 2 (p v - 1) up to p microbatches, where the next stage waits for the first's return. Exact."""
         tight = np.asarray(num_microbatches) <= pp
-        return np.asarray(2.0 * (np.where(tight, pp * virtual_stages, pp) - 1), dtype=np.float64)
+        hops = 2.0 * (np.where(tight, pp * virtual_stages, pp) - 1)
+        return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)

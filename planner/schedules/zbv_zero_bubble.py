@@ -51,8 +51,8 @@ class ZBVZeroBubble(Schedule):
 
         Ranks end together, so the stagger of their starts remains, (p - 1) f / 2 where f = i = w: "zero" only without a common end.
         With fewer: 2 max(0, p - m) f + 2 (p - 1) i - 2 max(0, m - p) w,  (2p - 1 - m)(f + i) and the fourth, shortened.
-        Exact for equal stages, w <= f <= i and m >= 2p - 1; below, the step is up to a tenth short. Source: Qi et al. 2023, section 6; chains
-        read off simulations.
+        Exact for equal stages, w <= f <= i and m >= 2p - 1; below, the step is up to a tenth short.
+        Source: Qi et al. 2023, section 6; chains read off simulations.
         """
         f, i, w, m = forward_seconds, input_grad_seconds, weight_grad_seconds, num_microbatches
         others, short = pp - 1, np.maximum(0, 2 * pp - 1 - m)

@@ -1,0 +1,224 @@
+"""Orders, rules and closed forms of the pipeline schedules; torch's own orders are compared in test_schedules_torch.py."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from planner.cost.simulate import Simulation, StageCosts, program, replay
+from planner.errors import UnknownNameError
+from planner.schedules import SCHEDULES, Action, Schedule, check_legal, from_csv, parse_action, schedule, to_csv
+from planner.specs.layout import SCHEDULES as NAMES
+from planner.specs.trainers import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
+
+SIZES = list(itertools.product((1, 2, 3, 4, 8), (1, 2, 3, 4), (1, 2, 3, 4, 6, 7, 8, 12, 16, 24)))
+ALL = pytest.mark.parametrize("entry", SCHEDULES.values(), ids=list(SCHEDULES))
+
+
+def uniform(entry: Schedule, pp: int, v: int, m: int, *, seconds: np.ndarray, send: float = 0.0, share: float = 0.0) -> Simulation:
+    """Equal stages: seconds (C, 3) of one microbatch over all stages of a rank; one unit of activations per rank."""
+    ones = np.ones((len(seconds), pp * v))
+    forward, input_grad, weight_grad = (ones * column[:, None] / v for column in seconds.T)
+    costs = StageCosts(
+        forward_seconds_CS=forward,
+        input_grad_seconds_CS=input_grad,
+        weight_grad_seconds_CS=weight_grad,
+        send_seconds_CS=ones * send,
+        saved_bytes_CS=ones / v,
+        weight_grad_bytes_CS=ones * share / v,
+    )
+    return replay(program(entry, pp, v, m), costs, num_microbatches=m)
+
+
+def step_and_bubble(entry: Schedule, pp: int, v: int, m: int, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    step = uniform(entry, pp, v, m, seconds=seconds).step_seconds_C(entry.synchronous_end)
+    return step, step - m * seconds.sum(axis=1)
+
+
+def legal_sizes(entry: Schedule) -> list[tuple[int, int, int]]:
+    return [size for size in SIZES if entry.violation(*size) is None]
+
+
+def test_registry_holds_the_contracts_names_in_order() -> None:
+    assert tuple(SCHEDULES) == NAMES
+    assert {name for name, entry in SCHEDULES.items() if entry.single_stage} == SINGLE_STAGE_SCHEDULES
+    assert {name for name, entry in SCHEDULES.items() if entry.v_shaped} == V_SCHEDULES
+    assert schedule("1F1B").name == "1F1B"
+    with pytest.raises(UnknownNameError, match="Interleaved1F1B"):
+        schedule("Interleaved1F1")
+
+
+def test_orders_one_can_check_by_eye() -> None:
+    assert to_csv(SCHEDULES["1F1B"].actions(2, 1, 3)) == "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
+    assert to_csv(SCHEDULES["GPipe"].actions(2, 1, 2)) == "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
+    assert to_csv(SCHEDULES["LoopedBFS"].actions(1, 2, 2)) == "0F0,0F1,1F0,1F1,1B1,1B0,0B1,0B0\n"
+    assert to_csv(SCHEDULES["ZB-1p"].actions(2, 1, 3)) == "0F0,0F1,0I0,0W0,0F2,0I1,0W1,0I2,0W2\n1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1W2\n"
+
+
+def test_interleaved_order_of_the_paper() -> None:
+    """Narayanan et al. 2021, figure 4, 4 ranks, 2 stages each, 8 microbatches: rank 0 forwards 1-4, 1-4, 5-8 ... in that figure."""
+    first = SCHEDULES["Interleaved1F1B"].actions(4, 2, 8)[0]
+    assert [str(action) for action in first[:12]] == ["0F0", "0F1", "0F2", "0F3", "4F0", "4F1", "4F2", "4F3", "0F4", "0F5", "0F6", "4B0"]
+
+
+@ALL
+def test_every_order_is_legal_on_the_ranks_it_claims(entry: Schedule) -> None:
+    for pp, v, m in legal_sizes(entry):
+        orders = entry.actions(pp, v, m)
+        check_legal(orders, pp * v, m)
+        for rank, order in enumerate(orders):
+            assert {int(entry.stage_rank(action.stage, pp, v)) for action in order} == {rank}
+            assert ({action.kind for action in order} & {"I", "W"} != set()) <= entry.splits_backward
+
+
+@ALL
+def test_csv_round_trip(entry: Schedule) -> None:
+    for pp, v, m in legal_sizes(entry)[:20]:
+        orders = entry.actions(pp, v, m)
+        assert from_csv(to_csv(orders)) == orders
+
+
+@pytest.mark.parametrize("text", ["", "F0", "2F", "2X0", "2SEND_F0", "-1F0", "(1F0;2B0)OVERLAP_F_B"])
+def test_parse_refuses_what_is_no_compute(text: str) -> None:
+    with pytest.raises(ValueError, match="such as 2F0"):
+        parse_action(text)
+
+
+def test_csv_skips_torchs_idle_cells() -> None:
+    assert from_csv("0F0,,0B0\n") == ((Action(0, "F", 0), Action(0, "B", 0)),)
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "v", "m", "words"),
+    [
+        ("1F1B", 4, 1, 3, "3 < pp=4"),
+        ("1F1B", 4, 2, 8, "one stage per rank, not 2"),
+        ("Interleaved1F1B", 4, 1, 8, "at least 2 stages per rank"),
+        ("Interleaved1F1B", 4, 2, 11, "11 is no multiple of 11 // pp=4"),
+        ("InterleavedZeroBubble", 4, 2, 9, "9 is no multiple"),
+        ("LoopedBFS", 4, 1, 8, "at least 2 stages"),
+        ("ZBVZeroBubble", 4, 3, 8, "exactly 2 stages"),
+        ("DualPipeV", 4, 2, 7, "7 < 2 x pp=4"),
+        ("ZB-1p", 4, 2, 8, "one stage per rank"),
+        ("ZB-2p", 4, 2, 8, "one stage per rank"),
+        ("GPipe", 4, 2, 8, "one stage per rank"),
+    ],
+)
+def test_rules_speak(name: str, pp: int, v: int, m: int, words: str) -> None:
+    message = SCHEDULES[name].violation(pp, v, m)
+    assert message is not None
+    assert words in message
+    assert "; " in message
+
+
+def test_what_torch_accepts_beyond_multiples_of_pp() -> None:
+    assert SCHEDULES["Interleaved1F1B"].violation(4, 2, 10) is None
+    assert SCHEDULES["Interleaved1F1B"].violation(4, 2, 3) is None
+    assert SCHEDULES["GPipe"].violation(8, 1, 1) is None
+    assert SCHEDULES["ZBVZeroBubble"].violation(8, 2, 1) is None
+
+
+def test_megatron_has_its_own_rules() -> None:
+    assert SCHEDULES["Interleaved1F1B"].violation(4, 2, 10, "megatron") is not None
+    assert SCHEDULES["Interleaved1F1B"].violation(4, 2, 12, "megatron") is None
+    assert SCHEDULES["1F1B"].violation(4, 1, 3, "megatron") is None
+
+
+@ALL
+def test_legal_column_is_the_scalar_rule(entry: Schedule) -> None:
+    pp, v, m = (np.array(column) for column in zip(*SIZES, strict=True))
+    assert entry.legal(pp, v, m).tolist() == [entry.violation(*size) is None for size in SIZES]
+
+
+@ALL
+def test_bubble_closed_form_is_the_simulation_where_backwards_are_longer(entry: Schedule) -> None:
+    """w <= f <= i, the usual case: equal to rounding. ZBV below 2p - 1 microbatches may be short by 1 % of the step."""
+    draw = np.random.default_rng(0)
+    seconds = np.concatenate([np.ones((1, 3)), np.stack([np.ones(60), draw.uniform(1, 3, 60), draw.uniform(0.3, 1, 60)], axis=1)])
+    for pp, v, m in legal_sizes(entry):
+        step, simulated = step_and_bubble(entry, pp, v, m, seconds)
+        closed = entry.bubble_seconds(pp, v, m, *seconds.T)
+        error = (closed - simulated) / step
+        few = entry.name == "ZBVZeroBubble" and m < 2 * pp - 1
+        assert error.max() <= 1e-9, (pp, v, m)
+        assert error.min() >= (-0.01 if few else -1e-9), (pp, v, m)
+
+
+@ALL
+def test_bubble_closed_form_stays_close_everywhere_else(entry: Schedule) -> None:
+    """Any f, i, w within a factor of two of each other: within 4 % of the step (ZBV below 2p - 1 microbatches: 10 %)."""
+    seconds = np.random.default_rng(1).uniform(0.7, 1.4, (80, 3))
+    for pp, v, m in legal_sizes(entry):
+        step, simulated = step_and_bubble(entry, pp, v, m, seconds)
+        error = np.abs(entry.bubble_seconds(pp, v, m, *seconds.T) - simulated) / step
+        few = entry.name == "ZBVZeroBubble" and m < 2 * pp - 1
+        assert error.max() <= (0.1 if few else 0.04), (pp, v, m, error.max())
+
+
+@ALL
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_in_flight_and_weight_grad_held_are_the_simulated_peak(entry: Schedule, share: float) -> None:
+    for pp, v, m in legal_sizes(entry):
+        peak = uniform(entry, pp, v, m, seconds=np.ones((1, 3)), share=share).peak_saved_bytes_CR[0]
+        ranks = np.arange(pp)
+        closed = entry.in_flight(ranks, pp, v, m) + share * entry.weight_grad_held(ranks, pp, v, m)
+        np.testing.assert_allclose(closed, peak, rtol=1e-12, err_msg=str((pp, v, m)))
+
+
+def test_memory_of_the_zero_bubble_paper() -> None:
+    """Qi et al. 2023, table 1: ZB-H1 holds p, ZB-H2 at most 2p - 1 microbatches, counted until their W, on every rank."""
+    ranks = np.arange(8)
+    for name, limit in (("ZB-1p", 8), ("ZB-2p", 15)):
+        held = SCHEDULES[name].in_flight(ranks, 8, 1, 32) + SCHEDULES[name].weight_grad_held(ranks, 8, 1, 32)
+        assert held.tolist() == [limit] * 8
+
+
+def test_bubbles_order_as_in_the_papers() -> None:
+    one = np.array([[1.0, 1.1, 0.9]])
+    bubble = {name: float(step_and_bubble(entry, 4, 1 if entry.single_stage else 2, 16, one)[1][0]) for name, entry in SCHEDULES.items()}
+    assert bubble["1F1B"] == pytest.approx(bubble["GPipe"])
+    assert bubble["1F1B"] > bubble["ZB-1p"] > bubble["ZB-2p"] >= 0
+    assert bubble["1F1B"] > bubble["Interleaved1F1B"] > bubble["InterleavedZeroBubble"] > 0
+    assert bubble["ZBVZeroBubble"] < bubble["ZB-1p"]
+    assert bubble["ZB-2p"] == pytest.approx(3 * (1.0 + 1.1 - 1.8))
+
+
+@ALL
+def test_sends_on_critical_path_is_the_slope_of_the_step(entry: Schedule) -> None:
+    """Recompute-like costs (f 1, i 2.2, w 0.9), steady sizes, short sends: never off by more than 2 hops."""
+    seconds, send = np.array([[1.0, 2.2, 0.9]]), 1e-6
+    for pp, v, rounds in itertools.product((1, 2, 4, 8), (1, 2, 4), (2, 3, 6)):
+        m = pp * rounds
+        if entry.violation(pp, v, m):
+            continue
+        steps = [uniform(entry, pp, v, m, seconds=seconds, send=s).step_seconds_C(entry.synchronous_end)[0] for s in (0.0, send)]
+        assert entry.sends_on_critical_path(pp, v, m) == pytest.approx((steps[1] - steps[0]) / send, abs=2.01), (pp, v, m)
+
+
+@ALL
+def test_closed_forms_take_columns(entry: Schedule) -> None:
+    sizes = legal_sizes(entry)
+    pp, v, m = (np.array(column) for column in zip(*sizes, strict=True))
+    seconds = np.random.default_rng(2).uniform(0.5, 2.0, (3, len(sizes)))
+    bubbles, hops = entry.bubble_seconds(pp, v, m, *seconds), entry.sends_on_critical_path(pp, v, m)
+    flights = entry.in_flight(np.zeros_like(pp), pp, v, m)
+    for row, size in enumerate(sizes):
+        assert bubbles[row] == entry.bubble_seconds(*size, *seconds[:, row])
+        assert hops[row] == entry.sends_on_critical_path(*size)
+        assert flights[row] == entry.in_flight(0, *size)
+
+
+def test_illegal_orders_are_named() -> None:
+    good = SCHEDULES["1F1B"].actions(2, 1, 2)
+    faults = {
+        "appears 2 times": (good[0] + good[0][:1], good[1]),
+        "runs F;": (good[0][:-1], good[1]),
+        "before its F": (tuple(reversed(good[0])), good[1]),
+        "there are 2 stages": (good[0] + (Action(5, "F", 0),), good[1]),
+        "on rank 0 and on rank 1": (good[0], good[1] + (Action(0, "F", 0),)),
+        "beyond 2": (good[0] + (Action(0, "F", 2), Action(0, "B", 2)), good[1]),
+        "deadlock: rank 0": (from_csv("0F0,0B0,0F1,0B1\n")[0], from_csv("1F0,1F1,1B0,1B1\n")[0]),
+    }
+    for words, orders in faults.items():
+        with pytest.raises(ValueError, match=words):
+            check_legal(orders, 2, 2)

@@ -1,0 +1,115 @@
+"""Our orders against torch.distributed.pipelining's own, action by action; what torch refuses, our rules refuse."""
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from planner.schedules import SCHEDULES, Order, from_csv, to_csv
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+MULTI = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+SIZES = list(itertools.product((1, 2, 3, 4, 7), (1, 2, 3), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 21)))
+
+
+def stage(index: int, num_stages: int, pp: int) -> Any:
+    return SimpleNamespace(
+        stage_index=index,
+        num_stages=num_stages,
+        group_size=pp,
+        group_rank=0,
+        submod=None,
+        is_first=index == 0,
+        is_last=index == num_stages - 1,
+    )
+
+
+def torch_order(name: str, pp: int, virtual_stages: int, num_microbatches: int) -> tuple[tuple[str, ...], ...]:
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    stages = [stage(local * pp, pp * virtual_stages, pp) for local in range(virtual_stages)]
+    built = get_schedule_class(name)(stages, num_microbatches, loss_fn=lambda *_: None)
+    return tuple(tuple(leaves(built.pipeline_order[rank])) for rank in range(pp))
+
+
+def leaves(actions: Any) -> list[str]:
+    found: list[str] = []
+    for action in actions:
+        if action is not None:
+            found += [str(leaf) for leaf in (action.sub_actions or (action,))]
+    return found
+
+
+def as_text(order: Order) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(str(action) for action in rank) for rank in order)
+
+
+@pytest.mark.parametrize("name", MULTI)
+def test_multi_stage_orders_are_torchs(name: str) -> None:
+    ours, compared = SCHEDULES[name], 0
+    for pp, v, m in SIZES:
+        if v == 1:
+            continue  # torch builds it, TorchTitan refuses it
+        if ours.violation(pp, v, m):
+            with pytest.raises((ValueError, AssertionError)):
+                torch_order(name, pp, v, m)
+            continue
+        assert as_text(ours.actions(pp, v, m)) == torch_order(name, pp, v, m), (pp, v, m)
+        compared += 1
+    assert compared > 30
+
+
+class RecordingStage:
+    """Stands in for a PipelineStage: records the compute that torch's single-stage schedules ask for."""
+
+    def __init__(self, index: int, pp: int) -> None:
+        self.stage_index, self.num_stages, self.group_size, self.group_rank = index, pp, pp, index
+        self.is_first, self.is_last, self.has_backward, self.submod = index == 0, index == pp - 1, True, None
+        self.seen: list[str] = []
+
+    def forward_one_chunk(self, microbatch: int, *_: Any, **__: Any) -> None:
+        self.seen.append(f"{self.stage_index}F{microbatch}")
+
+    def backward_one_chunk(self, microbatch: int, **_: Any) -> None:
+        self.seen.append(f"{self.stage_index}B{microbatch}")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: []
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B"])
+def test_single_stage_orders_are_what_torch_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    kind = get_schedule_class(name)
+    monkeypatch.setattr(kind, "_initialize_stage", lambda *_, **__: None)
+    monkeypatch.setattr(kind, "_maybe_compute_loss", lambda *_, **__: None)
+    monkeypatch.setattr(kind, "_maybe_get_loss", lambda *_, **__: None)
+    monkeypatch.setattr(kind, "_update_losses", lambda *_, **__: None)
+    for pp, m in itertools.product((1, 2, 4, 5), (1, 2, 4, 7)):
+        stages = [RecordingStage(rank, pp) for rank in range(pp)]
+        if SCHEDULES[name].violation(pp, 1, m):
+            with pytest.raises(ValueError, match="must be greater than"):
+                kind(stages[0], m, loss_fn=lambda *_: None)
+            continue
+        for recorded in stages:
+            kind(recorded, m, loss_fn=lambda *_: None)._step_microbatches()
+        assert as_text(SCHEDULES[name].actions(pp, 1, m)) == tuple(tuple(recorded.seen) for recorded in stages)
+
+
+@pytest.mark.parametrize("name", MULTI)
+def test_torch_loads_our_csv(name: str, tmp_path: Any) -> None:
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    pp, v, m = 4, 2, 8
+    order = SCHEDULES[name].actions(pp, v, m)
+    path = tmp_path / "schedule.csv"
+    path.write_text(to_csv(order))
+    runtime = _PipelineScheduleRuntime([stage(local * pp, pp * v, pp) for local in range(v)], m, loss_fn=lambda *_: None)
+    runtime._load_csv(str(path), format="compute_only")
+    assert tuple(tuple(leaves(runtime.pipeline_order[rank])) for rank in range(pp)) == as_text(order)
+    assert runtime.stage_index_to_group_rank == {s: int(SCHEDULES[name].stage_rank(s, pp, v)) for s in range(pp * v)}
+    assert from_csv(path.read_text()) == order

@@ -1,0 +1,207 @@
+"""The timeline simulator: small cases by hand, memory, extrapolation of long steps, and the trace."""
+
+import itertools
+import json
+import time
+
+import numpy as np
+import pytest
+
+from planner.cost.simulate import DIRECT_ACTIONS, Simulation, StageCosts, compile_order, program, replay, simulate, stretched
+from planner.export.trace import chrome_trace
+from planner.schedules import SCHEDULES, from_csv
+
+
+def costs(
+    forward: list[list[float]],
+    *,
+    backward: float = 2.0,
+    send: float = 0.0,
+    saved: float = 1.0,
+    weight_grad_bytes: float | None = None,
+    transient: tuple[float, float] | None = None,
+) -> StageCosts:
+    """Rows of forward seconds per stage; input and weight gradients half of `backward` times that each."""
+    forward_CS = np.array(forward)
+    ones = np.ones_like(forward_CS)
+    return StageCosts(
+        forward_seconds_CS=forward_CS,
+        input_grad_seconds_CS=forward_CS * backward / 2,
+        weight_grad_seconds_CS=forward_CS * backward / 2,
+        send_seconds_CS=ones * send,
+        saved_bytes_CS=ones * saved,
+        weight_grad_bytes_CS=None if weight_grad_bytes is None else ones * weight_grad_bytes,
+        forward_transient_bytes_CS=None if transient is None else ones * transient[0],
+        backward_transient_bytes_CS=None if transient is None else ones * transient[1],
+    )
+
+
+def uneven(num_stages: int, candidates: int, seed: int, *, spread: float = 0.1, send: float = 0.05) -> StageCosts:
+    """Stages that differ by up to exp(spread), a heavier last stage, sends of up to `send` of a forward."""
+    draw = np.random.default_rng(seed)
+    shape = (candidates, num_stages)
+    base = np.exp(draw.uniform(-spread, spread, shape))
+    base[:, -1] *= draw.uniform(1, 1 + 2 * spread, candidates)
+    return StageCosts(
+        forward_seconds_CS=base,
+        input_grad_seconds_CS=base * draw.uniform(1, 2, (candidates, 1)),
+        weight_grad_seconds_CS=base * draw.uniform(0.5, 1, (candidates, 1)),
+        send_seconds_CS=np.broadcast_to(draw.uniform(0, send, (candidates, 1)), shape),
+        saved_bytes_CS=base,
+    )
+
+
+def run(csv: str, given: StageCosts) -> Simulation:
+    return replay(compile_order(from_csv(csv)), given, num_microbatches=0, times=True)
+
+
+def test_one_stage_is_the_sum_of_its_work() -> None:
+    result = run("0F0,0B0,0F1,0B1\n", costs([[1.0], [3.0]]))
+    assert result.makespan_seconds_C.tolist() == [6.0, 18.0]
+    assert result.bubble_seconds_CR.tolist() == [[0.0], [0.0]]
+
+
+def test_two_stages_by_hand() -> None:
+    """Rank 0: F0 0-1, F1 1-2, waits, B0 6.5-8.5; rank 1: F0 1.5-3.5, B0 3.5-7.5 ..., send 0.5, stage 1 twice as slow."""
+    result = run("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", costs([[1.0, 2.0]], send=0.5))
+    line = result.timeline
+    assert line is not None
+    starts = {str(action): line.start_seconds_AC[k, 0] for k, action in enumerate(line.actions)}
+    assert starts == {"0F0": 0.0, "0F1": 1.0, "0B0": 8.0, "0B1": 14.0, "1F0": 1.5, "1B0": 3.5, "1F1": 7.5, "1B1": 9.5}
+    assert result.makespan_seconds_C.tolist() == [16.0]
+    assert result.busy_seconds_CR.tolist() == [[6.0, 12.0]]
+    assert result.bubble_seconds_CR.tolist() == [[10.0, 4.0]]
+    assert result.span_seconds_CR.tolist() == [[16.0, 12.0]]
+
+
+def test_a_send_does_not_hold_up_its_sender_and_is_free_within_a_rank() -> None:
+    assert run("0F0,0F1,0F2,0B0,0B1,0B2\n", costs([[1.0]], send=9.0)).makespan_seconds_C[0] == 9.0
+    folded = run("0F0,1F0,1B0,0B0\n", costs([[1.0, 1.0]], send=9.0))
+    assert folded.makespan_seconds_C[0] == 6.0
+    async_send = run("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n", costs([[1.0, 1.0]], send=9.0))
+    assert async_send.timeline is not None
+    assert async_send.timeline.start_seconds_AC[1, 0] == 1.0
+
+
+def test_split_backward_lets_the_gradient_go_ahead_of_the_weights() -> None:
+    whole = run("0F0,0B0\n1F0,1B0\n", costs([[1.0, 1.0]])).makespan_seconds_C[0]
+    split = run("0F0,0I0,0W0\n1F0,1I0,1W0\n", costs([[1.0, 1.0]])).makespan_seconds_C[0]
+    assert (whole, split) == (6.0, 5.0)
+
+
+def test_memory_counts_saved_weight_share_and_transients() -> None:
+    given = costs([[1.0]], saved=10.0, weight_grad_bytes=4.0, transient=(1.0, 5.0))
+    result = run("0F0,0F1,0I0,0I1,0W0,0W1\n", given)
+    line = result.timeline
+    assert line is not None
+    assert line.kept_bytes_AC[:, 0].tolist() == [10.0, 20.0, 14.0, 8.0, 4.0, 0.0]
+    assert result.peak_saved_bytes_CR.tolist() == [[25.0]]  # the first I: both microbatches and its transient
+    forward_heavy = run("0F0,0F1,0B0,0B1\n", costs([[1.0]], saved=10.0, transient=(7.0, 5.0)))
+    assert forward_heavy.peak_saved_bytes_CR.tolist() == [[27.0]]
+
+
+def test_candidates_do_not_disturb_each_other() -> None:
+    entry, together = SCHEDULES["Interleaved1F1B"], uneven(8, 5, seed=0)
+    all_at_once = simulate(entry, 4, 2, 16, together)
+    for row in range(5):
+        alone = StageCosts(
+            forward_seconds_CS=together.forward_seconds_CS[row : row + 1],
+            input_grad_seconds_CS=together.input_grad_seconds_CS[row : row + 1],
+            weight_grad_seconds_CS=together.weight_grad_seconds_CS[row : row + 1],
+            send_seconds_CS=together.send_seconds_CS[row : row + 1],
+            saved_bytes_CS=together.saved_bytes_CS[row : row + 1],
+        )
+        assert simulate(entry, 4, 2, 16, alone).makespan_seconds_C[0] == all_at_once.makespan_seconds_C[row]
+
+
+def test_deadlock_missing_input_and_wrong_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match="deadlock"):
+        compile_order(from_csv("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"))
+    with pytest.raises(ValueError, match="no stage computes"):
+        compile_order(from_csv("0F0,0B0\n1F0\n"))
+    with pytest.raises(ValueError, match="send_seconds_CS has shape"):
+        StageCosts(**{**dict.fromkeys(FIELDS, np.ones((2, 4))), "send_seconds_CS": np.ones((2, 3))})
+
+
+FIELDS = ("forward_seconds_CS", "input_grad_seconds_CS", "weight_grad_seconds_CS", "send_seconds_CS", "saved_bytes_CS")
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+@pytest.mark.parametrize(("spread", "tolerance"), [(0.0, 1e-9), (0.03, 1e-3), (0.3, 1e-3)])
+def test_long_steps_are_continued_as_if_replayed_whole(name: str, spread: float, tolerance: float) -> None:
+    """Equal stages: 1e-9. Unequal: 1e-3. Memory exact. m up to 64 microbatches a rank."""
+    entry, continued = SCHEDULES[name], 0
+    for pp, v in ((2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (4, 4)):
+        m = 64 * pp
+        if entry.violation(pp, v, m) or (len(program(entry, pp, v, m).actions) <= DIRECT_ACTIONS):
+            continue
+        given = uneven(pp * v, 6, seed=pp * v, spread=spread)
+        short, whole = simulate(entry, pp, v, m, given), replay(program(entry, pp, v, m), given, num_microbatches=m)
+        continued += short.simulated_microbatches < m
+        np.testing.assert_allclose(short.makespan_seconds_C, whole.makespan_seconds_C, rtol=tolerance)
+        np.testing.assert_allclose(short.step_seconds_C(False), whole.step_seconds_C(False), rtol=tolerance)
+        np.testing.assert_allclose(short.busy_seconds_CR, whole.busy_seconds_CR, rtol=1e-9)
+        np.testing.assert_allclose(short.peak_saved_bytes_CR, whole.peak_saved_bytes_CR, rtol=1e-9)
+    assert continued or spread > 0
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in ("GPipe", "LoopedBFS")])
+def test_a_stretched_program_is_the_compiled_one(name: str) -> None:
+    entry = SCHEDULES[name]
+    for pp, v in ((2, 1), (4, 1), (7, 1), (2, 2), (4, 2), (3, 4)):
+        m = 10 * pp
+        if entry.violation(pp, v, m):
+            continue
+        made = stretched(program(entry, pp, v, m - 5 * pp), program(entry, pp, v, m - 4 * pp), 4)
+        assert made is not None
+        whole = program(entry, pp, v, m)
+        for grid in ("work_LR", "reach_LR", "send_LR", "count_RK"):
+            np.testing.assert_array_equal(getattr(made, grid), getattr(whole, grid))
+
+
+def test_orders_with_two_phases_are_not_stretched() -> None:
+    for name, v in (("GPipe", 1), ("LoopedBFS", 2)):
+        assert stretched(program(SCHEDULES[name], 4, v, 16), program(SCHEDULES[name], 4, v, 20), 3) is None
+
+
+def test_uneven_rounds_of_torch_are_never_broken() -> None:
+    """9 microbatches a round on 8 ranks (torch's flexible rounds): only whole rounds may be left out."""
+    entry, given = SCHEDULES["Interleaved1F1B"], uneven(64, 3, seed=3)
+    for m in (54, 63):
+        whole = replay(program(entry, 8, 8, m), given, num_microbatches=m)
+        np.testing.assert_allclose(simulate(entry, 8, 8, m, given).makespan_seconds_C, whole.makespan_seconds_C, rtol=1e-3)
+
+
+def test_trace_has_a_row_per_rank_an_event_per_action_and_a_memory_track() -> None:
+    result = simulate(SCHEDULES["ZB-1p"], 4, 1, 6, uneven(4, 2, seed=4), times=True)
+    trace = json.loads(json.dumps(chrome_trace(result, candidate=1)))
+    events = trace["traceEvents"]
+    shown = [event for event in events if event["ph"] == "X"]
+    assert len(shown) == 4 * 6 * 3
+    assert {event["tid"] for event in shown} == {0, 1, 2, 3}
+    assert max(event["ts"] + event["dur"] for event in shown) == pytest.approx(result.makespan_seconds_C[1] * 1e6)
+    assert {event["name"] for event in shown} >= {"0F0", "3I5", "3W5"}
+    for rank in range(4):
+        row = sorted((event["ts"], event["dur"]) for event in shown if event["tid"] == rank)
+        assert all(start + length <= later + 1e-6 for (start, length), (later, _) in itertools.pairwise(row))
+        track = [event["args"]["bytes"] for event in events if event["ph"] == "C" and event["tid"] == rank]
+        assert max(track) == pytest.approx(result.peak_saved_bytes_CR[1, rank])
+        assert track[-1] == pytest.approx(0.0, abs=1e-9)
+    with pytest.raises(ValueError, match="times=True"):
+        chrome_trace(simulate(SCHEDULES["1F1B"], 2, 1, 4, uneven(2, 1, seed=0)))
+
+
+def test_two_hundred_candidates_in_forty_groups_take_no_more_than_a_second_cold() -> None:
+    """Budget 0.3 s, allowed three times that on a busy machine; `program` is emptied first."""
+    program.cache_clear()
+    names = ("1F1B", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble", "DualPipeV")
+    began, groups = time.perf_counter(), 0
+    for name in names:
+        entry = SCHEDULES[name]
+        for pp in (2, 4, 8, 16):
+            for rounds in (4, 32):
+                v = 1 if entry.single_stage else 2
+                simulate(entry, pp, v, pp * rounds, uneven(pp * v, 5, seed=pp, spread=0.02))
+                groups += 1
+    assert groups == 40
+    assert time.perf_counter() - began < 0.9
