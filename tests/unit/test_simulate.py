@@ -145,6 +145,16 @@ def test_long_steps_are_continued_as_if_replayed_whole(name: str, spread: float,
     assert continued or spread > 0
 
 
+def test_two_slow_neighbours_become_the_bottleneck_late() -> None:
+    """1F1B: stages 0 and 1 wait for each other's sends and outlast the busier lone stage 15, but only after many microbatches."""
+    forward = np.full((4, 16), 0.7)
+    forward[:, :2], forward[:, 15] = 1.0, [1.01, 1.02, 1.03, 1.032]
+    given = costs(forward.tolist(), send=0.1)
+    whole = replay(program(SCHEDULES["1F1B"], 16, 1, 1024), given, num_microbatches=1024)
+    short = simulate(SCHEDULES["1F1B"], 16, 1, 1024, given)
+    np.testing.assert_allclose(short.makespan_seconds_C, whole.makespan_seconds_C, rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in ("GPipe", "LoopedBFS")])
 def test_a_stretched_program_is_the_compiled_one(name: str) -> None:
     entry = SCHEDULES[name]
