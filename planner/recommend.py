@@ -39,6 +39,8 @@ SAMPLED_SEEDS = 4
 SAMPLED_TRIALS = 32
 SHOWN_REASONS = 12
 
+EXPORTS = {"torchtitan": "torchtitan", "fsdp": "torchtitan", "megatron": "megatron", "megatron-deepspeed": "megatron", "internevo": "megatron"}
+
 Progress = Callable[[str], None]
 
 
@@ -90,7 +92,7 @@ def _search_size(job: Job, cluster: ClusterSpec, say: Progress) -> _Sized:
 def _screen(job: Job, pricer: Pricer, *, offload: bool) -> tuple[Space, Screened]:
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     space = build_space(context, job.search, offload=offload)
-    return space, screen(pricer, space)
+    return space, screen(pricer, space, count=job.search.top_k)
 
 
 def _simulate(job: Job, sized: _Sized) -> None:
@@ -169,10 +171,11 @@ def _entry(job: Job, rank: int, sized: _Sized, layout: Layout, estimate: Estimat
         reasons = winner_reasons(sized.pricer, layout, estimate, neighbours(sized.pricer, layout))[:SHOWN_REASONS]
     else:
         reasons = []
-    exported = export(layout, job.model, sized.pricer.cluster, job.training)
+    target = EXPORTS.get(job.training.trainer)
+    exported = None if target is None else export(layout, job.model, sized.pricer.cluster, job.training, to=target)
     return RankedLayout(
         rank=rank, layout=layout, num_gpus=sized.pricer.cluster.num_gpus, estimate=estimate, source="simulated" if layout.pp > 1 else "screened",
-        reasons=reasons, export={exported.trainer: exported.as_dict()},
+        reasons=reasons, export={} if exported is None else {exported.trainer: exported.as_dict()},
     )  # fmt: skip
 
 

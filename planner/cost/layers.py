@@ -1,6 +1,6 @@
 """Seconds and bytes of one layer (and of embedding and head) for one microbatch on one rank, from its list of operations.
 
-Letters: U distinct layouts by the fields in KEY; every array is (U,) or (K units, U). Units are the model's distinct
+Letters: U distinct layouts by the fields in `key`; every array is (U,) or (K units, U). Units are the model's distinct
 layers in `ModelSpec.distinct_layers()` order, then embedding, then head.
 """
 
@@ -21,13 +21,19 @@ from planner.work.checkpointing import NONE, kept
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op, Tensor
 from planner.work.precision import RECIPES, column
 
-KEY = (
+_KEY = (
     "tp", "cp", "ep", "etp", "sequence_parallel", "async_tp", "cp_method", "micro_batch_size", "ac_kind", "ac_value",
-    "precision", "param_dtype", "compile", "dp_shard", "dp_replicate", "pp",
+    "precision", "param_dtype", "compile",
 )  # fmt: skip
 AXES = ("tp", "cp", "ep")
 BF16 = 0
 COLLECTIVE_KERNELS = 3.0  # the collective, its stream event and the copy that packs it; judgement
+
+
+def key(rank_order: tuple[str, ...]) -> tuple[str, ...]:
+    """Fields that a unit's costs depend on: its own work, and the axes inside tp and cp, which place their groups."""
+    outermost = max(rank_order.index("tp"), rank_order.index("cp"))
+    return _KEY + tuple(name for name in rank_order[:outermost] if name not in _KEY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,11 +210,7 @@ def _attention_cost(site: Site, op: Attention, model: ModelSpec) -> OpCost:
     window = float(min(op.window, seq)) if op.window else seq
     context = np.full_like(tokens, window - window * window / (2.0 * seq))
     if site.training.attention_kernel == "flash":
-        flops = 2.0 * tokens * context * heads * widths
-        forward = site.device.attention_seconds(flops, 2.0 * context, backward=False)
-        backward = site.device.attention_seconds(2.5 * flops, 2.0 * context, backward=True)
-        ones = np.ones_like(tokens)
-        return _cost(site, forward=forward, input_grad=backward, forward_kernels=ones, backward_kernels=3.0 * ones, flops=flops)
+        return _flash_cost(site, 2.0 * tokens * context * heads * widths, context, model)
     rows, batch = np.full_like(tokens, seq), tokens / seq * heads
     depth = np.full_like(tokens, float(model.qk_head_dim))
     slow = site.device.profile.unaligned_head_slowdown if model.qk_head_dim % 8 else 1.0
@@ -218,6 +220,19 @@ def _attention_cost(site: Site, op: Attention, model: ModelSpec) -> OpCost:
     both = slow * (scores + values)
     two = np.full_like(tokens, 2.0)
     return _cost(site, forward=both, input_grad=2.0 * both, forward_kernels=two, backward_kernels=2 * two, flops=2.0 * tokens * seq * heads * widths)
+
+
+def _flash_cost(site: Site, flops: FloatColumn, context: FloatColumn, model: ModelSpec) -> OpCost:
+    """Fused attention. Under context parallelism but Ulysses it runs as `cp` shorter pieces, whose outputs are merged by their
+    log-sum-exp: four fp32 passes over the output a piece. Source: torch/distributed/tensor/experimental/_attention.py (_SDPAMerger)."""
+    s = site.sizes
+    pieces = np.where(site.batch.cp_method == axes.ULYSSES, 1.0, site.batch.cp)
+    merged = 4.0 * 4.0 * s["tokens"] * s["heads"] * model.v_dim * np.where(pieces > 1, pieces, 0.0)
+    merging = site.device.moved_seconds(merged)
+    length = 2.0 * context / pieces
+    forward = site.device.attention_seconds(flops, length, backward=False) + merging
+    backward = site.device.attention_seconds(2.5 * flops, length, backward=True) + merging
+    return _cost(site, forward=forward, input_grad=backward, forward_kernels=3.0 * pieces, backward_kernels=6.0 * pieces, flops=flops)
 
 
 def _elementwise_cost(site: Site, op: Elementwise) -> OpCost:

@@ -5,7 +5,7 @@ one with every rank and then simulates its schedule; a search prices hundreds of
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -56,16 +56,20 @@ class Pricer:
         """Time and memory of N layouts. every_rank: look at all pipeline ranks instead of the deciding ones."""
         return _price(self, batch, every_rank)
 
-    def step_floor_seconds(self, batch: LayoutBatch) -> FloatColumn:
-        """A proven lower bound of `price(...).step_seconds`, (N,): the mean rank's compute and exposed TP, CP, EP of a step.
+    def floors(self, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
+        """Lower bounds (step seconds, device bytes), (N,) each, that hold for every schedule, ZeRO stage and split of the layouts.
 
-        A step takes at least as long as its busiest rank computes, and the busiest is at least the mean; bubble,
-        data-parallel waits, optimizer and fixed costs are not negative. Independent of schedule and ZeRO stage.
+        Time: a step takes at least as long as its busiest rank computes (exposed TP, CP, EP included), and the busiest at
+        least the mean; bubble, data-parallel waits, optimizer and fixed costs are not negative.
+        Memory: the worst rank holds at least the mean: fully sharded states, gradients that accumulate, and activations of
+        (pp + 1) / 2 microbatches, the mean of 1F1B, which no schedule undercuts; less one layer for uneven splits.
+        Buffers, and without a single rank logits and recomputation, are left out.
         """
         unit, inverse = _unit_columns(self, batch)
-        total = unit.total[:, inverse]
         counts = np.array([count for _, count in self.model.distinct_layers()] + [1.0, 1.0])
-        return num_microbatches(batch, self.training) * (counts @ total) / batch.pp
+        m = num_microbatches(batch, self.training)
+        seconds = m * (counts @ unit.total)[inverse] / batch.pp
+        return seconds, _device_floor(self, batch, counts, m, unit, inverse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +125,7 @@ def num_microbatches(batch: LayoutBatch, training: TrainingSpec) -> FloatColumn:
 
 
 def _unit_columns(pricer: Pricer, batch: LayoutBatch) -> tuple[_Units, IntColumn]:
-    rows, inverse = keyed.distinct(batch, layers.KEY)
+    rows, inverse = keyed.distinct(batch, layers.key(pricer.cluster.rank_order))
     site = layers.Site(
         batch=rows, sizes=local_sizes(rows, pricer.model, pricer.training, pricer.rules), device=pricer.device, fabric=pricer.fabric,
         rules=pricer.rules, training=pricer.training, rank_order=pricer.cluster.rank_order, fused=layers.fused_kernels(rows, pricer.rules),
@@ -164,6 +168,26 @@ def _price(pricer: Pricer, batch: LayoutBatch, every_rank: bool) -> Prices:
         step_seconds=step, parts=parts, peak_allocated_bytes=memory.allocated.max(axis=0), peak_reserved_bytes=peak_reserved,
         device_bytes=device, memory=memory, rank_reserved_bytes=reserved, rank=rank, stage_seconds=stage_seconds,
     )  # fmt: skip
+
+
+def _device_floor(pricer: Pricer, batch: LayoutBatch, counts: FloatColumn, m: FloatColumn, unit: "_Units", at_unit: IntColumn) -> FloatColumn:
+    fullest = np.full(len(batch), 3 if pricer.rules.fsdp_style else 1)
+    batch = replace(batch, zero_stage=np.where(batch.zero_stage == 0, 0, fullest))
+    shard_rows, at_shard = keyed.distinct(batch, sharding.KEY)
+    dense, expert = sharding.unit_parameters(pricer.model, shard_rows)
+    local = (counts @ (dense + expert))[at_shard] / batch.pp
+    shard = (counts @ sharding.kept_shards(shard_rows, dense, expert, pricer.cluster.rank_order))[at_shard] / batch.pp
+    saved = (counts @ unit.costs.saved_bytes)[at_unit] / batch.pp
+    alone = batch.pp == 1
+    uneven = 1.0 - np.where(alone, 0.0, np.minimum(1.0, batch.pp / counts[:-2].sum()))
+    zero = np.zeros(len(batch))
+    shapes = RankShapes(
+        local=local, shard=shard, largest_local=zero, head_local=zero, saved_bytes=saved * uneven,
+        transient_bytes=np.where(alone, unit.costs.transient_bytes.max(axis=0)[at_unit], 0.0),
+        in_flight=np.minimum(m, (batch.pp + 1) / 2.0), boundary_bytes=zero, logits_bytes=np.where(alone, unit.costs.logits_bytes[at_unit], 0.0),
+    )  # fmt: skip
+    memory = rank_memory(shapes, batch, m, pricer.training, pricer.rules, pricer.profile.workspace_bytes)
+    return memory.allocated + pricer.cluster.gpu.context_bytes
 
 
 def _reserved(pricer: Pricer, memory: RankMemory, room: FloatColumn) -> FloatColumn:

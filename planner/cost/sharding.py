@@ -56,6 +56,13 @@ def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, 
     return np.array(dense), np.array(expert)
 
 
+def kept_shards(batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, rank_order: tuple[str, ...]) -> FloatColumn:
+    """Parameters of every unit that one rank keeps under sharding, (K + 2, U)."""
+    sharding = batch.zero_stage > 0
+    degrees = [np.where(sharding, axes.group(name, batch, rank_order)[0], 1.0) for name in ("fsdp", "efsdp")]
+    return dense / degrees[0] + expert / degrees[1]
+
+
 def unit_shards(batch: LayoutBatch, model: ModelSpec, fabric: Fabric, profile: Profile, rank_order: tuple[str, ...]) -> UnitShards:
     """Shards and data-parallel communication of every unit at the U layouts of `batch`.
 

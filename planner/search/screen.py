@@ -9,15 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.calibration.intervals import oom_probability
-from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.cost import keyed
 from planner.cost.price import CHUNK, Pricer, Prices
+from planner.search.pareto import STRUCTURE
 from planner.search.space import Space
 
 OOM_LIMIT = 0.05
 ROUND = 2 * CHUNK
 KEEP = 400
 # Judgement: how much slower than the best a layout may be and still be worth pricing for the Pareto front.
-PARETO_SLACK = 1.3
+PARETO_SLACK = 1.1
+# Judgement: a layout this much slower than the best is no answer, however different.
+ENOUGH = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,26 +43,34 @@ class Screened:
     out_of_memory: int
 
 
-def screen(pricer: Pricer, space: Space, *, slack: float = PARETO_SLACK, keep: int = KEEP) -> Screened:
-    """Prices the space best bound first and keeps the `keep` fastest that fit and the Pareto candidates among the rest."""
-    if len(space.cells) == 0:
-        empty = np.zeros(0)
-        return Screened(batch=space.cells, step_seconds=empty, device_bytes=empty, oom=empty, num_priced=0, num_fitting=0, bounded_out=0, out_of_memory=0)
-    floor = np.concatenate([pricer.step_floor_seconds(space.cells.take(rows)) for rows in _chunks(np.arange(len(space.cells)), CHUNK)])
-    order = np.argsort(floor, kind="stable")
+def screen(pricer: Pricer, space: Space, *, count: int, slack: float = PARETO_SLACK, keep: int = KEEP) -> Screened:
+    """Prices the space best bound first until `count` different layouts are certain, and `slack` times the best is covered.
+
+    A cell is skipped when its memory floor cannot fit, or its time floor is above both limits.
+    """
+    cells = np.arange(len(space.cells))
+    bounds = [pricer.floors(space.cells.take(rows)) for rows in _chunks(cells, 16 * CHUNK)]
+    seconds, device = (np.concatenate([np.zeros(0), *(bound[i] for bound in bounds)]) for i in (0, 1))
+    may_fit = oom_probability(pricer.profile, pricer.cluster, np.maximum(device, 1.0)) <= OOM_LIMIT
+    order = np.argsort(np.where(may_fit, seconds, np.inf), kind="stable")
+    order = order[: int(may_fit.sum())]
     sizes = space.cell_sizes[order]
-    pool = _Pool(keep)
+    pool = _Pool(keep, count)
     start = 0
     while start < len(order):
-        if floor[order[start]] > slack * pool.worst_kept():
+        limit = pool.limit(slack)
+        within = int(np.searchsorted(seconds[order[start:]], limit, side="right"))
+        if within == 0:
             break
-        stop = start + max(1, int(np.searchsorted(np.cumsum(sizes[start:]), ROUND)))
-        limit = slack * pool.worst_kept()
-        within = int(np.searchsorted(floor[order[start:stop]], limit, side="right"))
-        stop = start + max(1, min(stop - start, within))
+        room = int(np.searchsorted(np.cumsum(sizes[start:]), ROUND if np.isfinite(limit) else CHUNK))
+        stop = start + max(1, min(within, room))
         pool.add(pricer, space.expand(order[start:stop]))
         start = stop
-    return pool.result(bounded_out=int(sizes[start:].sum()))
+    too_large = int(space.cell_sizes[~may_fit].sum())
+    if not pool.num_fitting and too_large:
+        smallest = np.argsort(device, kind="stable")[:64]
+        pool.add(pricer, space.expand(smallest))
+    return pool.result(space.cells, bounded_out=int(sizes[start:].sum()), too_large=too_large)
 
 
 def _chunks(rows: IntColumn, size: int) -> list[IntColumn]:
@@ -68,15 +80,18 @@ def _chunks(rows: IntColumn, size: int) -> list[IntColumn]:
 class _Pool:
     """The layouts kept so far."""
 
-    def __init__(self, keep: int) -> None:
-        self.keep = keep
+    def __init__(self, keep: int, count: int) -> None:
+        self.keep, self.count = keep, count
         self.parts: list[tuple[LayoutBatch, FloatColumn, FloatColumn, FloatColumn]] = []
-        self.best_steps = np.zeros(0)
+        self.best = np.inf
+        self.structures: dict[int, float] = {}
         self.num_priced = self.num_fitting = 0
 
-    def worst_kept(self) -> float:
-        """Step seconds of the best fitting layout so far (infinite until one fits)."""
-        return float(self.best_steps[0]) if len(self.best_steps) else np.inf
+    def limit(self, slack: float) -> float:
+        """Step seconds beyond which a layout cannot matter: slack times the best, or the count-th best structure if that is slower."""
+        if len(self.structures) < self.count:
+            return np.inf if not np.isfinite(self.best) else ENOUGH * self.best
+        return max(slack * self.best, min(ENOUGH * self.best, sorted(self.structures.values())[self.count - 1]))
 
     def add(self, pricer: Pricer, batch: LayoutBatch) -> None:
         """Prices a batch and keeps what may matter."""
@@ -89,11 +104,29 @@ class _Pool:
             self.num_fitting += int(fits.sum())
             chosen = _worth_keeping(prices, fits, self.keep)
             self.parts.append((part.take(chosen), prices.step_seconds[chosen], prices.device_bytes[chosen], oom[chosen]))
-            steps = np.concatenate([self.best_steps, prices.step_seconds[chosen][fits[chosen]]])
-            self.best_steps = np.sort(steps)[: self.keep]
+            self._note(part.take(chosen), prices.step_seconds[chosen], fits[chosen])
 
-    def result(self, bounded_out: int) -> Screened:
+    def _note(self, kept: LayoutBatch, step: FloatColumn, fits: BoolColumn) -> None:
+        """Best step time of every structure that fits."""
+        rows = np.flatnonzero(fits)
+        if not len(rows):
+            return
+        self.best = min(self.best, float(step[rows].min()))
+        first, inverse = keyed.unique_rows([getattr(kept, name)[rows] for name in STRUCTURE])
+        best = np.full(len(first), np.inf)
+        np.minimum.at(best, inverse, step[rows])
+        for index, row in enumerate(first):
+            key = hash(tuple(int(getattr(kept, name)[rows[row]]) for name in STRUCTURE))
+            self.structures[key] = min(self.structures.get(key, np.inf), float(best[index]))
+
+    def result(self, cells: LayoutBatch, bounded_out: int, too_large: int) -> Screened:
         """The kept layouts of all batches, fitting ones first, each by step time."""
+        if not self.parts:
+            nothing = np.zeros(0)
+            return Screened(
+                batch=cells.take(slice(0, 0)), step_seconds=nothing, device_bytes=nothing, oom=nothing, num_priced=0, num_fitting=0,
+                bounded_out=bounded_out, out_of_memory=too_large,
+            )  # fmt: skip
         batch = LayoutBatch.concatenate([part[0] for part in self.parts])
         step, device, oom = (np.concatenate([part[i] for part in self.parts]) for i in (1, 2, 3))
         fits = oom <= OOM_LIMIT
@@ -101,7 +134,7 @@ class _Pool:
         kept = order if not fits.any() else _front_and_best(order, step, device, fits, self.keep)
         return Screened(
             batch=batch.take(kept), step_seconds=step[kept], device_bytes=device[kept], oom=oom[kept], num_priced=self.num_priced,
-            num_fitting=self.num_fitting, bounded_out=bounded_out, out_of_memory=self.num_priced - self.num_fitting,
+            num_fitting=self.num_fitting, bounded_out=bounded_out, out_of_memory=too_large + self.num_priced - self.num_fitting,
         )  # fmt: skip
 
 
