@@ -31,6 +31,7 @@ assert {*CELL_FIELDS, *FREE_FIELDS} == set(Layout.model_fields)
 
 Values = tuple[object, ...]
 LARGE_NODE, ATTENTION_TILE, BYTES_16_BIT = 8, 128, 2
+SATURATED_TOKENS = 1 << 18  # judgement: twice the largest microbatch of the public rows (16 x 8192)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +101,17 @@ def _etp(x: LayoutBatch, c: Context) -> BoolColumn:
     return np.asarray((x.etp == 1) | ((x.etp == x.tp) & ((x.ep > 1) | ~np.bool_(c.limits.etp_one_or_tp))))
 
 
-def _inputs_fit(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Whether one microbatch's layer inputs in 16 bit, which no recomputation spares, are smaller than the device's memory.
+def _microbatch_pays(x: LayoutBatch, c: Context) -> BoolColumn:
+    """Microbatches of 1, and larger ones that fit, fill the pipeline and are not longer than any kernel needs.
 
-    bytes = 2 x micro_batch_size x seq_len x hidden_size x layers / (cp x tp x pp), on the rank with the most layers at least.
+    Fit: 2 x micro_batch_size x seq_len x hidden_size x layers / (cp x tp x pp) bytes, the layers' inputs in 16 bit on the rank
+    with the most layers, which no recomputation spares, are at most the device's memory.
     """
     sequence_bytes = BYTES_16_BIT * c.training.seq_len * c.model.hidden_size * c.model.num_hidden_layers
-    return np.asarray(x.micro_batch_size * sequence_bytes <= c.cluster.gpu.memory_bytes * (x.cp * x.tp * x.pp))
+    fits = x.micro_batch_size * sequence_bytes <= c.cluster.gpu.memory_bytes * (x.cp * x.tp * x.pp)
+    fills = (x.pp == 1) | (num_microbatches(x, c) >= x.pp)
+    useful = x.micro_batch_size * c.training.seq_len <= SATURATED_TOKENS * x.cp
+    return np.asarray((x.micro_batch_size == 1) | (fits & fills & useful))
 
 
 KEEPS: Mapping[str, Keep] = {
@@ -119,8 +124,9 @@ KEEPS: Mapping[str, Keep] = {
         reason="a flash-attention tile takes 128 queries; with fewer a rank the tensor cores idle",
     ),
     "micro_batch_size": Keep(
-        reads=frozenset({"cp", "tp", "pp", "micro_batch_size"}), mask=lambda x, c: (x.micro_batch_size == 1) | _inputs_fit(x, c),
-        reason="the layers' inputs alone would exceed the device; 1 stays, so that a nearest miss can be shown",
+        reads=frozenset({"cp", "tp", "pp", "micro_batch_size", "num_microbatches"}), mask=_microbatch_pays,
+        reason="the layers' inputs alone would exceed the device; or fewer microbatches than pipeline ranks idle half of them, and a "
+        "smaller microbatch does not; or GEMMs of so many rows have long saturated and hide any gather. 1 always stays",
     ),
     "etp": Keep(
         reads=frozenset({"tp", "ep", "etp"}), mask=_etp,

@@ -92,7 +92,12 @@ def build_space(context: Context, search: SearchSpec | None = None, *, offload: 
     search: its `fix` and `allow` narrow or widen the default domains.  offload: cpu_offload on in all layouts.
     Raises SpecError for unknown fields and ill-typed values. Nothing legal is no error: the space is empty, `rejected` says why.
     """
-    builder = _Builder(context, domains_of(context, search or SearchSpec(), offload=offload))
+    return enumerate_space(context, domains_of(context, search or SearchSpec(), offload=offload))
+
+
+def enumerate_space(context: Context, domains: Domains) -> Space:
+    """The space that these domains span."""
+    builder = _Builder(context, domains)
     for name in CELL_FIELDS:
         builder.cross(name)
     return builder.space()
@@ -139,7 +144,8 @@ class _Builder:
         self.num_rows = 1
         self.expansions: list[Expansion] = []
         self.pending = self._components()
-        self.keeps = [keep for name in CELL_FIELDS if (keep := self.domains.by_field[name].keep)]
+        of_rows = [name for name, columns in self.values.items() if name in CELL_FIELDS or _length(columns) == 1]
+        self.keeps = [keep for name in of_rows if (keep := self.domains.by_field[name].keep)]
         self._factor(given=True)
         self._prune()
 

@@ -1,0 +1,262 @@
+"""Each rule breaks where it should, passes where its remedy says, reads what it claims, and refuses nothing that was run."""
+
+import itertools
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.columns import LayoutBatch
+from planner.rules import RULES, Context, broken_rules, columns_of, legal_mask, rules_for, violations
+from planner.rules.base import choices, divisors
+from planner.specs.cluster import ClusterSpec
+from planner.specs.job import Job
+from planner.specs.layout import PRECISIONS, Layout
+from planner.specs.model import ModelSpec
+from planner.specs.trainers import TRAINERS, resolve_layout
+from planner.specs.training import TrainingSpec
+
+PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
+MEGATRON: dict[str, Any] = {"trainer": "megatron"}
+H100, A100, B200 = "h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb"
+
+
+def context(model: Any = "llama3-8b", gpu: str = H100, num_gpus: int = 16, **training: Any) -> Context:
+    return Context(
+        model=ModelSpec.from_user(model),
+        cluster=ClusterSpec.from_user({"gpu": gpu, "num_gpus": num_gpus}),
+        training=TrainingSpec.from_user({"seq_len": 8192, "global_batch_size": 64, **training}),
+    )
+
+
+def resolve(c: Context, layout: dict[str, Any]) -> Layout:
+    return resolve_layout(layout, trainer=c.training.trainer, num_gpus=c.cluster.num_gpus)
+
+
+def broken_keys(c: Context, layout: dict[str, Any]) -> set[str]:
+    return {rule.key for rule, _ in broken_rules(LayoutBatch.from_layouts([resolve(c, layout)]), c)}
+
+
+@dataclass(frozen=True)
+class Case:
+    key: str
+    broken: dict[str, Any]
+    passing: dict[str, Any]
+    job: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
+
+
+DS3 = {"model": "deepseek-v3", "num_gpus": 64}
+MOE = {"model": "mixtral-8x7b"}
+CASES = [
+    Case("degrees do not multiply to num_gpus", {"tp": 4, "dp_shard": 8}, {"tp": 4, "dp_shard": 4}, text="= 32 ranks on 16 GPUs"),
+    Case("tp does not divide the attention heads", {"tp": 16}, {"tp": 2},
+         {"model": "phi3-medium"}, "tp=16 does not divide 40 attention heads"),
+    Case("tp does not divide the KV heads", {"tp": 16}, {"tp": 8}, text="tp=16 does not divide 8 KV heads of llama3-8b"),
+    Case("tp does not divide the MLP width", {"tp": 4}, {"tp": 2}, {"model": {"base": "llama3-8b", "intermediate_size": 14338}}, "14338"),
+    Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2}, {"seq_len": 4100, "num_gpus": 8}, "2 x cp x tp = 16"),
+    Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2}, {"seq_len": 4100, **MEGATRON}, "2 x cp = 16"),
+    Case("cp does not cut the sequence evenly", {"tp": 8}, {"tp": 2}, {"seq_len": 4100}, "2 x cp x tp = 16"),
+    Case("tp does not cut the sequence evenly", {"tp": 8}, {"tp": 8, "sequence_parallel": False}, {"seq_len": 4100, **MEGATRON}, "tp=8"),
+    Case(
+        "ulysses needs cp to divide the heads of a TP rank", {"tp": 4, "cp": 4, "cp_method": "ulysses"},
+        {"tp": 4, "cp": 2, "cp_method": "ulysses"}, MEGATRON, "cp=4 does not divide 2 KV heads",
+    ),
+    Case("context parallelism needs flash attention", {"cp": 2}, {"cp": 1}, {"attention_kernel": "unfused"}, "cp=2"),
+    Case(
+        "data-parallel ranks do not divide the global batch", {"dp_shard": 16}, {"dp_shard": 8, "tp": 2}, {"global_batch_size": 24},
+        "16 data-parallel ranks do not divide global_batch_size 24",
+    ),
+    Case("microbatch does not divide the local batch", {"micro_batch_size": 3}, {"micro_batch_size": 2}, text="the 4 sequences"),
+    Case("more pipeline ranks than layers", {"pp": 64}, {"pp": 16},
+         {"num_gpus": 64, "global_batch_size": 256}, "pp=64 exceeds the 32 layers"),
+    Case(
+        "more pipeline stages than layers", {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 3},
+        {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}, text="48 stages exceed the 32 layers",
+    ),
+    Case("stages do not divide the layers", {"pp": 4}, {"pp": 2}, {"model": {"base": "llama3-8b", "num_hidden_layers": 29}, **MEGATRON},
+         "4 stages do not divide 29 layers"),
+    Case("layers_per_stage has the wrong length", {"pp": 2, "layers_per_stage": [8, 8, 16]}, {"pp": 2, "layers_per_stage": [17, 15]},
+         text="lists 3 stages, pp x virtual_stages makes 2"),
+    Case("layers_per_stage does not sum to the layers", {"pp": 2, "layers_per_stage": [16, 17]}, {"pp": 2, "layers_per_stage": [15, 17]},
+         MEGATRON, "sums to 33"),
+    Case("trainer lacks the schedule", {"pp": 2, "pp_schedule": "ZB-1p"},
+         {"pp": 2, "pp_schedule": "1F1B"}, text="torchtitan has no schedule"),
+    Case("interleaving needs pp microbatches", {"pp": 4, "pp_schedule": "Interleaved1F1B", "micro_batch_size": 8},
+         {"pp": 4, "pp_schedule": "Interleaved1F1B", "micro_batch_size": 4}, MEGATRON, "at least pp=4 microbatches, not 2"),
+    *(
+        Case(f"{name} refuses the number of stages a rank", {"pp": 4, "pp_schedule": name, "virtual_stages": bad},
+             {"pp": 4, "pp_schedule": name, "virtual_stages": good}, job)
+        for name, bad, good, job in (
+            ("GPipe", 2, 1, {}), ("1F1B", 2, 1, {}), ("Interleaved1F1B", 1, 2, {}), ("LoopedBFS", 1, 2, {}), ("ZBVZeroBubble", 1, 2, {}),
+            ("InterleavedZeroBubble", 1, 2, {}), ("DualPipeV", 3, 2, {}), ("ZB-1p", 2, 1, MEGATRON), ("ZB-2p", 2, 1, MEGATRON),
+        )
+    ),
+    *(
+        Case(f"{name} refuses the number of microbatches", {"pp": 4, "pp_schedule": name, "micro_batch_size": bad},
+             {"pp": 4, "pp_schedule": name, "micro_batch_size": good}, job)
+        for name, bad, good, job in (
+            ("1F1B", 8, 4, {}), ("DualPipeV", 4, 2, {}), ("Interleaved1F1B", 2, 3, {"global_batch_size": 72}),
+            ("InterleavedZeroBubble", 2, 3, {"global_batch_size": 72}),
+        )
+    ),
+    Case("expert parallelism without experts", {"ep": 2}, {"ep": 1}, text="llama3-8b has no experts"),
+    Case("ep does not divide the experts", {"ep": 16}, {"ep": 8}, MOE, "ep=16 does not divide 8 experts"),
+    Case("etp is neither 1 nor tp", {"tp": 4, "ep": 2, "etp": 2}, {"tp": 4, "ep": 2, "etp": 4}, MOE, "neither 1 nor tp=4"),
+    Case("etp does not divide the expert width", {"ep": 2, "etp": 3}, {"ep": 2, "etp": 1}, {**MOE, **MEGATRON, "num_gpus": 24,
+         "global_batch_size": 48}, "moe_intermediate_size 14336"),
+    Case("ep x etp does not divide its ranks", {"pp": 8, "ep": 8}, {"pp": 2, "ep": 8}, MOE, "does not divide 2 ranks"),
+    Case("ep x etp does not divide its ranks", {"dp_replicate": 8, "dp_shard": 2, "ep": 4},
+         {"dp_replicate": 4, "dp_shard": 4, "ep": 4}, MOE),
+    Case("tp with ep needs sequence parallelism", {"tp": 2, "ep": 2, "sequence_parallel": False}, {"tp": 2, "ep": 2}, {**MOE, **MEGATRON}),
+    Case("trainer lacks the ZeRO stage", {"zero_stage": 1}, {"zero_stage": 2}, text="torchtitan has no ZeRO stage 1"),
+    Case("DDP cannot hold shards", {"zero_stage": 0}, {"zero_stage": 0, "dp_replicate": 16, "dp_shard": 1}, text="dp_shard x cp = 16"),
+    Case("DDP combines with no other parallelism", {"dp_replicate": 8, "tp": 2, "dp_shard": 1},
+         {"dp_replicate": 4, "tp": 2, "dp_shard": 2}),
+    Case("ZeRO-2 and 3 exclude pipelines", {"pp": 2, "zero_stage": 2}, {"pp": 2, "zero_stage": 1}, {"trainer": "megatron-deepspeed"}),
+    Case("CPU offload needs shards", {"dp_replicate": 16, "cpu_offload": True}, {"dp_replicate": 8, "cpu_offload": True}),
+    Case("CPU offload needs shards", {"zero_stage": 0, "cpu_offload": True}, {"zero_stage": 1, "cpu_offload": True}, MEGATRON),
+    Case("trainer lacks the precision", {"precision": "fp16"}, {"precision": "float8-rowwise"}, text="torchtitan does not train in fp16"),
+    Case("GPU lacks the precision", {"precision": "float8-rowwise"}, {"precision": "bf16"}, {"gpu": A100}, "has no fp8 units"),
+    Case("GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-tensorwise"}, text="has no fp4 units"),
+    Case("GPU lacks the precision", {"precision": "nvfp4"}, {"precision": "float8-blockwise"}, MEGATRON),
+    Case("float8 tensorwise with TP lacks MLA", {"tp": 8, "precision": "float8-tensorwise"}, {"tp": 8, "precision": "float8-rowwise"}, DS3),
+    Case("mxfp8 with TP excludes compile", {"tp": 2, "precision": "mxfp8", "compile": True}, {"tp": 2, "precision": "mxfp8"},
+         {"gpu": B200}),
+    Case("float8 all-gather is tensorwise only", {"precision": "float8-rowwise", "float8_all_gather": True},
+         {"precision": "float8-tensorwise", "float8_all_gather": True}),
+    Case("float8 all-gather needs dp_shard", {"dp_replicate": 16, "precision": "float8-tensorwise", "float8_all_gather": True},
+         {"dp_replicate": 2, "precision": "float8-tensorwise", "float8_all_gather": True}),
+    Case("trainer lacks the activation checkpointing", {"ac": "selective-attention"}, {"ac": "full"}, text="torchtitan has no"),
+    Case("memory-budget checkpointing needs compile", {"ac": "memory-budget-0.5"}, {"ac": "memory-budget-0.5", "compile": True}),
+    Case("trainer lacks the CP method", {"cp": 2, "cp_method": "ulysses"}, {"cp": 2, "cp_method": "alltoall"}),
+    Case("trainer does not compile", {"compile": True}, {"compile": False}, MEGATRON),
+    Case("compile excludes schedules that split the backward", {"pp": 2, "pp_schedule": "ZBVZeroBubble", "compile": True},
+         {"pp": 2, "pp_schedule": "Interleaved1F1B", "compile": True}),
+    Case("async TP needs compile", {"tp": 2, "async_tp": True}, {"tp": 2, "async_tp": True, "compile": True}),
+    Case("async TP needs sequence-parallel TP", {"async_tp": True, "compile": True}, {"tp": 2, "async_tp": True, "compile": True}),
+    Case("async TP needs sequence-parallel TP", {"tp": 2, "sequence_parallel": False, "async_tp": True, "compile": True},
+         {"tp": 2, "async_tp": True, "compile": True}),
+    Case("async TP needs NVLink between all TP ranks", {"tp": 16, "async_tp": True, "compile": True},
+         {"tp": 8, "async_tp": True, "compile": True}, {**DS3, "num_gpus": 64}, "joins 8 GPUs here"),
+    Case("trainer lacks optimizer-in-backward", {"optimizer_in_backward": True}, {}, {**MEGATRON, "max_grad_norm": None}),
+    Case("optimizer-in-backward excludes gradient clipping", {"optimizer_in_backward": True}, {}, text="max_grad_norm is 1"),
+    Case("optimizer-in-backward excludes pipelines and experts", {"pp": 2, "optimizer_in_backward": True}, {"optimizer_in_backward": True},
+         {"max_grad_norm": None}),
+    Case("optimizer-in-backward excludes pipelines and experts", {"ep": 2, "optimizer_in_backward": True}, {"optimizer_in_backward": True},
+         {**MOE, "max_grad_norm": None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
+def test_a_rule_breaks_and_its_neighbour_passes(case: Case) -> None:
+    c = context(**case.job)
+    assert case.key in broken_keys(c, case.broken)
+    assert violations(resolve(c, case.passing), c.model, c.cluster, c.training) == []
+    found = violations(resolve(c, case.broken), c.model, c.cluster, c.training)
+    rules = [rule for rule in rules_for(c) if rule.key == case.key]
+    assert {rule.field for rule in rules} <= set(Layout.model_fields)
+    message = " | ".join(v.rule for v in found if v.field in {rule.field for rule in rules})
+    assert case.text in message
+    assert all(v.rule and v.remedy and v.value == getattr(resolve(c, case.broken), v.field) for v in found)
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {rule.key for rule in RULES} == {case.key for case in CASES}
+
+
+def test_a_message_has_numbers_rule_and_remedy() -> None:
+    c = context()
+    (violation,) = violations(resolve(c, {"tp": 16}), c.model, c.cluster, c.training)
+    assert (violation.field, violation.value) == ("tp", 16)
+    assert f"{violation.rule}; {violation.remedy}" == "tp=16 does not divide 8 KV heads of llama3-8b; try tp 1, 2, 4 or 8"
+
+
+def test_all_faults_at_once() -> None:
+    c = context()
+    found = violations(resolve(c, {"tp": 16, "precision": "fp16", "ep": 2, "zero_stage": 1}), c.model, c.cluster, c.training)
+    assert {"tp", "precision", "ep", "zero_stage"} <= {v.field for v in found}
+
+
+def test_megatron_replicates_kv_heads() -> None:
+    assert broken_keys(context(**MEGATRON), {"tp": 16}) == set()
+    assert "tp does not divide the KV heads" in broken_keys(context({"base": "llama3-8b", "num_key_value_heads": 4}), {"tp": 8})
+
+
+def test_mla_has_no_kv_head_limit() -> None:
+    assert broken_keys(context({"base": "deepseek-v3", "num_key_value_heads": 1}, num_gpus=64), {"tp": 64}) == set()
+
+
+@pytest.mark.parametrize("name", ["ZBVZeroBubble", "Interleaved1F1B", "ZB-1p"])
+def test_without_a_pipeline_the_schedule_is_ignored(name: str) -> None:
+    assert broken_keys(context(), {"pp_schedule": name}) == set()
+
+
+def test_a_batch_agrees_with_its_rows() -> None:
+    for job in ({}, MEGATRON, {"model": "mixtral-8x7b"}, {"trainer": "fsdp"}):
+        c = context(**job)
+        layouts = [resolve(c, {**x.broken, "tp": x.broken.get("tp", 1)}) for x in CASES]
+        legal = legal_mask(LayoutBatch.from_layouts(layouts), c)
+        assert [not violations(x, c.model, c.cluster, c.training) for x in layouts] == legal.tolist()
+
+
+class Spy:
+    """A batch that notes which columns are read."""
+
+    def __init__(self, batch: LayoutBatch) -> None:
+        self._batch, self.read = batch, set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.read.add(name)
+        return getattr(self._batch, name)
+
+
+def test_rules_read_what_they_say() -> None:
+    """No more than they say in any job, and all of it in some job."""
+    read: dict[int, set[str]] = {}
+    for trainer, model, kernel in itertools.product(sorted(TRAINERS), ("llama3-8b", "deepseek-v3"), ("flash", "unfused")):
+        c = context(model, trainer=trainer, attention_kernel=kernel)
+        for rule in rules_for(c):
+            spy = Spy(LayoutBatch.from_layouts([resolve(c, {})]))
+            rule.broken(spy, c)  # type: ignore[arg-type]
+            read.setdefault(RULES.index(rule), set()).update(spy.read - {"splits"})
+    assert {RULES[place].key: columns for place, columns in read.items()} == {
+        RULES[place].key: columns_of(RULES[place].reads) for place in read
+    }
+    assert {RULES[place].key for place in read} >= {rule.key for rule in RULES} - {"optimizer-in-backward excludes gradient clipping"}
+
+
+def test_rules_broadcast() -> None:
+    c = context("mixtral-8x7b")
+    batch = LayoutBatch.from_layouts([resolve(c, {"tp": tp, "pp": pp}) for tp in (1, 2, 8) for pp in (1, 2)])
+    column = LayoutBatch(**{name: values[:, None] for name, values in batch.columns()})
+    for rule in rules_for(c):
+        flat = np.broadcast_to(rule.broken(batch, c), len(batch))
+        assert np.array_equal(np.broadcast_to(rule.broken(column, c), (len(batch), 1))[:, 0], flat), rule.key
+
+
+def test_every_precision_has_its_hardware() -> None:
+    for gpu, expected in ((A100, 2), (H100, 6), (B200, 8)):
+        c = context(gpu=gpu, **MEGATRON)
+        assert sum("GPU lacks the precision" not in broken_keys(c, {"precision": name}) for name in PRECISIONS) == expected
+
+
+def test_choices_and_divisors() -> None:
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert divisors(16) == [1, 2, 4, 8, 16]
+    assert choices([1]) == "1"
+    assert choices(range(12)) == "..., 4, 5, 6, 7, 8, 9, 10 or 11"
+
+
+ROWS = [json.loads(line) for line in PUBLIC.read_text().splitlines()]
+
+
+def test_every_measured_row_is_legal() -> None:
+    assert len(ROWS) == 374
+    for row in ROWS:
+        job = Job.from_user(row)
+        assert job.layout is not None
+        assert violations(job.layout, job.model, job.cluster, job.training) == [], row["id"]

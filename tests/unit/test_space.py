@@ -1,0 +1,265 @@
+"""The space holds exactly the legal layouts, once each, and says why the others are not in it."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from space_twin import TINY, TINY_MOE, brute_force, context, rows_of, small_domains
+
+from planner.columns import LayoutBatch
+from planner.errors import SpecError
+from planner.rules import legal_mask, violations
+from planner.search import space as space_module
+from planner.search.domains import CELL_FIELDS, FREE_FIELDS, KEEPS, default_domains, domains_of
+from planner.search.space import build_space, enumerate_space
+from planner.specs.job import SearchSpec
+from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES
+from planner.specs.trainers import TRAINERS
+
+MLA = {
+    **TINY_MOE, "name": "tiny-mla", "kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+    "head_dim": 48, "num_key_value_heads": 8,
+}  # fmt: skip
+
+
+def search(**values: Any) -> SearchSpec:
+    return SearchSpec.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {},
+        {"num_gpus": 12, "global_batch_size": 12},
+        {"trainer": "megatron"},
+        {"trainer": "megatron", "attention_kernel": "unfused", "gpu": "a100-sxm-80gb", "num_gpus": 12},
+        {"model": TINY_MOE, "num_gpus": 4},
+        {"model": TINY_MOE, "trainer": "megatron", "num_gpus": 4},
+        {"model": MLA, "gpu": "b200-sxm-180gb", "num_gpus": 4, "global_batch_size": 4},
+        {"max_grad_norm": None, "num_gpus": 4},
+        {"trainer": "megatron-deepspeed", "seq_len": 1020},
+        {"trainer": "fsdp", "num_gpus": 4, "seq_len": 1020},
+        {"trainer": "internevo"},
+        {"num_gpus": 1, "global_batch_size": 6},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_space_is_the_brute_force_set(job: dict[str, Any]) -> None:
+    c = context(**job)
+    few = {"ac": ("none", "full"), "precision": ("bf16",)} if c.cluster.num_gpus == 12 or c.model.is_moe else {}
+    domains = small_domains(c, **few)
+    space = enumerate_space(c, domains)
+    expected = rows_of(brute_force(c, domains))
+    found = rows_of(space.expand(slice(None)))
+    assert len(found) == len(set(found)) == space.num_layouts > 0
+    assert set(found) == set(expected)
+
+
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        {"fix": {"tp": 2}},
+        {"fix": {"pp_schedule": "Interleaved1F1B"}},
+        {"fix": {"pp": 2, "virtual_stages": 2}},
+        {"allow": {"compile": [False, True], "ac": ["full", "memory-budget-0.5"]}, "fix": {"dp_replicate": 1}},
+        {"fix": {"async_tp": True}},
+        {"fix": {"zero_stage": [2, 3], "dp_shard": [1, 4]}},
+        {"fix": {"sequence_parallel": False}, "allow": {"tp": [2, 4]}},
+        {"fix": {"pp": 2, "layers_per_stage": [2, 4]}},
+        {"allow": {"layers_per_stage": [[3, 3], [1, 2, 2, 1]], "param_dtype": ["bfloat16", "float32"]}},
+        {"fix": {"cpu_offload": True}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fix_and_allow_override_the_domains(narrow: dict[str, Any]) -> None:
+    c = context()
+    few = {} if "ac" in narrow.get("allow", {}) else {"ac": ("full", "none"), "micro_batch_size": (1, 2)}
+    domains = small_domains(c, search(**narrow), **few)
+    space = enumerate_space(c, domains)
+    assert set(rows_of(space.expand(slice(None)))) == set(rows_of(brute_force(c, domains)))
+    assert space.num_layouts > 0
+    first, last = space.expand(slice(None)).row(0), space.expand(slice(None)).row(-1)
+    for name, value in narrow.get("fix", {}).items():
+        allowed = value if isinstance(value, list) and name != "layers_per_stage" else [value]
+        assert {getattr(first, name), getattr(last, name)} <= {tuple(v) if isinstance(v, list) else v for v in allowed}
+
+
+def test_cells_are_layouts_and_expand_in_the_order_asked_for() -> None:
+    c = context()
+    space = build_space(c)
+    assert legal_mask(space.cells, c).all()
+    assert (space.cell_sizes > 0).all()
+    rows = np.array([5, 3, len(space.cells) - 1])
+    batch = space.expand(rows)
+    assert len(batch) == space.cell_sizes[rows].sum()
+    parents = np.repeat(rows, space.cell_sizes[rows])
+    for name in ("tp", "cp", "pp", "dp_replicate", "dp_shard", "ep", "etp", "micro_batch_size", "ac_kind", "ac_value", "precision"):
+        assert np.array_equal(getattr(batch, name), getattr(space.cells, name)[parents])
+    starts = np.cumsum(space.cell_sizes[rows]) - space.cell_sizes[rows]
+    assert rows_of(batch.take(starts)) == rows_of(space.cells.take(rows))
+
+
+def test_one_layout_at_a_time_agrees() -> None:
+    c = context(TINY_MOE)
+    space = build_space(c)
+    batch = space.expand(np.arange(0, len(space.cells), 97))
+    for index in range(0, len(batch), 53):
+        assert violations(batch.row(index), c.model, c.cluster, c.training) == []
+
+
+def test_what_cannot_win_is_left_out() -> None:
+    c = context(num_gpus=16, gpu="h100-sxm-80gb")
+    batch = build_space(c).expand(slice(None))
+    assert (batch.sequence_parallel == (batch.tp > 1)).all()
+    sharded = batch.dp_shard * batch.cp > 1
+    assert (np.isin(batch.zero_stage, (2, 3)) == sharded).all()
+    assert (batch.float8_all_gather == ((batch.precision == PRECISIONS.index("float8-tensorwise")) & (batch.dp_shard > 1))).all()
+    assert (batch.tp <= 8).all()
+    assert (c.training.seq_len // batch.cp >= 128).all()
+    alone = batch.take(batch.pp == 1)
+    assert (alone.pp_schedule == SCHEDULES.index("1F1B")).all()
+    assert (alone.virtual_stages == 1).all()
+    splitting = batch.take(np.isin(batch.pp_schedule, [SCHEDULES.index(name) for name in ("ZBVZeroBubble", "DualPipeV")]))
+    assert len(splitting) > 0
+    assert (splitting.ac_kind == AC_KINDS.index("none")).all()
+    assert not splitting.compile.any()
+    assert batch.compile[~np.isin(batch.pp_schedule, splitting.pp_schedule)].sum() > 0
+    assert (batch.cp_method[batch.cp == 1] == CP_METHODS.index("allgather")).all()
+    assert not batch.cpu_offload.any()
+    assert not batch.optimizer_in_backward.any()
+
+
+def test_large_microbatches_stop_where_nothing_fits() -> None:
+    c = context("llama3-70b", num_gpus=8, global_batch_size=1024, seq_len=8192)
+    cells = build_space(c).cells
+    spread = cells.cp * cells.tp * cells.pp
+    sequence_bytes = 2 * 8192 * 8192 * 80
+    large = cells.micro_batch_size > 1
+    assert (cells.micro_batch_size * sequence_bytes <= c.cluster.gpu.memory_bytes * spread)[large].all()
+    assert (1024 // (cells.micro_batch_size * cells.dp_replicate * cells.dp_shard) >= cells.pp)[large & (cells.pp > 1)].all()
+
+
+def test_optimizer_in_backward_only_where_it_steps_once() -> None:
+    c = context(max_grad_norm=None)
+    batch = build_space(c).expand(slice(None))
+    on = batch.take(batch.optimizer_in_backward)
+    assert len(on) > 0
+    assert (on.micro_batch_size * on.dp_replicate * on.dp_shard == 8).all()
+    assert (on.dp_shard * on.cp > 1).all()
+
+
+def test_offload_is_a_second_pass() -> None:
+    c = context()
+    batch = build_space(c, offload=True).expand(slice(None))
+    assert len(batch) > 0
+    assert batch.cpu_offload.all()
+    assert (batch.dp_shard * batch.cp > 1).all()
+
+
+@pytest.mark.parametrize(
+    ("job", "fix", "reason"),
+    [
+        ({}, {"pp": 3}, "degrees do not multiply to num_gpus"),
+        ({}, {"tp": 2, "pp": 2, "cp": 2, "dp_replicate": 2}, "degrees do not multiply to num_gpus"),
+        ({}, {"dp_shard": 2, "tp": 1, "pp": 1, "cp": 1, "dp_replicate": 2}, "degrees do not multiply to num_gpus"),
+        ({}, {"precision": "nvfp4"}, "trainer lacks the precision"),
+        ({"gpu": "a100-sxm-80gb"}, {"precision": "float8-rowwise"}, "GPU lacks the precision"),
+        ({}, {"tp": 1, "async_tp": True}, "async TP needs sequence-parallel TP"),
+        ({}, {"pp": 8}, None),
+        ({}, {"pp": 8, "pp_schedule": "ZBVZeroBubble", "virtual_stages": 2}, "more pipeline stages than layers"),
+        ({}, {"ep": 2}, "expert parallelism without experts"),
+        ({}, {"micro_batch_size": 16}, "microbatch does not divide the local batch"),
+        ({"trainer": "megatron"}, {"compile": True}, "trainer does not compile"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_empty_space_says_why(job: dict[str, Any], fix: dict[str, Any], reason: str | None) -> None:
+    space = build_space(context(**job), search(fix=fix))
+    if reason is None:
+        assert space.num_layouts > 0
+        return
+    assert (space.num_layouts, len(space.cells), len(space.expand(slice(None)))) == (0, 0, 0)
+    assert space.rejected[reason] > 0
+
+
+def test_rejections_count_candidates_where_they_fall() -> None:
+    rejected = build_space(context()).rejected
+    assert rejected["tp does not divide the KV heads"] == 1  # tp 8 of 1, 2, 4, 8, once
+    assert list(rejected.values()) == sorted(rejected.values(), reverse=True)
+    assert all(count > 0 for count in rejected.values())
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"fix": {"tensor_parallel": 8}}, "search.fix.tensor_parallel"),
+        ({"fix": {"tp": "8"}}, "search.fix.tp"),
+        ({"fix": {"tp": [1, 0]}}, "search.fix.tp"),
+        ({"fix": {"tp": True}}, "search.fix.tp"),
+        ({"allow": {"precision": ["fp9"]}}, "search.allow.precision"),
+        ({"allow": {"ac": []}}, "search.allow.ac"),
+        ({"fix": {"ac": "sometimes"}}, "search.fix.ac"),
+        ({"fix": {"tp": 2}, "allow": {"tp": [2, 4]}}, "search.allow.tp"),
+        ({"fix": {"layers_per_stage": ["a"]}}, "search.fix.layers_per_stage"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_requests(spec: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        build_space(context(), search(**spec))
+    assert any(fault.field.startswith(field) for fault in caught.value.faults)
+    assert all(fault.rule and fault.remedy for fault in caught.value.faults)
+
+
+def test_all_wrong_values_at_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        build_space(context(), search(fix={"tp": 0, "foo": 1}, allow={"pp": ["x"]}))
+    assert len(caught.value.faults) == 3
+
+
+def test_every_field_has_a_domain_with_a_reason() -> None:
+    for trainer in TRAINERS:
+        for gpu in ("h100-sxm-80gb", "v100-sxm-32gb"):
+            domains = default_domains(context(trainer=trainer, gpu=gpu))
+            assert set(domains) == {*CELL_FIELDS, *FREE_FIELDS}
+            assert all(domain.values and domain.reason for domain in domains.values())
+    assert all(keep.reason for keep in KEEPS.values())
+
+
+def test_keeps_read_what_they_say() -> None:
+    c = context(TINY_MOE)
+    batch = build_space(c).cells.take(slice(0, 3))
+    for keep in KEEPS.values():
+        read: set[str] = set()
+
+        class Spy:
+            def __getattr__(self, name: str, read: set[str] = read) -> Any:
+                read.add(name)
+                return getattr(batch, name)
+
+        keep.mask(Spy(), c)  # type: ignore[arg-type]
+        assert read <= space_module.columns_of(keep.reads)
+
+
+def test_values_come_parsed() -> None:
+    domains = domains_of(context(), search(fix={"ac": ["selective-layer-02", "selective-layer-2"], "layers_per_stage": None}))
+    assert domains.by_field["ac"].values == ("selective-layer-2",)
+    assert domains.by_field["layers_per_stage"].values == (None,)
+
+
+def test_large_batches_do_not_need_tables_of_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = context(global_batch_size=2**30)
+    space = build_space(c, search(fix={"precision": "bf16", "ac": "full"}))
+    monkeypatch.setattr(space_module, "LOOKUP_LIMIT", 4)
+    again = build_space(c, search(fix={"precision": "bf16", "ac": "full"}))
+    assert rows_of(space.cells) == rows_of(again.cells)
+    assert np.array_equal(space.cell_sizes, again.cell_sizes)
+
+
+def test_the_model_may_be_any() -> None:
+    odd = {**TINY, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 999, "num_hidden_layers": 1}
+    space = build_space(context(odd, num_gpus=6, global_batch_size=30, seq_len=777, trainer="megatron"))
+    assert space.num_layouts == len(space.expand(slice(None))) > 0
+    assert isinstance(space.cells, LayoutBatch)
+    assert dataclasses.is_dataclass(space)
