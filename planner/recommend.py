@@ -140,11 +140,13 @@ def _score(job: Job, sized: _Sized, step: float, device: float) -> float:
 
 def _rank(job: Job, sizes: list[_Sized]) -> list[tuple[_Sized, Layout]]:
     """The layouts to show, best first, that differ in something that matters."""
-    pairs = [(_score(job, sized, step, device), index, layout) for index, sized in enumerate(sizes) for step, device, layout in sized.candidates]
-    pairs.sort(key=lambda item: item[0])
-    batch = LayoutBatch.from_layouts([layout for _, _, layout in pairs])
-    chosen = pareto.different(batch, np.arange(len(pairs)), job.search.top_k)
-    return [(sizes[pairs[row][1]], pairs[row][2]) for row in sorted(chosen)]
+    found = [(sized, step, device, layout) for sized in sizes for step, device, layout in sized.candidates]
+    order = np.argsort([_score(job, sized, step, device) for sized, step, device, _ in found], kind="stable")
+    batch = LayoutBatch.from_layouts([layout for *_, layout in found])
+    step, device = (np.array([entry[i] for entry in found]) for i in (1, 2))
+    chosen = pareto.different(batch, step, device, order, job.search.top_k)
+    place = np.argsort(order)
+    return [(found[row][0], found[row][3]) for row in sorted(chosen, key=lambda row: place[row])]
 
 
 def _plan(job: Job, ports: Ports, sizes: list[_Sized], ranked: list[tuple[_Sized, Layout]], seconds: float) -> Plan:

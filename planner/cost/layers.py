@@ -126,14 +126,13 @@ def _without_checkpointing(site: Site) -> Site:
 
 
 def _logits_bytes(site: Site) -> FloatColumn:
-    """Bytes at the peak of the loss: fp32 log-softmax, its incoming and its outgoing gradient, eager; two of them fused.
-    DTensor's loss_parallel runs eagerly even under torch.compile.
+    """Bytes at the peak of the loss, by the trainer's kernels; the vocabulary is local under a vocabulary-parallel loss.
 
-    Source: aten::log_softmax and nll_loss backward; vocabulary is local under a vocabulary-parallel loss.
+    DTensor's loss_parallel runs eagerly even under torch.compile (torch/distributed/tensor/parallel/loss.py).
     """
     elements = site.product(("tokens", "vocab_loss"))
     sharded = site.batch.tp > 1 if site.rules.fsdp_style else np.zeros(len(site.batch), dtype=np.bool_)
-    return elements * np.where(site.fused & ~sharded, 8.0, 12.0)
+    return elements * np.where(site.fused & ~sharded, site.rules.fused_loss_bytes, site.rules.loss_bytes)
 
 
 def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> dict[str, FloatColumn]:

@@ -84,11 +84,11 @@ def rank_units(batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRul
 def rank_layers(batch: LayoutBatch, model: ModelSpec, rules: TrainerRules, *, every_rank: bool) -> RankLayers:
     """Units of the ranks that can decide time or memory, for U pipelines; `every_rank` for all of them.
 
-    The deciding ranks are the one with the embedding (most microbatches in flight), the fullest of the others, and the
-    one with the head. With every_rank, R is the largest pp and shorter pipelines repeat their last rank.
+    Ranks that hold the same units cost the same and the earliest of them has most microbatches in flight, so the deciding
+    ranks are the first of each kind. R is the largest number of ranks looked at; shorter lists repeat their last rank.
     """
     per_row = [rank_units(batch, row, model, rules) for row in range(len(batch))]
-    chosen = [np.arange(len(units)) if every_rank else _deciding(units) for units in per_row]
+    chosen = [np.arange(len(units)) if every_rank else _first_of_each_kind(units) for units in per_row]
     length = max(len(ranks) for ranks in chosen)
     padded = [np.concatenate([ranks, np.full(length - len(ranks), ranks[-1])]) for ranks in chosen]
     return RankLayers(
@@ -98,8 +98,6 @@ def rank_layers(batch: LayoutBatch, model: ModelSpec, rules: TrainerRules, *, ev
     )
 
 
-def _deciding(units: FloatColumn) -> IntColumn:
-    first, last = int(np.argmax(units[:, -2])), int(np.argmax(units[:, -1]))
-    layers = units[:, :-2].sum(axis=1)
-    layers[[first, last]] -= 0.5
-    return np.array([first, int(np.argmax(layers)), last])
+def _first_of_each_kind(units: FloatColumn) -> IntColumn:
+    _, first = np.unique(units, axis=0, return_index=True)
+    return np.sort(first)

@@ -5,18 +5,26 @@ import numpy as np
 from planner.columns import Column, FloatColumn, IntColumn, LayoutBatch
 
 # Fields in which two shown layouts must differ. The rest (schedule, microbatch, ZeRO stage, switches) is tuned for each.
-STRUCTURE = ("dp_replicate", "cp", "tp", "pp", "ep", "etp", "ac_kind", "precision")
+STRUCTURE = ("cp", "tp", "pp", "ep", "etp", "ac_kind", "precision")
+# Judgement: below these differences two layouts that differ only in checkpointing are one to a reader.
+SAME_TIME, SAME_MEMORY = 0.02, 0.10
 ROUNDING = 1e-9
 
 
-def different(batch: LayoutBatch, order: IntColumn, count: int) -> IntColumn:
-    """The first `count` rows in this order of which no two share the whole structure, filled up with near copies if short."""
+def different(batch: LayoutBatch, step_seconds: FloatColumn, device_bytes: FloatColumn, order: IntColumn, count: int) -> IntColumn:
+    """The first `count` rows in this order of which no two are near copies, filled up with near copies if short.
+
+    Near copies share the whole structure; or share it but for activation checkpointing, with about the same time and memory.
+    """
     columns: list[Column] = [getattr(batch, name) for name in STRUCTURE]
+    degrees: list[Column] = [getattr(batch, name) for name in STRUCTURE if name != "ac_kind"]
     seen: set[tuple[int, ...]] = set()
     chosen: list[int] = []
     for row in order:
         key = tuple(int(column[row]) for column in columns)
-        if key not in seen:
+        alike = [other for other in chosen if all(column[other] == column[row] for column in degrees)]
+        copy = any(_close(step_seconds, row, other, SAME_TIME) and _close(device_bytes, row, other, SAME_MEMORY) for other in alike)
+        if key not in seen and not copy:
             seen.add(key)
             chosen.append(int(row))
             if len(chosen) == count:
@@ -25,6 +33,10 @@ def different(batch: LayoutBatch, order: IntColumn, count: int) -> IntColumn:
         taken = set(chosen)
         chosen += [int(row) for row in order if int(row) not in taken][: count - len(chosen)]
     return np.array(chosen, dtype=np.int64)
+
+
+def _close(column: FloatColumn, row: int, other: int, share: float) -> bool:
+    return abs(float(column[row]) / float(column[other]) - 1.0) < share
 
 
 def front(step_seconds: FloatColumn, device_bytes: FloatColumn, most: int = 20) -> IntColumn:

@@ -23,6 +23,8 @@ class TrainerRules:
     ep_over_replicas: expert parallelism may span dp_replicate (Megatron), not only the sharding ranks (TorchTitan).
     fused_kernels: norms, activations and rotary run as fused kernels without torch.compile (Transformer Engine, flash-attn).
     gradient_dtype: dtype in which gradients stay between microbatches.
+    loss_bytes, fused_loss_bytes: bytes a logit needs at the peak of the loss, eager and with fused kernels. Eager: fp32 log-softmax, its
+        incoming and its outgoing gradient (aten::log_softmax, nll_loss backward); flash-attn's loss works in place.
     vocab_parallel_loss, expandable_segments: default of the training field of that name.
     """
 
@@ -40,6 +42,8 @@ class TrainerRules:
     ep_over_replicas: bool
     fused_kernels: bool
     gradient_dtype: str
+    loss_bytes: float
+    fused_loss_bytes: float
     vocab_parallel_loss: bool
     expandable_segments: bool
     source: str
@@ -56,7 +60,7 @@ _MEGATRON = {
     "zero_stages": frozenset({0, 1, 2, 3}), "schedules": frozenset({"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p", "GPipe"}),
     "precisions": frozenset(PRECISIONS), "ac_kinds": frozenset({"none", "full", "selective-attention", "selective-layer"}),
     "cp_methods": frozenset({"allgather", "alltoall", "ulysses"}), "fsdp_style": False, "ep_over_replicas": True,
-    "fused_kernels": True, "gradient_dtype": "float32", "vocab_parallel_loss": True, "expandable_segments": False,
+    "fused_kernels": True, "gradient_dtype": "float32", "loss_bytes": 8.0, "fused_loss_bytes": 8.0, "vocab_parallel_loss": True, "expandable_segments": False,
 }  # fmt: skip
 
 TRAINERS: Mapping[str, TrainerRules] = {
@@ -67,7 +71,7 @@ TRAINERS: Mapping[str, TrainerRules] = {
             zero_stages=frozenset({0, 2, 3}), schedules=TORCH_SCHEDULES,
             precisions=frozenset({"bf16", "float8-tensorwise", "float8-rowwise", "mxfp8"}),
             ac_kinds=frozenset(AC_KINDS) - {"selective-attention"}, cp_methods=frozenset({"allgather", "alltoall"}),
-            fsdp_style=True, ep_over_replicas=False, fused_kernels=False, gradient_dtype="float32",
+            fsdp_style=True, ep_over_replicas=False, fused_kernels=False, gradient_dtype="float32", loss_bytes=12.0, fused_loss_bytes=8.0,
             vocab_parallel_loss=True, expandable_segments=True,
             source="torchtitan 0.2.2 torchtitan/config/job_config.py and torchtitan/distributed/parallel_dims.py",
         ),
@@ -84,9 +88,9 @@ TRAINERS: Mapping[str, TrainerRules] = {
             name="fsdp", zero_stage=3, zero_stage_under_pp=2, ac="none", layout_defaults={**_COMMON, "reduce_dtype": "bfloat16"},
             zero_stages=frozenset({0, 2, 3}), schedules=TORCH_SCHEDULES, precisions=frozenset(PRECISIONS) - {"nvfp4"},
             ac_kinds=frozenset(AC_KINDS), cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
-            fsdp_style=True, ep_over_replicas=False, fused_kernels=False, gradient_dtype="float32",
+            fsdp_style=True, ep_over_replicas=False, fused_kernels=False, gradient_dtype="float32", loss_bytes=4.0, fused_loss_bytes=4.0,
             vocab_parallel_loss=False, expandable_segments=False,
-            source="llm-foundry FSDP defaults (mixed_precision PURE: bf16 reduce)",
+            source="llm-foundry FSDP defaults (mixed_precision PURE: bf16 reduce; loss_fn fused_crossentropy)",
         ),
         TrainerRules(
             name="internevo", zero_stage=1, zero_stage_under_pp=1, ac="none", layout_defaults=_COMMON,
