@@ -3,6 +3,8 @@
 Source: Megatron-LM core 0.14 megatron/training/arguments.py, megatron/core/transformer/transformer_config.py.
 """
 
+from itertools import groupby
+
 from planner.export.base import Draft
 from planner.specs.model import ModelSpec
 
@@ -28,6 +30,8 @@ def model_arguments(draft: Draft) -> list[str]:
         arguments.append("--qk-layernorm")
     arguments += _mla(model) if model.uses_mla else _attention(model)
     arguments += _experts(model) if model.is_moe else []
+    if model.is_moe and draft.layout.param_dtype == "bfloat16" and draft.layout.precision != "fp16":
+        arguments.append("--moe-grouped-gemm")  # refuses any other dtype
     _check(draft)
     return arguments
 
@@ -58,7 +62,7 @@ def _mla(model: ModelSpec) -> list[str]:
 def _experts(model: ModelSpec) -> list[str]:
     arguments = [
         "--num-experts", str(model.num_experts), "--moe-router-topk", str(model.num_experts_per_tok),
-        "--moe-ffn-hidden-size", str(model.moe_intermediate_size), "--moe-grouped-gemm", "--moe-token-dispatcher-type", "alltoall",
+        "--moe-ffn-hidden-size", str(model.moe_intermediate_size), "--moe-token-dispatcher-type", "alltoall",
         "--moe-router-load-balancing-type", "none" if model.router_correction_bias else "aux_loss",
     ]  # fmt: skip
     if model.shared_expert_intermediate_size:
@@ -67,19 +71,14 @@ def _experts(model: ModelSpec) -> list[str]:
         arguments += ["--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias"]
     places = [int(kind.moe) for kind in model.layer_kinds()]
     if not all(places):
-        arguments += ["--moe-layer-freq", f"({'+'.join(f'[{flag}]*{count}' for flag, count in _runs(places))})"]
+        arguments += ["--moe-layer-freq", _pattern(places)]
     return arguments
 
 
-def _runs(places: list[int]) -> list[tuple[int, int]]:
-    """Run lengths: [0, 0, 1] -> [(0, 2), (1, 1)]."""
-    runs: list[tuple[int, int]] = []
-    for flag in places:
-        if runs and runs[-1][0] == flag:
-            runs[-1] = (flag, runs[-1][1] + 1)
-        else:
-            runs.append((flag, 1))
-    return runs
+def _pattern(flags: list[int]) -> str:
+    """One flag a layer as the list expression that Megatron evaluates: [0, 0, 1] -> "([0]*2+[1]*1)"."""
+    runs = [(flag, len(list(group))) for flag, group in groupby(flags)]
+    return f"({'+'.join(f'[{flag}]*{count}' for flag, count in runs)})"
 
 
 def _check(draft: Draft) -> None:
@@ -99,7 +98,7 @@ def _check(draft: Draft) -> None:
     if lacking:
         draft.gap("model", model.name, f"has what Megatron-LM 0.14 has no argument for: {', '.join(lacking)}", "write the layer spec")
     if any(model.sliding_mask) and not all(model.sliding_mask):
-        rule = "holds for some layers only, which Megatron-LM 0.14 cannot say"
+        rule = "holds for some layers only, which no argument of 0.14 says (0.15: --window-attn-skip-freq)"
         draft.gap("model.sliding_window", model.sliding_window, rule, "expect the time of full attention", blocking=False)
     if model.position_embedding == "rope":
         draft.notes.append("--rotary-base 500000 is assumed: set your model's own.")

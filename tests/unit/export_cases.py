@@ -66,7 +66,8 @@ BASE: dict[str, object] = {
 }  # fmt: skip
 OTHER: dict[str, object] = {
     "dp_replicate": 4, "dp_shard": 8, "cp": 4, "tp": 8, "pp": 8, "ep": 2, "etp": 4, "zero_stage": 3, "sequence_parallel": False,
-    "async_tp": True, "cp_method": "alltoall", "pp_schedule": "LoopedBFS", "virtual_stages": 4, "layers_per_stage": (9, 10, 10, 10, 10, 10, 11, 10),
+    "async_tp": True, "cp_method": "alltoall", "pp_schedule": "LoopedBFS", "virtual_stages": 4,
+    "layers_per_stage": (9, 10, 10, 10, 10, 10, 11, 10),
     "micro_batch_size": 2, "ac": "memory-budget-0.25", "precision": "bf16", "float8_all_gather": True, "param_dtype": "float32",
     "reduce_dtype": "bfloat16", "master_dtype": "bfloat16", "compile": False, "optimizer_in_backward": True, "cpu_offload": True,
 }  # fmt: skip

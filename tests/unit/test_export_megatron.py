@@ -77,6 +77,18 @@ def test_experts_and_latent_attention() -> None:
     assert eval(said["--moe-layer-freq"][0]) == [int(kind.moe) for kind in model("deepseek-v3").layer_kinds()]  # as Megatron does
 
 
+def test_windows_of_some_layers() -> None:
+    exported = make("llama4-scout")
+    assert "--window-size" not in flags_of(exported)
+    assert [gap.fault.field for gap in exported.gaps] == ["model.sliding_window"]
+    assert flags_of(make("mistral-7b"))["--window-size"] == ["4096,0"]
+
+
+def test_grouped_gemm_is_for_bfloat16() -> None:
+    assert "--moe-grouped-gemm" in flags_of(make("mixtral-8x7b"))
+    assert "--moe-grouped-gemm" not in flags_of(make("mixtral-8x7b", precision="fp16"))
+
+
 def test_gpt3_has_biases_and_gelu() -> None:
     said = flags_of(make("gpt3-175b", tp=8, pp=8))
     assert not {"--swiglu", "--disable-bias-linear", "--group-query-attention"} & said.keys()

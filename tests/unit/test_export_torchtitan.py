@@ -2,8 +2,12 @@
 
 import ast
 import json
+import os
 import shlex
+import shutil
+import subprocess
 import tomllib
+from pathlib import Path
 
 import pytest
 from export_cases import BASE, MODELS, OTHER, cluster, layout, layouts, model, training
@@ -348,3 +352,23 @@ def test_toml_reads_back(values: dict) -> None:
     read = flatten(tomllib.loads(write_toml(values)))
     assert repr(read) == repr({key: read[key] for key in read})
     assert {key: repr(value) for key, value in read.items()} == {key: repr(value) for key, value in values.items()}
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("num_gpus", [8, 16])
+def test_the_script_starts_torchrun_with_every_argument(version: str, num_gpus: int, tmp_path: Path) -> None:
+    values = {"pp": 4, "layers_per_stage": (18, 21, 21, 20), "reduce_dtype": "bfloat16", "ac": "memory-budget-0.5"}
+    exported = make(version, num_gpus=num_gpus, **values)  # type: ignore[arg-type]
+    for name, text in exported.files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    spy = tmp_path / "torchrun"
+    spy.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$PYTORCH_CUDA_ALLOC_CONF" "$PYTHONPATH" "$@"\n', encoding="utf-8")
+    spy.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HEAD_NODE": "node-1"}
+    done = subprocess.run(["bash", "launch.sh", "--more"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    allocator, path, *words = done.stdout.splitlines()
+    assert (allocator, path) == ("expandable_segments:True", str(tmp_path))
+    assert [word for word in words if word != "--more"][-len(exported.arguments) :] == list(exported.arguments)
+    assert "--more" in words
+    assert ("--rdzv_endpoint=node-1:29500" in words) == (num_gpus == 16)
