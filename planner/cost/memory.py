@@ -69,13 +69,14 @@ def rank_memory(shapes: RankShapes, batch: LayoutBatch, num_microbatches: FloatC
         (accumulated, activations + shapes.transient_bytes, zero, backward_buffers),
         (gradients, zero, zero, zero),
     ]
-    totals = np.array([sum(parts, zero) for parts in moments])
-    worst = np.argmax(totals, axis=0)
-    picked = [np.choose(worst, [moment[part] for moment in moments]) for part in range(4)]
+    totals = [parts[0] + parts[1] + parts[2] + parts[3] for parts in moments]
+    peak = np.maximum(np.maximum(totals[0], totals[1]), totals[2])
+    at_loss, at_backward = totals[0] == peak, totals[1] == peak
+    picked = [np.where(at_loss, loss, np.where(at_backward, backward, update)) for loss, backward, update in zip(*moments, strict=True)]
     workspace = np.full_like(activations, workspace_bytes)
     return RankMemory(
         parameters=parameters, gradients=picked[0], optimizer=optimizer, activations=picked[1], logits=picked[2], buffers=picked[3],
-        workspace=workspace, allocated=parameters + optimizer + totals.max(axis=0) + workspace,
+        workspace=workspace, allocated=parameters + optimizer + peak + workspace,
     )  # fmt: skip
 
 

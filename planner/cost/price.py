@@ -26,7 +26,7 @@ from planner.specs.training import TrainingSpec
 from planner.work import axes
 from planner.work.axes import local_sizes
 
-CHUNK = 16384
+CHUNK = 32768
 PARTS = ("compute", "recompute", "tp", "cp", "ep", "pp", "fsdp", "dp", "bubble", "optimizer", "other")
 
 

@@ -27,16 +27,17 @@ class RankLayers:
     mean_units: FloatColumn
 
 
-def stage_layers(num_layers: int, num_stages: int, rules: TrainerRules) -> tuple[int, ...]:
+@lru_cache(maxsize=8192)
+def stage_layers(num_layers: int, num_stages: int, *, counts_ends: bool) -> tuple[int, ...]:
     """Layers of each stage, first stage first, by the trainer's own split.
 
     TorchTitan spreads layers plus one for the embedding and one for the head as evenly as it can, earlier stages
     taking the remainder (generate_llm_fqn_per_model_part). Megatron splits evenly where that divides, and otherwise counts the
-    embedding and head as layers too (--account-for-embedding-in-pipeline-split).
+    embedding and head as layers too (--account-for-embedding-in-pipeline-split). counts_ends: always count them.
     """
     if num_stages == 1:
         return (num_layers,)
-    if not rules.fsdp_style and num_layers % num_stages == 0:
+    if not counts_ends and num_layers % num_stages == 0:
         return (num_layers // num_stages,) * num_stages
     per_stage, extra = divmod(num_layers + 2, num_stages)
     sizes = [per_stage + (index < extra) for index in range(num_stages)]
@@ -53,7 +54,7 @@ def layers_of_stages(batch: LayoutBatch, row: int, model: ModelSpec, rules: Trai
     split = int(batch.split[row])
     if split != TRAINER_SPLIT:
         return batch.splits[split]
-    return stage_layers(model.num_hidden_layers, int(batch.pp[row] * batch.virtual_stages[row]), rules)
+    return stage_layers(model.num_hidden_layers, int(batch.pp[row] * batch.virtual_stages[row]), counts_ends=rules.fsdp_style)
 
 
 @lru_cache(maxsize=4096)
@@ -72,13 +73,23 @@ def stage_units(sizes: tuple[int, ...], model: ModelSpec) -> FloatColumn:
 
 def rank_units(batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRules) -> FloatColumn:
     """Units of every pipeline rank of one layout, (pp, K + 2)."""
-    pp, virtual = int(batch.pp[row]), int(batch.virtual_stages[row])
-    stages = stage_units(layers_of_stages(batch, row, model, rules), model)
-    schedule = SCHEDULES[SCHEDULE_NAMES[int(batch.pp_schedule[row])]]
+    sizes = layers_of_stages(batch, row, model, rules)
+    return _rank_units(int(batch.pp[row]), int(batch.virtual_stages[row]), int(batch.pp_schedule[row]), sizes, model)
+
+
+@lru_cache(maxsize=8192)
+def _rank_units(pp: int, virtual: int, schedule: int, sizes: tuple[int, ...], model: ModelSpec) -> FloatColumn:
+    stages = stage_units(sizes, model)
     ranks = np.zeros((pp, stages.shape[1]))
-    for stage in range(len(stages)):
-        ranks[schedule.stage_rank(stage, pp, virtual) if pp > 1 else 0] += stages[stage]
+    holders = SCHEDULES[SCHEDULE_NAMES[schedule]].stage_rank(np.arange(len(stages)), pp, virtual) if pp > 1 else np.zeros(1, dtype=np.int64)
+    np.add.at(ranks, holders, stages)
     return ranks
+
+
+@lru_cache(maxsize=8192)
+def _first_of_each_kind(pp: int, virtual: int, schedule: int, sizes: tuple[int, ...], model: ModelSpec) -> IntColumn:
+    _, first = np.unique(_rank_units(pp, virtual, schedule, sizes, model), axis=0, return_index=True)
+    return np.sort(first)
 
 
 def rank_layers(batch: LayoutBatch, model: ModelSpec, rules: TrainerRules, *, every_rank: bool) -> RankLayers:
@@ -87,8 +98,12 @@ def rank_layers(batch: LayoutBatch, model: ModelSpec, rules: TrainerRules, *, ev
     Ranks that hold the same units cost the same and the earliest of them has most microbatches in flight, so the deciding
     ranks are the first of each kind. R is the largest number of ranks looked at; shorter lists repeat their last rank.
     """
-    per_row = [rank_units(batch, row, model, rules) for row in range(len(batch))]
-    chosen = [np.arange(len(units)) if every_rank else _first_of_each_kind(units) for units in per_row]
+    keys = [
+        (int(batch.pp[row]), int(batch.virtual_stages[row]), int(batch.pp_schedule[row]), layers_of_stages(batch, row, model, rules), model)
+        for row in range(len(batch))
+    ]
+    per_row = [_rank_units(*key) for key in keys]
+    chosen = [np.arange(key[0]) if every_rank else _first_of_each_kind(*key) for key in keys]
     length = max(len(ranks) for ranks in chosen)
     padded = [np.concatenate([ranks, np.full(length - len(ranks), ranks[-1])]) for ranks in chosen]
     return RankLayers(
@@ -96,8 +111,3 @@ def rank_layers(batch: LayoutBatch, model: ModelSpec, rules: TrainerRules, *, ev
         rank=np.array(padded).T,
         mean_units=np.array([units.mean(axis=0) for units in per_row]).T,
     )
-
-
-def _first_of_each_kind(units: FloatColumn) -> IntColumn:
-    _, first = np.unique(units, axis=0, return_index=True)
-    return np.sort(first)

@@ -16,7 +16,7 @@ from planner.search.pareto import STRUCTURE
 from planner.search.space import Space
 
 OOM_LIMIT = 0.05
-ROUND = 2 * CHUNK
+ROUND = CHUNK
 KEEP = 400
 # Judgement: how much slower than the best a layout may be and still be worth pricing for the Pareto front.
 PARETO_SLACK = 1.1
@@ -49,7 +49,7 @@ def screen(pricer: Pricer, space: Space, *, count: int, slack: float = PARETO_SL
     A cell is skipped when its memory floor cannot fit, or its time floor is above both limits.
     """
     cells = np.arange(len(space.cells))
-    bounds = [pricer.floors(space.cells.take(rows)) for rows in _chunks(cells, 16 * CHUNK)]
+    bounds = [pricer.floors(space.cells.take(rows)) for rows in _chunks(cells, 8 * CHUNK)]
     seconds, device = (np.concatenate([np.zeros(0), *(bound[i] for bound in bounds)]) for i in (0, 1))
     may_fit = oom_probability(pricer.profile, pricer.cluster, np.maximum(device, 1.0)) <= OOM_LIMIT
     order = np.argsort(np.where(may_fit, seconds, np.inf), kind="stable")
@@ -62,7 +62,7 @@ def screen(pricer: Pricer, space: Space, *, count: int, slack: float = PARETO_SL
         within = int(np.searchsorted(seconds[order[start:]], limit, side="right"))
         if within == 0:
             break
-        room = int(np.searchsorted(np.cumsum(sizes[start:]), ROUND if np.isfinite(limit) else CHUNK))
+        room = int(np.searchsorted(np.cumsum(sizes[start:]), ROUND if np.isfinite(limit) else ROUND // 2))
         stop = start + max(1, min(within, room))
         pool.add(pricer, space.expand(order[start:stop]))
         start = stop
