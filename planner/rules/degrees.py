@@ -55,24 +55,27 @@ def _width_rule(x: Layout, c: Context) -> str:
 
 
 def _cp_chunks(x: LayoutBatch, c: Context) -> BoolColumn:
-    chunks = HEAD_TAIL * x.cp * (x.tp if c.limits.seq_divisor_always else 1)
-    needed = x.cp > 1 if not c.limits.seq_divisor_always else x.cp >= 1
-    return np.asarray(needed & (c.training.seq_len % chunks != 0))
+    return np.asarray(((x.cp > 1) | c.limits.seq_divisor_always) & ~divides(c.training.seq_len, HEAD_TAIL * x.cp))
 
 
-def _cp_chunks_rule(x: Layout, c: Context) -> str:
+def _tp_chunks(x: LayoutBatch, c: Context) -> BoolColumn:
+    chunks = HEAD_TAIL * x.cp
+    return divides(c.training.seq_len, chunks) & ~divides(c.training.seq_len, chunks * x.tp)
+
+
+def _next_multiple(number: int, divisor: int) -> int:
+    return math.ceil(number / divisor) * divisor
+
+
+def _cp_remedy(x: Layout, c: Context) -> str:
     seq_len = c.training.seq_len
-    if c.limits.seq_divisor_always:
-        return f"seq_len {seq_len} is not divisible by 2 x cp x tp = {HEAD_TAIL * x.cp * x.tp} (load balance, sequence parallelism)"
-    return f"seq_len {seq_len} is not divisible by 2 x cp = {HEAD_TAIL * x.cp} (causal load balance)"
+    longer = f"seq_len {_next_multiple(seq_len, HEAD_TAIL * x.cp)}"
+    return f"try {longer}" if seq_len % HEAD_TAIL else f"try cp {_fitting(seq_len // HEAD_TAIL, x.cp)}, or {longer}"
 
 
-def _cp_chunks_remedy(x: Layout, c: Context) -> str:
-    tp = x.tp if c.limits.seq_divisor_always else 1
-    chunks = HEAD_TAIL * x.cp * tp
-    above = f"seq_len {math.ceil(c.training.seq_len / chunks) * chunks}"
-    share = c.training.seq_len // (HEAD_TAIL * tp) if c.training.seq_len % (HEAD_TAIL * tp) == 0 else 0
-    return f"try cp {_fitting(share)}, or {above}" if share else f"try {above}"
+def _tp_remedy(x: Layout, c: Context) -> str:
+    chunks = HEAD_TAIL * x.cp
+    return f"try tp {_fitting(c.training.seq_len // chunks, x.tp)}, or seq_len {_next_multiple(c.training.seq_len, chunks * x.tp)}"
 
 
 def _sp_broken(x: LayoutBatch, c: Context) -> BoolColumn:
@@ -119,8 +122,20 @@ DEGREE_RULES: tuple[Rule, ...] = (
         remedy=lambda x, c: f"try tp {_fitting(math.gcd(*(width for _, width in _mlp_widths(c)), c.model.num_attention_heads))}",
     ),
     Rule(
-        key="cp does not cut the sequence evenly", field="cp", reads=frozenset({"cp", "tp"}),
-        broken=_cp_chunks, rule=_cp_chunks_rule, remedy=_cp_chunks_remedy,
+        key="cp does not cut the sequence evenly", field="cp", reads=frozenset({"cp"}),
+        broken=_cp_chunks,
+        rule=lambda x, c: f"seq_len {c.training.seq_len} is not divisible by 2 x cp = {HEAD_TAIL * x.cp} (causal load balance)",
+        remedy=_cp_remedy,
+    ),
+    Rule(
+        key="tp does not cut the sequence evenly", field="tp", reads=frozenset({"cp", "tp"}),
+        applies=lambda c: c.limits.seq_divisor_always,
+        broken=_tp_chunks,
+        rule=lambda x, c: (
+            f"seq_len {c.training.seq_len} is not divisible by 2 x cp x tp = {HEAD_TAIL * x.cp * x.tp} "
+            f"(causal load balance, sequence parallelism)"
+        ),
+        remedy=_tp_remedy,
     ),
     Rule(
         key="tp does not cut the sequence evenly", field="sequence_parallel", reads=frozenset({"cp", "tp", "sequence_parallel"}),

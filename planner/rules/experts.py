@@ -55,7 +55,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         applies=lambda c: c.model.is_moe,
         broken=_etp_width,
         rule=lambda x, c: f"etp={x.etp} (tp={x.tp}) does not divide {c.model.name}'s moe_intermediate_size {c.model.moe_intermediate_size}",
-        remedy=lambda x, c: f"try etp {choices(divisors(c.model.moe_intermediate_size))}",
+        remedy=lambda x, c: f"try etp {choices(d for d in divisors(c.model.moe_intermediate_size) if d <= max(x.etp, x.tp))}",
     ),
     Rule(
         key="ep x etp does not divide its ranks", field="ep", reads=frozenset({"dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"}),

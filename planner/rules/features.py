@@ -7,7 +7,7 @@ import numpy as np
 from planner.columns import BoolColumn, LayoutBatch
 from planner.rules.base import Context, Rule, choices, in_set, sharding_degree
 from planner.schedules import SCHEDULES
-from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS
+from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, Layout
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 
 TENSORWISE, MXFP8 = PRECISIONS.index("float8-tensorwise"), PRECISIONS.index("mxfp8")
@@ -30,6 +30,11 @@ def gpu_precisions(c: Context) -> tuple[str, ...]:
 
 def _both(c: Context) -> str:
     return choices(name for name in gpu_precisions(c) if name in c.trainer.precisions) if _any_both(c) else "another GPU or trainer"
+
+
+def _missing(x: Layout, c: Context) -> str:
+    missing = [dtype for dtype in NEEDS[x.precision] if dtype not in c.cluster.gpu.peak_flops_per_second]
+    return " and ".join("microscaling" if dtype == "fp4" else dtype for dtype in missing)
 
 
 def _any_both(c: Context) -> bool:
@@ -93,10 +98,7 @@ _PRECISION_RULES: tuple[Rule, ...] = (
     Rule(
         key="GPU lacks the precision", field="precision", reads=frozenset({"precision"}),
         broken=lambda x, c: ~in_set(x.precision, PRECISIONS, gpu_precisions(c)),
-        rule=lambda x, c: (
-            f"{c.cluster.gpu.name} has no {' and '.join(d for d in NEEDS[x.precision] if d not in c.cluster.gpu.peak_flops_per_second)} "
-            f"units, which {x.precision} needs"
-        ),
+        rule=lambda x, c: f"{c.cluster.gpu.name} has no {_missing(x, c)} units, which {x.precision} needs",
         remedy=lambda x, c: f"use {_both(c)}",
     ),
     Rule(

@@ -57,9 +57,9 @@ CASES = [
          {"model": "phi3-medium"}, "tp=16 does not divide 40 attention heads"),
     Case("tp does not divide the KV heads", {"tp": 16}, {"tp": 8}, text="tp=16 does not divide 8 KV heads of llama3-8b"),
     Case("tp does not divide the MLP width", {"tp": 4}, {"tp": 2}, {"model": {"base": "llama3-8b", "intermediate_size": 14338}}, "14338"),
-    Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2}, {"seq_len": 4100, "num_gpus": 8}, "2 x cp x tp = 16"),
+    Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2}, {"seq_len": 4100, "num_gpus": 8}, "2 x cp = 16"),
     Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2}, {"seq_len": 4100, **MEGATRON}, "2 x cp = 16"),
-    Case("cp does not cut the sequence evenly", {"tp": 8}, {"tp": 2}, {"seq_len": 4100}, "2 x cp x tp = 16"),
+    Case("tp does not cut the sequence evenly", {"tp": 8}, {"tp": 2}, {"seq_len": 4100}, "2 x cp x tp = 16"),
     Case("tp does not cut the sequence evenly", {"tp": 8}, {"tp": 8, "sequence_parallel": False}, {"seq_len": 4100, **MEGATRON}, "tp=8"),
     Case(
         "ulysses needs cp to divide the heads of a TP rank", {"tp": 4, "cp": 4, "cp_method": "ulysses"},
@@ -121,7 +121,7 @@ CASES = [
     Case("CPU offload needs shards", {"zero_stage": 0, "cpu_offload": True}, {"zero_stage": 1, "cpu_offload": True}, MEGATRON),
     Case("trainer lacks the precision", {"precision": "fp16"}, {"precision": "float8-rowwise"}, text="torchtitan does not train in fp16"),
     Case("GPU lacks the precision", {"precision": "float8-rowwise"}, {"precision": "bf16"}, {"gpu": A100}, "has no fp8 units"),
-    Case("GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-tensorwise"}, text="has no fp4 units"),
+    Case("GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-tensorwise"}, text="has no microscaling units"),
     Case("GPU lacks the precision", {"precision": "nvfp4"}, {"precision": "float8-blockwise"}, MEGATRON),
     Case("float8 tensorwise with TP lacks MLA", {"tp": 8, "precision": "float8-tensorwise"}, {"tp": 8, "precision": "float8-rowwise"}, DS3),
     Case("mxfp8 with TP excludes compile", {"tp": 2, "precision": "mxfp8", "compile": True}, {"tp": 2, "precision": "mxfp8"},
@@ -173,6 +173,19 @@ def test_a_message_has_numbers_rule_and_remedy() -> None:
     (violation,) = violations(resolve(c, {"tp": 16}), c.model, c.cluster, c.training)
     assert (violation.field, violation.value) == ("tp", 16)
     assert f"{violation.rule}; {violation.remedy}" == "tp=16 does not divide 8 KV heads of llama3-8b; try tp 1, 2, 4 or 8"
+
+
+def test_torchtitan_refuses_an_odd_sequence() -> None:
+    c = context(seq_len=4099)
+    (violation,) = violations(resolve(c, {}), c.model, c.cluster, c.training)
+    assert violation.remedy == "try seq_len 4100"
+    assert broken_keys(context(seq_len=4099, **MEGATRON), {}) == set()
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_schedules_demand_from_two_ranks_on(pp: int) -> None:
+    key = "Interleaved1F1B refuses the number of stages a rank"
+    assert key in broken_keys(context(), {"pp": pp, "pp_schedule": "Interleaved1F1B", "virtual_stages": 1})
 
 
 def test_all_faults_at_once() -> None:

@@ -130,6 +130,11 @@ def test_what_cannot_win_is_left_out() -> None:
     assert not batch.optimizer_in_backward.any()
 
 
+@pytest.mark.parametrize(("seq_len", "largest"), [(128, 1), (256, 2), (511, 1), (512, 4)])
+def test_a_context_rank_keeps_a_tile_of_attention(seq_len: int, largest: int) -> None:
+    assert build_space(context(seq_len=seq_len, trainer="megatron")).cells.cp.max() == largest
+
+
 def test_large_microbatches_stop_where_nothing_fits() -> None:
     c = context("llama3-70b", num_gpus=8, global_batch_size=1024, seq_len=8192)
     cells = build_space(c).cells
