@@ -1,0 +1,34 @@
+"""Alembic's entry: runs migrations on the connection that `api.storage.migrate` holds, or on PLANNER_DATABASE_URL."""
+
+from sqlalchemy import Connection
+
+from alembic import context
+from api.settings import load_settings
+from api.storage.engine import make_engine, normalise_url
+from api.storage.migrate import VERSION_TABLE
+from api.storage.tables import Base
+
+
+def _run(connection: Connection) -> None:
+    context.configure(
+        connection=connection,
+        target_metadata=Base.metadata,
+        version_table=VERSION_TABLE,
+        transactional_ddl=True,
+        transaction_per_migration=False,
+        render_as_batch=connection.dialect.name == "sqlite",
+    )
+    context.run_migrations()
+
+
+connection = context.config.attributes.get("connection")
+if connection is not None:
+    _run(connection)
+elif context.is_offline_mode():
+    context.configure(url=normalise_url(load_settings().database_url), version_table=VERSION_TABLE, literal_binds=True)
+    with context.begin_transaction():
+        context.run_migrations()
+else:
+    with make_engine(normalise_url(load_settings().database_url)).connect() as own:
+        _run(own)
+        own.commit()

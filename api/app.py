@@ -1,0 +1,52 @@
+"""The FastAPI app. `planner-cli serve` runs it; `uvicorn --factory api.app:create_app` does too (then mind the address yourself)."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+
+import anyio
+from fastapi import FastAPI
+
+from api import problems
+from api.routes import catalog, estimates, health, plans
+from api.settings import Settings
+from api.wiring import Wiring, wire
+from planner.errors import StoreError
+
+ABOUT = "Finds the parallel layout that trains a large model fastest on a given cluster, and says how sure it is."
+
+
+def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -> FastAPI:
+    """The service on these settings, or on the environment's. Raises SpecError for wrong settings."""
+    outside = wiring or wire(settings)
+    _ = outside.settings.keys  # a wrong PLANNER_API_KEYS stops the start, not the first request
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.limiter = anyio.CapacityLimiter(outside.settings.planning_threads)
+        await anyio.to_thread.run_sync(_first_use, outside)
+        yield
+        if "engine" in outside.__dict__:
+            outside.engine.dispose()
+
+    app = FastAPI(title="planner", version=_version(), description=ABOUT, lifespan=lifespan)
+    app.state.wiring = outside
+    problems.install(app)
+    for router in (plans.router, estimates.router, catalog.router, health.router):
+        app.include_router(router)
+    return app
+
+
+def _first_use(wiring: Wiring) -> None:
+    """Creates a SQLite database at the start. A database that is down or not migrated shows in /readyz, and may come up later."""
+    try:
+        _ = wiring.store
+    except StoreError as error:
+        problems.log.warning("%s", error)
+
+
+def _version() -> str:
+    try:
+        return version("planner")
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,181 @@
+"""What the catalogue knows, as plain mappings for the command line and the service."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from planner.errors import UnknownNameError
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One part of the catalogue: its names, one entry in full, and one line of a list."""
+
+    names: Callable[[], list[str]]
+    entry: Callable[[str], Entry]
+    line: Callable[[str], Entry]
+
+
+def kind_of(name: str) -> Kind:
+    """The part of this name. Raises UnknownNameError."""
+    if name not in KINDS:
+        raise UnknownNameError("kind", name, KINDS, "part of the catalogue")
+    return KINDS[name]
+
+
+def catalog_list(kind: str) -> list[Entry]:
+    """One line an entry, sorted by name. Raises UnknownNameError."""
+    part = kind_of(kind)
+    return [part.line(name) for name in part.names()]
+
+
+def catalog_entry(kind: str, name: str) -> Entry:
+    """One entry in full. Raises UnknownNameError."""
+    return kind_of(kind).entry(name)
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+
+def _model_names() -> list[str]:
+    from planner.catalog.models import model_names
+
+    return model_names()
+
+
+def _model_line(name: str) -> Entry:
+    from planner.catalog.models import load_model
+
+    model = load_model(name)
+    return {
+        "name": name, "parameters": model.total_parameters(), "active_parameters": model.active_parameters(),
+        "num_hidden_layers": model.num_hidden_layers, "hidden_size": model.hidden_size, "num_experts": model.num_experts,
+        "vocab_size": model.vocab_size,
+    }  # fmt: skip
+
+
+def _model_entry(name: str) -> Entry:
+    from planner.catalog.models import load_model, model_entry
+
+    entry, model = model_entry(name), load_model(name)
+    return {
+        "name": entry.name, "aliases": list(entry.aliases), "source": entry.source, "notes": entry.notes,
+        "published_parameters": entry.published_parameters, "published_parameters_exact": entry.exact,
+        "parameters": model.total_parameters(), "active_parameters": model.active_parameters(), "model": dict(entry.keys),
+    }  # fmt: skip
+
+
+# ---- GPUs and clusters ----------------------------------------------------------------------------------------------
+
+
+def _gpu_names() -> list[str]:
+    from planner.catalog.clusters import gpu_names
+
+    return list(gpu_names())
+
+
+def _gpu_line(name: str) -> Entry:
+    from planner.catalog.clusters import load_gpu
+
+    gpu = load_gpu(name)
+    return {
+        "name": name, "memory_bytes": gpu.memory_bytes, "memory_bandwidth_bytes_per_second": gpu.memory_bandwidth_bytes_per_second,
+        "bf16_flops_per_second": gpu.peak_flops_per_second.get("bf16"), "fp8_flops_per_second": gpu.peak_flops_per_second.get("fp8"),
+        "power_limit_watts": gpu.power_limit_watts,
+    }  # fmt: skip
+
+
+def _gpu_entry(name: str) -> Entry:
+    from planner.catalog.clusters import load_gpu
+
+    return load_gpu(name).model_dump(mode="json")
+
+
+def _cluster_names() -> list[str]:
+    from planner.catalog.clusters import cluster_names
+
+    return list(cluster_names())
+
+
+def _cluster_line(name: str) -> Entry:
+    from planner.catalog.clusters import load_cluster
+
+    cluster = load_cluster(name)
+    return {"name": name, "gpu": cluster.gpu.name, "num_gpus": cluster.num_gpus, "gpus_per_node": cluster.gpus_per_node}
+
+
+def _cluster_entry(name: str) -> Entry:
+    from planner.catalog.clusters import cluster_document, load_cluster
+
+    return {"name": name, **cluster_document(name), "resolved": load_cluster(name).model_dump(mode="json")}
+
+
+# ---- schedules and defaults -----------------------------------------------------------------------------------------
+
+
+def _schedule_names() -> list[str]:
+    from planner.specs.layout import SCHEDULES
+
+    return list(SCHEDULES)
+
+
+def _schedule_line(name: str) -> Entry:
+    from planner.schedules import schedule
+
+    found = schedule(name)
+    stages = "1" if found.single_stage else "2" if found.v_shaped else "2 or more"
+    return {"name": name, "stages_per_rank": stages, "splits_backward": found.splits_backward, "about": _first_line(found)}
+
+
+def _schedule_entry(name: str) -> Entry:
+    from planner.schedules import schedule
+    from planner.specs.trainers import TRAINERS
+
+    found = schedule(name)
+    rules = [rule.rule.replace("{", "").replace("}", "") for rule in found.rules()]
+    trainers = [trainer.name for trainer in TRAINERS.values() if name in trainer.schedules]
+    return {**_schedule_line(name), "v_shaped": found.v_shaped, "rules": rules, "trainers": trainers}
+
+
+def _first_line(thing: object) -> str:
+    return (type(thing).__doc__ or "").strip().partition("\n")[0]
+
+
+def _trainer_names() -> list[str]:
+    from planner.specs.trainers import TRAINERS
+
+    return list(TRAINERS)
+
+
+def _trainer_entry(name: str) -> Entry:
+    from planner.specs.trainers import TRAINERS
+
+    if name not in TRAINERS:
+        raise UnknownNameError("name", name, TRAINERS, "trainer")
+    rules = TRAINERS[name]
+    return {field.name: _plain(getattr(rules, field.name)) for field in fields(rules)}
+
+
+def _trainer_line(name: str) -> Entry:
+    entry = _trainer_entry(name)
+    return {
+        "name": name, "zero_stage": entry["zero_stage"], "zero_stage_under_pp": entry["zero_stage_under_pp"], "ac": entry["ac"],
+        **entry["layout_defaults"],
+    }  # fmt: skip
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, frozenset):
+        return sorted(_plain(item) for item in value)  # type: ignore[type-var]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+KINDS: dict[str, Kind] = {
+    "models": Kind(_model_names, _model_entry, _model_line),
+    "gpus": Kind(_gpu_names, _gpu_entry, _gpu_line),
+    "clusters": Kind(_cluster_names, _cluster_entry, _cluster_line),
+    "schedules": Kind(_schedule_names, _schedule_entry, _schedule_line),
+    "defaults": Kind(_trainer_names, _trainer_entry, _trainer_line),
+}

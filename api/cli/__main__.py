@@ -1,0 +1,5 @@
+"""`python -m api.cli` is planner-cli."""
+
+from api.cli import main
+
+main()

@@ -1,0 +1,86 @@
+"""`planner-cli accuracy`: predicted against measured, over published rows or a file of one's own."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from planner.calibration.accuracy import Row
+
+NAME = "accuracy"
+PUBLIC_ROWS = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
+
+
+def command(
+    jobs: Annotated[
+        str | None, typer.Option(help="File with one measured job a line; the repository's published rows unless given.")
+    ] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every row too.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+) -> None:
+    """Errors of time and memory on measured runs, by trainer, GPU and group."""
+    import json as json_module
+
+    from api.cli.output import make_console, note, show
+    from planner.calibration.report import report
+
+    measured, malformed = read_rows(jobs)
+    for line, error in malformed:
+        note(f"line {line}: {error}")
+    result = report(measured)
+    if json:
+        body = {"malformed": len(malformed), **result.as_dict()}
+        typer.echo(json_module.dumps(body if not rows else {**body, "rows": [_row(row) for row in measured]}, indent=2))
+        return
+    from api.render.accuracy import accuracy_view, rows_view
+
+    console = make_console()
+    show(accuracy_view(result), console)
+    if rows:
+        show(rows_view(measured), console)
+
+
+def read_rows(path: str | None) -> "tuple[list[Row], list[tuple[int, str]]]":
+    """(rows with their estimates, (line, error) of what could not be read). Raises SpecError for a file that is not there."""
+    from api.reading import read_json
+    from api.service import Refusal, estimate_many, parse_for_estimate
+    from planner.calibration.accuracy import Row
+    from planner.errors import PlannerError
+
+    rows: list[Row] = []
+    malformed: list[tuple[int, str]] = []
+    for number, text in enumerate(_lines(path), start=1):
+        if not text.strip():
+            continue
+        try:
+            job = parse_for_estimate(read_json(text, "job"), allow_files=True)
+        except PlannerError as error:
+            malformed.append((number, str(error)))
+            continue
+        (answer,) = estimate_many([job.request], allow_files=True)
+        if isinstance(answer, Refusal):
+            malformed.append((number, str(answer.error)))
+        else:
+            rows.append(Row.build(job, answer))
+    return rows, malformed
+
+
+def _lines(path: str | None) -> list[str]:
+    from api.errors import fault
+
+    chosen = PUBLIC_ROWS if path is None else Path(path)
+    try:
+        return chosen.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise fault("--jobs", str(chosen), f"cannot be read ({reason})", "give a file with one JSON job a line") from None
+
+
+def _row(row: "Row") -> dict[str, object]:
+    estimate = row.estimate
+    return {
+        "id": row.job.id, "status": row.status, "measured_step_seconds": row.measured_seconds, "step_seconds": estimate.step_seconds,
+        "measured_peak_allocated_bytes": row.measured_allocated_bytes, "peak_allocated_bytes": estimate.peak_allocated_bytes,
+        "measured_peak_reserved_bytes": row.measured_reserved_bytes, "peak_reserved_bytes": estimate.peak_reserved_bytes, "fits": estimate.fits,
+    }  # fmt: skip

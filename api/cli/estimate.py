@@ -1,0 +1,128 @@
+"""`planner-cli estimate`: layouts priced, one in words or many as JSON lines."""
+
+import sys
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from api.service import Refusal
+
+NAME = "estimate"
+CHUNK = 256
+MAX_LINE_BYTES = 10_000_000
+
+
+def command(
+    job: Annotated[str | None, typer.Option(help="YAML or JSON file of a job with a layout, - for stdin.")] = None,
+    jobs: Annotated[str | None, typer.Option(help="File with one JSON job a line, - for stdin; answers one JSON line each.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+) -> None:
+    """Price layouts: time, memory, and how sure."""
+    from api.errors import fault
+
+    if (job is None) == (jobs is None):
+        raise fault("--job", job, "exactly one of --job and --jobs is needed", "give --job FILE, or --jobs FILE.jsonl")
+    if jobs is not None:
+        _many(jobs)
+    elif job is not None:
+        _one(job, as_json=json)
+
+
+def _one(path: str, *, as_json: bool) -> None:
+    from api.cli.output import make_console, show
+    from api.reading import read_mapping_file
+    from api.service import estimate_one
+    from api.wiring import wire
+
+    values = read_mapping_file(path, "--job")
+    _, estimate = estimate_one(wire(), values, allow_files=True)
+    if as_json:
+        typer.echo(estimate.model_dump_json(indent=2))
+        return
+    from api.render.estimate import estimate_view
+    from api.service import parse_job
+
+    console = make_console()
+    parsed = parse_job(values, allow_files=True)
+    show(estimate_view(estimate, parsed, console.width, letters=not console.is_terminal or console.no_color), console)
+
+
+def _many(path: str) -> None:
+    """Answers chunk by chunk, so that a long file needs little memory and its first answers come soon."""
+    import json
+
+    from api.errors import fault
+    from api.service import Refusal, estimate_many
+
+    num_readable = 0
+    chunk: list[object] = []
+
+    def answer() -> None:
+        for entry in estimate_many(chunk, allow_files=True):
+            line = json.dumps(entry.as_dict(), default=str) if isinstance(entry, Refusal) else entry.model_dump_json()
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+        chunk.clear()
+
+    for value in _lines(path):
+        num_readable += not isinstance(value, Refusal)
+        chunk.append(value)
+        if len(chunk) >= CHUNK:
+            answer()
+    answer()
+    if not num_readable:
+        raise fault("--jobs", path, "holds no line that could be read", "write one JSON object a line")
+
+
+def _lines(path: str) -> "Iterator[Any | Refusal]":
+    """The value of every line; a line that is no JSON object is a Refusal."""
+    from api.errors import fault
+    from api.reading import read_json
+    from api.service import Refusal
+    from planner.errors import SpecError
+
+    for number, line in enumerate(_raw_lines(path), start=1):
+        field = f"line {number}"
+        try:
+            if len(line) > MAX_LINE_BYTES:
+                raise fault(field, None, f"is longer than {MAX_LINE_BYTES:,} bytes", "write one job a line")
+            value = read_json(line, field)
+            if not isinstance(value, dict):
+                raise fault(field, value, "is no JSON object", "write one job a line")
+            yield value
+        except SpecError as error:
+            yield Refusal(None, error)
+
+
+def _raw_lines(path: str) -> Iterator[bytes]:
+    from pathlib import Path
+
+    from api.errors import fault
+
+    remedy = "give the path of a .jsonl file, or - for standard input"
+    try:
+        if path == "-":
+            yield from _bounded(sys.stdin.buffer)
+            return
+        file = Path(path).expanduser()
+        if file.is_dir():
+            raise fault("--jobs", path, "is a directory, not a file", remedy)
+        with file.open("rb") as stream:
+            yield from _bounded(stream)
+    except FileNotFoundError:
+        raise fault("--jobs", path, "no such file", remedy) from None
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        raise fault("--jobs", path, f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy) from None
+
+
+def _bounded(stream: IO[bytes]) -> Iterator[bytes]:
+    """Lines without their end; of an endless line only as much as shows that it is too long, the rest is skipped."""
+    while line := stream.readline(MAX_LINE_BYTES + 2):
+        rest = line
+        while not rest.endswith(b"\n") and len(rest) > MAX_LINE_BYTES:
+            rest = stream.readline(MAX_LINE_BYTES + 2)
+        yield line.rstrip(b"\r\n")

@@ -1,0 +1,46 @@
+"""`planner-cli export`: a ranked layout of a stored plan in a trainer's own words."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+NAME = "export"
+
+
+def command(
+    plan_id: Annotated[str, typer.Argument(metavar="PLAN_ID", help="Id that `recommend` printed.")],
+    rank: Annotated[int, typer.Option(help="Which of its layouts.")] = 1,
+    format: Annotated[str, typer.Option("--format", help="torchtitan or megatron.")] = "torchtitan",
+    trainer_version: Annotated[str | None, typer.Option(help="Version of the trainer that will run it.")] = None,
+    save_dir: Annotated[Path | None, typer.Option(help="Write the files here instead of printing them.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+) -> None:
+    """Write the configuration and command that run a layout."""
+    import json as encoder
+
+    from api.cli.output import note, say
+    from api.cli.saving import write_folder
+    from api.errors import lines_of
+    from api.service import export_rank
+    from api.wiring import wire
+    from planner.errors import SpecError
+
+    exported = export_rank(wire().store.get_plan(plan_id), rank, to=format, version=trainer_version)
+    if save_dir is not None:
+        write_folder(save_dir, exported.files)
+    if json:
+        typer.echo(encoder.dumps(exported.as_dict(), indent=2, default=str))
+        return
+    if exported.blockers:
+        for line in lines_of(SpecError(exported.blockers)):
+            note(f"warning: {line}")
+    for line in exported.notes:
+        note(f"note: {line}")
+    if save_dir is not None:
+        say(f"cd {shlex.quote(str(save_dir))} && {shlex.join(exported.command)}")
+        return
+    for name, text in exported.files.items():
+        say(f"# ---- {name}\n{text.rstrip()}\n")
+    say(f"# ---- run in the folder of these files\n{shlex.join(exported.command)}")

@@ -1,0 +1,76 @@
+"""What commands say: results to stdout, notes and errors to stderr."""
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+PIPED_WIDTH = 110
+MAX_WIDTH = 130
+MIN_WIDTH = 40
+
+
+def error_line(text: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(_printable(f"error: {text}\n", sys.stderr.encoding))
+
+
+def note(text: str) -> None:
+    """One line on stderr about something that is not an error."""
+    sys.stderr.write(_printable(f"{text}\n", sys.stderr.encoding))
+
+
+def progress(text: str) -> None:
+    """One line on stderr, only where a person watches."""
+    if sys.stderr.isatty():
+        note(text)
+
+
+def say(text: str) -> None:
+    """One line on stdout."""
+    sys.stdout.write(_printable(f"{text}\n", sys.stdout.encoding))
+
+
+def flush_output() -> None:
+    """Pushes stdout out, so that a closed pipe shows here and not at interpreter exit."""
+    sys.stdout.flush()
+
+
+def _printable(text: str, encoding: str | None) -> str:
+    name = encoding or "utf-8"
+    return text.encode(name, "backslashreplace").decode(name)
+
+
+def make_console() -> "Console":
+    """A console on stdout: as wide as the terminal, PIPED_WIDTH in a pipe; colours only on a terminal and without NO_COLOR."""
+    from rich.console import Console
+
+    # With a terminal rich asks the terminal itself; COLUMNS overrides both.
+    asked = os.environ.get("COLUMNS", "")
+    width = int(asked) if asked.isascii() and asked.isdigit() else None if sys.stdout.isatty() else PIPED_WIDTH
+    console = Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+    console.width = max(MIN_WIDTH, min(console.width, MAX_WIDTH))
+    return console
+
+
+def show(renderable: "RenderableType", console: "Console | None" = None) -> None:
+    """A rich object on stdout, trailing blanks removed where nobody sees colours."""
+    console = console or make_console()
+    if console.is_terminal:
+        console.print(renderable)
+        return
+    for line in as_text(renderable, console.width).splitlines():
+        say(line)
+
+
+def as_text(renderable: "RenderableType", width: int = PIPED_WIDTH) -> str:
+    """The object as plain text."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    stream = StringIO()
+    Console(file=stream, width=width, highlight=False, markup=False, emoji=False, no_color=True).print(renderable)
+    return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())

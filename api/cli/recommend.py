@@ -1,0 +1,57 @@
+"""`planner-cli recommend`: a model and a cluster in, a ranked plan out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+NAME = "recommend"
+
+
+def command(
+    model: Annotated[str | None, typer.Option(help="Catalogue name, Hugging Face id, or path to a config.json.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Name of the GPU, as in `catalog gpus`.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Name of a cluster, or a YAML file; instead of --gpu.")] = None,
+    num_gpus: Annotated[str | None, typer.Option(help='A number, a range "64..1024", or a list "64,96".')] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
+    global_batch_size: Annotated[int | None, typer.Option(help="Sequences of a step.")] = None,
+    trainer: Annotated[str | None, typer.Option(help="Software whose rules apply: torchtitan (default), megatron, ...")] = None,
+    job: Annotated[str | None, typer.Option(help="YAML or JSON file of the job, - for stdin; flags override it.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="How many layouts to rank.")] = None,
+    fix: Annotated[list[str] | None, typer.Option(help="Fix a layout field: tp=8. May be repeated.")] = None,
+    allow: Annotated[list[str] | None, typer.Option(help="Allow only these values: precision=bf16,float8-rowwise.")] = None,
+    objective: Annotated[str | None, typer.Option(help="throughput (default), memory, time, cost or energy.")] = None,
+    probe: Annotated[int | None, typer.Option(help="Measure up to this many layouts on real GPUs.")] = None,
+    current: Annotated[str | None, typer.Option(help="File with the layout you run today, to compare with.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="How layouts beyond enumeration are sampled.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampler.")] = None,
+    save_dir: Annotated[Path | None, typer.Option(help="Write the plan and runnable files of every rank here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+) -> None:
+    """Rank the layouts that train MODEL fastest on this cluster."""
+    from api.cli.flags import JobFlags
+    from api.cli.output import make_console, note, progress, show
+    from api.cli.saving import check_target, save_plan
+    from api.service import make_plan
+    from api.wiring import wire
+
+    flags = JobFlags(
+        job=job, model=model, gpu=gpu, cluster=cluster, num_gpus=num_gpus, fix=fix or (), allow=allow or (), current=current, probe=probe,
+        training={"seq_len": seq_len, "global_batch_size": global_batch_size, "trainer": trainer},
+        search={"top_k": top_k, "objective": objective, "sampler": sampler, "seed": seed},
+    )  # fmt: skip
+    values = flags.values()
+    if save_dir is not None:
+        check_target(save_dir)
+    plan = make_plan(wire(), values, allow_files=True, progress=progress)
+    if save_dir is not None:
+        save_plan(plan, save_dir)
+        note(f"saved to {save_dir}")
+    if json:
+        typer.echo(plan.model_dump_json(indent=2))
+        return
+    from api.render.plan import plan_view
+
+    console = make_console()
+    saved = str(save_dir) if save_dir is not None else None
+    show(plan_view(plan, console.width, letters=not console.is_terminal or console.no_color, saved=saved), console)

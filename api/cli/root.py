@@ -1,0 +1,104 @@
+"""The commands in one tree, and the one place where an error becomes text and an exit code."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from api.cli import catalog, db, doctor, estimate, explain, export, recommend, serve
+from api.cli.output import error_line, flush_output
+from planner.errors import PlannerError
+
+EXIT_BUG, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+ClickError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+
+app = typer.Typer(
+    name="planner-cli",
+    help="Finds the parallel layout that trains a large model fastest on a given cluster, and says how sure it is.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+for module in (recommend, estimate, explain, catalog, export, serve, doctor):
+    app.command(module.NAME)(module.command)
+app.add_typer(db.app, name="db")
+
+
+@app.callback(invoke_without_command=True)
+def _root(ctx: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+    if version:
+        from importlib.metadata import PackageNotFoundError
+        from importlib.metadata import version as version_of
+
+        try:
+            typer.echo(version_of("planner"))
+        except PackageNotFoundError:
+            typer.echo("a checkout that is not installed")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code; nothing escapes as a traceback unless PLANNER_DEBUG is set."""
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(args=list(arguments), prog_name="planner-cli", standalone_mode=False)
+        flush_output()
+        return result if isinstance(result, int) else 0
+    except PlannerError as error:
+        return _told(error, as_json="--json" in arguments)
+    except ClickError as error:
+        return _usage(error, as_json="--json" in arguments)
+    except (KeyboardInterrupt, typer.Abort):
+        error_line("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return _bug(error, as_json="--json" in arguments)
+
+
+def _told(error: PlannerError, *, as_json: bool) -> int:
+    from api.errors import answer_to, lines_of
+
+    for line in lines_of(error):
+        error_line(line)
+    if as_json:
+        _error_object(error.as_dict())
+    _raise_for_developers()
+    return answer_to(error).exit_code
+
+
+def _usage(error: Exception, *, as_json: bool) -> int:
+    message = " ".join(str(getattr(error, "format_message", error.__str__)()).split())
+    context = getattr(error, "ctx", None)
+    remedy = f"see {context.command_path if context else 'planner-cli'} --help"
+    error_line(f"{message} {remedy}" if message.endswith(".") else f"{message}; {remedy}")
+    if as_json:
+        _error_object({"type": "usage", "field": None, "value": None, "message": message, "remedy": remedy})
+    return EXIT_USAGE
+
+
+def _bug(error: Exception, *, as_json: bool) -> int:
+    message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    sys.stderr.write(f"bug: {message}; PLANNER_DEBUG=1 shows where, please report it\n")
+    if as_json:
+        _error_object({"type": "bug", "field": None, "value": None, "message": message, "remedy": "run with PLANNER_DEBUG=1 and report it"})
+    _raise_for_developers()
+    return EXIT_BUG
+
+
+def _error_object(error: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps({"error": error}, default=str) + "\n")
+
+
+def _raise_for_developers() -> None:
+    if os.environ.get("PLANNER_DEBUG", "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exc()

@@ -1,0 +1,60 @@
+"""`planner-cli simulate`: a layout's pipeline played out, for Perfetto and for torch."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+NAME = "simulate"
+
+
+def command(
+    job: Annotated[str, typer.Option(help="YAML or JSON file of a job whose layout has pp > 1, - for stdin.")],
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace here; Perfetto opens it.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write torch's pipeline schedule CSV here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+) -> None:
+    """Play out one step of a pipeline: who waits when, and what each stage holds."""
+    import json as json_module
+
+    from api.cli.output import make_console, note, show
+    from api.reading import read_mapping_file
+    from api.service import parse_job
+    from planner.timeline import timeline
+
+    played = timeline(parse_job(read_mapping_file(job, "--job"), allow_files=True))
+    for path, text in ((trace, None if trace is None else json_module.dumps(played.trace)), (csv, played.csv)):
+        if path is not None and text is not None:
+            write_text(path, text)
+            note(f"wrote {path}")
+    if json:
+        body = {
+            "estimate": played.estimate.model_dump(mode="json"),
+            "makespan_seconds": played.makespan_seconds,
+            "bubble_share": played.bubble_share,
+        }
+        typer.echo(json_module.dumps(body, indent=2))
+        return
+    from api.render.timeline import timeline_view
+
+    show(timeline_view(played), make_console())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a whole file or nothing. Raises SpecError when the place cannot be written."""
+    import os
+
+    from api.errors import fault
+
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise fault(
+            "--trace" if path.suffix == ".json" else "--csv",
+            str(path),
+            f"cannot be written ({error.strerror})",
+            "give a path in a folder that exists",
+        ) from None

@@ -1,0 +1,95 @@
+"""The only table from errors to HTTP status and exit code; the command line and the service both read it.
+
+Also the errors that exist at the edge alone: who asks, and in what envelope.
+"""
+
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from planner.errors import (
+    ConflictError,
+    Fault,
+    InfeasibleError,
+    NotFoundError,
+    PlannerError,
+    ProbeError,
+    SpecError,
+    StoreError,
+)
+
+EXIT_OK, EXIT_BUG, EXIT_REQUEST, EXIT_NOTHING_FITS, EXIT_BACKEND, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+
+class UnauthenticatedError(PlannerError):
+    """No key, or one that is not known."""
+
+    kind = "unauthenticated"
+
+
+class ForbiddenError(PlannerError):
+    """A known key without the scope that the request needs."""
+
+    kind = "forbidden"
+
+
+class BodyTooLargeError(SpecError):
+    """More bytes than the service reads."""
+
+    kind = "body_too_large"
+
+
+class MediaTypeError(SpecError):
+    """A body that does not call itself JSON."""
+
+    kind = "unsupported_media_type"
+
+
+class NotReadyError(StoreError):
+    """The database is there, but not at the revision that this version needs."""
+
+    kind = "not_ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How an error is told: HTTP status and exit code of the command line."""
+
+    status: HTTPStatus
+    exit_code: int
+
+
+TABLE: dict[type[PlannerError], Answer] = {
+    SpecError: Answer(HTTPStatus.UNPROCESSABLE_ENTITY, EXIT_REQUEST),
+    InfeasibleError: Answer(HTTPStatus.CONFLICT, EXIT_NOTHING_FITS),
+    ProbeError: Answer(HTTPStatus.BAD_GATEWAY, EXIT_BACKEND),
+    StoreError: Answer(HTTPStatus.SERVICE_UNAVAILABLE, EXIT_BACKEND),
+    NotFoundError: Answer(HTTPStatus.NOT_FOUND, EXIT_REQUEST),
+    ConflictError: Answer(HTTPStatus.CONFLICT, EXIT_REQUEST),
+    UnauthenticatedError: Answer(HTTPStatus.UNAUTHORIZED, EXIT_REQUEST),
+    ForbiddenError: Answer(HTTPStatus.FORBIDDEN, EXIT_REQUEST),
+    BodyTooLargeError: Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, EXIT_REQUEST),
+    MediaTypeError: Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, EXIT_REQUEST),
+    PlannerError: Answer(HTTPStatus.INTERNAL_SERVER_ERROR, EXIT_BUG),
+}
+
+
+def answer_to(error: PlannerError) -> Answer:
+    """The row of the error's class or of the nearest class above it."""
+    return next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
+
+
+def lines_of(error: PlannerError) -> list[str]:
+    """What a person reads: one line a fault; without a fault the message and what to do about it."""
+    if isinstance(error, SpecError):
+        return [_one_line(str(fault)) for fault in error.faults]
+    remedy = getattr(error, "remedy", None)
+    return [_one_line(f"{error}; {remedy}" if remedy else str(error))]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def fault(field: str, value: object, rule: str, remedy: str) -> SpecError:
+    """A SpecError with one fault."""
+    return SpecError(Fault(field, value, rule, remedy))

@@ -1,0 +1,45 @@
+"""Names and hashes: one module owns how objects are identified."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
+_TIME_LETTERS, _RANDOM_LETTERS = 9, 8
+_LABELS = frozenset({"id", "group", "sweep", "complete", "source", "trust", "notes", "measured"})
+
+
+class TimeOrderedIds:
+    """Ids such as "plan-1j9x3k2d4-7fq0m2zt": milliseconds, then 40 random bits. Later ones sort after earlier ones."""
+
+    def new_id(self, prefix: str) -> str:
+        """A fresh name of this kind of object."""
+        milliseconds = time.time_ns() // 1_000_000
+        return f"{prefix}-{_letters(milliseconds, _TIME_LETTERS)}-{_letters(int.from_bytes(os.urandom(5), 'big'), _RANDOM_LETTERS)}"
+
+
+def _letters(number: int, width: int) -> str:
+    letters = ""
+    for _ in range(width):
+        number, digit = divmod(number, 32)
+        letters = _ALPHABET[digit] + letters
+    return letters
+
+
+def hash_of_job(job: Mapping[str, Any]) -> str:
+    """SHA-256 of what the job asks, whatever its id, its labels and the order of its keys."""
+    asked = {key: value for key, value in job.items() if key not in _LABELS}
+    text = json.dumps(asked, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_of(*parts: bytes) -> str:
+    """SHA-256 of byte strings, each with its length, so that no two lists of parts meet."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,69 @@
+"""Every error of the service as RFC 9457 problem details; none carries a traceback."""
+
+import json
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from api.errors import answer_to, lines_of
+from planner.errors import Fault, PlannerError, SpecError
+
+MEDIA_TYPE = "application/problem+json"
+log = logging.getLogger("planner.api")
+_REMEDIES = {
+    HTTPStatus.NOT_FOUND: "see /docs for the paths that exist",
+    HTTPStatus.METHOD_NOT_ALLOWED: "see /docs for the methods of this path",
+}
+
+
+def problem(request: Request, error: PlannerError) -> Response:
+    """The answer to an error of the planner's tree."""
+    status = answer_to(error).status
+    headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
+    return _response(request, status, {**error.as_dict(), "detail": "; ".join(lines_of(error))}, headers)
+
+
+def _response(request: Request, status: HTTPStatus, members: Mapping[str, object], headers: dict[str, str] | None = None) -> Response:
+    body = {"title": status.phrase, "status": int(status), "instance": request.url.path, **members}
+    return Response(json.dumps(body, default=str), status_code=status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of the app a problem."""
+
+    @app.exception_handler(PlannerError)
+    async def planner_error(request: Request, error: PlannerError) -> Response:
+        if answer_to(error).status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            log.error("%s %s: %s", request.method, request.url.path, error)
+        return problem(request, error)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        status = HTTPStatus(error.status_code)
+        kind = status.phrase.lower().replace(" ", "_").replace("-", "_")
+        members = {
+            "type": kind, "field": None, "value": None, "message": str(error.detail), "remedy": _REMEDIES.get(status),
+            "detail": f"{request.method} {request.url.path}: {error.detail}",
+        }  # fmt: skip
+        return _response(request, status, members, dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(request: Request, error: RequestValidationError) -> Response:
+        faults = [
+            Fault(".".join(str(part) for part in item["loc"][1:]) or "request", item.get("input"), item["msg"].lower(), "correct the value")
+            for item in error.errors()
+        ]
+        return problem(request, SpecError(faults))
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        members: dict[str, object] = {
+            "type": "bug", "field": None, "value": None, "message": "a bug of ours", "remedy": "report it with the time of this request",
+            "detail": "the service failed; its log has the details",
+        }  # fmt: skip
+        return _response(request, HTTPStatus.INTERNAL_SERVER_ERROR, members)

@@ -1,0 +1,166 @@
+"""Reading what people and programs wrote: JSON and YAML text into plain values, or one clear error.
+
+Plain means null, true/false, finite numbers, text, lists and mappings, nested at most MAX_DEPTH deep.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from api.errors import fault
+
+if TYPE_CHECKING:
+    import yaml
+
+MAX_FILE_BYTES = 10_000_000
+MAX_DEPTH = 64
+MAX_VALUES = 200_000
+
+
+def read_json(text: str | bytes, field: str) -> Any:
+    """The value of a JSON text. Raises SpecError for broken JSON, NaN, Infinity, or nesting beyond reason."""
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except UnicodeDecodeError:
+        raise fault(field, None, "is not UTF-8 text", "save it as UTF-8") from None
+    except RecursionError:
+        raise fault(field, None, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting") from None
+    except ValueError as error:
+        raise fault(field, _glimpse(text), f"is not valid JSON ({error})", "correct the JSON") from None
+    check_plain(value, field)
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is too large for a number")
+    return number
+
+
+def _glimpse(text: str | bytes) -> str:
+    shown = text if isinstance(text, str) else text.decode("utf-8", "replace")
+    return shown[:40] + ("..." if len(shown) > 40 else "")
+
+
+def read_yaml(text: str, field: str) -> Any:
+    """The value of a YAML (or JSON) text. Dates stay text; duplicate keys, tags, endless aliases and NaN are refused."""
+    import yaml
+
+    loader = _loader()
+    try:
+        _check_nesting(text, loader, field)
+        value = yaml.load(text, Loader=loader)
+    except yaml.YAMLError as error:
+        raise fault(field, _glimpse(text), f"is not valid YAML ({_yaml_problem(error)})", "correct the file") from None
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise fault(field, _glimpse(text), f"holds a value that cannot be read ({error})", "correct the file") from None
+    check_plain(value, field)
+    return value
+
+
+def _loader() -> "type[yaml.SafeLoader]":
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):  # type: ignore[misc]
+        """YAML's plain types without dates, and no key twice."""
+
+        yaml_implicit_resolvers = {  # noqa: RUF012  (YAML's own form)
+            first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
+            for first, found in base.yaml_implicit_resolvers.items()
+        }
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"]
+            twice = next((key for index, key in enumerate(keys) if key in keys[:index]), None) if len(keys) < 1000 else None
+            if twice is not None:
+                raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is given twice", node.start_mark)
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+            return mapping
+
+    return Loader
+
+
+def _check_nesting(text: str, loader: Any, field: str) -> None:
+    """Libyaml's composer recurses in C and dies on deep nesting; its events do not."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise fault(field, _glimpse(text), f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _yaml_problem(error: Any) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    return " ".join(f"{problem}{place}".split())
+
+
+def check_plain(value: object, field: str) -> None:
+    """Raises SpecError unless the value is plain, finite and of sane size; counts what YAML aliases repeat."""
+    seen = 0
+    stack = [(value, field, 0)]
+    while stack:
+        item, where, depth = stack.pop()
+        seen += 1
+        if depth > MAX_DEPTH:
+            raise fault(field, None, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting")
+        if seen > MAX_VALUES:
+            raise fault(field, None, f"holds more than {MAX_VALUES:,} values", "send fewer jobs at once, or remove YAML aliases")
+        if isinstance(item, float) and not math.isfinite(item):
+            raise fault(where, str(item), "is not a finite number", "give a finite number")
+        if isinstance(item, Mapping):
+            stack.extend((child, f"{where}.{key}" if where != field else str(key), depth + 1) for key, child in item.items())
+        elif isinstance(item, list):
+            stack.extend((child, f"{where}.{index}" if where != field else str(index), depth + 1) for index, child in enumerate(item))
+        elif item is not None and not isinstance(item, bool | int | float | str):
+            raise fault(where, repr(item)[:40], "is not a plain value", "use text, numbers, true or false, lists and mappings")
+
+
+def read_text(path: str, field: str) -> str:
+    """Text of a file, "-" for standard input. Raises SpecError for anything that is not a UTF-8 file of sane size."""
+    remedy = "give the path of a YAML or JSON file"
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        else:
+            file = Path(path).expanduser()
+            if file.is_dir():
+                raise fault(field, path, "is a directory, not a file", remedy)
+            with file.open("rb") as stream:
+                data = stream.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise fault(field, path, f"is larger than {MAX_FILE_BYTES // 1_000_000} MB", "a job is a few kilobytes; give the right file")
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise fault(field, path, "is not UTF-8 text", remedy) from None
+    except FileNotFoundError:
+        raise fault(field, path, "no such file", remedy) from None
+    except (OSError, ValueError, RuntimeError) as error:
+        raise fault(field, path, f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy) from None
+
+
+def read_mapping_file(path: str, field: str) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file. Raises SpecError."""
+    value = read_yaml(read_text(path, field), field)
+    if not isinstance(value, dict):
+        shown = type(value).__name__ if value is not None else "nothing"
+        raise fault(field, path, f"holds {shown}, not a mapping of keys to values", "write keys such as model, cluster and training")
+    return value

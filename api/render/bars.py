@@ -1,0 +1,66 @@
+"""Stacked bars: colours where there are colours, letters where there are none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+COLOURS = ("green", "cyan", "blue", "magenta", "yellow", "red", "bright_blue", "bright_magenta", "white", "bright_black")
+FREE = "·"
+GAP = "   "
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a bar. letter: how it shows without colours.  shown: its size in words."""
+
+    name: str
+    letter: str
+    size: float
+    shown: str
+
+
+def stacked_bar(parts: Sequence[Part], whole: float, width: int, *, letters: bool) -> Text:
+    """`parts` side by side on a bar of `width` columns that stands for `whole`; what is left of it is dots.
+
+    When the parts exceed `whole`, a "|" marks where it ends.
+    """
+    total = sum(part.size for part in parts)
+    scale = max(whole, total) or 1.0
+    bar = Text(no_wrap=True)
+    ends = _ends([part.size for part in parts], scale, width)
+    begin = 0
+    for index, (part, end) in enumerate(zip(parts, ends, strict=True)):
+        bar.append((part.letter if letters else "█") * (end - begin), style="" if letters else COLOURS[index % len(COLOURS)])
+        begin = end
+    bar.append(("." if letters else FREE) * (width - begin), style="dim")
+    if total > whole * 1.0001:
+        limit = min(width - 1, int(width * whole / scale))
+        bar = Text.assemble(bar[:limit], ("|", "bold red"), bar[limit + 1 :], no_wrap=True)
+    return bar
+
+
+def _ends(sizes: Sequence[float], scale: float, width: int) -> list[int]:
+    """Columns at which each part ends: cumulative sums rounded, so that the errors of rounding never add up."""
+    ends, so_far = [], 0.0
+    for size in sizes:
+        so_far += max(0.0, size)
+        ends.append(min(width, round(width * so_far / scale)))
+    return ends
+
+
+def legend(parts: Sequence[Part], width: int, *, letters: bool) -> Text:
+    """Name and size of every part, in the order of the bar; lines break between parts only."""
+    text, column = Text(no_wrap=True), 0
+    for index, part in enumerate(parts):
+        words = f" {part.name} {part.shown}"
+        if index and column + len(GAP) + 1 + len(words) > width:
+            text.append("\n")
+            column = 0
+        elif index:
+            text.append(GAP)
+            column += len(GAP)
+        text.append(part.letter if letters else "■", style="bold" if letters else COLOURS[index % len(COLOURS)])
+        text.append(words)
+        column += 1 + len(words)
+    return text

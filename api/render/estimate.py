@@ -1,0 +1,117 @@
+"""One estimate on one screen; the bars are shared with the plan."""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from api.render.bars import legend, stacked_bar
+from api.render.figures import interval_of, percent, rate, rate_interval, risk, seconds, size
+from api.render.parts import bottleneck, memory_parts, time_parts
+from planner.specs.estimate import Estimate
+
+if TYPE_CHECKING:
+    from planner.specs.job import Job
+
+INDENT = 2
+
+
+def heading(text: str) -> Text:
+    """The title of a section."""
+    return Text(text, style="bold")
+
+
+def indented(renderable: RenderableType) -> Padding:
+    """Moved right by INDENT."""
+    return Padding(renderable, (0, 0, 0, INDENT))
+
+
+def bullets(lines: list[str], mark: str = "-", style: str = "") -> Table:
+    """A list whose long items wrap under themselves."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=len(mark), style=style)
+    table.add_column()
+    for line in lines:
+        table.add_row(mark, line)
+    return table
+
+
+def memory_section(estimate: Estimate, width: int, *, letters: bool) -> list[RenderableType]:
+    """The memory bar of the worst pipeline rank against what may be used."""
+    if estimate.memory is None or estimate.device_bytes is None or estimate.usable_bytes is None:
+        return []
+    where = f", pipeline rank {estimate.memory.worst_stage} of {len(estimate.memory.stages)}" if len(estimate.memory.stages) > 1 else ""
+    parts = memory_parts(estimate)
+    bar = stacked_bar(parts, estimate.usable_bytes, width - INDENT, letters=letters)
+    return [
+        heading(f"Memory of the fullest GPU{where}: {size(estimate.device_bytes)} of {size(estimate.usable_bytes)} usable"),
+        indented(bar),
+        indented(legend(parts, width - INDENT, letters=letters)),
+    ]
+
+
+def time_section(estimate: Estimate, width: int, *, letters: bool) -> list[RenderableType]:
+    """The bar of one step, and what costs most."""
+    if estimate.time is None or estimate.step_seconds is None:
+        return []
+    parts = time_parts(estimate)
+    bar = stacked_bar(parts, estimate.step_seconds, width - INDENT, letters=letters)
+    return [
+        heading(f"Time of one step: {seconds(estimate.step_seconds)}"),
+        indented(bar),
+        indented(legend(parts, width - INDENT, letters=letters)),
+        indented(Text(f"largest cost beside compute: {bottleneck(estimate)}")),
+    ]
+
+
+def key_figures(estimate: Estimate) -> Table:
+    """The figures of the headline, two columns of name and value."""
+    table = Table.grid(padding=(0, 2))
+    interval = estimate.interval
+    peak = interval_of(interval.peak_reserved_bytes if interval else None, "bytes")
+    rows = (
+        ("throughput", f"{rate(estimate.tokens_per_second_per_gpu)} tokens/s/GPU", rate_interval(estimate)),
+        ("step", seconds(estimate.step_seconds), interval_of(interval.step_seconds if interval else None, "seconds")),
+        ("MFU", percent(estimate.mfu), f"HFU {percent(estimate.hfu)} with recomputed work"),
+        (
+            "memory",
+            f"{size(estimate.device_bytes)} of {size(estimate.usable_bytes)}",
+            f"reserved {size(estimate.peak_reserved_bytes)} ({peak})",
+        ),
+        ("runs out of memory", risk(estimate.oom_probability), "" if estimate.fits else "too risky: more than 5%"),
+    )
+    for name, value, more in rows:
+        table.add_row(Text(name, style="dim"), Text(value, style="bold"), Text(more, style="dim"))
+    return table
+
+
+def basis_line(estimate: Estimate) -> Text:
+    """What the figures rest on."""
+    basis = ", ".join(f"{name} {kind}" for name, kind in (estimate.basis or {}).items())
+    return Text(f"Based on: {basis}. Model {estimate.model_version}, calibration {estimate.calibration_id}.", style="dim")
+
+
+def question_line(job: "Job") -> str:
+    """The job in one line."""
+    counts = job.cluster.num_gpus_choices
+    num_gpus = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+    return (
+        f"{job.model.name} on {num_gpus} x {job.cluster.gpu.name}, "
+        f"{job.training.seq_len:,} tokens x {job.training.global_batch_size:,} sequences, {job.training.trainer}"
+    )
+
+
+def estimate_view(estimate: Estimate, job: "Job", width: int, *, letters: bool) -> RenderableType:
+    """The whole screen of `estimate --job`."""
+    layout = job.layout.short() if job.layout is not None else ""
+    top: list[RenderableType] = [Text(question_line(job), style="dim"), Text(layout, style="bold"), ""]
+    if not estimate.valid:
+        faults = [f"{v.field}={v.value}: {v.rule}; {v.remedy}" for v in estimate.violations]
+        return Group(*top, Text("This layout cannot run:", style="bold red"), indented(bullets(faults)))
+    verdict = Text("It fits.", style="bold green") if estimate.fits else Text("It does not fit.", style="bold red")
+    sections = [*top, verdict, indented(key_figures(estimate)), ""]
+    sections += [*memory_section(estimate, width, letters=letters), ""]
+    sections += [*time_section(estimate, width, letters=letters), ""]
+    return Group(*sections, basis_line(estimate), Text(f"Kept as {estimate.id}", style="dim"))

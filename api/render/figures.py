@@ -1,0 +1,53 @@
+"""Numbers in words: one formatter a quantity, "-" where there is none."""
+
+from planner.specs.estimate import Estimate
+from planner.units import format_bytes, format_seconds
+
+NONE = "-"
+RARE = 0.001
+
+
+def rate(value: float | None) -> str:
+    """Tokens a second: three or more significant digits, thousands apart."""
+    if value is None:
+        return NONE
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration."""
+    return NONE if value is None else format_seconds(value)
+
+
+def size(value: float | None) -> str:
+    """Bytes."""
+    return NONE if value is None else format_bytes(value)
+
+
+def percent(value: float | None) -> str:
+    """A fraction of one as percent, one digit behind the point."""
+    return NONE if value is None else f"{value:.1%}"
+
+
+def risk(value: float | None) -> str:
+    """A probability as percent; small ones as a bound."""
+    if value is None:
+        return NONE
+    return "under 0.1%" if value < RARE else f"{value:.1%}"
+
+
+def rate_interval(estimate: Estimate) -> str:
+    """The interval of tokens a second a GPU, from the interval of the step: "1,100 to 1,300, 90%"."""
+    rate_now, step, interval = estimate.tokens_per_second_per_gpu, estimate.step_seconds, estimate.interval
+    if rate_now is None or step is None or interval is None:
+        return ""
+    fastest, slowest = interval.step_seconds
+    return f"{rate(rate_now * step / slowest)} to {rate(rate_now * step / fastest)} with {interval.coverage:.0%} coverage"
+
+
+def interval_of(pair: tuple[float, float] | None, shown: str) -> str:
+    """Both ends of an interval, "lo to hi". shown: "seconds" or "bytes"."""
+    if pair is None:
+        return ""
+    words = seconds if shown == "seconds" else size
+    return f"{words(pair[0])} to {words(pair[1])}"

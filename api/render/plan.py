@@ -1,0 +1,130 @@
+"""A plan on one screen: what wins, by how much, why, and what to paste."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from api.render.estimate import INDENT, basis_line, bullets, heading, indented, key_figures, memory_section, time_section
+from api.render.figures import percent, rate, seconds, size
+from planner.specs.plan import Plan, RankedLayout
+from planner.units import format_seconds
+
+SHOWN_RANKS = 10
+
+
+def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None) -> RenderableType:
+    """The whole screen of `recommend`. saved: folder in which the files of every rank lie already."""
+    winner = plan.ranked[0]
+    sections: list[RenderableType] = [
+        Text(question(plan), style="dim"),
+        Text.assemble(("Best: ", "bold green"), (winner.layout.short(), "bold")),
+        indented(key_figures(winner.estimate)),
+        ranked_table(plan),
+        *memory_section(winner.estimate, width, letters=letters),
+        "",
+        *time_section(winner.estimate, width, letters=letters),
+        "",
+    ]
+    for title, lines in _reasons(plan):
+        if lines:
+            sections += [heading(title), indented(bullets(lines)), ""]
+    if plan.warnings:
+        sections += [Text("Warnings", style="bold yellow"), indented(bullets(plan.warnings, "!", "yellow")), ""]
+    sections += [*_launch(plan, winner, width, saved), "", searched_line(plan), basis_line(winner.estimate), _kept(plan)]
+    return Group(*sections)
+
+
+def question(plan: Plan) -> str:
+    """The job in one line, from what was asked."""
+    job = plan.job
+    training: Mapping[str, Any] = job.get("training") or {}
+    model, cluster = job.get("model"), job.get("cluster")
+    name = model if isinstance(model, str) else (model or {}).get("name") or (model or {}).get("base") or "the model"
+    machine = cluster if isinstance(cluster, str) else (cluster or {}).get("gpu")
+    machine = machine if isinstance(machine, str) else (machine or {}).get("name", "GPUs")
+    trainer = training.get("trainer", "torchtitan")
+    tokens = f"{training.get('seq_len', 0):,} tokens x {training.get('global_batch_size', 0):,} sequences"
+    return f"{name} on {plan.ranked[0].num_gpus:,} GPUs ({machine}), {tokens}, {trainer}"
+
+
+def ranked_table(plan: Plan) -> Table:
+    """The ranked layouts, best first."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=False)
+    table.add_column("#", justify="right")
+    table.add_column("layout", overflow="fold", ratio=1)
+    for name in ("tok/s/GPU", "MFU", "step", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("source", no_wrap=True)
+    sizes = {entry.num_gpus for entry in plan.ranked}
+    for entry in plan.ranked[:SHOWN_RANKS]:
+        estimate = entry.estimate
+        layout = f"{entry.num_gpus} GPUs: {entry.layout.short()}" if len(sizes) > 1 else entry.layout.short()
+        table.add_row(
+            str(entry.rank), layout, rate(estimate.tokens_per_second_per_gpu), percent(estimate.mfu), seconds(estimate.step_seconds),
+            size(estimate.device_bytes), entry.source, style="bold" if entry.rank == 1 else "",
+        )  # fmt: skip
+    return table
+
+
+def _reasons(plan: Plan) -> list[tuple[str, list[str]]]:
+    current = plan.versus_current
+    sections = [("Why this one", plan.ranked[0].reasons)]
+    if len(plan.ranked) > 1:
+        sections.append(("Against number 2", plan.headline[1:]))
+    if current is not None:
+        faster = f"{current.speedup:.2f} times as fast as" if current.speedup is not None else "Instead of"
+        sections.append((f"{faster} your {current.layout.short()}", current.reasons))
+    return sections
+
+
+def _launch(plan: Plan, entry: RankedLayout, width: int, saved: str | None) -> list[RenderableType]:
+    """The lines to paste: write the files of the layout, go there, start the run."""
+    lines: list[RenderableType] = []
+    for trainer, export in entry.export.items():
+        lines.append(heading(f"Run it with {trainer} {export.get('version', '')}".rstrip()))
+        lines += [indented(Text(line, no_wrap=True)) for line in launch_commands(plan, entry, trainer, export, width - INDENT, saved)]
+        blockers = [f"{b['field']}={b['value']}: {b['rule']}; {b['remedy']}" for b in export.get("blockers", [])]
+        if blockers:
+            lines.append(indented(bullets(blockers, "!", "yellow")))
+        if export.get("notes"):
+            lines.append(indented(bullets(list(export["notes"]))))
+    return lines
+
+
+def launch_commands(plan: Plan, entry: RankedLayout, trainer: str, export: Mapping[str, Any], width: int, saved: str | None) -> list[str]:
+    """Shell commands, each on its own line, long ones continued with backslashes."""
+    folder = f"{saved}/rank-{entry.rank:02d}" if saved is not None else f"{plan.id}-rank-{entry.rank:02d}"
+    commands = [["cd", folder], list(export.get("command", []))]
+    if saved is None:
+        to = [] if trainer == "torchtitan" else ["--format", trainer]
+        commands.insert(0, ["planner-cli", "export", plan.id, "--rank", str(entry.rank), *to, "--save-dir", folder])
+    return [line for words in commands for line in continued([shlex.quote(word) for word in words], width)]
+
+
+def continued(words: list[str], width: int) -> list[str]:
+    """One command as lines of at most `width` columns where its words allow, ready to paste."""
+    lines = [""]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
+            lines[-1] += " \\"
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    return lines
+
+
+def searched_line(plan: Plan) -> Text:
+    """How much was looked at."""
+    s = plan.searched
+    looked = f"Looked at {s.layouts:,} legal layouts, priced {s.priced:,}, simulated {s.simulated:,}, {s.fitting:,} fit"
+    text = f"{looked}, in {format_seconds(s.seconds)}."
+    return Text(text, style="dim")
+
+
+def _kept(plan: Plan) -> Text:
+    return Text.assemble(("Kept as ", "dim"), plan.id, ("; ask ", "dim"), f"planner-cli explain {plan.id} --rank 2 --versus 1")

@@ -1,0 +1,28 @@
+"""A simulated pipeline as a table: one row a rank."""
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from planner.timeline import PipelineTimeline
+from planner.units import format_bytes, format_seconds
+
+BAR = 30
+
+
+def timeline_view(played: PipelineTimeline) -> RenderableType:
+    """Busy and idle share and peak memory of every pipeline rank."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, justify in (("rank", "right"), ("busy", "left"), ("idle", "right"), ("peak reserved", "right"), ("activations", "right")):
+        table.add_column(name, justify="left" if justify == "left" else "right")
+    memory = played.estimate.memory
+    for rank, idle in enumerate(played.bubble_share):
+        stage = memory.stages[rank] if memory else None
+        busy = round(BAR * (1.0 - idle))
+        table.add_row(
+            str(rank), "#" * busy + "." * (BAR - busy), f"{idle:.1%}", format_bytes(stage.peak_reserved_bytes) if stage else "-",
+            format_bytes(stage.activations_bytes) if stage else "-",
+        )  # fmt: skip
+    step = played.estimate.step_seconds or 0.0
+    return Group(table, Text(f"pipeline {format_seconds(played.makespan_seconds)} of a step of {format_seconds(step)}"))

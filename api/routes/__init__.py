@@ -1,0 +1,1 @@
+"""Routes: thin functions that read a request, call `api.service`, and write the answer."""

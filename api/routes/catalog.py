@@ -1,0 +1,40 @@
+"""GET /catalog/{kind}[/{name}]."""
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+
+from api.catalog import catalog_entry, catalog_list, kind_of
+from api.requests import JSON, in_thread
+from api.routes.plans import problems
+from api.schemas import CatalogList
+from api.security import needs
+from api.settings import ApiKey
+from planner.errors import NotFoundError, UnknownNameError
+
+router = APIRouter(tags=["catalog"])
+Reader = Annotated[ApiKey, Depends(needs("read"))]
+
+
+@router.get("/catalog/{kind}", responses=problems(401, 403, 404))
+async def get_list(request: Request, kind: str, _: Reader) -> CatalogList:
+    """One line an entry of models, gpus, clusters, schedules or defaults."""
+    return CatalogList(kind=kind, items=await in_thread(request, lambda: _found(catalog_list, kind)))
+
+
+@router.get("/catalog/{kind}/{name:path}", response_model=None, responses={200: {"model": dict[str, Any]}, **problems(401, 403, 404)})
+async def get_entry(request: Request, kind: str, name: str, _: Reader) -> Response:
+    """One entry in full, with its sources. Aliases such as Hugging Face ids are names too."""
+    entry = await in_thread(request, lambda: _found(catalog_entry, kind, name))
+    return Response(json.dumps(entry, default=str), media_type=JSON)
+
+
+def _found(read: Any, kind: str, *names: str) -> Any:
+    """Over HTTP a path that names nothing is 404."""
+    try:
+        kind_of(kind)
+        return read(kind, *names)
+    except UnknownNameError as error:
+        raise NotFoundError(str(error)) from None

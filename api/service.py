@@ -1,0 +1,137 @@
+"""The use cases as both edges call them: parse, ask the planner, keep the answer."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from api.identity import hash_of_job
+from api.wiring import Wiring
+from planner.errors import Fault, PlannerError, SpecError
+from planner.ports import PlanLabels, StoredEstimate
+
+if TYPE_CHECKING:
+    from planner.export.base import Export
+    from planner.specs.estimate import Estimate
+    from planner.specs.job import Job
+    from planner.specs.plan import Plan
+
+ESTIMATE_PREFIX = "estimate"
+
+
+def parse_job(values: object, *, allow_files: bool) -> "Job":
+    """The job that a person or a program wrote. allow_files: False for what came over a network. Raises SpecError."""
+    from planner.specs.job import Job
+
+    return Job.from_user(values, allow_files=allow_files)
+
+
+def make_plan(wiring: Wiring, values: object, *, allow_files: bool, progress: Callable[[str], None] | None = None) -> "Plan":
+    """Plans and keeps the plan. Raises SpecError, InfeasibleError; StoreError before any work is done."""
+    job = parse_job(values, allow_files=allow_files)
+    if job.probe is not None:
+        remedy = "remove `probe`: the plan is then ranked by the cost model alone"
+        raise SpecError(Fault("probe", values["probe"] if isinstance(values, Mapping) else None, "no probe runner in this build", remedy))
+    store = wiring.store
+    from planner.recommend import recommend
+
+    plan = recommend(job, ports=wiring.ports, progress=progress)
+    store.save_plan(plan, PlanLabels(job_hash=hash_of_job(job.request), model=job.model.name, gpu=job.cluster.gpu.name))
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A malformed element of a batch: its id, where it had one, and why."""
+
+    id: object
+    error: PlannerError
+
+    def as_dict(self) -> dict[str, object]:
+        """The contract's line for a malformed job."""
+        return {"id": self.id, "error": self.error.as_dict()}
+
+
+def refusal(values: object, error: PlannerError) -> Refusal:
+    """A Refusal that echoes the id of the malformed job if it has a usable one."""
+    job_id = values.get("id") if isinstance(values, Mapping) else None
+    return Refusal(job_id if isinstance(job_id, str | int) and not isinstance(job_id, bool) else None, error)
+
+
+def parse_for_estimate(values: object, *, allow_files: bool) -> "Job":
+    """A job with a layout. Raises SpecError."""
+    job = parse_job(values, allow_files=allow_files)
+    if job.layout is None:
+        raise SpecError(Fault("layout", None, "is required to estimate", "add layout, for example {tp: 8}, or ask for a plan"))
+    return job
+
+
+def estimate_many(jobs: Sequence[object], *, allow_files: bool) -> "list[Estimate | Refusal]":
+    """One answer an element, in order; a malformed element does not disturb the others. Nothing is kept."""
+    from planner.cost.estimate import estimate_jobs
+
+    parsed = list(_parsed(jobs, allow_files))
+    sound = [job for job in parsed if not isinstance(job, Refusal)]
+    try:
+        answers: list[Estimate | Refusal] = list(estimate_jobs(sound))
+    except PlannerError:
+        answers = [_estimate_or_refusal(job) for job in sound]
+    remaining = iter(answers)
+    return [entry if isinstance(entry, Refusal) else next(remaining) for entry in parsed]
+
+
+def _parsed(jobs: Sequence[object], allow_files: bool) -> "Iterator[Job | Refusal]":
+    for values in jobs:
+        try:
+            yield values if isinstance(values, Refusal) else parse_for_estimate(values, allow_files=allow_files)
+        except PlannerError as error:
+            yield refusal(values, error)
+
+
+def _estimate_or_refusal(job: "Job") -> "Estimate | Refusal":
+    from planner.cost.estimate import estimate_jobs
+
+    try:
+        return estimate_jobs([job])[0]
+    except PlannerError as error:
+        return Refusal(job.id, error)
+
+
+def estimate_one(wiring: Wiring, values: object, *, allow_files: bool) -> "tuple[str, Estimate]":
+    """(id under which it is kept, estimate). Raises SpecError for a malformed job, StoreError before any work is done."""
+    job = parse_for_estimate(values, allow_files=allow_files)
+    store = wiring.store
+    from planner.cost.estimate import estimate_jobs
+
+    kept = _to_keep(wiring, job.request, estimate_jobs([job])[0])
+    store.save_estimates([kept])
+    return kept.id, kept.estimate
+
+
+def estimate_and_keep(wiring: Wiring, jobs: Sequence[object], *, allow_files: bool) -> "list[Estimate | Refusal]":
+    """Like estimate_many; well-formed elements are kept."""
+    store = wiring.store
+    answers = estimate_many(jobs, allow_files=allow_files)
+    kept: list[StoredEstimate | Refusal] = [
+        answer if isinstance(answer, Refusal) else _to_keep(wiring, values if isinstance(values, dict) else {}, answer)
+        for values, answer in zip(jobs, answers, strict=True)
+    ]
+    store.save_estimates([entry for entry in kept if isinstance(entry, StoredEstimate)])
+    return [entry.estimate if isinstance(entry, StoredEstimate) else entry for entry in kept]
+
+
+def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: "Estimate") -> StoredEstimate:
+    """An estimate whose job has no id of its own answers to the id under which it is kept."""
+    new_id = wiring.ids.new_id(ESTIMATE_PREFIX)
+    named = estimate if estimate.id is not None else estimate.model_copy(update={"id": new_id})
+    return StoredEstimate(id=new_id, created_at=wiring.clock.now(), job=request, estimate=named)
+
+
+def export_rank(plan: "Plan", rank: int, *, to: str, version: str | None) -> "Export":
+    """The files and command of one ranked layout of a stored plan. Raises SpecError for a rank, format or version that is not there."""
+    from planner.export import export
+
+    entry = next((entry for entry in plan.ranked if entry.rank == rank), None)
+    if entry is None:
+        raise SpecError(Fault("rank", rank, f"the plan ranks 1 to {len(plan.ranked)}", "choose one of them"))
+    job = parse_job(plan.job, allow_files=True)
+    return export(entry.layout, job.model, job.cluster.with_num_gpus(entry.num_gpus), job.training, to=to, version=version)

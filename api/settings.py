@@ -1,0 +1,91 @@
+"""Settings from the environment: `PLANNER_` and the name of the field, in capitals."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from api.errors import fault
+from planner.errors import Fault, SpecError
+from planner.units import MEGA
+
+SCOPES = frozenset({"read", "plan", "probe", "admin"})
+_SHA256 = re.compile(r"^[0-9a-f]{64}$")
+_KEY_EXAMPLE = "write name:read+plan:SHA256-OF-THE-SECRET, several separated by commas"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One key. Only the SHA-256 of the secret is known here. `admin` includes every scope."""
+
+    name: str
+    scopes: frozenset[str]
+    secret_sha256: str
+
+    def may(self, scope: str) -> bool:
+        """Whether the key's scopes allow what needs `scope`."""
+        return scope in self.scopes or "admin" in self.scopes
+
+
+def parse_api_keys(text: str) -> tuple[ApiKey, ...]:
+    """Keys from "name:scope+scope:sha256,...". Raises SpecError; the message never shows the text, which may hold secrets."""
+    keys = [_parse_key(item) for item in re.split(r"[,\s]+", text.strip()) if item]
+    if len({key.name for key in keys}) < len(keys):
+        raise fault("PLANNER_API_KEYS", "***", "two keys have the same name", "give each its own name")
+    return tuple(keys)
+
+
+def _parse_key(item: str) -> ApiKey:
+    parts = item.split(":")
+    if len(parts) != 3 or not parts[0] or not _SHA256.match(parts[2].lower()):
+        raise fault("PLANNER_API_KEYS", "***", "a key is not of the form name:scopes:sha256", _KEY_EXAMPLE)
+    scopes = frozenset(parts[1].split("+"))
+    if not scopes <= SCOPES:
+        raise fault("PLANNER_API_KEYS", "***", f"key {parts[0]} has an unknown scope", f"scopes: {', '.join(sorted(SCOPES))}")
+    return ApiKey(parts[0], scopes, parts[2].lower())
+
+
+def default_database_url() -> str:
+    """SQLite in the user's data folder."""
+    from platformdirs import user_data_dir
+
+    return f"sqlite:///{Path(user_data_dir('planner', appauthor=False)) / 'planner.db'}"
+
+
+class Settings(BaseSettings):
+    """What an operator may set.
+
+    database_url: SQLAlchemy URL of SQLite or PostgreSQL.  api_keys: see parse_api_keys; empty: no keys are asked for, and
+    only loopback addresses are served.  max_body_bytes: of one request.  planning_threads: plans computed at once.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="PLANNER_", extra="ignore")
+
+    database_url: str = Field(default_factory=default_database_url, min_length=1)
+    api_keys: SecretStr = SecretStr("")
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    max_body_bytes: int = Field(default=int(2 * MEGA), gt=0)
+    planning_threads: int = Field(default=4, gt=0, le=1024)
+
+    @cached_property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """The parsed keys. Raises SpecError."""
+        return parse_api_keys(self.api_keys.get_secret_value())
+
+
+def load_settings() -> Settings:
+    """Settings of this process. Raises SpecError naming the environment variable that is wrong."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        faults = [
+            Fault(
+                f"PLANNER_{str(item['loc'][0]).upper()}", item["input"], item["msg"].lower(), "correct or unset this environment variable"
+            )
+            for item in error.errors(include_url=False)
+        ]
+        raise SpecError(faults) from None

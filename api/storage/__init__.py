@@ -1,0 +1,1 @@
+"""Plans and estimates on SQLite or PostgreSQL."""

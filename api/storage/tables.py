@@ -1,0 +1,112 @@
+"""The tables. Change them together with a migration in `alembic/versions/`; a test compares the two."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Float, ForeignKey, Index, Integer, MetaData, String, Text, TypeDecorator
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+NAMING = {
+    "ix": "ix_%(column_0_label)s",
+    "uq": "uq_%(table_name)s_%(column_0_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+ID_LENGTH = 64
+HASH_LENGTH = 64
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment in UTC. SQLite forgets time zones, so UTC is put back on the way out."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To UTC; refuses a moment without a time zone."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a moment needs its time zone")
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """With UTC attached."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Base(DeclarativeBase):
+    """Common metadata; constraints are named so that migrations can find them on both databases."""
+
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: JSON, str: Text, float: Float}  # noqa: RUF012  (SQLAlchemy's own form)
+
+
+class PlanRow(Base):
+    """A plan. `body` is the whole answer; the other columns are what lists and filters need."""
+
+    __tablename__ = "plans"
+    __table_args__ = (Index("ix_plans_created_at_id", "created_at", "id"),)
+
+    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
+    created_at: Mapped[datetime]
+    job_hash: Mapped[str] = mapped_column(String(HASH_LENGTH), index=True)
+    model: Mapped[str]
+    gpu: Mapped[str]
+    num_gpus: Mapped[int] = mapped_column(Integer)
+    layout: Mapped[str]
+    tokens_per_second_per_gpu: Mapped[float | None]
+    status: Mapped[str] = mapped_column(String(16))
+    seed: Mapped[int] = mapped_column(BigInteger)
+    model_version: Mapped[str]
+    calibration_id: Mapped[str]
+    body: Mapped[dict[str, Any]]
+
+
+class PlanLayoutRow(Base):
+    """One ranked layout of a plan, in columns, so that layouts can be compared across plans."""
+
+    __tablename__ = "plan_layouts"
+
+    plan_id: Mapped[str] = mapped_column(String(ID_LENGTH), ForeignKey("plans.id", ondelete="CASCADE"), primary_key=True)
+    rank: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    layout: Mapped[dict[str, Any]]
+    num_gpus: Mapped[int] = mapped_column(Integer)
+    source: Mapped[str] = mapped_column(String(16))
+    step_seconds: Mapped[float | None]
+    tokens_per_second_per_gpu: Mapped[float | None]
+    peak_allocated_bytes: Mapped[float | None]
+    peak_reserved_bytes: Mapped[float | None]
+    device_bytes: Mapped[float | None]
+    oom_probability: Mapped[float | None]
+
+
+class EstimateRow(Base):
+    """An estimate and the job that asked for it."""
+
+    __tablename__ = "estimates"
+
+    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
+    created_at: Mapped[datetime]
+    job_hash: Mapped[str] = mapped_column(String(HASH_LENGTH), index=True)
+    job: Mapped[dict[str, Any]]
+    estimate: Mapped[dict[str, Any]]
+    model_version: Mapped[str]
+    calibration_id: Mapped[str]
+
+
+class IdempotencyRow(Base):
+    """The answer that was given under an Idempotency-Key; `status` is null while the first request is being answered."""
+
+    __tablename__ = "idempotency_keys"
+    __table_args__ = (Index("ix_idempotency_keys_created_at", "created_at"),)
+
+    key_hash: Mapped[str] = mapped_column(String(HASH_LENGTH), primary_key=True)
+    request_hash: Mapped[str] = mapped_column(String(HASH_LENGTH))
+    created_at: Mapped[datetime]
+    status: Mapped[int | None] = mapped_column(Integer)
+    headers: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    body: Mapped[str | None]

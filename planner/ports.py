@@ -1,0 +1,116 @@
+"""What the planner asks of the outside world. Only `api/wiring.py` chooses who answers.
+
+Stores raise StoreError when the database cannot answer, NotFoundError for an unknown id, ConflictError for an id that
+exists already. Every implementation passes `tests/contract/test_store_contract.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from planner.specs.estimate import Estimate
+from planner.specs.plan import Plan
+
+
+class Clock(Protocol):
+    """Tells the time."""
+
+    def now(self) -> datetime:
+        """The present, in UTC, with its time zone."""
+        ...
+
+
+class IdFactory(Protocol):
+    """Names new objects."""
+
+    def new_id(self, prefix: str) -> str:
+        """A name "prefix-..." that nothing else has; later names sort after earlier ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLabels:
+    """What a stored plan is found by. job_hash: of the job without its id and labels, so that equal questions meet."""
+
+    job_hash: str
+    model: str
+    gpu: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSummary:
+    """One line of a list of plans."""
+
+    id: str
+    created_at: datetime
+    model: str
+    gpu: str
+    num_gpus: int
+    layout: str
+    tokens_per_second_per_gpu: float | None
+    status: str
+    model_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPage:
+    """Part of a list, newest first. next_cursor: where the next page starts; None on the last one."""
+
+    items: tuple[PlanSummary, ...]
+    next_cursor: str | None
+
+
+class PlanStore(Protocol):
+    """Keeps plans."""
+
+    def save_plan(self, plan: Plan, labels: PlanLabels) -> None:
+        """Stores the plan under its id. Raises ConflictError when the id is taken."""
+        ...
+
+    def get_plan(self, plan_id: str) -> Plan:
+        """The plan as it was stored. Raises NotFoundError."""
+        ...
+
+    def list_plans(self, cursor: str | None, limit: int) -> PlanPage:
+        """At most `limit` plans, newest first, from `cursor` on. Raises SpecError for a cursor that no page gave."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEstimate:
+    """An estimate with the job that asked for it."""
+
+    id: str
+    created_at: datetime
+    job: Mapping[str, Any]
+    estimate: Estimate
+
+
+class EstimateStore(Protocol):
+    """Keeps estimates."""
+
+    def save_estimates(self, estimates: Sequence[StoredEstimate]) -> None:
+        """Stores all or none. Raises ConflictError when an id is taken."""
+        ...
+
+    def get_estimate(self, estimate_id: str) -> StoredEstimate:
+        """The estimate as it was stored. Raises NotFoundError."""
+        ...
+
+
+class MeasurementStore(Protocol):
+    """Keeps what was measured."""
+
+    def matching(self, job_hash: str) -> Sequence[Mapping[str, Any]]:
+        """Measurements of this job, oldest first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """What the use cases are given. measurements: None where nothing has been measured."""
+
+    clock: Clock
+    ids: IdFactory
+    measurements: MeasurementStore | None = None
