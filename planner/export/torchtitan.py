@@ -62,6 +62,7 @@ def _export_02(draft: Draft) -> Export:
     settings.update(_model_02(draft))
     settings.update(precision_02(draft))
     settings.update(training_settings(draft, "0.2"))
+    settings["training.dataset"] = "c4"
     settings.update(layout_settings(draft, "0.2"))
     header = (f"TorchTitan {draft.version}: {safe_name(draft.model.name)} on {draft.layout.num_gpus} GPUs", "written by planner-cli export")
     draft.files[CONFIG_FILE] = write_toml(dict(sorted(settings.items(), key=_by_table)), header)
