@@ -25,7 +25,13 @@ GPUS = {
     "A100-SXM-80GB": "a100-sxm-80gb", "H100-SXM-80GB": "h100-sxm-80gb", "H200-SXM-141GB": "h200-sxm-141gb",
     "B200-SXM-180GB": "b200-sxm-180gb", "GB200-NVL72": "gb200-nvl72-186gb",
 }  # fmt: skip
-DTYPES = {"GEMM bfloat16": "bf16", "GEMM bf16 (TE)": "bf16", "GEMM fp8": "float8-tensorwise", "GEMM fp8_block": "float8-blockwise", "GEMM nvfp4": "nvfp4"}
+DTYPES = {
+    "GEMM bfloat16": "bf16",
+    "GEMM bf16 (TE)": "bf16",
+    "GEMM fp8": "float8-tensorwise",
+    "GEMM fp8_block": "float8-blockwise",
+    "GEMM nvfp4": "nvfp4",
+}
 CODE = {recipe.name: index for index, recipe in enumerate(RECIPES)}
 
 
@@ -42,7 +48,11 @@ def read(path: pathlib.Path) -> dict[tuple[str, str], list[tuple[dict[str, float
 
 
 def fit(residuals, start: list[float]) -> tuple[np.ndarray, float]:
-    best = minimize(lambda x: float(np.median(np.abs(residuals(np.exp(x))))) + 0.5 * float(np.mean(np.abs(residuals(np.exp(x))))), np.log(start), method="Nelder-Mead")
+    best = minimize(
+        lambda x: float(np.median(np.abs(residuals(np.exp(x))))) + 0.5 * float(np.mean(np.abs(residuals(np.exp(x))))),
+        np.log(start),
+        method="Nelder-Mead",
+    )
     errors = np.abs(np.expm1(residuals(np.exp(best.x))))
     return np.exp(best.x), float(errors.mean())
 
@@ -51,7 +61,9 @@ def fit_gemm(gpu: str, recipe: str, rows: list[tuple[dict[str, float], float]]) 
     rows = [(shape, rate) for shape, rate in rows if {"m", "n", "k"} <= shape.keys()]
     m, n, k, b = (np.array([shape.get(axis, 1.0) for shape, _ in rows]) for axis in ("m", "n", "k", "b"))
     measured = np.array([rate for _, rate in rows])
-    cluster = ClusterSpec.from_user({"gpu": gpu, "num_gpus": 8 if "nvl72" not in gpu else 4, "gpus_per_node": 8 if "nvl72" not in gpu else 4})
+    cluster = ClusterSpec.from_user(
+        {"gpu": gpu, "num_gpus": 8 if "nvl72" not in gpu else 4, "gpus_per_node": 8 if "nvl72" not in gpu else 4}
+    )
     key, code = RECIPES[CODE[recipe]].gain_key, np.full(len(rows), CODE[recipe])
     profile = dataclasses.replace(PROFILES["torchtitan"], compute=1.0)
     base = kernel_profile(load_gpu(gpu))

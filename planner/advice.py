@@ -22,15 +22,15 @@ def _warnings(pricer: Pricer, layout: Layout, estimate: Estimate) -> Iterator[st
     cluster, training = pricer.cluster, pricer.training
     domain = cluster.fabric[0].gpus
     if layout.tp > domain:
-        yield f"tp {layout.tp} leaves the {domain}-GPU {cluster.fabric[0].name} domain: its communication is on the critical path of every layer"
+        yield f"tp {layout.tp} leaves the {domain}-GPU {cluster.fabric[0].name} domain: its communication is on every layer's path"
     tokens = training.global_batch_size * training.seq_len
     if tokens > CRITICAL_BATCH_TOKENS:
-        yield f"{tokens / 1e6:.0f}M tokens a step is beyond the critical batch of most runs (McCandlish 2018): more data parallelism buys little"
+        yield f"{tokens / 1e6:.0f}M tokens a step is past the critical batch of most runs (McCandlish 2018): more replicas buy little"
     microbatches = layout.num_microbatches(training.global_batch_size)
     if layout.pp > 1 and microbatches < SMALL_BATCH_PER_STAGE * layout.pp:
         yield f"only {microbatches} microbatches for {layout.pp} pipeline ranks: the bubble is large; a larger global batch would shrink it"
     if layout.zero_stage == 3 and layout.dp_shard * layout.cp > WIDE_SHARDING and layout.dp_replicate == 1:
-        yield f"FSDP over {layout.dp_shard * layout.cp} ranks is latency-bound at small shards: HSDP (dp_replicate > 1) is the usual remedy at this scale"
+        yield f"FSDP over {layout.dp_shard * layout.cp} ranks is latency-bound: HSDP (dp_replicate > 1) is the usual remedy"
     if estimate.time is not None and estimate.step_seconds:
         exposed = sum(estimate.time.exposed_communication_seconds.values())
         if exposed > BUSY_WAIT_SHARE * estimate.step_seconds:

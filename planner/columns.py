@@ -85,7 +85,9 @@ class LayoutBatch:
         columns: dict[str, Column] = {
             "ac_kind": np.array([AC_KINDS.index(kind) for kind, _ in parsed], dtype=np.int64),
             "ac_value": np.array([value for _, value in parsed], dtype=np.float64),
-            "split": np.array([TRAINER_SPLIT if x.layers_per_stage is None else splits.index(x.layers_per_stage) for x in layouts], dtype=np.int64),
+            "split": np.array(
+                [TRAINER_SPLIT if x.layers_per_stage is None else splits.index(x.layers_per_stage) for x in layouts], dtype=np.int64
+            ),
         }
         for f in fields(cls):
             if f.name in columns or f.name == "splits":

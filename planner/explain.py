@@ -11,11 +11,18 @@ from planner.specs.plan import Plan, RankedLayout
 from planner.units import format_bytes, format_seconds
 
 WORDS: Mapping[str, str] = {
-    "tp": "tensor-parallel communication", "cp": "context-parallel communication", "ep": "expert dispatch and combine",
-    "pp": "pipeline sends", "fsdp": "waiting for FSDP gathers and scatters", "dp": "gradient all-reduce across replicas",
-    "bubble": "pipeline bubble", "recompute": "recomputed activations", "optimizer": "optimizer step", "compute": "matrix and attention kernels",
+    "tp": "tensor-parallel communication",
+    "cp": "context-parallel communication",
+    "ep": "expert dispatch and combine",
+    "pp": "pipeline sends",
+    "fsdp": "waiting for FSDP gathers and scatters",
+    "dp": "gradient all-reduce across replicas",
+    "bubble": "pipeline bubble",
+    "recompute": "recomputed activations",
+    "optimizer": "optimizer step",
+    "compute": "matrix and attention kernels",
     "other": "launches, loading and synchronisation",
-}  # fmt: skip
+}
 NOTICEABLE = 0.005
 
 
@@ -25,9 +32,13 @@ def time_parts(estimate: Estimate) -> dict[str, float]:
         return {}
     t = estimate.time
     parts = {
-        "compute": t.compute_seconds, "recompute": t.recompute_seconds, "bubble": t.bubble_seconds, "optimizer": t.optimizer_seconds,
-        "other": t.other_seconds, **t.exposed_communication_seconds,
-    }  # fmt: skip
+        "compute": t.compute_seconds,
+        "recompute": t.recompute_seconds,
+        "bubble": t.bubble_seconds,
+        "optimizer": t.optimizer_seconds,
+        "other": t.other_seconds,
+        **t.exposed_communication_seconds,
+    }
     return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 
@@ -54,25 +65,36 @@ def memory_sentence(estimate: Estimate) -> str:
 def _change(neighbour: Neighbour, usable_bytes: float) -> str:
     name = neighbour.field.replace("_", " ")
     if not neighbour.fits:
-        return f"{name} {neighbour.new} instead of {neighbour.old} would need {format_bytes(neighbour.device_bytes)} of {format_bytes(usable_bytes)}"
+        need = f"{format_bytes(neighbour.device_bytes)} of {format_bytes(usable_bytes)}"
+        return f"{name} {neighbour.new} instead of {neighbour.old} would need {need}"
     percent = (neighbour.step_ratio - 1.0) * 100.0
     effect = f"{percent:.1f}% slower" if percent >= 0 else f"{-percent:.1f}% faster"
     return f"{name} {neighbour.new} instead of {neighbour.old}: {effect}, {format_bytes(neighbour.device_bytes)}"
 
 
 def winner_reasons(pricer: Pricer, layout: Layout, estimate: Estimate, found: Sequence[Neighbour]) -> list[str]:
-    """What holds the winner in place: for each field the closest alternative, then the bottleneck and the memory."""
-    reasons = [f"bottleneck is {bottleneck(estimate)}", memory_sentence(estimate)]
+    """What holds the winner in place: the bottleneck, the memory, what would be faster but does not fit, and the closest alternatives."""
     usable = pricer.cluster.usable_memory_bytes
-    for name in dict.fromkeys(neighbour.field for neighbour in found):
-        best = fastest(found, name)
-        refused = [n for n in found if n.field == name and not n.fits]
-        tempting = min(refused, key=lambda n: n.step_ratio) if refused else None
-        if tempting is not None and tempting.step_ratio < min(1.0, best.step_ratio if best else 1.0):
-            reasons.append(f"{_change(tempting, usable)}: {(1 - tempting.step_ratio):.1%} faster, but does not fit")
-        if best is not None:
-            reasons.append(_change(best, usable))
-    return reasons
+    refused = sorted((n for n in found if not n.fits and n.step_ratio < 1.0), key=lambda n: n.step_ratio)
+    tempting = {n.field: n for n in reversed(refused)}
+    closest = [
+        best for name in dict.fromkeys(n.field for n in found) if (best := fastest(found, name)) is not None and _noticeable(best, estimate)
+    ]
+    return [
+        f"bottleneck is {bottleneck(estimate)}",
+        memory_sentence(estimate),
+        *(
+            f"{_change(n, usable)}: {1 - n.step_ratio:.1%} faster, but does not fit"
+            for n in sorted(tempting.values(), key=lambda n: n.step_ratio)
+        ),
+        *(_change(n, usable) for n in sorted(closest, key=lambda n: n.step_ratio)),
+    ]
+
+
+def _noticeable(neighbour: Neighbour, estimate: Estimate) -> bool:
+    """Whether a change moves time or memory enough to be worth a sentence."""
+    memory = abs(neighbour.device_bytes / (estimate.device_bytes or 1.0) - 1.0)
+    return abs(neighbour.step_ratio - 1.0) > NOTICEABLE or memory > 2 * NOTICEABLE
 
 
 def difference(ours: Estimate, theirs: Estimate, our_layout: Layout, their_layout: Layout) -> list[str]:
@@ -84,7 +106,10 @@ def difference(ours: Estimate, theirs: Estimate, our_layout: Layout, their_layou
     if fields:
         lines.append("differs in " + ", ".join(f"{name} {a} / {b}" for name, (a, b) in fields.items()))
     ratio = theirs.step_seconds / ours.step_seconds - 1.0
-    lines.append(f"{abs(ratio):.1%} {'slower' if ratio >= 0 else 'faster'}: {format_seconds(theirs.step_seconds)} against {format_seconds(ours.step_seconds)} a step")
+    lines.append(
+        f"{abs(ratio):.1%} {'slower' if ratio >= 0 else 'faster'}: "
+        f"{format_seconds(theirs.step_seconds)} against {format_seconds(ours.step_seconds)} a step"
+    )
     first, second = time_parts(ours), time_parts(theirs)
     moved = sorted(WORDS, key=lambda key: -abs(second.get(key, 0.0) - first.get(key, 0.0)))
     for key in moved[:3]:

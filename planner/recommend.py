@@ -21,10 +21,10 @@ from planner.errors import InfeasibleError
 from planner.explain import changed_fields, difference, winner_reasons
 from planner.export import export
 from planner.ports import Ports
+from planner.rules import Context
 from planner.search import pareto
 from planner.search.neighbours import neighbours
 from planner.search.screen import OOM_LIMIT, Screened, screen
-from planner.rules import Context
 from planner.search.space import Space, build_space
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
@@ -39,7 +39,13 @@ SAMPLED_SEEDS = 4
 SAMPLED_TRIALS = 32
 SHOWN_REASONS = 12
 
-EXPORTS = {"torchtitan": "torchtitan", "fsdp": "torchtitan", "megatron": "megatron", "megatron-deepspeed": "megatron", "internevo": "megatron"}
+EXPORTS = {
+    "torchtitan": "torchtitan",
+    "fsdp": "torchtitan",
+    "megatron": "megatron",
+    "megatron-deepspeed": "megatron",
+    "internevo": "megatron",
+}
 
 Progress = Callable[[str], None]
 
@@ -117,7 +123,9 @@ def _sample(job: Job, sized: _Sized) -> None:
     from planner.search.study import sample_beyond
 
     seeds = [layout for _, _, layout in sized.candidates[:SAMPLED_SEEDS]]
-    sampled = sample_beyond(sized.pricer, seeds, name=job.search.sampler, seed=job.search.seed, num_trials=SAMPLED_TRIALS, budgets=budgets, splits=splits)
+    sampled = sample_beyond(
+        sized.pricer, seeds, name=job.search.sampler, seed=job.search.seed, num_trials=SAMPLED_TRIALS, budgets=budgets, splits=splits
+    )
     for layout in sampled.layouts[:SAMPLED_SEEDS]:
         ((step, _, share),) = simulated_columns(sized.pricer, [layout])
         sized.candidates.append((step, (1.0 + share) * sized.pricer.cluster.usable_memory_bytes, layout))
@@ -157,28 +165,50 @@ def _plan(job: Job, ports: Ports, sizes: list[_Sized], ranked: list[tuple[_Sized
     for sized in sizes:
         total.update(sized.rejected)
     return Plan(
-        id=ports.ids.new_id("plan"), job=job.request, created_at=ports.clock.now().isoformat(), ranked=entries,
-        pareto=_pareto(job, winner_size, ranked), rejected=dict(total.most_common()), nearest_miss=None,
+        id=ports.ids.new_id("plan"),
+        job=job.request,
+        created_at=ports.clock.now().isoformat(),
+        ranked=entries,
+        pareto=_pareto(job, winner_size, ranked),
+        rejected=dict(total.most_common()),
+        nearest_miss=None,
         searched=Searched(
-            layouts=sum(s.num_layouts for s in sizes), valid=sum(s.num_layouts for s in sizes), fitting=sum(s.screened.num_fitting for s in sizes),
-            seconds=seconds, simulated=sum(s.num_simulated for s in sizes), priced=sum(s.screened.num_priced for s in sizes), study=winner_size.study,
+            layouts=sum(s.num_layouts for s in sizes),
+            valid=sum(s.num_layouts for s in sizes),
+            fitting=sum(s.screened.num_fitting for s in sizes),
+            seconds=seconds,
+            simulated=sum(s.num_simulated for s in sizes),
+            priced=sum(s.screened.num_priced for s in sizes),
+            study=winner_size.study,
         ),
-        versus_current=_versus_current(job, winner_size, winner, estimates[0]), headline=_headline(entries),
-        warnings=warnings_for(winner_size.pricer, winner, estimates[0]), seed=job.search.seed, model_version=MODEL_VERSION, calibration_id=CALIBRATION_ID,
-    )  # fmt: skip
+        versus_current=_versus_current(job, winner_size, winner, estimates[0]),
+        headline=_headline(entries),
+        warnings=warnings_for(winner_size.pricer, winner, estimates[0]),
+        seed=job.search.seed,
+        model_version=MODEL_VERSION,
+        calibration_id=CALIBRATION_ID,
+    )
 
 
 def _entry(job: Job, rank: int, sized: _Sized, layout: Layout, estimate: Estimate) -> RankedLayout:
-    if rank == 1:
-        reasons = winner_reasons(sized.pricer, layout, estimate, neighbours(sized.pricer, layout))[:SHOWN_REASONS]
-    else:
-        reasons = []
+    reasons = _reasons(rank, sized, layout, estimate)
     target = EXPORTS.get(job.training.trainer)
     exported = None if target is None else export(layout, job.model, sized.pricer.cluster, job.training, to=target)
     return RankedLayout(
-        rank=rank, layout=layout, num_gpus=sized.pricer.cluster.num_gpus, estimate=estimate, source="simulated" if layout.pp > 1 else "screened",
-        reasons=reasons, export={} if exported is None else {exported.trainer: exported.as_dict()},
-    )  # fmt: skip
+        rank=rank,
+        layout=layout,
+        num_gpus=sized.pricer.cluster.num_gpus,
+        estimate=estimate,
+        source="simulated" if layout.pp > 1 else "screened",
+        reasons=reasons,
+        export={} if exported is None else {exported.trainer: exported.as_dict()},
+    )
+
+
+def _reasons(rank: int, sized: _Sized, layout: Layout, estimate: Estimate) -> list[str]:
+    """The winner's reasons in full, with its neighbours; for the others what costs them most and what they need."""
+    found = neighbours(sized.pricer, layout) if rank == 1 else []
+    return winner_reasons(sized.pricer, layout, estimate, found)[:SHOWN_REASONS]
 
 
 def _headline(entries: list[RankedLayout]) -> list[str]:
@@ -201,7 +231,11 @@ def _pareto(job: Job, sized: _Sized, ranked: list[tuple[_Sized, Layout]]) -> lis
         layout = screened.batch.row(int(row))
         step = float(screened.step_seconds[row])
         headroom = sized.pricer.cluster.usable_memory_bytes - float(screened.device_bytes[row])
-        points.append(ParetoPoint(layout=layout, tokens_per_second_per_gpu=tokens / step, headroom_bytes=headroom, step_seconds=step, rank=places.get(layout)))
+        points.append(
+            ParetoPoint(
+                layout=layout, tokens_per_second_per_gpu=tokens / step, headroom_bytes=headroom, step_seconds=step, rank=places.get(layout)
+            )
+        )
     return points
 
 
@@ -212,9 +246,12 @@ def _versus_current(job: Job, sized: _Sized, winner: Layout, estimate: Estimate)
     current = estimate_layouts(pricer, [job.layout])[0]
     speedup = current.step_seconds / estimate.step_seconds if current.step_seconds and estimate.step_seconds else None
     return VersusCurrent(
-        layout=job.layout, estimate=current, speedup=speedup, changed=changed_fields(job.layout, winner),
+        layout=job.layout,
+        estimate=current,
+        speedup=speedup,
+        changed=changed_fields(job.layout, winner),
         reasons=difference(current, estimate, job.layout, winner),
-    )  # fmt: skip
+    )
 
 
 def _nothing_fits(sizes: list[_Sized]) -> InfeasibleError:
@@ -225,14 +262,16 @@ def _nothing_fits(sizes: list[_Sized]) -> InfeasibleError:
     priced = [sized for sized in sizes if len(sized.screened.batch)]
     if not priced:
         reasons = ", ".join(f"{reason} ({count:,})" for reason, count in rejected.most_common(3))
-        return InfeasibleError(f"no legal layout: {reasons}", remedy="loosen search.fix or change the number of GPUs or the batch", rejected=dict(rejected))
+        return InfeasibleError(
+            f"no legal layout: {reasons}", remedy="loosen search.fix or change the number of GPUs or the batch", rejected=dict(rejected)
+        )
     sized = min(priced, key=lambda s: float(s.screened.device_bytes.min() / s.pricer.cluster.usable_memory_bytes))
     row = int(np.argmin(sized.screened.device_bytes))
     layout, device = sized.screened.batch.row(row), float(sized.screened.device_bytes[row])
     usable = float(sized.pricer.cluster.usable_memory_bytes)
     remedy = _smallest_change(sized.pricer, layout, device, usable)
     miss = NearestMiss(layout=layout, device_bytes=device, usable_bytes=usable, missing_bytes=device - usable, remedy=remedy)
-    message = f"none of {sized.num_layouts:,} legal layouts fits: the smallest needs {format_bytes(device)} of {format_bytes(usable)} usable on each GPU"
+    message = f"none of {sized.num_layouts:,} legal layouts fits: the smallest needs {format_bytes(device)} of {format_bytes(usable)}"
     return InfeasibleError(message, remedy=remedy, nearest_miss=miss.model_dump(mode="json"), rejected=dict(rejected))
 
 
@@ -247,4 +286,3 @@ def _smallest_change(pricer: Pricer, layout: Layout, device: float, usable: floa
             return f"{cluster.num_gpus * factor} GPUs of this kind would fit, or a GPU with {format_bytes(device)} usable"
         factor *= 2
     return f"a GPU with {format_bytes(device)} usable, or a shorter sequence: more GPUs of this kind alone do not help"
-

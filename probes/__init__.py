@@ -1,0 +1,1 @@
+"""Measuring: short real jobs, and what happened to them."""

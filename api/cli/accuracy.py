@@ -80,7 +80,13 @@ def _lines(path: str | None) -> list[str]:
 def _row(row: "Row") -> dict[str, object]:
     estimate = row.estimate
     return {
-        "id": row.job.id, "status": row.status, "measured_step_seconds": row.measured_seconds, "step_seconds": estimate.step_seconds,
-        "measured_peak_allocated_bytes": row.measured_allocated_bytes, "peak_allocated_bytes": estimate.peak_allocated_bytes,
-        "measured_peak_reserved_bytes": row.measured_reserved_bytes, "peak_reserved_bytes": estimate.peak_reserved_bytes, "fits": estimate.fits,
-    }  # fmt: skip
+        "id": row.job.id,
+        "status": row.status,
+        "measured_step_seconds": row.measured_seconds,
+        "step_seconds": estimate.step_seconds,
+        "measured_peak_allocated_bytes": row.measured_allocated_bytes,
+        "peak_allocated_bytes": estimate.peak_allocated_bytes,
+        "measured_peak_reserved_bytes": row.measured_reserved_bytes,
+        "peak_reserved_bytes": estimate.peak_reserved_bytes,
+        "fits": estimate.fits,
+    }

@@ -13,10 +13,10 @@ from planner.calibration.report import Report
 
 def accuracy_view(report: Report) -> RenderableType:
     """Summary of all rows and of every group, then ranking quality."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("rows of")
-    for name in ("rows", "time", "bias", "median", "p90", "worst", "baseline", "allocated", "reserved", "in 90%", "OOM missed", "refused"):
-        table.add_column(name, justify="right")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("rows of", no_wrap=True, min_width=30)
+    for name in ("rows", "time", "bias", "median", "p90", "worst", "40%", "alloc", "resv", "cover", "oom", "refus"):
+        table.add_column(name, justify="right", no_wrap=True)
     _add(table, report.overall)
     for summaries in report.groups.values():
         table.add_section()
@@ -25,8 +25,10 @@ def accuracy_view(report: Report) -> RenderableType:
     regrets = ", ".join(f"at {first} {value:.1%}" for first, value in report.regret.items() if value is not None) or "-"
     spearman = "-" if report.spearman is None else f"{report.spearman:.2f}"
     notes = [
-        "In sample: the profiles were set with these rows in view. time, allocated, reserved: mean of |predicted / measured - 1|.",
-        f"baseline: step time at {BASELINE_MFU:.0%} of the dense bf16 peak. refused: runs that did fit and are called a misfit.",
+        "In sample: the profiles were set with these rows in view. time, alloc(ated), res(er)v(ed): mean of |predicted / measured - 1|.",
+        f"40%: error of the baseline, step time at {BASELINE_MFU:.0%} of the dense bf16 peak.",
+        "cover: measured steps inside the 90% interval.",
+        "oom: runs out of memory that are called a fit. refus: runs that did fit and are called a misfit.",
         f"{report.num_sweeps} sweeps of at least 3 layouts: regret {regrets}; Spearman {spearman}.",
     ]
     return Group(table, *(Text(line) for line in notes))
@@ -57,9 +59,16 @@ def _add(table: Table, summary: Summary) -> None:
         else (f"{time.mape:.1%}", f"{time.bias:+.1%}", f"{time.median:.1%}", f"{time.p90:.1%}", f"{time.worst:.0%}")
     )
     table.add_row(
-        summary.name, str(summary.rows), *figures, _mape(summary.baseline), _mape(summary.allocated), _mape(summary.reserved),
-        "-" if summary.coverage is None else f"{summary.coverage:.0%}", str(summary.out_of_memory_missed), str(summary.refused),
-    )  # fmt: skip
+        summary.name,
+        str(summary.rows),
+        *figures,
+        _mape(summary.baseline),
+        _mape(summary.allocated),
+        _mape(summary.reserved),
+        "-" if summary.coverage is None else f"{summary.coverage:.0%}",
+        str(summary.out_of_memory_missed),
+        str(summary.refused),
+    )
 
 
 def _mape(errors: Errors | None) -> str:

@@ -1,0 +1,1 @@
+"""Learning from measurements: accuracy, intervals, profiles."""

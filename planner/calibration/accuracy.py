@@ -31,9 +31,13 @@ class Row:
         """From a job whose labels hold `measured`."""
         measured = job.labels.get("measured") or {}
         return cls(
-            job=job, estimate=estimate, status=str(measured.get("status", "ok")), measured_seconds=measured.get("step_seconds"),
-            measured_allocated_bytes=measured.get("peak_allocated_bytes"), measured_reserved_bytes=measured.get("peak_reserved_bytes"),
-        )  # fmt: skip
+            job=job,
+            estimate=estimate,
+            status=str(measured.get("status", "ok")),
+            measured_seconds=measured.get("step_seconds"),
+            measured_allocated_bytes=measured.get("peak_allocated_bytes"),
+            measured_reserved_bytes=measured.get("peak_reserved_bytes"),
+        )
 
     @property
     def baseline_seconds(self) -> float | None:
@@ -48,16 +52,20 @@ class Row:
     def label(self, key: str) -> str:
         """Value of a grouping key: trainer, gpu, group, complete, precision, ac, moe."""
         values = {
-            "trainer": self.job.training.trainer, "gpu": self.job.cluster.gpu.name, "group": str(self.job.labels.get("group", "-")),
-            "complete": str(self.job.labels.get("complete", "-")), "model": self.job.model.name,
-            "precision": self.job.layout.precision if self.job.layout else "-", "ac": self.job.layout.ac if self.job.layout else "-",
-        }  # fmt: skip
+            "trainer": self.job.training.trainer,
+            "gpu": self.job.cluster.gpu.name,
+            "group": str(self.job.labels.get("group", "-")),
+            "complete": str(self.job.labels.get("complete", "-")),
+            "model": self.job.model.name,
+            "precision": self.job.layout.precision if self.job.layout else "-",
+            "ac": self.job.layout.ac if self.job.layout else "-",
+        }
         return values[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Relative errors of one quantity over rows: mean, median, 90th percentile and worst of |predicted / measured - 1|, and bias (mean sign kept)."""
+    """Relative errors of one quantity over rows: of |predicted / measured - 1|, and bias with the sign kept."""
 
     rows: int
     mape: float
@@ -74,9 +82,13 @@ class Errors:
             return None
         size = np.abs(relative)
         return cls(
-            rows=len(size), mape=float(size.mean()), median=float(np.median(size)), p90=float(np.quantile(size, 0.9)), worst=float(size.max()),
+            rows=len(size),
+            mape=float(size.mean()),
+            median=float(np.median(size)),
+            p90=float(np.quantile(size, 0.9)),
+            worst=float(size.max()),
             bias=float(relative.mean()),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +114,9 @@ def summarise(rows: Sequence[Row], name: str) -> Summary:
     covered = [flag for flag in inside if flag is not None]
     ran = [row for row in answered if row.status == "ok"]
     return Summary(
-        name=name, rows=len(rows), unanswered=len(rows) - len(answered),
+        name=name,
+        rows=len(rows),
+        unanswered=len(rows) - len(answered),
         time=Errors.of((row.estimate.step_seconds, row.measured_seconds) for row in answered),
         baseline=Errors.of((row.baseline_seconds, row.measured_seconds) for row in answered),
         allocated=Errors.of((row.estimate.peak_allocated_bytes, row.measured_allocated_bytes) for row in answered),
@@ -110,7 +124,7 @@ def summarise(rows: Sequence[Row], name: str) -> Summary:
         coverage=float(np.mean(covered)) if covered else None,
         out_of_memory_missed=sum(row.status == "oom" and bool(row.estimate.fits) for row in answered),
         refused=sum(not row.estimate.fits for row in ran),
-    )  # fmt: skip
+    )
 
 
 def by_label(rows: Sequence[Row], key: str) -> list[Summary]:

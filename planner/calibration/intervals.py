@@ -54,4 +54,4 @@ def upper_tail(z: FloatColumn) -> FloatColumn:
     t = 1.0 / (1.0 + 0.3275911 * x)
     polynomial = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     tail = 0.5 * polynomial * np.exp(-x * x)
-    return np.clip(np.where(z >= 0, tail, 1.0 - tail), 0.0, 1.0)
+    return np.asarray(np.clip(np.where(z >= 0, tail, 1.0 - tail), 0.0, 1.0))

@@ -1,0 +1,1 @@
+"""The cost model: seconds and bytes of layouts, as columns."""

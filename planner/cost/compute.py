@@ -60,7 +60,9 @@ class Device:
             num_sms=max(gpu.num_sms, 1),
         )  # fmt: skip
 
-    def gemm_seconds(self, rows: FloatColumn, cols: FloatColumn, depth: FloatColumn, batch: FloatColumn, precision: IntColumn) -> FloatColumn:
+    def gemm_seconds(
+        self, rows: FloatColumn, cols: FloatColumn, depth: FloatColumn, batch: FloatColumn, precision: IntColumn
+    ) -> FloatColumn:
         """Seconds of `batch` independent products rows x depth by depth x cols.
 
         t = max(2 r c d b / (rate u), bytes / memory rate);  u = d / (d + half) * wave quantisation

@@ -83,13 +83,26 @@ class _Columns:
         mfu = model_flops_utilisation(pricer.model, pricer.cluster, tokens, pricer.training.seq_len)
         probability = float(self.spread.oom_probability[row])
         return Estimate(
-            id=job_id, valid=True, violations=[], fits=probability <= FITS_BELOW, oom_probability=probability, step_seconds=step,
-            tokens_per_second_per_gpu=tokens, mfu=mfu, hfu=None if mfu is None else mfu * (1.0 + self._redone_share(row)),
-            peak_allocated_bytes=float(prices.peak_allocated_bytes[row]), peak_reserved_bytes=float(prices.peak_reserved_bytes[row]),
-            device_bytes=float(prices.device_bytes[row]), usable_bytes=float(pricer.cluster.usable_memory_bytes),
-            interval=self._interval(row), memory=self._memory(row), time=self._time(row), basis=self._basis(),
-            model_version=MODEL_VERSION, calibration_id=CALIBRATION_ID,
-        )  # fmt: skip
+            id=job_id,
+            valid=True,
+            violations=[],
+            fits=probability <= FITS_BELOW,
+            oom_probability=probability,
+            step_seconds=step,
+            tokens_per_second_per_gpu=tokens,
+            mfu=mfu,
+            hfu=None if mfu is None else mfu * (1.0 + self._redone_share(row)),
+            peak_allocated_bytes=float(prices.peak_allocated_bytes[row]),
+            peak_reserved_bytes=float(prices.peak_reserved_bytes[row]),
+            device_bytes=float(prices.device_bytes[row]),
+            usable_bytes=float(pricer.cluster.usable_memory_bytes),
+            interval=self._interval(row),
+            memory=self._memory(row),
+            time=self._time(row),
+            basis=self._basis(),
+            model_version=MODEL_VERSION,
+            calibration_id=CALIBRATION_ID,
+        )
 
     def _redone_share(self, row: int) -> float:
         """Recomputed over required flops: required are three forwards (one forward, two backward)."""
@@ -103,9 +116,11 @@ class _Columns:
 
         s = self.spread
         return Interval(
-            coverage=COVERAGE, step_seconds=pair(*s.step_seconds), peak_allocated_bytes=pair(*s.peak_allocated_bytes),
+            coverage=COVERAGE,
+            step_seconds=pair(*s.step_seconds),
+            peak_allocated_bytes=pair(*s.peak_allocated_bytes),
             peak_reserved_bytes=pair(*s.peak_reserved_bytes),
-        )  # fmt: skip
+        )
 
     def _memory(self, row: int) -> Memory:
         parts = memory_rows(self.prices.memory)
@@ -115,21 +130,31 @@ class _Columns:
             here = {name: float(column[rank, row]) for name, column in parts.items()}
             stages.append(
                 StageMemory(
-                    peak_allocated_bytes=here["allocated"], peak_reserved_bytes=float(reserved[rank]), parameters_bytes=here["parameters"],
-                    gradients_bytes=here["gradients"], optimizer_bytes=here["optimizer"], activations_bytes=here["activations"],
-                    logits_bytes=here["logits"], communication_buffers_bytes=here["buffers"], workspace_bytes=here["workspace"],
+                    peak_allocated_bytes=here["allocated"],
+                    peak_reserved_bytes=float(reserved[rank]),
+                    parameters_bytes=here["parameters"],
+                    gradients_bytes=here["gradients"],
+                    optimizer_bytes=here["optimizer"],
+                    activations_bytes=here["activations"],
+                    logits_bytes=here["logits"],
+                    communication_buffers_bytes=here["buffers"],
+                    workspace_bytes=here["workspace"],
                     fragmentation_bytes=float(reserved[rank]) - here["allocated"],
                 )
-            )  # fmt: skip
+            )
         return Memory(worst_stage=int(np.argmax([stage.peak_reserved_bytes for stage in stages])), stages=stages)
 
     def _time(self, row: int) -> TimeBreakdown:
         parts = {name: float(self.prices.parts[name][row]) for name in PARTS}
         parts["bubble"], parts["pp"] = float(self.refined.bubble_seconds[row]), float(self.refined.send_seconds[row])
         return TimeBreakdown(
-            compute_seconds=parts["compute"], exposed_communication_seconds={axis: parts[axis] for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp")},
-            bubble_seconds=parts["bubble"], recompute_seconds=parts["recompute"], optimizer_seconds=parts["optimizer"], other_seconds=parts["other"],
-        )  # fmt: skip
+            compute_seconds=parts["compute"],
+            exposed_communication_seconds={axis: parts[axis] for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp")},
+            bubble_seconds=parts["bubble"],
+            recompute_seconds=parts["recompute"],
+            optimizer_seconds=parts["optimizer"],
+            other_seconds=parts["other"],
+        )
 
     def _basis(self) -> dict[str, Basis]:
         from typing import cast

@@ -115,7 +115,9 @@ def unit_costs(site: Site, model: ModelSpec) -> UnitCosts:
     keep_all = _without_checkpointing(site)
     parts += [_layer(keep_all, ops, plain, model) for ops in (blocks.embedding_ops(), blocks.head_ops(model))]
     stacked = {name: np.stack([part[name] for part in parts], axis=-2) for name in parts[0]}
-    return UnitCosts(**stacked, logits_bytes=_logits_bytes(site), boundary_bytes=site.product(blocks.HIDDEN_SP) * site.width_bytes("compute"))
+    return UnitCosts(
+        **stacked, logits_bytes=_logits_bytes(site), boundary_bytes=site.product(blocks.HIDDEN_SP) * site.width_bytes("compute")
+    )
 
 
 def _without_checkpointing(site: Site) -> Site:
@@ -218,12 +220,15 @@ def _attention_cost(site: Site, op: Attention, model: ModelSpec) -> OpCost:
     values = site.device.gemm_seconds(rows, depth, rows, batch, bf16)
     both = slow * (scores + values)
     two = np.full_like(tokens, 2.0)
-    return _cost(site, forward=both, input_grad=2.0 * both, forward_kernels=two, backward_kernels=2 * two, flops=2.0 * tokens * seq * heads * widths)
+    return _cost(
+        site, forward=both, input_grad=2.0 * both, forward_kernels=two, backward_kernels=2 * two, flops=2.0 * tokens * seq * heads * widths
+    )
 
 
 def _flash_cost(site: Site, flops: FloatColumn, context: FloatColumn, model: ModelSpec) -> OpCost:
     """Fused attention. Under context parallelism but Ulysses it runs as `cp` shorter pieces, whose outputs are merged by their
-    log-sum-exp: four fp32 passes over the output a piece. Source: torch/distributed/tensor/experimental/_attention.py (_SDPAMerger)."""
+    log-sum-exp: four fp32 passes over the output a piece. Source: torch/distributed/tensor/experimental/_attention.py (_SDPAMerger).
+    """
     s = site.sizes
     pieces = np.where(site.batch.cp_method == axes.ULYSSES, 1.0, site.batch.cp)
     merged = 4.0 * 4.0 * s["tokens"] * s["heads"] * model.v_dim * np.where(pieces > 1, pieces, 0.0)
@@ -260,7 +265,13 @@ def _collective_cost(site: Site, op: Collective) -> OpCost:
             if operation is not None:
                 target[place] += exposed * _seconds(site, operation, payload, degree, stride)
     used = (forward.sum(axis=0) > 0).astype(np.float64)
-    return _cost(site, exposed_forward=forward, exposed_backward=backward, forward_kernels=COLLECTIVE_KERNELS * used, backward_kernels=COLLECTIVE_KERNELS * used)
+    return _cost(
+        site,
+        exposed_forward=forward,
+        exposed_backward=backward,
+        forward_kernels=COLLECTIVE_KERNELS * used,
+        backward_kernels=COLLECTIVE_KERNELS * used,
+    )
 
 
 def _seconds(site: Site, operation: str, payload: FloatColumn, degree: FloatColumn, stride: FloatColumn) -> FloatColumn:
@@ -284,7 +295,7 @@ def _hidden(site: Site, axis: str) -> FloatColumn:
 
 def fused_kernels(batch: LayoutBatch, rules: TrainerRules) -> BoolColumn:
     """Whether memory-bound operations run fused: torch.compile, or a trainer that ships fused kernels."""
-    return batch.compile | np.full(len(batch), rules.fused_kernels)
+    return np.asarray(batch.compile | rules.fused_kernels)
 
 
 def lacking_precisions(device: Device) -> tuple[str, ...]:

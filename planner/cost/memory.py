@@ -50,7 +50,14 @@ class RankMemory:
     allocated: FloatColumn
 
 
-def rank_memory(shapes: RankShapes, batch: LayoutBatch, num_microbatches: FloatColumn, training: TrainingSpec, rules: TrainerRules, workspace_bytes: float) -> RankMemory:
+def rank_memory(
+    shapes: RankShapes,
+    batch: LayoutBatch,
+    num_microbatches: FloatColumn,
+    training: TrainingSpec,
+    rules: TrainerRules,
+    workspace_bytes: float,
+) -> RankMemory:
     """Parts of the worst moment of every rank.
 
     Sources: Rajbhandari 2020 (ZeRO), FSDP2 (torch/distributed/fsdp/_fully_shard: unsharded accumulated gradients keep

@@ -12,7 +12,8 @@ from planner.specs.training import TrainingSpec
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitColumns:
     """Seconds of every unit, (K + 2, N): forward and backward compute of one microbatch (exposed TP, CP, EP included),
-    gather of parameters, scatter and replica all-reduce of gradients."""
+    gather of parameters, scatter and replica all-reduce of gradients.
+    """
 
     forward: FloatColumn
     backward: FloatColumn
@@ -31,7 +32,13 @@ class Exposed:
 
 
 def exposed_data_parallel(
-    units: FloatColumn, seconds: UnitColumns, batch: LayoutBatch, num_microbatches: FloatColumn, training: TrainingSpec, rules: TrainerRules, dp_hidden: float
+    units: FloatColumn,
+    seconds: UnitColumns,
+    batch: LayoutBatch,
+    num_microbatches: FloatColumn,
+    training: TrainingSpec,
+    rules: TrainerRules,
+    dp_hidden: float,
 ) -> Exposed:
     """Waits for data-parallel communication in one step. units (R, K + 2, N): how many of each unit a rank holds."""
     share = dp_hidden if training.overlap.dp else 0.0
@@ -48,7 +55,7 @@ def _fsdp(units: FloatColumn, s: UnitColumns, batch: LayoutBatch, num_microbatch
     """FSDP2: unit by unit, the next unit's gather runs under this unit's compute, its reduce-scatter under the next backward.
 
     Without PP: every microbatch gathers forward (and backward under ZeRO-3) and reduces.
-      forward wait = first gather + sum max(0, gather - forward);  backward likewise with gather + scatter + replicate, then the last scatter.
+      forward wait = first gather + sum max(0, gather - forward);  backward likewise with all three, then the last scatter.
     Under PP (reshard never): one gather and one reduction a step, the reduction after the last backward with nothing to hide it;
     ZeRO-3 gathers in every forward and backward.
     Source: torch/distributed/fsdp/_fully_shard (implicit prefetch), torch/distributed/pipelining/stage.py (perform_reduce_grad).
@@ -64,7 +71,9 @@ def _fsdp(units: FloatColumn, s: UnitColumns, batch: LayoutBatch, num_microbatch
     rounds = np.where(once, 1.0, num_microbatches)
     tail = np.where(piped, _on_ranks(units, s.scatter), num_microbatches * last_scatter)
     waits = rounds * (_on_ranks(units, wait_forward) + np.where(once, 0.0, _on_ranks(units, wait_backward)) + first_gather) + tail
-    wire = rounds * _on_ranks(units, s.gather + np.where(once, 0.0, regather)) + np.where(piped, 1.0, num_microbatches) * _on_ranks(units, reduction)
+    wire = rounds * _on_ranks(units, s.gather + np.where(once, 0.0, regather)) + np.where(piped, 1.0, num_microbatches) * _on_ranks(
+        units, reduction
+    )
     piped_replicas = np.where(piped, _on_ranks(units, s.replicate), 0.0)
     replicas = np.minimum(waits, num_microbatches * _on_ranks(units, np.maximum(0.0, s.replicate - overlaps * s.backward)))
     replicas = np.where(piped, 0.0, replicas)
@@ -73,7 +82,7 @@ def _fsdp(units: FloatColumn, s: UnitColumns, batch: LayoutBatch, num_microbatch
 
 
 def _once_a_step(units: FloatColumn, s: UnitColumns, share: float) -> Exposed:
-    """Distributed optimizer or DDP: gradients reduce once a step under the last microbatch's backward, parameters gather under the first forward.
+    """Distributed optimizer or DDP: one reduction under the last backward, one gather under the first forward.
 
     wait = max(0, communication - share x compute of that pass). Source: Megatron-LM --overlap-grad-reduce, --overlap-param-gather.
     """

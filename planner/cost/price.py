@@ -43,14 +43,25 @@ class Pricer:
     fabric: Fabric
 
     @classmethod
-    def build(cls, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, profile: Profile | None = None, kernels: KernelProfile | None = None) -> "Pricer":
+    def build(
+        cls,
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        training: TrainingSpec,
+        profile: Profile | None = None,
+        kernels: KernelProfile | None = None,
+    ) -> "Pricer":
         """A pricer for one job under a profile (the trainer's prior unless given)."""
         profile = profile or PROFILES[training.trainer]
         return cls(
-            model=model, cluster=cluster, training=training, rules=TRAINERS[training.trainer], profile=profile,
+            model=model,
+            cluster=cluster,
+            training=training,
+            rules=TRAINERS[training.trainer],
+            profile=profile,
             device=Device.build(cluster, kernels or kernel_profile(cluster.gpu), profile),
             fabric=Fabric.build(cluster, profile.intra_node, profile.inter_node),
-        )  # fmt: skip
+        )
 
     def price(self, batch: LayoutBatch, *, every_rank: bool = False) -> "Prices":
         """Time and memory of N layouts. every_rank: look at all pipeline ranks instead of the deciding ones."""
@@ -127,9 +138,15 @@ def num_microbatches(batch: LayoutBatch, training: TrainingSpec) -> FloatColumn:
 def _unit_columns(pricer: Pricer, batch: LayoutBatch) -> tuple[_Units, IntColumn]:
     rows, inverse = keyed.distinct(batch, layers.key(pricer.cluster.rank_order))
     site = layers.Site(
-        batch=rows, sizes=local_sizes(rows, pricer.model, pricer.training, pricer.rules), device=pricer.device, fabric=pricer.fabric,
-        rules=pricer.rules, training=pricer.training, rank_order=pricer.cluster.rank_order, fused=layers.fused_kernels(rows, pricer.rules),
-    )  # fmt: skip
+        batch=rows,
+        sizes=local_sizes(rows, pricer.model, pricer.training, pricer.rules),
+        device=pricer.device,
+        fabric=pricer.fabric,
+        rules=pricer.rules,
+        training=pricer.training,
+        rank_order=pricer.cluster.rank_order,
+        fused=layers.fused_kernels(rows, pricer.rules),
+    )
     costs = layers.unit_costs(site, pricer.model)
     forward = costs.forward_seconds + costs.exposed_forward.sum(axis=0)
     input_grad = costs.input_grad_seconds + costs.recompute_seconds + costs.exposed_backward.sum(axis=0)
@@ -165,12 +182,21 @@ def _price(pricer: Pricer, batch: LayoutBatch, every_rank: bool) -> Prices:
     peak_reserved = reserved.max(axis=0)
     device = peak_reserved + outside
     return Prices(
-        step_seconds=step, parts=parts, peak_allocated_bytes=memory.allocated.max(axis=0), peak_reserved_bytes=peak_reserved,
-        device_bytes=device, memory=memory, rank_reserved_bytes=reserved, rank=rank, stage_seconds=stage_seconds,
-    )  # fmt: skip
+        step_seconds=step,
+        parts=parts,
+        peak_allocated_bytes=memory.allocated.max(axis=0),
+        peak_reserved_bytes=peak_reserved,
+        device_bytes=device,
+        memory=memory,
+        rank_reserved_bytes=reserved,
+        rank=rank,
+        stage_seconds=stage_seconds,
+    )
 
 
-def _device_floor(pricer: Pricer, batch: LayoutBatch, counts: FloatColumn, m: FloatColumn, unit: "_Units", at_unit: IntColumn) -> FloatColumn:
+def _device_floor(
+    pricer: Pricer, batch: LayoutBatch, counts: FloatColumn, m: FloatColumn, unit: "_Units", at_unit: IntColumn
+) -> FloatColumn:
     fullest = np.full(len(batch), 3 if pricer.rules.fsdp_style else 1)
     batch = replace(batch, zero_stage=np.where(batch.zero_stage == 0, 0, fullest))
     shard_rows, at_shard = keyed.distinct(batch, sharding.KEY)
@@ -182,10 +208,16 @@ def _device_floor(pricer: Pricer, batch: LayoutBatch, counts: FloatColumn, m: Fl
     uneven = 1.0 - np.where(alone, 0.0, np.minimum(1.0, batch.pp / counts[:-2].sum()))
     zero = np.zeros(len(batch))
     shapes = RankShapes(
-        local=local, shard=shard, largest_local=zero, head_local=zero, saved_bytes=saved * uneven,
+        local=local,
+        shard=shard,
+        largest_local=zero,
+        head_local=zero,
+        saved_bytes=saved * uneven,
         transient_bytes=np.where(alone, unit.costs.transient_bytes.max(axis=0)[at_unit], 0.0),
-        in_flight=np.minimum(m, (batch.pp + 1) / 2.0), boundary_bytes=zero, logits_bytes=np.where(alone, unit.costs.logits_bytes[at_unit], 0.0),
-    )  # fmt: skip
+        in_flight=np.minimum(m, (batch.pp + 1) / 2.0),
+        boundary_bytes=zero,
+        logits_bytes=np.where(alone, unit.costs.logits_bytes[at_unit], 0.0),
+    )
     memory = rank_memory(shapes, batch, m, pricer.training, pricer.rules, pricer.profile.workspace_bytes)
     return memory.allocated + pricer.cluster.gpu.context_bytes
 
@@ -222,27 +254,39 @@ def _largest(field: FloatColumn) -> FloatColumn:
     return result
 
 
+def _in_flight(batch: LayoutBatch, rank: IntColumn, m: FloatColumn) -> FloatColumn:
+    """Microbatches that a pipeline rank holds at its peak, (N,); one without a pipeline."""
+    count = m.astype(np.int64)
+    return by_schedule(batch, lambda s, rows: s.in_flight(rank[rows], batch.pp[rows], batch.virtual_stages[rows], count[rows]), 1.0)
+
+
 def _shapes(
-    pricer: Pricer, batch: LayoutBatch, units: FloatColumn, rank: IntColumn, m: FloatColumn,
-    unit: _Units, at_unit: IntColumn, shards: sharding.UnitShards, at_shard: IntColumn,
-) -> RankShapes:  # fmt: skip
+    pricer: Pricer,
+    batch: LayoutBatch,
+    units: FloatColumn,
+    rank: IntColumn,
+    m: FloatColumn,
+    unit: _Units,
+    at_unit: IntColumn,
+    shards: sharding.UnitShards,
+    at_shard: IntColumn,
+) -> RankShapes:
     local, shard = shards.local[:, at_shard], shards.shard[:, at_shard]
     holds = units > 0
     layer_local = np.where(holds, local[None], 0.0)
-    in_flight = np.array(
-        [
-            by_schedule(batch, lambda s, rows, r=r: s.in_flight(rank[r, rows], batch.pp[rows], batch.virtual_stages[rows], m[rows]), 1.0)
-            for r in range(len(units))
-        ]
-    )
+    in_flight = np.array([_in_flight(batch, rank[r], m) for r in range(len(units))])
     boundary = np.where(batch.pp > 1, unit.costs.boundary_bytes[at_unit] * batch.virtual_stages, 0.0)
     return RankShapes(
-        local=_on_ranks(units, local), shard=_on_ranks(units, shard), largest_local=layer_local.max(axis=1), head_local=layer_local[:, -1],
+        local=_on_ranks(units, local),
+        shard=_on_ranks(units, shard),
+        largest_local=layer_local.max(axis=1),
+        head_local=layer_local[:, -1],
         saved_bytes=_on_ranks(units, unit.costs.saved_bytes[:, at_unit]),
         transient_bytes=_largest(np.where(holds, unit.costs.transient_bytes[:, at_unit][None], 0.0)),
-        in_flight=in_flight, boundary_bytes=np.broadcast_to(boundary, in_flight.shape),
+        in_flight=in_flight,
+        boundary_bytes=np.broadcast_to(boundary, in_flight.shape),
         logits_bytes=units[:, -1] * unit.costs.logits_bytes[at_unit],
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,36 +320,54 @@ class _Time:
         here = self.units[busiest, :, np.arange(len(batch))].T
         parts = {
             "recompute": m * (here * costs.recompute_seconds[:, at]).sum(axis=0),
-            "fsdp": exposed.fsdp[pick] + slowed[pick], "dp": exposed.dp[pick], "bubble": bubble, "pp": sends,
-            "optimizer": optimizer[pick], "other": np.full(len(batch), self.pricer.profile.fixed_step_seconds),
-        }  # fmt: skip
+            "fsdp": exposed.fsdp[pick] + slowed[pick],
+            "dp": exposed.dp[pick],
+            "bubble": bubble,
+            "pp": sends,
+            "optimizer": optimizer[pick],
+            "other": np.full(len(batch), self.pricer.profile.fixed_step_seconds),
+        }
         for index, axis in enumerate(layers.AXES):
             parts[axis] = m * (here * (costs.exposed_forward + costs.exposed_backward)[index][:, at]).sum(axis=0)
         busy = m * per_microbatch[pick]
         parts["compute"] = busy - parts["recompute"] - parts["tp"] - parts["cp"] - parts["ep"]
         step = busy + outside[pick] + bubble + sends + parts["other"]
         stage_seconds = StageSeconds(
-            forward=forward, input_grad=input_grad, weight_grad=weight_grad, saved_bytes=costs.saved_bytes[:, at], send=send,
-            forward_flops=costs.forward_flops[:, at], recompute_flops=costs.recompute_flops[:, at],
-            outside=outside[pick] + parts["other"], busy=busy,
-        )  # fmt: skip
+            forward=forward,
+            input_grad=input_grad,
+            weight_grad=weight_grad,
+            saved_bytes=costs.saved_bytes[:, at],
+            send=send,
+            forward_flops=costs.forward_flops[:, at],
+            recompute_flops=costs.recompute_flops[:, at],
+            outside=outside[pick] + parts["other"],
+            busy=busy,
+        )
         return step, parts, stage_seconds
 
     def _data_parallel(self, forward: FloatColumn, backward: FloatColumn) -> Exposed:
         s, at = self.shards, self.at_shard
         seconds = UnitColumns(
-            forward=forward, backward=backward, gather=s.gather_seconds[:, at], scatter=s.scatter_seconds[:, at], replicate=s.replicate_seconds[:, at]
+            forward=forward,
+            backward=backward,
+            gather=s.gather_seconds[:, at],
+            scatter=s.scatter_seconds[:, at],
+            replicate=s.replicate_seconds[:, at],
         )
-        return exposed_data_parallel(self.units, seconds, self.batch, self.m, self.pricer.training, self.pricer.rules, self.pricer.profile.dp_hidden)
+        return exposed_data_parallel(
+            self.units, seconds, self.batch, self.m, self.pricer.training, self.pricer.rules, self.pricer.profile.dp_hidden
+        )
 
     def _send_seconds(self) -> FloatColumn:
         _, stride = axes.group("pp", self.batch, self.pricer.cluster.rank_order)
         payload = self.unit.costs.boundary_bytes[self.at_unit]
         return np.where(self.batch.pp > 1, send_seconds(payload, stride, self.pricer.fabric) + self.pricer.profile.collective_seconds, 0.0)
 
-    def _bubble(self, forward: FloatColumn, input_grad: FloatColumn, weight_grad: FloatColumn, send: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+    def _bubble(
+        self, forward: FloatColumn, input_grad: FloatColumn, weight_grad: FloatColumn, send: FloatColumn
+    ) -> tuple[FloatColumn, FloatColumn]:
         f, i, w = ((self.mean_units * field).sum(axis=0) for field in (forward, input_grad, weight_grad))
-        batch, m = self.batch, self.m
+        batch, m = self.batch, self.m.astype(np.int64)
 
         def bubble(schedule: Schedule, rows: IntColumn) -> FloatColumn:
             return schedule.bubble_seconds(batch.pp[rows], batch.virtual_stages[rows], m[rows], f[rows], i[rows], w[rows])
@@ -327,5 +389,3 @@ class _Time:
         pcie = self.pricer.cluster.pcie_bandwidth_bytes_per_second
         offloaded = owned * 8.0 / pcie + owned * moved / (2.0 * pcie)
         return np.where(batch.cpu_offload, offloaded, on_device)
-
-

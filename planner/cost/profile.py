@@ -44,43 +44,72 @@ def _curve(forward: float, backward: float, half_context: float) -> AttentionCur
 # `benchmarks/fit_kernels.py` prints the fit to published kernel timings behind each figure that cites micro.csv.
 KERNELS: Mapping[str, KernelProfile] = {
     "volta": KernelProfile(
-        gemm={"gemm_bf16": 0.72}, gemm_half_depth={"gemm_bf16": 180}, flash2=_curve(0.35, 0.28, 400), vendor=_curve(0.35, 0.28, 400),
-        memory=0.80, source="judgement: cuBLAS fp16 on V100 reaches 90 of 125 TFLOP/s",
+        gemm={"gemm_bf16": 0.72},
+        gemm_half_depth={"gemm_bf16": 180},
+        flash2=_curve(0.35, 0.28, 400),
+        vendor=_curve(0.35, 0.28, 400),
+        memory=0.80,
+        source="judgement: cuBLAS fp16 on V100 reaches 90 of 125 TFLOP/s",
     ),
     "ampere": KernelProfile(
-        gemm={"gemm_bf16": 0.92}, gemm_half_depth={"gemm_bf16": 250}, flash2=_curve(0.66, 0.60, 480), vendor=_curve(0.66, 0.60, 480),
-        memory=0.82, source="micro.csv A100: GEMM bfloat16, FlashAttention-2 forward and backward",
+        gemm={"gemm_bf16": 0.92},
+        gemm_half_depth={"gemm_bf16": 250},
+        flash2=_curve(0.66, 0.60, 480),
+        vendor=_curve(0.66, 0.60, 480),
+        memory=0.82,
+        source="micro.csv A100: GEMM bfloat16, FlashAttention-2 forward and backward",
     ),
     "hopper": KernelProfile(
         gemm={"gemm_bf16": 0.84, "gemm_fp8": 0.80, "gemm_fp8_rowwise": 0.68},
-        gemm_half_depth={"gemm_bf16": 270, "gemm_fp8": 450, "gemm_fp8_rowwise": 500}, flash2=_curve(0.38, 0.335, 500), vendor=_curve(0.66, 0.50, 900),
-        memory=0.82, source="micro.csv H100, H200: GEMM bfloat16, FlashAttention-2 and -3, cuDNN; fp8: 1.9 times bf16 in training runs (inference kernels in micro.csv are slower); backward: judgement",
+        gemm_half_depth={"gemm_bf16": 270, "gemm_fp8": 450, "gemm_fp8_rowwise": 500},
+        flash2=_curve(0.38, 0.335, 500),
+        vendor=_curve(0.66, 0.50, 900),
+        memory=0.82,
+        source="micro.csv H100, H200: GEMM bfloat16, FlashAttention-2 and -3, cuDNN; "
+        "fp8: 1.9 times bf16 in training runs (the inference kernels of micro.csv are slower); backward: judgement",
     ),
     "blackwell": KernelProfile(
         gemm={"gemm_bf16": 0.66, "gemm_fp8": 0.74, "gemm_fp8_rowwise": 0.62, "gemm_fp4": 0.60},
         gemm_half_depth={"gemm_bf16": 150, "gemm_fp8": 500, "gemm_fp8_rowwise": 600, "gemm_fp4": 3300},
-        flash2=_curve(0.25, 0.22, 900), vendor=_curve(0.60, 0.48, 2000),
-        memory=0.70, source="micro.csv B200, GB200: GEMM bfloat16 and bf16 (TE), nvfp4, attention; fp8: 2.3 times bf16 in training runs; FlashAttention-2 and backward: judgement",
+        flash2=_curve(0.25, 0.22, 900),
+        vendor=_curve(0.60, 0.48, 2000),
+        memory=0.70,
+        source="micro.csv B200, GB200: GEMM bfloat16 and bf16 (TE), nvfp4, attention; "
+        "fp8: 2.3 times bf16 in training runs; FlashAttention-2 and backward: judgement",
     ),
     "ada": KernelProfile(
         gemm={"gemm_bf16": 0.80, "gemm_fp8": 0.70, "gemm_fp8_rowwise": 0.60},
-        gemm_half_depth={"gemm_bf16": 200, "gemm_fp8": 500, "gemm_fp8_rowwise": 600}, flash2=_curve(0.55, 0.45, 350), vendor=_curve(0.55, 0.45, 350),
-        memory=0.85, source="judgement: like Ampere",
+        gemm_half_depth={"gemm_bf16": 200, "gemm_fp8": 500, "gemm_fp8_rowwise": 600},
+        flash2=_curve(0.55, 0.45, 350),
+        vendor=_curve(0.55, 0.45, 350),
+        memory=0.85,
+        source="judgement: like Ampere",
     ),
     "cdna": KernelProfile(
         gemm={"gemm_bf16": 0.54, "gemm_fp8": 0.42, "gemm_fp8_rowwise": 0.38},
-        gemm_half_depth={"gemm_bf16": 500, "gemm_fp8": 1000, "gemm_fp8_rowwise": 1100}, flash2=_curve(0.38, 0.28, 800), vendor=_curve(0.42, 0.30, 800),
-        memory=0.75, source="micro.csv: achievable GEMM of MI300X, MI325X, MI355X; the rest judgement",
+        gemm_half_depth={"gemm_bf16": 500, "gemm_fp8": 1000, "gemm_fp8_rowwise": 1100},
+        flash2=_curve(0.38, 0.28, 800),
+        vendor=_curve(0.42, 0.30, 800),
+        memory=0.75,
+        source="micro.csv: achievable GEMM of MI300X, MI325X, MI355X; the rest judgement",
     ),
     "tpu": KernelProfile(
-        gemm={"gemm_bf16": 0.80}, gemm_half_depth={"gemm_bf16": 250}, flash2=_curve(0.50, 0.42, 500), vendor=_curve(0.50, 0.42, 500),
-        memory=0.85, source="judgement: XLA on large matmuls",
+        gemm={"gemm_bf16": 0.80},
+        gemm_half_depth={"gemm_bf16": 250},
+        flash2=_curve(0.50, 0.42, 500),
+        vendor=_curve(0.50, 0.42, 500),
+        memory=0.85,
+        source="judgement: XLA on large matmuls",
     ),
     "cpu": KernelProfile(
-        gemm={"gemm_bf16": 0.50}, gemm_half_depth={"gemm_bf16": 64}, flash2=_curve(0.25, 0.20, 64), vendor=_curve(0.25, 0.20, 64),
-        memory=0.50, source="judgement",
+        gemm={"gemm_bf16": 0.50},
+        gemm_half_depth={"gemm_bf16": 64},
+        flash2=_curve(0.25, 0.20, 64),
+        vendor=_curve(0.25, 0.20, 64),
+        memory=0.50,
+        source="judgement",
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +155,24 @@ class Profile:
     time_sd: float = 0.15
     memory_sd: float = 0.04
     source: str = "judgement"
-    basis: Mapping[str, str] = field(default_factory=lambda: {"compute": "interpolated", "communication": "datasheet", "memory": "datasheet"})
+    basis: Mapping[str, str] = field(
+        default_factory=lambda: {"compute": "interpolated", "communication": "datasheet", "memory": "datasheet"}
+    )
 
 
 # Fitted by hand and by `benchmarks/fit_profiles.py` to the rows of benchmarks/measured/public.jsonl, trainer by trainer.
 PROFILES: Mapping[str, Profile] = {
     "torchtitan": Profile(compute=0.78, elementwise=1.1),
-    "megatron": Profile(compute=0.80, elementwise=0.70, vendor_attention=True, tp_hidden=0.42, ep_hidden=0.6, intra_node=0.90, fused_launch_seconds=75e-6, fixed_step_seconds=0.018),
+    "megatron": Profile(
+        compute=0.80,
+        elementwise=0.70,
+        vendor_attention=True,
+        tp_hidden=0.42,
+        ep_hidden=0.6,
+        intra_node=0.90,
+        fused_launch_seconds=75e-6,
+        fixed_step_seconds=0.018,
+    ),
     "megatron-deepspeed": Profile(compute=0.76, elementwise=1.3, dp_hidden=0.0, fixed_step_seconds=0.1),
     "fsdp": Profile(compute=0.78, elementwise=0.9, launch_seconds=11e-6, fixed_step_seconds=0.02),
     "internevo": Profile(compute=0.75, elementwise=1.08, tp_hidden=0.0, dp_hidden=0.7),

@@ -104,7 +104,15 @@ class _Seconds:
         rows = [
             np.where(
                 row > 0,
-                collective_seconds(operation, row, degree, stride, self.fabric, base_seconds=self.profile.collective_seconds, nvls_gain=self.profile.nvls_gain),
+                collective_seconds(
+                    operation,
+                    row,
+                    degree,
+                    stride,
+                    self.fabric,
+                    base_seconds=self.profile.collective_seconds,
+                    nvls_gain=self.profile.nvls_gain,
+                ),
                 0.0,
             )
             for row in payload

@@ -49,20 +49,27 @@ def groups(pricer: Pricer, batch: LayoutBatch) -> list[np.ndarray]:
     return [piped[inverse == group] for group in range(inverse.max() + 1)]
 
 
-def play(pricer: Pricer, batch: LayoutBatch, prices: Prices, rows: np.ndarray, *, send_scale: float = 1.0, keep_times: bool = False) -> Simulation:
+def play(
+    pricer: Pricer, batch: LayoutBatch, prices: Prices, rows: np.ndarray, *, send_scale: float = 1.0, keep_times: bool = False
+) -> Simulation:
     """The simulation of layouts `rows`, which share schedule, pp, virtual stages and microbatches."""
     first = int(rows[0])
     schedule = SCHEDULES[SCHEDULE_NAMES[int(batch.pp_schedule[first])]]
     pp, virtual = int(batch.pp[first]), int(batch.virtual_stages[first])
-    units_CSK = np.array([stages.stage_units(stages.layers_of_stages(batch, int(row), pricer.model, pricer.rules), pricer.model) for row in rows])
+    units_CSK = np.array(
+        [stages.stage_units(stages.layers_of_stages(batch, int(row), pricer.model, pricer.rules), pricer.model) for row in rows]
+    )
     s = prices.stage_seconds
 
     def on_stages(field: FloatColumn) -> FloatColumn:
         return np.asarray(np.einsum("csk,kc->cs", units_CSK, field[:, rows]))
 
     costs = StageCosts(
-        forward_seconds_CS=on_stages(s.forward), input_grad_seconds_CS=on_stages(s.input_grad), weight_grad_seconds_CS=on_stages(s.weight_grad),
-        send_seconds_CS=np.repeat(send_scale * s.send[rows, None], units_CSK.shape[1], axis=1), saved_bytes_CS=on_stages(s.saved_bytes),
-    )  # fmt: skip
+        forward_seconds_CS=on_stages(s.forward),
+        input_grad_seconds_CS=on_stages(s.input_grad),
+        weight_grad_seconds_CS=on_stages(s.weight_grad),
+        send_seconds_CS=np.repeat(send_scale * s.send[rows, None], units_CSK.shape[1], axis=1),
+        saved_bytes_CS=on_stages(s.saved_bytes),
+    )
     m = int(num_microbatches(batch.take(rows[:1]), pricer.training)[0])
     return simulate(schedule, pp, virtual, m, costs, times=keep_times)

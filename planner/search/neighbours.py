@@ -1,6 +1,6 @@
 """The winner's neighbours: the same layout with one choice changed, legal and priced. What a plan's reasons quote."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,11 @@ class Neighbour:
 
 def neighbours(pricer: Pricer, layout: Layout) -> list[Neighbour]:
     """All legal single changes of a layout, priced beside it; degrees double or halve at the expense of dp_shard."""
-    changes = [(f, old, new, variant) for f, old, new, variant in _variants(pricer, layout) if not violations(variant, pricer.model, pricer.cluster, pricer.training)]
+    changes = [
+        (f, old, new, variant)
+        for f, old, new, variant in _variants(pricer, layout)
+        if not violations(variant, pricer.model, pricer.cluster, pricer.training)
+    ]
     if not changes:
         return []
     batch = LayoutBatch.from_layouts([layout, *(variant for *_, variant in changes)])
@@ -40,9 +44,17 @@ def neighbours(pricer: Pricer, layout: Layout) -> list[Neighbour]:
     oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
     ratio = prices.step_seconds / prices.step_seconds[0]
     return [
-        Neighbour(field=f, old=old, new=new, layout=variant, step_ratio=float(ratio[i]), device_bytes=float(prices.device_bytes[i]), fits=bool(oom[i] <= OOM_LIMIT))
+        Neighbour(
+            field=f,
+            old=old,
+            new=new,
+            layout=variant,
+            step_ratio=float(ratio[i]),
+            device_bytes=float(prices.device_bytes[i]),
+            fits=bool(oom[i] <= OOM_LIMIT),
+        )
         for i, (f, old, new, variant) in enumerate(changes, start=1)
-    ]  # fmt: skip
+    ]
 
 
 def _variants(pricer: Pricer, layout: Layout) -> Iterator[tuple[str, object, object, Layout]]:
@@ -55,6 +67,8 @@ def _variants(pricer: Pricer, layout: Layout) -> Iterator[tuple[str, object, obj
     domains = default_domains(Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training))
     for name in ("ac", "precision", "zero_stage", "compile", "async_tp", "cp_method", "cpu_offload", "float8_all_gather"):
         old = getattr(layout, name)
+        if name == "cp_method" and layout.cp == 1:
+            continue
         for new in domains[name].values:
             if new != old:
                 update: dict[str, object] = {name: new}
@@ -92,7 +106,7 @@ def _schedule_changes(layout: Layout) -> Iterator[tuple[str, object, object, Lay
             yield "pp_schedule", layout.pp_schedule, name, layout.model_copy(update={"pp_schedule": name, "virtual_stages": virtual})
 
 
-def fastest(found: list[Neighbour], name: str) -> Neighbour | None:
+def fastest(found: Sequence[Neighbour], name: str) -> Neighbour | None:
     """The fastest fitting neighbour in this field, if there is one."""
     here = [n for n in found if n.field == name and n.fits]
     return min(here, key=lambda n: n.step_ratio) if here else None

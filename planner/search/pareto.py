@@ -47,4 +47,4 @@ def front(step_seconds: FloatColumn, device_bytes: FloatColumn, most: int = 20) 
     rows = order[on_front]
     if len(rows) > most:
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, most).round().astype(int))]
-    return rows
+    return np.asarray(rows)

@@ -138,7 +138,7 @@ class _Pool:
         )  # fmt: skip
 
 
-def _worth_keeping(prices: Prices, fits: FloatColumn, keep: int) -> IntColumn:
+def _worth_keeping(prices: Prices, fits: BoolColumn, keep: int) -> IntColumn:
     """Indices of the `keep` fastest that fit, of the Pareto front, and of the smallest where nothing fits."""
     if not fits.any():
         return np.argsort(prices.device_bytes, kind="stable")[:8]
@@ -147,10 +147,10 @@ def _worth_keeping(prices: Prices, fits: FloatColumn, keep: int) -> IntColumn:
     return _front_and_best(order, prices.step_seconds, prices.device_bytes, fits, keep)
 
 
-def _front_and_best(order: IntColumn, step: FloatColumn, device: FloatColumn, fits: FloatColumn, keep: int) -> IntColumn:
+def _front_and_best(order: IntColumn, step: FloatColumn, device: FloatColumn, fits: BoolColumn, keep: int) -> IntColumn:
     order = order[fits[order]]
     lowest = np.minimum.accumulate(device[order])
     on_front = np.concatenate([[True], device[order][1:] < lowest[:-1]])
     chosen = on_front.copy()
     chosen[:keep] = True
-    return order[chosen]
+    return np.asarray(order[chosen])

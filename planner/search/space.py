@@ -280,9 +280,7 @@ class _Builder:
         self._count_empty(component, first_broken, np.bincount(classes, minlength=len(firsts)) * (counts == 0))
         self.rows[f"class {len(self.expansions)}"] = classes
         starts = np.cumsum(counts) - counts
-        self.expansions.append(
-            Expansion(table=component.table, classes=classes, starts=starts, counts=counts, rows=np.nonzero(kept)[1])
-        )
+        self.expansions.append(Expansion(table=component.table, classes=classes, starts=starts, counts=counts, rows=np.nonzero(kept)[1]))
         self._take(counts[classes] > 0)
 
     def _read(self, name: str, batch: LayoutBatch) -> IntColumn:

@@ -46,7 +46,14 @@ def sampler(name: str, seed: int) -> BaseSampler:
         return optuna.samplers.TPESampler(seed=seed, n_startup_trials=8)
     if name == "gp":
         if importlib.util.find_spec("torch") is None:
-            raise SpecError(Fault("search.sampler", name, "Optuna's GP sampler needs torch, which is not installed", "install the probe extra, or use cost-model or tpe"))
+            raise SpecError(
+                Fault(
+                    "search.sampler",
+                    name,
+                    "Optuna's GP sampler needs torch, which is not installed",
+                    "install the probe extra, or use cost-model or tpe",
+                )
+            )
         return optuna.samplers.GPSampler(seed=seed, n_startup_trials=8)
     if name == "nsga2":
         return optuna.samplers.NSGAIISampler(seed=seed, population_size=8)
@@ -102,7 +109,9 @@ class Sampled:
     num_trials: int
 
 
-def sample_beyond(pricer: Pricer, seeds: Sequence[Layout], *, name: str, seed: int, num_trials: int, budgets: bool, splits: bool) -> Sampled:
+def sample_beyond(
+    pricer: Pricer, seeds: Sequence[Layout], *, name: str, seed: int, num_trials: int, budgets: bool, splits: bool
+) -> Sampled:
     """Layer splits and memory budgets around the best enumerated layouts, chosen by an Optuna sampler, priced on paper.
 
     Parameters: which seed layout, layers moved off its first and last stage, and the activation memory budget.
@@ -157,5 +166,3 @@ def shifted(pricer: Pricer, layout: Layout, first: int, last: int) -> tuple[int,
         sizes[place] += 1 if moved > 0 else -1
         del step
     return tuple(int(size) for size in sizes)
-
-

@@ -100,7 +100,12 @@ class Layout(BaseModel):
             stages = f" x{self.virtual_stages}" if self.virtual_stages > 1 else ""
             parts.append(f"pp {self.pp} {self.pp_schedule}{stages}")
         parts += [f"mbs {self.micro_batch_size}", f"ac {self.ac}", self.precision]
-        flags = (("compile", self.compile), ("async-tp", self.async_tp), ("offload", self.cpu_offload), ("opt-in-bwd", self.optimizer_in_backward))
+        flags = (
+            ("compile", self.compile),
+            ("async-tp", self.async_tp),
+            ("offload", self.cpu_offload),
+            ("opt-in-bwd", self.optimizer_in_backward),
+        )
         return " · ".join([*parts, *(name for name, on in flags if on)])
 
     def _data_name(self) -> str:

@@ -4,7 +4,7 @@ A default is the trainer's own documented default; `planner-cli catalog defaults
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.errors import Fault, SpecError
 from planner.specs.layout import AC_KINDS, PRECISIONS, SCHEDULES, Layout, check_layout_values
@@ -50,55 +50,95 @@ class TrainerRules:
 
 
 _COMMON: Mapping[str, object] = {
-    "etp": 1, "sequence_parallel": True, "async_tp": False, "cp_method": "allgather", "pp_schedule": "1F1B",
-    "virtual_stages": 1, "layers_per_stage": None, "micro_batch_size": 1, "precision": "bf16", "float8_all_gather": False,
-    "param_dtype": "bfloat16", "reduce_dtype": "float32", "master_dtype": "float32", "compile": False,
-    "optimizer_in_backward": False, "cpu_offload": False,
-}  # fmt: skip
+    "etp": 1,
+    "sequence_parallel": True,
+    "async_tp": False,
+    "cp_method": "allgather",
+    "pp_schedule": "1F1B",
+    "virtual_stages": 1,
+    "layers_per_stage": None,
+    "micro_batch_size": 1,
+    "precision": "bf16",
+    "float8_all_gather": False,
+    "param_dtype": "bfloat16",
+    "reduce_dtype": "float32",
+    "master_dtype": "float32",
+    "compile": False,
+    "optimizer_in_backward": False,
+    "cpu_offload": False,
+}
 
-_MEGATRON = {
-    "zero_stages": frozenset({0, 1, 2, 3}), "schedules": frozenset({"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p", "GPipe"}),
-    "precisions": frozenset(PRECISIONS), "ac_kinds": frozenset({"none", "full", "selective-attention", "selective-layer"}),
-    "cp_methods": frozenset({"allgather", "alltoall", "ulysses"}), "fsdp_style": False, "ep_over_replicas": True,
-    "fused_kernels": True, "gradient_dtype": "float32", "loss_bytes": 8.0, "fused_loss_bytes": 8.0, "vocab_parallel_loss": True, "expandable_segments": False,
-}  # fmt: skip
+_TORCHTITAN = TrainerRules(
+    name="torchtitan",
+    zero_stage=3,
+    zero_stage_under_pp=2,
+    ac="selective-op",
+    layout_defaults=_COMMON,
+    zero_stages=frozenset({0, 2, 3}),
+    schedules=TORCH_SCHEDULES,
+    precisions=frozenset({"bf16", "float8-tensorwise", "float8-rowwise", "mxfp8"}),
+    ac_kinds=frozenset(AC_KINDS) - {"selective-attention"},
+    cp_methods=frozenset({"allgather", "alltoall"}),
+    fsdp_style=True,
+    ep_over_replicas=False,
+    fused_kernels=False,
+    gradient_dtype="float32",
+    loss_bytes=12.0,
+    fused_loss_bytes=8.0,
+    vocab_parallel_loss=True,
+    expandable_segments=True,
+    source="torchtitan 0.2.2 torchtitan/config/job_config.py and torchtitan/distributed/parallel_dims.py",
+)
 
-TRAINERS: Mapping[str, TrainerRules] = {
-    rules.name: rules
-    for rules in (
-        TrainerRules(
-            name="torchtitan", zero_stage=3, zero_stage_under_pp=2, ac="selective-op", layout_defaults=_COMMON,
-            zero_stages=frozenset({0, 2, 3}), schedules=TORCH_SCHEDULES,
-            precisions=frozenset({"bf16", "float8-tensorwise", "float8-rowwise", "mxfp8"}),
-            ac_kinds=frozenset(AC_KINDS) - {"selective-attention"}, cp_methods=frozenset({"allgather", "alltoall"}),
-            fsdp_style=True, ep_over_replicas=False, fused_kernels=False, gradient_dtype="float32", loss_bytes=12.0, fused_loss_bytes=8.0,
-            vocab_parallel_loss=True, expandable_segments=True,
-            source="torchtitan 0.2.2 torchtitan/config/job_config.py and torchtitan/distributed/parallel_dims.py",
-        ),
-        TrainerRules(
-            name="megatron", zero_stage=1, zero_stage_under_pp=1, ac="none", layout_defaults=_COMMON,
-            source="Megatron-LM core 0.14 megatron/training/arguments.py", **_MEGATRON,
-        ),
-        TrainerRules(
-            name="megatron-deepspeed", zero_stage=1, zero_stage_under_pp=1, ac="full",
-            layout_defaults={**_COMMON, "sequence_parallel": False},
-            source="Megatron-DeepSpeed arguments, BLOOM training chronicles", **{**_MEGATRON, "ep_over_replicas": False},
-        ),
-        TrainerRules(
-            name="fsdp", zero_stage=3, zero_stage_under_pp=2, ac="none", layout_defaults={**_COMMON, "reduce_dtype": "bfloat16"},
-            zero_stages=frozenset({0, 2, 3}), schedules=TORCH_SCHEDULES, precisions=frozenset(PRECISIONS) - {"nvfp4"},
-            ac_kinds=frozenset(AC_KINDS), cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
-            fsdp_style=True, ep_over_replicas=False, fused_kernels=False, gradient_dtype="float32", loss_bytes=4.0, fused_loss_bytes=4.0,
-            vocab_parallel_loss=False, expandable_segments=False,
-            source="llm-foundry FSDP defaults (mixed_precision PURE: bf16 reduce; loss_fn fused_crossentropy)",
-        ),
-        TrainerRules(
-            name="internevo", zero_stage=1, zero_stage_under_pp=1, ac="none", layout_defaults=_COMMON,
-            source="InternEvo configs/7B_sft.py", **{**_MEGATRON, "gradient_dtype": "bfloat16"},
-        ),
-    )
-}  # fmt: skip
+_FSDP = replace(
+    _TORCHTITAN,
+    name="fsdp",
+    ac="none",
+    layout_defaults={**_COMMON, "reduce_dtype": "bfloat16"},
+    precisions=frozenset(PRECISIONS) - {"nvfp4"},
+    ac_kinds=frozenset(AC_KINDS),
+    cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
+    loss_bytes=4.0,
+    fused_loss_bytes=4.0,
+    vocab_parallel_loss=False,
+    expandable_segments=False,
+    source="llm-foundry FSDP defaults (mixed_precision PURE: bf16 reduce; loss_fn fused_crossentropy)",
+)
 
+_MEGATRON = TrainerRules(
+    name="megatron",
+    zero_stage=1,
+    zero_stage_under_pp=1,
+    ac="none",
+    layout_defaults=_COMMON,
+    zero_stages=frozenset({0, 1, 2, 3}),
+    schedules=frozenset({"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p", "GPipe"}),
+    precisions=frozenset(PRECISIONS),
+    ac_kinds=frozenset({"none", "full", "selective-attention", "selective-layer"}),
+    cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
+    fsdp_style=False,
+    ep_over_replicas=True,
+    fused_kernels=True,
+    gradient_dtype="float32",
+    loss_bytes=8.0,
+    fused_loss_bytes=8.0,
+    vocab_parallel_loss=True,
+    expandable_segments=False,
+    source="Megatron-LM core 0.14 megatron/training/arguments.py",
+)
+
+_MEGATRON_DEEPSPEED = replace(
+    _MEGATRON,
+    name="megatron-deepspeed",
+    ac="full",
+    layout_defaults={**_COMMON, "sequence_parallel": False},
+    ep_over_replicas=False,
+    source="Megatron-DeepSpeed arguments, BLOOM training chronicles",
+)
+
+_INTERNEVO = replace(_MEGATRON, name="internevo", gradient_dtype="bfloat16", source="InternEvo configs/7B_sft.py")
+
+TRAINERS: Mapping[str, TrainerRules] = {rules.name: rules for rules in (_TORCHTITAN, _MEGATRON, _MEGATRON_DEEPSPEED, _FSDP, _INTERNEVO)}
 
 # Distributions of a trainer that ship other defaults, by the start of `trainer_version`.
 VERSION_DEFAULTS: Mapping[tuple[str, str], Mapping[str, object]] = {

@@ -33,17 +33,27 @@ def local_sizes(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec, ru
     heads = model.num_attention_heads / tp
     ones = np.ones_like(tp)
     sizes: dict[str, FloatColumn] = {
-        "tokens": tokens, "tokens_sp": tokens / sp, "tokens_saved": tokens if rules.fsdp_style else tokens / sp,
-        "hidden": model.hidden_size * ones, "heads": heads, "kv_heads": kv_heads, "context": training.seq_len * ones,
-        "qk_dim": model.qk_head_dim * ones, "v_dim": model.v_dim * ones,
+        "tokens": tokens,
+        "tokens_sp": tokens / sp,
+        "tokens_saved": tokens if rules.fsdp_style else tokens / sp,
+        "hidden": model.hidden_size * ones,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "context": training.seq_len * ones,
+        "qk_dim": model.qk_head_dim * ones,
+        "v_dim": model.v_dim * ones,
         "heads_and_kv": heads + (heads if model.uses_mla else kv_heads),
-        "kv_width": kv_heads * (model.qk_head_dim + model.v_dim), "qo_width": heads * (model.qk_head_dim + model.v_dim),
-        "ffn": model.intermediate_size / tp, "vocab": model.vocab_size / tp,
+        "kv_width": kv_heads * (model.qk_head_dim + model.v_dim),
+        "qo_width": heads * (model.qk_head_dim + model.v_dim),
+        "ffn": model.intermediate_size / tp,
+        "vocab": model.vocab_size / tp,
         "vocab_loss": model.vocab_size / (tp if _loss_is_parallel(training, rules) else ones),
-        "q_lora": model.q_lora_rank * ones, "kv_lora": model.kv_lora_rank * ones,
-        "kv_lora_rope": (model.kv_lora_rank + model.qk_rope_head_dim) * ones, "kv_up": (model.qk_nope_head_dim + model.v_dim) * ones,
+        "q_lora": model.q_lora_rank * ones,
+        "kv_lora": model.kv_lora_rank * ones,
+        "kv_lora_rope": (model.kv_lora_rank + model.qk_rope_head_dim) * ones,
+        "kv_up": (model.qk_nope_head_dim + model.v_dim) * ones,
         "shared_ffn": model.shared_expert_intermediate_size / tp,
-    }  # fmt: skip
+    }
     if model.num_experts:
         sizes |= _expert_sizes(model, training, tokens, sp, ep, etp)
     return sizes
@@ -61,9 +71,13 @@ def _expert_sizes(
     imbalance = expected_imbalance(own * model.num_experts_per_tok, ep) if training.moe_imbalance is None else training.moe_imbalance
     routed = own * model.num_experts_per_tok * imbalance
     return {
-        "tokens_moe": own, "experts": model.num_experts * np.ones_like(tokens), "experts_local": local,
-        "tokens_routed": routed, "tokens_per_expert": routed / local, "expert_ffn": model.moe_intermediate_size / etp,
-    }  # fmt: skip
+        "tokens_moe": own,
+        "experts": model.num_experts * np.ones_like(tokens),
+        "experts_local": local,
+        "tokens_routed": routed,
+        "tokens_per_expert": routed / local,
+        "expert_ffn": model.moe_intermediate_size / etp,
+    }
 
 
 def expected_imbalance(copies: FloatColumn, ep: FloatColumn) -> FloatColumn:
@@ -80,41 +94,37 @@ def expected_imbalance(copies: FloatColumn, ep: FloatColumn) -> FloatColumn:
 class Communication:
     """A collective at a site: which group carries it, the NCCL operation of each direction, and where it applies.
 
-    share: part of the site's buffer that is on the wire.  overlap: profile key of the share that hides under compute.
+    applies: True where this axis communicates here.
     """
 
     axis: str
     forward: str | None
     backward: str | None
     applies: Callable[[LayoutBatch], BoolColumn]
-    overlap: str = ""
-    regathers: bool = False
 
 
 SITES: Mapping[str, tuple[Communication, ...]] = {
     "tp_enter": (
-        Communication(axis="tp", forward="all-gather", backward="reduce-scatter", applies=lambda b: b.sequence_parallel & (b.tp > 1), overlap="tp", regathers=True),
-        Communication(axis="tp", forward=None, backward="all-reduce", applies=lambda b: ~b.sequence_parallel & (b.tp > 1), overlap="tp"),
+        Communication(axis="tp", forward="all-gather", backward="reduce-scatter", applies=lambda b: b.sequence_parallel & (b.tp > 1)),
+        Communication(axis="tp", forward=None, backward="all-reduce", applies=lambda b: ~b.sequence_parallel & (b.tp > 1)),
     ),
     "tp_exit": (
-        Communication(axis="tp", forward="reduce-scatter", backward="all-gather", applies=lambda b: b.sequence_parallel & (b.tp > 1), overlap="tp"),
-        Communication(axis="tp", forward="all-reduce", backward=None, applies=lambda b: ~b.sequence_parallel & (b.tp > 1), overlap="tp"),
+        Communication(axis="tp", forward="reduce-scatter", backward="all-gather", applies=lambda b: b.sequence_parallel & (b.tp > 1)),
+        Communication(axis="tp", forward="all-reduce", backward=None, applies=lambda b: ~b.sequence_parallel & (b.tp > 1)),
     ),
-    "etp_exit": (
-        Communication(axis="etp", forward="all-reduce", backward="all-reduce", applies=lambda b: (b.etp > 1) & (b.tp == 1)),
-    ),
+    "etp_exit": (Communication(axis="etp", forward="all-reduce", backward="all-reduce", applies=lambda b: (b.etp > 1) & (b.tp == 1)),),
     "cp_enter": (
-        Communication(axis="cp", forward="all-gather", backward="reduce-scatter", applies=lambda b: (b.cp > 1) & (b.cp_method == ALLGATHER), regathers=True),
-        Communication(axis="cp", forward="rotate", backward="rotate-gradients", applies=lambda b: (b.cp > 1) & (b.cp_method == ALLTOALL), overlap="cp"),
+        Communication(
+            axis="cp", forward="all-gather", backward="reduce-scatter", applies=lambda b: (b.cp > 1) & (b.cp_method == ALLGATHER)
+        ),
+        Communication(axis="cp", forward="rotate", backward="rotate-gradients", applies=lambda b: (b.cp > 1) & (b.cp_method == ALLTOALL)),
         Communication(axis="cp", forward="all-to-all", backward="all-to-all", applies=lambda b: (b.cp > 1) & (b.cp_method == ULYSSES)),
     ),
     "cp_exit": (
         Communication(axis="cp", forward="all-to-all", backward="all-to-all", applies=lambda b: (b.cp > 1) & (b.cp_method == ULYSSES)),
     ),
-    "ep_exchange": (
-        Communication(axis="ep", forward="all-to-all", backward="all-to-all", applies=lambda b: b.ep > 1),
-    ),
-}  # fmt: skip
+    "ep_exchange": (Communication(axis="ep", forward="all-to-all", backward="all-to-all", applies=lambda b: b.ep > 1),),
+}
 
 
 def group(axis: str, batch: LayoutBatch, rank_order: tuple[str, ...]) -> tuple[FloatColumn, FloatColumn]:

@@ -27,15 +27,19 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool) -> tuple[Op, ...]:
         *core,
         Collective(name="context_out", site="cp_exit", tensor=Tensor(name="qo", dims=("tokens", "qo_width"))),
         Gemm(
-            name="wo", rows=("tokens",), cols=("hidden",), depth=("heads", "v_dim"),
-            saves=(Tensor(name="attention_out", dims=("tokens", "heads", "v_dim")),), output=Tensor(name="wo_out", dims=HIDDEN),
+            name="wo",
+            rows=("tokens",),
+            cols=("hidden",),
+            depth=("heads", "v_dim"),
+            saves=(Tensor(name="attention_out", dims=("tokens", "heads", "v_dim")),),
+            output=Tensor(name="wo_out", dims=HIDDEN),
         ),
         Collective(name="attention_sum", site="tp_exit", tensor=Tensor(name="wo_full", dims=HIDDEN)),
         _residual("attention_residual"),
         _norm(model, "mlp_norm", Tensor(name="h", dims=HIDDEN_SP)),
         *feed_forward,
         _residual("mlp_residual"),
-    )  # fmt: skip
+    )
 
 
 def head_ops(model: ModelSpec) -> tuple[Op, ...]:
@@ -44,21 +48,38 @@ def head_ops(model: ModelSpec) -> tuple[Op, ...]:
         _norm(model, "final_norm", Tensor(name="final_x", dims=HIDDEN_SP)),
         Collective(name="head_in", site="tp_enter", tensor=Tensor(name="head_in_full", dims=HIDDEN)),
         Gemm(
-            name="head", rows=("tokens",), cols=("vocab",), depth=("hidden",), role="head",
-            saves=(Tensor(name="head_in", dims=HIDDEN),), output=Tensor(name="logits", dims=("tokens", "vocab")),
+            name="head",
+            rows=("tokens",),
+            cols=("vocab",),
+            depth=("hidden",),
+            role="head",
+            saves=(Tensor(name="head_in", dims=HIDDEN),),
+            output=Tensor(name="logits", dims=("tokens", "vocab")),
         ),
         Elementwise(
-            name="cross_entropy", dims=("tokens", "vocab_loss"), width="fp32", kernels=5,
-            forward_moves=4.5, backward_moves=5.5, fused_forward_moves=1.0, fused_backward_moves=1.5,
+            name="cross_entropy",
+            dims=("tokens", "vocab_loss"),
+            width="fp32",
+            kernels=5,
+            forward_moves=4.5,
+            backward_moves=5.5,
+            fused_forward_moves=1.0,
+            fused_backward_moves=1.5,
         ),
-    )  # fmt: skip
+    )
 
 
 def embedding_ops() -> tuple[Op, ...]:
     """Row gather forward, scatter-add backward; under TP the rows are summed over the group."""
     return (
         Elementwise(
-            name="embedding", dims=HIDDEN, kernels=2, forward_moves=2.0, backward_moves=4.0, fused_forward_moves=2.0, fused_backward_moves=4.0
+            name="embedding",
+            dims=HIDDEN,
+            kernels=2,
+            forward_moves=2.0,
+            backward_moves=4.0,
+            fused_forward_moves=2.0,
+            fused_backward_moves=4.0,
         ),
         Collective(name="embedding_sum", site="tp_exit", tensor=Tensor(name="embedded", dims=HIDDEN)),
     )
@@ -67,10 +88,16 @@ def embedding_ops() -> tuple[Op, ...]:
 def _norm(model: ModelSpec, name: str, source: Tensor) -> Elementwise:
     sandwich = model.norms_per_layer / 2 if name != "final_norm" else 1.0
     return Elementwise(
-        name=name, dims=source.dims, kernels=max(1, round(4 * sandwich)), saves=(source,),
-        forward_moves=6.0 * sandwich, backward_moves=8.0 * sandwich, fused_forward_moves=2.0 * sandwich, fused_backward_moves=4.0 * sandwich,
+        name=name,
+        dims=source.dims,
+        kernels=max(1, round(4 * sandwich)),
+        saves=(source,),
+        forward_moves=6.0 * sandwich,
+        backward_moves=8.0 * sandwich,
+        fused_forward_moves=2.0 * sandwich,
+        fused_backward_moves=4.0 * sandwich,
         output=Tensor(name=f"{name}_out", dims=source.dims),
-    )  # fmt: skip
+    )
 
 
 def _residual(name: str) -> Elementwise:
@@ -80,7 +107,9 @@ def _residual(name: str) -> Elementwise:
 
 
 def _projection(name: str, cols: Dims, depth: Dims, source: Tensor) -> Gemm:
-    return Gemm(name=name, rows=("tokens",), cols=cols, depth=depth, saves=(source,), output=Tensor(name=f"{name}_out", dims=("tokens", *cols)))
+    return Gemm(
+        name=name, rows=("tokens",), cols=cols, depth=depth, saves=(source,), output=Tensor(name=f"{name}_out", dims=("tokens", *cols))
+    )
 
 
 def _gqa(model: ModelSpec) -> tuple[Op, ...]:
@@ -112,9 +141,14 @@ def _rotary(dims: Dims, normed: bool, rope: bool) -> Elementwise:
     extra = 6.0 if normed else 0.0
     base = 8.0 if rope else 0.5
     return Elementwise(
-        name="rotary", dims=dims, kernels=6 if rope else 1, forward_moves=base + extra, backward_moves=base + extra,
-        fused_forward_moves=2.0 if rope else 0.0, fused_backward_moves=2.0 if rope else 0.0,
-    )  # fmt: skip
+        name="rotary",
+        dims=dims,
+        kernels=6 if rope else 1,
+        forward_moves=base + extra,
+        backward_moves=base + extra,
+        fused_forward_moves=2.0 if rope else 0.0,
+        fused_backward_moves=2.0 if rope else 0.0,
+    )
 
 
 def _attention_core(window: int, flash: bool, mla: bool) -> tuple[Op, ...]:
@@ -134,9 +168,14 @@ def _attention_core(window: int, flash: bool, mla: bool) -> tuple[Op, ...]:
     mask = Tensor(name="dropout_mask", dims=("tokens", "heads", "context"), width="byte")
     core = Attention(name="attention", window=window, saves=(*inputs, out, softmax, probabilities, mask), output=out, statistics=softmax)
     moves = Elementwise(
-        name="softmax_dropout", dims=("tokens", "heads", "context"), kernels=3,
-        forward_moves=6.0, backward_moves=8.0, fused_forward_moves=6.0, fused_backward_moves=8.0,
-    )  # fmt: skip
+        name="softmax_dropout",
+        dims=("tokens", "heads", "context"),
+        kernels=3,
+        forward_moves=6.0,
+        backward_moves=8.0,
+        fused_forward_moves=6.0,
+        fused_backward_moves=8.0,
+    )
     return core, moves
 
 
@@ -151,9 +190,16 @@ def _mlp(model: ModelSpec, width: str, prefix: str, activation: str) -> tuple[Op
         Collective(name=f"{prefix}_in", site="tp_enter", tensor=Tensor(name=f"{prefix}_full", dims=HIDDEN)),
         *up,
         _activation(prefix, inner, activation),
-        Gemm(name=f"{prefix}_w2", rows=("tokens",), cols=("hidden",), depth=(width,), saves=(activated,), output=Tensor(name=f"{prefix}_w2_out", dims=HIDDEN)),
+        Gemm(
+            name=f"{prefix}_w2",
+            rows=("tokens",),
+            cols=("hidden",),
+            depth=(width,),
+            saves=(activated,),
+            output=Tensor(name=f"{prefix}_w2_out", dims=HIDDEN),
+        ),
         Collective(name=f"{prefix}_sum", site="tp_exit", tensor=Tensor(name=f"{prefix}_w2_full", dims=HIDDEN)),
-    )  # fmt: skip
+    )
 
 
 def _activation(prefix: str, dims: Dims, activation: str) -> Elementwise:
@@ -161,13 +207,25 @@ def _activation(prefix: str, dims: Dims, activation: str) -> Elementwise:
     if activation == "swiglu":
         saves = (first, Tensor(name=f"{prefix}_w3_out", dims=dims), Tensor(name=f"{prefix}_silu", dims=dims, eager_only=True))
         return Elementwise(
-            name=f"{prefix}_swiglu", dims=dims, kernels=2, saves=saves,
-            forward_moves=5.0, backward_moves=9.0, fused_forward_moves=3.0, fused_backward_moves=5.0,
-        )  # fmt: skip
+            name=f"{prefix}_swiglu",
+            dims=dims,
+            kernels=2,
+            saves=saves,
+            forward_moves=5.0,
+            backward_moves=9.0,
+            fused_forward_moves=3.0,
+            fused_backward_moves=5.0,
+        )
     return Elementwise(
-        name=f"{prefix}_activation", dims=dims, kernels=2, saves=(first,),
-        forward_moves=4.0, backward_moves=5.0, fused_forward_moves=2.0, fused_backward_moves=3.0,
-    )  # fmt: skip
+        name=f"{prefix}_activation",
+        dims=dims,
+        kernels=2,
+        saves=(first,),
+        forward_moves=4.0,
+        backward_moves=5.0,
+        fused_forward_moves=2.0,
+        fused_backward_moves=3.0,
+    )
 
 
 def _moe(model: ModelSpec) -> tuple[Op, ...]:
@@ -179,36 +237,66 @@ def _moe(model: ModelSpec) -> tuple[Op, ...]:
     up = [("expert_w1", "expert_ffn")] + ([("expert_w3", "expert_ffn")] if model.mlp == "swiglu" else [])
     return (
         Gemm(
-            name="router", rows=("tokens_moe",), cols=("experts",), depth=("hidden",), role="router",
-            saves=(Tensor(name="router_in", dims=("tokens_moe", "hidden")),), output=Tensor(name="router_out", dims=("tokens_moe", "experts"), width="fp32"),
+            name="router",
+            rows=("tokens_moe",),
+            cols=("experts",),
+            depth=("hidden",),
+            role="router",
+            saves=(Tensor(name="router_in", dims=("tokens_moe", "hidden")),),
+            output=Tensor(name="router_out", dims=("tokens_moe", "experts"), width="fp32"),
         ),
         Elementwise(
-            name="routing", dims=("tokens_moe", "experts"), width="fp32", kernels=12, forward_moves=8.0, backward_moves=6.0,
-            fused_forward_moves=4.0, fused_backward_moves=4.0, saves=(Tensor(name="scores", dims=("tokens_moe", "experts"), width="fp32"),),
+            name="routing",
+            dims=("tokens_moe", "experts"),
+            width="fp32",
+            kernels=12,
+            forward_moves=8.0,
+            backward_moves=6.0,
+            fused_forward_moves=4.0,
+            fused_backward_moves=4.0,
+            saves=(Tensor(name="scores", dims=("tokens_moe", "experts"), width="fp32"),),
         ),
         _permutation("permute", ()),
         Collective(name="dispatch", site="ep_exchange", tensor=Tensor(name="dispatched", dims=routed)),
         *(
             Gemm(
-                name=name, rows=("tokens_per_expert",), cols=(width,), depth=("hidden",), batch=("experts_local",), role="expert",
-                saves=(received,), output=Tensor(name=f"{name}_out", dims=("tokens_routed", width)),
+                name=name,
+                rows=("tokens_per_expert",),
+                cols=(width,),
+                depth=("hidden",),
+                batch=("experts_local",),
+                role="expert",
+                saves=(received,),
+                output=Tensor(name=f"{name}_out", dims=("tokens_routed", width)),
             )
             for name, width in up
         ),
         _activation("expert", inner, model.mlp),
         Gemm(
-            name="expert_w2", rows=("tokens_per_expert",), cols=("hidden",), depth=("expert_ffn",), batch=("experts_local",), role="expert",
-            saves=(Tensor(name="expert_act", dims=inner, width="linear"),), output=Tensor(name="expert_w2_out", dims=routed),
+            name="expert_w2",
+            rows=("tokens_per_expert",),
+            cols=("hidden",),
+            depth=("expert_ffn",),
+            batch=("experts_local",),
+            role="expert",
+            saves=(Tensor(name="expert_act", dims=inner, width="linear"),),
+            output=Tensor(name="expert_w2_out", dims=routed),
         ),
         Collective(name="expert_sum", site="etp_exit", tensor=Tensor(name="expert_full", dims=routed)),
         Collective(name="combine", site="ep_exchange", tensor=Tensor(name="combined", dims=routed)),
         _permutation("unpermute", (Tensor(name="expert_out", dims=routed),)),
         *shared,
-    )  # fmt: skip
+    )
 
 
 def _permutation(name: str, saves: tuple[Tensor, ...]) -> Elementwise:
     return Elementwise(
-        name=name, dims=("tokens_routed", "hidden"), kernels=6, saves=saves,
-        forward_moves=4.0, backward_moves=4.0, fused_forward_moves=2.0, fused_backward_moves=2.0,
-    )  # fmt: skip
+        name=name,
+        dims=("tokens_routed", "hidden"),
+        kernels=6,
+        saves=saves,
+        forward_moves=4.0,
+        backward_moves=4.0,
+        fused_forward_moves=2.0,
+        fused_backward_moves=2.0,
+    )

@@ -50,12 +50,18 @@ def kept(ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], Flo
         [kind == NONE, kind == FULL, kind == SELECTIVE_OP, kind == SELECTIVE_LAYER, kind == SELECTIVE_ATTENTION],
         [every, layer_input, saved_op, every + (layer_input - every) / period, every - _core_bytes(ops, bytes_of)],
         saved_budget,
-    )  # fmt: skip
+    )
     redone = np.select(
-        [(kind == NONE)[None], (kind == FULL)[None], (kind == SELECTIVE_OP)[None], (kind == SELECTIVE_LAYER)[None], (kind == SELECTIVE_ATTENTION)[None]],
+        [
+            (kind == NONE)[None],
+            (kind == FULL)[None],
+            (kind == SELECTIVE_OP)[None],
+            (kind == SELECTIVE_LAYER)[None],
+            (kind == SELECTIVE_ATTENTION)[None],
+        ],
         [zero[None] * core, one[None] + zero[None] * core, redone_op, (1.0 / period)[None] + zero[None] * core, core * one[None]],
         redone_budget,
-    )  # fmt: skip
+    )
     busiest = np.where(kind == SELECTIVE_LAYER, layer_input, saved)
     return Kept(saved_bytes=saved, transient_bytes=np.maximum(every - busiest, 0.0), redone=redone)
 
@@ -73,14 +79,14 @@ def _saved_tensors(ops: Sequence[Op]) -> Mapping[str, Tensor]:
 
 def _union_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn) -> FloatColumn:
     parts = [np.where(fused, 0.0, bytes_of(t)) if t.eager_only else bytes_of(t) for t in _saved_tensors(ops).values()]
-    return np.sum(parts, axis=0)
+    return np.asarray(np.sum(parts, axis=0))
 
 
 def _core_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) -> FloatColumn:
     """Bytes that only the core attention keeps: probabilities and masks, or flash's statistics."""
     cores = [op for op in ops if isinstance(op, Attention)]
     inner = [t for op in cores for t in op.saves if t.name not in ("q", "k", "v", "attention_out")]
-    return np.sum([bytes_of(t) for t in inner], axis=0)
+    return np.asarray(np.sum([bytes_of(t) for t in inner], axis=0))
 
 
 def _selective_op(ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn]) -> tuple[FloatColumn, FloatColumn]:
@@ -108,7 +114,12 @@ def _selective_op(ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Ten
 
 
 def _memory_budget(
-    ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn], seconds: FloatColumn, fused: BoolColumn, budget: FloatColumn, least: FloatColumn
+    ops: Sequence[Op],
+    bytes_of: Callable[[Tensor], FloatColumn],
+    seconds: FloatColumn,
+    fused: BoolColumn,
+    budget: FloatColumn,
+    least: FloatColumn,
 ) -> tuple[FloatColumn, FloatColumn]:
     """Fractional knapsack: keep the tensors that cost most seconds per byte to redo, until least + X (all - least) is used."""
     redone = np.ones((len(ops), len(budget)))

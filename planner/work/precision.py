@@ -35,7 +35,9 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(name="float8-tensorwise", peak="fp8", gain_key="gemm_fp8", cast_moves=16, fused_cast_moves=5, saved_bytes=2, wire_bytes=1),
     Recipe(name="float8-rowwise", peak="fp8", gain_key="gemm_fp8_rowwise", cast_moves=18, fused_cast_moves=6, saved_bytes=2, wire_bytes=2),
     Recipe(name="float8-delayed", peak="fp8", gain_key="gemm_fp8", cast_moves=3, fused_cast_moves=3, saved_bytes=1, wire_bytes=2),
-    Recipe(name="float8-blockwise", peak="fp8", gain_key="gemm_fp8_rowwise", cast_moves=3.5, fused_cast_moves=3.5, saved_bytes=1, wire_bytes=2),
+    Recipe(
+        name="float8-blockwise", peak="fp8", gain_key="gemm_fp8_rowwise", cast_moves=3.5, fused_cast_moves=3.5, saved_bytes=1, wire_bytes=2
+    ),
     Recipe(name="mxfp8", peak="fp8", gain_key="gemm_fp8", cast_moves=6, fused_cast_moves=3.5, saved_bytes=1, wire_bytes=2),
     Recipe(name="nvfp4", peak="fp4", gain_key="gemm_fp4", cast_moves=5, fused_cast_moves=4.5, saved_bytes=1, wire_bytes=2),
 )

@@ -1,0 +1,29 @@
+# Two commands: `make recommend` sets up and runs the main job; `make test` sets up and passes the tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+recommend: $(VENV)/.base
+	$(BIN)/planner-cli recommend --model llama3.1-8b --gpu h100-sxm-80gb --num-gpus 8 --seq-len 8192 --global-batch-size 128
+
+test: $(VENV)/.test
+	$(BIN)/ruff check planner api probes tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+$(VENV)/.base: pyproject.toml setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.test: pyproject.toml setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,postgres]'
+	touch $@
+
+benchmarks: $(VENV)/.test
+	$(BIN)/python benchmarks/screening.py
+	$(BIN)/planner-cli accuracy
+
+.PHONY: recommend test benchmarks
