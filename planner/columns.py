@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, PRECISIONS, SCHEDULES, Layout, parse_ac
+from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, PRECISIONS, SCHEDULES, Layout, format_ac, parse_ac
 
 Column = NDArray[Any]
 IntColumn = NDArray[np.int64]
@@ -117,9 +117,8 @@ class LayoutBatch:
             values[name] = CODES[name][item] if name in CODES else item
         kind = AC_KINDS[int(self.ac_kind[index])]
         number = float(self.ac_value[index])
-        suffix = {"selective-layer": f"-{int(number)}", "memory-budget": f"-{number:g}"}.get(kind, "")
         split = int(self.split[index])
-        values["ac"] = kind + suffix
+        values["ac"] = format_ac(kind, number)
         values["layers_per_stage"] = None if split == TRAINER_SPLIT else self.splits[split]
         for name in ("ac_kind", "ac_value", "split"):
             del values[name]

@@ -39,6 +39,15 @@ def parse_ac(text: str) -> tuple[str, float]:
     raise ValueError(f"is no activation checkpointing mode; use {known}")
 
 
+def format_ac(kind: str, number: float) -> str:
+    """The mode's one spelling, inverse of `parse_ac`; memory budgets have four decimals."""
+    if kind == "selective-layer":
+        return f"{kind}-{int(number)}"
+    if kind == "memory-budget":
+        return f"{kind}-{number:.4f}".rstrip("0").rstrip(".")
+    return kind
+
+
 class Layout(BaseModel):
     """A fully set layout. Degrees multiply to num_gpus; `etp` and `ep` regroup the same ranks for experts."""
 
@@ -74,9 +83,7 @@ class Layout(BaseModel):
     @field_validator("ac")
     @classmethod
     def _known_ac(cls, value: str) -> str:
-        kind, number = parse_ac(value)
-        suffix = {"selective-layer": f"-{int(number)}", "memory-budget": f"-{number:g}"}.get(kind, "")
-        return kind + suffix
+        return format_ac(*parse_ac(value))
 
     @property
     def num_gpus(self) -> int:
