@@ -14,21 +14,21 @@ from planner.calibration.report import Report
 def accuracy_view(report: Report) -> RenderableType:
     """Summary of all rows and of every group, then ranking quality."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("rows of", no_wrap=True, min_width=30)
-    for name in ("rows", "time", "bias", "median", "p90", "worst", "40%", "alloc", "resv", "cover", "oom", "refus"):
+    table.add_column("rows of", no_wrap=True)
+    for name in ("rows", "time", "bias", "med", "p90", "max", "40%", "mem", "resv", "in90", "oom", "refu"):
         table.add_column(name, justify="right", no_wrap=True)
-    _add(table, report.overall)
-    for summaries in report.groups.values():
+    _add(table, report.overall, report.overall.name)
+    for key, summaries in report.groups.items():
         table.add_section()
-        for summary in summaries:
-            _add(table, summary)
+        for place, summary in enumerate(summaries):
+            _add(table, summary, f"{key if place == 0 else '':10}{summary.name.removeprefix(key).strip()}")
     regrets = ", ".join(f"at {first} {value:.1%}" for first, value in report.regret.items() if value is not None) or "-"
     spearman = "-" if report.spearman is None else f"{report.spearman:.2f}"
     notes = [
-        "In sample: the profiles were set with these rows in view. time, alloc(ated), res(er)v(ed): mean of |predicted / measured - 1|.",
+        "In sample: the profiles were set with these rows in view. time, mem (allocated), resv (reserved): mean of |predicted / measured - 1|.",
         f"40%: error of the baseline, step time at {BASELINE_MFU:.0%} of the dense bf16 peak.",
-        "cover: measured steps inside the 90% interval.",
-        "oom: runs out of memory that are called a fit. refus: runs that did fit and are called a misfit.",
+        "in90: measured steps inside the 90% interval. med, p90, max: of the time error.",
+        "oom: runs out of memory that are called a fit. refu: runs that did fit and are called a misfit.",
         f"{report.num_sweeps} sweeps of at least 3 layouts: regret {regrets}; Spearman {spearman}.",
     ]
     return Group(table, *(Text(line) for line in notes))
@@ -51,7 +51,7 @@ def _number(value: float | None, otherwise: str) -> str:
     return otherwise if value is None else f"{value:.4g}"
 
 
-def _add(table: Table, summary: Summary) -> None:
+def _add(table: Table, summary: Summary, name: str) -> None:
     time = summary.time
     figures = (
         ("-",) * 5
@@ -59,7 +59,7 @@ def _add(table: Table, summary: Summary) -> None:
         else (f"{time.mape:.1%}", f"{time.bias:+.1%}", f"{time.median:.1%}", f"{time.p90:.1%}", f"{time.worst:.0%}")
     )
     table.add_row(
-        summary.name,
+        name,
         str(summary.rows),
         *figures,
         _mape(summary.baseline),
