@@ -19,7 +19,7 @@ ABOUT = "Finds the parallel layout that trains a large model fastest on a given 
 def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -> FastAPI:
     """The service on these settings, or on the environment's. Raises SpecError for wrong settings."""
     outside = wiring or wire(settings)
-    _ = outside.settings.keys  # a wrong PLANNER_API_KEYS stops the start, not the first request
+    _ = outside.settings.keys, outside.engine  # a wrong setting stops the start, not the first request
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

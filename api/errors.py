@@ -44,6 +44,12 @@ class MediaTypeError(SpecError):
     kind = "unsupported_media_type"
 
 
+class UnknownEntryError(SpecError):
+    """A path that names nothing in the catalogue."""
+
+    kind = "unknown_name"
+
+
 class NotReadyError(StoreError):
     """The database is there, but not at the revision that this version needs."""
 
@@ -67,6 +73,7 @@ TABLE: dict[type[PlannerError], Answer] = {
     ConflictError: Answer(HTTPStatus.CONFLICT, EXIT_REQUEST),
     UnauthenticatedError: Answer(HTTPStatus.UNAUTHORIZED, EXIT_REQUEST),
     ForbiddenError: Answer(HTTPStatus.FORBIDDEN, EXIT_REQUEST),
+    UnknownEntryError: Answer(HTTPStatus.NOT_FOUND, EXIT_REQUEST),
     BodyTooLargeError: Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, EXIT_REQUEST),
     MediaTypeError: Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, EXIT_REQUEST),
     PlannerError: Answer(HTTPStatus.INTERNAL_SERVER_ERROR, EXIT_BUG),

@@ -126,12 +126,24 @@ def check_plain(value: object, field: str) -> None:
             raise fault(field, None, f"holds more than {MAX_VALUES:,} values", "send fewer jobs at once, or remove YAML aliases")
         if isinstance(item, float) and not math.isfinite(item):
             raise fault(where, str(item), "is not a finite number", "give a finite number")
+        if isinstance(item, str) and not _is_unicode(item):
+            raise fault(where, ascii(item)[1:41], "is not valid Unicode", "remove the lone surrogate characters")
         if isinstance(item, Mapping):
+            stack.extend((key, f"a key of {where}", depth + 1) for key in item if isinstance(key, str))
             stack.extend((child, f"{where}.{key}" if where != field else str(key), depth + 1) for key, child in item.items())
         elif isinstance(item, list):
             stack.extend((child, f"{where}.{index}" if where != field else str(index), depth + 1) for index, child in enumerate(item))
         elif item is not None and not isinstance(item, bool | int | float | str):
             raise fault(where, repr(item)[:40], "is not a plain value", "use text, numbers, true or false, lists and mappings")
+
+
+def _is_unicode(text: str) -> bool:
+    """False for half of a surrogate pair, which JSON can escape but no database or network accepts."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_text(path: str, field: str) -> str:

@@ -5,6 +5,10 @@ import sys
 
 def main() -> None:
     """The console script."""
-    from api.cli.root import run
+    try:
+        from api.cli.root import run
 
-    sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # before the command line was read
+        code = 130
+    sys.exit(code)

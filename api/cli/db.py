@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="The database: bring it to the revision that this version needs.", rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(help="The database: bring it to the revision that this version needs.", rich_markup_mode=None)
 
 
 @app.callback()

@@ -42,6 +42,7 @@ class JobFlags:
             values["layout"] = read_layout(self.current)
         if self.probe is not None:
             self._overlay(values, "probe", {"max_probes": self.probe})
+        check_plain(values, "job")
         return values
 
     def _overlay(self, values: dict[str, Any], part: str, given: Mapping[str, Any]) -> None:

@@ -46,9 +46,12 @@ def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code; nothing escapes as a traceback unless PLANNER_DEBUG is set."""
     command = typer.main.get_command(app)
     try:
-        result = command.main(args=list(arguments), prog_name="planner-cli", standalone_mode=False)
+        with command.make_context("planner-cli", list(arguments)) as context:
+            command.invoke(context)
         flush_output()
-        return result if isinstance(result, int) else 0
+        return 0
+    except typer.Exit as done:
+        return done.exit_code
     except PlannerError as error:
         return _told(error, as_json="--json" in arguments)
     except ClickError as error:

@@ -7,12 +7,13 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from api.catalog import catalog_entry, catalog_list, kind_of
+from api.errors import UnknownEntryError
 from api.requests import JSON, in_thread
 from api.routes.plans import problems
 from api.schemas import CatalogList
 from api.security import needs
 from api.settings import ApiKey
-from planner.errors import NotFoundError, UnknownNameError
+from planner.errors import UnknownNameError
 
 router = APIRouter(tags=["catalog"])
 Reader = Annotated[ApiKey, Depends(needs("read"))]
@@ -37,4 +38,4 @@ def _found(read: Any, kind: str, *names: str) -> Any:
         kind_of(kind)
         return read(kind, *names)
     except UnknownNameError as error:
-        raise NotFoundError(str(error)) from None
+        raise UnknownEntryError(error.faults) from None

@@ -1,0 +1,141 @@
+"""What all rings share: the real command line in a subprocess, fresh databases, and one real plan."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+JOB: dict[str, Any] = {
+    "model": "llama3-8b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+    "training": {"seq_len": 8192, "global_batch_size": 64},
+}
+LAYOUT = {"dp_shard": 8, "ac": "full"}
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def job() -> dict[str, Any]:
+    return {key: dict(value) if isinstance(value, dict) else value for key, value in JOB.items()}
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'planner.db'}"
+
+
+@pytest.fixture
+def cli(sqlite_url: str) -> Cli:
+    """Runs `planner-cli` in a process of its own, on a fresh SQLite database."""
+
+    def run(*arguments: str | Path, input: str | None = None, env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "api.cli", *map(str, arguments)],
+            input=input, capture_output=True, text=True, timeout=120, check=False,
+            env={**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **(env or {})},
+        )  # fmt: skip
+
+    return run
+
+
+def clean_environment() -> dict[str, str]:
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("PLANNER_") and key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")
+    }
+    return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="session")
+def plan() -> Any:
+    """One real plan."""
+    from api.wiring import SystemClock
+    from planner.ports import Ports
+    from planner.recommend import recommend
+    from planner.specs.job import Job
+
+    class Ids:
+        def new_id(self, prefix: str) -> str:
+            return f"{prefix}-of-the-tests"
+
+    return recommend(Job.from_user({**JOB, "search": {"top_k": 3}}), ports=Ports(clock=SystemClock(), ids=Ids()))
+
+
+# ---- PostgreSQL -----------------------------------------------------------------------------------------------------
+
+
+def _programs() -> Path | None:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return found[-1].parent if found else None
+
+
+def _as_server_user() -> tuple[Sequence[str], str | None]:
+    """PostgreSQL refuses to run as root: (prefix of its commands, owner of its folder)."""
+    if os.geteuid() != 0:
+        return (), None
+    try:
+        pwd.getpwnam("postgres")
+    except KeyError:
+        pytest.skip("running as root, and there is no user postgres to run PostgreSQL as")
+    if shutil.which("runuser") is None:
+        pytest.skip("running as root without runuser")
+    return ("runuser", "-u", "postgres", "--"), "postgres"
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """A private PostgreSQL in a temporary folder, reached over its Unix socket; yields the query part of its URLs."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed (planner[postgres])")
+    programs = _programs()
+    if programs is None:
+        pytest.skip("no PostgreSQL under /usr/lib/postgresql")
+    prefix, owner = _as_server_user()
+    folder = Path(tempfile.mkdtemp(prefix="planner-pg-"))
+    if owner is not None:
+        shutil.chown(folder, owner, owner)
+
+    def run(*command: object) -> None:
+        done = subprocess.run([*prefix, *map(str, command)], capture_output=True, text=True, timeout=60, check=False, cwd="/")
+        assert done.returncode == 0, done.stderr
+
+    try:
+        run(programs / "initdb", "-D", folder / "data", "-U", "planner", "--auth=trust", "--no-sync", "-E", "UTF8")
+        options = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
+        run(programs / "pg_ctl", "-D", folder / "data", "-l", folder / "log", "-w", "-o", options, "start")
+        try:
+            yield f"host={folder}"
+        finally:
+            run(programs / "pg_ctl", "-D", folder / "data", "-m", "immediate", "stop")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """A fresh, empty database."""
+    import psycopg
+
+    name = f"planner_{uuid.uuid4().hex[:12]}"
+    admin = f"postgresql://planner@/postgres?{postgres_server}"
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    yield f"postgresql://planner@/{name}?{postgres_server}"
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A fresh, empty database of each kind that is supported."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url

@@ -1,0 +1,174 @@
+"""One suite for every implementation of PlanStore and EstimateStore: in memory, SQLite file, PostgreSQL."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from api.storage.engine import make_engine, normalise_url
+from api.storage.idempotency import CLAIM_SECONDS, KEEP_SECONDS, IdempotencyStore, KeptAnswer
+from api.storage.migrate import upgrade
+from api.storage.store import SqlStore
+from planner.cost.estimate import estimate_jobs
+from planner.errors import ConflictError, NotFoundError, SpecError, StoreError
+from planner.ports import PlanLabels, StoredEstimate
+from planner.specs.job import Job
+from planner.specs.plan import Plan
+
+NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
+LABELS = PlanLabels(job_hash="0" * 64, model="llama3-8b", gpu="h100-sxm-80gb")
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def store(request: pytest.FixtureRequest) -> Iterator[SqlStore]:
+    url = "sqlite://" if request.param == "memory" else request.getfixturevalue(f"{request.param}_url")
+    engine = make_engine(normalise_url(url))
+    upgrade(engine)
+    yield SqlStore(engine)
+    engine.dispose()
+
+
+def numbered(plan: Plan, number: int, moment: datetime = NOW) -> Plan:
+    return plan.model_copy(update={"id": f"plan-{number:03d}", "created_at": moment.isoformat()})
+
+
+class TestPlans:
+    def test_a_plan_comes_back_as_it_was_saved(self, store: SqlStore, plan: Plan) -> None:
+        store.save_plan(plan, LABELS)
+        assert store.get_plan(plan.id) == plan
+
+    def test_text_of_every_kind_survives(self, store: SqlStore, plan: Plan) -> None:
+        odd = plan.model_copy(update={"job": {"notes": "ünï \0 \U0001f600 'quoted' %s", "n": 2**60, "x": 0.1}})
+        store.save_plan(odd, PlanLabels(job_hash="0" * 64, model="m\0\ud800ü" * 100, gpu="g"))
+        assert store.get_plan(odd.id).job == odd.job
+
+    def test_an_unknown_id_is_not_found(self, store: SqlStore) -> None:
+        for unknown in ("plan-nope", "", "\0", "ü", "x" * 10_000, "' OR 1=1 --"):
+            with pytest.raises(NotFoundError):
+                store.get_plan(unknown)
+
+    def test_an_id_is_taken_once(self, store: SqlStore, plan: Plan) -> None:
+        store.save_plan(plan, LABELS)
+        with pytest.raises(ConflictError):
+            store.save_plan(plan, LABELS)
+        assert len(store.list_plans().items) == 1
+
+    def test_pages_hold_every_plan_once_newest_first(self, store: SqlStore, plan: Plan) -> None:
+        for number in range(7):
+            store.save_plan(numbered(plan, number, NOW + timedelta(seconds=number // 2)), LABELS)  # pairs share a moment
+        seen, cursor = [], None
+        while True:
+            page = store.list_plans(cursor, limit=3)
+            seen += [item.id for item in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+            store.save_plan(numbered(plan, 100 + len(seen), NOW + timedelta(hours=1)), LABELS)  # newcomers do not disturb
+        assert seen == [f"plan-{number:03d}" for number in reversed(range(7))]
+
+    def test_a_line_of_the_list_names_the_winner(self, store: SqlStore, plan: Plan) -> None:
+        store.save_plan(numbered(plan, 1), LABELS)
+        (line,) = store.list_plans().items
+        winner = plan.ranked[0]
+        assert (line.created_at, line.num_gpus, line.layout) == (NOW, 8, winner.layout.short())
+        assert line.tokens_per_second_per_gpu == winner.estimate.tokens_per_second_per_gpu
+
+    def test_an_empty_store_has_an_empty_page(self, store: SqlStore) -> None:
+        assert store.list_plans() == type(store.list_plans())(items=(), next_cursor=None)
+
+    @pytest.mark.parametrize("cursor", ["", "abc", "!!!", "MjAyNg", "ü", "MjAyNi0xMS0yMXxwbGFuLTE", "AA" * 50])
+    def test_a_cursor_nobody_gave_is_refused(self, store: SqlStore, cursor: str) -> None:
+        with pytest.raises(SpecError, match="cursor"):
+            store.list_plans(cursor)
+
+    @pytest.mark.parametrize("limit", [0, -1, 201])
+    def test_a_page_has_a_sane_size(self, store: SqlStore, limit: int) -> None:
+        with pytest.raises(SpecError, match="limit"):
+            store.list_plans(limit=limit)
+
+    def test_layouts_are_columns_too(self, store: SqlStore, plan: Plan) -> None:
+        from sqlalchemy import text
+
+        store.save_plan(plan, LABELS)
+        with store.engine.begin() as connection:
+            ranks = connection.execute(text("SELECT rank FROM plan_layouts ORDER BY rank")).scalars().all()
+            assert list(ranks) == [entry.rank for entry in plan.ranked]
+            connection.execute(text("DELETE FROM plans"))
+            assert connection.execute(text("SELECT count(*) FROM plan_layouts")).scalar() == 0
+
+
+class TestEstimates:
+    def kept(self, job: dict[str, Any], estimate_id: str) -> StoredEstimate:
+        request = {**job, "layout": {"dp_shard": 8}}
+        return StoredEstimate(id=estimate_id, created_at=NOW, job=request, estimate=estimate_jobs([Job.from_user(request)])[0])
+
+    def test_an_estimate_comes_back_as_it_was_saved(self, store: SqlStore, job: dict[str, Any]) -> None:
+        kept = self.kept(job, "estimate-1")
+        store.save_estimates([kept])
+        assert store.get_estimate("estimate-1") == kept
+
+    def test_all_or_none(self, store: SqlStore, job: dict[str, Any]) -> None:
+        store.save_estimates([self.kept(job, "estimate-1")])
+        with pytest.raises(ConflictError):
+            store.save_estimates([self.kept(job, "estimate-2"), self.kept(job, "estimate-1")])
+        with pytest.raises(NotFoundError):
+            store.get_estimate("estimate-2")
+
+    def test_none_at_all_is_fine(self, store: SqlStore) -> None:
+        store.save_estimates([])
+
+
+class TestIdempotency:
+    answer = KeptAnswer(200, {"location": "/plans/1"}, "application/json", '{"ü": 1}')
+
+    class Clock:
+        moment = NOW
+
+        def now(self) -> datetime:
+            return self.moment
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return self.Clock()
+
+    @pytest.fixture
+    def keys(self, store: SqlStore, clock: Clock) -> IdempotencyStore:
+        return IdempotencyStore(store.engine, clock)
+
+    def test_a_new_key_is_ours_and_its_answer_is_kept(self, keys: IdempotencyStore) -> None:
+        assert keys.claim("key", "request") is None
+        keys.keep("key", self.answer)
+        assert keys.claim("key", "request") == self.answer
+        keys.release("key")
+        assert keys.claim("key", "request") == self.answer
+
+    def test_another_request_under_the_same_key_conflicts(self, keys: IdempotencyStore) -> None:
+        keys.claim("key", "request")
+        with pytest.raises(ConflictError, match="another request"):
+            keys.claim("key", "other")
+        keys.keep("key", self.answer)
+        with pytest.raises(ConflictError, match="another request"):
+            keys.claim("key", "other")
+
+    def test_a_key_in_work_conflicts_until_released(self, keys: IdempotencyStore) -> None:
+        keys.claim("key", "request")
+        with pytest.raises(ConflictError, match="still being answered"):
+            keys.claim("key", "request")
+        keys.release("key")
+        assert keys.claim("key", "request") is None
+
+    def test_a_dead_claim_is_taken_over_and_old_answers_are_forgotten(self, keys: IdempotencyStore, clock: Clock) -> None:
+        keys.claim("key", "request")
+        clock.moment = NOW + timedelta(seconds=CLAIM_SECONDS + 1)
+        assert keys.claim("key", "request") is None
+        keys.keep("key", self.answer)
+        clock.moment += timedelta(seconds=KEEP_SECONDS + 1)
+        assert keys.claim("key", "other") is None
+
+
+def test_a_store_that_is_gone_says_so(sqlite_url: str, plan: Plan) -> None:
+    engine = make_engine(normalise_url(sqlite_url))
+    with pytest.raises(StoreError, match="PLANNER_DATABASE_URL"):
+        SqlStore(engine).get_plan(plan.id)
+    engine.dispose()

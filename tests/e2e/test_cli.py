@@ -1,0 +1,222 @@
+"""The real command line in a subprocess: the main job, and what happens when things go wrong."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import LAYOUT, Cli, clean_environment
+
+MAIN_JOB = ("--model", "llama3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "8192", "--global-batch-size", "64")
+
+
+def write(folder: Path, name: str, value: object) -> Path:
+    path = folder / name
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return path
+
+
+def test_recommend_in_words_then_explain_and_export(cli: Cli, tmp_path: Path) -> None:
+    done = cli("recommend", *MAIN_JOB, "--top-k", "3")
+    assert done.returncode == 0, done.stderr
+    for expected in (
+        "Best: ",
+        "tokens/s/GPU",
+        "Memory of the fullest GPU",
+        "Time of one step",
+        "Why this one",
+        "Run it with torchtitan",
+        "explain plan-",
+    ):
+        assert expected in done.stdout
+    assert "\x1b" not in done.stdout
+    plan_id = done.stdout.split("Kept as ")[1].split(";")[0]
+
+    explained = cli("explain", plan_id, "--rank", "2", "--versus", "1")
+    assert explained.returncode == 0, explained.stderr
+    assert explained.stdout.startswith("#2")
+
+    exported = cli("export", plan_id, "--save-dir", tmp_path / "run")
+    assert exported.returncode == 0, exported.stderr
+    assert (tmp_path / "run" / "launch.sh").stat().st_mode & 0o100
+    assert "[parallelism]" in (tmp_path / "run" / "train.toml").read_text()
+    assert cli("export", plan_id, "--format", "megatron", "--json").returncode == 0
+
+
+def test_recommend_as_json_is_the_stored_plan(cli: Cli, tmp_path: Path, job: dict[str, Any]) -> None:
+    job |= {"search": {"top_k": 5, "fix": {"precision": "bf16"}}, "id": "j1"}
+    done = cli("recommend", "--job", write(tmp_path, "job.yaml", job), "--top-k", "2", "--fix", "tp=2", "--allow", "ac=full,none", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert len(plan["ranked"]) <= 2
+    assert plan["job"]["search"] == {"top_k": 2, "fix": {"precision": "bf16", "tp": 2}, "allow": {"ac": ["full", "none"]}}
+    assert {(r["layout"]["tp"], r["layout"]["precision"]) for r in plan["ranked"]} == {(2, "bf16")}
+
+
+def test_the_same_question_has_the_same_answer(cli: Cli) -> None:
+    plans = [json.loads(cli("recommend", *MAIN_JOB, "--seed", "7", "--json").stdout) for _ in range(2)]
+    for plan in plans:
+        for key in ("id", "created_at"):
+            del plan[key]
+        del plan["searched"]["seconds"]
+    assert plans[0] == plans[1]
+
+
+def test_save_dir_is_whole_replaced_and_never_someone_elses(cli: Cli, tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "plan"
+    for _ in range(2):
+        done = cli("recommend", *MAIN_JOB, "--top-k", "2", "--save-dir", target)
+        assert done.returncode == 0, done.stderr
+    assert {path.name for path in target.iterdir()} == {".planner", "plan.json", "plan.txt", "rank-01", "rank-02"}
+    assert [path.name for path in target.parent.iterdir()] == ["plan"]
+    assert f"cd {target}/rank-01" in done.stdout
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("mine")
+    done = cli("recommend", *MAIN_JOB, "--save-dir", foreign)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert [path.name for path in foreign.iterdir()] == ["thesis.tex"]
+
+
+def test_current_layout_is_compared(cli: Cli, tmp_path: Path) -> None:
+    current = write(tmp_path, "layout.json", {"layout": {"tp": 8, "ac": "full"}})
+    done = cli("recommend", *MAIN_JOB, "--current", current)
+    assert "times as fast as your" in done.stdout, done.stderr
+
+
+def test_nothing_fits_is_exit_3_with_the_nearest_miss(cli: Cli) -> None:
+    done = cli(
+        "recommend",
+        "--model",
+        "llama3.1-405b",
+        "--gpu",
+        "l4",
+        "--num-gpus",
+        "8",
+        "--seq-len",
+        "8192",
+        "--global-batch-size",
+        "64",
+        "--json",
+    )
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ")
+    error = json.loads(done.stdout)["error"]
+    assert error["type"] == "nothing_fits"
+    assert error["nearest_miss"]["missing_bytes"] > 0
+    assert error["remedy"]
+
+
+def test_estimate_in_words_and_as_json(cli: Cli, tmp_path: Path, job: dict[str, Any]) -> None:
+    path = write(tmp_path, "job.json", {**job, "layout": LAYOUT})
+    done = cli("estimate", "--job", path)
+    assert (done.returncode, "It fits." in done.stdout, "ac full" in done.stdout) == (0, True, True), done.stderr
+    estimate = json.loads(cli("estimate", "--job", path, "--json").stdout)
+    assert estimate["valid"]
+    assert estimate["id"].startswith("estimate-")
+    impossible = write(tmp_path, "impossible.json", {**job, "layout": {"tp": 3}, "id": 7})
+    done = cli("estimate", "--job", impossible)
+    assert (done.returncode, "cannot run" in done.stdout) == (0, True)
+    estimate = json.loads(cli("estimate", "--job", impossible, "--json").stdout)
+    assert (estimate["id"], estimate["valid"], estimate["step_seconds"]) == (7, False, None)
+    assert estimate["violations"]
+
+
+def test_estimate_many_answers_every_line_in_order(cli: Cli, job: dict[str, Any]) -> None:
+    good = {**job, "layout": LAYOUT}
+    lines = [
+        json.dumps({**good, "id": 0}), "not json", "", json.dumps([1]), json.dumps({**good, "id": "bad", "modell": 1}),
+        json.dumps({**job, "id": "no layout"}), json.dumps({**good, "id": "x"}).replace("8192", "NaN"), json.dumps({**good, "id": "tp", "layout": {"tp": 3}}),
+        json.dumps({**good, "id": "last"}),
+    ]  # fmt: skip
+    done = cli("estimate", "--jobs", "-", input="\n".join(lines))
+    assert (done.returncode, done.stderr) == (0, "")
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["id"] for answer in answers] == [0, None, None, None, "bad", "no layout", None, "tp", "last"]
+    assert ["error" in answer for answer in answers] == [False, True, True, True, True, True, True, False, False]
+    assert all({"type", "field", "value", "message", "remedy"} <= set(answer["error"]) for answer in answers if "error" in answer)
+    assert answers[7]["valid"] is False
+
+
+@pytest.mark.parametrize("text", ["", "not json\n", "\n\n", "\x00\x01"])
+def test_estimate_many_of_nothing_readable_is_exit_2(cli: Cli, text: str) -> None:
+    done = cli("estimate", "--jobs", "-", input=text)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert len(done.stdout.splitlines()) == len(text.splitlines())
+
+
+def test_a_closed_pipe_is_no_error(cli: Cli, tmp_path: Path, job: dict[str, Any], sqlite_url: str) -> None:
+    jobs = write(tmp_path, "jobs.jsonl", (json.dumps({**job, "layout": LAYOUT}) + "\n") * 600)
+    command = f"{sys.executable} -m api.cli estimate --jobs {jobs} | head -n 1"
+    environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_interrupted_is_130(tmp_path: Path, sqlite_url: str) -> None:
+    environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "api.cli", "estimate", "--jobs", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (130, "error: interrupted\n")
+
+
+def test_a_database_that_is_gone_is_exit_4_before_any_work(cli: Cli, tmp_path: Path) -> None:
+    blocked = write(tmp_path, "file", "no folder")
+    for url in (f"sqlite:///{blocked}/x.db", f"sqlite:///{tmp_path}", "postgresql://nobody:hunter2@127.0.0.1:1/x"):
+        done = cli("recommend", *MAIN_JOB, "--json", env={"PLANNER_DATABASE_URL": url})
+        assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
+        assert "PLANNER_DATABASE_URL" in done.stderr
+        assert "hunter2" not in done.stderr + done.stdout
+        assert json.loads(done.stdout)["error"]["type"] == "store_error"
+
+
+def test_doctor_and_catalog(cli: Cli) -> None:
+    report = json.loads(cli("doctor", "--json").stdout)
+    assert report["database"]["state"].startswith("not created yet")
+    assert report["packages"]["numpy"]
+    assert cli("doctor").returncode == 0
+    assert cli("doctor", env={"PLANNER_DATABASE_URL": "postgresql://127.0.0.1:1/x"}).returncode == 4
+    for kind in ("models", "gpus", "clusters", "schedules", "defaults"):
+        items = json.loads(cli("catalog", kind, "--json").stdout)["items"]
+        one = cli("catalog", kind, items[0]["name"])
+        assert (one.returncode, items[0]["name"] in cli("catalog", kind).stdout) == (0, True), one.stderr
+
+
+def test_help_is_fast_and_imports_nothing_heavy() -> None:
+    program = "import sys; from api.cli.root import run; run(['--help']); print(sorted({m.partition('.')[0] for m in sys.modules}), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean_environment(), timeout=30, check=True)
+    for heavy in ("numpy", "pydantic", "sqlalchemy", "optuna", "rich", "fastapi", "torch", "yaml"):
+        assert f"'{heavy}'" not in done.stderr
+
+
+def test_serve_refuses_an_open_door(cli: Cli) -> None:
+    done = cli("serve", "--host", "0.0.0.0")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "PLANNER_API_KEYS" in done.stderr
+
+
+def test_wrong_settings_are_named_and_secrets_are_not(cli: Cli) -> None:
+    for name, value in (
+        ("PLANNER_PORT", "x"),
+        ("PLANNER_API_KEYS", "me:read:swordfish"),
+        ("PLANNER_DATABASE_URL", "mysql://u:swordfish@h/d"),
+    ):
+        done = cli("serve", env={name: value})
+        assert (done.returncode, name in done.stderr, "swordfish" in done.stderr) == (2, True, False), done.stderr

@@ -1,0 +1,279 @@
+"""The real app over migrated databases, SQLite and PostgreSQL; and the real server in a process of its own."""
+
+import hashlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from api.app import create_app
+from api.settings import Settings
+from api.storage.engine import make_engine, normalise_url
+from api.storage.migrate import upgrade
+from tests.conftest import LAYOUT, clean_environment
+
+PROBLEM = "application/problem+json"
+SECRETS = {"reader": "read", "planner": "plan+read", "boss": "admin"}
+KEYS = ",".join(f"{name}:{scopes}:{hashlib.sha256(name.encode()).hexdigest()}" for name, scopes in SECRETS.items())
+
+
+@pytest.fixture
+def client(database_url: str) -> Iterator[TestClient]:
+    engine = make_engine(normalise_url(database_url))
+    upgrade(engine)
+    engine.dispose()
+    with TestClient(create_app(Settings(database_url=database_url)), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def sqlite_client(sqlite_url: str) -> Iterator[TestClient]:
+    with TestClient(create_app(Settings(database_url=sqlite_url)), raise_server_exceptions=False) as client:
+        yield client
+
+
+def is_problem(answer: httpx.Response, status: int) -> dict[str, Any]:
+    assert (answer.status_code, answer.headers["content-type"]) == (status, PROBLEM), answer.text
+    body: dict[str, Any] = answer.json()
+    assert body["status"] == status
+    assert {"type", "title", "detail", "instance", "field", "value", "message", "remedy"} <= set(body)
+    assert "Traceback" not in answer.text
+    return body
+
+
+def test_a_plan_is_made_kept_and_listed(client: TestClient, job: dict[str, Any]) -> None:
+    answer = client.post("/plan", json={**job, "id": "ünï", "search": {"top_k": 2}})
+    assert answer.status_code == 200, answer.text
+    plan = answer.json()
+    assert answer.headers["location"] == f"/plans/{plan['id']}"
+    assert client.get(answer.headers["location"]).json() == plan
+    listed = client.get("/plans").json()
+    assert ([item["id"] for item in listed["items"]], listed["next_cursor"]) == ([plan["id"]], None)
+
+
+def test_pages_of_plans(sqlite_client: TestClient, job: dict[str, Any]) -> None:
+    ids = [sqlite_client.post("/plan", json={**job, "search": {"top_k": 1}}).json()["id"] for _ in range(3)]
+    first = sqlite_client.get("/plans", params={"limit": 2}).json()
+    second = sqlite_client.get("/plans", params={"limit": 2, "cursor": first["next_cursor"]}).json()
+    assert [item["id"] for item in first["items"] + second["items"]] == ids[::-1]
+    is_problem(sqlite_client.get("/plans", params={"cursor": "nonsense"}), 422)
+    is_problem(sqlite_client.get("/plans", params={"limit": 0}), 422)
+    is_problem(sqlite_client.get("/plans", params={"limit": "x"}), 422)
+
+
+def test_an_estimate_is_made_and_kept(client: TestClient, job: dict[str, Any]) -> None:
+    answer = client.post("/estimate", json={**job, "layout": LAYOUT})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["id"] == answer.headers["location"].rpartition("/")[2]
+    assert client.get(answer.headers["location"]).json() == answer.json()
+    impossible = client.post("/estimate", json={**job, "id": 5, "layout": {"tp": 3}})
+    assert (impossible.status_code, impossible.json()["valid"], impossible.json()["id"]) == (200, False, 5)
+
+
+def test_a_list_of_estimates_answers_every_element(client: TestClient, job: dict[str, Any]) -> None:
+    good = {**job, "layout": LAYOUT}
+    answer = client.post("/estimate", json=[{**good, "id": "a"}, 7, {"id": "b"}, {**job, "id": "c"}, {**good, "id": "d"}])
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert [element["id"] for element in body] == ["a", None, "b", "c", "d"]
+    assert ["error" in element for element in body] == [False, True, True, True, False]
+    assert client.post("/estimate", json=[]).json() == []
+
+
+def test_nothing_fits_is_409_with_the_nearest_miss(sqlite_client: TestClient, job: dict[str, Any]) -> None:
+    job |= {"model": "llama3.1-405b", "cluster": {"gpu": "l4", "num_gpus": 8}}
+    body = is_problem(sqlite_client.post("/plan", json=job), 409)
+    assert body["type"] == "nothing_fits"
+    assert body["nearest_miss"]["missing_bytes"] > 0
+
+
+def test_probing_is_refused_with_a_way_out(sqlite_client: TestClient, job: dict[str, Any]) -> None:
+    body = is_problem(sqlite_client.post("/plan", json={**job, "probe": {"max_probes": 1}}), 422)
+    assert (body["field"], "no probe runner" in body["message"]) == ("probe", True)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"", "body"),
+        (b"{", "body"),
+        (b"\xff\xfe", "body"),
+        (b'{"model": NaN}', "body"),
+        (b'{"model": 1e999}', "body"),
+        (b"[" * 100_000, "body"),
+        (b'{"id": "\\ud800"}', "id"),
+        (b"null", "job"),
+        (b"[]", "job"),
+        (b'{"modell": "x"}', "modell"),
+    ],
+)
+def test_broken_bodies_are_422(sqlite_client: TestClient, body: bytes, field: str) -> None:
+    answer = sqlite_client.post("/plan", content=body, headers={"content-type": "application/json"})
+    assert is_problem(answer, 422)["field"] == field
+
+
+def test_all_faults_at_once(sqlite_client: TestClient) -> None:
+    wrong = {"model": "llama9", "cluster": {"gpu": "h1000", "num_gpus": -8}, "training": {"seq_len": 0}}
+    body = is_problem(sqlite_client.post("/plan", json=wrong), 422)
+    assert {"model", "cluster.gpu", "cluster.num_gpus", "training.seq_len"} <= {error["field"] for error in body["errors"]}
+
+
+def test_files_of_the_server_are_not_read(sqlite_client: TestClient, job: dict[str, Any]) -> None:
+    for part in (
+        {"model": "/etc/passwd"},
+        {"model": "config.json"},
+        {"cluster": "/etc/x.yaml"},
+        {"cluster": "x.yaml"},
+        {"cluster": {"gpu": "/x.yaml", "num_gpus": 8}},
+    ):
+        body = is_problem(sqlite_client.post("/plan", json={**job, **part}), 422)
+        assert "no such file" not in json.dumps(body).lower()
+
+
+def test_every_other_error_is_a_problem_too(sqlite_client: TestClient) -> None:
+    is_problem(sqlite_client.get("/nowhere"), 404)
+    is_problem(sqlite_client.get("/plans/nope"), 404)
+    is_problem(sqlite_client.get("/plans/%00"), 404)
+    is_problem(sqlite_client.get("/estimates/nope"), 404)
+    is_problem(sqlite_client.get("/catalog/nope"), 404)
+    assert "did you mean" in is_problem(sqlite_client.get("/catalog/gpus/h1000"), 404)["remedy"]
+    answer = sqlite_client.delete("/plan")
+    is_problem(answer, 405)
+    assert answer.headers["allow"] == "POST"
+    is_problem(sqlite_client.post("/plan", content="model=x", headers={"content-type": "application/x-www-form-urlencoded"}), 415)
+
+
+def test_a_bug_shows_no_traceback(sqlite_client: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr("api.routes.plans.make_plan", broken)
+    assert "secret" not in json.dumps(is_problem(sqlite_client.post("/plan", json=job), 500))
+
+
+def test_idempotency(client: TestClient, job: dict[str, Any]) -> None:
+    headers = {"idempotency-key": "k1"}
+    job |= {"search": {"top_k": 1}}
+    first = client.post("/plan", json=job, headers=headers)
+    again = client.post("/plan", json=job, headers=headers)
+    assert (again.status_code, again.json(), again.headers["location"]) == (200, first.json(), first.headers["location"])
+    assert again.headers["idempotent-replayed"] == "true"
+    assert client.post("/plan", json=job, headers={"idempotency-key": "k2"}).json()["id"] != first.json()["id"]
+    assert len(client.get("/plans").json()["items"]) == 2
+    assert "another request" in is_problem(client.post("/plan", json={**job, "id": 1}, headers=headers), 409)["message"]
+    wrong = [client.post("/estimate", json=job, headers=headers) for _ in range(2)]  # no layout: 422, kept as well
+    assert is_problem(wrong[0], 422) == is_problem(wrong[1], 422)
+    is_problem(client.post("/plan", json=job, headers={"idempotency-key": "x" * 300}), 422)
+
+
+def test_idempotency_of_requests_at_the_same_time(client: TestClient, job: dict[str, Any]) -> None:
+    answers: list[httpx.Response] = []
+
+    def post() -> None:
+        answers.append(client.post("/plan", json=job, headers={"idempotency-key": "race"}))
+
+    threads = [threading.Thread(target=post) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {answer.status_code for answer in answers} <= {200, 409}
+    assert len({answer.json()["id"] for answer in answers if answer.status_code == 200}) == 1
+    assert len(client.get("/plans").json()["items"]) == 1
+
+
+def test_a_bug_does_not_burn_the_key(sqlite_client: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = {"idempotency-key": "k"}
+    with monkeypatch.context() as patch:
+        patch.setattr("api.routes.plans.make_plan", lambda *_, **__: 1 / 0)
+        is_problem(sqlite_client.post("/plan", json=job, headers=headers), 500)
+    assert sqlite_client.post("/plan", json=job, headers=headers).status_code == 200
+
+
+def test_keys_and_scopes(sqlite_url: str, job: dict[str, Any]) -> None:
+    settings = Settings(database_url=sqlite_url, api_keys=KEYS)
+    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+
+        def ask(method: str, path: str, secret: str | None, **more: Any) -> httpx.Response:
+            return client.request(method, path, headers={"authorization": f"Bearer {secret}"} if secret else {}, **more)
+
+        for secret in (None, "wrong"):
+            answer = ask("GET", "/plans", secret)
+            is_problem(answer, 401)
+            assert answer.headers["www-authenticate"] == "Bearer"
+        for header in (b"Basic reader", b"Bearer", b"Bearer \xfc\xff", b"reader"):
+            is_problem(client.get("/plans", headers={"authorization": header}), 401)
+        is_problem(ask("POST", "/plan", "reader", json=job), 403)
+        for secret in ("planner", "boss"):
+            assert ask("POST", "/plan", secret, json=job).status_code == 200
+            assert ask("GET", "/plans", secret).status_code == 200
+        assert ask("GET", "/catalog/gpus", "reader").status_code == 200
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/readyz").status_code == 200
+
+
+def test_catalog(sqlite_client: TestClient) -> None:
+    for kind in ("models", "gpus", "clusters", "schedules", "defaults"):
+        items = sqlite_client.get(f"/catalog/{kind}").json()["items"]
+        assert items
+        assert sqlite_client.get(f"/catalog/{kind}/{items[0]['name']}").json()["name"] == items[0]["name"]
+    assert sqlite_client.get("/catalog/models/meta-llama/Llama-3.1-8B").json()["name"] == "llama3.1-8b"
+
+
+def test_openapi_names_every_route(sqlite_client: TestClient) -> None:
+    paths = sqlite_client.get("/openapi.json").json()["paths"]
+    assert {"/plan", "/plans", "/plans/{plan_id}", "/estimate", "/catalog/{kind}", "/healthz", "/readyz"} <= set(paths)
+    assert "requestBody" in paths["/plan"]["post"]
+    assert sqlite_client.get("/docs").status_code == 200
+
+
+def test_readiness_follows_the_database(postgres_url: str, job: dict[str, Any]) -> None:
+    with TestClient(create_app(Settings(database_url=postgres_url)), raise_server_exceptions=False) as client:
+        assert client.get("/healthz").status_code == 200
+        assert "db upgrade" in is_problem(client.get("/readyz"), 503)["detail"]
+        assert is_problem(client.post("/plan", json=job), 503)["type"] == "not_ready"
+        engine = make_engine(normalise_url(postgres_url))
+        upgrade(engine)
+        engine.dispose()
+        assert client.get("/readyz").json() == {"status": "ready", "database_revision": "0001"}
+        assert client.post("/plan", json=job).status_code == 200
+
+
+@pytest.fixture
+def server(sqlite_url: str) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "api.cli", "serve", "--port", str(port)],
+        env={**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(200):
+            try:
+                httpx.get(f"{url}/readyz", timeout=5).raise_for_status()
+                break
+            except httpx.TransportError:
+                time.sleep(0.05)
+        yield url
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def test_the_real_server(server: str, job: dict[str, Any]) -> None:
+    headers = {"content-type": "application/json"}
+    big = b'{"notes": "' + b"x" * 10_000_000 + b'"}'
+    assert is_problem(httpx.post(f"{server}/plan", content=big, headers=headers, timeout=30), 413)["type"] == "body_too_large"
+    pieces = (big[start : start + 100_000] for start in range(0, len(big), 100_000))  # no content-length
+    is_problem(httpx.post(f"{server}/estimate", content=pieces, headers=headers, timeout=30), 413)
+    assert httpx.post(f"{server}/plan", json=job, timeout=30).status_code == 200

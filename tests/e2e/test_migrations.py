@@ -1,0 +1,165 @@
+"""Migrations on real databases: up, down, up; models equal tables; many processes at once; from an installed wheel."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, inspect, text
+
+from api.errors import NotReadyError
+from api.storage.engine import make_engine, normalise_url
+from api.storage.migrate import HEAD, VERSION_TABLE, alembic_config, current_revision, downgrade, ensure_current, upgrade
+from api.storage.tables import Base
+from planner.errors import StoreError
+from tests.conftest import ROOT, Cli, clean_environment
+
+TABLES = set(Base.metadata.tables)
+
+
+def test_head_is_the_newest_migration() -> None:
+    from alembic.script import ScriptDirectory
+
+    assert ScriptDirectory.from_config(alembic_config()).get_heads() == [HEAD]
+
+
+def test_up_down_up(database_url: str) -> None:
+    engine = make_engine(normalise_url(database_url))
+    assert current_revision(engine) is None
+    for _ in range(2):
+        assert upgrade(engine) == HEAD
+        assert set(inspect(engine).get_table_names()) >= TABLES | {VERSION_TABLE}
+        assert downgrade(engine, "base") is None
+        assert not set(inspect(engine).get_table_names()) & TABLES
+    engine.dispose()
+
+
+def test_the_tables_are_what_the_code_says(database_url: str) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    engine = make_engine(normalise_url(database_url))
+    upgrade(engine)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE, "compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+    engine.dispose()
+
+
+def test_optuna_beside_us_is_left_alone(sqlite_url: str) -> None:
+    engine = make_engine(normalise_url(sqlite_url))
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32))"))
+        connection.execute(text("INSERT INTO alembic_version VALUES ('v3.2.0.a')"))
+    assert upgrade(engine) == HEAD
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar() == "v3.2.0.a"
+    engine.dispose()
+
+
+def test_sqlite_is_made_at_first_use_and_postgres_is_not(database_url: str) -> None:
+    engine = make_engine(normalise_url(database_url))
+    if engine.dialect.name == "sqlite":
+        ensure_current(engine)
+        assert current_revision(engine) == HEAD
+        with engine.connect() as connection:
+            assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+            assert connection.execute(text("PRAGMA foreign_keys")).scalar() == 1
+    else:
+        with pytest.raises(NotReadyError, match="db upgrade"):
+            ensure_current(engine)
+    engine.dispose()
+
+
+def test_a_database_from_the_future_is_refused(sqlite_url: str) -> None:
+    engine = make_engine(normalise_url(sqlite_url))
+    upgrade(engine)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+    with pytest.raises(StoreError, match="9999.*newest planner"):
+        ensure_current(engine)
+    engine.dispose()
+
+
+def test_a_failed_migration_leaves_nothing(database_url: str) -> None:
+    engine = make_engine(normalise_url(database_url))
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE estimates (id INTEGER)"))
+    with pytest.raises(StoreError, match="estimates"):
+        upgrade(engine)
+    assert not set(inspect(engine).get_table_names()) & {"plans", VERSION_TABLE}
+    engine.dispose()
+
+
+def test_several_processes_create_the_database_at_once(database_url: str) -> None:
+    program = (
+        "from api.storage.engine import make_engine, normalise_url\n"
+        "from api.storage.migrate import upgrade, ensure_current\n"
+        "import os\n"
+        "engine = make_engine(normalise_url(os.environ['PLANNER_DATABASE_URL']))\n"
+        "(ensure_current if engine.dialect.name == 'sqlite' else upgrade)(engine)\n"
+    )
+    environment = {**clean_environment(), "PLANNER_DATABASE_URL": database_url}
+    started = [subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    errors = [process.communicate(timeout=60)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * 4, errors
+    engine = make_engine(normalise_url(database_url))
+    assert current_revision(engine) == HEAD
+    engine.dispose()
+
+
+def test_db_upgrade_by_command(cli: Cli, database_url: str) -> None:
+    first = cli("db", "upgrade", env={"PLANNER_DATABASE_URL": database_url})
+    assert (first.returncode, f"revision {HEAD}, was empty" in first.stdout) == (0, True), first.stderr
+    second = cli("db", "upgrade", env={"PLANNER_DATABASE_URL": database_url})
+    assert (second.returncode, f"revision {HEAD} already" in second.stdout) == (0, True)
+
+
+def test_first_use_does_not_import_alembic_again(sqlite_url: str) -> None:
+    engine = make_engine(normalise_url(sqlite_url))
+    upgrade(engine)
+    engine.dispose()
+    program = "import sys; from api.wiring import wire; wire().store; sys.exit('alembic' in sys.modules)"
+    environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False, timeout=60).returncode == 0
+
+
+def test_the_folder_of_migrations_does_not_shadow_alembic() -> None:
+    program = "import alembic.config; print(alembic.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "site-packages" in done.stdout
+    assert not (ROOT / "alembic" / "__init__.py").exists()
+
+
+@pytest.mark.slow
+def test_an_installed_package_carries_its_migrations(tmp_path: Path) -> None:
+    """Builds as pip does, from a copy, and upgrades a database with the built files alone on the path."""
+    import shutil
+
+    pytest.importorskip("setuptools", minversion="77")
+    source, built = tmp_path / "source", tmp_path / "built"
+    ignored = shutil.ignore_patterns(".git", "build", "*.egg-info", "__pycache__", ".venv", "tests", "benchmarks", ".*_cache")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    build = "import setuptools, sys; sys.argv = ['setup.py', '-q', 'build', '--build-lib', sys.argv[1]]; exec(open('setup.py').read())"
+    environment = {key: value for key, value in clean_environment().items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(built)], cwd=source, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    environment |= {"PYTHONPATH": str(built), "PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"}
+    shutil.rmtree(source)
+    run = subprocess.run(
+        [sys.executable, "-m", "api.cli", "db", "upgrade"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr
+    engine = create_engine(environment["PLANNER_DATABASE_URL"])
+    assert current_revision(engine) == HEAD
+    engine.dispose()

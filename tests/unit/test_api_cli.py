@@ -1,0 +1,169 @@
+"""The command line in this process: flags into jobs, errors into one line each, nothing half-written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.cli.flags import JobFlags, parse_choices, parse_count, parse_pair
+from api.cli.root import run
+from api.cli.saving import write_folder
+from planner.errors import SpecError
+
+
+@pytest.fixture(autouse=True)
+def _own_database(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> None:
+    monkeypatch.setenv("PLANNER_DATABASE_URL", sqlite_url)
+    monkeypatch.delenv("PLANNER_DEBUG", raising=False)
+
+
+def flags(**given: Any) -> dict[str, Any]:
+    nothing: dict[str, Any] = dict.fromkeys(("job", "model", "gpu", "cluster", "num_gpus", "current", "probe"))
+    return JobFlags(**{**nothing, "training": {}, "search": {}, "fix": (), "allow": (), **given}).values()
+
+
+def test_flags_override_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("model: a\ncluster: {gpu: x, num_gpus: 8, power_limit: 500 W}\ntraining: {seq_len: 1}\nsearch: {fix: {tp: 1, cp: 2}}\n")
+    values = flags(job=str(path), model="b", num_gpus="16", training={"seq_len": 2, "trainer": None}, search={"seed": 0}, fix=["tp=8"])
+    assert values == {
+        "model": "b",
+        "cluster": {"gpu": "x", "num_gpus": 16, "power_limit": "500 W"},
+        "training": {"seq_len": 2},
+        "search": {"fix": {"tp": 8, "cp": 2}, "seed": 0},
+    }
+
+
+def test_a_named_cluster_can_be_resized() -> None:
+    values = flags(cluster="h100-256", num_gpus="128")
+    assert (values["cluster"]["num_gpus"], values["cluster"]["gpu"]) == (128, "h100-sxm-80gb")
+    assert not {"source", "aliases"} & set(values["cluster"])
+
+
+def test_a_cluster_file_is_read_into_the_job(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("gpu: h100\nnum_gpus: 8\nsource: me\n")
+    assert flags(cluster=str(path))["cluster"] == {"gpu": "h100", "num_gpus": 8}
+
+
+def test_gpu_beside_cluster_is_refused() -> None:
+    with pytest.raises(SpecError, match="beside --cluster"):
+        flags(cluster="h100-256", gpu="h100")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("tp=8", 8),
+        ("compile=true", True),
+        ("ac=none", "none"),
+        ("ac=memory-budget-0.5", "memory-budget-0.5"),
+        ("layers_per_stage=[4, 4]", [4, 4]),
+        ("pp_schedule=1F1B", "1F1B"),
+    ],
+)
+def test_values_of_fix_are_yaml(text: str, value: object) -> None:
+    assert parse_pair(text, "--fix") == (text.partition("=")[0], value)
+
+
+def test_values_of_allow_are_a_list() -> None:
+    assert parse_choices("precision=bf16,float8-rowwise") == ("precision", ["bf16", "float8-rowwise"])
+    assert parse_choices("layers_per_stage=[1,2],[2,1]") == ("layers_per_stage", [[1, 2], [2, 1]])
+
+
+@pytest.mark.parametrize("text", ["tp", "=8", "tp=", "tp={", "tp=.nan"])
+def test_broken_pairs(text: str) -> None:
+    with pytest.raises(SpecError):
+        parse_pair(text, "--fix")
+    with pytest.raises(SpecError):
+        parse_choices(text)
+
+
+@pytest.mark.parametrize(("text", "value"), [("256", 256), ("64..1024", "64..1024"), ("64,96", [64, 96]), ("[8, 16]", [8, 16])])
+def test_counts(text: str, value: object) -> None:
+    assert parse_count(text) == value
+
+
+MAIN_JOB = ["--model", "llama3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "8192", "--global-batch-size", "64"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["--nope"],
+        ["recommend", "--seq-len", "x"],
+        ["recommend", *MAIN_JOB, "--probe", "1"],
+        ["recommend", *MAIN_JOB, "--fix", "tp"],
+        ["recommend", *MAIN_JOB, "--fix", "nope=1"],
+        ["recommend", *MAIN_JOB, "--fix", "tp=x"],
+        ["recommend", *MAIN_JOB, "--allow", "precision=bf17"],
+        ["recommend", *MAIN_JOB, "--objective", "fame"],
+        ["recommend", *MAIN_JOB, "--sampler", "dice"],
+        ["recommend", *MAIN_JOB, "--top-k", "0"],
+        ["recommend", *MAIN_JOB, "--seed", "-1"],
+        ["recommend", *MAIN_JOB, "--trainer", "keras"],
+        ["recommend", *MAIN_JOB, "--seq-len", "-1"],
+        ["recommend", *MAIN_JOB, "--num-gpus", "1e3"],
+        ["recommend", *MAIN_JOB, "--model", "llama3-8"],
+        ["recommend", *MAIN_JOB, "--model", "/no/such/config.json"],
+        ["recommend", *MAIN_JOB, "--current", "/no/such.json"],
+        ["recommend", *MAIN_JOB, "--job", "/"],
+        ["recommend", *MAIN_JOB, "--save-dir", "/proc/nope"],
+        ["recommend", *MAIN_JOB, "--model", "\udcff"],
+        ["estimate"],
+        ["estimate", "--job", "/", "--jobs", "/"],
+        ["estimate", "--jobs", "/"],
+        ["estimate", "--jobs", "/no/such.jsonl"],
+        ["explain", "plan-nope"],
+        ["explain", "\0"],
+        ["export", "plan-nope"],
+        ["catalog"],
+        ["catalog", "planets"],
+        ["catalog", "gpus", "h1000"],
+        ["db"],
+        ["db", "sink"],
+        ["serve", "--port", "70000"],
+        ["serve", "--host", "0.0.0.0"],
+    ],
+)
+def test_wrong_requests_are_exit_2_with_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(arguments)
+    captured = capsys.readouterr()
+    assert (code, captured.err.count("\n"), captured.out) == (2, 1, ""), captured
+    assert captured.err.startswith("error: ")
+
+
+def test_every_fault_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["recommend", "--model", "llama9", "--gpu", "h1000", "--num-gpus", "-8", "--seq-len", "0", "--json"])
+    captured = capsys.readouterr()
+    assert (code, captured.err.count("\n")) == (2, 5)
+    assert all("; " in line and line.startswith("error: ") for line in captured.err.splitlines())
+    assert len(json.loads(captured.out)["error"]["errors"]) == 5
+
+
+def test_a_bug_is_one_line_and_a_hint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("what\nnow")
+
+    monkeypatch.setattr("api.service.make_plan", broken)
+    assert run(["recommend", *MAIN_JOB]) == 1
+    assert capsys.readouterr().err == "bug: ZeroDivisionError: what now; PLANNER_DEBUG=1 shows where, please report it\n"
+    monkeypatch.setenv("PLANNER_DEBUG", "1")
+    assert run(["recommend", *MAIN_JOB]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with pytest.raises(SpecError, match="outside"):
+        write_folder(target, {"fine": "", "../escape": ""})
+    assert list(tmp_path.iterdir()) == []
+    write_folder(target, {"a/b.txt": "1", "old": ""})
+    write_folder(target, {"a/b.txt": "2"})
+    assert sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()) == [".planner", "a/b.txt"]
+    (tmp_path / "file").write_text("")
+    for taken in (tmp_path / "file", tmp_path):
+        with pytest.raises(SpecError):
+            write_folder(taken, {"a": ""})

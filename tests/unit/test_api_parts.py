@@ -1,0 +1,141 @@
+"""Small parts of the edges: ids, hashes, settings, keys, the error table, bars."""
+
+import hashlib
+import inspect
+from collections.abc import Iterator
+
+import pytest
+
+from api import errors as edge_errors
+from api.errors import TABLE, answer_to, lines_of
+from api.identity import TimeOrderedIds, hash_of, hash_of_job
+from api.render.bars import Part, legend, stacked_bar
+from api.render.plan import continued
+from api.security import is_loopback, refuse_open_door
+from api.settings import Settings, load_settings, parse_api_keys
+from api.storage.engine import normalise_url, shown
+from planner import errors
+from planner.errors import Fault, InfeasibleError, NotFoundError, PlannerError, ProbeError, SpecError, StoreError, UnknownNameError
+
+DIGEST = hashlib.sha256(b"secret").hexdigest()
+
+
+def test_later_ids_sort_after_earlier_ones_and_none_repeats() -> None:
+    ids = [TimeOrderedIds().new_id("plan") for _ in range(2000)]
+    assert len(set(ids)) == len(ids)
+    assert [i[:14] for i in ids] == sorted(i[:14] for i in ids)
+
+
+def test_equal_questions_have_equal_hashes() -> None:
+    a = {"id": 1, "model": "m", "training": {"x": 1, "y": 2}, "notes": "n"}
+    b = {"training": {"y": 2, "x": 1}, "model": "m"}
+    assert hash_of_job(a) == hash_of_job(b) != hash_of_job({**b, "model": "n"})
+    assert hash_of(b"ab", b"c") != hash_of(b"a", b"bc")
+
+
+def _classes() -> Iterator[type[PlannerError]]:
+    for module in (errors, edge_errors):
+        for _, found in inspect.getmembers(module, inspect.isclass):
+            if issubclass(found, PlannerError):
+                yield found
+
+
+def test_every_error_has_a_row() -> None:
+    for found in _classes():
+        assert any(cls in TABLE for cls in found.__mro__)
+    cases = [
+        (SpecError(Fault("f", 1, "r", "m")), 422, 2),
+        (UnknownNameError("f", "v", ["a"], "thing"), 422, 2),
+        (InfeasibleError("no", remedy="more"), 409, 3),
+        (ProbeError("x"), 502, 4),
+        (StoreError("x"), 503, 4),
+        (NotFoundError("x"), 404, 2),
+    ]
+    for error, status, code in cases:
+        assert (answer_to(error).status, answer_to(error).exit_code) == (status, code)
+    assert lines_of(cases[2][0]) == ["no; more"]
+    assert lines_of(SpecError([Fault("a", "x\ny", "r", "m"), Fault("b", 2, "r", "m\nn")])) == ["a='x\\ny': r; m", "b=2: r; m n"]
+
+
+def test_keys() -> None:
+    (one, two) = parse_api_keys(f" ci:read+plan:{DIGEST.upper()},\n boss:admin:{'0' * 64} ")
+    assert (one.name, one.may("plan"), one.may("probe"), two.may("probe")) == ("ci", True, False, True)
+    assert one.secret_sha256 == DIGEST
+    for wrong in ("x", "x:read:secret", f":read:{DIGEST}", f"x:write:{DIGEST}", f"x:read:{DIGEST},x:plan:{DIGEST}", f"x::{DIGEST}"):
+        with pytest.raises(SpecError) as caught:
+            parse_api_keys(wrong)
+        assert "secret" not in str(caught.value).lower().replace("sha256-of-the-secret", "")
+        assert DIGEST not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "inside"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("example.org", False),
+        ("", False),
+    ],
+)
+def test_only_loopback_is_open_without_keys(host: str, inside: bool) -> None:
+    assert is_loopback(host) is inside
+    refuse_open_door(Settings(host=host, api_keys=f"a:read:{DIGEST}", database_url="sqlite://"))
+    if not inside:
+        with pytest.raises(SpecError, match="PLANNER_API_KEYS"):
+            refuse_open_door(Settings(host=host, database_url="sqlite://"))
+
+
+def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLANNER_DATABASE_URL", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", "/somewhere")
+    assert load_settings().database_url.endswith("planner/planner.db")
+    monkeypatch.setenv("PLANNER_PORT", "99999")
+    monkeypatch.setenv("PLANNER_MAX_BODY_BYTES", "none")
+    with pytest.raises(SpecError) as caught:
+        load_settings()
+    assert {fault.field for fault in caught.value.faults} == {"PLANNER_PORT", "PLANNER_MAX_BODY_BYTES"}
+
+
+def test_database_urls() -> None:
+    for text in ("postgresql://u:pw@h/d", "postgres://u:pw@h/d", "postgresql+psycopg://u:pw@h/d"):
+        url = normalise_url(text)
+        assert (url.drivername, url.password) == ("postgresql+psycopg", "pw")
+    for text in ("mysql://u:hunter2@h/d", "nonsense hunter2", "", "sqlite+aiosqlite:///x"):
+        with pytest.raises(SpecError) as caught:
+            normalise_url(text)
+        assert "hunter2" not in str(caught.value)
+
+
+def test_shown_urls_hide_passwords() -> None:
+    pytest.importorskip("psycopg")
+    from api.storage.engine import make_engine
+
+    assert "hunter2" not in shown(make_engine(normalise_url("postgresql://u:hunter2@h/d")))
+
+
+def parts(*sizes: float) -> list[Part]:
+    return [Part(name, name.upper(), size, f"{size:g}") for name, size in zip("abc", sizes, strict=False)]
+
+
+def test_bars_fill_their_width_and_round_without_drift() -> None:
+    assert stacked_bar(parts(1, 1, 2), 8, 16, letters=True).plain == "AABBCCCC........"
+    assert stacked_bar(parts(1, 1, 1), 3, 10, letters=True).plain == "AAABBBBCCC"
+    assert stacked_bar(parts(5, 5), 5, 10, letters=True).plain == "AAAAA|BBBB"
+    assert stacked_bar([], 0, 4, letters=True).plain == "...."
+
+
+def test_legends_break_between_parts() -> None:
+    assert legend(parts(1, 2, 3), 18, letters=True).plain == "A a 1   B b 2\nC c 3"
+
+
+def test_commands_are_continued_to_be_pasted() -> None:
+    lines = continued([f"word{i}" for i in range(12)], 30)
+    assert all(len(line) <= 30 for line in lines)
+    assert " ".join(" ".join(lines).replace("\\", " ").split()) == " ".join(f"word{i}" for i in range(12))
+    assert all(line.endswith(" \\") for line in lines[:-1])

@@ -1,0 +1,86 @@
+"""Reading what people typed: every kind of broken file has one clear error."""
+
+from pathlib import Path
+
+import pytest
+
+from api.reading import MAX_FILE_BYTES, read_json, read_mapping_file, read_yaml
+from planner.errors import SpecError
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join(['*' + before] * 10)}]\n" for before, name in zip("abcdef", "bcdefg", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("{", "not valid YAML"),
+        ("a: 1\na: 2", "given twice"),
+        ("a: .nan", "finite"),
+        ("a: -.inf", "finite"),
+        ("a: &x [*x]", "nested deeper"),
+        ("[" * 100_000, "nested deeper"),
+        ("- " * 1000, "nested deeper"),
+        (BOMB, "more than 200,000 values"),
+        ("a: !!python/object:os.system x", "not valid YAML"),
+        ("a: !!set {b}", "plain value"),
+        ("a: !!binary aGk=", "plain value"),
+        ("a: 1" + "0" * 5000, "cannot be read"),
+        ('a: "\\ud800"', "Unicode"),
+        ("a: \x00", "not valid YAML"),
+        ("--- 1\n--- 2", "not valid YAML"),
+    ],
+)
+def test_bad_yaml(text: str, rule: str) -> None:
+    with pytest.raises(SpecError, match=rule) as caught:
+        read_yaml(text, "job")
+    assert len(str(caught.value)) < 400
+
+
+def test_good_yaml() -> None:
+    text = "date: 2024-12-26\nn: 8\nflag: true\nbase: &b {x: 1}\nother: {<<: *b, y: 2}\nname: llama3-8b\n"
+    assert read_yaml(text, "job") == {
+        "date": "2024-12-26", "n": 8, "flag": True, "base": {"x": 1}, "other": {"x": 1, "y": 2}, "name": "llama3-8b",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "NaN", '{"a": Infinity}', "1e999", "[" * 100_000, "[" * 80 + "]" * 80, b"\xff", '"\\udead"', "9" * 5000]
+)
+def test_bad_json(text: str | bytes) -> None:
+    with pytest.raises(SpecError):
+        read_json(text, "body")
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (None, "no such file"),
+        ("directory", "is a directory"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"", "holds nothing"),
+        (b"[1]", "not a mapping"),
+        (b"x" * (MAX_FILE_BYTES + 1), "larger than 10 MB"),
+    ],
+)
+def test_bad_files(tmp_path: Path, content: bytes | str | None, rule: str) -> None:
+    path = tmp_path / "job.yaml"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        path.mkdir()
+    with pytest.raises(SpecError, match=rule):
+        read_mapping_file(str(path), "--job")
+
+
+@pytest.mark.parametrize("path", ["\0", "x" * 5000, "~nobody-of-this-name/x"])
+def test_impossible_paths(path: str) -> None:
+    with pytest.raises(SpecError):
+        read_mapping_file(path, "--job")
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_bytes(b"\xef\xbb\xbf" + b'{"a": 1}')
+    assert read_mapping_file(str(path), "--job") == {"a": 1}
