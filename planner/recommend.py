@@ -17,7 +17,7 @@ from planner.cost.estimate import estimate_layouts, simulated_columns
 from planner.cost.price import Pricer
 from planner.cost.profile import CALIBRATION_ID
 from planner.cost.simulation import refine
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, SpecError
 from planner.explain import changed_fields, difference, winner_reasons
 from planner.export import export
 from planner.ports import Ports
@@ -70,7 +70,7 @@ def recommend(job: Job, *, ports: Ports, progress: Progress | None = None) -> Pl
     sizes = [_search_size(job, job.cluster.with_num_gpus(count), say) for count in job.cluster.num_gpus_choices]
     fitting = [size for size in sizes if size.candidates]
     if not fitting:
-        raise _nothing_fits(sizes)
+        raise _nothing_fits(job, sizes)
     ranked = _rank(job, fitting)
     say("explaining the winner")
     return _plan(job, ports, sizes, ranked, time.perf_counter() - started)
@@ -254,7 +254,7 @@ def _versus_current(job: Job, sized: _Sized, winner: Layout, estimate: Estimate)
     )
 
 
-def _nothing_fits(sizes: list[_Sized]) -> InfeasibleError:
+def _nothing_fits(job: Job, sizes: list[_Sized]) -> InfeasibleError:
     """The nearest miss and the smallest change that would make it fit."""
     rejected = Counter[str]()
     for sized in sizes:
@@ -269,20 +269,21 @@ def _nothing_fits(sizes: list[_Sized]) -> InfeasibleError:
     row = int(np.argmin(sized.screened.device_bytes))
     layout, device = sized.screened.batch.row(row), float(sized.screened.device_bytes[row])
     usable = float(sized.pricer.cluster.usable_memory_bytes)
-    remedy = _smallest_change(sized.pricer, layout, device, usable)
+    remedy = _smallest_change(job, sized.pricer, device)
     miss = NearestMiss(layout=layout, device_bytes=device, usable_bytes=usable, missing_bytes=device - usable, remedy=remedy)
     message = f"none of {sized.num_layouts:,} legal layouts fits: the smallest needs {format_bytes(device)} of {format_bytes(usable)}"
     return InfeasibleError(message, remedy=remedy, nearest_miss=miss.model_dump(mode="json"), rejected=dict(rejected))
 
 
-def _smallest_change(pricer: Pricer, layout: Layout, device: float, usable: float) -> str:
-    cluster = pricer.cluster
-    factor = 2
-    while factor <= 64:
-        bigger = Pricer.build(pricer.model, cluster.with_num_gpus(cluster.num_gpus * factor), pricer.training)
-        grown = layout.model_copy(update={"dp_shard": layout.dp_shard * factor})
-        price = bigger.price(LayoutBatch.from_layouts([grown]))
-        if float(oom_probability(bigger.profile, bigger.cluster, price.device_bytes)[0]) <= OOM_LIMIT:
-            return f"{cluster.num_gpus * factor} GPUs of this kind would fit, or a GPU with {format_bytes(device)} usable"
-        factor *= 2
-    return f"a GPU with {format_bytes(device)} usable, or a shorter sequence: more GPUs of this kind alone do not help"
+def _smallest_change(job: Job, pricer: Pricer, device: float) -> str:
+    """The fewest GPUs of this kind that would fit, by searching twice, four, ... times as many; else the memory it would take."""
+    larger = f"a GPU with {format_bytes(device / pricer.cluster.memory_fraction)} of memory"
+    for factor in (2, 4, 8, 16):
+        try:
+            cluster = pricer.cluster.with_num_gpus(pricer.cluster.num_gpus * factor)
+        except SpecError:
+            break
+        space = build_space(Context(model=job.model, cluster=cluster, training=job.training), job.search)
+        if screen(Pricer.build(job.model, cluster, job.training), space, count=1).num_fitting:
+            return f"use {cluster.num_gpus} GPUs of this kind, where it fits, or {larger}"
+    return f"use {larger}, a shorter seq_len or a smaller model: up to {factor} times as many GPUs do not fit either"

@@ -5,10 +5,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from planner.columns import BoolColumn, LayoutBatch
+from planner.cost.memory import OPTIMIZER_STATE_BYTES
 from planner.rules.base import Context, Rule, choices, in_set, sharding_degree
 from planner.schedules import SCHEDULES
 from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, Layout
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
+from planner.units import format_bytes
 
 TENSORWISE, MXFP8 = PRECISIONS.index("float8-tensorwise"), PRECISIONS.index("mxfp8")
 MEMORY_BUDGET = AC_KINDS.index("memory-budget")
@@ -44,6 +46,11 @@ def _any_both(c: Context) -> bool:
 def scale_up_gpus(c: Context) -> int:
     """GPUs that see each other's memory over NVLink or its like: symmetric memory, and so async TP, ends there."""
     return c.cluster.fabric[0].gpus
+
+
+def node_bytes(c: Context) -> float:
+    """Bytes that CPU offload keeps in one node's host memory for one replica: fp32 parameters and gradients, and optimizer states."""
+    return c.model.total_parameters() * (8.0 + OPTIMIZER_STATE_BYTES[c.training.optimizer]) / c.cluster.num_nodes
 
 
 def _in(values: frozenset[int], x: LayoutBatch) -> BoolColumn:
@@ -85,6 +92,13 @@ _ZERO_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: np.asarray(x.cpu_offload & ((sharding_degree(x, c) == 1) if c.trainer.fsdp_style else (x.zero_stage == 0))),
         rule=lambda x, c: f"cpu_offload moves shards, and zero_stage={x.zero_stage} over dp_shard x cp = {x.dp_shard * x.cp} leaves none",
         remedy=lambda x, c: "set cpu_offload to false, or raise dp_shard and zero_stage",
+    ),
+    Rule(
+        key="host memory too small for CPU offload", field="cpu_offload", reads=frozenset({"cpu_offload", "dp_replicate"}),
+        broken=lambda x, c: np.asarray(x.cpu_offload & (node_bytes(c) * x.dp_replicate > c.cluster.host_memory_bytes)),
+        rule=lambda x, c: f"needs {format_bytes(node_bytes(c) * x.dp_replicate)} of host memory in each node, "
+        f"which has {format_bytes(c.cluster.host_memory_bytes)}",
+        remedy=lambda x, c: "set cpu_offload to false, use more nodes, or lower dp_replicate",
     ),
 )  # fmt: skip
 

@@ -119,6 +119,8 @@ CASES = [
     Case("ZeRO-2 and 3 exclude pipelines", {"pp": 2, "zero_stage": 2}, {"pp": 2, "zero_stage": 1}, {"trainer": "megatron-deepspeed"}),
     Case("CPU offload needs shards", {"dp_replicate": 16, "cpu_offload": True}, {"dp_replicate": 8, "cpu_offload": True}),
     Case("CPU offload needs shards", {"zero_stage": 0, "cpu_offload": True}, {"zero_stage": 1, "cpu_offload": True}, MEGATRON),
+    Case("host memory too small for CPU offload", {"cpu_offload": True}, {"cpu_offload": False},
+         {"gpu": "l4", "model": "llama3.1-405b"}, "of host memory in each node"),
     Case("trainer lacks the precision", {"precision": "fp16"}, {"precision": "float8-rowwise"}, text="torchtitan does not train in fp16"),
     Case("GPU lacks the precision", {"precision": "float8-rowwise"}, {"precision": "bf16"}, {"gpu": A100}, "has no fp8 units"),
     Case("GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-tensorwise"}, text="has no microscaling units"),
