@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from planner.calibration.intervals import upper_tail
+from planner.columns import FloatColumn
 from planner.cost.price import Pricer
 from planner.errors import Fault, SpecError
 from planner.search.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
 from planner.specs.layout import Layout
-from planner.specs.plan import Plan, RankedLayout
+from planner.specs.plan import Plan, RankedLayout, Regret
 from planner.units import format_bytes, format_seconds
 
 WORDS: Mapping[str, str] = {
@@ -24,6 +28,11 @@ WORDS: Mapping[str, str] = {
     "other": "launches, loading and synchronisation",
 }
 NOTICEABLE = 0.005
+# Judgement: share of the variance of log(measured / predicted) that two layouts of one job have in common (same kernels, same network).
+ERROR_CORRELATION = 0.8
+BETTER = {"throughput": "faster", "time": "faster", "cost": "cheaper", "energy": "more frugal"}
+QUADRATURE_NODES = 48
+REGRET_GRID = 200
 
 
 def time_parts(estimate: Estimate) -> dict[str, float]:
@@ -48,6 +57,54 @@ def bottleneck(estimate: Estimate) -> str:
     step = estimate.step_seconds or 1.0
     key, seconds = next(iter(parts.items()))
     return f"{WORDS[key]}: {format_seconds(seconds)} of {format_seconds(step)} ({seconds / step:.0%})"
+
+
+def next_bottleneck(estimate: Estimate) -> str:
+    """What would limit the step if the largest cost beside compute vanished, to first order: the other costs stay as they are.
+
+    Empty where nothing but compute takes time.
+    """
+    parts = [(key, seconds) for key, seconds in time_parts(estimate).items() if key != "compute" and seconds > 0]
+    step = estimate.step_seconds or 1.0
+    if not parts:
+        return ""
+    (first, gone), rest = parts[0], parts[1:]
+    left = step - gone
+    sentence = f"without {WORDS[first]} a step would take {format_seconds(left)} ({gone / step:.1%} less)"
+    if not rest or rest[0][1] < NOTICEABLE * left:
+        return f"{sentence}, nearly all of it {WORDS['compute']}"
+    key, seconds = rest[0]
+    return f"{sentence}; the next bottleneck would be {WORDS[key]}: {format_seconds(seconds)} ({seconds / left:.0%})"
+
+
+def regret(scores: FloatColumn, time_sd: float, objective: str) -> Regret | None:
+    """How likely another layout is truly better than the first, and by how much; None for one layout, or where time is no part of it.
+
+    True score = predicted x exp(sd z), the z standard normal with correlation rho. What they share cancels, so with s = sd sqrt(1 - rho)
+    P(regret > r) = 1 - E_e[ prod_j Q((s e - r - log(score_j / score_0)) / s) ], e standard normal (Gauss-Hermite), Q its upper tail.
+    scores (K,): what the objective minimises, the winner's first.
+    """
+    if len(scores) < 2 or objective not in BETTER:
+        return None
+    s = time_sd * np.sqrt(1.0 - ERROR_CORRELATION)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES)
+    distance = np.log(scores[1:] / scores[0])
+    grid = np.linspace(0.0, 8.0 * s, REGRET_GRID)
+    others_above = np.ones((len(nodes), len(grid)))
+    for log_ratio in distance:
+        others_above *= upper_tail((s * nodes[:, None] - grid[None, :] - log_ratio) / s)
+    exceeds = 1.0 - weights @ others_above / weights.sum()
+    probability, mean = float(exceeds[0]), float(np.trapezoid(exceeds, grid))
+    share_95 = float(np.expm1(grid[np.argmax(exceeds <= 0.05)]))
+    statement = (
+        f"with probability {probability:.0%} one of the other {len(distance)} layouts shown is truly {BETTER[objective]}; choosing number 1 "
+        f"then loses {np.expm1(mean):.1%} on average over all cases, and over {share_95:.1%} in 5 of 100 "
+        f"(estimates spread by {time_sd:.0%}, errors of two layouts correlated {ERROR_CORRELATION}: judgement)"
+    )
+    return Regret(
+        probability_other_better=probability, expected_share=float(np.expm1(mean)), share_95=share_95, time_sd=time_sd,
+        correlation=ERROR_CORRELATION, statement=statement,
+    )  # fmt: skip
 
 
 def memory_sentence(estimate: Estimate) -> str:

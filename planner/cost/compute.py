@@ -13,13 +13,14 @@ from planner.work.precision import RECIPES
 
 TILE_ROWS, TILE_COLS = 128, 128
 FP16_BYTES = 2.0
+SINGLE = len(RECIPES)  # row of the rates for param_dtype float32: TF32 where the GPU has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One GPU under one trainer's software: achieved rates, ready for columns.
 
-    linear_rate, linear_half_depth: by precision code, FLOP/s a large GEMM reaches (NaN where the GPU lacks the dtype).
+    linear_rate, linear_half_depth: by precision code, then SINGLE: FLOP/s a large GEMM reaches (NaN: the GPU lacks the dtype).
     """
 
     gpu: GpuSpec
@@ -50,6 +51,9 @@ class Device:
             known = share is not None and peak is not None
             rates.append(peak * share * clock * profile.compute if known and peak and share else np.nan)
             halves.append(kernels.gemm_half_depth.get(recipe.gain_key, 1.0))
+        single = peaks.get("tf32") or peaks.get("fp32")
+        rates.append(single * kernels.gemm["gemm_bf16"] * clock * profile.compute if single else np.nan)
+        halves.append(kernels.gemm_half_depth["gemm_bf16"])
         attention = kernels.vendor if profile.vendor_attention else kernels.flash2
         half_precision = peaks.get("bf16") or peaks.get("fp16") or peaks["fp32"]
         return cls(

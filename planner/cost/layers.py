@@ -4,6 +4,7 @@ Letters: U distinct layouts by the fields in `key`; every array is (U,) or (K un
 layers in `ModelSpec.distinct_layers()` order, then embedding, then head.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.collectives import collective_seconds
-from planner.cost.compute import Device
+from planner.cost.compute import SINGLE, Device
 from planner.cost.topology import Fabric
 from planner.specs.model import LayerKind, ModelSpec
 from planner.specs.trainers import TrainerRules
@@ -26,7 +27,8 @@ _KEY = (
     "precision", "param_dtype", "compile",
 )  # fmt: skip
 AXES = ("tp", "cp", "ep")
-BF16 = 0
+BF16, FP16 = 0, 1
+FUSED_NORM_SINCE = (2, 8)
 COLLECTIVE_KERNELS = 3.0  # the collective, its stream event and the copy that packs it; judgement
 
 
@@ -110,7 +112,8 @@ class OpCost:
 def unit_costs(site: Site, model: ModelSpec) -> UnitCosts:
     """Costs of every unit of the model at the U layouts of `site`."""
     flash = site.training.attention_kernel == "flash"
-    parts = [_layer(site, blocks.layer_ops(model, kind, flash), kind, model) for kind, _ in model.distinct_layers()]
+    composite = composite_norm(site.training, site.rules)
+    parts = [_layer(site, blocks.layer_ops(model, kind, flash, composite), kind, model) for kind, _ in model.distinct_layers()]
     plain = LayerKind(moe=False, window=0)
     keep_all = _without_checkpointing(site)
     parts += [_layer(keep_all, ops, plain, model) for ops in (blocks.embedding_ops(), blocks.head_ops(model))]
@@ -118,6 +121,14 @@ def unit_costs(site: Site, model: ModelSpec) -> UnitCosts:
     return UnitCosts(
         **stacked, logits_bytes=_logits_bytes(site), boundary_bytes=site.product(blocks.HIDDEN_SP) * site.width_bytes("compute")
     )
+
+
+def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
+    """Whether eager RMSNorm runs as a chain of kernels that keeps fp32 copies: torch before 2.8 (aten::_fused_rms_norm is later)."""
+    if rules.fused_kernels or training.torch_version is None:
+        return False
+    numbers = [int(part) for part in re.findall(r"\d+", training.torch_version)[:2]]
+    return len(numbers) == 2 and tuple(numbers) < FUSED_NORM_SINCE
 
 
 def _without_checkpointing(site: Site) -> Site:
@@ -185,9 +196,10 @@ def _gemm_cost(site: Site, op: Gemm) -> OpCost:
     """Forward r x d x c; input gradient r x c x d; weight gradient d x r x c; plus the recipe's casts for linear layers."""
     r, c, d, b = (site.product(dims) for dims in (op.rows, op.cols, op.depth, op.batch))
     low = op.role in ("linear", "expert")
-    precision = site.batch.precision if low else np.where(site.batch.precision == 1, 1, BF16)
+    half = site.batch.precision if low else np.where(site.batch.precision == FP16, FP16, BF16)
+    precision = np.where(site.batch.param_dtype == 0, half, SINGLE)
     seconds = site.device.gemm_seconds
-    casts = np.where(site.fused, column("fused_cast_moves", precision), column("cast_moves", precision))
+    casts = np.where(site.fused, column("fused_cast_moves", half), column("cast_moves", half)) * (site.batch.param_dtype == 0)
     cast_forward = site.device.moved_seconds(casts * b * (r * d + d * c) / 2.0)
     cast_backward = site.device.moved_seconds(casts * b * r * c / 2.0)
     kernels = 1.0 + np.where(casts > 0, np.where(site.fused, 2.0, 6.0), 0.0)
@@ -234,8 +246,9 @@ def _flash_cost(site: Site, flops: FloatColumn, context: FloatColumn, model: Mod
     merged = 4.0 * 4.0 * s["tokens"] * s["heads"] * model.v_dim * np.where(pieces > 1, pieces, 0.0)
     merging = site.device.moved_seconds(merged)
     length = 2.0 * context / pieces
-    forward = site.device.attention_seconds(flops, length, backward=False) + merging
-    backward = site.device.attention_seconds(2.5 * flops, length, backward=True) + merging
+    slower = np.where(site.batch.param_dtype == 0, 1.0, site.device.linear_rate[BF16] / site.device.linear_rate[SINGLE])
+    forward = slower * site.device.attention_seconds(flops, length, backward=False) + merging
+    backward = slower * site.device.attention_seconds(2.5 * flops, length, backward=True) + merging
     return _cost(site, forward=forward, input_grad=backward, forward_kernels=3.0 * pieces, backward_kernels=6.0 * pieces, flops=flops)
 
 
@@ -300,4 +313,4 @@ def fused_kernels(batch: LayoutBatch, rules: TrainerRules) -> BoolColumn:
 
 def lacking_precisions(device: Device) -> tuple[str, ...]:
     """Recipes that this GPU has no rate for."""
-    return tuple(recipe.name for recipe, rate in zip(RECIPES, device.linear_rate, strict=True) if np.isnan(rate))
+    return tuple(recipe.name for recipe, rate in zip(RECIPES, device.linear_rate, strict=False) if np.isnan(rate))

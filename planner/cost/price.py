@@ -27,6 +27,8 @@ from planner.work import axes
 from planner.work.axes import local_sizes
 
 CHUNK = 32768
+# Newton-Schulz, 5 iterations of 3 products on an m x n matrix: about 30 m FLOP a parameter. Source: Jordan et al. 2024 (Muon).
+MUON_FLOPS = 30.0
 PARTS = ("compute", "recompute", "tp", "cp", "ep", "pp", "fsdp", "dp", "bubble", "optimizer", "other")
 
 
@@ -161,6 +163,13 @@ def by_schedule(batch: LayoutBatch, value: Callable[[Schedule, IntColumn], Float
         if len(rows):
             out[rows] = value(SCHEDULES[SCHEDULE_NAMES[int(code)]], rows)
     return out
+
+
+def blocking_send_seconds(pricer: Pricer, batch: LayoutBatch, send: FloatColumn) -> FloatColumn:
+    """Seconds a step that a rank waits in its own sends where `overlap.pp` was switched off: two a microbatch and stage."""
+    if pricer.training.overlap.pp:
+        return np.zeros(len(batch))
+    return np.where(batch.pp > 1, 2.0 * num_microbatches(batch, pricer.training) * batch.virtual_stages * send, 0.0)
 
 
 def _price(pricer: Pricer, batch: LayoutBatch, every_rank: bool) -> Prices:
@@ -311,6 +320,8 @@ class _Time:
         exposed = self._data_parallel(forward, input_grad + weight_grad)
         slowed = self.pricer.profile.overlap_slowdown * exposed.hidden
         optimizer = self._optimizer_seconds()
+        early = np.where(self.batch.optimizer_in_backward, self.pricer.profile.early_step_share, 0.0)
+        optimizer = optimizer + early * m * _on_ranks(self.units, input_grad + weight_grad)
         outside = exposed.fsdp + exposed.dp + slowed + optimizer
         per_microbatch = _on_ranks(self.units, forward + input_grad + weight_grad)
         busiest = np.argmax(m * per_microbatch + outside, axis=0)
@@ -375,7 +386,7 @@ class _Time:
         def hops(schedule: Schedule, rows: IntColumn) -> FloatColumn:
             return schedule.sends_on_critical_path(batch.pp[rows], batch.virtual_stages[rows], m[rows])
 
-        return by_schedule(batch, bubble, 0.0), by_schedule(batch, hops, 0.0) * send
+        return by_schedule(batch, bubble, 0.0), by_schedule(batch, hops, 0.0) * send + blocking_send_seconds(self.pricer, batch, send)
 
     def _optimizer_seconds(self) -> FloatColumn:
         """Fused update: reads and writes parameter, gradient and states, clipping reads and scales gradients; offload over PCIe.
@@ -388,4 +399,6 @@ class _Time:
         on_device = device.moved_seconds(owned * moved)
         pcie = self.pricer.cluster.pcie_bandwidth_bytes_per_second
         offloaded = owned * 8.0 / pcie + owned * moved / (2.0 * pcie)
+        if training.optimizer == "muon":
+            on_device = on_device + MUON_FLOPS * self.pricer.model.hidden_size * owned / device.linear_rate[layers.BF16]
         return np.where(batch.cpu_offload, offloaded, on_device)

@@ -121,8 +121,9 @@ class Profile:
     launch_seconds: CPU time of one eager kernel;  fused_launch_seconds: of one fused operation (compiled, or a fused module).
     intra_node / inter_node: share of a link's bandwidth that a large collective reaches.  nvls_gain: all-reduce in the switch.
     overlap_slowdown: compute seconds lost per second of hidden communication.  tp_hidden: share of TP communication that
-    hides without async TP;  async_tp_hidden: with it;  ep_hidden, cp_hidden, pp_hidden likewise.  dp_hidden: share of the
-    backward pass under which gradient reduction can hide.  fixed_step_seconds: data loading, logging, synchronisation.
+    hides without async TP;  async_tp_hidden: with it;  ep_hidden, cp_hidden likewise.  dp_hidden: share of the
+    backward pass under which gradient reduction can hide.
+    early_step_share: backward seconds lost to an optimizer in it.  fixed_step_seconds: data loading, logging, synchronisation.
     fragmentation: reserved over allocated memory, minus one, of the memory that comes
     and goes;  fragmentation_expandable: with expandable segments;  fragmentation_floor: what stays under memory pressure.
     communicator_bytes: NCCL buffers a process group keeps.  time_sd, memory_sd: standard deviation of the logarithm of
@@ -144,6 +145,7 @@ class Profile:
     ep_hidden: float = 0.0
     cp_hidden: float = 0.8
     dp_hidden: float = 0.85
+    early_step_share: float = 0.02
     fixed_step_seconds: float = 0.01
     power_exponent: float = 0.70
     unaligned_head_slowdown: float = 7.0

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost import stages
-from planner.cost.price import Pricer, Prices, num_microbatches
+from planner.cost.price import Pricer, Prices, blocking_send_seconds, num_microbatches
 from planner.cost.simulate import Simulation, StageCosts, simulate
 from planner.schedules import SCHEDULES
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
@@ -33,6 +33,7 @@ def refine(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> Refined:
         without_sends = play(pricer, batch, prices, rows, send_scale=0.0).step_seconds_C(joined)
         bubble[rows] = np.maximum(without_sends - prices.stage_seconds.busy[rows], 0.0)
         sends[rows] = np.maximum(makespan - np.maximum(without_sends, prices.stage_seconds.busy[rows]), 0.0)
+    sends = np.where(batch.pp > 1, sends + blocking_send_seconds(pricer, batch, prices.stage_seconds.send), sends)
     step = prices.step_seconds - prices.parts["bubble"] - prices.parts["pp"] + bubble + sends
     return Refined(step_seconds=step, bubble_seconds=bubble, send_seconds=sends)
 

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from planner.specs.estimate import Estimate
 from planner.specs.layout import Layout
+from planner.specs.run import RunEstimate
 
 Source = Literal["screened", "simulated", "emulated", "probed"]
 
@@ -23,6 +24,7 @@ class RankedLayout(BaseModel):
     source: Source
     reasons: list[str]
     export: dict[str, Any]
+    run: RunEstimate | None = None
 
 
 class ParetoPoint(BaseModel):
@@ -35,6 +37,42 @@ class ParetoPoint(BaseModel):
     headroom_bytes: float
     step_seconds: float
     rank: int | None = None
+
+
+class SizeOption(BaseModel):
+    """What one number of GPUs would give: its best layout by the objective, for the tokens of its `run`.
+
+    tokens_per_second: of the whole job, after goodput.  cost: USD.  on_front: no other size is both sooner done and cheaper.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    num_gpus: int
+    layout: Layout
+    tokens_per_second: float
+    step_seconds: float
+    time_to_train_seconds: float
+    cost: float
+    energy_joules: float
+    co2_grams: float
+    on_front: bool
+
+
+class Regret(BaseModel):
+    """How wrong the choice of number 1 can be among the layouts shown, given how uncertain the estimates are.
+
+    Shares are of what the objective minimises (step time, cost, ...).  probability_other_better: some other is truly better.
+    expected_share: mean loss against the truly best;  share_95: exceeded in 5 of 100 cases.  correlation: a judgement.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    probability_other_better: float
+    expected_share: float
+    share_95: float
+    time_sd: float
+    correlation: float
+    statement: str
 
 
 class NearestMiss(BaseModel):
@@ -94,3 +132,5 @@ class Plan(BaseModel):
     seed: int
     model_version: str
     calibration_id: str
+    sizes: list[SizeOption] = []
+    regret: Regret | None = None

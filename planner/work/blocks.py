@@ -14,13 +14,16 @@ HIDDEN_SP: Dims = ("tokens_sp", "hidden")
 
 
 @lru_cache(maxsize=256)
-def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool) -> tuple[Op, ...]:
-    """Operations of one transformer layer, in order. flash: fused attention; otherwise the probabilities are materialised."""
+def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, composite_norm: bool = False) -> tuple[Op, ...]:
+    """Operations of one transformer layer, in order.
+
+    flash: fused attention; otherwise the probabilities are materialised.  composite_norm: eager norms keep fp32 copies.
+    """
     attention = _mla(model) if model.uses_mla else _gqa(model)
     feed_forward = _moe(model) if kind.moe else _mlp(model, "ffn", "mlp", model.mlp)
     core = _attention_core(kind.window, flash, model.uses_mla)
     return (
-        _norm(model, "attention_norm", Tensor(name="x", dims=HIDDEN_SP)),
+        _norm(model, "attention_norm", Tensor(name="x", dims=HIDDEN_SP), composite_norm),
         Collective(name="attention_in", site="tp_enter", tensor=Tensor(name="attention_in_full", dims=HIDDEN)),
         *attention,
         Collective(name="context_in", site="cp_enter", tensor=Tensor(name="kv_full", dims=("tokens", "kv_width"))),
@@ -36,7 +39,7 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool) -> tuple[Op, ...]:
         ),
         Collective(name="attention_sum", site="tp_exit", tensor=Tensor(name="wo_full", dims=HIDDEN)),
         _residual("attention_residual"),
-        _norm(model, "mlp_norm", Tensor(name="h", dims=HIDDEN_SP)),
+        _norm(model, "mlp_norm", Tensor(name="h", dims=HIDDEN_SP), composite_norm),
         *feed_forward,
         _residual("mlp_residual"),
     )
@@ -85,13 +88,14 @@ def embedding_ops() -> tuple[Op, ...]:
     )
 
 
-def _norm(model: ModelSpec, name: str, source: Tensor) -> Elementwise:
+def _norm(model: ModelSpec, name: str, source: Tensor, composite: bool = False) -> Elementwise:
+    upcast = (Tensor(name=f"{name}_upcast", dims=source.dims, width="fp32", eager_only=True),) if composite else ()
     sandwich = model.norms_per_layer / 2 if name != "final_norm" else 1.0
     return Elementwise(
         name=name,
         dims=source.dims,
         kernels=max(1, round(4 * sandwich)),
-        saves=(source,),
+        saves=(source, *upcast),
         forward_moves=6.0 * sandwich,
         backward_moves=8.0 * sandwich,
         fused_forward_moves=2.0 * sandwich,
