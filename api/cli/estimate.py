@@ -31,7 +31,7 @@ def command(
 
 
 def _one(path: str, *, as_json: bool) -> None:
-    from api.cli.output import make_console, show
+    from api.cli.output import letters_only, make_console, show
     from api.reading import read_mapping_file
     from api.service import estimate_one
     from api.wiring import wire
@@ -46,7 +46,7 @@ def _one(path: str, *, as_json: bool) -> None:
 
     console = make_console()
     parsed = parse_job(values, allow_files=True)
-    show(estimate_view(estimate, parsed, console.width, letters=not console.is_terminal or console.no_color), console)
+    show(estimate_view(estimate, parsed, console.width, letters=letters_only(console)), console)
 
 
 def _many(path: str) -> None:

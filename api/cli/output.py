@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 110
 MAX_WIDTH = 130
 MIN_WIDTH = 40
+ASCII = str.maketrans({"·": "-", "─": "-", "█": "#", "■": "#", "µ": "u", "×": "x"})  # for terminals that know no more
 
 
 def error_line(text: str) -> None:
@@ -40,6 +41,8 @@ def flush_output() -> None:
 
 def _printable(text: str, encoding: str | None) -> str:
     name = encoding or "utf-8"
+    if not _knows_unicode(name):
+        text = text.translate(ASCII)
     return text.encode(name, "backslashreplace").decode(name)
 
 
@@ -58,11 +61,20 @@ def make_console() -> "Console":
 def show(renderable: "RenderableType", console: "Console | None" = None) -> None:
     """A rich object on stdout, trailing blanks removed where nobody sees colours."""
     console = console or make_console()
-    if console.is_terminal:
+    if console.is_terminal and _knows_unicode(console.encoding):
         console.print(renderable)
         return
     for line in as_text(renderable, console.width).splitlines():
         say(line)
+
+
+def letters_only(console: "Console") -> bool:
+    """Whether bars have to do without colours and blocks."""
+    return not console.is_terminal or console.no_color or not _knows_unicode(console.encoding)
+
+
+def _knows_unicode(encoding: str) -> bool:
+    return encoding.lower().startswith("utf")
 
 
 def as_text(renderable: "RenderableType", width: int = PIPED_WIDTH) -> str:

@@ -30,7 +30,7 @@ def command(
 ) -> None:
     """Rank the layouts that train MODEL fastest on this cluster."""
     from api.cli.flags import JobFlags
-    from api.cli.output import make_console, note, progress, show
+    from api.cli.output import letters_only, make_console, note, progress, show
     from api.cli.saving import check_target, save_plan
     from api.service import make_plan
     from api.wiring import wire
@@ -54,4 +54,4 @@ def command(
 
     console = make_console()
     saved = str(save_dir) if save_dir is not None else None
-    show(plan_view(plan, console.width, letters=not console.is_terminal or console.no_color, saved=saved), console)
+    show(plan_view(plan, console.width, letters=letters_only(console), saved=saved), console)

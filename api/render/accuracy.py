@@ -25,7 +25,8 @@ def accuracy_view(report: Report) -> RenderableType:
     regrets = ", ".join(f"at {first} {value:.1%}" for first, value in report.regret.items() if value is not None) or "-"
     spearman = "-" if report.spearman is None else f"{report.spearman:.2f}"
     notes = [
-        "In sample: the profiles were set with these rows in view. time, mem (allocated), resv (reserved): mean of |predicted / measured - 1|.",
+        "In sample: the profiles were set with these rows in view. "
+        "time, mem (allocated), resv (reserved): mean of |predicted / measured - 1|.",
         f"40%: error of the baseline, step time at {BASELINE_MFU:.0%} of the dense bf16 peak.",
         "in90: measured steps inside the 90% interval. med, p90, max: of the time error.",
         "oom: runs out of memory that are called a fit. refu: runs that did fit and are called a misfit.",

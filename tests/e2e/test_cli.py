@@ -132,8 +132,8 @@ def test_estimate_many_answers_every_line_in_order(cli: Cli, job: dict[str, Any]
     good = {**job, "layout": LAYOUT}
     lines = [
         json.dumps({**good, "id": 0}), "not json", "", json.dumps([1]), json.dumps({**good, "id": "bad", "modell": 1}),
-        json.dumps({**job, "id": "no layout"}), json.dumps({**good, "id": "x"}).replace("8192", "NaN"), json.dumps({**good, "id": "tp", "layout": {"tp": 3}}),
-        json.dumps({**good, "id": "last"}),
+        json.dumps({**job, "id": "no layout"}), json.dumps({**good, "id": "x"}).replace("8192", "NaN"),
+        json.dumps({**good, "id": "tp", "layout": {"tp": 3}}), json.dumps({**good, "id": "last"}),
     ]  # fmt: skip
     done = cli("estimate", "--jobs", "-", input="\n".join(lines))
     assert (done.returncode, done.stderr) == (0, "")
@@ -200,7 +200,9 @@ def test_doctor_and_catalog(cli: Cli) -> None:
 
 
 def test_help_is_fast_and_imports_nothing_heavy() -> None:
-    program = "import sys; from api.cli.root import run; run(['--help']); print(sorted({m.partition('.')[0] for m in sys.modules}), file=sys.stderr)"
+    program = (
+        "import sys; from api.cli.root import run; run(['--help']); print({m.partition('.')[0] for m in sys.modules}, file=sys.stderr)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean_environment(), timeout=30, check=True)
     for heavy in ("numpy", "pydantic", "sqlalchemy", "optuna", "rich", "fastapi", "torch", "yaml"):
         assert f"'{heavy}'" not in done.stderr
@@ -220,3 +222,20 @@ def test_wrong_settings_are_named_and_secrets_are_not(cli: Cli) -> None:
     ):
         done = cli("serve", env={name: value})
         assert (done.returncode, name in done.stderr, "swordfish" in done.stderr) == (2, True, False), done.stderr
+
+
+def test_terminals_that_know_no_unicode_get_plain_letters(cli: Cli) -> None:
+    done = cli("recommend", *MAIN_JOB, "--top-k", "2", env={"PYTHONIOENCODING": "ascii", "COLUMNS": "70"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert "\\x" not in done.stdout
+    assert all(len(line) <= 70 or line.startswith("  planner-cli") or "--save-dir" in line for line in done.stdout.splitlines())
+
+
+def test_the_main_job_on_postgres(cli: Cli, postgres_url: str) -> None:
+    environment = {"PLANNER_DATABASE_URL": postgres_url}
+    refused = cli("recommend", *MAIN_JOB, env=environment)
+    assert (refused.returncode, "planner-cli db upgrade" in refused.stderr) == (4, True)
+    assert cli("db", "upgrade", env=environment).returncode == 0
+    plan = json.loads(cli("recommend", *MAIN_JOB, "--top-k", "2", "--json", env=environment).stdout)
+    assert cli("explain", plan["id"], env=environment).returncode == 0

@@ -76,7 +76,7 @@ def test_a_database_from_the_future_is_refused(sqlite_url: str) -> None:
     upgrade(engine)
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
-    with pytest.raises(StoreError, match="9999.*newest planner"):
+    with pytest.raises(StoreError, match=r"9999.*newest planner"):
         ensure_current(engine)
     engine.dispose()
 
