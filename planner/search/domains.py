@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.columns import CODES, FLAGS, TRAINER_SPLIT, BoolColumn, Column, LayoutBatch
+from planner.cost.memory import OPTIMIZER_STATE_BYTES
 from planner.errors import Fault, SpecError
 from planner.rules import Context
 from planner.rules.base import divisors, in_set, num_microbatches, sharding_degree
@@ -39,11 +40,13 @@ class Keep:
     """Which rows of a domain are worth writing; the others are twins of a kept row or cannot beat one.
 
     reads: as of a rule.  mask: True where kept, elementwise and broadcasting.  reason: why the rest is left out.
+    counted: key under which what is left out counts as rejected; empty for twins, which nobody misses.
     """
 
     reads: frozenset[str]
     mask: Callable[[LayoutBatch, Context], BoolColumn]
     reason: str
+    counted: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +117,29 @@ def _microbatch_pays(x: LayoutBatch, c: Context) -> BoolColumn:
     return np.asarray((x.micro_batch_size == 1) | (fits & fills & useful))
 
 
+def _states_fit(x: LayoutBatch, c: Context) -> BoolColumn:
+    """Whether the mean rank's model states fit, whatever the rest of the layout is: a bound that needs the degrees alone.
+
+    FSDP: (master + optimizer) / sharding ranks, and under a pipeline the unsharded gradients that accumulate in reduce_dtype.
+    Others: parameters and gradients of the rank, sharded optimizer. Bytes a parameter as in `cost.memory`.
+    """
+    experts = c.model.num_moe_layers * c.model.num_experts * c.model.expert_parameters()
+    dense = c.model.total_parameters() - experts
+    local = (dense / x.tp + experts / (x.ep * x.etp)) / x.pp
+    shard = (dense + experts) / (x.tp * x.pp * x.dp_shard * x.cp)
+    master, reduce = (np.where(dtype == 0, BYTES_16_BIT, 2 * BYTES_16_BIT) for dtype in (x.master_dtype, x.reduce_dtype))
+    states = OPTIMIZER_STATE_BYTES[c.training.optimizer] * np.minimum(1.0, master / 4.0)
+    if c.trainer.fsdp_style:
+        held = shard * (master + states) + np.where(x.pp > 1, local * reduce, 0.0)
+    else:
+        held = local * 2 * BYTES_16_BIT + shard * (master + states)
+    return np.asarray(held <= c.cluster.usable_memory_bytes)
+
+
+STATES = Keep(
+    reads=frozenset({"tp", "cp", "pp", "dp_shard", "ep", "etp", "master_dtype", "reduce_dtype"}), mask=_states_fit,
+    reason="parameters, gradients and optimizer alone exceed the device", counted="model states exceed the device",
+)  # fmt: skip
 KEEPS: Mapping[str, Keep] = {
     "tp": Keep(
         reads=frozenset({"tp"}), mask=lambda x, c: x.tp <= max(LARGE_NODE, scale_up_gpus(c)),
@@ -220,14 +246,19 @@ def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
     }
 
 
+STATES_FIELD = "precision"  # carries STATES; a keep applies as soon as the columns it reads are known
 _FIRST_LEGAL = frozenset({"sequence_parallel", "compile", "float8_all_gather"})
+
+
+def _keep(name: str, offload: bool) -> Keep | None:
+    return STATES if name == STATES_FIELD and not offload else KEEPS.get(name)
 
 
 def default_domains(context: Context, *, offload: bool = False) -> dict[str, Domain]:
     """What a search tries when the user says nothing. offload: cpu_offload on instead of off."""
     table = {**_cell_domains(context), **_free_domains(context, offload)}
     return {
-        name: Domain(name=name, values=table[name][0], reason=table[name][1], keep=KEEPS.get(name), first_legal=name in _FIRST_LEGAL)
+        name: Domain(name=name, values=table[name][0], reason=table[name][1], keep=_keep(name, offload), first_legal=name in _FIRST_LEGAL)
         for name in (*CELL_FIELDS, *FREE_FIELDS)
     }
 

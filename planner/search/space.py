@@ -222,7 +222,10 @@ class _Builder:
             alive &= ~broken
         for keep in [keep for keep in self.keeps if columns_of(keep.reads) <= known]:
             self.keeps.remove(keep)
-            alive &= keep.mask(batch, self.context)
+            kept = keep.mask(batch, self.context)
+            if keep.counted:
+                self.rejected[keep.counted] += int((alive & ~kept).sum())
+            alive &= kept
         self._take(alive)
         for component in [component for component in self.pending if columns_of(component.reads) <= known]:
             self.pending.remove(component)
