@@ -89,7 +89,7 @@ def test_a_list_of_estimates_answers_every_element(client: TestClient, job: dict
 
 
 def test_nothing_fits_is_409_with_the_nearest_miss(sqlite_client: TestClient, job: dict[str, Any]) -> None:
-    job |= {"model": "llama3.1-405b", "cluster": {"gpu": "l4", "num_gpus": 8}}
+    job |= {"cluster": {"gpu": "l4", "num_gpus": 8}, "training": {"seq_len": 131072, "global_batch_size": 8}}
     body = is_problem(sqlite_client.post("/plan", json=job), 409)
     assert body["type"] == "nothing_fits"
     assert body["nearest_miss"]["missing_bytes"] > 0
