@@ -23,12 +23,15 @@ from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.model import ModelSpec
 from planner.specs.trainers import TRAINERS, TrainerRules
 from planner.specs.training import TrainingSpec
+from planner.units import GIGA
 from planner.work import axes
 from planner.work.axes import local_sizes
 
 CHUNK = 32768
 # Newton-Schulz, 5 iterations of 3 products on an m x n matrix: about 30 m FLOP a parameter. Source: Jordan et al. 2024 (Muon).
 MUON_FLOPS = 30.0
+# Share of a host's memory bandwidth that one GPU's optimizer gets, torch AdamW on a two-socket server with 8 GPUs; judgement.
+HOST_STREAM_BYTES_PER_SECOND = 40 * GIGA
 PARTS = ("compute", "recompute", "tp", "cp", "ep", "pp", "fsdp", "dp", "bubble", "optimizer", "other")
 
 
@@ -176,6 +179,8 @@ def _price(pricer: Pricer, batch: LayoutBatch, every_rank: bool) -> Prices:
     unit, at_unit = _unit_columns(pricer, batch)
     shard_rows, at_shard = keyed.distinct(batch, sharding.KEY)
     shards = sharding.unit_shards(shard_rows, pricer.model, pricer.fabric, pricer.profile, pricer.cluster.rank_order)
+    if pricer.rules.fsdp_style and shard_rows.cpu_offload.any():
+        shards = sharding.offload_seconds(shard_rows, shards, pricer.cluster.pcie_bandwidth_bytes_per_second)
     pipe_rows, at_pipe = keyed.distinct(batch, stages.KEY)
     held = stages.rank_layers(pipe_rows, pricer.model, pricer.rules, every_rank=every_rank)
     units = held.units[:, :, at_pipe]
@@ -398,7 +403,7 @@ class _Time:
         moved = 12.0 + 2.0 * OPTIMIZER_STATE_BYTES[training.optimizer] + (12.0 if training.max_grad_norm is not None else 0.0)
         on_device = device.moved_seconds(owned * moved)
         pcie = self.pricer.cluster.pcie_bandwidth_bytes_per_second
-        offloaded = owned * 8.0 / pcie + owned * moved / (2.0 * pcie)
+        offloaded = owned * 8.0 / pcie + owned * moved / HOST_STREAM_BYTES_PER_SECOND
         if training.optimizer == "muon":
             on_device = on_device + MUON_FLOPS * self.pricer.model.hidden_size * owned / device.linear_rate[layers.BF16]
         return np.where(batch.cpu_offload, offloaded, on_device)

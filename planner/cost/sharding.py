@@ -3,7 +3,7 @@
 Letters: U distinct layouts by KEY; (K + 2, U): the model's distinct layers, embedding, head (as in `cost.layers`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,6 +61,14 @@ def kept_shards(batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, ran
     sharding = batch.zero_stage > 0
     degrees = [np.where(sharding, axes.group(name, batch, rank_order)[0], 1.0) for name in ("fsdp", "efsdp")]
     return dense / degrees[0] + expert / degrees[1]
+
+
+def offload_seconds(batch: LayoutBatch, shards: UnitShards, pcie_bandwidth: float) -> UnitShards:
+    """The same shards where FSDP keeps them in host memory: each gather first copies the shard to the device, each scatter copies its
+    gradient back, both over PCIe on the gather's and the scatter's stream. Source: FSDP2 CPUOffloadPolicy.
+    """
+    copied = np.where(batch.cpu_offload, shards.shard * np.where(batch.master_dtype == 0, 2.0, 4.0) / pcie_bandwidth, 0.0)
+    return replace(shards, gather_seconds=shards.gather_seconds + copied, scatter_seconds=shards.scatter_seconds + copied)
 
 
 def unit_shards(batch: LayoutBatch, model: ModelSpec, fabric: Fabric, profile: Profile, rank_order: tuple[str, ...]) -> UnitShards:

@@ -250,15 +250,19 @@ STATES_FIELD = "precision"  # carries STATES; a keep applies as soon as the colu
 _FIRST_LEGAL = frozenset({"sequence_parallel", "compile", "float8_all_gather"})
 
 
-def _keep(name: str, offload: bool) -> Keep | None:
-    return STATES if name == STATES_FIELD and not offload else KEEPS.get(name)
+def _keep(name: str, bounded: bool) -> Keep | None:
+    return STATES if name == STATES_FIELD and bounded else KEEPS.get(name)
 
 
-def default_domains(context: Context, *, offload: bool = False) -> dict[str, Domain]:
-    """What a search tries when the user says nothing. offload: cpu_offload on instead of off."""
+def default_domains(context: Context, *, offload: bool = False, oversized: bool = False) -> dict[str, Domain]:
+    """What a search tries when the user says nothing.
+
+    offload: cpu_offload on instead of off.  oversized: also degrees whose model states alone exceed the device.
+    """
+    bounded = not (offload or oversized)
     table = {**_cell_domains(context), **_free_domains(context, offload)}
     return {
-        name: Domain(name=name, values=table[name][0], reason=table[name][1], keep=_keep(name, offload), first_legal=name in _FIRST_LEGAL)
+        name: Domain(name=name, values=table[name][0], reason=table[name][1], keep=_keep(name, bounded), first_legal=name in _FIRST_LEGAL)
         for name in (*CELL_FIELDS, *FREE_FIELDS)
     }
 
@@ -266,7 +270,7 @@ def default_domains(context: Context, *, offload: bool = False) -> dict[str, Dom
 # ---- what the user says -------------------------------------------------------------------------------------------------
 
 
-def domains_of(context: Context, search: SearchSpec, *, offload: bool = False) -> Domains:
+def domains_of(context: Context, search: SearchSpec, *, offload: bool = False, oversized: bool = False) -> Domains:
     """The default domains with `search.fix` and `search.allow` in their places.
 
     Raises SpecError with every unknown field and ill-typed value ("search.fix.tp").
@@ -282,7 +286,7 @@ def domains_of(context: Context, search: SearchSpec, *, offload: bool = False) -
             given[name] = _read(name, _listed(name, values), "search.allow", faults)
     if faults:
         raise SpecError(faults)
-    domains = default_domains(context, offload=offload)
+    domains = default_domains(context, offload=offload, oversized=oversized)
     for name, chosen in given.items():
         domains[name] = replace(domains[name], values=chosen, reason="given", keep=None, first_legal=False, given=True)
     splits = tuple(value for value in domains["layers_per_stage"].values if isinstance(value, tuple))

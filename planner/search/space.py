@@ -86,13 +86,14 @@ class Space:
         return LayoutBatch(**kept, **columns, splits=self.cells.splits)
 
 
-def build_space(context: Context, search: SearchSpec | None = None, *, offload: bool = False) -> Space:
+def build_space(context: Context, search: SearchSpec | None = None, *, offload: bool = False, oversized: bool = False) -> Space:
     """The space of one job on one number of GPUs.
 
     search: its `fix` and `allow` narrow or widen the default domains.  offload: cpu_offload on in all layouts.
+    oversized: keep degrees whose model states alone exceed the device, to say how far from fitting they are.
     Raises SpecError for unknown fields and ill-typed values. Nothing legal is no error: the space is empty, `rejected` says why.
     """
-    return enumerate_space(context, domains_of(context, search or SearchSpec(), offload=offload))
+    return enumerate_space(context, domains_of(context, search or SearchSpec(), offload=offload, oversized=oversized))
 
 
 def enumerate_space(context: Context, domains: Domains) -> Space:

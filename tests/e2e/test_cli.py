@@ -99,9 +99,7 @@ NOTHING_FITS = {
     "cause",
     [
         "activations",
-        pytest.param(
-            "states", marks=pytest.mark.xfail(reason="the search drops layouts whose states exceed the device, nearest miss with them")
-        ),
+        "states",
     ],
 )
 def test_nothing_fits_is_exit_3_with_the_nearest_miss(cli: Cli, cause: str) -> None:
