@@ -1,61 +1,158 @@
-"""Seconds of collectives by alpha-beta on a hierarchical fabric. Letters: U groups as columns, L fabric levels.
+"""Seconds of collectives on a fabric: the fastest line (algorithm x protocol) at each message size. Letters: U groups, A lines.
 
 Payload is the whole buffer: gathered, reduced or scattered; for all-to-all what one rank sends.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import FloatColumn
-from planner.cost.topology import Fabric
+from planner.columns import FloatColumn, IntColumn
+from planner.cost.collective_algorithms import ALGORITHMS, Algorithm, Line
+from planner.cost.nccl import Protocol
+from planner.cost.topology import Fabric, Placement
 
-# Times that the buffer crosses the slowest link of a ring, over (n - 1) / n. Source: NCCL performance notes (busbw factors).
-PASSES: Mapping[str, float] = {"all-gather": 1.0, "reduce-scatter": 1.0, "all-reduce": 2.0, "broadcast": 1.0, "rotate": 1.0, "rotate-gradients": 2.0}
+_STRIDES = 2.0**24  # (degree, stride) as one number; both are below 2**24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One algorithm under one protocol, for U groups."""
+
+    algorithm: Algorithm
+    protocol: Protocol
+    line: Line
+
+
+def candidates(operation: str, place: Placement, *, automatic: bool = True) -> list[Candidate]:
+    """Every algorithm for this operation under every protocol that carries it; automatic: only what the library would choose."""
+    found = []
+    for row in ALGORITHMS:
+        if operation not in (row.automatic if automatic else row.operations) or not row.possible(place.fabric):
+            continue
+        found += [
+            Candidate(algorithm=row, protocol=links.protocol, line=row.cost(operation, place, links))
+            for links in place.fabric.links(row.protocols)
+        ]
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """Lines of the groups met so far: sorted codes (V,), latency and slope (A, V); and the last question, gathered."""
+
+    codes: FloatColumn
+    latency: FloatColumn
+    slope: FloatColumn
 
 
 def collective_seconds(
-    operation: str, payload_bytes: FloatColumn, degree: FloatColumn, stride: FloatColumn, fabric: Fabric, *, base_seconds: float, nvls_gain: float = 1.0
+    operation: str,
+    payload_bytes: FloatColumn,
+    degree: FloatColumn,
+    stride: FloatColumn,
+    fabric: Fabric,
+    *,
+    base_seconds: float,
+    nvls_gain: float = 1.0,
 ) -> FloatColumn:
     """Seconds of one collective over groups of `degree` ranks `stride` apart; a group of one costs nothing.
 
-    Ring over all members:  t = base + latency + passes * P * (n - 1) / n / slowest
-    slowest = min over levels crossed of (members inside the level below) x (bandwidth per GPU of the level): a node's
-    NICs work side by side, so a group with m members in a node leaves it at m times one NIC's rate.
-    latency: one trip round the ring, inner hops at the inner latency, outer hops at the outer one; an all-reduce takes
-    the shorter of two ring trips and two tree trips (log2 of the units).
-    All-to-all: the share of a rank's bytes that leaves each level, at its own link's rate, levels in parallel.
-    Assumes no other group on the same links, which holds for groups of one axis under default rank order.
-    Source: Patarasuk and Yuan 2009; Thakur et al. 2005.
+    t = base_seconds + min over algorithms and protocols of (latency + slope x P)
+
+    payload_bytes (U,) or (..., U).  degree, stride (U,).  base_seconds: the trainer's own time around a collective (launch, skew).
+    nvls_gain: speed of in-switch reduction over the library's curve.  Lines are computed once per distinct group of a fabric.
+    Assumes the library chooses well: NCCL's tuner compares the same lines (src/graph/tuning.cc).
     """
-    members = fabric.members(degree, stride)
-    below = np.vstack([np.ones_like(degree)[None], members[:-1]])
-    crossed = members > below
-    if operation == "all-to-all":
-        seconds = _exchange_seconds(payload_bytes, members, below, crossed, fabric)
-    else:
-        rate = np.where(crossed, below * fabric.bandwidth[:, None], np.inf).min(axis=0)
-        one_node = crossed.sum(axis=0) == crossed[0]
-        gain = np.where(one_node, nvls_gain if fabric.switched_reduction and operation == "all-reduce" else 1.0, 1.0)
-        units = degree / below
-        hops = np.where(crossed, units - degree / members, 0.0) * fabric.latency[:, None]
-        ring = PASSES[operation] * hops.sum(axis=0)
-        tree = 2.0 * (np.where(crossed, np.ceil(np.log2(np.maximum(members / below, 1.0))), 0.0) * fabric.latency[:, None] * 2.0).sum(axis=0)
-        latency = np.minimum(ring, tree) if operation == "all-reduce" else ring
-        seconds = latency + PASSES[operation] * payload_bytes * (degree - 1.0) / degree / (rate * gain)
+    latency, slope = _lines(operation, degree, stride, fabric, nvls_gain)
+    seconds = latency[0] + slope[0] * payload_bytes
+    for index in range(1, len(latency)):
+        seconds = np.minimum(seconds, latency[index] + slope[index] * payload_bytes)
     return np.where(degree > 1.0, base_seconds + seconds, 0.0)
 
 
-def _exchange_seconds(payload: FloatColumn, members: FloatColumn, below: FloatColumn, crossed: FloatColumn, fabric: Fabric) -> FloatColumn:
-    degree = members[-1]
-    leaving = payload[None] * (degree[None] - below) / degree[None]
-    per_level = np.where(crossed, leaving / fabric.bandwidth[:, None] + fabric.latency[:, None] * np.log2(np.maximum(degree, 2.0))[None], 0.0)
-    return np.asarray(per_level.max(axis=0))
+def _lines(operation: str, degree: FloatColumn, stride: FloatColumn, fabric: Fabric, nvls_gain: float) -> tuple[FloatColumn, FloatColumn]:
+    """(latency, slope), each (A, U), of the lines that are fastest at some size."""
+    key = (operation, nvls_gain)
+    codes = degree * _STRIDES + stride
+    known: _Known | None = fabric.remembered.get(key)
+    if known is not None:
+        at = np.minimum(np.searchsorted(known.codes, codes), len(known.codes) - 1)
+        if (known.codes[at] == codes).all():
+            return known.latency[:, at], known.slope[:, at]
+    every = np.unique(codes if known is None else np.concatenate([known.codes, codes]))
+    known = _envelope(operation, every, fabric, nvls_gain)
+    fabric.remembered[key] = known
+    at = np.searchsorted(known.codes, codes)
+    return known.latency[:, at], known.slope[:, at]
 
 
-def send_seconds(payload_bytes: FloatColumn, stride: FloatColumn, fabric: Fabric) -> FloatColumn:
-    """Seconds to send a buffer to the rank `stride` away: P / B + latency of the level that joins them."""
-    joined = fabric.gpus[:, None] > stride[None, :]
-    joined[-1] = True
-    level = np.argmax(joined, axis=0)
-    return payload_bytes / fabric.bandwidth[level] + fabric.latency[level]
+def _placement(fabric: Fabric, codes: FloatColumn) -> Placement:
+    """Where these groups lie; operations that ask for the same groups share the answer."""
+    key = codes.tobytes()
+    place: Placement | None = fabric.remembered.get(key)
+    if place is None:
+        degree, stride = np.floor(codes / _STRIDES), codes % _STRIDES
+        place = fabric.remembered[key] = Placement.of(fabric, np.maximum(degree, 1.0), np.maximum(stride, 1.0))
+    return place
+
+
+def _envelope(operation: str, codes: FloatColumn, fabric: Fabric, nvls_gain: float) -> _Known:
+    """Lower envelope of all lines at each group, padded with its last line to the same number A everywhere."""
+    found = candidates(operation, _placement(fabric, codes), automatic=True)
+    gain = [nvls_gain if c.algorithm.protocols == "in_switch" else 1.0 for c in found]
+    usable = np.array([c.line.applies for c in found])
+    latency = np.where(usable, [c.line.latency_seconds for c in found], np.inf)
+    slope = np.where(usable, [c.line.seconds_per_byte / g for c, g in zip(found, gain, strict=True)], np.inf)
+    order = np.lexsort((slope, latency), axis=0)
+    latency, slope = np.take_along_axis(latency, order, axis=0), np.take_along_axis(slope, order, axis=0)
+    # A line with more latency helps only where its slope is below all before it.
+    flatter = np.vstack([np.ones((1, len(codes)), dtype=np.bool_), slope[1:] < np.minimum.accumulate(slope, axis=0)[:-1]])
+    width = max(int(flatter.sum(axis=0).max()), 1)
+    packed = np.argsort(~flatter, axis=0, kind="stable")[:width]
+    kept = np.take_along_axis(flatter, packed, axis=0)
+    first = packed[:1]
+    packed = np.where(kept, packed, first)
+    alone = codes < 2.0 * _STRIDES
+    return _Known(
+        codes=codes, latency=np.where(alone, 0.0, np.take_along_axis(latency, packed, axis=0)),
+        slope=np.where(alone, 0.0, np.take_along_axis(slope, packed, axis=0)),
+    )  # fmt: skip
+
+
+def send_seconds(payload_bytes: FloatColumn, stride: FloatColumn, fabric: Fabric, degree: FloatColumn | None = None) -> FloatColumn:
+    """Seconds to send a buffer to the rank `stride` away, (U,).
+
+    t = min over protocols of P / B + latency of the level that joins the two ranks, the sender first in its unit.
+    degree: ranks of the chain (pipeline stages); then the mean of its degree - 1 hops, of which ceil(degree x stride / g) - 1
+    leave a unit of g GPUs.
+    """
+    inner = np.concatenate([[1.0], fabric.gpus[:-1]])
+    if degree is None:
+        if any(shape is not None for shape in fabric.shapes):
+            latency, slope = _lines("p2p", np.full_like(stride, 2.0), stride, fabric, 1.0)
+        else:
+            joined = np.minimum((fabric.gpus[:, None] <= stride).sum(axis=0), len(inner) - 1)
+            latency, slope = (lines[:, joined] for lines in _lines("p2p", np.full_like(inner, 2.0), inner, fabric, 1.0))
+        return np.asarray((latency + slope * payload_bytes).min(axis=0))
+    hops = np.maximum(degree - 1.0, 1.0)
+    leaving = np.vstack([hops, np.maximum(np.ceil(degree * stride / fabric.gpus[:-1, None]) - 1.0, 0.0), np.zeros_like(hops)])
+    total = np.zeros_like(hops)
+    for level, below in enumerate(inner):
+        apart = np.maximum(stride, below)
+        latency, slope = _lines("p2p", np.full_like(apart, 2.0), apart, fabric, 1.0)
+        here = np.minimum(leaving[level], hops) - np.minimum(leaving[level + 1], hops)
+        total = total + here * (latency + slope * payload_bytes).min(axis=0)
+    return np.asarray(total / hops)
+
+
+def choose(found: list[Candidate], payload_bytes: float) -> tuple[IntColumn, FloatColumn]:
+    """(order of the candidates from fastest to slowest, their seconds) for one group; those that cannot run are left out."""
+    seconds = np.array(
+        [c.line.latency_seconds[0] + c.line.seconds_per_byte[0] * payload_bytes if c.line.applies[0] else np.inf for c in found]
+    )
+    order = np.argsort(seconds, kind="stable")
+    return order[np.isfinite(seconds[order])], seconds
+
+
+__all__ = ["Candidate", "candidates", "choose", "collective_seconds", "send_seconds"]

@@ -119,7 +119,8 @@ class Profile:
     compute: speed of its matrix kernels against the micro-measured ones.  vendor_attention: cuDNN or Transformer Engine
     instead of FlashAttention-2.  elementwise: traffic of memory-bound ops against counted.
     launch_seconds: CPU time of one eager kernel;  fused_launch_seconds: of one fused operation (compiled, or a fused module).
-    intra_node / inter_node: share of a link's bandwidth that a large collective reaches.  nvls_gain: all-reduce in the switch.
+    intra_node / inter_node: speed of communication inside a node and beyond, against the curves of `cost.nccl` (1: as in nccl-tests).
+    nvls_gain: the same for reductions in the switch.  collective_seconds: added to the library's own time of a collective.
     overlap_slowdown: compute seconds lost per second of hidden communication.  tp_hidden: share of TP communication that
     hides without async TP;  async_tp_hidden: with it;  ep_hidden, cp_hidden likewise.  dp_hidden: share of the
     backward pass under which gradient reduction can hide.
@@ -135,10 +136,10 @@ class Profile:
     elementwise: float = 1.0
     launch_seconds: float = 8e-6
     fused_launch_seconds: float = 8e-6
-    intra_node: float = 0.80
-    inter_node: float = 0.85
-    nvls_gain: float = 1.30
-    collective_seconds: float = 12e-6
+    intra_node: float = 1.0
+    inter_node: float = 1.0
+    nvls_gain: float = 1.0
+    collective_seconds: float = 0.0
     overlap_slowdown: float = 0.12
     tp_hidden: float = 0.0
     async_tp_hidden: float = 0.65
@@ -171,7 +172,6 @@ PROFILES: Mapping[str, Profile] = {
         vendor_attention=True,
         tp_hidden=0.42,
         ep_hidden=0.6,
-        intra_node=0.90,
         fused_launch_seconds=75e-6,
         fixed_step_seconds=0.018,
     ),

@@ -1,43 +1,229 @@
-"""Where a group of ranks lies on the fabric: how many members share each level, and which links it crosses.
+"""Where groups of ranks lie on the fabric: which levels they cross, with how many members side by side, over which links.
 
-Letters: U groups as columns, L levels from inner to outer.
+Letters: U groups as columns, L fabric levels from inner to outer, D dimensions of a grid.
+
+Ranks are placed in order: rank r is GPU r. A group is (degree, stride): ranks b, b + stride, b + 2 stride, ...; all groups of one
+axis run the same collective at the same time and tile the machine. So each GPU drives its own NIC, m members of a group in a node
+leave it at m times one NIC's rate, and no group takes another's NIC; what groups do share is an oversubscribed uplink (the level's
+bandwidth is divided) and the links of a ring, torus or mesh (`Lanes.spacing`).
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from planner.columns import FloatColumn
-from planner.specs.cluster import ClusterSpec
+from planner.columns import BoolColumn, FloatColumn
+from planner.cost.nccl import IDEAL, Library, Protocol, library_of
+from planner.specs.cluster import ClusterSpec, FabricLevel, balanced_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """Levels as arrays (L,): GPUs joined by one unit of the level, usable bytes a second per GPU, seconds a hop."""
+    """Levels as arrays (L,): GPUs joined by one unit of the level, units of the level inside (points), bytes a second per GPU,
+    seconds a step.
+
+    shapes: side lengths of a level that is a grid (ring, torus, mesh with a shape), None where it is flat.
+    wraps: whether the grid's ends are joined.  full_mesh: every pair has its own link.  shared_root: a tree, whose root is one link.
+    chained: the innermost level is a node, inside which trees run as a chain (NCCL).  remembered: lines already computed.
+    """
 
     gpus: FloatColumn
+    points: FloatColumn
     bandwidth: FloatColumn
     latency: FloatColumn
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
+    wraps: tuple[bool, ...]
+    full_mesh: tuple[bool, ...]
+    shared_root: tuple[bool, ...]
     switched_reduction: bool
+    chained: bool
+    library: Library
+    remembered: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def build(cls, cluster: ClusterSpec, intra_share: float, inter_share: float) -> "Fabric":
-        """Datasheet bandwidths times the share that collectives reach: inside the innermost level, and beyond it."""
-        shares = [intra_share] + [inter_share] * (len(cluster.fabric) - 1)
+    def build(cls, cluster: ClusterSpec, intra_share: float = 1.0, inter_share: float = 1.0, library: Library | None = None) -> "Fabric":
+        """The cluster's levels; shares scale what the library's curves reach, inside the innermost level and beyond it."""
+        levels = cluster.fabric
+        shares = [intra_share] + [inter_share] * (len(levels) - 1)
+        inner = [1, *(level.gpus for level in levels[:-1])]
+        gpus = np.array([float(level.gpus) for level in levels])
+        scale_up = cluster.gpu.scale_up
         return cls(
-            gpus=np.array([float(level.gpus) for level in cluster.fabric]),
-            bandwidth=np.array([s * level.bandwidth_bytes_per_second / level.oversubscription for s, level in zip(shares, cluster.fabric, strict=True)]),
-            latency=np.array([level.latency_seconds for level in cluster.fabric]),
-            switched_reduction=cluster.gpu.nvls,
+            gpus=gpus, points=gpus / np.array(inner),
+            bandwidth=np.array(shares) * [level.bandwidth_bytes_per_second / level.oversubscription for level in levels],
+            latency=np.array([level.latency_seconds for level in levels]),
+            names=tuple(level.name for level in levels),
+            shapes=tuple(_grid(level, below) for level, below in zip(levels, inner, strict=True)),
+            wraps=tuple(level.topology in ("ring", "torus") for level in levels),
+            full_mesh=tuple(level.topology == "mesh" and level.shape is None for level in levels),
+            shared_root=tuple(level.topology == "tree" for level in levels),
+            switched_reduction=cluster.gpu.nvls and levels[0].topology == "switch" and levels[0].gpus <= scale_up.gpus,
+            chained=levels[0].gpus <= scale_up.gpus and library is not IDEAL,
+            library=library or library_of(cluster),
+        )  # fmt: skip
+
+    def links(self, protocols: str) -> tuple["Links", ...]:
+        """The fabric as each of the library's protocols of this kind sees it."""
+        seen: tuple[Links, ...] | None = self.remembered.get(protocols)
+        if seen is None:
+            kind: tuple[Protocol, ...] = getattr(self.library, protocols)
+            seen = self.remembered[protocols] = tuple(Links.of(self, protocol) for protocol in kind)
+        return seen
+
+
+def _grid(level: FabricLevel, below: int) -> tuple[int, ...] | None:
+    """Side lengths of a grid level, counted in units of the level inside it; the first dimension varies fastest with rank."""
+    points = level.gpus // below
+    if level.topology == "ring":
+        return (points,)
+    if level.topology not in ("torus", "mesh") or level.shape is None:
+        return None
+    return level.shape if math.prod(level.shape) == points else balanced_shape(points, len(level.shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """A fabric as one protocol sees it.  bandwidth, latency (L,): usable.  copy_seconds_per_byte: of a rank's own chunk."""
+
+    protocol: Protocol
+    bandwidth: FloatColumn
+    latency: FloatColumn
+    base_seconds: float
+    copy_seconds_per_byte: float
+    peers: float
+
+    @classmethod
+    def of(cls, fabric: Fabric, protocol: Protocol) -> "Links":
+        """Link figures times the protocol's shares and hop factors."""
+        outer = len(fabric.gpus) - 1
+        library = fabric.library
+        return cls(
+            protocol=protocol,
+            bandwidth=fabric.bandwidth * np.array([protocol.inner_share] + [protocol.outer_share] * outer),
+            latency=fabric.latency * np.array([protocol.inner_hop] + [protocol.outer_hop] * outer),
+            base_seconds=protocol.base_seconds,
+            copy_seconds_per_byte=1.0 / (library.copy_share * fabric.bandwidth[0]) if library.copy_share else 0.0,
+            peers=library.exchange_peers,
         )
 
-    def members(self, degree: FloatColumn, stride: FloatColumn) -> FloatColumn:
-        """Members of one group inside one unit of each level, (L, U).
 
-        Ranks of a group are `stride` apart. A unit of g GPUs holds g / stride of them, at least one, at most all;
-        a stride that does not divide g straddles the boundary, and the fuller unit is counted short (conservative).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Groups on the fabric; arrays (L + 1, U) start with the rank itself.
+
+    units: how many units of each level the group that spreads widest touches.  fewest: members in the emptiest unit touched, over
+    all groups that cross the unit's boundary.  even (U,): every unit touched holds the same number.
+    hops (L, U): steps of one trip round a ring over all members that are on this level; they sum to degree - 1.
+    extent (L, U): units of the level inside that one unit of this level joins for the group.  crossed (L, U): more than one.
+    """
+
+    fabric: Fabric
+    degree: FloatColumn
+    stride: FloatColumn
+    units: FloatColumn
+    fewest: FloatColumn
+    even: BoolColumn
+    hops: FloatColumn
+    extent: FloatColumn
+    crossed: BoolColumn
+    lanes: tuple["Lanes", ...]
+
+    @classmethod
+    def of(cls, fabric: Fabric, degree: FloatColumn, stride: FloatColumn) -> "Placement":
+        """Exact counts. A unit of g GPUs holds g / stride members; where strides or blocks do not divide g, groups straddle
+        its boundary, and the worst group decides.
         """
-        inside = np.maximum(np.floor(self.gpus[:, None] / stride[None, :]), 1.0)
-        counted = np.minimum(inside, degree[None, :])
-        counted[-1] = degree
-        return np.asarray(np.maximum.accumulate(counted, axis=0))
+        units, fewest, even = [degree], [np.ones_like(degree)], np.ones(len(degree), dtype=np.bool_)
+        for gpus in fabric.gpus[:-1]:
+            inside = np.clip(np.floor(gpus / stride), 1.0, degree)
+            block = degree * stride
+            divides = ((gpus % stride == 0) | (stride >= gpus)) & ((block % gpus == 0) | (gpus % block == 0) | (stride >= gpus))
+            touched = np.ceil(degree / inside)
+            for index in np.flatnonzero(~divides):
+                touched[index], inside[index] = _straddling(int(degree[index]), int(stride[index]), int(gpus), int(fabric.gpus[-1]))
+            even &= divides
+            units.append(touched)
+            fewest.append(inside)
+        units.append(np.ones_like(degree))
+        fewest.append(degree)
+        touched_LU, fewest_LU = np.minimum.accumulate(units, axis=0), np.maximum.accumulate(fewest, axis=0)
+        extent = np.ceil(touched_LU[:-1] / touched_LU[1:])
+        return cls(
+            fabric=fabric, degree=degree, stride=stride, units=touched_LU, fewest=fewest_LU, even=even,
+            hops=touched_LU[:-1] - touched_LU[1:], extent=extent, crossed=extent > 1,
+            lanes=tuple(Lanes.of(fabric, level, stride, along) for level, along in enumerate(extent)),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """Members along each dimension of a grid, (D, U).
+
+    spacing: points from one member to the next; as many interleaved groups share each link, and a step crosses as many.
+    wrapped: the members close a ring.  links: of one point, two a dimension; each carries its share of the point's bandwidth.
+    """
+
+    extent: FloatColumn
+    spacing: FloatColumn
+    wrapped: BoolColumn
+    links: float
+    grid: bool
+
+    @classmethod
+    def of(cls, fabric: Fabric, level: int, stride: FloatColumn, extent: FloatColumn) -> "Lanes":
+        """The groups' places on a level's grid of points; a flat level is one dimension without shared links."""
+        shape = fabric.shapes[level]
+        one = np.ones_like(extent)
+        if shape is None:
+            return cls(extent=extent[None], spacing=one[None], wrapped=np.ones((1, len(one)), dtype=np.bool_), links=1.0, grid=False)
+        step = np.maximum(stride / (fabric.gpus[level] / fabric.points[level]), 1.0)
+        extents, spacings, wrapped, size, covered = [], [], [], 1.0, one
+        for side in shape:
+            spacing = np.clip(step / size, 1.0, side)
+            size *= side
+            reached = np.clip(np.ceil(size / step), 1.0, extent)
+            along = np.ceil(reached / covered)
+            extents.append(along)
+            spacings.append(np.where(along > 1, spacing, 1.0))
+            wrapped.append(along * spacing == side)
+            covered = reached
+        closed = np.array(wrapped) & fabric.wraps[level]
+        return cls(extent=np.array(extents), spacing=np.array(spacings), wrapped=closed, links=2.0 * len(shape), grid=True)
+
+    def link_rate(self, bandwidth: float) -> FloatColumn:
+        """Bytes a second that one group gets of one link in one direction, (D, U)."""
+        return np.asarray(bandwidth / self.links / self.spacing)
+
+    def ring_rate(self, bandwidth: float) -> FloatColumn:
+        """Bytes a second of a ring along each dimension, (D, U): both directions where it closes, one along a line; all of a flat level."""
+        if not self.grid:
+            return np.full_like(self.extent, bandwidth)
+        return np.asarray(self.link_rate(bandwidth) * np.where(self.wrapped, 2.0, 1.0))
+
+    def active_first(self) -> "Lanes":
+        """The same with dimensions that hold members before those that do not."""
+        order = np.argsort(self.extent <= 1, axis=0, kind="stable")
+        return Lanes(
+            extent=np.take_along_axis(self.extent, order, axis=0), spacing=np.take_along_axis(self.spacing, order, axis=0),
+            wrapped=np.take_along_axis(self.wrapped, order, axis=0), links=self.links, grid=self.grid,
+        )  # fmt: skip
+
+
+def _straddling(degree: int, stride: int, gpus: int, num_gpus: int) -> tuple[float, float]:
+    """(units touched by the widest group, members in the emptiest unit of a group that crosses), over all groups of the machine."""
+    block = degree * stride
+    blocks = min(gpus // math.gcd(block, gpus), max(num_gpus // block, 1))
+    start = (np.arange(blocks)[:, None] * block + np.arange(stride)[None, :]).ravel() % gpus
+    last = start + (degree - 1) * stride
+    touched = last // gpus + 1
+    crossing = touched > 1
+    if not crossing.any():
+        return 1.0, float(degree)
+    first_count = -(-(gpus - start) // stride)
+    last_count = (last % gpus) // stride + 1
+    inner_count = np.where(touched > 2, gpus // stride, degree)
+    fewest = np.minimum(np.minimum(first_count, last_count), inner_count)[crossing].min()
+    return float(touched.max()), float(max(fewest, 1))

@@ -1,0 +1,53 @@
+"""The answer of `collective`: one operation on one cluster. SI units, in the names."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Basis = Literal["datasheet", "calibrated", "extrapolated"]
+CollectiveOperation = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all", "p2p"]
+
+
+class CollectiveCandidate(BaseModel):
+    """One algorithm: its seconds with the library's curves, and by its closed form on the fabric's own bandwidth and latency.
+
+    protocol: the fastest of the library's at this size.  automatic: whether the library would choose it by itself.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    algorithm: str
+    protocol: str
+    automatic: bool
+    seconds: float
+    closed_form_seconds: float
+    steps: int
+    wire_bytes_per_rank: float
+    summary: str
+
+
+class CollectiveAnswer(BaseModel):
+    """Seconds of one collective.
+
+    With an algorithm named by the user: its closed form (protocol "closed form", basis "datasheet"). Without: the library's choice.
+    size_bytes: the whole buffer; for all-to-all what one rank sends.  wire_bytes_per_rank: sent by the busiest rank.
+    bus_bandwidth: nccl-tests' figure, comparable with a link's bandwidth whatever the number of ranks.
+    candidates: fastest first.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    operation: CollectiveOperation
+    size_bytes: float
+    num_ranks: int
+    stride: int
+    algorithm: str
+    protocol: str
+    seconds: float
+    steps: int
+    wire_bytes_per_rank: float
+    algorithm_bandwidth_bytes_per_second: float
+    bus_bandwidth_bytes_per_second: float
+    basis: Basis
+    why: str
+    candidates: tuple[CollectiveCandidate, ...]
