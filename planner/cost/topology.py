@@ -10,6 +10,7 @@ bandwidth is divided) and the links of a ring, torus or mesh (`Lanes.spacing`).
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,6 @@ class Fabric:
     points: FloatColumn
     bandwidth: FloatColumn
     latency: FloatColumn
-    names: tuple[str, ...]
     shapes: tuple[tuple[int, ...] | None, ...]
     wraps: tuple[bool, ...]
     full_mesh: tuple[bool, ...]
@@ -46,24 +46,9 @@ class Fabric:
     @classmethod
     def build(cls, cluster: ClusterSpec, intra_share: float = 1.0, inter_share: float = 1.0, library: Library | None = None) -> "Fabric":
         """The cluster's levels; shares scale what the library's curves reach, inside the innermost level and beyond it."""
-        levels = cluster.fabric
-        shares = [intra_share] + [inter_share] * (len(levels) - 1)
-        inner = [1, *(level.gpus for level in levels[:-1])]
-        gpus = np.array([float(level.gpus) for level in levels])
-        scale_up = cluster.gpu.scale_up
-        return cls(
-            gpus=gpus, points=gpus / np.array(inner),
-            bandwidth=np.array(shares) * [level.bandwidth_bytes_per_second / level.oversubscription for level in levels],
-            latency=np.array([level.latency_seconds for level in levels]),
-            names=tuple(level.name for level in levels),
-            shapes=tuple(_grid(level, below) for level, below in zip(levels, inner, strict=True)),
-            wraps=tuple(level.topology in ("ring", "torus") for level in levels),
-            full_mesh=tuple(level.topology == "mesh" and level.shape is None for level in levels),
-            shared_root=tuple(level.topology == "tree" for level in levels),
-            switched_reduction=cluster.gpu.nvls and levels[0].topology == "switch" and levels[0].gpus <= scale_up.gpus,
-            chained=levels[0].gpus <= scale_up.gpus and library is not IDEAL,
-            library=library or library_of(cluster),
-        )  # fmt: skip
+        gpu = cluster.gpu
+        node = gpu.scale_up.gpus
+        return _fabric(cluster.fabric, gpu.nvls, node, (intra_share, inter_share), library or library_of(cluster))
 
     def links(self, protocols: str) -> tuple["Links", ...]:
         """The fabric as each of the library's protocols of this kind sees it."""
@@ -72,6 +57,27 @@ class Fabric:
             kind: tuple[Protocol, ...] = getattr(self.library, protocols)
             seen = self.remembered[protocols] = tuple(Links.of(self, protocol) for protocol in kind)
         return seen
+
+
+@lru_cache(maxsize=64)
+def _fabric(levels: tuple[FabricLevel, ...], nvls: bool, node: int, shares: tuple[float, float], library: Library) -> Fabric:
+    """Equal machines share one fabric, and so the lines that it remembers.  node: GPUs of the largest scale-up domain."""
+    inner = [1, *(level.gpus for level in levels[:-1])]
+    gpus = np.array([float(level.gpus) for level in levels])
+    share = np.array([shares[0]] + [shares[1]] * (len(levels) - 1))
+    return Fabric(
+        gpus=gpus,
+        points=gpus / np.array(inner),
+        bandwidth=share * [level.bandwidth_bytes_per_second / level.oversubscription for level in levels],
+        latency=np.array([level.latency_seconds for level in levels]),
+        shapes=tuple(_grid(level, below) for level, below in zip(levels, inner, strict=True)),
+        wraps=tuple(level.topology in ("ring", "torus") for level in levels),
+        full_mesh=tuple(level.topology == "mesh" and level.shape is None for level in levels),
+        shared_root=tuple(level.topology == "tree" for level in levels),
+        switched_reduction=nvls and levels[0].topology == "switch" and levels[0].gpus <= node,
+        chained=levels[0].gpus <= node and library is not IDEAL,
+        library=library,
+    )
 
 
 def _grid(level: FabricLevel, below: int) -> tuple[int, ...] | None:
