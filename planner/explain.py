@@ -97,9 +97,9 @@ def regret(scores: FloatColumn, time_sd: float, objective: str) -> Regret | None
     probability, mean = float(exceeds[0]), float(np.trapezoid(exceeds, grid))
     share_95 = float(np.expm1(grid[np.argmax(exceeds <= 0.05)]))
     statement = (
-        f"with probability {probability:.0%} one of the other {len(distance)} layouts shown is truly {BETTER[objective]}; choosing number 1 "
-        f"then loses {np.expm1(mean):.1%} on average over all cases, and over {share_95:.1%} in 5 of 100 "
-        f"(estimates spread by {time_sd:.0%}, errors of two layouts correlated {ERROR_CORRELATION}: judgement)"
+        f"with probability {probability:.0%} one of the other {len(distance)} layouts shown is truly {BETTER[objective]}: number 1 is "
+        f"{np.expm1(mean):.1%} off the truly best on average, more than {share_95:.1%} in 5 of 100 cases "
+        f"(estimates spread by {time_sd:.0%}; judgement: errors of two layouts are correlated {ERROR_CORRELATION}); probes narrow this"
     )
     return Regret(
         probability_other_better=probability, expected_share=float(np.expm1(mean)), share_95=share_95, time_sd=time_sd,

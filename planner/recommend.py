@@ -6,19 +6,21 @@ enumerate -> screen all -> simulate the best -> sample what cannot be enumerated
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from planner.advice import warnings_for
 from planner.calibration.intervals import oom_probability
-from planner.columns import LayoutBatch
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.estimate import estimate_layouts, simulated_columns
 from planner.cost.price import Pricer
 from planner.cost.profile import CALIBRATION_ID
+from planner.cost.run import RunColumns, busy_seconds, run_columns, run_estimate
 from planner.cost.simulation import refine
 from planner.errors import InfeasibleError, SpecError
-from planner.explain import changed_fields, difference, winner_reasons
+from planner.explain import changed_fields, difference, next_bottleneck, regret, winner_reasons
 from planner.export import export
 from planner.ports import Ports
 from planner.rules import Context
@@ -28,10 +30,11 @@ from planner.search.screen import OOM_LIMIT, Screened, screen
 from planner.search.space import Space, build_space
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
+from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.plan import NearestMiss, ParetoPoint, Plan, RankedLayout, Searched, VersusCurrent
-from planner.units import format_bytes
+from planner.specs.plan import NearestMiss, ParetoPoint, Plan, RankedLayout, Searched, SizeOption, VersusCurrent
+from planner.units import format_bytes, format_seconds
 from planner.version import MODEL_VERSION
 
 SIMULATED = 200
@@ -52,7 +55,10 @@ Progress = Callable[[str], None]
 
 @dataclass(slots=True)
 class _Sized:
-    """The search at one cluster size."""
+    """The search at one cluster size.
+
+    candidates: (step seconds, device bytes, layout), fastest first; runs and scores (what the objective minimises) are their columns.
+    """
 
     pricer: Pricer
     screened: Screened
@@ -61,6 +67,23 @@ class _Sized:
     candidates: list[tuple[float, float, Layout]] = field(default_factory=list)
     num_simulated: int = 0
     study: dict[str, object] | None = None
+    runs: RunColumns | None = None
+    scores: FloatColumn = field(default_factory=lambda: np.zeros(0))
+
+
+class _Choice(NamedTuple):
+    """A candidate of one size."""
+
+    sized: _Sized
+    row: int
+
+    @property
+    def layout(self) -> Layout:
+        return self.sized.candidates[self.row][2]
+
+    @property
+    def score(self) -> float:
+        return float(self.sized.scores[self.row])
 
 
 def recommend(job: Job, *, ports: Ports, progress: Progress | None = None) -> Plan:
@@ -71,40 +94,50 @@ def recommend(job: Job, *, ports: Ports, progress: Progress | None = None) -> Pl
     fitting = [size for size in sizes if size.candidates]
     if not fitting:
         raise _nothing_fits(job, sizes)
+    for sized in fitting:
+        _rate(job, sized, several=len(sizes) > 1)
     ranked = _rank(job, fitting)
     say("explaining the winner")
     return _plan(job, ports, sizes, ranked, time.perf_counter() - started)
 
 
 def _search_size(job: Job, cluster: ClusterSpec, say: Progress) -> _Sized:
+    """The search at one size: on the device; if nothing fits with CPU offload; if still nothing, what came closest."""
     pricer = Pricer.build(job.model, cluster, job.training)
-    space, screened = _screen(job, pricer, offload=False)
-    rejected = Counter(space.rejected)
-    num_layouts = space.num_layouts
-    if screened.num_fitting == 0 and "cpu_offload" not in job.search.fix:
-        rejected["out of memory"] += screened.out_of_memory
-        space, again = _screen(job, pricer, offload=True)
-        num_layouts += space.num_layouts
-        screened = again if again.num_priced else screened
-    say(f"{num_layouts:,} legal layouts on {cluster.num_gpus} GPUs, {screened.num_priced:,} priced, {screened.num_fitting:,} fit")
-    rejected["out of memory"] += screened.out_of_memory
-    rejected["slower than the best by a proven bound"] += screened.bounded_out
-    sized = _Sized(pricer=pricer, screened=screened, num_layouts=num_layouts, rejected={k: v for k, v in rejected.items() if v})
-    if screened.num_fitting:
+    passes: list[dict[str, bool]] = (
+        [{}, {"offload": True}, {"oversized": True}] if "cpu_offload" not in job.search.fix else [{}, {"oversized": True}]
+    )
+    rejected: Counter[str] = Counter()
+    num_layouts = 0
+    best: Screened | None = None
+    for number, options in enumerate(passes):
+        space, screened = _screen(job, pricer, **options)
+        if number == 0 or screened.num_fitting:
+            rejected = Counter(space.rejected)
+        num_layouts = max(num_layouts, space.num_layouts)
+        best = screened if best is None or len(screened.batch) else best
+        if screened.num_fitting:
+            break
+    assert best is not None
+    say(f"{num_layouts:,} legal layouts on {cluster.num_gpus} GPUs, {best.num_priced:,} priced, {best.num_fitting:,} fit")
+    rejected["out of memory"] += best.out_of_memory
+    rejected["slower than the best by a proven bound"] += best.bounded_out
+    sized = _Sized(pricer=pricer, screened=best, num_layouts=num_layouts, rejected={k: v for k, v in rejected.items() if v})
+    if best.num_fitting:
         _simulate(job, sized)
     return sized
 
 
-def _screen(job: Job, pricer: Pricer, *, offload: bool) -> tuple[Space, Screened]:
+def _screen(job: Job, pricer: Pricer, *, offload: bool = False, oversized: bool = False) -> tuple[Space, Screened]:
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
-    space = build_space(context, job.search, offload=offload)
+    space = build_space(context, job.search, offload=offload, oversized=oversized)
     return space, screen(pricer, space, count=job.search.top_k)
 
 
 def _simulate(job: Job, sized: _Sized) -> None:
     """Simulated step times of the best screened layouts, then of layouts sampled beyond the enumeration."""
     pricer, screened = sized.pricer, sized.screened
-    best = screened.batch.take(slice(0, SIMULATED))
+    best = screened.batch.take(_closer_look(job, screened))
     prices = pricer.price(best)
     step = refine(pricer, best, prices).step_seconds
     oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
@@ -112,6 +145,13 @@ def _simulate(job: Job, sized: _Sized) -> None:
     sized.candidates = [(float(step[row]), float(prices.device_bytes[row]), best.row(row)) for row in order]
     sized.num_simulated = len(best)
     _sample(job, sized)
+
+
+def _closer_look(job: Job, screened: Screened) -> IntColumn:
+    """Rows to simulate: the fastest that fit, or for most headroom the smallest."""
+    if job.search.objective != "memory":
+        return np.arange(min(SIMULATED, len(screened.batch)))
+    return np.argsort(np.where(screened.oom <= OOM_LIMIT, screened.device_bytes, np.inf), kind="stable")[:SIMULATED]
 
 
 def _sample(job: Job, sized: _Sized) -> None:
@@ -134,33 +174,75 @@ def _sample(job: Job, sized: _Sized) -> None:
     sized.num_simulated += sampled.num_trials
 
 
-def _score(job: Job, sized: _Sized, step: float, device: float) -> float:
-    """What the objective minimises. Cost and energy per step: the batch is the same, so per step is per token."""
-    cluster = sized.pricer.cluster
-    if job.search.objective == "memory":
-        return device
-    if job.search.objective == "cost":
-        return step * cluster.num_gpus * cluster.price_per_gpu_hour
-    if job.search.objective == "energy":
-        return step * cluster.num_gpus * cluster.power_limit_watts
-    return step
+def _rate(job: Job, sized: _Sized, *, several: bool) -> None:
+    """Whole runs of all candidates, and what the objective minimises."""
+    batch = LayoutBatch.from_layouts([layout for *_, layout in sized.candidates])
+    step, device = (np.array([candidate[i] for candidate in sized.candidates]) for i in (0, 1))
+    sized.runs = run_columns(sized.pricer, batch, step, busy_seconds(sized.pricer.price(batch)))
+    sized.scores = _score(job.search.objective, sized.runs, device, several=several)
 
 
-def _rank(job: Job, sizes: list[_Sized]) -> list[tuple[_Sized, Layout]]:
+def _score(objective: str, runs: RunColumns, device_bytes: FloatColumn, *, several: bool) -> FloatColumn:
+    """What the objective minimises, (N,).
+
+    throughput: step time; between several sizes seconds a token of the whole job after goodput.  time: of the whole run.
+    cost: USD of the whole run (GPU-hours where the GPUs are free).  energy: joules a token.  memory: device bytes.
+    """
+    if objective == "memory":
+        return device_bytes
+    if objective == "cost":
+        return runs.bill.cost if np.all(runs.bill.cost > 0) else runs.bill.gpu_hours
+    if objective == "energy":
+        return runs.bill.joules / runs.tokens
+    if objective == "time":
+        return runs.wall_seconds
+    return 1.0 / runs.tokens_per_second if several else runs.step_seconds
+
+
+def _rank(job: Job, sizes: list[_Sized]) -> list[_Choice]:
     """The layouts to show, best first, that differ in something that matters."""
-    found = [(sized, step, device, layout) for sized in sizes for step, device, layout in sized.candidates]
-    order = np.argsort([_score(job, sized, step, device) for sized, step, device, _ in found], kind="stable")
-    batch = LayoutBatch.from_layouts([layout for *_, layout in found])
-    step, device = (np.array([entry[i] for entry in found]) for i in (1, 2))
-    chosen = pareto.different(batch, step, device, order, job.search.top_k)
+    found = [_Choice(sized, row) for sized in sizes for row in range(len(sized.candidates))]
+    batch = LayoutBatch.from_layouts([choice.layout for choice in found])
+    step, device = (np.array([choice.sized.candidates[choice.row][i] for choice in found]) for i in (0, 1))
+    order = _best_first(np.array([choice.score for choice in found]), step)
+    # A layout of another size is no near copy: the size travels in a column that copies must share.
+    sized_pp = batch.pp + MAX_GPUS * np.array([choice.sized.pricer.cluster.num_gpus for choice in found])
+    chosen = pareto.different(replace(batch, pp=sized_pp), step, device, order, job.search.top_k)
     place = np.argsort(order)
-    return [(found[row][0], found[row][3]) for row in sorted(chosen, key=lambda row: place[row])]
+    return [found[row] for row in sorted(chosen, key=lambda row: place[row])]
 
 
-def _plan(job: Job, ports: Ports, sizes: list[_Sized], ranked: list[tuple[_Sized, Layout]], seconds: float) -> Plan:
-    estimates = [estimate_layouts(sized.pricer, [layout])[0] for sized, layout in ranked]
-    entries = [_entry(job, rank, sized, layout, estimates[rank - 1]) for rank, (sized, layout) in enumerate(ranked, start=1)]
-    winner_size, winner = ranked[0]
+def _best_first(scores: FloatColumn, step_seconds: FloatColumn) -> IntColumn:
+    """Order by score; scores within a millionth are ties (runs that wait for the same upload, say), and the faster step wins."""
+    return np.lexsort((step_seconds, np.round(np.log(scores), 6)))
+
+
+def _options(sizes: list[_Sized]) -> list[SizeOption]:
+    """The best candidate of every size, with the front of time against cost (GPU-hours where the GPUs are free)."""
+    runs_of = [(sized, sized.runs) for sized in sizes if sized.runs is not None]
+    best = [(sized, runs, int(_best_first(sized.scores, runs.step_seconds)[0])) for sized, runs in runs_of]
+    points = np.array([(runs.wall_seconds[row], runs.bill.cost[row], runs.bill.gpu_hours[row]) for _, runs, row in best])
+    beaten = np.all(points[None] <= points[:, None], axis=2) & np.any(points[None] < points[:, None], axis=2)
+    return [
+        SizeOption(
+            num_gpus=sized.pricer.cluster.num_gpus,
+            layout=_Choice(sized, row).layout,
+            tokens_per_second=float(runs.tokens_per_second[row]),
+            step_seconds=float(runs.step_seconds[row]),
+            time_to_train_seconds=float(runs.wall_seconds[row]),
+            cost=float(runs.bill.cost[row]),
+            energy_joules=float(runs.bill.joules[row]),
+            co2_grams=float(runs.bill.grams[row]),
+            on_front=not dominated,
+        )
+        for (sized, runs, row), dominated in zip(best, beaten.any(axis=1), strict=True)
+    ]
+
+
+def _plan(job: Job, ports: Ports, sizes: list[_Sized], ranked: list[_Choice], seconds: float) -> Plan:
+    estimates = [estimate_layouts(choice.sized.pricer, [choice.layout])[0] for choice in ranked]
+    entries = [_entry(job, rank, choice, estimates[rank - 1]) for rank, choice in enumerate(ranked, start=1)]
+    winner = ranked[0]
     total = Counter[str]()
     for sized in sizes:
         total.update(sized.rejected)
@@ -169,28 +251,42 @@ def _plan(job: Job, ports: Ports, sizes: list[_Sized], ranked: list[tuple[_Sized
         job=job.request,
         created_at=ports.clock.now().isoformat(),
         ranked=entries,
-        pareto=_pareto(job, winner_size, ranked),
+        pareto=_pareto(job, ranked),
         rejected=dict(total.most_common()),
         nearest_miss=None,
-        searched=Searched(
-            layouts=sum(s.num_layouts for s in sizes),
-            valid=sum(s.num_layouts for s in sizes),
-            fitting=sum(s.screened.num_fitting for s in sizes),
-            seconds=seconds,
-            simulated=sum(s.num_simulated for s in sizes),
-            priced=sum(s.screened.num_priced for s in sizes),
-            study=winner_size.study,
-        ),
-        versus_current=_versus_current(job, winner_size, winner, estimates[0]),
+        searched=_searched(sizes, winner.sized, seconds),
+        versus_current=_versus_current(job, winner.sized, winner.layout, estimates[0]),
         headline=_headline(entries),
-        warnings=warnings_for(winner_size.pricer, winner, estimates[0]),
+        warnings=[*warnings_for(winner.sized.pricer, winner.layout, estimates[0]), *_run_warnings(entries[0], sizes)],
         seed=job.search.seed,
         model_version=MODEL_VERSION,
         calibration_id=CALIBRATION_ID,
+        sizes=_options([sized for sized in sizes if sized.candidates]),
+        regret=regret(np.array([choice.score for choice in ranked]), winner.sized.pricer.profile.time_sd, job.search.objective),
     )
 
 
-def _entry(job: Job, rank: int, sized: _Sized, layout: Layout, estimate: Estimate) -> RankedLayout:
+def _searched(sizes: list[_Sized], winner: _Sized, seconds: float) -> Searched:
+    return Searched(
+        layouts=sum(s.num_layouts for s in sizes),
+        valid=sum(s.num_layouts for s in sizes),
+        fitting=sum(s.screened.num_fitting for s in sizes),
+        seconds=seconds,
+        simulated=sum(s.num_simulated for s in sizes),
+        priced=sum(s.screened.num_priced for s in sizes),
+        study=winner.study,
+    )
+
+
+def _run_warnings(winner: RankedLayout, sizes: list[_Sized]) -> list[str]:
+    """What the whole run of the winner runs into, and the sizes that are no choice."""
+    unfit = [f"{sized.pricer.cluster.num_gpus:,}" for sized in sizes if not sized.candidates]
+    nothing = [f"no layout fits on {', '.join(unfit)} GPUs"] if unfit else []
+    return [*(winner.run.warnings if winner.run is not None else []), *nothing]
+
+
+def _entry(job: Job, rank: int, choice: _Choice, estimate: Estimate) -> RankedLayout:
+    sized, layout = choice.sized, choice.layout
     reasons = _reasons(rank, sized, layout, estimate)
     target = EXPORTS.get(job.training.trainer)
     exported = None if target is None else export(layout, job.model, sized.pricer.cluster, job.training, to=target)
@@ -202,13 +298,16 @@ def _entry(job: Job, rank: int, sized: _Sized, layout: Layout, estimate: Estimat
         source="simulated" if layout.pp > 1 else "screened",
         reasons=reasons,
         export={} if exported is None else {exported.trainer: exported.as_dict()},
+        run=None if sized.runs is None else run_estimate(sized.pricer, sized.runs, choice.row),
     )
 
 
 def _reasons(rank: int, sized: _Sized, layout: Layout, estimate: Estimate) -> list[str]:
     """The winner's reasons in full, with its neighbours; for the others what costs them most and what they need."""
     found = neighbours(sized.pricer, layout) if rank == 1 else []
-    return winner_reasons(sized.pricer, layout, estimate, found)[:SHOWN_REASONS]
+    lines = winner_reasons(sized.pricer, layout, estimate, found)[:SHOWN_REASONS]
+    following = next_bottleneck(estimate) if rank == 1 else ""
+    return [lines[0], following, *lines[1:]] if following else lines
 
 
 def _headline(entries: list[RankedLayout]) -> list[str]:
@@ -216,15 +315,25 @@ def _headline(entries: list[RankedLayout]) -> list[str]:
     if len(entries) == 1:
         return [winner.layout.short()]
     second = entries[1]
+    if second.num_gpus != winner.num_gpus and winner.run is not None and second.run is not None:
+        ours, theirs = winner.run, second.run
+        return [
+            winner.layout.short(),
+            f"number 2 is {second.layout.short()} on {second.num_gpus:,} GPUs instead of {winner.num_gpus:,}",
+            f"trains for {format_seconds(theirs.time_to_train_seconds)} instead of {format_seconds(ours.time_to_train_seconds)}, "
+            f"for ${theirs.cost:,.0f} instead of ${ours.cost:,.0f}, "
+            f"with {theirs.joules_per_token / ours.joules_per_token - 1.0:+.1%} energy",
+        ]
     return [winner.layout.short(), *difference(winner.estimate, second.estimate, winner.layout, second.layout)]
 
 
-def _pareto(job: Job, sized: _Sized, ranked: list[tuple[_Sized, Layout]]) -> list[ParetoPoint]:
+def _pareto(job: Job, ranked: list[_Choice]) -> list[ParetoPoint]:
     """Throughput against headroom at the winner's size, over everything screened that fits."""
+    sized = ranked[0].sized
     screened = sized.screened
     fits = np.flatnonzero(screened.oom <= OOM_LIMIT)
     rows = fits[pareto.front(screened.step_seconds[fits], screened.device_bytes[fits])]
-    places = {layout: index for index, (_, layout) in enumerate(ranked, start=1)}
+    places = {choice.layout: index for index, choice in enumerate(ranked, start=1)}
     tokens = job.training.global_batch_size * job.training.seq_len / sized.pricer.cluster.num_gpus
     points = []
     for row in rows:

@@ -12,7 +12,8 @@ from rich.text import Text
 from api.render.estimate import INDENT, basis_line, bullets, heading, indented, key_figures, memory_section, time_section
 from api.render.figures import percent, rate, seconds, size
 from planner.specs.plan import Plan, RankedLayout
-from planner.units import format_seconds
+from planner.specs.run import RunEstimate
+from planner.units import HOUR, KILO, MEGA, format_bytes, format_count, format_seconds
 
 SHOWN_RANKS = 10
 
@@ -30,6 +31,10 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         *time_section(winner.estimate, width, letters=letters),
         "",
     ]
+    if winner.run is not None:
+        sections += [*run_section(winner.run, winner.num_gpus), ""]
+    if len(plan.sizes) > 1:
+        sections += [heading("How many GPUs"), indented(sizes_table(plan)), ""]
     for title, lines in _reasons(plan):
         if lines:
             sections += [heading(title), indented(bullets(lines)), ""]
@@ -71,11 +76,68 @@ def ranked_table(plan: Plan) -> Table:
     return table
 
 
+def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:
+    """Time, price and energy of all tokens, and what checkpoints and failures cost."""
+    saves = run.checkpoint
+    lost = f"{run.saving_share:.2%} saving, {run.lost_share:.2%} redone, {run.restarting_share:.2%} restarting"
+    blocks = f"{size(saves.saved_bytes)} a save: blocks {seconds(saves.blocking_seconds + saves.delay_seconds)}"
+    uploads = f", uploads {seconds(saves.upload_seconds)}" if saves.upload_seconds else ""
+    staged = f", {format_bytes(saves.host_memory_bytes)} of host memory a node" if saves.host_memory_bytes else ""
+    apart = f"{seconds(saves.interval_seconds)} apart; {blocks}{uploads}{staged}"
+    rows = (
+        ("time to train", seconds(run.time_to_train_seconds), f"{rate(run.tokens_per_second)} tokens/s on {num_gpus:,} GPUs"),
+        ("goodput", f"{run.goodput:.2%}", lost),
+        ("price", money(run.cost), f"{format_count(run.gpu_hours)} GPU-hours"),
+        ("energy", energy(run.energy_joules), f"{run.joules_per_token:.3g} J a token, {mass(run.co2_grams)} CO2"),
+        ("checkpoints", f"{saves.mode}, every {saves.interval_steps:,} steps", apart),
+        ("interruptions", f"every {seconds(run.mtbf_seconds)}", f"about {run.expected_failures:,.1f} in the run"),
+    )  # fmt: skip
+    table = Table.grid(padding=(0, 2))
+    for name, value, more in rows:
+        table.add_row(Text(name, style="dim"), Text(value, style="bold"), Text(more, style="dim"))
+    assumed = [Text(f"{'; '.join(run.assumptions)}.", style="dim")]
+    return [heading(f"The whole run: {format_count(run.tokens)} tokens"), indented(table), *(indented(line) for line in assumed)]
+
+
+def sizes_table(plan: Plan) -> Table:
+    """The best layout of every number of GPUs; a star marks the front of time against price, bold the chosen size."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=False)
+    for name in ("GPUs", "tok/s", "time", "price", "energy", "CO2", ""):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("layout", overflow="fold", ratio=1)
+    for option in plan.sizes:
+        table.add_row(
+            f"{option.num_gpus:,}", rate(option.tokens_per_second), seconds(option.time_to_train_seconds), money(option.cost),
+            energy(option.energy_joules), mass(option.co2_grams), "*" if option.on_front else "", option.layout.short(),
+            style="bold" if option.num_gpus == plan.ranked[0].num_gpus else "",
+        )  # fmt: skip
+    table.caption = "* no other size is both sooner done and cheaper"
+    return table
+
+
+def money(dollars: float) -> str:
+    """US dollars."""
+    return f"${dollars:,.0f}" if dollars >= 100 else f"${dollars:.2f}"
+
+
+def energy(joules: float) -> str:
+    """kWh, or MWh from a thousand on."""
+    kwh = joules / (KILO * HOUR)
+    return f"{kwh / KILO:,.4g} MWh" if kwh >= KILO else f"{kwh:.3g} kWh"
+
+
+def mass(grams: float) -> str:
+    """kg, or tonnes from a thousand on."""
+    return f"{grams / MEGA:,.4g} t" if grams >= MEGA else f"{grams / KILO:.3g} kg"
+
+
 def _reasons(plan: Plan) -> list[tuple[str, list[str]]]:
     current = plan.versus_current
     sections = [("Why this one", plan.ranked[0].reasons)]
     if len(plan.ranked) > 1:
         sections.append(("Against number 2", plan.headline[1:]))
+    if plan.regret is not None:
+        sections.append(("How sure", [plan.regret.statement]))
     if current is not None:
         faster = f"{current.speedup:.2f} times as fast as" if current.speedup is not None else "Instead of"
         sections.append((f"{faster} your {current.layout.short()}", current.reasons))

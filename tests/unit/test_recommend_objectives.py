@@ -1,0 +1,180 @@
+"""What each objective chooses, within one size and between several."""
+
+from datetime import UTC, datetime
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from api.render.plan import plan_view
+from planner.ports import Ports
+from planner.recommend import recommend
+from planner.specs.job import Job
+from planner.specs.plan import Plan
+
+
+class Fixed:
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def new_id(self, prefix: str) -> str:
+        return f"{prefix}-1"
+
+
+def plan_of(objective: str, num_gpus: Any = "8..32", top_k: int = 6, **changes: Any) -> Plan:
+    fixed = Fixed()
+    job = {
+        "model": "llama3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, **changes.get("cluster", {})},
+        "training": {"seq_len": 8192, "global_batch_size": 64, **changes.get("training", {})},
+        "search": {"top_k": top_k, "objective": objective, "allow": {"precision": ["bf16"]}, "fix": {"compile": True}},
+    }
+    return recommend(Job.from_user(job), ports=Ports(clock=fixed, ids=fixed))
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, Plan]:
+    return {objective: plan_of(objective) for objective in ("throughput", "time", "cost", "energy", "memory")}
+
+
+def test_sizes_hold_the_best_of_every_size(plans: dict[str, Plan]) -> None:
+    for plan in plans.values():
+        assert [option.num_gpus for option in plan.sizes] == [8, 16, 32]
+        assert all(option.layout.num_gpus == option.num_gpus for option in plan.sizes)
+        winner = plan.ranked[0]
+        chosen = next(option for option in plan.sizes if option.num_gpus == winner.num_gpus)
+        assert chosen.layout == winner.layout
+        assert winner.run is not None
+        assert (chosen.cost, chosen.time_to_train_seconds) == (winner.run.cost, winner.run.time_to_train_seconds)
+
+
+@pytest.mark.parametrize(
+    ("objective", "field", "sign"),
+    [("throughput", "tokens_per_second", -1), ("time", "time_to_train_seconds", 1), ("cost", "cost", 1), ("energy", "energy_joules", 1)],
+)
+def test_the_winner_is_best_by_its_objective(plans: dict[str, Plan], objective: str, field: str, sign: int) -> None:
+    plan = plans[objective]
+    values = {option.num_gpus: sign * getattr(option, field) for option in plan.sizes}
+    assert plan.ranked[0].num_gpus == min(values, key=lambda num_gpus: values[num_gpus])
+    # No plan of another objective does better by this one.
+    best = min(sign * getattr(option, field) for other in plans.values() for option in other.sizes)
+    assert min(values.values()) <= best * (1 + 1e-6 * (1 if best > 0 else -1))
+
+
+def test_memory_leaves_most_headroom(plans: dict[str, Plan]) -> None:
+    needs = {name: plan.ranked[0].estimate.device_bytes or 0.0 for name, plan in plans.items()}
+    assert min(needs, key=lambda name: needs[name]) == "memory"
+    ranked = [entry.estimate.device_bytes or 0.0 for entry in plans["memory"].ranked]
+    assert ranked == sorted(ranked)
+    # Nothing that fits on the front of speed against headroom leaves more.
+    plan = plan_of("memory", 8, 1)
+    winner = plan.ranked[0].estimate
+    headroom = max(point.headroom_bytes for point in plan.pareto)
+    assert (winner.usable_bytes or 0.0) - (winner.device_bytes or 0.0) >= headroom * (1 - 1e-9)
+
+
+def test_front_of_time_against_cost(plans: dict[str, Plan]) -> None:
+    for plan in plans.values():
+        for option in plan.sizes:
+            beaten = any(
+                other.time_to_train_seconds <= option.time_to_train_seconds and other.cost <= option.cost and other != option
+                for other in plan.sizes
+            )
+            assert option.on_front == (not beaten)
+    assert any(option.on_front for option in plans["cost"].sizes)
+
+
+def test_larger_jobs_lose_more_to_failures() -> None:
+    plan = plan_of("time", cluster={"mtbf_gpu_hours": 40})
+    goodputs = [option.tokens_per_second * option.step_seconds for option in plan.sizes]
+    assert goodputs == sorted(goodputs, reverse=True)
+    assert goodputs[-1] < 0.95 * goodputs[0]
+
+
+def test_failures_can_make_fewer_gpus_the_faster_choice() -> None:
+    # Every GPU fails each 2 hours: at 32 GPUs a failure each 4 minutes, a third of what a restart takes.
+    fragile = plan_of("throughput", cluster={"mtbf_gpu_hours": 2})
+    assert fragile.ranked[0].num_gpus < 32
+    assert plan_of("throughput").ranked[0].num_gpus == 32
+    assert any("interruption every" in line for line in fragile.warnings)
+
+
+def test_one_size_ranks_by_step_time_as_before() -> None:
+    plan = plan_of("throughput", 8)
+    steps = [entry.estimate.step_seconds or 0.0 for entry in plan.ranked]
+    assert steps == sorted(steps)
+    assert len(plan.sizes) == 1
+    assert plan.sizes[0].on_front
+
+
+def test_layouts_of_different_sizes_are_no_near_copies(plans: dict[str, Plan]) -> None:
+    ranked = [(entry.num_gpus, entry.layout) for entry in plans["cost"].ranked]
+    last = plans["cost"].ranked[-1].run
+    assert last is not None
+    assert len(set(ranked)) == len(ranked)
+    for option in plans["cost"].sizes:
+        assert option.cost > last.cost or (option.num_gpus, option.layout) in ranked
+
+
+def test_sizes_that_hold_nothing_are_named() -> None:
+    plan = plan_of("time", [1, 8])
+    assert [option.num_gpus for option in plan.sizes] == [8]
+    assert "no layout fits on 1 GPUs" in plan.warnings
+
+
+FRAGILE = {"mtbf_gpu_hours": 40}
+
+
+def test_failures_make_small_jobs_cheap_and_large_ones_fast() -> None:
+    winners = {objective: plan_of(objective, cluster=FRAGILE).ranked[0].num_gpus for objective in ("time", "cost", "energy")}
+    assert winners == {"time": 32, "cost": 8, "energy": 8}
+
+
+def test_free_gpus_are_counted_in_hours() -> None:
+    plan = plan_of("cost", cluster={"price_per_gpu_hour": 0, **FRAGILE})
+    assert all(option.cost == 0 for option in plan.sizes)
+    assert plan.ranked[0].num_gpus == 8
+    assert [option.on_front for option in plan.sizes] == [True, True, True]
+
+
+def test_plan_says_how_sure_and_what_comes_next(plans: dict[str, Plan]) -> None:
+    for objective, plan in plans.items():
+        assert (plan.regret is None) == (objective == "memory")
+        assert plan.ranked[0].reasons[1].startswith("without ")
+    sure = plans["throughput"].regret
+    assert sure is not None
+    assert 0.0 < sure.expected_share < sure.share_95 < 1.0
+
+
+def test_plan_without_the_new_fields_still_loads(plans: dict[str, Plan]) -> None:
+    old = plans["time"].model_dump(mode="json")
+    for key in ("sizes", "regret"):
+        del old[key]
+    for entry in old["ranked"]:
+        del entry["run"]
+    loaded = Plan.model_validate(old)
+    assert (loaded.sizes, loaded.regret, loaded.ranked[0].run) == ([], None, None)
+
+
+def test_number_two_of_another_size_is_compared_by_the_whole_run(plans: dict[str, Plan]) -> None:
+    plan = plans["cost"]
+    first, second = plan.ranked[:2]
+    assert first.num_gpus != second.num_gpus
+    assert f"on {second.num_gpus} GPUs instead of {first.num_gpus}" in plan.headline[1]
+    assert "trains for" in plan.headline[2]
+    assert not any("a step" in line for line in plan.headline)
+
+
+def test_screen_shows_the_whole_run_and_the_sizes(plans: dict[str, Plan]) -> None:
+    console = Console(width=110, record=True, file=StringIO())
+    console.print(plan_view(plans["cost"], 110, letters=True))
+    text = " ".join(console.export_text().split())
+    run = plans["cost"].ranked[0].run
+    assert run is not None
+    assert "The whole run: 1T tokens" in text
+    assert f"goodput {run.goodput:.2%}" in text
+    assert f"price ${run.cost:,.0f}" in text
+    assert f"async, every {run.checkpoint.interval_steps:,} steps" in text
+    assert "How many GPUs" in text
+    assert "How sure - with probability" in text

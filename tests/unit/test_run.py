@@ -1,0 +1,314 @@
+"""Checkpoint cost, goodput, price and energy of whole runs: properties, a simulated twin, and the messages."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.columns import LayoutBatch
+from planner.cost import run
+from planner.cost.price import Pricer
+from planner.explain import next_bottleneck, regret
+from planner.specs.estimate import Estimate, TimeBreakdown
+from planner.specs.job import Job
+from planner.specs.run import RunEstimate
+
+MODES = ("sync", "async", "async-pinned")
+STEP = np.array([5.0])
+
+
+def case(cluster: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **layout: Any) -> tuple[Pricer, LayoutBatch]:
+    job = Job.from_user({
+        "model": "llama3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, **(cluster or {})},
+        "training": {"seq_len": 8192, "global_batch_size": 256, **(training or {})},
+        "layout": layout or {"dp_shard": 64},
+    })  # fmt: skip
+    assert job.layout is not None
+    return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts([job.layout])
+
+
+def answer(cluster: dict[str, Any] | None = None, training: dict[str, Any] | None = None, step: float = 5.0, **layout: Any) -> RunEstimate:
+    pricer, batch = case(cluster, training, **layout)
+    return run.run_estimate(pricer, run.run_columns(pricer, batch, np.array([step]), np.array([0.8 * step])), 0)
+
+
+def saving(interval_steps: int, mode: str) -> dict[str, Any]:
+    return {"checkpoint": {"interval_steps": interval_steps, "mode": mode}}
+
+
+# ---- one save -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("training", "layout", "per_parameter"),
+    [
+        ({}, {"dp_shard": 64}, 12.0),
+        ({"optimizer": "adamw-bf16-states"}, {"dp_shard": 64}, 8.0),
+        ({}, {"dp_shard": 64, "master_dtype": "bfloat16"}, 6.0),
+        ({"trainer": "megatron"}, {"dp_shard": 64, "zero_stage": 1}, 14.0),
+    ],
+)
+def test_bytes_saved_follow_optimizer_and_dtypes(training: dict[str, Any], layout: dict[str, Any], per_parameter: float) -> None:
+    pricer, batch = case(training=training, **layout)
+    found = run.save_costs(pricer, batch, STEP, "sync")
+    assert found.saved_bytes[0] == pytest.approx(pricer.model.total_parameters() * per_parameter)
+    assert found.gpu_bytes[0] * 64 == pytest.approx(found.saved_bytes[0], rel=1e-3)
+
+
+def test_the_fullest_rank_decides_what_is_staged() -> None:
+    pricer, batch = case(dp_shard=16, pp=4, zero_stage=2)
+    found = run.save_costs(pricer, batch, STEP, "async")
+    mean = found.saved_bytes[0] / 64
+    assert 1.05 * mean < found.gpu_bytes[0] < 1.5 * mean
+    pricer, batch = case(dp_replicate=8, dp_shard=8)
+    assert run.save_costs(pricer, batch, STEP, "async").gpu_bytes[0] == pytest.approx(found.saved_bytes[0] / 8, rel=1e-3)
+
+
+def test_seconds_of_a_save_by_hand() -> None:
+    cluster = {"storage_bandwidth": "10 GB/s", "pcie_bandwidth": "50 GB/s"}
+    pricer, batch = case(cluster)
+    total = pricer.model.total_parameters() * 12.0
+    found = {mode: run.save_costs(pricer, batch, STEP, mode) for mode in MODES}  # type: ignore[arg-type]
+    assert found["sync"].blocking_seconds[0] == pytest.approx(run.PREPARE_SECONDS + total / 10e9)
+    assert found["sync"].upload_seconds[0] == 0.0
+    assert found["async"].blocking_seconds[0] == pytest.approx(run.PREPARE_SECONDS + total / 64 / (50e9 * run.PAGEABLE_SHARE), rel=1e-3)
+    assert found["async"].upload_seconds[0] == pytest.approx(total / 10e9)
+    assert found["async-pinned"].blocking_seconds[0] == pytest.approx(run.PREPARE_SECONDS)
+    # A step shorter than the copy hides only itself: the optimizer must wait for the rest.
+    hurried = run.save_costs(pricer, batch, np.array([0.01]), "async-pinned").blocking_seconds[0]
+    assert hurried == pytest.approx(run.PREPARE_SECONDS + total / 64 / 50e9 - 0.01, rel=1e-3)
+
+
+def test_fast_storage_leaves_the_writers_as_the_limit() -> None:
+    pricer, batch = case({"storage_bandwidth": "10 TB/s"})
+    found = run.save_costs(pricer, batch, STEP, "sync")
+    assert found.write_seconds[0] == pytest.approx(found.saved_bytes[0] / (64 * run.WRITER_BYTES_PER_SECOND))
+
+
+def test_staged_copies_need_host_memory() -> None:
+    pricer, batch = case()
+    sync, staged = (run.save_costs(pricer, batch, STEP, mode) for mode in ("sync", "async"))  # type: ignore[arg-type]
+    assert sync.host_bytes[0] == 0.0
+    assert staged.host_bytes[0] == pytest.approx(8 * staged.gpu_bytes[0])
+    pricer, batch = case(dp_shard=64, cpu_offload=True)
+    offloaded = run.save_costs(pricer, batch, STEP, "sync").host_bytes[0]
+    assert offloaded == pytest.approx(8 * staged.gpu_bytes[0] * 16 / 12)
+
+
+def test_too_little_host_memory_is_said() -> None:
+    small = answer({"host_memory": "4 GiB"})
+    assert not small.checkpoint.fits_host_memory
+    assert any("host memory" in line and "mode sync" in line for line in small.warnings)
+    assert answer({"host_memory": "64 GiB"}).warnings == []
+    assert answer({"host_memory": "4 GiB"}, saving(500, "sync")).checkpoint.fits_host_memory
+
+
+# ---- intervals and goodput --------------------------------------------------------------------------------------------
+
+
+def test_upload_longer_than_the_interval_delays_the_next_save() -> None:
+    slow = {"storage_bandwidth": "1 GB/s"}  # 96 GB: 96 s
+    found = answer(slow, saving(10, "async"))
+    assert found.checkpoint.delay_seconds == pytest.approx(found.checkpoint.upload_seconds - 50.0)
+    assert any("training waits" in line for line in found.warnings)
+    assert any("every 10 steps leaves" in line for line in found.warnings)
+    assert answer(slow, saving(20, "async")).checkpoint.delay_seconds == 0.0
+    assert answer(slow).checkpoint.delay_seconds == 0.0
+
+
+def test_without_a_checkpoint_spec_the_best_async_interval_is_used_and_said() -> None:
+    found = answer()
+    assert (found.checkpoint.given, found.checkpoint.mode) == (False, "async")
+    assert found.checkpoint.interval_steps == found.checkpoint.optimal_interval_steps
+    assert any("no training.checkpoint given" in line for line in found.assumptions)
+    stated = answer(training=saving(100, "sync"))
+    assert (stated.checkpoint.given, stated.checkpoint.mode, stated.checkpoint.interval_steps) == (True, "sync", 100)
+    assert not any("training.checkpoint" in line for line in stated.assumptions)
+
+
+def test_shares_sum_to_one() -> None:
+    for hours in (1e-3, 1.0, 100.0, 50_000.0, 1e12):
+        found = answer({"mtbf_gpu_hours": hours})
+        parts = (found.goodput, found.saving_share, found.lost_share, found.restarting_share)
+        assert sum(parts) == pytest.approx(1.0)
+        assert min(parts) >= -1e-9
+
+
+def test_a_job_that_fails_faster_than_it_saves_stays_finite() -> None:
+    found = answer({"mtbf_gpu_hours": 1e-6})
+    assert 0.0 < found.goodput < 1e-6
+    assert np.isfinite(found.time_to_train_seconds)
+    assert np.isfinite(found.co2_grams)
+    assert any("interruption every" in line for line in found.warnings)
+
+
+@given(
+    hours=st.lists(st.floats(1.0, 1e7), min_size=2, max_size=2, unique=True),
+    steps=st.one_of(st.none(), st.integers(1, 5000)),
+    mode=st.sampled_from(MODES),
+)
+def test_more_frequent_failures_never_raise_goodput(hours: list[float], steps: int | None, mode: str) -> None:
+    training = saving(steps, mode) if steps else {}
+    rare, frequent = (answer({"mtbf_gpu_hours": value}, training) for value in sorted(hours, reverse=True))
+    assert frequent.goodput <= rare.goodput * (1 + 1e-12)
+    assert frequent.time_to_train_seconds >= rare.time_to_train_seconds * (1 - 1e-12)
+
+
+@given(
+    bandwidths=st.lists(st.floats(1e8, 1e13), min_size=2, max_size=2, unique=True),
+    steps=st.one_of(st.none(), st.integers(1, 5000)),
+    mode=st.sampled_from(MODES),
+)
+def test_more_storage_bandwidth_is_never_slower(bandwidths: list[float], steps: int | None, mode: str) -> None:
+    training = saving(steps, mode) if steps else {}
+    fast, slow = (answer({"storage_bandwidth": value}, training) for value in sorted(bandwidths, reverse=True))
+    assert fast.time_to_train_seconds <= slow.time_to_train_seconds * (1 + 1e-12)
+    assert fast.cost <= slow.cost * (1 + 1e-12)
+
+
+@given(blocking=st.floats(0.05, 500.0), upload=st.floats(0.0, 300.0), mtbf=st.floats(100.0, 1e6), step=st.floats(0.5, 60.0))
+def test_the_optimal_interval_minimises_the_waste(blocking: float, upload: float, mtbf: float, step: float) -> None:
+    one = np.ones(1)
+    saves = run.Saves(
+        saved_bytes=one, gpu_bytes=one, blocking_seconds=blocking * one, upload_seconds=upload * one, write_seconds=upload * one,
+        host_bytes=one,
+    )  # fmt: skip
+    best = run.progress(saves, step * one, mtbf, None)
+    center = int(best.optimal_steps[0])
+    others = {1, 2, center - 1, center + 1, max(1, center // 2), center * 2, int(upload / step) + 1, max(1, int(upload / step))}
+    for steps in others - {0}:
+        assert run.progress(saves, step * one, mtbf, steps).goodput[0] <= best.goodput[0] * (1 + 1e-9), steps
+
+
+def test_work_since_the_last_finished_upload_is_lost_too() -> None:
+    one = np.ones(1)
+    slow, fast = (
+        run.Saves(saved_bytes=one, gpu_bytes=one, blocking_seconds=one, upload_seconds=upload * one, write_seconds=90 * one, host_bytes=one)
+        for upload in (90.0, 0.0)
+    )
+    lost = [run.progress(saves, 10 * one, 9000.0, 30).lost[0] for saves in (slow, fast)]
+    assert lost[0] - lost[1] == pytest.approx(90 / 9000, rel=0.1)
+
+
+def test_daly_is_close_to_the_exact_optimum_and_newton_is_there() -> None:
+    blocking, mtbf = np.array([0.1, 5.0, 60.0, 300.0]), np.array([1e6, 1440.0 * 60, 3600.0, 900.0])
+    exact = run.best_interval_seconds(blocking, mtbf)
+    np.testing.assert_allclose(run.daly_interval_seconds(blocking, mtbf), exact, rtol=5e-3)
+    np.testing.assert_allclose(1.0 - exact / mtbf, np.exp(-(exact + blocking) / mtbf), rtol=1e-9)
+
+
+def _simulated_goodput(useful: float, blocked: float, upload: float, mtbf: float, restart: float) -> float:
+    """The twin: failures drawn one by one; a restart resumes from the last save whose upload has ended."""
+    chance = random.Random(7)
+    done, wall, period = 0.0, 0.0, useful + blocked
+    for _ in range(40_000):
+        alive = chance.expovariate(1.0 / mtbf)
+        wall += alive
+        done += max(0, int((alive - upload) // period)) * useful
+        while (again := chance.expovariate(1.0 / mtbf)) < restart:
+            wall += again
+        wall += restart
+    return done / wall
+
+
+@pytest.mark.parametrize(("useful", "blocked", "upload"), [(300.0, 30.0, 0.0), (300.0, 3.0, 120.0), (120.0, 3.0, 100.0)])
+def test_goodput_agrees_with_a_simulation_of_failures(useful: float, blocked: float, upload: float) -> None:
+    mtbf, restart = 7200.0, 600.0
+    found = run.goodput(*(np.array([value]) for value in (useful, blocked, mtbf, restart + upload)))[0]
+    assert found == pytest.approx(_simulated_goodput(useful, blocked, upload, mtbf, restart), abs=0.006)
+
+
+# ---- the whole run ----------------------------------------------------------------------------------------------------
+
+
+def test_time_price_and_energy_follow_from_tokens() -> None:
+    one, two = (answer(training={"total_tokens": tokens}) for tokens in (1e11, 2e11))
+    assert one.total_tokens == one.tokens == 1e11
+    assert one.tokens_per_second == pytest.approx(256 * 8192 / 5.0 * one.goodput)
+    assert one.time_to_train_seconds == pytest.approx(1e11 / one.tokens_per_second)
+    assert one.gpu_hours == pytest.approx(64 * one.time_to_train_seconds / 3600)
+    assert one.cost == pytest.approx(2.5 * one.gpu_hours)
+    assert one.energy_joules == pytest.approx(one.mean_watts_per_gpu * 64 * one.time_to_train_seconds)
+    assert one.expected_failures == pytest.approx(one.gpu_hours / 50_000)
+    for name in ("time_to_train_seconds", "cost", "energy_joules", "co2_grams"):
+        assert getattr(two, name) == pytest.approx(2 * getattr(one, name)), name
+
+
+def test_without_total_tokens_figures_are_for_a_trillion() -> None:
+    found = answer()
+    assert (found.total_tokens, found.tokens) == (None, 1e12)
+    assert any("no training.total_tokens" in line for line in found.assumptions)
+
+
+def test_price_carbon_and_power_limit_count() -> None:
+    base = answer()
+    assert answer({"price_per_gpu_hour": 5.0}).cost == pytest.approx(2 * base.cost)
+    assert answer({"carbon_intensity": 44.5}).co2_grams == pytest.approx(base.co2_grams / 10)
+    assert answer({"power_limit": "350 W"}).energy_joules < 0.75 * base.energy_joules
+    idle = run.run_columns(*case(), STEP, np.array([1.0]))
+    busy = run.run_columns(*case(), STEP, np.array([5.0]))
+    assert idle.bill.joules[0] < busy.bill.joules[0]
+
+
+def test_columns_equal_single_rows() -> None:
+    pricer, first = case(dp_shard=64)
+    _, second = case(dp_shard=16, pp=4, zero_stage=2)
+    both = run.run_columns(pricer, LayoutBatch.concatenate([first, second]), np.array([5.0, 7.0]), np.array([4.0, 4.0]))
+    for row, (batch, step) in enumerate(((first, 5.0), (second, 7.0))):
+        alone = run.run_columns(pricer, batch, np.array([step]), np.array([4.0]))
+        assert run.run_estimate(pricer, both, row) == run.run_estimate(pricer, alone, 0)
+
+
+def test_answer_survives_json() -> None:
+    found = answer({"mtbf_gpu_hours": 1e-6})
+    assert RunEstimate.model_validate_json(found.model_dump_json()) == found
+
+
+# ---- how sure, and what comes next ------------------------------------------------------------------------------------
+
+
+def test_regret_of_two_layouts_in_closed_form() -> None:
+    # Two equal predictions: either is better with one half. z of the difference: log(1.1) / (0.15 sqrt(2 x 0.2)) = 1.0047, Q = 0.1575.
+    even = regret(np.array([1.0, 1.0]), 0.15, "throughput")
+    apart = regret(np.array([1.0, 1.1]), 0.15, "cost")
+    assert even is not None
+    assert apart is not None
+    assert even.probability_other_better == pytest.approx(0.5, abs=1e-3)
+    assert apart.probability_other_better == pytest.approx(0.1575, abs=1e-3)
+    # E max(0, sd z) = sd / sqrt(2 pi) with sd = 0.15 sqrt(0.4).
+    assert np.log1p(even.expected_share) == pytest.approx(0.15 * np.sqrt(0.4) / np.sqrt(2 * np.pi), rel=0.01)
+    assert np.log1p(even.share_95) == pytest.approx(1.6449 * 0.15 * np.sqrt(0.4), rel=0.03)
+    assert "cheaper" in apart.statement
+    assert regret(np.array([1.0]), 0.15, "throughput") is None
+    assert regret(np.array([1.0, 2.0]), 0.15, "memory") is None
+
+
+def test_regret_agrees_with_drawn_errors() -> None:
+    scores = np.array([1.0, 1.03, 1.08, 1.2])
+    found = regret(scores, 0.1, "time")
+    assert found is not None
+    chance = np.random.default_rng(3)
+    common, own = chance.normal(size=(200_000, 1)), chance.normal(size=(200_000, 4))
+    drawn = np.log(scores) + 0.1 * (np.sqrt(0.8) * common + np.sqrt(0.2) * own)
+    loss = drawn[:, 0] - drawn.min(axis=1)
+    assert found.probability_other_better == pytest.approx((loss > 0).mean(), abs=0.01)
+    assert np.log1p(found.expected_share) == pytest.approx(loss.mean(), rel=0.03)
+
+
+def _estimate(**exposed: float) -> Estimate:
+    time = TimeBreakdown(
+        compute_seconds=6.0, exposed_communication_seconds={"tp": 2.0, "fsdp": 0.0, **exposed}, bubble_seconds=1.0, recompute_seconds=0.0,
+        optimizer_seconds=0.0, other_seconds=0.0,
+    )  # fmt: skip
+    return Estimate(valid=True, violations=[], step_seconds=time.total(), time=time, model_version="t", calibration_id="t")
+
+
+def test_next_bottleneck_is_the_second_largest_cost() -> None:
+    sentence = next_bottleneck(_estimate())
+    assert sentence.startswith("without tensor-parallel communication a step would take 7 s (22.2% less)")
+    assert "next bottleneck would be pipeline bubble: 1 s (14%)" in sentence
+    assert next_bottleneck(_estimate(fsdp=1.5)).endswith("waiting for FSDP gathers and scatters: 1.5 s (18%)")
