@@ -1,0 +1,282 @@
+"""Every catalogue model on every GPU under every trainer, schedule and precision: priced in full, or refused with rule and remedy.
+
+NUM_JOBS x ROWS random layouts, drawn by a seeded generator and checked as columns. Nine values in ten are drawn from what the trainer
+knows and the rest from everything that the contract can spell, so that legal and illegal layouts both abound.
+"""
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+
+from planner.catalog.clusters import gpu_names
+from planner.catalog.models import model_names
+from planner.columns import BoolColumn, LayoutBatch
+from planner.cost.estimate import estimate_job, estimate_layouts
+from planner.cost.price import PARTS, Pricer, Prices
+from planner.cost.simulation import refine
+from planner.rules import Context, broken_rules, violations
+from planner.rules.features import NEEDS, gpu_precisions
+from planner.schedules import SCHEDULES as SCHEDULE_OBJECTS
+from planner.specs.cluster import ClusterSpec
+from planner.specs.job import Job
+from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES
+from planner.specs.model import ModelSpec
+from planner.specs.trainers import SINGLE_STAGE_SCHEDULES, TRAINERS, V_SCHEDULES
+from planner.specs.training import TrainingSpec
+
+SEED, NUM_JOBS, ROWS = 20261103, 500, 80
+NUM_GPUS = (1, 8, 16, 24, 64, 128, 256, 1024)
+SIMULATED = 150
+SUMMED = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "workspace")
+
+
+@dataclass(frozen=True)
+class Priced:
+    """One job's random layouts: which are legal, and what those cost."""
+
+    context: Context
+    batch: LayoutBatch
+    legal: BoolColumn
+    legal_batch: LayoutBatch
+    prices: Prices | None
+
+    @property
+    def name(self) -> str:
+        c = self.context
+        return f"{c.model.name} on {c.cluster.num_gpus} {c.cluster.gpu.name} with {c.training.trainer}"
+
+
+@cache
+def jobs() -> tuple[Priced, ...]:
+    draw = np.random.default_rng(SEED)
+    models, gpus, trainers = model_names(), gpu_names(), tuple(TRAINERS)
+    places = [(models[i % len(models)], gpus[i % len(gpus)], trainers[(i // len(gpus)) % len(trainers)]) for i in range(NUM_JOBS)]
+    return tuple(priced(draw, *place) for place in places)
+
+
+def priced(draw: np.random.Generator, model: str, gpu: str, trainer: str) -> Priced:
+    num_gpus = int(draw.choice(NUM_GPUS))
+    context = Context(
+        model=ModelSpec.from_user(model),
+        cluster=ClusterSpec.from_user({"gpu": gpu, "num_gpus": num_gpus}),
+        training=TrainingSpec.from_user(
+            {
+                "seq_len": int(draw.choice((1024, 4096, 8192, 65536))),
+                "global_batch_size": num_gpus * int(draw.choice((1, 2, 4, 16))),
+                "trainer": trainer,
+                "max_grad_norm": None if draw.random() < 0.3 else 1.0,
+                "attention_kernel": "unfused" if draw.random() < 0.1 else "flash",
+                "optimizer": str(draw.choice(("adamw", "adamw-bf16-states", "muon", "adafactor", "sgd"))),
+            }
+        ),
+    )
+    batch = random_layouts(draw, context, ROWS)
+    legal = np.ones(ROWS, dtype=np.bool_)
+    for _, mask in broken_rules(batch, context):
+        legal &= ~mask
+    chosen = batch.take(np.flatnonzero(legal))
+    pricer = Pricer.build(context.model, context.cluster, context.training)
+    return Priced(context, batch, legal, chosen, pricer.price(chosen) if len(chosen) else None)
+
+
+def random_layouts(draw: np.random.Generator, context: Context, count: int) -> LayoutBatch:
+    """Columns of random layouts, mostly of what the trainer and the GPU know. Without a pipeline one stage: see DEFECTS."""
+    known, num_gpus = context.trainer, context.cluster.num_gpus
+
+    def pick(every: tuple[object, ...], sensible: frozenset[object]) -> np.ndarray:
+        inside = np.array([index for index, name in enumerate(every) if name in sensible] or range(len(every)))
+        return np.where(draw.random(count) < 0.9, draw.choice(inside, count), draw.integers(0, len(every), count))
+
+    def flag(chance: float) -> BoolColumn:
+        return np.asarray(draw.random(count) < chance)
+
+    left, degrees = np.full(count, num_gpus), []
+    for values in ((1, 1, 2, 4, 8, 3), (1, 1, 1, 2, 4), (1, 2, 4, 8, 3), (1, 1, 1, 2)):
+        wished = draw.choice(values, count)
+        degrees.append(np.where((left % wished == 0) | flag(0.05), wished, 1))
+        left = np.maximum(left // degrees[-1], 1)
+    tp, cp, pp, replicas = degrees
+    dp_shard = np.where(flag(0.03), draw.integers(1, 9, count), left)
+    schedule = pick(SCHEDULES, known.schedules)
+    single = np.isin(schedule, [SCHEDULES.index(name) for name in SINGLE_STAGE_SCHEDULES])
+    v_shaped = np.isin(schedule, [SCHEDULES.index(name) for name in V_SCHEDULES])
+    virtual = np.where(single, 1, np.where(v_shaped, 2, draw.choice((2, 2, 2, 4, 5), count)))
+    moe = context.model.is_moe
+    precision = pick(PRECISIONS, known.precisions & frozenset(gpu_precisions(context)))
+    ac_kind = pick(AC_KINDS, known.ac_kinds)
+    compiled = flag(0.4 if context.limits.compiles else 0.03)
+    value = np.where(ac_kind == AC_KINDS.index("selective-layer"), draw.integers(1, 5, count), 0.0)
+    return LayoutBatch(
+        dp_replicate=replicas, dp_shard=dp_shard, cp=cp, tp=tp, pp=pp, ep=draw.choice((1, 2, 4, 8) if moe else (1,) * 30 + (2,), count),
+        etp=np.where(flag(0.1 if moe else 0.02), tp, 1), zero_stage=pick((0, 1, 2, 3), known.zero_stages),
+        sequence_parallel=flag(0.8), async_tp=flag(0.3) & compiled & (tp > 1), cp_method=pick(CP_METHODS, known.cp_methods),
+        pp_schedule=schedule, virtual_stages=np.where(pp == 1, 1, np.where(flag(0.1), draw.integers(1, 4, count), virtual)),
+        split=np.full(count, -1),
+        micro_batch_size=draw.choice((1, 1, 1, 1, 2, 2, 4, 3), count), ac_kind=ac_kind,
+        ac_value=np.where(ac_kind == AC_KINDS.index("memory-budget"), np.round(draw.random(count), 2), value),
+        precision=precision, float8_all_gather=flag(0.5) & (precision == PRECISIONS.index("float8-tensorwise")),
+        param_dtype=flag(0.1).astype(np.int64), reduce_dtype=flag(0.6).astype(np.int64), master_dtype=flag(0.8).astype(np.int64),
+        compile=compiled, optimizer_in_backward=flag(0.05), cpu_offload=flag(0.1),
+    )  # fmt: skip
+
+
+@cache
+def legal_rows() -> tuple[tuple[Priced, int], ...]:
+    return tuple((job, row) for job in jobs() for row in range(len(job.legal_batch)))
+
+
+def test_enough_layouts_of_everything_were_drawn() -> None:
+    assert NUM_JOBS * ROWS >= 20_000
+    drawn: Counter[tuple[str, str]] = Counter()
+    legal: Counter[tuple[str, str]] = Counter()
+    for job in jobs():
+        for batch, counter in ((job.batch, drawn), (job.legal_batch, legal)):
+            pairs = np.stack([batch.pp_schedule, batch.precision])[:, batch.pp > 1].T
+            counter.update((SCHEDULES[s], PRECISIONS[p]) for s, p in pairs)
+    assert set(drawn) == set(itertools.product(SCHEDULES, PRECISIONS))
+    some_trainer = {pair for rules in TRAINERS.values() for pair in itertools.product(rules.schedules, rules.precisions)}
+    assert set(legal) == some_trainer
+    assert {job.context.model.name for job in jobs()} == {ModelSpec.from_user(name).name for name in model_names()}
+    assert {(job.context.cluster.gpu.name, job.context.training.trainer) for job in jobs()} == set(itertools.product(gpu_names(), TRAINERS))
+    num_legal = sum(int(job.legal.sum()) for job in jobs())
+    assert num_legal > 8_000
+    assert 0.2 < num_legal / (NUM_JOBS * ROWS) < 0.8
+
+
+def test_every_legal_layout_is_priced_in_full() -> None:
+    wrong = []
+    for job in jobs():
+        if job.prices is None:
+            continue
+        p = job.prices
+        parts = np.array([p.parts[name] for name in PARTS])
+        memory = np.sum([getattr(p.memory, name) for name in SUMMED], axis=0)
+        sound = np.isfinite(p.step_seconds) & (p.step_seconds > 0) & np.isfinite(p.device_bytes) & (p.device_bytes > 0)
+        sound &= np.isclose(parts.sum(axis=0), p.step_seconds, rtol=1e-9) & (parts >= -1e-9 * p.step_seconds).all(axis=0)
+        sound &= np.isclose(memory, p.memory.allocated, rtol=1e-9).all(axis=0)
+        sound &= (p.peak_allocated_bytes <= p.peak_reserved_bytes) & (p.peak_reserved_bytes <= p.device_bytes)
+        wrong += [f"{job.name}: {job.legal_batch.row(int(row))!r}" for row in np.flatnonzero(~sound & ~known_defect(job))]
+    assert not wrong, f"{len(wrong)} of {len(legal_rows())}; first: {wrong[0]}"
+
+
+def known_defect(job: Priced) -> BoolColumn:
+    """Legal by the rules and priced as NaN: each has its own xfail below."""
+    batch, peaks = job.legal_batch, job.context.cluster.gpu.peak_flops_per_second
+    training = job.context.training
+    no_bf16 = ((batch.param_dtype == 1) | (training.optimizer == "muon") | (training.attention_kernel == "unfused")) & ("bf16" not in peaks)
+    no_fp4_kernel = (batch.precision == PRECISIONS.index("nvfp4")) & (job.context.cluster.gpu.vendor != "nvidia")
+    no_single = (batch.param_dtype == 1) & ("fp32" not in peaks) & ("tf32" not in peaks)
+    return np.asarray(no_bf16 | no_fp4_kernel | no_single)
+
+
+V100 = {"gpu": "v100-sxm-32gb", "num_gpus": 8}
+DEFECTS = {
+    "unfused attention is priced at the bf16 rate (cost.layers._attention_cost), which the V100 has not": (
+        V100, {"trainer": "megatron", "attention_kernel": "unfused"}, {"precision": "fp16"},
+    ),
+    "Muon is priced at the bf16 rate (cost.price._optimizer_seconds), which the V100 has not": (
+        V100, {"trainer": "megatron", "optimizer": "muon"}, {"precision": "fp16"},
+    ),
+    "fp32 attention is priced relative to the bf16 rate (cost.layers._flash_cost), which the V100 has not": (
+        V100, {"trainer": "megatron"}, {"precision": "fp16", "param_dtype": "float32"},
+    ),
+    "no rule refuses nvfp4 on AMD, and its kernels have no fp4 rate": (
+        {"gpu": "mi355x-288gb", "num_gpus": 8}, {"trainer": "megatron"}, {"precision": "nvfp4"},
+    ),
+    "no rule refuses fp32 compute on a GPU without an fp32 or tf32 peak": (
+        {"gpu": "tpu-v5p", "num_gpus": 8}, {"trainer": "fsdp"}, {"param_dtype": "float32"},
+    ),
+    "without a pipeline virtual_stages is ignored by the rules and not by the layers of a stage": (
+        {"gpu": "h100-sxm-80gb", "num_gpus": 8}, {"trainer": "torchtitan"}, {"pp_schedule": "Interleaved1F1B"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", [pytest.param(why, marks=pytest.mark.xfail(strict=True, reason=why)) for why in DEFECTS])
+def test_defects_found_here(why: str) -> None:
+    cluster, training, layout = DEFECTS[why]
+    job = {"model": "llama3-8b", "cluster": cluster, "training": {"seq_len": 2048, "global_batch_size": 8, **training}, "layout": layout}
+    estimate = estimate_job(Job.from_user(job))
+    assert not estimate.valid or 0.0 < (estimate.step_seconds or np.nan) < np.inf
+
+
+def test_every_illegal_layout_says_which_rule_and_what_would_pass() -> None:
+    silent = []
+    for job in jobs():
+        explained = np.zeros(ROWS, dtype=np.bool_)
+        layouts = {int(row): job.batch.row(int(row)) for row in np.flatnonzero(~job.legal)}
+        for rule, mask in broken_rules(job.batch, job.context):
+            explained |= mask
+            for row in np.flatnonzero(mask):
+                texts = rule.rule(layouts[int(row)], job.context), rule.remedy(layouts[int(row)], job.context)
+                if not all(len(text) >= len("use bf16") and "None" not in text and "nan" not in text for text in texts):
+                    silent.append((job.name, rule.key, texts))
+        assert (explained == ~job.legal).all()
+    assert not silent, f"{len(silent)}; first: {silent[0]}"
+
+
+def test_one_layout_alone_is_judged_like_its_row() -> None:
+    draw = np.random.default_rng(SEED)
+    for job in draw.choice(np.array(jobs(), dtype=object), 100):
+        row, c = int(draw.integers(ROWS)), job.context
+        found = violations(job.batch.row(row), c.model, c.cluster, c.training)
+        expected = {(rule.field, rule.rule(job.batch.row(row), c)) for rule, mask in broken_rules(job.batch, c) if mask[row]}
+        assert {(v.field, v.rule) for v in found} == expected
+        assert bool(found) == (not job.legal[row])
+
+
+def test_a_precision_without_units_is_always_a_violation() -> None:
+    checked = 0
+    for job in jobs():
+        peaks = job.context.cluster.gpu.peak_flops_per_second
+        lacking = np.array([not all(dtype in peaks for dtype in NEEDS[name]) for name in PRECISIONS])[job.batch.precision]
+        assert not (lacking & job.legal).any(), job.name
+        checked += int(lacking.sum())
+    assert checked > 1000
+
+
+def test_legal_layouts_survive_the_whole_estimate() -> None:
+    """Simulation, intervals and breakdown too, of a sample that leaves no schedule out."""
+    draw = np.random.default_rng(SEED)
+    seen: Counter[str] = Counter()
+    rows = [legal_rows()[index] for index in draw.permutation(len(legal_rows()))]
+    rows = [(job, row) for job, row in rows if not known_defect(job)[row]]
+    for job, row in rows:
+        layout, c = job.legal_batch.row(row), job.context
+        key = layout.pp_schedule if layout.pp > 1 else "no pipeline"
+        if seen[key] >= SIMULATED // (len(SCHEDULES) + 1) or layout.num_microbatches(c.training.global_batch_size) > 64:
+            continue
+        seen[key] += 1
+        (estimate,) = estimate_layouts(Pricer.build(c.model, c.cluster, c.training), [layout])
+        assert estimate.valid, (job.name, layout)
+        assert estimate.time is not None
+        assert estimate.step_seconds == pytest.approx(estimate.time.total(), rel=1e-9), (job.name, layout)
+        assert 0.0 < (estimate.step_seconds or 0.0) < np.inf
+        assert 0 <= (estimate.oom_probability or 0.0) <= 1
+    assert set(seen) == {*SCHEDULES, "no pipeline"}
+
+
+def test_simulation_is_finite_for_every_schedule_and_precision() -> None:
+    """Refined step of one legal pipelined layout of every pair that some trainer runs."""
+    done: set[tuple[int, int]] = set()
+    for job in jobs():
+        if job.prices is None:
+            continue
+        batch = job.legal_batch
+        m = job.context.training.global_batch_size // (batch.micro_batch_size * batch.dp_replicate * batch.dp_shard)
+        for row in np.flatnonzero((batch.pp > 1) & (m <= 32) & ~known_defect(job)):
+            pair = int(batch.pp_schedule[row]), int(batch.precision[row])
+            if pair in done:
+                continue
+            done.add(pair)
+            one = batch.take(np.array([row]))
+            pricer = Pricer.build(job.context.model, job.context.cluster, job.context.training)
+            refined = refine(pricer, one, pricer.price(one))
+            assert np.isfinite(refined.step_seconds[0])
+            assert refined.step_seconds[0] > 0
+    assert len(done) == len({pair for rules in TRAINERS.values() for pair in itertools.product(rules.schedules, rules.precisions)})
+    assert len(SCHEDULE_OBJECTS) == len(SCHEDULES)
