@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import FloatColumn, LayoutBatch
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import stages
 from planner.cost.price import Pricer, Prices, blocking_send_seconds, num_microbatches
 from planner.cost.simulate import Simulation, StageCosts, simulate
@@ -29,8 +29,8 @@ def refine(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> Refined:
     bubble, sends = prices.parts["bubble"].copy(), prices.parts["pp"].copy()
     for rows in groups(pricer, batch):
         joined = SCHEDULES[SCHEDULE_NAMES[int(batch.pp_schedule[rows[0]])]].synchronous_end
-        makespan = play(pricer, batch, prices, rows).step_seconds_C(joined)
-        without_sends = play(pricer, batch, prices, rows, send_scale=0.0).step_seconds_C(joined)
+        played = play(pricer, batch, prices, rows, send_scales=(1.0, 0.0)).step_seconds_C(joined)
+        makespan, without_sends = played[: len(rows)], played[len(rows) :]
         bubble[rows] = np.maximum(without_sends - prices.stage_seconds.busy[rows], 0.0)
         sends[rows] = np.maximum(makespan - np.maximum(without_sends, prices.stage_seconds.busy[rows]), 0.0)
     sends = np.where(batch.pp > 1, sends + blocking_send_seconds(pricer, batch, prices.stage_seconds.send), sends)
@@ -38,7 +38,7 @@ def refine(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> Refined:
     return Refined(step_seconds=step, bubble_seconds=bubble, send_seconds=sends)
 
 
-def groups(pricer: Pricer, batch: LayoutBatch) -> list[np.ndarray]:
+def groups(pricer: Pricer, batch: LayoutBatch) -> list[IntColumn]:
     """Row indices of the pipelined layouts that can be simulated together."""
     m = num_microbatches(batch, pricer.training).astype(np.int64)
     keys = np.stack([batch.pp_schedule, batch.pp, batch.virtual_stages, m])
@@ -51,9 +51,18 @@ def groups(pricer: Pricer, batch: LayoutBatch) -> list[np.ndarray]:
 
 
 def play(
-    pricer: Pricer, batch: LayoutBatch, prices: Prices, rows: np.ndarray, *, send_scale: float = 1.0, keep_times: bool = False
+    pricer: Pricer,
+    batch: LayoutBatch,
+    prices: Prices,
+    rows: IntColumn,
+    *,
+    send_scales: tuple[float, ...] = (1.0,),
+    keep_times: bool = False,
 ) -> Simulation:
-    """The simulation of layouts `rows`, which share schedule, pp, virtual stages and microbatches."""
+    """The simulation of layouts `rows`, which share schedule, pp, virtual stages and microbatches.
+
+    send_scales: the layouts are played once for each factor on their sends, one after the other along C.
+    """
     first = int(rows[0])
     schedule = SCHEDULES[SCHEDULE_NAMES[int(batch.pp_schedule[first])]]
     pp, virtual = int(batch.pp[first]), int(batch.virtual_stages[first])
@@ -63,13 +72,13 @@ def play(
     s = prices.stage_seconds
 
     def on_stages(field: FloatColumn) -> FloatColumn:
-        return np.asarray(np.einsum("csk,kc->cs", units_CSK, field[:, rows]))
+        return np.tile(np.einsum("csk,kc->cs", units_CSK, field[:, rows]), (len(send_scales), 1))
 
     costs = StageCosts(
         forward_seconds_CS=on_stages(s.forward),
         input_grad_seconds_CS=on_stages(s.input_grad),
         weight_grad_seconds_CS=on_stages(s.weight_grad),
-        send_seconds_CS=np.repeat(send_scale * s.send[rows, None], units_CSK.shape[1], axis=1),
+        send_seconds_CS=np.repeat(np.outer(send_scales, s.send[rows]).reshape(-1, 1), units_CSK.shape[1], axis=1),
         saved_bytes_CS=on_stages(s.saved_bytes),
     )
     m = int(num_microbatches(batch.take(rows[:1]), pricer.training)[0])

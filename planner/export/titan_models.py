@@ -126,6 +126,12 @@ def class_for(model: ModelSpec) -> str:
     return "llama3" if plain and not model.is_moe and not model.tie_word_embeddings else "qwen3"
 
 
+def pipelines(model: ModelSpec, line: str) -> bool:
+    """Whether the TorchTitan model that would train these shapes can be split into pipeline stages. line: "0.2" or "0.3"."""
+    flavor = find_flavor(model, line)
+    return (flavor.module if flavor else class_for(model)) in WITH_PIPELINE[line]
+
+
 def module_names(split: tuple[int, ...], head: str) -> list[list[str]]:
     """Modules of each pipeline stage for a count of layers a stage.  head: name of the output layer."""
     stages: list[list[str]] = []

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from planner.columns import TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch
+from planner.export.titan_models import pipelines, unsupported
 from planner.rules.base import Context, Rule, choices, in_set, num_microbatches
 from planner.schedules import SCHEDULES
 from planner.schedules.base import Runtime, Schedule, ScheduleRule
@@ -59,6 +60,11 @@ def _uneven_remedy(x: Layout, c: Context) -> str:
     return f"give layers_per_stage{f', or {choices(fitting)} stages' if fitting else ''}"
 
 
+def titan_line(c: Context) -> str:
+    """TorchTitan's release line that the job runs on: 0.2, which is exported by default, unless `trainer_version` says 0.3."""
+    return "0.3" if (c.training.trainer_version or "").startswith("0.3") else "0.2"
+
+
 def _split_column(x: LayoutBatch, values: list[int]) -> IntColumn:
     return np.array([*values, 0], dtype=np.int64)[x.split]
 
@@ -83,6 +89,13 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: np.asarray(x.pp > _most_stages(c)),
         rule=lambda x, c: f"pp={x.pp} exceeds the {_layers(c)}",
         remedy=lambda x, c: f"set pp to at most {_most_stages(c)}",
+    ),
+    Rule(
+        key="TorchTitan cannot pipeline the model", field="pp", reads=frozenset({"pp"}),
+        applies=lambda c: c.trainer.name == "torchtitan" and not unsupported(c.model) and not pipelines(c.model, titan_line(c)),
+        broken=lambda x, c: np.asarray(x.pp > 1),
+        rule=lambda x, c: f"TorchTitan {titan_line(c)}'s model for {c.model.name} has no pipelining_fn",
+        remedy=lambda x, c: "set pp to 1" + (", or trainer_version to 0.3.0" if pipelines(c.model, "0.3") else ""),
     ),
     Rule(
         key="more pipeline stages than layers", field="virtual_stages", reads=frozenset({"pp", "virtual_stages"}),

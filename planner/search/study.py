@@ -147,8 +147,9 @@ def _propose(trial: optuna.Trial, pricer: Pricer, seeds: Sequence[Layout], budge
         update["ac"] = f"memory-budget-{round(trial.suggest_float('memory_budget', 0.0, 1.0), 2):g}"
     if splits and layout.pp > 1:
         first, last = (trial.suggest_int(f"layers_off_{end}", -MAX_SHIFT, MAX_SHIFT) for end in ("first", "last"))
-        if first or last:
-            update["layers_per_stage"] = shifted(pricer, layout, first, last)
+        sizes = shifted(pricer, layout, first, last)
+        if (first or last) and min(sizes) >= 1:
+            update["layers_per_stage"] = sizes
     return layout.model_copy(update=update)
 
 

@@ -71,6 +71,7 @@ CASES = [
         "16 data-parallel ranks do not divide global_batch_size 24",
     ),
     Case("microbatch does not divide the local batch", {"micro_batch_size": 3}, {"micro_batch_size": 2}, text="the 4 sequences"),
+    Case("TorchTitan cannot pipeline the model", {"pp": 2}, {"pp": 1}, {"model": "qwen3-8b"}, "has no pipelining_fn"),
     Case("more pipeline ranks than layers", {"pp": 64}, {"pp": 16},
          {"num_gpus": 64, "global_batch_size": 256}, "pp=64 exceeds the 32 layers"),
     Case(
@@ -108,7 +109,7 @@ CASES = [
     Case("etp is neither 1 nor tp", {"tp": 4, "ep": 2, "etp": 2}, {"tp": 4, "ep": 2, "etp": 4}, MOE, "neither 1 nor tp=4"),
     Case("etp does not divide the expert width", {"ep": 2, "etp": 3}, {"ep": 2, "etp": 1}, {**MOE, **MEGATRON, "num_gpus": 24,
          "global_batch_size": 48}, "moe_intermediate_size 14336"),
-    Case("ep x etp does not divide its ranks", {"pp": 8, "ep": 8}, {"pp": 2, "ep": 8}, MOE, "does not divide 2 ranks"),
+    Case("ep x etp does not divide its ranks", {"pp": 8, "ep": 8}, {"pp": 2, "ep": 8}, {**MOE, "trainer_version": "0.3.0"}, "2 ranks"),
     Case("ep x etp does not divide its ranks", {"dp_replicate": 8, "dp_shard": 2, "ep": 4},
          {"dp_replicate": 4, "dp_shard": 4, "ep": 4}, MOE),
     Case("tp with ep needs sequence parallelism", {"tp": 2, "ep": 2, "sequence_parallel": False}, {"tp": 2, "ep": 2}, {**MOE, **MEGATRON}),
@@ -232,7 +233,7 @@ class Spy:
 def test_rules_read_what_they_say() -> None:
     """No more than they say in any job, and all of it in some job."""
     read: dict[int, set[str]] = {}
-    for trainer, model, kernel in itertools.product(sorted(TRAINERS), ("llama3-8b", "deepseek-v3"), ("flash", "unfused")):
+    for trainer, model, kernel in itertools.product(sorted(TRAINERS), ("llama3-8b", "deepseek-v3", "qwen3-8b"), ("flash", "unfused")):
         c = context(model, trainer=trainer, attention_kernel=kernel)
         for rule in rules_for(c):
             spy = Spy(LayoutBatch.from_layouts([resolve(c, {})]))
