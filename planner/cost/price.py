@@ -377,7 +377,8 @@ class _Time:
     def _send_seconds(self) -> FloatColumn:
         _, stride = axes.group("pp", self.batch, self.pricer.cluster.rank_order)
         payload = self.unit.costs.boundary_bytes[self.at_unit]
-        return np.where(self.batch.pp > 1, send_seconds(payload, stride, self.pricer.fabric) + self.pricer.profile.collective_seconds, 0.0)
+        hop = send_seconds(payload, stride, self.pricer.fabric, degree=self.batch.pp.astype(np.float64))
+        return np.where(self.batch.pp > 1, hop + self.pricer.profile.collective_seconds, 0.0)
 
     def _bubble(
         self, forward: FloatColumn, input_grad: FloatColumn, weight_grad: FloatColumn, send: FloatColumn

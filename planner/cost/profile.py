@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from planner.specs.gpu import GpuSpec
 
-CALIBRATION_ID = "prior-2026-11"
+CALIBRATION_ID = "prior-2026-11-21"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ PROFILES: Mapping[str, Profile] = {
         vendor_attention=True,
         tp_hidden=0.42,
         ep_hidden=0.6,
-        fused_launch_seconds=75e-6,
+        fused_launch_seconds=67e-6,
         fixed_step_seconds=0.018,
     ),
     "megatron-deepspeed": Profile(compute=0.76, elementwise=1.3, dp_hidden=0.0, fixed_step_seconds=0.1),

@@ -4,6 +4,7 @@ A cell is all layouts that differ only in schedule, ZeRO stage and switches. Cel
 bound on their step time; the search ends when the next bound is worse than what would be kept anyway.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +50,8 @@ def screen(pricer: Pricer, space: Space, *, count: int, slack: float = PARETO_SL
     A cell is skipped when its memory floor cannot fit, or its time floor is above both limits.
     """
     cells = np.arange(len(space.cells))
-    bounds = [pricer.floors(space.cells.take(rows)) for rows in _chunks(cells, 8 * CHUNK)]
+    with ThreadPoolExecutor(max_workers=2) as threads:  # NumPy lets go of the interpreter; more than two gain nothing
+        bounds = list(threads.map(lambda rows: pricer.floors(space.cells.take(rows)), _chunks(cells, 4 * CHUNK)))
     seconds, device = (np.concatenate([np.zeros(0), *(bound[i] for bound in bounds)]) for i in (0, 1))
     may_fit = oom_probability(pricer.profile, pricer.cluster, np.maximum(device, 1.0)) <= OOM_LIMIT
     order = np.argsort(np.where(may_fit, seconds, np.inf), kind="stable")

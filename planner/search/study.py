@@ -27,6 +27,7 @@ from planner.specs.plan import Plan
 
 MEMORY_CONSTRAINT = "device_over_usable"
 MAX_SHIFT = 2
+BATCH = 16  # trials asked at once and simulated together
 OOM_LIMIT = 0.05
 
 
@@ -122,8 +123,8 @@ def sample_beyond(
         warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
         study = optuna.create_study(sampler=sampler(name, seed), direction="minimize")
     found: dict[Layout, float] = {}
-    for _ in range(max(1, num_trials // 8)):
-        asked = [study.ask() for _ in range(8)]
+    for _ in range(max(1, num_trials // BATCH)):
+        asked = [study.ask() for _ in range(BATCH)]
         layouts = [_propose(trial, pricer, seeds, budgets, splits) for trial in asked]
         legal = [i for i, layout in enumerate(layouts) if not violations(layout, pricer.model, pricer.cluster, pricer.training)]
         answers = dict(zip(legal, simulated_columns(pricer, [layouts[i] for i in legal]), strict=True)) if legal else {}
