@@ -1,0 +1,259 @@
+"""Memory at the worst moment: ZeRO's table, what each switch moves, and peaks measured on an emulated rank."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.columns import LayoutBatch
+from planner.cost.memory import OPTIMIZER_STATE_BYTES, RankMemory, RankShapes, rank_memory, rows
+from planner.cost.price import Pricer, Prices
+from planner.specs.cluster import ClusterSpec
+from planner.specs.model import ModelSpec
+from planner.specs.trainers import TRAINERS, resolve_layout
+from planner.specs.training import TrainingSpec
+from planner.units import GIB, GIGA
+
+PARAMETERS, RANKS = 7.5e9, 64
+NOTHING = np.zeros((1, 1))
+
+
+def shapes(local: float = PARAMETERS, sharded: bool = True, **given: float) -> RankShapes:
+    values = dict.fromkeys(
+        ("largest_local", "head_local", "saved_bytes", "transient_bytes", "in_flight", "boundary_bytes", "logits_bytes"), NOTHING
+    )
+    whole = {"local": np.full((1, 1), local), "shard": np.full((1, 1), local / (RANKS if sharded else 1))}
+    return RankShapes(**values | whole | {name: np.full((1, 1), value) for name, value in given.items()})
+
+
+def memory(held: RankShapes, trainer: str = "megatron", microbatches: float = 1.0, optimizer: str = "adamw", **layout: Any) -> RankMemory:
+    """Without workspace."""
+    batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=RANKS)])
+    training = TrainingSpec.from_user({"seq_len": 128, "global_batch_size": 64, "trainer": trainer, "optimizer": optimizer})
+    return rank_memory(held, batch, np.array([microbatches]), training, TRAINERS[trainer], 0.0)
+
+
+def states(memory: RankMemory) -> float:
+    return float((memory.parameters + memory.gradients + memory.optimizer)[0, 0])
+
+
+# ---- states --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_zero_table(stage: int, gigabytes: float) -> None:
+    """Rajbhandari et al. 2020, figure 1: 7.5B parameters on 64 ranks, 2 + 2 + 12 bytes, gradients in 16 bit."""
+    m = memory(shapes(sharded=stage > 0), zero_stage=stage, reduce_dtype="bfloat16")
+    assert states(m) / GIGA == pytest.approx(gigabytes, abs=0.05)
+
+
+@pytest.mark.parametrize(("stage", "bytes_each"), [(0, 18.0), (1, 6 + 12 / 64), (2, 2 + 16 / 64), (3, 18 / 64)])
+def test_megatron_keeps_gradients_in_fp32(stage: int, bytes_each: float) -> None:
+    """Its own default (--accumulate-allreduce-grads-in-fp32 with bf16): 2 + 4 + 12 bytes."""
+    assert states(memory(shapes(sharded=stage > 0), zero_stage=stage)) / PARAMETERS == pytest.approx(bytes_each)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_fsdp_shards_four_fp32_copies(stage: int) -> None:
+    """TorchTitan: parameters, gradients and both moments in fp32, sharded; ZeRO-2 keeps the bf16 copy from forward to backward."""
+    kept = 2.0 if stage == 2 else 0.0
+    m = memory(shapes(), trainer="torchtitan", zero_stage=stage)
+    assert states(m) / PARAMETERS == pytest.approx(16 / 64 + kept)
+
+
+def test_gradients_accumulate_sharded_without_a_pipeline() -> None:
+    """Between microbatches FSDP keeps sharded gradients beside the activations; in one microbatch they come as those go."""
+    held = shapes(saved_bytes=20 * GIB, in_flight=1.0)
+    once, often = (memory(held, trainer="torchtitan", microbatches=m) for m in (1.0, 4.0))
+    assert float((often.allocated - once.allocated)[0, 0]) == pytest.approx(PARAMETERS * 4 / 64)
+    assert float(once.gradients[0, 0]) == 0.0, "at the worst moment, the loss, no gradient exists yet"
+
+
+def test_gradients_accumulate_whole_under_a_pipeline() -> None:
+    """FSDP2 under PP reduces once after the last microbatch: unsharded gradients in reduce_dtype stay until then."""
+    held = shapes(saved_bytes=20 * GIB, in_flight=1.0)
+    for dtype, width in (("float32", 4), ("bfloat16", 2)):
+        m = memory(held, trainer="torchtitan", microbatches=4.0, pp=2, zero_stage=3, reduce_dtype=dtype)
+        assert float(m.gradients[0, 0]) == pytest.approx(PARAMETERS * width)
+
+
+def test_a_pipeline_keeps_parameters_gathered_unless_resharding_is_asked_for() -> None:
+    two, three = (memory(shapes(), trainer="torchtitan", pp=2, zero_stage=stage).parameters[0, 0] for stage in (2, 3))
+    assert two - three == pytest.approx(PARAMETERS * 2)
+
+
+def test_offload_leaves_no_state_on_the_device() -> None:
+    m = memory(shapes(), trainer="torchtitan", cpu_offload=True)
+    assert states(m) == 0.0
+    megatron = memory(shapes(), cpu_offload=True)
+    assert float(megatron.optimizer[0, 0]) == 0.0
+    assert float((megatron.parameters + megatron.gradients)[0, 0]) == PARAMETERS * 6
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "bytes_each"), [("adamw", 8.0), ("adamw-bf16-states", 4.0), ("sgd", 4.0), ("adafactor", 0.1), ("muon", 4.2)]
+)
+def test_optimizer_states(optimizer: str, bytes_each: float) -> None:
+    """Two fp32 moments; two bf16; one of momentum; rows and columns; one momentum and AdamW for what is no matrix (judgement)."""
+    assert OPTIMIZER_STATE_BYTES[optimizer] == bytes_each
+    m = memory(shapes(), trainer="torchtitan", optimizer=optimizer)
+    assert float(m.optimizer[0, 0]) == pytest.approx(PARAMETERS / 64 * bytes_each)
+
+
+def test_bf16_masters_halve_states_and_moments() -> None:
+    full, half = (memory(shapes(), trainer="torchtitan", master_dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert states(half) == pytest.approx(states(full) / 2)
+
+
+def test_optimizer_in_backward_keeps_one_layers_gradients() -> None:
+    layer, held = 1e6, shapes(largest_local=1e6)
+    later, early = (memory(held, trainer="torchtitan", optimizer_in_backward=flag) for flag in (False, True))
+    assert float(later.allocated[0, 0]) == pytest.approx(PARAMETERS * 16 / 64)
+    assert float(early.allocated[0, 0]) == pytest.approx(PARAMETERS * 12 / 64 + layer * 12), "weights twice, gradient in bf16 and fp32"
+
+
+def test_transformer_engine_caches_fp8_weights() -> None:
+    plain, cached = (memory(shapes(), precision=name).parameters[0, 0] for name in ("bf16", "float8-delayed"))
+    assert cached - plain == PARAMETERS
+
+
+# ---- moments -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_worst_moment_is_the_worst_of_three() -> None:
+    """Logits at the loss, a recomputed layer with its gathered weights and gradients, all gradients at the update."""
+    base = shapes(saved_bytes=10 * GIB, in_flight=1.0)
+    at_loss = memory(replace(base, logits_bytes=np.full((1, 1), 40 * GIB)), trainer="torchtitan")
+    at_layer = memory(replace(base, transient_bytes=np.full((1, 1), 30 * GIB)), trainer="torchtitan")
+    at_update = memory(shapes(local=1e11), trainer="torchtitan")
+    assert (at_loss.logits > 0).all()
+    assert float(at_loss.allocated[0, 0]) == pytest.approx(PARAMETERS * 12 / 64 + 50 * GIB)
+    assert float(at_layer.activations[0, 0]) == 40 * GIB
+    assert (at_layer.logits == 0).all()
+    assert float(at_update.allocated[0, 0]) == pytest.approx(1e11 * 16 / 64)
+    for m in (at_loss, at_layer, at_update):
+        parts = rows(m)
+        assert sum(parts[name] for name in parts if name != "allocated") == pytest.approx(m.allocated)
+
+
+def test_activations_are_those_of_all_microbatches_in_flight() -> None:
+    held = shapes(saved_bytes=GIB, boundary_bytes=GIB / 8)
+    m = memory(replace(held, in_flight=np.full((1, 1), 4.0)), trainer="torchtitan", pp=4, microbatches=8.0)
+    assert float(m.activations[0, 0]) == 4 * GIB * 9 / 8
+
+
+# ---- whole models --------------------------------------------------------------------------------------------------------
+
+
+def pricer(model: Any = "llama3-8b", num_gpus: int = 8, **training: Any) -> Pricer:
+    values = {"seq_len": 8192, "global_batch_size": 16, **training}
+    cluster = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus})
+    return Pricer.build(ModelSpec.from_user(model), cluster, TrainingSpec.from_user(values))
+
+
+def price(p: Pricer, **layout: Any) -> Prices:
+    trainer = p.training.trainer
+    batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=p.cluster.num_gpus)])
+    return p.price(batch, every_rank=True)
+
+
+# FSDPMemTracker on one emulated rank of 8: TorchTitan, Llama 3 8B, local batch 2, sequence 8192, eager (FINDINGS, "Emulated rank").
+@pytest.mark.parametrize(
+    ("ac", "gib"),
+    [
+        ("selective-op", 68.35),
+        ("full", 41.29),
+        pytest.param(
+            "none", 147.35,
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="119.1 GiB, 19% short: 56.6 KiB a token and layer are missing. Of these 12 KiB are repeat_kv's copies of keys and "
+                "values at all heads, on any device; 32 KiB fp32 copies in RMSNorm where it is composite, as on the tracker's CPU mesh",
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_emulated_rank_of_llama3_8b(ac: str, gib: float) -> None:
+    allocated = price(pricer(), micro_batch_size=2, ac=ac).peak_allocated_bytes[0]
+    assert allocated / GIB == pytest.approx(gib, rel=0.03)
+
+
+def test_emulated_rank_of_llama3_70b() -> None:
+    """FSDP 8 x TP 8, full recomputation, local batch 2; the tracked program kept logits whole on every TP rank."""
+    p = pricer("llama3-70b", num_gpus=64, vocab_parallel_loss=False)
+    assert price(p, tp=8, micro_batch_size=2, ac="full").peak_allocated_bytes[0] / GIB == pytest.approx(39.17, rel=0.03)
+
+
+def test_states_of_a_whole_model_are_its_published_parameters() -> None:
+    p = pricer()
+    m = price(p, ac="full").memory
+    assert float(m.parameters[0, 0]) == pytest.approx(p.model.total_parameters() * 4 / 8, rel=1e-9)
+    assert float(m.optimizer[0, 0]) == pytest.approx(p.model.total_parameters() * 8 / 8, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2-lite"])
+def test_expert_parallelism_divides_experts_without_changing_the_sum(name: str) -> None:
+    """EP over ranks that FSDP would shard over anyway: the same share a rank."""
+    p = pricer(name)
+    alone, spread = (price(p, ep=ep).memory.parameters[0, 0] for ep in (1, 8))
+    assert alone == pytest.approx(spread, rel=1e-9)
+
+
+def test_pipeline_ranks_hold_the_model_once() -> None:
+    p = pricer("llama3-8b", num_gpus=8)
+    m = price(p, pp=4, dp_shard=2).memory
+    assert m.optimizer.shape == (4, 1)
+    assert float(m.optimizer.sum()) == pytest.approx(p.model.total_parameters() * 8 / 2, rel=1e-9)
+
+
+def test_a_tied_head_is_copied_to_the_last_stage() -> None:
+    p = pricer("llama3.2-1b")
+    model = p.model
+    assert model.tie_word_embeddings
+    alone = price(pricer("llama3.2-1b", num_gpus=1), ac="full").memory.parameters.sum()
+    split = price(p, pp=2, dp_shard=4).memory.optimizer.sum() * 4 / 8 * 4
+    assert float(split - alone) == pytest.approx(model.vocab_size * model.hidden_size * 4, rel=1e-6)
+
+
+def test_logits_are_local_under_a_vocabulary_parallel_loss() -> None:
+    """12 bytes a logit eager; under TP local, or whole where the trainer was told so."""
+    p = pricer(num_gpus=8)
+    tokens, vocab = 8192, p.model.vocab_size
+    assert float(price(p, ac="full").memory.logits[0, 0]) == 12.0 * tokens * vocab
+    assert float(price(p, ac="full", tp=8).memory.logits[0, 0]) == 12.0 * tokens * vocab / 8
+    whole = pricer(num_gpus=8, vocab_parallel_loss=False)
+    assert float(price(whole, ac="full", tp=8).memory.logits[0, 0]) == 12.0 * tokens * vocab
+
+
+@pytest.mark.parametrize(("schedule", "in_flight"), [("1F1B", [4, 3, 2, 1]), ("GPipe", [8, 8, 8, 8])])
+def test_microbatches_in_flight_by_schedule(schedule: str, in_flight: list[int]) -> None:
+    """8 microbatches on 4 ranks; activations of a middle rank are those in flight times one microbatch's.
+
+    TorchTitan's split of 32 layers: embedding and head count as one each.
+    """
+    p = pricer("llama3-8b", num_gpus=4, seq_len=2048, global_batch_size=8)
+    prices = price(p, pp=4, pp_schedule=schedule, ac="none", micro_batch_size=1)
+    saved = prices.stage_seconds.saved_bytes[0, 0]
+    boundary = 2.0 * 2048 * 4096
+    layers = [8, 9, 8, 7]
+    by_hand = [n * (count * saved + boundary) for n, count in zip(in_flight, layers, strict=True)]
+    assert sum(layers) == 32
+    middle = prices.memory.activations[1:3, 0]
+    assert middle == pytest.approx(by_hand[1:3], rel=1e-9)
+
+
+def test_reserved_and_device_lie_above_allocated() -> None:
+    p = pricer()
+    prices = price(p, ac="selective-op", micro_batch_size=2)
+    assert prices.peak_allocated_bytes < prices.peak_reserved_bytes < prices.device_bytes
+    outside = p.cluster.gpu.context_bytes + p.profile.communicator_bytes
+    assert float(prices.device_bytes[0] - prices.peak_reserved_bytes[0]) == pytest.approx(outside)
+
+
+def test_near_the_limit_the_allocator_gives_cached_blocks_back() -> None:
+    """Reserved memory exceeds allocated by less when the device is nearly full, and never by less than the floor."""
+    p = pricer()
+    roomy, tight = price(p, ac="full", micro_batch_size=2), price(p, ac="selective-op", micro_batch_size=2)
+    excess = [float(prices.peak_reserved_bytes[0] / prices.peak_allocated_bytes[0]) for prices in (roomy, tight)]
+    assert excess[0] > excess[1] > 1.0
