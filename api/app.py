@@ -8,7 +8,7 @@ import anyio
 from fastapi import FastAPI
 
 from api import problems
-from api.routes import catalog, estimates, health, plans
+from api.routes import catalog, estimates, health, plans, simulations
 from api.settings import Settings
 from api.wiring import Wiring, wire
 from planner.errors import StoreError
@@ -32,7 +32,7 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     app = FastAPI(title="planner", version=_version(), description=ABOUT, lifespan=lifespan)
     app.state.wiring = outside
     problems.install(app)
-    for router in (plans.router, estimates.router, catalog.router, health.router):
+    for router in (plans.router, estimates.router, simulations.router, catalog.router, health.router):
         app.include_router(router)
     return app
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from api.cli import accuracy, catalog, db, doctor, estimate, explain, export, recommend, serve, simulate
+from api.cli import accuracy, catalog, collective, db, doctor, estimate, explain, export, recommend, serve, simulate
 from api.cli.output import error_line, flush_output
 from planner.errors import PlannerError
 
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for module in (recommend, estimate, explain, simulate, catalog, export, accuracy, serve, doctor):
+for module in (recommend, estimate, explain, simulate, collective, catalog, export, accuracy, serve, doctor):
     app.command(module.NAME)(module.command)
 app.add_typer(db.app, name="db")
 
