@@ -6,8 +6,8 @@ Sources: torchtitan 0.2.2 protocols/train_spec.py (register_train_spec), models/
 
 from collections.abc import Sequence
 
-from planner.export.titan_models import class_for
 from planner.specs.model import ModelSpec
+from planner.specs.titan_models import class_for
 
 MODEL_MODULE, CONFIG_MODULE, JOB_MODULE = "planner_model", "planner_config", "planner_job"
 ROPE_THETA = 500_000.0

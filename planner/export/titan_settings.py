@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping
 
 from planner.export.base import Draft, Settings, train_steps
-from planner.export.titan_models import even_split, module_names, uniform_layers_per_stage
 from planner.specs.layout import parse_ac
+from planner.specs.titan_models import even_split, module_names, uniform_layers_per_stage
 from planner.specs.trainers import SINGLE_STAGE_SCHEDULES, TORCH_SCHEDULES
 
 P, T = "parallelism.", "training."

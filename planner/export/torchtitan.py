@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from planner.errors import UnknownNameError
 from planner.export.base import Draft, Export, Settings, Value, flatten, overlay_gaps, safe_name, write_toml
 from planner.export.commands import Launch, read_flags
-from planner.export.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, unsupported
 from planner.export.titan_modules import (
     CONFIG_MODULE,
     JOB_MODULE,
@@ -28,6 +27,7 @@ from planner.export.titan_settings import layout_settings, read_settings, traini
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
+from planner.specs.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, unsupported
 from planner.specs.training import TrainingSpec
 
 VERSIONS = {"0.2": "0.2.2", "0.2.0": "0.2.0", "0.2.1": "0.2.1", "0.2.2": "0.2.2", "0.3": "0.3.0", "0.3.0": "0.3.0"}

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from planner.columns import TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch
-from planner.export.titan_models import pipelines, unsupported
 from planner.rules.base import Context, Rule, choices, in_set, num_microbatches
 from planner.schedules import SCHEDULES
 from planner.schedules.base import Runtime, Schedule, ScheduleRule
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.layout import Layout
+from planner.specs.titan_models import pipelines, unsupported
 
 ENDS = 2  # embedding and head: each may count as one layer of the split
 

@@ -15,9 +15,9 @@ import pytest
 from export_cases import cluster, layout, model, training
 
 from planner.export.base import Export
-from planner.export.titan_models import FLAVORS, even_split, module_names, shape_of
 from planner.export.torchtitan import export
 from planner.specs.layout import Layout
+from planner.specs.titan_models import FLAVORS, even_split, module_names, shape_of
 
 try:
     INSTALLED = version("torchtitan") if importlib.util.find_spec("torchtitan") else ""
@@ -237,7 +237,7 @@ def test_its_pipeline_split_is_ours(tmp_path: Path) -> None:
 
 @only_02
 def test_its_pipeline_knows_which_models_it_can_split(tmp_path: Path) -> None:
-    from planner.export.titan_models import WITH_PIPELINE
+    from planner.specs.titan_models import WITH_PIPELINE
 
     modules = sorted({flavor.module for flavor in FLAVORS.values()})
     code = f"""

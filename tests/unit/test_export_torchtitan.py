@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from planner.errors import SpecError, UnknownNameError
 from planner.export import export as export_to
 from planner.export.base import Export, write_toml
-from planner.export.titan_models import FLAVORS, even_split, find_flavor, uniform_layers_per_stage
 from planner.export.torchtitan import export, parse_back
 from planner.specs.layout import Layout
+from planner.specs.titan_models import FLAVORS, even_split, find_flavor, uniform_layers_per_stage
 from planner.specs.trainers import TRAINERS
 
 VERSIONS = ("0.2.2", "0.3.0")
@@ -226,7 +226,7 @@ def test_catalogue_models_are_torchtitans(name: str, module: str, flavor: str) -
 
 def test_every_flavor_is_reached_by_a_catalogue_model() -> None:
     from planner.catalog.models import model_names
-    from planner.export.titan_models import shape_of
+    from planner.specs.titan_models import shape_of
 
     assert {shape_of(model(name)) for name in model_names()} >= set(FLAVORS)
 
