@@ -1,0 +1,39 @@
+"""Published rows of `benchmarks/measured/public.jsonl`, each with our estimate."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from planner.calibration.accuracy import Row
+from planner.cost.estimate import estimate_job
+from planner.specs.job import Job
+
+PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
+
+
+@cache
+def published() -> dict[str, dict[str, Any]]:
+    """Every row as written, by id."""
+    return {row["id"]: row for row in map(json.loads, PUBLIC.read_text().splitlines())}
+
+
+@cache
+def row(row_id: str) -> Row:
+    """One row beside its estimate."""
+    job = Job.from_user(published()[row_id])
+    return Row.build(job, estimate_job(job))
+
+
+def ids(*groups: str) -> list[str]:
+    """Ids of the rows of these groups."""
+    return [row_id for row_id in published() if row_id.split("-")[0] in groups]
+
+
+def step_error(row_id: str) -> float:
+    """Predicted over measured step seconds, minus one."""
+    found = row(row_id)
+    assert found.estimate.valid, (row_id, found.estimate.violations)
+    assert found.estimate.step_seconds is not None
+    assert found.measured_seconds is not None
+    return found.estimate.step_seconds / found.measured_seconds - 1.0

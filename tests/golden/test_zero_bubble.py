@@ -1,0 +1,105 @@
+"""Zero Bubble Pipeline Parallelism (Qi et al. 2023, arXiv 2401.10241), tables 3 and 4: order by throughput, memory, bubbles.
+
+Rows zb-*: GPT 1.5B and 6.2B on 8 A100, 24, 32 and 64 microbatches, schedules 1F1B, Interleaved1F1B (1F1B-I), ZB-1p and ZB-2p.
+"""
+
+import itertools
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from planner.calibration.accuracy import Row, rank_correlation
+from planner.schedules import SCHEDULES
+from tests.golden.rows import ids, row, step_error
+
+Group = tuple[str, int, int]
+# Pairs that our prediction orders the other way round than the measurement. At 64 microbatches both bubbles are small and 1F1B-I
+# loses to ZB-1p by 2.1% (1.5B) and 0.2% (6.2B) in what the paper calls its communication; we predict 1.0% and 2.1% the other way.
+EXCEPTIONS: dict[Group, set[frozenset[str]]] = {
+    ("gpt-1.5B", 8, 64): {frozenset({"ZB-1p", "Interleaved1F1B"})},
+    ("gpt-6.2B", 8, 64): {frozenset({"ZB-1p", "Interleaved1F1B"})},
+}
+
+
+def schedule_of(found: Row) -> str:
+    assert found.job.layout is not None
+    return found.job.layout.pp_schedule
+
+
+def groups() -> dict[Group, dict[str, Row]]:
+    found: dict[Group, dict[str, Row]] = defaultdict(dict)
+    for row_id in ids("zb"):
+        one = row(row_id)
+        assert one.job.layout is not None
+        count = one.job.layout.num_microbatches(one.job.training.global_batch_size)
+        found[one.job.model.name, one.job.cluster.num_gpus, count][schedule_of(one)] = one
+    return dict(found)
+
+
+GROUPS = groups()
+
+
+def test_all_groups_are_there() -> None:
+    assert set(GROUPS) == set(itertools.product(("gpt-1.5B", "gpt-6.2B"), (8,), (24, 32, 64)))
+    assert all(set(members) == {"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p"} for members in GROUPS.values())
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_schedules_come_in_the_measured_order(group: Group) -> None:
+    members = GROUPS[group]
+    swapped = set()
+    for a, b in itertools.combinations(members, 2):
+        ours = (members[a].estimate.step_seconds or 0.0) - (members[b].estimate.step_seconds or 0.0)
+        theirs = (members[a].measured_seconds or 0.0) - (members[b].measured_seconds or 0.0)
+        if ours * theirs < 0:
+            swapped.add(frozenset({a, b}))
+    assert swapped <= EXCEPTIONS.get(group, set())
+    least = 0.79 if group in EXCEPTIONS else 0.94  # 0.8 and 1; 0.95 where two measurements tie
+    assert rank_correlation(list(members.values())) >= least
+    best = min(members, key=lambda name: members[name].estimate.step_seconds or np.inf)
+    assert best == min(members, key=lambda name: members[name].measured_seconds or np.inf) == "ZB-2p"
+
+
+def test_steps_are_within_seven_percent() -> None:
+    errors = np.array([step_error(row_id) for row_id in ids("zb")])
+    assert len(errors) == 24
+    assert np.abs(errors).max() < 0.07
+    assert np.abs(errors).mean() < 0.03
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_memory_comes_in_the_papers_order(group: Group) -> None:
+    """Printed gigabytes of the fullest worker; ZB-1p may hold what 1F1B holds, ZB-2p twice the activations."""
+    members = GROUPS[group]
+    ours = {name: float(found.estimate.peak_reserved_bytes or np.nan) / 1e9 for name, found in members.items()}
+    theirs = {name: float(found.job.labels["measured"]["peak_gigabytes_as_printed"]) for name, found in members.items()}
+    assert ours["ZB-1p"] == pytest.approx(ours["1F1B"], rel=0.10)
+    assert ours["1F1B"] <= ours["ZB-1p"] < ours["Interleaved1F1B"] < ours["ZB-2p"]
+    assert sorted(ours, key=lambda name: (ours[name], name)) == sorted(theirs, key=lambda name: (theirs[name], name))
+    for name in members:
+        assert ours[name] == pytest.approx(theirs[name], rel=0.10), name
+
+
+def test_bubbles_of_equal_stages_follow_table_1() -> None:
+    """1F1B (p - 1)(F + B + W); ZB-H1, which is ZB-1p's plan, (p - 1)(F + B - W); ZB-2p none beyond the last stage's wait."""
+    for p, m, (f, i, w) in itertools.product((2, 4, 8), (24, 64), ((1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (2.0, 2.5, 1.5))):
+
+        def bubble(name: str, p: int = p, m: int = m, f: float = f, i: float = i, w: float = w) -> float:
+            columns = (np.array([float(x)]) for x in (f, i, w))
+            return float(SCHEDULES[name].bubble_seconds(np.array([p]), np.array([1]), np.array([m]), *columns)[0])
+
+        assert bubble("1F1B") == pytest.approx((p - 1) * (f + i + w))
+        assert bubble("ZB-1p") == pytest.approx((p - 1) * (f + i - w))
+        assert 0 <= bubble("ZB-2p") < bubble("ZB-1p")
+
+
+def test_predicted_bubbles_fall_in_the_papers_order() -> None:
+    for group, members in GROUPS.items():
+        shares = {
+            name: (e.time.bubble_seconds / (e.step_seconds or np.nan))
+            for name, e in ((n, r.estimate) for n, r in members.items())
+            if e.time
+        }
+        assert shares["ZB-2p"] < shares["Interleaved1F1B"] < shares["1F1B"], group
+        assert shares["ZB-2p"] < shares["ZB-1p"] < shares["1F1B"], group
