@@ -1,0 +1,208 @@
+"""Kernels: never faster than the roofline, utilisation by shape, power limits, dtypes that a GPU lacks."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.catalog.clusters import gpu_names
+from planner.cost.compute import FP16_BYTES, SINGLE, TILE_COLS, TILE_ROWS, Device
+from planner.cost.layers import lacking_precisions
+from planner.cost.profile import KERNELS, PROFILES, kernel_profile
+from planner.specs.cluster import ClusterSpec
+from planner.specs.layout import PRECISIONS
+from planner.work.precision import RECIPES
+
+GPUS = sorted(gpu_names())
+Column = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def device(gpu: str = "h100-sxm-80gb", trainer: str = "torchtitan", **cluster: Any) -> Device:
+    spec = ClusterSpec.from_user({"gpu": gpu, "num_gpus": 1, **cluster})
+    return Device.build(spec, kernel_profile(spec.gpu), PROFILES[trainer])
+
+
+def gemm(on: Device, rows: Any, cols: Any, depth: Any, batch: Any = 1, precision: str = "bf16") -> Column:
+    sizes = np.broadcast_arrays(*(np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (rows, cols, depth, batch)))
+    return on.gemm_seconds(*sizes, np.full(sizes[0].shape, PRECISIONS.index(precision)))
+
+
+def peak(on: Device, precision: str) -> float:
+    return float(on.gpu.peak_flops_per_second[RECIPES[PRECISIONS.index(precision)].peak])
+
+
+def half_precision(on: Device) -> str:
+    return "bf16" if "bf16" in on.gpu.peak_flops_per_second else "fp16"
+
+
+SIZES = st.integers(1, 2**17)
+
+
+@pytest.mark.parametrize("name", GPUS)
+@settings(max_examples=25, deadline=None)
+@given(rows=SIZES, cols=SIZES, depth=SIZES, batch=st.integers(1, 256))
+def test_a_gemm_is_never_faster_than_the_roofline(name: str, rows: int, cols: int, depth: int, batch: int) -> None:
+    """Neither the datasheet's peak nor its memory bandwidth is beaten, at any shape, in any dtype that the GPU has."""
+    on = device(name)
+    lacking = lacking_precisions(on)
+    operands = rows * depth + depth * cols + rows * cols
+    for precision in PRECISIONS:
+        if precision not in lacking:
+            (took,) = gemm(on, rows, cols, depth, batch, precision)
+            assert took >= 2.0 * batch * rows * cols * depth / peak(on, precision)
+            assert took >= FP16_BYTES * batch * operands / on.gpu.memory_bandwidth_bytes_per_second
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_utilisation_rises_with_depth_and_stays_below_its_ceiling(name: str) -> None:
+    on = device(name)
+    depth = 2.0 ** np.arange(4, 18)
+    utilisation = 2.0 * 8192 * 8192 * depth / gemm(on, 8192, 8192, depth, precision=half_precision(on)) / peak(on, half_precision(on))
+    assert (np.diff(utilisation) > 0).all()
+    share = on.kernels.gemm["gemm_bf16"] * on.profile.compute
+    assert 0.7 * share < utilisation[-1] <= share
+
+
+def test_half_of_the_ceiling_is_reached_at_the_half_depth() -> None:
+    """u = d / (d + half), where the tiles fill the waves exactly."""
+    on = device()
+    rows, cols = on.num_sms * TILE_ROWS, 64 * TILE_COLS
+    half = on.kernels.gemm_half_depth["gemm_bf16"]
+    rate = 2.0 * rows * cols * half / gemm(on, rows, cols, half)[0]
+    assert rate == pytest.approx(on.linear_rate[PRECISIONS.index("bf16")] / 2, rel=1e-9)
+
+
+def test_a_wave_that_is_not_full_costs_more_than_its_share() -> None:
+    """One tile more than the SMs hold starts another wave; the curve charges half of its empty places."""
+    on = device()
+    assert on.num_sms == 132
+    full, over = gemm(on, 11 * TILE_ROWS, [12 * TILE_COLS, 13 * TILE_COLS], 8192)
+    assert over / full == pytest.approx(0.5 * (143 / 132 + 2), rel=1e-9)
+    part = gemm(on, TILE_ROWS, TILE_COLS, 8192)[0]
+    assert part == pytest.approx(full, rel=1e-9), "one tile takes as long as a full wave"
+
+
+@pytest.mark.parametrize("axis", ["rows", "cols", "depth", "batch"])
+def test_a_larger_gemm_is_never_faster(axis: str) -> None:
+    on = device()
+    sizes: dict[str, Any] = {"rows": 1000, "cols": 3000, "depth": 512, "batch": 3}
+    sizes[axis] = np.arange(1, 20_000, 37)
+    assert (np.diff(gemm(on, **sizes)) >= -1e-15).all()
+
+
+def test_a_batch_fills_waves_that_one_product_cannot() -> None:
+    on = device()
+    one, eight = (gemm(on, 256, 1024, 2048, batch)[0] for batch in (1, 8))
+    assert one <= eight < 8 * one
+
+
+def test_short_gemms_are_bound_by_memory() -> None:
+    on = device()
+    moved = FP16_BYTES * (1 * 8192 + 8192 * 8192 + 1 * 8192)
+    assert gemm(on, 1, 8192, 8192)[0] >= moved / on.memory_rate
+
+
+@pytest.mark.parametrize(("precision", "least", "most"), [("float8-tensorwise", 1.7, 2.0), ("float8-rowwise", 1.4, 2.0)])
+def test_fp8_is_nearly_twice_bf16_on_hopper_where_gemms_are_long(precision: str, least: float, most: float) -> None:
+    on = device()
+    gain = gemm(on, 16384, 14336, 16384)[0] / gemm(on, 16384, 14336, 16384, precision=precision)[0]
+    assert least < gain < most
+    short = gemm(on, 2048, 1024, 256)[0] / gemm(on, 2048, 1024, 256, precision=precision)[0]
+    assert short < gain
+
+
+# ---- power ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_power_limit_slows_compute_and_leaves_memory_alone() -> None:
+    full, capped = device(), device(power_limit="500 W")
+    assert gemm(capped, 8192, 8192, 8192)[0] / gemm(full, 8192, 8192, 8192)[0] == pytest.approx((700 / 500) ** full.profile.power_exponent)
+    assert capped.memory_rate == full.memory_rate
+    flops, context = np.array([1e15]), np.array([4096.0])
+    assert capped.attention_seconds(flops, context, backward=False) > full.attention_seconds(flops, context, backward=False)
+
+
+def test_more_power_than_nominal_does_not_overclock() -> None:
+    assert device(power_limit="900 W").linear_rate[0] == device().linear_rate[0]
+
+
+def test_the_500_watt_h100_is_slower_than_the_700_watt_one() -> None:
+    """FINDINGS: 0.79 of nominal clocks fitted its rows."""
+    share = device("h100-sxm-96gb-hbm2e").linear_rate[0] / device("h100-sxm-80gb").linear_rate[0]
+    assert share == pytest.approx(0.79, abs=0.02)
+
+
+# ---- dtypes --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_rates_exist_exactly_where_the_gpu_has_the_peak(name: str) -> None:
+    on = device(name)
+    lacking = lacking_precisions(on)
+    for recipe in RECIPES:
+        has_peak = recipe.peak in on.gpu.peak_flops_per_second
+        has_kernel = recipe.gain_key in on.kernels.gemm
+        assert (recipe.name in lacking) == (not (has_peak and has_kernel)), recipe.name
+    assert set(PRECISIONS) - set(lacking), "something can be computed"
+
+
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        ("v100-sxm-32gb", {"bf16", "float8-tensorwise", "nvfp4"}), ("a100-sxm-80gb", {"float8-tensorwise", "mxfp8", "nvfp4"}),
+        ("h100-sxm-80gb", {"nvfp4"}), ("b200-sxm-180gb", set()),
+    ],
+)  # fmt: skip
+def test_what_generations_lack(name: str, absent: set[str]) -> None:
+    lacking = set(lacking_precisions(device(name)))
+    assert absent <= lacking
+    assert not lacking & (set(PRECISIONS) - absent - {"float8-rowwise", "float8-delayed", "float8-blockwise", "mxfp8"})
+
+
+def test_fp32_runs_on_tf32_cores_where_there_are_any() -> None:
+    on = device()
+    share = on.kernels.gemm["gemm_bf16"] * on.profile.compute
+    assert on.linear_rate[SINGLE] == pytest.approx(on.gpu.peak_flops_per_second["tf32"] * share)
+    old = device("v100-sxm-32gb")
+    share = old.kernels.gemm["gemm_bf16"] * old.profile.compute
+    assert old.linear_rate[SINGLE] == pytest.approx(old.gpu.peak_flops_per_second["fp32"] * share)
+
+
+# ---- attention and streaming ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("backward", [False, True])
+def test_attention_stays_below_the_peak_and_gains_with_context(name: str, backward: bool) -> None:
+    on = device(name)
+    context = 2.0 ** np.arange(6, 20)
+    rate = 1e15 / on.attention_seconds(np.full(len(context), 1e15), context, backward=backward)
+    assert (np.diff(rate) > 0).all()
+    curve = on.kernels.flash2
+    ceiling = on.attention_backward_rate if backward else on.attention_forward_rate
+    assert rate[-1] <= ceiling <= peak(on, half_precision(on)) * (curve.backward if backward else curve.forward)
+    at_half = 1e15 / on.attention_seconds(np.array([1e15]), np.array([curve.half_context]), backward=backward)[0]
+    assert at_half == pytest.approx(ceiling / 2, rel=1e-9)
+
+
+def test_trainers_with_the_vendors_kernel_run_attention_faster_on_hopper() -> None:
+    torch, transformer_engine = device(), device(trainer="megatron")
+    assert transformer_engine.attention_forward_rate > 1.3 * torch.attention_forward_rate
+
+
+def test_streaming_reaches_its_share_of_the_bandwidth() -> None:
+    on = device()
+    bandwidth = on.gpu.memory_bandwidth_bytes_per_second
+    assert on.moved_seconds(np.array([bandwidth]))[0] == pytest.approx(1 / on.kernels.memory)
+
+
+def test_kernel_profiles_are_shares_with_sources() -> None:
+    for family, kernels in KERNELS.items():
+        curves = (kernels.flash2, kernels.vendor)
+        shares = [*kernels.gemm.values(), kernels.memory, *(c.forward for c in curves), *(c.backward for c in curves)]
+        assert all(0 < share < 1 for share in shares), family
+        assert kernels.gemm.keys() == kernels.gemm_half_depth.keys()
+        assert kernels.source
+        assert kernels.vendor.forward >= kernels.flash2.forward
