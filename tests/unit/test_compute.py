@@ -84,6 +84,12 @@ def test_a_wave_that_is_not_full_costs_more_than_its_share() -> None:
     assert part == pytest.approx(full, rel=1e-9), "one tile takes as long as a full wave"
 
 
+def test_a_tile_that_is_not_full_costs_a_whole_one() -> None:
+    on = device()
+    part, whole = gemm(on, [11 * TILE_ROWS - 50, 11 * TILE_ROWS], 12 * TILE_COLS, 8192)
+    assert part == pytest.approx(whole, rel=1e-9)
+
+
 @pytest.mark.parametrize("axis", ["rows", "cols", "depth", "batch"])
 def test_a_larger_gemm_is_never_faster(axis: str) -> None:
     on = device()
