@@ -5,6 +5,7 @@ Plain means null, true/false, finite numbers, text, lists and mappings, nested a
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 10_000_000
 MAX_DEPTH = 64
 MAX_VALUES = 200_000
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # would act on the terminal that shows it
 
 
 def read_json(text: str | bytes, field: str) -> Any:
@@ -25,7 +27,7 @@ def read_json(text: str | bytes, field: str) -> Any:
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_once)
     except UnicodeDecodeError:
         raise fault(field, None, "is not UTF-8 text", "save it as UTF-8") from None
     except RecursionError:
@@ -40,6 +42,14 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
+    return values
+
+
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
@@ -52,18 +62,22 @@ def _glimpse(text: str | bytes) -> str:
     return shown[:40] + ("..." if len(shown) > 40 else "")
 
 
-def read_yaml(text: str, field: str) -> Any:
-    """The value of a YAML (or JSON) text. Dates stay text; duplicate keys, tags, endless aliases and NaN are refused."""
+def read_yaml(text: str, field: str, shown: str | None = None) -> Any:
+    """The value of a YAML (or JSON) text. Dates stay text; duplicate keys, tags, endless aliases and NaN are refused.
+
+    shown: what an error names as faulty, such as the file's name; else the beginning of the text.
+    """
     import yaml
 
     loader = _loader()
+    shown = shown if shown is not None else _glimpse(text)
     try:
-        _check_nesting(text, loader, field)
+        _check_nesting(text, loader, field, shown)
         value = yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
-        raise fault(field, _glimpse(text), f"is not valid YAML ({_yaml_problem(error)})", "correct the file") from None
+        raise fault(field, shown, f"is not valid YAML ({_yaml_problem(error)})", "correct the file") from None
     except (ValueError, OverflowError, RecursionError) as error:
-        raise fault(field, _glimpse(text), f"holds a value that cannot be read ({error})", "correct the file") from None
+        raise fault(field, shown, f"holds a value that cannot be read ({error})", "correct the file") from None
     check_plain(value, field)
     return value
 
@@ -82,17 +96,18 @@ def _loader() -> "type[yaml.SafeLoader]":
         }
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"]
-            twice = next((key for index, key in enumerate(keys) if key in keys[:index]), None) if len(keys) < 1000 else None
-            if twice is not None:
-                raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is given twice", node.start_mark)
+            seen: set[str] = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+                seen.add(key.value)
             mapping: dict[Any, Any] = super().construct_mapping(node, deep)
             return mapping
 
     return Loader
 
 
-def _check_nesting(text: str, loader: Any, field: str) -> None:
+def _check_nesting(text: str, loader: Any, field: str, shown: str) -> None:
     """Libyaml's composer recurses in C and dies on deep nesting; its events do not."""
     import yaml
 
@@ -101,7 +116,7 @@ def _check_nesting(text: str, loader: Any, field: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
-                raise fault(field, _glimpse(text), f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting")
+                raise fault(field, shown, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -127,7 +142,9 @@ def check_plain(value: object, field: str) -> None:
         if isinstance(item, float) and not math.isfinite(item):
             raise fault(where, str(item), "is not a finite number", "give a finite number")
         if isinstance(item, str) and not _is_unicode(item):
-            raise fault(where, ascii(item)[1:41], "is not valid Unicode", "remove the lone surrogate characters")
+            raise fault(where, _spelled(item), "is not valid Unicode", "remove the lone surrogate characters")
+        if isinstance(item, str) and (place := CONTROL.search(item)):
+            raise fault(where, _spelled(item), f"holds the control character {place[0]!a}", "remove it")
         if isinstance(item, Mapping):
             stack.extend((key, f"a key of {where}", depth + 1) for key in item if isinstance(key, str))
             stack.extend((child, f"{where}.{key}" if where != field else str(key), depth + 1) for key, child in item.items())
@@ -135,6 +152,10 @@ def check_plain(value: object, field: str) -> None:
             stack.extend((child, f"{where}.{index}" if where != field else str(index), depth + 1) for index, child in enumerate(item))
         elif item is not None and not isinstance(item, bool | int | float | str):
             raise fault(where, repr(item)[:40], "is not a plain value", "use text, numbers, true or false, lists and mappings")
+
+
+def _spelled(text: str) -> str:
+    return ascii(text)[1:-1][:40]
 
 
 def _is_unicode(text: str) -> bool:
@@ -171,7 +192,7 @@ def read_text(path: str, field: str) -> str:
 
 def read_mapping_file(path: str, field: str) -> dict[str, Any]:
     """The mapping in a YAML or JSON file. Raises SpecError."""
-    value = read_yaml(read_text(path, field), field)
+    value = read_yaml(read_text(path, field), field, shown=path)
     if not isinstance(value, dict):
         shown = type(value).__name__ if value is not None else "nothing"
         raise fault(field, path, f"holds {shown}, not a mapping of keys to values", "write keys such as model, cluster and training")

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import anyio
 from fastapi import Request
 from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
 
 from api.errors import BodyTooLargeError, MediaTypeError, fault
 from api.identity import hash_of
@@ -54,12 +55,15 @@ async def read_body(request: Request, key: ApiKey) -> Posted:
         )
     limit = wiring_of(request).settings.max_body_bytes
     chunks, total = [], 0
-    async for chunk in request.stream():
-        total += len(chunk)
-        if total <= limit:
-            chunks.append(chunk)
-        elif total > DRAINED_BYTES:
-            break  # what is over the limit is read and dropped, so that the sender gets the answer; but not for ever
+    try:
+        async for chunk in request.stream():
+            total += len(chunk)
+            if total <= limit:
+                chunks.append(chunk)
+            elif total > DRAINED_BYTES:
+                break  # what is over the limit is read and dropped, so that the sender gets the answer; but not for ever
+    except ClientDisconnect:
+        raise fault("body", None, "ended before all of it had come", "send it again") from None
     if total > limit:
         raise BodyTooLargeError(Fault("body", None, f"is larger than {limit:,} bytes", "send fewer jobs at once"))
     raw = b"".join(chunks)

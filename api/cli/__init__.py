@@ -1,10 +1,12 @@
 """`planner-cli`: one file a command; what is slow to import is imported when the command runs."""
 
+import os
 import sys
 
 
 def main() -> None:
     """The console script."""
+    open_closed_streams()
     try:
         from api.cli.root import run
 
@@ -12,3 +14,13 @@ def main() -> None:
     except KeyboardInterrupt:  # before the command line was read
         code = 130
     sys.exit(code)
+
+
+def open_closed_streams() -> None:
+    """Opens what a caller closed (`>&-`) on the null device; else a database file would get the number of stdout."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            setattr(sys, name, os.fdopen(opened, "r" if name == "stdin" else "w", encoding="utf-8"))

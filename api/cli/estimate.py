@@ -37,7 +37,7 @@ def _one(path: str, *, as_json: bool) -> None:
     from api.wiring import wire
 
     values = read_mapping_file(path, "--job")
-    _, estimate = estimate_one(wire(), values, allow_files=True)
+    kept_id, estimate = estimate_one(wire(), values, allow_files=True)
     if as_json:
         typer.echo(estimate.model_dump_json(indent=2))
         return
@@ -46,7 +46,7 @@ def _one(path: str, *, as_json: bool) -> None:
 
     console = make_console()
     parsed = parse_job(values, allow_files=True)
-    show(estimate_view(estimate, parsed, console.width, letters=letters_only(console)), console)
+    show(estimate_view(estimate, parsed, console.width, letters=letters_only(console), kept_id=kept_id), console)
 
 
 def _many(path: str) -> None:

@@ -29,6 +29,7 @@ def command(
 
     exported = export_rank(wire().store.get_plan(plan_id), rank, to=format, version=trainer_version)
     if save_dir is not None:
+        save_dir = save_dir.expanduser()
         write_folder(save_dir, exported.files)
     if json:
         typer.echo(encoder.dumps(exported.as_dict(), indent=2, default=str))

@@ -1,12 +1,13 @@
 """From flags to the mapping that a job file would hold; flags override the file."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from api.errors import fault
 from api.reading import check_plain, read_mapping_file, read_yaml
+from planner.errors import Fault, SpecError
 
 FILE_ENDINGS = (".yaml", ".yml", ".json")
 CATALOG_LABELS = frozenset({"aliases", "source", "notes"})
@@ -53,8 +54,8 @@ class JobFlags:
     def _search(self, before: object) -> dict[str, Any]:
         given = {key: value for key, value in self.search.items() if value is not None}
         for key, pairs in (
-            ("fix", dict(parse_pair(text, "--fix") for text in self.fix)),
-            ("allow", dict(parse_choices(text) for text in self.allow)),
+            ("fix", _each_once((parse_pair(text, "--fix") for text in self.fix), "--fix", "use --allow for several values")),
+            ("allow", _each_once((parse_choices(text) for text in self.allow), "--allow", "list all its values after one --allow")),
         ):
             if pairs:
                 kept = before.get(key) if isinstance(before, Mapping) else None
@@ -70,6 +71,26 @@ class JobFlags:
         if self.num_gpus is not None:
             chosen = {**spelled_out(chosen), "num_gpus": parse_count(self.num_gpus)}
         return chosen
+
+
+def check_complete(values: Mapping[str, Any]) -> None:
+    """Raises SpecError, in the words of the flags, when a whole part of the job is missing."""
+    if all(values.get(part) is not None for part in ("model", "cluster", "training")):
+        return
+    training, cluster = values.get("training") or {}, values.get("cluster")
+    named = {"gpu", "num_gpus"} if isinstance(cluster, str) else cluster or {}
+    missing = [
+        (flag, remedy)
+        for flag, given, remedy in (
+            ("--model", "model" in values, "for example --model llama3-8b; `planner-cli catalog models` lists them"),
+            ("--gpu", "gpu" in named, "for example --gpu h100-sxm-80gb"),
+            ("--num-gpus", "num_gpus" in named, "for example --num-gpus 64"),
+            ("--seq-len", "seq_len" in training, "for example --seq-len 8192"),
+            ("--global-batch-size", "global_batch_size" in training, "for example --global-batch-size 512"),
+        )
+        if not given
+    ]
+    raise SpecError([Fault(flag, None, "is required without --job", remedy) for flag, remedy in missing])
 
 
 def read_cluster(value: object) -> object:
@@ -97,6 +118,15 @@ def read_layout(path: str) -> Mapping[str, Any]:
     if not isinstance(inner, Mapping):
         raise fault("--current", path, "holds no layout", "write keys such as dp_shard, tp and pp")
     return inner
+
+
+def _each_once(pairs: Iterable[tuple[str, Any]], flag: str, remedy: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise fault(flag, key, "is given twice", remedy)
+        values[key] = value
+    return values
 
 
 def parse_count(text: str) -> object:

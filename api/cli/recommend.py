@@ -29,7 +29,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Rank the layouts that train MODEL fastest on this cluster."""
-    from api.cli.flags import JobFlags
+    from api.cli.flags import JobFlags, check_complete
     from api.cli.output import letters_only, make_console, note, progress, show
     from api.cli.saving import check_target, save_plan
     from api.service import make_plan
@@ -41,7 +41,10 @@ def command(
         search={"top_k": top_k, "objective": objective, "sampler": sampler, "seed": seed},
     )  # fmt: skip
     values = flags.values()
+    if job is None:
+        check_complete(values)
     if save_dir is not None:
+        save_dir = save_dir.expanduser()
         check_target(save_dir)
     plan = make_plan(wire(), values, allow_files=True, progress=progress)
     if save_dir is not None:

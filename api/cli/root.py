@@ -1,5 +1,6 @@
 """The commands in one tree, and the one place where an error becomes text and an exit code."""
 
+import errno
 import json
 import os
 import sys
@@ -11,7 +12,8 @@ from api.cli import accuracy, catalog, collective, db, doctor, estimate, explain
 from api.cli.output import error_line, flush_output
 from planner.errors import PlannerError
 
-EXIT_BUG, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_BUG, EXIT_USAGE, EXIT_BACKEND, EXIT_INTERRUPTED = 1, 2, 4, 130
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of stdout; artefacts and databases have errors of their own
 ClickError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 app = typer.Typer(
@@ -60,9 +62,13 @@ def run(arguments: Sequence[str]) -> int:
         error_line("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
+            _drop_output()
+            error_line(f"output cannot be written ({error.strerror}); make room, or send it elsewhere")
+            return EXIT_BACKEND
         return _bug(error, as_json="--json" in arguments)
 
 
@@ -97,7 +103,16 @@ def _bug(error: Exception, *, as_json: bool) -> int:
 
 
 def _error_object(error: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps({"error": error}, default=str) + "\n")
+    try:
+        sys.stdout.write(json.dumps({"error": error}, default=str) + "\n")
+        flush_output()
+    except OSError:  # a closed pipe or a full disk: stderr has said it already
+        _drop_output()
+
+
+def _drop_output() -> None:
+    """Sends the rest of stdout nowhere, so that the interpreter's exit does not stumble over it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _raise_for_developers() -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
 
 INDENT = 2
+NARROW = 76  # columns below which tables show less
 
 
 def heading(text: str) -> Text:
@@ -66,8 +67,8 @@ def time_section(estimate: Estimate, width: int, *, letters: bool) -> list[Rende
     ]
 
 
-def key_figures(estimate: Estimate) -> Table:
-    """The figures of the headline, two columns of name and value."""
+def key_figures(estimate: Estimate, width: int) -> Table:
+    """The figures of the headline: name, value, and what belongs to it, which narrow terminals show below the value."""
     table = Table.grid(padding=(0, 2))
     interval = estimate.interval
     peak = interval_of(interval.peak_reserved_bytes if interval else None, "bytes")
@@ -83,7 +84,11 @@ def key_figures(estimate: Estimate) -> Table:
         ("runs out of memory", risk(estimate.oom_probability), "" if estimate.fits else "too risky: more than 5%"),
     )
     for name, value, more in rows:
-        table.add_row(Text(name, style="dim"), Text(value, style="bold"), Text(more, style="dim"))
+        cells = (Text(value, style="bold"), Text(more, style="dim"))
+        if width < NARROW:
+            table.add_row(Text(name, style="dim"), Text("\n" if more else "").join(cells))
+        else:
+            table.add_row(Text(name, style="dim"), *cells)
     return table
 
 
@@ -103,7 +108,7 @@ def question_line(job: "Job") -> str:
     )
 
 
-def estimate_view(estimate: Estimate, job: "Job", width: int, *, letters: bool) -> RenderableType:
+def estimate_view(estimate: Estimate, job: "Job", width: int, *, letters: bool, kept_id: str) -> RenderableType:
     """The whole screen of `estimate --job`."""
     layout = job.layout.short() if job.layout is not None else ""
     top: list[RenderableType] = [Text(question_line(job), style="dim"), Text(layout, style="bold"), ""]
@@ -111,7 +116,7 @@ def estimate_view(estimate: Estimate, job: "Job", width: int, *, letters: bool) 
         faults = [f"{v.field}={v.value}: {v.rule}; {v.remedy}" for v in estimate.violations]
         return Group(*top, Text("This layout cannot run:", style="bold red"), indented(bullets(faults)))
     verdict = Text("It fits.", style="bold green") if estimate.fits else Text("It does not fit.", style="bold red")
-    sections = [*top, verdict, indented(key_figures(estimate)), ""]
+    sections = [*top, verdict, indented(key_figures(estimate, width)), ""]
     sections += [*memory_section(estimate, width, letters=letters), ""]
     sections += [*time_section(estimate, width, letters=letters), ""]
-    return Group(*sections, basis_line(estimate), Text(f"Kept as {estimate.id}", style="dim"))
+    return Group(*sections, basis_line(estimate), Text(f"Kept as {kept_id}", style="dim"))

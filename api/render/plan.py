@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from api.render.estimate import INDENT, basis_line, bullets, heading, indented, key_figures, memory_section, time_section
+from api.render.estimate import INDENT, NARROW, basis_line, bullets, heading, indented, key_figures, memory_section, time_section
 from api.render.figures import percent, rate, seconds, size
+from planner.catalog.clusters import gpu_aliases
 from planner.specs.plan import Plan, RankedLayout
 from planner.specs.run import RunEstimate
 from planner.units import HOUR, KILO, MEGA, format_bytes, format_count, format_seconds
@@ -24,8 +25,8 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
     sections: list[RenderableType] = [
         Text(question(plan), style="dim"),
         Text.assemble(("Best: ", "bold green"), (winner.layout.short(), "bold")),
-        indented(key_figures(winner.estimate)),
-        ranked_table(plan),
+        indented(key_figures(winner.estimate, width)),
+        ranked_table(plan, width),
         *memory_section(winner.estimate, width, letters=letters),
         "",
         *time_section(winner.estimate, width, letters=letters),
@@ -52,27 +53,32 @@ def question(plan: Plan) -> str:
     name = model if isinstance(model, str) else (model or {}).get("name") or (model or {}).get("base") or "the model"
     machine = cluster if isinstance(cluster, str) else (cluster or {}).get("gpu")
     machine = machine if isinstance(machine, str) else (machine or {}).get("name", "GPUs")
+    machine = gpu_aliases().get(machine.lower(), machine)  # "a100" leaves open which
     trainer = training.get("trainer", "torchtitan")
     tokens = f"{training.get('seq_len', 0):,} tokens x {training.get('global_batch_size', 0):,} sequences"
     return f"{name} on {plan.ranked[0].num_gpus:,} GPUs ({machine}), {tokens}, {trainer}"
 
 
-def ranked_table(plan: Plan) -> Table:
-    """The ranked layouts, best first."""
+def ranked_table(plan: Plan, width: int) -> Table:
+    """The ranked layouts, best first; on narrow terminals their speed alone."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=False)
-    table.add_column("#", justify="right")
+    figures = ("tok/s/GPU", "MFU", "step", "memory") if width >= NARROW else ("tok/s/GPU", "step")
+    table.add_column("#", justify="right", no_wrap=True)
     table.add_column("layout", overflow="fold", ratio=1)
-    for name in ("tok/s/GPU", "MFU", "step", "memory"):
+    for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("source", no_wrap=True)
+    if width >= NARROW:
+        table.add_column("source", no_wrap=True)
     sizes = {entry.num_gpus for entry in plan.ranked}
     for entry in plan.ranked[:SHOWN_RANKS]:
         estimate = entry.estimate
         layout = f"{entry.num_gpus} GPUs: {entry.layout.short()}" if len(sizes) > 1 else entry.layout.short()
-        table.add_row(
-            str(entry.rank), layout, rate(estimate.tokens_per_second_per_gpu), percent(estimate.mfu), seconds(estimate.step_seconds),
-            size(estimate.device_bytes), entry.source, style="bold" if entry.rank == 1 else "",
-        )  # fmt: skip
+        shown = {
+            "tok/s/GPU": rate(estimate.tokens_per_second_per_gpu), "MFU": percent(estimate.mfu), "step": seconds(estimate.step_seconds),
+            "memory": size(estimate.device_bytes),
+        }  # fmt: skip
+        last = (entry.source,) if width >= NARROW else ()
+        table.add_row(str(entry.rank), layout, *(shown[name] for name in figures), *last, style="bold" if entry.rank == 1 else "")
     return table
 
 

@@ -12,7 +12,7 @@ BAR = 30
 
 
 def timeline_view(played: PipelineTimeline) -> RenderableType:
-    """Busy and idle share and peak memory of every pipeline rank."""
+    """Busy and idle share of the pipeline's time, and peak memory, of every pipeline rank."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, justify in (("rank", "right"), ("busy", "left"), ("idle", "right"), ("peak reserved", "right"), ("activations", "right")):
         table.add_column(name, justify="left" if justify == "left" else "right")
@@ -25,4 +25,9 @@ def timeline_view(played: PipelineTimeline) -> RenderableType:
             format_bytes(stage.activations_bytes) if stage else "-",
         )  # fmt: skip
     step = played.estimate.step_seconds or 0.0
-    return Group(table, Text(f"pipeline {format_seconds(played.makespan_seconds)} of a step of {format_seconds(step)}"))
+    pipeline = f"The pipeline takes {format_seconds(played.makespan_seconds)} of a step of {format_seconds(step)}"
+    return Group(
+        Text("One step, rank by rank: # busy, . idle, waiting for other ranks", style="bold"),
+        table,
+        Text(f"{pipeline}; the rest is gradient reduction and the optimizer."),
+    )

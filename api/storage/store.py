@@ -44,7 +44,7 @@ class SqlStore:
         with store_errors(self.engine), Session(self.engine) as session:
             row = session.get(PlanRow, plan_id) if _is_id(plan_id) else None
             if row is None:
-                raise NotFoundError(f"no plan of id {plan_id[:SHOWN_CHARACTERS]!r}")
+                raise NotFoundError(f"no plan of id {plan_id[:SHOWN_CHARACTERS]!r}; give the id that `recommend` printed")
             return Plan.model_validate(row.body)
 
     def list_plans(self, cursor: str | None = None, limit: int = 50) -> PlanPage:
@@ -74,7 +74,7 @@ class SqlStore:
         with store_errors(self.engine), Session(self.engine) as session:
             row = session.get(EstimateRow, estimate_id) if _is_id(estimate_id) else None
             if row is None:
-                raise NotFoundError(f"no estimate of id {estimate_id[:SHOWN_CHARACTERS]!r}")
+                raise NotFoundError(f"no estimate of id {estimate_id[:SHOWN_CHARACTERS]!r}; give the one in the location of POST /estimate")
             return StoredEstimate(id=row.id, created_at=row.created_at, job=row.job, estimate=Estimate.model_validate(row.estimate))
 
 

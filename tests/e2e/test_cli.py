@@ -161,6 +161,31 @@ def test_a_closed_pipe_is_no_error(cli: Cli, tmp_path: Path, job: dict[str, Any]
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def shell(line: str, sqlite_url: str) -> "subprocess.CompletedProcess[str]":
+    line = line.replace("planner-cli", f"{sys.executable} -m api.cli")
+    env = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False, env=env)
+
+
+@pytest.mark.parametrize("tail", ["", "--json", "--fix tp=3 --json"])
+def test_a_full_disk_is_exit_4_and_one_line(tail: str, sqlite_url: str) -> None:
+    done = shell(f"planner-cli recommend {' '.join(MAIN_JOB)} {tail} > /dev/full", sqlite_url)
+    assert (done.returncode, done.stderr.count("\n")) == (3 if "tp=3" in tail else 4, 1), done.stderr
+    assert done.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error(closed: str, sqlite_url: str) -> None:
+    done = shell(f"planner-cli recommend {' '.join(MAIN_JOB)} --top-k 1 {closed}", sqlite_url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shell("planner-cli doctor", sqlite_url).returncode == 0
+
+
+def test_an_estimate_is_kept_under_its_own_id(cli: Cli, tmp_path: Path, job: dict[str, Any]) -> None:
+    done = cli("estimate", "--job", write(tmp_path, "job.json", {**job, "layout": LAYOUT, "id": "mine"}))
+    assert "Kept as estimate-" in done.stdout
+
+
 def test_interrupted_is_130(tmp_path: Path, sqlite_url: str) -> None:
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
     process = subprocess.Popen(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from fastapi.testclient import TestClient
@@ -245,6 +246,26 @@ def test_readiness_follows_the_database(postgres_url: str, job: dict[str, Any]) 
         engine.dispose()
         assert client.get("/readyz").json() == {"status": "ready", "database_revision": "0001"}
         assert client.post("/plan", json=job).status_code == 200
+
+
+def test_a_sender_that_leaves_early_is_no_bug(sqlite_client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    received = [{"type": "http.request", "body": b'{"model"', "more_body": True}, {"type": "http.disconnect"}]
+    sent: list[dict[str, Any]] = []
+    scope = {
+        "type": "http", "method": "POST", "path": "/plan", "raw_path": b"/plan", "query_string": b"", "scheme": "http",
+        "http_version": "1.1", "headers": [(b"content-type", b"application/json")],
+        "server": ("testserver", 80), "client": ("127.0.0.1", 1), "root_path": "",
+    }  # fmt: skip
+
+    async def receive() -> Any:
+        return received.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    anyio.run(sqlite_client.app, scope, receive, send)
+    assert sent[0]["status"] == 422
+    assert not caplog.records
 
 
 @pytest.fixture

@@ -98,6 +98,9 @@ MAIN_JOB = ["--model", "llama3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8",
         ["recommend", *MAIN_JOB, "--fix", "tp"],
         ["recommend", *MAIN_JOB, "--fix", "nope=1"],
         ["recommend", *MAIN_JOB, "--fix", "tp=x"],
+        ["recommend", *MAIN_JOB, "--fix", "tp=1", "--fix", "tp=2"],
+        ["recommend", *MAIN_JOB, "--allow", "tp=1", "--allow", "tp=2"],
+        ["recommend", *MAIN_JOB, "--fix", 'ac="\\e[31mnone"'],
         ["recommend", *MAIN_JOB, "--allow", "precision=bf17"],
         ["recommend", *MAIN_JOB, "--objective", "fame"],
         ["recommend", *MAIN_JOB, "--sampler", "dice"],
@@ -141,6 +144,47 @@ def test_every_fault_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, captured.err.count("\n")) == (2, 5)
     assert all("; " in line and line.startswith("error: ") for line in captured.err.splitlines())
     assert len(json.loads(captured.out)["error"]["errors"]) == 5
+
+
+@pytest.mark.parametrize("arguments", [[], ["--model", "llama3-8b"], ["--gpu", "h100-sxm-80gb", "--num-gpus", "8"]])
+def test_what_is_missing_is_said_in_flags(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recommend", *arguments]) == 2
+    told = capsys.readouterr().err
+    for flag in ("--model", "--gpu", "--num-gpus", "--seq-len", "--global-batch-size"):
+        assert (f"error: {flag}=" in told) == (flag not in arguments), told
+
+
+def test_a_named_gpu_is_shown_by_its_full_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recommend", *MAIN_JOB, "--gpu", "H100", "--top-k", "1"]) == 0
+    assert "llama3-8b on 8 GPUs (h100-sxm-80gb)" in capsys.readouterr().out
+
+
+def test_home_is_expanded_in_what_is_to_be_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run(["recommend", *MAIN_JOB, "--top-k", "1", "--save-dir", "~/plan"]) == 0
+    assert f"cd {tmp_path}/plan/rank-01" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", ["40", "60"])
+def test_narrow_terminals_show_layout_and_speed_whole(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run(["recommend", *MAIN_JOB, "--top-k", "2"]) == 0
+    shown = capsys.readouterr().out
+    head, _, _ = shown.partition("Memory of the fullest")
+    assert "…" not in head
+    assert "tokens/s/GPU" in head
+    assert " 1   fsdp 8" in head
+    assert max(map(len, head.splitlines())) <= int(columns)
+
+
+def test_columns_of_zero_are_no_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    assert run(["catalog", "gpus"]) == 0
+    assert "memory bandwidth" in capsys.readouterr().out
 
 
 def test_a_bug_is_one_line_and_a_hint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,9 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("a: 1" + "0" * 5000, "cannot be read"),
         ('a: "\\ud800"', "Unicode"),
         ("a: \x00", "not valid YAML"),
+        ('a: "\\e[31m"', "control character"),
+        ('"\\u202e": 1', "control character"),
+        ("a: 1\nb:\n  c: 1\n  d: 2\n  c: 3", "given twice in line 5"),
         ("--- 1\n--- 2", "not valid YAML"),
     ],
 )
@@ -46,7 +49,22 @@ def test_good_yaml() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "NaN", '{"a": Infinity}', "1e999", "[" * 100_000, "[" * 80 + "]" * 80, b"\xff", '"\\udead"', "9" * 5000]
+    "text",
+    [
+        "",
+        "{",
+        "NaN",
+        '{"a": Infinity}',
+        "1e999",
+        "[" * 100_000,
+        "[" * 80 + "]" * 80,
+        b"\xff",
+        '"\\udead"',
+        "9" * 5000,
+        '{"a": 1, "b": {"c": 1, "c": 1}}',
+        '"\\u0000"',
+        '{"\\u001b[2J": 1}',
+    ],
 )
 def test_bad_json(text: str | bytes) -> None:
     with pytest.raises(SpecError):
@@ -72,6 +90,17 @@ def test_bad_files(tmp_path: Path, content: bytes | str | None, rule: str) -> No
         path.mkdir()
     with pytest.raises(SpecError, match=rule):
         read_mapping_file(str(path), "--job")
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("a: [1")
+    with pytest.raises(SpecError, match=r"job\.yaml"):
+        read_mapping_file(str(path), "--job")
+
+
+def test_text_of_several_lines_is_plain() -> None:
+    assert read_json('{"notes": "a\\n\\tb, 模型"}', "body") == {"notes": "a\n\tb, 模型"}
 
 
 @pytest.mark.parametrize("path", ["\0", "x" * 5000, "~nobody-of-this-name/x"])
