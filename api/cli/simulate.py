@@ -23,9 +23,9 @@ def command(
     from planner.timeline import timeline
 
     played = timeline(parse_job(read_mapping_file(job, "--job"), allow_files=True))
-    for path, text in ((trace, None if trace is None else json_module.dumps(played.trace)), (csv, played.csv)):
+    for flag, path, text in (("--trace", trace, None if trace is None else json_module.dumps(played.trace)), ("--csv", csv, played.csv)):
         if path is not None and text is not None:
-            write_text(path, text)
+            write_text(path, text, flag)
             note(f"wrote {path}")
     if json:
         body = {
@@ -40,7 +40,7 @@ def command(
     show(timeline_view(played), make_console())
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, flag: str) -> None:
     """Writes a whole file or nothing. Raises SpecError when the place cannot be written."""
     import os
 
@@ -53,7 +53,7 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise fault(
-            "--trace" if path.suffix == ".json" else "--csv",
+            flag,
             str(path),
             f"cannot be written ({error.strerror})",
             "give a path in a folder that exists",

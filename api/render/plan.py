@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -50,13 +51,21 @@ def question(plan: Plan) -> str:
     job = plan.job
     training: Mapping[str, Any] = job.get("training") or {}
     model, cluster = job.get("model"), job.get("cluster")
-    name = model if isinstance(model, str) else (model or {}).get("name") or (model or {}).get("base") or "the model"
+    name = short_path(model) if isinstance(model, str) else (model or {}).get("name") or (model or {}).get("base") or "the model"
     machine = cluster if isinstance(cluster, str) else (cluster or {}).get("gpu")
     machine = machine if isinstance(machine, str) else (machine or {}).get("name", "GPUs")
     machine = gpu_aliases().get(machine.lower(), machine)  # "a100" leaves open which
     trainer = training.get("trainer", "torchtitan")
     tokens = f"{training.get('seq_len', 0):,} tokens x {training.get('global_batch_size', 0):,} sequences"
     return f"{name} on {plan.ranked[0].num_gpus:,} GPUs ({machine}), {tokens}, {trainer}"
+
+
+def short_path(model: str) -> str:
+    """A file's own name, or its folder's where it is called config.json; a catalogue name or Hugging Face id as it is."""
+    path = Path(model)
+    if path.suffix == ".json":
+        return path.parent.name or path.stem if path.name == "config.json" else path.stem
+    return path.name if path.is_absolute() else model
 
 
 def ranked_table(plan: Plan, width: int) -> Table:

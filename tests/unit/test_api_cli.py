@@ -9,6 +9,8 @@ import pytest
 from api.cli.flags import JobFlags, parse_choices, parse_count, parse_pair
 from api.cli.root import run
 from api.cli.saving import write_folder
+from api.cli.simulate import write_text
+from api.render.plan import short_path
 from planner.errors import SpecError
 
 
@@ -159,6 +161,21 @@ def test_a_named_gpu_is_shown_by_its_full_name(capsys: pytest.CaptureFixture[str
     assert "llama3-8b on 8 GPUs (h100-sxm-80gb)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [
+        ("llama3-8b", "llama3-8b"),
+        ("meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B"),
+        ("/models/mixtral/config.json", "mixtral"),
+        ("config.json", "config"),
+        ("configs/olmo2-7b.json", "olmo2-7b"),
+        ("/models/mixtral", "mixtral"),
+    ],
+)
+def test_models_from_files_have_short_names(model: str, shown: str) -> None:
+    assert short_path(model) == shown
+
+
 def test_home_is_expanded_in_what_is_to_be_pasted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +214,12 @@ def test_a_bug_is_one_line_and_a_hint(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setenv("PLANNER_DEBUG", "1")
     assert run(["recommend", *MAIN_JOB]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_named_by_its_flag(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"--trace=.*Is a directory"):
+        write_text(tmp_path, "{}", "--trace")
+    assert list(tmp_path.parent.glob(f".{tmp_path.name}*")) == []
 
 
 def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
