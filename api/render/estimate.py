@@ -53,8 +53,8 @@ def memory_section(estimate: Estimate, width: int, *, letters: bool) -> list[Ren
     ]
 
 
-def time_section(estimate: Estimate, width: int, *, letters: bool) -> list[RenderableType]:
-    """The bar of one step, and what costs most."""
+def time_section(estimate: Estimate, width: int, *, letters: bool, overhead: bool = True) -> list[RenderableType]:
+    """The bar of one step. overhead: whether to say in words what costs most beside compute."""
     if estimate.time is None or estimate.step_seconds is None:
         return []
     parts = time_parts(estimate)
@@ -63,7 +63,7 @@ def time_section(estimate: Estimate, width: int, *, letters: bool) -> list[Rende
         heading(f"Time of one step: {seconds(estimate.step_seconds)}"),
         indented(bar),
         indented(legend(parts, width - INDENT, letters=letters)),
-        indented(Text(f"largest cost beside compute: {bottleneck(estimate)}")),
+        *([indented(Text(f"largest cost beside compute: {bottleneck(estimate)}"))] if overhead else ()),
     ]
 
 

@@ -30,7 +30,7 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         ranked_table(plan, width),
         *memory_section(winner.estimate, width, letters=letters),
         "",
-        *time_section(winner.estimate, width, letters=letters),
+        *time_section(winner.estimate, width, letters=letters, overhead=False),  # the first of the reasons says it
         "",
     ]
     if winner.run is not None:
@@ -102,8 +102,12 @@ def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:
     rows = (
         ("time to train", seconds(run.time_to_train_seconds), f"{rate(run.tokens_per_second)} tokens/s on {num_gpus:,} GPUs"),
         ("goodput", f"{run.goodput:.2%}", lost),
-        ("price", money(run.cost), f"{format_count(run.gpu_hours)} GPU-hours"),
-        ("energy", energy(run.energy_joules), f"{run.joules_per_token:.3g} J a token, {mass(run.co2_grams)} CO2"),
+        ("price", money(run.cost), f"{format_count(run.gpu_hours)} GPU-hours at {money(run.cost / run.gpu_hours)}"),
+        (
+            "energy", energy(run.energy_joules),
+            f"{run.joules_per_token:.3g} J a token, {run.mean_watts_per_gpu:,.0f} W a GPU with its share of the data centre; "
+            f"{mass(run.co2_grams)} CO2",
+        ),
         ("checkpoints", f"{saves.mode}, every {saves.interval_steps:,} steps", apart),
         ("interruptions", f"every {seconds(run.mtbf_seconds)}", f"about {run.expected_failures:,.1f} in the run"),
     )  # fmt: skip
@@ -111,7 +115,9 @@ def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:
     for name, value, more in rows:
         table.add_row(Text(name, style="dim"), Text(value, style="bold"), Text(more, style="dim"))
     assumed = [Text(f"{'; '.join(run.assumptions)}.", style="dim")]
-    return [heading(f"The whole run: {format_count(run.tokens)} tokens"), indented(table), *(indented(line) for line in assumed)]
+    title = f"The whole run: {format_count(run.tokens)} tokens"
+    given = "" if run.total_tokens else ", an example; training.total_tokens sets yours"
+    return [heading(title + given), indented(table), *(indented(line) for line in assumed)]
 
 
 def sizes_table(plan: Plan) -> Table:
@@ -138,19 +144,24 @@ def money(dollars: float) -> str:
 def energy(joules: float) -> str:
     """kWh, or MWh from a thousand on."""
     kwh = joules / (KILO * HOUR)
-    return f"{kwh / KILO:,.4g} MWh" if kwh >= KILO else f"{kwh:.3g} kWh"
+    return f"{three_digits(kwh / KILO)} MWh" if kwh >= KILO else f"{kwh:.3g} kWh"
 
 
 def mass(grams: float) -> str:
     """kg, or tonnes from a thousand on."""
-    return f"{grams / MEGA:,.4g} t" if grams >= MEGA else f"{grams / KILO:.3g} kg"
+    return f"{three_digits(grams / MEGA)} t" if grams >= MEGA else f"{grams / KILO:.3g} kg"
+
+
+def three_digits(value: float) -> str:
+    """1234.5 -> "1,230": three significant digits, thousands apart, never an exponent."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _reasons(plan: Plan) -> list[tuple[str, list[str]]]:
     current = plan.versus_current
     sections = [("Why this one", plan.ranked[0].reasons)]
     if len(plan.ranked) > 1:
-        sections.append(("Against number 2", plan.headline[1:]))
+        sections.append(("Number 2 against number 1", plan.headline[1:]))
     if plan.regret is not None:
         sections.append(("How sure", [plan.regret.statement]))
     if current is not None:
@@ -198,8 +209,8 @@ def continued(words: list[str], width: int) -> list[str]:
 def searched_line(plan: Plan) -> Text:
     """How much was looked at."""
     s = plan.searched
-    looked = f"Looked at {s.layouts:,} legal layouts, priced {s.priced:,}, simulated {s.simulated:,}, {s.fitting:,} fit"
-    text = f"{looked}, in {format_seconds(s.seconds)}."
+    looked = f"Looked at {s.layouts:,} legal layouts, priced {s.priced:,} (the others cannot win)"
+    text = f"{looked}: {s.fitting:,} fit, the best {s.simulated:,} were simulated, in {format_seconds(s.seconds)}."
     return Text(text, style="dim")
 
 

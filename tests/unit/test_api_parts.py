@@ -7,15 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from api import errors as edge_errors
+from api.cli.output import as_text
 from api.errors import TABLE, answer_to, lines_of
 from api.identity import TimeOrderedIds, hash_of, hash_of_job
 from api.render.bars import Part, legend, stacked_bar
-from api.render.plan import continued
+from api.render.plan import continued, energy, mass, money, plan_view
 from api.security import is_loopback, refuse_open_door
 from api.settings import Settings, load_settings, parse_api_keys
 from api.storage.engine import normalise_url, shown
 from planner import errors
 from planner.errors import Fault, InfeasibleError, NotFoundError, PlannerError, ProbeError, SpecError, StoreError, UnknownNameError
+from planner.specs.plan import Plan
 
 DIGEST = hashlib.sha256(b"secret").hexdigest()
 
@@ -139,3 +141,29 @@ def test_commands_are_continued_to_be_pasted() -> None:
     assert all(len(line) <= 30 for line in lines)
     assert " ".join(" ".join(lines).replace("\\", " ").split()) == " ".join(f"word{i}" for i in range(12))
     assert all(line.endswith(" \\") for line in lines[:-1])
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (money(2.5), "$2.50"),
+        (money(487_738.2), "$487,738"),
+        (money(1.2e9), "$1,200,000,000"),
+        (energy(3.6e6), "1 kWh"),
+        (energy(7.9e11), "219 MWh"),
+        (energy(7.9e12), "2,190 MWh"),
+        (mass(97_980_000.0), "98 t"),
+        (mass(900.0), "0.9 kg"),
+    ],
+)
+def test_money_energy_and_mass(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+def test_a_plan_says_what_its_run_rests_on(plan: Plan) -> None:
+    text = as_text(plan_view(plan, 110, letters=True), 110)
+    assert "tokens, an example; training.total_tokens sets yours" in text
+    assert "GPU-hours at $" in text
+    assert "W a GPU" in text
+    assert text.count("bottleneck") + text.count("largest cost") <= 2
+    assert "(the others cannot win)" in text
