@@ -75,7 +75,7 @@ def key_figures(estimate: Estimate, width: int) -> Table:
     rows = (
         ("throughput", f"{rate(estimate.tokens_per_second_per_gpu)} tokens/s/GPU", rate_interval(estimate)),
         ("step", seconds(estimate.step_seconds), interval_of(interval.step_seconds if interval else None, "seconds")),
-        ("MFU", percent(estimate.mfu), f"HFU {percent(estimate.hfu)} with recomputed work"),
+        ("MFU", percent(estimate.mfu), f"HFU {percent(estimate.hfu)} with recomputed work{_count_of_work(estimate)}"),
         (
             "memory",
             f"{size(estimate.device_bytes)} of {size(estimate.usable_bytes)}",
@@ -90,6 +90,12 @@ def key_figures(estimate: Estimate, width: int) -> Table:
         else:
             table.add_row(Text(name, style="dim"), *cells)
     return table
+
+
+def _count_of_work(estimate: Estimate) -> str:
+    """Why a utilisation may exceed the whole: sliding windows do less than is counted, eight bits more than the peak."""
+    over = estimate.hfu is not None and estimate.hfu > 1
+    return "; as TorchTitan counts: attention in full, over the bf16 peak" if over else ""
 
 
 def basis_line(estimate: Estimate) -> Text:

@@ -11,6 +11,7 @@ from api.cli.output import as_text
 from api.errors import TABLE, answer_to, lines_of
 from api.identity import TimeOrderedIds, hash_of, hash_of_job
 from api.render.bars import Part, legend, stacked_bar
+from api.render.estimate import key_figures
 from api.render.plan import continued, energy, mass, money, plan_view
 from api.security import is_loopback, refuse_open_door
 from api.settings import Settings, load_settings, parse_api_keys
@@ -167,3 +168,10 @@ def test_a_plan_says_what_its_run_rests_on(plan: Plan) -> None:
     assert "W a GPU" in text
     assert text.count("bottleneck") + text.count("largest cost") <= 2
     assert "(the others cannot win)" in text
+
+
+def test_a_utilisation_above_one_is_explained(plan: Plan) -> None:
+    estimate = plan.ranked[0].estimate
+    for hfu, explained in ((0.7, False), (1.1, True)):
+        text = as_text(key_figures(estimate.model_copy(update={"hfu": hfu}), 110), 110)
+        assert ("attention in full" in " ".join(text.split())) == explained
