@@ -440,6 +440,17 @@ def test_neighbours_are_legal_single_changes_priced_like_any_layout(start: dict[
     assert len({(n.field, str(n.new)) for n in found}) == len(found)
 
 
+def test_every_axis_has_a_neighbour() -> None:
+    """Degrees double at the expense of dp_shard; microbatches double; checkpointing, precision and switches change."""
+    training = TrainingSpec.from_user({"seq_len": 4096, "global_batch_size": 64})
+    pricer = Pricer.build(ModelSpec.from_user("llama3-8b"), ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 8}), training)
+    found = {(n.field, n.new): n.layout for n in neighbours(pricer, resolve_layout({}, trainer="torchtitan", num_gpus=8))}
+    for field in ("tp", "cp", "pp", "dp_replicate"):
+        assert found[field, 2].dp_shard == 4
+    expected = {("micro_batch_size", 2), ("ac", "full"), ("precision", "float8-rowwise"), ("zero_stage", 2), ("compile", True)}
+    assert expected <= found.keys()
+
+
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (1, 0), (0, 1), (2, 2), (-1, 1), (-2, -2)])
 def test_shifted_splits_keep_the_number_of_layers(first: int, last: int) -> None:
     cluster = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 8})
