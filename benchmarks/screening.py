@@ -43,7 +43,8 @@ FIRST, MOST_PRICED, TOP_K = 1000, 400_000, 10
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faithfulness:
     """spearman: over the sample.  by_schedule: over the pipelined layouts of each schedule.  winner_place: 0 is the first screened.
-    winner_gain: simulated step of the first screened over that of the simulated winner, minus one.  top_spearman: over the `first` screened.
+    winner_gain: simulated step of the first screened over that of the simulated winner, minus one.
+    top_spearman: over the `first` screened.
     """
 
     spearman: float
