@@ -1,0 +1,98 @@
+"""Every published row gets an answer, and the errors over all of them never grow beyond what is committed in accuracy_floor.json.
+
+    python -m tests.golden.test_public_rows [--loosen]     writes today's figures; refuses to raise one unless told to
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from api.cli.accuracy import read_rows
+from planner.calibration.accuracy import Row, Summary, summarise
+
+FLOOR = Path(__file__).with_name("accuracy_floor.json")
+PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
+SLACK = 0.002
+
+
+def figures(rows: list[Row]) -> dict[str, float]:
+    """Mean absolute relative errors: step time over all rows and over the completely specified ones, memory where it was measured."""
+    everything: Summary = summarise(rows, "all")
+    complete = summarise([row for row in rows if row.job.labels.get("complete") is True], "complete")
+    errors = {
+        "step_time_all": everything.time, "step_time_complete": complete.time, "allocated": everything.allocated,
+        "reserved": everything.reserved,
+    }  # fmt: skip
+    return {name: round(found.mape, 4) for name, found in errors.items() if found is not None}
+
+
+def worse(ours: dict[str, float], committed: dict[str, float]) -> dict[str, tuple[float, float]]:
+    """Figures above the committed ones by more than SLACK, as (now, committed)."""
+    return {name: (ours[name], limit) for name, limit in committed.items() if ours[name] > limit + SLACK}
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    found, malformed = read_rows(str(PUBLIC))
+    assert malformed == []
+    return found
+
+
+def test_every_row_is_answered(rows: list[Row]) -> None:
+    given = [json.loads(line)["id"] for line in PUBLIC.read_text(encoding="utf-8").splitlines() if line.strip()]
+    assert [row.job.id for row in rows] == given
+    assert len(given) == len(set(given)) >= 374
+    refused = {row.job.id: [f"{v.field}: {v.rule}" for v in row.estimate.violations] for row in rows if not row.estimate.valid}
+    assert refused == {}
+
+
+def test_every_answer_is_whole(rows: list[Row]) -> None:
+    for row in rows:
+        e = row.estimate
+        assert e.time is not None, row.job.id
+        assert e.memory is not None, row.job.id
+        assert e.time.total() == pytest.approx(e.step_seconds, rel=1e-9), row.job.id
+        numbers = (e.step_seconds, e.tokens_per_second_per_gpu, e.peak_allocated_bytes, e.peak_reserved_bytes, e.device_bytes)
+        assert all(number is not None and math.isfinite(number) and number > 0 for number in numbers), row.job.id
+        assert (e.peak_allocated_bytes or 0) <= (e.peak_reserved_bytes or 0) <= (e.device_bytes or 0), row.job.id
+        assert e.mfu is None or 0 < e.mfu < 1, row.job.id
+        assert max(stage.peak_reserved_bytes for stage in e.memory.stages) == pytest.approx(e.peak_reserved_bytes), row.job.id
+
+
+def test_errors_do_not_grow(rows: list[Row]) -> None:
+    committed = json.loads(FLOOR.read_text(encoding="utf-8"))
+    ours = figures(rows)
+    assert ours.keys() == committed.keys()
+    assert worse(ours, committed) == {}, "an improvement elsewhere does not pay for this; see the module's docstring"
+
+
+def test_the_model_beats_forty_percent_of_the_peak(rows: list[Row]) -> None:
+    everything = summarise(rows, "all")
+    assert everything.time is not None
+    assert everything.baseline is not None
+    assert everything.time.rows == everything.baseline.rows > 350
+    assert everything.time.mape < everything.baseline.mape / 3
+
+
+def test_a_figure_that_grows_is_named() -> None:
+    assert worse({"a": 0.1021, "b": 0.05}, {"a": 0.10, "b": 0.05}) == {"a": (0.1021, 0.10)}
+    assert worse({"a": 0.1019}, {"a": 0.10}) == {}
+
+
+def main(loosen: bool) -> int:
+    ours = figures(read_rows(str(PUBLIC))[0])
+    committed = json.loads(FLOOR.read_text(encoding="utf-8")) if FLOOR.exists() else {}
+    raised = {name: (value, committed[name]) for name, value in ours.items() if value > committed.get(name, math.inf)}
+    if raised and not loosen:
+        print(f"higher than committed (now, committed): {raised}; pass --loosen and say why in the commit")
+        return 1
+    FLOOR.write_text(json.dumps(ours, indent=2) + "\n", encoding="utf-8")
+    print(ours)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("--loosen" in sys.argv[1:]))
