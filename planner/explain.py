@@ -123,7 +123,8 @@ def _change(neighbour: Neighbour, usable_bytes: float) -> str:
     name = neighbour.field.replace("_", " ")
     if not neighbour.fits:
         need = f"{format_bytes(neighbour.device_bytes)} of {format_bytes(usable_bytes)}"
-        return f"{name} {neighbour.new} instead of {neighbour.old} would need {need}"
+        close = ", too close to be safe" if neighbour.device_bytes <= usable_bytes else ""
+        return f"{name} {neighbour.new} instead of {neighbour.old} would need {need}{close}"
     percent = (neighbour.step_ratio - 1.0) * 100.0
     effect = f"{percent:.1f}% slower" if percent >= 0 else f"{-percent:.1f}% faster"
     return f"{name} {neighbour.new} instead of {neighbour.old}: {effect}, {format_bytes(neighbour.device_bytes)}"
@@ -157,11 +158,14 @@ def _noticeable(neighbour: Neighbour, estimate: Estimate) -> bool:
 def difference(ours: Estimate, theirs: Estimate, our_layout: Layout, their_layout: Layout) -> list[str]:
     """What the second layout gains and loses against the first: the fields that differ, then the costs that moved most."""
     if ours.step_seconds is None or theirs.step_seconds is None:
-        return ["one of the two cannot run: " + "; ".join(f"{v.field}: {v.rule}" for v in (*ours.violations, *theirs.violations))]
+        pairs = ((our_layout, ours), (their_layout, theirs))
+        return [
+            f"{layout.short()} cannot run: " + "; ".join(f"{v.field} {v.rule}" for v in e.violations) for layout, e in pairs if not e.valid
+        ]
     lines = []
     fields = changed_fields(our_layout, their_layout)
     if fields:
-        lines.append("differs in " + ", ".join(f"{name} {a} / {b}" for name, (a, b) in fields.items()))
+        lines.append("differs in " + ", ".join(f"{name} {a} -> {b}" for name, (a, b) in fields.items()))
     ratio = theirs.step_seconds / ours.step_seconds - 1.0
     lines.append(
         f"{abs(ratio):.1%} {'slower' if ratio >= 0 else 'faster'}: "
@@ -192,7 +196,7 @@ def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:
     if versus is None:
         return [*lines, *chosen.reasons]
     other = _ranked(plan, versus, "versus")
-    return [*lines, f"against #{versus} {other.layout.short()}", *difference(chosen.estimate, other.estimate, chosen.layout, other.layout)]
+    return [*lines, f"against #{versus} {other.layout.short()}", *difference(other.estimate, chosen.estimate, other.layout, chosen.layout)]
 
 
 def _ranked(plan: Plan, rank: int, field: str) -> RankedLayout:

@@ -3,7 +3,6 @@
 enumerate -> screen all -> simulate the best -> sample what cannot be enumerated -> choose different ones -> estimate, explain, export.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -22,9 +21,11 @@ from planner.cost.simulation import refine
 from planner.errors import InfeasibleError, SpecError
 from planner.explain import changed_fields, difference, next_bottleneck, regret, winner_reasons
 from planner.export import export
+from planner.export.base import Export
 from planner.ports import Ports
 from planner.rules import Context
 from planner.search import pareto
+from planner.search.budgets import best_budgets
 from planner.search.neighbours import neighbours
 from planner.search.screen import OOM_LIMIT, Screened, screen
 from planner.search.space import Space, build_space
@@ -38,6 +39,8 @@ from planner.units import format_bytes, format_seconds
 from planner.version import MODEL_VERSION
 
 SIMULATED = 200
+BUDGETS_SIMULATED = 40
+SPARE = 3  # times top_k that are looked at when some cannot be exported
 SAMPLED_SEEDS = 4
 SAMPLED_TRIALS = 32
 SHOWN_REASONS = 12
@@ -88,7 +91,7 @@ class _Choice(NamedTuple):
 
 def recommend(job: Job, *, ports: Ports, progress: Progress | None = None) -> Plan:
     """The plan of a job. Raises InfeasibleError when nothing fits, SpecError for a request that cannot be searched."""
-    started = time.perf_counter()
+    started = ports.clock.now()
     say = progress or (lambda _: None)
     sizes = [_search_size(job, job.cluster.with_num_gpus(count), say) for count in job.cluster.num_gpus_choices]
     fitting = [size for size in sizes if size.candidates]
@@ -98,7 +101,7 @@ def recommend(job: Job, *, ports: Ports, progress: Progress | None = None) -> Pl
         _rate(job, sized, several=len(sizes) > 1)
     ranked = _rank(job, fitting)
     say("explaining the winner")
-    return _plan(job, ports, sizes, ranked, time.perf_counter() - started)
+    return _plan(job, ports, sizes, ranked, (ports.clock.now() - started).total_seconds())
 
 
 def _search_size(job: Job, cluster: ClusterSpec, say: Progress) -> _Sized:
@@ -124,20 +127,23 @@ def _search_size(job: Job, cluster: ClusterSpec, say: Progress) -> _Sized:
     rejected["slower than the best by a proven bound"] += best.bounded_out
     sized = _Sized(pricer=pricer, screened=best, num_layouts=num_layouts, rejected={k: v for k, v in rejected.items() if v})
     if best.num_fitting:
-        _simulate(job, sized)
+        _simulate(job, sized, space)
     return sized
 
 
 def _screen(job: Job, pricer: Pricer, *, offload: bool = False, oversized: bool = False) -> tuple[Space, Screened]:
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     space = build_space(context, job.search, offload=offload, oversized=oversized)
-    return space, screen(pricer, space, count=job.search.top_k)
+    return space, screen(pricer, space, count=job.search.top_k, smallest=job.search.objective == "memory")
 
 
-def _simulate(job: Job, sized: _Sized) -> None:
-    """Simulated step times of the best screened layouts, then of layouts sampled beyond the enumeration."""
+def _simulate(job: Job, sized: _Sized, space: Space) -> None:
+    """Simulated step times of the best screened layouts, with and without memory budgets, then of layouts sampled beyond."""
     pricer, screened = sized.pricer, sized.screened
-    best = screened.batch.take(_closer_look(job, screened))
+    best = screened.batch.take(slice(0, SIMULATED))
+    if job.search.objective != "memory" and _free_budgets(job, pricer):
+        worth = float(screened.step_seconds[min(job.search.top_k, len(screened.step_seconds)) - 1])
+        best = LayoutBatch.concatenate([best, best_budgets(pricer, space, worth, BUDGETS_SIMULATED)])
     prices = pricer.price(best)
     step = refine(pricer, best, prices).step_seconds
     oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
@@ -147,16 +153,14 @@ def _simulate(job: Job, sized: _Sized) -> None:
     _sample(job, sized)
 
 
-def _closer_look(job: Job, screened: Screened) -> IntColumn:
-    """Rows to simulate: the fastest that fit, or for most headroom the smallest."""
-    if job.search.objective != "memory":
-        return np.arange(min(SIMULATED, len(screened.batch)))
-    return np.argsort(np.where(screened.oom <= OOM_LIMIT, screened.device_bytes, np.inf), kind="stable")[:SIMULATED]
+def _free_budgets(job: Job, pricer: Pricer) -> bool:
+    """Whether memory budgets may be tried: the trainer has them and the user left activation checkpointing open."""
+    return "memory-budget" in pricer.rules.ac_kinds and "ac" not in job.search.fix and "ac" not in job.search.allow
 
 
 def _sample(job: Job, sized: _Sized) -> None:
     free = {"ac", "layers_per_stage"} - set(job.search.fix)
-    budgets = "ac" in free and ("ac" not in job.search.allow) and "memory-budget" in " ".join(sized.pricer.rules.ac_kinds)
+    budgets = _free_budgets(job, sized.pricer)
     splits = "layers_per_stage" in free and any(layout.pp > 1 for _, _, layout in sized.candidates[:SAMPLED_SEEDS])
     if not (budgets or splits):
         return
@@ -207,9 +211,30 @@ def _rank(job: Job, sizes: list[_Sized]) -> list[_Choice]:
     order = _best_first(np.array([choice.score for choice in found]), step)
     # A layout of another size is no near copy: the size travels in a column that copies must share.
     sized_pp = batch.pp + MAX_GPUS * np.array([choice.sized.pricer.cluster.num_gpus for choice in found])
-    chosen = pareto.different(replace(batch, pp=sized_pp), step, device, order, job.search.top_k)
-    place = np.argsort(order)
-    return [found[row] for row in sorted(chosen, key=lambda row: place[row])]
+    chosen = pareto.different(replace(batch, pp=sized_pp), step, device, order, SPARE * job.search.top_k)
+    place = {id(found[row]): rank for rank, row in enumerate(order)}
+    shown = _runnable(job, [found[row] for row in chosen])[: job.search.top_k]
+    return sorted(shown, key=lambda choice: place[id(choice)])
+
+
+def _runnable(job: Job, choices: list[_Choice]) -> list[_Choice]:
+    """The choices that the trainer's export can run, up to top_k; all of them where it can run none (a model it does not ship)."""
+    able: list[_Choice] = []
+    for choice in choices:
+        exported = _exported(job, choice)
+        if exported is None or not exported.blockers:
+            able.append(choice)
+        else:
+            reason = f"{exported.trainer} {exported.version} cannot run it"
+            choice.sized.rejected[reason] = choice.sized.rejected.get(reason, 0) + 1
+        if len(able) == job.search.top_k:
+            break
+    return able or choices
+
+
+def _exported(job: Job, choice: _Choice) -> Export | None:
+    target = EXPORTS.get(job.training.trainer)
+    return None if target is None else export(choice.layout, job.model, choice.sized.pricer.cluster, job.training, to=target)
 
 
 def _best_first(scores: FloatColumn, step_seconds: FloatColumn) -> IntColumn:
@@ -288,8 +313,7 @@ def _run_warnings(winner: RankedLayout, sizes: list[_Sized]) -> list[str]:
 def _entry(job: Job, rank: int, choice: _Choice, estimate: Estimate) -> RankedLayout:
     sized, layout = choice.sized, choice.layout
     reasons = _reasons(rank, sized, layout, estimate)
-    target = EXPORTS.get(job.training.trainer)
-    exported = None if target is None else export(layout, job.model, sized.pricer.cluster, job.training, to=target)
+    exported = _exported(job, choice)
     return RankedLayout(
         rank=rank,
         layout=layout,

@@ -108,7 +108,6 @@ def test_planner_has_no_clock_environment_network_or_processes() -> None:
     assert [str(i) for i in impure_imports() if not (i.path == "planner/recommend.py" and i.module == "time")] == []
 
 
-@pytest.mark.xfail(strict=True, reason="planner/recommend.py reads time.perf_counter; the duration belongs to ports.clock")
 def test_recommend_asks_its_port_for_the_time() -> None:
     assert [str(i) for i in impure_imports() if i.path == "planner/recommend.py"] == []
 

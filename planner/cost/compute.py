@@ -13,6 +13,7 @@ from planner.work.precision import RECIPES
 
 TILE_ROWS, TILE_COLS = 128, 128
 FP16_BYTES = 2.0
+BF16, FP16 = 0, 1
 SINGLE = len(RECIPES)  # row of the rates for param_dtype float32: TF32 where the GPU has it
 
 
@@ -20,6 +21,7 @@ SINGLE = len(RECIPES)  # row of the rates for param_dtype float32: TF32 where th
 class Device:
     """One GPU under one trainer's software: achieved rates, ready for columns.
 
+    half: precision code of its 16-bit format.
     linear_rate, linear_half_depth: by precision code, then SINGLE: FLOP/s a large GEMM reaches (NaN: the GPU lacks the dtype).
     """
 
@@ -33,6 +35,7 @@ class Device:
     attention_half_context: float
     memory_rate: float
     num_sms: int
+    half: int
 
     @classmethod
     def build(cls, cluster: ClusterSpec, kernels: KernelProfile, profile: Profile) -> "Device":
@@ -62,6 +65,7 @@ class Device:
             attention_backward_rate=half_precision * attention.backward * clock * profile.compute,
             attention_half_context=attention.half_context, memory_rate=gpu.memory_bandwidth_bytes_per_second * kernels.memory,
             num_sms=max(gpu.num_sms, 1),
+            half=BF16 if peaks.get("bf16") else FP16,
         )  # fmt: skip
 
     def gemm_seconds(

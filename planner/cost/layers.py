@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.collectives import collective_seconds
-from planner.cost.compute import SINGLE, Device
+from planner.cost.compute import FP16, SINGLE, Device
 from planner.cost.topology import Fabric
 from planner.specs.model import LayerKind, ModelSpec
 from planner.specs.trainers import TrainerRules
@@ -27,7 +27,6 @@ _KEY = (
     "precision", "param_dtype", "compile",
 )  # fmt: skip
 AXES = ("tp", "cp", "ep")
-BF16, FP16 = 0, 1
 FUSED_NORM_SINCE = (2, 8)
 COLLECTIVE_KERNELS = 3.0  # the collective, its stream event and the copy that packs it; judgement
 
@@ -196,7 +195,7 @@ def _gemm_cost(site: Site, op: Gemm) -> OpCost:
     """Forward r x d x c; input gradient r x c x d; weight gradient d x r x c; plus the recipe's casts for linear layers."""
     r, c, d, b = (site.product(dims) for dims in (op.rows, op.cols, op.depth, op.batch))
     low = op.role in ("linear", "expert")
-    half = site.batch.precision if low else np.where(site.batch.precision == FP16, FP16, BF16)
+    half = site.batch.precision if low else np.where(site.batch.precision == FP16, FP16, site.device.half)
     precision = np.where(site.batch.param_dtype == 0, half, SINGLE)
     seconds = site.device.gemm_seconds
     casts = np.where(site.fused, column("fused_cast_moves", half), column("cast_moves", half)) * (site.batch.param_dtype == 0)
@@ -227,9 +226,9 @@ def _attention_cost(site: Site, op: Attention, model: ModelSpec) -> OpCost:
     rows, batch = np.full_like(tokens, seq), tokens / seq * heads
     depth = np.full_like(tokens, float(model.qk_head_dim))
     slow = site.device.profile.unaligned_head_slowdown if model.qk_head_dim % 8 else 1.0
-    bf16 = np.full(len(site.batch), BF16)
-    scores = site.device.gemm_seconds(rows, rows, depth, batch, bf16)
-    values = site.device.gemm_seconds(rows, depth, rows, batch, bf16)
+    half = np.where(site.batch.param_dtype == 0, site.device.half, SINGLE)
+    scores = site.device.gemm_seconds(rows, rows, depth, batch, half)
+    values = site.device.gemm_seconds(rows, depth, rows, batch, half)
     both = slow * (scores + values)
     two = np.full_like(tokens, 2.0)
     return _cost(
@@ -246,7 +245,7 @@ def _flash_cost(site: Site, flops: FloatColumn, context: FloatColumn, model: Mod
     merged = 4.0 * 4.0 * s["tokens"] * s["heads"] * model.v_dim * np.where(pieces > 1, pieces, 0.0)
     merging = site.device.moved_seconds(merged)
     length = 2.0 * context / pieces
-    slower = np.where(site.batch.param_dtype == 0, 1.0, site.device.linear_rate[BF16] / site.device.linear_rate[SINGLE])
+    slower = np.where(site.batch.param_dtype == 0, 1.0, site.device.linear_rate[site.device.half] / site.device.linear_rate[SINGLE])
     forward = slower * site.device.attention_seconds(flops, length, backward=False) + merging
     backward = slower * site.device.attention_seconds(2.5 * flops, length, backward=True) + merging
     return _cost(site, forward=forward, input_grad=backward, forward_kernels=3.0 * pieces, backward_kernels=6.0 * pieces, flops=flops)

@@ -19,6 +19,7 @@ from planner.cost.profile import PROFILES, KernelProfile, Profile, kernel_profil
 from planner.cost.topology import Fabric
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.cluster import ClusterSpec
+from planner.specs.layout import CP_METHODS
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.model import ModelSpec
 from planner.specs.trainers import TRAINERS, TrainerRules
@@ -75,16 +76,23 @@ class Pricer:
     def floors(self, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
         """Lower bounds (step seconds, device bytes), (N,) each, that hold for every schedule, ZeRO stage and split of the layouts.
 
+        Async TP and every CP method are tried, since they only save.
         Time: a step takes at least as long as its busiest rank computes (exposed TP, CP, EP included), and the busiest at
         least the mean; bubble, data-parallel waits, optimizer and fixed costs are not negative.
         Memory: the worst rank holds at least the mean: fully sharded states, gradients that accumulate, and activations of
         (pp + 1) / 2 microbatches, the mean of 1F1B, which no schedule undercuts; less one layer for uneven splits.
         Buffers, and without a single rank logits and recomputation, are left out.
         """
-        unit, inverse = _unit_columns(self, batch)
         counts = np.array([count for _, count in self.model.distinct_layers()] + [1.0, 1.0])
         m = num_microbatches(batch, self.training)
+        batch = replace(batch, async_tp=batch.async_tp | ((batch.tp > 1) & self.rules.fsdp_style))
+        unit, inverse = _unit_columns(self, batch)
         seconds = m * (counts @ unit.total)[inverse] / batch.pp
+        rows = np.flatnonzero(batch.cp > 1)
+        for method in self.rules.cp_methods if len(rows) else ():
+            other = replace(batch.take(rows), cp_method=np.full(len(rows), CP_METHODS.index(method)))
+            cheaper, at = _unit_columns(self, other)
+            seconds[rows] = np.minimum(seconds[rows], m[rows] * (counts @ cheaper.total)[at] / other.pp)
         return seconds, _device_floor(self, batch, counts, m, unit, inverse)
 
 
@@ -406,5 +414,5 @@ class _Time:
         pcie = self.pricer.cluster.pcie_bandwidth_bytes_per_second
         offloaded = owned * 8.0 / pcie + owned * moved / HOST_STREAM_BYTES_PER_SECOND
         if training.optimizer == "muon":
-            on_device = on_device + MUON_FLOPS * self.pricer.model.hidden_size * owned / device.linear_rate[layers.BF16]
+            on_device = on_device + MUON_FLOPS * self.pricer.model.hidden_size * owned / device.linear_rate[device.half]
         return np.where(batch.cpu_offload, offloaded, on_device)

@@ -51,6 +51,8 @@ def stage_layers(num_layers: int, num_stages: int, *, counts_ends: bool) -> tupl
 
 def layers_of_stages(batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRules) -> tuple[int, ...]:
     """Layers of each stage of one layout: its own list, or the trainer's split."""
+    if int(batch.pp[row]) == 1:
+        return (model.num_hidden_layers,)
     split = int(batch.split[row])
     if split != TRAINER_SPLIT:
         return batch.splits[split]

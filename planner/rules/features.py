@@ -8,7 +8,7 @@ from planner.columns import BoolColumn, LayoutBatch
 from planner.cost.memory import OPTIMIZER_STATE_BYTES
 from planner.rules.base import Context, Rule, choices, in_set, sharding_degree
 from planner.schedules import SCHEDULES
-from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, Layout
+from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, PRECISIONS, Layout
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.units import format_bytes
 
@@ -23,11 +23,14 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "float8-blockwise": ("fp8",), "mxfp8": ("fp8", "fp4"), "nvfp4": ("fp4",),
 }  # fmt: skip
 assert tuple(NEEDS) == PRECISIONS
+SINGLES = frozenset({"fp32", "tf32"})
 
 
 def gpu_precisions(c: Context) -> tuple[str, ...]:
     """Precisions the GPU has units for."""
-    return tuple(name for name, dtypes in NEEDS.items() if all(dtype in c.cluster.gpu.peak_flops_per_second for dtype in dtypes))
+    gpu = c.cluster.gpu
+    able = (name for name, dtypes in NEEDS.items() if all(dtype in gpu.peak_flops_per_second for dtype in dtypes))
+    return tuple(name for name in able if name != "nvfp4" or gpu.vendor == "nvidia")
 
 
 def _both(c: Context) -> str:
@@ -36,7 +39,7 @@ def _both(c: Context) -> str:
 
 def _missing(x: Layout, c: Context) -> str:
     missing = [dtype for dtype in NEEDS[x.precision] if dtype not in c.cluster.gpu.peak_flops_per_second]
-    return " and ".join("microscaling" if dtype == "fp4" else dtype for dtype in missing)
+    return " and ".join("microscaling" if dtype == "fp4" else dtype for dtype in missing) or "NVIDIA FP4"
 
 
 def _any_both(c: Context) -> bool:
@@ -114,6 +117,12 @@ _PRECISION_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: ~in_set(x.precision, PRECISIONS, gpu_precisions(c)),
         rule=lambda x, c: f"{c.cluster.gpu.name} has no {_missing(x, c)} units, which {x.precision} needs",
         remedy=lambda x, c: f"use {_both(c)}",
+    ),
+    Rule(
+        key="GPU lacks fp32 matmuls", field="param_dtype", reads=frozenset({"param_dtype"}),
+        broken=lambda x, c: (x.param_dtype == DTYPES.index("float32")) & np.bool_(not SINGLES & set(c.cluster.gpu.peak_flops_per_second)),
+        rule=lambda x, c: f"{c.cluster.gpu.name} lists no fp32 or tf32 matrix units, which param_dtype float32 needs",
+        remedy=lambda x, c: "set param_dtype to bfloat16",
     ),
     Rule(
         key="float8 tensorwise with TP lacks MLA", field="precision", reads=frozenset({"precision", "tp"}),

@@ -229,10 +229,16 @@ def _cell_domains(c: Context) -> dict[str, tuple[Values, str]]:
     }
 
 
+def _megatron_order(c: Context) -> Values:
+    """ZB-1p and ZB-2p live in a fork (sail-sg zero-bubble-pipeline-parallelism), so they are tried only for a version that names it."""
+    fork = "zero" in (c.training.trainer_version or "").lower()
+    return tuple(name for name in _MEGATRON_ORDER if fork or not name.startswith("ZB"))
+
+
 def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
     torch = c.trainer.fsdp_style
     return {
-        "pp_schedule": (_TORCH_ORDER if torch else _MEGATRON_ORDER, "all of the trainer's"),
+        "pp_schedule": (_TORCH_ORDER if torch else _megatron_order(c), "all of the trainer's; zero bubble where the version is its fork's"),
         "virtual_stages": (VIRTUAL_STAGES, "beyond 16 a bubble 16 times smaller is gone, and sends grow; between, steps of at most 25%"),
         "layers_per_stage": ((None,), "the trainer's own split; others are a later stage's"),
         "zero_stage": ((3, 2, 0) if torch else (1, 0), "reshard or not; Megatron's distributed optimizer"),

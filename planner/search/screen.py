@@ -12,7 +12,7 @@ import numpy as np
 from planner.calibration.intervals import oom_probability
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import keyed
-from planner.cost.price import CHUNK, Pricer, Prices
+from planner.cost.price import CHUNK, Pricer
 from planner.search.pareto import STRUCTURE
 from planner.search.space import Space
 
@@ -44,24 +44,25 @@ class Screened:
     out_of_memory: int
 
 
-def screen(pricer: Pricer, space: Space, *, count: int, slack: float = PARETO_SLACK, keep: int = KEEP) -> Screened:
+def screen(pricer: Pricer, space: Space, *, count: int, smallest: bool = False, slack: float = PARETO_SLACK, keep: int = KEEP) -> Screened:
     """Prices the space best bound first until `count` different layouts are certain, and `slack` times the best is covered.
 
-    A cell is skipped when its memory floor cannot fit, or its time floor is above both limits.
+    A cell is skipped when its memory floor cannot fit, or its floor of what is minimised is above both limits.
+    smallest: minimise device bytes instead of step seconds.
     """
     cells = np.arange(len(space.cells))
     with ThreadPoolExecutor(max_workers=2) as threads:  # NumPy lets go of the interpreter; more than two gain nothing
         bounds = list(threads.map(lambda rows: pricer.floors(space.cells.take(rows)), _chunks(cells, 4 * CHUNK)))
     seconds, device = (np.concatenate([np.zeros(0), *(bound[i] for bound in bounds)]) for i in (0, 1))
     may_fit = oom_probability(pricer.profile, pricer.cluster, np.maximum(device, 1.0)) <= OOM_LIMIT
-    order = np.argsort(np.where(may_fit, seconds, np.inf), kind="stable")
-    order = order[: int(may_fit.sum())]
+    floor = device if smallest else seconds
+    order = np.argsort(np.where(may_fit, floor, np.inf), kind="stable")[: int(may_fit.sum())]
     sizes = space.cell_sizes[order]
-    pool = _Pool(keep, count)
+    pool = _Pool(keep, count, smallest)
     start = 0
     while start < len(order):
         limit = pool.limit(slack)
-        within = int(np.searchsorted(seconds[order[start:]], limit, side="right"))
+        within = int(np.searchsorted(floor[order[start:]], limit, side="right"))
         if within == 0:
             break
         room = int(np.searchsorted(np.cumsum(sizes[start:]), ROUND if np.isfinite(limit) else ROUND // 2))
@@ -70,8 +71,7 @@ def screen(pricer: Pricer, space: Space, *, count: int, slack: float = PARETO_SL
         start = stop
     too_large = int(space.cell_sizes[~may_fit].sum())
     if not pool.num_fitting and too_large:
-        smallest = np.argsort(device, kind="stable")[:64]
-        pool.add(pricer, space.expand(smallest))
+        pool.add(pricer, space.expand(np.argsort(device, kind="stable")[:64]))
     return pool.result(space.cells, bounded_out=int(sizes[start:].sum()), too_large=too_large)
 
 
@@ -82,15 +82,15 @@ def _chunks(rows: IntColumn, size: int) -> list[IntColumn]:
 class _Pool:
     """The layouts kept so far."""
 
-    def __init__(self, keep: int, count: int) -> None:
-        self.keep, self.count = keep, count
+    def __init__(self, keep: int, count: int, smallest: bool) -> None:
+        self.keep, self.count, self.smallest = keep, count, smallest
         self.parts: list[tuple[LayoutBatch, FloatColumn, FloatColumn, FloatColumn]] = []
         self.best = np.inf
         self.structures: dict[int, float] = {}
         self.num_priced = self.num_fitting = 0
 
     def limit(self, slack: float) -> float:
-        """Step seconds beyond which a layout cannot matter: slack times the best, or the count-th best structure if that is slower."""
+        """Value beyond which a layout cannot matter: slack times the best, or the count-th best structure if that is worse."""
         if len(self.structures) < self.count:
             return np.inf if not np.isfinite(self.best) else ENOUGH * self.best
         return max(slack * self.best, min(ENOUGH * self.best, sorted(self.structures.values())[self.count - 1]))
@@ -104,19 +104,20 @@ class _Pool:
             fits = oom <= OOM_LIMIT
             self.num_priced += len(part)
             self.num_fitting += int(fits.sum())
-            chosen = _worth_keeping(prices, fits, self.keep)
+            value, other = (prices.device_bytes, prices.step_seconds) if self.smallest else (prices.step_seconds, prices.device_bytes)
+            chosen = _worth_keeping(value, other, prices.device_bytes, fits, self.keep)
             self.parts.append((part.take(chosen), prices.step_seconds[chosen], prices.device_bytes[chosen], oom[chosen]))
-            self._note(part.take(chosen), prices.step_seconds[chosen], fits[chosen])
+            self._note(part.take(chosen), value[chosen], fits[chosen])
 
-    def _note(self, kept: LayoutBatch, step: FloatColumn, fits: BoolColumn) -> None:
-        """Best step time of every structure that fits."""
+    def _note(self, kept: LayoutBatch, value: FloatColumn, fits: BoolColumn) -> None:
+        """Best value of every structure that fits."""
         rows = np.flatnonzero(fits)
         if not len(rows):
             return
-        self.best = min(self.best, float(step[rows].min()))
+        self.best = min(self.best, float(value[rows].min()))
         first, inverse = keyed.unique_rows([getattr(kept, name)[rows] for name in STRUCTURE])
         best = np.full(len(first), np.inf)
-        np.minimum.at(best, inverse, step[rows])
+        np.minimum.at(best, inverse, value[rows])
         for index, row in enumerate(first):
             key = hash(tuple(int(getattr(kept, name)[rows[row]]) for name in STRUCTURE))
             self.structures[key] = min(self.structures.get(key, np.inf), float(best[index]))
@@ -132,27 +133,27 @@ class _Pool:
         batch = LayoutBatch.concatenate([part[0] for part in self.parts])
         step, device, oom = (np.concatenate([part[i] for part in self.parts]) for i in (1, 2, 3))
         fits = oom <= OOM_LIMIT
-        order = np.lexsort((device, step, ~fits))
-        kept = order if not fits.any() else _front_and_best(order, step, device, fits, self.keep)
+        value, other = (device, step) if self.smallest else (step, device)
+        order = np.lexsort((other, value, ~fits))
+        kept = order if not fits.any() else _front_and_best(order, other, fits, self.keep)
         return Screened(
             batch=batch.take(kept), step_seconds=step[kept], device_bytes=device[kept], oom=oom[kept], num_priced=self.num_priced,
             num_fitting=self.num_fitting, bounded_out=bounded_out, out_of_memory=too_large + self.num_priced - self.num_fitting,
         )  # fmt: skip
 
 
-def _worth_keeping(prices: Prices, fits: BoolColumn, keep: int) -> IntColumn:
-    """Indices of the `keep` fastest that fit, of the Pareto front, and of the smallest where nothing fits."""
+def _worth_keeping(value: FloatColumn, other: FloatColumn, device: FloatColumn, fits: BoolColumn, keep: int) -> IntColumn:
+    """Indices of the `keep` best that fit, of the Pareto front, and of the smallest where nothing fits."""
     if not fits.any():
-        return np.argsort(prices.device_bytes, kind="stable")[:8]
+        return np.argsort(device, kind="stable")[:8]
     rows = np.flatnonzero(fits)
-    order = rows[np.argsort(prices.step_seconds[rows], kind="stable")]
-    return _front_and_best(order, prices.step_seconds, prices.device_bytes, fits, keep)
+    return _front_and_best(rows[np.argsort(value[rows], kind="stable")], other, fits, keep)
 
 
-def _front_and_best(order: IntColumn, step: FloatColumn, device: FloatColumn, fits: BoolColumn, keep: int) -> IntColumn:
+def _front_and_best(order: IntColumn, other: FloatColumn, fits: BoolColumn, keep: int) -> IntColumn:
     order = order[fits[order]]
-    lowest = np.minimum.accumulate(device[order])
-    on_front = np.concatenate([[True], device[order][1:] < lowest[:-1]])
+    lowest = np.minimum.accumulate(other[order])
+    on_front = np.concatenate([[True], other[order][1:] < lowest[:-1]])
     chosen = on_front.copy()
     chosen[:keep] = True
     return np.asarray(order[chosen])

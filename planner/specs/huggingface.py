@@ -18,6 +18,7 @@ from planner.specs.model import BaseLoader, ModelSpec
 from planner.specs.model_keys import Keys, read_keys
 
 MAX_CONFIG_BYTES = 10_000_000
+PUBLISHED = frozenset({"architectures", "transformers_version", "text_config"})  # keys that only a published config.json has
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NULL_MEANS_NONE = frozenset({
     "sliding_window", "attention_chunk_size", "q_lora_rank", "kv_lora_rank", "n_shared_experts", "num_experts",
@@ -37,6 +38,10 @@ def parse_model(value: object, *, field: str = "model", base_loader: BaseLoader 
         return value
     loader = base_loader or _packaged_model
     if isinstance(value, Mapping):
+        if PUBLISHED & value.keys():
+            return _from_config(
+                {str(key): item for key, item in value.items()}, field, str(value.get("_name_or_path") or value.get("model_type"))
+            )
         return build_model(value, field=field, base_loader=loader)
     if isinstance(value, str) and value.strip():
         return _from_text(value.strip(), field, loader, allow_files)
@@ -82,13 +87,17 @@ def _looks_like_path(text: str, allow_files: bool) -> bool:
 
 def _from_file(text: str, field: str) -> ModelSpec:
     path, config = _read_config(text, field)
+    return _from_config(config, field, path.resolve().parent.name or path.stem)
+
+
+def _from_config(config: dict[str, object], field: str, name: str) -> ModelSpec:
     config = _language_part(config, field)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         rule = "model_type is missing" if model_type is None else f"model_type {str(model_type)[:80]!r} is not supported"
         remedy = f"supported: {', '.join(sorted(FAMILIES))}; or give the shapes inline without model_type"
         raise SpecError(Fault(f"{field}.model_type", model_type, rule, remedy))
-    return build_model(config, field=field, name=path.resolve().parent.name or path.stem, ignore_unknown=True)
+    return build_model(config, field=field, name=name, ignore_unknown=True)
 
 
 def _read_config(text: str, field: str) -> tuple[Path, dict[str, object]]:

@@ -175,7 +175,7 @@ def resolve_layout(values: object, *, trainer: str, num_gpus: int, trainer_versi
     layout.setdefault("ac", rules.ac)
     if "sequence_parallel" not in given and layout["tp"] == 1:
         layout["sequence_parallel"] = False
-    if "virtual_stages" not in given and layout["pp_schedule"] not in SINGLE_STAGE_SCHEDULES:
+    if "virtual_stages" not in given and _integer(layout["pp"]) > 1 and layout["pp_schedule"] not in SINGLE_STAGE_SCHEDULES:
         layout["virtual_stages"] = 2
     return Layout.model_validate(layout)
 

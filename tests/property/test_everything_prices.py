@@ -196,8 +196,8 @@ DEFECTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("why", [pytest.param(why, marks=pytest.mark.xfail(strict=True, reason=why)) for why in DEFECTS])
-def test_defects_found_here(why: str) -> None:
+@pytest.mark.parametrize("why", DEFECTS)
+def test_defects_found_once_stay_mended(why: str) -> None:
     cluster, training, layout = DEFECTS[why]
     job = {"model": "llama3-8b", "cluster": cluster, "training": {"seq_len": 2048, "global_batch_size": 8, **training}, "layout": layout}
     estimate = estimate_job(Job.from_user(job))

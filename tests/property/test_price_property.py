@@ -29,7 +29,9 @@ def pricer(model: str = "llama3-8b", **cluster: object) -> Pricer:
 def layouts(draw: st.DrawFn, model: str = "llama3-8b") -> Layout:
     tp, pp, cp = draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
     replicas = draw(st.sampled_from([1, 2]))
-    schedule, virtual = draw(st.sampled_from([("1F1B", 1), ("GPipe", 1), ("Interleaved1F1B", 2), ("ZBVZeroBubble", 2)])) if pp > 1 else ("1F1B", 1)
+    schedule, virtual = (
+        draw(st.sampled_from([("1F1B", 1), ("GPipe", 1), ("Interleaved1F1B", 2), ("ZBVZeroBubble", 2)])) if pp > 1 else ("1F1B", 1)
+    )
     compiled = draw(st.booleans())
     values: dict[str, object] = {
         "tp": tp, "pp": pp, "cp": cp, "dp_replicate": replicas, "dp_shard": NUM_GPUS // (tp * pp * cp * replicas), "pp_schedule": schedule,
@@ -85,7 +87,10 @@ def test_the_floor_is_below_the_price(row: Layout) -> None:
 @given(row=layouts(), faster=st.floats(1.0, 8.0))
 def test_more_bandwidth_is_never_slower(row: Layout, faster: float) -> None:
     def cluster(scale: float) -> Pricer:
-        levels = [{"name": "in", "gpus": 8, "bandwidth": 450e9 * scale, "latency": 1e-6}, {"name": "out", "bandwidth": 50e9 * scale, "latency": 3e-6}]
+        levels = [
+            {"name": "in", "gpus": 8, "bandwidth": 450e9 * scale, "latency": 1e-6},
+            {"name": "out", "bandwidth": 50e9 * scale, "latency": 3e-6},
+        ]
         return pricer(fabric=levels)
 
     assert price(cluster(faster), row).step_seconds[0] <= price(cluster(1.0), row).step_seconds[0] * (1 + 1e-12)
@@ -102,7 +107,11 @@ def test_memory_never_falls_when_the_microbatch_grows(row: Layout) -> None:
 
 
 def test_degrees_of_one_cost_no_communication() -> None:
-    p = Pricer.build(MODELS["llama3-8b"], ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 1}), TrainingSpec.from_user({"seq_len": 2048, "global_batch_size": 4}))
+    p = Pricer.build(
+        MODELS["llama3-8b"],
+        ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 1}),
+        TrainingSpec.from_user({"seq_len": 2048, "global_batch_size": 4}),
+    )
     prices = price(p, resolve_layout({}, trainer="torchtitan", num_gpus=1))
     assert all(prices.parts[axis][0] == 0.0 for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp", "bubble"))
 
@@ -112,7 +121,13 @@ def test_degrees_of_one_cost_no_communication() -> None:
 def test_compile_and_async_tp_are_never_slower_and_offload_never_faster(row: Layout) -> None:
     p = pricer()
     base = row.model_copy(update={"compile": True, "async_tp": False, "ac": "full"})
-    seconds = price(p, base, base.model_copy(update={"compile": False}), base.model_copy(update={"async_tp": base.tp > 1}), base.model_copy(update={"cpu_offload": True})).step_seconds
+    seconds = price(
+        p,
+        base,
+        base.model_copy(update={"compile": False}),
+        base.model_copy(update={"async_tp": base.tp > 1}),
+        base.model_copy(update={"cpu_offload": True}),
+    ).step_seconds
     assert seconds[0] <= seconds[1] * (1 + 1e-9)
     assert seconds[2] <= seconds[0] * (1 + 1e-9)
     assert seconds[3] >= seconds[0] * (1 - 1e-9)

@@ -71,6 +71,7 @@ CASES = [
         "16 data-parallel ranks do not divide global_batch_size 24",
     ),
     Case("microbatch does not divide the local batch", {"micro_batch_size": 3}, {"micro_batch_size": 2}, text="the 4 sequences"),
+    Case("GPU lacks fp32 matmuls", {"param_dtype": "float32"}, {}, {"gpu": "tpu-v5p"}, "lists no fp32"),
     Case("TorchTitan cannot pipeline the model", {"pp": 2}, {"pp": 1}, {"model": "qwen3-8b"}, "has no pipelining_fn"),
     Case("more pipeline ranks than layers", {"pp": 64}, {"pp": 16},
          {"num_gpus": 64, "global_batch_size": 256}, "pp=64 exceeds the 32 layers"),

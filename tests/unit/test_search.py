@@ -155,13 +155,11 @@ def test_the_best_structures_survive_the_screen() -> None:
     assert {seed: lost for seed in range(NUM_JOBS) if (lost := lost_structures(seed))} == {}
 
 
-@pytest.mark.xfail(strict=True, reason=FLOORS)
 def test_the_best_structures_survive_pruning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen, "ROUND", 512)
     assert {seed: lost for seed in range(NUM_JOBS) if (lost := lost_structures(seed))} == {}
 
 
-@pytest.mark.xfail(strict=True, reason=FLOORS)
 def test_time_floors_are_below_every_layout_of_their_cell() -> None:
     above = {}
     for seed in range(NUM_JOBS):
