@@ -17,7 +17,7 @@ from planner.cost.estimate import estimate_layouts, simulated_columns
 from planner.cost.price import Pricer
 from planner.cost.profile import CALIBRATION_ID
 from planner.cost.run import RunColumns, busy_seconds, run_columns, run_estimate
-from planner.cost.simulation import refine
+from planner.cost.simulation import first_groups, refine
 from planner.errors import InfeasibleError, SpecError
 from planner.explain import changed_fields, difference, next_bottleneck, regret, winner_reasons
 from planner.export import export
@@ -38,7 +38,8 @@ from planner.specs.plan import NearestMiss, ParetoPoint, Plan, RankedLayout, Sea
 from planner.units import format_bytes, format_seconds
 from planner.version import MODEL_VERSION
 
-SIMULATED = 200
+SIMULATED = 300
+SIMULATED_GROUPS = 10  # distinct (schedule, pp, stages, microbatches) among them: each is played out once for all its layouts
 BUDGETS_SIMULATED = 40
 SPARE = 3  # times top_k that are looked at when some cannot be exported
 SAMPLED_SEEDS = 4
@@ -140,10 +141,10 @@ def _screen(job: Job, pricer: Pricer, *, offload: bool = False, oversized: bool 
 def _simulate(job: Job, sized: _Sized, space: Space) -> None:
     """Simulated step times of the best screened layouts, with and without memory budgets, then of layouts sampled beyond."""
     pricer, screened = sized.pricer, sized.screened
-    best = screened.batch.take(slice(0, SIMULATED))
+    best = screened.batch.take(first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS))
     if job.search.objective != "memory" and _free_budgets(job, pricer):
         worth = float(screened.step_seconds[min(job.search.top_k, len(screened.step_seconds)) - 1])
-        best = LayoutBatch.concatenate([best, best_budgets(pricer, space, worth, BUDGETS_SIMULATED)])
+        best = LayoutBatch.concatenate([best, best_budgets(pricer, space, screened.may_fit, worth, BUDGETS_SIMULATED)])
     prices = pricer.price(best)
     step = refine(pricer, best, prices).step_seconds
     oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
@@ -265,7 +266,7 @@ def _options(sizes: list[_Sized]) -> list[SizeOption]:
 
 
 def _plan(job: Job, ports: Ports, sizes: list[_Sized], ranked: list[_Choice], seconds: float) -> Plan:
-    estimates = [estimate_layouts(choice.sized.pricer, [choice.layout])[0] for choice in ranked]
+    estimates = _estimates(ranked)
     entries = [_entry(job, rank, choice, estimates[rank - 1]) for rank, choice in enumerate(ranked, start=1)]
     winner = ranked[0]
     total = Counter[str]()
@@ -289,6 +290,15 @@ def _plan(job: Job, ports: Ports, sizes: list[_Sized], ranked: list[_Choice], se
         sizes=_options([sized for sized in sizes if sized.candidates]),
         regret=regret(np.array([choice.score for choice in ranked]), winner.sized.pricer.profile.time_sd, job.search.objective),
     )
+
+
+def _estimates(ranked: list[_Choice]) -> list[Estimate]:
+    """The estimate of every choice, priced together at each size."""
+    answers: dict[int, Estimate] = {}
+    for sized in {id(choice.sized): choice.sized for choice in ranked}.values():
+        places = [place for place, choice in enumerate(ranked) if choice.sized is sized]
+        answers.update(zip(places, estimate_layouts(sized.pricer, [ranked[place].layout for place in places]), strict=True))
+    return [answers[place] for place in range(len(ranked))]
 
 
 def _searched(sizes: list[_Sized], winner: _Sized, seconds: float) -> Searched:

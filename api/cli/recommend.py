@@ -29,6 +29,9 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Rank the layouts that train MODEL fastest on this cluster."""
+    import gc
+
+    gc.disable()  # one short answer: collecting the millions of objects that imports leave costs more than it frees
     from api.cli.flags import JobFlags, check_complete
     from api.cli.output import letters_only, make_console, note, progress, show
     from api.cli.saving import check_target, save_plan

@@ -6,7 +6,7 @@ layers in `ModelSpec.distinct_layers()` order, then embedding, then head.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -60,6 +60,11 @@ class UnitCosts:
     recompute_flops: FloatColumn
     logits_bytes: FloatColumn
     boundary_bytes: FloatColumn
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["UnitCosts"]) -> "UnitCosts":
+        """The same units at the rows of all parts, one after the other."""
+        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts], axis=-1) for f in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from planner.work import axes
 from planner.work.axes import local_sizes
 
 CHUNK = 32768
+CACHED_ROWS = 8192
 # Newton-Schulz, 5 iterations of 3 products on an m x n matrix: about 30 m FLOP a parameter. Source: Jordan et al. 2024 (Muon).
 MUON_FLOPS = 30.0
 # Share of a host's memory bandwidth that one GPU's optimizer gets, torch AdamW on a two-socket server with 8 GPUs; judgement.
@@ -86,14 +87,12 @@ class Pricer:
         counts = np.array([count for _, count in self.model.distinct_layers()] + [1.0, 1.0])
         m = num_microbatches(batch, self.training)
         batch = replace(batch, async_tp=batch.async_tp | ((batch.tp > 1) & self.rules.fsdp_style))
-        unit, inverse = _unit_columns(self, batch)
-        seconds = m * (counts @ unit.total)[inverse] / batch.pp
-        rows = np.flatnonzero(batch.cp > 1)
-        for method in self.rules.cp_methods if len(rows) else ():
-            other = replace(batch.take(rows), cp_method=np.full(len(rows), CP_METHODS.index(method)))
-            cheaper, at = _unit_columns(self, other)
-            seconds[rows] = np.minimum(seconds[rows], m[rows] * (counts @ cheaper.total)[at] / other.pp)
-        return seconds, _device_floor(self, batch, counts, m, unit, inverse)
+        rows, inverse = keyed.distinct(batch, layers.key(self.cluster.rank_order))
+        methods = sorted(self.rules.cp_methods) if np.any(batch.cp > 1) else [CP_METHODS[0]]
+        tried = [_units(self, replace(rows, cp_method=np.full(len(rows), CP_METHODS.index(method)))) for method in methods]
+        unit = tried[0]
+        least = np.min([counts @ each.total for each in tried], axis=0)
+        return m * least[inverse] / batch.pp, _device_floor(self, batch, counts, m, unit, inverse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +149,20 @@ def num_microbatches(batch: LayoutBatch, training: TrainingSpec) -> FloatColumn:
 
 def _unit_columns(pricer: Pricer, batch: LayoutBatch) -> tuple[_Units, IntColumn]:
     rows, inverse = keyed.distinct(batch, layers.key(pricer.cluster.rank_order))
+    return _units(pricer, rows), inverse
+
+
+def _units(pricer: Pricer, rows: LayoutBatch) -> _Units:
+    """Costs of the units at U rows, some thousand rows at a time, so that the columns of one operation stay in the cache."""
+    slices = [rows.take(slice(start, start + CACHED_ROWS)) for start in range(0, len(rows), CACHED_ROWS)]
+    parts = [_unit_costs(pricer, part) for part in slices]
+    costs = parts[0] if len(parts) == 1 else layers.UnitCosts.concatenate(parts)
+    forward = costs.forward_seconds + costs.exposed_forward.sum(axis=0)
+    input_grad = costs.input_grad_seconds + costs.recompute_seconds + costs.exposed_backward.sum(axis=0)
+    return _Units(costs, forward, input_grad)
+
+
+def _unit_costs(pricer: Pricer, rows: LayoutBatch) -> layers.UnitCosts:
     site = layers.Site(
         batch=rows,
         sizes=local_sizes(rows, pricer.model, pricer.training, pricer.rules),
@@ -160,10 +173,7 @@ def _unit_columns(pricer: Pricer, batch: LayoutBatch) -> tuple[_Units, IntColumn
         rank_order=pricer.cluster.rank_order,
         fused=layers.fused_kernels(rows, pricer.rules),
     )
-    costs = layers.unit_costs(site, pricer.model)
-    forward = costs.forward_seconds + costs.exposed_forward.sum(axis=0)
-    input_grad = costs.input_grad_seconds + costs.recompute_seconds + costs.exposed_backward.sum(axis=0)
-    return _Units(costs, forward, input_grad), inverse
+    return layers.unit_costs(site, pricer.model)
 
 
 def by_schedule(batch: LayoutBatch, value: Callable[[Schedule, IntColumn], FloatColumn], alone: float) -> FloatColumn:

@@ -50,6 +50,23 @@ def groups(pricer: Pricer, batch: LayoutBatch) -> list[IntColumn]:
     return [piped[inverse == group] for group in range(inverse.max() + 1)]
 
 
+def first_groups(pricer: Pricer, batch: LayoutBatch, most: int, most_groups: int) -> IntColumn:
+    """The first `most` rows, best first, whose pipelines are among the first `most_groups` distinct ones; layouts without one are free."""
+    m = num_microbatches(batch, pricer.training)
+    piped = batch.pp > 1
+    seen: set[tuple[float, ...]] = set()
+    chosen: list[int] = []
+    for row, key in enumerate(zip(batch.pp_schedule, batch.pp, batch.virtual_stages, m, strict=True)):
+        if piped[row] and key not in seen:
+            if len(seen) == most_groups:
+                continue
+            seen.add(key)
+        chosen.append(row)
+        if len(chosen) == most:
+            break
+    return np.array(chosen, dtype=np.int64)
+
+
 def play(
     pricer: Pricer,
     batch: LayoutBatch,

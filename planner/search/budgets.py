@@ -10,29 +10,31 @@ from dataclasses import replace
 import numpy as np
 
 from planner.calibration.intervals import oom_probability
-from planner.columns import FloatColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.price import CHUNK, Pricer
 from planner.rules import Context, legal_mask
 from planner.search.screen import OOM_LIMIT
 from planner.search.space import Space
 from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE
 
-MOST_CELLS = 96
-COARSE = np.linspace(0.1, 0.9, 9)
-FINE = np.linspace(-0.09, 0.09, 19)
-MOST_BASES = 48
+MOST_CELLS = 48
+COARSE = np.linspace(0.1, 0.9, 5)
+FINE = np.linspace(-0.19, 0.19, 39)
+MOST_BASES = 24
 
 
-def best_budgets(pricer: Pricer, space: Space, worth_seconds: float, keep: int) -> LayoutBatch:
-    """The `keep` fastest fitting layouts with a memory budget, among bases whose time floor is below `worth_seconds`; may be empty."""
+def best_budgets(pricer: Pricer, space: Space, may_fit: BoolColumn, worth_seconds: float, keep: int) -> LayoutBatch:
+    """The `keep` fastest fitting layouts with a memory budget, among bases whose time floor is below `worth_seconds`; may be empty.
+
+    may_fit: per cell of the space, whether its memory floor fits.
+    """
     nothing = space.cells.take(slice(0, 0))
-    rows = np.flatnonzero(space.cells.ac_kind == FULL)
+    rows = np.flatnonzero((space.cells.ac_kind == FULL) & may_fit)
     if not len(rows):
         return nothing
     full = space.cells.take(rows)
     seconds, _ = pricer.floors(replace(full, ac_kind=np.full(len(rows), NONE)))
-    _, device = pricer.floors(full)
-    worth = (seconds < worth_seconds) & (oom_probability(pricer.profile, pricer.cluster, device) <= OOM_LIMIT)
+    worth = seconds < worth_seconds
     chosen = np.flatnonzero(worth)[np.argsort(seconds[worth], kind="stable")][:MOST_CELLS]
     if not len(chosen):
         return nothing

@@ -4,7 +4,6 @@ A cell is all layouts that differ only in schedule, ZeRO stage and switches. Cel
 bound on their step time; the search ends when the next bound is worse than what would be kept anyway.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +18,7 @@ from planner.search.space import Space
 OOM_LIMIT = 0.05
 ROUND = CHUNK
 KEEP = 400
+BOUNDED_AT_ONCE = 2**20  # cells share most of their work: the more at once, the less is done twice
 # Judgement: how much slower than the best a layout may be and still be worth pricing for the Pareto front.
 PARETO_SLACK = 1.1
 # Judgement: a layout this much slower than the best is no answer, however different.
@@ -30,7 +30,8 @@ class Screened:
     """What the screen found.
 
     batch, step_seconds, device_bytes, fits: the layouts worth a closer look, best first by step among those that fit.
-    num_priced, num_fitting: of all layouts priced.  bounded_out: layouts whose bound showed that they cannot matter.
+    may_fit: per cell, whether its memory floor fits.  num_priced, num_fitting: of all layouts priced.
+    bounded_out: layouts whose bound showed that they cannot matter.
     When none fits, `batch` holds the layouts that came closest, smallest device_bytes not yet sorted out.
     """
 
@@ -42,6 +43,7 @@ class Screened:
     num_fitting: int
     bounded_out: int
     out_of_memory: int
+    may_fit: BoolColumn
 
 
 def screen(pricer: Pricer, space: Space, *, count: int, smallest: bool = False, slack: float = PARETO_SLACK, keep: int = KEEP) -> Screened:
@@ -51,8 +53,7 @@ def screen(pricer: Pricer, space: Space, *, count: int, smallest: bool = False, 
     smallest: minimise device bytes instead of step seconds.
     """
     cells = np.arange(len(space.cells))
-    with ThreadPoolExecutor(max_workers=2) as threads:  # NumPy lets go of the interpreter; more than two gain nothing
-        bounds = list(threads.map(lambda rows: pricer.floors(space.cells.take(rows)), _chunks(cells, 4 * CHUNK)))
+    bounds = [pricer.floors(space.cells.take(rows)) for rows in _chunks(cells, BOUNDED_AT_ONCE)]
     seconds, device = (np.concatenate([np.zeros(0), *(bound[i] for bound in bounds)]) for i in (0, 1))
     may_fit = oom_probability(pricer.profile, pricer.cluster, np.maximum(device, 1.0)) <= OOM_LIMIT
     floor = device if smallest else seconds
@@ -72,7 +73,7 @@ def screen(pricer: Pricer, space: Space, *, count: int, smallest: bool = False, 
     too_large = int(space.cell_sizes[~may_fit].sum())
     if not pool.num_fitting and too_large:
         pool.add(pricer, space.expand(np.argsort(device, kind="stable")[:64]))
-    return pool.result(space.cells, bounded_out=int(sizes[start:].sum()), too_large=too_large)
+    return pool.result(space.cells, may_fit, bounded_out=int(sizes[start:].sum()), too_large=too_large)
 
 
 def _chunks(rows: IntColumn, size: int) -> list[IntColumn]:
@@ -122,13 +123,14 @@ class _Pool:
             key = hash(tuple(int(getattr(kept, name)[rows[row]]) for name in STRUCTURE))
             self.structures[key] = min(self.structures.get(key, np.inf), float(best[index]))
 
-    def result(self, cells: LayoutBatch, bounded_out: int, too_large: int) -> Screened:
+    def result(self, cells: LayoutBatch, may_fit: BoolColumn, bounded_out: int, too_large: int) -> Screened:
         """The kept layouts of all batches, fitting ones first, each by step time."""
         if not self.parts:
             nothing = np.zeros(0)
             return Screened(
                 batch=cells.take(slice(0, 0)), step_seconds=nothing, device_bytes=nothing, oom=nothing, num_priced=0, num_fitting=0,
                 bounded_out=bounded_out, out_of_memory=too_large,
+                may_fit=may_fit,
             )  # fmt: skip
         batch = LayoutBatch.concatenate([part[0] for part in self.parts])
         step, device, oom = (np.concatenate([part[i] for part in self.parts]) for i in (1, 2, 3))
@@ -139,6 +141,7 @@ class _Pool:
         return Screened(
             batch=batch.take(kept), step_seconds=step[kept], device_bytes=device[kept], oom=oom[kept], num_priced=self.num_priced,
             num_fitting=self.num_fitting, bounded_out=bounded_out, out_of_memory=too_large + self.num_priced - self.num_fitting,
+            may_fit=may_fit,
         )  # fmt: skip
 
 
