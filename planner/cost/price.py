@@ -92,7 +92,11 @@ class Pricer:
         tried = [_units(self, replace(rows, cp_method=np.full(len(rows), CP_METHODS.index(method)))) for method in methods]
         unit = tried[0]
         least = np.min([counts @ each.total for each in tried], axis=0)
-        return m * least[inverse] / batch.pp, _device_floor(self, batch, counts, m, unit, inverse)
+        device = [
+            _device_floor(self, batch.take(part), counts, m[part], unit, inverse[part])
+            for part in (slice(start, start + CHUNK) for start in range(0, len(batch), CHUNK))
+        ]
+        return m * least[inverse] / batch.pp, np.concatenate([np.zeros(0), *device])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,9 @@ def kept(ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], Flo
     every = _union_bytes(ops, bytes_of, fused)
     layer_input = bytes_of(_first_saved(ops))
     saved_op, redone_op = _selective_op(ops, batch, bytes_of)
-    saved_budget, redone_budget = _memory_budget(ops, bytes_of, seconds, fused, np.clip(batch.ac_value, 0, 1), layer_input)
+    saved_budget, redone_budget = layer_input, redone_op
+    if np.any(batch.ac_kind == MEMORY_BUDGET):
+        saved_budget, redone_budget = _memory_budget(ops, bytes_of, seconds, fused, np.clip(batch.ac_value, 0, 1), layer_input)
     core = np.array([1.0 if op.name in CORE_ATTENTION else 0.0 for op in ops])[:, None]
     kind, period = batch.ac_kind, np.maximum(batch.ac_value, 1.0)
     saved = np.select(
