@@ -17,10 +17,10 @@ from planner.search.screen import OOM_LIMIT
 from planner.search.space import Space
 from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE
 
-MOST_CELLS = 48
-COARSE = np.linspace(0.1, 0.9, 5)
-FINE = np.linspace(-0.19, 0.19, 39)
-MOST_BASES = 24
+MOST_CELLS = 96
+COARSE = np.linspace(0.1, 0.9, 9)
+FINE = np.linspace(-0.09, 0.09, 19)
+MOST_BASES = 48
 
 
 def best_budgets(pricer: Pricer, space: Space, may_fit: BoolColumn, worth_seconds: float, keep: int) -> LayoutBatch:
