@@ -26,7 +26,7 @@ from planner.ports import Ports
 from planner.rules import Context
 from planner.search import pareto
 from planner.search.budgets import best_budgets
-from planner.search.neighbours import neighbours
+from planner.search.neighbours import Neighbour, neighbours
 from planner.search.screen import OOM_LIMIT, Screened, screen
 from planner.search.space import Space, build_space
 from planner.specs.cluster import ClusterSpec
@@ -322,7 +322,7 @@ def _run_warnings(winner: RankedLayout, sizes: list[_Sized]) -> list[str]:
 
 def _entry(job: Job, rank: int, choice: _Choice, estimate: Estimate) -> RankedLayout:
     sized, layout = choice.sized, choice.layout
-    reasons = _reasons(rank, sized, layout, estimate)
+    reasons = _reasons(job, rank, sized, layout, estimate)
     exported = _exported(job, choice)
     return RankedLayout(
         rank=rank,
@@ -336,12 +336,18 @@ def _entry(job: Job, rank: int, choice: _Choice, estimate: Estimate) -> RankedLa
     )
 
 
-def _reasons(rank: int, sized: _Sized, layout: Layout, estimate: Estimate) -> list[str]:
-    """The winner's reasons in full, with its neighbours; for the others what costs them most and what they need."""
-    found = neighbours(sized.pricer, layout) if rank == 1 else []
+def _reasons(job: Job, rank: int, sized: _Sized, layout: Layout, estimate: Estimate) -> list[str]:
+    """The winner's reasons in full, with its neighbours that the search allows; for the others what costs them most and what they need."""
+    found = [n for n in neighbours(sized.pricer, layout) if _allowed(job, n)] if rank == 1 else []
     lines = winner_reasons(sized.pricer, layout, estimate, found)[:SHOWN_REASONS]
     following = next_bottleneck(estimate) if rank == 1 else ""
     return [lines[0], following, *lines[1:]] if following else lines
+
+
+def _allowed(job: Job, neighbour: Neighbour) -> bool:
+    """Whether `search.fix` and `search.allow` leave this change open."""
+    allowed = job.search.allow.get(neighbour.field)
+    return neighbour.field not in job.search.fix and (allowed is None or neighbour.new in allowed)
 
 
 def _headline(entries: list[RankedLayout]) -> list[str]:

@@ -26,7 +26,6 @@ class Recipe:
     fused_cast_moves: float
     saved_bytes: float
     wire_bytes: float
-    weight_grad_low: bool = True
 
 
 RECIPES: tuple[Recipe, ...] = (

@@ -461,3 +461,12 @@ def test_shifted_splits_keep_the_number_of_layers(first: int, last: int) -> None
         assert moved[0] == plain[0] - first
         if pp > 2:
             assert moved[-1] == plain[-1] - last
+
+
+def test_reasons_offer_no_change_that_the_search_excludes() -> None:
+    def offers(**search: Any) -> bool:
+        return any(reason.startswith("precision ") for reason in plan_of(search=search).ranked[0].reasons)
+
+    assert offers()
+    assert not offers(fix={"precision": "bf16"})
+    assert not offers(allow={"precision": ["bf16"]})
