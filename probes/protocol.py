@@ -1,0 +1,203 @@
+"""What goes into a probe and what comes out. No torch here: the runner, the pool and the replay speak this, the program inside too.
+
+A probe is one short run of one layout. `ProbeTask` is the JSON file that torchrun's program reads; `ProbeResult` is the JSON file
+that its rank 0 writes (the runner writes it when no rank could). Out of memory and failures are results, not exceptions.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner.specs.job import Job
+from planner.specs.measurement import Measured as MeasuredNumbers
+from planner.specs.measurement import Measurement, Rung
+
+
+class FailureKind(StrEnum):
+    """Why a probe gave no numbers."""
+
+    INVALID_LAYOUT = "invalid-layout"  # the trainer refused it
+    TIMEOUT = "timeout"  # the probe's own time limit
+    HANG = "hang"  # a collective never returned (watchdog)
+    NON_FINITE_LOSS = "non-finite-loss"
+    KILLED = "killed"  # a worker died by a signal (host out of memory, kill -9)
+    IMPORT = "import-error"  # a package is missing or of the wrong version
+    PORT = "port-in-use"
+    LOST_GPU = "lost-gpu"  # Xid, fallen off the bus
+    INTERRUPTED = "interrupted"  # the runner was asked to stop
+    CRASH = "crash"  # anything else, with its traceback
+
+
+class ProbeTask(BaseModel):
+    """One run. job: a mapping as `Job.from_user` takes it, with its layout.
+
+    trainer: the program that trains.  device: `cuda` (NCCL) or `cpu` (gloo).  emulate_rank: that rank of the layout's world in one
+    process with torch's fake process group.  fake_tensors: memory and counts only (FakeTensorMode).  num_layers: fewer layers than the
+    model has.  warmup_steps, steps: before and while timing; timing ends early when the spread is below `spread_below`.
+    breakdown: seconds by kernel from the profiler.  time_limit_seconds: wall clock of the whole probe, start included.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    job: dict[str, Any]
+    trainer: Literal["reference", "torchtitan"] = "reference"
+    device: Literal["cuda", "cpu"] = "cuda"
+    emulate_rank: int | None = None
+    fake_tensors: bool = False
+    num_layers: int | None = None
+    warmup_steps: int = 3
+    steps: int = 10
+    spread_below: float = 0.01
+    breakdown: bool = False
+    seed: int = 0
+    time_limit_seconds: float = 600.0
+
+    def parsed(self) -> Job:
+        """The job. Raises SpecError."""
+        return Job.from_user(self.job)
+
+    def num_processes(self) -> int:
+        """Processes that torchrun starts: one a GPU, or one alone for an emulated rank."""
+        return 1 if self.emulate_rank is not None else self.parsed().cluster.num_gpus
+
+
+class RankMemory(BaseModel):
+    """Memory of one rank, bytes. device_used: what the device reports, communicators and context included; None on a CPU."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rank: int
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    device_used_bytes: int | None = None
+    communicator_bytes: int | None = None
+
+
+class Environment(BaseModel):
+    """What the numbers hold for. Clocks in hertz, power in watts; None where the device does not say."""
+
+    model_config = ConfigDict(frozen=True)
+
+    python: str
+    torch: str | None = None
+    trainer_version: str | None = None
+    cuda: str | None = None
+    nccl: str | None = None
+    driver: str | None = None
+    gpu_name: str | None = None
+    sm_clock_hertz: float | None = None
+    power_watts: float | None = None
+    throttled: bool | None = None
+
+    def software(self) -> dict[str, str]:
+        """Names and versions that key a measurement."""
+        keys = ("torch", "trainer_version", "cuda", "nccl", "driver", "gpu_name")
+        return {key: str(value) for key in keys if (value := getattr(self, key)) is not None}
+
+
+class Measured(BaseModel):
+    """The run came to its end."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: Literal["ok"] = "ok"
+    step_seconds: float | None  # median over timed steps of the slowest rank; None with fake tensors
+    step_seconds_each: list[float]
+    tokens_per_second_per_gpu: float | None
+    mfu: float | None
+    losses: list[float]
+    gradient_norms: list[float]
+    memory: list[RankMemory]
+    kernel_seconds: dict[str, float] | None = None
+
+
+class OutOfMemory(BaseModel):
+    """A rank ran out of device memory. attempted_bytes: the allocation that failed; allocated_bytes: what the rank held by then."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: Literal["oom"] = "oom"
+    rank: int
+    attempted_bytes: int | None
+    allocated_bytes: int | None
+    message: str
+
+
+class Failed(BaseModel):
+    """No numbers: class, the rank that failed first, its message and its traceback (the root cause, never a victim's)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: Literal["failed"] = "failed"
+    kind: FailureKind
+    rank: int | None
+    message: str
+    traceback: str | None = None
+
+
+Outcome = Annotated[Measured | OutOfMemory | Failed, Field(discriminator="status")]
+
+
+class ProbeResult(BaseModel):
+    """One probe's result file. gpu_seconds: wall seconds x GPUs held, start included.  complete: False for what a dying run left."""
+
+    model_config = ConfigDict(frozen=True)
+
+    task: ProbeTask
+    outcome: Outcome
+    environment: Environment
+    started_at: str
+    wall_seconds: float
+    gpu_seconds: float
+    complete: bool = True
+    notes: list[str] = []
+
+    @property
+    def rung(self) -> Rung:
+        """How much of the layout really ran."""
+        if self.task.emulate_rank is not None:
+            return "emulated"
+        return "imitated" if self.task.num_layers is not None else "probed"
+
+    def measurement(self) -> Measurement:
+        """The stored form; the same keys as a published row."""
+        out = self.outcome
+        numbers: dict[str, Any] = {"status": out.status, "rung": self.rung, "gpu_seconds": self.gpu_seconds}
+        if isinstance(out, Measured):
+            numbers |= {
+                "step_seconds": out.step_seconds, "steps": len(out.step_seconds_each), "step_seconds_sd": _sd(out.step_seconds_each),
+                "tokens_per_second_per_gpu": out.tokens_per_second_per_gpu,
+                "peak_allocated_bytes": _largest(rank.peak_allocated_bytes for rank in out.memory),
+                "peak_reserved_bytes": _largest(rank.peak_reserved_bytes for rank in out.memory),
+                "device_bytes": _largest(rank.device_used_bytes for rank in out.memory),
+            }  # fmt: skip
+        elif isinstance(out, OutOfMemory):
+            numbers |= {"message": out.message, "peak_allocated_bytes": None, "attempted_bytes": out.attempted_bytes, "rank": out.rank}
+        else:
+            numbers |= {"failure": out.kind.value, "message": out.message}
+        return Measurement(
+            id=self.task.id, created_at=self.started_at, job=self.task.parsed(), measured=MeasuredNumbers.model_validate(numbers),
+            software=self.environment.software(), source=f"probe {self.task.id}",
+        )  # fmt: skip
+
+
+class ProbeRunner(Protocol):
+    """Runs probes: on this machine, through Slurm, or from recordings. Passes `tests/contract/test_runner_contract.py`."""
+
+    def run(self, task: ProbeTask) -> ProbeResult:
+        """One probe, to its end. Failures of the probe are in the result; raises ProbeError when the runner itself cannot work."""
+        ...
+
+
+def _largest(values: Any) -> int | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known else None
+
+
+def _sd(values: list[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    mean = sum(values) / len(values)
+    return float((sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5)
