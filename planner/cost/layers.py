@@ -156,7 +156,7 @@ def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> 
     costs = [_op_cost(site, op, kind, model) for op in ops]
     forward = np.array([c.forward for c in costs])
     if any(not isinstance(op, Collective) and op.saves for op in ops):
-        keeps = kept(ops, site.batch, site.bytes_of, forward, site.fused)
+        keeps = kept(ops, site.batch, site.bytes_of, forward, site.fused, site.rules.early_stop)
         saved, transient, redone = keeps.saved_bytes, keeps.transient_bytes, keeps.redone
     else:
         saved = transient = np.zeros(len(site.batch))

@@ -3,6 +3,7 @@
 A default is the trainer's own documented default; `planner-cli catalog defaults` prints this table.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from planner.specs.layout import AC_KINDS, PRECISIONS, SCHEDULES, Layout, check_
 
 TORCH_SCHEDULES = frozenset({"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
 SINGLE_STAGE_SCHEDULES = frozenset({"GPipe", "1F1B", "ZB-1p", "ZB-2p"})
+LAST_TORCH_1 = 13
 V_SCHEDULES = frozenset({"ZBVZeroBubble", "DualPipeV"})
 
 
@@ -22,6 +24,7 @@ class TrainerRules:
         otherwise a full copy in `param_dtype` stays on every rank and only optimizer (1), gradients (2) are sharded.
     ep_over_replicas: expert parallelism may span dp_replicate (Megatron), not only the sharding ranks (TorchTitan).
     fused_kernels: norms, activations and rotary run as fused kernels without torch.compile (Transformer Engine, flash-attn).
+    early_stop: recomputation is torch's non-reentrant checkpoint, which stops early; Megatron's own runs the whole layer again.
     gradient_dtype: dtype in which gradients stay between microbatches.
     loss_bytes, fused_loss_bytes: bytes a logit needs at the peak of the loss, eager and with fused kernels. Eager: fp32 log-softmax, its
         incoming and its outgoing gradient (aten::log_softmax, nll_loss backward); flash-attn's loss works in place.
@@ -41,6 +44,7 @@ class TrainerRules:
     fsdp_style: bool
     ep_over_replicas: bool
     fused_kernels: bool
+    early_stop: bool
     gradient_dtype: str
     loss_bytes: float
     fused_loss_bytes: float
@@ -82,6 +86,7 @@ _TORCHTITAN = TrainerRules(
     fsdp_style=True,
     ep_over_replicas=False,
     fused_kernels=False,
+    early_stop=True,
     gradient_dtype="float32",
     loss_bytes=12.0,
     fused_loss_bytes=8.0,
@@ -119,6 +124,7 @@ _MEGATRON = TrainerRules(
     fsdp_style=False,
     ep_over_replicas=True,
     fused_kernels=True,
+    early_stop=False,
     gradient_dtype="float32",
     loss_bytes=8.0,
     fused_loss_bytes=8.0,
@@ -140,10 +146,34 @@ _INTERNEVO = replace(_MEGATRON, name="internevo", gradient_dtype="bfloat16", sou
 
 TRAINERS: Mapping[str, TrainerRules] = {rules.name: rules for rules in (_TORCHTITAN, _MEGATRON, _MEGATRON_DEEPSPEED, _FSDP, _INTERNEVO)}
 
+# Release lines that the rules and profiles know; a trainer that is not here has no releases that matter (its repository is what runs).
+# Source: github.com/pytorch/torchtitan/releases; github.com/NVIDIA/Megatron-LM/releases (core_v0.2 on, and v2.x to v3.0 before).
+RELEASE_LINES: Mapping[str, tuple[str, ...]] = {
+    "torchtitan": ("0.1", "0.2", "0.3"),
+    "megatron": (*(f"0.{minor}" for minor in range(2, 18)), "2.0", "2.1", "2.2", "2.3", "2.4", "2.5", "2.6", "3.0"),
+}
+_RELEASE = re.compile(r"v?(\d+\.\d+)(\.\d+)*((a|b|rc|\.dev|\.post)\d*)?(\+\w+)?")
+
 # Distributions of a trainer that ship other defaults, by the start of `trainer_version`.
 VERSION_DEFAULTS: Mapping[tuple[str, str], Mapping[str, object]] = {
     ("megatron", "NeMo"): {"reduce_dtype": "bfloat16"},  # NeMo performance recipes: grad_reduce_in_fp32=False, grad_sync_dtype bf16
 }
+
+
+def check_release(trainer: str, version: str) -> None:
+    """Raises ValueError "rule; remedy" for a release number of a line that does not exist; commits, dates and distributions are free text."""
+    lines = RELEASE_LINES.get(trainer)
+    release = _RELEASE.fullmatch(version.strip())
+    if lines is not None and release is not None and release[1] not in lines:
+        known = f"{lines[0]} to {lines[-1]}" if len(lines) > 4 else ", ".join(lines)
+        raise ValueError(f"is no release of {trainer}; its lines are {known}; a commit, a date or a distribution may be named instead")
+
+
+def check_torch_release(version: str) -> None:
+    """Raises ValueError "rule; remedy" unless the text starts with a release of torch, such as 2.11.0 or 2.11.0a0+nv26.01."""
+    numbers = re.match(r"v?(\d+)\.(\d+)", version.strip())
+    if numbers is None or int(numbers[1]) not in (1, 2) or (int(numbers[1]) == 1 and int(numbers[2]) > LAST_TORCH_1):
+        raise ValueError(f"is no release of torch; use 1.0 to 1.{LAST_TORCH_1} or 2.x, for example 2.11.0")
 
 
 def version_defaults(trainer: str, trainer_version: str | None) -> Mapping[str, object]:

@@ -30,9 +30,17 @@ class Kept:
     redone: FloatColumn
 
 
-def kept(ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn], seconds: FloatColumn, fused: BoolColumn) -> Kept:
+def kept(
+    ops: Sequence[Op],
+    batch: LayoutBatch,
+    bytes_of: Callable[[Tensor], FloatColumn],
+    seconds: FloatColumn,
+    fused: BoolColumn,
+    early_stop: bool,
+) -> Kept:
     """What each row's mode keeps of a layer and what it recomputes.
 
+    early_stop: recomputation ends once the last tensor that backward needs is there (see `needed_again`).
     bytes_of: bytes (U,) of a tensor.  seconds (len(ops), U): forward seconds of each op, for the memory budget.
     fused (U,): kernels are fused, so that eager-only tensors are not kept.
     Sources: torchtitan 0.2.2 distributed/activation_checkpoint.py (save list and every second matmul), Korthikanti 2022
@@ -64,8 +72,24 @@ def kept(ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], Flo
         [zero[None] * core, one[None] + zero[None] * core, redone_op, (1.0 / period)[None] + zero[None] * core, core * one[None]],
         redone_budget,
     )
+    if early_stop:
+        redone = redone * needed_again(ops)[:, None]
     busiest = np.where(kind == SELECTIVE_LAYER, layer_input, saved)
     return Kept(saved_bytes=saved, transient_bytes=np.maximum(every - busiest, 0.0), redone=redone)
+
+
+def needed_again(ops: Sequence[Op]) -> FloatColumn:
+    """1 for operations that recomputation runs before it stops, 0 from the last one on that keeps a tensor, (len(ops),).
+
+    Autograd keeps an operation's inputs before it runs the kernel, and the non-reentrant checkpoint stops when the last kept tensor is
+    there: the layer's last product, what follows it, and its collectives are never redone. torch.compile's partitioner redoes only
+    what backward reads, which is the same. An operation that keeps its own output has to run.
+    Source: torch/utils/checkpoint.py (set_checkpoint_early_stop, _StopRecomputationError); the reentrant form runs the whole layer.
+    """
+    keepers = [index for index, op in enumerate(ops) if not isinstance(op, Collective) and op.saves]
+    last = ops[keepers[-1]]
+    runs = not isinstance(last, Collective) and last.output is not None and last.output.name in {tensor.name for tensor in last.saves}
+    return np.array([1.0 if index < keepers[-1] + runs else 0.0 for index in range(len(ops))])
 
 
 def _first_saved(ops: Sequence[Op]) -> Tensor:

@@ -1,0 +1,37 @@
+"""Torch's own checkpoint leaves out the layer's last product when it recomputes; the cost model relies on it."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+HIDDEN, FFN, ROWS = 16, 64, 8
+
+
+def matmuls(use_reentrant: bool) -> int:
+    """Products of one forward and backward of a checkpointed residual MLP block whose layers each keep only their input."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.checkpoint import checkpoint
+
+    count = 0
+
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal count
+            count += func is torch.ops.aten.mm.default
+            return func(*args, **(kwargs or {}))
+
+    up, down = torch.nn.Linear(HIDDEN, FFN, bias=False), torch.nn.Linear(FFN, HIDDEN, bias=False)
+    x = torch.randn(ROWS, HIDDEN, requires_grad=True)
+    with Counter():
+        checkpoint(lambda y: y + down(torch.relu(up(y))), x, use_reentrant=use_reentrant).sum().backward()
+    return count
+
+
+def test_the_non_reentrant_form_stops_before_the_last_product() -> None:
+    forward, backward = 2, 4
+    assert matmuls(use_reentrant=False) == forward + backward + 1
+
+
+def test_the_reentrant_form_runs_the_whole_layer_again() -> None:
+    assert matmuls(use_reentrant=True) == 2 + 4 + 2
