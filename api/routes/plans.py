@@ -12,7 +12,7 @@ from api.schemas import JobBody, PlanLine, PlanList, Problem
 from api.security import needs
 from api.service import make_plan
 from api.settings import ApiKey
-from api.storage.store import MAX_PAGE
+from api.storage.common import MAX_PAGE
 from planner.specs.plan import Plan
 
 router = APIRouter(tags=["plans"])

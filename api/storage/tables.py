@@ -3,7 +3,21 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Float, ForeignKey, Index, Integer, MetaData, String, Text, TypeDecorator
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    DateTime,
+    Dialect,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 NAMING = {
@@ -42,7 +56,7 @@ class Base(DeclarativeBase):
     """Common metadata; constraints are named so that migrations can find them on both databases."""
 
     metadata = MetaData(naming_convention=NAMING)
-    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: JSON, str: Text, float: Float}  # noqa: RUF012  (SQLAlchemy's own form)
+    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: JSON, list[Any]: JSON, str: Text, float: Float}  # noqa: RUF012  (SQLAlchemy's own form)
 
 
 class PlanRow(Base):
@@ -96,6 +110,72 @@ class EstimateRow(Base):
     estimate: Mapped[dict[str, Any]]
     model_version: Mapped[str]
     calibration_id: Mapped[str]
+
+
+class MeasurementRow(Base):
+    """One run of one layout. `body` is the whole row; the other columns are what it is keyed, filtered and compared by."""
+
+    __tablename__ = "measurements"
+    __table_args__ = (
+        Index("ix_measurements_created_at_id", "created_at", "id"),
+        Index("ix_measurements_key", "model", "gpu", "software_hash", "layout_hash"),
+    )
+
+    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
+    created_at: Mapped[datetime]
+    job_hash: Mapped[str] = mapped_column(String(HASH_LENGTH), index=True)
+    model: Mapped[str]
+    gpu: Mapped[str]
+    num_gpus: Mapped[int] = mapped_column(Integer)
+    layout: Mapped[str]
+    layout_hash: Mapped[str] = mapped_column(String(HASH_LENGTH))
+    software_hash: Mapped[str] = mapped_column(String(HASH_LENGTH))
+    status: Mapped[str] = mapped_column(String(16))
+    rung: Mapped[str] = mapped_column(String(16))
+    step_seconds: Mapped[float | None]
+    tokens_per_second_per_gpu: Mapped[float | None]
+    peak_allocated_bytes: Mapped[float | None]
+    peak_reserved_bytes: Mapped[float | None]
+    device_bytes: Mapped[float | None]
+    body: Mapped[dict[str, Any]]
+
+
+class ProbeRow(Base):
+    """One layout to measure: a queue with leases. The newest fencing_token may write, nobody else."""
+
+    __tablename__ = "probes"
+    __table_args__ = (
+        Index("ix_probes_created_at_id", "created_at", "id"),
+        Index("ix_probes_state_created_at", "state", "created_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
+    created_at: Mapped[datetime]
+    request: Mapped[dict[str, Any]]
+    job_hash: Mapped[str] = mapped_column(String(HASH_LENGTH), index=True)
+    model: Mapped[str]
+    gpu: Mapped[str]
+    num_gpus: Mapped[int] = mapped_column(Integer)
+    layout: Mapped[str]
+    pool: Mapped[str]
+    state: Mapped[str] = mapped_column(String(16))
+    plan_id: Mapped[str | None] = mapped_column(String(ID_LENGTH), index=True)
+    plan_rank: Mapped[int | None] = mapped_column(Integer)
+    attempts: Mapped[int] = mapped_column(Integer)
+    max_attempts: Mapped[int] = mapped_column(Integer)
+    owner: Mapped[str | None]
+    fencing_token: Mapped[int] = mapped_column(BigInteger)
+    heartbeat_at: Mapped[datetime | None]
+    lease_until: Mapped[datetime | None]
+    cancel_requested: Mapped[bool] = mapped_column(Boolean)
+    folder: Mapped[str | None]
+    progress: Mapped[str | None]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    results: Mapped[list[Any]]
+    measurement_id: Mapped[str | None] = mapped_column(String(ID_LENGTH), ForeignKey("measurements.id"))
+    failure: Mapped[str | None] = mapped_column(String(32))
+    message: Mapped[str | None]
 
 
 class IdempotencyRow(Base):

@@ -1,15 +1,20 @@
 """A measurement: what one run of one layout really did. Rows of `benchmarks/measured/` and results of probes are this one object."""
 
+import hashlib
+import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from planner.errors import Fault, SpecError
 from planner.specs.job import Job
+from planner.specs.validation import build
 
 Status = Literal["ok", "oom", "failed"]
 Rung = Literal["emulated", "imitated", "probed", "published"]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Measured(BaseModel):
@@ -25,16 +30,50 @@ class Measured(BaseModel):
 
     status: Status = "ok"
     rung: Rung = "published"
-    step_seconds: float | None = None
-    step_seconds_sd: float | None = None
+    step_seconds: Amount | None = None
+    step_seconds_sd: Amount | None = None
     steps: int | None = None
-    tokens_per_second_per_gpu: float | None = None
-    peak_allocated_bytes: float | None = None
-    peak_reserved_bytes: float | None = None
-    device_bytes: float | None = None
+    tokens_per_second_per_gpu: Amount | None = None
+    peak_allocated_bytes: Amount | None = None
+    peak_reserved_bytes: Amount | None = None
+    device_bytes: Amount | None = None
     failure: str | None = None
     message: str | None = None
-    gpu_seconds: float | None = None
+    gpu_seconds: Amount | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementKey:
+    """What a measurement is found by.
+
+    job_hash: of the question (`question_hash`).  layout_hash, software_hash: of the layout that ran, of the versions it ran under.
+    """
+
+    job_hash: str
+    model: str
+    gpu: str
+    num_gpus: int
+    layout_hash: str
+    software_hash: str
+
+
+def question_hash(job: Job, num_gpus: int | None = None) -> str:
+    """SHA-256 of model, cluster and training as they were understood, so that a name, its alias and its shapes meet.
+
+    Layout, search and probe are left out: they are answers and effort. num_gpus: one size of a job that leaves it open.
+    """
+    cluster = job.cluster if num_gpus is None else job.cluster.with_num_gpus(num_gpus)
+    model = {**job.model.model_dump(mode="json"), "name": ""}
+    asked = {
+        "model": model,
+        "cluster": cluster.model_dump(mode="json", exclude={"request", "num_gpus_choices"}),
+        "training": job.training.model_dump(mode="json"),
+    }
+    return _hash(asked)
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 class Measurement(BaseModel):
@@ -56,20 +95,32 @@ class Measurement(BaseModel):
     @classmethod
     def from_row(cls, row: Mapping[str, Any], *, measurement_id: str, created_at: str, allow_files: bool = True) -> "Measurement":
         """From a job with a layout whose `measured` label holds the numbers. Raises SpecError."""
-        job = Job.from_user(row, allow_files=allow_files)
+        job = Job.from_user({key: value for key, value in row.items() if key not in ("measured", "source")}, allow_files=allow_files)
         if job.layout is None:
             raise SpecError(Fault("layout", None, "is required in a measurement", "add the layout that ran"))
-        values = job.labels.get("measured")
+        values = row.get("measured")
         if not isinstance(values, Mapping):
             raise SpecError(Fault("measured", values, "is required in a measurement", "add measured: {step_seconds: ...}"))
         software = values.get("software") or {}
+        if not isinstance(software, Mapping):
+            remedy = "write software: {torch: 2.11.0}"
+            raise SpecError(Fault("measured.software", software, "must be a mapping of names to versions", remedy))
+        numbers = build(Measured, {key: value for key, value in values.items() if key != "software"}, "measured")
         return cls(
-            id=measurement_id, created_at=created_at, job=job, measured=Measured.model_validate(dict(values)),
-            software={str(k): str(v) for k, v in software.items()}, source=str(job.labels.get("source", "")),
+            id=measurement_id, created_at=created_at, job=job, measured=numbers,
+            software={str(k): str(v) for k, v in software.items()}, source=str(row.get("source", "")),
         )  # fmt: skip
 
     def as_row(self) -> dict[str, Any]:
         """The row that `from_row` reads back to the same measurement."""
-        row = {key: value for key, value in self.job.request.items() if key not in ("search", "probe")}
-        numbers = self.measured.model_dump(exclude_none=True)
+        row = {key: value for key, value in self.job.request.items() if key not in ("search", "probe", "measured", "source")}
+        numbers = self.measured.model_dump(mode="json", exclude_none=True)
         return {**row, "source": self.source, "measured": {**numbers, "software": dict(self.software)}}
+
+    def key(self) -> MeasurementKey:
+        """What it is found by."""
+        layout = self.job.layout
+        return MeasurementKey(
+            job_hash=question_hash(self.job), model=self.job.model.name, gpu=self.job.cluster.gpu.name, num_gpus=self.job.cluster.num_gpus,
+            layout_hash=_hash(None if layout is None else layout.model_dump(mode="json")), software_hash=_hash(dict(self.software)),
+        )  # fmt: skip

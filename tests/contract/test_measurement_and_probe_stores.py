@@ -1,0 +1,242 @@
+"""One suite for every implementation of MeasurementStore and ProbeStore: in memory, SQLite file, PostgreSQL."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from api.storage.engine import is_memory, make_engine, normalise_url
+from api.storage.measurements import SqlMeasurementStore
+from api.storage.migrate import upgrade
+from api.storage.probes import SqlProbeStore
+from planner.errors import ConflictError, NotFoundError, SpecError
+from planner.ports import Lease, MeasurementFilter, MeasurementStore, ProbeEnd, ProbeFilter, ProbeRecord, ProbeStore
+from planner.specs.job import Job
+from planner.specs.measurement import Measured, Measurement, question_hash
+from tests.conftest import JOB, LAYOUT
+
+NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
+SOFTWARE = {"torch": "2.11.0", "gpu_name": "NVIDIA H100 80GB HBM3"}
+UNKNOWN = ("probe-nope", "", "\0", "ü", "x" * 10_000, "' OR 1=1 --")
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    url = "sqlite://" if request.param == "memory" else request.getfixturevalue(f"{request.param}_url")
+    engine = make_engine(normalise_url(url))
+    upgrade(engine)
+    yield engine
+    engine.dispose()
+
+
+def measurement(number: int = 1, *, layout: dict[str, Any] | None = None, model: str = "llama3-8b", **numbers: Any) -> Measurement:
+    values = {"rung": "probed", "step_seconds": 2.5, "steps": 10, "peak_reserved_bytes": 2**36, "extra": {"kept": [1, "ü"]}, **numbers}
+    job = Job.from_user({**JOB, "model": model, "layout": layout or LAYOUT})
+    return Measurement(
+        id=f"measurement-{number:03d}", created_at=(NOW + timedelta(seconds=number // 2)).isoformat(), job=job,
+        measured=Measured.model_validate(values), software=SOFTWARE, source="probe probe-1",
+    )  # fmt: skip
+
+
+class TestMeasurements:
+    @pytest.fixture
+    def store(self, engine: Engine) -> MeasurementStore:
+        return SqlMeasurementStore(engine)
+
+    def test_a_measurement_comes_back_as_it_was_stored(self, store: MeasurementStore) -> None:
+        store.add([measurement()])
+        assert store.get("measurement-001") == measurement()
+
+    @pytest.mark.parametrize("unknown", UNKNOWN)
+    def test_an_unknown_id_is_not_found(self, store: MeasurementStore, unknown: str) -> None:
+        with pytest.raises(NotFoundError):
+            store.get(unknown)
+
+    def test_all_or_none(self, store: MeasurementStore) -> None:
+        store.add([measurement(1)])
+        with pytest.raises(ConflictError):
+            store.add([measurement(2), measurement(1)])
+        with pytest.raises(NotFoundError):
+            store.get("measurement-002")
+        store.add([])
+
+    def test_pages_hold_every_measurement_once_newest_first(self, store: MeasurementStore) -> None:
+        store.add([measurement(number) for number in range(7)])  # pairs share a moment
+        seen: list[str] = []
+        cursor = None
+        while True:
+            page = store.list(MeasurementFilter(), cursor, 3)
+            seen += [item.id for item in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+            store.add([measurement(100 + len(seen))])  # newcomers do not disturb
+        assert seen == [f"measurement-{number:03d}" for number in reversed(range(7))]
+
+    def test_filters_narrow_and_combine(self, store: MeasurementStore) -> None:
+        store.add([measurement(1), measurement(2, model="llama3-70b"), measurement(3, status="oom"), measurement(4, rung="emulated")])
+
+        def ids(**wanted: Any) -> list[str]:
+            return [item.id[-1] for item in store.list(MeasurementFilter(**wanted), None, 50).items]
+
+        assert ids() == ["4", "3", "2", "1"]
+        assert ids(model="llama3-70b") == ["2"]
+        assert ids(gpu="h100-sxm-80gb", status="ok") == ["4", "2", "1"]
+        assert ids(rung="emulated", model="llama3-8b") == ["4"]
+        assert ids(layout_hash=measurement().key().layout_hash, software_hash=measurement().key().software_hash) == ["4", "3", "2", "1"]
+        assert ids(gpu="\0") == []
+
+    def test_a_question_finds_its_measurements_oldest_first(self, store: MeasurementStore) -> None:
+        store.add([measurement(3, layout={"dp_shard": 4, "tp": 2}), measurement(1), measurement(2, model="llama3-70b")])
+        asked = question_hash(Job.from_user({**JOB, "model": "meta-llama/Meta-Llama-3-8B", "search": {"top_k": 3}}))
+        assert [item.id[-1] for item in store.matching(asked)] == ["1", "3"]
+        assert store.matching("0" * 64) == ()
+
+    @pytest.mark.parametrize(("cursor", "limit"), [("abc", 1), ("", 1), (None, 0), (None, 201)])
+    def test_a_cursor_nobody_gave_and_a_wrong_limit_are_refused(self, store: MeasurementStore, cursor: str | None, limit: int) -> None:
+        with pytest.raises(SpecError):
+            store.list(MeasurementFilter(), cursor, limit)
+
+
+def record(number: int = 1, **values: Any) -> ProbeRecord:
+    job = {**JOB, "layout": LAYOUT}
+    base = ProbeRecord(
+        id=f"probe-{number:03d}", created_at=NOW + timedelta(seconds=number // 2), request={"job": job, "notes": "ü"}, job_hash="0" * 64,
+        model="llama3-8b", gpu="h100-sxm-80gb", num_gpus=8, layout="fsdp 8", pool="local",
+    )  # fmt: skip
+    return replace(base, **values)
+
+
+def lease(owner: str = "host:1", after: float = 0.0, seconds: float = 30.0) -> Lease:
+    return Lease(owner=owner, now=NOW + timedelta(seconds=after), seconds=seconds)
+
+
+class TestProbes:
+    @pytest.fixture
+    def store(self, engine: Engine) -> ProbeStore:
+        return SqlProbeStore(engine)
+
+    def claimed(self, store: ProbeStore, **values: Any) -> ProbeRecord:
+        store.add([record(**values)])
+        held = store.claim(lease())
+        assert held is not None
+        return held
+
+    def test_a_probe_comes_back_as_it_was_stored(self, store: ProbeStore) -> None:
+        store.add([record(plan_id="plan-1", plan_rank=2, results=({"a": 1},))])
+        assert store.get("probe-001") == record(plan_id="plan-1", plan_rank=2, results=({"a": 1},))
+
+    @pytest.mark.parametrize("unknown", UNKNOWN)
+    def test_an_unknown_id_is_not_found(self, store: ProbeStore, unknown: str) -> None:
+        for call in (store.get, lambda probe_id: store.cancel(probe_id, NOW)):
+            with pytest.raises(NotFoundError):
+                call(unknown)
+
+    def test_the_oldest_is_claimed_first_and_once(self, store: ProbeStore) -> None:
+        store.add([record(4), record(1), record(2)])
+        claims = [store.claim(lease(f"host:{number}")) for number in range(4)]
+        assert [claim and claim.id[-1] for claim in claims] == ["1", "2", "4", None]
+        first = claims[0]
+        assert first is not None
+        assert (first.state, first.owner, first.fencing_token, first.attempts, first.started_at) == ("running", "host:0", 1, 1, NOW)
+        assert first.lease_until == NOW + timedelta(seconds=30)
+
+    def test_one_is_claimed_by_name(self, store: ProbeStore) -> None:
+        store.add([record(1), record(2)])
+        claim = store.claim(lease(), probe_id="probe-002")
+        assert claim is not None
+        assert claim.id == "probe-002"
+        assert store.claim(lease(), probe_id="probe-002") is None
+
+    def test_many_claimers_share_without_doubles(self, store: ProbeStore, engine: Engine) -> None:
+        claimers = 1 if is_memory(engine.url) else 4  # a database in memory is one connection
+        store.add([record(number) for number in range(12)])
+        seen: list[str] = []
+
+        def claim_all(owner: str) -> None:
+            while (held := store.claim(lease(owner))) is not None:
+                seen.append(held.id)
+
+        threads = [threading.Thread(target=claim_all, args=(f"host:{number}",)) for number in range(claimers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(seen) == [f"probe-{number:03d}" for number in range(12)]
+
+    def test_a_heartbeat_prolongs_and_tells_of_a_wish_to_cancel(self, store: ProbeStore) -> None:
+        held = self.claimed(store)
+        assert store.heartbeat(held, lease(after=10), progress="step 3 of 10", folder="/x") is False
+        here = store.get(held.id)
+        assert (here.heartbeat_at, here.progress, here.folder) == (NOW + timedelta(seconds=10), "step 3 of 10", "/x")
+        assert store.expired(NOW + timedelta(seconds=35)) == ()
+        assert store.cancel(held.id, NOW).state == "running"
+        assert store.heartbeat(held, lease(after=11)) is True
+
+    def test_a_lost_lease_writes_nothing(self, store: ProbeStore) -> None:
+        dead = self.claimed(store)
+        assert store.take_over(dead.id, lease("host:2", after=29)) is None
+        assert [probe.id for probe in store.expired(NOW + timedelta(seconds=31))] == [dead.id]
+        heir = store.take_over(dead.id, lease("host:2", after=31))
+        assert heir is not None
+        assert (heir.fencing_token, heir.attempts, heir.owner) == (2, 1, "host:2")
+        end = ProbeEnd(state="done", measurement=measurement())
+        calls = (
+            lambda: store.heartbeat(dead, lease(after=32)),
+            lambda: store.finish(dead, end, NOW),
+            lambda: store.release(dead, counts=True),
+        )
+        for call in calls:
+            with pytest.raises(ConflictError, match="lease"):
+                call()
+        assert store.get(dead.id) == heir
+
+    def test_an_end_is_stored_with_its_measurement_or_not_at_all(self, store: ProbeStore, engine: Engine) -> None:
+        held = self.claimed(store)
+        SqlMeasurementStore(engine).add([measurement(7)])
+        with pytest.raises(ConflictError):
+            store.finish(held, ProbeEnd(state="done", measurement=measurement(7)), NOW)
+        assert store.get(held.id).state == "running"
+        done = store.finish(held, ProbeEnd(state="done", results=({"x": "ü"},), measurement=measurement(1)), NOW + timedelta(seconds=9))
+        assert (done.state, done.measurement_id, done.results, done.lease_until) == ("done", "measurement-001", ({"x": "ü"},), None)
+        assert done.finished_at == NOW + timedelta(seconds=9)
+        assert SqlMeasurementStore(engine).get("measurement-001") == measurement(1)
+        with pytest.raises(ConflictError):
+            store.finish(held, ProbeEnd(state="failed"), NOW)
+
+    def test_a_failure_keeps_its_class_and_words(self, store: ProbeStore) -> None:
+        held = self.claimed(store)
+        end = ProbeEnd(state="failed", failure="killed", message="rank 3 \0 died")
+        failed = store.finish(held, end, NOW)
+        assert (failed.state, failed.failure, failed.message, failed.measurement_id) == ("failed", "killed", "rank 3  died", None)
+
+    @pytest.mark.parametrize(("counts", "attempts"), [(True, 2), (False, 1)])
+    def test_a_released_probe_is_claimed_again(self, store: ProbeStore, counts: bool, attempts: int) -> None:
+        held = self.claimed(store)
+        released = store.release(held, counts=counts)
+        assert (released.state, released.owner, released.attempts) == ("queued", None, attempts - 1)
+        again = store.claim(lease("host:2"))
+        assert again is not None
+        assert (again.fencing_token, again.attempts) == (2, attempts)
+
+    def test_cancel_of_queued_and_of_ended(self, store: ProbeStore) -> None:
+        store.add([record(1)])
+        assert store.cancel("probe-001", NOW).state == "cancelled"
+        assert store.claim(lease()) is None
+        held = self.claimed(store, number=2)
+        store.finish(held, ProbeEnd(state="done"), NOW)
+        assert store.cancel(held.id, NOW).state == "done"
+
+    def test_pages_and_filters(self, store: ProbeStore) -> None:
+        store.add([record(number, plan_id="plan-1" if number % 2 else None) for number in range(5)])
+        store.claim(lease())
+        first = store.list(ProbeFilter(), None, 3)
+        second = store.list(ProbeFilter(), first.next_cursor, 3)
+        assert [item.id[-1] for item in first.items + second.items] == ["4", "3", "2", "1", "0"]
+        assert second.next_cursor is None
+        assert [item.id[-1] for item in store.list(ProbeFilter(plan_id="plan-1"), None, 50).items] == ["3", "1"]
+        assert [item.id[-1] for item in store.list(ProbeFilter(state="running"), None, 50).items] == ["0"]
