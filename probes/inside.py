@@ -1,0 +1,55 @@
+"""What torchrun really starts: the worker with three habits it need not know of. `python -m probes.inside RESULT MODULE|FILE.py ARGUMENTS`.
+
+It dies with its parent; on SIGUSR1, and before SIGTERM ends it, it writes where every thread is to RESULT.rankN.stack; and whatever
+ends it early, also before the worker could look out for itself (an import that fails), is written to RESULT.rankN.error.json: type,
+message, traceback, time.
+"""
+
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from probes.guardian import GUARDIAN, STACK_SIGNAL, die_with_parent, write_json
+
+INIT = 1
+
+
+def main() -> None:
+    """Runs the module or file as torchrun would have."""
+    die_with_parent()
+    if os.getppid() in (INIT, int(os.environ.get(GUARDIAN, "0"))) and "TORCHELASTIC_RUN_ID" in os.environ:
+        os._exit(1)  # torchrun died before the line above
+    result, program, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    rank = int(os.environ.get("RANK", "0"))
+    stack = os.open(f"{result}.rank{rank}.stack", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # open as long as the process lives
+    faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)
+    faulthandler.register(signal.SIGTERM, file=stack, all_threads=True, chain=True)
+    sys.argv = [program, *arguments]
+    try:
+        if program.endswith(".py"):
+            sys.path.insert(0, str(Path(program).resolve().parent))
+            runpy.run_path(program, run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+    except BaseException as error:
+        if not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            _write(Path(f"{result}.rank{rank}.error.json"), error)
+        raise
+
+
+def _write(path: Path, error: BaseException) -> None:
+    if path.exists():  # the worker knows more about its own end
+        return
+    cls = type(error)
+    module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
+    text = "".join(traceback.format_exception(error))
+    write_json(path, {"type": f"{module}{cls.__qualname__}", "message": str(error), "traceback": text, "time": time.time()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""Starting a probe and staying with it: a folder, a command under a guardian, a result whatever happens.
+
+The runner never starts torchrun itself. It starts the guardian (`probes.guardian`), which does, and which ends everything when the time
+is up, when it is told to, or when the runner is gone. What the folder of a probe holds when all is over is enough to say what happened
+(`probes.outcome.conclude`), so a probe whose runner died is concluded by whoever finds it.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from planner.errors import ProbeError
+from probes import guardian
+from probes.outcome import BEGIN, END, LOG, RESULT, TASK, Begin, conclude, write_result
+from probes.programs import Program, program_of
+from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
+
+ROOT = Path(__file__).resolve().parent.parent
+SPEC = "guardian.json"
+POLL_SECONDS = 0.05
+PROGRESS_SECONDS = 0.5
+GUARDIAN_SECONDS = 60.0  # from the order to stop, or from the time limit, until the guardian has killed everything and says so
+TAIL_BYTES = 4096
+SHOWN_CHARACTERS = 100
+OF_OTHERS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", guardian.TOKEN, guardian.GUARDIAN})
+
+Progress = Callable[[str], None]
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def torchrun(python: str, task: ProbeTask, program: Program, *, port: int) -> list[str]:
+    """The command that runs a program on this machine: torchrun, or the program alone where it wants no torchrun."""
+    inside = ["-m", "probes.inside", RESULT, program.target, *program.arguments]
+    if program.single:
+        return [python, *inside]
+    elastic = ["--nnodes", "1", "--nproc-per-node", str(task.num_processes()), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    return [python, "-m", "torch.distributed.run", *elastic, *TORCHRUN_FLAGS, *inside]
+
+
+# No restarts, so that the first failure is the only one; every rank's output in one log, each line with its rank.
+TORCHRUN_FLAGS = ("--max-restarts", "0", "--monitor-interval", "0.1", "--role", "rank", "--tee", "3", "--log-dir", "logs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """How probes are started here.
+
+    folder: where each probe gets a folder of its own.  python: the interpreter that has torch.  worker: the reference program, a module
+    or a file.  command: from (python, task, program, port) to the command line.  port: chooses one.  port_tries: how often.  keep: folders
+    of probes that gave no numbers are kept for a look, this many; others are removed.
+    """
+
+    folder: Path
+    python: str = sys.executable
+    worker: str = "probes.worker"
+    command: Callable[..., list[str]] = torchrun
+    port: Callable[[], int] = free_port
+    port_tries: int = 3
+    keep: int = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a lease gives a probe. devices: for CUDA_VISIBLE_DEVICES, None on a CPU.  locks: files that the guardian keeps open."""
+
+    devices: tuple[str, ...] | None = None
+    locks: tuple[int, ...] = ()
+    gpu_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Who looks on. stop: set to end the probe.  progress: told the last line of output now and then.  folder: told the probe's folder."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    progress: Progress = lambda _: None
+    folder: Callable[[Path], None] = lambda _: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardianSpec:
+    """What `probes.guardian` is told. argv, env, cwd, output: the command.  end: file for how it ended.  on_end: commands to run after
+    anything but the command's own end.  watch_runner: end with the process that started the guardian.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    output: str
+    end: str
+    token: str
+    time_limit_seconds: float
+    on_end: list[list[str]] = field(default_factory=list)
+    watch_runner: bool = True
+
+
+class Launcher:
+    """Runs tasks on this machine, one a call; calls from several threads run side by side."""
+
+    def __init__(self, settings: LaunchSettings) -> None:
+        self.settings = settings
+
+    def run(self, task: ProbeTask, held: Held | None = None, watch: Watch | None = None) -> ProbeResult:
+        """The probe, to its end. A port that somebody else took meanwhile is tried again with another one. Raises ProbeError."""
+        held, watch = held or Held(), watch or Watch()
+        started = time.monotonic()
+        for attempt in range(self.settings.port_tries):
+            left = task.time_limit_seconds - (time.monotonic() - started)
+            result = self._once(task, held, watch, left)
+            clash = isinstance(result.outcome, Failed) and result.outcome.kind == FailureKind.PORT
+            if not clash or attempt == self.settings.port_tries - 1 or watch.stop.is_set():
+                return result
+        raise AssertionError("port_tries is at least one")
+
+    def _once(self, task: ProbeTask, held: Held, watch: Watch, time_limit_seconds: float) -> ProbeResult:
+        folder = new_folder(self.settings.folder, task.id)
+        watch.folder(folder)
+        token = uuid.uuid4().hex
+        gpus = len(held.devices) if held.devices is not None else task.num_processes()
+        begin = Begin(started_at=datetime.now(UTC).isoformat(), started=time.time(), num_gpus=gpus, token=token, gpu_name=held.gpu_name)
+        (folder / TASK).write_text(task.model_dump_json(indent=2), encoding="utf-8")
+        guardian.write_json(folder / BEGIN, asdict(begin))
+        program = program_of(task, self.settings.python, self.settings.worker)
+        if isinstance(program, Failed):
+            result = write_result(folder, task, begin, program)
+        else:
+            for name, text in program.files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_text(text, encoding="utf-8")
+            spec = GuardianSpec(
+                argv=self.settings.command(self.settings.python, task, program, port=self.settings.port()),
+                env=environment(task, held, program.env), cwd=str(folder), output=str(folder / LOG), end=str(folder / END), token=token,
+                time_limit_seconds=time_limit_seconds,
+            )  # fmt: skip
+            supervise(folder, spec, held.locks, watch)
+            result = conclude(folder)
+        self._tidy(folder, result)
+        return result
+
+    def _tidy(self, folder: Path, result: ProbeResult) -> None:
+        if result.outcome.status == "ok":
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        finished = [path for path in self.settings.folder.iterdir() if (path / RESULT).exists()]
+        finished.sort(key=lambda path: path.stat().st_mtime)
+        for path in finished[: -self.settings.keep]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """A folder of this name that nobody has used. Raises ProbeError where none can be made."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for number in range(1, 1000):
+            folder = parent / (name if number == 1 else f"{name}.{number}")
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+                return folder
+    except OSError as error:
+        remedy = "set PLANNER_PROBE_FOLDER to a place that may be written"
+        raise ProbeError(f"{parent}: no folder for probes ({error.strerror}); {remedy}") from None
+    raise ProbeError(f"{parent / name} and its successors exist already; remove them")
+
+
+def environment(task: ProbeTask, held: Held, extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a probe on this machine: ours, its devices, its threads, and where our packages are."""
+    kept = {key: value for key, value in os.environ.items() if key not in OF_OTHERS}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    threads = max(1, (os.cpu_count() or 1) // task.num_processes())
+    ours = {
+        "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "CUDA_VISIBLE_DEVICES": ",".join(held.devices or ()), "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }  # fmt: skip
+    return {**kept, **ours, **extra}
+
+
+def supervise(folder: Path, spec: GuardianSpec, locks: Sequence[int], watch: Watch) -> None:
+    """Starts a guardian and waits until it has ended. Interrupting (Ctrl-C) ends the probe first, then goes on."""
+    guardian.write_json(folder / SPEC, asdict(spec))
+    command = [sys.executable, "-I", "-S", guardian.__file__, str(folder / SPEC)]
+    with (folder / LOG).open("ab") as log:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, pass_fds=tuple(locks))
+    try:
+        _wait(process, folder, spec.time_limit_seconds, watch)
+    finally:
+        _order(process)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GUARDIAN_SECONDS)
+        process.kill()
+        process.wait()
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        guardian.kill_all(spec.token)  # only where the guardian itself was killed is there anybody left
+
+
+def _order(process: "subprocess.Popen[bytes]") -> None:
+    """Tells the guardian to stop; one that has ended already does not mind."""
+    if process.stdin is not None and not process.stdin.closed and process.poll() is None:
+        with contextlib.suppress(OSError):
+            process.stdin.write(b"stop\n")
+            process.stdin.flush()
+
+
+def _wait(process: "subprocess.Popen[bytes]", folder: Path, time_limit_seconds: float, watch: Watch) -> None:
+    said = time.monotonic()
+    deadline = said + time_limit_seconds + GUARDIAN_SECONDS
+    while process.poll() is None and not watch.stop.is_set() and time.monotonic() < deadline:
+        if time.monotonic() - said > PROGRESS_SECONDS:
+            said = time.monotonic()
+            watch.progress(last_line(folder / LOG))
+        time.sleep(POLL_SECONDS)
+
+
+def last_line(log: Path) -> str:
+    """The last words of a log, without the rank's prefix; empty while it has none."""
+    from probes.failures import PREFIX
+
+    with contextlib.suppress(OSError), log.open("rb") as stream:
+        stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, stream.tell() - TAIL_BYTES))
+        lines = [line for line in stream.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        if lines:
+            return PREFIX.sub("", lines[-1], count=1).strip()[:SHOWN_CHARACTERS]
+    return ""

@@ -1,0 +1,183 @@
+"""What the folder of a probe says when all is over: its result, from what the program wrote or from what is left of it."""
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from probes.failures import Evidence, classify, read_errors, read_stacks
+from probes.programs import read_trainer
+from probes.protocol import Environment, Failed, FailureKind, Measured, Outcome, ProbeResult, ProbeTask
+
+TASK, RESULT, BEGIN, END, LOG = "task.json", "result.json", "begin.json", "end.json", "output.log"
+LOG_BYTES = 2_000_000  # of each end of a log that is longer than both
+KMSG = Path("/dev/kmsg")
+MICROSECONDS = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """What is known before the start. started: seconds since the epoch.  token: carried by every process of the probe."""
+
+    started_at: str
+    started: float
+    num_gpus: int
+    token: str
+    gpu_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How the guardian ended it (`probes.guardian`). left: processes that could not be killed."""
+
+    reason: str
+    exit_code: int | None
+    seconds: float
+    left: tuple[int, ...] = ()
+    message: str = ""
+
+
+def read_end(folder: Path, begin: Begin) -> End:
+    """The guardian's word; where it has none it was killed itself, at the latest when the folder was last written."""
+    try:
+        values = json.loads((folder / END).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        last = max(path.stat().st_mtime for path in [folder, *folder.iterdir()])
+        return End(reason="runner-gone", exit_code=None, seconds=max(0.0, last - begin.started))
+    return End(
+        reason=values["reason"], exit_code=values.get("exit_code"), seconds=values["seconds"], left=tuple(values.get("left", ())),
+        message=values.get("message", ""),
+    )  # fmt: skip
+
+
+def conclude(folder: Path) -> ProbeResult:
+    """The result of a probe whose processes have ended, also where its runner did not live to see it. Written to the folder too."""
+    task = ProbeTask.model_validate_json((folder / TASK).read_text(encoding="utf-8"))
+    begin = Begin(**json.loads((folder / BEGIN).read_text(encoding="utf-8")))
+    end = read_end(folder, begin)
+    log = read_log(folder / LOG)
+    if end.reason == "not-started":
+        return write_result(folder, task, begin, Failed(kind=FailureKind.IMPORT, rank=None, message=end.message), end)
+    written = _written(folder / RESULT, task)
+    trained = read_trainer(task, log, folder) if log else None
+    outcome: Outcome | None = None
+    environment: Environment | None = None
+    if trained is not None:
+        outcome, environment = trained
+        settled = outcome.status != "failed" or (end.reason == "exit" and not (end.exit_code is not None and end.exit_code < 0))
+    else:
+        if written is not None:
+            outcome, environment = written.outcome, written.environment
+        settled = outcome is not None and outcome.status == "ok"
+    if outcome is None or not settled:
+        outcome = _failure(folder, task, begin, end, log, written)
+    return write_result(folder, task, begin, outcome, end, environment)
+
+
+def _failure(folder: Path, task: ProbeTask, begin: Begin, end: End, log: str, written: ProbeResult | None) -> Outcome:
+    """From all ranks' evidence; what rank 0 says of itself counts where nobody else says anything."""
+    errors = read_errors(folder / RESULT)
+    if written is not None and not errors and end.reason == "exit":
+        return written.outcome
+    evidence = Evidence(
+        reason=end.reason, exit_code=end.exit_code, time_limit_seconds=task.time_limit_seconds, errors=errors, log=log,
+        stacks=read_stacks(folder / RESULT), kernel=kernel_log(begin.started),
+    )  # fmt: skip
+    return classify(evidence)
+
+
+def write_result(
+    folder: Path, task: ProbeTask, begin: Begin, outcome: Outcome, end: End | None = None, environment: Environment | None = None
+) -> ProbeResult:
+    """The whole result, in the folder too. Times are the guardian's: from before the start until nobody was left."""
+    seconds = end.seconds if end is not None else max(0.0, time.time() - begin.started)
+    notes = []
+    if end is not None and end.left:
+        notes.append(f"processes {', '.join(map(str, end.left))} could not be killed")
+    if end is not None and outcome.status == "ok" and (end.reason != "exit" or end.exit_code):
+        code = f"exit code {end.exit_code}" if end.reason == "exit" else end.reason
+        notes.append(f"the program ended with {code} after it had written its result")
+    if outcome.status != "ok":
+        notes.append(f"its files are in {folder}")
+    result = ProbeResult(
+        task=task, outcome=outcome, environment=environment or bare_environment(begin.gpu_name), started_at=begin.started_at,
+        wall_seconds=seconds, gpu_seconds=seconds * begin.num_gpus, complete=outcome.status == "ok", notes=notes,
+    )  # fmt: skip
+    partial = folder / f".{RESULT}.partial"
+    partial.write_text(result.model_dump_json(indent=1), encoding="utf-8")
+    os.replace(partial, folder / RESULT)
+    return result
+
+
+def _written(path: Path, task: ProbeTask) -> ProbeResult | None:
+    """What rank 0 wrote of this task; a claim of success that cannot be one is a failure."""
+    try:
+        result = ProbeResult.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+    if result.task.id != task.id:
+        return None
+    doubt = _doubt(result) if isinstance(result.outcome, Measured) else None
+    return result if doubt is None else result.model_copy(update={"outcome": doubt})
+
+
+def _doubt(result: ProbeResult) -> Failed | None:
+    """Exit 0 is not enough: timed steps must be there, and the loss finite unless its inputs came from nowhere (emulated, fake)."""
+    outcome, task = result.outcome, result.task
+    assert isinstance(outcome, Measured)
+    if task.fake_tensors:
+        return None
+    if not outcome.step_seconds_each or outcome.step_seconds is None or not outcome.step_seconds > 0:
+        return Failed(kind=FailureKind.CRASH, rank=0, message="the program ended without a timed step")
+    bad = [number for number, loss in enumerate(outcome.losses) if not math.isfinite(loss)]
+    if bad and task.emulate_rank is None:
+        return Failed(kind=FailureKind.NON_FINITE_LOSS, rank=0, message=f"the loss of step {bad[0]} is {outcome.losses[bad[0]]}")
+    return None
+
+
+def bare_environment(gpu_name: str | None) -> Environment:
+    """What can be said without starting the program."""
+    try:
+        torch: str | None = version("torch")
+    except PackageNotFoundError:
+        torch = None
+    return Environment(python=platform.python_version(), torch=torch, gpu_name=gpu_name)
+
+
+def read_log(path: Path) -> str:
+    """A log; of a very long one its beginning and its end."""
+    with suppress(OSError), path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        if size <= 2 * LOG_BYTES:
+            return stream.read().decode("utf-8", "replace")
+        head = stream.read(LOG_BYTES)
+        stream.seek(-LOG_BYTES, os.SEEK_END)
+        return (head + b"\n[...]\n" + stream.read()).decode("utf-8", "replace")
+    return ""
+
+
+def kernel_log(since: float, path: Path = KMSG) -> str:
+    """What the kernel logged since then (seconds since the epoch); nothing where it may not be read."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
+    return "\n".join(text for moment, text in _kernel_lines(path) if booted + moment >= since)
+
+
+def _kernel_lines(path: Path) -> Iterator[tuple[float, str]]:
+    """(seconds since boot, text): "priority,sequence,microseconds,flags;text" (Documentation/ABI/testing/dev-kmsg)."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            while record := os.read(descriptor, 8192):
+                head, _, text = record.decode("utf-8", "replace").partition(";")
+                yield float(head.split(",")[2]) / MICROSECONDS, text.strip()
+        finally:
+            os.close(descriptor)
