@@ -1,0 +1,111 @@
+"""TorchTitan's log, read back: one record a step and rank, and what the log says about the run itself.
+
+Sources of the format: torchtitan 0.2.0 to 0.3.0 components/metrics.py (MetricsProcessor.log, build_device_memory_monitor),
+tools/utils.py (Color), tools/logging.py (the "[titan]" prefix); torch/distributed/elastic (the "[rank0]:" prefix of --tee).
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from planner.units import GIB
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_RANK = re.compile(r"^\[[A-Za-z_]+(\d+)\]:")
+_NUMBER = r"([-+]?(?:[\d,]+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
+_STEP = re.compile(
+    rf"(?<!validate )\bstep:\s*(\d+)\s+loss:\s*{_NUMBER}"
+    rf"(?:\s+grad_norm:\s*{_NUMBER})?\s+memory:\s*{_NUMBER}GiB\({_NUMBER}%\)\s+tps:\s*{_NUMBER}"
+    rf"(?:\s+tflops:\s*{_NUMBER})?(?:\s+mfu:\s*(?:{_NUMBER}%|N/A))?"
+)
+_TIME = re.compile(r"\[titan\] (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})")
+_VERSION = re.compile(r"torchtitan version: (\S+)")
+_DEVICE = re.compile(r"capacity: (.+?) with ([\d.]+)GiB memory")
+_STARTED = re.compile(r"Training starts at step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLine:
+    """One step as one rank logged it. reserved_bytes: most that the allocator held during the step, to a hundredth of a GiB.
+
+    loss: the mean over all ranks; a pipeline stage without the head logs a negative number.  rank: None where lines carry no rank.
+    tokens_per_second: per device, rounded to one.  logged_at: local time, to a millisecond; None where the line has none.
+    """
+
+    rank: int | None
+    step: int
+    loss: float
+    gradient_norm: float | None
+    reserved_bytes: float
+    tokens_per_second: float
+    logged_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TitanLog:
+    """What a log says. started: it reached its first training step (what came before is set-up)."""
+
+    version: str | None
+    gpu_name: str | None
+    device_bytes: float | None
+    started: bool
+    steps: tuple[StepLine, ...]
+
+    def of_rank(self, rank: int | None) -> tuple[StepLine, ...]:
+        """The steps of one rank, in order; a step logged twice (a restart) counts as it was logged last."""
+        last = {line.step: line for line in self.steps if line.rank == rank}
+        return tuple(last[step] for step in sorted(last))
+
+    @property
+    def ranks(self) -> tuple[int | None, ...]:
+        """Ranks that logged a step, in order; (None,) for a log without ranks."""
+        found = {line.rank for line in self.steps}
+        return tuple(sorted(found, key=lambda rank: -1 if rank is None else rank))
+
+    def losses(self) -> dict[int, float]:
+        """Loss by step: the largest over ranks, since stages without the head log a negative one."""
+        found: dict[int, float] = {}
+        for line in self.steps:
+            known = found.get(line.step)
+            found[line.step] = line.loss if known is None or line.loss > known or line.loss != line.loss else known
+        return found
+
+    def gradient_norms(self) -> dict[int, float]:
+        """Gradient norm by step, of the whole model; steps that logged none are left out."""
+        return {line.step: line.gradient_norm for line in self.steps if line.gradient_norm is not None}
+
+
+def read_log(text: str) -> TitanLog:
+    """The log of one run, of one rank or of all, with or without colours and torchrun's prefixes."""
+    plain = ANSI.sub("", text)
+    version, device = _VERSION.search(plain), _DEVICE.search(plain)
+    return TitanLog(
+        version=version[1] if version else None,
+        gpu_name=device[1] if device else None,
+        device_bytes=float(device[2]) * GIB if device else None,
+        started=_STARTED.search(plain) is not None,
+        steps=tuple(_steps(plain)),
+    )
+
+
+def _steps(plain: str) -> Iterator[StepLine]:
+    for line in plain.splitlines():
+        found = _STEP.search(line)
+        if found is None:
+            continue
+        rank, time = _RANK.match(line), _TIME.search(line)
+        norm = found[3]
+        yield StepLine(
+            rank=int(rank[1]) if rank else None,
+            step=int(found[1]),
+            loss=_float(found[2]),
+            gradient_norm=None if norm is None else _float(norm),
+            reserved_bytes=_float(found[4]) * GIB,
+            tokens_per_second=_float(found[6]),
+            logged_at=datetime.strptime(time[1], "%Y-%m-%d %H:%M:%S,%f") if time else None,
+        )
+
+
+def _float(text: str) -> float:
+    return float(text.replace(",", ""))

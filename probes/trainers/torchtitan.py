@@ -1,0 +1,240 @@
+"""TorchTitan as the program of a probe: from a task to files and a command for the TorchTitan that is installed.
+
+The layout is said by the planner's own export; a probe adds its number of steps, a log line for each, and data of its own. With
+`emulate_rank` one process is a rank of the whole world over torch's fake process group (TorchTitan's `comm.mode fake_backend`).
+Nothing here imports torch or torchtitan: versions come from package metadata, numbers from the log and the event files.
+"""
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from planner.errors import SpecError
+from planner.export.base import Export
+from planner.export.torchtitan import VERSIONS, export
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+from planner.specs.model import ModelSpec
+from probes.failures import Evidence
+from probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask
+from probes.trainers.titan_data import ASSETS, DATA, MIN_VOCAB, data_files
+from probes.trainers.titan_outcome import Asked, read_outcome
+
+OUTPUTS = "outputs"
+DOCUMENT_TOKENS = 32768  # text for every data-parallel rank before it starts over, in samples of at least one
+SUGGESTED = "0.2.2"
+# first torch release with all that a line imports (torchtitan 0.3.0 calls torch.distributed.set_timeout, which 2.13 lacks)
+NEEDS_TORCH = {"0.3": (2, 14)}
+PACKAGES = ("torchtitan", "torch", "triton", "tensorboard", "datasets", "tokenizers", "tyro")
+SUBCOMMAND = "activation-checkpoint:"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": f"{OUTPUTS}/huggingface", "TOKENIZERS_PARALLELISM": "false"}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerCommand:
+    """What to run, in a folder that holds `files`.
+
+    argv: the whole command on one machine.  program: the part of it that torchrun starts, for a launcher with a rendezvous of its
+    own; `single` says that there is no torchrun: one process alone.  env: to add to the environment.
+    """
+
+    argv: tuple[str, ...]
+    program: tuple[str, ...]
+    single: bool
+    files: Mapping[str, str]
+    env: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TitanTrainer:
+    """python: the interpreter whose TorchTitan trains."""
+
+    python: str = sys.executable
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the packages that TorchTitan needs, of those that are installed; nothing is imported."""
+        if self.python != sys.executable:
+            return _versions_of(self.python)
+        found = {}
+        for name in PACKAGES:
+            try:
+                found[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return found
+
+    def command(self, task: ProbeTask) -> TrainerCommand | Failed:
+        """The run of a task; a failure where TorchTitan is absent, of another line, or cannot run the layout. Raises SpecError."""
+        job = task.parsed()
+        versions = self.versions()
+        refused = _unsuited(task, job, versions)
+        if refused is not None:
+            return refused
+        assert job.layout is not None
+        exported = _export(job, job.layout, task, versions["torchtitan"])
+        if exported.blockers:
+            lines = "; ".join(str(fault) for fault in exported.blockers)
+            return _refusal(FailureKind.INVALID_LAYOUT, f"torchtitan {exported.version} cannot run this layout: {lines}")
+        return _command(self.python, task, job, exported)
+
+    def read(self, task: ProbeTask, log_text: str, folder: Path | None = None, evidence: Evidence | None = None) -> Outcome:
+        """What came of a run: its log, and the event files that it left in the folder it ran in.
+
+        evidence: how it ended (time limit, signals, kernel log), where the launcher knows; else an exit of its own accord is assumed.
+        """
+        job = task.parsed()
+        assert job.layout is not None, "a probe's job has a layout"
+        asked = Asked(task=task, job=job, model=_model(job, task), layout=job.layout)
+        left = evidence or Evidence(reason="exit", exit_code=None, time_limit_seconds=task.time_limit_seconds)
+        return read_outcome(asked, replace(left, log=log_text), None if folder is None else folder / OUTPUTS)
+
+    def environment(self, log_text: str) -> Environment:
+        """What the numbers hold for, as far as package metadata and the log say."""
+        from probes.trainers.titan_log import read_log
+
+        versions, log = self.versions(), read_log(log_text)
+        python = ".".join(str(part) for part in sys.version_info[:3])
+        trainer = log.version or versions.get("torchtitan")
+        return Environment(python=python, torch=versions.get("torch"), trainer_version=trainer, gpu_name=log.gpu_name)
+
+
+def _versions_of(python: str) -> dict[str, str]:
+    code = (
+        "import importlib.metadata as m, json\nfound = {}\n"
+        f"for name in {PACKAGES!r}:\n    try:\n        found[name] = m.version(name)\n    except m.PackageNotFoundError:\n        pass\n"
+        "print(json.dumps(found))"
+    )
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    except OSError:
+        return {}
+    return {str(name): str(version) for name, version in json.loads(done.stdout).items()} if done.returncode == 0 else {}
+
+
+def _refusal(kind: FailureKind, message: str) -> Failed:
+    return Failed(kind=kind, rank=None, message=message)
+
+
+def _unsuited(task: ProbeTask, job: Job, versions: Mapping[str, str]) -> Failed | None:
+    """Why this TorchTitan cannot run this task at all, in one line; None where it may."""
+    clash = _clash(task, versions)
+    if clash is not None:
+        return _refusal(FailureKind.IMPORT, clash)
+    rules = (
+        (task.device != "cuda" or task.fake_tensors, "torchtitan trains on GPUs alone; use --trainer reference for a CPU or fake tensors"),
+        (job.layout is None, "a probe needs a layout; add layout to the job"),
+        (
+            job.layout is not None and job.layout.pp > 1 and task.emulate_rank is not None,
+            "torchtitan's fake_backend cannot emulate a pipeline stage: stages tell each other their shapes; use --trainer reference",
+        ),
+        (
+            job.model.vocab_size < MIN_VOCAB,
+            f"vocab_size {job.model.vocab_size} is below the {MIN_VOCAB} words of a probe's text; use --trainer reference",
+        ),
+    )
+    return next((_refusal(FailureKind.INVALID_LAYOUT, text) for broken, text in rules if broken), None)
+
+
+def _clash(task: ProbeTask, versions: Mapping[str, str]) -> str | None:
+    """What is missing or of a wrong version, and the command that mends it."""
+    titan, torch = versions.get("torchtitan"), versions.get("torch", "")
+    if titan is None:
+        return f"torchtitan is not installed; pip install torchtitan=={SUGGESTED}, or use --trainer reference"
+    if line(titan) is None:
+        known = ", ".join(sorted(name for name in VERSIONS if name.count(".") == 2))
+        return f"torchtitan {titan} is installed and the planner writes for {known}; pip install torchtitan=={SUGGESTED}"
+    missing = [name for name in PACKAGES if name not in versions]
+    if missing:
+        return f"torchtitan {titan} needs {', '.join(missing)}; pip install {' '.join(missing)}"
+    needed = NEEDS_TORCH.get(_line(titan))
+    if needed is not None and _release(torch) < needed:
+        wanted = ".".join(str(part) for part in needed)
+        return f"torchtitan {titan} needs torch {wanted} or a nightly of it, not {torch}; or pip install torchtitan=={SUGGESTED}"
+    if task.emulate_rank is not None and titan.startswith("0.2.0"):
+        return f"torchtitan {titan} has no fake_backend mode to emulate a rank; pip install torchtitan=={SUGGESTED}"
+    return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _line(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def line(version: str) -> str | None:
+    """The version whose export serves an installed one: itself, or its line ("0.2", "0.3"); None where the planner writes for neither."""
+    short = _line(version)
+    return version if version in VERSIONS else short if short in VERSIONS else None
+
+
+def _model(job: Job, task: ProbeTask) -> ModelSpec:
+    """The job's model, with fewer layers where the task says so. Raises SpecError where no such model can be."""
+    if task.num_layers is None or task.num_layers == job.model.num_hidden_layers:
+        return job.model
+    fewer = {"num_hidden_layers": task.num_layers, "name": f"{job.model.name}-{task.num_layers}-layers"}
+    model = job.model.model_copy(update=fewer)
+    clashes = model.clashes()
+    if clashes:
+        raise SpecError(clashes)
+    return model
+
+
+def _export(job: Job, layout: Layout, task: ProbeTask, version: str) -> Export:
+    """The layout for the installed version, without checkpoints; a split of all layers says nothing about fewer."""
+    if task.num_layers is not None:
+        layout = layout.model_copy(update={"layers_per_stage": None})
+    training = job.training.model_copy(update={"checkpoint": None})
+    return export(layout, _model(job, task), job.cluster, training, line(version))
+
+
+def _command(python: str, task: ProbeTask, job: Job, exported: Export) -> TrainerCommand:
+    assert job.layout is not None
+    emulated = task.emulate_rank is not None
+    files = {name: text for name, text in exported.files.items() if name.endswith((".toml", ".py"))}
+    documents = job.layout.dp_degree * max(1, DOCUMENT_TOKENS // job.training.seq_len)
+    files |= data_files(job.training.seq_len, documents, task.seed)
+    env = {**OFFLINE, "PYTHONUNBUFFERED": "1"}
+    if job.training.expandable_segments is not False:
+        env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    flags = _flags(task, exported.version)
+    cut = next((place for place, item in enumerate(exported.arguments) if item.startswith(SUBCOMMAND)), len(exported.arguments))
+    arguments = (*exported.arguments[:cut], *flags, *exported.arguments[cut:])
+    program = ("-m", "torchtitan.train", *arguments)
+    if emulated:
+        world = str(job.layout.num_gpus)
+        # 0.2 always takes rank 0; without a pipeline, rank 0 does and holds what every other rank does
+        env |= {"NGPU": world, "WORLD_SIZE": world, "RANK": str(task.emulate_rank), "LOCAL_RANK": "0"}
+        argv: tuple[str, ...] = (python, *program)
+    else:
+        elastic = ("--standalone", f"--nproc_per_node={task.num_processes()}", "--role", "rank", "--tee", "3", "--log-dir", "logs")
+        argv = (python, "-m", "torch.distributed.run", *elastic, *program)
+    notes = tuple(str(gap) for gap in exported.gaps if not gap.blocking)
+    return TrainerCommand(argv=argv, program=program, single=emulated, files=files, env=env, notes=notes)
+
+
+def _flags(task: ProbeTask, version: str) -> tuple[str, ...]:
+    """What a probe adds to the export: its steps, a line and an event for each, data of its own."""
+    steps = str(task.warmup_steps + task.steps)
+    common = (
+        "--training.steps", steps, "--metrics.log_freq", "1", "--metrics.enable_tensorboard", "--metrics.save_for_all_ranks",
+        "--metrics.disable_color_printing",
+    )  # fmt: skip
+    fake = ("--comm.mode", "fake_backend") if task.emulate_rank is not None else ()
+    if version.startswith("0.2"):
+        places = (
+            "--job.dump_folder", OUTPUTS, "--model.hf_assets_path", ASSETS, "--training.dataset", "c4_test",
+            "--training.dataset_path", DATA,
+        )  # fmt: skip
+    else:
+        places = (
+            "--dump_folder", OUTPUTS, "--hf_assets_path", ASSETS, "--dataloader.dataset", "c4_test",
+            "--dataloader.dataset_path", DATA,
+        )  # fmt: skip
+    return (*common, *places, *fake)
