@@ -84,15 +84,17 @@ class InfeasibleError(PlannerError):
 
     kind = "nothing_fits"
 
-    def __init__(self, message: str, *, remedy: str, nearest_miss: object = None, rejected: object = None) -> None:
-        self.remedy, self.nearest_miss, self.rejected = remedy, nearest_miss, rejected
+    def __init__(
+        self, message: str, *, remedy: str, field: str = "cluster", nearest_miss: object = None, rejected: object = None
+    ) -> None:
+        self.remedy, self.field, self.nearest_miss, self.rejected = remedy, field, nearest_miss, rejected
         super().__init__(message)
 
     def as_dict(self) -> dict[str, object]:
         """The contract's error object with the nearest miss and the counts of rejected layouts."""
         return {
             "type": self.kind,
-            "field": "cluster",
+            "field": self.field,
             "value": None,
             "message": str(self),
             "remedy": self.remedy,

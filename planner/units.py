@@ -11,8 +11,10 @@ KILO, MEGA, GIGA, TERA, PETA = 1e3, 1e6, 1e9, 1e12, 1e15
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 BITS_PER_BYTE = 8
 HOUR, DAY = 3600.0, 86400.0
+ROUNDS_UP = 0.9995  # of a power of ten: from here three significant digits read as the power itself
 
 _DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA}
+_COUNTS = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "B": GIGA, "G": GIGA, "T": TERA}
 _BINARY = {"Ki": float(KIB), "Mi": float(MIB), "Gi": float(GIB), "Ti": float(TIB)}
 _TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": HOUR, "d": DAY}
 _NUMBER_AND_UNIT = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµ/]*)\s*$")
@@ -76,6 +78,20 @@ def parse_quantity(value: object, kind: str) -> float:
     return number
 
 
+def parse_count(value: object) -> object:
+    """15e12 from "15T", "15 T" or "15e12"; what is no text stays as it is. Suffixes k, M, B (or G) and T.
+
+    Raises ValueError with the rule and remedy when the text is no number.
+    """
+    if not isinstance(value, str):
+        return value
+    match = _NUMBER_AND_UNIT.match(value)
+    factor = _COUNTS.get(match.group(2)) if match else None
+    if match is None or factor is None:
+        raise ValueError('must be a number; give for example 2e12 or "15T"')
+    return float(match.group(1)) * factor
+
+
 def format_bytes(num_bytes: float) -> str:
     """Binary units, as GPU tools print memory: 85899345920 -> "80.0 GiB"."""
     for unit, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
@@ -90,9 +106,11 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds / DAY:.1f} d"
     if seconds >= 2 * HOUR:
         return f"{seconds / HOUR:.1f} h"
+    if seconds >= ROUNDS_UP * KILO:
+        return f"{seconds:.0f} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if abs(seconds) >= size:
-            return f"{seconds / size:.3g} {unit}" if seconds < KILO else f"{seconds:.0f} s"
+        if abs(seconds) >= ROUNDS_UP * size:
+            return f"{three_digits(seconds / size)} {unit}"
     return f"{seconds * 1e9:.3g} ns"
 
 
@@ -104,6 +122,11 @@ def format_bandwidth(bytes_per_second: float) -> str:
 def format_count(count: float) -> str:
     """1234567 -> "1.23M", 8030261248 -> "8.03B"."""
     for suffix, size in (("T", TERA), ("B", GIGA), ("M", MEGA), ("k", KILO)):
-        if abs(count) >= size:
-            return f"{count / size:.3g}{suffix}"
+        if abs(count) >= ROUNDS_UP * size:
+            return f"{three_digits(count / size)}{suffix}"
     return f"{count:.0f}"
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits, thousands apart, never an exponent: 1234.5 -> "1,230", 0.1234 -> "0.123"."""
+    return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= ROUNDS_UP * 100 else f"{value:.3g}"

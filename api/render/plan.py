@@ -15,7 +15,7 @@ from api.render.figures import percent, rate, seconds, size
 from planner.catalog.clusters import gpu_aliases
 from planner.specs.plan import Plan, RankedLayout
 from planner.specs.run import RunEstimate
-from planner.units import HOUR, KILO, MEGA, format_bytes, format_count, format_seconds
+from planner.units import HOUR, KILO, MEGA, format_bytes, format_count, format_seconds, three_digits
 
 SHOWN_RANKS = 10
 
@@ -150,11 +150,6 @@ def energy(joules: float) -> str:
 def mass(grams: float) -> str:
     """kg, or tonnes from a thousand on."""
     return f"{three_digits(grams / MEGA)} t" if grams >= MEGA else f"{grams / KILO:.3g} kg"
-
-
-def three_digits(value: float) -> str:
-    """1234.5 -> "1,230": three significant digits, thousands apart, never an exponent."""
-    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _reasons(plan: Plan) -> list[tuple[str, list[str]]]:

@@ -73,6 +73,11 @@ def model_names() -> list[str]:
     return sorted(_entries())
 
 
+def is_model_name(text: str) -> bool:
+    """Whether the catalogue knows this name or alias, whatever its case."""
+    return text.strip().lower() in _names_and_aliases()
+
+
 def model_entry(name: str) -> ModelEntry:
     """The catalogue's entry of a name or alias, whatever its case. Raises UnknownNameError."""
     found = _names_and_aliases().get(name.strip().lower())

@@ -15,7 +15,7 @@ from planner.cost.memory import OPTIMIZER_STATE_BYTES
 from planner.cost.price import Pricer, Prices
 from planner.specs.cluster import ClusterSpec
 from planner.specs.run import CheckpointCost, CheckpointMode, RunEstimate
-from planner.units import DAY, GIGA, HOUR, TERA, format_bytes, format_seconds
+from planner.units import DAY, GIGA, HOUR, TERA, format_bytes, format_count, format_seconds
 
 # Unexpected interruptions of Llama 3 405B: 54 days on 16,384 H100, by cause. Source: arXiv 2407.21783, table 5.
 LLAMA3_GPUS, LLAMA3_SECONDS = 16384, 54 * DAY
@@ -325,7 +325,7 @@ def _warnings(checkpoint: CheckpointCost, share: float, best: float, mtbf: float
 
 def _assumptions(given: bool, tokens_given: bool) -> list[str]:
     stated = [] if given else ["no training.checkpoint given: async saves at the interval of most goodput"]
-    stated += [] if tokens_given else [f"no training.total_tokens given: figures are for {REFERENCE_TOKENS:.0e} tokens"]
+    stated += [] if tokens_given else [f"no training.total_tokens given: figures are for {format_count(REFERENCE_TOKENS)} tokens"]
     return [
         *stated,
         f"judgement: automatic restart in {format_seconds(RESTART_SECONDS)} and the time to load",

@@ -96,9 +96,9 @@ def build_space(context: Context, search: SearchSpec | None = None, *, offload: 
     return enumerate_space(context, domains_of(context, search or SearchSpec(), offload=offload, oversized=oversized))
 
 
-def enumerate_space(context: Context, domains: Domains) -> Space:
-    """The space that these domains span."""
-    builder = _Builder(context, domains)
+def enumerate_space(context: Context, domains: Domains, *, without: frozenset[str] = frozenset()) -> Space:
+    """The space that these domains span.  without: keys of rules that are left out, to see what they alone forbid."""
+    builder = _Builder(context, domains, without)
     for name in CELL_FIELDS:
         builder.cross(name)
     return builder.space()
@@ -130,12 +130,12 @@ class _Component:
 class _Builder:
     """Crosses the domains one by one and drops what a rule refuses as soon as the rule can tell."""
 
-    def __init__(self, context: Context, domains: Domains) -> None:
+    def __init__(self, context: Context, domains: Domains, without: frozenset[str]) -> None:
         self.context, self.domains = context, domains
         neutral = resolve_layout({}, trainer=context.training.trainer, num_gpus=context.cluster.num_gpus)
         self.template = dict(LayoutBatch.from_layouts([neutral]).columns())
         self.rejected: Counter[str] = Counter()
-        self.rules = list(rules_for(context))
+        self.rules = [rule for rule in rules_for(context) if rule.key not in without]
         self.values = {name: self._legal_values(name) for name in (*CELL_FIELDS, *FREE_FIELDS)}
         single = [columns for columns in self.values.values() if _length(columns) == 1]
         self.constants: Columns = {name: column for columns in single for name, column in columns.items()}

@@ -37,6 +37,7 @@ from planner.units import GIGA, format_bytes
 RANK_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 DEFAULT_GPUS_PER_NODE = 8
 MAX_CHOICES = 100
+FILE_ENDINGS = (".yaml", ".yml", ".json")
 DEFAULT_MEMORY_FRACTION = 0.95
 # Judgement: write speed of NVIDIA's DGX SuperPOD H100 reference storage, 62 GB/s a scalable unit of 256 GPUs ("better" row).
 STORAGE_BYTES_PER_SECOND_PER_GPU = 0.25 * GIGA
@@ -163,13 +164,13 @@ class ClusterSpec(Frozen):
 
         allow_files: pass False where the text comes over a network.  Raises UnknownNameError, or SpecError with all faults.
         """
-        from planner.catalog.clusters import load_cluster, read_mapping  # the catalogue is written in this format
+        from planner.catalog.clusters import load_cluster  # the catalogue is written in this format
 
         if isinstance(value, cls):
             return value
+        value = cluster_request(value, field, allow_files=allow_files)
         if isinstance(value, str):
-            is_file = allow_files and value.endswith((".yaml", ".yml", ".json"))
-            return cls.from_user(read_mapping(value, field), field) if is_file else load_cluster(value, field=field)
+            return load_cluster(value, field=field)
         if not isinstance(value, Mapping):
             remedy = "use for example {gpu: h100-sxm-80gb, num_gpus: 64}"
             raise SpecError(Fault(field, value, "must be a cluster name or a mapping", remedy))
@@ -189,6 +190,15 @@ class ClusterSpec(Frozen):
         for num_gpus in request.num_gpus:
             spec = resolve(request, gpu, num_gpus, field)
         return spec
+
+
+def cluster_request(value: object, field: str = "cluster", *, allow_files: bool) -> object:
+    """What `ClusterSpec.from_user` takes, with a file's mapping in the place of its path. Raises SpecError."""
+    if allow_files and isinstance(value, str) and value.endswith(FILE_ENDINGS):
+        from planner.catalog.clusters import read_mapping
+
+        return read_mapping(value, field)
+    return value
 
 
 def _gpu(value: Mapping[object, object], field: str, faults: list[SpecError]) -> GpuSpec | None:

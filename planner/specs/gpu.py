@@ -168,6 +168,13 @@ class GpuSpec(Frozen):
         return self
 
     @classmethod
+    def catalogue(cls) -> "tuple[GpuSpec, ...]":
+        """Every GPU of the catalogue, by name."""
+        from planner.catalog.clusters import gpu_names, load_gpu
+
+        return tuple(load_gpu(name) for name in gpu_names())
+
+    @classmethod
     def from_user(cls, value: object, field: str = "cluster.gpu") -> "GpuSpec":
         """From a catalogue name or alias, or an inline mapping (optionally with `base`, whose figures the rest overrides).
 

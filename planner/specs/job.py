@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.errors import Fault, SpecError
-from planner.specs.cluster import ClusterSpec
+from planner.specs.cluster import ClusterSpec, cluster_request
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
+from planner.specs.model_document import inline_keys
 from planner.specs.trainers import resolve_layout
 from planner.specs.training import TrainingSpec
 from planner.specs.validation import build, closest
@@ -43,7 +44,8 @@ class ProbeSpec(BaseModel):
 class Job(BaseModel):
     """A parsed job. `layout` is the one to price (`estimate`) or the one run today (`plan`), already fully set.
 
-    request: the mapping as it came in, echoed in the plan.  labels: what travels along and is ignored by the model.
+    request: the mapping as it came in, echoed in the plan, but that files which it named are read into it: a stored plan must be
+    answerable when they have changed or gone.  labels: what travels along and is ignored by the model.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -73,7 +75,8 @@ class Job(BaseModel):
             faults.append(Fault("id", job_id, "must be a text or an integer", "quote it"))
         parts = _Parts(values, faults)
         model = parts.parse("model", lambda value: ModelSpec.from_user(value, allow_files=allow_files))
-        cluster = parts.parse("cluster", lambda value: ClusterSpec.from_user(value, allow_files=allow_files))
+        machine = parts.parse("cluster", lambda value: cluster_request(value, allow_files=allow_files))
+        cluster = None if machine is None else parts.parse("cluster", lambda _: ClusterSpec.from_user(machine, allow_files=False))
         training = parts.parse("training", TrainingSpec.from_user)
         search = parts.parse("search", lambda value: build(SearchSpec, value, "search")) or SearchSpec()
         probe = parts.parse("probe", lambda value: build(ProbeSpec, value, "probe"))
@@ -88,10 +91,18 @@ class Job(BaseModel):
         if faults or model is None or cluster is None or training is None:
             raise SpecError(faults)
         labels = {key: values[key] for key in LABELS if key in values}
+        request = {**values, "model": _standing_alone(values["model"], model), "cluster": machine}
         return cls(
             id=job_id, model=model, cluster=cluster, training=training, layout=layout, search=search, probe=probe,
-            labels=labels, request=dict(values),
+            labels=labels, request=request,
         )  # fmt: skip
+
+
+def _standing_alone(asked: object, model: ModelSpec) -> object:
+    """The model as it was asked for, unless that was a file: then its shapes."""
+    from planner.catalog.models import is_model_name
+
+    return inline_keys(model) if isinstance(asked, str) and not is_model_name(asked) else asked
 
 
 class _Parts:

@@ -75,8 +75,20 @@ class Regret(BaseModel):
     statement: str
 
 
+class FittingChange(BaseModel):
+    """One change to the request after which `layout` fits: the field, its new value, the same in words."""
+
+    model_config = ConfigDict(frozen=True)
+
+    field: str
+    value: Any
+    sentence: str
+    layout: Layout
+    device_bytes: float
+
+
 class NearestMiss(BaseModel):
-    """The layout that came closest to fitting, and the smallest change that would make one fit."""
+    """The layout that came closest to fitting, and the smallest changes that would make one fit, each by itself."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -85,6 +97,7 @@ class NearestMiss(BaseModel):
     usable_bytes: float
     missing_bytes: float
     remedy: str
+    changes: list[FittingChange] = []
 
 
 class Searched(BaseModel):

@@ -161,7 +161,7 @@ VERSION_DEFAULTS: Mapping[tuple[str, str], Mapping[str, object]] = {
 
 
 def check_release(trainer: str, version: str) -> None:
-    """Raises ValueError "rule; remedy" for a release number of a line that does not exist; commits, dates and distributions are free text."""
+    """Raises ValueError "rule; remedy" for a release number of no known line; commits, dates and distributions are free text."""
     lines = RELEASE_LINES.get(trainer)
     release = _RELEASE.fullmatch(version.strip())
     if lines is not None and release is not None and release[1] not in lines:

@@ -2,9 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from planner.specs.trainers import check_release, check_torch_release
 from planner.specs.validation import build
+from planner.units import parse_count
 
 Trainer = Literal["torchtitan", "megatron", "megatron-deepspeed", "fsdp", "internevo"]
 Optimizer = Literal["adamw", "adamw-bf16-states", "muon", "adafactor", "sgd"]
@@ -36,7 +38,7 @@ class Checkpointing(BaseModel):
 class TrainingSpec(BaseModel):
     """The contract's `training` mapping.
 
-    seq_len: tokens.  global_batch_size: sequences a step.  total_tokens: tokens of the whole run, for time and cost.
+    seq_len: tokens.  global_batch_size: sequences a step.  total_tokens: tokens of the whole run, for time and cost ("15T" is read too).
     moe_imbalance: load of the busiest expert rank over the mean (1 = balanced); None lets the model expect it.
     """
 
@@ -50,12 +52,26 @@ class TrainingSpec(BaseModel):
     attention_kernel: Literal["flash", "unfused"] = "flash"
     optimizer: Optimizer = "adamw"
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1.0
-    total_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    total_tokens: Annotated[float, BeforeValidator(parse_count), Field(gt=0, allow_inf_nan=False)] | None = None
     checkpoint: Checkpointing | None = None
     vocab_parallel_loss: Annotated[bool, Field(strict=True)] | None = None
     moe_imbalance: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     expandable_segments: Annotated[bool, Field(strict=True)] | None = None
     overlap: Overlap = Overlap()
+
+    @field_validator("torch_version")
+    @classmethod
+    def _known_torch(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_torch_release(value)
+        return value
+
+    @field_validator("trainer_version")
+    @classmethod
+    def _known_release(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and "trainer" in info.data:
+            check_release(info.data["trainer"], value)
+        return value
 
     @classmethod
     def from_user(cls, values: object, field: str = "training") -> "TrainingSpec":

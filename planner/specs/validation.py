@@ -45,5 +45,38 @@ def _faults(spec: type[BaseModel], error: ValidationError, field: str) -> list[F
             rule, _, remedy = str(context.get("error", item["msg"])).partition("; ")
             faults.append(Fault(path, item["input"], rule, remedy or "correct the value"))
         else:
-            faults.append(Fault(path, item["input"], item["msg"][:1].lower() + item["msg"][1:], "correct the value"))
+            rule, remedy = _plain_words(kind, context) or (item["msg"][:1].lower() + item["msg"][1:], "give a value of another kind")
+            faults.append(Fault(path, item["input"], rule, remedy))
     return faults
+
+
+# Pydantic's kinds of errors: what the value must be, and what would pass. {name} stands for the error's own limit.
+_WORDS: Mapping[str, tuple[str, str]] = {
+    "int_type": ("must be a whole number", "give digits alone, for example 8, without quotes or a point"),
+    "int_parsing": ("must be a whole number", "give digits alone, for example 8"),
+    "int_from_float": ("must be a whole number", "round it"),
+    "int_parsing_size": ("is too long for a number", "give fewer digits"),
+    "float_type": ("must be a number", "give for example 1.5 or 2e12, without quotes"),
+    "float_parsing": ("must be a number", "give for example 1.5 or 2e12"),
+    "finite_number": ("must be a finite number", "give for example 1.5 or 2e12"),
+    "bool_type": ("must be true or false", "give true or false without quotes"),
+    "bool_parsing": ("must be true or false", "give true or false"),
+    "string_type": ("must be a text", "put it in quotes"),
+    "greater_than": ("must be above {gt}", "give a number above {gt}"),
+    "greater_than_equal": ("must be at least {ge}", "give {ge} or more"),
+    "less_than": ("must be below {lt}", "give a number below {lt}"),
+    "less_than_equal": ("must be at most {le}", "give {le} or less"),
+    "list_type": ("must be a list", "write for example [1, 2]"),
+    "tuple_type": ("must be a list", "write for example [1, 2]"),
+    "dict_type": ("must be a mapping of keys to values", "write for example {{tp: 8}}"),
+    "model_type": ("must be a mapping of keys to values", "write key: value pairs"),
+    "string_too_long": ("is longer than {max_length} characters", "shorten it"),
+    "string_too_short": ("must not be empty", "give at least {min_length} characters"),
+}
+
+
+def _plain_words(kind: str, context: Mapping[str, object]) -> tuple[str, str] | None:
+    """(rule, remedy) of one of pydantic's kinds of errors; None for a kind that has no words here."""
+    words = _WORDS.get(kind)
+    limits = {name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()}
+    return None if words is None else (words[0].format(**limits), words[1].format(**limits))

@@ -167,10 +167,10 @@ def shell(line: str, sqlite_url: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False, env=env)
 
 
-@pytest.mark.parametrize("tail", ["", "--json", "--fix tp=3 --json"])
+@pytest.mark.parametrize("tail", ["", "--json", "--fix cp_method=ulysses --json"])
 def test_a_full_disk_is_exit_4_and_one_line(tail: str, sqlite_url: str) -> None:
     done = shell(f"planner-cli recommend {' '.join(MAIN_JOB)} {tail} > /dev/full", sqlite_url)
-    assert (done.returncode, done.stderr.count("\n")) == (3 if "tp=3" in tail else 4, 1), done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (2 if "--fix" in tail else 4, 1), done.stderr
     assert done.stderr.startswith("error: ")
 
 

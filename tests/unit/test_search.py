@@ -12,7 +12,7 @@ from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.estimate import simulated_columns
 from planner.cost.price import CHUNK, Pricer
-from planner.errors import InfeasibleError, SpecError
+from planner.errors import SpecError
 from planner.ports import Ports
 from planner.recommend import recommend
 from planner.rules import Context, violations
@@ -24,7 +24,6 @@ from planner.search.space import Space, build_space
 from planner.search.study import from_plan, shifted
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job, SearchSpec
-from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan
 from planner.specs.trainers import resolve_layout
@@ -307,40 +306,7 @@ def test_what_cannot_be_searched_is_named(search: dict[str, Any], field: str) ->
     assert field in [fault.field for fault in caught.value.faults]
 
 
-# ---- nothing fits --------------------------------------------------------------------------------------------------------
-
-
-def test_the_nearest_miss_and_what_would_fit() -> None:
-    with pytest.raises(InfeasibleError) as caught:
-        plan_of(model="llama3-70b", cluster={"gpu": "l4", "num_gpus": 8, "host_memory": "64 GiB"})
-    error = caught.value
-    miss: Any = error.nearest_miss
-    assert miss["device_bytes"] > miss["usable_bytes"] > 0
-    assert miss["missing_bytes"] == pytest.approx(miss["device_bytes"] - miss["usable_bytes"])
-    layout = Layout.model_validate(miss["layout"])
-    job = Job.from_user({"model": "llama3-70b", "cluster": {"gpu": "l4", "num_gpus": 8, "host_memory": "64 GiB"},
-                         "training": {"seq_len": 4096, "global_batch_size": 32}})  # fmt: skip
-    assert violations(layout, job.model, job.cluster, job.training) == []
-    price = Pricer.build(job.model, job.cluster, job.training).price(LayoutBatch.from_layouts([layout]))
-    assert price.device_bytes[0] == pytest.approx(miss["device_bytes"])
-    assert error.remedy
-
-
-def test_what_the_remedy_names_does_fit() -> None:
-    """"use N GPUs of this kind" is checked by using them."""
-    with pytest.raises(InfeasibleError) as caught:
-        plan_of(model="llama3-70b", cluster={"gpu": "l4", "num_gpus": 8, "host_memory": "64 GiB"}, search={"top_k": 1})
-    words = caught.value.remedy.split()
-    enough = int(words[words.index("use") + 1])
-    plan = plan_of(model="llama3-70b", cluster={"gpu": "l4", "num_gpus": enough, "host_memory": "64 GiB"}, search={"top_k": 1})
-    assert plan.ranked[0].estimate.fits
-    with pytest.raises(InfeasibleError):
-        plan_of(model="llama3-70b", cluster={"gpu": "l4", "num_gpus": enough // 2, "host_memory": "64 GiB"}, search={"top_k": 1})
-
-
-def test_no_legal_layout_says_why() -> None:
-    with pytest.raises(InfeasibleError, match="no legal layout"):
-        plan_of(search={"fix": {"tp": 3}})
+# ---- nothing fits on the device -------------------------------------------------------------------------------------------
 
 
 def test_offload_is_tried_before_giving_up() -> None:

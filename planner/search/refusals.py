@@ -1,0 +1,149 @@
+"""Why nothing is legal: values the user gave that can never be, and the rule without which layouts would be left."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from planner.columns import Column, LayoutBatch
+from planner.errors import Fault
+from planner.rules import Context, Rule, columns_of, rules_for, violations
+from planner.rules.degrees import PRODUCT_KEY
+from planner.search.domains import Domains, domains_of
+from planner.search.space import DEGREES, MAX_TRIED, enumerate_space
+from planner.specs.estimate import Violation
+from planner.specs.job import SearchSpec
+from planner.specs.layout import Layout
+from planner.specs.trainers import resolve_layout
+
+# A field that only means something where this degree is above 1: a value that no such layout may have is wrong, though
+# layouts without the axis ignore it.
+MEANT_FOR: Mapping[str, str] = {
+    "pp_schedule": "pp", "virtual_stages": "pp", "layers_per_stage": "pp", "cp_method": "cp", "sequence_parallel": "tp",
+}  # fmt: skip
+MOST_RELAXED = 6
+
+
+def impossible_values(context: Context, search: SearchSpec) -> list[Fault]:
+    """What `search.fix` and `search.allow` ask for that no layout of this job can have, whatever the rest is; empty if nothing.
+
+    Raises SpecError for unknown fields and ill-typed values.
+    """
+    asked = _Asked(context, search, domains_of(context, search))
+    if not asked.given:
+        return []
+    return [*asked.refused_by_one_rule(), *asked.uneven_product()] or asked.refused_together()
+
+
+def refused_choices(context: Context, search: SearchSpec) -> list[str]:
+    """One sentence for every value of a `search.allow` that no layout can have, where others of its values remain."""
+    sentences = []
+    for name, values in search.allow.items():
+        for value in values if len(values) > 1 else ():
+            faults = impossible_values(context, SearchSpec(allow={name: [value]}))
+            sentences += [f"search.allow.{name} {value} is left out: {faults[0].rule}"] if faults else []
+    return sentences
+
+
+def binding_rule(context: Context, search: SearchSpec, rejected: Mapping[str, int]) -> Violation | None:
+    """The rule that alone keeps a job from having any legal layout, told of one layout that it refuses.
+
+    Every rule that refused something is left out in turn; the one without which most layouts would be legal is the answer.
+    Where it takes several, the first of them.  None where no rule explains it.
+    """
+    domains = domains_of(context, search, oversized=True)
+    keys = [key for key in rejected if any(rule.key == key for rule in rules_for(context))]
+    freed = {key: enumerate_space(context, domains, without=frozenset({key})) for key in keys}
+    best = max(keys, key=lambda key: freed[key].num_layouts, default=None)
+    if best is None:
+        return None
+    space = freed[best]
+    without = {best}
+    for _ in range(MOST_RELAXED):
+        if space.num_layouts:
+            broken = violations(space.cells.row(0), context.model, context.cluster, context.training)
+            return broken[0] if broken else None
+        without |= set(space.rejected) & {rule.key for rule in rules_for(context)}
+        space = enumerate_space(context, domains, without=frozenset(without))
+    return None
+
+
+# ---- values that the user gave ------------------------------------------------------------------------------------------
+
+
+class _Asked:
+    """The fields that a search fixes or narrows, among the domains of all."""
+
+    def __init__(self, context: Context, search: SearchSpec, domains: Domains) -> None:
+        self.context, self.search, self.domains = context, search, domains
+        self.given = [name for name, domain in domains.by_field.items() if domain.given]
+        self.rules = rules_for(context)
+        self.home = {column: name for name in domains.by_field for column in domains.columns(name)}
+
+    def refused_by_one_rule(self) -> list[Fault]:
+        """Rules that refuse every combination of the values of the fields they read, but not of a search that asks for nothing."""
+        free = _Asked(self.context, SearchSpec(), domains_of(self.context, SearchSpec()))
+        faults = []
+        for rule in self.rules:
+            names = sorted({self.home[column] for column in columns_of(rule.reads)})
+            if rule.key == PRODUCT_KEY and not set(self.given).issuperset(names):  # `uneven_product` says it better
+                continue
+            if set(self.given).isdisjoint(names) or free._first_refused([rule], names) is not None:
+                continue
+            layout = self._first_refused([rule], names)
+            faults += [] if layout is None else [self._fault(rule, layout)]
+        return faults
+
+    def refused_together(self) -> list[Fault]:
+        """Faults of the first combination of the given values, where rules on them alone refuse every combination."""
+        columns = {column for name in self.given for column in self.domains.columns(name)}
+        rules = [rule for rule in self.rules if columns_of(rule.reads) <= columns]
+        layout = self._first_refused(rules, self.given)
+        if layout is None:
+            return []
+        batch = LayoutBatch.from_layouts([layout])
+        return [self._fault(rule, layout) for rule in rules if np.any(rule.broken(batch, self.context))]
+
+    def uneven_product(self) -> list[Fault]:
+        """Degrees of which no combination divides num_gpus."""
+        gpus, names = self.context.cluster.num_gpus, [name for name in DEGREES if name in self.given]
+        degrees = {name: [int(value) for value in self.domains.columns(name)[name]] for name in names}
+        if not names or any(gpus % prod(chosen) == 0 for chosen in product(*degrees.values())):
+            return []
+        first = {name: values[0] for name, values in degrees.items()}
+        largest = max(first, key=lambda name: first[name])
+        written = " x ".join(f"{name} {value}" for name, value in first.items())
+        rule = f"{written}{f' = {prod(first.values())}' if len(first) > 1 else ''} does not divide {gpus} GPUs"
+        return [Fault(self._path(largest), first[largest], rule, f"choose degrees whose product divides {gpus}")]
+
+    def _first_refused(self, rules: Sequence[Rule], names: Sequence[str]) -> Layout | None:
+        """The first combination of these fields' values if the rules refuse every one; None if one is legal or there are too many."""
+        values = [self._meant(name) for name in names]
+        sizes = [len(next(iter(columns.values()))) for columns in values]
+        if not rules or not 0 < prod(sizes) <= MAX_TRIED:
+            return None
+        places = np.indices(sizes).reshape(len(sizes), -1)
+        columns = {name: column[place] for part, place in zip(values, places, strict=True) for name, column in part.items()}
+        neutral = resolve_layout({}, trainer=self.context.training.trainer, num_gpus=self.context.cluster.num_gpus)
+        filled = {name: columns.get(name, np.repeat(column, prod(sizes))) for name, column in LayoutBatch.from_layouts([neutral]).columns()}
+        batch = LayoutBatch(**filled, splits=self.domains.splits)
+        refused = np.zeros(len(batch), dtype=np.bool_)
+        for rule in rules:
+            refused |= rule.broken(batch, self.context)
+        return batch.row(0) if refused.all() else None
+
+    def _meant(self, name: str) -> Mapping[str, Column]:
+        """The field's values; of an axis that a given field is meant for only those above 1, unless the user chose the axis too."""
+        columns = self.domains.columns(name)
+        if name in self.given or not any(MEANT_FOR.get(field) == name for field in self.given):
+            return columns
+        return {column: values[values > 1] for column, values in columns.items()}
+
+    def _fault(self, rule: Rule, layout: Layout) -> Fault:
+        read = {self.home[column] for column in columns_of(rule.reads)}
+        field = rule.field if rule.field in self.given else next(name for name in self.given if name in read)
+        return Fault(self._path(field), getattr(layout, field), rule.rule(layout, self.context), rule.remedy(layout, self.context))
+
+    def _path(self, field: str) -> str:
+        return f"search.{'fix' if field in self.search.fix else 'allow'}.{field}"

@@ -1,0 +1,164 @@
+"""The search at one cluster size: screen everything, simulate the best, sample what cannot be enumerated, rate whole runs."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.calibration.intervals import oom_probability
+from planner.columns import FloatColumn, LayoutBatch
+from planner.cost.estimate import simulated_columns
+from planner.cost.price import Pricer
+from planner.cost.run import RunColumns, busy_seconds, run_columns
+from planner.cost.simulation import first_groups, refine
+from planner.rules import Context
+from planner.search.budgets import best_budgets
+from planner.search.screen import OOM_LIMIT, Screened, screen
+from planner.search.space import Space, build_space
+from planner.specs.cluster import ClusterSpec
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+
+SIMULATED = 300
+SIMULATED_GROUPS = 10  # distinct (schedule, pp, stages, microbatches) among them: each is played out once for all its layouts
+BUDGETS_SIMULATED = 40
+SAMPLED_SEEDS = 4
+SAMPLED_TRIALS = 32
+
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Sized:
+    """The search at one cluster size.
+
+    candidates: (step seconds, device bytes, layout), fastest first; runs and scores (what the objective minimises) are their columns.
+    """
+
+    pricer: Pricer
+    screened: Screened
+    num_layouts: int
+    rejected: dict[str, int]
+    candidates: list[tuple[float, float, Layout]] = field(default_factory=list)
+    num_simulated: int = 0
+    study: dict[str, object] | None = None
+    runs: RunColumns | None = None
+    scores: FloatColumn = field(default_factory=lambda: np.zeros(0))
+
+
+class Choice(NamedTuple):
+    """A candidate of one size."""
+
+    sized: Sized
+    row: int
+
+    @property
+    def layout(self) -> Layout:
+        """The candidate itself."""
+        return self.sized.candidates[self.row][2]
+
+    @property
+    def score(self) -> float:
+        """What the objective minimises."""
+        return float(self.sized.scores[self.row])
+
+
+def search_size(job: Job, cluster: ClusterSpec, say: Progress) -> Sized:
+    """The search at one size: on the device; if nothing fits with CPU offload; if still nothing, what came closest."""
+    pricer = Pricer.build(job.model, cluster, job.training)
+    passes: list[dict[str, bool]] = (
+        [{}, {"offload": True}, {"oversized": True}] if "cpu_offload" not in job.search.fix else [{}, {"oversized": True}]
+    )
+    rejected: Counter[str] = Counter()
+    num_layouts = 0
+    best: Screened | None = None
+    for number, options in enumerate(passes):
+        space, screened = _screen(job, pricer, **options)
+        if number == 0 or screened.num_fitting:
+            rejected = Counter(space.rejected)
+        num_layouts = max(num_layouts, space.num_layouts)
+        best = screened if best is None or len(screened.batch) else best
+        if screened.num_fitting:
+            break
+    assert best is not None
+    say(f"{num_layouts:,} legal layouts on {cluster.num_gpus} GPUs, {best.num_priced:,} priced, {best.num_fitting:,} fit")
+    rejected["out of memory"] += best.out_of_memory
+    rejected["slower than the best by a proven bound"] += best.bounded_out
+    sized = Sized(pricer=pricer, screened=best, num_layouts=num_layouts, rejected={k: v for k, v in rejected.items() if v})
+    if best.num_fitting:
+        _simulate(job, sized, space)
+    return sized
+
+
+def _screen(job: Job, pricer: Pricer, *, offload: bool = False, oversized: bool = False) -> tuple[Space, Screened]:
+    context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
+    space = build_space(context, job.search, offload=offload, oversized=oversized)
+    return space, screen(pricer, space, count=job.search.top_k, smallest=job.search.objective == "memory")
+
+
+def _simulate(job: Job, sized: Sized, space: Space) -> None:
+    """Simulated step times of the best screened layouts, with and without memory budgets, then of layouts sampled beyond."""
+    pricer, screened = sized.pricer, sized.screened
+    best = screened.batch.take(first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS))
+    if job.search.objective != "memory" and _free_budgets(job, pricer):
+        worth = float(screened.step_seconds[min(job.search.top_k, len(screened.step_seconds)) - 1])
+        best = LayoutBatch.concatenate([best, best_budgets(pricer, space, screened.may_fit, worth, BUDGETS_SIMULATED)])
+    prices = pricer.price(best)
+    step = refine(pricer, best, prices).step_seconds
+    oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
+    order = [int(row) for row in np.argsort(step, kind="stable") if oom[row] <= OOM_LIMIT]
+    sized.candidates = [(float(step[row]), float(prices.device_bytes[row]), best.row(row)) for row in order]
+    sized.num_simulated = len(best)
+    _sample(job, sized)
+
+
+def _free_budgets(job: Job, pricer: Pricer) -> bool:
+    """Whether memory budgets may be tried: the trainer has them and the user left activation checkpointing open."""
+    return "memory-budget" in pricer.rules.ac_kinds and "ac" not in job.search.fix and "ac" not in job.search.allow
+
+
+def _sample(job: Job, sized: Sized) -> None:
+    free = {"ac", "layers_per_stage"} - set(job.search.fix)
+    budgets = _free_budgets(job, sized.pricer)
+    splits = "layers_per_stage" in free and any(layout.pp > 1 for _, _, layout in sized.candidates[:SAMPLED_SEEDS])
+    if not (budgets or splits):
+        return
+    from planner.search.study import sample_beyond
+
+    seeds = [layout for _, _, layout in sized.candidates[:SAMPLED_SEEDS]]
+    sampled = sample_beyond(
+        sized.pricer, seeds, name=job.search.sampler, seed=job.search.seed, num_trials=SAMPLED_TRIALS, budgets=budgets, splits=splits
+    )
+    for layout in sampled.layouts[:SAMPLED_SEEDS]:
+        ((step, _, share),) = simulated_columns(sized.pricer, [layout])
+        sized.candidates.append((step, (1.0 + share) * sized.pricer.cluster.usable_memory_bytes, layout))
+    sized.candidates.sort(key=lambda item: item[0])
+    sized.study = {"sampler": job.search.sampler, "trials": sampled.num_trials, "seed": job.search.seed}
+    sized.num_simulated += sampled.num_trials
+
+
+def rate(job: Job, sized: Sized, *, several: bool) -> None:
+    """Whole runs of all candidates, and what the objective minimises."""
+    batch = LayoutBatch.from_layouts([layout for *_, layout in sized.candidates])
+    step, device = (np.array([candidate[i] for candidate in sized.candidates]) for i in (0, 1))
+    sized.runs = run_columns(sized.pricer, batch, step, busy_seconds(sized.pricer.price(batch)))
+    sized.scores = _score(job.search.objective, sized.runs, device, several=several)
+
+
+def _score(objective: str, runs: RunColumns, device_bytes: FloatColumn, *, several: bool) -> FloatColumn:
+    """What the objective minimises, (N,).
+
+    throughput: step time; between several sizes seconds a token of the whole job after goodput.  time: of the whole run.
+    cost: USD of the whole run (GPU-hours where the GPUs are free).  energy: joules a token.  memory: device bytes.
+    """
+    if objective == "memory":
+        return device_bytes
+    if objective == "cost":
+        return runs.bill.cost if np.all(runs.bill.cost > 0) else runs.bill.gpu_hours
+    if objective == "energy":
+        return runs.bill.joules / runs.tokens
+    if objective == "time":
+        return runs.wall_seconds
+    return 1.0 / runs.tokens_per_second if several else runs.step_seconds

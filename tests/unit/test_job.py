@@ -1,0 +1,121 @@
+"""Job: what is read into it, what is refused with which words, and what a stored plan's job holds."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.catalog.models import load_model, model_names
+from planner.errors import SpecError
+from planner.specs.job import Job
+from planner.specs.model import ModelSpec
+from planner.specs.model_document import inline_keys
+
+CONFIGS = Path(__file__).parents[1] / "fixtures" / "hf_configs"
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    job: dict[str, Any] = {
+        "model": "llama3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 4096, "global_batch_size": 32},
+    }
+    for key, value in changes.items():
+        part, _, name = key.partition("__")
+        job[part] = {**job.get(part, {}), name: value} if name else value
+    return job
+
+
+def faults_of(**changes: Any) -> dict[str, str]:
+    with pytest.raises(SpecError) as caught:
+        Job.from_user(values(**changes))
+    return {fault.field: f"{fault.rule}; {fault.remedy}" for fault in caught.value.faults}
+
+
+# ---- a job stands alone --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_model_written_out_means_the_same_model(name: str) -> None:
+    model = load_model(name)
+    assert ModelSpec.from_user(json.loads(json.dumps(inline_keys(model)))) == model
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_config_file_written_out_means_the_same_model(path: Path) -> None:
+    model = ModelSpec.from_user(str(path))
+    assert ModelSpec.from_user(json.loads(json.dumps(inline_keys(model)))) == model
+
+
+def test_files_are_read_into_the_job(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    shutil.copy(CONFIGS / "llama3.1-8b.json", folder / "config.json")
+    machine = tmp_path / "machine.yaml"
+    machine.write_text("gpu: h100-sxm-80gb\nnum_gpus: 16\n")
+    job = Job.from_user(values(model=str(folder / "config.json"), cluster=str(machine)))
+    shutil.rmtree(folder)
+    machine.unlink()
+    again = Job.from_user(json.loads(json.dumps(job.request)), allow_files=False)
+    assert (again.model, again.cluster) == (job.model, job.cluster)
+    assert again.model.name == "my-model"
+
+
+def test_what_is_no_file_stays_as_it_was_asked() -> None:
+    asked = values(model="meta-llama/Meta-Llama-3-8B", cluster="h100-256")
+    assert Job.from_user(asked).request == asked
+
+
+# ---- words ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("training__seq_len", "8k", "must be a whole number; give digits alone"),
+        ("training__seq_len", -1, "must be above 0; give a number above 0"),
+        ("training__moe_imbalance", 0.5, "must be at least 1; give 1 or more"),
+        ("training__total_tokens", "many", 'must be a number; give for example 2e12 or "15T"'),
+        ("training__expandable_segments", "no", "must be true or false; give true or false without quotes"),
+        ("training__trainer_version", "9.9", "is no release of torchtitan; its lines are 0.1, 0.2, 0.3"),
+        ("training__torch_version", "banana", "is no release of torch; use 1.0 to 1.13 or 2.x"),
+        ("training__torch_version", "9.9", "is no release of torch"),
+        ("layout", {"zero_stage": 4}, "must be at most 3; give 3 or less"),
+        ("layout", {"tp": True}, "must be a whole number; give digits alone"),
+        ("search", {"fix": [1]}, "must be a mapping of keys to values; write for example {tp: 8}"),
+        ("search", {"allow": {"tp": 4}}, "must be a list; write for example [1, 2]"),
+    ],
+)
+def test_every_fault_says_what_would_pass(field: str, value: object, words: str) -> None:
+    assert any(text.startswith(words) for text in faults_of(**{field: value}).values())
+
+
+@pytest.mark.parametrize(
+    ("trainer", "version"),
+    [
+        ("torchtitan", "0.2.2"), ("torchtitan", "0.3"), ("torchtitan", "9dec370 / torch 1963fc8 (2024-12-23)"),
+        ("torchtitan", "2024-05..08"),
+        ("megatron", "0.14.0"), ("megatron", "NeMo 24.09"), ("megatron", "2023"), ("megatron", "core 0.16.0rc1"), ("internevo", "0.4"),
+    ],
+)  # fmt: skip
+def test_releases_commits_and_distributions_are_versions(trainer: str, version: str) -> None:
+    training = Job.from_user(values(training__trainer=trainer, training__trainer_version=version)).training
+    assert training.trainer_version == version
+
+
+@pytest.mark.parametrize(
+    ("trainer", "version"), [("torchtitan", "0.9"), ("torchtitan", "v1.0.0"), ("megatron", "0.99"), ("megatron", "4.0")]
+)
+def test_releases_of_no_line_are_not(trainer: str, version: str) -> None:
+    assert "is no release of" in faults_of(training__trainer=trainer, training__trainer_version=version)["training.trainer_version"]
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.13", "2.10.0a0+nv26.01", "1.13.1", "v2.4.0"])
+def test_releases_of_torch(version: str) -> None:
+    assert Job.from_user(values(training__torch_version=version)).training.torch_version == version
+
+
+def test_tokens_are_read_with_a_suffix() -> None:
+    assert Job.from_user(values(training__total_tokens="15T")).training.total_tokens == 15e12
