@@ -1,0 +1,82 @@
+"""Activation checkpointing: the modes of `planner.work.checkpointing` as torch's checkpoint wrappers and policies.
+
+selective-op keeps attention, reduce-scattered sums and every second matrix product (the first, third, ...); the router's product is
+always redone and not counted. Source: torchtitan 0.2.2 distributed/activation_checkpoint.py and its `_op_sac_save_list`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from planner.specs.layout import parse_ac
+from probes.reference.model import Block, Transformer
+
+_aten = torch.ops.aten
+KEPT_OPERATORS = frozenset(
+    {
+        _aten.mm.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_fused_attention_overrideable.default,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
+        _aten.max.default,  # amax of float8 scaling
+        torch._higher_order_ops.flex_attention,
+        torch._higher_order_ops.inductor_compiled_code,
+    }
+)
+
+
+def apply(model: Transformer, mode: str, model_experts: int) -> None:
+    """Wraps the model's layers. model_experts: experts of the router, whose product is told by that width."""
+    kind, number = parse_ac(mode)
+    if kind == "none":
+        return
+    if kind == "memory-budget":
+        torch._functorch.config.activation_memory_budget = number
+        return
+    for name, layer in list(model.layers.items()):
+        assert isinstance(layer, Block)
+        if kind == "selective-attention":
+            layer.attention.core = checkpoint_wrapper(layer.attention.core, preserve_rng_state=False)  # type: ignore[no-untyped-call]
+        elif kind == "selective-op":
+            context = op_contexts(model.spec.hidden_size, model_experts)
+            model.layers[name] = checkpoint_wrapper(layer, context_fn=context, preserve_rng_state=False)  # type: ignore[no-untyped-call]
+        elif kind == "full" or (int(name) + 1) % int(number) == 0:
+            model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # type: ignore[no-untyped-call]
+
+
+def reset() -> None:
+    """Undoes the process-wide part of `memory-budget`."""
+    torch._functorch.config.activation_memory_budget = 1.0
+
+
+def op_contexts(hidden: int, num_experts: int) -> Callable[[], tuple[Any, Any]]:
+    """Contexts of one layer's selective-op checkpoint, forward and recomputation.
+
+    torch 2.11 asks the policy while recomputing too, 2.13 does not, so the two have counters of their own.
+    """
+    router = (hidden, num_experts)
+
+    def contexts() -> tuple[Any, Any]:
+        products = {False: 0, True: 0}
+
+        def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            if op not in KEPT_OPERATORS:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+            if op == _aten.mm.default:
+                if tuple(args[1].shape) == router:
+                    return CheckpointPolicy.PREFER_RECOMPUTE
+                products[ctx.is_recompute] += 1
+                if products[ctx.is_recompute] % 2 == 0:
+                    return CheckpointPolicy.PREFER_RECOMPUTE
+            return CheckpointPolicy.MUST_SAVE
+
+        return create_selective_checkpoint_contexts(policy)
+
+    return contexts

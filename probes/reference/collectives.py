@@ -1,0 +1,144 @@
+"""Differentiable collectives on plain tensors, each with the collective that its backward needs.
+
+torch's functional operators, so that a checkpointing policy sees them by name and compiled blocks can hold them.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_ops = torch.ops._c10d_functional
+
+
+def all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Sum over the group."""
+    return torch.as_tensor(_ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group.group_name)))
+
+
+def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int = 0) -> torch.Tensor:
+    """Parts of all ranks along `dim`, in rank order."""
+    size = group.size()
+    out = torch.as_tensor(_ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), size, group.group_name)))
+    return out if dim == 0 else torch.cat(out.chunk(size), dim=dim)
+
+
+def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int = 0) -> torch.Tensor:
+    """Own part along `dim` of the sum over the group."""
+    size = group.size()
+    x = x if dim == 0 else torch.cat(x.chunk(size, dim=dim))
+    return torch.as_tensor(_ops.wait_tensor(_ops.reduce_scatter_tensor(x.contiguous(), "sum", size, group.group_name)))
+
+
+def all_to_all(x: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    """Rows of `x` cut by `sent`, one part to each rank; rows that came, `received` from each."""
+    return torch.as_tensor(_ops.wait_tensor(_ops.all_to_all_single(x.contiguous(), received, sent, group.group_name)))
+
+
+def own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    """This rank's part of `x` along `dim`."""
+    return x.chunk(group.size(), dim=dim)[group.rank()]
+
+
+class Gather(torch.autograd.Function):
+    """all-gather forward; backward reduce-scatters, because every rank uses the whole."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+        """Gathered along `dim`."""
+        ctx.group, ctx.dim = group, dim
+        return all_gather(x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        """Summed and cut."""
+        return reduce_scatter(grad, ctx.group, ctx.dim), None, None
+
+
+class Scatter(torch.autograd.Function):
+    """reduce-scatter forward, all-gather backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+        """Summed and cut along `dim`."""
+        ctx.group, ctx.dim = group, dim
+        return reduce_scatter(x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        """Gathered."""
+        return all_gather(grad, ctx.group, ctx.dim), None, None
+
+
+class Copy(torch.autograd.Function):
+    """Identity forward; backward sums over ranks that each hold a part of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """The same tensor."""
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        """Summed."""
+        return all_reduce(grad, ctx.group), None
+
+
+class Reduce(torch.autograd.Function):
+    """Sum forward, identity backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """Summed."""
+        return all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        """The same gradient."""
+        return grad, None
+
+
+class Split(torch.autograd.Function):
+    """Own part of a replicated tensor forward; backward gathers the parts of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+        """Own part."""
+        ctx.group, ctx.dim = group, dim
+        return own_part(x, group, dim).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        """All parts."""
+        return all_gather(grad, ctx.group, ctx.dim), None, None
+
+
+class Join(torch.autograd.Function):
+    """All parts forward, as a replicated tensor; backward keeps the own part of a gradient that is equal on all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+        """All parts."""
+        ctx.group, ctx.dim = group, dim
+        return all_gather(x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        """Own part."""
+        return own_part(grad, ctx.group, ctx.dim).contiguous(), None, None
+
+
+class Exchange(torch.autograd.Function):
+    """all-to-all of rows; backward sends the gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+        """Rows that came."""
+        ctx.received, ctx.sent, ctx.group = received, sent, group
+        return all_to_all(x, received, sent, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+        """Gradients of the rows that went."""
+        return all_to_all(grad, ctx.sent, ctx.received, ctx.group), None, None, None

@@ -1,0 +1,90 @@
+"""Seeded weights and data. The same seed gives the same model and the same batches in every layout.
+
+Small models: each parameter is drawn whole from a seed of its own name and then cut to the rank's part. Larger ones draw each part
+where it lives, so that no rank ever holds a whole tensor; their losses differ between layouts.
+"""
+
+import zlib
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from probes.reference.moe import GroupedExperts
+from probes.reference.recipe import Recipe
+
+STD = 0.02  # of weights, as in GPT-2
+WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "module.")
+
+
+def materialise(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
+    """Gives every parameter and buffer of a meta model its storage and its values."""
+    model.to_empty(device=device)
+    cuts = {id(p): m.cuts[name] for m in model.modules() if isinstance(m, GroupedExperts) for name, p in m.named_parameters(recurse=False)}
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.zero_() if "correction" in name else buffer.fill_(1.0)
+        for name, parameter in model.named_parameters():
+            _fill(parameter, plain_name(name), recipe, cuts.get(id(parameter), ()))
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without the wrappers around its modules."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _fill(parameter: nn.Parameter, name: str, recipe: Recipe, cuts: tuple[tuple[int, int, int], ...]) -> None:
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter.data
+    kind = name.rpartition(".")[2]
+    if "norm" in name.rpartition(".")[0].rpartition(".")[2]:
+        local.fill_(1.0 if kind == "weight" else 0.0)
+        return
+    if not recipe.whole_init:
+        local.normal_(0.0, STD)
+        return
+    shape = list(parameter.shape)
+    for dim, parts, _ in cuts:
+        shape[dim] *= parts
+    generator = torch.Generator().manual_seed(_seed(recipe.task.seed, name))
+    whole = torch.randn(shape, generator=generator, dtype=torch.float32) * STD
+    for dim, parts, own in cuts:
+        whole = whole.chunk(parts, dim)[own]
+    local.copy_(local_part(whole, parameter))
+
+
+def local_part(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The part of a whole tensor that a DTensor keeps on this rank: inner mesh axes cut first, as TP is applied before FSDP."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    mesh = parameter.device_mesh
+    own = mesh.get_coordinate()
+    assert own is not None
+    for axis in reversed(range(mesh.ndim)):
+        placement = parameter.placements[axis]
+        if not placement.is_replicate():
+            dim = placement.dim  # type: ignore[attr-defined]
+            parts = whole.chunk(mesh.size(axis), dim)
+            whole = parts[own[axis]] if own[axis] < len(parts) else whole.narrow(dim, 0, 0)
+    return whole
+
+
+def batch(recipe: Recipe, step: int, replica: int, positions: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(tokens, targets) of one step on one data-parallel rank, (local sequences, local tokens) each.
+
+    Sequence i of the global batch is drawn from a seed of (step, i), whoever holds it.
+    """
+    layout, seq_len = recipe.layout, recipe.training.seq_len
+    local = recipe.num_microbatches * layout.micro_batch_size
+    rows = []
+    for index in range(replica * local, (replica + 1) * local):
+        generator = torch.Generator().manual_seed(_seed(recipe.task.seed, f"batch {step} {index}"))
+        rows.append(torch.randint(0, recipe.model.vocab_size, (seq_len + 1,), generator=generator))
+    everything = torch.stack(rows)
+    at = positions.cpu()
+    return everything[:, at].to(device), everything[:, at + 1].to(device)
+
+
+def _seed(seed: int, name: str) -> int:
+    return zlib.crc32(f"{seed} {name}".encode())

@@ -1,0 +1,263 @@
+"""The model of a ModelSpec as torch modules: a whole decoder, or the part of it that one pipeline stage holds.
+
+Letters: B sequences, T local tokens, C hidden size. Built on the meta device; parallelism replaces its parameters before they exist.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial
+
+from planner.specs.model import LayerKind, ModelSpec
+from probes.reference.attention_kernels import AttentionCore, Sequence
+from probes.reference.moe import MixtureOfExperts
+
+ROPE_BASE = 500_000.0  # Llama 3; changes no cost
+Rope = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Layers that a stage holds, by their number in the whole model, and whether it holds the embedding and the head."""
+
+    layers: tuple[int, ...]
+    first: bool
+    last: bool
+
+
+class Transformer(nn.Module):
+    """One part of a decoder. Takes tokens (B, T) if it is first, else hidden states; returns logits if it is last, else hidden states."""
+
+    def __init__(self, spec: ModelSpec, part: Part, *, unfused: bool, seq_len: int) -> None:
+        super().__init__()
+        self.spec, self.part = spec, part
+        kinds = spec.layer_kinds()
+        self.tok_embeddings = nn.Embedding(spec.vocab_size, spec.hidden_size) if part.first else None
+        learned = part.first and spec.position_embedding == "learned"
+        self.position_embeddings = PositionTable(spec) if learned else None
+        self.embedding_norm = _norm(spec) if part.first and spec.embedding_norm else None
+        self.layers = nn.ModuleDict({str(i): Block(spec, kinds[i], unfused=unfused, seq_len=seq_len) for i in part.layers})
+        self.norm = _norm(spec) if part.last else None
+        self.output = nn.Linear(spec.hidden_size, spec.vocab_size, bias=spec.lm_head_bias) if part.last else None
+        self.rope: Rope | None = None
+        self.tie()
+
+    @property
+    def tied(self) -> bool:
+        """Whether token table and head are one parameter here."""
+        return self.spec.tie_word_embeddings and self.part.first and self.part.last
+
+    def tie(self) -> None:
+        """Makes the head's matrix the token table where one part holds both."""
+        if self.tied:
+            assert self.output is not None
+            assert self.tok_embeddings is not None
+            self.output.weight = self.tok_embeddings.weight
+
+    def place(self, sequence: Sequence) -> None:
+        """Tells every layer which positions of the sequence this rank holds. Call once parameters are on their device."""
+        positions = sequence.local
+        if self.spec.position_embedding == "rope" or self.spec.uses_mla:
+            width = self.spec.qk_rope_head_dim if self.spec.uses_mla else self.spec.head_dim // 2 * 2
+            frequency = ROPE_BASE ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
+            angle = torch.outer(positions.float(), frequency)
+            self.rope = angle.cos(), angle.sin()
+        if self.position_embeddings is not None:
+            self.position_embeddings.positions = positions
+        for module in self.modules():
+            if isinstance(module, AttentionCore):
+                module.sequence = sequence
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One microbatch through this part."""
+        if self.tok_embeddings is not None:
+            x = self.tok_embeddings(x)
+        if self.position_embeddings is not None:
+            x = self.position_embeddings(x)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        for layer in self.layers.values():
+            x = layer(x, self.rope)
+        if self.norm is not None:
+            x = self.norm(x)
+        return x if self.output is None else self.output(x)
+
+
+class PositionTable(nn.Module):
+    """A learned vector a position, added to the embedded tokens.  share: this rank's part of the tokens under sequence parallelism."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.table = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
+        self.positions: torch.Tensor | None = None
+        self.share: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self.weight_hook: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (B, T, C) plus the vectors of its positions."""
+        assert self.positions is not None
+        positions = self.positions if self.share is None else self.share(self.positions)
+        weight = self.table.weight if self.weight_hook is None else self.weight_hook(self.table.weight)
+        return x + F.embedding(positions, weight)
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP or experts, each with its residual."""
+
+    def __init__(self, spec: ModelSpec, kind: LayerKind, *, unfused: bool, seq_len: int) -> None:
+        super().__init__()
+        window = kind.window if 0 < kind.window < seq_len else 0
+        core = AttentionCore(window=window, unfused=unfused, has_sinks=spec.attention_sinks)
+        self.parallel_residual = spec.parallel_residual
+        self.attention: nn.Module = LatentAttention(spec, core) if spec.uses_mla else Attention(spec, core)
+        norms = spec.norms_per_layer
+        self.attention_norm = _norm(spec) if norms >= 1 else None
+        self.ffn_norm = _norm(spec) if norms >= 2 else None
+        self.attention_post_norm = _norm(spec) if norms >= 3 else None
+        self.ffn_post_norm = _norm(spec) if norms >= 4 else None
+        self.feed_forward = None if kind.moe else FeedForward(spec, spec.intermediate_size, bias=spec.mlp_bias)
+        self.moe = _experts(spec) if kind.moe else None
+
+    def forward(self, x: torch.Tensor, rope: Rope | None) -> torch.Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        entered = x if self.attention_norm is None else self.attention_norm(x)
+        attended = self.attention(entered, rope)
+        if self.attention_post_norm is not None:
+            attended = self.attention_post_norm(attended)
+        if self.parallel_residual:
+            return x + attended + self._mlp(entered if self.ffn_norm is None else self.ffn_norm(x))
+        h = x + attended
+        return h + self._mlp(h if self.ffn_norm is None else self.ffn_norm(h))
+
+    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.feed_forward(x) if self.feed_forward is not None else self.moe(x)  # type: ignore[misc]
+        return out if self.ffn_post_norm is None else self.ffn_post_norm(out)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention."""
+
+    def __init__(self, spec: ModelSpec, core: AttentionCore) -> None:
+        super().__init__()
+        h, width = spec.hidden_size, spec.head_dim
+        queries, keys = spec.num_attention_heads * width, spec.num_key_value_heads * width
+        self.head_dim, self.rotates, self.norm_kind = width, spec.position_embedding == "rope", spec.qk_norm
+        self.wq = nn.Linear(h, queries, bias=spec.attention_bias)
+        self.wk = nn.Linear(h, keys, bias=spec.attention_bias)
+        self.wv = nn.Linear(h, keys, bias=spec.attention_bias)
+        self.wo = nn.Linear(queries, h, bias=spec.attention_output_bias)
+        self.q_norm = _query_norm(spec, queries)
+        self.k_norm = _query_norm(spec, keys)
+        self.sinks = nn.Parameter(torch.empty(spec.num_attention_heads)) if spec.attention_sinks else None
+        self.core = core
+
+    def forward(self, x: torch.Tensor, rope: Rope | None) -> torch.Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        q, k, v = self.wq(x), self.wk(x), self.wv(x)
+        if self.norm_kind == "full":
+            assert self.q_norm is not None
+            assert self.k_norm is not None
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in (q, k, v))
+        if self.norm_kind == "head":
+            assert self.q_norm is not None
+            assert self.k_norm is not None
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotates and rope is not None:
+            q, k = rotated(q, rope), rotated(k, rope)
+        sinks = self.sinks.to_local() if isinstance(self.sinks, DTensor) else self.sinks
+        out = self.core(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), sinks)
+        return self.wo(out.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+
+
+class LatentAttention(nn.Module):
+    """Multi-head latent attention of DeepSeek-V2: queries, keys and values through narrow projections, one shared rotary key."""
+
+    def __init__(self, spec: ModelSpec, core: AttentionCore) -> None:
+        super().__init__()
+        h, heads = spec.hidden_size, spec.num_attention_heads
+        self.nope, self.rotary, self.value = spec.qk_nope_head_dim, spec.qk_rope_head_dim, spec.v_head_dim
+        self.latent = spec.kv_lora_rank
+        query_width = heads * spec.qk_head_dim
+        narrow = spec.q_lora_rank
+        self.wq = None if narrow else nn.Linear(h, query_width, bias=False)
+        self.wq_a = nn.Linear(h, narrow, bias=spec.attention_bias) if narrow else None
+        self.q_norm = nn.RMSNorm(narrow) if narrow else None
+        self.wq_b = nn.Linear(narrow, query_width, bias=False) if narrow else None
+        self.wkv_a = nn.Linear(h, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
+        self.kv_norm = nn.RMSNorm(spec.kv_lora_rank)
+        self.wkv_b = nn.Linear(spec.kv_lora_rank, heads * (spec.qk_nope_head_dim + spec.v_head_dim), bias=False)
+        self.wo = nn.Linear(heads * spec.v_head_dim, h, bias=spec.attention_output_bias)
+        self.core = core
+
+    def forward(self, x: torch.Tensor, rope: Rope | None) -> torch.Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        assert rope is not None
+        if self.wq is not None:
+            q = self.wq(x)
+        else:
+            assert self.wq_a is not None
+            assert self.wq_b is not None
+            assert self.q_norm is not None
+            q = self.wq_b(self.q_norm(self.wq_a(x)))
+        q = q.unflatten(-1, (-1, self.nope + self.rotary))
+        latent, shared = self.wkv_a(x).split([self.latent, self.rotary], dim=-1)
+        kv = self.wkv_b(self.kv_norm(latent)).unflatten(-1, (-1, self.nope + self.value))
+        if isinstance(shared, DTensor):  # each rank's heads give a part of its gradient
+            shared = shared.to_local(grad_placements=[Partial()])
+        q_nope, q_rotary = q.split([self.nope, self.rotary], dim=-1)
+        k_nope, v = kv.split([self.nope, self.value], dim=-1)
+        k_rotary = rotated(shared.unsqueeze(-2), rope).expand(*k_nope.shape[:-1], self.rotary)
+        q = torch.cat([q_nope, rotated(q_rotary, rope)], dim=-1)
+        k = torch.cat([k_nope, k_rotary], dim=-1)
+        out = self.core(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return self.wo(out.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+
+
+class FeedForward(nn.Module):
+    """An MLP: gated (three matrices), or two matrices with GELU or squared ReLU."""
+
+    def __init__(self, spec: ModelSpec, width: int, *, bias: bool) -> None:
+        super().__init__()
+        self.kind = spec.mlp
+        self.w1 = nn.Linear(spec.hidden_size, width, bias=bias)
+        self.w3 = nn.Linear(spec.hidden_size, width, bias=bias) if spec.mlp == "swiglu" else None
+        self.w2 = nn.Linear(width, spec.hidden_size, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        if self.w3 is not None:
+            return self.w2(F.silu(self.w1(x)) * self.w3(x))  # type: ignore[no-any-return]
+        return self.w2(activated(self.w1(x), self.kind))  # type: ignore[no-any-return]
+
+
+def activated(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """GELU or squared ReLU."""
+    return F.gelu(x) if kind == "gelu" else F.relu(x).square()
+
+
+def rotated(x: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """Rotary embedding of x (B, T, heads, D) in fp32, halves paired; what is wider than the tables stays as it is."""
+    cos, sin = (table[:, None, :] for table in rope)
+    half = cos.shape[-1]
+    a, b = x[..., :half].float(), x[..., half : 2 * half].float()
+    turned = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
+    return turned if 2 * half == x.shape[-1] else torch.cat([turned, x[..., 2 * half :]], dim=-1)
+
+
+def _experts(spec: ModelSpec) -> MixtureOfExperts:
+    width = spec.shared_expert_intermediate_size
+    return MixtureOfExperts(spec, FeedForward(spec, width, bias=spec.expert_bias) if width else None)
+
+
+def _norm(spec: ModelSpec) -> nn.Module:
+    return nn.LayerNorm(spec.hidden_size, bias=spec.norm_bias) if spec.norm == "layernorm" else nn.RMSNorm(spec.hidden_size)
+
+
+def _query_norm(spec: ModelSpec, width: int) -> nn.Module | None:
+    if spec.qk_norm == "none":
+        return None
+    return nn.RMSNorm(spec.head_dim if spec.qk_norm == "head" else width)

@@ -1,0 +1,249 @@
+"""Mixture of experts: router, exchange of token copies over expert-parallel ranks, grouped experts, combination, shared experts.
+
+Letters: N tokens on this rank, k experts a token, C hidden size, E experts of the model, L experts of this rank, P expert-parallel ranks.
+The order of work is TorchTitan's (models/moe/moe.py, distributed/expert_parallel.py of 0.2.2): copies sorted by expert, exchanged,
+regrouped by local expert with groups padded to the alignment of the grouped matrix product, and back.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import nn
+
+from planner.specs.model import ModelSpec
+from probes.reference.collectives import Copy, Exchange, Gather, Join, Reduce, Scatter, Split, all_to_all
+
+SEQUENCE = 1
+ALIGNMENT = 8  # rows of a group, so that a bf16 row of its transpose is 16 bytes; torchtitan TOKEN_GROUP_ALIGN_SIZE_M
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertAxes:
+    """How experts and their tokens are spread.
+
+    tp, sequence_parallel: what the block's input is.  ep: ranks between which experts are divided.  etp: ranks between which an expert's
+    width is.  received_share: where nothing real can be exchanged, token copies that come over those that go (one rank emulated).
+    """
+
+    tp: dist.ProcessGroup | None = None
+    sequence_parallel: bool = False
+    ep: dist.ProcessGroup | None = None
+    etp: dist.ProcessGroup | None = None
+    received_share: float | None = None
+
+
+class MixtureOfExperts(nn.Module):
+    """One layer's experts. `axes` and the experts' parameters are set by `expert_parallel`."""
+
+    def __init__(self, spec: ModelSpec, shared: nn.Module | None) -> None:
+        super().__init__()
+        self.top_k, self.num_experts = spec.num_experts_per_tok, spec.num_experts
+        self.router = nn.Linear(spec.hidden_size, spec.num_experts, bias=spec.router_bias)
+        if spec.router_correction_bias:
+            self.register_buffer("correction", torch.zeros(spec.num_experts, dtype=torch.float32))
+        self.sigmoid = spec.router_correction_bias
+        self.experts = GroupedExperts(spec)
+        self.shared = shared
+        self.shared_gate = nn.Linear(spec.hidden_size, 1, bias=False) if spec.shared_expert_gate else None
+        self.axes = ExpertAxes()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        entered = self._enter(x)
+        flat = entered.flatten(0, 1)
+        weights, chosen = self._route(flat)
+        order = chosen.flatten().argsort(stable=True)
+        sent = self._exchange_plan(chosen, order.numel())
+        routed = flat[order // self.top_k]
+        out_rows = self._experts_on(routed, sent)
+        copies = torch.zeros_like(routed)
+        copies[order] = out_rows.to(copies.dtype)
+        combined = torch.bmm(weights[:, None, :], copies.unflatten(0, (-1, self.top_k)).float()).squeeze(1).to(x.dtype)
+        out = self._leave(combined.view_as(entered))
+        return out if self.shared is None else out + self._shared(x)
+
+    def _route(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights (N, k) in fp32, and chosen experts (N, k)."""
+        logits = F.linear(flat, *self._replicated(self.router, summed=True)).float()
+        scores = torch.sigmoid(logits) if self.sigmoid else torch.softmax(logits, dim=-1)
+        if self.axes.received_share is not None:
+            copies = torch.arange(flat.shape[0] * self.top_k, device=flat.device)
+            chosen = (copies % self.num_experts).view(-1, self.top_k)
+        else:
+            favoured = scores + self.correction if self.sigmoid else scores
+            chosen = favoured.topk(self.top_k, dim=-1, sorted=False).indices
+        weights = scores.gather(1, chosen)
+        return weights / (weights.sum(dim=-1, keepdim=True) + torch.finfo(torch.float32).tiny), chosen
+
+    def _replicated(self, linear: nn.Linear, *, summed: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias of a layer that every TP rank holds whole; summed: each has a part of their gradients."""
+        if self.axes.tp is None or not summed:
+            return linear.weight, linear.bias
+        bias = None if linear.bias is None else Copy.apply(linear.bias, self.axes.tp)  # type: ignore[no-untyped-call]
+        return Copy.apply(linear.weight, self.axes.tp), bias  # type: ignore[no-untyped-call]
+
+    def _exchange_plan(self, chosen: torch.Tensor, num_copies: int) -> "Counts":
+        """How many copies go to and come from each rank, by expert."""
+        ep = self.axes.ep
+        ranks = 1 if ep is None else ep.size()
+        if self.axes.received_share is not None:
+            return Counts.assumed(num_copies, self.num_experts, ranks, self.axes.received_share)
+        counts = torch.bincount(chosen.flatten(), minlength=self.num_experts)
+        if ep is None:
+            here = np.array(counts.tolist(), dtype=np.int64)
+            return Counts(sent=here[None], received=here[None])
+        each = [self.num_experts // ranks] * ranks
+        came = all_to_all(counts, each, each, ep)
+        both = torch.stack([counts, came]).tolist()
+        sent, received = (np.array(part, dtype=np.int64).reshape(ranks, -1) for part in both)
+        return Counts(sent=sent, received=received)
+
+    def _experts_on(self, routed: torch.Tensor, counts: "Counts") -> torch.Tensor:
+        ep = self.axes.ep
+        if ep is not None:
+            routed = Exchange.apply(routed, counts.rows_received, counts.rows_sent, ep)  # type: ignore[no-untyped-call]
+        out = self.experts(routed, counts.received)
+        if ep is not None:
+            out = Exchange.apply(out, counts.rows_sent, counts.rows_received, ep)  # type: ignore[no-untyped-call]
+        return torch.as_tensor(out)
+
+    def _enter(self, x: torch.Tensor) -> torch.Tensor:
+        """The tokens this rank routes: under TP its own part of the sequence, or, where experts are cut over TP, all of it."""
+        axes = self.axes
+        if axes.tp is None:
+            return x
+        if axes.etp is None:
+            return x if axes.sequence_parallel else Split.apply(x, axes.tp, SEQUENCE)  # type: ignore[no-any-return, no-untyped-call]
+        if axes.sequence_parallel:
+            return Gather.apply(x, axes.tp, SEQUENCE)  # type: ignore[no-any-return, no-untyped-call]
+        return Copy.apply(x, axes.tp)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _leave(self, out: torch.Tensor) -> torch.Tensor:
+        """Back to what the block's residual is."""
+        axes = self.axes
+        if axes.tp is None:
+            return out
+        if axes.etp is None:
+            return out if axes.sequence_parallel else Join.apply(out, axes.tp, SEQUENCE)  # type: ignore[no-any-return, no-untyped-call]
+        if axes.sequence_parallel:
+            return Scatter.apply(out, axes.tp, SEQUENCE)  # type: ignore[no-any-return, no-untyped-call]
+        return Reduce.apply(out, axes.tp)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _shared(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.shared is not None
+        out = self.shared(x)
+        if self.shared_gate is None:
+            return out  # type: ignore[no-any-return]
+        weight, _ = self._replicated(self.shared_gate, summed=self.axes.sequence_parallel)
+        return out * torch.sigmoid(F.linear(x, weight))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Token copies by expert-parallel rank and that rank's (sent) or this rank's (received) local expert, (P, L) each."""
+
+    sent: Ints
+    received: Ints
+
+    @property
+    def rows_sent(self) -> list[int]:
+        """Rows to each rank."""
+        return [int(n) for n in self.sent.sum(axis=1)]
+
+    @property
+    def rows_received(self) -> list[int]:
+        """Rows from each rank."""
+        return [int(n) for n in self.received.sum(axis=1)]
+
+    @classmethod
+    def assumed(cls, num_copies: int, num_experts: int, ranks: int, received_share: float) -> "Counts":
+        """Balanced routing, as `_route` then does it; what comes is that times the load of the busiest rank."""
+        each = np.full(num_experts, num_copies // num_experts, dtype=np.int64)
+        each[: num_copies % num_experts] += 1
+        sent = each.reshape(ranks, -1)
+        total = round(num_copies * received_share)
+        came = np.full(sent.size, total // sent.size, dtype=np.int64)
+        came[: total % sent.size] += 1
+        return cls(sent=sent, received=came.reshape(sent.shape))
+
+
+class GroupedExperts(nn.Module):
+    """The experts of one rank: weights (L, out, in).  cuts: by parameter, (dimension, parts, own part), in the order they were made."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        e, width, h = spec.num_experts, spec.moe_intermediate_size, spec.hidden_size
+        self.kind = spec.mlp
+        shapes = {"w1": (e, width, h), "w2": (e, h, width)}
+        if spec.mlp == "swiglu":
+            shapes["w3"] = (e, width, h)
+        if spec.expert_bias:
+            shapes |= {f"b{name[1]}": shape[:2] for name, shape in shapes.items()}
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(*shape)))
+        self.cuts: dict[str, tuple[tuple[int, int, int], ...]] = {}
+        self.etp: dist.ProcessGroup | None = None
+
+    def forward(self, rows: torch.Tensor, counts: Ints) -> torch.Tensor:
+        """Rows (copies, C) ordered by source rank, then expert -> the same rows through their experts."""
+        grouped = rows.dtype == torch.bfloat16
+        index, sizes = regrouping(counts, ALIGNMENT if grouped else 1)
+        at = torch.tensor(index, device=rows.device)
+        padded = torch.cat([rows, rows.new_zeros(1, rows.shape[-1])])[at]
+        owner = torch.tensor(np.repeat(np.arange(len(sizes)), sizes), device=rows.device) if hasattr(self, "b1") else None
+        product = _grouped(sizes, rows.device) if grouped else _looped(sizes)
+        h = self._with_bias(product(padded, self.w1), "b1", owner)
+        if self.kind == "swiglu":
+            h = F.silu(h) * self._with_bias(product(padded, self.w3), "b3", owner)
+        else:
+            h = F.gelu(h) if self.kind == "gelu" else F.relu(h).square()
+        out = self._with_bias(product(h, self.w2), "b2", owner)
+        unpadded = out.new_empty(rows.shape[0] + 1, out.shape[-1])
+        unpadded[at] = out
+        return unpadded[:-1]
+
+    def _with_bias(self, x: torch.Tensor, name: str, owner: torch.Tensor | None) -> torch.Tensor:
+        if owner is None:
+            return x
+        bias = getattr(self, name)
+        if name == "b2" and self.etp is not None:  # the sum over ranks must add it once
+            bias = Copy.apply(bias, self.etp) / self.etp.size()  # type: ignore[no-untyped-call]
+        return x + F.embedding(owner, bias)
+
+
+def regrouping(counts: Ints, alignment: int) -> tuple[Ints, list[int]]:
+    """(source row of every row after regrouping, rows of each expert) for copies ordered by source rank, then expert.
+
+    counts (P, L).  Groups are filled up to a multiple of `alignment`; filling rows point behind the last row.
+    """
+    ranks, experts = counts.shape
+    starts = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
+    sizes, sources = counts.T.ravel(), starts.T.ravel()
+    per_expert = counts.sum(axis=0)
+    padded = -(-per_expert // alignment) * alignment
+    within = (np.cumsum(counts, axis=0) - counts).T.ravel()
+    targets = np.repeat(np.cumsum(padded) - padded, ranks) + within
+    steps = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    index = np.full(int(padded.sum()), int(counts.sum()), dtype=np.int64)
+    index[np.repeat(targets, sizes) + steps] = np.repeat(sources, sizes) + steps
+    return index, [int(n) for n in padded]
+
+
+def _grouped(sizes: list[int], device: torch.device) -> Any:
+    offsets = torch.tensor(np.cumsum(sizes).astype(np.int32), device=device)
+    return lambda x, weight: torch._grouped_mm(x, weight.transpose(-2, -1), offs=offsets)
+
+
+def _looped(sizes: list[int]) -> Any:
+    """Expert by expert, for dtypes that have no grouped kernel."""
+
+    def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part @ matrix.T for part, matrix in zip(x.split(sizes), weight.unbind(), strict=True)])
+
+    return product

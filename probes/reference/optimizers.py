@@ -1,0 +1,125 @@
+"""The optimizers of `training.optimizer`, stepped after the backward or inside it.
+
+adamw: torch's, fused on GPUs.  adamw-bf16-states: the same update with both moments kept in bfloat16.  muon: matrices of the blocks by
+Newton-Schulz, the rest by AdamW.  adafactor, sgd (with momentum): torch's.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.specs.training import Optimizer
+
+LEARNING_RATE = 1e-3  # large enough that a few steps of a tiny model show a wrong gradient
+MOMENTUM = 0.9
+WEIGHT_DECAY = 0.1
+BETAS = (0.9, 0.95)
+EPSILON = 1e-8
+
+
+class AdamWBf16States(torch.optim.Optimizer):
+    """AdamW (Loshchilov and Hutter 2019) whose moments live in bfloat16 and are widened for the update."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group["lr"])
+
+    def _update(self, parameter: nn.Parameter, lr: float) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["count"] = 0
+            state["mean"], state["square"] = (torch.zeros_like(parameter, dtype=torch.bfloat16) for _ in range(2))
+        state["count"] += 1
+        assert parameter.grad is not None
+        grad = parameter.grad.float()
+        mean = state["mean"].float().lerp_(grad, 1 - BETAS[0])
+        square = state["square"].float().mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
+        state["mean"].copy_(mean)
+        state["square"].copy_(square)
+        parameter.mul_(1 - lr * WEIGHT_DECAY)
+        spread = (square / (1 - BETAS[1] ** state["count"])).sqrt_().add_(EPSILON)
+        parameter.addcdiv_(mean.to(parameter.dtype), spread.to(parameter.dtype), value=-lr / (1 - BETAS[0] ** state["count"]))
+
+
+def build(parameters: list[nn.Parameter], names: list[str], kind: Optimizer) -> list[torch.optim.Optimizer]:
+    """Optimizers over these parameters; names tell matrices of blocks, which Muon takes, from tables and heads."""
+    if kind == "muon":
+        chosen = [p.ndim == 2 and name.startswith("layers.") for p, name in zip(parameters, names, strict=True)]
+        matrices = [p for p, yes in zip(parameters, chosen, strict=True) if yes]
+        rest = [p for p, yes in zip(parameters, chosen, strict=True) if not yes]
+        found: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=LEARNING_RATE)] if matrices else []
+        return found + ([_adamw(rest)] if rest else [])
+    if kind == "adamw":
+        return [_adamw(parameters)]
+    if kind == "adamw-bf16-states":
+        return [AdamWBf16States(parameters, lr=LEARNING_RATE)]
+    if kind == "adafactor":
+        return [torch.optim.Adafactor(parameters, lr=LEARNING_RATE)]
+    return [torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)]
+
+
+def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    on_gpu = all(p.device.type == "cuda" for p in parameters)
+    fused, foreach = (True, False) if on_gpu else (False, True)
+    return torch.optim.AdamW(
+        parameters, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=fused, foreach=foreach
+    )
+
+
+class AfterBackward:
+    """All parameters updated once the step's gradients are complete."""
+
+    def __init__(self, parameters: list[nn.Parameter], names: list[str], kind: Optimizer) -> None:
+        self._optimizers = build(parameters, names, kind)
+
+    def arm(self, last: bool) -> None:
+        """Nothing: no update happens inside the backward."""
+
+    def step(self) -> None:
+        """Updates and drops the gradients."""
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class InBackward:
+    """Each parameter updated, and its gradient freed, as soon as that gradient is complete in the last microbatch's backward.
+
+    prepare: applied to the gradient before (loss scaling).
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], names: list[str], kind: Optimizer, prepare: Callable[[torch.Tensor], None]) -> None:
+        self._armed = False
+        for parameter, name in zip(parameters, names, strict=True):
+            optimizers = build([parameter], [name], kind)
+            parameter.register_post_accumulate_grad_hook(self._hook(optimizers, prepare))
+
+    def _hook(self, optimizers: list[torch.optim.Optimizer], prepare: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+        def update(parameter: torch.Tensor) -> None:
+            if self._armed:
+                assert parameter.grad is not None
+                prepare(parameter.grad)
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        return update
+
+    def arm(self, last: bool) -> None:
+        """Whether the coming backward completes the gradients."""
+        self._armed = last
+
+    def step(self) -> None:
+        """Nothing: all is done."""
+
+
+Updates = AfterBackward | InBackward

@@ -1,0 +1,73 @@
+"""Pipeline parallelism: a model's stages under torch's schedules.
+
+Shapes of what stages exchange are given, not inferred: nothing is sent before the first microbatch, so that one rank can run alone.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+
+from probes.reference.meshes import Meshes
+from probes.reference.model import Part
+from probes.reference.parallel import compute_dtype
+from probes.reference.recipe import Recipe
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class LoneStage(PipelineStage):
+    """A stage whose neighbours are not there: it takes their agreement on static shapes for granted (torch 2.13 asks them)."""
+
+    def _warmup_forward_vote(self, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.ones(1, dtype=torch.int32, device=self.device)
+
+    def _warmup_backward_result(self, received_result: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.ones(1, dtype=torch.int32, device=self.device)
+
+
+def parts_of(recipe: Recipe, pipeline_rank: int) -> list[tuple[int, Part]]:
+    """(stage, what it holds) of one pipeline rank, in ascending stages."""
+    sizes = recipe.stage_sizes()
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [
+        (stage, Part(layers=tuple(range(ends[stage] - sizes[stage], ends[stage])), first=stage == 0, last=stage == len(sizes) - 1))
+        for stage in recipe.stages_of(pipeline_rank)
+    ]
+
+
+class Pipeline:
+    """One rank's stages and their schedule."""
+
+    def __init__(self, recipe: Recipe, meshes: Meshes, parts: list[tuple[int, Part, nn.Module]], loss: Loss, device: torch.device) -> None:
+        kind = LoneStage if recipe.emulated else PipelineStage
+        stages = [kind(module, stage, len(recipe.stage_sizes()), device, group=meshes.group("pp"), **_shapes(recipe, part))
+                  for stage, part, module in parts]  # fmt: skip
+        self._first = any(part.first for _, part, _ in parts)
+        self._last = any(part.last for _, part, _ in parts)
+        schedule = get_schedule_class(recipe.layout.pp_schedule)
+        several = issubclass(schedule, PipelineScheduleMulti)
+        arguments: Any = stages if several else stages[0]
+        self._schedule = schedule(arguments, n_microbatches=recipe.num_microbatches, loss_fn=loss, scale_grads=False)
+
+    def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        """Forward and backward of all microbatches; the sum of their losses on the last stage's rank."""
+        losses: list[torch.Tensor] = []
+        inputs = (tokens,) if self._first else ()
+        target = targets if self._last else None
+        self._schedule.step(*inputs, target=target, losses=losses if self._last else None, return_outputs=False)
+        return torch.stack([loss.detach() for loss in losses]).sum() if losses else None
+
+
+def _shapes(recipe: Recipe, part: Part) -> dict[str, torch.Tensor]:
+    layout, model = recipe.layout, recipe.model
+    batch, tokens = layout.micro_batch_size, recipe.local_seq_len
+    held = tokens // layout.tp if layout.sequence_parallel and layout.tp > 1 else tokens
+    dtype = compute_dtype(recipe)
+    hidden = torch.empty(batch, held, model.hidden_size, dtype=dtype, device="meta", requires_grad=True)
+    ids = torch.empty(batch, tokens, dtype=torch.int64, device="meta")
+    logits = torch.empty(batch, tokens, model.vocab_size, dtype=dtype, device="meta", requires_grad=True)
+    return {"input_args": ids if part.first else hidden, "output_args": logits if part.last else hidden}

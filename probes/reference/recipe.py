@@ -1,0 +1,156 @@
+"""What one probe trains, resolved once: the parts of the program read this and never look a field up twice. No torch here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from planner.cost.stages import stage_layers
+from planner.errors import Fault, SpecError
+from planner.rules import violations
+from planner.schedules import SCHEDULES
+from planner.specs.cluster import ClusterSpec
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+from planner.specs.model import ModelSpec
+from planner.specs.trainers import TORCH_SCHEDULES, TRAINERS
+from planner.specs.training import TrainingSpec
+from planner.work.axes import expected_imbalance
+from probes.protocol import ProbeTask
+
+# Weights below which every parameter is drawn whole from its own seed and then cut, so that all layouts start from the same
+# model. Larger models draw each shard where it lives. Judgement: 4 GiB of fp32 for the largest whole tensor is too much for a rank.
+WHOLE_INIT_PARAMETERS = 200_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One probe, resolved.
+
+    task, job: as asked, the model possibly with fewer layers.  layout, model, training, cluster: the job's.
+    etp: ranks that share one expert's width; TorchTitan cuts experts by tp while ep = 1.
+    num_microbatches: of a step and data-parallel rank.  vocab_parallel: logits stay cut over tp in the loss.
+    """
+
+    task: ProbeTask
+    job: Job
+    layout: Layout
+    model: ModelSpec
+    training: TrainingSpec
+    cluster: ClusterSpec
+    etp: int
+    num_microbatches: int
+    vocab_parallel: bool
+
+    @classmethod
+    def of(cls, task: ProbeTask) -> "Recipe":
+        """The task's recipe. Raises SpecError for a job that is malformed, breaks a rule, or that this program cannot run."""
+        job = task.parsed()
+        if job.layout is None:
+            raise SpecError(Fault("layout", None, "is required to probe", "add the layout to run"))
+        if task.num_layers is not None:
+            job = job.model_copy(update={"model": with_layers(job.model, task.num_layers)})
+        layout, training = job.layout, job.training
+        broken = violations(layout, job.model, job.cluster, training)
+        faults = [Fault(f"layout.{v.field}", v.value, v.rule, v.remedy) for v in broken] or list(_beyond(task, job, layout))
+        if faults:
+            raise SpecError(faults)
+        parallel = training.vocab_parallel_loss
+        return cls(
+            task=task, job=job, layout=layout, model=job.model, training=training, cluster=job.cluster,
+            etp=layout.tp if layout.ep == 1 and job.model.is_moe else layout.etp,
+            num_microbatches=max(1, layout.num_microbatches(training.global_batch_size)),
+            vocab_parallel=layout.tp > 1 and (TRAINERS[training.trainer].vocab_parallel_loss if parallel is None else parallel),
+        )  # fmt: skip
+
+    @property
+    def emulated(self) -> bool:
+        """One rank runs alone: collectives move nothing and the loss means nothing."""
+        return self.task.emulate_rank is not None
+
+    @property
+    def uses_ddp(self) -> bool:
+        """Plain replicas alone run under DistributedDataParallel; every other layout under FSDP2, replicas as its outer mesh axis.
+
+        DDP steps after its reduction, so an optimizer inside the backward needs FSDP2 too.
+        """
+        x = self.layout
+        alone = x.dp_shard * x.cp * x.tp * x.pp == 1
+        return alone and x.dp_replicate > 1 and not x.optimizer_in_backward and not (x.ep > 1)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of the global batch."""
+        return self.training.global_batch_size * self.training.seq_len
+
+    @property
+    def local_seq_len(self) -> int:
+        """Tokens of one sequence on one context-parallel rank."""
+        return self.training.seq_len // self.layout.cp
+
+    @property
+    def whole_init(self) -> bool:
+        """Whether parameters start equal in every layout."""
+        return not self.emulated and self.model.total_parameters() <= WHOLE_INIT_PARAMETERS
+
+    def stage_sizes(self) -> tuple[int, ...]:
+        """Layers of each pipeline stage, first stage first."""
+        layout = self.layout
+        if layout.pp == 1:
+            return (self.model.num_hidden_layers,)
+        return layout.layers_per_stage or stage_layers(self.model.num_hidden_layers, layout.pp * layout.virtual_stages, counts_ends=True)
+
+    def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
+        """Stages that one pipeline rank holds, ascending."""
+        layout = self.layout
+        if layout.pp == 1:
+            return (0,)
+        schedule = SCHEDULES[layout.pp_schedule]
+        stages = range(layout.pp * layout.virtual_stages)
+        return tuple(s for s in stages if int(schedule.stage_rank(s, layout.pp, layout.virtual_stages)) == pipeline_rank)
+
+    def received_share(self) -> float:
+        """Token copies that the emulated rank's experts receive over those that it sends: the load of the busiest rank."""
+        layout, training = self.layout, self.training
+        if training.moe_imbalance is not None:
+            return float(training.moe_imbalance) if layout.ep > 1 else 1.0
+        import numpy as np
+
+        own = layout.micro_batch_size * self.local_seq_len / (layout.tp if layout.sequence_parallel and self.etp == 1 else 1)
+        return float(expected_imbalance(np.array([own * self.model.num_experts_per_tok]), np.array([float(layout.ep)]))[0])
+
+
+def with_layers(model: ModelSpec, num_layers: int) -> ModelSpec:
+    """The model's first layers alone, embedding and head as they were. Raises SpecError where nothing sound is left."""
+    if not 1 <= num_layers <= model.num_hidden_layers:
+        remedy = f"use 1 to {model.num_hidden_layers}"
+        raise SpecError(Fault("num_layers", num_layers, f"is not among the {model.num_hidden_layers} layers of {model.name}", remedy))
+    fewer = model.model_copy(
+        update={
+            "num_hidden_layers": num_layers,
+            "sliding_mask": model.sliding_mask[:num_layers],
+            "dense_layers": tuple(i for i in model.dense_layers if i < num_layers),
+        }
+    )
+    if faults := fewer.clashes():
+        raise SpecError([replace(fault, remedy="keep more layers") for fault in faults])
+    return fewer
+
+
+def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
+    """What the job's trainer may run and this program does not."""
+    trainer = job.training.trainer
+    if not TRAINERS[trainer].fsdp_style:
+        yield Fault("training.trainer", trainer, "shards its own way, which plain torch does not have", "use torchtitan or fsdp")
+    if layout.pp > 1 and layout.pp_schedule not in TORCH_SCHEDULES:
+        yield Fault("layout.pp_schedule", layout.pp_schedule, "is not in torch", f"use {', '.join(sorted(TORCH_SCHEDULES))}")
+    if layout.precision in ("float8-delayed", "nvfp4"):
+        yield Fault("layout.precision", layout.precision, "exists in Transformer Engine only", "use float8-rowwise or bf16")
+    if layout.cpu_offload and task.device == "cpu":
+        yield Fault("layout.cpu_offload", True, "moves shards between a GPU and its host", "probe with device cuda, or set it to false")
+    if task.fake_tensors and task.emulate_rank is None:
+        yield Fault("fake_tensors", True, "runs one rank alone", "set emulate_rank")
+    if task.emulate_rank is not None and not 0 <= task.emulate_rank < layout.num_gpus:
+        yield Fault("emulate_rank", task.emulate_rank, f"is no rank of {layout.num_gpus}", f"use 0 to {layout.num_gpus - 1}")
+    model, seq_len = job.model, job.training.seq_len
+    if model.position_embedding == "learned" and seq_len > model.max_position_embeddings:
+        rule = f"exceeds the {model.max_position_embeddings} positions that {model.name} has learned"
+        yield Fault("training.seq_len", seq_len, rule, f"use at most {model.max_position_embeddings}")

@@ -1,0 +1,144 @@
+"""One training step of a recipe on one rank: build once, then step."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.parallel import DistributedDataParallel
+
+from probes.reference import initialise, meshes, optimizers, parallel, pipeline, precision
+from probes.reference.clipping import Clipping
+from probes.reference.context_parallel import local_sequence
+from probes.reference.model import Transformer
+from probes.reference.recipe import Recipe
+from probes.reference.ties import TiedEnds
+
+FP16_LOSS_SCALE = 2.0**16  # keeps fp16 gradients of a mean over millions of tokens out of the subnormals; torch.amp's first scale
+
+
+class Trainer:
+    """A rank's part of the model, its optimizer and its data. Building it takes the device's memory for parameters."""
+
+    def __init__(self, recipe: Recipe, device: torch.device, meta: AbstractContextManager[object] | None = None) -> None:
+        """meta: entered once parameters get storage (fake tensors); parallelism is applied outside of it."""
+        self.recipe, self.device = recipe, device
+        self.meshes = meshes.build(recipe, device.type)
+        self.sequence = local_sequence(recipe, self.meshes, torch.device("cpu"))
+        held = pipeline.parts_of(recipe, self.meshes.place["pp"])
+        self.models = [self._model(part) for _, part in held]
+        self.modules: list[nn.Module] = [parallel.parallelise(model, recipe, self.meshes) for model in self.models]
+        self._held = held
+        self.ties = TiedEnds(self.models, recipe, self.meshes)
+
+    def _model(self, part: pipeline.Part) -> Transformer:
+        recipe = self.recipe
+        with torch.device("meta"):
+            model = Transformer(
+                recipe.model, part, unfused=recipe.training.attention_kernel == "unfused", seq_len=recipe.training.seq_len
+            )
+        return model.to(parallel.DTYPES[recipe.layout.master_dtype])
+
+    def materialise(self) -> None:
+        """Gives parameters their storage and values, and builds what needs them: replicas, optimizer, schedule."""
+        recipe = self.recipe
+        self.sequence = local_sequence(recipe, self.meshes, self.device)
+        where = torch.device("cpu") if recipe.layout.cpu_offload else self.device
+        for index, model in enumerate(self.models):
+            initialise.materialise(self.modules[index], recipe, where)
+            model.place(self.sequence)
+            if recipe.uses_ddp:
+                self.modules[index] = parallel.replicate(model, recipe, self.meshes)
+        named = [(initialise.plain_name(n), p) for module in self.modules for n, p in module.named_parameters()]
+        names, parameters = [name for name, _ in named], [p for _, p in named]
+        kind = recipe.training.optimizer
+        self.updates: optimizers.Updates = (
+            optimizers.InBackward(parameters, names, kind, self._unscale) if recipe.layout.optimizer_in_backward
+            else optimizers.AfterBackward(parameters, names, kind)
+        )  # fmt: skip
+        self.clipping = Clipping(self.modules, self.meshes, self.ties.copies)
+        self._pipeline = None
+        if recipe.layout.pp > 1:
+            parts = [(stage, part, module) for (stage, part), module in zip(self._held, self.modules, strict=True)]
+            self._pipeline = pipeline.Pipeline(recipe, self.meshes, parts, self._loss_function(), self.device)
+
+    @property
+    def scale(self) -> float:
+        """Factor on the loss that gradients carry until the update."""
+        return FP16_LOSS_SCALE if self.recipe.layout.precision == "fp16" else 1.0
+
+    def step(self, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One update: (this rank's share of the global mean loss, norm of the gradients if they are clipped)."""
+        recipe = self.recipe
+        tokens, targets = initialise.batch(recipe, index, self.meshes.replica, self.sequence.local, self.device)
+        with self._contexts():
+            share = self._pipelined(tokens, targets) if self._pipeline is not None else self._accumulated(tokens, targets)
+        self.ties.add_gradients()
+        norm = None
+        if not recipe.layout.optimizer_in_backward:
+            if self.scale != 1.0:
+                self.clipping.scale(1.0 / self.scale)
+            if recipe.training.max_grad_norm is not None:
+                norm = self.clipping.clip(recipe.training.max_grad_norm, self.device)
+        self.updates.step()
+        precision.after_step(self.modules, recipe.layout)
+        return share / self.scale, norm
+
+    def global_loss(self, share: torch.Tensor) -> torch.Tensor:
+        """The mean loss over the global batch, from every rank's share."""
+        total = share.clone()
+        for axis in ("fsdp", "dp_replicate", "pp"):
+            if self.meshes.dense[axis].size() > 1:
+                dist.all_reduce(total, group=self.meshes.group(axis))
+        return total
+
+    def _pipelined(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        assert self._pipeline is not None
+        share = self._pipeline.step(tokens, targets)
+        return torch.zeros((), device=self.device) if share is None else share
+
+    def _accumulated(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Microbatch after microbatch. FSDP2 reduces each one's gradients, as TorchTitan lets it; DDP only the last one's."""
+        module, loss_of = self.modules[0], self._loss_function()
+        total = torch.zeros((), device=self.device)
+        batch, count = self.recipe.layout.micro_batch_size, self.recipe.num_microbatches
+        for i in range(count):
+            last = i == count - 1
+            self.updates.arm(last)
+            waits = module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext()
+            with waits:
+                loss = loss_of(module(tokens[i * batch : (i + 1) * batch]), targets[i * batch : (i + 1) * batch])
+                (loss * self.loss_factor).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    @property
+    def loss_factor(self) -> float:
+        """DistributedDataParallel divides by the replicas what FSDP2 here only sums."""
+        return float(self.recipe.layout.dp_replicate) if self.recipe.uses_ddp else 1.0
+
+    def _loss_function(self) -> pipeline.Loss:
+        tokens, scale = self.recipe.tokens_per_step, self.scale
+
+        def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            summed = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+            whole = summed.full_tensor() if isinstance(summed, DTensor) else summed
+            return whole * (scale / tokens)
+
+        return torch.compile(loss) if self.recipe.layout.compile and not self.recipe.vocab_parallel else loss
+
+    def _contexts(self) -> AbstractContextManager[object]:
+        if self.recipe.vocab_parallel:
+            return loss_parallel()
+        dtype = parallel.compute_dtype(self.recipe)
+        if self.recipe.uses_ddp and dtype is not torch.float32:
+            return torch.autocast(self.device.type, dtype=dtype)
+        return nullcontext()
+
+    def _unscale(self, grad: torch.Tensor) -> None:
+        if self.scale != 1.0:
+            local = grad.to_local() if isinstance(grad, DTensor) else grad
+            local.div_(self.scale)
