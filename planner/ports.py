@@ -185,11 +185,11 @@ class ProbeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeEnd:
-    """How a probe ended; `measurement` is stored with it in one transaction."""
+    """How a probe ended. measurements: stored with it in one transaction, the probe's own first, then of smaller runs that served it."""
 
     state: Literal["done", "failed", "cancelled"]
     results: tuple[Mapping[str, Any], ...] = ()
-    measurement: Measurement | None = None
+    measurements: tuple[Measurement, ...] = ()
     failure: str | None = None
     message: str | None = None
 
@@ -250,7 +250,7 @@ class ProbeStore(Protocol):
         ...
 
     def finish(self, held: ProbeRecord, end: ProbeEnd, now: datetime) -> ProbeRecord:
-        """Ends it and stores its measurement, both or neither. Raises ConflictError when the lease was lost."""
+        """Ends it and stores its measurements, all or nothing. Raises ConflictError when the lease was lost."""
         ...
 
     def release(self, held: ProbeRecord, *, counts: bool) -> ProbeRecord:

@@ -78,11 +78,15 @@ class LaunchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a lease gives a probe. devices: for CUDA_VISIBLE_DEVICES, None on a CPU.  locks: files that the guardian keeps open."""
+    """What a lease gives a probe.
+
+    devices: for CUDA_VISIBLE_DEVICES, None on a CPU.  locks: files that the guardian keeps open.  token: for all its processes to carry.
+    """
 
     devices: tuple[str, ...] | None = None
     locks: tuple[int, ...] = ()
     gpu_name: str | None = None
+    token: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +136,7 @@ class Launcher:
     def _once(self, task: ProbeTask, held: Held, watch: Watch, time_limit_seconds: float) -> ProbeResult:
         folder = new_folder(self.settings.folder, task.id)
         watch.folder(folder)
-        token = uuid.uuid4().hex
+        token = held.token or uuid.uuid4().hex
         gpus = len(held.devices) if held.devices is not None else task.num_processes()
         begin = Begin(started_at=datetime.now(UTC).isoformat(), started=time.time(), num_gpus=gpus, token=token, gpu_name=held.gpu_name)
         (folder / TASK).write_text(task.model_dump_json(indent=2), encoding="utf-8")

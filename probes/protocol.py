@@ -164,11 +164,13 @@ class ProbeResult(BaseModel):
     def measurement(self) -> Measurement:
         """The stored form; the same keys as a published row."""
         out = self.outcome
-        numbers: dict[str, Any] = {"status": out.status, "rung": self.rung, "gpu_seconds": self.gpu_seconds}
+        numbers: dict[str, Any] = {
+            "status": out.status, "rung": self.rung, "gpu_seconds": self.gpu_seconds, "trainer": self.task.trainer,
+        }  # fmt: skip
         if isinstance(out, Measured):
             numbers |= {
                 "step_seconds": out.step_seconds, "steps": len(out.step_seconds_each), "step_seconds_sd": _sd(out.step_seconds_each),
-                "tokens_per_second_per_gpu": out.tokens_per_second_per_gpu,
+                "tokens_per_second_per_gpu": out.tokens_per_second_per_gpu, "mfu": out.mfu,
                 "peak_allocated_bytes": _largest(rank.peak_allocated_bytes for rank in out.memory),
                 "peak_reserved_bytes": _largest(rank.peak_reserved_bytes for rank in out.memory),
                 "device_bytes": _largest(rank.device_used_bytes for rank in out.memory),

@@ -96,14 +96,13 @@ class SqlProbeStore:
         return asked
 
     def finish(self, held: ProbeRecord, end: ProbeEnd, now: datetime) -> ProbeRecord:
-        """Ends it and stores its measurement, both or neither."""
+        """Ends it and stores its measurements, all or nothing."""
         with store_errors(self.engine), Session(self._writer) as session:
-            if end.measurement is not None:
-                session.add(measurement_row(end.measurement))
-                flush_new(session, end.measurement.id)
+            session.add_all(measurement_row(measurement) for measurement in end.measurements)
+            flush_new(session, ", ".join(measurement.id for measurement in end.measurements[:3]))
             values = {
                 "state": end.state, "finished_at": now, "lease_until": None, "results": [dict(result) for result in end.results],
-                "measurement_id": None if end.measurement is None else end.measurement.id, "failure": end.failure,
+                "measurement_id": end.measurements[0].id if end.measurements else None, "failure": end.failure,
                 "message": None if end.message is None else plain_text(end.message, MESSAGE_CHARACTERS), "progress": None,
             }  # fmt: skip
             self._write(session, held, values)

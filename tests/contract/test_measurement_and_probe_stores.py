@@ -184,7 +184,7 @@ class TestProbes:
         heir = store.take_over(dead.id, lease("host:2", after=31))
         assert heir is not None
         assert (heir.fencing_token, heir.attempts, heir.owner) == (2, 1, "host:2")
-        end = ProbeEnd(state="done", measurement=measurement())
+        end = ProbeEnd(state="done", measurements=(measurement(),))
         calls = (
             lambda: store.heartbeat(dead, lease(after=32)),
             lambda: store.finish(dead, end, NOW),
@@ -199,12 +199,14 @@ class TestProbes:
         held = self.claimed(store)
         SqlMeasurementStore(engine).add([measurement(7)])
         with pytest.raises(ConflictError):
-            store.finish(held, ProbeEnd(state="done", measurement=measurement(7)), NOW)
+            store.finish(held, ProbeEnd(state="done", measurements=(measurement(7),)), NOW)
         assert store.get(held.id).state == "running"
-        done = store.finish(held, ProbeEnd(state="done", results=({"x": "ü"},), measurement=measurement(1)), NOW + timedelta(seconds=9))
+        done = store.finish(
+            held, ProbeEnd(state="done", results=({"x": "ü"},), measurements=(measurement(1), measurement(2))), NOW + timedelta(seconds=9)
+        )
         assert (done.state, done.measurement_id, done.results, done.lease_until) == ("done", "measurement-001", ({"x": "ü"},), None)
         assert done.finished_at == NOW + timedelta(seconds=9)
-        assert SqlMeasurementStore(engine).get("measurement-001") == measurement(1)
+        assert [SqlMeasurementStore(engine).get(f"measurement-00{number}") for number in (1, 2)] == [measurement(1), measurement(2)]
         with pytest.raises(ConflictError):
             store.finish(held, ProbeEnd(state="failed"), NOW)
 

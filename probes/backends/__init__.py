@@ -1,0 +1,1 @@
+"""Where probes run: this machine, or a Slurm cluster."""

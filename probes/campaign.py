@@ -1,0 +1,143 @@
+"""One question to a pool: what does this layout do? Answered by one run, by ranks of it, or by smaller runs that imitate it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner.errors import Fault, SpecError
+from planner.rules import violations
+from planner.specs.cluster import ClusterSpec
+from planner.specs.job import Job
+from planner.specs.measurement import Measured as Numbers
+from planner.specs.measurement import Measurement
+from planner.specs.validation import build
+from probes.backends.local import Capacity, too_few
+from probes.emulate import combine, ranks_of_interest
+from probes.imitate import Imitation, extrapolate, imitate
+from probes.launch import Watch
+from probes.protocol import Measured, OutOfMemory, ProbeResult, ProbeTask
+
+
+class Pool(Protocol):
+    """Where probes run. `run` raises ProbeError where the pool itself cannot work; failures of the probe are in the result."""
+
+    name: str
+
+    def capacity(self, cluster: ClusterSpec) -> Capacity:
+        """Devices for a job on this cluster's GPU, free or not."""
+        ...
+
+    def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
+        """One task, to its end, when its devices are free."""
+        ...
+
+
+class ProbeRequest(BaseModel):
+    """A layout to measure, and how. job: a job with its layout.  The rest as in `probes.protocol.ProbeTask`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    job: dict[str, Any]
+    trainer: Literal["reference", "torchtitan"] = "reference"
+    emulate: bool = False
+    pool: str = "local"
+    warmup_steps: Annotated[int, Field(strict=True, ge=0, le=1000)] = 3
+    steps: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 10
+    breakdown: bool = False
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = 0
+    time_limit_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 600.0
+
+    @classmethod
+    def from_user(cls, values: object, *, allow_files: bool = True) -> "tuple[ProbeRequest, Job]":
+        """The request and its job, files read into it. Raises SpecError for a wrong request and for an impossible layout."""
+        request = build(cls, values, "")
+        job = Job.from_user(request.job, allow_files=allow_files)
+        if job.layout is None:
+            raise SpecError(Fault("layout", None, "is required to probe", "add the layout to measure, or probe a plan"))
+        broken = violations(job.layout, job.model, job.cluster, job.training)
+        if broken:
+            raise SpecError([Fault(f"layout.{fault.field}", fault.value, fault.rule, fault.remedy) for fault in broken])
+        kept = {key: value for key, value in job.request.items() if key not in ("search", "probe", "measured")}
+        return request.model_copy(update={"job": kept}), job
+
+    def task(self, job: Job, task_id: str, **more: Any) -> ProbeTask:
+        """The task of one run."""
+        device = "cpu" if job.cluster.gpu.name == "cpu" else "cuda"
+        common = self.model_dump(include={"trainer", "warmup_steps", "steps", "breakdown", "seed", "time_limit_seconds"})
+        return ProbeTask.model_validate({"id": task_id, "job": job.request, "device": device, **common, **more})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of a request. measurements: of the request's own job first; empty where nothing was measured.
+
+    failed: the run that gave no numbers, in full; out of memory is a measurement and a failed run at once.
+    """
+
+    results: tuple[ProbeResult, ...]
+    measurements: tuple[Measurement, ...]
+    failed: ProbeResult | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """What is going to run: the tasks, and how their results are read together."""
+
+    job: Job
+    tasks: tuple[ProbeTask, ...]
+    imitation: Imitation | None = None
+    ranks: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, request: ProbeRequest, job: Job, probe_id: str, capacity: Capacity) -> "Campaign":
+        """The cheapest way that this pool can answer. Raises ProbeError where it has none."""
+        assert job.layout is not None, "a request's job has a layout"
+        if request.emulate:
+            fake = capacity.num_devices == 0 or capacity.device == "cpu"
+            how = {"fake_tensors": True, "device": "cpu"} if fake else {}
+            ranks = ranks_of_interest(job.layout, job.cluster)
+            tasks = tuple(request.task(job, f"{probe_id}-rank{rank}", emulate_rank=rank, **how) for rank in ranks)
+            notes = ("without a GPU: memory and counts only, no times",) if fake else ()
+            return cls(job=job, tasks=tasks, ranks=ranks, notes=notes)
+        if job.layout.num_gpus <= capacity.num_devices:
+            return cls(job=job, tasks=(request.task(job, probe_id),))
+        imitation = imitate(job, capacity.num_devices) if capacity.num_devices else None
+        if imitation is None:
+            raise too_few(job.layout.num_gpus, capacity)
+        tasks = tuple(request.task(small, f"{probe_id}-small{number}") for number, small in enumerate(imitation.runs, start=1))
+        return cls(job=job, tasks=tasks, imitation=imitation, notes=(imitation.why,))
+
+    def run(self, pool: Pool, watch: Watch) -> Answer:
+        """All tasks, one after the other; the first that gives no numbers ends it."""
+        results: list[ProbeResult] = []
+        for task in self.tasks:
+            result = pool.run(task, watch)
+            results.append(result)
+            if not isinstance(result.outcome, Measured):
+                measured = isinstance(result.outcome, OutOfMemory) and self.imitation is None  # a smaller run says nothing of this job
+                known = (result.measurement(),) if measured else ()
+                return Answer(results=tuple(results), measurements=known, failed=result, notes=self.notes)
+        return Answer(results=tuple(results), measurements=self.read(results), notes=self.notes)
+
+    def read(self, results: list[ProbeResult]) -> tuple[Measurement, ...]:
+        """Measurements of complete runs: of the asked job first, then of the smaller ones that stood for it."""
+        each = tuple(result.measurement() for result in results)
+        if self.ranks:
+            outcomes = {rank: result.outcome for rank, result in zip(self.ranks, results, strict=True)}
+            return (self._whole(combine(self.job, {k: v for k, v in outcomes.items() if isinstance(v, Measured)}), results),)
+        if self.imitation is not None:
+            return (self._whole(extrapolate(self.imitation, [one.measured for one in each]), results), *each)
+        return each
+
+    def _whole(self, numbers: Numbers, results: list[ProbeResult]) -> Measurement:
+        first = results[0]
+        extra: Mapping[str, Any] = {"trainer": first.task.trainer, "gpu_seconds": sum(result.gpu_seconds for result in results)}
+        probe_id = first.task.id.rpartition("-")[0]
+        return Measurement(
+            id=probe_id, created_at=first.started_at, job=self.job, measured=numbers.model_copy(update=dict(extra)),
+            software=first.environment.software(), source=f"probe {probe_id}",
+        )  # fmt: skip
