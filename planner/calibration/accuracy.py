@@ -17,7 +17,10 @@ REGRET_AT = (1, 3, 5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured run beside its estimate. Seconds and bytes; None where not measured or not answered."""
+    """One measured run beside its estimate. Seconds and bytes; None where not measured or not answered.
+
+    last_rank: the measured peaks are of the last rank, not of the worst (the row's `memory_of`).
+    """
 
     job: Job
     estimate: Estimate
@@ -25,6 +28,7 @@ class Row:
     measured_seconds: float | None
     measured_allocated_bytes: float | None
     measured_reserved_bytes: float | None
+    last_rank: bool = False
 
     @classmethod
     def build(cls, job: Job, estimate: Estimate) -> "Row":
@@ -37,7 +41,27 @@ class Row:
             measured_seconds=measured.get("step_seconds"),
             measured_allocated_bytes=measured.get("peak_allocated_bytes"),
             measured_reserved_bytes=measured.get("peak_reserved_bytes"),
+            last_rank=measured.get("memory_of") == "last-rank",
         )
+
+    @property
+    def predicted_allocated_bytes(self) -> float | None:
+        """Peak of the rank that the run reported: the worst one, or the last pipeline rank where it says so."""
+        memory = self.estimate.memory
+        return memory.stages[-1].peak_allocated_bytes if self.last_rank and memory else self.estimate.peak_allocated_bytes
+
+    @property
+    def predicted_reserved_bytes(self) -> float | None:
+        """The same of reserved memory."""
+        memory = self.estimate.memory
+        return memory.stages[-1].peak_reserved_bytes if self.last_rank and memory else self.estimate.peak_reserved_bytes
+
+    def memory_pairs(self) -> list[tuple[float, float]]:
+        """(predicted, measured) bytes of every peak that was measured."""
+        pairs = (
+            (self.predicted_allocated_bytes, self.measured_allocated_bytes), (self.predicted_reserved_bytes, self.measured_reserved_bytes),
+        )  # fmt: skip
+        return [(predicted, measured) for predicted, measured in pairs if predicted and measured]
 
     @property
     def baseline_seconds(self) -> float | None:
@@ -119,8 +143,8 @@ def summarise(rows: Sequence[Row], name: str) -> Summary:
         unanswered=len(rows) - len(answered),
         time=Errors.of((row.estimate.step_seconds, row.measured_seconds) for row in answered),
         baseline=Errors.of((row.baseline_seconds, row.measured_seconds) for row in answered),
-        allocated=Errors.of((row.estimate.peak_allocated_bytes, row.measured_allocated_bytes) for row in answered),
-        reserved=Errors.of((row.estimate.peak_reserved_bytes, row.measured_reserved_bytes) for row in answered),
+        allocated=Errors.of((row.predicted_allocated_bytes, row.measured_allocated_bytes) for row in answered),
+        reserved=Errors.of((row.predicted_reserved_bytes, row.measured_reserved_bytes) for row in answered),
         coverage=float(np.mean(covered)) if covered else None,
         out_of_memory_missed=sum(row.status == "oom" and bool(row.estimate.fits) for row in answered),
         refused=sum(not row.estimate.fits for row in ran),

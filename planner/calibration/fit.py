@@ -1,66 +1,29 @@
-"""Calibration: the profiles that measured runs support, by maximum a posteriori with a Laplace posterior.
+"""Calibration from measured runs: maximum a posteriori by Gauss-Newton with Huber weights, and a Laplace posterior.
 
-Every knob is a number of `Profile` (one value a trainer) or of `KernelProfile` (one value a GPU family), with a prior that does not
-know the runs. Trainers share a common shift of each knob, so that a trainer never measured moves with the others.
-Letters: R runs, P unknowns (shared shifts, then own shifts), J Jacobian (R, P).
+    log measured = log f(knobs) + offset(source) + noise
+
+f is the cost model; a source's offset (its cluster, its software's age) keeps many runs of one place from outvoting the rest.
+Letters: R runs, P unknowns (knobs' shared and own shifts, then offsets of sources), J derivative of log seconds (R, P).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.cost.calibration import KNOBS, OWN_SHARE, Calibration, Key, kernels_at, profile_at
 from planner.cost.price import Pricer
-from planner.cost.profile import PROFILES, AttentionCurve, KernelProfile, Profile, kernel_profile
+from planner.cost.simulation import refine
 from planner.specs.job import Job
 
-NOISE_SD = 0.06  # a run repeated elsewhere: clocks, fabric, placement; judgement, in log seconds
-HUBER = 2.0  # beyond this many NOISE_SD a run counts linearly
-STEP = 0.02
-ITERATIONS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knob:
-    """One number that may move. prior: its centre before any run.  sd: of the shared shift; own shifts have OWN_SHARE of it.
-
-    share: the number is a share in (0, 1) and moves on the logit scale, else on the logarithm.  kernel: of the GPU family.
-    """
-
-    name: str
-    prior: float
-    sd: float
-    share: bool = False
-    kernel: bool = False
-
-    def moved(self, shift: float) -> float:
-        """The number after a shift on its own scale."""
-        if not self.share:
-            return float(self.prior * np.exp(shift))
-        odds = self.prior / (1.0 - self.prior) * np.exp(shift)
-        return float(odds / (1.0 + odds))
-
-
-OWN_SHARE = 0.7
-KNOBS: tuple[Knob, ...] = (
-    Knob(name="compute", prior=0.80, sd=0.12),
-    Knob(name="elementwise", prior=1.0, sd=0.25),
-    Knob(name="tp_hidden", prior=0.20, sd=1.0, share=True),
-    Knob(name="async_tp_hidden", prior=0.65, sd=0.5, share=True),
-    Knob(name="ep_hidden", prior=0.35, sd=1.0, share=True),
-    Knob(name="dp_hidden", prior=0.80, sd=0.7, share=True),
-    Knob(name="launch_seconds", prior=9e-6, sd=0.4),
-    Knob(name="fused_launch_seconds", prior=20e-6, sd=1.0),
-    Knob(name="fixed_step_seconds", prior=0.02, sd=0.7),
-    Knob(name="inter_node", prior=0.95, sd=0.15),
-    Knob(name="intra_node", prior=0.95, sd=0.10),
-    Knob(name="gemm_bf16", prior=1.0, sd=0.06, kernel=True),
-    Knob(name="gemm_fp8", prior=1.0, sd=0.10, kernel=True),
-    Knob(name="memory", prior=1.0, sd=0.08, kernel=True),
-    Knob(name="attention", prior=1.0, sd=0.12, kernel=True),
-)
+HUBER = 2.0  # beyond this many standard deviations a run counts linearly
+STEP = 0.03
+ROUNDS, REWEIGHTINGS = 3, 12
+SOURCE = "source"  # the first half of an offset's key
+FINGERPRINT_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +37,15 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """All runs: groups that are priced together, and measured log seconds (R,)."""
+    """All runs: groups that are priced together, measured log seconds (R,), and the source of each run (R)."""
 
     groups: tuple[Runs, ...]
     log_seconds: FloatColumn
+    sources: tuple[str, ...]
 
     @classmethod
     def of(cls, jobs: Sequence[Job], step_seconds: Sequence[float]) -> "Data":
-        """From jobs with layouts and their measured step seconds."""
+        """From jobs with layouts and their measured step seconds; a job's `group` label is its source, else it is a source of its own."""
         places: dict[tuple[object, ...], list[int]] = {}
         for row, job in enumerate(jobs):
             places.setdefault((job.model, job.cluster.model_dump_json(), job.training), []).append(row)
@@ -89,7 +53,8 @@ class Data:
         for rows in places.values():
             layouts = [layout for row in rows if (layout := jobs[row].layout) is not None]
             groups.append(Runs(job=jobs[rows[0]], batch=LayoutBatch.from_layouts(layouts), rows=np.array(rows)))
-        return cls(groups=tuple(groups), log_seconds=np.log(np.asarray(step_seconds, dtype=np.float64)))
+        sources = tuple(str(job.labels.get("group", row)) for row, job in enumerate(jobs))
+        return cls(groups=tuple(groups), log_seconds=np.log(np.asarray(step_seconds, dtype=np.float64)), sources=sources)
 
     def take(self, keep: BoolColumn) -> "Data":
         """The runs where this mask is true; rows are renumbered."""
@@ -99,121 +64,172 @@ class Data:
             inside = keep[group.rows]
             if inside.any():
                 groups.append(replace(group, batch=group.batch.take(inside), rows=number[group.rows[inside]]))
-        return Data(groups=tuple(groups), log_seconds=self.log_seconds[keep])
+        sources = tuple(source for source, kept in zip(self.sources, keep, strict=True) if kept)
+        return Data(groups=tuple(groups), log_seconds=self.log_seconds[keep], sources=sources)
+
+    def scopes(self, scope: str) -> list[str]:
+        """Trainers or GPU families that occur."""
+        return sorted({_scope(group.job, scope) for group in self.groups})
 
 
-Key = tuple[str, str]
+def fingerprint(job: Job, step_seconds: float) -> str:
+    """Short name of a run: what was trained, where, how, and how long a step took."""
+    layout = None if job.layout is None else job.layout.model_dump(mode="json")
+    parts = [job.model.name, job.cluster.gpu.name, job.cluster.num_gpus, job.training.seq_len, job.training.global_batch_size, layout]
+    text = json.dumps([*parts, f"{step_seconds:.6g}"], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """Shifts of every knob: shared ("knob", "") and own ("knob", trainer or family), with their joint covariance.
-
-    keys (P): order of the unknowns in covariance (P, P).
-    """
+class Unknowns:
+    """What is solved for: keys (P), prior mean (P,) and prior precision (P, P). Offsets of sources come last."""
 
     keys: tuple[Key, ...]
-    shifts: FloatColumn
-    covariance: FloatColumn
+    mean: FloatColumn
+    precision: FloatColumn
+    run_sd: float
+    group_sd: float
 
-    def shift(self, knob: Knob, scope: str) -> float:
-        """Shared plus own shift; a scope never measured has the shared one alone."""
-        at = {key: place for place, key in enumerate(self.keys)}
-        return float(sum(self.shifts[at[key]] for key in ((knob.name, ""), (knob.name, scope)) if key in at))
+    @classmethod
+    def of(cls, data: Data, prior: Calibration) -> "Unknowns":
+        """Every shift that the runs can move; those the prior calibration knows start from its posterior."""
+        fresh: list[tuple[Key, float]] = []
+        for knob in KNOBS:
+            for scope in ("", *data.scopes(knob.scope)):
+                if (knob.name, scope) not in prior.keys:
+                    fresh.append(((knob.name, scope), knob.sd * (OWN_SHARE if scope else 1.0)))
+        fresh += [((SOURCE, source), prior.group_sd) for source in sorted(set(data.sources))]
+        known = len(prior.keys)
+        precision = np.diag(np.concatenate([np.zeros(known), np.array([sd for _, sd in fresh]) ** -2.0]))
+        if known:
+            precision[:known, :known] = np.linalg.inv(prior.covariance)
+        return cls(
+            keys=(*prior.keys, *(key for key, _ in fresh)), mean=np.concatenate([prior.shifts, np.zeros(len(fresh))]),
+            precision=precision, run_sd=prior.run_sd, group_sd=prior.group_sd,
+        )  # fmt: skip
 
-    def profile(self, trainer: str) -> Profile:
-        """The trainer's calibrated profile."""
-        values: dict[str, Any] = {k.name: k.moved(self.shift(k, trainer)) for k in KNOBS if not k.kernel}
-        return replace(PROFILES[trainer], **values)
-
-    def kernels(self, base: KernelProfile, family: str) -> KernelProfile:
-        """The family's calibrated kernels."""
-        scale = {k.name: k.moved(self.shift(k, family)) for k in KNOBS if k.kernel}
-        gemm = {key: share * scale["gemm_bf16"] * (1.0 if key == "gemm_bf16" else scale["gemm_fp8"]) for key, share in base.gemm.items()}
-        return replace(
-            base,
-            gemm=gemm,
-            memory=base.memory * scale["memory"],
-            flash2=_scaled(base.flash2, scale["attention"]),
-            vendor=_scaled(base.vendor, scale["attention"]),
-        )
-
-
-def _scaled(curve: AttentionCurve, factor: float) -> AttentionCurve:
-    return replace(curve, forward=curve.forward * factor, backward=curve.backward * factor)
+    @property
+    def of_knobs(self) -> BoolColumn:
+        """Mask of keys that are not offsets."""
+        return np.array([knob != SOURCE for knob, _ in self.keys])
 
 
-def predict(data: Data, calibration: Calibration, only: Iterable[int] | None = None) -> FloatColumn:
-    """Log step seconds of all runs (R,), or of the groups in `only` (NaN elsewhere)."""
-    out = np.full(len(data.log_seconds), np.nan)
-    for place in range(len(data.groups)) if only is None else only:
-        group = data.groups[place]
-        job = group.job
-        kernels = calibration.kernels(kernel_profile(job.cluster.gpu), job.cluster.gpu.family)
-        pricer = Pricer.build(job.model, job.cluster, job.training, calibration.profile(job.training.trainer), kernels)
-        out[group.rows] = np.log(pricer.price(group.batch).step_seconds)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """The model linearised at x0: log seconds = predicted + derivatives_k . (x - x0) + offsets; everything `solve` needs."""
+
+    unknowns: Unknowns
+    at: FloatColumn
+    derivatives: FloatColumn
+    gradient: FloatColumn
+    predicted: FloatColumn
+    measured: FloatColumn
+
+    def solve(self, keep: BoolColumn | None = None) -> tuple[FloatColumn, FloatColumn]:
+        """(unknowns (P,), covariance (P, P)) given the runs where keep is true."""
+        kept = np.ones(len(self.measured), dtype=np.bool_) if keep is None else keep
+        u, j = self.unknowns, self.derivatives[kept]
+        # Offsets enter prediction only here, so their part of x0 counts as zero.
+        target = (self.measured - self.predicted)[kept] + j @ np.where(u.of_knobs, self.at, 0.0)
+        x = self.at.copy()
+        for _ in range(REWEIGHTINGS):
+            residual = np.abs(target - j @ x)
+            weight = np.minimum(1.0, HUBER * u.run_sd / np.maximum(residual, 1e-12)) / u.run_sd**2
+            information = j.T @ (weight[:, None] * j) + u.precision
+            x = np.linalg.solve(information, j.T @ (weight * target) + u.precision @ u.mean)
+        return np.asarray(x), np.asarray(np.linalg.inv(information))
+
+    def left_out(self, labels: Sequence[str]) -> tuple[FloatColumn, FloatColumn]:
+        """(log seconds (R,), their standard deviation (R,)) of every run as predicted by the runs with other labels.
+
+        A source's offset is not known to who plans a new run, so it is left out of the prediction and counted in the deviation.
+        """
+        names = np.array(labels)
+        log_seconds, deviation = np.zeros(len(names)), np.zeros(len(names))
+        knobs = self.unknowns.of_knobs
+        for label in sorted(set(labels)):
+            out = names == label
+            x, covariance = self.solve(~out)
+            j = self.derivatives[out][:, knobs]
+            log_seconds[out] = self.predicted[out] + j @ (x - self.at)[knobs]
+            inside = np.einsum("rp,pq,rq->r", j, covariance[np.ix_(knobs, knobs)], j)
+            deviation[out] = np.sqrt(inside + self.unknowns.run_sd**2 + self.unknowns.group_sd**2)
+        return log_seconds, deviation
+
+
+def predict(data: Data, calibration: Calibration, *, simulated: bool = True) -> FloatColumn:
+    """Log step seconds of all runs, (R,)."""
+    out = np.zeros(len(data.log_seconds))
+    for group in data.groups:
+        pricer = _pricer(group.job, calibration.shift(*_scopes_of(group.job)))
+        out[group.rows] = _log_seconds(pricer, group.batch, simulated)
     return out
 
 
-def fit(data: Data) -> Calibration:
-    """The maximum a posteriori calibration of these runs, by Gauss-Newton with Huber weights."""
-    scopes = _scopes(data)
-    keys = tuple((knob.name, "") for knob in KNOBS) + tuple((knob.name, scope) for knob in KNOBS for scope in scopes[knob.kernel])
-    sds = {knob.name: knob.sd for knob in KNOBS}
-    prior_sd = np.array([sds[name] * (OWN_SHARE if scope else 1.0) for name, scope in keys])
-    calibration = Calibration(keys=keys, shifts=np.zeros(len(keys)), covariance=np.diag(prior_sd**2))
-    for _ in range(ITERATIONS):
-        predicted = predict(data, calibration)
-        jacobian = _jacobian(data, calibration, predicted)
-        residual = data.log_seconds - predicted
-        weight = np.minimum(1.0, HUBER * NOISE_SD / np.maximum(np.abs(residual), 1e-12)) / NOISE_SD**2
-        information = jacobian.T @ (weight[:, None] * jacobian) + np.diag(prior_sd**-2.0)
-        covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)
-        change = covariance @ (jacobian.T @ (weight * residual) - calibration.shifts / prior_sd**2)
-        calibration = replace(calibration, shifts=calibration.shifts + np.clip(change, -0.7, 0.7), covariance=covariance)
-    return calibration
+def linearise(data: Data, calibration: Calibration, unknowns: Unknowns) -> Linear:
+    """The model around a calibration that has all of `unknowns`' knobs; derivatives by forward differences of the screened price."""
+    base = predict(data, calibration, simulated=False)
+    gradient = np.zeros((len(base), len(KNOBS)))
+    for group in data.groups:
+        shifts = calibration.shift(*_scopes_of(group.job))
+        for place in range(len(KNOBS)):
+            moved = shifts.copy()
+            moved[place] += STEP
+            ahead = _log_seconds(_pricer(group.job, moved), group.batch, simulated=False)
+            gradient[group.rows, place] = (ahead - base[group.rows]) / STEP
+    at = dict(zip(calibration.keys, calibration.shifts, strict=True))
+    return Linear(
+        unknowns=unknowns, at=np.array([at.get(key, 0.0) for key in unknowns.keys]), derivatives=_by_key(data, unknowns, gradient),
+        gradient=gradient, predicted=predict(data, calibration), measured=data.log_seconds,
+    )  # fmt: skip
 
 
-def predictive_sd(data: Data, calibration: Calibration) -> FloatColumn:
-    """Standard deviation of log measured around log predicted, (R,): posterior of the knobs plus noise; unseen scopes keep their prior."""
-    predicted = predict(data, calibration)
-    extended = _with_scopes(calibration, _scopes(data))
-    jacobian = _jacobian(data, extended, predicted)
-    return np.asarray(np.sqrt(np.einsum("rp,pq,rq->r", jacobian, extended.covariance, jacobian) + NOISE_SD**2))
+def fit(data: Data, prior: Calibration | None = None) -> tuple[Calibration, Linear]:
+    """The calibration that these runs make of a prior one (what is believed before any run unless given), and its linearisation."""
+    start = prior or Calibration.prior()
+    unknowns = Unknowns.of(data, start)
+    knobs = unknowns.of_knobs
+    keys = tuple(key for key, mine in zip(unknowns.keys, knobs, strict=True) if mine)
+    calibration = replace(start, keys=keys, shifts=unknowns.mean[knobs], covariance=np.linalg.inv(unknowns.precision)[np.ix_(knobs, knobs)])
+    for _ in range(ROUNDS):
+        linear = linearise(data, calibration, unknowns)
+        x, covariance = linear.solve()
+        calibration = replace(calibration, shifts=x[knobs], covariance=covariance[np.ix_(knobs, knobs)])
+    linear = linearise(data, calibration, unknowns)
+    return replace(calibration, sensitivity=linear.gradient.T @ linear.gradient / len(data.log_seconds)), linear
 
 
-def _with_scopes(calibration: Calibration, scopes: Mapping[bool, Sequence[str]]) -> Calibration:
-    missing = [(k.name, s, OWN_SHARE * k.sd) for k in KNOBS for s in scopes[k.kernel] if (k.name, s) not in calibration.keys]
-    size = len(calibration.keys)
-    covariance = np.diag(np.concatenate([np.zeros(size), [sd**2 for *_, sd in missing]]))
-    covariance[:size, :size] = calibration.covariance
-    keys = calibration.keys + tuple((name, scope) for name, scope, _ in missing)
-    return Calibration(keys=keys, shifts=np.concatenate([calibration.shifts, np.zeros(len(missing))]), covariance=covariance)
+def _pricer(job: Job, shifts: FloatColumn) -> Pricer:
+    trainer, gpu = job.training.trainer, job.cluster.gpu
+    return Pricer.build(job.model, job.cluster, job.training, profile=profile_at(trainer, shifts), kernels=kernels_at(gpu, shifts))
 
 
-def _scopes(data: Data) -> Mapping[bool, Sequence[str]]:
-    """Trainers (False) and GPU families (True) that occur."""
-    return {
-        False: sorted({group.job.training.trainer for group in data.groups}),
-        True: sorted({group.job.cluster.gpu.family for group in data.groups}),
-    }
+def _log_seconds(pricer: Pricer, batch: LayoutBatch, simulated: bool) -> FloatColumn:
+    prices = pricer.price(batch)
+    return np.asarray(np.log(refine(pricer, batch, prices).step_seconds if simulated else prices.step_seconds))
 
 
-def _jacobian(data: Data, calibration: Calibration, predicted: FloatColumn) -> FloatColumn:
-    """Derivatives of log seconds by each unknown, (R, P), forward differences; a shared column sums its scopes'."""
-    at = {key: place for place, key in enumerate(calibration.keys)}
-    jacobian = np.zeros((len(predicted), len(calibration.keys)))
-    for knob in KNOBS:
-        for scope in _scopes(data)[knob.kernel]:
-            groups = [p for p, group in enumerate(data.groups) if _scope(group.job, knob) == scope]
-            shifts = calibration.shifts.copy()
-            shifts[at[knob.name, scope]] += STEP
-            moved = predict(data, replace(calibration, shifts=shifts), groups)
-            column = np.where(np.isnan(moved), 0.0, (moved - predicted) / STEP)
-            jacobian[:, at[knob.name, scope]] = column
-            jacobian[:, at[knob.name, ""]] += column
-    return jacobian
+def _by_key(data: Data, unknowns: Unknowns, gradient: FloatColumn) -> FloatColumn:
+    """Derivatives (R, P) of every unknown from those by knob (R, K): a run feels the shared shift, its own, and its source's offset."""
+    place = {knob.name: index for index, knob in enumerate(KNOBS)}
+    scope = {knob.name: knob.scope for knob in KNOBS}
+    names: Mapping[str, list[str]] = {kind: [""] * len(gradient) for kind in ("trainer", "family")}
+    for group in data.groups:
+        for kind, column in names.items():
+            for row in group.rows:
+                column[int(row)] = _scope(group.job, kind)
+    out = np.zeros((len(gradient), len(unknowns.keys)))
+    for index, (knob, own) in enumerate(unknowns.keys):
+        if knob == SOURCE:
+            out[:, index] = np.array(data.sources) == own
+        else:
+            out[:, index] = gradient[:, place[knob]] * (np.array(names[scope[knob]]) == own if own else 1.0)
+    return out
 
 
-def _scope(job: Job, knob: Knob) -> str:
-    return job.cluster.gpu.family if knob.kernel else job.training.trainer
+def _scope(job: Job, scope: str) -> str:
+    return job.training.trainer if scope == "trainer" else job.cluster.gpu.family
+
+
+def _scopes_of(job: Job) -> tuple[str, str]:
+    return job.training.trainer, job.cluster.gpu.family

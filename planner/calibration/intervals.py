@@ -1,21 +1,63 @@
-"""How sure a price is: intervals and the probability of running out of memory.
+"""How sure a price is: the calibration's posterior pushed through the cost model, intervals, and the probability of running out of memory.
 
-First form: measured over predicted is log-normal around one, with a spread per trainer that the profile states (the
-standard deviation seen on runs that the profile was not fitted to). Letters: N layouts.
+The logarithm of the step time of layout n is  mean_n + sum_d loading_dn z_d + shared + own_n,  z, shared and own normal: what the
+posterior moves along its D principal directions, what all runs on one cluster have in common, and what is a layout's own.
+Letters: N layouts, D directions, W draws.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import FloatColumn
-from planner.cost.price import Prices
+from planner.columns import FloatColumn, LayoutBatch
+from planner.cost.calibration import kernels_at, profile_at
+from planner.cost.price import Pricer, Prices
 from planner.cost.profile import Profile
 from planner.specs.cluster import ClusterSpec
 
 TWO_SIDED_90 = 1.6448536269514722  # 95th percentile of the standard normal
 
 Pair = tuple[FloatColumn, FloatColumn]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSpread:
+    """Deviations of log step seconds. loadings (D, N); own_sd (N,); shared_sd: one number for all layouts of a job."""
+
+    loadings: FloatColumn
+    own_sd: FloatColumn
+    shared_sd: float
+
+    @property
+    def sd(self) -> FloatColumn:
+        """Standard deviation of each layout alone, (N,)."""
+        return np.asarray(np.sqrt((self.loadings**2).sum(axis=0) + self.own_sd**2 + self.shared_sd**2))
+
+    def draws(self, count: int, seed: int) -> FloatColumn:
+        """Joint draws of the deviations, (W, N)."""
+        random = np.random.default_rng(seed)
+        common = random.standard_normal((count, len(self.loadings))) @ self.loadings
+        own = random.standard_normal((count, len(self.own_sd))) * self.own_sd
+        return np.asarray(common + own + self.shared_sd * random.standard_normal((count, 1)))
+
+    def take(self, places: list[int]) -> "TimeSpread":
+        """The same of some layouts."""
+        return TimeSpread(loadings=self.loadings[:, places], own_sd=self.own_sd[places], shared_sd=self.shared_sd)
+
+
+def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSpread:
+    """The posterior of the pricer's calibration, pushed through the model one principal direction at a time (one deviation each)."""
+    trainer, gpu, calibration = pricer.training.trainer, pricer.cluster.gpu, pricer.calibration
+    centre = calibration.shift(trainer, gpu.family)
+    directions, rest = calibration.directions(trainer, gpu.family)
+    base, loadings = np.log(prices.step_seconds), np.zeros((len(directions), len(batch)))
+    for place, direction in enumerate(directions):
+        profile, kernels = profile_at(trainer, centre + direction), kernels_at(gpu, centre + direction)
+        moved = Pricer.build(pricer.model, pricer.cluster, pricer.training, calibration, profile=profile, kernels=kernels)
+        loadings[place] = np.log(moved.price(batch).step_seconds) - base
+    stretch = calibration.stretch(trainer)
+    own = stretch * np.sqrt(rest + calibration.run_sd**2)
+    return TimeSpread(loadings=stretch * loadings, own_sd=np.full(len(batch), own), shared_sd=stretch * calibration.group_sd)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,24 +70,28 @@ class Spread:
     oom_probability: FloatColumn
 
 
-def spread(profile: Profile, cluster: ClusterSpec, prices: Prices, step_seconds: FloatColumn) -> Spread:
-    """Intervals of N prices under this profile."""
+def spread(pricer: Pricer, batch: LayoutBatch, prices: Prices, step_seconds: FloatColumn) -> Spread:
+    """Intervals of N prices."""
 
-    def around(values: FloatColumn, sd: float) -> Pair:
+    def around(values: FloatColumn, sd: FloatColumn | float) -> Pair:
         return values * np.exp(-TWO_SIDED_90 * sd), values * np.exp(TWO_SIDED_90 * sd)
 
     return Spread(
-        step_seconds=around(step_seconds, profile.time_sd),
-        peak_allocated_bytes=around(prices.peak_allocated_bytes, profile.memory_sd),
-        peak_reserved_bytes=around(prices.peak_reserved_bytes, profile.memory_sd),
-        oom_probability=oom_probability(profile, cluster, prices.device_bytes),
+        step_seconds=around(step_seconds, time_spread(pricer, batch, prices).sd),
+        peak_allocated_bytes=around(prices.peak_allocated_bytes, memory_deviation(pricer.profile, prices.peak_allocated_bytes)),
+        peak_reserved_bytes=around(prices.peak_reserved_bytes, memory_deviation(pricer.profile, prices.peak_reserved_bytes)),
+        oom_probability=oom_probability(pricer.profile, pricer.cluster, prices.device_bytes),
     )
 
 
 def oom_probability(profile: Profile, cluster: ClusterSpec, device_bytes: FloatColumn) -> FloatColumn:
     """P(device bytes x e^(sd z) > usable), z standard normal: the upper tail at log(usable / device) / sd."""
-    distance = np.log(cluster.usable_memory_bytes / device_bytes) / profile.memory_sd
-    return upper_tail(distance)
+    return upper_tail(np.log(cluster.usable_memory_bytes / device_bytes) / memory_deviation(profile, device_bytes))
+
+
+def memory_deviation(profile: Profile, num_bytes: FloatColumn) -> FloatColumn:
+    """Standard deviation of log measured over predicted bytes, (N,): a part that grows with the peak and a part that does not."""
+    return np.hypot(profile.memory_sd, profile.memory_sd_bytes / num_bytes)
 
 
 def upper_tail(z: FloatColumn) -> FloatColumn:

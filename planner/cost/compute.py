@@ -13,6 +13,7 @@ from planner.work.precision import RECIPES
 
 TILE_ROWS, TILE_COLS = 128, 128
 FP16_BYTES = 2.0
+OPERAND_BYTES: Mapping[str, float] = {"fp8": 1.0, "fp4": 0.5}  # of one element that a product reads, by peak; 2 for the rest
 BF16, FP16 = 0, 1
 SINGLE = len(RECIPES)  # row of the rates for param_dtype float32: TF32 where the GPU has it
 
@@ -22,7 +23,8 @@ class Device:
     """One GPU under one trainer's software: achieved rates, ready for columns.
 
     half: precision code of its 16-bit format.
-    linear_rate, linear_half_depth: by precision code, then SINGLE: FLOP/s a large GEMM reaches (NaN: the GPU lacks the dtype).
+    linear_rate, linear_half_depth, operand_bytes: by precision code, then SINGLE: FLOP/s a large GEMM reaches (NaN: the GPU
+        lacks the dtype), the depth at which it reaches half of it, and bytes of an element that it reads.
     """
 
     gpu: GpuSpec
@@ -30,6 +32,7 @@ class Device:
     profile: Profile
     linear_rate: FloatColumn
     linear_half_depth: FloatColumn
+    operand_bytes: FloatColumn
     attention_forward_rate: float
     attention_backward_rate: float
     attention_half_context: float
@@ -57,12 +60,14 @@ class Device:
         single = peaks.get("tf32") or peaks.get("fp32")
         rates.append(single * kernels.gemm["gemm_bf16"] * clock * profile.compute if single else np.nan)
         halves.append(kernels.gemm_half_depth["gemm_bf16"])
+        operand_bytes = [OPERAND_BYTES.get(recipe.peak, FP16_BYTES) for recipe in RECIPES] + [2 * FP16_BYTES]
         attention = kernels.vendor if profile.vendor_attention else kernels.flash2
         half_precision = peaks.get("bf16") or peaks.get("fp16") or peaks["fp32"]
         return cls(
             gpu=gpu, kernels=kernels, profile=profile, linear_rate=np.array(rates), linear_half_depth=np.array(halves),
-            attention_forward_rate=half_precision * attention.forward * clock * profile.compute,
-            attention_backward_rate=half_precision * attention.backward * clock * profile.compute,
+            operand_bytes=np.array(operand_bytes),
+            attention_forward_rate=half_precision * attention.forward * clock * profile.compute * profile.attention,
+            attention_backward_rate=half_precision * attention.backward * clock * profile.compute * profile.attention,
             attention_half_context=attention.half_context, memory_rate=gpu.memory_bandwidth_bytes_per_second * kernels.memory,
             num_sms=max(gpu.num_sms, 1),
             half=BF16 if peaks.get("bf16") else FP16,
@@ -83,7 +88,8 @@ class Device:
         wave_share = filled / np.where(waves < 1.0, 1.0, waves + 0.5 * (np.ceil(waves) - waves))
         utilisation = np.minimum(wave_share, 1.0) * depth / (depth + self.linear_half_depth[precision])
         flops = 2.0 * batch * rows * cols * depth
-        moved = FP16_BYTES * batch * (rows * depth + depth * cols + rows * cols)
+        written = np.where(precision == SINGLE, 2 * FP16_BYTES, FP16_BYTES)
+        moved = batch * (self.operand_bytes[precision] * (rows * depth + depth * cols) + written * rows * cols)
         return np.maximum(flops / (self.linear_rate[precision] * np.maximum(utilisation, 1e-6)), moved / self.memory_rate)
 
     def attention_seconds(self, flops: FloatColumn, context: FloatColumn, *, backward: bool) -> FloatColumn:

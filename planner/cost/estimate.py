@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from planner.calibration.basis import basis, memory_basis
 from planner.calibration.intervals import Spread, oom_probability, spread
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.memory import rows as memory_rows
 from planner.cost.price import PARTS, Pricer, Prices, num_microbatches
-from planner.cost.profile import CALIBRATION_ID
 from planner.cost.simulation import Refined, refine
 from planner.errors import Fault, SpecError
 from planner.rules import violations
@@ -40,12 +40,12 @@ def estimate_layouts(pricer: Pricer, layouts: Sequence[Layout], *, job_id: str |
     """Estimates of many layouts of one job, in order; the legal ones are priced together."""
     broken = [violations(layout, pricer.model, pricer.cluster, pricer.training) for layout in layouts]
     legal = [index for index, faults in enumerate(broken) if not faults]
-    answers = [_refused(faults, job_id) for faults in broken]
+    answers = [_refused(faults, job_id, pricer.calibration.id) for faults in broken]
     if legal:
         batch = LayoutBatch.from_layouts([layouts[index] for index in legal])
         prices = pricer.price(batch, every_rank=True)
         refined = refine(pricer, batch, prices)
-        columns = _Columns(pricer, batch, prices, refined)
+        columns = _Columns(pricer, [layouts[index] for index in legal], batch, prices, refined)
         for row, index in enumerate(legal):
             answers[index] = columns.estimate(row, job_id)
     return answers
@@ -63,16 +63,16 @@ def simulated_columns(pricer: Pricer, layouts: Sequence[Layout]) -> list[tuple[f
     return [(float(a), float(b), float(c)) for a, b, c in zip(step, oom, share, strict=True)]
 
 
-def _refused(faults: Sequence[Violation], job_id: str | int | None) -> Estimate:
-    return Estimate(id=job_id, valid=False, violations=list(faults), model_version=MODEL_VERSION, calibration_id=CALIBRATION_ID)
+def _refused(faults: Sequence[Violation], job_id: str | int | None, calibration_id: str) -> Estimate:
+    return Estimate(id=job_id, valid=False, violations=list(faults), model_version=MODEL_VERSION, calibration_id=calibration_id)
 
 
 class _Columns:
     """Priced and simulated columns, read row by row into estimates."""
 
-    def __init__(self, pricer: Pricer, batch: LayoutBatch, prices: Prices, refined: Refined) -> None:
-        self.pricer, self.batch, self.prices, self.refined = pricer, batch, prices, refined
-        self.spread: Spread = spread(pricer.profile, pricer.cluster, prices, refined.step_seconds)
+    def __init__(self, pricer: Pricer, layouts: Sequence[Layout], batch: LayoutBatch, prices: Prices, refined: Refined) -> None:
+        self.pricer, self.layouts, self.batch, self.prices, self.refined = pricer, layouts, batch, prices, refined
+        self.spread: Spread = spread(pricer, batch, prices, refined.step_seconds)
         self.m = num_microbatches(batch, pricer.training)
 
     def estimate(self, row: int, job_id: str | int | None) -> Estimate:
@@ -99,9 +99,9 @@ class _Columns:
             interval=self._interval(row),
             memory=self._memory(row),
             time=self._time(row),
-            basis=self._basis(),
+            basis=self._basis(row),
             model_version=MODEL_VERSION,
-            calibration_id=CALIBRATION_ID,
+            calibration_id=pricer.calibration.id,
         )
 
     def _redone_share(self, row: int) -> float:
@@ -156,10 +156,11 @@ class _Columns:
             other_seconds=parts["other"],
         )
 
-    def _basis(self) -> dict[str, Basis]:
-        from typing import cast
-
-        return {key: cast(Basis, value) for key, value in self.pricer.profile.basis.items()}
+    def _basis(self, row: int) -> dict[str, Basis]:
+        """Of every feature, and of memory, which rests on how torch allocates and is checked against published peaks."""
+        pricer = self.pricer
+        of = basis(pricer.calibration, pricer.training.trainer, pricer.cluster.gpu, pricer.model, self.layouts[row])
+        return {**of, "memory": memory_basis(pricer.calibration, pricer.training.trainer)}
 
 
 def model_flops_utilisation(model: ModelSpec, cluster: ClusterSpec, tokens_per_second_per_gpu: float, seq_len: int) -> float | None:

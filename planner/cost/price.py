@@ -9,14 +9,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.catalog.calibrations import shipped_calibration
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import keyed, layers, sharding, stages
+from planner.cost.calibration import Calibration, kernels_at
 from planner.cost.collectives import send_seconds
 from planner.cost.compute import Device
-from planner.cost.memory import OPTIMIZER_STATE_BYTES, RankMemory, RankShapes, rank_memory
+from planner.cost.memory import RankMemory, RankShapes, rank_memory
 from planner.cost.overlap import Exposed, UnitColumns, exposed_data_parallel
-from planner.cost.profile import PROFILES, KernelProfile, Profile, kernel_profile
+from planner.cost.profile import KernelProfile, Profile
+from planner.cost.quantisation import Quantisation
 from planner.cost.topology import Fabric
+from planner.cost.update import Update
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import CP_METHODS
@@ -24,16 +28,12 @@ from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.model import ModelSpec
 from planner.specs.trainers import TRAINERS, TrainerRules
 from planner.specs.training import TrainingSpec
-from planner.units import GIGA
 from planner.work import axes
 from planner.work.axes import local_sizes
+from planner.work.precision import TWO_BYTES, Recipe, column, recipes_for
 
 CHUNK = 32768
 CACHED_ROWS = 8192
-# Newton-Schulz, 5 iterations of 3 products on an m x n matrix: about 30 m FLOP a parameter. Source: Jordan et al. 2024 (Muon).
-MUON_FLOPS = 30.0
-# Share of a host's memory bandwidth that one GPU's optimizer gets, torch AdamW on a two-socket server with 8 GPUs; judgement.
-HOST_STREAM_BYTES_PER_SECOND = 40 * GIGA
 PARTS = ("compute", "recompute", "tp", "cp", "ep", "pp", "fsdp", "dp", "bubble", "optimizer", "other")
 
 
@@ -45,6 +45,7 @@ class Pricer:
     cluster: ClusterSpec
     training: TrainingSpec
     rules: TrainerRules
+    calibration: Calibration
     profile: Profile
     device: Device
     fabric: Fabric
@@ -55,19 +56,37 @@ class Pricer:
         model: ModelSpec,
         cluster: ClusterSpec,
         training: TrainingSpec,
+        calibration: Calibration | None = None,
+        *,
         profile: Profile | None = None,
         kernels: KernelProfile | None = None,
     ) -> "Pricer":
-        """A pricer for one job under a profile (the trainer's prior unless given)."""
-        profile = profile or PROFILES[training.trainer]
+        """A pricer for one job under a calibration (the shipped one unless given); profile and kernels replace what it says of them."""
+        calibration = calibration or shipped_calibration()
+        trainer, gpu = training.trainer, cluster.gpu
+        profile = profile or calibration.profile(trainer, gpu.family)
+        kernels = kernels or kernels_at(gpu, calibration.shift(trainer, gpu.family))
         return cls(
             model=model,
             cluster=cluster,
             training=training,
             rules=TRAINERS[training.trainer],
+            calibration=calibration,
             profile=profile,
-            device=Device.build(cluster, kernels or kernel_profile(cluster.gpu), profile),
+            device=Device.build(cluster, kernels, profile),
             fabric=Fabric.build(cluster, profile.intra_node, profile.inter_node),
+        )
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """How each precision computes under this trainer's release."""
+        return recipes_for(self.rules, self.training.trainer_version)
+
+    @property
+    def update(self) -> Update:
+        """How a step ends."""
+        return Update(
+            model=self.model, cluster=self.cluster, training=self.training, rules=self.rules, device=self.device, recipes=self.recipes
         )
 
     def price(self, batch: LayoutBatch, *, every_rank: bool = False) -> "Prices":
@@ -77,7 +96,7 @@ class Pricer:
     def floors(self, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
         """Lower bounds (step seconds, device bytes), (N,) each, that hold for every schedule, ZeRO stage and split of the layouts.
 
-        Async TP and every CP method are tried, since they only save.
+        Async TP, every CP method and narrow gathers are tried, since they only save.
         Time: a step takes at least as long as its busiest rank computes (exposed TP, CP, EP included), and the busiest at
         least the mean; bubble, data-parallel waits, optimizer and fixed costs are not negative.
         Memory: the worst rank holds at least the mean: fully sharded states, gradients that accumulate, and activations of
@@ -86,8 +105,9 @@ class Pricer:
         """
         counts = np.array([count for _, count in self.model.distinct_layers()] + [1.0, 1.0])
         m = num_microbatches(batch, self.training)
-        batch = replace(batch, async_tp=batch.async_tp | ((batch.tp > 1) & self.rules.fsdp_style))
-        rows, inverse = keyed.distinct(batch, layers.key(self.cluster.rank_order))
+        narrow = batch.float8_all_gather | (column("wire_bytes", batch.precision, self.recipes) < TWO_BYTES)
+        batch = replace(batch, async_tp=batch.async_tp | ((batch.tp > 1) & self.rules.fsdp_style), float8_all_gather=narrow)
+        rows, inverse = keyed.distinct(batch, layers.key(self.cluster.rank_order, self.model, self.recipes))
         methods = sorted(self.rules.cp_methods) if np.any(batch.cp > 1) else [CP_METHODS[0]]
         tried = [_units(self, replace(rows, cp_method=np.full(len(rows), CP_METHODS.index(method)))) for method in methods]
         unit = tried[0]
@@ -152,7 +172,7 @@ def num_microbatches(batch: LayoutBatch, training: TrainingSpec) -> FloatColumn:
 
 
 def _unit_columns(pricer: Pricer, batch: LayoutBatch) -> tuple[_Units, IntColumn]:
-    rows, inverse = keyed.distinct(batch, layers.key(pricer.cluster.rank_order))
+    rows, inverse = keyed.distinct(batch, layers.key(pricer.cluster.rank_order, pricer.model, pricer.recipes))
     return _units(pricer, rows), inverse
 
 
@@ -167,6 +187,7 @@ def _units(pricer: Pricer, rows: LayoutBatch) -> _Units:
 
 
 def _unit_costs(pricer: Pricer, rows: LayoutBatch) -> layers.UnitCosts:
+    fused = layers.fused_kernels(rows, pricer.rules)
     site = layers.Site(
         batch=rows,
         sizes=local_sizes(rows, pricer.model, pricer.training, pricer.rules),
@@ -175,7 +196,8 @@ def _unit_costs(pricer: Pricer, rows: LayoutBatch) -> layers.UnitCosts:
         rules=pricer.rules,
         training=pricer.training,
         rank_order=pricer.cluster.rank_order,
-        fused=layers.fused_kernels(rows, pricer.rules),
+        fused=fused,
+        quantisation=Quantisation.build(rows, pricer.recipes, fused, pricer.device),
     )
     return layers.unit_costs(site, pricer.model)
 
@@ -200,9 +222,7 @@ def blocking_send_seconds(pricer: Pricer, batch: LayoutBatch, send: FloatColumn)
 def _price(pricer: Pricer, batch: LayoutBatch, every_rank: bool) -> Prices:
     unit, at_unit = _unit_columns(pricer, batch)
     shard_rows, at_shard = keyed.distinct(batch, sharding.KEY)
-    shards = sharding.unit_shards(shard_rows, pricer.model, pricer.fabric, pricer.profile, pricer.cluster.rank_order)
-    if pricer.rules.fsdp_style and shard_rows.cpu_offload.any():
-        shards = sharding.offload_seconds(shard_rows, shards, pricer.cluster.pcie_bandwidth_bytes_per_second)
+    shards = sharding.unit_shards(shard_rows, pricer.update, pricer.fabric, pricer.profile, pricer.cluster.rank_order)
     pipe_rows, at_pipe = keyed.distinct(batch, stages.KEY)
     held = stages.rank_layers(pipe_rows, pricer.model, pricer.rules, every_rank=every_rank)
     units = held.units[:, :, at_pipe]
@@ -239,6 +259,8 @@ def _device_floor(
     dense, expert = sharding.unit_parameters(pricer.model, shard_rows)
     local = (counts @ (dense + expert))[at_shard] / batch.pp
     shard = (counts @ sharding.kept_shards(shard_rows, dense, expert, pricer.cluster.rank_order))[at_shard] / batch.pp
+    quantised = (counts @ sharding.quantised_elements(shard_rows, dense, expert, pricer.update))[at_shard] / batch.pp
+    gathered = (counts @ sharding.gathered_elements(shard_rows, dense, expert, pricer.update))[at_shard] / batch.pp
     saved = (counts @ unit.costs.saved_bytes)[at_unit] / batch.pp
     alone = batch.pp == 1
     uneven = 1.0 - np.where(alone, 0.0, np.minimum(1.0, batch.pp / counts[:-2].sum()))
@@ -248,6 +270,9 @@ def _device_floor(
         shard=shard,
         largest_local=zero,
         head_local=zero,
+        gathered=gathered,
+        largest_gathered=zero,
+        copies_bytes=quantised * np.minimum(pricer.update.copy_bytes(batch), 0.0),
         saved_bytes=saved * uneven,
         transient_bytes=np.where(alone, unit.costs.transient_bytes.max(axis=0)[at_unit], 0.0),
         in_flight=np.minimum(m, (batch.pp + 1) / 2.0),
@@ -317,6 +342,9 @@ def _shapes(
         shard=_on_ranks(units, shard),
         largest_local=layer_local.max(axis=1),
         head_local=layer_local[:, -1],
+        gathered=_on_ranks(units, shards.gathered[:, at_shard]),
+        largest_gathered=_largest(np.where(holds, shards.gathered[:, at_shard][None], 0.0)),
+        copies_bytes=_on_ranks(units, shards.quantised[:, at_shard]) * pricer.update.copy_bytes(batch),
         saved_bytes=_on_ranks(units, unit.costs.saved_bytes[:, at_unit]),
         transient_bytes=_largest(np.where(holds, unit.costs.transient_bytes[:, at_unit][None], 0.0)),
         in_flight=in_flight,
@@ -391,6 +419,9 @@ class _Time:
             gather=s.gather_seconds[:, at],
             scatter=s.scatter_seconds[:, at],
             replicate=s.replicate_seconds[:, at],
+            upload=s.upload_seconds[:, at],
+            download=s.download_seconds[:, at],
+            accumulate=s.accumulate_seconds[:, at],
         )
         return exposed_data_parallel(
             self.units, seconds, self.batch, self.m, self.pricer.training, self.pricer.rules, self.pricer.profile.dp_hidden
@@ -417,16 +448,10 @@ class _Time:
         return by_schedule(batch, bubble, 0.0), by_schedule(batch, hops, 0.0) * send + blocking_send_seconds(self.pricer, batch, send)
 
     def _optimizer_seconds(self) -> FloatColumn:
-        """Fused update: reads and writes parameter, gradient and states, clipping reads and scales gradients; offload over PCIe.
-
-        (R, N). Source: torch fused AdamW kernel (7 streams of 4 bytes), clip_grad_norm_ (one read, one read and write).
-        """
-        batch, training, device = self.batch, self.pricer.training, self.pricer.device
-        owned = _on_ranks(self.units, self.shards.shard[:, self.at_shard])
-        moved = 12.0 + 2.0 * OPTIMIZER_STATE_BYTES[training.optimizer] + (12.0 if training.max_grad_norm is not None else 0.0)
-        on_device = device.moved_seconds(owned * moved)
-        pcie = self.pricer.cluster.pcie_bandwidth_bytes_per_second
-        offloaded = owned * 8.0 / pcie + owned * moved / HOST_STREAM_BYTES_PER_SECOND
-        if training.optimizer == "muon":
-            on_device = on_device + MUON_FLOPS * self.pricer.model.hidden_size * owned / device.linear_rate[device.half]
-        return np.where(batch.cpu_offload, offloaded, on_device)
+        """Seconds a step of clipping, update, exchange and small reductions, (R, N)."""
+        shards, at, layers_only = self.shards, self.at_shard, self.units[:, :-2]
+        owned = _on_ranks(self.units, shards.shard[:, at])
+        owned_layers = _on_ranks(layers_only, shards.shard[:-2, at])
+        quantised = _on_ranks(self.units, shards.quantised[:, at])
+        update = self.pricer.update.seconds(self.batch, owned, owned_layers, quantised)
+        return update + _on_ranks(self.units, shards.exchange_seconds[:, at]) + shards.step_seconds[at]

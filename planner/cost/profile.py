@@ -4,11 +4,10 @@ A share is of a datasheet peak. Entries are per GPU family where kernels differ,
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from planner.specs.gpu import GpuSpec
-
-CALIBRATION_ID = "prior-2026-11-21"
+from planner.units import GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,22 +59,30 @@ KERNELS: Mapping[str, KernelProfile] = {
         source="micro.csv A100: GEMM bfloat16, FlashAttention-2 forward and backward",
     ),
     "hopper": KernelProfile(
-        gemm={"gemm_bf16": 0.84, "gemm_fp8": 0.80, "gemm_fp8_rowwise": 0.68},
-        gemm_half_depth={"gemm_bf16": 270, "gemm_fp8": 450, "gemm_fp8_rowwise": 500},
+        gemm={"gemm_bf16": 0.84, "gemm_fp8": 0.80, "gemm_fp8_rowwise": 0.68, "gemm_fp8_blockwise": 0.68},
+        gemm_half_depth={"gemm_bf16": 270, "gemm_fp8": 450, "gemm_fp8_rowwise": 500, "gemm_fp8_blockwise": 670},
         flash2=_curve(0.38, 0.335, 500),
         vendor=_curve(0.66, 0.50, 900),
         memory=0.82,
         source="micro.csv H100, H200: GEMM bfloat16, FlashAttention-2 and -3, cuDNN; "
-        "fp8: 1.9 times bf16 in training runs (the inference kernels of micro.csv are slower); backward: judgement",
+        "fp8: 1.9 times bf16 in training runs (the inference kernels of micro.csv are slower); fp8_blockwise: micro.csv fp8_block; "
+        "backward: judgement",
     ),
     "blackwell": KernelProfile(
-        gemm={"gemm_bf16": 0.66, "gemm_fp8": 0.74, "gemm_fp8_rowwise": 0.62, "gemm_fp4": 0.60},
-        gemm_half_depth={"gemm_bf16": 150, "gemm_fp8": 500, "gemm_fp8_rowwise": 600, "gemm_fp4": 3300},
+        gemm={
+            "gemm_bf16": 0.66, "gemm_fp8": 0.74, "gemm_fp8_rowwise": 0.62, "gemm_fp8_blockwise": 0.69, "gemm_mxfp8": 0.69,
+            "gemm_fp4": 0.60,
+        },
+        gemm_half_depth={
+            "gemm_bf16": 150, "gemm_fp8": 500, "gemm_fp8_rowwise": 600, "gemm_fp8_blockwise": 500, "gemm_mxfp8": 500, "gemm_fp4": 3300,
+        },
         flash2=_curve(0.25, 0.22, 900),
         vendor=_curve(0.60, 0.48, 2000),
         memory=0.70,
         source="micro.csv B200, GB200: GEMM bfloat16 and bf16 (TE), nvfp4, attention; "
-        "fp8: 2.3 times bf16 in training runs; FlashAttention-2 and backward: judgement",
+        "fp8: 2.3 times bf16 in training runs; mxfp8: 0.93 of fp8, whose kernels take 144, 61 and 53 us where mxfp8's take 152, 52 and 51 "
+        "(pytorch/ao issue 1768), 5 to 9% more on large products (AMD Primus-Turbo pull request 390); fp8_blockwise runs as mxfp8 "
+        "(Transformer Engine, fp8_blockwise_scaling); FlashAttention-2 and backward: judgement",
     ),
     "ada": KernelProfile(
         gemm={"gemm_bf16": 0.80, "gemm_fp8": 0.70, "gemm_fp8_rowwise": 0.60},
@@ -86,8 +93,8 @@ KERNELS: Mapping[str, KernelProfile] = {
         source="judgement: like Ampere",
     ),
     "cdna": KernelProfile(
-        gemm={"gemm_bf16": 0.54, "gemm_fp8": 0.42, "gemm_fp8_rowwise": 0.38},
-        gemm_half_depth={"gemm_bf16": 500, "gemm_fp8": 1000, "gemm_fp8_rowwise": 1100},
+        gemm={"gemm_bf16": 0.54, "gemm_fp8": 0.42, "gemm_fp8_rowwise": 0.38, "gemm_fp8_blockwise": 0.38, "gemm_mxfp8": 0.39},
+        gemm_half_depth={"gemm_bf16": 500, "gemm_fp8": 1000, "gemm_fp8_rowwise": 1100, "gemm_fp8_blockwise": 1100, "gemm_mxfp8": 1000},
         flash2=_curve(0.38, 0.28, 800),
         vendor=_curve(0.42, 0.30, 800),
         memory=0.75,
@@ -117,7 +124,7 @@ class Profile:
     """One trainer's software on any GPU: factors of order one, seconds and shares. All are priors until calibrated.
 
     compute: speed of its matrix kernels against the micro-measured ones.  vendor_attention: cuDNN or Transformer Engine
-    instead of FlashAttention-2.  elementwise: traffic of memory-bound ops against counted.
+    instead of FlashAttention-2.  attention: speed of its attention kernels against those.  elementwise: traffic of memory-bound ops against counted.
     launch_seconds: CPU time of one eager kernel;  fused_launch_seconds: of one fused operation (compiled, or a fused module).
     intra_node / inter_node: speed of communication inside a node and beyond, against the curves of `cost.nccl` (1: as in nccl-tests).
     nvls_gain: the same for reductions in the switch.  collective_seconds: added to the library's own time of a collective.
@@ -127,12 +134,13 @@ class Profile:
     early_step_share: backward seconds lost to an optimizer in it.  fixed_step_seconds: data loading, logging, synchronisation.
     fragmentation: reserved over allocated memory, minus one, of the memory that comes
     and goes;  fragmentation_expandable: with expandable segments;  fragmentation_floor: what stays under memory pressure.
-    communicator_bytes: NCCL buffers a process group keeps.  time_sd, memory_sd: standard deviation of the logarithm of
-    measured over predicted, on runs that the profile was not fitted to.
+    communicator_bytes: NCCL buffers a process group keeps.  memory_sd, memory_sd_bytes: the logarithm of measured over
+    predicted peak bytes deviates by sqrt(memory_sd^2 + (memory_sd_bytes / peak)^2).
     """
 
     compute: float = 0.93
     vendor_attention: bool = False
+    attention: float = 1.0
     elementwise: float = 1.0
     launch_seconds: float = 8e-6
     fused_launch_seconds: float = 8e-6
@@ -155,29 +163,18 @@ class Profile:
     fragmentation_floor: float = 0.02
     communicator_bytes: float = 256 * 2.0**20
     workspace_bytes: float = 96 * 2.0**20
-    time_sd: float = 0.15
-    memory_sd: float = 0.04
+    memory_sd: float = 0.05
+    memory_sd_bytes: float = 0.5 * GIB
     source: str = "judgement"
-    basis: Mapping[str, str] = field(
-        default_factory=lambda: {"compute": "interpolated", "communication": "datasheet", "memory": "datasheet"}
-    )
 
 
-# Fitted by hand and by `benchmarks/fit_profiles.py` to the rows of benchmarks/measured/public.jsonl, trainer by trainer.
+# What differs by trainer and is not a knob of `cost.calibration`; the knobs' own values here are overwritten by a calibration.
 PROFILES: Mapping[str, Profile] = {
-    "torchtitan": Profile(compute=0.78, elementwise=1.1),
-    "megatron": Profile(
-        compute=0.80,
-        elementwise=0.70,
-        vendor_attention=True,
-        tp_hidden=0.42,
-        ep_hidden=0.6,
-        fused_launch_seconds=67e-6,
-        fixed_step_seconds=0.018,
-    ),
-    "megatron-deepspeed": Profile(compute=0.76, elementwise=1.3, dp_hidden=0.0, fixed_step_seconds=0.1),
-    "fsdp": Profile(compute=0.78, elementwise=0.9, launch_seconds=11e-6, fixed_step_seconds=0.02),
-    "internevo": Profile(compute=0.75, elementwise=1.08, tp_hidden=0.0, dp_hidden=0.7),
+    "torchtitan": Profile(),
+    "megatron": Profile(vendor_attention=True),
+    "megatron-deepspeed": Profile(),
+    "fsdp": Profile(),
+    "internevo": Profile(),
 }
 
 

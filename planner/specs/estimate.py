@@ -1,5 +1,7 @@
 """An estimate: the contract's section 3, field by field. SI units, in the names."""
 
+import math
+from statistics import NormalDist
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -100,3 +102,11 @@ class Estimate(BaseModel):
     basis: dict[str, Basis] | None = None
     model_version: str
     calibration_id: str
+
+    @property
+    def time_sd(self) -> float:
+        """Standard deviation of the logarithm of the step time that the interval stands for; zero without one."""
+        if self.interval is None:
+            return 0.0
+        low, high = self.interval.step_seconds
+        return math.log(high / low) / (2.0 * NormalDist().inv_cdf(0.5 + self.interval.coverage / 2.0))

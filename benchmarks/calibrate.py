@@ -1,0 +1,62 @@
+"""Fits the calibration that ships to the measured runs, and says how it moved and how it does on what it has not seen.
+
+    python benchmarks/calibrate.py [--write]      writes planner/catalog/calibrations/shipped.json
+
+The time intervals are stretched by what covers 90% of the runs left out by source (`planner.calibration.conformal`). Takes about two minutes.
+"""
+
+import argparse
+import json
+import pathlib
+
+import numpy as np
+
+from planner.calibration.accuracy import Row
+from planner.calibration.basis import seen
+from planner.calibration.conformal import memory_deviation, stretches
+from planner.calibration.fit import Data, fingerprint, fit
+from planner.catalog.calibrations import to_document
+from planner.cost.calibration import KNOBS
+from planner.cost.estimate import estimate_job
+from planner.specs.job import Job
+
+FOLDER = pathlib.Path(__file__).parent
+SHIPPED = FOLDER.parent / "planner" / "catalog" / "calibrations" / "shipped.json"
+
+
+def measured_rows() -> list[dict]:
+    """Every measured row of `benchmarks/measured/`, of training runs."""
+    return [json.loads(line) for path in sorted((FOLDER / "measured").glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--id", default="public-2026-11-21", help="name of the calibration")
+    options = parser.parse_args()
+    rows = measured_rows()
+    jobs = [Job.from_user(row) for row in rows]
+    timed = [(job, row["measured"]["step_seconds"]) for job, row in zip(jobs, rows, strict=True) if "step_seconds" in row["measured"]]
+    data = Data.of([job for job, _ in timed], [seconds for _, seconds in timed])
+    calibration, linear = fit(data)
+    log_seconds, deviation = linear.left_out(data.sources)
+    trainers = [job.training.trainer for job, _ in timed]
+    factors = stretches(np.abs(log_seconds - data.log_seconds) / deviation, trainers, data.sources)
+    relative, fixed = memory_deviation([Row.build(job, estimate_job(job)) for job in jobs])
+    shipped = {
+        **to_document(calibration), "id": options.id, "time_factor": factors, "memory_sd": relative, "memory_sd_bytes": fixed,
+        "seen": sorted(list(triple) for triple in seen(jobs)), "fitted": sorted(fingerprint(job, seconds) for job, seconds in timed),
+    }  # fmt: skip
+    for knob in KNOBS:
+        moved = {scope or "all": f"{shift:+.2f}" for (name, scope), shift in zip(calibration.keys, calibration.shifts, strict=True) if name == knob.name}
+        print(f"{knob.name:22s} prior {knob.prior:.3g} sd {knob.sd}  shifts {moved}")
+    error = np.expm1(linear.predicted - data.log_seconds)
+    out = np.expm1(log_seconds - data.log_seconds)
+    print(f"step time, {len(error)} runs: MAPE {np.abs(out).mean():.1%} left out by source, {np.abs(error).mean():.1%} in sample")
+    print(f"stretch of intervals {factors}; memory deviation {relative:.3f} and {fixed / 2**30:.2f} GiB")
+    if options.write:
+        SHIPPED.write_text(json.dumps(shipped, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What an estimate rests on: runs of this trainer on this kind of GPU, runs of others, or no run at all."""
+
+from collections.abc import Iterable, Mapping
+
+from planner.cost.calibration import Calibration
+from planner.cost.profile import KERNELS
+from planner.specs.estimate import Basis
+from planner.specs.gpu import GpuSpec
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+from planner.specs.model import ModelSpec
+
+AXES = ("tp", "cp", "pp", "ep")
+MEMORY = "memory"
+
+
+def features(model: ModelSpec, layout: Layout) -> Iterable[str]:
+    """What a run exercises: compute and memory always, its precision, experts, and the axes it splits over."""
+    yield "compute"
+    yield f"precision {layout.precision}"
+    if model.num_experts:
+        yield "experts"
+    yield from (axis for axis in AXES if getattr(layout, axis) > 1)
+    if layout.dp_shard * layout.cp > 1:
+        yield "fsdp"
+    if layout.dp_replicate > 1:
+        yield "dp"
+
+
+def seen(jobs: Iterable[Job]) -> frozenset[tuple[str, str, str]]:
+    """(trainer, GPU family, feature) of measured runs; `memory` where a peak was measured."""
+    return frozenset(
+        (job.training.trainer, job.cluster.gpu.family, feature)
+        for job in jobs
+        if job.layout is not None
+        for feature in (*features(job.model, job.layout), *([MEMORY] if _has_peak(job) else []))
+    )
+
+
+def _has_peak(job: Job) -> bool:
+    measured = job.labels.get("measured") or {}
+    return any(measured.get(key) for key in ("peak_allocated_bytes", "peak_reserved_bytes"))
+
+
+def basis(calibration: Calibration, trainer: str, gpu: GpuSpec, model: ModelSpec, layout: Layout) -> Mapping[str, Basis]:
+    """By feature of the layout: `calibrated` where runs of this trainer on this GPU family had it; `interpolated` where this trainer's
+    or this family's other runs did; `extrapolated` where neither; `datasheet` for a GPU family without any kernel timing."""
+    known = any(gpu.family.startswith(family) for family in KERNELS)
+    return {feature: _one(calibration, trainer, gpu.family, feature) if known else "datasheet" for feature in features(model, layout)}
+
+
+def memory_basis(calibration: Calibration, trainer: str) -> Basis:
+    """`calibrated` where peaks of this trainer were measured, else `interpolated`: how torch allocates is the same for all."""
+    return "calibrated" if any(name == MEMORY and trainer == one for one, _, name in calibration.seen) else "interpolated"
+
+
+def _one(calibration: Calibration, trainer: str, family: str, feature: str) -> Basis:
+    where = {(one_trainer, one_family) for one_trainer, one_family, name in calibration.seen if name == feature}
+    if (trainer, family) in where:
+        return "calibrated"
+    if any(trainer == one_trainer or family == one_family for one_trainer, one_family in where):
+        return "interpolated"
+    return "extrapolated"

@@ -1,0 +1,75 @@
+"""Intervals that cover what they say: deviations stretched until runs that the fit has not seen fall inside (conformal prediction).
+
+Source: Vovk, Gammerman, Shafer 2005; by group: Barber et al. 2021. A score is |log measured - log predicted| over the deviation, both
+from a fit without the run's source. Letters: R runs.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.calibration.accuracy import Row
+from planner.calibration.intervals import TWO_SIDED_90
+from planner.columns import FloatColumn
+from planner.units import GIB
+
+COVERAGE = 0.9
+LEAST_SOURCES = 3  # a trainer's own stretch needs runs from as many places; else it has that of all
+MEMORY_FLOOR = 0.02  # relative deviation that no number of agreeing runs can undercut; judgement
+MEMORY_PRIOR = (0.05, 0.5 * GIB)  # before any run; judgement
+LEAST_MEMORY_RUNS = 10
+
+
+def stretch(scores: FloatColumn, sources: Sequence[str]) -> float:
+    """Factor on the deviation that covers 90% of the scores, each source counting by the root of its number of runs."""
+    if not len(scores):
+        return 1.0
+    names, number = np.unique(np.array(sources), return_inverse=True)
+    sizes = np.bincount(number, minlength=len(names))
+    weight = 1.0 / np.sqrt(sizes[number])
+    order = np.argsort(scores)
+    share = np.cumsum(weight[order]) / weight.sum()
+    place = min(int(np.searchsorted(share, COVERAGE)), len(scores) - 1)
+    return float(scores[order][place] / TWO_SIDED_90)
+
+
+def stretches(scores: FloatColumn, trainers: Sequence[str], sources: Sequence[str]) -> dict[str, float]:
+    """By trainer with runs of LEAST_SOURCES sources, and "" for all others."""
+    out = {"": stretch(scores, sources)}
+    for trainer in sorted(set(trainers)):
+        mine = np.array([name == trainer for name in trainers])
+        places = [source for source, yes in zip(sources, mine, strict=True) if yes]
+        if len(set(places)) >= LEAST_SOURCES:
+            out[trainer] = stretch(scores[mine], places)
+    return {name: round(value, 3) for name, value in out.items()}
+
+
+def held_out_stretch(scores: FloatColumn, trainers: Sequence[str], sources: Sequence[str]) -> FloatColumn:
+    """The stretch that each run would get from runs of other sources alone, (R,)."""
+    out = np.ones(len(scores))
+    names = np.array(sources)
+    for source in sorted(set(sources)):
+        other = names != source
+        pick = [i for i, yes in enumerate(other) if yes]
+        found = stretches(scores[other], [trainers[i] for i in pick], [sources[i] for i in pick])
+        for row in np.flatnonzero(~other):
+            out[row] = found.get(trainers[row], found[""])
+    return out
+
+
+def memory_deviation(rows: Sequence[Row]) -> tuple[float, float]:
+    """(relative, bytes): the deviation of log measured over predicted peak bytes is sqrt(relative^2 + (bytes / peak)^2).
+
+    What the model misses grows with the peak (a tensor too many) or does not (workspaces, buffers of libraries). Both by maximum
+    likelihood of a Laplace distribution on a grid, then stretched together until 90% of the runs fall inside.
+    """
+    pairs = [pair for row in rows for pair in row.memory_pairs()]
+    if len(pairs) < LEAST_MEMORY_RUNS:
+        return MEMORY_PRIOR
+    predicted, measured = np.array(pairs).T
+    error = np.abs(np.log(measured / predicted))
+    grid = [(relative, fixed) for relative in np.geomspace(0.005, 0.2, 24) for fixed in np.geomspace(0.02, 4.0, 24) * GIB]
+    deviations = np.array([np.hypot(relative, fixed / predicted) for relative, fixed in grid])
+    best = int(np.argmin((np.log(deviations) + error / deviations).sum(axis=1)))
+    factor = float(np.quantile(error / deviations[best], COVERAGE) / TWO_SIDED_90)
+    return round(max(grid[best][0] * factor, MEMORY_FLOOR), 4), round(grid[best][1] * factor, 0)

@@ -1,0 +1,64 @@
+"""The calibration that ships: `calibrations/shipped.json`, written by `benchmarks/calibrate.py` from the measured runs."""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from planner.cost.calibration import Calibration
+
+DIGITS = 5
+
+
+@lru_cache(maxsize=1)
+def shipped_calibration() -> Calibration:
+    """What the published runs have taught."""
+    return from_document(json.loads(files("planner.catalog").joinpath("calibrations/shipped.json").read_text(encoding="utf-8")))
+
+
+def from_document(document: Mapping[str, Any]) -> Calibration:
+    """The calibration of a document that `to_document` made."""
+    size = len(document["keys"])
+    covariance = np.zeros((size, size))
+    covariance[np.tril_indices(size)] = document["covariance"]
+    covariance = covariance + np.tril(covariance, -1).T
+    return Calibration(
+        id=document["id"],
+        keys=tuple((knob, scope) for knob, scope in document["keys"]),
+        shifts=np.array(document["shifts"], dtype=np.float64),
+        covariance=covariance,
+        sensitivity=np.array(document["sensitivity"], dtype=np.float64),
+        run_sd=document["run_sd"],
+        group_sd=document["group_sd"],
+        time_factor=document["time_factor"],
+        memory_sd=document["memory_sd"],
+        memory_sd_bytes=document["memory_sd_bytes"],
+        seen=frozenset((trainer, family, feature) for trainer, family, feature in document["seen"]),
+        fitted=frozenset(document["fitted"]),
+    )
+
+
+def to_document(calibration: Calibration) -> dict[str, Any]:
+    """JSON-safe form; the covariance as its lower triangle."""
+    lower = calibration.covariance[np.tril_indices(len(calibration.keys))]
+    return {
+        "id": calibration.id,
+        "run_sd": calibration.run_sd,
+        "group_sd": calibration.group_sd,
+        "time_factor": dict(calibration.time_factor),
+        "memory_sd": calibration.memory_sd,
+        "memory_sd_bytes": calibration.memory_sd_bytes,
+        "keys": [list(key) for key in calibration.keys],
+        "shifts": _rounded(calibration.shifts),
+        "covariance": _rounded(lower),
+        "sensitivity": [_rounded(row) for row in calibration.sensitivity],
+        "seen": sorted(list(triple) for triple in calibration.seen),
+        "fitted": sorted(calibration.fitted),
+    }
+
+
+def _rounded(values: Any) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in values]

@@ -1,0 +1,176 @@
+"""What runs have taught: every knob of the profile with its prior, and a calibration that moves them together with how sure it is.
+
+A knob is a number of `Profile` (one value a trainer) or a factor on `KernelProfile` (one a GPU family). Its shift is a shared part,
+which all trainers or families have in common, plus an own part: one that was never measured moves with the others and is less sure.
+Letters: K knobs, P unknowns (shared and own shifts), D directions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from planner.columns import FloatColumn
+from planner.cost.profile import PROFILES, AttentionCurve, KernelProfile, Profile, kernel_profile
+from planner.specs.gpu import GpuSpec
+from planner.units import GIB
+
+Scope = Literal["trainer", "family"]
+Key = tuple[str, str]  # knob, and trainer or family; "" for the shared part
+OWN_SHARE = 0.7  # standard deviation of an own shift over that of the shared one; judgement
+DIRECTIONS = 6
+MOST_MEMORY_RATE = 0.97
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """One number that may move. prior: its centre before any run.  sd: of the shared shift.
+
+    share: the number is a share in (0, 1) and moves on the logit scale, else on the logarithm.
+    """
+
+    name: str
+    prior: float
+    sd: float
+    scope: Scope
+    share: bool = False
+
+    def moved(self, shift: float) -> float:
+        """The number after a shift on its own scale."""
+        if not self.share:
+            return float(self.prior * np.exp(shift))
+        odds = self.prior / (1.0 - self.prior) * np.exp(shift)
+        return float(odds / (1.0 + odds))
+
+
+# Priors are judgements made before any run was looked at, but where a source is named.
+KNOBS: tuple[Knob, ...] = (
+    Knob(name="compute", prior=0.80, sd=0.12, scope="trainer"),
+    Knob(name="attention", prior=1.0, sd=0.15, scope="trainer"),
+    Knob(name="elementwise", prior=1.0, sd=0.25, scope="trainer"),
+    Knob(name="tp_hidden", prior=0.20, sd=1.0, scope="trainer", share=True),
+    Knob(name="async_tp_hidden", prior=0.65, sd=0.5, scope="trainer", share=True),
+    Knob(name="ep_hidden", prior=0.35, sd=1.0, scope="trainer", share=True),
+    Knob(name="cp_hidden", prior=0.60, sd=1.0, scope="trainer", share=True),
+    Knob(name="dp_hidden", prior=0.80, sd=0.7, scope="trainer", share=True),
+    Knob(name="overlap_slowdown", prior=0.12, sd=0.5, scope="trainer"),
+    Knob(name="launch_seconds", prior=9e-6, sd=0.4, scope="trainer"),
+    # A Transformer Engine module: Python, autograd function and several kernels. TransformerEngine issue tracker: 30 to 100 us a call.
+    Knob(name="fused_launch_seconds", prior=40e-6, sd=0.7, scope="trainer"),
+    Knob(name="fixed_step_seconds", prior=0.02, sd=0.7, scope="trainer"),
+    Knob(name="inter_node", prior=0.95, sd=0.15, scope="trainer"),
+    Knob(name="intra_node", prior=0.95, sd=0.10, scope="trainer"),
+    Knob(name="power_exponent", prior=0.70, sd=0.3, scope="trainer"),
+    Knob(name="gemm", prior=1.0, sd=0.06, scope="family"),
+    Knob(name="gemm_half_depth", prior=1.0, sd=0.3, scope="family"),
+    Knob(name="low_precision_gemm", prior=1.0, sd=0.10, scope="family"),
+    Knob(name="memory", prior=1.0, sd=0.08, scope="family"),
+    Knob(name="flash2", prior=1.0, sd=0.12, scope="family"),
+    Knob(name="vendor", prior=1.0, sd=0.12, scope="family"),
+    Knob(name="attention_backward", prior=1.0, sd=0.10, scope="family"),
+)
+PLACE: Mapping[str, int] = {knob.name: place for place, knob in enumerate(KNOBS)}
+PRIOR_SD = np.array([knob.sd for knob in KNOBS])
+
+
+def profile_at(trainer: str, shifts: FloatColumn) -> Profile:
+    """The trainer's profile with its knobs moved by shifts (K,)."""
+    values: dict[str, Any] = {knob.name: knob.moved(shifts[place]) for place, knob in enumerate(KNOBS) if knob.scope == "trainer"}
+    return replace(PROFILES[trainer], **values)
+
+
+def kernels_at(gpu: GpuSpec, shifts: FloatColumn) -> KernelProfile:
+    """The GPU's kernels with the family's knobs moved by shifts (K,)."""
+    base = kernel_profile(gpu)
+    by = {knob.name: knob.moved(shifts[place]) for place, knob in enumerate(KNOBS) if knob.scope == "family"}
+    half = "gemm_bf16"
+    return replace(
+        base,
+        gemm={key: share * by["gemm"] * (1.0 if key == half else by["low_precision_gemm"]) for key, share in base.gemm.items()},
+        gemm_half_depth={key: depth * by["gemm_half_depth"] for key, depth in base.gemm_half_depth.items()},
+        memory=min(base.memory * by["memory"], MOST_MEMORY_RATE),
+        flash2=_scaled(base.flash2, by["flash2"], by["attention_backward"]),
+        vendor=_scaled(base.vendor, by["vendor"], by["attention_backward"]),
+    )
+
+
+def _scaled(curve: AttentionCurve, factor: float, backward: float) -> AttentionCurve:
+    return replace(curve, forward=curve.forward * factor, backward=curve.backward * factor * backward)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """A posterior over the knobs.
+
+    keys (P): order of shifts (P,) and covariance (P, P).  sensitivity (K, K): mean of g g' over the fitted runs, g the derivative of log
+    seconds by each knob.  run_sd, group_sd: standard deviations of log seconds of a run around the model, and of what all runs of one
+    source have in common.  time_factor: by trainer, stretch of the time interval that covered runs left out of the fit ("" for others).
+    memory_sd, memory_sd_bytes: log measured over predicted bytes deviates by sqrt(memory_sd^2 + (memory_sd_bytes / peak)^2).  seen: (trainer, GPU family, feature) that were measured.
+    fitted: fingerprints of the runs.
+    """
+
+    id: str
+    keys: tuple[Key, ...]
+    shifts: FloatColumn
+    covariance: FloatColumn
+    sensitivity: FloatColumn
+    run_sd: float
+    group_sd: float
+    time_factor: Mapping[str, float]
+    memory_sd: float
+    memory_sd_bytes: float
+    seen: frozenset[tuple[str, str, str]]
+    fitted: frozenset[str]
+
+    @classmethod
+    def prior(cls) -> "Calibration":
+        """What is believed before any run."""
+        return cls(
+            id="prior", keys=(), shifts=np.zeros(0), covariance=np.zeros((0, 0)), sensitivity=np.eye(len(KNOBS)) / len(KNOBS),
+            run_sd=0.06, group_sd=0.03, time_factor={}, memory_sd=0.05, memory_sd_bytes=0.5 * GIB, seen=frozenset(), fitted=frozenset(),
+        )  # fmt: skip
+
+    @cached_property
+    def _at(self) -> Mapping[Key, int]:
+        return {key: place for place, key in enumerate(self.keys)}
+
+    def shift(self, trainer: str, family: str) -> FloatColumn:
+        """Shared plus own shifts of this trainer and GPU family, (K,)."""
+        return self._effective(trainer, family)[0]
+
+    def effective_covariance(self, trainer: str, family: str) -> FloatColumn:
+        """Covariance (K, K) of `shift`; the parts that no run has touched keep their prior."""
+        return self._effective(trainer, family)[1]
+
+    def _effective(self, trainer: str, family: str) -> tuple[FloatColumn, FloatColumn]:
+        pick = np.zeros((len(KNOBS), len(self.keys)))
+        unseen = np.zeros(len(KNOBS))
+        for place, knob in enumerate(KNOBS):
+            for scope, sd in (("", knob.sd), (trainer if knob.scope == "trainer" else family, OWN_SHARE * knob.sd)):
+                at = self._at.get((knob.name, scope))
+                if at is None:
+                    unseen[place] += sd**2
+                else:
+                    pick[place, at] = 1.0
+        return np.asarray(pick @ self.shifts), np.asarray(pick @ self.covariance @ pick.T + np.diag(unseen))
+
+    def directions(self, trainer: str, family: str) -> tuple[FloatColumn, float]:
+        """(shifts (D, K), one standard deviation each, that move predictions most; variance of log seconds that they leave out).
+
+        Eigenvectors of S M S, S the root of the covariance and M the sensitivity: the principal axes of the predictions' spread.
+        """
+        values, vectors = np.linalg.eigh(self.effective_covariance(trainer, family))
+        root = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
+        spread, axes = np.linalg.eigh(root @ self.sensitivity @ root)
+        return np.asarray((root @ axes[:, -DIRECTIONS:]).T), float(np.maximum(spread[:-DIRECTIONS], 0.0).sum())
+
+    def profile(self, trainer: str, family: str) -> Profile:
+        """The trainer's calibrated profile."""
+        moved = profile_at(trainer, self.shift(trainer, family))
+        return replace(moved, memory_sd=self.memory_sd, memory_sd_bytes=self.memory_sd_bytes)
+
+    def stretch(self, trainer: str) -> float:
+        """Factor on the predictive standard deviation of this trainer's step times."""
+        return self.time_factor.get(trainer, self.time_factor.get("", 1.0))
