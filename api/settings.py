@@ -1,6 +1,8 @@
 """Settings from the environment: `PLANNER_` and the name of the field, in capitals."""
 
 import re
+import sys
+import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,11 +57,21 @@ def default_database_url() -> str:
     return f"sqlite:///{Path(user_data_dir('planner', appauthor=False)) / 'planner.db'}"
 
 
+def default_probe_folder() -> Path:
+    """A folder in the user's cache."""
+    from platformdirs import user_cache_dir
+
+    return Path(user_cache_dir("planner", appauthor=False)) / "probes"
+
+
 class Settings(BaseSettings):
     """What an operator may set.
 
     database_url: SQLAlchemy URL of SQLite or PostgreSQL.  api_keys: see parse_api_keys; empty: no keys are asked for, and
     only loopback addresses are served.  max_body_bytes: of one request.  planning_threads: plans computed at once.
+    probe_folder: files of running and failed probes; for Slurm a folder that all nodes share.  lease_folder: locks on this machine's GPUs;
+    the same for all its users.  probe_workers: probes that the service runs at once; 0 leaves them to others on the same database.
+    probe_python: interpreter that has torch, where it is another than ours.  probe_program: the reference program, a module or a file.
     """
 
     model_config = SettingsConfigDict(env_prefix="PLANNER_", extra="ignore")
@@ -70,6 +82,11 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535)
     max_body_bytes: int = Field(default=int(2 * MEGA), gt=0)
     planning_threads: int = Field(default=4, gt=0, le=1024)
+    probe_folder: Path = Field(default_factory=default_probe_folder)
+    lease_folder: Path = Path(tempfile.gettempdir()) / "planner-leases"
+    probe_workers: int = Field(default=1, ge=0, le=64)
+    probe_python: str = sys.executable
+    probe_program: str = "probes.worker"
 
     @cached_property
     def keys(self) -> tuple[ApiKey, ...]:

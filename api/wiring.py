@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from api.identity import TimeOrderedIds
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
     from api.settings import Settings
     from api.storage.idempotency import IdempotencyStore
+    from api.storage.measurements import SqlMeasurementStore
+    from api.storage.probes import SqlProbeStore
     from api.storage.store import SqlStore
+    from probes.campaign import Pool
 
 
 class SystemClock:
@@ -59,6 +63,42 @@ class Wiring:
         from api.storage.idempotency import IdempotencyStore
 
         return IdempotencyStore(self.store.engine, self.clock)
+
+    @cached_property
+    def measurements(self) -> "SqlMeasurementStore":
+        """What was measured, on the same database. Raises StoreError."""
+        from api.storage.measurements import SqlMeasurementStore
+
+        return SqlMeasurementStore(self.store.engine)
+
+    @cached_property
+    def probes(self) -> "SqlProbeStore":
+        """The queue of probes, on the same database. Raises StoreError."""
+        from api.storage.probes import SqlProbeStore
+
+        return SqlProbeStore(self.store.engine)
+
+    def pool(self, name: str) -> "Pool":
+        """The pool of this name: local, slurm, slurm:PARTITION, or replay:FILE. Raises SpecError for another, ProbeError for bad files."""
+        from api.errors import fault
+        from probes.launch import Launcher, LaunchSettings
+
+        settings = self.settings
+        kind, _, rest = name.partition(":")
+        launch = LaunchSettings(folder=settings.probe_folder, python=settings.probe_python, worker=settings.probe_program)
+        if name == "local":
+            from probes.backends.local import LocalPool, PoolSettings
+
+            return LocalPool(Launcher(launch), PoolSettings(leases=settings.lease_folder))
+        if kind == "slurm":
+            from probes.backends.slurm import SlurmPool
+
+            return SlurmPool(launch, partition=rest or None)
+        if kind == "replay" and rest:
+            from probes.replay import ReplayPool
+
+            return ReplayPool.from_file(Path(rest))
+        raise fault("pool", name, "is no pool", "use local, slurm, slurm:PARTITION, or replay:FILE.jsonl")
 
 
 def wire(settings: "Settings | None" = None) -> Wiring:

@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from planner.errors import ProbeError
@@ -63,8 +62,8 @@ class LaunchSettings:
     """How probes are started here.
 
     folder: where each probe gets a folder of its own.  python: the interpreter that has torch.  worker: the reference program, a module
-    or a file.  command: from (python, task, program, port) to the command line.  port: chooses one.  port_tries: how often.  keep: folders
-    of probes that gave no numbers are kept for a look, this many; others are removed.
+    or a file.  command: from (python, task, program, port) to the command line.  port: chooses one.  port_tries: how often.  keep: so many
+    folders of ended probes are kept, for a look and for who concludes a probe whose runner died.
     """
 
     folder: Path
@@ -73,7 +72,7 @@ class LaunchSettings:
     command: Callable[..., list[str]] = torchrun
     port: Callable[[], int] = free_port
     port_tries: int = 3
-    keep: int = 20
+    keep: int = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,48 +122,59 @@ class Launcher:
 
     def run(self, task: ProbeTask, held: Held | None = None, watch: Watch | None = None) -> ProbeResult:
         """The probe, to its end. A port that somebody else took meanwhile is tried again with another one. Raises ProbeError."""
-        held, watch = held or Held(), watch or Watch()
+        device, onlooker = held or Held(), watch or Watch()
         started = time.monotonic()
-        for attempt in range(self.settings.port_tries):
-            left = task.time_limit_seconds - (time.monotonic() - started)
-            result = self._once(task, held, watch, left)
-            clash = isinstance(result.outcome, Failed) and result.outcome.kind == FailureKind.PORT
-            if not clash or attempt == self.settings.port_tries - 1 or watch.stop.is_set():
-                return result
-        raise AssertionError("port_tries is at least one")
+
+        def once(attempt: int) -> ProbeResult:
+            return self._once(task, device, onlooker, task.time_limit_seconds - (time.monotonic() - started))
+
+        return with_free_port(self.settings.port_tries, once, onlooker)
 
     def _once(self, task: ProbeTask, held: Held, watch: Watch, time_limit_seconds: float) -> ProbeResult:
-        folder = new_folder(self.settings.folder, task.id)
-        watch.folder(folder)
-        token = held.token or uuid.uuid4().hex
         gpus = len(held.devices) if held.devices is not None else task.num_processes()
-        begin = Begin(started_at=datetime.now(UTC).isoformat(), started=time.time(), num_gpus=gpus, token=token, gpu_name=held.gpu_name)
-        (folder / TASK).write_text(task.model_dump_json(indent=2), encoding="utf-8")
-        guardian.write_json(folder / BEGIN, asdict(begin))
-        program = program_of(task, self.settings.python, self.settings.worker)
+        begin = Begin.now(num_gpus=gpus, token=held.token or uuid.uuid4().hex, gpu_name=held.gpu_name)
+        folder, program = prepare(self.settings, task, begin, watch)
         if isinstance(program, Failed):
-            result = write_result(folder, task, begin, program)
-        else:
-            for name, text in program.files.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_text(text, encoding="utf-8")
-            spec = GuardianSpec(
-                argv=self.settings.command(self.settings.python, task, program, port=self.settings.port()),
-                env=environment(task, held, program.env), cwd=str(folder), output=str(folder / LOG), end=str(folder / END), token=token,
-                time_limit_seconds=time_limit_seconds,
-            )  # fmt: skip
-            supervise(folder, spec, held.locks, watch)
-            result = conclude(folder)
-        self._tidy(folder, result)
-        return result
+            return write_result(folder, task, begin, program)
+        spec = GuardianSpec(
+            argv=self.settings.command(self.settings.python, task, program, port=self.settings.port()),
+            env=environment(task, held, program.env), cwd=str(folder), output=str(folder / LOG), end=str(folder / END), token=begin.token,
+            time_limit_seconds=time_limit_seconds,
+        )  # fmt: skip
+        supervise(folder, spec, held.locks, watch)
+        return conclude(folder)
 
-    def _tidy(self, folder: Path, result: ProbeResult) -> None:
-        if result.outcome.status == "ok":
-            shutil.rmtree(folder, ignore_errors=True)
-            return
-        finished = [path for path in self.settings.folder.iterdir() if (path / RESULT).exists()]
-        finished.sort(key=lambda path: path.stat().st_mtime)
-        for path in finished[: -self.settings.keep]:
+
+def with_free_port(tries: int, once: Callable[[int], ProbeResult], watch: Watch) -> ProbeResult:
+    """The first result of `once` (told the number of the attempt) that is no clash of ports, or the last one."""
+    for attempt in range(tries):
+        result = once(attempt)
+        clash = isinstance(result.outcome, Failed) and result.outcome.kind == FailureKind.PORT
+        if not clash or watch.stop.is_set():
+            break
+    return result
+
+
+def prepare(settings: LaunchSettings, task: ProbeTask, begin: Begin, watch: Watch) -> tuple[Path, Program | Failed]:
+    """A folder with all that the program reads, and the program; or why the trainer cannot run the task. Raises ProbeError."""
+    tidy(settings)
+    folder = new_folder(settings.folder.absolute(), task.id)
+    watch.folder(folder)
+    (folder / TASK).write_text(task.model_dump_json(indent=2), encoding="utf-8")
+    guardian.write_json(folder / BEGIN, asdict(begin))
+    program = program_of(task, settings.python, settings.worker)
+    for name, text in () if isinstance(program, Failed) else program.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder, program
+
+
+def tidy(settings: LaunchSettings) -> None:
+    """Removes the folders of ended probes but for the newest."""
+    with contextlib.suppress(OSError):
+        ended = [path for path in settings.folder.iterdir() if (path / RESULT).exists() and (path / END).exists()]
+        ended.sort(key=lambda path: path.stat().st_mtime)
+        for path in ended[: -settings.keep]:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from probes.programs import read_trainer
 from probes.protocol import Environment, Failed, FailureKind, Measured, Outcome, ProbeResult, ProbeTask
 
 TASK, RESULT, BEGIN, END, LOG = "task.json", "result.json", "begin.json", "end.json", "output.log"
+NODE_ENDS = "end.node*.json"
 LOG_BYTES = 2_000_000  # of each end of a log that is longer than both
 KMSG = Path("/dev/kmsg")
 MICROSECONDS = 1e6
@@ -33,37 +35,56 @@ class Begin:
     token: str
     gpu_name: str | None = None
 
+    @classmethod
+    def now(cls, *, num_gpus: int, token: str, gpu_name: str | None = None) -> "Begin":
+        """At this moment."""
+        moment = datetime.now(UTC)
+        return cls(started_at=moment.isoformat(), started=moment.timestamp(), num_gpus=num_gpus, token=token, gpu_name=gpu_name)
+
+    @classmethod
+    def read(cls, path: Path) -> "Begin":
+        """As the runner wrote it."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """How the guardian ended it (`probes.guardian`). left: processes that could not be killed."""
 
     reason: str
-    exit_code: int | None
     seconds: float
+    exit_code: int | None = None
     left: tuple[int, ...] = ()
     message: str = ""
 
 
 def read_end(folder: Path, begin: Begin) -> End:
-    """The guardian's word; where it has none it was killed itself, at the latest when the folder was last written."""
-    try:
-        values = json.loads((folder / END).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    """The guardian's word; where it has none it was killed itself, at the latest when the folder was last written.
+
+    Where every node had a guardian, what a node says goes before what its launcher made of it.
+    """
+    ends = [end for path in [*sorted(folder.glob(NODE_ENDS)), folder / END] if (end := _end(path)) is not None]
+    telling = [end for end in ends if end.reason != "exit"] or [end for end in ends if end.exit_code] or ends
+    if not telling:
         last = max(path.stat().st_mtime for path in [folder, *folder.iterdir()])
-        return End(reason="runner-gone", exit_code=None, seconds=max(0.0, last - begin.started))
-    return End(
-        reason=values["reason"], exit_code=values.get("exit_code"), seconds=values["seconds"], left=tuple(values.get("left", ())),
-        message=values.get("message", ""),
-    )  # fmt: skip
+        return End(reason="runner-gone", seconds=max(0.0, last - begin.started))
+    return telling[0]
+
+
+def _end(path: Path) -> End | None:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return End(**{**values, "left": tuple(values["left"])})
+    except (OSError, ValueError):
+        return None
 
 
 def conclude(folder: Path) -> ProbeResult:
     """The result of a probe whose processes have ended, also where its runner did not live to see it. Written to the folder too."""
     task = ProbeTask.model_validate_json((folder / TASK).read_text(encoding="utf-8"))
-    begin = Begin(**json.loads((folder / BEGIN).read_text(encoding="utf-8")))
+    begin = Begin.read(folder / BEGIN)
     end = read_end(folder, begin)
-    log = read_log(folder / LOG)
+    log = read_logs(folder)
     if end.reason == "not-started":
         return write_result(folder, task, begin, Failed(kind=FailureKind.IMPORT, rank=None, message=end.message), end)
     written = _written(folder / RESULT, task)
@@ -150,6 +171,11 @@ def bare_environment(gpu_name: str | None) -> Environment:
     except PackageNotFoundError:
         torch = None
     return Environment(python=platform.python_version(), torch=torch, gpu_name=gpu_name)
+
+
+def read_logs(folder: Path) -> str:
+    """The output of the launcher, and of every node where there are several."""
+    return "\n".join(text for path in sorted(folder.glob("output*.log")) if (text := read_log(path)))
 
 
 def read_log(path: Path) -> str:

@@ -1,0 +1,337 @@
+"""Probes as both edges run them: queued in the database, claimed under a lease, measured on a pool, ended with what came of it."""
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from api.errors import fault, lines_of
+from api.wiring import Wiring
+from planner.errors import ConflictError, PlannerError, ProbeError
+from planner.ports import Lease, ProbeEnd, ProbeRecord
+from planner.specs.job import Job
+from planner.specs.measurement import question_hash
+from probes import guardian
+from probes.campaign import Answer, Campaign, ProbeRequest
+from probes.launch import Watch
+from probes.outcome import BEGIN, TASK, conclude
+from probes.protocol import FailureKind, OutOfMemory, ProbeResult
+
+PREFIX = "probe"
+LEASE_SECONDS = 30.0
+BEAT_SECONDS = 3.0
+IDLE_SECONDS = 2.0
+SERVICE_ATTEMPTS = 2  # a service that died under a probe runs it once more; a person's command does not
+OOM, BACKEND = "oom", "backend"
+log = logging.getLogger("planner.probes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One layout to measure; plan and rank where it comes from a plan."""
+
+    request: ProbeRequest
+    job: Job
+    plan_id: str | None = None
+    plan_rank: int | None = None
+
+
+def ask_job(values: Mapping[str, Any], *, allow_files: bool) -> list[Asked]:
+    """From the fields of a ProbeRequest. Raises SpecError."""
+    request, job = ProbeRequest.from_user(values, allow_files=allow_files)
+    return [Asked(request=request, job=job)]
+
+
+def ask_plan(wiring: Wiring, plan_id: str, top_k: int, options: Mapping[str, Any]) -> list[Asked]:
+    """The best layouts of a stored plan. Raises NotFoundError, SpecError."""
+    plan = wiring.store.get_plan(plan_id)
+    if not 1 <= top_k <= len(plan.ranked):
+        raise fault("top_k", top_k, f"the plan ranks {len(plan.ranked)} layouts", f"use 1 to {len(plan.ranked)}")
+    asked = []
+    for entry in plan.ranked[:top_k]:
+        job = {key: value for key, value in plan.job.items() if key not in ("search", "probe", "layout", "measured")}
+        if isinstance(job["cluster"], Mapping):
+            job["cluster"] = {**job["cluster"], "num_gpus": entry.num_gpus}
+        job["layout"] = entry.layout.model_dump(mode="json")
+        request, parsed = ProbeRequest.from_user({**options, "job": job}, allow_files=False)
+        asked.append(Asked(request=request, job=parsed, plan_id=plan_id, plan_rank=entry.rank))
+    return asked
+
+
+def enqueue(wiring: Wiring, asked: Sequence[Asked], *, max_attempts: int) -> list[ProbeRecord]:
+    """Stores them as queued probes, all or none."""
+    records = []
+    for one in asked:
+        layout = one.job.layout
+        assert layout is not None, "a request's job has a layout"
+        records.append(
+            ProbeRecord(
+                id=wiring.ids.new_id(PREFIX), created_at=wiring.clock.now(), request=one.request.model_dump(mode="json"),
+                job_hash=question_hash(one.job), model=one.job.model.name, gpu=one.job.cluster.gpu.name, num_gpus=layout.num_gpus,
+                layout=layout.short(), pool=one.request.pool, plan_id=one.plan_id, plan_rank=one.plan_rank, max_attempts=max_attempts,
+            )
+        )  # fmt: skip
+    wiring.probes.add(records)
+    return records
+
+
+def owner() -> str:
+    """Who we are: host, process, thread."""
+    return f"{platform.node()}:{os.getpid()}:{threading.get_ident()}"
+
+
+def lease(wiring: Wiring) -> Lease:
+    """A lease from now on."""
+    return Lease(owner=owner(), now=wiring.clock.now(), seconds=LEASE_SECONDS)
+
+
+@dataclass
+class Heart:
+    """Prolongs a lease while a probe runs, and carries what others want of it: to cancel, or that the lease is lost."""
+
+    wiring: Wiring
+    held: ProbeRecord
+    watch: Watch
+    cancelled: bool = False
+    lost: bool = False
+    _words: str = ""
+    _folder: str | None = None
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> "Heart":
+        self._owner = owner()
+        self._thread = threading.Thread(target=self._beat, name=f"heart of {self.held.id}", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def say(self, words: str) -> None:
+        """What the probe says, for the next beat and for who watches."""
+        self._words = words
+        self.watch.progress(words)
+
+    def stay(self, folder: Path) -> None:
+        """Where its files are: at once, so that a successor finds them."""
+        self._folder = f"{platform.node()}:{folder}"
+        self._write()
+        self.watch.folder(folder)
+
+    def _beat(self) -> None:
+        while not self._done.wait(BEAT_SECONDS):
+            self._write()
+
+    def _write(self) -> None:
+        now = Lease(owner=self._owner, now=self.wiring.clock.now(), seconds=LEASE_SECONDS)
+        try:
+            asked = self.wiring.probes.heartbeat(self.held, now, progress=self._words, folder=self._folder)
+        except ConflictError:
+            self.lost = True
+            self.watch.stop.set()
+        except PlannerError as error:
+            log.warning("%s: no heartbeat: %s", self.held.id, error)  # the lease lasts for several more
+        else:
+            if asked:
+                self.cancelled = True
+                self.watch.stop.set()
+
+
+def run_probe(wiring: Wiring, held: ProbeRecord, watch: Watch, *, release_when_stopped: bool = False) -> ProbeRecord:
+    """Measures a claimed probe and stores its end; ConflictError where the lease was lost meanwhile.
+
+    release_when_stopped: a probe that was stopped by us, not cancelled by somebody, goes back into the queue.
+    """
+    with Heart(wiring, held, watch) as heart:
+        inner = Watch(stop=watch.stop, progress=heart.say, folder=heart.stay)
+        try:
+            answer = _measure(wiring, held, inner)
+            end = end_of(answer, stopped=watch.stop.is_set())
+        except PlannerError as error:
+            message = "; ".join(lines_of(error))
+            end = ProbeEnd(state="cancelled" if watch.stop.is_set() else "failed", failure=BACKEND, message=message)
+    if release_when_stopped and end.state == "cancelled" and not heart.cancelled and not heart.lost:
+        return wiring.probes.release(held, counts=False)
+    return wiring.probes.finish(held, end, wiring.clock.now())
+
+
+def _measure(wiring: Wiring, held: ProbeRecord, watch: Watch) -> Answer:
+    request, job = ProbeRequest.from_user(held.request, allow_files=False)
+    pool = wiring.pool(request.pool)
+    return Campaign.of(request, job, held.id, pool.capacity(job.cluster)).run(pool, watch)
+
+
+def end_of(answer: Answer, *, stopped: bool) -> ProbeEnd:
+    """The end that an answer makes. Out of memory is an answer: done, with its class."""
+    results = tuple(result.model_dump(mode="json") for result in answer.results)
+    failed = answer.failed
+    if failed is None:
+        return ProbeEnd(state="done", results=results, measurements=answer.measurements, message="; ".join(answer.notes) or None)
+    outcome = failed.outcome
+    if isinstance(outcome, OutOfMemory):
+        message = f"out of memory on rank {outcome.rank}: {outcome.message}"
+        ended: Literal["done", "failed"] = "done" if answer.measurements else "failed"
+        return ProbeEnd(state=ended, results=results, measurements=answer.measurements, failure=OOM, message=message)
+    assert outcome.status == "failed", "what is measured has not failed"
+    interrupted = outcome.kind == FailureKind.INTERRUPTED and stopped
+    message = outcome.message if outcome.rank is None else f"rank {outcome.rank}: {outcome.message}"
+    return ProbeEnd(state="cancelled" if interrupted else "failed", results=results, failure=outcome.kind.value, message=message)
+
+
+# ---- after a death --------------------------------------------------------------------------------------------------
+
+
+def recover(wiring: Wiring) -> list[ProbeRecord]:
+    """Concludes the probes whose owner has died: what their folder holds is kept, the rest goes back to the queue or failed."""
+    concluded = []
+    for dead in wiring.probes.expired(wiring.clock.now()):
+        heir = wiring.probes.take_over(dead.id, lease(wiring))
+        if heir is not None:
+            with contextlib.suppress(ConflictError):
+                concluded.append(_conclude(wiring, dead, heir))
+    return concluded
+
+
+def _conclude(wiring: Wiring, dead: ProbeRecord, heir: ProbeRecord) -> ProbeRecord:
+    result = _left_behind(heir)
+    whole = result is not None and result.task.id == heir.id  # one of several runs is not the answer
+    if result is not None and whole and result.outcome.status in ("ok", OOM):
+        failed = None if result.outcome.status == "ok" else result
+        answer = Answer(results=(result,), measurements=(result.measurement(),), failed=failed)
+        return wiring.probes.finish(heir, end_of(answer, stopped=False), wiring.clock.now())
+    if heir.cancel_requested:
+        end = ProbeEnd(state="cancelled", failure=FailureKind.INTERRUPTED.value, message="cancelled while its owner was dead")
+        return wiring.probes.finish(heir, end, wiring.clock.now())
+    if heir.attempts < heir.max_attempts:
+        return wiring.probes.release(heir, counts=True)
+    results = () if result is None else (result.model_dump(mode="json"),)
+    message = f"its runner ({dead.owner}) died; everything that it had started was ended"
+    kind = FailureKind.INTERRUPTED.value
+    if result is not None and result.outcome.status == "failed" and result.outcome.kind != FailureKind.INTERRUPTED:
+        kind, message = result.outcome.kind.value, result.outcome.message
+    return wiring.probes.finish(heir, ProbeEnd(state="failed", results=results, failure=kind, message=message), wiring.clock.now())
+
+
+def _left_behind(heir: ProbeRecord) -> ProbeResult | None:
+    """What the folder of the last run says, on the host where it lies, after nobody of the probe is left."""
+    host, _, path = (heir.folder or "").partition(":")
+    folder = Path(path)
+    if host != platform.node() or not (folder / TASK).is_file() or not (folder / BEGIN).is_file():
+        return None
+    try:
+        guardian.kill_all(str(json.loads((folder / BEGIN).read_text(encoding="utf-8"))["token"]))
+        return conclude(folder)
+    except (OSError, ValueError, KeyError) as error:
+        log.warning("%s: its folder %s cannot be read: %s", heir.id, folder, error)
+        return None
+
+
+# ---- many at once ---------------------------------------------------------------------------------------------------
+
+
+def run_all(wiring: Wiring, records: Sequence[ProbeRecord], watches: Mapping[str, Watch], *, at_once: int) -> list[ProbeRecord]:
+    """Claims and runs these probes in threads, waiting for all. An interruption ends the probes first, then goes on."""
+    ended: dict[str, ProbeRecord] = {}
+    bugs: list[BaseException] = []
+    gate = threading.Semaphore(max(1, at_once))
+
+    def work(record: ProbeRecord) -> None:
+        try:
+            with gate:
+                watch = watches[record.id]
+                held = None if watch.stop.is_set() else wiring.probes.claim(lease(wiring), probe_id=record.id)
+                ended[record.id] = run_probe(wiring, held, watch) if held else wiring.probes.cancel(record.id, wiring.clock.now())
+        except BaseException as error:
+            bugs.append(error)
+
+    threads = [threading.Thread(target=work, args=(record,), daemon=True) for record in records]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.1)
+    except KeyboardInterrupt:
+        for watch in watches.values():
+            watch.stop.set()
+        for thread in threads:
+            thread.join()
+        raise
+    if bugs:
+        raise bugs[0]
+    return [ended[record.id] for record in records]
+
+
+class ProbeWorkers:
+    """The service's background workers: claim, run, and again; on a stop what runs goes back into the queue."""
+
+    def __init__(self, wiring: Wiring, number: int) -> None:
+        self.wiring, self._wake = wiring, threading.Event()
+        self._stop = threading.Event()
+        self._watches: set[Watch] = set()
+        self._threads = [threading.Thread(target=self._loop, name=f"probes {index}", daemon=True) for index in range(number)]
+
+    def start(self) -> None:
+        """Starts the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def wake(self) -> None:
+        """There is work."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Ends what runs, puts it back, and waits until that is done."""
+        self._stop.set()
+        self._wake.set()
+        for watch in list(self._watches):
+            watch.stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _loop(self) -> None:
+        while not self._stop.is_set():
+            try:
+                recover(self.wiring)
+                held = self.wiring.probes.claim(lease(self.wiring))
+            except PlannerError as error:
+                log.warning("no probe can be claimed: %s", error)
+                held = None
+            if held is None:
+                self._wake.wait(IDLE_SECONDS)
+                self._wake.clear()
+                continue
+            self._run(held)
+
+    def _run(self, held: ProbeRecord) -> None:
+        watch = Watch(stop=threading.Event())
+        self._watches.add(watch)
+        if self._stop.is_set():
+            watch.stop.set()
+        try:
+            run_probe(self.wiring, held, watch, release_when_stopped=True)
+        except PlannerError as error:
+            log.warning("%s: %s", held.id, error)
+        except Exception as error:
+            log.exception("%s: a bug of ours", held.id)
+            with contextlib.suppress(PlannerError):
+                end = ProbeEnd(state="failed", failure=BACKEND, message=f"a bug of ours: {type(error).__name__}: {error}")
+                self.wiring.probes.finish(held, end, self.wiring.clock.now())
+        finally:
+            self._watches.discard(watch)
+
+
+def raise_if_nothing(records: Sequence[ProbeRecord]) -> None:
+    """Raises ProbeError with the first failure's own words when no probe measured anything."""
+    if any(record.measurement_id is not None for record in records):
+        return
+    failed = next((record for record in records if record.message), None)
+    message = "nothing was measured" if failed is None else f"{failed.failure}: {failed.message}"
+    raise ProbeError(message if len(records) == 1 else f"none of {len(records)} probes measured anything; the first: {message}")

@@ -1,0 +1,116 @@
+"""Probes through Slurm: one `srun` a probe, a guardian on either side of it.
+
+On this side the guardian ends `srun` and cancels the job by its name when the time is up or the runner is gone. On each node a guardian
+starts torchrun, keeps the exact time limit (Slurm's are whole minutes), and leaves nobody behind when Slurm ends the step. The folder of
+probes has to be one that all nodes share. Exit codes pass through too many hands to mean anything: the files say what happened.
+"""
+
+import math
+import re
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import ProbeError
+from planner.specs.cluster import ClusterSpec
+from probes.backends.local import Capacity
+from probes.backends.nvidia import Gpu, is_same_gpu
+from probes.launch import GuardianSpec, Held, LaunchSettings, Watch, environment, prepare, supervise, with_free_port
+from probes.outcome import END, LOG, Begin, conclude, read_logs, write_result
+from probes.protocol import Failed, ProbeResult, ProbeTask
+
+UNLIMITED = 2**20
+MINUTE = 60.0
+QUEUE_SECONDS = 3600.0
+SLACK_SECONDS = 120.0  # for Slurm to start the step, and for the nodes' guardians to end it
+REFUSED = re.compile(r"^srun: (?:error|fatal): (?P<words>.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How processes lie on nodes."""
+
+    nodes: int
+    per_node: int
+
+    @classmethod
+    def of(cls, task: ProbeTask) -> "Shape":
+        """As the job's cluster has its GPUs; raises ProbeError where processes do not fill whole nodes."""
+        processes, widest = task.num_processes(), task.parsed().cluster.gpus_per_node
+        per_node = min(processes, widest)
+        if processes % per_node:
+            raise ProbeError(
+                f"{processes} processes do not fill nodes of {per_node}; give the job's cluster gpus_per_node that divides them"
+            )
+        return cls(nodes=processes // per_node, per_node=per_node)
+
+
+class SlurmPool:
+    """A ProbeRunner on a Slurm cluster. queue_seconds: how long a job may wait for its nodes."""
+
+    name = "slurm"
+
+    def __init__(self, settings: LaunchSettings, *, partition: str | None = None, queue_seconds: float = QUEUE_SECONDS) -> None:
+        self.settings, self.partition, self.queue_seconds = settings, partition, queue_seconds
+
+    def capacity(self, cluster: ClusterSpec) -> Capacity:
+        """What the cluster has is for Slurm to say, when it is asked."""
+        return Capacity(num_devices=UNLIMITED, device="cpu" if cluster.gpu.name == "cpu" else "cuda")
+
+    def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
+        """One probe, to its end. Raises ProbeError with Slurm's own words where it refuses the job."""
+        watch = watch or Watch()
+        if shutil.which("srun") is None:
+            raise ProbeError("Slurm's srun is not installed here; use --pool local, or a machine that submits to the cluster")
+        shape = Shape.of(task)
+        onlooker = watch
+        return _checked(with_free_port(self.settings.port_tries, lambda attempt: self._once(task, shape, attempt, onlooker), onlooker))
+
+    def _once(self, task: ProbeTask, shape: Shape, attempt: int, watch: Watch) -> ProbeResult:
+        begin = Begin.now(num_gpus=task.num_processes(), token=uuid.uuid4().hex)
+        folder, program = prepare(self.settings, task, begin, watch)
+        if isinstance(program, Failed):
+            return write_result(folder, task, begin, program)
+        name = f"planner-{begin.token[:12]}"
+        env = environment(task, Held(), program.env)
+        for key in ("GLOO_SOCKET_IFNAME", *(("CUDA_VISIBLE_DEVICES",) if task.device == "cuda" else ())):
+            env.pop(key)  # which interface and which GPUs is for the node to say
+        inside = [self.settings.python, "-m", "probes.backends.slurm_node", self.settings.worker, str(attempt)]
+        spec = GuardianSpec(
+            argv=[*self._srun(task, shape, name), *inside], env=env, cwd=str(folder), output=str(folder / LOG), end=str(folder / END),
+            token=begin.token, time_limit_seconds=self.queue_seconds + task.time_limit_seconds + SLACK_SECONDS,
+            on_end=[["scancel", "--name", name]],
+        )  # fmt: skip
+        supervise(folder, spec, (), watch)
+        _raise_if_refused(folder)
+        return conclude(folder)
+
+    def _srun(self, task: ProbeTask, shape: Shape, name: str) -> list[str]:
+        minutes = math.ceil((task.time_limit_seconds + SLACK_SECONDS) / MINUTE)
+        gpus = ["--gpus-per-node", str(shape.per_node)] if task.device == "cuda" else []
+        partition = ["--partition", self.partition] if self.partition else []
+        return [
+            "srun", "--job-name", name, "--nodes", str(shape.nodes), "--ntasks-per-node", "1", "--time", str(minutes), *partition, *gpus,
+            "--kill-on-bad-exit=1", "--export=ALL", "--input=none",
+        ]  # fmt: skip
+
+
+def _raise_if_refused(folder: Path) -> None:
+    """Slurm's own error, where no node ever started."""
+    if any(folder.glob("end.node*.json")) or any(folder.glob("guardian.node*.json")):
+        return
+    refused = REFUSED.search(read_logs(folder))
+    if refused is not None:
+        raise ProbeError(f"Slurm: {refused['words']}; ask it for what it has (`sinfo`)")
+
+
+def _checked(result: ProbeResult) -> ProbeResult:
+    """Slurm may have given other GPUs than the job names; numbers under a wrong name would poison every fit."""
+    said, gpu = result.environment.gpu_name, result.task.parsed().cluster.gpu
+    if said is None or gpu.name == "cpu":
+        return result
+    given = Gpu(index=0, uuid="", name=said, memory_bytes=None, used_bytes=None, driver="", sliced=False)
+    if not is_same_gpu(gpu, given):
+        raise ProbeError(f"Slurm gave {said} and the job says {gpu.name}; name that GPU in the job, or another partition")
+    return result

@@ -1,0 +1,68 @@
+"""What `srun` starts on every node, in the probe's folder: `python -m probes.backends.slurm_node WORKER ATTEMPT`.
+
+It works out torchrun's part in a rendezvous over all nodes and becomes the guardian of it.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from probes import guardian
+from probes.launch import TORCHRUN_FLAGS, GuardianSpec
+from probes.outcome import BEGIN, RESULT, TASK, Begin
+from probes.programs import program_of
+from probes.protocol import Failed, ProbeTask
+
+FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below the range that Linux gives to clients (32768 on)
+STRIDE = 101
+
+
+def main() -> None:
+    """Replaces itself by the guardian of this node's torchrun."""
+    worker, attempt = sys.argv[1], int(sys.argv[2])
+    folder = Path.cwd()
+    task = ProbeTask.model_validate_json((folder / TASK).read_text(encoding="utf-8"))
+    begin = Begin.read(folder / BEGIN)
+    node, nodes = int(os.environ["SLURM_NODEID"]), int(os.environ["SLURM_NNODES"])
+    program = program_of(task, sys.executable, worker)
+    assert not isinstance(program, Failed), "the runner has asked before"
+    inside = ["-m", "probes.inside", RESULT, program.target, *program.arguments]
+    elastic = [
+        "--nnodes", str(nodes), "--node-rank", str(node), "--nproc-per-node", str(task.num_processes() // nodes),
+        "--master-addr", master_address(os.environ), "--master-port", str(master_port(int(os.environ["SLURM_JOB_ID"]), attempt)),
+    ]  # fmt: skip
+    argv = (
+        [sys.executable, *inside] if program.single else [sys.executable, "-m", "torch.distributed.run", *elastic, *TORCHRUN_FLAGS, *inside]
+    )
+    spec = GuardianSpec(
+        argv=argv, env=dict(os.environ), cwd=str(folder), output=str(folder / f"output.node{node}.log"),
+        end=str(folder / f"end.node{node}.json"), token=begin.token, time_limit_seconds=task.time_limit_seconds, watch_runner=False,
+    )  # fmt: skip
+    path = folder / f"guardian.node{node}.json"
+    guardian.write_json(path, asdict(spec))
+    os.environ.pop(guardian.TOKEN, None)  # or it would find and end itself
+    os.execv(sys.executable, [sys.executable, "-I", "-S", guardian.__file__, str(path)])
+
+
+def master_port(job: int, attempt: int) -> int:
+    """A port that all nodes work out alike, and another one for every job and attempt."""
+    return FIRST_PORT + (job * STRIDE + attempt) % NUM_PORTS
+
+
+def master_address(environment: Mapping[str, str]) -> str:
+    """Address of the job's first node, as Slurm knows it; its name where Slurm says no more."""
+    name = _scontrol("show", "hostnames", environment["SLURM_JOB_NODELIST"]).split()[0]
+    found = re.search(r"\bNodeAddr=(\S+)", _scontrol("show", "node", name, "--oneliner"))
+    return found[1] if found else name
+
+
+def _scontrol(*arguments: str) -> str:
+    return subprocess.run(["scontrol", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+if __name__ == "__main__":
+    main()
