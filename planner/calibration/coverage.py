@@ -1,0 +1,329 @@
+"""Which kernels the candidate layouts of a plan will run, and which of them no measurement covers yet.
+
+Shapes come from the same lists of operations that are priced. What is worth measuring first: kernels that many candidates spend much
+of their step in, far from everything measured. Distance is in log space, since efficiency changes with orders of magnitude.
+Letters: U candidate layouts; every size is a column (U,).
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from planner.columns import FloatColumn, LayoutBatch
+from planner.cost.collectives import collective_seconds, send_seconds
+from planner.cost.layers import fused_kernels
+from planner.cost.price import Pricer, num_microbatches
+from planner.cost.sharding import kept_shards, unit_parameters
+from planner.specs.layout import DTYPES, PRECISIONS
+from planner.work import axes, blocks
+from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
+
+KINDS = ("gemm", "grouped-gemm", "attention", "attention-backward", "memory", "optimizer", "collective")
+# Beyond this many octaves from anything measured, a shape is as unknown as any; within NEAR it is known. Judgement.
+FAR, NEAR = 2.0, 0.25
+RUNS, OVERHEAD_SECONDS = 20, 0.15  # timed and warm-up runs of one shape; making its operands. Judgement.
+BACKWARD = 2.5  # of attention, as the cost model prices it
+UPDATE_BYTES = 28.0  # a parameter: fused AdamW in fp32 reads parameter, gradient, two states and writes back all but the gradient
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")  # and "send", between pipeline ranks
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """One kernel to time.
+
+    kind: of KINDS.  name: which operation of the kind ("all-gather", "copy", "adamw"), else empty.  dtype: a value of
+    `layout.precision`, or float32.  sizes: (dimension, size) pairs, sorted; bytes of a collective are those of the whole buffer.
+    """
+
+    kind: str
+    name: str
+    dtype: str
+    sizes: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, kind: str, name: str = "", dtype: str = "bf16", **sizes: float) -> "Shape":
+        """From sizes by name, rounded to whole numbers of at least one (but for a window, which may be zero)."""
+        whole = {key: max(0 if key == "window" else 1, round(size)) for key, size in sizes.items()}
+        return cls(kind, name, dtype, tuple(sorted(whole.items())))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Shape":
+        """Inverse of `as_dict`; further keys are ignored. Raises KeyError or ValueError for what is no shape."""
+        if values["kind"] not in KINDS:
+            raise ValueError(f"kind={values['kind']!r} is none of {', '.join(KINDS)}")
+        sizes = tuple(sorted((str(key), int(size)) for key, size in values["sizes"].items()))
+        return cls(str(values["kind"]), str(values.get("name", "")), str(values.get("dtype", "bf16")), sizes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {"kind": self.kind, "name": self.name, "dtype": self.dtype, "sizes": dict(self.sizes)}
+
+    def __getitem__(self, name: str) -> int:
+        return dict(self.sizes)[name]
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that timing it takes: a group of ranks with its stride, else one."""
+        sizes = dict(self.sizes)
+        return (sizes["ranks"] - 1) * sizes["stride"] + 1 if self.kind == "collective" else 1
+
+    def octaves_to(self, other: "Shape") -> float:
+        """Distance in factors of two: Euclid's over the logarithms of sizes; infinite between different kernels."""
+        same = (self.kind, self.name, self.dtype) == (other.kind, other.name, other.dtype)
+        if not same or [key for key, _ in self.sizes] != [key for key, _ in other.sizes]:
+            return math.inf
+        pairs = zip(self.sizes, other.sizes, strict=True)
+        return math.sqrt(sum(math.log2((1 + mine) / (1 + theirs)) ** 2 for (_, mine), (_, theirs) in pairs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """A shape that candidates run. seconds: one run, as predicted.  share: of a step, the mean over all candidates."""
+
+    shape: Shape
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """A use that nothing measured covers. nearest: the closest measured shape, `octaves` away (None, infinite: there is none)."""
+
+    use: Use
+    nearest: Shape | None
+    octaves: float
+
+    @property
+    def value(self) -> float:
+        """What measuring it is worth: its share of a step, by how little is known of it."""
+        return self.use.share * min(self.octaves, FAR) / FAR
+
+
+def uses(pricer: Pricer, batch: LayoutBatch) -> tuple[Use, ...]:
+    """Every kernel of these layouts, largest share of a step first."""
+    step = pricer.price(batch).step_seconds
+    found: dict[Shape, tuple[float, float]] = {}
+    for run in _runs(pricer, batch):
+        shares = run.calls * run.seconds / step
+        for row in np.flatnonzero(run.calls > 0):
+            shape = run.shape(int(row))
+            seconds, share = found.get(shape, (0.0, 0.0))
+            found[shape] = (max(seconds, float(run.seconds[row])), share + float(shares[row]) / len(batch))
+    ordered = sorted(found.items(), key=lambda item: (-item[1][1], item[0]))
+    return tuple(Use(shape=shape, seconds=seconds, share=share) for shape, (seconds, share) in ordered)
+
+
+def gaps(used: Iterable[Use], measured: Sequence[Shape]) -> tuple[Gap, ...]:
+    """Uses that are further than NEAR from everything measured, most valuable first."""
+    found = []
+    for use in used:
+        nearest, octaves = _nearest(use.shape, measured)
+        if octaves > NEAR:
+            found.append(Gap(use=use, nearest=nearest, octaves=octaves))
+    return tuple(sorted(found, key=lambda gap: (-gap.value, gap.use.shape)))
+
+
+def choose(used: Iterable[Use], measured: Sequence[Shape], *, budget_seconds: float, num_gpus: int = 1) -> tuple[Gap, ...]:
+    """The gaps to measure within a budget of GPU seconds, in the order in which to measure them.
+
+    num_gpus: at hand, neighbours in one node; groups that span more are left out. Each choice counts as measured for those after it,
+    so that near copies do not crowd out the rest. What no longer fits the budget is passed over for smaller things.
+    """
+    open_gaps = list(gaps((use for use in used if use.shape.num_gpus <= num_gpus), measured))
+    chosen: list[Gap] = []
+    while open_gaps:
+        best = max(open_gaps, key=lambda gap: gap.value)
+        open_gaps.remove(best)
+        cost = probe_seconds(best.use)
+        if cost > budget_seconds:
+            continue
+        budget_seconds -= cost
+        chosen.append(best)
+        open_gaps = [_closer(gap, best.use.shape) for gap in open_gaps]
+        open_gaps = [gap for gap in open_gaps if gap.octaves > NEAR]
+    return tuple(chosen)
+
+
+def probe_seconds(use: Use) -> float:
+    """GPU seconds that timing one shape takes, about."""
+    return RUNS * use.seconds + OVERHEAD_SECONDS
+
+
+def _nearest(shape: Shape, measured: Sequence[Shape]) -> tuple[Shape | None, float]:
+    nearest = min(measured, key=shape.octaves_to, default=None)
+    octaves = math.inf if nearest is None else shape.octaves_to(nearest)
+    return (nearest, octaves) if math.isfinite(octaves) else (None, math.inf)
+
+
+def _closer(gap: Gap, measured: Shape) -> Gap:
+    octaves = gap.use.shape.octaves_to(measured)
+    return replace(gap, nearest=measured, octaves=octaves) if octaves < gap.octaves else gap
+
+
+# ---- the kernels of layouts ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One kernel at U layouts. dtypes: one a row.  calls: a step and rank, mean over ranks; 0 where the layout has none of it."""
+
+    kind: str
+    name: str
+    dtypes: Sequence[str]
+    sizes: Mapping[str, FloatColumn]
+    seconds: FloatColumn
+    calls: FloatColumn
+
+    def shape(self, row: int) -> Shape:
+        return Shape.of(self.kind, self.name, self.dtypes[row], **{key: float(column[row]) for key, column in self.sizes.items()})
+
+
+def _runs(pricer: Pricer, batch: LayoutBatch) -> Iterator[_Run]:
+    sizes = axes.local_sizes(batch, pricer.model, pricer.training, pricer.rules)
+    kernels = _Kernels(pricer, batch, sizes)
+    passes = num_microbatches(batch, pricer.training) / batch.pp
+    flash = pricer.training.attention_kernel == "flash"
+    for kind, count in pricer.model.distinct_layers():
+        for op in blocks.layer_ops(pricer.model, kind, flash):
+            yield from kernels.of(op, passes * count)
+    for op in (*blocks.embedding_ops(), *blocks.head_ops(pricer.model)):
+        yield from kernels.of(op, passes)
+    yield from kernels.data_parallel(num_microbatches(batch, pricer.training))
+    yield kernels.sends(num_microbatches(batch, pricer.training))
+    yield kernels.optimizer()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """Operations turned into kernels with their sizes."""
+
+    pricer: Pricer
+    batch: LayoutBatch
+    sizes: Mapping[str, FloatColumn]
+
+    def _product(self, dims: Iterable[str]) -> FloatColumn:
+        return np.asarray(np.prod([np.ones(len(self.batch)), *(self.sizes[name] for name in dims)], axis=0), dtype=np.float64)
+
+    def of(self, op: Op, passes: FloatColumn) -> Iterator[_Run]:
+        """Kernels of one operation, run in `passes` layers and microbatches of a step. (U,)."""
+        if isinstance(op, Gemm):
+            yield from self._products(op, passes)
+        elif isinstance(op, Attention):
+            yield from self._attention(op, passes)
+        elif isinstance(op, Elementwise):
+            yield self._moved(op, passes)
+        elif isinstance(op, Collective):
+            yield from self._exchanged(op, passes)
+
+    def _products(self, op: Gemm, passes: FloatColumn) -> Iterator[_Run]:
+        """Forward, gradient of the input, gradient of the weight; grouped products keep their number of groups.
+
+        The weight gradient of grouped products has its groups in the depth: m = depth, k = rows a group.
+        """
+        batch, device = self.batch, self.pricer.device
+        rows, cols, depth, groups = (self._product(dims) for dims in (op.rows, op.cols, op.depth, op.batch))
+        low = op.role in ("linear", "expert")
+        names = [PRECISIONS[code] if low else "bf16" for code in batch.precision]
+        dtypes = [name if DTYPES[width] == "bfloat16" else "float32" for name, width in zip(names, batch.param_dtype, strict=True)]
+        codes = batch.precision if low else np.full(len(batch), device.half)
+        for m, n, k in ((rows, cols, depth), (rows, depth, cols), (depth, cols, rows)):
+            sizes = {"m": m, "n": n, "k": k} | ({"groups": groups} if op.batch else {})
+            seconds = device.gemm_seconds(m, n, k, groups, codes)
+            kind = "grouped-gemm" if op.batch else "gemm"
+            yield _Run(kind=kind, name="", dtypes=dtypes, sizes=sizes, seconds=np.nan_to_num(seconds), calls=passes)
+
+    def _attention(self, op: Attention, passes: FloatColumn) -> Iterator[_Run]:
+        """Under context parallelism but Ulysses, `cp` pieces of a shorter sequence; Ulysses has fewer heads and the whole one."""
+        batch, model, training = self.batch, self.pricer.model, self.pricer.training
+        ulysses = batch.cp_method == axes.ULYSSES
+        cp = batch.cp.astype(np.float64)
+        pieces = np.where(ulysses, 1.0, cp)
+        seq = training.seq_len / pieces
+        window = float(op.window) if op.window and op.window < training.seq_len else 0.0
+        heads = self.sizes["heads"] / np.where(ulysses, cp, 1.0)
+        kv_heads = heads if model.uses_mla else np.maximum(self.sizes["kv_heads"] / np.where(ulysses, cp, 1.0), 1.0)
+        one = np.ones(len(batch))
+        sizes = {
+            "batch": batch.micro_batch_size * one, "heads": heads, "kv_heads": kv_heads, "seq": seq,
+            "head_dim": model.qk_head_dim * one, "v_head_dim": model.v_dim * one, "window": window * one,
+        }  # fmt: skip
+        context = seq / 2.0 if not window else np.minimum(seq / 2.0, window - window**2 / (2.0 * seq))
+        flops = 2.0 * sizes["batch"] * seq * context * heads * (model.qk_head_dim + model.v_dim)
+        dtypes = ["bf16" if DTYPES[width] == "bfloat16" else "float32" for width in batch.param_dtype]
+        for kind, work, backward in (("attention", 1.0, False), ("attention-backward", BACKWARD, True)):
+            seconds = self.pricer.device.attention_seconds(work * flops, 2.0 * context, backward=backward)
+            yield _Run(kind=kind, name="", dtypes=dtypes, sizes=sizes, seconds=seconds, calls=passes * pieces)
+
+    def _moved(self, op: Elementwise, passes: FloatColumn) -> _Run:
+        """Memory-bound operations by the bytes of one tensor: their kernels are all copies to the memory system."""
+        width = 4.0 if op.width == "fp32" else self._width()
+        num_bytes = self._product(op.dims) * width
+        fused = fused_kernels(self.batch, self.pricer.rules)
+        moves = np.where(fused, op.fused_forward_moves + op.fused_backward_moves, op.forward_moves + op.backward_moves)
+        seconds = self.pricer.device.moved_seconds(2.0 * num_bytes)
+        sizes, dtypes = {"bytes": num_bytes}, ["bf16"] * len(self.batch)
+        return _Run(kind="memory", name="copy", dtypes=dtypes, sizes=sizes, seconds=seconds, calls=passes * moves / 2.0)
+
+    def _width(self) -> FloatColumn:
+        """Bytes of an element in the compute dtype, (U,)."""
+        return np.where(self.batch.param_dtype == 0, 2.0, 4.0)
+
+    def _rank_order(self) -> tuple[str, ...]:
+        return tuple(self.pricer.cluster.rank_order)
+
+    def _exchanged(self, op: Collective, passes: FloatColumn) -> Iterator[_Run]:
+        payload = self._product(op.tensor.dims) * self._width()
+        for rule in axes.SITES[op.site]:
+            applies = rule.applies(self.batch)
+            degree, stride = axes.group(rule.axis, self.batch, self._rank_order())
+            for operation in (rule.forward, rule.backward):
+                if operation in COLLECTIVES and applies.any():
+                    yield self._collective(str(operation), payload, degree, stride, np.where(applies, passes, 0.0))
+
+    def data_parallel(self, microbatches: FloatColumn) -> Iterator[_Run]:
+        """Gathers, scatters and reductions of every unit's parameters: sharded groups, replicas, or both."""
+        batch, pricer = self.batch, self.pricer
+        dense, expert = unit_parameters(pricer.model, batch)
+        counts = [count for _, count in pricer.model.distinct_layers()] + [1, 1]
+        sharded = batch.zero_stage > 0
+        compute = self._width()
+        reduce = np.where(batch.reduce_dtype == 0, 2.0, 4.0)
+        gathers = np.where(batch.zero_stage == 3, 2.0 * microbatches, 1.0)
+        for parameters, shard_group, whole_group in ((dense, "fsdp", "ddp"), (expert, "efsdp", "eddp")):
+            degree, stride = axes.group(shard_group, batch, self._rank_order())
+            whole, whole_stride = axes.group(whole_group, batch, self._rank_order())
+            for unit, count in zip(parameters, counts, strict=True):
+                held = np.where(unit > 0, count / batch.pp, 0.0)
+                yield self._collective("all-gather", unit * compute, degree, stride, np.where(sharded, held * gathers, 0.0))
+                yield self._collective("reduce-scatter", unit * reduce, degree, stride, np.where(sharded, held, 0.0))
+                yield self._collective("all-reduce", unit * reduce, whole, whole_stride, np.where(sharded, 0.0, held))
+
+    def _collective(self, operation: str, payload: FloatColumn, degree: FloatColumn, stride: FloatColumn, calls: FloatColumn) -> _Run:
+        seconds = collective_seconds(operation, payload, degree, stride, self.pricer.fabric, base_seconds=0.0)
+        sizes = {"bytes": payload, "ranks": degree, "stride": stride}
+        calls = np.where(degree > 1.0, calls, 0.0)
+        return _Run(kind="collective", name=operation, dtypes=["bf16"] * len(calls), sizes=sizes, seconds=seconds, calls=calls)
+
+    def sends(self, microbatches: FloatColumn) -> _Run:
+        """Activations to the next pipeline rank, and their gradients back."""
+        batch = self.batch
+        payload = self._product(blocks.HIDDEN_SP) * self._width()
+        _, stride = axes.group("pp", batch, self._rank_order())
+        seconds = send_seconds(payload, stride, self.pricer.fabric, degree=batch.pp.astype(np.float64))
+        sizes = {"bytes": payload, "ranks": np.full(len(batch), 2.0), "stride": stride}
+        calls = np.where(batch.pp > 1, 2.0 * microbatches * batch.virtual_stages, 0.0)
+        return _Run(kind="collective", name="send", dtypes=["bf16"] * len(batch), sizes=sizes, seconds=seconds, calls=calls)
+
+    def optimizer(self) -> _Run:
+        """The optimizer's step over the parameters that one rank keeps, mean over pipeline ranks."""
+        batch, pricer = self.batch, self.pricer
+        dense, expert = unit_parameters(pricer.model, batch)
+        counts = np.array([count for _, count in pricer.model.distinct_layers()] + [1.0, 1.0])
+        owned = counts @ kept_shards(batch, dense, expert, self._rank_order()) / batch.pp
+        seconds = pricer.device.moved_seconds(owned * UPDATE_BYTES)
+        sizes, dtypes = {"parameters": owned}, ["float32"] * len(batch)
+        calls = np.where(batch.cpu_offload, 0.0, 1.0)
+        return _Run(kind="optimizer", name=pricer.training.optimizer, dtypes=dtypes, sizes=sizes, seconds=seconds, calls=calls)

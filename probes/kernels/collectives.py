@@ -1,0 +1,67 @@
+"""Collectives between the processes that torchrun started, one group at a time: `ranks` of them, `stride` apart, the first at rank 0.
+
+Every process takes part in making a group; those outside it wait at the end. Bytes are those of the whole buffer: gathered, reduced or
+scattered; of an all-to-all and a send, what one rank sends (`planner-cli collective`).
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from planner.calibration.coverage import Shape
+from probes.kernels.base import Prepared, Unavailable, dtype_of
+
+
+def prepare(shape: Shape, device: torch.device) -> Prepared | None:
+    """The collective; None on a rank outside the group. All processes must call it, in the same order. Raises Unavailable on all."""
+    if not dist.is_initialized():
+        raise Unavailable(f"{shape.name} between {shape['ranks']} ranks needs torchrun with {shape.num_gpus} processes")
+    if shape.num_gpus > dist.get_world_size():
+        raise Unavailable(f"{shape['ranks']} ranks {shape['stride']} apart need {shape.num_gpus} processes, not {dist.get_world_size()}")
+    if shape.name not in NAMES:
+        raise Unavailable(f"{shape.name} is none of {', '.join(NAMES)}")
+    members = [shape["stride"] * place for place in range(shape["ranks"])]
+    group = dist.new_group(members)
+    if dist.get_rank() not in members:
+        return None
+    dtype = dtype_of(shape.dtype)
+    count = max(1, shape["bytes"] // (dtype.itemsize * len(members))) * len(members)
+    whole = torch.zeros(count, dtype=dtype, device=device)
+    part = torch.zeros(count // len(members), dtype=dtype, device=device)
+    return Prepared(run=NAMES[shape.name](whole, part, members, group), moved_bytes=float(count * dtype.itemsize))
+
+
+Group = dist.ProcessGroup
+Build = Callable[[torch.Tensor, torch.Tensor, list[int], Group], Callable[[], object]]
+
+
+def _all_gather(whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group) -> Callable[[], object]:
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
+    return lambda: gather(whole, part, group=group)
+
+
+def _reduce_scatter(whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group) -> Callable[[], object]:
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+    return lambda: scatter(part, whole, group=group)
+
+
+def _all_reduce(whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group) -> Callable[[], object]:
+    return lambda: dist.all_reduce(whole, group=group)
+
+
+def _all_to_all(whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group) -> Callable[[], object]:
+    received = torch.empty_like(whole)
+    return lambda: dist.all_to_all_single(received, whole, group=group)
+
+
+def _send(whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group) -> Callable[[], object]:
+    first, last = members[0], members[-1]
+    if dist.get_rank() == first:
+        return lambda: dist.send(whole, last, group=group)
+    return lambda: dist.recv(whole, first, group=group)
+
+
+NAMES: dict[str, Build] = {
+    "all-gather": _all_gather, "reduce-scatter": _reduce_scatter, "all-reduce": _all_reduce, "all-to-all": _all_to_all, "send": _send,
+}  # fmt: skip

@@ -1,0 +1,61 @@
+"""Memory-bound kernels on a tensor of so many bytes: the copy that rates are counted in, and the elementwise ones of a layer.
+
+Bytes moved are those that the kernel cannot avoid: each operand once.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from planner.calibration.coverage import Shape
+from probes.kernels.base import Prepared, Unavailable, dtype_of, random
+
+HIDDEN = 4096  # width of a row for what works by rows; judgement: rates hardly depend on it above a thousand
+
+
+def prepare(shape: Shape, device: torch.device) -> Prepared:
+    """One memory-bound kernel. Raises Unavailable."""
+    if shape.name not in NAMES:
+        raise Unavailable(f"{shape.name} is none of {', '.join(NAMES)}")
+    dtype = dtype_of(shape.dtype)
+    width = min(HIDDEN, max(1, shape["bytes"] // dtype.itemsize))
+    rows = max(1, shape["bytes"] // (dtype.itemsize * width))
+    x = random(rows, width, dtype=dtype, device=device)
+    run, moves = NAMES[shape.name](x)
+    return Prepared(run=run, moved_bytes=float(moves * x.numel() * dtype.itemsize))
+
+
+Kernel = tuple[Callable[[], object], float]
+
+
+def _copy(x: torch.Tensor) -> Kernel:
+    y = torch.empty_like(x)
+    return lambda: y.copy_(x), 2.0
+
+
+def _add(x: torch.Tensor) -> Kernel:
+    y = x.clone()
+    return lambda: x + y, 3.0
+
+
+def _swiglu(x: torch.Tensor) -> Kernel:
+    y = x.clone()
+    return lambda: F.silu(x) * y, 5.0
+
+
+def _rmsnorm(x: torch.Tensor) -> Kernel:
+    weight = torch.ones(x.shape[-1], dtype=x.dtype, device=x.device)
+    return lambda: F.rms_norm(x, (x.shape[-1],), weight), 2.0
+
+
+def _cross_entropy(x: torch.Tensor) -> Kernel:
+    """Forward and backward in fp32, as TorchTitan's loss: upcast (6), log-softmax (8), its gradient (12 to 16), down (6) bytes of 2."""
+    logits = x.requires_grad_()
+    targets = torch.randint(0, x.shape[-1], (x.shape[0],), device=x.device)
+    return lambda: torch.autograd.grad(F.cross_entropy(logits.float(), targets), logits), 18.0
+
+
+NAMES: dict[str, Callable[[torch.Tensor], Kernel]] = {
+    "copy": _copy, "add": _add, "swiglu": _swiglu, "rmsnorm": _rmsnorm, "cross-entropy": _cross_entropy,
+}  # fmt: skip

@@ -1,0 +1,20 @@
+"""One step of an optimizer over a rank's parameters: fused AdamW on fp32 masters, as TorchTitan's optimizer.implementation says."""
+
+import torch
+
+from planner.calibration.coverage import UPDATE_BYTES, Shape
+from probes.kernels.base import Prepared, Unavailable
+
+TENSORS = 64  # parameters of a real model come in many tensors, which a fused step takes in one launch
+
+
+def prepare(shape: Shape, device: torch.device) -> Prepared:
+    """The step over `parameters` elements. Raises Unavailable."""
+    if shape.name != "adamw":
+        raise Unavailable(f"torch has no fused {shape.name}")
+    each = max(1, shape["parameters"] // TENSORS)
+    parameters = [torch.zeros(each, device=device, requires_grad=True) for _ in range(TENSORS)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    optimizer = torch.optim.AdamW(parameters, fused=True)
+    return Prepared(run=optimizer.step, moved_bytes=UPDATE_BYTES * each * TENSORS)

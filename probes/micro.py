@@ -1,0 +1,173 @@
+"""Times single kernels and collectives: `python -m probes.micro --shapes FILE --out FILE`, or the same under torchrun for collectives.
+
+FILE of shapes: one JSON object a line, {"kind", "name", "dtype", "sizes"} (`planner.calibration.coverage.Shape`), most valuable first;
+what no longer fits the time is named at the end. FILE of results: one line a shape, with seconds (median), their spread, rates and
+versions; first and last lines hold the environment. A kernel that runs out of memory or does not exist here is a line too.
+"""
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+
+from planner.calibration.coverage import Shape
+from probes.kernels import attention, collectives, device, gemm, grouped_gemm, memory, optimizer
+from probes.kernels.base import Prepared, Unavailable, num_runs, time_runs, warm_up
+
+KERNELS: dict[str, Callable[[Shape, torch.device], Prepared | None]] = {
+    "gemm": gemm.prepare, "grouped-gemm": grouped_gemm.prepare, "attention": attention.prepare, "attention-backward": attention.prepare,
+    "memory": memory.prepare, "optimizer": optimizer.prepare, "collective": collectives.prepare,
+}  # fmt: skip
+TOTAL_SECONDS, EACH_SECONDS = 60.0, 0.25
+SHOWN = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """Where kernels are timed. each_seconds: of timed runs a shape."""
+
+    device: torch.device
+    each_seconds: float = EACH_SECONDS
+
+    @property
+    def rank(self) -> int:
+        """Of this process among those that torchrun started."""
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    def measure(self, shape: Shape) -> dict[str, Any]:
+        """One line of results; what goes wrong is in it. All processes call it together."""
+        row = shape.as_dict()
+        if shape.kind != "collective" and self.rank:
+            return row
+        try:
+            return row | self._timed(shape)
+        except Unavailable as error:
+            return row | {"status": "unavailable", "message": str(error)}
+        except torch.OutOfMemoryError as error:
+            return row | {"status": "oom", "message": str(error)[:SHOWN]}
+        except (RuntimeError, ValueError, TypeError) as error:
+            return row | {"status": "failed", "message": f"{type(error).__name__}: {error}"[:SHOWN]}
+        finally:
+            self._free()
+
+    def _timed(self, shape: Shape) -> dict[str, Any]:
+        prepared = KERNELS[shape.kind](shape, self.device)
+        together = shape.kind == "collective"
+        once = warm_up(prepared.run, self.device) if prepared is not None else 1.0
+        count = num_runs(once, self.each_seconds)
+        if together:
+            count = int(self._agreed(float(count)))
+        each = time_runs(prepared.run, self.device, count) if prepared is not None else [0.0]
+        seconds = statistics.median(each)
+        if together:
+            seconds = self._slowest(seconds)
+        assert prepared is not None or self.rank
+        work = prepared or Prepared(run=lambda: None)
+        return {
+            "status": "ok", "seconds": seconds, "seconds_sd": statistics.pstdev(each), "runs": len(each),
+            "flops_per_second": work.flops / seconds if work.flops else None, "bytes_per_second": work.moved_bytes / seconds,
+        }  # fmt: skip
+
+    def _agreed(self, number: float) -> float:
+        """Rank 0's number on every rank."""
+        held = torch.tensor([number], dtype=torch.float64, device=self.device)
+        dist.broadcast(held, 0)
+        return float(held.item())
+
+    def _slowest(self, seconds: float) -> float:
+        held = torch.tensor([seconds], dtype=torch.float64, device=self.device)
+        dist.all_reduce(held, op=dist.ReduceOp.MAX)
+        return float(held.item())
+
+    def goes_on(self, until: float) -> bool:
+        """Whether there is time for another shape, by rank 0's clock."""
+        here = time.monotonic() < until
+        return bool(self._agreed(float(here))) if dist.is_initialized() else here
+
+    def _free(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def measure_all(bench: Bench, shapes: Sequence[Shape], out: IO[str], total_seconds: float) -> int:
+    """Lines for as many shapes as the time allows; how many were measured. Only rank 0 writes."""
+    started, until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic() + total_seconds
+    software = device.environment(bench.device).software()
+    _write(out, {"kind": "environment", "at": started, **device.environment(bench.device).model_dump(exclude_none=True)}, bench)
+    done = 0
+    for shape in shapes:
+        if not bench.goes_on(until):
+            break
+        _write(out, {**bench.measure(shape), "software": software}, bench)
+        done += 1
+    left = [shape.as_dict() for shape in shapes[done:]]
+    end = device.environment(bench.device).model_dump(exclude_none=True)
+    _write(out, {"kind": "end", "measured": done, "not_reached": left, **end}, bench)
+    return done
+
+
+def _write(out: IO[str], row: dict[str, Any], bench: Bench) -> None:
+    if bench.rank == 0:
+        out.write(json.dumps(row) + "\n")
+        out.flush()
+
+
+def read_shapes(text: str) -> list[Shape]:
+    """Shapes of a file, one a line. Raises ValueError that names the line."""
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append(Shape.from_dict(json.loads(line)))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"line {number} is no shape ({error}); write kind, name, dtype and sizes") from None
+    return found
+
+
+def join(device_type: str) -> torch.device:
+    """The device of this process, which joins the others where torchrun started it."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    here = torch.device("cuda", local) if device_type == "cuda" else torch.device("cpu")
+    if here.type == "cuda":
+        torch.cuda.set_device(here)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        dist.init_process_group("nccl" if here.type == "cuda" else "gloo", device_id=here if here.type == "cuda" else None)
+    return here
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; exit code 0 when something was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="wall-clock seconds for all shapes")
+    parser.add_argument("--each-seconds", type=float, default=EACH_SECONDS)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args(arguments)
+    try:
+        shapes = read_shapes(options.shapes.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"{options.shapes}: {error}\n")
+        return 2
+    bench = Bench(device=join(options.device), each_seconds=options.each_seconds)
+    with (options.out if bench.rank == 0 else Path(os.devnull)).open("a", encoding="utf-8") as out:
+        done = measure_all(bench, shapes, out, options.seconds)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return 0 if done else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

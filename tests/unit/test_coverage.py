@@ -1,0 +1,135 @@
+"""Which kernels candidates run, and which of them are worth a micro-probe."""
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from planner.calibration.coverage import NEAR, Shape, Use, choose, gaps, probe_seconds, uses
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
+from planner.specs.job import Job
+from planner.specs.trainers import resolve_layout
+
+
+def used(*layouts: dict, model: str = "llama3-8b", gpus: int = 8, **training: object) -> tuple[Use, ...]:
+    job = Job.from_user(
+        {
+            "model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": gpus},
+            "training": {"seq_len": 4096, "global_batch_size": 64, **training},
+        }
+    )  # fmt: skip
+    chosen = [resolve_layout(values, trainer="torchtitan", num_gpus=gpus) for values in layouts]
+    return uses(Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(chosen))
+
+
+def shapes(found: tuple[Use, ...], kind: str, name: str = "", dtype: str = "bf16") -> set[tuple[int, ...]]:
+    return {
+        tuple(size for _, size in use.shape.sizes)
+        for use in found
+        if (use.shape.kind, use.shape.name, use.shape.dtype) == (kind, name, dtype)
+    }
+
+
+def test_the_products_of_a_dense_layer_are_all_there_in_three_passes() -> None:
+    found = shapes(used({"micro_batch_size": 2}), "gemm")
+    tokens, hidden, ffn, vocab = 8192, 4096, 14336, 128256
+    forward = {(hidden, tokens, hidden), (hidden, tokens, 1024), (hidden, tokens, ffn), (ffn, tokens, hidden), (hidden, tokens, vocab)}
+    assert forward <= found
+    # k, m, n: gradients of the input swap k and n, gradients of the weight have the tokens in their depth
+    assert {(n, m, k) for k, m, n in forward} <= found
+    assert {(m, k, n) for k, m, n in forward} <= found
+
+
+def test_tensor_parallelism_divides_heads_and_widths_and_adds_its_collectives() -> None:
+    found = used({"tp": 4})
+    assert (4096, 4096, 14336 // 4) in shapes(found, "gemm")
+    assert shapes(found, "attention") == {(1, 128, 8, 2, 4096, 128, 0)}
+    hidden_bytes = 4096 * 4096 * 2
+    assert (hidden_bytes, 4, 1) in shapes(found, "collective", "all-gather")
+    assert (hidden_bytes, 4, 1) in shapes(found, "collective", "reduce-scatter")
+    assert any(stride == 4 and ranks == 2 for _, ranks, stride in shapes(found, "collective", "all-gather"))
+
+
+def test_context_parallelism_attends_in_pieces_and_ulysses_in_heads() -> None:
+    ring = used({"cp": 4})
+    assert shapes(ring, "attention") == {(1, 128, 32, 8, 1024, 128, 0)}
+    assert shapes(ring, "attention-backward") == shapes(ring, "attention")
+
+
+def test_experts_are_grouped_products_and_exchange_their_tokens() -> None:
+    found = used({"ep": 8}, model="mixtral-8x7b", moe_imbalance=1.0)
+    assert (1, 4096, 8192, 14336) in shapes(found, "grouped-gemm")
+    assert shapes(found, "collective", "all-to-all") == {(8192 * 4096 * 2, 8, 1)}
+
+
+def test_a_pipeline_sends_and_float8_is_a_kernel_of_its_own() -> None:
+    assert shapes(used({"pp": 2}), "collective", "send") == {(4096 * 4096 * 2, 2, 4)}
+    low = used({"precision": "float8-rowwise", "compile": True})
+    assert (4096, 4096, 14336) in shapes(low, "gemm", dtype="float8-rowwise")
+    assert all(128256 in sizes for sizes in shapes(low, "gemm"))
+
+
+def test_shares_are_of_a_step() -> None:
+    found = used({"ac": "none"}, gpus=1, global_batch_size=8)
+    total = sum(use.share for use in found)
+    assert 0.75 < total < 1.05
+    assert [use.share for use in found] == sorted((use.share for use in found), reverse=True)
+    assert all(use.seconds > 0 for use in found)
+
+
+def test_a_kernel_of_one_candidate_in_two_counts_half() -> None:
+    alone, both = used({"micro_batch_size": 2}), used({"micro_batch_size": 2}, {"micro_batch_size": 4})
+    shape = next(use.shape for use in alone if use.shape.kind == "attention")
+    shares = [next(use.share for use in found if use.shape == shape) for found in (alone, both)]
+    assert shares[1] == pytest.approx(shares[0] / 2)
+
+
+def test_distance_counts_factors_of_two_and_never_joins_different_kernels() -> None:
+    a = Shape.of("gemm", m=1023, n=1023, k=1023)
+    assert a.octaves_to(a) == 0.0
+    assert a.octaves_to(Shape.of("gemm", m=2047, n=1023, k=1023)) == pytest.approx(1.0)
+    assert a.octaves_to(Shape.of("gemm", m=2047, n=2047, k=1023)) == pytest.approx(math.sqrt(2.0))
+    assert a.octaves_to(Shape.of("gemm", dtype="float8-rowwise", m=1023, n=1023, k=1023)) == math.inf
+    assert a.octaves_to(Shape.of("grouped-gemm", m=1023, n=1023, k=1023, groups=2)) == math.inf
+
+
+def test_what_is_measured_is_no_gap_and_what_is_far_is_worth_more() -> None:
+    near, far = Shape.of("gemm", m=4096, n=4096, k=4096), Shape.of("gemm", m=65536, n=4096, k=4096)
+    both = [Use(shape=near, seconds=1e-3, share=0.1), Use(shape=far, seconds=1e-2, share=0.1)]
+    found = gaps(both, [Shape.of("gemm", m=4200, n=4096, k=4096)])
+    assert [gap.use.shape for gap in found] == [far]
+    assert found[0].octaves > NEAR
+    assert found[0].nearest == Shape.of("gemm", m=4200, n=4096, k=4096)
+    blank = gaps([Use(shape=near, seconds=1e-3, share=0.1)], [])
+    assert blank[0].nearest is None
+    assert blank[0].value == pytest.approx(0.1)
+
+
+def test_choice_stays_in_budget_and_copies_do_not_crowd_out_the_rest() -> None:
+    found = used({"micro_batch_size": 1}, {"micro_batch_size": 2}, {"tp": 2}, {"tp": 8}, {"precision": "float8-rowwise", "compile": True})
+    chosen = choose(found, [], budget_seconds=8.0)
+    assert sum(probe_seconds(gap.use) for gap in chosen) <= 8.0
+    assert all(gap.use.shape.num_gpus == 1 for gap in chosen)
+    for early, late in pairwise(chosen):
+        assert early.use.shape.octaves_to(late.use.shape) > NEAR
+    everything = choose(found, [], budget_seconds=1e9, num_gpus=8)
+    assert {"collective", "gemm", "attention", "attention-backward", "memory", "optimizer"} <= {gap.use.shape.kind for gap in everything}
+    assert choose(found, [gap.use.shape for gap in everything], budget_seconds=1e9, num_gpus=8) == ()
+    assert choose(found, [], budget_seconds=0.0) == ()
+
+
+def test_a_minute_covers_a_plan_of_a_large_model() -> None:
+    layouts = ({"tp": 8}, {"tp": 8, "precision": "float8-rowwise", "compile": True}, {"tp": 4, "pp": 2}, {"tp": 2, "cp": 2})
+    found = used(*layouts, model="llama3-70b", gpus=64, seq_len=8192)
+    chosen = choose(found, [], budget_seconds=60.0)
+    single = [use for use in found if use.shape.num_gpus == 1]
+    covered = sum(use.share for use in single if any(use.shape.octaves_to(gap.use.shape) <= NEAR for gap in chosen))
+    assert covered > 0.99 * sum(use.share for use in single)
+
+
+def test_shapes_survive_json() -> None:
+    shape = Shape.of("attention", batch=2, heads=8, kv_heads=1, seq=8192, head_dim=128, v_head_dim=128, window=0)
+    assert Shape.from_dict(shape.as_dict()) == shape
+    with pytest.raises(ValueError, match="is none of gemm"):
+        Shape.from_dict({"kind": "fft", "sizes": {}})

@@ -1,0 +1,106 @@
+"""Kernels timed for real on this machine's CPU, alone and between two processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.calibration.coverage import KINDS, Shape
+from tests.conftest import ROOT
+
+torch = pytest.importorskip("torch")
+micro = pytest.importorskip("probes.micro")
+device = pytest.importorskip("probes.kernels.device")
+pytestmark = pytest.mark.torch
+
+ATTENTION = {"batch": 1, "heads": 4, "kv_heads": 2, "seq": 64, "head_dim": 16, "v_head_dim": 16, "window": 0}
+ALONE = [
+    Shape.of("gemm", m=64, n=48, k=32),
+    Shape.of("gemm", dtype="float32", m=64, n=48, k=32),
+    Shape.of("gemm", dtype="float8-rowwise", m=32, n=32, k=32),
+    Shape.of("gemm", dtype="float8-tensorwise", m=32, n=32, k=32),
+    Shape.of("grouped-gemm", m=16, n=32, k=32, groups=3),
+    Shape.of("attention", **ATTENTION),
+    Shape.of("attention-backward", **ATTENTION),
+    *(Shape.of("memory", name, bytes=65536) for name in ("copy", "add", "swiglu", "rmsnorm", "cross-entropy")),
+    Shape.of("optimizer", "adamw", "float32", parameters=10_000),
+]
+NAMES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "send")
+TOGETHER = [Shape.of("collective", name, bytes=8192, ranks=2, stride=1) for name in NAMES]
+
+
+def run(folder: Path, shapes: list[Shape], *launcher: str, seconds: float = 60.0) -> list[dict]:
+    (folder / "shapes.jsonl").write_text("".join(json.dumps(shape.as_dict()) + "\n" for shape in shapes))
+    arguments = ["--shapes", "shapes.jsonl", "--out", "out.jsonl", "--device", "cpu", "--each-seconds", "0.01", "--seconds", str(seconds)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, *launcher, "-m", "probes.micro", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+
+
+def test_every_kind_of_kernel_is_timed_here(tmp_path: Path) -> None:
+    absent = [Shape.of("gemm", dtype="nvfp4", m=64, n=64, k=64), Shape.of("attention", **{**ATTENTION, "window": 32}), TOGETHER[0]]
+    first, *rows, last = run(tmp_path, [*ALONE, *absent])
+    assert first["kind"] == "environment"
+    assert last == {**last, "kind": "end", "measured": len(rows), "not_reached": []}
+    assert [Shape.from_dict(row) for row in rows] == [*ALONE, *absent]
+    for row in rows[: len(ALONE)]:
+        assert row["status"] == "ok", row
+        assert row["runs"] >= 5
+        assert 0 < row["seconds"] < 5
+        assert row["software"]["torch"]
+    gemm = rows[0]
+    assert gemm["flops_per_second"] == pytest.approx(2 * 64 * 48 * 32 / gemm["seconds"])
+    assert rows[-4]["bytes_per_second"] > 0
+    assert [row["status"] for row in rows[len(ALONE) :]] == ["unavailable"] * 3
+    assert "needs torchrun with 2 processes" in rows[-1]["message"]
+
+
+@pytest.mark.slow
+def test_collectives_are_timed_between_processes(tmp_path: Path) -> None:
+    beyond = Shape.of("collective", "all-reduce", bytes=8192, ranks=2, stride=2)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    rows = run(tmp_path, [ALONE[0], *TOGETHER, beyond], *launcher)[1:-1]
+    assert [row["status"] for row in rows] == ["ok"] * 6 + ["unavailable"]
+    for row in rows[1:6]:
+        assert row["bytes_per_second"] == pytest.approx(8192 / row["seconds"])
+
+
+def test_time_up_names_what_was_not_reached(tmp_path: Path) -> None:
+    *_, last = run_partly(tmp_path)
+    assert last["measured"] + len(last["not_reached"]) == 2000
+    assert last["not_reached"]
+
+
+def run_partly(folder: Path) -> list[dict]:
+    return run(folder, [Shape.of("gemm", m=64, n=48, k=32)] * 2000, seconds=0.5)
+
+
+def test_out_of_memory_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(shape: Shape, where: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setitem(micro.KERNELS, "gemm", full)
+    row = micro.Bench(device=torch.device("cpu")).measure(ALONE[0])
+    assert (row["status"], row["sizes"]) == ("oom", {"k": 32, "m": 64, "n": 48})
+
+
+def test_every_kind_has_its_kernel() -> None:
+    assert set(micro.KERNELS) == set(KINDS)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"kind": "gemm"}', '{"kind": "fft", "sizes": {"n": 1}}', "nonsense"])
+def test_a_line_that_is_no_shape_is_named(text: str) -> None:
+    good = json.dumps(ALONE[0].as_dict())
+    with pytest.raises(ValueError, match="line 2 is no shape"):
+        micro.read_shapes(f"{good}\n{text}\n")
+
+
+def test_the_state_of_a_gpu_is_read_from_nvidia_smi() -> None:
+    assert device.parse_state("580.65.06, 1980, 412.70, 0x0000000000000004\n") == ("580.65.06", "1980", "412.70", "0x0000000000000004")
+    assert device.parse_state("580.65.06, [N/A], [N/A], [Not Supported]\n") == ("580.65.06", None, None, None)
+    assert device.parse_state("") == (None, None, None, None)
