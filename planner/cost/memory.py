@@ -14,6 +14,7 @@ from planner.specs.training import TrainingSpec
 
 # Bytes a parameter of optimizer state beside the parameter, for fp32 masters. Source: torch.optim; Shazeer and Stern 2018; Jordan 2024.
 OPTIMIZER_STATE_BYTES = {"adamw": 8.0, "adamw-bf16-states": 4.0, "muon": 4.2, "adafactor": 0.1, "sgd": 4.0}
+SCALES_WITH_MASTER = ("adamw", "sgd", "muon")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class RankShapes:
     """What memory depends on, (R, N): sums over the units that a rank holds, unless said otherwise.
 
     local, shard: parameters after TP and EP; kept under full sharding.  largest_local: of the largest unit, head_local: of the head.
+    gathered, largest_gathered: of `local` and of the largest unit as elements of the compute dtype, as wide as they are gathered.
+    copies_bytes: quantised copies of weights that stay from step to step, less the parameters that they replace (Megatron's style).
     saved_bytes: activations of one microbatch.  transient_bytes: largest recomputed layer.  in_flight: microbatches held.
     boundary_bytes: stage inputs kept for one microbatch.  logits_bytes: at the loss, 0 without the head.
     """
@@ -29,6 +32,9 @@ class RankShapes:
     shard: FloatColumn
     largest_local: FloatColumn
     head_local: FloatColumn
+    gathered: FloatColumn
+    largest_gathered: FloatColumn
+    copies_bytes: FloatColumn
     saved_bytes: FloatColumn
     transient_bytes: FloatColumn
     in_flight: FloatColumn
@@ -69,10 +75,10 @@ def rank_memory(
     activations = shapes.in_flight * (shapes.saved_bytes + shapes.boundary_bytes)
     parameters, accumulated, gradients, optimizer, gathers = states
     gathered = np.where(gathers, compute, 0.0)
-    backward_buffers = shapes.largest_local * (2.0 * gathered + np.where(gathers, compute + 1.5 * reduce, 0.0))
+    backward_buffers = shapes.largest_gathered * 2.0 * gathered + shapes.largest_local * np.where(gathers, compute + 1.5 * reduce, 0.0)
     zero = np.zeros_like(activations)
     moments = [
-        (accumulated, activations, shapes.logits_bytes, (shapes.head_local + shapes.largest_local) * gathered),
+        (accumulated, activations, shapes.logits_bytes, (shapes.head_local + shapes.largest_gathered) * gathered),
         (accumulated, activations + shapes.transient_bytes, zero, backward_buffers),
         (gradients, zero, zero, zero),
     ]
@@ -95,13 +101,13 @@ def _persistent(
     reduce = np.where(batch.reduce_dtype == 0, 2.0, 4.0)
     master = np.where(batch.master_dtype == 0, 2.0, 4.0)
     on_device = np.where(batch.cpu_offload, 0.0, 1.0)
-    state = OPTIMIZER_STATE_BYTES[training.optimizer] * np.where(training.optimizer in ("adamw", "sgd", "muon"), master / 4.0, 1.0)
+    state = OPTIMIZER_STATE_BYTES[training.optimizer] * np.where(training.optimizer in SCALES_WITH_MASTER, master / 4.0, 1.0)
     accumulates = num_microbatches > 1
     stage = batch.zero_stage
     if rules.fsdp_style:
         piped = batch.pp > 1
         stays = (piped & (stage < 3)) | (stage == 2)
-        parameters = shapes.shard * master * on_device + np.where(stays, shapes.local * compute, 0.0)
+        parameters = shapes.shard * master * on_device + np.where(stays, shapes.gathered * compute, 0.0)
         sharded_gradients = shapes.shard * master * on_device
         unsharded = np.where(piped & accumulates, shapes.local * reduce, 0.0)
         accumulated = np.where(accumulates & ~piped, sharded_gradients, unsharded)
@@ -109,8 +115,8 @@ def _persistent(
         accumulated = np.where(batch.optimizer_in_backward, 0.0, accumulated)
         return parameters, accumulated, gradients, shapes.shard * state * on_device, ~stays
     gradient = reduce if rules.gradient_dtype == "float32" else np.full_like(reduce, 2.0)
-    cached = np.where(np.isin(batch.precision, (4, 5, 6, 7)), 1.0, 0.0)
-    parameters = np.where(stage == 3, shapes.shard, shapes.local) * compute + shapes.local * cached
+    held = np.where(stage == 3, shapes.shard, shapes.local)
+    parameters = held * compute + shapes.copies_bytes * held / np.maximum(shapes.local, 1.0)
     gradients = np.where(stage >= 2, shapes.shard, shapes.local) * gradient
     optimizer = np.where(stage >= 1, shapes.shard, shapes.local) * (state + master) * on_device
     return parameters, gradients, gradients, optimizer, stage == 3

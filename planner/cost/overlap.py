@@ -12,7 +12,8 @@ from planner.specs.training import TrainingSpec
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitColumns:
     """Seconds of every unit, (K + 2, N): forward and backward compute of one microbatch (exposed TP, CP, EP included),
-    gather of parameters, scatter and replica all-reduce of gradients.
+    gather of parameters, scatter and replica all-reduce of gradients; with CPU offload upload of the shard, download of its gradient
+    and its accumulation on the host.
     """
 
     forward: FloatColumn
@@ -20,6 +21,9 @@ class UnitColumns:
     gather: FloatColumn
     scatter: FloatColumn
     replicate: FloatColumn
+    upload: FloatColumn
+    download: FloatColumn
+    accumulate: FloatColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +62,28 @@ def _fsdp(units: FloatColumn, s: UnitColumns, batch: LayoutBatch, num_microbatch
       forward wait = first gather + sum max(0, gather - forward);  backward likewise with all three, then the last scatter.
     Under PP (reshard never): one gather and one reduction a step, the reduction after the last backward with nothing to hide it;
     ZeRO-3 gathers in every forward and backward.
-    Source: torch/distributed/fsdp/_fully_shard (implicit prefetch), torch/distributed/pipelining/stage.py (perform_reduce_grad).
+    CPU offload: a gather waits for its upload and a download for its reduction, each pair on a stream of its own; PCIe carries
+    both directions at once, so a unit's backward hides max(network, upload + gather, reduction + download). Gradients that are
+    added to earlier ones, or consumed in the backward, are copied and added while the host waits: nothing hides these.
+    Source: torch/distributed/fsdp/_fully_shard (implicit prefetch; foreach_reduce: non_blocking), torch/distributed/pipelining/stage.py
+    (perform_reduce_grad).
     """
     piped, zero3 = batch.pp > 1, batch.zero_stage == 3
     reduction = s.scatter + s.replicate
+    gather = s.gather + s.upload
     regather = np.where(zero3, s.gather, 0.0)
-    wait_forward = np.maximum(0.0, s.gather - overlaps * s.forward)
-    wait_backward = np.maximum(0.0, regather + np.where(piped, 0.0, reduction) - overlaps * s.backward)
-    first_gather = np.broadcast_to(np.maximum(s.gather[0], s.gather[-1]), (len(units), len(batch)))
-    last_scatter = np.broadcast_to(np.maximum(s.scatter[0], s.scatter[-2]), (len(units), len(batch)))
+    reduced = np.where(piped, 0.0, reduction)
+    chains = np.maximum(regather + np.where(zero3, s.upload, 0.0), reduced + np.where(piped, 0.0, s.download))
+    wait_forward = np.maximum(0.0, gather - overlaps * s.forward)
+    wait_backward = np.maximum(0.0, np.maximum(regather + reduced, chains) - overlaps * s.backward)
+    first_gather = np.broadcast_to(np.maximum(gather[0], gather[-1]), (len(units), len(batch)))
+    last = s.scatter + s.download
+    last_scatter = np.broadcast_to(np.maximum(last[0], last[-2]), (len(units), len(batch)))
     once = piped & ~zero3
     rounds = np.where(once, 1.0, num_microbatches)
-    tail = np.where(piped, _on_ranks(units, s.scatter), num_microbatches * last_scatter)
+    tail = np.where(piped, _on_ranks(units, last), num_microbatches * last_scatter)
     waits = rounds * (_on_ranks(units, wait_forward) + np.where(once, 0.0, _on_ranks(units, wait_backward)) + first_gather) + tail
+    waits = waits + _while_the_host_waits(units, s, batch, num_microbatches, overlaps)
     wire = rounds * _on_ranks(units, s.gather + np.where(once, 0.0, regather)) + np.where(piped, 1.0, num_microbatches) * _on_ranks(
         units, reduction
     )
@@ -79,6 +92,20 @@ def _fsdp(units: FloatColumn, s: UnitColumns, batch: LayoutBatch, num_microbatch
     replicas = np.where(piped, 0.0, replicas)
     hidden = np.maximum(0.0, wire - waits - piped_replicas)
     return Exposed(fsdp=waits - replicas, dp=replicas + piped_replicas, hidden=hidden)
+
+
+def _while_the_host_waits(
+    units: FloatColumn, s: UnitColumns, batch: LayoutBatch, num_microbatches: FloatColumn, overlaps: float
+) -> FloatColumn:
+    """Seconds of reductions and downloads that would have been hidden, had the host not stood still for them, (R, N)."""
+    if not np.any(s.download > 0):
+        return np.zeros((len(units), len(batch)))
+    reduction = s.scatter + s.replicate + s.download
+    hidden = np.minimum(reduction, overlaps * s.backward)
+    added = np.where(batch.pp > 1, 0.0, num_microbatches - 1.0)
+    consumed = np.where(batch.optimizer_in_backward & (batch.pp == 1), 1.0, 0.0)
+    blocking = added * _on_ranks(units, hidden + s.accumulate) + consumed * _on_ranks(units, hidden)
+    return np.where(_on_ranks(units, s.download) > 0, blocking, 0.0)
 
 
 def _once_a_step(units: FloatColumn, s: UnitColumns, share: float) -> Exposed:

@@ -3,38 +3,56 @@
 Letters: U distinct layouts by KEY; (K + 2, U): the model's distinct layers, embedding, head (as in `cost.layers`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.collectives import collective_seconds
 from planner.cost.profile import Profile
+from planner.cost.quantisation import gathers_low
 from planner.cost.topology import Fabric
+from planner.cost.update import HOST_STREAM_BYTES_PER_SECOND, MUON_WIRE_BYTES, Update, small_reductions
 from planner.specs.model import ModelSpec
 from planner.work import axes
-from planner.work.precision import column
+from planner.work.precision import Recipe, column
+from planner.work.quantised import quantised_in_layer, quantised_weights
 
 KEY = (
     "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "zero_stage", "precision", "float8_all_gather", "param_dtype",
     "reduce_dtype", "master_dtype", "cpu_offload",
 )  # fmt: skip
+# An fp32 shard scaled, clamped and cast operation by operation (21 bytes), less FSDP's cast to 16 bits (6), which is priced nowhere;
+# for its own scale, abs and max of it (4 + 4 + 4).  Source: torchao float8/fsdp_utils.py, float8_training_tensor.py.
+SHARD_CAST_BYTES, SHARD_AMAX_BYTES, SCALE_BYTES = 15.0, 12.0, 4.0
+HOST_ADD_MOVES = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitShards:
-    """Parameters of one unit on one rank, and the seconds of its data-parallel collectives. All (K + 2, U).
+    """Parameters of one unit on one rank, and the seconds of its data-parallel collectives. All (K + 2, U) but step_seconds (U,).
 
     local: elements after TP, EP (what compute needs gathered).  shard: elements that a rank keeps under full sharding.
+    gathered: `local` as elements of the compute dtype when gathered.  quantised: those of `local` that products read quantised.
     gather_seconds: all-gather of the unit's parameters over the sharding group.  scatter_seconds: reduce-scatter of its
     gradients there.  replicate_seconds: all-reduce of gradient shards over dp_replicate (HSDP), or of all gradients (DDP).
+    upload_seconds, download_seconds: of the shard and of its gradient over PCIe, where FSDP keeps both on the host;
+    accumulate_seconds: adding the gradient there.  exchange_seconds: matrices made whole for the optimizer, and their updates back.
+    step_seconds: small all-reduces that a step waits for.
     """
 
     local: FloatColumn
     shard: FloatColumn
+    gathered: FloatColumn
+    quantised: FloatColumn
     gather_seconds: FloatColumn
     scatter_seconds: FloatColumn
     replicate_seconds: FloatColumn
+    upload_seconds: FloatColumn
+    download_seconds: FloatColumn
+    accumulate_seconds: FloatColumn
+    exchange_seconds: FloatColumn
+    step_seconds: FloatColumn
 
 
 def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
@@ -63,38 +81,112 @@ def kept_shards(batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, ran
     return dense / degrees[0] + expert / degrees[1]
 
 
-def offload_seconds(batch: LayoutBatch, shards: UnitShards, pcie_bandwidth: float) -> UnitShards:
-    """The same shards where FSDP keeps them in host memory: each gather first copies the shard to the device, each scatter copies its
-    gradient back, both over PCIe on the gather's and the scatter's stream. Source: FSDP2 CPUOffloadPolicy.
-    """
-    copied = np.where(batch.cpu_offload, shards.shard * np.where(batch.master_dtype == 0, 2.0, 4.0) / pcie_bandwidth, 0.0)
-    return replace(shards, gather_seconds=shards.gather_seconds + copied, scatter_seconds=shards.scatter_seconds + copied)
-
-
-def unit_shards(batch: LayoutBatch, model: ModelSpec, fabric: Fabric, profile: Profile, rank_order: tuple[str, ...]) -> UnitShards:
+def unit_shards(batch: LayoutBatch, update: Update, fabric: Fabric, profile: Profile, rank_order: tuple[str, ...]) -> UnitShards:
     """Shards and data-parallel communication of every unit at the U layouts of `batch`.
 
     ZeRO 1 to 3 and FSDP shard over dp_shard x cp, then all-reduce shards over dp_replicate (HSDP); ZeRO 0 all-reduces
     whole gradients over all data-parallel ranks. Experts have the groups that remain beside EP.
     """
-    dense, expert = unit_parameters(model, batch)
+    dense, expert = unit_parameters(update.model, batch)
     seconds = _Seconds(fabric, profile)
+    quantised = quantised_shares(update.model, batch, update.recipes)
+    wires = _wires(batch, quantised, update)
     parts = []
-    for parameters, names in ((dense, ("fsdp", "ddp", "replicate")), (expert, ("efsdp", "eddp", "replicate"))):
-        parts.append(_sharded(batch, parameters, [axes.group(name, batch, rank_order) for name in names], seconds))
+    for parameters, wire, names in ((dense, wires[0], ("fsdp", "ddp")), (expert, wires[1], ("efsdp", "eddp"))):
+        groups = [axes.group(name, batch, rank_order) for name in (*names, "replicate")]
+        parts.append(_sharded(batch, parameters, wire, groups, seconds))
     shard, gather, scatter, replicate = (a + b for a, b in zip(*parts, strict=True))
-    return UnitShards(local=dense + expert, shard=shard, gather_seconds=gather, scatter_seconds=scatter, replicate_seconds=replicate)
+    fsdp = axes.group("fsdp", batch, rank_order)
+    return UnitShards(
+        local=dense + expert, shard=shard, gathered=gathered_elements(batch, dense, expert, update),
+        quantised=quantised_elements(batch, dense, expert, update),
+        gather_seconds=gather + _casts_of_shards(batch, parts[0][0] * quantised[0], quantised[0], update, (seconds, fsdp)),
+        scatter_seconds=scatter, replicate_seconds=replicate, **_offload(batch, shard, update),
+        exchange_seconds=_exchange(batch, shard, update, (seconds, fsdp)),
+        step_seconds=small_reductions(batch, update, fabric, profile, rank_order),
+    )  # fmt: skip
+
+
+def _wires(batch: LayoutBatch, quantised: tuple[FloatColumn, FloatColumn], update: Update) -> tuple[FloatColumn, FloatColumn]:
+    """Mean bytes of a gathered parameter (outside routed experts, inside), (K + 2, U). FSDP gathers experts, head and table in 16 bits."""
+    compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
+    spared = np.where(gathers_low(batch, update.recipes), compute - column("wire_bytes", batch.precision, update.recipes), 0.0)
+    return compute - quantised[0] * spared, compute - quantised[1] * spared * (not update.rules.fsdp_style)
+
+
+def gathered_elements(batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, update: Update) -> FloatColumn:
+    """Parameters of every unit on one rank as elements of the compute dtype, as wide as they are gathered, (K + 2, U)."""
+    wires = _wires(batch, quantised_shares(update.model, batch, update.recipes), update)
+    return (dense * wires[0] + expert * wires[1]) / np.where(batch.param_dtype == 0, 2.0, 4.0)
+
+
+def quantised_elements(batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, update: Update) -> FloatColumn:
+    """Parameters of every unit on one rank that products read quantised, (K + 2, U)."""
+    shares = quantised_shares(update.model, batch, update.recipes)
+    return dense * shares[0] + expert * shares[1]
+
+
+def quantised_shares(model: ModelSpec, batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> tuple[FloatColumn, FloatColumn]:
+    """(share of a unit's parameters outside routed experts, share inside) whose products read them quantised, (K + 2, U) each."""
+    half = batch.param_dtype == 0
+    dense, expert = (np.zeros((len(model.distinct_layers()) + 2, len(batch))) for _ in range(2))
+    for row, (kind, _) in enumerate(model.distinct_layers()):
+        pairs = np.array([quantised_in_layer(model, kind, recipe) for recipe in recipes])
+        dense[row], expert[row] = (pairs[batch.precision, side] * half for side in (0, 1))
+    return dense, expert
+
+
+def _casts_of_shards(batch: LayoutBatch, shard: FloatColumn, quantised: FloatColumn, update: Update, group: "_Group") -> FloatColumn:
+    """Seconds that FSDP takes to quantise the shards of each unit before it gathers them, (K + 2, U).
+
+    Without scales made for all weights after the optimizer's step, each weight waits for an all-reduce of its own.
+    Source: torchao float8/fsdp_utils.py fsdp_pre_all_gather; its operations are not compiled.
+    """
+    low = gathers_low(batch, update.recipes)
+    if not (update.rules.fsdp_style and low.any()):
+        return np.zeros_like(shard)
+    seconds, (degree, stride) = group
+    own = low & (column("gather_amax", batch.precision, update.recipes) > 0)
+    moved = shard * (np.where(low, SHARD_CAST_BYTES, 0.0) + np.where(own, SHARD_AMAX_BYTES, 0.0))
+    counts = np.zeros_like(shard)
+    for row, (kind, _) in enumerate(update.model.distinct_layers()):
+        counts[row] = np.array([quantised_weights(update.model, kind, recipe) for recipe in update.recipes])[batch.precision]
+    reductions = seconds("all-reduce", np.where((quantised > 0) & own, SCALE_BYTES, 0.0), degree, stride)
+    return np.asarray(moved / update.device.memory_rate + counts * reductions)
+
+
+def _offload(batch: LayoutBatch, shard: FloatColumn, update: Update) -> dict[str, FloatColumn]:
+    """Where FSDP keeps shards on the host: seconds to copy each to the device, its gradient back, and to add that to the last one's.
+
+    Source: torch/distributed/fsdp/_fully_shard (CPUOffloadPolicy): _fsdp_param.py all_gather_inputs, _fsdp_collectives.py foreach_reduce.
+    """
+    wide = np.where(batch.cpu_offload & update.rules.fsdp_style, shard * np.where(batch.master_dtype == 0, 2.0, 4.0), 0.0)
+    copied = wide / update.cluster.pcie_bandwidth_bytes_per_second
+    added = HOST_ADD_MOVES * wide / HOST_STREAM_BYTES_PER_SECOND
+    return {"upload_seconds": copied, "download_seconds": copied, "accumulate_seconds": added}
+
+
+def _exchange(batch: LayoutBatch, shard: FloatColumn, update: Update, group: "_Group") -> FloatColumn:
+    """Seconds for Muon, whose update needs whole matrices: shards of momenta to one owner each and updates back, both in 16 bits.
+
+    Source: distributed Muon, arXiv 2502.16982 section 2.3, with whole matrices dealt out over the sharding group (all-to-all).
+    """
+    if update.training.optimizer != "muon":
+        return np.zeros_like(shard)
+    seconds, (degree, stride) = group
+    payload = shard * MUON_WIRE_BYTES
+    payload[-2:] = 0.0
+    return 2.0 * seconds("all-to-all", payload, np.where(batch.zero_stage > 0, degree, 1.0), stride)
 
 
 def _sharded(
-    batch: LayoutBatch, parameters: FloatColumn, groups: list[tuple[FloatColumn, FloatColumn]], seconds: "_Seconds"
+    batch: LayoutBatch, parameters: FloatColumn, wire: FloatColumn, groups: list[tuple[FloatColumn, FloatColumn]], seconds: "_Seconds"
 ) -> tuple[FloatColumn, FloatColumn, FloatColumn, FloatColumn]:
     """(shard, gather, scatter, replicate) of parameters (K + 2, U); groups: sharding ranks, all data-parallel ranks, replicas."""
     sharding = batch.zero_stage > 0
     (shard_degree, shard_stride), (whole_degree, whole_stride), (_, replica_stride) = groups
     degree = np.where(sharding, shard_degree, 1.0)
     replicas = np.where(sharding, batch.dp_replicate, whole_degree)
-    wire = np.where(batch.float8_all_gather, column("wire_bytes", batch.precision), np.where(batch.param_dtype == 0, 2.0, 4.0))
     reduced = parameters * np.where(batch.reduce_dtype == 0, 2.0, 4.0)
     gather = seconds("all-gather", parameters * wire, degree, shard_stride)
     scatter = seconds("reduce-scatter", reduced, degree, shard_stride)
@@ -126,3 +218,6 @@ class _Seconds:
             for row in payload
         ]
         return np.array(rows)
+
+
+_Group = tuple[_Seconds, tuple[FloatColumn, FloatColumn]]  # how to price collectives, and (degree, stride) of one group

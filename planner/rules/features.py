@@ -11,6 +11,8 @@ from planner.schedules import SCHEDULES
 from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, PRECISIONS, Layout
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.units import format_bytes
+from planner.work.precision import Recipe, recipes_for, titan_line
+from planner.work.quantised import local_shape, low_share, products
 
 TENSORWISE, MXFP8 = PRECISIONS.index("float8-tensorwise"), PRECISIONS.index("mxfp8")
 MEMORY_BUDGET = AC_KINDS.index("memory-budget")
@@ -26,24 +28,76 @@ assert tuple(NEEDS) == PRECISIONS
 SINGLES = frozenset({"fp32", "tf32"})
 
 
+# torchtitan 0.3.0 components/quantization: tensorwise is gone, nvfp4 is new.
+TITAN_03_PRECISIONS = frozenset({"bf16", "float8-rowwise", "mxfp8", "nvfp4"})
+
+
 def gpu_precisions(c: Context) -> tuple[str, ...]:
-    """Precisions the GPU has units for."""
+    """Precisions the GPU has units for. Blocks of 128 came with Hopper (Transformer Engine; torchao asks for SM90)."""
     gpu = c.cluster.gpu
     able = (name for name, dtypes in NEEDS.items() if all(dtype in gpu.peak_flops_per_second for dtype in dtypes))
-    return tuple(name for name in able if name != "nvfp4" or gpu.vendor == "nvidia")
+    lacking = {"nvfp4": gpu.vendor != "nvidia", "float8-blockwise": gpu.family == "ada"}
+    return tuple(name for name in able if not lacking.get(name, False))
+
+
+def trainer_precisions(c: Context) -> frozenset[str]:
+    """Precisions that the trainer's release has recipes for."""
+    newer = c.trainer.name == "torchtitan" and titan_line(c.training.trainer_version) == "0.3"
+    return TITAN_03_PRECISIONS if newer else c.trainer.precisions
 
 
 def _both(c: Context) -> str:
-    return choices(name for name in gpu_precisions(c) if name in c.trainer.precisions) if _any_both(c) else "another GPU or trainer"
+    both = [name for name in gpu_precisions(c) if name in trainer_precisions(c)]
+    return choices(both) if both else "another GPU or trainer"
 
 
 def _missing(x: Layout, c: Context) -> str:
     missing = [dtype for dtype in NEEDS[x.precision] if dtype not in c.cluster.gpu.peak_flops_per_second]
-    return " and ".join("microscaling" if dtype == "fp4" else dtype for dtype in missing) or "NVIDIA FP4"
+    found = " and ".join("microscaling" if dtype == "fp4" else dtype for dtype in missing)
+    return found or ("block-scaled fp8" if x.precision == "float8-blockwise" else "NVIDIA FP4")
 
 
-def _any_both(c: Context) -> bool:
-    return any(name in c.trainer.precisions for name in gpu_precisions(c))
+def _quantised(c: Context) -> list[tuple[int, Recipe]]:
+    """(code, recipe) of what both GPU and trainer can run in low precision."""
+    usable = trainer_precisions(c) & {*gpu_precisions(c)}
+    recipes = enumerate(recipes_for(c.trainer, c.training.trainer_version))
+    return [(code, recipe) for code, recipe in recipes if recipe.low and recipe.name in usable]
+
+
+def _unaligned_weights(x: LayoutBatch, c: Context) -> BoolColumn:
+    tp, etp = x.tp.astype(np.float64), x.etp.astype(np.float64)
+    broken = np.zeros(np.broadcast_shapes(tp.shape, etp.shape, x.precision.shape), dtype=np.bool_)
+    for code, recipe in _quantised(c):
+        for kind, _ in c.model.distinct_layers():
+            for op in products(c.model, kind):
+                if low_share(recipe, op, c.model) > 0:
+                    sides = local_shape(op, c.model, tp, etp)
+                    off = [(side == np.floor(side)) & (side % recipe.multiple != 0) for side in sides]
+                    broken |= (x.precision == code) & (off[0] | off[1])
+    return broken
+
+
+def _unaligned_tokens(x: LayoutBatch, c: Context) -> BoolColumn:
+    tokens = x.micro_batch_size * c.training.seq_len // x.cp
+    broken = np.zeros(np.broadcast_shapes(tokens.shape, x.precision.shape), dtype=np.bool_)
+    for code, recipe in _quantised(c):
+        broken |= (x.precision == code) & (tokens % recipe.rows_multiple != 0)
+    return broken
+
+
+def _recipe(x: Layout, c: Context) -> Recipe:
+    return recipes_for(c.trainer, c.training.trainer_version)[PRECISIONS.index(x.precision)]
+
+
+def _offending(x: Layout, c: Context) -> str:
+    """The first weight of a layer that is not aligned on one rank."""
+    recipe = _recipe(x, c)
+    for kind, _ in c.model.distinct_layers():
+        for op in products(c.model, kind):
+            k, n = (int(side[0]) for side in local_shape(op, c.model, np.array([float(x.tp)]), np.array([float(x.etp)])))
+            if low_share(recipe, op, c.model) > 0 and (k % recipe.multiple or n % recipe.multiple):
+                return f"{op.name} of {c.model.name} is {k} x {n} on a rank"
+    return "a weight is not aligned"
 
 
 def scale_up_gpus(c: Context) -> int:
@@ -108,7 +162,7 @@ _ZERO_RULES: tuple[Rule, ...] = (
 _PRECISION_RULES: tuple[Rule, ...] = (
     Rule(
         key="trainer lacks the precision", field="precision", reads=frozenset({"precision"}),
-        broken=lambda x, c: ~in_set(x.precision, PRECISIONS, c.trainer.precisions),
+        broken=lambda x, c: ~in_set(x.precision, PRECISIONS, trainer_precisions(c)),
         rule=lambda x, c: f"{c.trainer.name} does not train in {x.precision}",
         remedy=lambda x, c: f"use {_both(c)}",
     ),
@@ -123,6 +177,19 @@ _PRECISION_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: (x.param_dtype == DTYPES.index("float32")) & np.bool_(not SINGLES & set(c.cluster.gpu.peak_flops_per_second)),
         rule=lambda x, c: f"{c.cluster.gpu.name} lists no fp32 or tf32 matrix units, which param_dtype float32 needs",
         remedy=lambda x, c: "set param_dtype to bfloat16",
+    ),
+    Rule(
+        key="low precision needs aligned weights", field="precision", reads=frozenset({"precision", "tp", "etp"}),
+        broken=_unaligned_weights,  # torch._scaled_mm; Transformer Engine assert_dim_for_fp8_exec; torchao to_mx, nvfp4_mm_triton
+        rule=lambda x, c: f"{x.precision} multiplies matrices whose sides are multiples of {_recipe(x, c).multiple}, and {_offending(x, c)}",
+        remedy=lambda x, c: "use bf16" + (", or a smaller tp" if x.tp > 1 else ""),
+    ),
+    Rule(
+        key="low precision needs aligned tokens", field="precision", reads=frozenset({"precision", "cp", "micro_batch_size"}),
+        broken=_unaligned_tokens,
+        rule=lambda x, c: f"{x.precision} needs tokens a rank in multiples of {_recipe(x, c).rows_multiple}, and micro_batch_size x seq_len "
+        f"/ cp is {x.micro_batch_size * c.training.seq_len // x.cp}",
+        remedy=lambda x, c: "use bf16, a larger micro_batch_size, or a seq_len that is a multiple of 128 x cp",
     ),
     Rule(
         key="float8 tensorwise with TP lacks MLA", field="precision", reads=frozenset({"precision", "tp"}),

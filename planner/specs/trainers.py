@@ -118,7 +118,7 @@ _MEGATRON = TrainerRules(
     layout_defaults=_COMMON,
     zero_stages=frozenset({0, 1, 2, 3}),
     schedules=frozenset({"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p", "GPipe"}),
-    precisions=frozenset(PRECISIONS),
+    precisions=frozenset(PRECISIONS) - {"float8-rowwise"},
     ac_kinds=frozenset({"none", "full", "selective-attention", "selective-layer"}),
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
     fsdp_style=False,
@@ -138,11 +138,18 @@ _MEGATRON_DEEPSPEED = replace(
     name="megatron-deepspeed",
     ac="full",
     layout_defaults={**_COMMON, "sequence_parallel": False},
+    precisions=frozenset({"bf16", "fp16", "float8-delayed"}),
     ep_over_replicas=False,
-    source="Megatron-DeepSpeed arguments, BLOOM training chronicles",
+    source="Megatron-DeepSpeed arguments (Transformer Engine of that time), BLOOM training chronicles",
 )
 
-_INTERNEVO = replace(_MEGATRON, name="internevo", gradient_dtype="bfloat16", source="InternEvo configs/7B_sft.py")
+_INTERNEVO = replace(
+    _MEGATRON,
+    name="internevo",
+    precisions=frozenset({"bf16", "fp16"}),
+    gradient_dtype="bfloat16",
+    source="InternEvo configs/7B_sft.py; its fp8 was never merged (pull request 369)",
+)
 
 TRAINERS: Mapping[str, TrainerRules] = {rules.name: rules for rules in (_TORCHTITAN, _MEGATRON, _MEGATRON_DEEPSPEED, _FSDP, _INTERNEVO)}
 

@@ -29,34 +29,41 @@ def local_sizes(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec, ru
     tp, cp, ep, etp = (column.astype(np.float64) for column in (batch.tp, batch.cp, batch.ep, batch.etp))
     tokens = batch.micro_batch_size * (training.seq_len / cp)
     sp = np.where(batch.sequence_parallel, tp, 1.0)
-    kv_heads = np.maximum(model.num_key_value_heads / tp, 1.0)
-    heads = model.num_attention_heads / tp
-    ones = np.ones_like(tp)
-    sizes: dict[str, FloatColumn] = {
+    sizes: dict[str, FloatColumn] = weight_sizes(model, tp, etp)
+    heads, kv_heads, ones = sizes["heads"], sizes["kv_heads"], np.ones_like(tp)
+    sizes |= {
         "tokens": tokens,
         "tokens_sp": tokens / sp,
         "tokens_saved": tokens if rules.fsdp_style else tokens / sp,
-        "hidden": model.hidden_size * ones,
-        "heads": heads,
-        "kv_heads": kv_heads,
         "context": training.seq_len * ones,
-        "qk_dim": model.qk_head_dim * ones,
-        "v_dim": model.v_dim * ones,
         "heads_and_kv": heads + (heads if model.uses_mla else kv_heads),
         "kv_width": kv_heads * (model.qk_head_dim + model.v_dim),
         "qo_width": heads * (model.qk_head_dim + model.v_dim),
+        "vocab_loss": model.vocab_size / (tp if _loss_is_parallel(training, rules) else ones),
+    }
+    if model.num_experts:
+        sizes |= _expert_sizes(model, training, tokens, sp, ep, etp)
+    return sizes
+
+
+def weight_sizes(model: ModelSpec, tp: FloatColumn, etp: FloatColumn) -> dict[str, FloatColumn]:
+    """Size of every dimension that a layer's weights have on one rank; of the whole weights where tp and etp are 1."""
+    ones = np.ones_like(tp)
+    return {
+        "hidden": model.hidden_size * ones,
+        "heads": model.num_attention_heads / tp,
+        "kv_heads": np.maximum(model.num_key_value_heads / tp, 1.0),
+        "qk_dim": model.qk_head_dim * ones,
+        "v_dim": model.v_dim * ones,
         "ffn": model.intermediate_size / tp,
         "vocab": model.vocab_size / tp,
-        "vocab_loss": model.vocab_size / (tp if _loss_is_parallel(training, rules) else ones),
         "q_lora": model.q_lora_rank * ones,
         "kv_lora": model.kv_lora_rank * ones,
         "kv_lora_rope": (model.kv_lora_rank + model.qk_rope_head_dim) * ones,
         "kv_up": (model.qk_nope_head_dim + model.v_dim) * ones,
         "shared_ffn": model.shared_expert_intermediate_size / tp,
+        "expert_ffn": model.moe_intermediate_size / etp,
     }
-    if model.num_experts:
-        sizes |= _expert_sizes(model, training, tokens, sp, ep, etp)
-    return sizes
 
 
 def _loss_is_parallel(training: TrainingSpec, rules: TrainerRules) -> bool:
@@ -76,7 +83,6 @@ def _expert_sizes(
         "experts_local": local,
         "tokens_routed": routed,
         "tokens_per_expert": routed / local,
-        "expert_ffn": model.moe_intermediate_size / etp,
     }
 
 

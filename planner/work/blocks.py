@@ -49,7 +49,7 @@ def head_ops(model: ModelSpec) -> tuple[Op, ...]:
     """Final norm, vocabulary projection and cross entropy. Logits are counted where they live: `cost.memory`."""
     return (
         _norm(model, "final_norm", Tensor(name="final_x", dims=HIDDEN_SP)),
-        Collective(name="head_in", site="tp_enter", tensor=Tensor(name="head_in_full", dims=HIDDEN)),
+        Collective(name="head_in", site="tp_enter", tensor=Tensor(name="head_in_full", dims=HIDDEN), linear=False),
         Gemm(
             name="head",
             rows=("tokens",),
@@ -84,7 +84,7 @@ def embedding_ops() -> tuple[Op, ...]:
             fused_forward_moves=2.0,
             fused_backward_moves=4.0,
         ),
-        Collective(name="embedding_sum", site="tp_exit", tensor=Tensor(name="embedded", dims=HIDDEN)),
+        Collective(name="embedding_sum", site="tp_exit", tensor=Tensor(name="embedded", dims=HIDDEN), linear=False),
     )
 
 

@@ -78,6 +78,14 @@ def kept(
     return Kept(saved_bytes=saved, transient_bytes=np.maximum(every - busiest, 0.0), redone=redone)
 
 
+def graph_share(batch: LayoutBatch) -> FloatColumn:
+    """Share of a layer's autograd graph that stays from forward to backward, (U,), for what ops keep besides their inputs."""
+    kind, value = batch.ac_kind, batch.ac_value
+    whole = (kind == NONE) | (kind == SELECTIVE_ATTENTION)
+    period, budget = np.maximum(value, 1.0), np.clip(value, 0.0, 1.0)
+    return np.select([whole, kind == SELECTIVE_LAYER, kind == MEMORY_BUDGET], [np.ones(len(batch)), 1.0 - 1.0 / period, budget], 0.0)
+
+
 def needed_again(ops: Sequence[Op]) -> FloatColumn:
     """1 for operations that recomputation runs before it stops, 0 from the last one on that keeps a tensor, (len(ops),).
 

@@ -78,11 +78,13 @@ class Collective:
     """A place where an axis may have to communicate; `axes.collectives_at` says which collective, if any.
 
     site: a key of `axes.SITES`.  tensor: the full (gathered or reduced, or sent) buffer on one rank.
+    linear: what is all-gathered here (or, backward, its gradient) feeds linear layers, whose precision it may have.
     """
 
     name: str
     site: str
     tensor: Tensor
+    linear: bool = True
 
 
 Op = Gemm | Attention | Elementwise | Collective

@@ -21,10 +21,13 @@ NOTHING = np.zeros((1, 1))
 
 def shapes(local: float = PARAMETERS, sharded: bool = True, **given: float) -> RankShapes:
     values = dict.fromkeys(
-        ("largest_local", "head_local", "saved_bytes", "transient_bytes", "in_flight", "boundary_bytes", "logits_bytes"), NOTHING
+        ("largest_local", "head_local", "copies_bytes", "saved_bytes", "transient_bytes", "in_flight", "boundary_bytes", "logits_bytes"),
+        NOTHING,
     )
     whole = {"local": np.full((1, 1), local), "shard": np.full((1, 1), local / (RANKS if sharded else 1))}
-    return RankShapes(**values | whole | {name: np.full((1, 1), value) for name, value in given.items()})
+    said = {name: np.full((1, 1), value) for name, value in given.items()}
+    gathered = {"gathered": whole["local"], "largest_gathered": said.get("largest_local", NOTHING)}
+    return RankShapes(**values | whole | gathered | said)
 
 
 def memory(held: RankShapes, trainer: str = "megatron", microbatches: float = 1.0, optimizer: str = "adamw", **layout: Any) -> RankMemory:
@@ -114,7 +117,7 @@ def test_optimizer_in_backward_keeps_one_layers_gradients() -> None:
 
 
 def test_transformer_engine_caches_fp8_weights() -> None:
-    plain, cached = (memory(shapes(), precision=name).parameters[0, 0] for name in ("bf16", "float8-delayed"))
+    plain, cached = (memory(shapes(copies_bytes=count * PARAMETERS)).parameters[0, 0] for count in (0, 1))
     assert cached - plain == PARAMETERS
 
 
