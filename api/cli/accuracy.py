@@ -17,28 +17,35 @@ def command(
         str | None, typer.Option(help="File with one measured job a line; the repository's published rows unless given.")
     ] = None,
     rows: Annotated[bool, typer.Option("--rows", help="Print every row too.")] = False,
+    markdown: Annotated[Path | None, typer.Option(help="Write the whole report with every row to this file, as docs/accuracy.md.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
-    """Errors of time and memory on measured runs, by trainer, GPU and group."""
+    """Errors of time and memory on measured runs, predicted without having seen them; by trainer, GPU, model family and technique."""
     import json as json_module
 
     from api.cli.output import make_console, note, show
     from planner.calibration.report import report
+    from planner.catalog.calibrations import shipped_calibration
 
     measured, malformed = read_rows(jobs)
     for line, error in malformed:
         note(f"line {line}: {error}")
-    result = report(measured)
+    note("fitting again without each source, model and GPU in turn ...")
+    result = report(measured, shipped_calibration())
+    if markdown is not None:
+        from api.render.accuracy_document import document
+
+        markdown.write_text(document(result), encoding="utf-8")
     if json:
         body = {"malformed": len(malformed), **result.as_dict()}
-        typer.echo(json_module.dumps(body if not rows else {**body, "rows": [_row(row) for row in measured]}, indent=2))
+        typer.echo(json_module.dumps(body if not rows else {**body, "rows": [_row(row) for row in result.rows]}, indent=2))
         return
     from api.render.accuracy import accuracy_view, rows_view
 
     console = make_console()
     show(accuracy_view(result), console)
     if rows:
-        show(rows_view(measured), console)
+        show(rows_view(result.rows), console)
 
 
 def read_rows(path: str | None) -> "tuple[list[Row], list[tuple[int, str]]]":

@@ -1,6 +1,6 @@
-"""The accuracy report as tables."""
+"""The accuracy report as tables: what was predicted without having seen the run first, in sample only beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -8,31 +8,83 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.calibration.accuracy import BASELINE_MFU, Errors, Row, Summary
-from planner.calibration.report import Report
+from planner.calibration.report import Figures, Report
+
+COLUMNS = ("rows", "time", "seen", "bias", "med", "p90", "max", "40%", "mem", "resv", "in90", "oom", "refu")
+NOTES = (
+    "time: mean of |predicted / measured - 1| of the step time, predicted without the run's source; bias, med, p90, max of the same.",
+    "seen: the same error where the calibration has seen the run (in sample).",
+    f"40%: error of the baseline, step time at {BASELINE_MFU:.0%} of the dense bf16 peak.",
+    "mem, resv: error of peak allocated and reserved bytes.  in90: measured steps inside the 90% interval.",
+    "oom: runs out of memory that are called a fit.  refu: runs that did fit and are called a misfit.",
+)
 
 
 def accuracy_view(report: Report) -> RenderableType:
-    """Summary of all rows and of every group, then ranking quality."""
+    """Headline, then all rows and every group, then ranking quality."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("rows of", no_wrap=True)
-    for name in ("rows", "time", "bias", "med", "p90", "max", "40%", "mem", "resv", "in90", "oom", "refu"):
+    for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
-    _add(table, report.overall, report.overall.name)
-    for key, summaries in report.groups.items():
-        table.add_section()
+    for place, cells in enumerate(table_rows(report)):
+        if cells is None:
+            table.add_section()
+        else:
+            table.add_row(*cells, style="bold" if place == 0 else None)
+    lines = [*headlines(report), *NOTES]
+    return Group(*(Text(line) for line in headlines(report)), table, *(Text(line) for line in lines[len(headlines(report)) :]))
+
+
+def headlines(report: Report) -> list[str]:
+    """The figures that matter, one sentence a line."""
+    lines = []
+    for by, summary in report.left_out.items():
+        complete = report.complete[by]
+        name = "source" if by == "group" else by
+        lines.append(f"Left out by {name}: step time {_sentence(summary)}; complete rows {_sentence(complete)}.")
+    if not report.left_out and report.headline.overall.rows:
+        lines.append(f"Rows that calibration {report.calibration_id} has not seen: step time {_sentence(report.headline.overall)}.")
+    if report.in_sample is not None:
+        lines.append(f"In sample, for comparison: step time {_sentence(report.in_sample.overall)}.")
+    lines.append(_ranking(report.headline))
+    return lines
+
+
+def _sentence(summary: Summary) -> str:
+    if summary.time is None:
+        return "not measured"
+    covered = "-" if summary.coverage is None else f"{summary.coverage:.0%}"
+    return f"{summary.time.mape:.1%} over {summary.time.rows} runs, {covered} inside the 90% interval"
+
+
+def _ranking(figures: Figures) -> str:
+    regrets = ", ".join(f"at {first} {value:.1%}" for first, value in figures.regret.items() if value is not None) or "-"
+    spearman = "-" if figures.spearman is None else f"{figures.spearman:.2f}"
+    return f"{figures.num_sweeps} sweeps of at least 3 layouts: regret {regrets}; Spearman {spearman}."
+
+
+def table_rows(report: Report) -> Iterator[tuple[str, ...] | None]:
+    """Cells of the table, name first; None between sections."""
+    seen = _by_name(report.in_sample)
+    yield _cells(report.headline.overall, report.headline.overall.name, report.in_sample.overall if report.in_sample else None)
+    for key, summaries in report.headline.groups.items():
+        yield None
         for place, summary in enumerate(summaries):
-            _add(table, summary, f"{key if place == 0 else '':10}{summary.name.removeprefix(key).strip()}")
-    regrets = ", ".join(f"at {first} {value:.1%}" for first, value in report.regret.items() if value is not None) or "-"
-    spearman = "-" if report.spearman is None else f"{report.spearman:.2f}"
-    notes = [
-        "In sample: the profiles were set with these rows in view. "
-        "time, mem (allocated), resv (reserved): mean of |predicted / measured - 1|.",
-        f"40%: error of the baseline, step time at {BASELINE_MFU:.0%} of the dense bf16 peak.",
-        "in90: measured steps inside the 90% interval. med, p90, max: of the time error.",
-        "oom: runs out of memory that are called a fit. refu: runs that did fit and are called a misfit.",
-        f"{report.num_sweeps} sweeps of at least 3 layouts: regret {regrets}; Spearman {spearman}.",
-    ]
-    return Group(table, *(Text(line) for line in notes))
+            yield _cells(summary, f"{key if place == 0 else '':10}{summary.name.removeprefix(key).strip()}", seen.get(summary.name))
+
+
+def _by_name(figures: Figures | None) -> dict[str, Summary]:
+    return {} if figures is None else {summary.name: summary for members in figures.groups.values() for summary in members}
+
+
+def _cells(summary: Summary, name: str, seen: Summary | None) -> tuple[str, ...]:
+    time = summary.time
+    spread = ("-",) * 4 if time is None else (f"{time.bias:+.1%}", f"{time.median:.1%}", f"{time.p90:.1%}", f"{time.worst:.0%}")
+    covered = "-" if summary.coverage is None else f"{summary.coverage:.0%}"
+    return (
+        name, str(summary.rows), _mape(time), _mape(seen.time if seen else None), *spread, _mape(summary.baseline),
+        _mape(summary.allocated), _mape(summary.reserved), covered, str(summary.out_of_memory_missed), str(summary.refused),
+    )  # fmt: skip
 
 
 def rows_view(rows: Sequence[Row]) -> RenderableType:
@@ -41,35 +93,20 @@ def rows_view(rows: Sequence[Row]) -> RenderableType:
     for name in ("id", "layout", "measured s", "predicted s", "error"):
         table.add_column(name, justify="left" if name in ("id", "layout") else "right")
     for row in rows:
-        predicted, measured = row.estimate.step_seconds, row.measured_seconds
-        error = "-" if predicted is None or measured is None else f"{predicted / measured - 1:+.1%}"
-        layout = row.job.layout.short() if row.job.layout else "-"
-        table.add_row(str(row.job.id), layout, _number(measured, row.status), _number(predicted, "refused"), error)
+        table.add_row(*row_cells(row))
     return table
+
+
+def row_cells(row: Row) -> tuple[str, str, str, str, str]:
+    """id, layout, measured and predicted seconds, error."""
+    predicted, measured = row.estimate.step_seconds, row.measured_seconds
+    error = "-" if predicted is None or measured is None else f"{predicted / measured - 1:+.1%}"
+    layout = row.job.layout.short() if row.job.layout else "-"
+    return str(row.job.id), layout, _number(measured, row.status), _number(predicted, "refused"), error
 
 
 def _number(value: float | None, otherwise: str) -> str:
     return otherwise if value is None else f"{value:.4g}"
-
-
-def _add(table: Table, summary: Summary, name: str) -> None:
-    time = summary.time
-    figures = (
-        ("-",) * 5
-        if time is None
-        else (f"{time.mape:.1%}", f"{time.bias:+.1%}", f"{time.median:.1%}", f"{time.p90:.1%}", f"{time.worst:.0%}")
-    )
-    table.add_row(
-        name,
-        str(summary.rows),
-        *figures,
-        _mape(summary.baseline),
-        _mape(summary.allocated),
-        _mape(summary.reserved),
-        "-" if summary.coverage is None else f"{summary.coverage:.0%}",
-        str(summary.out_of_memory_missed),
-        str(summary.refused),
-    )
 
 
 def _mape(errors: Errors | None) -> str:

@@ -5,9 +5,11 @@ Rows are never dropped: a row without an estimate is counted as unanswered. The 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
+from planner.calibration.basis import features
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 
@@ -73,16 +75,24 @@ class Row:
         tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
         return tokens * job.model.torchtitan_flops_per_token(job.training.seq_len) / (BASELINE_MFU * peak)
 
+    def techniques(self) -> list[str]:
+        """What the layout uses: its features (axes, precision, experts), checkpointing and compile."""
+        layout = self.job.layout
+        if layout is None:
+            return []
+        kind = layout.ac if not layout.ac[-1].isdigit() else layout.ac.rpartition("-")[0]
+        used = [name for name in features(self.job.model, layout) if name != "compute"]
+        return [*used, f"ac {kind}", *(["compile"] if layout.compile else [])]
+
     def label(self, key: str) -> str:
-        """Value of a grouping key: trainer, gpu, group, complete, precision, ac, moe."""
+        """Value of a grouping key: trainer, gpu, group (the source), complete, model, family."""
         values = {
             "trainer": self.job.training.trainer,
             "gpu": self.job.cluster.gpu.name,
             "group": str(self.job.labels.get("group", "-")),
             "complete": str(self.job.labels.get("complete", "-")),
             "model": self.job.model.name,
-            "precision": self.job.layout.precision if self.job.layout else "-",
-            "ac": self.job.layout.ac if self.job.layout else "-",
+            "family": family_of(self.job.model.name),
         }
         return values[key]
 
@@ -131,6 +141,11 @@ class Summary:
     refused: int
 
 
+def family_of(model: str) -> str:
+    """The letters that a model's name starts with: llama of llama3.1-8b, qwen of qwen3-30b-a3b."""
+    return "".join(takewhile(str.isalpha, model.lower())) or "-"
+
+
 def summarise(rows: Sequence[Row], name: str) -> Summary:
     """All figures over these rows."""
     answered = [row for row in rows if row.estimate.valid]
@@ -157,6 +172,15 @@ def by_label(rows: Sequence[Row], key: str) -> list[Summary]:
     for row in rows:
         groups.setdefault(row.label(key), []).append(row)
     return [summarise(members, f"{key} {value}") for value, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))]
+
+
+def by_technique(rows: Sequence[Row]) -> list[Summary]:
+    """One summary for each technique; a row counts under every one that it uses. Most rows first."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        for name in row.techniques():
+            groups.setdefault(name, []).append(row)
+    return [summarise(members, f"technique {name}") for name, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))]
 
 
 def sweeps(rows: Sequence[Row], least: int = 3) -> dict[str, list[Row]]:

@@ -15,7 +15,9 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.calibration import KNOBS, OWN_SHARE, Calibration, Key, kernels_at, profile_at
+from planner.cost.compute import FP16
 from planner.cost.price import Pricer
+from planner.cost.profile import PROFILES
 from planner.cost.simulation import refine
 from planner.specs.job import Job
 
@@ -172,7 +174,9 @@ def linearise(data: Data, calibration: Calibration, unknowns: Unknowns) -> Linea
     gradient = np.zeros((len(base), len(KNOBS)))
     for group in data.groups:
         shifts = calibration.shift(*_scopes_of(group.job))
-        for place in range(len(KNOBS)):
+        for place, knob in enumerate(KNOBS):
+            if not _touches(knob.name, group):
+                continue
             moved = shifts.copy()
             moved[place] += STEP
             ahead = _log_seconds(_pricer(group.job, moved), group.batch, simulated=False)
@@ -182,6 +186,16 @@ def linearise(data: Data, calibration: Calibration, unknowns: Unknowns) -> Linea
         unknowns=unknowns, at=np.array([at.get(key, 0.0) for key in unknowns.keys]), derivatives=_by_key(data, unknowns, gradient),
         gradient=gradient, predicted=predict(data, calibration), measured=data.log_seconds,
     )  # fmt: skip
+
+
+def _touches(knob: str, group: Runs) -> bool:
+    """Whether a knob can matter to any of these runs; saves pricing where it cannot."""
+    batch, job = group.batch, group.job
+    split = {"tp_hidden": batch.tp, "async_tp_hidden": batch.tp, "ep_hidden": batch.ep, "cp_hidden": batch.cp, "low_precision_gemm": batch.precision}
+    if knob in split:
+        return bool(np.any(split[knob] > (FP16 if knob == "low_precision_gemm" else 1)))
+    vendor = PROFILES[job.training.trainer].vendor_attention
+    return {"flash2": not vendor, "vendor": vendor, "inter_node": job.cluster.num_nodes > 1}.get(knob, True)
 
 
 def fit(data: Data, prior: Calibration | None = None) -> tuple[Calibration, Linear]:

@@ -4,14 +4,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planner.calibration.accuracy import REGRET_AT, Row, Summary, by_label, mean_over_sweeps, rank_correlation, regret, summarise, sweeps
+from planner.calibration.accuracy import (
+    REGRET_AT,
+    Row,
+    Summary,
+    by_label,
+    by_technique,
+    mean_over_sweeps,
+    rank_correlation,
+    regret,
+    summarise,
+    sweeps,
+)
+from planner.calibration.held_out import Fitted, is_fitted
+from planner.cost.calibration import Calibration
 
-GROUPINGS = ("complete", "trainer", "gpu", "group", "precision", "ac")
+GROUPINGS = ("complete", "trainer", "gpu", "family", "group")
+LEFT_OUT_BY = ("group", "model", "gpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """Errors of all rows and of every group. regret: mean over sweeps of the loss of our first 1, 3, 5 picks, by their number."""
+class Figures:
+    """Errors of all rows and of every group of them. regret: mean over sweeps of the loss of our first 1, 3, 5 picks, by their number."""
 
     overall: Summary
     groups: dict[str, list[Summary]]
@@ -19,20 +33,65 @@ class Report:
     regret: dict[int, float | None]
     spearman: float | None
 
+    @classmethod
+    def of(cls, rows: Sequence[Row], name: str) -> "Figures":
+        """All figures of these rows."""
+        return cls(
+            overall=summarise(rows, name),
+            groups={**{key: by_label(rows, key) for key in GROUPINGS}, "technique": by_technique(rows)},
+            num_sweeps=len(sweeps(rows)),
+            regret={first: mean_over_sweeps(rows, _regret_at(first)) for first in REGRET_AT},
+            spearman=mean_over_sweeps(rows, rank_correlation),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """headline: of predictions that have not seen the run.  in_sample: of the calibration as it ships; None where it saw none of them.
+
+    num_fitted: rows that the calibration was fitted to.  left_out: summary of all rows by what was left out (source, model, GPU); empty
+    where the fit could not be done again, and then headline is about the unseen rows alone.
+    """
+
+    calibration_id: str
+    num_fitted: int
+    headline: Figures
+    in_sample: Figures | None
+    left_out: dict[str, Summary]
+    complete: dict[str, Summary]
+    rows: tuple[Row, ...]
+
     def as_dict(self) -> dict[str, Any]:
-        """JSON-safe form."""
-        return asdict(self)
+        """JSON-safe form, without the rows."""
+        return {key: value for key, value in asdict(self).items() if key != "rows"}
 
 
-def report(rows: Sequence[Row]) -> Report:
+def report(rows: Sequence[Row], calibration: Calibration) -> Report:
     """All figures over rows that hold a job, its estimate and what was measured."""
+    num_fitted = sum(is_fitted(row, calibration) for row in rows)
+    fitted = Fitted.find(rows, calibration) if num_fitted else None
+    if fitted is None:
+        unseen = [row for row in rows if not is_fitted(row, calibration)]
+        seen = Figures.of(rows, "all rows, in sample") if num_fitted else None
+        return Report(
+            calibration_id=calibration.id, num_fitted=num_fitted, headline=Figures.of(unseen, "rows not seen"), in_sample=seen, left_out={},
+            complete={}, rows=tuple(unseen),
+        )  # fmt: skip
+    out = {by: fitted.left_out(rows, by) for by in LEFT_OUT_BY}
     return Report(
-        overall=summarise(rows, "all rows"),
-        groups={key: by_label(rows, key) for key in GROUPINGS},
-        num_sweeps=len(sweeps(rows)),
-        regret={first: mean_over_sweeps(rows, _regret_at(first)) for first in REGRET_AT},
-        spearman=mean_over_sweeps(rows, rank_correlation),
+        calibration_id=calibration.id,
+        num_fitted=num_fitted,
+        headline=Figures.of(out["group"], "left out by source"),
+        in_sample=Figures.of(rows, "in sample"),
+        left_out={by: summarise(found, f"left out by {by}") for by, found in out.items()},
+        complete={by: summarise(complete(found), f"left out by {by}, complete rows") for by, found in out.items()},
+        rows=tuple(out["group"]),
     )
+
+
+def complete(rows: Sequence[Row]) -> list[Row]:
+    """Rows whose publisher states everything."""
+    return [row for row in rows if row.job.labels.get("complete") is True]
 
 
 def _regret_at(first: int) -> Callable[[Sequence[Row]], float]:

@@ -1,0 +1,44 @@
+"""The accuracy report as Markdown, with every row: docs/accuracy.md."""
+
+from collections.abc import Sequence
+
+from api.render.accuracy import COLUMNS, NOTES, headlines, row_cells, table_rows
+from planner.calibration.accuracy import Row
+from planner.calibration.report import Report
+
+GIB_PER_BYTE = 2.0**-30
+
+
+def document(report: Report) -> str:
+    """The whole report. Rows are predicted without their source; memory in GiB."""
+    lines = ["# Accuracy", "", "Written by `planner-cli accuracy --markdown docs/accuracy.md`; calibration " + f"`{report.calibration_id}`.", ""]
+    lines += [f"- {line}" for line in headlines(report)]
+    lines += ["", *_table(("rows of", *COLUMNS), [cells for cells in table_rows(report) if cells is not None]), ""]
+    lines += [f"- {note}" for note in NOTES]
+    lines += ["", "## Every row", ""]
+    names = ("id", "layout", "measured s", "predicted s", "error", "in 90%", "allocated", "predicted", "reserved", "predicted", "fits", "notes")
+    lines += _table(names, [_row(row) for row in report.rows])
+    return "\n".join(lines) + "\n"
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    estimate = row.estimate
+    inside = "-"
+    if estimate.interval is not None and row.measured_seconds is not None:
+        low, high = estimate.interval.step_seconds
+        inside = "yes" if low <= row.measured_seconds <= high else "no"
+    doubt = str(row.job.labels.get("notes", "")) if row.job.labels.get("trust") == "low" else ""
+    return (
+        *row_cells(row), inside, _gib(row.measured_allocated_bytes), _gib(row.predicted_allocated_bytes if row.measured_allocated_bytes else None),
+        _gib(row.measured_reserved_bytes), _gib(row.predicted_reserved_bytes if row.measured_reserved_bytes else None),
+        "yes" if estimate.fits else "no", doubt.replace("|", "/"),
+    )  # fmt: skip
+
+
+def _gib(num_bytes: float | None) -> str:
+    return "" if num_bytes is None else f"{num_bytes * GIB_PER_BYTE:.2f}"
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    head = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+    return [*head, *(f"| {' | '.join(cell.strip() for cell in cells)} |" for cells in rows)]
