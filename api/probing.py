@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from api.errors import fault, lines_of
 from api.wiring import Wiring
-from planner.errors import ConflictError, PlannerError, ProbeError
+from planner.errors import ConflictError, PlannerError
 from planner.ports import Lease, ProbeEnd, ProbeRecord
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
@@ -326,12 +326,3 @@ class ProbeWorkers:
                 self.wiring.probes.finish(held, end, self.wiring.clock.now())
         finally:
             self._watches.discard(watch)
-
-
-def raise_if_nothing(records: Sequence[ProbeRecord]) -> None:
-    """Raises ProbeError with the first failure's own words when no probe measured anything."""
-    if any(record.measurement_id is not None for record in records):
-        return
-    failed = next((record for record in records if record.message), None)
-    message = "nothing was measured" if failed is None else f"{failed.failure}: {failed.message}"
-    raise ProbeError(message if len(records) == 1 else f"none of {len(records)} probes measured anything; the first: {message}")

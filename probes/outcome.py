@@ -84,35 +84,20 @@ def conclude(folder: Path) -> ProbeResult:
     task = ProbeTask.model_validate_json((folder / TASK).read_text(encoding="utf-8"))
     begin = Begin.read(folder / BEGIN)
     end = read_end(folder, begin)
-    log = read_logs(folder)
     if end.reason == "not-started":
         return write_result(folder, task, begin, Failed(kind=FailureKind.IMPORT, rank=None, message=end.message), end)
-    written = _written(folder / RESULT, task)
-    trained = read_trainer(task, log, folder) if log else None
-    outcome: Outcome | None = None
-    environment: Environment | None = None
-    if trained is not None:
-        outcome, environment = trained
-        settled = outcome.status != "failed" or (end.reason == "exit" and not (end.exit_code is not None and end.exit_code < 0))
-    else:
-        if written is not None:
-            outcome, environment = written.outcome, written.environment
-        settled = outcome is not None and outcome.status == "ok"
-    if outcome is None or not settled:
-        outcome = _failure(folder, task, begin, end, log, written)
-    return write_result(folder, task, begin, outcome, end, environment)
-
-
-def _failure(folder: Path, task: ProbeTask, begin: Begin, end: End, log: str, written: ProbeResult | None) -> Outcome:
-    """From all ranks' evidence; what rank 0 says of itself counts where nobody else says anything."""
-    errors = read_errors(folder / RESULT)
-    if written is not None and not errors and end.reason == "exit":
-        return written.outcome
     evidence = Evidence(
-        reason=end.reason, exit_code=end.exit_code, time_limit_seconds=task.time_limit_seconds, errors=errors, log=log,
-        stacks=read_stacks(folder / RESULT), kernel=kernel_log(begin.started),
+        reason=end.reason, exit_code=end.exit_code, time_limit_seconds=task.time_limit_seconds, errors=read_errors(folder / RESULT),
+        log=read_logs(folder), stacks=read_stacks(folder / RESULT), kernel=kernel_log(begin.started),
     )  # fmt: skip
-    return classify(evidence)
+    trained = read_trainer(task, folder, evidence)
+    if trained is not None:
+        return write_result(folder, task, begin, trained[0], end, trained[1])
+    written = _written(folder / RESULT, task)
+    environment = written.environment if written is not None else None
+    if written is not None and (written.outcome.status == "ok" or (not evidence.errors and end.reason == "exit")):
+        return write_result(folder, task, begin, written.outcome, end, environment)
+    return write_result(folder, task, begin, classify(evidence), end, environment)
 
 
 def write_result(

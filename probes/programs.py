@@ -1,10 +1,14 @@
 """What a probe runs: the reference program, or the user's TorchTitan."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from probes.protocol import Environment, Failed, Outcome, ProbeTask
+
+if TYPE_CHECKING:
+    from probes.failures import Evidence
 
 MODULE = "-m"
 
@@ -35,11 +39,12 @@ def program_of(task: ProbeTask, python: str, worker: str) -> Program | Failed:
     return Program(target=target, arguments=tuple(arguments), single=command.single, files=command.files, env=command.env)
 
 
-def read_trainer(task: ProbeTask, log: str, folder: Path) -> tuple[Outcome, Environment] | None:
+def read_trainer(task: ProbeTask, folder: Path, evidence: "Evidence") -> tuple[Outcome, Environment] | None:
     """Outcome and environment from the trainer's own log; None for a program that writes its result itself."""
     if task.trainer == "reference":
         return None
     from probes.trainers.torchtitan import TitanTrainer
 
     trainer = TitanTrainer()
-    return trainer.read(task, log, folder), trainer.environment(log)
+    own = replace(evidence, errors=())  # it knows its own words in the log better than the error files do
+    return trainer.read(task, evidence.log, folder, own), trainer.environment(evidence.log)

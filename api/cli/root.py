@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from api.cli import accuracy, catalog, collective, db, doctor, estimate, explain, export, recommend, serve, simulate
+from api.cli import accuracy, catalog, collective, db, doctor, estimate, explain, export, measurements, probe, recommend, serve, simulate
 from api.cli.output import error_line, flush_output
 from planner.errors import PlannerError
 
@@ -24,8 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for module in (recommend, estimate, explain, simulate, collective, catalog, export, accuracy, serve, doctor):
+for module in (recommend, estimate, explain, simulate, collective, probe, catalog, export, accuracy, serve, doctor):
     app.command(module.NAME)(module.command)
+app.add_typer(measurements.app, name="measurements")
 app.add_typer(db.app, name="db")
 
 

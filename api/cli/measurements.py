@@ -1,0 +1,107 @@
+"""`planner-cli measurements`: what was measured, in and out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="What was measured: import, export, list.", rich_markup_mode=None)
+Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
+Model = Annotated[str | None, typer.Option(help="Only of this model.")]
+Gpu = Annotated[str | None, typer.Option(help="Only on this GPU.")]
+Status = Annotated[str | None, typer.Option(help="Only ok, oom or failed.")]
+Rung = Annotated[str | None, typer.Option(help="Only probed, imitated, emulated or published.")]
+
+
+@app.callback()
+def _group() -> None:
+    """What was measured: import, export, list."""
+
+
+@app.command("import")
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Rows (JSON lines or CSV), a TorchTitan log, or a TensorBoard folder.")],
+    format: Annotated[str | None, typer.Option("--format", help="rows, csv, torchtitan or tensorboard; else by the file.")] = None,
+    job: Annotated[str | None, typer.Option(help="Job of the run, with its layout: what a log does not say.")] = None,
+    json: Json = False,
+) -> None:
+    """Store measurements; the same import twice changes nothing."""
+    import json as encoder
+
+    from api.cli.output import say
+    from api.errors import fault
+    from api.importing import FORMATS, read_file, store_new
+    from api.reading import read_mapping_file
+    from api.wiring import wire
+
+    if format is not None and format not in FORMATS:
+        raise fault("--format", format, "is no format", f"use {', '.join(FORMATS)}")
+    wiring = wire()
+    given = None if job is None else read_mapping_file(job, "--job")
+    measurements = read_file(wiring, file, next((known for known in FORMATS if known == format), None), given)
+    stored = store_new(wiring, measurements)
+    if json:
+        say(encoder.dumps({"new": stored.new, "known": stored.known}))
+        return
+    say(f"{len(stored.new)} stored" + (f", {len(stored.known)} were there already" if stored.known else ""))
+    for name in stored.new[:10]:
+        say(f"  {name}")
+
+
+@app.command("export")
+def export(
+    format: Annotated[str, typer.Option("--format", help="rows (JSON lines) or csv.")] = "rows",
+    output: Annotated[Path | None, typer.Option(help="Write here instead of to stdout.")] = None,
+    model: Model = None,
+    gpu: Gpu = None,
+    status: Status = None,
+    rung: Rung = None,
+) -> None:
+    """Print stored measurements as rows that import reads back."""
+    import json as encoder
+
+    from api.cli.output import note
+    from api.cli.simulate import write_text
+    from api.errors import fault
+    from api.importing import all_of, row_of, to_csv
+    from api.wiring import wire
+    from planner.ports import MeasurementFilter
+
+    if format not in ("rows", "csv"):
+        raise fault("--format", format, "is no format", "use rows or csv")
+    found = list(all_of(wire(), MeasurementFilter(model=model, gpu=gpu, status=status, rung=rung)))
+    found.reverse()
+    text = to_csv(found) if format == "csv" else "".join(encoder.dumps(row_of(one), ensure_ascii=False) + "\n" for one in found)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        write_text(output.expanduser(), text, "--output")
+    note(f"{len(found)} measurements")
+
+
+@app.command("list")
+def list_(
+    model: Model = None,
+    gpu: Gpu = None,
+    status: Status = None,
+    rung: Rung = None,
+    limit: Annotated[int, typer.Option(help="At most so many, newest first.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    json: Json = False,
+) -> None:
+    """Show stored measurements, newest first."""
+    import json as encoder
+
+    from api.cli.output import make_console, note, say, show
+    from api.importing import row_of
+    from api.render.probe import measurements_table
+    from api.wiring import wire
+    from planner.ports import MeasurementFilter
+
+    page = wire().measurements.list(MeasurementFilter(model=model, gpu=gpu, status=status, rung=rung), cursor, limit)
+    if json:
+        say(encoder.dumps({"items": [row_of(one) for one in page.items], "next_cursor": page.next_cursor}, indent=2))
+        return
+    show(measurements_table(page.items), make_console())
+    if page.next_cursor is not None:
+        note(f"more: --cursor {page.next_cursor}")

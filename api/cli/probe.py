@@ -1,0 +1,150 @@
+"""`planner-cli probe`: layouts run for a few steps, measured beside predicted."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from api.probing import Asked
+    from api.render.probe import Probed
+    from api.wiring import Wiring
+    from planner.errors import PlannerError
+    from planner.ports import ProbeRecord
+    from probes.launch import Watch
+
+NAME = "probe"
+AT_ONCE = 8  # a pool gives devices to as many as fit; the others wait in line
+
+
+def command(
+    job: Annotated[str | None, typer.Option(help="YAML or JSON file of a job with a layout, - for stdin.")] = None,
+    plan: Annotated[str | None, typer.Option(help="Id of a stored plan, whose best layouts are measured.")] = None,
+    top_k: Annotated[int, typer.Option(help="How many of the plan's layouts.")] = 1,
+    pool: Annotated[str | None, typer.Option(help="local (default), slurm, slurm:PARTITION, or replay:FILE.")] = None,
+    trainer: Annotated[str, typer.Option(help="reference (ours, torch alone) or torchtitan.")] = "reference",
+    emulate: Annotated[bool, typer.Option("--emulate", help="One process stands for a rank; communication comes from the model.")] = False,
+    steps: Annotated[int, typer.Option(help="Timed steps.")] = 10,
+    warmup: Annotated[int, typer.Option(help="Steps before them.")] = 3,
+    time_limit: Annotated[float, typer.Option(help="Seconds that one run may take, start included.")] = 600.0,
+    breakdown: Annotated[bool, typer.Option("--breakdown", help="Seconds by kernel, from torch's profiler.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+) -> None:
+    """Run layouts for a few steps and record time, memory and what went wrong."""
+    from api.probing import enqueue, recover
+    from api.wiring import wire
+
+    options = {
+        "trainer": trainer, "emulate": emulate, "steps": steps, "warmup_steps": warmup, "time_limit_seconds": time_limit,
+        "breakdown": breakdown,
+    }  # fmt: skip
+    wiring = wire()
+    asked = _asked(wiring, job, plan, top_k, options | ({"pool": pool} if pool is not None else {}))
+    _check_pool(wiring, asked)
+    recover(wiring)
+    records = enqueue(wiring, asked, max_attempts=1)
+    with _watched(records) as watches:
+        ended = _run(wiring, records, watches)
+    _tell(wiring, asked, ended, as_json=json)
+
+
+def _asked(wiring: "Wiring", job: str | None, plan: str | None, top_k: int, options: Mapping[str, Any]) -> "list[Asked]":
+    from api.errors import fault
+    from api.probing import ask_job, ask_plan
+    from api.reading import read_mapping_file
+
+    if (job is None) == (plan is None):
+        raise fault("--job", job, "exactly one of --job and --plan is needed", "give --job FILE, or --plan PLAN_ID --top-k N")
+    if plan is not None:
+        return ask_plan(wiring, plan, top_k, options)
+    values = read_mapping_file(str(job), "--job")
+    wished = values.get("probe")
+    pool = {"pool": wished["pool"]} if isinstance(wished, Mapping) and "pool" in wished and "pool" not in options else {}
+    return ask_job({**options, **pool, "job": values}, allow_files=True)
+
+
+def _check_pool(wiring: "Wiring", asked: "Sequence[Asked]") -> None:
+    """Says at once what a pool can never do, before anything is stored. Raises ProbeError, SpecError."""
+    from probes.campaign import Campaign
+
+    for one in asked:
+        pool = wiring.pool(one.request.pool)
+        Campaign.of(one.request, one.job, "probe-0", pool.capacity(one.job.cluster))
+
+
+def _run(wiring: "Wiring", records: "Sequence[ProbeRecord]", watches: "Mapping[str, Watch]") -> "list[ProbeRecord]":
+    from api.probing import run_all
+
+    return run_all(wiring, records, watches, at_once=AT_ONCE)
+
+
+@contextmanager
+def _watched(records: "Sequence[ProbeRecord]") -> "Iterator[dict[str, Watch]]":
+    """A line of progress a probe on stderr, where a person watches."""
+    import sys
+
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from probes.launch import Watch
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[words]}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as shown:
+        watches = {}
+        for record in records:
+            line = shown.add_task(record.layout, total=None, words="starting")
+            watches[record.id] = Watch(progress=lambda words, line=line: shown.update(line, words=words or "starting"))  # type: ignore[misc]
+        yield watches
+
+
+def _tell(wiring: "Wiring", asked: "Sequence[Asked]", ended: "Sequence[ProbeRecord]", *, as_json: bool) -> None:
+    """The table, or JSON; then the exit code: 4 with the failure's own words where nothing was measured, 3 where nothing fitted."""
+    import json as encoder
+
+    from api.cli.output import error_line, make_console, note, say, show
+    from api.errors import answer_to, lines_of
+    from api.render.probe import Probed, probes_view
+    from planner.cost.estimate import estimate_job
+
+    probed = [
+        Probed(
+            record=record, estimate=estimate_job(one.job),
+            measurement=None if record.measurement_id is None else wiring.measurements.get(record.measurement_id),
+        )
+        for one, record in zip(asked, ended, strict=True)
+    ]  # fmt: skip
+    error = _error(probed)
+    if as_json:
+        body = {"probes": [one.as_dict() for one in probed]}
+        say(encoder.dumps(body if error is None else {**body, "error": error.as_dict()}, indent=2))
+    else:
+        show(probes_view(probed, full=len(probed) == 1), make_console())
+    for message in dict.fromkeys(one.record.message for one in probed if one.record.state == "done" and one.record.failure is None):
+        if message:
+            note(f"note: {message}")
+    if error is not None:
+        for line in lines_of(error):
+            error_line(line)
+        raise typer.Exit(answer_to(error).exit_code)
+
+
+def _error(probed: "Sequence[Probed]") -> "PlannerError | None":
+    """What to say where no probe gave numbers: that none fits, or the first failure's own words."""
+    from api.probing import OOM
+    from planner.errors import InfeasibleError, ProbeError
+
+    records = [one.record for one in probed]
+    if any(record.state == "done" and record.failure is None for record in records):
+        return None
+    if all(record.state == "done" and record.failure == OOM for record in records):
+        remedy = "shard more (dp_shard, tp), checkpoint more (ac: full), or make micro_batch_size smaller"
+        return InfeasibleError(f"{records[0].layout}: {records[0].message}", field="layout", remedy=remedy)
+    failed = next(record for record in records if record.state != "done")
+    message = f"{failed.failure or failed.state}: {failed.message or 'it never started'}"
+    return ProbeError(message if len(records) == 1 else f"none of {len(records)} probes measured anything; {failed.layout}: {message}")

@@ -1,0 +1,234 @@
+"""Measurements in and out: rows as JSON lines or CSV, a user's own TorchTitan log or TensorBoard files.
+
+In CSV a nested key is a column with dots ("training.seq_len"); a cell that is JSON means its value, everything else is text.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from api.errors import fault
+from api.reading import MAX_FILE_BYTES, check_plain, read_json, read_text
+from api.wiring import Wiring
+from planner.errors import ConflictError, Fault, NotFoundError, SpecError
+from planner.ports import MeasurementFilter
+from planner.specs.measurement import Measurement
+
+Format = Literal["rows", "csv", "torchtitan", "tensorboard"]
+FORMATS: tuple[Format, ...] = ("rows", "csv", "torchtitan", "tensorboard")
+ID_LENGTH = 64
+PAGE = 200
+ROWS = re.compile(r"\s*(?:\{|\[\s*(?:\{|\]))")  # a log may begin with a bracket too: "[rank0]:"
+OPEN_PARTS = ("model", "cluster", "training", "layout", "measured")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Ids that are new in the database, and ids that it had already, with the same content."""
+
+    new: tuple[str, ...]
+    known: tuple[str, ...]
+
+
+def guess_format(path: Path, text: str | None) -> Format:
+    """By name and first characters. text: None for a folder or a binary file."""
+    if text is None:
+        return "tensorboard"
+    if ROWS.match(text):
+        return "rows"
+    return "csv" if path.suffix.lower() == ".csv" else "torchtitan"
+
+
+def read_file(wiring: Wiring, path: str, format: Format | None, job: Mapping[str, Any] | None) -> list[Measurement]:
+    """The measurements of a file or of a TensorBoard folder. Raises SpecError; for rows with the faults of every line."""
+    place = Path(path).expanduser()
+    binary = path != "-" and (place.is_dir() or "tfevents" in place.name)
+    if format == "tensorboard" and not binary:
+        raise fault("--format", format, f"{path} is no folder and no event file", "give the folder of events.out.tfevents.*")
+    text = None if binary else read_text(path, "FILE")
+    chosen = format or guess_format(place, text)
+    if chosen == "tensorboard":
+        return [_from_events(wiring, place, job)]
+    assert text is not None, "a text format has its text"
+    return read_measurements(wiring, text, chosen, job=job, source=path, allow_files=True)
+
+
+def read_measurements(
+    wiring: Wiring, text: str, format: Format, *, job: Mapping[str, Any] | None = None, source: str = "", allow_files: bool = False
+) -> list[Measurement]:
+    """The measurements of a text. Raises SpecError."""
+    if format == "torchtitan":
+        from probes.trainers.titan_run import completed, log_numbers, said_by
+
+        said, doubts = said_by(text)
+        parsed = completed(said, doubts, job or {}, source or "the log")
+        return [_of_row(wiring, {**parsed.request, "source": source, "measured": log_numbers(text, parsed, source)}, "", allow_files)]
+    rows = csv_rows(text) if format == "csv" else json_rows(text)
+    return of_rows(wiring, rows, allow_files=allow_files)
+
+
+def _from_events(wiring: Wiring, place: Path, job: Mapping[str, Any] | None) -> Measurement:
+    from probes.trainers.titan_run import completed, event_numbers
+
+    if not place.exists():
+        raise fault("FILE", str(place), "no such file or folder", "give a log, rows, or a folder of event files")
+    parsed = completed({}, (), job or {}, str(place))
+    return _of_row(wiring, {**parsed.request, "source": str(place), "measured": event_numbers(place, parsed)}, "", True)
+
+
+def of_rows(wiring: Wiring, rows: Iterable[tuple[str, object]], *, allow_files: bool) -> list[Measurement]:
+    """From (where, row) pairs. Raises SpecError with the faults of all rows, each named by where it is."""
+    found, faults = [], []
+    for where, row in rows:
+        try:
+            found.append(_of_row(wiring, row, where, allow_files))
+        except SpecError as error:
+            faults += [Fault(f"{where} {one.field}".strip(), one.value, one.rule, one.remedy) for one in error.faults]
+    if faults:
+        raise SpecError(faults)
+    if not found:
+        raise fault("rows", None, "hold no measurement", "write one JSON object a line, with model, cluster, training, layout, measured")
+    return found
+
+
+def _of_row(wiring: Wiring, row: object, where: str, allow_files: bool) -> Measurement:
+    if not isinstance(row, Mapping):
+        raise fault("row", row, "is no JSON object", "write model, cluster, training, layout and measured")
+    check_plain(dict(row), where or "row")
+    measured = row.get("measured")
+    at = measured.get("created_at") if isinstance(measured, Mapping) else None
+    asked = row.get("id")
+    usable = isinstance(asked, str) and 0 < len(asked) <= ID_LENGTH and asked.isascii() and asked.isprintable()
+    name = str(asked) if usable else f"measurement-{hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:24]}"
+    created_at = _moment(at) if isinstance(at, str) else wiring.clock.now().isoformat()
+    values = {**row, "measured": {k: v for k, v in measured.items() if k != "created_at"}} if isinstance(measured, Mapping) else row
+    return Measurement.from_row(values, measurement_id=name, created_at=created_at, allow_files=allow_files)
+
+
+def _moment(text: str) -> str:
+    from datetime import datetime
+
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise fault("measured.created_at", text, "is no moment with a time zone", "write for example 2026-11-21T12:00:00+00:00")
+    return text
+
+
+def store_new(wiring: Wiring, measurements: Sequence[Measurement]) -> Stored:
+    """Stores what is not there yet; the same import twice changes nothing. Raises ConflictError for an id with other content."""
+    store = wiring.measurements
+    new: dict[str, Measurement] = {}
+    known: list[str] = []
+    for one in measurements:
+        try:
+            before: Measurement | None = new.get(one.id) or store.get(one.id)
+        except NotFoundError:
+            before = None
+        if before is None:
+            new[one.id] = one
+        elif before.as_row() == one.as_row():
+            known.append(one.id)
+        else:
+            raise ConflictError(f"measurement {one.id} exists with other content; give the row another id, or leave its id out")
+    store.add(list(new.values()))
+    return Stored(new=tuple(new), known=tuple(known))
+
+
+def all_of(wiring: Wiring, wanted: MeasurementFilter) -> Iterator[Measurement]:
+    """All wanted measurements, newest first, page by page."""
+    cursor = None
+    while True:
+        page = wiring.measurements.list(wanted, cursor, PAGE)
+        yield from page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def row_of(measurement: Measurement) -> dict[str, Any]:
+    """A row as `benchmarks/measured/public.jsonl` has them, from which the import makes the same measurement."""
+    row = measurement.as_row()
+    return {**row, "id": measurement.id, "measured": {**row["measured"], "created_at": measurement.created_at}}
+
+
+def json_rows(text: str) -> Iterator[tuple[str, object]]:
+    """(where, row) of JSON lines, or of one JSON list or object."""
+    stripped = text.strip()
+    if stripped.startswith("["):
+        yield from ((f"row {number}", row) for number, row in enumerate(read_json(stripped, "rows"), start=1))
+        return
+    lines = [line for line in text.splitlines() if line.strip()]
+    if lines and stripped.startswith("{") and not lines[0].rstrip().endswith("}"):
+        yield "row 1", read_json(stripped, "rows")
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield f"line {number}", read_json(line, f"line {number}")
+
+
+def csv_rows(text: str) -> Iterator[tuple[str, object]]:
+    """(where, row) of CSV with a header."""
+    csv.field_size_limit(MAX_FILE_BYTES)
+    reader = csv.DictReader(io.StringIO(text))
+    for number, cells in enumerate(reader, start=2):
+        if None in cells or None in cells.values():
+            raise fault(f"line {number}", None, "has other columns than the header", "quote cells that hold commas")
+        row: dict[str, Any] = {}
+        for column, cell in cells.items():
+            if cell != "":
+                _put(row, column.split("."), _value(cell))
+        yield f"line {number}", row
+
+
+def _put(row: dict[str, Any], path: Sequence[str], value: object) -> None:
+    for key in path[:-1]:
+        inner = row.setdefault(key, {})
+        row = inner if isinstance(inner, dict) else {}
+    row[path[-1]] = value
+
+
+def _value(cell: str) -> object:
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
+
+
+def to_csv(measurements: Iterable[Measurement]) -> str:
+    """CSV with a column for every key that occurs."""
+    rows = [_flat(row_of(measurement)) for measurement in measurements]
+    columns = list(dict.fromkeys(["id", "source", *(column for row in rows for column in row)]))
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, str]:
+    cells = {}
+    for key, value in row.items():
+        inner = value.items() if key in OPEN_PARTS and isinstance(value, Mapping) else [(None, value)]
+        for name, item in inner:
+            if item is not None:
+                cells[key if name is None else f"{key}.{name}"] = _cell(item)
+    return cells
+
+
+def _cell(value: object) -> str:
+    """Text as it is, unless it would be read as something else."""
+    if isinstance(value, str) and value and _value(value) == value:
+        return value
+    return json.dumps(value)

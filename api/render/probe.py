@@ -1,0 +1,124 @@
+"""What probes measured, beside what was predicted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from api.render.figures import NONE, rate, seconds, size
+from planner.ports import ProbeRecord
+from planner.specs.estimate import Estimate
+from planner.specs.measurement import Measurement
+
+QUANTITIES = (
+    ("step", "step_seconds", seconds),
+    ("tokens/s/GPU", "tokens_per_second_per_gpu", rate),
+    ("allocated", "peak_allocated_bytes", size),
+    ("reserved", "peak_reserved_bytes", size),
+    ("device", "device_bytes", size),
+)
+EVEN = 0.0005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """One probe as it ended, what it measured, and what the cost model had said. None where there is nothing."""
+
+    record: ProbeRecord
+    measurement: Measurement | None
+    estimate: Estimate
+
+    def as_dict(self) -> dict[str, object]:
+        """For `--json`."""
+        record = self.record
+        return {
+            "id": record.id, "state": record.state, "model": record.model, "gpu": record.gpu, "num_gpus": record.num_gpus,
+            "layout": record.layout, "plan_id": record.plan_id, "plan_rank": record.plan_rank, "failure": record.failure,
+            "message": record.message, "measurement": None if self.measurement is None else self.measurement.as_row(),
+            "estimate": self.estimate.model_dump(mode="json"), "results": list(record.results),
+        }  # fmt: skip
+
+
+def probes_view(probed: Sequence[Probed], *, full: bool) -> RenderableType:
+    """A table a probe. full: with the traceback of what failed."""
+    return Group(*(part for one in probed for part in _view(one, full=full)))
+
+
+def _view(one: Probed, *, full: bool) -> list[RenderableType]:
+    record = one.record
+    place = f"rank {record.plan_rank} of {record.plan_id}: " if record.plan_rank is not None else ""
+    parts: list[RenderableType] = [Text(f"{place}{record.model} on {record.num_gpus} x {record.gpu}: {record.layout}", style="bold")]
+    if one.measurement is not None and one.measurement.measured.status == "ok":
+        parts += [_table(one.measurement, one.estimate), Text(_about(one.measurement))]
+    elif record.failure is not None:
+        parts.append(Text(f"{record.failure}: {record.message}"))
+        traceback = _traceback(record) if full else ""
+        if traceback:
+            parts.append(Text(traceback, style="dim"))
+    else:
+        parts.append(Text(record.state))
+    return [*parts, Text("")]
+
+
+def _table(measurement: Measurement, estimate: Estimate) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for name in ("predicted", "measured", "predicted / measured"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, key, words in QUANTITIES:
+        predicted, measured = getattr(estimate, key), getattr(measurement.measured, key)
+        ratio = NONE if not predicted or not measured else _signed(predicted / measured - 1.0)
+        table.add_row(name, words(predicted), words(measured), ratio)
+    return table
+
+
+def _signed(share: float) -> str:
+    return "0.0%" if abs(share) < EVEN else f"{share:+.1%}"
+
+
+def _about(measurement: Measurement) -> str:
+    """How much of the layout really ran, how noisy it was, under what."""
+    numbers = measurement.measured
+    words = [f"{numbers.rung}, {numbers.steps or 0} timed steps"]
+    if numbers.step_seconds and numbers.step_seconds_sd is not None:
+        words.append(f"spread {numbers.step_seconds_sd / numbers.step_seconds:.1%}")
+    extra = numbers.model_extra or {}
+    if numbers.rung == "emulated" and numbers.step_seconds is not None:
+        added = extra.get("from_model") or {}
+        words.append(f"of which {seconds(sum(added.values()))} communication and bubble from the cost model")
+    if numbers.rung == "imitated":
+        errors = extra.get("relative_error") or {}
+        words.append("estimated error " + ", ".join(f"{name.split('_')[0]} {value:.1%}" for name, value in errors.items()))
+    if numbers.gpu_seconds:
+        words.append(f"{numbers.gpu_seconds:,.0f} GPU-seconds")
+    software = ", ".join(f"{name} {version}" for name, version in measurement.software.items())
+    return "; ".join([*words, *([software] if software else [])])
+
+
+def _traceback(record: ProbeRecord) -> str:
+    for result in reversed(record.results):
+        text = result.get("outcome", {}).get("traceback")
+        if text:
+            return str(text).rstrip()
+    return ""
+
+
+def measurements_table(measurements: Sequence[Measurement]) -> RenderableType:
+    """One line a measurement."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("id", no_wrap=True)
+    for name in ("job", "layout", "rung"):
+        table.add_column(name, overflow="fold")
+    for name in ("status", "step", "tokens/s/GPU", "reserved"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in measurements:
+        numbers, job = one.measured, one.job
+        table.add_row(
+            one.id, f"{job.model.name}, {job.cluster.num_gpus} x {job.cluster.gpu.name}",
+            job.layout.short() if job.layout is not None else NONE, numbers.rung, numbers.status, seconds(numbers.step_seconds),
+            rate(numbers.tokens_per_second_per_gpu), size(numbers.peak_reserved_bytes),
+        )  # fmt: skip
+    return table
