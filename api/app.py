@@ -8,7 +8,8 @@ import anyio
 from fastapi import FastAPI
 
 from api import problems
-from api.routes import catalog, estimates, health, plans, simulations
+from api.probing import ProbeWorkers
+from api.routes import catalog, estimates, health, measurements, plans, probes, simulations
 from api.settings import Settings
 from api.wiring import Wiring, wire
 from planner.errors import StoreError
@@ -25,15 +26,18 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.limiter = anyio.CapacityLimiter(outside.settings.planning_threads)
         await anyio.to_thread.run_sync(_first_use, outside)
+        app.state.probe_workers = ProbeWorkers(outside, outside.settings.probe_workers)
+        app.state.probe_workers.start()
         yield
+        await anyio.to_thread.run_sync(app.state.probe_workers.stop)
         if "engine" in outside.__dict__:
             outside.engine.dispose()
 
     app = FastAPI(title="planner", version=_version(), description=ABOUT, lifespan=lifespan)
     app.state.wiring = outside
     problems.install(app)
-    for router in (plans.router, estimates.router, simulations.router, catalog.router, health.router):
-        app.include_router(router)
+    for module in (plans, estimates, simulations, probes, measurements, catalog, health):
+        app.include_router(module.router)
     return app
 
 

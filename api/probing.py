@@ -8,6 +8,7 @@ import platform
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,9 +65,14 @@ def ask_plan(wiring: Wiring, plan_id: str, top_k: int, options: Mapping[str, Any
     return asked
 
 
-def enqueue(wiring: Wiring, asked: Sequence[Asked], *, max_attempts: int) -> list[ProbeRecord]:
-    """Stores them as queued probes, all or none."""
+def enqueue(wiring: Wiring, asked: Sequence[Asked], *, max_attempts: int, ours: bool = False) -> list[ProbeRecord]:
+    """Stores them, all or none: queued, or `ours` from the start, so that what a dead command left is never run by somebody else."""
     records = []
+    now = lease(wiring)
+    held: Mapping[str, Any] = {
+        "state": "running", "attempts": 1, "owner": now.owner, "fencing_token": 1, "heartbeat_at": now.now, "started_at": now.now,
+        "lease_until": now.now + timedelta(seconds=now.seconds),
+    }  # fmt: skip
     for one in asked:
         layout = one.job.layout
         assert layout is not None, "a request's job has a layout"
@@ -74,7 +80,7 @@ def enqueue(wiring: Wiring, asked: Sequence[Asked], *, max_attempts: int) -> lis
             ProbeRecord(
                 id=wiring.ids.new_id(PREFIX), created_at=wiring.clock.now(), request=one.request.model_dump(mode="json"),
                 job_hash=question_hash(one.job), model=one.job.model.name, gpu=one.job.cluster.gpu.name, num_gpus=layout.num_gpus,
-                layout=layout.short(), pool=one.request.pool, plan_id=one.plan_id, plan_rank=one.plan_rank, max_attempts=max_attempts,
+                layout=layout.short(), pool=one.request.pool, plan_id=one.plan_id, plan_rank=one.plan_rank, max_attempts=max_attempts, **(held if ours else {}),
             )
         )  # fmt: skip
     wiring.probes.add(records)
@@ -236,22 +242,18 @@ def _left_behind(heir: ProbeRecord) -> ProbeResult | None:
 # ---- many at once ---------------------------------------------------------------------------------------------------
 
 
-def run_all(wiring: Wiring, records: Sequence[ProbeRecord], watches: Mapping[str, Watch], *, at_once: int) -> list[ProbeRecord]:
-    """Claims and runs these probes in threads, waiting for all. An interruption ends the probes first, then goes on."""
+def run_all(wiring: Wiring, held: Sequence[ProbeRecord], watches: Mapping[str, Watch]) -> list[ProbeRecord]:
+    """Runs these probes at once, as far as the pool has devices, and waits for all. An interruption ends them first, then goes on."""
     ended: dict[str, ProbeRecord] = {}
     bugs: list[BaseException] = []
-    gate = threading.Semaphore(max(1, at_once))
 
     def work(record: ProbeRecord) -> None:
         try:
-            with gate:
-                watch = watches[record.id]
-                held = None if watch.stop.is_set() else wiring.probes.claim(lease(wiring), probe_id=record.id)
-                ended[record.id] = run_probe(wiring, held, watch) if held else wiring.probes.cancel(record.id, wiring.clock.now())
+            ended[record.id] = run_probe(wiring, record, watches[record.id])
         except BaseException as error:
             bugs.append(error)
 
-    threads = [threading.Thread(target=work, args=(record,), daemon=True) for record in records]
+    threads = [threading.Thread(target=work, args=(record,), daemon=True) for record in held]
     for thread in threads:
         thread.start()
     try:
@@ -266,7 +268,7 @@ def run_all(wiring: Wiring, records: Sequence[ProbeRecord], watches: Mapping[str
         raise
     if bugs:
         raise bugs[0]
-    return [ended[record.id] for record in records]
+    return [ended[record.id] for record in held]
 
 
 class ProbeWorkers:

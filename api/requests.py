@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """A POST whose body was read: who sent it, the raw body, and its JSON value."""
+    """A POST whose body was read: who sent it, the raw body, and its JSON value (or its text, where a route takes text)."""
 
     request: Request
     key: ApiKey
@@ -46,13 +46,15 @@ def wiring_of(request: Request) -> Wiring:
     return wiring
 
 
-async def read_body(request: Request, key: ApiKey) -> Posted:
-    """The JSON body. Raises MediaTypeError, BodyTooLargeError, or SpecError for what is no JSON."""
+async def read_body(request: Request, key: ApiKey, *, also: tuple[str, ...] = ()) -> Posted:
+    """The JSON body, or text of one of the other media types that the route takes.
+
+    Raises MediaTypeError, BodyTooLargeError, or SpecError for what is no JSON or no text.
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != JSON:
-        raise MediaTypeError(
-            Fault("content-type", media_type or None, "is not application/json", "send the job as JSON, content type application/json")
-        )
+    if media_type not in (JSON, *also):
+        taken = " or ".join((JSON, *also))
+        raise MediaTypeError(Fault("content-type", media_type or None, f"is not {taken}", f"send it with content type {taken}"))
     limit = wiring_of(request).settings.max_body_bytes
     chunks, total = [], 0
     try:
@@ -67,7 +69,14 @@ async def read_body(request: Request, key: ApiKey) -> Posted:
     if total > limit:
         raise BodyTooLargeError(Fault("body", None, f"is larger than {limit:,} bytes", "send fewer jobs at once"))
     raw = b"".join(chunks)
-    return Posted(request, key, raw, read_json(raw, "body"))
+    return Posted(request, key, raw, read_json(raw, "body") if media_type == JSON else _text(raw))
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise fault("body", None, "is not UTF-8 text", "send it as UTF-8") from None
 
 
 async def in_thread(request: Request, work: Callable[[], Result]) -> Result:

@@ -63,6 +63,82 @@ class PlanList(BaseModel):
     next_cursor: str | None
 
 
+class ProbeBody(BaseModel):
+    """A job with its layout, or a plan, and how to measure it. A bare job is taken too."""
+
+    job: JobBody | None = Field(None, description="The job with the layout to measure.")
+    plan: str | None = Field(None, description="Instead of a job: id of a stored plan.")
+    top_k: int = Field(1, description="How many of the plan's layouts.")
+    trainer: Literal["reference", "torchtitan"] = "reference"
+    emulate: bool = Field(False, description="One process stands for a rank; communication comes from the cost model.")
+    pool: str = Field("local", description="local, slurm or slurm:PARTITION.")
+    warmup_steps: int = 3
+    steps: int = 10
+    breakdown: bool = False
+    seed: int = 0
+    time_limit_seconds: float = 600.0
+
+
+class ProbesAccepted(BaseModel):
+    """Queued. id: the first of `ids`, one a layout."""
+
+    id: str
+    ids: list[str]
+
+
+class ProbeLine(BaseModel):
+    """One probe of a list. failure: "oom", "backend" or a class of failure, with its root cause in `message`."""
+
+    id: str
+    created_at: datetime
+    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    model: str
+    gpu: str
+    num_gpus: int
+    layout: str
+    pool: str
+    plan_id: str | None
+    plan_rank: int | None
+    attempts: int
+    cancel_requested: bool
+    owner: str | None
+    heartbeat_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    progress: str | None
+    measurement_id: str | None
+    failure: str | None
+    message: str | None
+
+
+class ProbeDetail(ProbeLine):
+    """One probe with what was asked and the result of every run."""
+
+    request: dict[str, Any]
+    results: list[dict[str, Any]]
+
+
+class ProbeList(BaseModel):
+    """A page of probes, newest first. next_cursor: pass it as `cursor` to get the next page; null on the last."""
+
+    items: list[ProbeLine]
+    next_cursor: str | None
+
+
+class MeasurementList(BaseModel):
+    """A page of measured rows, newest first. next_cursor: pass it as `cursor` to get the next page; null on the last."""
+
+    items: list[dict[str, Any]]
+    next_cursor: str | None
+
+
+class MeasurementsStored(BaseModel):
+    """Ids that are new, and ids that were there already with the same content."""
+
+    new: list[str]
+    known: list[str]
+
+
 class CatalogList(BaseModel):
     """One part of the catalogue."""
 

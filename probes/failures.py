@@ -60,6 +60,10 @@ ENDED_EARLY = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<
 HOST_OOM = re.compile(r"(?:Out of memory|oom-kill).*?(?:Killed process|pid=) ?(?P<pid>\d+)")
 PREFIX = re.compile(r"(?:\[[A-Za-z_]+(?P<rank>\d+)\]:[ ]?)+")  # of --tee, and of torch's own excepthook
 RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt))(?:: (?P<message>.*))?$")
+ENDED_BY = {
+    "runner-gone": "the runner died; everything that it had started was ended",
+    "guardian-gone": "the process that watched over it was killed; everything that it had started was ended",
+}
 STARTS = "Traceback (most recent call last)"
 
 
@@ -84,7 +88,7 @@ class RankError:
 class Evidence:
     """All that a probe which gave no numbers left behind.
 
-    reason: how the guardian ended it: exit, time-limit, asked, runner-gone.  exit_code: of the launcher (negative: a signal).
+    reason: how it ended: exit, time-limit, asked, runner-gone, or guardian-gone where the guardian could not say.  exit_code: of the launcher (negative: a signal).
     errors: error files of ranks.  log: output of the launcher and all ranks.  stacks: where ranks were, by rank.  kernel: the lines
     that the kernel logged meanwhile.
     """
@@ -225,8 +229,7 @@ def _stopped(evidence: Evidence) -> Failed:
         suspect = _suspect(evidence.stacks)
         stack = None if suspect is None else evidence.stacks[suspect]
         return Failed(kind=FailureKind.TIMEOUT, rank=suspect, message=_shown(message), traceback=stack and _tail(stack))
-    message = "the runner died, and everything that it had started was ended" if evidence.reason == "runner-gone" else "stopped on request"
-    return Failed(kind=FailureKind.INTERRUPTED, rank=None, message=message)
+    return Failed(kind=FailureKind.INTERRUPTED, rank=None, message=ENDED_BY.get(evidence.reason, "stopped on request"))
 
 
 def _killed(evidence: Evidence) -> Failed | None:

@@ -67,7 +67,7 @@ def read_end(folder: Path, begin: Begin) -> End:
     telling = [end for end in ends if end.reason != "exit"] or [end for end in ends if end.exit_code] or ends
     if not telling:
         last = max(path.stat().st_mtime for path in [folder, *folder.iterdir()])
-        return End(reason="runner-gone", seconds=max(0.0, last - begin.started))
+        return End(reason="guardian-gone", seconds=max(0.0, last - begin.started))
     return telling[0]
 
 

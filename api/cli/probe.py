@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from probes.launch import Watch
 
 NAME = "probe"
-AT_ONCE = 8  # a pool gives devices to as many as fit; the others wait in line
 
 
 def command(
@@ -32,7 +31,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Run layouts for a few steps and record time, memory and what went wrong."""
-    from api.probing import enqueue, recover
+    from api.probing import enqueue, recover, run_all
     from api.wiring import wire
 
     options = {
@@ -43,9 +42,9 @@ def command(
     asked = _asked(wiring, job, plan, top_k, options | ({"pool": pool} if pool is not None else {}))
     _check_pool(wiring, asked)
     recover(wiring)
-    records = enqueue(wiring, asked, max_attempts=1)
+    records = enqueue(wiring, asked, max_attempts=1, ours=True)
     with _watched(records) as watches:
-        ended = _run(wiring, records, watches)
+        ended = run_all(wiring, records, watches)
     _tell(wiring, asked, ended, as_json=json)
 
 
@@ -71,12 +70,6 @@ def _check_pool(wiring: "Wiring", asked: "Sequence[Asked]") -> None:
     for one in asked:
         pool = wiring.pool(one.request.pool)
         Campaign.of(one.request, one.job, "probe-0", pool.capacity(one.job.cluster))
-
-
-def _run(wiring: "Wiring", records: "Sequence[ProbeRecord]", watches: "Mapping[str, Watch]") -> "list[ProbeRecord]":
-    from api.probing import run_all
-
-    return run_all(wiring, records, watches, at_once=AT_ONCE)
 
 
 @contextmanager

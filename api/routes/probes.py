@@ -1,0 +1,124 @@
+"""POST /probes, GET /probes, GET and DELETE /probes/{id}. The service's own workers run them, or others on the same database."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response
+
+from api.errors import fault
+from api.probing import PREFIX, SERVICE_ATTEMPTS, ask_job, ask_plan, enqueue, recover
+from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
+from api.routes.plans import body_of, problems
+from api.schemas import ProbeBody, ProbeDetail, ProbeLine, ProbeList, ProbesAccepted
+from api.security import needs
+from api.settings import ApiKey
+from api.storage.common import MAX_PAGE
+from planner.ports import ProbeFilter, ProbeRecord
+
+router = APIRouter(tags=["probes"])
+Prober = Annotated[ApiKey, Depends(needs("probe"))]
+Reader = Annotated[ApiKey, Depends(needs("read"))]
+Text = Annotated[str | None, Query(max_length=200)]
+JOB_KEYS = frozenset({"model", "cluster", "training"})
+
+
+@router.post(
+    "/probes",
+    response_model=None,
+    status_code=202,
+    responses={202: {"model": ProbesAccepted}, **problems(401, 403, 404, 409, 413, 415, 422, 502, 503)},
+    openapi_extra=body_of(ProbeBody.model_json_schema()),
+)
+async def post_probes(request: Request, key: Prober) -> Response:
+    """A job with its layout, or the best layouts of a plan, to be measured. 202: queued; follow `location`."""
+    posted = await read_body(request, key)
+    answer = await in_thread(request, lambda: answer_once(posted, lambda: _queued(posted)))
+    request.app.state.probe_workers.wake()
+    return answer
+
+
+def _queued(posted: Posted) -> Response:
+    wiring, values = posted.wiring, posted.value
+    if not isinstance(values, Mapping):
+        raise fault("body", values, "must be a mapping of keys to values", "send job, or plan and top_k")
+    if JOB_KEYS & set(values):
+        wished = values.get("probe")
+        pool = {"pool": wished["pool"]} if isinstance(wished, Mapping) and "pool" in wished else {}
+        asked = ask_job({"job": dict(values), **pool}, allow_files=False)
+    elif "plan" in values:
+        options = {name: value for name, value in values.items() if name not in ("plan", "top_k")}
+        asked = ask_plan(wiring, str(values["plan"]), _whole(values.get("top_k", 1)), options)
+    else:
+        asked = ask_job(dict(values), allow_files=False)
+    for name in {one.request.pool for one in asked}:
+        _check_pool(posted, name)
+    records = enqueue(wiring, asked, max_attempts=SERVICE_ATTEMPTS)
+    body = {"id": records[0].id, "ids": [record.id for record in records]}
+    return Response(json.dumps(body), 202, media_type=JSON, headers={"location": f"/{PREFIX}s/{records[0].id}"})
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise fault("top_k", value, "must be a whole number", "write for example 3")
+    return value
+
+
+def _check_pool(posted: Posted, name: str) -> None:
+    """A pool by name that exists; over the network no file is read."""
+    if name.startswith("replay"):
+        raise fault("pool", name, "reads a file of this machine", "use local or slurm")
+    posted.wiring.pool(name)
+
+
+@router.get("/probes", responses=problems(401, 403, 422, 503))
+async def list_probes(
+    request: Request,
+    _: Reader,
+    state: Annotated[Literal["queued", "running", "done", "failed", "cancelled"] | None, Query()] = None,
+    model: Text = None,
+    gpu: Text = None,
+    plan: Text = None,
+    pool: Text = None,
+    cursor: Annotated[str | None, Query(max_length=400)] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+) -> ProbeList:
+    """Probes, newest first. Those whose runner died are concluded first, so that what is said is true."""
+    wiring = wiring_of(request)
+    wanted = ProbeFilter(state=state, model=model, gpu=gpu, plan_id=plan, pool=pool)
+
+    def work() -> ProbeList:
+        recover(wiring)
+        page = wiring.probes.list(wanted, cursor, limit)
+        return ProbeList(items=[ProbeLine(**_line(record)) for record in page.items], next_cursor=page.next_cursor)
+
+    return await in_thread(request, work)
+
+
+@router.get("/probes/{probe_id}", responses=problems(401, 403, 404, 503))
+async def get_probe(request: Request, probe_id: str, _: Reader) -> ProbeDetail:
+    """One probe with the results of its runs."""
+    wiring = wiring_of(request)
+
+    def work() -> ProbeDetail:
+        recover(wiring)
+        return _detail(wiring.probes.get(probe_id))
+
+    return await in_thread(request, work)
+
+
+@router.delete("/probes/{probe_id}", responses=problems(401, 403, 404, 503))
+async def cancel_probe(request: Request, probe_id: str, _: Prober) -> ProbeDetail:
+    """Cancels a queued probe; a running one ends at its next heartbeat."""
+    wiring = wiring_of(request)
+    return await in_thread(request, lambda: _detail(wiring.probes.cancel(probe_id, wiring.clock.now())))
+
+
+def _line(record: ProbeRecord) -> dict[str, Any]:
+    return {name: value for name, value in asdict(record).items() if name in ProbeLine.model_fields}
+
+
+def _detail(record: ProbeRecord) -> ProbeDetail:
+    return ProbeDetail(**_line(record), request=dict(record.request), results=[dict(result) for result in record.results])
