@@ -2,7 +2,8 @@
 
     python benchmarks/calibrate.py [--write]      writes planner/catalog/calibrations/shipped.json
 
-The time intervals are stretched by what covers 90% of the runs left out by source (`planner.calibration.conformal`). Takes about two minutes.
+The time intervals are stretched by what covers 90% of the runs left out by source (`planner.calibration.conformal`).
+Takes two minutes.
 """
 
 import argparse
@@ -48,7 +49,8 @@ def main() -> None:
         "seen": sorted(list(triple) for triple in seen(jobs)), "fitted": sorted(fingerprint(job, seconds) for job, seconds in timed),
     }  # fmt: skip
     for knob in KNOBS:
-        moved = {scope or "all": f"{shift:+.2f}" for (name, scope), shift in zip(calibration.keys, calibration.shifts, strict=True) if name == knob.name}
+        found = zip(calibration.keys, calibration.shifts, strict=True)
+        moved = {scope or "all": f"{shift:+.2f}" for (name, scope), shift in found if name == knob.name}
         print(f"{knob.name:22s} prior {knob.prior:.3g} sd {knob.sd}  shifts {moved}")
     error = np.expm1(linear.predicted - data.log_seconds)
     out = np.expm1(log_seconds - data.log_seconds)

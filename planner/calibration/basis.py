@@ -44,7 +44,8 @@ def _has_peak(job: Job) -> bool:
 
 def basis(calibration: Calibration, trainer: str, gpu: GpuSpec, model: ModelSpec, layout: Layout) -> Mapping[str, Basis]:
     """By feature of the layout: `calibrated` where runs of this trainer on this GPU family had it; `interpolated` where this trainer's
-    or this family's other runs did; `extrapolated` where neither; `datasheet` for a GPU family without any kernel timing."""
+    or this family's other runs did; `extrapolated` where neither; `datasheet` for a GPU family without any kernel timing.
+    """
     known = any(gpu.family.startswith(family) for family in KERNELS)
     return {feature: _one(calibration, trainer, gpu.family, feature) if known else "datasheet" for feature in features(model, layout)}
 

@@ -53,7 +53,7 @@ def held_out_stretch(scores: FloatColumn, trainers: Sequence[str], sources: Sequ
         pick = [i for i, yes in enumerate(other) if yes]
         found = stretches(scores[other], [trainers[i] for i in pick], [sources[i] for i in pick])
         for row in np.flatnonzero(~other):
-            out[row] = found.get(trainers[row], found[""])
+            out[row] = found.get(trainers[int(row)], found[""])
     return out
 
 

@@ -138,7 +138,7 @@ class Linear:
             residual = np.abs(target - j @ x)
             weight = np.minimum(1.0, HUBER * u.run_sd / np.maximum(residual, 1e-12)) / u.run_sd**2
             information = j.T @ (weight[:, None] * j) + u.precision
-            x = np.linalg.solve(information, j.T @ (weight * target) + u.precision @ u.mean)
+            x = np.asarray(np.linalg.solve(information, j.T @ (weight * target) + u.precision @ u.mean), dtype=np.float64)
         return np.asarray(x), np.asarray(np.linalg.inv(information))
 
     def left_out(self, labels: Sequence[str]) -> tuple[FloatColumn, FloatColumn]:
@@ -191,9 +191,11 @@ def linearise(data: Data, calibration: Calibration, unknowns: Unknowns) -> Linea
 def _touches(knob: str, group: Runs) -> bool:
     """Whether a knob can matter to any of these runs; saves pricing where it cannot."""
     batch, job = group.batch, group.job
-    split = {"tp_hidden": batch.tp, "async_tp_hidden": batch.tp, "ep_hidden": batch.ep, "cp_hidden": batch.cp, "low_precision_gemm": batch.precision}
+    split = {"tp_hidden": batch.tp, "async_tp_hidden": batch.tp, "ep_hidden": batch.ep, "cp_hidden": batch.cp}
     if knob in split:
-        return bool(np.any(split[knob] > (FP16 if knob == "low_precision_gemm" else 1)))
+        return bool(np.any(split[knob] > 1))
+    if knob == "low_precision_gemm":
+        return bool(np.any(batch.precision > FP16))
     vendor = PROFILES[job.training.trainer].vendor_attention
     return {"flash2": not vendor, "vendor": vendor, "inter_node": job.cluster.num_nodes > 1}.get(knob, True)
 
@@ -204,7 +206,8 @@ def fit(data: Data, prior: Calibration | None = None) -> tuple[Calibration, Line
     unknowns = Unknowns.of(data, start)
     knobs = unknowns.of_knobs
     keys = tuple(key for key, mine in zip(unknowns.keys, knobs, strict=True) if mine)
-    calibration = replace(start, keys=keys, shifts=unknowns.mean[knobs], covariance=np.linalg.inv(unknowns.precision)[np.ix_(knobs, knobs)])
+    believed = np.asarray(np.linalg.inv(unknowns.precision), dtype=np.float64)[np.ix_(knobs, knobs)]
+    calibration = replace(start, keys=keys, shifts=unknowns.mean[knobs], covariance=believed)
     for _ in range(ROUNDS):
         linear = linearise(data, calibration, unknowns)
         x, covariance = linear.solve()

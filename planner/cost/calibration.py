@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from planner.columns import FloatColumn
-from planner.cost.profile import PROFILES, AttentionCurve, KernelProfile, Profile, kernel_profile
+from planner.cost.profile import KERNELS, PROFILES, AttentionCurve, KernelProfile, Profile, kernel_profile
 from planner.specs.gpu import GpuSpec
 from planner.units import GIB
 
@@ -22,6 +22,8 @@ Key = tuple[str, str]  # knob, and trainer or family; "" for the shared part
 OWN_SHARE = 0.7  # standard deviation of an own shift over that of the shared one; judgement
 DIRECTIONS = 6
 MOST_MEMORY_RATE = 0.97
+LARGEST_DOUBT = 0.3  # of a GPU family without kernel timings; judgement
+RATES = frozenset({"gemm", "flash2", "vendor"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,11 @@ def kernels_at(gpu: GpuSpec, shifts: FloatColumn) -> KernelProfile:
     )
 
 
+def doubt(family: str) -> float:
+    """How unsure a GPU family's kernel rates are while no training run on it was measured."""
+    return next((kernels.doubt for name, kernels in KERNELS.items() if family.startswith(name)), LARGEST_DOUBT)
+
+
 def _scaled(curve: AttentionCurve, factor: float, backward: float) -> AttentionCurve:
     return replace(curve, forward=curve.forward * factor, backward=curve.backward * factor * backward)
 
@@ -107,8 +114,8 @@ class Calibration:
     keys (P): order of shifts (P,) and covariance (P, P).  sensitivity (K, K): mean of g g' over the fitted runs, g the derivative of log
     seconds by each knob.  run_sd, group_sd: standard deviations of log seconds of a run around the model, and of what all runs of one
     source have in common.  time_factor: by trainer, stretch of the time interval that covered runs left out of the fit ("" for others).
-    memory_sd, memory_sd_bytes: log measured over predicted bytes deviates by sqrt(memory_sd^2 + (memory_sd_bytes / peak)^2).  seen: (trainer, GPU family, feature) that were measured.
-    fitted: fingerprints of the runs.
+    memory_sd, memory_sd_bytes: log measured over predicted bytes deviates by sqrt(memory_sd^2 + (memory_sd_bytes / peak)^2).
+    seen: (trainer, GPU family, feature) that were measured.  fitted: fingerprints of the runs.
     """
 
     id: str
@@ -151,7 +158,7 @@ class Calibration:
             for scope, sd in (("", knob.sd), (trainer if knob.scope == "trainer" else family, OWN_SHARE * knob.sd)):
                 at = self._at.get((knob.name, scope))
                 if at is None:
-                    unseen[place] += sd**2
+                    unseen[place] += sd**2 + (doubt(family) ** 2 if scope == family and knob.name in RATES else 0.0)
                 else:
                     pick[place, at] = 1.0
         return np.asarray(pick @ self.shifts), np.asarray(pick @ self.covariance @ pick.T + np.diag(unseen))

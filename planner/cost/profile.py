@@ -26,6 +26,7 @@ class KernelProfile:
     gemm: share of the dense peak that a large GEMM reaches, by recipe key.  gemm_half_depth: K at which a GEMM reaches half of it.
     flash2: FlashAttention-2 as torch's SDPA ships it.  vendor: the vendor's own kernel (cuDNN, Transformer Engine).
     memory: share of the memory bandwidth that a streaming kernel reaches.
+    doubt: standard deviation of the logarithm of its rates, as long as no training run on the family was measured.
     """
 
     gemm: Mapping[str, float]
@@ -34,6 +35,7 @@ class KernelProfile:
     vendor: AttentionCurve
     memory: float
     source: str
+    doubt: float = 0.0
 
 
 def _curve(forward: float, backward: float, half_context: float) -> AttentionCurve:
@@ -49,6 +51,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         vendor=_curve(0.35, 0.28, 400),
         memory=0.80,
         source="judgement: cuBLAS fp16 on V100 reaches 90 of 125 TFLOP/s",
+        doubt=0.15,
     ),
     "ampere": KernelProfile(
         gemm={"gemm_bf16": 0.92},
@@ -91,6 +94,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         vendor=_curve(0.55, 0.45, 350),
         memory=0.85,
         source="judgement: like Ampere",
+        doubt=0.15,
     ),
     "cdna": KernelProfile(
         gemm={"gemm_bf16": 0.54, "gemm_fp8": 0.42, "gemm_fp8_rowwise": 0.38, "gemm_fp8_blockwise": 0.38, "gemm_mxfp8": 0.39},
@@ -99,6 +103,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         vendor=_curve(0.42, 0.30, 800),
         memory=0.75,
         source="micro.csv: achievable GEMM of MI300X, MI325X, MI355X; the rest judgement",
+        doubt=0.15,
     ),
     "tpu": KernelProfile(
         gemm={"gemm_bf16": 0.80},
@@ -107,6 +112,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         vendor=_curve(0.50, 0.42, 500),
         memory=0.85,
         source="judgement: XLA on large matmuls",
+        doubt=0.25,
     ),
     "cpu": KernelProfile(
         gemm={"gemm_bf16": 0.50},
@@ -115,6 +121,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         vendor=_curve(0.25, 0.20, 64),
         memory=0.50,
         source="judgement",
+        doubt=0.5,
     ),
 }
 
@@ -124,7 +131,8 @@ class Profile:
     """One trainer's software on any GPU: factors of order one, seconds and shares. All are priors until calibrated.
 
     compute: speed of its matrix kernels against the micro-measured ones.  vendor_attention: cuDNN or Transformer Engine
-    instead of FlashAttention-2.  attention: speed of its attention kernels against those.  elementwise: traffic of memory-bound ops against counted.
+    instead of FlashAttention-2.  attention: speed of its attention kernels against those.
+    elementwise: traffic of memory-bound ops against counted.
     launch_seconds: CPU time of one eager kernel;  fused_launch_seconds: of one fused operation (compiled, or a fused module).
     intra_node / inter_node: speed of communication inside a node and beyond, against the curves of `cost.nccl` (1: as in nccl-tests).
     nvls_gain: the same for reductions in the switch.  collective_seconds: added to the library's own time of a collective.

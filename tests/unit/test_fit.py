@@ -1,14 +1,18 @@
-"""Calibration recovers what made the data, and leaves alone what the data does not touch."""
+"""Calibration recovers what made the data, leaves alone what the data does not touch, and knows how sure it is."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from planner.calibration.fit import KNOBS, OWN_SHARE, Calibration, Data, fit, predict, predictive_sd
+from planner.calibration.fit import Data, fingerprint, fit, predict
+from planner.catalog.calibrations import from_document, shipped_calibration, to_document
+from planner.cost.calibration import DIRECTIONS, KNOBS, OWN_SHARE, PLACE, Calibration, profile_at
 from planner.specs.job import Job
 
-KNOB = {knob.name: knob for knob in KNOBS}
+PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 
 
 def job(num_gpus: int, seq_len: int, trainer: str = "torchtitan", **layout: object) -> Job:
@@ -25,36 +29,105 @@ def job(num_gpus: int, seq_len: int, trainer: str = "torchtitan", **layout: obje
 JOBS = [job(8, 4096), job(8, 8192), job(8, 8192, ac="full"), job(16, 8192, tp=2), job(16, 4096, tp=8), job(8, 2048, micro_batch_size=4)]
 
 
+def shifted(shift: float, knob: str = "compute") -> Calibration:
+    """One knob of TorchTitan moved, nothing else."""
+    return replace(Calibration.prior(), keys=((knob, "torchtitan"),), shifts=np.array([shift]), covariance=np.eye(1))
+
+
 def made_with(shift: float) -> Data:
     """Runs of a trainer whose kernels are e^shift faster than the prior says."""
     silent = Data.of(JOBS, [1.0] * len(JOBS))
-    truth = Calibration(keys=(("compute", "torchtitan"),), shifts=np.array([shift]), covariance=np.zeros((1, 1)))
-    return replace(silent, log_seconds=predict(silent, truth))
+    return replace(silent, log_seconds=predict(silent, shifted(shift)))
 
 
 @pytest.mark.parametrize("shift", [-0.15, 0.15])
 def test_a_shift_of_the_truth_is_found(shift: float) -> None:
     data = made_with(shift)
-    before = np.abs(predict(data, Calibration(keys=(), shifts=np.zeros(0), covariance=np.zeros((0, 0)))) - data.log_seconds)
-    calibration = fit(data)
+    before = np.abs(predict(data, Calibration.prior()) - data.log_seconds)
+    calibration, _ = fit(data)
     after = np.abs(predict(data, calibration) - data.log_seconds)
-    assert after.max() < 0.02 < before.max()
-    faster = calibration.profile("torchtitan").compute * calibration.shift(KNOB["gemm_bf16"], "hopper")
-    assert np.sign(calibration.shift(KNOB["compute"], "torchtitan") + calibration.shift(KNOB["gemm_bf16"], "hopper")) == np.sign(shift), (
-        faster
-    )
+    assert after.max() < 0.03 < before.max()
+    moved = calibration.shift("torchtitan", "hopper")
+    assert np.sign(moved[PLACE["compute"]] + moved[PLACE["gemm"]]) == np.sign(shift)
 
 
 def test_a_trainer_never_measured_moves_with_the_others_and_is_less_sure() -> None:
-    calibration = fit(made_with(0.15))
-    shared = calibration.shift(KNOB["compute"], "megatron")
-    assert 0.0 < shared <= calibration.shift(KNOB["compute"], "torchtitan")
-    known, unknown = Data.of(JOBS[:1], [1.0]), Data.of([job(8, 4096, trainer="megatron")], [1.0])
-    assert predictive_sd(unknown, calibration)[0] > predictive_sd(known, calibration)[0]
+    calibration, _ = fit(made_with(0.15))
+    place = PLACE["compute"]
+    assert 0.0 < calibration.shift("megatron", "hopper")[place] <= calibration.shift("torchtitan", "hopper")[place]
+    known, unknown = (calibration.effective_covariance(trainer, "hopper")[place, place] for trainer in ("torchtitan", "megatron"))
+    assert known < unknown < (1 + OWN_SHARE**2) * KNOBS[place].sd ** 2
 
 
 def test_no_runs_leave_the_priors() -> None:
-    calibration = Calibration(keys=(), shifts=np.zeros(0), covariance=np.zeros((0, 0)))
-    profile = calibration.profile("torchtitan")
-    assert all(getattr(profile, knob.name) == pytest.approx(knob.prior) for knob in KNOBS if not knob.kernel)
-    assert 0.0 < OWN_SHARE < 1.0
+    prior = Calibration.prior()
+    profile = prior.profile("torchtitan", "hopper")
+    assert all(getattr(profile, knob.name) == pytest.approx(knob.prior) for knob in KNOBS if knob.scope == "trainer")
+    variance = np.diag(prior.effective_covariance("torchtitan", "hopper"))
+    assert variance == pytest.approx([(1 + OWN_SHARE**2) * knob.sd**2 for knob in KNOBS])
+
+
+def test_a_source_with_an_offset_of_its_own_does_not_move_the_knobs_for_all() -> None:
+    """The same runs, once from one source and once from six: six witnesses count for more than one heard six times."""
+    data = made_with(0.15)
+    alone, _ = fit(replace(data, sources=("one",) * len(JOBS)))
+    many, _ = fit(data)
+    place = PLACE["compute"]
+    assert alone.shift("torchtitan", "hopper")[place] < many.shift("torchtitan", "hopper")[place]
+
+
+def test_a_fit_goes_on_from_a_calibration() -> None:
+    first, _ = fit(made_with(0.15))
+    second, _ = fit(made_with(0.15), first)
+    place = PLACE["compute"]
+    before, after = (found.effective_covariance("torchtitan", "hopper")[place, place] for found in (first, second))
+    assert after < before
+
+
+def test_left_out_runs_are_predicted_by_the_others() -> None:
+    data = made_with(0.2)
+    _, linear = fit(data)
+    log_seconds, deviation = linear.left_out([str(row) for row in range(len(JOBS))])
+    silent = predict(data, Calibration.prior())
+    assert np.abs(log_seconds - data.log_seconds).max() < 0.5 * np.abs(silent - data.log_seconds).max()
+    everything_out, unsure = linear.left_out(["all"] * len(JOBS))
+    assert everything_out == pytest.approx(silent, abs=0.03)
+    assert (unsure > deviation).all()
+
+
+def test_directions_carry_the_spread_of_predictions() -> None:
+    """With as many directions as the sensitivity has ranks, nothing is left out; each is one deviation long."""
+    calibration = shipped_calibration()
+    directions, rest = calibration.directions("torchtitan", "hopper")
+    assert directions.shape == (DIRECTIONS, len(KNOBS))
+    carried = np.trace(directions @ calibration.sensitivity @ directions.T)
+    whole = np.trace(calibration.effective_covariance("torchtitan", "hopper") @ calibration.sensitivity)
+    assert carried + rest == pytest.approx(whole, rel=1e-6)
+    assert rest < 0.1 * whole
+
+
+def test_a_document_reads_back() -> None:
+    shipped = shipped_calibration()
+    again = from_document(to_document(shipped))
+    assert again.keys == shipped.keys
+    assert again.shifts == pytest.approx(shipped.shifts)
+    assert again.covariance == pytest.approx(shipped.covariance)
+    assert (again.seen, again.fitted, again.time_factor) == (shipped.seen, shipped.fitted, shipped.time_factor)
+
+
+def test_the_shipped_calibration_is_a_posterior() -> None:
+    shipped = shipped_calibration()
+    assert np.linalg.eigvalsh(shipped.covariance).min() > 0
+    rows = [json.loads(line) for line in PUBLIC.read_text(encoding="utf-8").splitlines()]
+    timed = {fingerprint(Job.from_user(row), seconds) for row in rows if (seconds := row["measured"].get("step_seconds"))}
+    assert shipped.fitted == timed
+    assert len(timed) > 350
+    for place, knob in enumerate(KNOBS):
+        variance = shipped.effective_covariance("megatron", "hopper")[place, place]
+        assert variance <= (1 + OWN_SHARE**2) * knob.sd**2 * 1.001, knob.name
+    assert profile_at("torchtitan", np.zeros(len(KNOBS))).compute == KNOBS[PLACE["compute"]].prior
+
+
+def test_a_fingerprint_tells_runs_apart() -> None:
+    assert fingerprint(JOBS[0], 1.0) == fingerprint(job(8, 4096), 1.0)
+    assert len({fingerprint(JOBS[0], 1.0), fingerprint(JOBS[0], 1.1), fingerprint(JOBS[1], 1.0)}) == 3

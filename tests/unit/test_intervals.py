@@ -1,0 +1,133 @@
+"""Intervals: the posterior through the model, joint draws, memory deviations, stretches that cover what they have not seen."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.calibration.basis import basis, memory_basis, seen
+from planner.calibration.conformal import held_out_stretch, stretch, stretches
+from planner.calibration.intervals import TWO_SIDED_90, memory_deviation, oom_probability, spread, time_spread
+from planner.catalog.calibrations import shipped_calibration
+from planner.columns import LayoutBatch
+from planner.cost.calibration import KNOBS, OWN_SHARE, PLACE, Calibration
+from planner.cost.price import Pricer
+from planner.specs.cluster import ClusterSpec
+from planner.specs.job import Job
+from planner.specs.model import ModelSpec
+from planner.specs.trainers import resolve_layout
+from planner.specs.training import TrainingSpec
+from planner.units import GIB
+
+
+def pricer(gpu: str = "h100-sxm-80gb", calibration: Calibration | None = None) -> Pricer:
+    training = TrainingSpec.from_user({"seq_len": 4096, "global_batch_size": 64})
+    return Pricer.build(ModelSpec.from_user("llama3-8b"), ClusterSpec.from_user({"gpu": gpu, "num_gpus": 8}), training, calibration)
+
+
+def batch() -> LayoutBatch:
+    given: list[dict[str, object]] = [{}, {"ac": "full"}, {"tp": 8}, {"tp": 2, "compile": True}]
+    return LayoutBatch.from_layouts([resolve_layout(values, trainer="torchtitan", num_gpus=8) for values in given])
+
+
+def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
+    """Only `compute` uncertain: every loading is the change of log seconds for one deviation of it."""
+    keys = tuple((knob.name, scope) for knob in KNOBS for scope in ("", "torchtitan" if knob.scope == "trainer" else "hopper"))
+    covariance = np.diag([0.01 if key == ("compute", "") else 0.0 for key in keys])
+    calibration = replace(Calibration.prior(), keys=keys, shifts=np.zeros(len(keys)), covariance=covariance)
+    p = pricer(calibration=calibration)
+    found = time_spread(p, batch(), p.price(batch()))
+    slower = replace(p.profile, compute=p.profile.compute * np.exp(-0.1))
+    moved = Pricer.build(p.model, p.cluster, p.training, calibration, profile=slower).price(batch()).step_seconds
+    expected = np.log(moved / p.price(batch()).step_seconds)
+    assert np.sqrt((found.loadings**2).sum(axis=0)) == pytest.approx(expected, rel=0.15)
+    assert found.own_sd == pytest.approx(calibration.run_sd)
+
+
+def test_draws_have_the_deviations_they_were_drawn_with_and_share_what_is_common() -> None:
+    p = pricer()
+    found = time_spread(p, batch(), p.price(batch()))
+    draws = found.draws(20_000, seed=1)
+    assert draws.std(axis=0) == pytest.approx(found.sd, rel=0.03)
+    first = np.corrcoef(draws[:, 0], draws[:, 1])[0, 1]
+    common = (found.loadings[:, 0] * found.loadings[:, 1]).sum() + found.shared_sd**2
+    assert first == pytest.approx(common / (found.sd[0] * found.sd[1]), abs=0.03)
+    assert (draws == found.draws(20_000, seed=1)).all()
+    assert found.take([2, 0]).sd == pytest.approx(found.sd[[2, 0]])
+
+
+def test_a_gpu_never_measured_is_less_sure() -> None:
+    widths = []
+    for gpu in ("h100-sxm-80gb", "mi300x-192gb"):
+        p = pricer(gpu)
+        low, high = spread(p, batch(), p.price(batch()), p.price(batch()).step_seconds).step_seconds
+        widths.append(np.log(high / low))
+    assert (widths[1] > widths[0]).all()
+
+
+def test_memory_deviates_by_a_share_and_by_a_fixed_part() -> None:
+    profile = replace(pricer().profile, memory_sd=0.03, memory_sd_bytes=0.4 * GIB)
+    large, small = memory_deviation(profile, np.array([400 * GIB])), memory_deviation(profile, np.array([1.0 * GIB]))
+    assert large[0] == pytest.approx(0.03, rel=0.01)
+    assert small[0] == pytest.approx(np.hypot(0.03, 0.4))
+
+
+def test_probability_of_running_out_is_half_where_the_prediction_meets_the_limit() -> None:
+    p = pricer()
+    limit = float(p.cluster.usable_memory_bytes)
+    found = oom_probability(p.profile, p.cluster, limit * np.array([0.5, 0.9, 1.0, 1.1]))
+    assert found[2] == pytest.approx(0.5, abs=1e-6)
+    assert (np.diff(found) > 0).all()
+    at_five_percent = limit * np.exp(-TWO_SIDED_90 * memory_deviation(p.profile, np.array([limit * 0.9])))
+    assert oom_probability(p.profile, p.cluster, at_five_percent)[0] == pytest.approx(0.05, abs=0.005)
+
+
+def test_a_stretch_covers_nine_in_ten() -> None:
+    scores = np.abs(np.random.default_rng(0).standard_normal(5000)) * 1.7
+    sources = [str(i % 50) for i in range(5000)]
+    assert stretch(scores, sources) == pytest.approx(1.7, rel=0.05)
+    assert stretch(np.zeros(0), []) == 1.0
+
+
+def test_a_large_source_does_not_outvote_the_others() -> None:
+    scores = np.concatenate([np.full(400, 0.1), np.full(20, 5.0)])
+    sources = ["large"] * 400 + [str(i) for i in range(20)]
+    assert stretch(scores, sources) > 1.0
+    assert stretch(scores, ["one"] * 420) < 1.0
+
+
+def test_a_run_is_not_stretched_by_its_own_source() -> None:
+    scores = np.array([1.0, 1.0, 1.0, 9.0])
+    sources, trainers = ["a", "b", "c", "d"], ["x"] * 4
+    held_out = held_out_stretch(scores, trainers, sources)
+    assert held_out[3] == pytest.approx(1.0 / TWO_SIDED_90, abs=1e-3)
+    assert stretches(scores, trainers, sources)["x"] == pytest.approx(9.0 / TWO_SIDED_90, abs=1e-3)
+
+
+def test_basis_tells_what_was_measured() -> None:
+    def job(trainer: str, gpu: str, **layout: object) -> Job:
+        training = {"seq_len": 4096, "global_batch_size": 64, "trainer": trainer}
+        return Job.from_user({"model": "llama3-8b", "cluster": {"gpu": gpu, "num_gpus": 8}, "training": training, "layout": layout})
+
+    measured = job("torchtitan", "h100-sxm-80gb", tp=2)
+    calibration = replace(Calibration.prior(), seen=seen([measured]))
+
+    def of(asked: Job) -> dict[str, str]:
+        assert asked.layout is not None
+        return dict(basis(calibration, asked.training.trainer, asked.cluster.gpu, asked.model, asked.layout))
+
+    assert set(of(measured).values()) == {"calibrated"}
+    assert of(job("torchtitan", "a100-sxm-80gb", tp=2))["tp"] == "interpolated"
+    assert of(job("megatron", "a100-sxm-80gb", tp=2))["tp"] == "extrapolated"
+    assert of(job("torchtitan", "h100-sxm-80gb", cp=2))["cp"] == "extrapolated"
+    assert memory_basis(calibration, "torchtitan") == "interpolated"
+    assert memory_basis(shipped_calibration(), "torchtitan") == "calibrated"
+
+
+def test_knobs_have_priors_of_their_own_scale() -> None:
+    assert len(PLACE) == len(KNOBS)
+    for knob in KNOBS:
+        assert knob.moved(0.0) == pytest.approx(knob.prior)
+        assert knob.moved(0.1) > knob.prior > knob.moved(-0.1)
+        assert not knob.share or knob.moved(10.0) < 1.0
+    assert 0.0 < OWN_SHARE < 1.0
