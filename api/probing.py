@@ -7,7 +7,7 @@ import os
 import platform
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -80,11 +80,12 @@ def enqueue(wiring: Wiring, asked: Sequence[Asked], *, max_attempts: int, ours: 
             ProbeRecord(
                 id=wiring.ids.new_id(PREFIX), created_at=wiring.clock.now(), request=one.request.model_dump(mode="json"),
                 job_hash=question_hash(one.job), model=one.job.model.name, gpu=one.job.cluster.gpu.name, num_gpus=layout.num_gpus,
-                layout=layout.short(), pool=one.request.pool, plan_id=one.plan_id, plan_rank=one.plan_rank, max_attempts=max_attempts, **(held if ours else {}),
+                layout=layout.short(), pool=one.request.pool, plan_id=one.plan_id, plan_rank=one.plan_rank, max_attempts=max_attempts,
             )
         )  # fmt: skip
-    wiring.probes.add(records)
-    return records
+    stored = [replace(record, **held) if ours else record for record in records]
+    wiring.probes.add(stored)
+    return stored
 
 
 def owner() -> str:

@@ -88,9 +88,9 @@ class RankError:
 class Evidence:
     """All that a probe which gave no numbers left behind.
 
-    reason: how it ended: exit, time-limit, asked, runner-gone, or guardian-gone where the guardian could not say.  exit_code: of the launcher (negative: a signal).
-    errors: error files of ranks.  log: output of the launcher and all ranks.  stacks: where ranks were, by rank.  kernel: the lines
-    that the kernel logged meanwhile.
+    reason: how it ended: exit, time-limit, asked, runner-gone, or guardian-gone where the guardian could not say.
+    exit_code: of the launcher (negative: a signal).  errors: error files of ranks.  log: output of the launcher and all ranks.
+    stacks: where ranks were, by rank.  kernel: the lines that the kernel logged meanwhile.
     """
 
     reason: str

@@ -1,0 +1,36 @@
+"""What torchrun does to processes, without torch: starts ranks in sessions of their own, and ends all when one fails, saying which.
+
+`torchrun.py NUM_RANKS RESULT PROGRAM ARGUMENTS`
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+
+def main() -> int:
+    number, inside = int(sys.argv[1]), sys.argv[2:]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "probes.inside", *inside],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(number), "TORCHELASTIC_RUN_ID": "none"},
+            start_new_session=True,
+        )
+        for rank in range(number)
+    ]
+    while any(process.poll() is None for process in ranks):
+        failed = next((rank for rank, process in enumerate(ranks) if process.poll()), None)
+        if failed is not None:
+            code, pid = ranks[failed].returncode, ranks[failed].pid
+            for process in ranks:
+                process.terminate()
+            root = f"  rank      : {failed} (local_rank: {failed})\n  exitcode  : {code} (pid: {pid})\n"
+            sys.stderr.write(f"Root Cause (first observed failure):\n[0]:\n{root}")
+            return 1
+        time.sleep(0.02)
+    return int(any(process.returncode for process in ranks))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

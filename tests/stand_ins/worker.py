@@ -1,0 +1,118 @@
+"""A worker without torch: TASK.json RESULT.json; the job's `notes` say what it does. Without notes it measures 0.125 s a step."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+STEP_SECONDS = 0.125
+GPU_OOM = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.11 GiB of which 1.06 GiB is free. "
+    "Of the allocated memory 70.50 GiB is allocated by PyTorch, and 1.20 GiB is reserved by PyTorch but unallocated."
+)
+
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+
+class NonFiniteLossError(RuntimeError):
+    pass
+
+
+def main() -> None:
+    task, result = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    rank = int(os.environ.get("RANK", "0"))
+    how, _, number = str(task["job"].get("notes", "")).partition(" ")
+    BEHAVIOURS.get(how, lambda *_: None)(rank, number)
+    if rank == 0:
+        write(task, result, losses=[float("nan")] if how == "quiet-nan" else [2.5, 2.25])
+
+
+def write(task: dict, result: Path, losses: list[float]) -> None:
+    layers = task["num_layers"] or 2
+    memory = [{"rank": 0, "peak_allocated_bytes": 2**20 * layers, "peak_reserved_bytes": 2**21 * layers}]
+    outcome = {
+        "status": "ok", "step_seconds": STEP_SECONDS, "step_seconds_each": [0.12, STEP_SECONDS, 0.13], "tokens_per_second_per_gpu": 1024.0,
+        "mfu": 0.25, "losses": losses, "gradient_norms": [1.0, 1.0], "memory": memory,
+    }  # fmt: skip
+    if task["fake_tensors"]:
+        outcome |= {"step_seconds": None, "step_seconds_each": [], "tokens_per_second_per_gpu": None, "mfu": None}
+    whole = {
+        "task": task, "outcome": outcome, "environment": {"python": "3", "torch": "stand-in"}, "started_at": "2026-11-21T12:00:00+00:00",
+        "wall_seconds": 1.0, "gpu_seconds": 2.0,
+    }  # fmt: skip
+    partial = result.with_suffix(".half")
+    partial.write_text(json.dumps(whole))
+    os.replace(partial, result)
+
+
+def oom(rank: int, _: str) -> None:
+    if rank == 1:
+        raise OutOfMemoryError(GPU_OOM)
+    time.sleep(60)
+
+
+def victims(rank: int, _: str) -> None:
+    """Rank 1 fails; the others notice and complain louder and later."""
+    if rank == 1:
+        raise KeyError("rope")
+    time.sleep(0.3)
+    raise RuntimeError("[../gloo/transport/tcp/pair.cc:537] Read error: Connection closed by peer")
+
+
+def die(rank: int, _: str) -> None:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def nan(rank: int, _: str) -> None:
+    raise NonFiniteLossError("the loss of step 3 is nan")
+
+
+def missing(rank: int, _: str) -> None:
+    import a_package_that_nobody_has  # noqa: F401
+
+
+def refuse(rank: int, _: str) -> None:
+    from planner.errors import Fault, SpecError
+
+    raise SpecError(Fault("layout.tp", 3, "does not divide 8 heads", "use 2 or 4"))
+
+
+def sleep(rank: int, seconds: str) -> None:
+    print("step 1 of 9", flush=True)
+    time.sleep(float(seconds))
+
+
+def scatter(rank: int, seconds: str) -> None:
+    """Children in sessions of their own, and orphans of theirs, that outlive their parent if nobody ends them."""
+    orphan = "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True); print('x')"
+    subprocess.run([sys.executable, "-S", "-c", orphan], check=True, stdout=subprocess.DEVNULL)
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    print("step 1 of 9", flush=True)
+    time.sleep(float(seconds))
+
+
+def leave(rank: int, code: str) -> None:
+    sys.exit(int(code))
+
+
+def late(rank: int, code: str) -> None:
+    """Fails after the result is written, as a communicator that cannot be torn down does."""
+    import atexit
+
+    atexit.register(lambda: os._exit(int(code)))
+
+
+BEHAVIOURS = {
+    "oom": oom, "victims": victims, "die": die, "nan": nan, "missing": missing, "refuse": refuse, "sleep": sleep, "scatter": scatter,
+    "leave": leave, "late": late,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    main()
