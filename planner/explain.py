@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from planner.calibration.intervals import upper_tail
+from planner.calibration.intervals import TimeSpread
 from planner.columns import FloatColumn
 from planner.cost.price import Pricer
 from planner.errors import Fault, SpecError
 from planner.search.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
+from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan, RankedLayout, Regret
 from planner.units import format_bytes, format_seconds
@@ -28,11 +29,8 @@ WORDS: Mapping[str, str] = {
     "other": "launches, loading and synchronisation",
 }
 NOTICEABLE = 0.005
-# Judgement: share of the variance of log(measured / predicted) that two layouts of one job have in common (same kernels, same network).
-ERROR_CORRELATION = 0.8
 BETTER = {"throughput": "faster", "time": "faster", "cost": "cheaper", "energy": "more frugal"}
-QUADRATURE_NODES = 48
-REGRET_GRID = 200
+REGRET_DRAWS = 4000
 
 
 def time_parts(estimate: Estimate) -> dict[str, float]:
@@ -77,33 +75,27 @@ def next_bottleneck(estimate: Estimate) -> str:
     return f"{sentence}; the next bottleneck would be {WORDS[key]}: {format_seconds(seconds)} ({seconds / left:.0%})"
 
 
-def regret(scores: FloatColumn, time_sd: float, objective: str) -> Regret | None:
+def regret(scores: FloatColumn, spread: TimeSpread, search: SearchSpec) -> Regret | None:
     """How likely another layout is truly better than the first, and by how much; None for one layout, or where time is no part of it.
 
-    True score = predicted x exp(sd z), the z standard normal with correlation rho. What they share cancels, so with s = sd sqrt(1 - rho)
-    P(regret > r) = 1 - E_e[ prod_j Q((s e - r - log(score_j / score_0)) / s) ], e standard normal (Gauss-Hermite), Q its upper tail.
-    scores (K,): what the objective minimises, the winner's first.
+    True score = predicted x exp(deviation), the deviations drawn jointly from the calibration's posterior: what layouts share cancels,
+    what they load on differently does not. scores (K,): what the objective minimises, the winner's first.
     """
-    if len(scores) < 2 or objective not in BETTER:
+    if len(scores) < 2 or search.objective not in BETTER:
         return None
-    s = time_sd * np.sqrt(1.0 - ERROR_CORRELATION)
-    nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES)
-    distance = np.log(scores[1:] / scores[0])
-    grid = np.linspace(0.0, 8.0 * s, REGRET_GRID)
-    others_above = np.ones((len(nodes), len(grid)))
-    for log_ratio in distance:
-        others_above *= upper_tail((s * nodes[:, None] - grid[None, :] - log_ratio) / s)
-    exceeds = 1.0 - weights @ others_above / weights.sum()
-    probability, mean = float(exceeds[0]), float(np.trapezoid(exceeds, grid))
-    share_95 = float(np.expm1(grid[np.argmax(exceeds <= 0.05)]))
+    truth = np.log(scores) + spread.draws(REGRET_DRAWS, search.seed)
+    lost = truth[:, 0] - truth.min(axis=1)
+    probability, mean, share_95 = float((lost > 0).mean()), float(np.expm1(lost).mean()), float(np.expm1(np.quantile(lost, 0.95)))
+    joint = np.corrcoef(truth[:, 0], truth[:, 1])[0, 1]
+    others, better = len(scores) - 1, BETTER[search.objective]
     statement = (
-        f"with probability {probability:.0%} one of the other {len(distance)} layouts shown is truly {BETTER[objective]}: number 1 is "
-        f"{np.expm1(mean):.1%} off the truly best on average, more than {share_95:.1%} in 5 of 100 cases "
-        f"(estimates spread by {time_sd:.0%}; judgement: errors of two layouts are correlated {ERROR_CORRELATION}); probes narrow this"
+        f"with probability {probability:.0%} one of the other {others} layouts shown is truly {better}: number 1 is "
+        f"{mean:.1%} off the truly best on average, more than {share_95:.1%} in 5 of 100 cases "
+        f"(estimates spread by {spread.sd[0]:.0%}, those of numbers 1 and 2 are correlated {joint:.2f}); probes narrow this"
     )
     return Regret(
-        probability_other_better=probability, expected_share=float(np.expm1(mean)), share_95=share_95, time_sd=time_sd,
-        correlation=ERROR_CORRELATION, statement=statement,
+        probability_other_better=probability, expected_share=mean, share_95=share_95, time_sd=float(spread.sd[0]), correlation=float(joint),
+        statement=statement,
     )  # fmt: skip
 
 

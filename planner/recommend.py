@@ -9,19 +9,20 @@ from dataclasses import replace
 import numpy as np
 
 from planner.advice import warnings_for
+from planner.calibration.intervals import TimeSpread, time_spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.estimate import estimate_layouts
 from planner.cost.price import Pricer
 from planner.cost.run import run_estimate
-from planner.explain import changed_fields, difference, next_bottleneck, regret, winner_reasons
+from planner.explain import BETTER, changed_fields, difference, next_bottleneck, regret, winner_reasons
 from planner.export import export
 from planner.export.base import Export
 from planner.ports import Ports
 from planner.rules import Context
 from planner.search import pareto
+from planner.search.screen import OOM_LIMIT
 from planner.search.neighbours import Neighbour, neighbours
 from planner.search.refusals import refused_choices
-from planner.search.screen import OOM_LIMIT
 from planner.search.sized import Choice, Progress, Sized, rate, search_size
 from planner.search.unfit import check_given, nothing_fits
 from planner.specs.estimate import Estimate
@@ -72,7 +73,30 @@ def _rank(job: Job, sizes: list[Sized]) -> list[Choice]:
     chosen = pareto.different(replace(batch, pp=sized_pp), step, device, order, SPARE * job.search.top_k)
     place = {id(found[row]): rank for rank, row in enumerate(order)}
     shown = _runnable(job, [found[row] for row in chosen])[: job.search.top_k]
-    return sorted(shown, key=lambda choice: place[id(choice)])
+    return _by_expectation(job, sorted(shown, key=lambda choice: place[id(choice)]))
+
+
+def _by_expectation(job: Job, choices: list[Choice]) -> list[Choice]:
+    """The choices by what is expected of them: a prediction that is less sure counts as slower, by exp(sd^2 / 2), the mean of a log-normal.
+
+    What all choices share cancels. An objective that time is no part of keeps its order.
+    """
+    if job.search.objective not in BETTER or len(choices) < 2:
+        return choices
+    own = _deviations(choices).sd
+    expected = [choice.score * float(np.exp((sd**2 - own.min() ** 2) / 2.0)) for choice, sd in zip(choices, own, strict=True)]
+    return [choices[place] for place in np.argsort(expected, kind="stable")]
+
+
+def _deviations(choices: list[Choice]) -> TimeSpread:
+    """How unsure each choice's step time is, and what the choices share; the directions are the same at every size."""
+    spreads: dict[int, TimeSpread] = {}
+    for sized in {id(choice.sized): choice.sized for choice in choices}.values():
+        places = [place for place, choice in enumerate(choices) if choice.sized is sized]
+        batch = LayoutBatch.from_layouts([choices[place].layout for place in places])
+        found = time_spread(sized.pricer, batch, sized.pricer.price(batch))
+        spreads.update((place, found.take([index])) for index, place in enumerate(places))
+    return TimeSpread.join([spreads[place] for place in range(len(choices))])
 
 
 def _runnable(job: Job, choices: list[Choice]) -> list[Choice]:
@@ -145,7 +169,7 @@ def _plan(job: Job, ports: Ports, sizes: list[Sized], ranked: list[Choice], seco
         model_version=MODEL_VERSION,
         calibration_id=winner.sized.pricer.calibration.id,
         sizes=_options([sized for sized in sizes if sized.candidates]),
-        regret=regret(np.array([choice.score for choice in ranked]), estimates[0].time_sd, job.search.objective),
+        regret=regret(np.array([choice.score for choice in ranked]), _deviations(ranked), job.search),
     )
 
 

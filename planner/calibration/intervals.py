@@ -5,6 +5,7 @@ posterior moves along its D principal directions, what all runs on one cluster h
 Letters: N layouts, D directions, W draws.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +40,12 @@ class TimeSpread:
         common = random.standard_normal((count, len(self.loadings))) @ self.loadings
         own = random.standard_normal((count, len(self.own_sd))) * self.own_sd
         return np.asarray(common + own + self.shared_sd * random.standard_normal((count, 1)))
+
+    @classmethod
+    def join(cls, parts: "Sequence[TimeSpread]") -> "TimeSpread":
+        """Of all layouts of these parts, in order; they share directions and what is common."""
+        loadings, own = (np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in ("loadings", "own_sd"))
+        return cls(loadings=loadings, own_sd=own, shared_sd=max(part.shared_sd for part in parts))
 
     def take(self, places: list[int]) -> "TimeSpread":
         """The same of some layouts."""

@@ -62,7 +62,8 @@ class Regret(BaseModel):
     """How wrong the choice of number 1 can be among the layouts shown, given how uncertain the estimates are.
 
     Shares are of what the objective minimises (step time, cost, ...).  probability_other_better: some other is truly better.
-    expected_share: mean loss against the truly best;  share_95: exceeded in 5 of 100 cases.  correlation: a judgement.
+    expected_share: mean loss against the truly best;  share_95: exceeded in 5 of 100 cases.  correlation: of the
+    deviations of numbers 1 and 2 under the calibration's posterior.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -1,5 +1,6 @@
 """What each objective chooses, within one size and between several."""
 
+import math
 from datetime import UTC, datetime
 from io import StringIO
 from typing import Any
@@ -100,10 +101,11 @@ def test_failures_can_make_fewer_gpus_the_faster_choice() -> None:
     assert any("interruption every" in line for line in fragile.warnings)
 
 
-def test_one_size_ranks_by_step_time_as_before() -> None:
+def test_one_size_ranks_by_expected_step_time() -> None:
+    """The mean of a log-normal: of two equal predictions the surer one comes first."""
     plan = plan_of("throughput", 8)
-    steps = [entry.estimate.step_seconds or 0.0 for entry in plan.ranked]
-    assert steps == sorted(steps)
+    expected = [(entry.estimate.step_seconds or 0.0) * math.exp(entry.estimate.time_sd**2 / 2) for entry in plan.ranked]
+    assert expected == pytest.approx(sorted(expected), rel=2e-3)
     assert len(plan.sizes) == 1
     assert plan.sizes[0].on_front
 

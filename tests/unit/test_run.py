@@ -1,6 +1,7 @@
 """Checkpoint cost, goodput, price and energy of whole runs: properties, a simulated twin, and the messages."""
 
 import random
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.calibration.intervals import TimeSpread
 from planner.columns import LayoutBatch
 from planner.cost import run
 from planner.cost.price import Pricer
 from planner.explain import next_bottleneck, regret
 from planner.specs.estimate import Estimate, TimeBreakdown
-from planner.specs.job import Job
+from planner.specs.job import Job, SearchSpec
 from planner.specs.run import RunEstimate
 
 MODES = ("sync", "async", "async-pinned")
@@ -271,32 +273,44 @@ def test_answer_survives_json() -> None:
 # ---- how sure, and what comes next ------------------------------------------------------------------------------------
 
 
+def independent(count: int, sd: float) -> TimeSpread:
+    """Deviations that layouts do not share, beside one that all of them do."""
+    return TimeSpread(loadings=np.zeros((1, count)), own_sd=np.full(count, sd), shared_sd=0.3)
+
+
+def searched(objective: str) -> SearchSpec:
+    return SearchSpec.model_validate({"objective": objective})
+
+
 def test_regret_of_two_layouts_in_closed_form() -> None:
-    # Two equal predictions: either is better with one half. z of the difference: log(1.1) / (0.15 sqrt(2 x 0.2)) = 1.0047, Q = 0.1575.
-    even = regret(np.array([1.0, 1.0]), 0.15, "throughput")
-    apart = regret(np.array([1.0, 1.1]), 0.15, "cost")
+    # Two equal predictions: either is better with one half. z of the difference: log(1.1) / (0.067 sqrt 2) = 1.006, Q = 0.157.
+    even = regret(np.array([1.0, 1.0]), independent(2, 0.067), searched("throughput"))
+    apart = regret(np.array([1.0, 1.1]), independent(2, 0.067), searched("cost"))
     assert even is not None
     assert apart is not None
-    assert even.probability_other_better == pytest.approx(0.5, abs=1e-3)
-    assert apart.probability_other_better == pytest.approx(0.1575, abs=1e-3)
-    # E max(0, sd z) = sd / sqrt(2 pi) with sd = 0.15 sqrt(0.4).
-    assert np.log1p(even.expected_share) == pytest.approx(0.15 * np.sqrt(0.4) / np.sqrt(2 * np.pi), rel=0.01)
-    assert np.log1p(even.share_95) == pytest.approx(1.6449 * 0.15 * np.sqrt(0.4), rel=0.03)
+    assert even.probability_other_better == pytest.approx(0.5, abs=0.03)
+    assert apart.probability_other_better == pytest.approx(0.157, abs=0.02)
+    # E max(0, sd z) = sd / sqrt(2 pi) with sd = 0.067 sqrt 2.
+    # (of the logarithm; of the share itself, E exp(max(0, sd z)) - 1 = e^(sd^2 / 2) Q(-sd) + 1/2 - 1).
+    sd = 0.067 * np.sqrt(2)
+    assert even.expected_share == pytest.approx(np.exp(sd**2 / 2) * NormalDist().cdf(sd) - 0.5, rel=0.05)
+    assert np.log1p(even.share_95) == pytest.approx(1.6449 * 0.067 * np.sqrt(2), rel=0.06)
+    assert even.time_sd == pytest.approx(np.hypot(0.3, 0.067))
+    assert even.correlation == pytest.approx(0.3**2 / (0.3**2 + 0.067**2), abs=0.01)
     assert "cheaper" in apart.statement
-    assert regret(np.array([1.0]), 0.15, "throughput") is None
-    assert regret(np.array([1.0, 2.0]), 0.15, "memory") is None
+    assert regret(np.array([1.0]), independent(1, 0.1), searched("throughput")) is None
+    assert regret(np.array([1.0, 2.0]), independent(2, 0.1), searched("memory")) is None
 
 
-def test_regret_agrees_with_drawn_errors() -> None:
-    scores = np.array([1.0, 1.03, 1.08, 1.2])
-    found = regret(scores, 0.1, "time")
-    assert found is not None
-    chance = np.random.default_rng(3)
-    common, own = chance.normal(size=(200_000, 1)), chance.normal(size=(200_000, 4))
-    drawn = np.log(scores) + 0.1 * (np.sqrt(0.8) * common + np.sqrt(0.2) * own)
-    loss = drawn[:, 0] - drawn.min(axis=1)
-    assert found.probability_other_better == pytest.approx((loss > 0).mean(), abs=0.01)
-    assert np.log1p(found.expected_share) == pytest.approx(loss.mean(), rel=0.03)
+def test_what_layouts_load_on_alike_is_no_regret() -> None:
+    scores = np.array([1.0, 1.03, 1.08])
+    alike = TimeSpread(loadings=np.array([[0.2, 0.2, 0.2]]), own_sd=np.zeros(3), shared_sd=0.1)
+    unlike = TimeSpread(loadings=np.array([[0.2, -0.2, 0.0]]), own_sd=np.zeros(3), shared_sd=0.1)
+    same, different = (regret(scores, spread, searched("time")) for spread in (alike, unlike))
+    assert same is not None
+    assert different is not None
+    assert same.expected_share == same.probability_other_better == 0.0
+    assert different.expected_share > 0.03
 
 
 def _estimate(**exposed: float) -> Estimate:
