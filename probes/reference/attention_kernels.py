@@ -9,7 +9,7 @@ keeping for backward what a GPU's flash kernel keeps: q, k, v (at K heads), the 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -102,7 +102,7 @@ class AttentionCore(nn.Module):
         if q.device.type == "cpu":
             ring = self.axis.group if self.axis is not None and self.axis.method != "ulysses" and not masked else None
             mask = self.sequence.dense_mask(self.window, q.dtype) if masked else None
-            return torch.as_tensor(CpuFlash.apply(q, k, v, sinks, mask, ring))  # type: ignore[no-untyped-call]
+            return cast(torch.Tensor, CpuFlash.apply(q, k, v, sinks, mask, ring))  # type: ignore[no-untyped-call]
         if masked:
             return _flex(q, k, v, sinks, self.sequence.block_mask(self.window))
         return _fused(q, k, v)
@@ -127,9 +127,9 @@ def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor
     """FlexAttention; a sink adds exp(sink) to each softmax's denominator, which scales the output by sigmoid(lse - sink)."""
     grouped = q.shape[1] != k.shape[1]
     if sinks is None:
-        return torch.as_tensor(_compiled_flex()(q, k, v, block_mask=block_mask, enable_gqa=grouped))
+        return cast(torch.Tensor, _compiled_flex()(q, k, v, block_mask=block_mask, enable_gqa=grouped))
     out, lse = _compiled_flex()(q, k, v, block_mask=block_mask, enable_gqa=grouped, return_lse=True)
-    return torch.as_tensor(out * torch.sigmoid(lse - sinks[None, :, None])[..., None].to(out.dtype))
+    return cast(torch.Tensor, out * torch.sigmoid(lse - sinks[None, :, None])[..., None].to(out.dtype))
 
 
 def _materialised(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, mask: torch.Tensor) -> torch.Tensor:
@@ -147,7 +147,7 @@ def _heads_for_tokens(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
     n, (b, h, t, d) = group.size(), x.shape
     parts = x.reshape(b, n, h // n, t, d).permute(1, 0, 2, 3, 4).reshape(n, -1)
     came = Exchange.apply(parts, [1] * n, [1] * n, group)  # type: ignore[no-untyped-call]
-    return torch.as_tensor(came).reshape(n, b, h // n, t, d).permute(1, 2, 0, 3, 4).reshape(b, h // n, n * t, d)
+    return cast(torch.Tensor, came).reshape(n, b, h // n, t, d).permute(1, 2, 0, 3, 4).reshape(b, h // n, n * t, d)
 
 
 def _tokens_for_heads(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -155,7 +155,7 @@ def _tokens_for_heads(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
     n, (b, h, t, d) = group.size(), x.shape
     parts = x.reshape(b, h, n, t // n, d).permute(2, 0, 1, 3, 4).reshape(n, -1)
     came = Exchange.apply(parts, [1] * n, [1] * n, group)  # type: ignore[no-untyped-call]
-    return torch.as_tensor(came).reshape(n, b, h, t // n, d).permute(1, 0, 2, 3, 4).reshape(b, h * n, t // n, d)
+    return cast(torch.Tensor, came).reshape(n, b, h, t // n, d).permute(1, 0, 2, 3, 4).reshape(b, h * n, t // n, d)
 
 
 class CpuFlash(torch.autograd.Function):
@@ -187,7 +187,7 @@ class CpuFlash(torch.autograd.Function):
             out, lse = out * torch.exp(lse - both)[..., None].to(out.dtype), both
         ctx.save_for_backward(q, k, v, out, lse, sinks, mask)
         ctx.ring = ring
-        return torch.as_tensor(out)
+        return cast(torch.Tensor, out)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
@@ -222,7 +222,7 @@ class _Ring:
 
 @cache
 def _ring() -> _Ring:
-    """torch's ring attention around any flash operator (the same in torch 2.11 and 2.13)."""
+    """Torch's ring attention around any flash operator (the same in torch 2.11 and 2.13)."""
     from torch.distributed.tensor.experimental._context_parallel import _attention
 
     return _Ring(_attention._templated_ring_attention, _attention._templated_ring_attention_backward)

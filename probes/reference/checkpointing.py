@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    _CachedTorchDispatchMode,
+    _CachingTorchDispatchMode,
+    create_selective_checkpoint_contexts,
+)
 
 from planner.specs.layout import parse_ac
 from probes.reference.model import Block, Transformer
@@ -35,10 +40,8 @@ KEPT_OPERATORS = frozenset(
 def apply(model: Transformer, mode: str, model_experts: int) -> None:
     """Wraps the model's layers. model_experts: experts of the router, whose product is told by that width."""
     kind, number = parse_ac(mode)
-    if kind == "none":
-        return
-    if kind == "memory-budget":
-        torch._functorch.config.activation_memory_budget = number
+    torch._functorch.config.activation_memory_budget = number if kind == "memory-budget" else 1.0
+    if kind in ("none", "memory-budget"):
         return
     for name, layer in list(model.layers.items()):
         assert isinstance(layer, Block)
@@ -49,11 +52,6 @@ def apply(model: Transformer, mode: str, model_experts: int) -> None:
             model.layers[name] = checkpoint_wrapper(layer, context_fn=context, preserve_rng_state=False)  # type: ignore[no-untyped-call]
         elif kind == "full" or (int(name) + 1) % int(number) == 0:
             model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # type: ignore[no-untyped-call]
-
-
-def reset() -> None:
-    """Undoes the process-wide part of `memory-budget`."""
-    torch._functorch.config.activation_memory_budget = 1.0
 
 
 def op_contexts(hidden: int, num_experts: int) -> Callable[[], tuple[Any, Any]]:
@@ -77,6 +75,49 @@ def op_contexts(hidden: int, num_experts: int) -> Callable[[], tuple[Any, Any]]:
                     return CheckpointPolicy.PREFER_RECOMPUTE
             return CheckpointPolicy.MUST_SAVE
 
-        return create_selective_checkpoint_contexts(policy)
+        forward, again = create_selective_checkpoint_contexts(policy)
+        if forward.__class__ is _CachingTorchDispatchMode:
+            forward.__class__, again.__class__ = _PausingCaching, _PausingCached
+        return forward, again
 
     return contexts
+
+
+# ---- sharded modules inside a checkpointed layer --------------------------------------------------------------------------
+
+_sharding = {"depth": 0}
+
+
+class _PausingCaching(_CachingTorchDispatchMode):
+    """The forward's mode, blind to what FSDP2 does around a module inside the region."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _sharding["depth"]:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class _PausingCached(_CachedTorchDispatchMode):
+    """The recomputation's mode, likewise."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _sharding["depth"]:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def hide_sharding(module: nn.Module) -> None:
+    """Call after `fully_shard` on a module inside a layer. Its gathers happen at other times in forward than in recomputation,
+    and torch 2.13's selective policy demands the same operators in both.
+    """
+
+    def enter(*_: Any) -> None:
+        _sharding["depth"] = 1
+
+    def leave(*_: Any) -> None:
+        _sharding["depth"] = 0
+
+    module.register_forward_pre_hook(enter, prepend=True)
+    module.register_forward_pre_hook(leave)
+    module.register_forward_hook(enter, prepend=True)
+    module.register_forward_hook(leave)

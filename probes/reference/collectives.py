@@ -3,23 +3,24 @@
 torch's functional operators, so that a checkpointing policy sees them by name and compiled blocks can hold them.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 _ops = torch.ops._c10d_functional
 
 
 def all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Sum over the group."""
-    return torch.as_tensor(_ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group.group_name)))
+    return cast(torch.Tensor, _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group.group_name)))
 
 
 def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int = 0) -> torch.Tensor:
     """Parts of all ranks along `dim`, in rank order."""
     size = group.size()
-    out = torch.as_tensor(_ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), size, group.group_name)))
+    out = cast(torch.Tensor, _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), size, group.group_name)))
     return out if dim == 0 else torch.cat(out.chunk(size), dim=dim)
 
 
@@ -27,17 +28,34 @@ def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int = 0) -> t
     """Own part along `dim` of the sum over the group."""
     size = group.size()
     x = x if dim == 0 else torch.cat(x.chunk(size, dim=dim))
-    return torch.as_tensor(_ops.wait_tensor(_ops.reduce_scatter_tensor(x.contiguous(), "sum", size, group.group_name)))
+    return cast(torch.Tensor, _ops.wait_tensor(_ops.reduce_scatter_tensor(x.contiguous(), "sum", size, group.group_name)))
 
 
 def all_to_all(x: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> torch.Tensor:
     """Rows of `x` cut by `sent`, one part to each rank; rows that came, `received` from each."""
-    return torch.as_tensor(_ops.wait_tensor(_ops.all_to_all_single(x.contiguous(), received, sent, group.group_name)))
+    return cast(torch.Tensor, _ops.wait_tensor(_ops.all_to_all_single(x.contiguous(), received, sent, group.group_name)))
 
 
 def own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-    """This rank's part of `x` along `dim`."""
+    """Part of `x` along `dim` that belongs to the caller's rank."""
     return x.chunk(group.size(), dim=dim)[group.rank()]
+
+
+class Wait(torch.autograd.Function):
+    """Waits for a collective whose result torch handed out early.
+
+    A compiled block must not be given such a tensor: its gradient comes back as zeros (torch 2.13, AOTAutograd on AsyncCollectiveTensor).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """The finished tensor."""
+        return x.wait() if isinstance(x, AsyncCollectiveTensor) else x.view_as(x)  # type: ignore[no-any-return, no-untyped-call]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """The same gradient."""
+        return grad
 
 
 class Gather(torch.autograd.Function):

@@ -47,6 +47,8 @@ def _fill(parameter: nn.Parameter, name: str, recipe: Recipe, cuts: tuple[tuple[
     shape = list(parameter.shape)
     for dim, parts, _ in cuts:
         shape[dim] *= parts
+    if recipe.model.tie_word_embeddings and name == "output.weight":
+        name = "tok_embeddings.weight"  # a copy on another pipeline stage
     generator = torch.Generator().manual_seed(_seed(recipe.task.seed, name))
     whole = torch.randn(shape, generator=generator, dtype=torch.float32) * STD
     for dim, parts, own in cuts:

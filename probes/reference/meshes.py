@@ -17,7 +17,7 @@ from probes.reference.recipe import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meshes:
-    """Meshes of one rank.  ranks: (pp, dp_replicate, dp_shard, cp, tp).  dense, expert: of parameters.  place: own coordinate in `ranks`."""
+    """Meshes of one rank.  ranks: of (pp, dp_replicate, dp_shard, cp, tp).  dense, expert: of parameters.  place: own coordinate there."""
 
     ranks: DeviceMesh
     dense: DeviceMesh

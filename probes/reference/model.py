@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 from planner.specs.model import LayerKind, ModelSpec
 from probes.reference.attention_kernels import AttentionCore, Sequence
+from probes.reference.collectives import Wait
 from probes.reference.moe import MixtureOfExperts
 
 ROPE_BASE = 500_000.0  # Llama 3; changes no cost
@@ -74,7 +75,7 @@ class Transformer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """One microbatch through this part."""
         if self.tok_embeddings is not None:
-            x = self.tok_embeddings(x)
+            x = Wait.apply(self.tok_embeddings(x))  # type: ignore[no-untyped-call]
         if self.position_embeddings is not None:
             x = self.position_embeddings(x)
         if self.embedding_norm is not None:
@@ -97,7 +98,7 @@ class PositionTable(nn.Module):
         self.weight_hook: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (B, T, C) plus the vectors of its positions."""
+        """X (B, T, C) plus the vectors of its positions."""
         assert self.positions is not None
         positions = self.positions if self.share is None else self.share(self.positions)
         weight = self.table.weight if self.weight_hook is None else self.weight_hook(self.table.weight)

@@ -5,8 +5,9 @@ The order of work is TorchTitan's (models/moe/moe.py, distributed/expert_paralle
 regrouped by local expert with groups padded to the alignment of the grouped matrix product, and back.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from probes.reference.collectives import Copy, Exchange, Gather, Join, Reduce, S
 SEQUENCE = 1
 ALIGNMENT = 8  # rows of a group, so that a bf16 row of its transpose is 16 bytes; torchtitan TOKEN_GROUP_ALIGN_SIZE_M
 Ints = NDArray[np.int64]
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,7 @@ class MixtureOfExperts(nn.Module):
         out = self.experts(routed, counts.received)
         if ep is not None:
             out = Exchange.apply(out, counts.rows_sent, counts.rows_received, ep)  # type: ignore[no-untyped-call]
-        return torch.as_tensor(out)
+        return cast(torch.Tensor, out)
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
         """The tokens this rank routes: under TP its own part of the sequence, or, where experts are cut over TP, all of it."""
@@ -174,7 +176,10 @@ class Counts:
 
 
 class GroupedExperts(nn.Module):
-    """The experts of one rank: weights (L, out, in).  cuts: by parameter, (dimension, parts, own part), in the order they were made."""
+    """The experts of one rank: weights (L, out, in).
+
+    cuts: by parameter, (dimension, parts, own part), in the order they were made.  grouped: `with_offsets`, or that compiled.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -189,6 +194,7 @@ class GroupedExperts(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(*shape)))
         self.cuts: dict[str, tuple[tuple[int, int, int], ...]] = {}
         self.etp: dist.ProcessGroup | None = None
+        self.grouped: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = self.with_offsets
 
     def forward(self, rows: torch.Tensor, counts: Ints) -> torch.Tensor:
         """Rows (copies, C) ordered by source rank, then expert -> the same rows through their experts."""
@@ -197,16 +203,26 @@ class GroupedExperts(nn.Module):
         at = torch.tensor(index, device=rows.device)
         padded = torch.cat([rows, rows.new_zeros(1, rows.shape[-1])])[at]
         owner = torch.tensor(np.repeat(np.arange(len(sizes)), sizes), device=rows.device) if hasattr(self, "b1") else None
-        product = _grouped(sizes, rows.device) if grouped else _looped(sizes)
+        if grouped:
+            offsets = torch.tensor(np.cumsum(sizes).astype(np.int32), device=rows.device)
+            out = self.grouped(padded, offsets, owner)
+        else:
+            out = self._through(padded, _looped(sizes), owner)
+        unpadded = out.new_empty(rows.shape[0] + 1, out.shape[-1])
+        unpadded[at] = out
+        return unpadded[:-1]
+
+    def with_offsets(self, padded: torch.Tensor, offsets: torch.Tensor, owner: torch.Tensor | None) -> torch.Tensor:
+        """Through grouped products; offsets (L,): end of each expert's rows."""
+        return self._through(padded, lambda x, weight: torch._grouped_mm(x, weight.transpose(-2, -1), offs=offsets), owner)
+
+    def _through(self, padded: torch.Tensor, product: Product, owner: torch.Tensor | None) -> torch.Tensor:
         h = self._with_bias(product(padded, self.w1), "b1", owner)
         if self.kind == "swiglu":
             h = F.silu(h) * self._with_bias(product(padded, self.w3), "b3", owner)
         else:
             h = F.gelu(h) if self.kind == "gelu" else F.relu(h).square()
-        out = self._with_bias(product(h, self.w2), "b2", owner)
-        unpadded = out.new_empty(rows.shape[0] + 1, out.shape[-1])
-        unpadded[at] = out
-        return unpadded[:-1]
+        return self._with_bias(product(h, self.w2), "b2", owner)
 
     def _with_bias(self, x: torch.Tensor, name: str, owner: torch.Tensor | None) -> torch.Tensor:
         if owner is None:
@@ -222,7 +238,7 @@ def regrouping(counts: Ints, alignment: int) -> tuple[Ints, list[int]]:
 
     counts (P, L).  Groups are filled up to a multiple of `alignment`; filling rows point behind the last row.
     """
-    ranks, experts = counts.shape
+    ranks = len(counts)
     starts = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
     sizes, sources = counts.T.ravel(), starts.T.ravel()
     per_expert = counts.sum(axis=0)
@@ -235,12 +251,7 @@ def regrouping(counts: Ints, alignment: int) -> tuple[Ints, list[int]]:
     return index, [int(n) for n in padded]
 
 
-def _grouped(sizes: list[int], device: torch.device) -> Any:
-    offsets = torch.tensor(np.cumsum(sizes).astype(np.int32), device=device)
-    return lambda x, weight: torch._grouped_mm(x, weight.transpose(-2, -1), offs=offsets)
-
-
-def _looped(sizes: list[int]) -> Any:
+def _looped(sizes: list[int]) -> Product:
     """Expert by expert, for dtypes that have no grouped kernel."""
 
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

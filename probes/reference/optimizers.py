@@ -1,7 +1,7 @@
 """The optimizers of `training.optimizer`, stepped after the backward or inside it.
 
 adamw: torch's, fused on GPUs.  adamw-bf16-states: the same update with both moments kept in bfloat16.  muon: matrices of the blocks by
-Newton-Schulz, the rest by AdamW.  adafactor, sgd (with momentum): torch's.
+Newton-Schulz, the rest by AdamW.  adafactor: factored second moments, no momentum.  sgd: with momentum.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,6 +17,7 @@ MOMENTUM = 0.9
 WEIGHT_DECAY = 0.1
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
+ADAFACTOR_EPSILON, ADAFACTOR_DECAY = 1e-30, -0.8  # Shazeer and Stern 2018, table 2
 
 
 class AdamWBf16States(torch.optim.Optimizer):
@@ -50,6 +51,38 @@ class AdamWBf16States(torch.optim.Optimizer):
         parameter.addcdiv_(mean.to(parameter.dtype), spread.to(parameter.dtype), value=-lr / (1 - BETAS[0] ** state["count"]))
 
 
+class Adafactor(torch.optim.Optimizer):
+    """Adafactor (Shazeer and Stern 2018, algorithm 4): second moments of a matrix as one row and one column, updates clipped to RMS 1.
+
+    torch's own updates in place where a DTensor cannot. An expert is a matrix of its own.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group["lr"])
+
+    def _update(self, parameter: nn.Parameter, lr: float) -> None:
+        assert parameter.grad is not None
+        state, grad = self.state[parameter], parameter.grad.float()
+        square, over = grad.square() + ADAFACTOR_EPSILON, tuple(range(-min(grad.ndim, 2), 0))
+        state["count"] = count = state.get("count", 0) + 1
+        kept = 1.0 - count**ADAFACTOR_DECAY
+        moments = {"row": square.mean(-1, keepdim=True), "column": square.mean(-2, keepdim=True)} if grad.ndim >= 2 else {"all": square}
+        for name, value in moments.items():
+            state[name] = value if count == 1 else state[name] * kept + value * (1.0 - kept)
+        variance = state["row"] * state["column"] / state["row"].mean(-2, keepdim=True) if grad.ndim >= 2 else state["all"]
+        update = grad * variance.rsqrt()
+        size = update.square().mean(over, keepdim=True).sqrt()
+        parameter.add_((update / size.clamp(min=1.0)).to(parameter.dtype), alpha=-lr)
+
+
 def build(parameters: list[nn.Parameter], names: list[str], kind: Optimizer) -> list[torch.optim.Optimizer]:
     """Optimizers over these parameters; names tell matrices of blocks, which Muon takes, from tables and heads."""
     if kind == "muon":
@@ -63,7 +96,7 @@ def build(parameters: list[nn.Parameter], names: list[str], kind: Optimizer) -> 
     if kind == "adamw-bf16-states":
         return [AdamWBf16States(parameters, lr=LEARNING_RATE)]
     if kind == "adafactor":
-        return [torch.optim.Adafactor(parameters, lr=LEARNING_RATE)]
+        return [Adafactor(parameters, lr=LEARNING_RATE)]
     return [torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)]
 
 

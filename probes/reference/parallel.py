@@ -6,6 +6,7 @@ Source: torchtitan 0.2.2 models/llama3/infra/parallelize.py, models/llama4/infra
 """
 
 from collections.abc import Sequence as Items
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from probes.reference import checkpointing, context_parallel, expert_parallel, precision, tensor_parallel
 from probes.reference.meshes import Meshes
-from probes.reference.model import Transformer
-from probes.reference.moe import MixtureOfExperts
+from probes.reference.model import Block, Transformer
+from probes.reference.moe import GroupedExperts, MixtureOfExperts
 from probes.reference.recipe import Recipe
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -67,16 +68,27 @@ def _styles(recipe: Recipe) -> tensor_parallel.Styles:
 
 
 def _compile(model: Transformer, recipe: Recipe, meshes: Meshes) -> None:
-    """Every block by itself, under its recomputation and inside its sharding; experts break the graph at their exchange."""
+    """Every block by itself, inside its sharding; of blocks with experts the parts around the exchange, whose sizes change every time."""
     if recipe.layout.async_tp:
         from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
         torch._inductor.config._micro_pipeline_tp = True
         enable_symm_mem_for_group(meshes.tp.get_group().group_name)
-    torch._dynamo.config.capture_scalar_outputs = recipe.model.is_moe
+    traced = recipe.layout.cp == 1 or meshes.dense.device_type != "cpu"  # the ring on CPUs is not
     for name, layer in list(model.layers.items()):
-        holds_experts = any(isinstance(module, MixtureOfExperts) for module in layer.modules())
-        model.layers[name] = torch.compile(layer, fullgraph=not holds_experts)  # type: ignore[assignment]
+        block = next(module for module in layer.modules() if isinstance(module, Block))
+        if block.moe is None:
+            model.layers[name] = torch.compile(layer, fullgraph=traced)  # type: ignore[assignment]
+        else:
+            _compile_around(block, block.moe, traced)
+
+
+def _compile_around(block: Block, moe: MixtureOfExperts, traced: bool) -> None:
+    for holder in (block, moe):
+        for name, child in list(holder.named_children()):
+            if not isinstance(child, MixtureOfExperts | GroupedExperts) and child not in (moe.router, moe.shared_gate):
+                setattr(holder, name, torch.compile(child, fullgraph=traced))
+    moe.experts.grouped = torch.compile(moe.experts.with_offsets, fullgraph=True, dynamic=True)
 
 
 def _shard(model: Transformer, recipe: Recipe, meshes: Meshes) -> None:
@@ -117,6 +129,7 @@ def _shard_experts(experts: nn.Module, recipe: Recipe, meshes: Meshes, options: 
     inside = crowded and all(p.ndim == 3 and p.shape[1] % ranks == 0 for p in experts.parameters(recurse=False))
     placement = (lambda _: Shard(1)) if inside else None
     fully_shard(experts, mesh=meshes.expert_data, reshard_after_forward=again, shard_placement_fn=placement, **options)
+    checkpointing.hide_sharding(experts)
 
 
 def _sum_gradients(model: nn.Module, *, on_cpu: bool) -> None:
@@ -134,7 +147,7 @@ def _experts_of(layer: nn.Module) -> nn.Module | None:
 def _prefetch(model: Transformer) -> None:
     """Gathers of the next layer are asked for by name, since the exchange's wait for its counts would hold back the implicit ones."""
     layers = list(model.layers.values())
-    for here, there in zip(layers, layers[1:], strict=False):
+    for here, there in pairwise(layers):
         _ask(here, there, forward=True)
         _ask(there, here, forward=False)
 

@@ -67,7 +67,7 @@ def _float8(layout: Layout, *, emulate: bool) -> Any:
 
 
 def _mxfp8(*, emulate: bool) -> Any:
-    """torchao renamed its configuration: MXLinearConfig up to 0.15, then MXFP8TrainingOpConfig."""
+    """Torchao renamed its configuration: MXLinearConfig up to 0.15, then MXFP8TrainingOpConfig."""
     try:
         from torchao.prototype.mx_formats.config import MXLinearConfig
     except ImportError:

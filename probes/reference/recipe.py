@@ -142,6 +142,10 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
         yield Fault("training.trainer", trainer, "shards its own way, which plain torch does not have", "use torchtitan or fsdp")
     if layout.pp > 1 and layout.pp_schedule not in TORCH_SCHEDULES:
         yield Fault("layout.pp_schedule", layout.pp_schedule, "is not in torch", f"use {', '.join(sorted(TORCH_SCHEDULES))}")
+    if layout.pp > 1 and layout.ac == "selective-op" and SCHEDULES[layout.pp_schedule].splits_backward:
+        # torch.utils.checkpoint, _CachedTorchDispatchMode: "You are only allowed to backward once" on a selective region
+        rule = f"keeps tensors for one backward, and {layout.pp_schedule} runs backward in two parts"
+        yield Fault("layout.ac", layout.ac, rule, "use ac none or full, or pp_schedule Interleaved1F1B or 1F1B")
     if layout.precision in ("float8-delayed", "nvfp4"):
         yield Fault("layout.precision", layout.precision, "exists in Transformer Engine only", "use float8-rowwise or bf16")
     if layout.cpu_offload and task.device == "cpu":

@@ -4,7 +4,6 @@ With sequence parallelism the residual stream is cut along the sequence (Shard(1
 Source: torchtitan 0.2.2 models/{llama3,qwen3,deepseek_v3}/infra/parallelize.py.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +31,10 @@ class Whole(ParallelStyle):
     """Every rank holds the module whole and computes it whole, inputs and outputs as DTensors."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, input_fn=partial(_as_dtensors, placement=Replicate()))  # type: ignore[arg-type]
+        def enter(_: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+            return tuple(x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()], run_check=False) for x in inputs)
+
+        return distribute_module(module, device_mesh, input_fn=enter)  # type: ignore[arg-type]
 
 
 class NormOverShards(ParallelStyle):
@@ -40,16 +42,13 @@ class NormOverShards(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def enter(_: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
-            return tuple(DTensor.from_local(x, mesh, [Shard(x.ndim - 1)], run_check=False).redistribute(mesh, [Replicate()]) for x in inputs)
+            parts = (DTensor.from_local(x, mesh, [Shard(x.ndim - 1)], run_check=False) for x in inputs)
+            return tuple(part.redistribute(mesh, [Replicate()]) for part in parts)
 
         def leave(_: nn.Module, out: DTensor, mesh: DeviceMesh) -> torch.Tensor:
             return out.redistribute(mesh, [Shard(out.ndim - 1)]).to_local()
 
         return distribute_module(module, device_mesh, input_fn=enter, output_fn=leave)  # type: ignore[arg-type]
-
-
-def _as_dtensors(_: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh, placement: Placement) -> tuple[Any, ...]:
-    return tuple(x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement], run_check=False) for x in inputs)
 
 
 def apply(model: Transformer, recipe: Recipe, mesh: DeviceMesh, styles: "Styles | None" = None) -> None:
