@@ -1,0 +1,223 @@
+"""The legal layouts that a probe could be spent on, as columns, with what the cost model believes about each before any probe.
+
+Letters: N candidates, Q directions of error that candidates share, C cells of the space.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.calibration.intervals import TimeSpread, memory_deviation, oom_probability, time_spread
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.cost.price import CHUNK, Pricer
+from planner.cost.simulation import refine
+from planner.errors import InfeasibleError
+from planner.search.probing import features
+from planner.search.screen import OOM_LIMIT
+from planner.search.space import Space
+from planner.specs.layout import Layout
+from planner.specs.measurement import Measured
+
+MOST = 100_000
+MOST_PRICED = 400_000  # about a second
+SIMULATED = 2000
+# Judgement: a layout predicted this much slower than the best one that fits is not worth a probe even if the model is 30% wrong about both.
+SLACK = 1.5
+# Judgement: layouts that probably do not fit are kept too, because a probe can show that the memory model was too pessimistic.
+RISKIEST = 0.5
+MEMORY_KINDS = ("device_bytes", "peak_reserved_bytes", "peak_allocated_bytes")  # the first that was measured is compared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is believed before any probe, from any source.
+
+    log_seconds (N,): mean of the logarithm of step seconds.  sd (N,): standard deviation of each candidate's own error around it, alike
+    for alike layouts (`features`).  factor (N, Q): errors that candidates share on top, covariance factor @ factor.T (of draws: the draws
+    less their mean over the root of their number).  oom_probability (N,): P(device memory > usable).
+    memory_sd (N,): standard deviation of the logarithm of memory.
+    """
+
+    log_seconds: FloatColumn
+    sd: FloatColumn
+    factor: FloatColumn
+    oom_probability: FloatColumn
+    memory_sd: FloatColumn
+
+    @classmethod
+    def alike(cls, step_seconds: FloatColumn, time_sd: float, oom: FloatColumn, memory_sd: float) -> "Prior":
+        """The same own error for all and nothing shared."""
+        count = len(step_seconds)
+        return cls(
+            log_seconds=np.log(step_seconds), sd=np.full(count, time_sd), factor=np.zeros((count, 0)), oom_probability=oom,
+            memory_sd=np.full(count, memory_sd),
+        )  # fmt: skip
+
+    @classmethod
+    def calibrated(cls, step_seconds: FloatColumn, spread: TimeSpread, oom: FloatColumn, memory_sd: FloatColumn) -> "Prior":
+        """The calibration's posterior: its directions and what all runs on a cluster have in common are shared, the rest is own."""
+        common = np.full((len(step_seconds), 1), spread.shared_sd)
+        return cls(
+            log_seconds=np.log(step_seconds), sd=spread.own_sd, factor=np.concatenate([spread.loadings.T, common], axis=1),
+            oom_probability=oom, memory_sd=memory_sd,
+        )  # fmt: skip
+
+    def take(self, rows: IntColumn) -> "Prior":
+        """Of these candidates."""
+        return Prior(
+            log_seconds=self.log_seconds[rows], sd=self.sd[rows], factor=self.factor[rows], oom_probability=self.oom_probability[rows],
+            memory_sd=self.memory_sd[rows],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all candidates of a study have in common. usable_bytes: device memory that a plan may use."""
+
+    usable_bytes: float
+    num_gpus: int
+    global_batch_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """N legal layouts, fastest prediction first. memory: predicted bytes by MEMORY_KINDS, (N,) each.  groups: see `features`."""
+
+    batch: LayoutBatch
+    prior: Prior
+    memory: Mapping[str, FloatColumn]
+    setting: Setting
+    groups: tuple[features.Group, ...]
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    @classmethod
+    def build(cls, batch: LayoutBatch, prior: Prior, memory: Mapping[str, FloatColumn], setting: Setting) -> "Candidates":
+        """From columns in any order."""
+        order = np.argsort(prior.log_seconds, kind="stable")
+        rows = batch.take(order)
+        return cls(
+            batch=rows, prior=prior.take(order), memory={kind: column[order] for kind, column in memory.items()}, setting=setting,
+            groups=features.groups(rows, setting.global_batch_size),
+        )  # fmt: skip
+
+    def find(self, layout: Layout) -> int | None:
+        """The row of this layout; None if it is no candidate."""
+        wanted = LayoutBatch.from_layouts([layout])
+        if layout.layers_per_stage is not None and layout.layers_per_stage not in self.batch.splits:
+            return None
+        alike = np.ones(len(self), dtype=np.bool_)
+        for name, column in wanted.columns():
+            value = column[0] if name != "split" or layout.layers_per_stage is None else self.batch.splits.index(layout.layers_per_stage)
+            alike &= getattr(self.batch, name) == value
+        rows = np.flatnonzero(alike)
+        return int(rows[0]) if len(rows) else None
+
+    def memory_residual(self, row: int, measured: Measured) -> float | None:
+        """Log of measured over predicted memory, of the first kind that was measured and predicted; None when nothing was measured."""
+        for kind in MEMORY_KINDS:
+            value = getattr(measured, kind)
+            if value is not None and value > 0 and kind in self.memory:
+                return float(np.log(value / self.memory[kind][row]))
+        return None
+
+
+def enumerate_candidates(
+    pricer: Pricer, space: Space, *, most: int = MOST, slack: float = SLACK, include: Sequence[Layout] = ()
+) -> Candidates:
+    """The `most` fastest legal layouts within `slack` of the best that fits, priced; the first SIMULATED of them simulated.
+
+    Cells are priced in the order of their time floor until the floor passes `slack` times the best, or MOST_PRICED layouts are priced.
+    include: legal layouts that must be among them (what has been measured, what is run today).
+    Raises InfeasibleError when no layout of the space may fit.
+    """
+    parts = list(_parts(pricer, space, slack))
+    if include:
+        parts.append(_Part.of(pricer, LayoutBatch.from_layouts(include), keep_all=True))
+    if not sum(len(part.batch) for part in parts):
+        raise InfeasibleError("no layout is likely enough to fit for a probe to be spent on it", remedy="use more GPUs or a smaller job")
+    joined = _Part.join(parts)
+    best = np.argsort(joined.step_seconds, kind="stable")
+    within = joined.step_seconds[best] <= slack * joined.fastest
+    chosen = best[within][:most]
+    wanted = np.arange(len(joined.batch) - len(include), len(joined.batch))
+    rows = joined.take(np.concatenate([chosen, np.setdiff1d(wanted, chosen)])).without_twins()
+    setting = Setting(
+        usable_bytes=float(pricer.cluster.usable_memory_bytes), num_gpus=pricer.cluster.num_gpus,
+        global_batch_size=pricer.training.global_batch_size,
+    )  # fmt: skip
+    return Candidates.build(rows.batch, _prior(pricer, rows), rows.memory, setting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    batch: LayoutBatch
+    step_seconds: FloatColumn
+    oom: FloatColumn
+    memory: Mapping[str, FloatColumn]
+
+    @classmethod
+    def of(cls, pricer: Pricer, batch: LayoutBatch, *, keep_all: bool = False) -> "_Part":
+        prices = pricer.price(batch)
+        oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
+        part = cls(batch=batch, step_seconds=prices.step_seconds, oom=oom, memory={kind: getattr(prices, kind) for kind in MEMORY_KINDS})
+        return part if keep_all else part.take(np.flatnonzero(part.oom <= RISKIEST))
+
+    @classmethod
+    def join(cls, parts: Sequence["_Part"]) -> "_Part":
+        return cls(
+            batch=LayoutBatch.concatenate([part.batch for part in parts]),
+            step_seconds=np.concatenate([part.step_seconds for part in parts]),
+            oom=np.concatenate([part.oom for part in parts]),
+            memory={kind: np.concatenate([part.memory[kind] for part in parts]) for kind in MEMORY_KINDS},
+        )
+
+    def take(self, rows: IntColumn) -> "_Part":
+        return _Part(
+            batch=self.batch.take(rows), step_seconds=self.step_seconds[rows], oom=self.oom[rows],
+            memory={kind: column[rows] for kind, column in self.memory.items()},
+        )  # fmt: skip
+
+    def without_twins(self) -> "_Part":
+        """Each layout once, the first place kept."""
+        table = np.stack([np.asarray(column, dtype=np.float64) for _, column in self.batch.columns()], axis=1)
+        _, first = np.unique(table, axis=0, return_index=True)
+        return self.take(np.sort(first))
+
+    @property
+    def fastest(self) -> float:
+        """Step seconds of the best that fits, or of the best at all."""
+        fits = self.oom <= OOM_LIMIT
+        return float(self.step_seconds[fits].min() if fits.any() else self.step_seconds.min())
+
+
+def _parts(pricer: Pricer, space: Space, slack: float) -> Iterator[_Part]:
+    """What may fit of the cells that can matter, about CHUNK layouts at once, cells with the lowest time floor first."""
+    if not len(space.cells):
+        return
+    seconds, device = pricer.floors(space.cells)
+    possible = oom_probability(pricer.profile, pricer.cluster, np.maximum(device, 1.0)) <= RISKIEST
+    order = np.argsort(np.where(possible, seconds, np.inf), kind="stable")[: int(possible.sum())]
+    ends = np.cumsum(space.cell_sizes[order])
+    start, priced, best = 0, 0, np.inf
+    while start < len(order) and priced < MOST_PRICED and seconds[order[start]] <= slack * best:
+        stop = max(start + 1, int(np.searchsorted(ends, priced + CHUNK, side="right")))
+        part = _Part.of(pricer, space.expand(order[start:stop]))
+        fits = part.oom <= OOM_LIMIT
+        best = min(best, float(part.step_seconds[fits].min())) if fits.any() else best
+        yield part
+        start, priced = stop, int(ends[stop - 1])
+
+
+def _prior(pricer: Pricer, part: _Part) -> Prior:
+    """The calibration's belief. The SIMULATED fastest are simulated; the screen is within 1 to 2% of that (`benchmarks/screening.py`)."""
+    seconds = part.step_seconds.copy()
+    rows = np.argsort(seconds, kind="stable")[:SIMULATED]
+    batch = part.batch.take(rows)
+    seconds[rows] = refine(pricer, batch, pricer.price(batch)).step_seconds
+    chunks = [part.batch.take(slice(start, start + CHUNK)) for start in range(0, len(seconds), CHUNK)]
+    spreads = [time_spread(pricer, chunk, pricer.price(chunk)) for chunk in chunks]
+    deviation = memory_deviation(pricer.profile, part.memory["device_bytes"])
+    return Prior.calibrated(seconds, TimeSpread.join(spreads), part.oom, deviation)

@@ -1,0 +1,299 @@
+"""What a study knows: candidates, what was measured of them, what that says about the rest. Samplers read it, the loop writes it.
+
+Letters: N candidates, M rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.columns import BoolColumn, FloatColumn, IntColumn
+from planner.search.probing import normal, pruning
+from planner.search.probing.candidates import Candidates
+from planner.search.probing.stopping import Regret, expected_regret
+from planner.search.probing.surrogate import MEMORY, TIME, Field, Posterior, Seen, condition
+from planner.search.screen import OOM_LIMIT
+from planner.specs.measurement import Measured
+
+# Judgement: one run against the next of the same layout on the same machines (clocks, placement); the spread of its steps comes on top.
+RUN_SD = 0.01
+MEMORY_RUN_SD = 0.002
+MEDIAN_VARIANCE = np.pi / 2.0  # of the median of n normal values, over sd^2 / n
+RIVALS = 128  # candidates looked at for the regret: those with the largest expected improvement
+CHUNK = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What is known of one measured candidate. log_seconds: mean over its probes, weighted by their precision; variance: of that mean.
+
+    runs: how many probes gave a time.  margin: measured (or attempted) memory over usable, less 1; None when unknown.
+    """
+
+    row: int
+    status: str
+    log_seconds: float | None
+    variance: float | None
+    runs: int
+    margin: float | None
+    message: str
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Averaged step seconds."""
+        return None if self.log_seconds is None else float(np.exp(self.log_seconds))
+
+
+def noise_variance(measured: Measured, rung_sd: float = 0.0) -> float:
+    """Variance of a measured log step time around the layout's own: from run to run, of the median of its steps, and of the rung."""
+    variance = RUN_SD**2 + rung_sd**2
+    if measured.step_seconds and measured.step_seconds_sd is not None:
+        steps = max(measured.steps or 1, 1)
+        variance += MEDIAN_VARIANCE * (measured.step_seconds_sd / measured.step_seconds) ** 2 / steps
+    return float(variance)
+
+
+class Knowledge:
+    """Mutable: one study's. All of it follows from the candidates and the calls made, in order."""
+
+    def __init__(self, candidates: Candidates) -> None:
+        prior = candidates.prior
+        count = len(candidates)
+        self.candidates = candidates
+        self.time = Field(sd=prior.sd, factor=prior.factor, groups=candidates.groups, weights=TIME)
+        self.memory = Field(sd=prior.memory_sd, factor=np.zeros((count, 0)), groups=candidates.groups, weights=MEMORY)
+        self.log_share = -prior.memory_sd * normal.upper_quantile(prior.oom_probability)
+        self.records: dict[int, Record] = {}
+        self.times: list[Seen] = []
+        self.memories: list[Seen] = []
+        self.excluded: dict[int, str] = {}
+        self.fits: BoolColumn = np.zeros(count, dtype=np.bool_)
+        self.barred: BoolColumn = np.zeros(count, dtype=np.bool_)
+        self.affordable: BoolColumn = np.ones(count, dtype=np.bool_)
+        self.closed: set[int] = set()
+        self.pending: list[int] = []
+        self._beliefs: Beliefs | None = None
+        self._regret: Regret | None = None
+
+    # ---- learning ----
+
+    def expect(self, row: int) -> None:
+        """A probe of this candidate is under way."""
+        self.pending.append(row)
+        self._touch()
+
+    def forget(self, row: int) -> None:
+        """The probe came to nothing (interrupted): as if it had not been asked."""
+        if row in self.pending:
+            self.pending.remove(row)
+        self._touch()
+
+    def close(self, row: int) -> None:
+        """The candidate is not to be asked again, although nothing speaks against it (given up after a cheaper rung)."""
+        self.closed.add(row)
+        self._touch()
+
+    def learn(self, row: int, measured: Measured, *, rung_sd: float = 0.0, log_offset: float = 0.0, whole: bool = True) -> list[int]:
+        """One probe's result; returns the rows that it rules out.
+
+        rung_sd, log_offset: of a cheaper rung: how far its time may be from the layout's own beyond noise, and the predicted log ratio
+        of what it measures to the layout's step.  whole: the layout itself ran, all of it.
+        """
+        self.forget(row)
+        if measured.status == "oom":
+            return self._ran_out(row, measured)
+        if measured.status == "failed":
+            return self._failed(row, measured)
+        residual = self.candidates.memory_residual(row, measured)
+        if residual is not None:
+            self.memories.append(Seen(row=row, value=residual, variance=MEMORY_RUN_SD**2))
+        if measured.step_seconds:
+            value = float(np.log(measured.step_seconds)) - log_offset
+            self._timed(row, value, noise_variance(measured, rung_sd), residual, whole)
+        if whole:
+            self.fits |= pruning.at_most(self.candidates.batch, row).mask
+        return []
+
+    def learn_direction(self, loading: Sequence[float], value: float, variance: float) -> None:
+        """A micro-probe: log of measured over predicted along shared directions; loading (Q,) of the prior's factor."""
+        self.times.append(Seen(row=None, value=value, variance=variance, loading=tuple(loading)))
+        self._touch()
+
+    def _timed(self, row: int, value: float, variance: float, residual: float | None, whole: bool) -> None:
+        self.times.append(Seen(row=row, value=value - float(self.candidates.prior.log_seconds[row]), variance=variance))
+        if not whole:
+            return
+        before = self.records.get(row)
+        if before is not None and before.log_seconds is not None and before.variance is not None:
+            precision = 1.0 / before.variance + 1.0 / variance
+            value = (before.log_seconds / before.variance + value / variance) / precision
+            variance = 1.0 / precision
+        margin = None if residual is None else float(np.expm1(self.log_share[row] + residual))
+        self.records[row] = Record(
+            row=row, status="ok", log_seconds=value, variance=variance, runs=1 + (before.runs if before else 0), margin=margin, message=""
+        )
+
+    def _ran_out(self, row: int, measured: Measured) -> list[int]:
+        margin = self.margin(row, measured)
+        self.memories.append(self._censored(row, float(np.log1p(margin))))
+        self.records[row] = Record(
+            row=row, status="oom", log_seconds=None, variance=None, runs=0, margin=margin, message=measured.message or "out of memory"
+        )
+        order = pruning.at_least(self.candidates.batch, row)
+        ruled_out = [int(other) for other in np.flatnonzero(order.mask & ~self.barred) if int(other) not in self.records]
+        for other in ruled_out:
+            self._exclude(other, f"candidate {row} ran out of memory, and here {order.reason(self.candidates.batch, other)}")
+        self._exclude(row, "ran out of memory")
+        return ruled_out
+
+    def _failed(self, row: int, measured: Measured) -> list[int]:
+        kind = measured.failure or "crash"
+        self.records[row] = Record(
+            row=row, status="failed", log_seconds=None, variance=None, runs=0, margin=None, message=f"{kind}: {measured.message or ''}"
+        )
+        self._exclude(row, f"failed: {kind}")
+        return []
+
+    def _exclude(self, row: int, reason: str) -> None:
+        self.excluded[row] = reason
+        self.barred[row] = True
+        self._touch()
+
+    def _touch(self) -> None:
+        self._beliefs = self._regret = None
+
+    def margin(self, row: int, measured: Measured) -> float:
+        """By how much of the usable memory it ran out: held and asked for where the report says so, else the prediction; at least 0."""
+        extra = measured.model_extra or {}
+        asked = (extra.get("attempted_bytes") or 0.0) + (extra.get("allocated_bytes") or measured.peak_allocated_bytes or 0.0)
+        return max(float(asked) / self.candidates.setting.usable_bytes - 1.0, 0.0)
+
+    def _censored(self, row: int, log_margin: float) -> Seen:
+        """The observation that says what 'log memory share > log_margin' says, by its first two moments.
+
+        Belief N(m, v), a = (t - m) / sqrt(v), h = phi(a) / Q(a): given > t the mean is m + sqrt(v) h, the variance v (1 - h (h - a)).
+        """
+        posterior = condition(self.memory, self.memories)
+        sd = float(np.sqrt(posterior.variance(np.array([row]))[0]))
+        mean = float(self.log_share[row] + posterior.mean[row])
+        a = np.array((log_margin - mean) / sd)
+        hazard = float(normal.density(a) / np.maximum(normal.upper_tail(a), 1e-300))
+        shrunk = np.clip(1.0 - hazard * (hazard - float(a)), 1e-3, 1.0 - 1e-6)
+        noise = sd**2 * shrunk / (1.0 - shrunk)
+        value = mean + sd * hazard
+        observed = (value * (1.0 / sd**2 + 1.0 / noise) - mean / sd**2) * noise
+        return Seen(row=row, value=float(observed - self.log_share[row]), variance=float(noise))
+
+    # ---- what follows ----
+
+    def beliefs(self) -> "Beliefs":
+        """What is believed now; probes under way are taken to come out as expected."""
+        if self._beliefs is None:
+            self._beliefs = Beliefs.of(self)
+        return self._beliefs
+
+    def timed(self) -> list[Record]:
+        """Candidates with a measured time, fastest first."""
+        found = [record for record in self.records.values() if record.log_seconds is not None]
+        return sorted(found, key=lambda record: record.log_seconds or 0.0)
+
+    def untried(self) -> BoolColumn:
+        """Candidates that may still be asked for the first time and can be paid for, (N,)."""
+        free = self.affordable & ~self.barred
+        free[[*self.records, *self.pending, *self.closed]] = False
+        return free
+
+    def askable(self) -> bool:
+        """Whether anything may be asked, a second look at something measured included."""
+        return bool(self.untried().any()) or any(self.affordable[record.row] for record in self.timed())
+
+    def regret(self, *, seed: int = 0) -> Regret:
+        """Of the winner against all candidates that are not ruled out."""
+        if self._regret is None:
+            beliefs = self.beliefs()
+            rivals = [row for row in beliefs.promising(~self.barred, RIVALS) if row != beliefs.winner]
+            rows = np.array([beliefs.winner, *rivals])
+            fits = 1.0 - beliefs.risk(rows)
+            self._regret = expected_regret(beliefs.log_seconds[rows], beliefs.time.covariance(rows), fits, 0, seed=seed)
+        return self._regret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beliefs:
+    """A snapshot. log_seconds (N,): expected log step seconds.  winner: the fastest measured, else the fastest expected that fits.
+
+    best: expected log seconds of the winner, or of something under way that should be faster.
+    """
+
+    knowledge: Knowledge
+    time: Posterior
+    memory: Posterior
+    log_seconds: FloatColumn
+    winner: int
+    best: float
+    measured: bool
+
+    @classmethod
+    def of(cls, knowledge: Knowledge) -> "Beliefs":
+        """From everything learnt so far."""
+        prior = knowledge.candidates.prior.log_seconds
+        time = condition(knowledge.time, knowledge.times)
+        if knowledge.pending:
+            believed = [Seen(row=row, value=float(time.mean[row]), variance=RUN_SD**2) for row in knowledge.pending]
+            time = condition(knowledge.time, [*knowledge.times, *believed])
+        memory = condition(knowledge.memory, knowledge.memories)
+        log_seconds = prior + time.mean
+        timed = knowledge.timed()
+        rows = [record.row for record in timed if not knowledge.barred[record.row]]
+        winner = min(rows, key=lambda row: float(log_seconds[row])) if rows else _first_that_fits(knowledge, memory, log_seconds)
+        best = min(float(log_seconds[row]) for row in (winner, *knowledge.pending))
+        return cls(
+            knowledge=knowledge, time=time, memory=memory, log_seconds=log_seconds, winner=winner, best=best, measured=bool(rows)
+        )
+
+    def risk(self, rows: IntColumn) -> FloatColumn:
+        """P(device memory > usable) of these rows; 0 for what ran and what needs no more than it."""
+        return np.where(self.knowledge.fits[rows], 0.0, _risk(self.knowledge, self.memory, rows))
+
+    def improvement(self, rows: IntColumn) -> FloatColumn:
+        """Expected improvement over the best in log seconds (about a share of the step), if it fits; (M,)."""
+        return normal.expected_excess(self.log_seconds[rows] - self.best, np.sqrt(self.time.variance(rows)))
+
+    def promising(self, allowed: BoolColumn, count: int, *, risk_limit: float = 1.0) -> list[int]:
+        """The `count` allowed rows with the largest expected improvement times probability of fitting, best first, risk at most risk_limit.
+
+        Exact: rows are looked at in the order of an upper bound (their variance before any observation, certain to fit) until it decides.
+        """
+        rows = np.flatnonzero(allowed)
+        if not len(rows):
+            return []
+        bound = normal.expected_excess(self.log_seconds[rows] - self.best, np.sqrt(self.time.widest()[rows]))
+        order = np.argsort(-bound, kind="stable")
+        chosen, values = np.zeros(0, dtype=np.int64), np.zeros(0)
+        for start in range(0, len(rows), CHUNK):
+            part = rows[order[start : start + CHUNK]]
+            risk = self.risk(part)
+            value = np.where(risk <= risk_limit, self.improvement(part) * (1.0 - risk), -1.0)
+            part, value = part[value >= 0], value[value >= 0]
+            chosen, values = np.concatenate([chosen, part]), np.concatenate([values, value])
+            best = np.argsort(-values, kind="stable")[:count]
+            chosen, values = chosen[best], values[best]
+            following = start + CHUNK
+            if len(values) == count and following < len(rows) and bound[order[following]] <= values[-1]:
+                break
+        return [int(row) for row in chosen]
+
+
+def _risk(knowledge: Knowledge, memory: Posterior, rows: IntColumn) -> FloatColumn:
+    distance = -(knowledge.log_share[rows] + memory.mean[rows])
+    return normal.upper_tail(distance / np.sqrt(memory.variance(rows)))
+
+
+def _first_that_fits(knowledge: Knowledge, memory: Posterior, log_seconds: FloatColumn) -> int:
+    """The fastest expected among those that are likely to fit; the likeliest to fit where none is."""
+    rows = np.flatnonzero(~knowledge.barred)
+    rows = rows if len(rows) else np.arange(len(log_seconds))
+    risk = _risk(knowledge, memory, rows)
+    safe = rows[risk <= OOM_LIMIT]
+    return int(safe[np.argmin(log_seconds[safe])]) if len(safe) else int(rows[np.argmin(risk)])

@@ -1,0 +1,179 @@
+"""The closed loop: ask for a probe, run it, learn, re-rank, stop when more measuring cannot pay.
+
+    outcome = run(candidates, settings, measure, resumed=stored, on_event=show)
+
+`measure` runs what is asked and gives results as they come: `(asked, Measurement)`, or `(asked, MicroResult)` for a micro-probe. It
+stores each measurement before giving it, so that after a kill the same call with `resumed=` those measurements goes on where it was.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import optuna
+
+from planner.search.probing.candidates import Candidates
+from planner.search.probing.knowledge import Record
+from planner.search.probing.stopping import Regret
+from planner.search.probing.study import Asked, MicroResult, ProbeStudy, Settings, Spent
+from planner.specs.layout import Layout
+from planner.specs.measurement import Measurement
+
+SHOWN = 20
+
+Result = Measurement | MicroResult
+Measure = Callable[[Sequence[Asked]], Iterable[tuple[Asked, Result]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One step of the loop, for a bar or a stream. best_seconds: measured step seconds of the winner so far, None before the first.
+
+    kind: `asked` (probe about to run), `told` (its result), `stopped`.  ruled_out: how many candidates the result excluded.
+    """
+
+    kind: Literal["asked", "told", "stopped"]
+    asked: Asked | None
+    result: Result | None
+    best_seconds: float | None
+    best_layout: Layout | None
+    regret: Regret | None
+    spent: Spent
+    gpu_seconds_left: float
+    probes_left: int
+    message: str
+    ruled_out: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """One candidate after the study. expected_seconds: of a step, measurements and model together; sd: of its logarithm.
+
+    record: what was measured of it, None if nothing.  risk: P(device memory > usable).
+    """
+
+    row: int
+    layout: Layout
+    expected_seconds: float
+    sd: float
+    risk: float
+    record: Record | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the study found. ranked: the winner (the fastest measured, else the fastest expected), then the rest by expected seconds.
+
+    stopped: why, in words with numbers.  pruned: layouts ruled out without a probe, with the reason.  ignored: ids of measurements of
+    layouts that are no candidates.
+    """
+
+    ranked: tuple[Ranked, ...]
+    regret: Regret
+    stopped: str
+    spent: Spent
+    pruned: tuple[tuple[Layout, str], ...]
+    ignored: tuple[str, ...]
+    study: optuna.Study
+
+
+def run(
+    candidates: Candidates,
+    settings: Settings,
+    measure: Measure,
+    *,
+    known: Sequence[Measurement] = (),
+    resumed: Sequence[Measurement] = (),
+    on_event: Callable[[Event], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Outcome:
+    """Spends the budget on probes and returns the candidates re-ranked.
+
+    known: measurements of this job from before, which teach but cost nothing.  resumed: those of this very study, which also count against
+    its budget.  should_stop: asked between probes; the best so far is returned.  What `measure` raises goes through; nothing told is lost,
+    because `measure` stores first.
+    """
+    study = ProbeStudy(candidates, settings)
+    study.remember(known, spent=False)
+    study.remember(resumed, spent=True)
+    say = on_event or (lambda _: None)
+    while (stopped := _stopped(study, should_stop)) is None:
+        asked = study.ask_many()
+        if not asked:
+            stopped = "no candidate is left that may be probed"
+            break
+        for one in asked:
+            say(_event(study, "asked", one.reason, asked=one))
+        waiting = {one.number: one for one in asked}
+        for one, result in measure(asked):
+            ruled_out = study.tell(waiting.pop(one.number), result)
+            say(_event(study, "told", _told(result), asked=one, result=result, ruled_out=len(ruled_out)))
+        for one in waiting.values():
+            study.give_up(one)
+        if len(waiting) == len(asked):
+            stopped = "the runner gave no result"
+            break
+    say(_event(study, "stopped", stopped))
+    return outcome(study, stopped)
+
+
+def one_at_a_time(measure_one: Callable[[Asked], Result]) -> Measure:
+    """A `Measure` from a function of one probe."""
+    return lambda asked: ((one, measure_one(one)) for one in asked)
+
+
+def outcome(study: ProbeStudy, stopped: str) -> Outcome:
+    """The candidates as they now stand: measured ones and the SHOWN fastest expected that are not ruled out."""
+    knowledge = study.knowledge
+    beliefs = knowledge.beliefs()
+    open_rows = np.flatnonzero(~knowledge.barred)
+    fastest = open_rows[np.argsort(beliefs.log_seconds[open_rows], kind="stable")][:SHOWN]
+    measured = [record.row for record in knowledge.timed() if not knowledge.barred[record.row]]
+    rest = sorted({*map(int, fastest), *measured} - {beliefs.winner}, key=lambda row: float(beliefs.log_seconds[row]))
+    rows = np.array([beliefs.winner, *rest])
+    sd, risk = np.sqrt(beliefs.time.variance(rows)), beliefs.risk(rows)
+    ranked = tuple(
+        Ranked(
+            row=int(row), layout=study.candidates.batch.row(int(row)), expected_seconds=float(np.exp(beliefs.log_seconds[row])),
+            sd=float(sd[place]), risk=float(risk[place]), record=knowledge.records.get(int(row)),
+        )
+        for place, row in enumerate(rows)
+    )  # fmt: skip
+    pruned = [(study.candidates.batch.row(row), reason) for row, reason in knowledge.excluded.items() if row not in knowledge.records]
+    return Outcome(
+        ranked=ranked, regret=study.regret(), stopped=stopped, spent=study.spent, pruned=tuple(pruned), ignored=tuple(study.ignored),
+        study=study.optuna_study(),
+    )  # fmt: skip
+
+
+def _stopped(study: ProbeStudy, should_stop: Callable[[], bool] | None) -> str | None:
+    if should_stop is not None and should_stop():
+        return "asked to stop"
+    return study.finished()
+
+
+def _told(result: Result) -> str:
+    if isinstance(result, MicroResult):
+        return f"{np.expm1(result.log_ratio):+.1%} against the prediction"
+    measured = result.measured
+    if measured.status == "ok" and measured.step_seconds:
+        return f"{measured.step_seconds:.4g} s a step"
+    return {"oom": "out of memory", "failed": f"failed: {measured.failure}"}.get(measured.status, "no step time") + (
+        f" ({measured.message})" if measured.message else ""
+    )
+
+
+def _event(
+    study: ProbeStudy, kind: Literal["asked", "told", "stopped"], message: str, *, asked: Asked | None = None, result: Result | None = None,
+    ruled_out: int = 0,
+) -> Event:  # fmt: skip
+    beliefs = study.knowledge.beliefs()
+    record = study.knowledge.records.get(beliefs.winner) if beliefs.measured else None
+    return Event(
+        kind=kind, asked=asked, result=result, message=message, ruled_out=ruled_out, spent=study.spent,
+        best_seconds=record.step_seconds if record else None,
+        best_layout=study.candidates.batch.row(beliefs.winner) if record else None,
+        regret=study.regret() if kind != "asked" else None,
+        gpu_seconds_left=study.gpu_seconds_left(), probes_left=study.settings.budget.probes - study.spent.probes,
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+"""What must need more memory than a layout that ran out, and is therefore not tried; what must need less than one that ran.
+
+Only orders that hold by construction: the same kernels, degrees and schedule, with more kept or less sharded. Speed says nothing here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.columns import BoolColumn, Column, LayoutBatch
+from planner.specs.layout import AC_KINDS, DTYPES, SCHEDULES
+
+DTYPE_FIELDS = ("param_dtype", "reduce_dtype", "master_dtype")
+# Fields that must be equal for two layouts to be comparable at all.
+SAME = ("cp", "tp", "pp", "ep", "etp", "async_tp", "cp_method", "virtual_stages", "split", "precision", "float8_all_gather", "compile")
+# The more of it, the more memory, all else being equal: name of the column, sign (+1: a larger value needs more), why.
+ORDERED: Mapping[str, tuple[int, str]] = {
+    "micro_batch_size": (1, "a larger microbatch keeps larger activations"),
+    "zero_stage": (-1, "a lower ZeRO stage shards less"),
+    "dp_shard": (-1, "the same ranks in fewer shards hold larger ones"),
+    "sequence_parallel": (-1, "without sequence parallelism norms keep whole activations"),
+    "cpu_offload": (-1, "without offload the states stay on the device"),
+    "optimizer_in_backward": (-1, "without the optimizer in backward all gradients live at once"),
+}
+# Recomputing everything keeps least, nothing keeps most; the selective kinds lie between and are not compared with each other.
+KEPT = {"full": 0, "selective-op": 1, "selective-layer": 1, "selective-attention": 1, "none": 2}
+WIDE = DTYPES.index("float32")
+GPIPE, ONE_F_ONE_B = SCHEDULES.index("GPipe"), SCHEDULES.index("1F1B")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Which rows need at least as much memory as the reference (N,), and the fields in which each can differ."""
+
+    mask: BoolColumn
+    reference: int
+
+    def reason(self, batch: LayoutBatch, row: int) -> str:
+        """Why the row needs at least as much as the reference, in words."""
+        said = [why for name, (_, why) in ORDERED.items() if getattr(batch, name)[row] != getattr(batch, name)[self.reference]]
+        if batch.ac_kind[row] != batch.ac_kind[self.reference] or batch.ac_value[row] != batch.ac_value[self.reference]:
+            said.append("less is recomputed")
+        if any(getattr(batch, name)[row] != getattr(batch, name)[self.reference] for name in DTYPE_FIELDS):
+            said.append("a wider dtype is kept")
+        if batch.pp_schedule[row] != batch.pp_schedule[self.reference]:
+            said.append("GPipe keeps every microbatch")
+        return "; ".join(said) or "the same memory"
+
+
+def at_least(batch: LayoutBatch, row: int) -> Order:
+    """The rows that need at least the memory of this one, itself included."""
+    return _order(batch, row, 1)
+
+
+def at_most(batch: LayoutBatch, row: int) -> Order:
+    """The rows that need at most the memory of this one, itself included."""
+    return _order(batch, row, -1)
+
+
+def _order(batch: LayoutBatch, row: int, direction: int) -> Order:
+    mask = np.asarray(batch.dp_replicate * batch.dp_shard == batch.dp_replicate[row] * batch.dp_shard[row])
+    for name in SAME:
+        column: Column = getattr(batch, name)
+        mask &= column == column[row]
+    for name, (sign, _) in ORDERED.items():
+        values = np.asarray(getattr(batch, name), dtype=np.int64)
+        mask &= direction * sign * (values - values[row]) >= 0
+    for name in DTYPE_FIELDS:
+        wide = np.asarray(getattr(batch, name) == WIDE, dtype=np.int64)
+        mask &= direction * (wide - wide[row]) >= 0
+    return Order(mask=mask & _checkpointing(batch, row, direction) & _schedule(batch, row, direction), reference=row)
+
+
+def _checkpointing(batch: LayoutBatch, row: int, direction: int) -> BoolColumn:
+    """Same kind with at least its N or budget; or a kind that keeps more."""
+    same = (batch.ac_kind == batch.ac_kind[row]) & (direction * (batch.ac_value - batch.ac_value[row]) >= 0)
+    kept = np.array([KEPT.get(kind, -1) for kind in AC_KINDS])[batch.ac_kind]
+    comparable = (kept >= 0) & (kept[row] >= 0)
+    return np.asarray(same | (comparable & (direction * (kept - kept[row]) > 0)))
+
+
+def _schedule(batch: LayoutBatch, row: int, direction: int) -> BoolColumn:
+    """The same schedule, or GPipe above 1F1B; without a pipeline all are the same."""
+    less, more = (ONE_F_ONE_B, GPIPE) if direction > 0 else (GPIPE, ONE_F_ONE_B)
+    above = (batch.pp_schedule[row] == less) & (batch.pp_schedule == more)
+    return np.asarray((batch.pp == 1) | (batch.pp_schedule == batch.pp_schedule[row]) | above)

@@ -1,0 +1,280 @@
+"""Optuna samplers over the finite set of legal candidates: our own, and Optuna's own mapped to the nearest legal layout not yet tried.
+
+Whatever is sampled, the trial's parameters are the fields of a legal candidate. Letters: N candidates, D fields.
+"""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from planner.columns import CODES, FLAGS, TRAINER_SPLIT, BoolColumn, Column, FloatColumn, LayoutBatch
+from planner.errors import Fault, SpecError
+from planner.search import pareto
+from planner.search.probing import normal
+from planner.search.probing.knowledge import RUN_SD, Beliefs, Knowledge
+from planner.search.screen import OOM_LIMIT
+from planner.specs.layout import AC_KINDS, Layout, format_ac
+
+WARM_STARTS = 4
+STARTUP_TRIALS = 8
+NAMES = ("cost-model", "tpe", "gp", "nsga2", "random")
+WORDS = ("ac", "layers_per_stage", *CODES, *sorted(FLAGS))
+Space = dict[str, BaseDistribution]
+# Judgement: a probe repeats a measured layout only if that is expected to gain this much, so that ties within noise end the study instead.
+LEAST_REPEAT_GAIN = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """What a sampler chose, and why in words."""
+
+    row: int
+    reason: str
+    repeat: bool = False
+
+
+class FieldSpace:
+    """Candidates as points of Optuna's space: one parameter a field of the layout; degrees are integers, the rest are words."""
+
+    def __init__(self, batch: LayoutBatch) -> None:
+        self.batch = batch
+        self.words = {name: _words(batch, name) for name in WORDS}
+        self.distributions: Space = {name: self._distribution(name) for name in Layout.model_fields}
+        self._numbers = {name: np.log2(np.maximum(getattr(batch, name), 1)) for name in Layout.model_fields if name not in self.words}
+        self._numbers["zero_stage"] = np.asarray(batch.zero_stage, dtype=np.float64)
+
+    def parameters(self, row: int) -> dict[str, Any]:
+        """The fields of a candidate."""
+        values: dict[str, Any] = {}
+        for name in Layout.model_fields:
+            if name in self.words:
+                codes, words = self.words[name]
+                values[name] = words[int(codes[row])]
+            else:
+                values[name] = int(getattr(self.batch, name)[row])
+        return values
+
+    def nearest(self, parameters: Mapping[str, Any], allowed: BoolColumn) -> int:
+        """The allowed candidate that differs least: octaves of a number, ZeRO stages, and 1 for every word that differs."""
+        distance = np.zeros(len(self.batch))
+        for name, value in parameters.items():
+            if name in self.words:
+                codes, words = self.words[name]
+                distance += codes != words.index(value)
+            else:
+                wanted = float(value) if name == "zero_stage" else float(np.log2(max(value, 1)))
+                distance += np.abs(self._numbers[name] - wanted)
+        rows = np.flatnonzero(allowed)
+        return int(rows[np.argmin(distance[rows])])
+
+    def _distribution(self, name: str) -> BaseDistribution:
+        if name in self.words:
+            return CategoricalDistribution(self.words[name][1])
+        column = getattr(self.batch, name)
+        low, high = int(column.min()), int(column.max())
+        return IntDistribution(low, high, log=name != "zero_stage" and low < high)
+
+
+def _words(batch: LayoutBatch, name: str) -> tuple[Column, tuple[Any, ...]]:
+    """Codes (N,) and the words they stand for, as `Layout` spells them."""
+    if name == "ac":
+        kinds, codes = np.unique(np.stack([batch.ac_kind, batch.ac_value], axis=1), axis=0, return_inverse=True)
+        return codes.ravel(), tuple(format_ac(AC_KINDS[int(kind)], float(value)) for kind, value in kinds)
+    column = batch.split if name == "layers_per_stage" else getattr(batch, name)
+    distinct, codes = np.unique(column, return_inverse=True)
+    if name == "layers_per_stage":
+        return codes, tuple("trainer" if code == TRAINER_SPLIT else ",".join(map(str, batch.splits[code])) for code in distinct)
+    return codes, tuple(CODES[name][code] for code in distinct) if name in CODES else tuple(bool(value) for value in distinct)
+
+
+class FiniteSampler(BaseSampler):
+    """A sampler whose every trial is one candidate. picks: what it chose, by trial number.
+
+    allowed risk: candidates likelier than `risk_limit` to run out of memory wait until nothing else is left.
+    """
+
+    def __init__(self, knowledge: Knowledge, *, risk_limit: float = OOM_LIMIT) -> None:
+        self.knowledge = knowledge
+        self.space = FieldSpace(knowledge.candidates.batch)
+        self.risk_limit = risk_limit
+        self.picks: dict[int, Pick] = {}
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Space:
+        """All fields: a candidate is chosen whole."""
+        return self.space.distributions
+
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
+        """The fields of the candidate chosen."""
+        pick = self.choose(study, trial)
+        self.picks[trial.number] = pick
+        return self.space.parameters(pick.row)
+
+    def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution) -> Any:
+        """Raises ValueError: there is no parameter beside the layout's fields."""
+        raise ValueError(f"{param_name!r} is no field of a layout; ask for the distributions of `FieldSpace`")
+
+    def choose(self, study: Study, trial: FrozenTrial) -> Pick:
+        """The candidate of this trial."""
+        raise NotImplementedError
+
+    def allowed(self, beliefs: Beliefs) -> BoolColumn:
+        """Untried candidates within the risk; where there is none, the untried ones that are likeliest to fit."""
+        free = self.knowledge.untried()
+        if self.risk_limit >= 1.0 or not free.any():
+            return free
+        rows = np.flatnonzero(free)
+        risk = beliefs.risk(rows)
+        safe = np.zeros_like(free)
+        safe[rows[risk <= max(self.risk_limit, float(risk.min()))]] = True
+        return safe
+
+
+class CostModelSampler(FiniteSampler):
+    """Expected improvement times probability of fitting, under the cost model's posterior and a Gaussian process on its error.
+
+    The first trial is the model's best that fits. Probes under way count as if they came out as expected (kriging believer), so several
+    can be asked at once. A measured layout is probed again when noise, not ignorance, is what hides the winner.
+    """
+
+    def choose(self, study: Study, trial: FrozenTrial) -> Pick:
+        """See the class."""
+        beliefs = self.knowledge.beliefs()
+        free = self.knowledge.untried()
+        if not beliefs.measured and free[beliefs.winner]:
+            return Pick(row=beliefs.winner, reason=f"the model's first: {_predicted(beliefs, beliefs.winner)}")
+        best = beliefs.promising(free, 1, risk_limit=self.risk_limit) if free.any() else []
+        if not best and free.any():
+            return self._least_risky(beliefs, free)
+        row = best[0] if best else None
+        gain = self._gain(beliefs, row) if row is not None else 0.0
+        again = self._repeat(beliefs, max(gain, LEAST_REPEAT_GAIN))
+        if again is not None:
+            return again
+        if row is None:
+            return self._any_repeat(beliefs)
+        return Pick(row=row, reason=f"expected improvement {gain:.2%} over {_seconds(beliefs.best)}: {_predicted(beliefs, row)}")
+
+    def _gain(self, beliefs: Beliefs, row: int) -> float:
+        rows = np.array([row])
+        return float(beliefs.improvement(rows)[0] * (1.0 - beliefs.risk(rows)[0]))
+
+    def _least_risky(self, beliefs: Beliefs, free: BoolColumn) -> Pick:
+        rows = np.flatnonzero(free)
+        row = int(rows[np.argmin(beliefs.risk(rows))])
+        return Pick(row=row, reason=f"the likeliest to fit of what is left: {_predicted(beliefs, row)}")
+
+    def _repeat(self, beliefs: Beliefs, least: float) -> Pick | None:
+        """The measured layout whose second look is worth most, if more than `least`.
+
+        Worth of a look at a layout d from the best other, belief variance v, noise t: E[max(0, s Z - |d|)], s = v / sqrt(v + t).
+        """
+        free = self.knowledge.affordable
+        timed = [record for record in self.knowledge.timed() if record.row not in self.knowledge.pending and free[record.row]]
+        if len(timed) < 2:
+            return None
+        rows = np.array([record.row for record in timed])
+        mean = beliefs.log_seconds[rows]
+        order = np.argsort(mean, kind="stable")
+        gap = mean - mean[order[0]]
+        gap[order[0]] = mean[order[1]] - mean[order[0]]
+        variance = beliefs.time.variance(rows)
+        worth = normal.expected_excess(gap, variance / np.sqrt(variance + RUN_SD**2))
+        place = int(np.argmax(worth))
+        if worth[place] <= least:
+            return None
+        record = timed[place]
+        return Pick(row=record.row, repeat=True, reason=f"again, to tell it from its rival: {record.runs} so far, gain {worth[place]:.2%}")
+
+    def _any_repeat(self, beliefs: Beliefs) -> Pick:
+        return Pick(row=beliefs.winner, repeat=True, reason="again: every candidate has been tried")
+
+
+class SnappedSampler(FiniteSampler):
+    """One of Optuna's samplers over the layout's fields; what it samples becomes the nearest candidate not yet tried.
+
+    first: rows to ask before it samples (a warm start).
+    """
+
+    def __init__(
+        self, inner: BaseSampler, name: str, knowledge: Knowledge, *, first: Sequence[int] = (), risk_limit: float = OOM_LIMIT
+    ) -> None:
+        super().__init__(knowledge, risk_limit=risk_limit)
+        self.inner, self.name, self.first = inner, name, tuple(first)
+
+    def choose(self, study: Study, trial: FrozenTrial) -> Pick:
+        """See the class."""
+        beliefs = self.knowledge.beliefs()
+        allowed = self.allowed(beliefs)
+        for place, row in enumerate(self.first, start=1):
+            if allowed[row]:
+                return Pick(row=row, reason=f"warm start {place} of {len(self.first)}: {_predicted(beliefs, row)}")
+        relative = self.inner.infer_relative_search_space(study, trial)
+        sampled = dict(self.inner.sample_relative(study, trial, relative))
+        for name, distribution in self.space.distributions.items():
+            if name not in sampled:
+                sampled[name] = self.inner.sample_independent(study, trial, name, distribution)
+        row = self.space.nearest(sampled, allowed)
+        return Pick(row=row, reason=f"{self.name}'s choice, as the nearest legal layout: {_predicted(beliefs, row)}")
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Passed on."""
+        self.inner.before_trial(study, trial)
+
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """Passed on."""
+        self.inner.after_trial(study, trial, state, values)
+
+    def reseed_rng(self) -> None:
+        """Passed on."""
+        self.inner.reseed_rng()
+
+
+def sampler_for(name: str, knowledge: Knowledge, *, seed: int, risk_limit: float = OOM_LIMIT) -> FiniteSampler:
+    """The sampler of this name (NAMES). Raises SpecError for `gp` without torch, and for another name."""
+    if name == "cost-model":
+        return CostModelSampler(knowledge, risk_limit=risk_limit)
+    if name == "tpe":
+        inner: BaseSampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=WARM_STARTS)
+        return SnappedSampler(inner, name, knowledge, first=model_picks(knowledge, WARM_STARTS), risk_limit=risk_limit)
+    if name == "gp":
+        if importlib.util.find_spec("torch") is None:
+            raise SpecError(Fault("search.sampler", name, "needs torch, which is not installed", "install the probe extra, or use tpe"))
+        inner = optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
+        return SnappedSampler(inner, name, knowledge, risk_limit=risk_limit)
+    if name == "nsga2":
+        inner = optuna.samplers.NSGAIISampler(seed=seed, population_size=STARTUP_TRIALS)
+        return SnappedSampler(inner, name, knowledge, risk_limit=risk_limit)
+    if name == "random":
+        return SnappedSampler(optuna.samplers.RandomSampler(seed=seed), name, knowledge, risk_limit=risk_limit)
+    raise SpecError(Fault("search.sampler", name, "no sampler of this name", f"use one of {', '.join(NAMES)}"))
+
+
+def model_picks(knowledge: Knowledge, count: int) -> list[int]:
+    """The fastest predicted candidates that fit and differ in something that matters, fastest first."""
+    candidates = knowledge.candidates
+    fits = np.flatnonzero(candidates.prior.oom_probability <= OOM_LIMIT)
+    if not len(fits):
+        return []
+    memory: FloatColumn = next(iter(candidates.memory.values()))
+    chosen = pareto.different(
+        candidates.batch.take(fits), np.exp(candidates.prior.log_seconds[fits]), memory[fits], np.arange(len(fits)), min(count, len(fits))
+    )
+    return [int(fits[place]) for place in chosen]
+
+
+def _seconds(log_seconds: float) -> str:
+    return f"{np.exp(log_seconds):.4g} s"
+
+
+def _predicted(beliefs: Beliefs, row: int) -> str:
+    rows = np.array([row])
+    sd, fits = float(np.sqrt(beliefs.time.variance(rows)[0])), 1.0 - float(beliefs.risk(rows)[0])
+    return f"{_seconds(float(beliefs.log_seconds[row]))} expected, give or take {sd:.0%}, fits with probability {fits:.2f}"

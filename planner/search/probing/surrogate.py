@@ -1,0 +1,170 @@
+"""A small Gaussian process on the cost model's error, over a finite set of candidates; one for log step seconds, one for log memory.
+
+Covariance of the errors of candidates i and j, before any probe:
+  scale^2 [ sum_q factor_iq factor_jq + sd_i sd_j (shift + additive mean_g k_g(i, j) + joint prod_g k_g(i, j) + quirk [i = j]) ]
+with k_g the groups of `features`. `scale` is learnt: how wrong the model turns out to be against what the prior says.
+Letters: N candidates, Q shared directions, n observations, A and B rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.columns import FloatColumn, IntColumn
+from planner.search.probing.features import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Shares of a candidate's own variance, summing to 1. quirk: what no other layout shares, not even a near twin."""
+
+    shift: float
+    additive: float
+    joint: float
+    quirk: float
+
+
+# Near the maximum of the marginal likelihood of the published sweeps, each predicted by a calibration without its group
+# (`benchmarks/replay.py --likelihood`); the likelihood is flat around it.
+TIME = Weights(shift=0.3, additive=0.35, joint=0.34, quirk=0.01)
+# Judgement: a memory model is wrong by the same share for most layouts (fragmentation, context).
+MEMORY = Weights(shift=0.4, additive=0.3, joint=0.295, quirk=0.005)
+SCALES = np.exp(np.linspace(-1.5, 1.2, 8))
+SCALE_SD = 0.5  # judgement: the prior's sd is within a factor of 2.7 of the truth in 95 of 100 cases
+JITTER = 1e-10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """The errors of N candidates before any probe. known: columns of the covariance worked out so far, by row."""
+
+    sd: FloatColumn
+    factor: FloatColumn
+    groups: tuple[Group, ...]
+    weights: Weights
+    known: dict[int, FloatColumn] = field(default_factory=dict, compare=False, repr=False)
+
+    def variance(self) -> FloatColumn:
+        """Of every candidate, (N,)."""
+        return np.asarray(np.einsum("nq,nq->n", self.factor, self.factor) + self.sd**2)
+
+    def column(self, row: int) -> FloatColumn:
+        """Covariance of every candidate with this one, (N,)."""
+        if row not in self.known:
+            mean, product = np.zeros(len(self.sd)), np.ones(len(self.sd))
+            for group in self.groups:
+                alike = group.column(row)
+                mean += alike
+                product *= alike
+            correlation = self._correlation(mean, product)
+            correlation[row] += self.weights.quirk
+            self.known[row] = self.factor @ self.factor[row] + self.sd * self.sd[row] * correlation
+        return self.known[row]
+
+    def between(self, first: IntColumn, second: IntColumn) -> FloatColumn:
+        """Covariance of rows `first` (A,) with rows `second` (B,), (A, B)."""
+        mean, product = np.zeros((len(first), len(second))), np.ones((len(first), len(second)))
+        for group in self.groups:
+            alike = group.between(first, second)
+            mean += alike
+            product *= alike
+        correlation = self._correlation(mean, product) + self.weights.quirk * (first[:, None] == second[None, :])
+        own = self.sd[first][:, None] * self.sd[second][None, :] * correlation
+        return np.asarray(self.factor[first] @ self.factor[second].T + own)
+
+    def _correlation(self, total: FloatColumn, product: FloatColumn) -> FloatColumn:
+        mean = total / len(self.groups) if self.groups else np.ones_like(total)
+        w = self.weights
+        return np.asarray(w.shift + w.additive * mean + w.joint * product)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One observation of the error: at a candidate (row), or along shared directions (loading (Q,), as a micro-probe gives).
+
+    value: observed less predicted, in logs.  variance: of the observation's own noise.
+    """
+
+    row: int | None
+    value: float
+    variance: float
+    loading: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posterior:
+    """The errors after n observations. mean (N,): expected error.  scale: see the module.
+
+    seen: the observations.  cross (n, N): scaled prior covariance of observations and candidates.  precision (n, n): inverse covariance of
+    the observations.
+    """
+
+    field: Field
+    seen: tuple[Seen, ...]
+    mean: FloatColumn
+    scale: float
+    cross: FloatColumn
+    precision: FloatColumn
+
+    def variance(self, rows: IntColumn | slice = slice(None)) -> FloatColumn:
+        """Of the errors of these rows, run-to-run noise left out."""
+        prior = self.scale**2 * self.field.variance()[rows]
+        cross = self.cross[:, rows]
+        return np.asarray(np.maximum(prior - np.einsum("nr,nr->r", cross, self.precision @ cross), JITTER))
+
+    def covariance(self, rows: IntColumn) -> FloatColumn:
+        """Of the errors of these rows among themselves, (A, A)."""
+        cross = self.cross[:, rows]
+        return np.asarray(self.scale**2 * self.field.between(rows, rows) - cross.T @ self.precision @ cross)
+
+    def along(self, loading: Sequence[float]) -> tuple[FloatColumn, float]:
+        """Of the sum of shared directions that `loading` (Q,) weighs: covariance with every candidate's error (N,), and its variance."""
+        weights = np.array(loading)
+        observed = Seen(row=None, value=0.0, variance=0.0, loading=tuple(loading))
+        inner = self.scale**2 * np.array([_entry(self.field, self.field.factor @ weights, observed, other) for other in self.seen])
+        prior = self.scale**2 * (self.field.factor @ weights)
+        gain = inner @ self.precision if len(inner) else np.zeros(0)
+        return prior - gain @ self.cross, float(max(self.scale**2 * weights @ weights - gain @ inner, JITTER))
+
+    def widest(self) -> FloatColumn:
+        """Upper bound of every candidate's variance, (N,): that before any observation."""
+        return np.asarray(self.scale**2 * self.field.variance())
+
+
+def condition(prior: Field, seen: Sequence[Seen]) -> Posterior:
+    """The errors given these observations; scale is the mean of its logarithm's posterior over SCALES."""
+    count = len(seen)
+    columns = np.stack([_column(prior, one) for one in seen]) if count else np.zeros((0, len(prior.sd)))
+    inner = np.array([[_entry(prior, columns[i], seen[i], other) for other in seen] for i in range(count)]).reshape(count, count)
+    values = np.array([one.value for one in seen])
+    noise = np.diag([one.variance + JITTER for one in seen]) if count else np.zeros((0, 0))
+    scale = _scale(inner, noise, values)
+    precision = np.linalg.inv(scale**2 * inner + noise) if count else np.zeros((0, 0))
+    cross = scale**2 * columns
+    return Posterior(field=prior, seen=tuple(seen), mean=(precision @ values) @ cross, scale=scale, cross=cross, precision=precision)
+
+
+def _column(prior: Field, one: Seen) -> FloatColumn:
+    return prior.column(one.row) if one.row is not None else prior.factor @ np.array(one.loading)
+
+
+def _entry(prior: Field, column: FloatColumn, one: Seen, other: Seen) -> float:
+    """Covariance of two observations before any noise."""
+    if other.row is not None:
+        return float(column[other.row])
+    if one.row is not None:
+        return float(prior.factor[one.row] @ np.array(other.loading))
+    return float(np.array(one.loading) @ np.array(other.loading))
+
+
+def _scale(inner: FloatColumn, noise: FloatColumn, values: FloatColumn) -> float:
+    if not len(values):
+        return 1.0
+    weights = []
+    for scale in SCALES:
+        lower = np.linalg.cholesky(scale**2 * inner + noise)
+        whitened = np.linalg.solve(lower, values)
+        weights.append(-0.5 * whitened @ whitened - np.log(np.diag(lower)).sum() - 0.5 * (np.log(scale) / SCALE_SD) ** 2)
+    likely = np.exp(np.array(weights) - max(weights))
+    return float(np.exp(likely @ np.log(SCALES) / likely.sum()))
