@@ -5,33 +5,29 @@ layers in `ModelSpec.distinct_layers()` order, then embedding, then head.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
-from planner.cost.collectives import collective_seconds
-from planner.cost.compute import FP16, SINGLE, Device
-from planner.cost.quantisation import Quantisation
-from planner.cost.topology import Fabric
+from planner.cost.compute import SINGLE, Device
+from planner.cost.products import amax_seconds, kept_weights_bytes, product_cost
+from planner.cost.site import AXES, OpCost, Site, cost
 from planner.specs.model import LayerKind, ModelSpec
 from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
 from planner.work import axes, blocks
 from planner.work.checkpointing import NONE, graph_share, kept
-from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op, Tensor
-from planner.work.precision import RECIPES, Recipe, column
-from planner.work.quantised import column_parallel, row_parallel
+from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
+from planner.work.precision import RECIPES, Recipe
 
 _KEY = (
     "tp", "cp", "ep", "etp", "sequence_parallel", "async_tp", "cp_method", "micro_batch_size", "ac_kind", "ac_value",
     "precision", "float8_all_gather", "param_dtype", "compile",
 )  # fmt: skip
-AXES = ("tp", "cp", "ep")
 FUSED_NORM_SINCE = (2, 8)
 COLLECTIVE_KERNELS = 3.0  # the collective, its stream event and the copy that packs it; judgement
-AMAX_BYTES = 4.0
 
 
 def key(rank_order: tuple[str, ...], model: ModelSpec, recipes: tuple[Recipe, ...]) -> tuple[str, ...]:
@@ -72,59 +68,11 @@ class UnitCosts:
         return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts], axis=-1) for f in fields(cls)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """What the costs of a layer's operations depend on besides the operation itself."""
-
-    batch: LayoutBatch
-    sizes: Mapping[str, FloatColumn]
-    device: Device
-    fabric: Fabric
-    rules: TrainerRules
-    training: TrainingSpec
-    rank_order: tuple[str, ...]
-    fused: BoolColumn
-    quantisation: Quantisation
-    amax_seconds: FloatColumn = field(default_factory=lambda: np.zeros(1))
-
-    def product(self, dims: Sequence[str]) -> FloatColumn:
-        """Elements of a tensor with these dimensions, (U,)."""
-        total = np.ones(len(self.batch))
-        for name in dims:
-            total = total * self.sizes[name]
-        return total
-
-    def width_bytes(self, width: str) -> FloatColumn:
-        """Bytes of one element of this width, (U,)."""
-        compute = np.where(self.batch.param_dtype == 0, 2.0, 4.0)
-        if width == "linear":
-            return self.quantisation.saved_bytes(compute)
-        return {"compute": compute, "fp32": np.full_like(compute, 4.0), "byte": np.ones_like(compute)}[width]
-
-    def bytes_of(self, tensor: Tensor) -> FloatColumn:
-        """Bytes of a tensor on one rank, (U,)."""
-        return self.product(tensor.dims) * self.width_bytes(tensor.width)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpCost:
-    """One operation, one microbatch, (U,) each; exposed arrays are (3 axes, U)."""
-
-    forward: FloatColumn
-    input_grad: FloatColumn
-    weight_grad: FloatColumn
-    forward_kernels: FloatColumn
-    backward_kernels: FloatColumn
-    flops: FloatColumn
-    exposed_forward: FloatColumn
-    exposed_backward: FloatColumn
-
-
 def unit_costs(site: Site, model: ModelSpec) -> UnitCosts:
     """Costs of every unit of the model at the U layouts of `site`."""
     flash = site.training.attention_kernel == "flash"
     composite = composite_norm(site.training, site.rules)
-    site = replace(site, amax_seconds=_amax_seconds(site))
+    site = replace(site, amax_seconds=amax_seconds(site))
     parts = [_layer(site, blocks.layer_ops(model, kind, flash, composite), kind, model) for kind, _ in model.distinct_layers()]
     plain = LayerKind(moe=False, window=0)
     keep_all = _without_checkpointing(site)
@@ -163,7 +111,7 @@ def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> 
     forward = np.array([c.forward for c in costs])
     if any(not isinstance(op, Collective) and op.saves for op in ops):
         keeps = kept(ops, site.batch, site.bytes_of, forward, site.fused, site.rules.early_stop)
-        weights, stays = _quantised_weights(site, ops, model), graph_share(site.batch)
+        weights, stays = kept_weights_bytes(site, ops, model), graph_share(site.batch)
         saved, transient = keeps.saved_bytes + stays * weights, keeps.transient_bytes + (1.0 - stays) * weights
         redone = keeps.redone
     else:
@@ -187,24 +135,17 @@ def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> 
     return totals | {"input_grad_seconds": input_grad * stretch, "weight_grad_seconds": weight_grad * stretch}
 
 
-def _quantised_weights(site: Site, ops: Sequence[Op], model: ModelSpec) -> FloatColumn:
-    """Bytes of quantised weights that autograd keeps beside the parameters of one layer, (U,)."""
-    each = column("saved_weight_bytes", site.batch.precision, site.quantisation.recipes)
-    total = np.zeros(len(site.batch))
-    for op in ops if np.any(each > 0) else ():
-        if isinstance(op, Gemm):
-            total = total + each * site.quantisation.share(op, model) * site.product((*op.depth, *op.cols, *op.batch))
-    return total
-
-
 def _op_costs(site: Site, ops: Sequence[Op], model: ModelSpec) -> list[OpCost]:
-    """Costs in order. Fused kernels quantise a tensor that several linear layers read for the first of them alone."""
-    costs, read = [], set()
+    """Costs in order. Fused kernels quantise a tensor that several layers read for the first of them alone."""
+    costs: list[OpCost] = []
+    read: dict[str, BoolColumn] = {}
     for op in ops:
         if isinstance(op, Gemm):
+            share = site.quantises(op).share(op, model)
             source = op.saves[0].name
-            costs.append(_gemm_cost(site, op, model, again=source in read))
-            read.add(source)
+            before = read.get(source, np.zeros(len(share), dtype=np.bool_))
+            costs.append(product_cost(site, op, share, before))
+            read[source] = before | (share > 0)
         else:
             costs.append(_op_cost(site, op, model))
     return costs
@@ -216,78 +157,6 @@ def _op_cost(site: Site, op: Attention | Elementwise | Collective, model: ModelS
     if isinstance(op, Elementwise):
         return _elementwise_cost(site, op)
     return _collective_cost(site, op)
-
-
-def _cost(site: Site, **given: FloatColumn) -> OpCost:
-    zero, zeros3 = np.zeros(len(site.batch)), np.zeros((len(AXES), len(site.batch)))
-    names = ("forward", "input_grad", "weight_grad", "forward_kernels", "backward_kernels", "flops")
-    base: dict[str, FloatColumn] = dict.fromkeys(names, zero) | {"exposed_forward": zeros3, "exposed_backward": zeros3}
-    return OpCost(**(base | given))
-
-
-def _gemm_cost(site: Site, op: Gemm, model: ModelSpec, *, again: bool) -> OpCost:
-    """Forward r x d x c; input gradient r x c x d; weight gradient d x r x c; each in the precision that the recipe says.
-
-    again: an earlier layer has read the same tensor.
-    """
-    shape = tuple(site.product(dims) for dims in (op.rows, op.cols, op.depth, op.batch))
-    r, c, d, b = shape
-    high = np.where(site.batch.precision == FP16, FP16, site.device.half)
-    high = np.where(site.batch.param_dtype == 0, high, SINGLE)
-    products = {"forward": (r, c, d), "input_grad": (r, d, c), "weight_grad": (d, c, r)}
-    if not site.quantisation.active or op.role not in ("linear", "expert"):
-        seconds = {name: site.device.gemm_seconds(*sizes, b, high) for name, sizes in products.items()}
-        one = np.ones(len(site.batch))
-        return _cost(site, **seconds, forward_kernels=one, backward_kernels=2.0 * one, flops=2.0 * b * r * c * d)
-    share = site.quantisation.share(op, model)
-    codes, seconds = site.quantisation.codes(op), {}
-    for name, sizes in products.items():
-        here = share * column(name, site.batch.precision, site.quantisation.recipes)
-        low = site.device.gemm_seconds(*sizes, b, np.where(here > 0, codes, high))
-        mixed = bool(((here > 0) & (here < 1)).any())
-        seconds[name] = here * low + (1.0 - here) * site.device.gemm_seconds(*sizes, b, high) if mixed else low
-    return _with_quantisation(site, op, share, shape, seconds, again)
-
-
-def _with_quantisation(
-    site: Site, op: Gemm, share: FloatColumn, shape: tuple[FloatColumn, ...], seconds: dict[str, FloatColumn], again: bool
-) -> OpCost:
-    """A linear layer's products (r, c, d, b) and what quantising their operands adds: traffic, launches and reductions of scales."""
-    q, (r, c, d, b) = site.quantisation, shape
-    does = {name: share * column(name, site.batch.precision, q.recipes) for name in ("forward", "input_grad", "weight_grad")}
-    first = np.where(q.shared & again, 0.0, 1.0)
-    elements = {
-        "input": first * does["forward"] * b * r * d, "weight": does["forward"] * b * d * c,
-        "gradient": (does["input_grad"] + does["weight_grad"]) / 2.0 * b * r * c,
-        "weight_again": does["input_grad"] * b * d * c, "input_again": first * does["weight_grad"] * b * r * d,
-    }  # fmt: skip
-    grouped = 0.0 if op.role != "expert" else b * r * (c if op.cols == ("hidden",) else first * d)
-    padding = site.device.moved_seconds(column("padding", site.batch.precision, q.recipes) * share * grouped)
-    casts = {name: site.device.moved_seconds(q.moves[name] * count) for name, count in elements.items()}
-    used = {name: q.kernels * np.sign(count * q.moves[name]) for name, count in elements.items()}
-    forward, backward = np.zeros((len(AXES), len(share))), np.zeros((len(AXES), len(share)))
-    if (column_parallel(op) or row_parallel(op)) and np.any(site.batch.tp > 1):
-        counts = q.row_amax if row_parallel(op) else q.column_amax
-        reductions = {name: counts[name] * np.sign(count) * site.amax_seconds for name, count in elements.items()}
-        forward[AXES.index("tp")] = reductions["input"] + reductions["weight"]
-        backward[AXES.index("tp")] = reductions["gradient"] + reductions["weight_again"] + reductions["input_again"]
-    return _cost(
-        site,
-        forward=seconds["forward"] + casts["input"] + casts["weight"] + padding,
-        input_grad=seconds["input_grad"] + casts["gradient"] / 2.0 + casts["weight_again"] + padding,
-        weight_grad=seconds["weight_grad"] + casts["gradient"] / 2.0 + casts["input_again"],
-        forward_kernels=1.0 + used["input"] + used["weight"],
-        backward_kernels=2.0 + used["gradient"] + used["weight_again"] + used["input_again"],
-        flops=2.0 * b * r * c * d, exposed_forward=forward, exposed_backward=backward,
-    )  # fmt: skip
-
-
-def _amax_seconds(site: Site) -> FloatColumn:
-    """One all-reduce of a tensor's scale over the TP group, which everything waits for; nothing without TP."""
-    if not site.quantisation.active or not np.any(site.batch.tp > 1):
-        return np.zeros(len(site.batch))
-    degree, stride = axes.group("tp", site.batch, site.rank_order)
-    return np.where(site.batch.tp > 1, _seconds(site, "all-reduce", np.full(len(site.batch), AMAX_BYTES), degree, stride), 0.0)
 
 
 def _attention_cost(site: Site, op: Attention, model: ModelSpec) -> OpCost:
@@ -310,7 +179,7 @@ def _attention_cost(site: Site, op: Attention, model: ModelSpec) -> OpCost:
     values = site.device.gemm_seconds(rows, depth, rows, batch, half)
     both = slow * (scores + values)
     two = np.full_like(tokens, 2.0)
-    return _cost(
+    return cost(
         site, forward=both, input_grad=2.0 * both, forward_kernels=two, backward_kernels=2 * two, flops=2.0 * tokens * seq * heads * widths
     )
 
@@ -327,13 +196,13 @@ def _flash_cost(site: Site, flops: FloatColumn, context: FloatColumn, model: Mod
     slower = np.where(site.batch.param_dtype == 0, 1.0, site.device.linear_rate[site.device.half] / site.device.linear_rate[SINGLE])
     forward = slower * site.device.attention_seconds(flops, length, backward=False) + merging
     backward = slower * site.device.attention_seconds(2.5 * flops, length, backward=True) + merging
-    return _cost(site, forward=forward, input_grad=backward, forward_kernels=3.0 * pieces, backward_kernels=6.0 * pieces, flops=flops)
+    return cost(site, forward=forward, input_grad=backward, forward_kernels=3.0 * pieces, backward_kernels=6.0 * pieces, flops=flops)
 
 
 def _elementwise_cost(site: Site, op: Elementwise) -> OpCost:
     one = site.product(op.dims) * site.width_bytes(op.width) * site.device.profile.elementwise
     fused = site.fused
-    return _cost(
+    return cost(
         site,
         forward=site.device.moved_seconds(one * np.where(fused, op.fused_forward_moves, op.forward_moves)),
         input_grad=site.device.moved_seconds(one * np.where(fused, op.fused_backward_moves, op.backward_moves)),
@@ -356,21 +225,14 @@ def _collective_cost(site: Site, op: Collective) -> OpCost:
             if operation is not None:
                 quantised = rule.axis == "tp" and operation == "all-gather" and op.linear and site.quantisation.active
                 wire = payload * site.quantisation.tp_wire(site.width_bytes("compute")) if quantised else payload
-                target[place] += exposed * _seconds(site, operation, wire, degree, stride)
+                target[place] += exposed * site.collective_seconds(operation, wire, degree, stride)
     used = (forward.sum(axis=0) > 0).astype(np.float64)
-    return _cost(
+    return cost(
         site,
         exposed_forward=forward,
         exposed_backward=backward,
         forward_kernels=COLLECTIVE_KERNELS * used,
         backward_kernels=COLLECTIVE_KERNELS * used,
-    )
-
-
-def _seconds(site: Site, operation: str, payload: FloatColumn, degree: FloatColumn, stride: FloatColumn) -> FloatColumn:
-    profile = site.device.profile
-    return collective_seconds(
-        operation, payload, degree, stride, site.fabric, base_seconds=profile.collective_seconds, nvls_gain=profile.nvls_gain
     )
 
 

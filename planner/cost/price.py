@@ -19,6 +19,7 @@ from planner.cost.memory import RankMemory, RankShapes, rank_memory
 from planner.cost.overlap import Exposed, UnitColumns, exposed_data_parallel
 from planner.cost.profile import KernelProfile, Profile
 from planner.cost.quantisation import Quantisation
+from planner.cost.site import AXES, Site
 from planner.cost.topology import Fabric
 from planner.cost.update import Update
 from planner.schedules import SCHEDULES, Schedule
@@ -103,20 +104,37 @@ class Pricer:
         (pp + 1) / 2 microbatches, the mean of 1F1B, which no schedule undercuts; less one layer for uneven splits.
         Buffers, and without a single rank logits and recomputation, are left out.
         """
-        counts = np.array([count for _, count in self.model.distinct_layers()] + [1.0, 1.0])
         m = num_microbatches(batch, self.training)
-        narrow = batch.float8_all_gather | (column("wire_bytes", batch.precision, self.recipes) < TWO_BYTES)
-        batch = replace(batch, async_tp=batch.async_tp | ((batch.tp > 1) & self.rules.fsdp_style), float8_all_gather=narrow)
-        rows, inverse = keyed.distinct(batch, layers.key(self.cluster.rank_order, self.model, self.recipes))
-        methods = sorted(self.rules.cp_methods) if np.any(batch.cp > 1) else [CP_METHODS[0]]
-        tried = [_units(self, replace(rows, cp_method=np.full(len(rows), CP_METHODS.index(method)))) for method in methods]
-        unit = tried[0]
-        least = np.min([counts @ each.total for each in tried], axis=0)
+        unit, inverse, least = self._least_units(batch)
         device = [
-            _device_floor(self, batch.take(part), counts, m[part], unit, inverse[part])
+            _device_floor(self, batch.take(part), self.unit_counts, m[part], unit, inverse[part])
             for part in (slice(start, start + CHUNK) for start in range(0, len(batch), CHUNK))
         ]
         return m * least[inverse] / batch.pp, np.concatenate([np.zeros(0), *device])
+
+    def time_floors(self, batch: LayoutBatch) -> FloatColumn:
+        """The first of `floors` alone, (N,)."""
+        _, inverse, least = self._least_units(batch)
+        return np.asarray(num_microbatches(batch, self.training) * least[inverse] / batch.pp)
+
+    @property
+    def unit_counts(self) -> FloatColumn:
+        """How many of each unit the model has, (K + 2,): its distinct layers, the embedding, the head."""
+        return np.array([count for _, count in self.model.distinct_layers()] + [1.0, 1.0])
+
+    def _least_units(self, batch: LayoutBatch) -> "tuple[_Units, IntColumn, FloatColumn]":
+        """(units at U distinct rows, row of each layout (N,), least seconds of all units together (U,))."""
+        narrow = batch.float8_all_gather | (column("wire_bytes", batch.precision, self.recipes) < TWO_BYTES)
+        batch = replace(batch, async_tp=batch.async_tp | ((batch.tp > 1) & self.rules.fsdp_style), float8_all_gather=narrow)
+        rows, inverse = keyed.distinct(batch, layers.key(self.cluster.rank_order, self.model, self.recipes))
+        first, *others = sorted(self.rules.cp_methods)
+        unit = _units(self, replace(rows, cp_method=np.full(len(rows), CP_METHODS.index(first))))
+        least = self.unit_counts @ unit.total
+        split = np.flatnonzero(rows.cp > 1)
+        for method in others if len(split) else ():
+            tried = _units(self, replace(rows.take(split), cp_method=np.full(len(split), CP_METHODS.index(method))))
+            least[split] = np.minimum(least[split], self.unit_counts @ tried.total)
+        return unit, inverse, least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +206,7 @@ def _units(pricer: Pricer, rows: LayoutBatch) -> _Units:
 
 def _unit_costs(pricer: Pricer, rows: LayoutBatch) -> layers.UnitCosts:
     fused = layers.fused_kernels(rows, pricer.rules)
-    site = layers.Site(
+    site = Site(
         batch=rows,
         sizes=local_sizes(rows, pricer.model, pricer.training, pricer.rules),
         device=pricer.device,
@@ -198,6 +216,7 @@ def _unit_costs(pricer: Pricer, rows: LayoutBatch) -> layers.UnitCosts:
         rank_order=pricer.cluster.rank_order,
         fused=fused,
         quantisation=Quantisation.build(rows, pricer.recipes, fused, pricer.device),
+        experts=Quantisation.of_experts(rows, pricer.recipes, fused, pricer.device),
     )
     return layers.unit_costs(site, pricer.model)
 
@@ -393,7 +412,7 @@ class _Time:
             "optimizer": optimizer[pick],
             "other": np.full(len(batch), self.pricer.profile.fixed_step_seconds),
         }
-        for index, axis in enumerate(layers.AXES):
+        for index, axis in enumerate(AXES):
             parts[axis] = m * (here * (costs.exposed_forward + costs.exposed_backward)[index][:, at]).sum(axis=0)
         busy = m * per_microbatch[pick]
         parts["compute"] = busy - parts["recompute"] - parts["tp"] - parts["cp"] - parts["ep"]

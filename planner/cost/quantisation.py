@@ -4,7 +4,7 @@ Letters: U distinct layouts; every column is (U,).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,34 +24,31 @@ WEIGHTS = ("weight", "weight_again")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantisation:
-    """Columns of one batch under one trainer's recipes.
+    """Columns of one batch under one trainer's recipes, for linear layers or for routed experts.
 
+    precision: row of the recipes and of the device's rates.  low: whether anything computes in fewer than 16 bits.
     moves: bytes moved per element of each operand, scales and casts together.  kernels: launches to quantise one operand.
     column_amax, row_amax: all-reduces of scales in one column- or row-parallel layer, by operand.
     shared: whether layers that read one tensor quantise it once (fused kernels), not each for itself.
-    experts: whether grouped products are quantised at all.  active: whether any layout quantises anything.
     """
 
     recipes: tuple[Recipe, ...]
     precision: IntColumn
+    low: BoolColumn
     moves: Mapping[str, FloatColumn]
     column_amax: Mapping[str, FloatColumn]
     row_amax: Mapping[str, FloatColumn]
     kernels: FloatColumn
-    low: BoolColumn
     shared: BoolColumn
-    experts: BoolColumn
-    active: bool
 
     @classmethod
     def build(cls, batch: LayoutBatch, recipes: tuple[Recipe, ...], fused: BoolColumn, device: Device) -> "Quantisation":
-        """Columns of `batch`. A weight gathered in low precision, or quantised once a step, is not quantised in a microbatch."""
+        """For linear layers. A weight gathered in low precision, or quantised once a step, is not quantised in a microbatch."""
         codes = batch.precision
         low = np.array([recipe.low for recipe in recipes])[codes] & (batch.param_dtype == 0)
-        active = bool(low.any())
         turned = float(device.gpu.family in TRANSPOSING)
         moves, columns, rows = {}, {}, {}
-        for operand in Operands._fields if active else ():
+        for operand in Operands._fields if low.any() else ():
             kept = low & ~(_weights_arrive_quantised(batch, recipes) if operand in WEIGHTS else np.bool_(False))
             eager = _total(codes, recipes, operand, ("eager_scale", "eager_cast"))
             compiled = _total(codes, recipes, operand, ("scale", "cast")) + turned * _total(codes, recipes, operand, ("transposed",))
@@ -60,30 +57,40 @@ class Quantisation:
             rows[operand] = kept * _total(codes, recipes, operand, ("row_amax",))
         eager_kernels = column("eager_kernels", codes, recipes)
         launches = np.where(fused | (eager_kernels == 0), column("fused_kernels", codes, recipes), eager_kernels)
-        alone = column("experts_alone", codes, recipes) > 0
         return cls(
-            recipes=recipes, precision=codes, moves=moves, column_amax=columns, row_amax=rows, kernels=low * launches, low=low,
-            shared=np.asarray(fused), experts=np.asarray(~alone | (batch.pp * batch.cp == 1)), active=active,
+            recipes=recipes, precision=codes, low=low, moves=moves, column_amax=columns, row_amax=rows, kernels=low * launches,
+            shared=np.asarray(fused),
         )  # fmt: skip
+
+    @classmethod
+    def of_experts(cls, batch: LayoutBatch, recipes: tuple[Recipe, ...], fused: BoolColumn, device: Device) -> "Quantisation":
+        """For routed experts, by the recipe of grouped products; their weights are gathered in 16 bits."""
+        high = PRECISIONS.index("bf16")
+        own = np.array([PRECISIONS.index(recipe.experts) if recipe.experts else high for recipe in recipes])[batch.precision]
+        refused = (column("experts_alone", batch.precision, recipes) > 0) & (batch.pp * batch.cp > 1)
+        codes = np.where(refused, high, own)
+        return cls.build(replace(batch, precision=codes, float8_all_gather=np.zeros_like(batch.compile)), recipes, fused, device)
+
+    @property
+    def active(self) -> bool:
+        """Whether any layout quantises anything."""
+        return bool(self.moves)
 
     def share(self, op: Gemm, model: ModelSpec) -> FloatColumn:
         """Share of the layers in which this product is quantised: 0 where the library leaves it in 16 bits."""
-        shares = np.array([low_share(recipe, op, model) for recipe in self.recipes])[self.precision] * self.low
-        return np.asarray(shares * self.experts if op.role == "expert" else shares)
+        return np.array([low_share(recipe, op, model) for recipe in self.recipes])[self.precision] * self.low
 
-    def codes(self, op: Gemm) -> IntColumn:
-        """Precision code whose rate this product has where it is quantised."""
-        if op.role != "expert":
-            return self.precision
-        return np.array([PRECISIONS.index(recipe.experts or recipe.name) for recipe in self.recipes])[self.precision]
+    def number(self, field: str) -> FloatColumn:
+        """One number of the recipes."""
+        return column(field, self.precision, self.recipes)
 
     def saved_bytes(self, compute_bytes: FloatColumn) -> FloatColumn:
-        """Bytes per element that a linear layer keeps of its input."""
-        return np.where(self.low, column("saved_bytes", self.precision, self.recipes), compute_bytes)
+        """Bytes per element that a layer keeps of its input."""
+        return np.where(self.low, self.number("saved_bytes"), compute_bytes)
 
     def tp_wire(self, compute_bytes: FloatColumn) -> FloatColumn:
         """Bytes on the wire of a TP all-gather for linear layers, over those of its tensor in 16 bits."""
-        return np.where(self.low, column("tp_wire_bytes", self.precision, self.recipes) / compute_bytes, 1.0)
+        return np.where(self.low, self.number("tp_wire_bytes") / compute_bytes, 1.0)
 
 
 def _total(codes: IntColumn, recipes: tuple[Recipe, ...], operand: str, names: Sequence[str]) -> FloatColumn:

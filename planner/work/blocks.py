@@ -236,7 +236,7 @@ def _moe(model: ModelSpec) -> tuple[Op, ...]:
     """Router, permutation, dispatch over EP, grouped experts, combine, and the shared expert where there is one."""
     routed: Dims = ("tokens_routed", "hidden")
     inner: Dims = ("tokens_routed", "expert_ffn")
-    received = Tensor(name="expert_in", dims=routed, width="linear")
+    received = Tensor(name="expert_in", dims=routed, width="expert")
     shared: tuple[Op, ...] = _mlp(model, "shared_ffn", "shared", model.mlp) if model.shared_expert_intermediate_size else ()
     up = [("expert_w1", "expert_ffn")] + ([("expert_w3", "expert_ffn")] if model.mlp == "swiglu" else [])
     return (
@@ -283,7 +283,7 @@ def _moe(model: ModelSpec) -> tuple[Op, ...]:
             depth=("expert_ffn",),
             batch=("experts_local",),
             role="expert",
-            saves=(Tensor(name="expert_act", dims=inner, width="linear"),),
+            saves=(Tensor(name="expert_act", dims=inner, width="expert"),),
             output=Tensor(name="expert_w2_out", dims=routed),
         ),
         Collective(name="expert_sum", site="etp_exit", tensor=Tensor(name="expert_full", dims=routed)),

@@ -13,8 +13,8 @@ Dims = tuple[str, ...]
 class Tensor:
     """A tensor that autograd may keep: its elements are the product of `dims`.
 
-    width: "compute" (the parameter dtype), "linear" (what a linear layer keeps of its input, by precision recipe),
-        "fp32" or "byte".  eager_only: kept by eager autograd, recomputed inside a fused or compiled kernel.
+    width: "compute" (the parameter dtype), "linear" (what a linear layer keeps of its input, by precision recipe), "expert" (what a
+        grouped one keeps), "fp32" or "byte".  eager_only: kept by eager autograd, recomputed inside a fused or compiled kernel.
     """
 
     name: str

@@ -1,0 +1,87 @@
+"""What the costs of a layer's operations depend on, and what one operation costs. Letters: U distinct layouts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.cost.collectives import collective_seconds
+from planner.cost.compute import Device
+from planner.cost.quantisation import Quantisation
+from planner.cost.topology import Fabric
+from planner.specs.trainers import TrainerRules
+from planner.specs.training import TrainingSpec
+from planner.work.ops import Gemm, Tensor
+
+AXES = ("tp", "cp", "ep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What the costs of a layer's operations depend on besides the operation itself."""
+
+    batch: LayoutBatch
+    sizes: Mapping[str, FloatColumn]
+    device: Device
+    fabric: Fabric
+    rules: TrainerRules
+    training: TrainingSpec
+    rank_order: tuple[str, ...]
+    fused: BoolColumn
+    quantisation: Quantisation
+    experts: Quantisation
+    amax_seconds: FloatColumn = field(default_factory=lambda: np.zeros(1))
+
+    def quantises(self, op: Gemm) -> Quantisation:
+        """The recipes of this product: those of linear layers, or of routed experts."""
+        return self.experts if op.role == "expert" else self.quantisation
+
+    def collective_seconds(self, operation: str, payload: FloatColumn, degree: FloatColumn, stride: FloatColumn) -> FloatColumn:
+        """Seconds of one collective, (U,)."""
+        profile = self.device.profile
+        return collective_seconds(
+            operation, payload, degree, stride, self.fabric, base_seconds=profile.collective_seconds, nvls_gain=profile.nvls_gain
+        )
+
+    def product(self, dims: Sequence[str]) -> FloatColumn:
+        """Elements of a tensor with these dimensions, (U,)."""
+        total = np.ones(len(self.batch))
+        for name in dims:
+            total = total * self.sizes[name]
+        return total
+
+    def width_bytes(self, width: str) -> FloatColumn:
+        """Bytes of one element of this width, (U,)."""
+        compute = np.where(self.batch.param_dtype == 0, 2.0, 4.0)
+        if width == "linear":
+            return self.quantisation.saved_bytes(compute)
+        if width == "expert":
+            return self.experts.saved_bytes(compute)
+        return {"compute": compute, "fp32": np.full_like(compute, 4.0), "byte": np.ones_like(compute)}[width]
+
+    def bytes_of(self, tensor: Tensor) -> FloatColumn:
+        """Bytes of a tensor on one rank, (U,)."""
+        return self.product(tensor.dims) * self.width_bytes(tensor.width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCost:
+    """One operation, one microbatch, (U,) each; exposed arrays are (3 axes, U)."""
+
+    forward: FloatColumn
+    input_grad: FloatColumn
+    weight_grad: FloatColumn
+    forward_kernels: FloatColumn
+    backward_kernels: FloatColumn
+    flops: FloatColumn
+    exposed_forward: FloatColumn
+    exposed_backward: FloatColumn
+
+
+def cost(site: Site, **given: FloatColumn) -> OpCost:
+    """An operation that costs what is given and nothing else."""
+    zero, zeros3 = np.zeros(len(site.batch)), np.zeros((len(AXES), len(site.batch)))
+    names = ("forward", "input_grad", "weight_grad", "forward_kernels", "backward_kernels", "flops")
+    base: dict[str, FloatColumn] = dict.fromkeys(names, zero) | {"exposed_forward": zeros3, "exposed_backward": zeros3}
+    return OpCost(**(base | given))
