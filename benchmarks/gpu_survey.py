@@ -1,0 +1,258 @@
+"""Measures the GPU of this machine for the planner, and writes rows like those of `measured/public.jsonl`. No thought needed:
+
+    python benchmarks/gpu_survey.py --seconds 560
+
+Call it again until it says that nothing is left: what is in the files already is passed over, and the rest comes most informative first.
+Needs torch with CUDA, numpy, scipy, pydantic and pyyaml. `--tiny` tries every path on a CPU in a few minutes.
+
+  measured/own-GPU.micro.jsonl  kernels that the runs below consist of and that nothing measured covers (`python -m probes.micro`)
+  measured/own-GPU.runs.jsonl   real training on one GPU and single ranks of large worlds (`survey_grid.py`), with what ran out of memory
+
+An emulated rank's step_seconds hold no communication (rung: emulated). `predicted_against_measured.py` makes the table.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+try:
+    from benchmarks.survey_grid import Case, cases
+    from planner.calibration.coverage import Shape, Use, choose, uses
+    from planner.catalog.clusters import gpu_names, load_gpu
+    from planner.columns import LayoutBatch
+    from planner.cost.estimate import estimate_job
+    from planner.cost.price import Pricer
+    from planner.errors import PlannerError
+    from planner.specs.job import Job
+    from probes.backends import nvidia
+    from probes.launch import Held, Launcher, LaunchSettings
+    from probes.outcome import RESULT
+    from probes.programs import Program
+    from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
+except ModuleNotFoundError as error:
+    sys.exit(f"{error.name} is missing: pip install torch numpy scipy 'pydantic>=2.11,<3' pyyaml")
+
+MEASURED = Path(__file__).resolve().parent / "measured"
+MICRO_SHARE, MICRO_SECONDS = 0.15, 60.0
+CASE_SECONDS = 240.0  # no case may take longer, its compilation included
+LEAST_SECONDS = 30.0  # with less left, nothing is started
+LONG_STEP_SECONDS = 4.0  # a step predicted longer is repeated less often
+START_SECONDS, COMPILE_SECONDS = 10.0, 25.0  # of a process until its first step; judgement
+NOT_YET = {FailureKind.INTERRUPTED, FailureKind.TIMEOUT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where the survey runs: the GPU's catalogue name, and what CUDA_VISIBLE_DEVICES shall say (None on a CPU)."""
+
+    gpu: str
+    name: str
+    devices: tuple[str, ...] | None
+
+    @property
+    def device(self) -> str:
+        """cuda or cpu."""
+        return "cpu" if self.devices is None else "cuda"
+
+
+def find_machine() -> Machine:
+    """This machine's first GPU by its catalogue name. Exits with a line where there is none."""
+    seen = nvidia.survey()
+    if not seen.gpus:
+        sys.exit(f"no GPU: {seen.problem or 'nvidia-smi lists none'}; on a CPU try --tiny")
+    gpu = seen.gpus[0]
+    for name in gpu_names():
+        if nvidia.is_same_gpu(load_gpu(name), gpu):
+            return Machine(gpu=name, name=gpu.name, devices=(gpu.uuid,))
+    sys.exit(f"{gpu.name} is not in the catalogue; add planner/catalog/gpus/NAME.yaml (README, 'Each kind of change has one home')")
+
+
+def read_rows(*paths: Path) -> list[dict[str, Any]]:
+    """Rows of all these files; one that is not there has none, a line cut short is left out."""
+    rows = []
+    for path in paths:
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue
+    return rows
+
+
+# ---- kernels -------------------------------------------------------------------------------------------------------------
+
+
+def wanted_shapes(listed: Iterable[Case], measured: list[Shape], seconds: float) -> list[Shape]:
+    """The kernels of all cases that nothing measured covers, as far as the time goes, most valuable first."""
+    shares: dict[Shape, Use] = {}
+    for case in listed:
+        job = Job.from_user(case.job)
+        assert job.layout is not None
+        for use in uses(Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts([job.layout])):
+            known = shares.get(use.shape)
+            total = use.share + (known.share if known else 0.0)
+            shares[use.shape] = Use(shape=use.shape, seconds=max(use.seconds, known.seconds if known else 0.0), share=total)
+    return [gap.use.shape for gap in choose(shares.values(), measured, budget_seconds=seconds)]
+
+
+def measured_shapes(rows: Iterable[dict[str, Any]]) -> list[Shape]:
+    """Shapes that a survey has tried, whatever came of it."""
+    return [Shape.from_dict(row) for row in rows if "sizes" in row]
+
+
+def time_kernels(machine: Machine, shapes: list[Shape], out: Path, seconds: float) -> None:
+    """Runs the micro-probes; their lines are added to `out`."""
+    with tempfile.TemporaryDirectory() as folder:
+        listed = Path(folder) / "shapes.jsonl"
+        listed.write_text("".join(json.dumps(shape.as_dict()) + "\n" for shape in shapes), encoding="utf-8")
+        command = [sys.executable, "-m", "probes.micro", "--shapes", str(listed), "--out", str(out), "--device", machine.device]
+        limit = seconds + LEAST_SECONDS
+        try:
+            done = subprocess.run([*command, "--seconds", str(seconds)], cwd=MEASURED.parents[1], timeout=limit, check=False)
+        except subprocess.TimeoutExpired:
+            say("micro-probes: stopped at their time limit")
+        else:
+            say(f"micro-probes: {len(shapes)} shapes asked, exit {done.returncode}")
+
+
+# ---- runs ----------------------------------------------------------------------------------------------------------------
+
+
+def task_of(case: Case, machine: Machine, time_limit_seconds: float) -> ProbeTask:
+    """The probe of a case; one whose steps are long is repeated less often."""
+    long = predicted_step_seconds(case) > LONG_STEP_SECONDS
+    return ProbeTask(
+        id=case.id.replace("/", "."), job=case.job, device=machine.device, emulate_rank=case.rank,
+        steps=min(case.steps, 2) if long else case.steps, warmup_steps=1 if long else case.warmup_steps,
+        time_limit_seconds=time_limit_seconds,
+    )  # fmt: skip
+
+
+def predicted_step_seconds(case: Case) -> float:
+    """A step of the case as it will run: without communication and bubbles where a rank is emulated. 0 where nothing is predicted."""
+    alone_seconds, whole_seconds = _predicted(json.dumps(case.job))
+    return whole_seconds if case.rank is None else alone_seconds
+
+
+@lru_cache(maxsize=256)
+def _predicted(job: str) -> tuple[float, float]:
+    """(seconds of a rank by itself, of a whole step)."""
+    estimate = estimate_job(Job.from_user(json.loads(job)))
+    if estimate.time is None or estimate.step_seconds is None:
+        return 0.0, 0.0
+    parts = estimate.time
+    return parts.compute_seconds + parts.recompute_seconds + parts.optimizer_seconds + parts.other_seconds, estimate.step_seconds
+
+
+def expected_seconds(case: Case, machine: Machine) -> float:
+    """Wall seconds of a case, about."""
+    task = task_of(case, machine, CASE_SECONDS)
+    compiled = COMPILE_SECONDS if case.job["layout"].get("compile") and machine.device == "cuda" else 0.0
+    return START_SECONDS + compiled + predicted_step_seconds(case) * (task.steps + task.warmup_steps)
+
+
+def alone(python: str, task: ProbeTask, program: Program, *, port: int) -> list[str]:
+    """The command of a single process, without torchrun: a survey starts many, and torchrun imports torch once more."""
+    variables = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    words = [f"{name}={value}" for name, value in variables.items()]
+    return ["env", *words, python, "-m", "probes.inside", RESULT, program.target, *program.arguments]
+
+
+def row_of(case: Case, result: ProbeResult, machine: Machine) -> dict[str, Any]:
+    """A row of measurements: the job, what came of it, and what it holds for."""
+    row = result.measurement().as_row()
+    state = result.environment.model_dump(exclude_none=True)
+    row["measured"] |= {**case.labels, "environment": state, "measured_at": result.started_at}
+    if result.outcome.status == "ok":
+        row["measured"]["steps_seconds"] = [round(seconds, 6) for seconds in result.outcome.step_seconds_each]
+    source = f"benchmarks/gpu_survey.py on one {machine.name}"
+    kind = "a single rank, communication left out" if case.rank is not None else "one GPU"
+    return {"id": case.id, "group": f"own-{machine.gpu}", "complete": True, **row, "source": source, "trust": "high", "notes": kind}
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def describe(case: Case, result: ProbeResult, seconds: float) -> str:
+    """One line for the screen."""
+    out = result.outcome
+    if out.status == "ok":
+        peak = max((memory.peak_allocated_bytes or 0 for memory in out.memory), default=0)
+        step = "-" if out.step_seconds is None else f"{out.step_seconds:.4f} s (predicted {predicted_step_seconds(case):.4f})"
+        return f"{case.id}: {step}, peak {peak / 2**30:.2f} GiB, took {seconds:.0f} s"
+    kind = f"failed ({out.kind})" if isinstance(out, Failed) else "out of memory"
+    return f"{case.id}: {kind}: {' '.join(out.message.split())[:160]}, took {seconds:.0f} s"
+
+
+def run_cases(machine: Machine, left: list[Case], out: Path, until: float, worker: str = "probes.worker") -> int:
+    """Runs what there is time for; how many rows were added."""
+    added = 0
+    with tempfile.TemporaryDirectory() as folder:
+        launcher = Launcher(LaunchSettings(folder=Path(folder), command=alone, worker=worker))
+        for case in left:
+            remaining = until - time.monotonic()
+            if remaining < LEAST_SECONDS:
+                break
+            if expected_seconds(case, machine) > remaining:
+                continue
+            started, task = time.monotonic(), task_of(case, machine, min(remaining, CASE_SECONDS))
+            result = launcher.run(task, Held(devices=machine.devices, gpu_name=machine.name))
+            took = time.monotonic() - started
+            say(describe(case, result, took))
+            outcome = result.outcome
+            if isinstance(outcome, Failed) and outcome.kind in NOT_YET and took < CASE_SECONDS:
+                continue  # the survey's own end came first: next time
+            with out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row_of(case, result, machine)) + "\n")
+            added += 1
+    return added
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=560.0, help="wall-clock seconds, all in all")
+    parser.add_argument("--out", type=Path, default=MEASURED, help="folder for the files; those in benchmarks/measured count as done too")
+    parser.add_argument("--only", default="", help="cases whose name starts so (train/, rank/70b), or micro")
+    parser.add_argument("--retry-failed", action="store_true", help="try again what failed otherwise than out of memory")
+    parser.add_argument("--tiny", action="store_true", help="a few tiny cases on the CPU")
+    parser.add_argument("--list", action="store_true", help="say what is left and stop")
+    options = parser.parse_args()
+    until = time.monotonic() + options.seconds
+    machine = Machine(gpu="cpu", name="CPU", devices=None) if options.tiny else find_machine()
+    name = f"own-{machine.gpu}{'-tiny' if options.tiny else ''}"
+    options.out.mkdir(parents=True, exist_ok=True)
+    micro, runs = options.out / f"{name}.micro.jsonl", options.out / f"{name}.runs.jsonl"
+    listed = cases(machine.gpu, tiny=options.tiny)
+    rows = read_rows(runs, MEASURED / runs.name)
+    done = {row["id"] for row in rows if not (options.retry_failed and row["measured"]["status"] == "failed")}
+    left = [case for case in listed if case.id not in done and case.id.startswith(options.only)]
+    kernels = [] if options.only not in ("", "micro") else shapes_left(listed, read_rows(micro, MEASURED / micro.name), options.seconds)
+    say(f"{machine.name} ({machine.gpu}): {len(left)} of {len(listed)} cases and {len(kernels)} kernels to do")
+    if options.list:
+        say("\n".join(case.id for case in left))
+        return
+    try:
+        if kernels:
+            time_kernels(machine, kernels, micro, min(MICRO_SECONDS, MICRO_SHARE * options.seconds))
+        added = run_cases(machine, left, runs, until) if options.only != "micro" else 0
+    except PlannerError as error:
+        sys.exit(str(error))
+    say(f"{added} rows added to {runs}; {len(left) - added} cases left{'' if len(left) == added else ': call again'}")
+
+
+def shapes_left(listed: list[Case], rows: list[dict[str, Any]], seconds: float) -> list[Shape]:
+    return wanted_shapes(listed, measured_shapes(rows), min(MICRO_SECONDS, MICRO_SHARE * seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""The survey of a GPU, with a stand-in for the training program; and the table that its rows make."""
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks import gpu_survey, predicted_against_measured
+from benchmarks.survey_grid import cases
+from planner.calibration.coverage import NEAR
+from planner.calibration.fit import SOURCE, Data
+from planner.cost.calibration import Calibration
+from planner.cost.estimate import estimate_job
+from planner.specs.job import Job
+from planner.specs.measurement import Measurement
+from probes.backends import nvidia
+from tests.conftest import ROOT
+
+CPU = gpu_survey.Machine(gpu="cpu", name="CPU", devices=None)
+WORKER = """
+import json, sys
+from probes.protocol import Environment, Measured, OutOfMemory, ProbeResult, ProbeTask, RankMemory
+task = ProbeTask.model_validate_json(open(sys.argv[1]).read())
+memory = [RankMemory(rank=task.emulate_rank or 0, peak_allocated_bytes=3 * 2**30, peak_reserved_bytes=4 * 2**30)]
+outcome = Measured(step_seconds=0.25, step_seconds_each=[0.2, 0.25, 0.3], tokens_per_second_per_gpu=100.0, mfu=None, losses=[1.0],
+                   gradient_norms=[1.0], memory=memory)
+if "full" in task.id and "rank" not in task.id:
+    outcome = OutOfMemory(rank=0, attempted_bytes=2**31, allocated_bytes=2**33, message="CUDA out of memory")
+if "selective-op" in task.id:
+    sys.exit(3)
+result = ProbeResult(task=task, outcome=outcome, environment=Environment(python="3", torch="2.13.0", gpu_name="CPU"),
+                     started_at="2026-01-01T00:00:00+00:00", wall_seconds=1.0, gpu_seconds=1.0)
+open(sys.argv[2], "w").write(result.model_dump_json())
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> str:
+    path = tmp_path / "worker.py"
+    path.write_text(WORKER)
+    return str(path)
+
+
+# ---- the grid ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_case_is_legal_and_has_a_name_of_its_own() -> None:
+    found = cases("h200-sxm-141gb")
+    assert [name for name, count in Counter(case.id for case in found).items() if count > 1] == []
+    for case in found:
+        estimate = estimate_job(Job.from_user(case.job))
+        assert estimate.valid, (case.id, estimate.violations)
+        assert case.rank is None or 0 <= case.rank < Job.from_user(case.job).cluster.num_gpus
+
+
+def test_the_grid_spans_what_was_asked_and_starts_wide() -> None:
+    found = cases("h200-sxm-141gb")
+    ranks = {case.id.split("/")[1] for case in found if case.rank is not None}
+    assert {"8b-on-8", "8b-on-64", "70b-on-256", "405b-on-512", "mixtral-on-64", "deepseek-v3-on-256", "8b-131k-cp8"} <= ranks
+    stages = {case.labels["pipeline_rank"] for case in found if "/405b-on-512/" in case.id}
+    assert stages == {0, 8, 15}
+    first = [case.job["layout"] for case in found[:18]]
+    assert {layout["compile"] for layout in first if "compile" in layout} == {True, False}
+    assert {layout["ac"] for layout in first} >= {"none", "full", "selective-op"}
+    assert any(layout.get("optimizer_in_backward") for layout in first)
+    assert any(layout.get("precision") == "float8-rowwise" for layout in first)
+    fits = [estimate_job(Job.from_user(case.job)).fits for case in found if case.rank is None]
+    assert 3 <= fits.count(False) <= len(fits) // 3
+
+
+def test_a_survey_fits_a_few_calls() -> None:
+    machine = gpu_survey.Machine(gpu="h200-sxm-141gb", name="NVIDIA H200", devices=("0",))
+    seconds = [gpu_survey.expected_seconds(case, machine) for case in cases(machine.gpu)]
+    assert max(seconds) < gpu_survey.CASE_SECONDS
+    assert sum(seconds) < 5 * 560
+
+
+def test_the_first_minute_of_kernels_covers_what_the_runs_consist_of() -> None:
+    found = [case for case in cases("h200-sxm-141gb") if case.rank is None][:10]
+    chosen = gpu_survey.wanted_shapes(found, [], 60.0)
+    assert len(chosen) > 20
+    assert gpu_survey.wanted_shapes(found, chosen, 60.0) == [] or len(gpu_survey.wanted_shapes(found, chosen, 60.0)) < len(chosen)
+    rows = [{"kind": "environment"}, {**chosen[0].as_dict(), "status": "unavailable"}, {"kind": "end"}]
+    again = gpu_survey.wanted_shapes(found, gpu_survey.measured_shapes(rows), 60.0)
+    assert all(shape.octaves_to(chosen[0]) > NEAR for shape in again)
+
+
+# ---- running -------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_measurements_and_failures_and_memory_ends_are_rows_too(tmp_path: Path, worker: str) -> None:
+    out = tmp_path / "rows.jsonl"
+    left = cases("cpu", tiny=True)
+    added = gpu_survey.run_cases(CPU, left, out, time.monotonic() + 300, worker)
+    rows = gpu_survey.read_rows(out)
+    assert added == len(rows) == len(left)
+    statuses = {row["id"]: row["measured"]["status"] for row in rows}
+    assert Counter(statuses.values()) == {"ok": 8, "oom": 1, "failed": 1}
+    for row in rows:
+        measurement = Measurement.from_row(row, measurement_id="m", created_at="2026-01-01")
+        assert measurement.job.layout is not None
+        assert row["group"] == "own-cpu"
+        assert ("rung", row["measured"]["rung"]) == ("rung", "emulated" if row["id"].startswith("rank/") else "probed")
+        assert row["measured"]["environment"]["python"]
+    staged = next(row for row in rows if row["id"] == "rank/tiny-pp3/4")
+    assert (staged["measured"]["pipeline_rank"], staged["measured"]["emulated_rank"]) == (2, 4)
+
+
+def test_what_there_is_no_time_for_is_left_for_the_next_call(tmp_path: Path, worker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "rows.jsonl"
+    left = cases("cpu", tiny=True)[:3]
+    assert gpu_survey.run_cases(CPU, left, out, time.monotonic() + gpu_survey.LEAST_SECONDS - 1, worker) == 0
+    long = replace(left[1], steps=10**9)
+    assert gpu_survey.run_cases(CPU, [long, left[0]], out, time.monotonic() + 200, worker) == 1
+    assert [row["id"] for row in gpu_survey.read_rows(out)] == [left[0].id]
+    out.write_text(out.read_text() + '{"id": "cut sho')
+    assert [row["id"] for row in gpu_survey.read_rows(out)] == [left[0].id]
+
+
+def test_long_steps_are_repeated_less_often() -> None:
+    machine = gpu_survey.Machine(gpu="h200-sxm-141gb", name="NVIDIA H200", devices=("0",))
+    names = ("rank/70b-on-256/0", "train/llama3.2-1b/s8192/b1/none/eager", "rank/405b-on-512/256")
+    found = [gpu_survey.task_of(case, machine, 100.0) for name in names for case in cases(machine.gpu) if case.id == name]
+    assert [task.steps for task in found] == [2, 8, 2]
+    assert [task.emulate_rank for task in found] == [0, None, 256]
+
+
+def test_a_gpu_is_known_by_its_catalogue_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = nvidia.Gpu(index=0, uuid="GPU-1", name="NVIDIA H200", memory_bytes=143771 * 2**20, used_bytes=0.0, driver="580", sliced=False)
+    monkeypatch.setattr(nvidia, "survey", lambda: nvidia.Survey(gpus=(gpu,)))
+    assert gpu_survey.find_machine() == gpu_survey.Machine(gpu="h200-sxm-141gb", name="NVIDIA H200", devices=("GPU-1",))
+    monkeypatch.setattr(nvidia, "survey", lambda: nvidia.Survey(gpus=(), problem="nvidia-smi is not installed"))
+    with pytest.raises(SystemExit, match="nvidia-smi is not installed; on a CPU try --tiny"):
+        gpu_survey.find_machine()
+
+
+def test_without_a_gpu_the_command_says_so_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_survey.py"), "--out", str(tmp_path), "--list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
+    assert done.returncode in (0, 1)
+    assert done.returncode == 0 or done.stderr.count("\n") == 1
+
+
+# ---- the table -----------------------------------------------------------------------------------------------------------
+
+
+def rows_of(slowness: float) -> list[dict]:
+    """Rows as if this GPU were so much slower than predicted, and its memory as predicted but for 1%."""
+    found = []
+    chosen = ("train/llama3.2-1b/s8192", "rank/405b", "rank/8b-on-8")
+    for case in (case for case in cases("h200-sxm-141gb") if case.id.startswith(chosen)):
+        estimate = estimate_job(Job.from_user(case.job))
+        fits = estimate.fits or case.rank is not None
+        numbers = {"status": "ok" if fits else "oom", "rung": "probed" if case.rank is None else "emulated", **case.labels}
+        if fits:
+            stage = case.labels.get("pipeline_rank") if case.rank is not None else None
+            seconds = estimate.step_seconds if case.rank is None else predicted_against_measured.busy_seconds(estimate)
+            assert seconds is not None
+            allocated, reserved = predicted_against_measured.memory_of(estimate, stage)
+            assert allocated is not None
+            assert reserved is not None
+            numbers |= {"step_seconds": slowness * seconds, "peak_allocated_bytes": 1.01 * allocated, "peak_reserved_bytes": reserved}
+        found.append({"id": case.id, "group": "own-test", **case.job, "measured": numbers})
+    return found
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[predicted_against_measured.Line]:
+    return predicted_against_measured.table(rows_of(1.25))
+
+
+def test_calibration_on_one_half_mends_a_gpu_that_is_slower(lines: list[predicted_against_measured.Line]) -> None:
+    figures = predicted_against_measured.summary(lines)
+    assert figures["step time of real runs, as shipped"]["bias"] == pytest.approx(-0.2, abs=1e-3)
+    assert figures["step time of real runs, calibrated on the other half"]["mean"] < 0.05
+    assert figures["busy time of emulated ranks, as shipped"]["bias"] == pytest.approx(-0.2, abs=1e-3)
+    assert figures["allocated memory of emulated ranks"]["mean"] == pytest.approx(0.01 / 1.01, rel=1e-3)
+    assert figures["reserved memory of all"]["worst"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_goals_and_memory_ends_are_judged(lines: list[predicted_against_measured.Line]) -> None:
+    said = predicted_against_measured.verdicts(lines, predicted_against_measured.summary(lines))
+    assert said[0].startswith("goal 8%: step time")
+    assert said[0].endswith("met")
+    assert said[1].endswith("met")
+    assert said[2] == f"out of memory or not: {len(lines)} of {len(lines)} foreseen"
+    late = [replace(line, calibrated_seconds=1.2 * line.calibrated_seconds if line.calibrated_seconds else None) for line in lines]
+    assert predicted_against_measured.verdicts(late, predicted_against_measured.summary(late))[0].endswith("missed")
+
+
+def test_no_run_teaches_what_judges_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row for row in rows_of(1.0) if row["measured"]["rung"] == "probed" and "step_seconds" in row["measured"]][:7]
+    for place, row in enumerate(rows, start=1):
+        row["measured"]["step_seconds"] = float(place)
+    taught, judged = [], []
+
+    def fit(data: Data, prior: Calibration) -> tuple[Calibration, SimpleNamespace]:
+        taught.append(set(np.exp(data.log_seconds).round(6)))
+        offsets = SimpleNamespace(keys=((SOURCE, "own-test"),))
+        return prior, SimpleNamespace(solve=lambda: (np.array([0.5]), None), unknowns=offsets)
+
+    def predict(data: Data, calibration: Calibration) -> np.ndarray:
+        judged.append(set(np.exp(data.log_seconds).round(6)))
+        return np.zeros(len(data.log_seconds))
+
+    monkeypatch.setattr(predicted_against_measured, "fit", fit)
+    monkeypatch.setattr(predicted_against_measured, "predict", predict)
+    found = predicted_against_measured.calibrated(rows)
+    assert [len(part) for part in taught] == [4, 3]
+    assert all(not (mine & theirs) for mine, theirs in zip(taught, judged, strict=True))
+    assert judged[0] | judged[1] == {float(place) for place in range(1, 8)}
+    assert list(found.values()) == pytest.approx([np.exp(0.5)] * 7)  # the machine's own offset, learned from the other half
+
+
+def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "own.runs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(1.1)))
+    monkeypatch.setattr(predicted_against_measured, "calibrated", lambda rows: {})
+    monkeypatch.setattr(sys, "argv", ["", str(path), "--json", str(tmp_path / "out.json")])
+    predicted_against_measured.main()
+    shown = capsys.readouterr().out
+    assert "rank/405b-on-512/256" in shown
+    assert "predicted not to fit" in shown
+    assert json.loads((tmp_path / "out.json").read_text())["summary"]
+    widths = {len(line) for line in shown.split("\n\n")[0].splitlines()}
+    assert len(widths) == 1
