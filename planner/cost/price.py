@@ -11,14 +11,14 @@ import numpy as np
 
 from planner.catalog.calibrations import shipped_calibration
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
-from planner.cost import keyed, layers, sharding, stages
+from planner.cost import keyed, layers, pairs, sharding, stages
 from planner.cost.calibration import Calibration, kernels_at
-from planner.cost.collectives import send_seconds
 from planner.cost.compute import Device
 from planner.cost.memory import RankMemory, RankShapes, rank_memory
 from planner.cost.overlap import Exposed, UnitColumns, exposed_data_parallel
 from planner.cost.profile import KernelProfile, Profile
 from planner.cost.quantisation import Quantisation
+from planner.cost.sends import Sends, transport_of
 from planner.cost.site import AXES, Site
 from planner.cost.topology import Fabric
 from planner.cost.update import Update
@@ -29,7 +29,6 @@ from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.model import ModelSpec
 from planner.specs.trainers import TRAINERS, TrainerRules
 from planner.specs.training import TrainingSpec
-from planner.work import axes
 from planner.work.axes import local_sizes
 from planner.work.precision import TWO_BYTES, Recipe, column, recipes_for
 
@@ -110,12 +109,16 @@ class Pricer:
             _device_floor(self, batch.take(part), self.unit_counts, m[part], unit, inverse[part])
             for part in (slice(start, start + CHUNK) for start in range(0, len(batch), CHUNK))
         ]
-        return m * least[inverse] / batch.pp, np.concatenate([np.zeros(0), *device])
+        return self._mean_seconds(batch, unit, inverse, least), np.concatenate([np.zeros(0), *device])
 
     def time_floors(self, batch: LayoutBatch) -> FloatColumn:
         """The first of `floors` alone, (N,)."""
-        _, inverse, least = self._least_units(batch)
-        return np.asarray(num_microbatches(batch, self.training) * least[inverse] / batch.pp)
+        return self._mean_seconds(batch, *self._least_units(batch))
+
+    def _mean_seconds(self, batch: LayoutBatch, unit: "_Units", inverse: IntColumn, least: FloatColumn) -> FloatColumn:
+        """What a mean rank computes in a step, (N,), less all that overlapped pairs of a pipeline can hide."""
+        hidden = np.where(batch.pp > 1, (self.unit_counts @ pairs.most_saved(unit.costs, self.profile))[inverse], 0.0)
+        return np.asarray(num_microbatches(batch, self.training) * (least[inverse] - hidden) / batch.pp)
 
     @property
     def unit_counts(self) -> FloatColumn:
@@ -158,7 +161,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """One microbatch on each unit (K + 2, N): what the simulator needs to time any stage. send (N,): one hop."""
+    """One microbatch on each unit (K + 2, N): what the simulator needs to time any stage. sends: of the same N layouts."""
 
     forward: FloatColumn
     input_grad: FloatColumn
@@ -166,7 +169,8 @@ class StageSeconds:
     saved_bytes: FloatColumn
     forward_flops: FloatColumn
     recompute_flops: FloatColumn
-    send: FloatColumn
+    pairs: pairs.PairColumns
+    sends: Sends
     outside: FloatColumn
     busy: FloatColumn
 
@@ -231,13 +235,6 @@ def by_schedule(batch: LayoutBatch, value: Callable[[Schedule, IntColumn], Float
     return out
 
 
-def blocking_send_seconds(pricer: Pricer, batch: LayoutBatch, send: FloatColumn) -> FloatColumn:
-    """Seconds a step that a rank waits in its own sends where `overlap.pp` was switched off: two a microbatch and stage."""
-    if pricer.training.overlap.pp:
-        return np.zeros(len(batch))
-    return np.where(batch.pp > 1, 2.0 * num_microbatches(batch, pricer.training) * batch.virtual_stages * send, 0.0)
-
-
 def _price(pricer: Pricer, batch: LayoutBatch, every_rank: bool) -> Prices:
     unit, at_unit = _unit_columns(pricer, batch)
     shard_rows, at_shard = keyed.distinct(batch, sharding.KEY)
@@ -247,7 +244,7 @@ def _price(pricer: Pricer, batch: LayoutBatch, every_rank: bool) -> Prices:
     units = held.units[:, :, at_pipe]
     rank = held.rank[:, at_pipe]
     m = num_microbatches(batch, pricer.training)
-    time = _Time(pricer, batch, units, held.mean_units[:, at_pipe], m, unit, at_unit, shards, at_shard)
+    time = _Time(pricer, batch, units, rank, held.mean_units[:, at_pipe], m, unit, at_unit, shards, at_shard)
     step, parts, stage_seconds = time.compose()
     shapes = _shapes(pricer, batch, units, rank, m, unit, at_unit, shards, at_shard)
     memory = rank_memory(shapes, batch, m, pricer.training, pricer.rules, pricer.profile.workspace_bytes)
@@ -379,6 +376,7 @@ class _Time:
     pricer: Pricer
     batch: LayoutBatch
     units: FloatColumn
+    rank: IntColumn
     mean_units: FloatColumn
     m: FloatColumn
     unit: _Units
@@ -400,29 +398,34 @@ class _Time:
         per_microbatch = _on_ranks(self.units, forward + input_grad + weight_grad)
         busiest = np.argmax(m * per_microbatch + outside, axis=0)
         pick = (busiest, np.arange(len(batch)))
-        send = self._send_seconds()
-        bubble, sends = self._bubble(forward, input_grad, weight_grad, send)
+        sends = self._sends()
         here = self.units[busiest, :, np.arange(len(batch))].T
+        paired = pairs.pair_columns(costs, at, self.pricer.profile)
+        relief = pairs.relief(paired, here, batch.virtual_stages)
+        own = self._overlapped_pairs(self.rank[pick])
+        bubble, send_waits = self._bubble(forward, input_grad, weight_grad, sends.mean_seconds(), own, relief)
         parts = {
             "recompute": m * (here * costs.recompute_seconds[:, at]).sum(axis=0),
             "fsdp": exposed.fsdp[pick] + slowed[pick],
             "dp": exposed.dp[pick],
             "bubble": bubble,
-            "pp": sends,
+            "pp": send_waits,
             "optimizer": optimizer[pick],
             "other": np.full(len(batch), self.pricer.profile.fixed_step_seconds),
         }
         for index, axis in enumerate(AXES):
             parts[axis] = m * (here * (costs.exposed_forward + costs.exposed_backward)[index][:, at]).sum(axis=0)
-        busy = m * per_microbatch[pick]
+        parts["tp"], parts["ep"] = parts["tp"] - own * relief.tp, parts["ep"] - own * relief.ep
+        busy = m * per_microbatch[pick] - own * relief.saved
         parts["compute"] = busy - parts["recompute"] - parts["tp"] - parts["cp"] - parts["ep"]
-        step = busy + outside[pick] + bubble + sends + parts["other"]
+        step = busy + outside[pick] + bubble + send_waits + parts["other"]
         stage_seconds = StageSeconds(
             forward=forward,
             input_grad=input_grad,
             weight_grad=weight_grad,
             saved_bytes=costs.saved_bytes[:, at],
-            send=send,
+            pairs=paired,
+            sends=sends,
             forward_flops=costs.forward_flops[:, at],
             recompute_flops=costs.recompute_flops[:, at],
             outside=outside[pick] + parts["other"],
@@ -446,25 +449,45 @@ class _Time:
             self.units, seconds, self.batch, self.m, self.pricer.training, self.pricer.rules, self.pricer.profile.dp_hidden
         )
 
-    def _send_seconds(self) -> FloatColumn:
-        _, stride = axes.group("pp", self.batch, self.pricer.cluster.rank_order)
-        payload = self.unit.costs.boundary_bytes[self.at_unit]
-        hop = send_seconds(payload, stride, self.pricer.fabric, degree=self.batch.pp.astype(np.float64))
-        return np.where(self.batch.pp > 1, hop + self.pricer.profile.collective_seconds, 0.0)
+    def _sends(self) -> Sends:
+        return Sends(
+            batch=self.batch,
+            payload_bytes=self.unit.costs.boundary_bytes[self.at_unit],
+            fused=layers.fused_kernels(self.batch, self.pricer.rules),
+            training=self.pricer.training,
+            cluster=self.pricer.cluster,
+            device=self.pricer.device,
+            fabric=self.pricer.fabric,
+        )
+
+    def _overlapped_pairs(self, rank: IntColumn) -> FloatColumn:
+        batch, m = self.batch, self.m.astype(np.int64)
+        return by_schedule(batch, lambda s, rows: s.overlapped_pairs(rank[rows], batch.pp[rows], batch.virtual_stages[rows], m[rows]), 0.0)
 
     def _bubble(
-        self, forward: FloatColumn, input_grad: FloatColumn, weight_grad: FloatColumn, send: FloatColumn
+        self,
+        forward: FloatColumn,
+        input_grad: FloatColumn,
+        weight_grad: FloatColumn,
+        send: FloatColumn,
+        own_pairs: FloatColumn,
+        relief: pairs.Relief,
     ) -> tuple[FloatColumn, FloatColumn]:
+        """(idle seconds, seconds waiting for sends), (N,). Pairs of other ranks on the longest chain shorten this rank's idle time."""
         f, i, w = ((self.mean_units * field).sum(axis=0) for field in (forward, input_grad, weight_grad))
         batch, m = self.batch, self.m.astype(np.int64)
 
         def bubble(schedule: Schedule, rows: IntColumn) -> FloatColumn:
-            return schedule.bubble_seconds(batch.pp[rows], batch.virtual_stages[rows], m[rows], f[rows], i[rows], w[rows])
+            pp, v = batch.pp[rows], batch.virtual_stages[rows]
+            foreign = schedule.pairs_on_critical_path(pp, v, m[rows]) - own_pairs[rows]
+            idle = schedule.bubble_seconds(pp, v, m[rows], f[rows], i[rows], w[rows])
+            return np.maximum(idle - foreign * relief.saved[rows], 0.0)
 
         def hops(schedule: Schedule, rows: IntColumn) -> FloatColumn:
-            return schedule.sends_on_critical_path(batch.pp[rows], batch.virtual_stages[rows], m[rows])
+            exposed = transport_of(self.pricer.training, schedule.name).exposed
+            return schedule.sends_on_critical_path(batch.pp[rows], batch.virtual_stages[rows], m[rows], exposed)
 
-        return by_schedule(batch, bubble, 0.0), by_schedule(batch, hops, 0.0) * send + blocking_send_seconds(self.pricer, batch, send)
+        return by_schedule(batch, bubble, 0.0), by_schedule(batch, hops, 0.0) * send
 
     def _optimizer_seconds(self) -> FloatColumn:
         """Seconds a step of clipping, update, exchange and small reductions, (R, N)."""

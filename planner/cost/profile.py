@@ -137,7 +137,8 @@ class Profile:
     intra_node / inter_node: speed of communication inside a node and beyond, against the curves of `cost.nccl` (1: as in nccl-tests).
     nvls_gain: the same for reductions in the switch.  collective_seconds: added to the library's own time of a collective.
     overlap_slowdown: compute seconds lost per second of hidden communication.  tp_hidden: share of TP communication that
-    hides without async TP;  async_tp_hidden: with it;  ep_hidden, cp_hidden likewise.  dp_hidden: share of the
+    hides without async TP;  async_tp_hidden: with it;  ep_hidden, cp_hidden likewise;  pair_ep_hidden, pair_tp_hidden: of what is
+    left exposed, in an overlapped forward and backward of two microbatches.  dp_hidden: share of the
     backward pass under which gradient reduction can hide.
     early_step_share: backward seconds lost to an optimizer in it.  fixed_step_seconds: data loading, logging, synchronisation.
     fragmentation: reserved over allocated memory, minus one, of the memory that comes
@@ -161,6 +162,8 @@ class Profile:
     async_tp_hidden: float = 0.65
     ep_hidden: float = 0.0
     cp_hidden: float = 0.8
+    pair_ep_hidden: float = 0.8
+    pair_tp_hidden: float = 0.0
     dp_hidden: float = 0.85
     early_step_share: float = 0.02
     fixed_step_seconds: float = 0.01

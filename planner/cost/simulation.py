@@ -9,9 +9,10 @@ import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import stages
-from planner.cost.price import Pricer, Prices, blocking_send_seconds, num_microbatches
-from planner.cost.simulate import Simulation, StageCosts, simulate
-from planner.schedules import SCHEDULES
+from planner.cost.price import Pricer, Prices, num_microbatches
+from planner.cost.sends import transport_of
+from planner.cost.simulate import PairSeconds, Simulation, StageCosts, simulate
+from planner.schedules import SCHEDULES, Schedule
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 
 
@@ -33,7 +34,6 @@ def refine(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> Refined:
         makespan, without_sends = played[: len(rows)], played[len(rows) :]
         bubble[rows] = np.maximum(without_sends - prices.stage_seconds.busy[rows], 0.0)
         sends[rows] = np.maximum(makespan - np.maximum(without_sends, prices.stage_seconds.busy[rows]), 0.0)
-    sends = np.where(batch.pp > 1, sends + blocking_send_seconds(pricer, batch, prices.stage_seconds.send), sends)
     step = prices.step_seconds - prices.parts["bubble"] - prices.parts["pp"] + bubble + sends
     return Refined(step_seconds=step, bubble_seconds=bubble, send_seconds=sends)
 
@@ -83,20 +83,45 @@ def play(
     first = int(rows[0])
     schedule = SCHEDULES[SCHEDULE_NAMES[int(batch.pp_schedule[first])]]
     pp, virtual = int(batch.pp[first]), int(batch.virtual_stages[first])
+    m = int(num_microbatches(batch.take(rows[:1]), pricer.training)[0])
+    costs = _stage_costs(pricer, batch, prices, rows, send_scales)
+    return simulate(schedule, (pp, virtual, m), costs, transport=transport_of(pricer.training, schedule.name), times=keep_times)
+
+
+def _stage_costs(pricer: Pricer, batch: LayoutBatch, prices: Prices, rows: IntColumn, send_scales: tuple[float, ...]) -> StageCosts:
+    first = int(rows[0])
+    schedule = SCHEDULES[SCHEDULE_NAMES[int(batch.pp_schedule[first])]]
     units_CSK = np.array(
         [stages.stage_units(stages.layers_of_stages(batch, int(row), pricer.model, pricer.rules), pricer.model) for row in rows]
     )
-    s = prices.stage_seconds
+    s, pairs = prices.stage_seconds, prices.stage_seconds.pairs
 
     def on_stages(field: FloatColumn) -> FloatColumn:
         return np.tile(np.einsum("csk,kc->cs", units_CSK, field[:, rows]), (len(send_scales), 1))
 
-    costs = StageCosts(
+    pp = int(batch.pp[first])
+    hop_S = _hops(schedule, pp, int(batch.virtual_stages[first]))
+    alone, crowded = (np.concatenate([scale * hops[:, hop_S] for scale in send_scales]) for hops in s.sends.take(rows).hop_seconds(pp))
+    return StageCosts(
         forward_seconds_CS=on_stages(s.forward),
         input_grad_seconds_CS=on_stages(s.input_grad),
         weight_grad_seconds_CS=on_stages(s.weight_grad),
-        send_seconds_CS=np.repeat(np.outer(send_scales, s.send[rows]).reshape(-1, 1), units_CSK.shape[1], axis=1),
+        send_seconds_CS=alone,
+        crowded_seconds_CS=crowded,
         saved_bytes_CS=on_stages(s.saved_bytes),
+        pair=PairSeconds(
+            forward_wire_CS=on_stages(pairs.forward_wire),
+            backward_wire_CS=on_stages(pairs.backward_wire),
+            forward_cover_CS=on_stages(pairs.forward_cover),
+            backward_cover_CS=on_stages(pairs.backward_cover),
+            slowdown=pairs.slowdown,
+        ),
     )
-    m = int(num_microbatches(batch.take(rows[:1]), pricer.training)[0])
-    return simulate(schedule, pp, virtual, m, costs, times=keep_times)
+
+
+def _hops(schedule: Schedule, pp: int, virtual_stages: int) -> IntColumn:
+    """Hop between ranks that each stage's output crosses to the next stage: rank r to r + 1 is hop r, the last to the first p - 1."""
+    rank = schedule.stage_rank(np.arange(pp * virtual_stages), pp, virtual_stages)
+    after = np.append(rank[1:], rank[-1])
+    around = (np.abs(after - rank) > 1) & (pp > 2)
+    return np.where(around, pp - 1, np.minimum(rank, after))

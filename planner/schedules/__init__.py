@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from planner.errors import UnknownNameError
-from planner.schedules.base import Action, Order, Schedule, ScheduleRule, parse_action
+from planner.schedules.base import Action, Item, Order, Overlap, Schedule, ScheduleRule, leaves, parse_action, parse_item
 from planner.schedules.dualpipe_v import DualPipeV
 from planner.schedules.gpipe import GPipe
 from planner.schedules.interleaved_1f1b import Interleaved1F1B
@@ -34,4 +34,7 @@ def schedule(name: str) -> Schedule:
     return SCHEDULES[name]
 
 
-__all__ = ["SCHEDULES", "Action", "Order", "Schedule", "ScheduleRule", "check_legal", "from_csv", "parse_action", "schedule", "to_csv"]
+__all__ = [
+    "SCHEDULES", "Action", "Item", "Order", "Overlap", "Schedule", "ScheduleRule", "check_legal", "from_csv", "leaves", "parse_action",
+    "parse_item", "schedule", "to_csv",
+]  # fmt: skip

@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.specs.transports import Exposed
+
 Kind = Literal["F", "I", "W", "B"]
 Runtime = Literal["torch", "megatron"]
 Ints = NDArray[np.int64]
@@ -22,6 +24,7 @@ IntLike = Ints | int
 FloatLike = Floats | float
 
 _NOTATION = re.compile(r"^(\d+)([FIWB])(\d+)$")
+_OVERLAPPED = re.compile(r"^\(([^;()]+);([^;()]+)\)OVERLAP_F_B$")
 _KINDS: dict[str, Kind] = {"F": "F", "I": "I", "W": "W", "B": "B"}
 
 
@@ -40,8 +43,27 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind}{self.microbatch}"
 
 
-RankOrder = tuple[Action, ...]
+class Overlap(NamedTuple):
+    """A forward and a full backward of two microbatches that run as one, each communicating under the other's compute.
+
+    Both inputs are there before it starts and both outputs leave when it has ended, as in torch's OVERLAP_F_B.
+    """
+
+    forward: Action
+    backward: Action
+
+    def __str__(self) -> str:
+        return f"({self.forward};{self.backward})OVERLAP_F_B"
+
+
+Item = Action | Overlap
+RankOrder = tuple[Item, ...]
 Order = tuple[RankOrder, ...]
+
+
+def leaves(order: RankOrder) -> tuple[Action, ...]:
+    """The order's actions one by one, the two of an overlapped pair as forward, backward."""
+    return tuple(action for item in order for action in (item if isinstance(item, Overlap) else (item,)))
 
 
 def parse_action(text: str) -> Action:
@@ -50,6 +72,17 @@ def parse_action(text: str) -> Action:
     if match is None:
         raise ValueError(f"{text!r} is no pipeline action; write stage, F I W or B, microbatch, such as 2F0")
     return Action(int(match.group(1)), _KINDS[match.group(2)], int(match.group(3)))
+
+
+def parse_item(text: str) -> Item:
+    """`parse_action`, or an `Overlap` from torch's "(4F2;3B1)OVERLAP_F_B"; raises ValueError for anything else."""
+    match = _OVERLAPPED.match(text.strip())
+    if match is None:
+        return parse_action(text)
+    forward, backward = parse_action(match.group(1)), parse_action(match.group(2))
+    if (forward.kind, backward.kind) != ("F", "B"):
+        raise ValueError(f"{text!r} is no overlapped pair; write a forward, then a full backward, such as (4F2;3B1)OVERLAP_F_B")
+    return Overlap(forward, backward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +149,21 @@ class Schedule(ABC):
         return np.asarray(rank * 0.0 + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
 
     @abstractmethod
-    def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """Hops that lengthen the step: d(step) / d(send seconds) for short sends and equal stages, first order. (N,)."""
+    def sends_on_critical_path(
+        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+    ) -> Floats:
+        """Hops that lengthen the step: d(step) / d(send seconds) for short sends and equal stages, first order. (N,).
+
+        exposed: what the runtime cannot hide (`planner.specs.transports`).
+        """
+
+    def overlapped_pairs(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """Forwards that this rank runs together with a backward (`Overlap`). (N,)."""
+        return np.asarray(rank * 0.0 + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
+
+    def pairs_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """Pairs that shorten the step: -d(step) / d(seconds saved by a pair), for equal stages. (N,)."""
+        return np.asarray(pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
 
     def repeats_after(self, pp: int, virtual_stages: int, num_microbatches: int) -> int:
         """Microbatches after which the steady order repeats; more microbatches in this step lengthen only the middle."""

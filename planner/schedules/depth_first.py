@@ -51,6 +51,12 @@ def chunks_awaiting_weight_grad(warmup: IntLike, delay: IntLike, virtual_stages:
     return np.asarray(np.minimum(delay, room) / virtual_stages, dtype=np.float64)
 
 
+def exchanges(pp: IntLike, num_microbatches: IntLike) -> Floats:
+    """Sends on the critical path of 1F1B where neighbours wait for each other's: 2 m + 2 p - 5, for two ranks m + 1."""
+    count = num_microbatches
+    return np.asarray(np.where(np.asarray(pp) > 2, 2.0 * count + 2.0 * pp - 5.0, count + 1.0), dtype=np.float64)
+
+
 def whole_rounds(name: str, runtime: Runtime) -> ScheduleRule:
     """Rule on m of the interleaved schedules.
 

@@ -6,14 +6,14 @@ import numpy as np
 
 from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, two_stages_per_rank
 from planner.schedules.v_shape import VOrder
+from planner.specs.transports import Exposed
 
 
 @dataclass(frozen=True)
 class DualPipeV(Schedule):
     """DualPipe's "cut-in-half" (DeepSeek-V3 report, section 3.2.1; github.com/deepseek-ai/DualPipe; Sea AI Lab).
 
-    torch's overlapped pairs "(sFm;tBn)OVERLAP_F_B" are emitted as two actions in a row, F first, which is how torch's own
-    runtime executes them; hiding expert all-to-all behind the partner is a matter of durations, not of the order.
+    The steady phase is overlapped pairs; what communication they hide is a matter of durations, not of the order.
     """
 
     name: str = "DualPipeV"
@@ -33,15 +33,16 @@ class DualPipeV(Schedule):
             order.add(1, "I")
             order.add_owed()
             order.add(1, "F")
-        for _ in range(num_microbatches - 2 * pp + rank + 1):
-            order.add(0, "F")
-            order.add(1, "B")
-            order.add(1, "F")
-            order.add(0, "B")
+        for turn in range(num_microbatches - 2 * pp + rank + 1):
+            if turn == 0 and beyond == 0:
+                order.add(0, "F")
+                order.add(1, "B")
+            else:
+                order.add_overlap(0, 1)
+            order.add_overlap(1, 0)
         for _ in range(beyond):
             order.add(1, "B")
-            order.add(1, "F")
-            order.add(0, "B")
+            order.add_overlap(1, 0)
         _drain(order, rank, beyond)
         return tuple(order.actions)
 
@@ -64,23 +65,41 @@ class DualPipeV(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """max((p - 1)(f + i - w), 2 (p - 1) i - (p - 1) w - f, (p - 1) i - f, (p - 1) f, 0) / 2.
+        """Half the longest of 2 (p - 1) f,  (p - 1)(2 f + i - w),  (p - 2) f + 2 (p - 1) i - (p - 1) w,  (p - 2) f + (p - 1) i.
 
-        Exact for equal stages, w <= f <= i and pairs run one after the other. DeepSeek-V3 report, table 2, in these letters:
-        (p - 1)(f + 2 i - w) / 2 without overlap, the second chain with its fill.
+        Exact for equal stages and pairs that save nothing. The third is f short of DeepSeek-V3's (report, table 2) in these
+        letters, (p - 1)(f + 2 i - w) / 2. What pairs save comes off: see `pairs_on_critical_path`.
         """
         f, i, w, others = forward_seconds, input_grad_seconds, weight_grad_seconds, pp - 1
-        chains = np.maximum(others * (f + i - w), 2 * others * i - others * w - f)
-        chains = np.maximum(chains, np.maximum(others * i - f, others * f))
-        return np.asarray(np.maximum(0.0, chains) / 2.0 + 0.0 * num_microbatches, dtype=np.float64)
+        drain = (pp - 2) * f + others * i
+        chains = np.maximum(np.maximum(2 * others * f, others * (2 * f + i - w)), np.maximum(drain, drain + others * (i - w)))
+        return np.asarray(np.where(np.asarray(pp) > 1, chains, 0.0) / 2.0 + 0.0 * num_microbatches, dtype=np.float64)
+
+    def overlapped_pairs(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """2 m - 3 p + rank + 1, one less on the last rank. Exact."""
+        first = np.where(np.asarray(rank) == pp - 1, 1.0, 0.0)
+        return np.asarray(2.0 * num_microbatches - 3.0 * pp + rank + 1.0 - first, dtype=np.float64)
+
+    def pairs_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """2 m - p - 2, more than any rank has: the chain changes ranks. Exact for equal stages."""
+        return np.asarray(np.where(np.asarray(pp) > 1, 2.0 * num_microbatches - pp - 2.0, 0.0), dtype=np.float64)
 
     def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
         """Always p + 1/2 on every rank. Exact; DeepSeek-V3 report, table 2, rounds up to p + 1."""
         return np.asarray(pp + 0.5 + 0.0 * rank + 0.0 * num_microbatches, dtype=np.float64)
 
-    def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """6 (p - 1): the drain crosses the V three times. Read off simulations where the second chain of the bubble is the longest."""
-        return np.asarray(6.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)
+    def sends_on_critical_path(
+        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+    ) -> Floats:
+        """4 (p - 1) m / p + 3 p - 8: pairs send when both halves are done, so that neighbours have no slack, as in 1F1B.
+
+        Receives posted late or sends seen through: 4 m + 3 p - 12. Read off simulations, to a few sends.
+        """
+        hops = 4.0 * (pp - 1) / pp * num_microbatches + 3.0 * pp - 8.0
+        if exposed != "none":
+            hops = np.maximum(hops, 4.0 * num_microbatches + 3.0 * pp - 12.0)
+        return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)
+
 
 
 def _drain(order: VOrder, rank: int, beyond: int) -> None:

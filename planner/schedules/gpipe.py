@@ -15,6 +15,7 @@ from planner.schedules.base import (
     ScheduleRule,
     one_stage_per_rank,
 )
+from planner.specs.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ class GPipe(Schedule):
         """m: the first backward waits for the last forward. Exact."""
         return np.asarray(num_microbatches + 0.0 * rank, dtype=np.float64)
 
-    def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """2 (p - 1): fill and drain; between them sends run beside compute."""
-        return np.asarray(2.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)
+    def sends_on_critical_path(
+        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+    ) -> Floats:
+        """2 (p - 1): fill and drain, between which sends run beside compute. Receives posted late, or sends seen through: 2 m + 2 (p - 2).
+
+        Exact for equal stages.
+        """
+        hidden = 2.0 * (pp - 1) + 0.0 * num_microbatches
+        held = 2.0 * num_microbatches + 2.0 * (pp - 2)
+        return np.asarray(hidden if exposed == "none" else np.maximum(hidden, held), dtype=np.float64)

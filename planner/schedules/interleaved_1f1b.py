@@ -6,6 +6,7 @@ import numpy as np
 
 from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, several_stages_per_rank
 from planner.schedules.depth_first import chunks_in_flight, depth_first_order, microbatches_per_round, whole_rounds
+from planner.specs.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,22 @@ class Interleaved1F1B(Schedule):
         """min(v m, (v - 1) k + 2 (p - 1 - rank) + 1) / v. Exact."""
         return chunks_in_flight(_warmup(rank, pp, virtual_stages, num_microbatches), virtual_stages, num_microbatches)
 
-    def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def sends_on_critical_path(
+        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+    ) -> Floats:
         """2 (p v - 1) where rounds hold p microbatches, so that each waits for its own return; 2 (p - 1) where they hold more.
 
         The double warm-up hides the sends of the steady phase (Narayanan et al. 2021). Exact for equal stages.
+        Receives posted late: half as many again for two ranks, which share one stream. Turns: 2 v m + 2 p - 4, two ranks
+        (2 v - 1/2) m. Sends seen through: (2 v - 1) m + 2 p - 3. Read off simulations.
         """
-        tight = microbatches_per_round(pp, num_microbatches) <= pp
-        hops = 2.0 * (np.where(tight, pp * virtual_stages, pp) - 1)
+        v, m = virtual_stages, num_microbatches
+        tight = microbatches_per_round(pp, m) <= pp
+        hops = 2.0 * (np.where(tight, pp * v, pp) - 1) * np.where((exposed == "receive") & (np.asarray(pp) == 2), 1.5, 1.0)
+        if exposed == "turn":
+            hops = np.maximum(hops, np.where(np.asarray(pp) > 2, 2.0 * v * m + 2.0 * pp - 4.0, (2.0 * v - 0.5) * m))
+        if exposed == "send":
+            hops = np.maximum(hops, (2.0 * v - 1.0) * m + 2.0 * pp - 3.0)
         return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)
 
     def repeats_after(self, pp: int, virtual_stages: int, num_microbatches: int) -> int:

@@ -12,6 +12,7 @@ from planner.schedules.depth_first import (
     microbatches_per_round,
     whole_rounds,
 )
+from planner.specs.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,20 @@ class InterleavedZeroBubble(Schedule):
         """min(rank, v m - warm-up - 1) / v. Exact."""
         return chunks_awaiting_weight_grad(_warmup(rank, pp, virtual_stages, num_microbatches), rank, virtual_stages, num_microbatches)
 
-    def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """(v + 3) p - 4: the single warm-up hides fewer sends than interleaved 1F1B's. Read off simulations with m > p, f + i - w > i."""
-        return np.asarray(np.where(np.asarray(pp) > 1, (virtual_stages + 3.0) * pp - 4.0, 0.0) + 0.0 * num_microbatches, dtype=np.float64)
+    def sends_on_critical_path(
+        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+    ) -> Floats:
+        """(v + 3) p - 4: the single warm-up hides fewer sends than interleaved 1F1B's. Read off simulations with m > p, f + i - w > i.
+
+        Receives posted late: (2 v + 2) p - 4. Sends seen through: 2 v m + 2 p - 5. Read off simulations.
+        """
+        v, zero = virtual_stages, 0.0 * num_microbatches
+        hops = (v + 3.0) * pp - 4.0 + zero
+        if exposed == "receive":
+            hops = (2.0 * v + 2.0) * pp - 4.0 + zero
+        elif exposed != "none":
+            hops = np.maximum(hops, 2.0 * v * num_microbatches + 2.0 * pp - 5.0)
+        return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)
 
     def repeats_after(self, pp: int, virtual_stages: int, num_microbatches: int) -> int:
         """One round."""

@@ -3,25 +3,29 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from planner.schedules.base import Action, Order, RankOrder
+from planner.schedules.base import Action, Item, Order, Overlap, leaves
+
+Singles = tuple[tuple[Action, ...], ...]
 
 
 def check_legal(actions: Order, num_stages: int, num_microbatches: int) -> None:
     """Passes silently when the orders run to their end; raises ValueError naming the first fault.
 
     Each stage lives on one rank; each (stage, microbatch) has one F and one B, or one F, one I and one W, in that order;
-    receives come from the neighbouring stages and never wait for each other in a circle.
+    receives come from the neighbouring stages and never wait for each other in a circle. An overlapped pair needs both inputs
+    before it starts.
     """
-    _check_homes(actions, num_stages)
-    _check_counts(actions, num_stages, num_microbatches)
-    for rank, order in enumerate(actions):
+    singles = tuple(leaves(order) for order in actions)
+    _check_homes(singles, num_stages)
+    _check_counts(singles, num_stages, num_microbatches)
+    for rank, order in enumerate(singles):
         _check_local_order(rank, order)
     left = _blocked(actions, num_stages)
     if left:
         raise ValueError(f"deadlock: rank {left[0][0]} waits forever before {left[0][1]}")
 
 
-def _check_homes(actions: Order, num_stages: int) -> None:
+def _check_homes(actions: Singles, num_stages: int) -> None:
     home: dict[int, int] = {}
     for rank, order in enumerate(actions):
         for action in order:
@@ -31,7 +35,7 @@ def _check_homes(actions: Order, num_stages: int) -> None:
                 raise ValueError(f"stage {action.stage} is on rank {home[action.stage]} and on rank {rank}")
 
 
-def _check_counts(actions: Order, num_stages: int, num_microbatches: int) -> None:
+def _check_counts(actions: Singles, num_stages: int, num_microbatches: int) -> None:
     seen = Counter(action for order in actions for action in order)
     doubled = next((action for action, count in seen.items() if count > 1), None)
     if doubled is not None:
@@ -46,7 +50,7 @@ def _check_counts(actions: Order, num_stages: int, num_microbatches: int) -> Non
         raise ValueError(f"{excess} actions are for microbatches beyond {num_microbatches}")
 
 
-def _check_local_order(rank: int, order: RankOrder) -> None:
+def _check_local_order(rank: int, order: tuple[Action, ...]) -> None:
     done: set[Action] = set()
     for action in order:
         needs = {"F": None, "I": "F", "B": "F", "W": "I"}[action.kind]
@@ -61,8 +65,8 @@ def _same(done: set[Action], action: Action) -> Iterator[Action]:
             yield candidate
 
 
-def _blocked(actions: Order, num_stages: int) -> list[tuple[int, Action]]:
-    """The action at which each stuck rank stands after everything that can run has run."""
+def _blocked(actions: Order, num_stages: int) -> list[tuple[int, Item]]:
+    """The item at which each stuck rank stands after everything that can run has run."""
     done: set[tuple[int, str, int]] = set()
     position = [0] * len(actions)
     moved = True
@@ -70,16 +74,20 @@ def _blocked(actions: Order, num_stages: int) -> list[tuple[int, Action]]:
         moved = False
         for rank, order in enumerate(actions):
             while position[rank] < len(order) and _ready(order[position[rank]], done, num_stages):
-                stage, kind, microbatch = order[position[rank]]
-                done.add((stage, "I" if kind == "B" else kind, microbatch))
+                for stage, kind, microbatch in leaves((order[position[rank]],)):
+                    done.add((stage, "I" if kind == "B" else kind, microbatch))
                 position[rank] += 1
                 moved = True
     return [(rank, order[position[rank]]) for rank, order in enumerate(actions) if position[rank] < len(order)]
 
 
-def _ready(action: Action, done: set[tuple[int, str, int]], num_stages: int) -> bool:
-    if action.kind == "F":
-        return action.stage == 0 or (action.stage - 1, "F", action.microbatch) in done
-    if action.kind == "W" or action.stage == num_stages - 1:
+def _ready(item: Item, done: set[tuple[int, str, int]], num_stages: int) -> bool:
+    if isinstance(item, Overlap):
+        return _ready(item.forward, done, num_stages) and _ready(item.backward, done, num_stages)
+    if item.kind == "F":
+        return item.stage == 0 or (item.stage - 1, "F", item.microbatch) in done
+    if item.kind == "W":
         return True
-    return (action.stage + 1, "I", action.microbatch) in done
+    if item.stage == num_stages - 1:
+        return (item.stage, "F", item.microbatch) in done
+    return (item.stage + 1, "I", item.microbatch) in done

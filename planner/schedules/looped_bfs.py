@@ -15,6 +15,7 @@ from planner.schedules.base import (
     ScheduleRule,
     several_stages_per_rank,
 )
+from planner.specs.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,16 @@ class LoopedBFS(Schedule):
         """m: the first backward waits for the last forward. Exact."""
         return np.asarray(num_microbatches + 0.0 * rank, dtype=np.float64)
 
-    def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """2 (p - 1) fill and drain; 2 (p v - 1) up to p microbatches, where the next stage waits for the first's return. Exact."""
-        tight = np.asarray(num_microbatches) <= pp
-        hops = 2.0 * (np.where(tight, pp * virtual_stages, pp) - 1)
+    def sends_on_critical_path(
+        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+    ) -> Floats:
+        """2 (p - 1) fill and drain; 2 (p v - 1) up to p microbatches, where the next stage waits for the first's return. Exact.
+
+        Receives posted late or sends seen through: 2 v m + 2 (p - 2); two ranks that share one stream: (4 v - 2) m. Exact for m > p.
+        """
+        v, m = virtual_stages, num_microbatches
+        hops = 2.0 * (np.where(np.asarray(m) <= pp, pp * v, pp) - 1)
+        if exposed != "none":
+            shared = (exposed == "receive") & (np.asarray(pp) == 2)
+            hops = np.maximum(hops, np.where(shared, (4.0 * v - 2.0) * m, 2.0 * v * m + 2.0 * (pp - 2)))
         return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)

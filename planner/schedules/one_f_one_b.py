@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, one_stage_per_rank
-from planner.schedules.depth_first import chunks_in_flight, depth_first_order
+from planner.schedules.depth_first import chunks_in_flight, depth_first_order, exchanges
+from planner.specs.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,14 @@ class OneFOneB(Schedule):
         """min(m, p - rank). Exact."""
         return chunks_in_flight(pp - 1 - rank, 1, num_microbatches)
 
-    def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def sends_on_critical_path(
+        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+    ) -> Floats:
         """2 (p - 1) m / p + 2 (p - 2): with no slack between neighbours, almost two sends a microbatch delay everyone.
 
         The longest circle zigzags over all ranks, 2 (p - 1) sends for p microbatches. Exact up to rounding for m >= p.
+        Exchanges that both neighbours wait for: 2 m + 2 p - 5, for two ranks m + 1. Exact for m >= p.
         """
-        circles = 2.0 * (pp - 1) * num_microbatches / pp
-        return np.asarray(circles + 2.0 * np.maximum(0, pp - 2), dtype=np.float64)
+        count = num_microbatches
+        hidden = 2.0 * (pp - 1) * count / pp + 2.0 * np.maximum(0, pp - 2)
+        return np.asarray(hidden if exposed == "none" else np.maximum(hidden, exchanges(pp, count)), dtype=np.float64)

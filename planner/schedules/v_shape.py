@@ -2,27 +2,34 @@
 
 from collections import Counter
 
-from planner.schedules.base import Action, Kind
+from planner.schedules.base import Action, Item, Kind, Overlap
 
 
 class VOrder:
     """Appends actions for the two local stages (chunk 0 going down, chunk 1 coming up), counting microbatches itself."""
 
     def __init__(self, rank: int, pp: int) -> None:
-        self.actions: list[Action] = []
+        self.actions: list[Item] = []
         self._stages = (rank, 2 * pp - 1 - rank)
         self._done: Counter[tuple[int, Kind]] = Counter()
         self._owed: list[tuple[int, int]] = []
 
     def add(self, chunk: int, kind: Kind) -> None:
         """The next microbatch of this kind on this chunk. B counts as I and W; I leaves its W owed."""
-        stage, counter = self._stages[chunk], "I" if kind == "B" else kind
-        key: tuple[int, Kind] = (chunk, "I") if counter == "I" else (chunk, kind)
+        action = self._next(chunk, kind)
+        self.actions.append(action)
+        if kind == "I":
+            self._owed.append((action.stage, action.microbatch))
+
+    def add_overlap(self, forward_chunk: int, backward_chunk: int) -> None:
+        """The next forward of one chunk and the next full backward of the other as one overlapped pair."""
+        self.actions.append(Overlap(self._next(forward_chunk, "F"), self._next(backward_chunk, "B")))
+
+    def _next(self, chunk: int, kind: Kind) -> Action:
+        key: tuple[int, Kind] = (chunk, "I" if kind == "B" else kind)
         microbatch = self._done[key]
         self._done[key] += 1
-        self.actions.append(Action(stage, kind, microbatch))
-        if kind == "I":
-            self._owed.append((stage, microbatch))
+        return Action(self._stages[chunk], kind, microbatch)
 
     def add_owed(self) -> None:
         """The W that has been owed longest; nothing where none is."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, one_stage_per_rank
-from planner.schedules.depth_first import chunks_awaiting_weight_grad, chunks_in_flight, depth_first_order
+from planner.schedules.depth_first import chunks_awaiting_weight_grad, chunks_in_flight, depth_first_order, exchanges
+from planner.specs.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,12 @@ class ZB1p(Schedule):
         """min(rank, m - (p - 1 - rank) - 1): with `in_flight`, p on every rank. Exact."""
         return chunks_awaiting_weight_grad(pp - 1 - rank, rank, 1, num_microbatches)
 
-    def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """4 (p - 1): warm-up and late W leave each neighbour's gradient one send behind. Read off simulations with m > p."""
-        return np.asarray(4.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)
+    def sends_on_critical_path(
+        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+    ) -> Floats:
+        """4 (p - 1): warm-up and late W leave each neighbour's gradient one send behind. Read off simulations with m > p.
+
+        Sends seen through: as for 1F1B, 2 m + 2 p - 5.
+        """
+        hidden = 4.0 * (pp - 1) + 0.0 * num_microbatches
+        return np.asarray(np.maximum(hidden, exchanges(pp, num_microbatches)) if exposed == "send" else hidden, dtype=np.float64)

@@ -6,6 +6,7 @@ import numpy as np
 
 from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, one_stage_per_rank
 from planner.schedules.depth_first import chunks_awaiting_weight_grad, chunks_in_flight, depth_first_order
+from planner.specs.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,13 @@ class ZB2p(Schedule):
         """min(2 rank, m - 2 (p - 1 - rank) - 1): with `in_flight`, 2p - 1 on every rank. Exact."""
         return chunks_awaiting_weight_grad(2 * (pp - 1 - rank), 2 * rank, 1, num_microbatches)
 
-    def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """2 (p - 1): fill and drain; the double warm-up hides the rest. Read off simulations with m >= 2p - 1."""
-        return np.asarray(2.0 * (pp - 1) + 0.0 * num_microbatches, dtype=np.float64)
+    def sends_on_critical_path(
+        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+    ) -> Floats:
+        """2 (p - 1): fill and drain; the double warm-up hides the rest. Read off simulations with m >= 2p - 1.
+
+        Sends seen through: m + 2 p - 3, only the last rank's own.
+        """
+        hidden = 2.0 * (pp - 1) + 0.0 * num_microbatches
+        seen = num_microbatches + 2.0 * pp - 3.0
+        return np.asarray(np.maximum(hidden, seen) if exposed == "send" else hidden, dtype=np.float64)

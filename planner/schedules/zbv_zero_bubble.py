@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, two_stages_per_rank
+from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, leaves, two_stages_per_rank
 from planner.schedules.v_shape import VOrder
+from planner.specs.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ZBVZeroBubble(Schedule):
                 order.add(chunk, "I")
                 order.add_owed()
         _cool_down(order, rank, pp)
-        return tuple(action for action in order.actions if action.microbatch < num_microbatches)
+        return tuple(action for action in leaves(tuple(order.actions)) if action.microbatch < num_microbatches)
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
         """Exactly two stages per rank; torch puts no condition on the number of microbatches."""
@@ -68,9 +69,18 @@ class ZBVZeroBubble(Schedule):
         down, up = np.minimum(num_microbatches, 2 * pp - 1 - rank), np.minimum(num_microbatches, rank + 1)
         return np.asarray((down + up) / 2.0, dtype=np.float64)
 
-    def sends_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """6 p - 8: the drain crosses the V three times. Read off simulations with m >= 2p - 1 and i - w > i / 2; else fewer."""
-        return np.asarray(np.where(np.asarray(pp) > 1, 6.0 * pp - 8.0, 0.0) + 0.0 * num_microbatches, dtype=np.float64)
+    def sends_on_critical_path(
+        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+    ) -> Floats:
+        """6 p - 8: the drain crosses the V three times. Read off simulations with m >= 2p - 1 and i - w > i / 2; else fewer.
+
+        Sends seen through: 2 m + 3 p - 3. Read off simulations.
+        """
+        hops = 6.0 * pp - 8.0 + 0.0 * num_microbatches
+        if exposed not in ("none", "receive"):
+            hops = np.maximum(hops, 2.0 * num_microbatches + 3.0 * pp - 3.0)
+        return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)
+
 
 
 def _warm_up(order: VOrder, rank: int, pp: int) -> None:

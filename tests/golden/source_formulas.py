@@ -115,7 +115,7 @@ def pipeline_bytes(model: str, micro_batch: int, seq_len: int) -> float:
     training = {"seq_len": seq_len, "global_batch_size": 64}
     pricer, parsed, prices = _priced({**job, "training": training, "layout": {"pp": 8, "micro_batch_size": micro_batch, "dp_shard": 1}})
     rate = collective("p2p", 1e12, pricer.cluster).algorithm_bandwidth_bytes_per_second
-    return float(2 * prices.stage_seconds.send[0] * rate / (2 * micro_batch * seq_len * parsed.model.hidden_size * 2))
+    return float(2 * prices.stage_seconds.sends.mean_seconds()[0] * rate / (2 * micro_batch * seq_len * parsed.model.hidden_size * 2))
 
 
 def forward_flops_over_2nt(model: str, seq_len: int) -> float:

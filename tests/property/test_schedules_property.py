@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.simulate import Simulation, StageCosts, program, replay, simulate
-from planner.schedules import SCHEDULES, Schedule, check_legal, from_csv, to_csv
+from planner.schedules import SCHEDULES, Schedule, check_legal, from_csv, leaves, to_csv
 
 names = st.sampled_from(list(SCHEDULES))
 
@@ -57,8 +57,9 @@ def test_a_timeline_respects_work_order_and_inputs(layout: tuple[Schedule, int, 
     result = replayed(entry, pp, v, m, costs)
     line = result.timeline
     assert line is not None
-    ends = {(a.stage, "I" if a.kind == "B" else a.kind, a.microbatch): k for k, a in enumerate(line.actions)}
-    for k, action in enumerate(line.actions):
+    singles = [(k, action) for k, item in enumerate(line.actions) for action in leaves((item,))]
+    ends = {(a.stage, "I" if a.kind == "B" else a.kind, a.microbatch): k for k, a in singles}
+    for k, action in singles:
         start = line.start_seconds_AC[k]
         if k and line.rank_A[k - 1] == line.rank_A[k]:
             assert np.all(start >= line.end_seconds_AC[k - 1] - 1e-9)
@@ -117,7 +118,7 @@ def test_equal_stages_are_continued_exactly(name: str, pp: int, rounds: int, dat
     v, m = (1 if entry.single_stage else 2), pp * rounds
     costs = data.draw(stage_costs(pp * v, equal=True))
     costs = replace(costs, send_seconds_CS=costs.send_seconds_CS * 0.05)
-    short, whole = simulate(entry, pp, v, m, costs), replay(program(entry, pp, v, m), costs, num_microbatches=m)
+    short, whole = simulate(entry, (pp, v, m), costs), replay(program(entry, pp, v, m), costs, num_microbatches=m)
     np.testing.assert_allclose(short.makespan_seconds_C, whole.makespan_seconds_C, rtol=1e-9)
     np.testing.assert_allclose(short.span_seconds_CR.max(axis=1), whole.span_seconds_CR.max(axis=1), rtol=1e-9)
     np.testing.assert_allclose(short.peak_saved_bytes_CR, whole.peak_saved_bytes_CR, rtol=1e-9)

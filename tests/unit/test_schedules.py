@@ -5,18 +5,34 @@ import itertools
 import numpy as np
 import pytest
 
-from planner.cost.simulate import Simulation, StageCosts, program, replay
+from planner.cost.simulate import PairSeconds, Simulation, StageCosts, program, replay
 from planner.errors import UnknownNameError
-from planner.schedules import SCHEDULES, Action, Schedule, check_legal, from_csv, parse_action, schedule, to_csv
+from planner.schedules import (
+    SCHEDULES,
+    Action,
+    Overlap,
+    Schedule,
+    check_legal,
+    from_csv,
+    leaves,
+    parse_action,
+    parse_item,
+    schedule,
+    to_csv,
+)
 from planner.specs.layout import SCHEDULES as NAMES
 from planner.specs.trainers import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
+from planner.specs.transports import IDEAL, Exposed, Transport, transport
 
 SIZES = list(itertools.product((1, 2, 3, 4, 8), (1, 2, 3, 4), (1, 2, 3, 4, 6, 7, 8, 12, 16, 24)))
 ALL = pytest.mark.parametrize("entry", SCHEDULES.values(), ids=list(SCHEDULES))
 
 
-def uniform(entry: Schedule, pp: int, v: int, m: int, *, seconds: np.ndarray, send: float = 0.0, share: float = 0.0) -> Simulation:
-    """Equal stages: seconds (C, 3) of one microbatch over all stages of a rank; one unit of activations per rank."""
+def uniform(
+    entry: Schedule, pp: int, v: int, m: int, *, seconds: np.ndarray, send: float = 0.0, share: float = 0.0, saved: float = 0.0,
+    how: Transport = IDEAL,
+) -> Simulation:  # fmt: skip
+    """Equal stages: seconds (C, 3) of one microbatch over all stages of a rank; one unit of activations per rank; saved: by a pair."""
     ones = np.ones((len(seconds), pp * v))
     forward, input_grad, weight_grad = (ones * column[:, None] / v for column in seconds.T)
     costs = StageCosts(
@@ -24,10 +40,14 @@ def uniform(entry: Schedule, pp: int, v: int, m: int, *, seconds: np.ndarray, se
         input_grad_seconds_CS=input_grad,
         weight_grad_seconds_CS=weight_grad,
         send_seconds_CS=ones * send,
+        crowded_seconds_CS=ones * send * 2.0,
         saved_bytes_CS=ones / v,
         weight_grad_bytes_CS=ones * share / v,
+        pair=PairSeconds(
+            forward_wire_CS=ones * saved, backward_wire_CS=ones * 0.0, forward_cover_CS=ones, backward_cover_CS=ones, slowdown=0.0
+        ),
     )
-    return replay(program(entry, pp, v, m), costs, num_microbatches=m)
+    return replay(program(entry, pp, v, m, how), costs, num_microbatches=m)
 
 
 def step_and_bubble(entry: Schedule, pp: int, v: int, m: int, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -67,8 +87,9 @@ def test_every_order_is_legal_on_the_ranks_it_claims(entry: Schedule) -> None:
         orders = entry.actions(pp, v, m)
         check_legal(orders, pp * v, m)
         for rank, order in enumerate(orders):
-            assert {int(entry.stage_rank(action.stage, pp, v)) for action in order} == {rank}
-            assert ({action.kind for action in order} & {"I", "W"} != set()) <= entry.splits_backward
+            assert {int(entry.stage_rank(action.stage, pp, v)) for action in leaves(order)} == {rank}
+            assert ({action.kind for action in leaves(order)} & {"I", "W"} != set()) <= entry.splits_backward
+            assert sum(isinstance(item, Overlap) for item in order) == entry.overlapped_pairs(rank, pp, v, m)
 
 
 @ALL
@@ -82,6 +103,16 @@ def test_csv_round_trip(entry: Schedule) -> None:
 def test_parse_refuses_what_is_no_compute(text: str) -> None:
     with pytest.raises(ValueError, match="such as 2F0"):
         parse_action(text)
+
+
+def test_pairs_are_read_and_written_as_torch_does() -> None:
+    pair = Overlap(Action(4, "F", 2), Action(3, "B", 11))
+    assert str(pair) == "(4F2;3B11)OVERLAP_F_B"
+    assert parse_item(" (4F2;3B11)OVERLAP_F_B ") == pair
+    assert from_csv("0F0,(1F0;0B0)OVERLAP_F_B\n")[0] == (Action(0, "F", 0), Overlap(Action(1, "F", 0), Action(0, "B", 0)))
+    for wrong in ("(3B1;4F2)OVERLAP_F_B", "(4F2;3I1)OVERLAP_F_B", "(4F2)OVERLAP_F_B", "(4F2;3B1)", "(4F2;3B1;3B2)OVERLAP_F_B"):
+        with pytest.raises(ValueError, match="write"):
+            parse_item(wrong)
 
 
 def test_csv_skips_torchs_idle_cells() -> None:
@@ -183,16 +214,67 @@ def test_bubbles_order_as_in_the_papers() -> None:
     assert bubble["ZB-2p"] == pytest.approx(3 * (1.0 + 1.1 - 1.8))
 
 
+TRANSPORTS: dict[Exposed, Transport] = {
+    one.exposed: one
+    for one in (
+        transport("torchtitan", "DualPipeV", trainer_version=None, overlap=False),
+        transport("torchtitan", "DualPipeV", trainer_version=None, overlap=True),
+        transport("megatron", "Interleaved1F1B", trainer_version=None, overlap=False),
+    )
+}
+
+
 @ALL
 def test_sends_on_critical_path_is_the_slope_of_the_step(entry: Schedule) -> None:
-    """Recompute-like costs (f 1, i 2.2, w 0.9), steady sizes, short sends: never off by more than 2 hops."""
-    seconds, send = np.array([[1.0, 2.2, 0.9]]), 1e-6
+    """Recompute-like costs (f 1, i 2.2, w 0.9), steady sizes, short sends: never off by more than 2 hops (pairs: 8)."""
     for pp, v, rounds in itertools.product((1, 2, 4, 8), (1, 2, 4), (2, 3, 6)):
         m = pp * rounds
-        if entry.violation(pp, v, m):
+        if entry.violation(pp, v, m) is None:
+            slope = send_slope(entry, pp, v, m, IDEAL)
+            assert entry.sends_on_critical_path(pp, v, m) == pytest.approx(slope, abs=8 if entry.name == "DualPipeV" else 2.01), (pp, v, m)
+
+
+def send_slope(entry: Schedule, pp: int, v: int, m: int, how: Transport) -> float:
+    seconds, send = np.array([[1.0, 2.2, 0.9]]), 1e-6
+    steps = [uniform(entry, pp, v, m, seconds=seconds, send=s, how=how).step_seconds_C(entry.synchronous_end)[0] for s in (0.0, send)]
+    return float((steps[1] - steps[0]) / send)
+
+
+@pytest.mark.parametrize(
+    ("name", "trainer", "overlap", "tolerance"),
+    [
+        ("GPipe", "torchtitan", True, 0.01), ("1F1B", "torchtitan", True, 0.01), ("1F1B", "megatron", True, 0.01),
+        ("LoopedBFS", "torchtitan", True, 0.01), ("Interleaved1F1B", "megatron", True, 2.01), ("Interleaved1F1B", "megatron", False, 0.01),
+        ("Interleaved1F1B", "torchtitan", False, 0.01), ("ZB-1p", "megatron", True, 0.01), ("ZB-2p", "megatron", True, 0.01),
+        ("ZB-1p", "megatron", False, 0.01), ("Interleaved1F1B", "torchtitan", True, 2.01),
+    ],
+)  # fmt: skip
+def test_exposed_sends_are_the_slope_of_the_step(name: str, trainer: str, overlap: bool, tolerance: float) -> None:
+    """Under the trainer's own transport, from two ranks and two rounds on."""
+    entry, how = SCHEDULES[name], transport(trainer, name, trainer_version=None, overlap=overlap)
+    for pp, v, rounds in itertools.product((2, 3, 4, 8), (1, 2, 3), (2, 3, 6)):
+        m = pp * rounds
+        if entry.violation(pp, v, m) is None:
+            hops = entry.sends_on_critical_path(pp, v, m, how.exposed)
+            assert hops == pytest.approx(send_slope(entry, pp, v, m, how), abs=tolerance), (pp, v, m)
+
+
+@ALL
+@pytest.mark.parametrize("exposed", list(TRANSPORTS))
+def test_no_transport_hides_more_than_the_ideal_one(entry: Schedule, exposed: Exposed) -> None:
+    for pp, v, m in legal_sizes(entry):
+        assert entry.sends_on_critical_path(pp, v, m, exposed) >= entry.sends_on_critical_path(pp, v, m)
+
+
+@pytest.mark.parametrize("saved", [0.05, 0.2, 0.45])
+def test_pairs_on_critical_path_are_the_slope_of_the_step(saved: float) -> None:
+    """DualPipeV with w <= f <= i: each of 2 m - p - 2 pairs shortens the step by what it saves (stages forward in 0.5)."""
+    entry, seconds = SCHEDULES["DualPipeV"], np.array([[1.0, 1.3, 0.8], [1.0, 1.0, 1.0], [1.0, 2.2, 0.5]])
+    for pp, v, m in legal_sizes(entry):
+        if pp == 1:
             continue
-        steps = [uniform(entry, pp, v, m, seconds=seconds, send=s).step_seconds_C(entry.synchronous_end)[0] for s in (0.0, send)]
-        assert entry.sends_on_critical_path(pp, v, m) == pytest.approx((steps[1] - steps[0]) / send, abs=2.01), (pp, v, m)
+        steps = [uniform(entry, pp, v, m, seconds=seconds, saved=x).step_seconds_C(True) for x in (0.0, saved)]
+        np.testing.assert_allclose((steps[0] - steps[1]) / saved, entry.pairs_on_critical_path(pp, v, m), rtol=1e-9, err_msg=str((pp, m)))
 
 
 @ALL

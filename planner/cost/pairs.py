@@ -1,0 +1,87 @@
+"""What an overlapped forward and backward of two microbatches hide of each other's communication.
+
+Letters: K + 2 units (layers by kind, embedding, head), N layouts. A profile's `pair_ep_hidden` and `pair_tp_hidden` are the
+shares of what is exposed of EP and TP communication that runs under the partner's compute. A backward hides its own exchanges;
+those of recomputed forwards come at once and stay exposed.
+Sources: DeepSeek-V3 report, section 3.2.1 (DualPipe); torchtitan/distributed/dual_pipe_v.py (overlap_callback: the two threads
+alternate compute and exchange of experts).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.columns import FloatColumn, IntColumn
+from planner.cost.layers import UnitCosts
+from planner.cost.profile import Profile
+from planner.cost.site import AXES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairColumns:
+    """Seconds of one microbatch on each unit, (K + 2, N): communication that may hide, by axis, and the compute it may hide under."""
+
+    forward_tp: FloatColumn
+    forward_ep: FloatColumn
+    backward_tp: FloatColumn
+    backward_ep: FloatColumn
+    forward_cover: FloatColumn
+    backward_cover: FloatColumn
+    slowdown: float
+
+    @property
+    def forward_wire(self) -> FloatColumn:
+        """Of both axes."""
+        return self.forward_tp + self.forward_ep
+
+    @property
+    def backward_wire(self) -> FloatColumn:
+        """Of both axes."""
+        return self.backward_tp + self.backward_ep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relief:
+    """What one pair hides of TP and of EP communication, and the seconds it saves, (N,)."""
+
+    tp: FloatColumn
+    ep: FloatColumn
+    saved: FloatColumn
+
+
+def pair_columns(costs: UnitCosts, at: IntColumn, profile: Profile) -> PairColumns:
+    """The columns of N layouts, whose rows of unit costs are `at`."""
+    shares = {"tp": profile.pair_tp_hidden, "ep": profile.pair_ep_hidden}
+    forward = {axis: share * costs.exposed_forward[AXES.index(axis)] for axis, share in shares.items()}
+    backward = {axis: np.minimum(share * costs.exposed_backward[AXES.index(axis)], forward[axis]) for axis, share in shares.items()}
+    return PairColumns(
+        forward_tp=forward["tp"][:, at], forward_ep=forward["ep"][:, at],
+        backward_tp=backward["tp"][:, at], backward_ep=backward["ep"][:, at],
+        forward_cover=costs.forward_seconds[:, at],
+        backward_cover=(costs.input_grad_seconds + costs.recompute_seconds + costs.weight_grad_seconds)[:, at],
+        slowdown=profile.overlap_slowdown,
+    )  # fmt: skip
+
+
+def relief(pairs: PairColumns, units: FloatColumn, virtual_stages: IntColumn) -> Relief:
+    """Of a mean pair of a rank that holds `units` (K + 2, N): its forward is of one stage, its backward of another.
+
+    hidden = min(wire of the forward, compute of the backward) + min(wire of the backward, compute of the forward), over the stages
+    saved = (1 - slowdown) hidden
+    """
+
+    def of_stage(column: FloatColumn) -> FloatColumn:
+        return np.asarray((units * column).sum(axis=0) / virtual_stages)
+
+    forward, backward = of_stage(pairs.forward_wire), of_stage(pairs.backward_wire)
+    under_backward = np.minimum(1.0, of_stage(pairs.backward_cover) / np.maximum(forward, 1e-30))
+    under_forward = np.minimum(1.0, of_stage(pairs.forward_cover) / np.maximum(backward, 1e-30))
+    tp = under_backward * of_stage(pairs.forward_tp) + under_forward * of_stage(pairs.backward_tp)
+    ep = under_backward * of_stage(pairs.forward_ep) + under_forward * of_stage(pairs.backward_ep)
+    return Relief(tp=tp, ep=ep, saved=(1.0 - pairs.slowdown) * (tp + ep))
+
+
+def most_saved(costs: UnitCosts, profile: Profile) -> FloatColumn:
+    """Seconds that pairs can save at most of one microbatch on each unit, (K + 2, U)."""
+    everywhere = pair_columns(costs, np.arange(costs.forward_seconds.shape[1]), profile)
+    return np.asarray((1.0 - everywhere.slowdown) * (everywhere.forward_wire + everywhere.backward_wire))

@@ -1,0 +1,287 @@
+"""The pipeline's timeline: a lowered order and durations in, step time, idle time and peak memory out. Knows no schedule by name.
+
+Letters: C candidates that share one program, S stages, R pipeline ranks, A items of the order, N nodes (items and transfers),
+L levels (positions in the longest chain of nodes), K rows of work. A node starts when all that it waits for has ended: an item
+for its rank's previous item and its inputs, a transfer for its sender, its receiver and the transfer before it on its stream.
+"""
+
+import itertools
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.schedules.base import Item
+from planner.schedules.lowering import CROWDED, KINDS, Graph
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairSeconds:
+    """What an overlapped forward and backward do for each other. Arrays (C, S).
+
+    forward_wire_CS, backward_wire_CS: communication of one microbatch that may hide under the partner's compute.
+    forward_cover_CS, backward_cover_CS: the compute under which the partner's communication may hide.
+    slowdown: compute seconds lost per second of hidden communication.
+    """
+
+    forward_wire_CS: Floats
+    backward_wire_CS: Floats
+    forward_cover_CS: Floats
+    backward_cover_CS: Floats
+    slowdown: float
+
+    def saved_CP(self, forward: Rows, backward: Rows) -> Floats:
+        """Seconds that each pair (stage of its forward, stage of its backward) takes less than its two parts alone.
+
+        (1 - slowdown) (min(wire of the forward, compute of the backward) + min(wire of the backward, compute of the forward))
+        """
+        under_backward = np.minimum(self.forward_wire_CS[:, forward], self.backward_cover_CS[:, backward])
+        under_forward = np.minimum(self.backward_wire_CS[:, backward], self.forward_cover_CS[:, forward])
+        return np.asarray((1.0 - self.slowdown) * (under_backward + under_forward))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """What one microbatch costs on each stage. Arrays (C, S).
+
+    send_seconds_CS: hop from stage s to s + 1 (the last column is unused), and the gradient's way back.
+    crowded_seconds_CS: the same while its rank sends another transfer (None: no slower).
+    saved_bytes_CS: kept from F until I or B.  weight_grad_bytes_CS: the share of it that stays from I until W (None: nothing).
+    forward_transient_bytes_CS, backward_transient_bytes_CS: needed on top while F, or I and B, run (None: nothing).
+    pair: of overlapped forwards and backwards (None: they take as long as one after the other).
+    """
+
+    forward_seconds_CS: Floats
+    input_grad_seconds_CS: Floats
+    weight_grad_seconds_CS: Floats
+    send_seconds_CS: Floats
+    saved_bytes_CS: Floats
+    crowded_seconds_CS: Floats | None = None
+    weight_grad_bytes_CS: Floats | None = None
+    forward_transient_bytes_CS: Floats | None = None
+    backward_transient_bytes_CS: Floats | None = None
+    pair: PairSeconds | None = None
+
+    def __post_init__(self) -> None:
+        shape = self.forward_seconds_CS.shape
+        for record in (self, self.pair):
+            for f in fields(record) if record is not None else ():
+                column = getattr(record, f.name)
+                if isinstance(column, np.ndarray) and column.shape != shape:
+                    raise ValueError(f"{f.name} has shape {column.shape}, forward_seconds_CS {shape}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """When each item ran: one entry per item, rank after rank. Seconds and bytes are (A, C).
+
+    kept_bytes_AC: saved activations on the item's rank once it has ended.
+    """
+
+    actions: tuple[Item, ...]
+    rank_A: Rows
+    start_seconds_AC: Floats
+    end_seconds_AC: Floats
+    kept_bytes_AC: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """One step of the pipeline for C candidates.
+
+    span_seconds_CR: from a rank's first start to its last end.  busy_seconds_CR: sum of its items.
+    bubble_seconds_CR: makespan minus busy.  peak_saved_bytes_CR: saved activations and transients at the worst moment.
+    last_forward_seconds_CR: when a rank's last forward ended; its growth with the microbatches is the rank's own pace.
+    simulated_microbatches: fewer than the layout's where the steady middle was extrapolated.
+    """
+
+    makespan_seconds_C: Floats
+    span_seconds_CR: Floats
+    busy_seconds_CR: Floats
+    peak_saved_bytes_CR: Floats
+    last_forward_seconds_CR: Floats
+    simulated_microbatches: int
+    timeline: Timeline | None = None
+
+    @property
+    def bubble_seconds_CR(self) -> Floats:
+        """Idle seconds of each rank until the last rank ends."""
+        return self.makespan_seconds_C[:, None] - self.busy_seconds_CR
+
+    def step_seconds_C(self, synchronous_end: bool) -> Floats:
+        """Pipeline share of a step: the makespan, or the longest span where ranks need not wait for each other at the end."""
+        return self.makespan_seconds_C if synchronous_end else np.asarray(self.span_seconds_CR.max(axis=1), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A graph laid out so that one pass over its levels replays it for all candidates. Nodes stand level by level.
+
+    work_N: row of the table of K = 6 S + pairs rows (see `planner.schedules.lowering.Graph`).
+    reach_DN: how many nodes before this one stands each that it waits for, 0 for none.  first_N: begins a level.
+    rank_N: rank of an item, at least R for a transfer.
+    items, slot_A: every item and its node; empty in a program that `stretched` made.
+    """
+
+    items: tuple[Item, ...]
+    num_ranks: int
+    num_stages: int
+    pairs: tuple[tuple[int, int], ...]
+    work_N: Rows
+    reach_DN: Rows
+    first_N: NDArray[np.bool_]
+    rank_N: Rows
+    slot_A: Rows
+
+
+def compile_graph(graph: Graph) -> Program:
+    """Levels of a graph. Raises ValueError for one that deadlocks (see `check_legal`)."""
+    level_N = np.array(_levels(graph.needs_DN), dtype=np.int64)
+    sequence = np.lexsort((graph.rank_N, level_N))
+    slot_N = np.empty(len(sequence), dtype=np.int64)
+    slot_N[sequence] = np.arange(len(sequence))
+    needs_DN = graph.needs_DN[:, sequence]
+    return Program(
+        items=graph.items,
+        num_ranks=graph.num_ranks,
+        num_stages=graph.num_stages,
+        pairs=graph.pairs,
+        work_N=graph.work_N[sequence],
+        reach_DN=np.where(needs_DN >= 0, np.arange(len(sequence)) - slot_N[needs_DN], 0),
+        first_N=np.diff(level_N[sequence], prepend=-1) > 0,
+        rank_N=graph.rank_N[sequence],
+        slot_A=slot_N[: len(graph.items)],
+    )
+
+
+def _levels(needs_DN: Rows) -> list[int]:
+    """Longest chain of nodes before each node. Raises ValueError where nodes wait for each other in a circle."""
+    num_nodes = needs_DN.shape[1]
+    after = np.flatnonzero(needs_DN.ravel() >= 0)
+    need = needs_DN.ravel()[after]
+    by_need = np.argsort(need, kind="stable")
+    waiting = (after[by_need] % num_nodes).tolist()
+    starts = np.searchsorted(need[by_need], np.arange(num_nodes + 1)).tolist()
+    missing = (needs_DN >= 0).sum(axis=0).tolist()
+    level = [0] * num_nodes
+    ready = [node for node, count in enumerate(missing) if not count]
+    for node in ready:
+        beyond = level[node] + 1
+        for other in waiting[starts[node] : starts[node + 1]]:
+            if level[other] < beyond:
+                level[other] = beyond
+            if missing[other] == 1:
+                ready.append(other)
+            missing[other] -= 1
+    if len(ready) < num_nodes:
+        raise ValueError("the order deadlocks: ranks wait for each other in a circle")
+    return level
+
+
+def replay(program: Program, costs: StageCosts, *, num_microbatches: int, times: bool = False) -> Simulation:
+    """One step of this program for every candidate, nothing extrapolated."""
+    seconds_KC = _work_table(program, costs)
+    duration_NC = seconds_KC[program.work_N]
+    end_NC = _end_seconds(program, duration_NC)
+    kept_bytes, peak_RC = _kept_bytes(program, costs)
+    ranks = [np.flatnonzero(program.rank_N == rank) for rank in range(program.num_ranks)]
+    last_R = np.array([nodes[-1] for nodes in ranks])
+    first_R = np.array([nodes[0] for nodes in ranks])
+    forwards = (program.work_N < program.num_stages) | (program.work_N >= 6 * program.num_stages)
+    last_forward_R = np.array([nodes[forwards[nodes]][-1] for nodes in ranks])
+    counts_RK = np.stack([np.bincount(program.work_N[nodes], minlength=len(seconds_KC)) for nodes in ranks]).astype(np.float64)
+    timeline = None
+    if times:
+        timeline = Timeline(
+            actions=program.items,
+            rank_A=program.rank_N[program.slot_A],
+            start_seconds_AC=end_NC[program.slot_A] - duration_NC[program.slot_A],
+            end_seconds_AC=end_NC[program.slot_A],
+            kept_bytes_AC=np.concatenate(kept_bytes),
+        )
+    return Simulation(
+        makespan_seconds_C=end_NC[last_R].max(axis=0),
+        span_seconds_CR=(end_NC[last_R] - end_NC[first_R] + duration_NC[first_R]).T,
+        busy_seconds_CR=(counts_RK @ seconds_KC).T,
+        peak_saved_bytes_CR=peak_RC.T,
+        last_forward_seconds_CR=end_NC[last_forward_R].T,
+        simulated_microbatches=num_microbatches,
+        timeline=timeline,
+    )
+
+
+def _work_table(program: Program, costs: StageCosts) -> Floats:
+    """(K, C): seconds of F, I, W, B, transfer and crowded transfer by stage, then of the pairs."""
+    forward, input_grad, weight_grad, send = (
+        column.T for column in (costs.forward_seconds_CS, costs.input_grad_seconds_CS, costs.weight_grad_seconds_CS, costs.send_seconds_CS)
+    )
+    crowded = send if costs.crowded_seconds_CS is None else costs.crowded_seconds_CS.T
+    table = [forward, input_grad, weight_grad, input_grad + weight_grad, send, crowded]
+    if program.pairs:
+        f, b = np.array(program.pairs).T
+        saved = 0.0 if costs.pair is None else costs.pair.saved_CP(f, b).T
+        table.append(forward[f] + input_grad[b] + weight_grad[b] - saved)
+    return np.concatenate(table)
+
+
+def _end_seconds(program: Program, duration_NC: Floats) -> Floats:
+    """End of every node, (N, C): end = max over what it waits for, or 0, + duration."""
+    num_nodes, candidates = duration_NC.shape
+    ends = np.empty((num_nodes + 1, candidates))
+    ends[-1] = 0.0
+    depth, bounds, needs_G = _level_by_level(program)
+    for start, end in itertools.pairwise(bounds):
+        arrived = ends[needs_G[depth * start : depth * end]].reshape(depth, end - start, candidates)
+        here = ends[start:end]
+        np.maximum.reduce(arrived, axis=0, out=here)
+        here += duration_NC[start:end]
+    return ends[:-1]
+
+
+def _level_by_level(program: Program) -> tuple[int, list[int], Rows]:
+    """(D, where each level starts and the last ends, what the nodes of a level wait for: D lists of its nodes' needs, level by level)."""
+    depth, num_nodes = program.reach_DN.shape
+    node_N = np.arange(num_nodes)
+    needs_DN = np.where(program.reach_DN > 0, node_N - program.reach_DN, num_nodes)
+    bounds = np.append(np.flatnonzero(program.first_N), num_nodes)
+    level_N = np.cumsum(program.first_N) - 1
+    start_N, size_N = bounds[level_N], np.diff(bounds)[level_N]
+    needs_G = np.empty(depth * num_nodes, dtype=np.int64)
+    needs_G[depth * start_N + np.arange(depth)[:, None] * size_N + node_N - start_N] = needs_DN
+    return depth, bounds.tolist(), needs_G
+
+
+def _kept_bytes(program: Program, costs: StageCosts) -> tuple[list[Floats], Floats]:
+    """(kept after each item, rank by rank; peak (R, C)). The order alone decides both, so no times are needed.
+
+    A forward counts what it saves while it runs; a backward frees what it used when it has ended; a pair does both.
+    """
+    saved = costs.saved_bytes_CS.T
+    nothing = np.zeros_like(saved)
+    share, forward_extra, backward_extra = (
+        nothing if column is None else column.T
+        for column in (costs.weight_grad_bytes_CS, costs.forward_transient_bytes_CS, costs.backward_transient_bytes_CS)
+    )
+    change, extra = (
+        [saved, share - saved, -share, -saved, nothing, nothing],
+        [saved + forward_extra, backward_extra, nothing, backward_extra, nothing, nothing],
+    )
+    if program.pairs:
+        f, b = np.array(program.pairs).T
+        change.append(saved[f] - saved[b])
+        extra.append(saved[f] + forward_extra[f] + backward_extra[b])
+    change_KC, extra_KC = np.concatenate(change), np.concatenate(extra)
+    kept, peaks = [], []
+    for rank in range(program.num_ranks):
+        work_A = program.work_N[program.rank_N == rank]
+        after = np.cumsum(change_KC[work_A], axis=0)
+        kept.append(after)
+        peaks.append((after - change_KC[work_A] + extra_KC[work_A]).max(axis=0))
+    return kept, np.stack(peaks)
+
+
+assert CROWDED + 1 == 6
+assert max(KINDS.values()) == 3
