@@ -21,6 +21,7 @@ from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from probes.failures import Evidence
+from probes.imitate import shallower
 from probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask
 from probes.trainers.titan_data import ASSETS, DATA, MIN_VOCAB, data_files
 from probes.trainers.titan_outcome import Asked, read_outcome
@@ -178,8 +179,7 @@ def _model(job: Job, task: ProbeTask) -> ModelSpec:
     """The job's model, with fewer layers where the task says so. Raises SpecError where no such model can be."""
     if task.num_layers is None or task.num_layers == job.model.num_hidden_layers:
         return job.model
-    fewer = {"num_hidden_layers": task.num_layers, "name": f"{job.model.name}-{task.num_layers}-layers"}
-    model = job.model.model_copy(update=fewer)
+    model = shallower(job.model, task.num_layers)
     clashes = model.clashes()
     if clashes:
         raise SpecError(clashes)
