@@ -80,7 +80,8 @@ def kill_all(token: str, *, below: int | None = None, seconds: float = KILL_SECO
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        reap()
+        if below == os.getpid():  # elsewhere children are somebody's to wait for
+            reap()
         clean_looks = 0 if left else clean_looks + 1
         time.sleep(TICK_SECONDS if left else 0.0)
     return sorted(left)

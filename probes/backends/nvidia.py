@@ -130,7 +130,6 @@ def is_same_gpu(spec: GpuSpec, gpu: Gpu) -> bool:
     model = f"{words[0]} {words[1]}" if words[0] == "rtx" and len(words) > 1 else words[0]
     if re.search(rf"\b{re.escape(model)}\b", said) is None:
         return False
-    forms = {form for form in ("pcie", "nvl", "sxm") if form in said}
-    if forms and not forms & set(words):
+    if any((form in words) != (form in said) for form in ("pcie", "nvl")):  # the driver's names of SXM parts often do not say so
         return False
     return gpu.memory_bytes is None or abs(gpu.memory_bytes / spec.memory_bytes - 1.0) <= MEMORY_TOLERANCE

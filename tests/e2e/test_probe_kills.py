@@ -1,0 +1,189 @@
+"""Whoever is killed at whatever moment: no process is left, and what the database says is true."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from api.probing import LEASE_SECONDS, recover
+from api.wiring import SystemClock, Wiring
+from planner.ports import Clock, ProbeRecord
+from probes import guardian
+from probes.protocol import ProbeTask
+from tests.conftest import ROOT, clean_environment
+from tests.stand_ins import worker
+from tests.stand_ins.runners import JOB, light_wiring
+
+KILLS, SEED, AT_ONCE = 50, 20261121, 4
+REAL_TORCHRUN_EVERY = 10
+QUIET_SECONDS = 40.0  # until everybody has gone, on a busy machine too
+VICTIMS = ("runner", "launcher", "worker", "guardian")
+
+
+class Later(SystemClock):
+    """The time after all leases of now have ended."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=2 * LEASE_SECONDS)
+
+
+@dataclass(frozen=True)
+class Kill:
+    number: int
+    victim: str
+    after_seconds: float
+    light: bool
+
+
+def kills() -> Iterator[Kill]:
+    chance = random.Random(SEED)
+    for number in range(KILLS):
+        light = number % REAL_TORCHRUN_EVERY != 0
+        yield Kill(number, VICTIMS[number % len(VICTIMS)], chance.uniform(0.0, 1.1 if light else 4.0), light)
+
+
+def wiring(folder: Path, kill: Kill, clock: Clock | None = None) -> Wiring:
+    return light_wiring(folder, folder / f"probes-{kill.number}", light=kill.light, clock=clock)
+
+
+class Runners:
+    """Starts runners by forking one process that has everything loaded and no threads (`tests.stand_ins.runners`)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._lock = folder, threading.Lock()
+        command = [sys.executable, "-m", "tests.stand_ins.runners", str(folder)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=clean_environment()
+        )
+
+    def start(self, kill: Kill) -> tuple[int, str]:
+        """(pid of the runner, id of its probe)."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with self._lock:
+            stdin.write(json.dumps({"folder": str(self.folder / f"probes-{kill.number}"), "light": kill.light}) + "\n")
+            stdin.flush()
+            pid, probe_id = stdout.readline().split()
+        return int(pid), probe_id
+
+    def close(self) -> None:
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+        self.process.wait(10)
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def find(victim: str, runner_pid: int, token: str | None) -> int | None:
+    """The process to kill, if it is there now."""
+    if victim == "runner":
+        return runner_pid
+    below = guardian.descendants(runner_pid)
+    if victim == "guardian":
+        return next((pid for pid in below if "guardian.py" in command_of(pid)), None)
+    bearers = guardian.bearers(token) if token else set()
+    ranks = {pid for pid in bearers if "probes.inside" in command_of(pid) and "nproc" not in command_of(pid)}
+    ranks = {pid for pid in ranks if "torchrun.py" not in command_of(pid)}
+    launchers = {pid for pid in bearers if "torchrun.py" in command_of(pid) or "torch.distributed.run" in command_of(pid)}
+    chosen = launchers - ranks if victim == "launcher" else ranks
+    return max(chosen, default=None)
+
+
+def token_of(folder: Path, kill: Kill) -> str | None:
+    try:
+        return str(json.loads(next((folder / f"probes-{kill.number}").glob("*/begin.json")).read_text())["token"])
+    except (StopIteration, OSError, ValueError):
+        return None
+
+
+def is_there(pid: int) -> bool:
+    return any(pid == found for found, _ in guardian.processes())
+
+
+def wait_until(done: Callable[[], bool], what: object) -> None:
+    deadline = time.monotonic() + QUIET_SECONDS
+    while not done():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def one(runners: Runners, folder: Path, kill: Kill) -> tuple[Kill, str, bool]:
+    """Runs a probe, kills, waits for quiet; (kill, id of the probe, whether anybody was hit)."""
+    pid, probe_id = runners.start(kill)
+    time.sleep(kill.after_seconds)
+    hit = find(kill.victim, pid, token_of(folder, kill))
+    if hit is not None:
+        try:
+            os.kill(hit, signal.SIGKILL)
+        except ProcessLookupError:
+            hit = None
+    wait_until(lambda: not is_there(pid), (kill, "the runner goes on"))
+    token = token_of(folder, kill)
+    wait_until(lambda: token is None or not guardian.bearers(token), (kill, "somebody is left"))
+    return kill, probe_id, hit is not None
+
+
+def check(kill: Kill, record: ProbeRecord, hit: bool, folder: Path) -> None:
+    """Done only where a worker wrote its result; else the class of what was done to it."""
+    says = (kill, record.state, record.failure, record.message)
+    assert record.state in ("done", "failed"), says
+    if record.state == "done":
+        measurement = wiring(folder, kill).measurements.get(str(record.measurement_id))
+        assert measurement.measured.step_seconds == worker.STEP_SECONDS, says
+        return
+    assert hit, says
+    expected = {"runner": {"interrupted"}, "guardian": {"interrupted"}, "launcher": {"killed"}, "worker": {"killed"}}
+    assert record.failure in expected[kill.victim], says
+    if kill.victim == "worker":
+        assert "was ended by signal 9" in str(record.message), says
+
+
+def test_fifty_random_kills_leave_nothing_and_a_true_record(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="every tenth is under the real torchrun")
+    _ = wiring(tmp_path, Kill(0, "", 0.0, True)).store  # made once, before everybody asks for it
+    runners = Runners(tmp_path)
+    try:
+        with ThreadPoolExecutor(AT_ONCE) as workers:
+            ended = list(workers.map(lambda kill: one(runners, tmp_path, kill), kills()))
+    finally:
+        runners.close()
+    outside = wiring(tmp_path, Kill(0, "", 0.0, True), Later())
+    recover(outside)
+    records = [outside.probes.get(probe_id) for _, probe_id, _ in ended]
+    for (kill, _, hit), record in zip(ended, records, strict=True):
+        check(kill, record, hit, tmp_path)
+    failed = [kill.victim for (kill, _, _), record in zip(ended, records, strict=True) if record.state == "failed"]
+    assert set(failed) == set(VICTIMS), failed  # the moments were spread so that each kind of kill really hit
+    assert len(failed) >= KILLS // 3
+
+
+def test_the_stand_in_would_leave_processes_behind(tmp_path: Path) -> None:
+    """That the test above can fail: without a guardian, what the worker starts outlives it."""
+    token = "a-token-of-this-test"
+    task = ProbeTask(id="x", job={**JOB, "notes": "scatter 0"}, device="cpu")
+    (tmp_path / "task.json").write_text(task.model_dump_json())
+    environment = {**os.environ, guardian.TOKEN: token}
+    command = [sys.executable, worker.__file__, str(tmp_path / "task.json"), str(tmp_path / "result.json")]
+    subprocess.run(command, env=environment, check=True, cwd=tmp_path)
+    try:
+        assert len(guardian.bearers(token)) == 2
+    finally:
+        assert guardian.kill_all(token) == []

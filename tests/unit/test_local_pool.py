@@ -1,0 +1,212 @@
+"""GPUs from recorded answers of nvidia-smi, and leases on them: never two probes on one, never beside a stranger."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.catalog.clusters import load_gpu
+from planner.errors import ProbeError, SpecError
+from planner.specs.job import Job
+from probes.backends.local import LocalPool, PoolSettings
+from probes.backends.nvidia import Gpu, GpuProcess, Survey, is_same_gpu, parse_apps, parse_gpus, survey
+from probes.launch import Held, Launcher, LaunchSettings, Watch
+from probes.protocol import ProbeResult, ProbeTask
+from tests.conftest import ROOT, clean_environment
+
+# Answers in the format of nvidia-smi 470 to 580 (--format=csv,noheader,nounits).
+GPUS = """\
+0, GPU-96ab329d-7a1f-73a8-a9b7-18b4b2855f92, 81559, 1, 550.54.15, Disabled, NVIDIA H100 80GB HBM3
+1, GPU-1d2c3b4a-0000-1111-2222-333344445555, 81559, 40123, 550.54.15, Disabled, NVIDIA H100 80GB HBM3
+2, GPU-2d2c3b4a-0000-1111-2222-333344445555, 81559, 5, 550.54.15, Enabled, NVIDIA H100 80GB HBM3
+3, GPU-3d2c3b4a-0000-1111-2222-333344445555, [N/A], [N/A], 550.54.15, [N/A], NVIDIA H100 80GB HBM3
+"""
+APPS = """\
+GPU-1d2c3b4a-0000-1111-2222-333344445555, 4242, 40118, /usr/bin/python3, -u, train.py
+GPU-1d2c3b4a-0000-1111-2222-333344445555, 4243, [N/A], [Insufficient Permissions]
+"""
+BROKEN = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
+    "Make sure that the latest NVIDIA driver is installed and running.\n"
+)
+
+
+def answer(gpus: str, apps: str = "") -> Any:
+    return lambda arguments: gpus if "--query-gpu" in arguments[0] else apps
+
+
+class TestSmi:
+    def test_gpus_and_who_is_on_them(self) -> None:
+        seen = survey(answer(GPUS, APPS))
+        assert [gpu.index for gpu in seen.gpus] == [0, 1, 2, 3]
+        assert [gpu.sliced for gpu in seen.gpus] == [False, False, True, False]
+        assert (seen.gpus[0].memory_bytes, seen.gpus[3].memory_bytes) == (81559 * 2**20, None)
+        assert seen.gpus[0].stranger() is None
+        assert seen.gpus[1].stranger() == "pid 4242 (/usr/bin/python3, -u, train.py), pid 4243 ([Insufficient Permissions])"
+
+    def test_memory_without_a_process_is_somebody_too(self) -> None:
+        assert survey(answer(GPUS)).gpus[1].stranger() == "somebody unseen with 40,123 MiB"
+
+    def test_noise_is_no_gpu(self) -> None:
+        assert parse_gpus("Warning: infoROM is corrupted at gpu 0000:3B:00.0\n\n") == ()
+        assert parse_apps("No running processes found\n") == ()
+
+    def test_a_machine_without_it_and_a_broken_driver(self) -> None:
+        def absent(arguments: Sequence[str]) -> str:
+            raise FileNotFoundError
+
+        def broken(arguments: Sequence[str]) -> str:
+            raise RuntimeError(BROKEN.strip())
+
+        assert survey(absent) == Survey(gpus=(), problem="nvidia-smi is not installed")
+        assert "couldn't communicate" in str(survey(broken).problem)
+
+    @pytest.mark.parametrize(
+        ("name", "mib", "same"),
+        [
+            ("NVIDIA H100 80GB HBM3", 81559, ["h100-sxm-80gb"]),
+            ("NVIDIA H100 PCIe", 81559, ["h100-pcie-80gb"]),
+            ("NVIDIA H100 NVL", 95830, ["h100-nvl-94gb"]),
+            ("NVIDIA H200", 143771, ["h200-sxm-141gb"]),
+            ("NVIDIA A100-SXM4-40GB", 40960, ["a100-sxm-40gb"]),
+            ("NVIDIA A100 80GB PCIe", 81920, ["a100-pcie-80gb"]),
+            ("Tesla V100-SXM2-32GB", 32768, ["v100-sxm-32gb"]),
+            ("NVIDIA L4", 23034, ["l4"]),
+            ("NVIDIA L40S", 46068, ["l40s"]),
+            ("NVIDIA GeForce RTX 4090", 24564, ["rtx-4090"]),
+            ("NVIDIA GeForce RTX 3090", 24576, []),
+        ],
+    )
+    def test_a_name_finds_its_catalogue_entry(self, name: str, mib: int, same: list[str]) -> None:
+        gpu = Gpu(index=0, uuid="", name=name, memory_bytes=mib * 2**20, used_bytes=0.0, driver="", sliced=False)
+        known = (
+            "h100-sxm-80gb", "h100-pcie-80gb", "h100-nvl-94gb", "h200-sxm-141gb", "a100-sxm-40gb", "a100-pcie-80gb", "v100-sxm-32gb",
+            "l4", "l40s", "rtx-4090",
+        )  # fmt: skip
+        assert [entry for entry in known if is_same_gpu(load_gpu(entry), gpu)] == same
+
+
+class FakeLauncher(Launcher):
+    """Remembers who ran on what, and when."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__(LaunchSettings(folder=Path("/nowhere")))
+        self.seconds = seconds
+        self.spans: list[tuple[float, float, tuple[str, ...]]] = []
+
+    def run(self, task: ProbeTask, held: Held | None = None, watch: Watch | None = None) -> ProbeResult:
+        start = time.monotonic()
+        time.sleep(self.seconds)
+        assert held is not None
+        self.spans.append((start, time.monotonic(), held.devices or ()))
+        return None  # type: ignore[return-value]  # nobody looks at it
+
+
+H100 = Gpu(
+    index=0, uuid="GPU-0", name="NVIDIA H100 80GB HBM3", memory_bytes=81559 * 2.0**20, used_bytes=0.0, driver="550", sliced=False
+)  # fmt: skip
+IDLE = tuple(replace(H100, index=number, uuid=f"GPU-{number}") for number in range(4))
+
+
+def task(num_gpus: int, gpu: str = "h100-sxm-80gb") -> ProbeTask:
+    job = {
+        "model": "llama3-8b", "cluster": {"gpu": gpu, "num_gpus": num_gpus}, "layout": {"dp_shard": num_gpus},
+        "training": {"seq_len": 1024, "global_batch_size": num_gpus},
+    }  # fmt: skip
+    return ProbeTask(id="probe-1", job=job)
+
+
+def pool(folder: Path, gpus: Sequence[Gpu] = IDLE, *, seconds: float = 0.0, visible: str | None = None) -> tuple[LocalPool, FakeLauncher]:
+    launcher = FakeLauncher(seconds)
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    settings = PoolSettings(leases=folder / "leases", look=lambda: Survey(gpus=tuple(gpus)), environment=environment)
+    return LocalPool(launcher, settings), launcher
+
+
+class TestLeases:
+    def test_side_by_side_where_they_fit_and_never_two_on_one(self, tmp_path: Path) -> None:
+        here, launcher = pool(tmp_path, seconds=0.2)
+        threads = [threading.Thread(target=here.run, args=(task(size),)) for size in (2, 1, 1, 2, 4, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(launcher.spans) == 6
+        for number, (start, end, devices) in enumerate(launcher.spans):
+            for other_start, other_end, others in launcher.spans[number + 1 :]:
+                if start < other_end and other_start < end:
+                    assert not set(devices) & set(others)
+        overlapping = [a for a in launcher.spans for b in launcher.spans if a is not b and a[0] < b[1] and b[0] < a[1]]
+        assert overlapping
+
+    def test_a_strangers_gpu_is_left_alone(self, tmp_path: Path) -> None:
+        busy = replace(IDLE[0], processes=(GpuProcess(pid=7, name="train.py", used_bytes=None),))
+        here, launcher = pool(tmp_path, [busy, *IDLE[1:]])
+        here.run(task(2))
+        assert launcher.spans[0][2] == ("GPU-1", "GPU-2")
+        with pytest.raises(ProbeError, match=r"GPU 0 is used by pid 7 \(train.py\)"):
+            here.run(task(4))
+
+    @pytest.mark.parametrize(("visible", "devices"), [("2,3", ("GPU-2", "GPU-3")), ("GPU-1,GPU-3", ("GPU-1", "GPU-3"))])
+    def test_what_we_were_given_is_all_we_use(self, tmp_path: Path, visible: str, devices: tuple[str, ...]) -> None:
+        here, launcher = pool(tmp_path, visible=visible)
+        here.run(task(2))
+        assert launcher.spans[0][2] == devices
+        with pytest.raises(ProbeError, match="needs 4 GPUs, this machine has 2"):
+            here.run(task(4))
+
+    def test_slices_are_no_gpus(self, tmp_path: Path) -> None:
+        here, _ = pool(tmp_path, [replace(gpu, sliced=True) for gpu in IDLE])
+        assert here.capacity(Job.from_user(task(1).job).cluster).num_devices == 0
+
+    def test_no_gpu_is_one_clear_line(self, tmp_path: Path) -> None:
+        here, _ = pool(tmp_path, [])
+        with pytest.raises(ProbeError, match=r"no NVIDIA GPU to probe on: it has none; use --emulate .* gpu: cpu") as raised:
+            here.run(task(1))
+        assert "\n" not in str(raised.value)
+
+    def test_another_gpu_than_the_job_names_is_refused(self, tmp_path: Path) -> None:
+        here, _ = pool(tmp_path)
+        with pytest.raises(SpecError, match="NVIDIA H100 80GB HBM3"):
+            here.run(task(1, gpu="l4"))
+        own = {"name": "our-h100", "memory": "80 GiB", "memory_bandwidth": "3 TB/s", "peak_flops": {"bf16": "900 TFLOP/s"}}
+        with_own = task(1).model_copy(update={"job": {**task(1).job, "cluster": {"gpu": {**load_like(own)}, "num_gpus": 1}}})
+        here.run(with_own)
+
+    def test_a_lease_ends_with_its_process(self, tmp_path: Path) -> None:
+        holder = (
+            "import sys, time\nfrom pathlib import Path\nfrom probes.backends.local import _Locks\n"
+            "locks = _Locks(Path(sys.argv[1]))\nprint(locks.lock('gpu-GPU-0'), flush=True)\ntime.sleep(60)\n"
+        )
+        command = [sys.executable, "-c", holder, str(tmp_path / "leases")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=ROOT)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        here, launcher = pool(tmp_path, IDLE[:1])
+        watch = Watch()
+        threading.Timer(0.6, watch.stop.set).start()
+        with pytest.raises(ProbeError, match="stopped while waiting"):
+            here.run(task(1), watch)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        here.run(task(1))
+        assert len(launcher.spans) == 1
+
+    def test_a_folder_that_cannot_be_written_says_so(self, tmp_path: Path) -> None:
+        (tmp_path / "leases").write_text("a file")
+        here, _ = pool(tmp_path)
+        with pytest.raises(ProbeError, match="PLANNER_LEASE_FOLDER"):
+            here.run(task(1))
+
+
+def load_like(values: dict[str, Any]) -> dict[str, Any]:
+    """An inline GPU with what `values` leaves out taken from a known one."""
+    known = {"scale_up": {"gpus": 8, "bandwidth": "450 GB/s", "latency": "3 us"}, "scale_out": {"bandwidth": "400 Gb/s", "latency": "5 us"}}
+    return {"vendor": "nvidia", "family": "hopper", "power_limit": "700 W", "num_sms": 132, "boost_clock_hz": 1980000000, **known, **values}
