@@ -17,6 +17,7 @@ from sqlalchemy import (
     String,
     Text,
     TypeDecorator,
+    UniqueConstraint,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -140,27 +141,15 @@ class MeasurementRow(Base):
     body: Mapped[dict[str, Any]]
 
 
-class ProbeRow(Base):
-    """One layout to measure: a queue with leases. The newest fencing_token may write, nobody else."""
+class LeasedRow(Base):
+    """What every queue has in common: a state, and a lease on it. The newest fencing_token may write, nobody else."""
 
-    __tablename__ = "probes"
-    __table_args__ = (
-        Index("ix_probes_created_at_id", "created_at", "id"),
-        Index("ix_probes_state_created_at", "state", "created_at"),
-    )
+    __abstract__ = True
 
     id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
     created_at: Mapped[datetime]
     request: Mapped[dict[str, Any]]
-    job_hash: Mapped[str] = mapped_column(String(HASH_LENGTH), index=True)
-    model: Mapped[str]
-    gpu: Mapped[str]
-    num_gpus: Mapped[int] = mapped_column(Integer)
-    layout: Mapped[str]
-    pool: Mapped[str]
     state: Mapped[str] = mapped_column(String(16))
-    plan_id: Mapped[str | None] = mapped_column(String(ID_LENGTH), index=True)
-    plan_rank: Mapped[int | None] = mapped_column(Integer)
     attempts: Mapped[int] = mapped_column(Integer)
     max_attempts: Mapped[int] = mapped_column(Integer)
     owner: Mapped[str | None]
@@ -168,14 +157,93 @@ class ProbeRow(Base):
     heartbeat_at: Mapped[datetime | None]
     lease_until: Mapped[datetime | None]
     cancel_requested: Mapped[bool] = mapped_column(Boolean)
-    folder: Mapped[str | None]
     progress: Mapped[str | None]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
-    results: Mapped[list[Any]]
-    measurement_id: Mapped[str | None] = mapped_column(String(ID_LENGTH), ForeignKey("measurements.id"))
     failure: Mapped[str | None] = mapped_column(String(32))
     message: Mapped[str | None]
+
+
+class ProbeRow(LeasedRow):
+    """One layout to measure."""
+
+    __tablename__ = "probes"
+    __table_args__ = (
+        Index("ix_probes_created_at_id", "created_at", "id"),
+        Index("ix_probes_state_created_at", "state", "created_at"),
+    )
+
+    job_hash: Mapped[str] = mapped_column(String(HASH_LENGTH), index=True)
+    model: Mapped[str]
+    gpu: Mapped[str]
+    num_gpus: Mapped[int] = mapped_column(Integer)
+    layout: Mapped[str]
+    pool: Mapped[str]
+    plan_id: Mapped[str | None] = mapped_column(String(ID_LENGTH), index=True)
+    plan_rank: Mapped[int | None] = mapped_column(Integer)
+    folder: Mapped[str | None]
+    results: Mapped[list[Any]]
+    measurement_id: Mapped[str | None] = mapped_column(String(ID_LENGTH), ForeignKey("measurements.id"))
+
+
+class TaskRow(LeasedRow):
+    """Work that takes probes: a study of one job, or one night of a sweep. A parent's moment is worked on once."""
+
+    __tablename__ = "tasks"
+    __table_args__ = (
+        Index("ix_tasks_created_at_id", "created_at", "id"),
+        Index("ix_tasks_state_created_at", "state", "created_at"),
+        UniqueConstraint("parent_id", "due_at", name="uq_tasks_parent_id_due_at"),
+    )
+
+    kind: Mapped[str] = mapped_column(String(16))
+    job_hash: Mapped[str | None] = mapped_column(String(HASH_LENGTH), index=True)
+    parent_id: Mapped[str | None] = mapped_column(String(ID_LENGTH), ForeignKey("sweeps.id"))
+    due_at: Mapped[datetime | None]
+    result: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+
+
+class TaskEventRow(Base):
+    """What a task said while it ran, in order, for who follows it from another process."""
+
+    __tablename__ = "task_events"
+
+    task_id: Mapped[str] = mapped_column(String(ID_LENGTH), ForeignKey("tasks.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    created_at: Mapped[datetime]
+    body: Mapped[dict[str, Any]]
+
+
+class SweepRow(Base):
+    """Known jobs that are measured again and again. next_due_at: null when it has no schedule or is not active."""
+
+    __tablename__ = "sweeps"
+    __table_args__ = (Index("ix_sweeps_created_at_id", "created_at", "id"),)
+
+    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
+    created_at: Mapped[datetime]
+    name: Mapped[str]
+    spec: Mapped[dict[str, Any]]
+    state: Mapped[str] = mapped_column(String(16))
+    next_due_at: Mapped[datetime | None]
+
+
+class CalibrationRow(Base):
+    """What runs of one trainer on one GPU under one software have taught; `document` is the whole posterior."""
+
+    __tablename__ = "calibrations"
+    __table_args__ = (
+        Index("ix_calibrations_created_at_id", "created_at", "id"),
+        Index("ix_calibrations_trainer_gpu_created_at", "trainer", "gpu", "created_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
+    created_at: Mapped[datetime]
+    trainer: Mapped[str]
+    gpu: Mapped[str]
+    software: Mapped[dict[str, Any]]
+    num_runs: Mapped[int] = mapped_column(Integer)
+    document: Mapped[dict[str, Any]]
 
 
 class IdempotencyRow(Base):

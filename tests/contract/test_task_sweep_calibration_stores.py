@@ -1,0 +1,171 @@
+"""One suite for every implementation of TaskStore, SweepStore and CalibrationStore: in memory, SQLite file, PostgreSQL."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import Engine
+
+from api.storage.calibrations import SqlCalibrationStore
+from api.storage.engine import make_engine, normalise_url
+from api.storage.migrate import upgrade
+from api.storage.sweeps import SqlSweepStore
+from api.storage.tasks import SqlTaskStore
+from planner.errors import ConflictError, NotFoundError, SpecError
+from planner.ports import CalibrationRecord, Lease, SweepRecord, TaskEnd, TaskFilter, TaskRecord
+
+NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    url = "sqlite://" if request.param == "memory" else request.getfixturevalue(f"{request.param}_url")
+    made = make_engine(normalise_url(url))
+    upgrade(made)
+    yield made
+    made.dispose()
+
+
+def task(number: int, **fields: object) -> TaskRecord:
+    record = TaskRecord(id=f"plan-{number:03d}", kind="study", created_at=NOW + timedelta(seconds=number), request={"model": "llama3-8b"})
+    return replace(record, **fields)  # type: ignore[arg-type]
+
+
+def lease(owner: str, at: datetime = NOW, seconds: float = 30.0) -> Lease:
+    return Lease(owner=owner, now=at, seconds=seconds)
+
+
+class TestTasks:
+    def test_a_task_goes_through_its_life(self, engine: Engine) -> None:
+        store = SqlTaskStore(engine)
+        store.add([task(1), task(2)])
+        held = store.claim(lease("a"))
+        assert held is not None
+        assert (held.id, held.state, held.attempts, held.fencing_token) == ("plan-001", "running", 1, 1)
+        assert store.heartbeat(held, lease("a"), progress="probe 1 of 3") is False
+        assert store.get(held.id).progress == "probe 1 of 3"
+        ended = store.finish(held, TaskEnd(state="done", result={"winner": "fsdp 8"}, message="stopped"), NOW)
+        assert (ended.state, ended.result, ended.finished_at) == ("done", {"winner": "fsdp 8"}, NOW)
+        assert [each.id for each in store.list(TaskFilter(state="queued")).items] == ["plan-002"]
+
+    def test_nobody_gets_the_same_task_twice(self, engine: Engine) -> None:
+        store = SqlTaskStore(engine)
+        store.add([task(number) for number in range(6)])
+        if engine.url.database is None:
+            claimed = [store.claim(lease(str(number))) for number in range(8)]
+        else:
+            with ThreadPoolExecutor(8) as pool:
+                claimed = list(pool.map(lambda number: store.claim(lease(str(number))), range(8)))
+        ids = [each.id for each in claimed if each is not None]
+        assert len(ids) == len(set(ids)) == 6
+
+    def test_who_lost_the_lease_changes_nothing(self, engine: Engine) -> None:
+        store = SqlTaskStore(engine)
+        store.add([task(1)])
+        first = store.claim(lease("a"))
+        later = NOW + timedelta(seconds=31)
+        assert first is not None
+        assert [each.id for each in store.expired(later)] == ["plan-001"]
+        second = store.take_over("plan-001", lease("b", later))
+        assert second is not None
+        assert (second.fencing_token, second.attempts) == (2, 1)
+        with pytest.raises(ConflictError, match="lease of a was lost"):
+            store.finish(first, TaskEnd(state="failed"), later)
+        assert store.release(second, counts=True).state == "queued"
+
+    def test_cancelling(self, engine: Engine) -> None:
+        store = SqlTaskStore(engine)
+        store.add([task(1), task(2)])
+        held = store.claim(lease("a"))
+        assert held is not None
+        assert store.cancel(held.id, NOW).state == "running"
+        assert store.heartbeat(held, lease("a")) is True
+        assert store.cancel("plan-002", NOW).state == "cancelled"
+        with pytest.raises(NotFoundError):
+            store.cancel("plan-nope", NOW)
+
+    def test_events_are_numbered_and_read_on(self, engine: Engine) -> None:
+        store = SqlTaskStore(engine)
+        store.add([task(1), task(2)])
+        assert [store.say("plan-001", {"n": n}, NOW).number for n in range(3)] == [1, 2, 3]
+        assert store.say("plan-002", {}, NOW).number == 1
+        assert [event.body for event in store.events("plan-001", after=1)] == [{"n": 1}, {"n": 2}]
+        assert store.events("plan-001", after=3) == ()
+        with pytest.raises(NotFoundError):
+            store.say("plan-nope", {}, NOW)
+
+    def test_pages_and_filters(self, engine: Engine) -> None:
+        store = SqlTaskStore(engine)
+        store.add([task(number, job_hash="a" * 64 if number % 2 else None) for number in range(5)])
+        page = store.list(limit=3)
+        assert [each.id for each in page.items] == ["plan-004", "plan-003", "plan-002"]
+        assert [each.id for each in store.list(cursor=page.next_cursor).items] == ["plan-001", "plan-000"]
+        assert [each.id for each in store.list(TaskFilter(job_hash="a" * 64)).items] == ["plan-003", "plan-001"]
+        with pytest.raises(SpecError, match="cursor"):
+            store.list(cursor="nonsense")
+
+
+def sweep(**fields: object) -> SweepRecord:
+    record = SweepRecord(id="sweep-1", created_at=NOW, name="nightly", spec={"jobs": []}, next_due_at=NOW)
+    return replace(record, **fields)  # type: ignore[arg-type]
+
+
+def night(number: int) -> TaskRecord:
+    return task(number, kind="sweep", parent_id="sweep-1", due_at=NOW)
+
+
+class TestSweeps:
+    def test_a_moment_becomes_one_task_however_many_look(self, engine: Engine) -> None:
+        sweeps, tasks = SqlSweepStore(engine), SqlTaskStore(engine)
+        sweeps.add(sweep())
+        (due,) = sweeps.due(NOW)
+        tomorrow = NOW + timedelta(days=1)
+        assert sweeps.due(NOW - timedelta(seconds=1)) == ()
+        assert [sweeps.advance(due, tomorrow, night(number)) for number in (1, 2)] == [True, False]
+        assert [each.id for each in tasks.list(TaskFilter(parent_id="sweep-1")).items] == ["plan-001"]
+        assert sweeps.get("sweep-1").next_due_at == tomorrow
+
+    def test_a_moment_cannot_be_worked_on_twice(self, engine: Engine) -> None:
+        SqlSweepStore(engine).add(sweep())
+        tasks = SqlTaskStore(engine)
+        tasks.add([night(1)])
+        with pytest.raises(ConflictError):
+            tasks.add([night(2)])
+
+    def test_pause_resume_cancel(self, engine: Engine) -> None:
+        sweeps = SqlSweepStore(engine)
+        sweeps.add(sweep())
+        assert sweeps.change("sweep-1", "paused", None).state == "paused"
+        assert sweeps.due(NOW) == ()
+        assert sweeps.change("sweep-1", "active", NOW).next_due_at == NOW
+        sweeps.change("sweep-1", "cancelled", None)
+        with pytest.raises(ConflictError, match="was cancelled"):
+            sweeps.change("sweep-1", "active", NOW)
+        with pytest.raises(NotFoundError):
+            sweeps.get("sweep-2")
+        with pytest.raises(ConflictError):
+            sweeps.add(sweep())
+        assert [each.id for each in sweeps.list().items] == ["sweep-1"]
+
+
+class TestCalibrations:
+    def test_the_newest_of_a_trainer_and_gpu(self, engine: Engine) -> None:
+        store = SqlCalibrationStore(engine)
+        for number, gpu in enumerate(("h100-sxm-80gb", "h100-sxm-80gb", "cpu")):
+            store.save(
+                CalibrationRecord(
+                    id=f"c-{number}", created_at=NOW + timedelta(seconds=number), trainer="torchtitan", gpu=gpu, software={"torch": "2.13"},
+                    num_runs=number, document={"shifts": [0.1]},
+                )
+            )  # fmt: skip
+        latest = store.latest("torchtitan", "h100-sxm-80gb")
+        assert latest is not None
+        assert (latest.id, latest.document, latest.software) == ("c-1", {"shifts": [0.1]}, {"torch": "2.13"})
+        assert store.latest("megatron", "cpu") is None
+        assert [each.id for each in store.list(limit=2).items] == ["c-2", "c-1"]
+        store.save(replace(latest, num_runs=99))
+        assert store.get("c-1").num_runs == 1
+        with pytest.raises(NotFoundError):
+            store.get("c-9")
