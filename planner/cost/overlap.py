@@ -12,8 +12,7 @@ from planner.specs.training import TrainingSpec
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitColumns:
     """Seconds of every unit, (K + 2, N): forward and backward compute of one microbatch (exposed TP, CP, EP included),
-    gather of parameters, scatter and replica all-reduce of gradients; with CPU offload upload of the shard, download of its gradient
-    and its accumulation on the host.
+    gather of parameters, scatter and replica all-reduce of gradients.  host: None where FSDP offloads nothing.
     """
 
     forward: FloatColumn
@@ -21,6 +20,15 @@ class UnitColumns:
     gather: FloatColumn
     scatter: FloatColumn
     replicate: FloatColumn
+    host: "HostCopies | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCopies:
+    """Seconds of every unit, (K + 2, N), where shards live on the host: upload of the shard, download of its gradient, and adding
+    that there to the gradient of earlier microbatches.
+    """
+
     upload: FloatColumn
     download: FloatColumn
     accumulate: FloatColumn
@@ -70,20 +78,24 @@ def _fsdp(units: FloatColumn, s: UnitColumns, batch: LayoutBatch, num_microbatch
     """
     piped, zero3 = batch.pp > 1, batch.zero_stage == 3
     reduction = s.scatter + s.replicate
-    gather = s.gather + s.upload
+    gather = s.gather if s.host is None else s.gather + s.host.upload
+    last = s.scatter if s.host is None else s.scatter + s.host.download
     regather = np.where(zero3, s.gather, 0.0)
     reduced = np.where(piped, 0.0, reduction)
-    chains = np.maximum(regather + np.where(zero3, s.upload, 0.0), reduced + np.where(piped, 0.0, s.download))
+    busy = regather + reduced
+    if s.host is not None:
+        up, down = regather + np.where(zero3, s.host.upload, 0.0), reduced + np.where(piped, 0.0, s.host.download)
+        busy = np.maximum(busy, np.maximum(up, down))
     wait_forward = np.maximum(0.0, gather - overlaps * s.forward)
-    wait_backward = np.maximum(0.0, np.maximum(regather + reduced, chains) - overlaps * s.backward)
+    wait_backward = np.maximum(0.0, busy - overlaps * s.backward)
     first_gather = np.broadcast_to(np.maximum(gather[0], gather[-1]), (len(units), len(batch)))
-    last = s.scatter + s.download
     last_scatter = np.broadcast_to(np.maximum(last[0], last[-2]), (len(units), len(batch)))
     once = piped & ~zero3
     rounds = np.where(once, 1.0, num_microbatches)
     tail = np.where(piped, _on_ranks(units, last), num_microbatches * last_scatter)
     waits = rounds * (_on_ranks(units, wait_forward) + np.where(once, 0.0, _on_ranks(units, wait_backward)) + first_gather) + tail
-    waits = waits + _while_the_host_waits(units, s, batch, num_microbatches, overlaps)
+    if s.host is not None:
+        waits = waits + _while_the_host_waits(units, s, s.host, batch, num_microbatches, overlaps)
     wire = rounds * _on_ranks(units, s.gather + np.where(once, 0.0, regather)) + np.where(piped, 1.0, num_microbatches) * _on_ranks(
         units, reduction
     )
@@ -95,17 +107,13 @@ def _fsdp(units: FloatColumn, s: UnitColumns, batch: LayoutBatch, num_microbatch
 
 
 def _while_the_host_waits(
-    units: FloatColumn, s: UnitColumns, batch: LayoutBatch, num_microbatches: FloatColumn, overlaps: float
+    units: FloatColumn, s: UnitColumns, host: HostCopies, batch: LayoutBatch, num_microbatches: FloatColumn, overlaps: float
 ) -> FloatColumn:
     """Seconds of reductions and downloads that would have been hidden, had the host not stood still for them, (R, N)."""
-    if not np.any(s.download > 0):
-        return np.zeros((len(units), len(batch)))
-    reduction = s.scatter + s.replicate + s.download
-    hidden = np.minimum(reduction, overlaps * s.backward)
+    hidden = np.minimum(s.scatter + s.replicate + host.download, overlaps * s.backward) * (host.download > 0)
     added = np.where(batch.pp > 1, 0.0, num_microbatches - 1.0)
     consumed = np.where(batch.optimizer_in_backward & (batch.pp == 1), 1.0, 0.0)
-    blocking = added * _on_ranks(units, hidden + s.accumulate) + consumed * _on_ranks(units, hidden)
-    return np.where(_on_ranks(units, s.download) > 0, blocking, 0.0)
+    return added * _on_ranks(units, hidden + host.accumulate) + consumed * _on_ranks(units, hidden)
 
 
 def _once_a_step(units: FloatColumn, s: UnitColumns, share: float) -> Exposed:

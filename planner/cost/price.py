@@ -15,7 +15,7 @@ from planner.cost import keyed, layers, pairs, sharding, stages
 from planner.cost.calibration import Calibration, kernels_at
 from planner.cost.compute import Device
 from planner.cost.memory import RankMemory, RankShapes, rank_memory
-from planner.cost.overlap import Exposed, UnitColumns, exposed_data_parallel
+from planner.cost.overlap import Exposed, HostCopies, UnitColumns, exposed_data_parallel
 from planner.cost.profile import KernelProfile, Profile
 from planner.cost.quantisation import Quantisation
 from planner.cost.sends import Sends, transport_of
@@ -350,17 +350,20 @@ def _shapes(
 ) -> RankShapes:
     local, shard = shards.local[:, at_shard], shards.shard[:, at_shard]
     holds = units > 0
-    layer_local = np.where(holds, local[None], 0.0)
+    largest_local, held_local = _largest(np.where(holds, local[None], 0.0)), _on_ranks(units, local)
+    narrow = bool((shards.gathered != shards.local).any())
+    gathered = shards.gathered[:, at_shard]
+    copies = np.zeros_like(held_local) if pricer.rules.fsdp_style else _on_ranks(units, shards.copies_bytes[:, at_shard])
     in_flight = np.array([_in_flight(batch, rank[r], m) for r in range(len(units))])
     boundary = np.where(batch.pp > 1, unit.costs.boundary_bytes[at_unit] * batch.virtual_stages, 0.0)
     return RankShapes(
-        local=_on_ranks(units, local),
+        local=held_local,
         shard=_on_ranks(units, shard),
-        largest_local=layer_local.max(axis=1),
-        head_local=layer_local[:, -1],
-        gathered=_on_ranks(units, shards.gathered[:, at_shard]),
-        largest_gathered=_largest(np.where(holds, shards.gathered[:, at_shard][None], 0.0)),
-        copies_bytes=_on_ranks(units, shards.quantised[:, at_shard]) * pricer.update.copy_bytes(batch),
+        largest_local=largest_local,
+        head_local=np.where(holds[:, -1], local[-1], 0.0),
+        gathered=_on_ranks(units, gathered) if narrow else held_local,
+        largest_gathered=_largest(np.where(holds, gathered[None], 0.0)) if narrow else largest_local,
+        copies_bytes=copies,
         saved_bytes=_on_ranks(units, unit.costs.saved_bytes[:, at_unit]),
         transient_bytes=_largest(np.where(holds, unit.costs.transient_bytes[:, at_unit][None], 0.0)),
         in_flight=in_flight,
@@ -441,13 +444,17 @@ class _Time:
             gather=s.gather_seconds[:, at],
             scatter=s.scatter_seconds[:, at],
             replicate=s.replicate_seconds[:, at],
-            upload=s.upload_seconds[:, at],
-            download=s.download_seconds[:, at],
-            accumulate=s.accumulate_seconds[:, at],
+            host=self._host_copies(),
         )
         return exposed_data_parallel(
             self.units, seconds, self.batch, self.m, self.pricer.training, self.pricer.rules, self.pricer.profile.dp_hidden
         )
+
+    def _host_copies(self) -> HostCopies | None:
+        s, at = self.shards, self.at_shard
+        if not (self.pricer.rules.fsdp_style and self.batch.cpu_offload.any()):
+            return None
+        return HostCopies(upload=s.upload_seconds[:, at], download=s.download_seconds[:, at], accumulate=s.accumulate_seconds[:, at])
 
     def _sends(self) -> Sends:
         return Sends(
@@ -491,9 +498,4 @@ class _Time:
 
     def _optimizer_seconds(self) -> FloatColumn:
         """Seconds a step of clipping, update, exchange and small reductions, (R, N)."""
-        shards, at, layers_only = self.shards, self.at_shard, self.units[:, :-2]
-        owned = _on_ranks(self.units, shards.shard[:, at])
-        owned_layers = _on_ranks(layers_only, shards.shard[:-2, at])
-        quantised = _on_ranks(self.units, shards.quantised[:, at])
-        update = self.pricer.update.seconds(self.batch, owned, owned_layers, quantised)
-        return update + _on_ranks(self.units, shards.exchange_seconds[:, at]) + shards.step_seconds[at]
+        return _on_ranks(self.units, self.shards.update_seconds[:, self.at_shard]) + self.shards.step_seconds[self.at_shard]

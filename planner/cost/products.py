@@ -13,6 +13,7 @@ from planner.work.ops import Gemm, Op
 from planner.work.quantised import column_parallel, row_parallel
 
 AMAX_BYTES = 4.0
+FORWARD, BACKWARD = ("input", "weight"), ("gradient", "weight_again", "input_again")
 
 
 def product_cost(site: Site, op: Gemm, share: FloatColumn, read_before: BoolColumn) -> OpCost:
@@ -50,30 +51,45 @@ def _quantised_cost(
     does: share of the layers in which each product is quantised.  shape: (r, c, d, b).  first: 1 where its input is quantised here.
     """
     q, (r, c, d, b) = site.quantises(op), shape
+    inputs, weights = b * r * d, b * d * c
     elements = {
-        "input": first * does["forward"] * b * r * d, "weight": does["forward"] * b * d * c,
+        "input": first * does["forward"] * inputs, "weight": does["forward"] * weights,
         "gradient": (does["input_grad"] + does["weight_grad"]) / 2.0 * b * r * c,
-        "weight_again": does["input_grad"] * b * d * c, "input_again": first * does["weight_grad"] * b * r * d,
+        "weight_again": does["input_grad"] * weights, "input_again": first * does["weight_grad"] * inputs,
     }  # fmt: skip
-    casts = {name: site.device.moved_seconds(q.moves[name] * count) for name, count in elements.items()}
-    used = {name: q.kernels * np.sign(count * q.moves[name]) for name, count in elements.items()}
-    grouped = 0.0 if op.role != "expert" else b * r * (c if op.cols == ("hidden",) else first * d)
-    padding = site.device.moved_seconds(q.number("padding") * does["forward"] * grouped)
-    forward, backward = np.zeros((len(AXES), len(first))), np.zeros((len(AXES), len(first)))
-    if (column_parallel(op) or row_parallel(op)) and np.any(site.batch.tp > 1):
-        counts = q.row_amax if row_parallel(op) else q.column_amax
-        waits = {name: counts[name] * np.sign(count) * site.amax_seconds for name, count in elements.items()}
-        forward[AXES.index("tp")] = waits["input"] + waits["weight"]
-        backward[AXES.index("tp")] = waits["gradient"] + waits["weight_again"] + waits["input_again"]
+    zero = np.zeros(len(first))
+    casts = {name: moves * elements[name] / site.device.memory_rate for name, moves in q.moves.items()}
+    used = {name: q.kernels * (seconds > 0) for name, seconds in casts.items()}
+    padding: FloatColumn = zero
+    if op.role == "expert":
+        padding = site.device.moved_seconds(q.number("padding") * does["forward"] * b * r * (c if op.cols == ("hidden",) else first * d))
     return cost(
         site,
-        forward=seconds["forward"] + casts["input"] + casts["weight"] + padding,
-        input_grad=seconds["input_grad"] + casts["gradient"] / 2.0 + casts["weight_again"] + padding,
-        weight_grad=seconds["weight_grad"] + casts["gradient"] / 2.0 + casts["input_again"],
-        forward_kernels=1.0 + used["input"] + used["weight"],
-        backward_kernels=2.0 + used["gradient"] + used["weight_again"] + used["input_again"],
-        flops=2.0 * b * r * c * d, exposed_forward=forward, exposed_backward=backward,
+        forward=seconds["forward"] + _sum(casts, FORWARD, zero) + padding,
+        input_grad=seconds["input_grad"] + casts.get("gradient", zero) / 2.0 + casts.get("weight_again", zero) + padding,
+        weight_grad=seconds["weight_grad"] + casts.get("gradient", zero) / 2.0 + casts.get("input_again", zero),
+        forward_kernels=1.0 + _sum(used, FORWARD, zero),
+        backward_kernels=2.0 + _sum(used, BACKWARD, zero),
+        flops=2.0 * b * r * c * d, **_waits(site, op, elements),
     )  # fmt: skip
+
+
+def _sum(found: Mapping[str, FloatColumn], names: Sequence[str], zero: FloatColumn) -> FloatColumn:
+    return np.asarray(sum((found[name] for name in names if name in found), zero))
+
+
+def _waits(site: Site, op: Gemm, elements: Mapping[str, FloatColumn]) -> dict[str, FloatColumn]:
+    """All-reduces of scales over the TP group that this layer waits for, as exposed communication; nothing where there are none."""
+    q = site.quantises(op)
+    counts = q.row_amax if row_parallel(op) else q.column_amax if column_parallel(op) else {}
+    if not counts or not np.any(site.batch.tp > 1):
+        return {}
+    waits = {name: count * (elements[name] > 0) * site.amax_seconds for name, count in counts.items()}
+    zero = np.zeros(len(site.batch))
+    found = {"exposed_forward": np.zeros((len(AXES), len(zero))), "exposed_backward": np.zeros((len(AXES), len(zero)))}
+    found["exposed_forward"][AXES.index("tp")] = _sum(waits, FORWARD, zero)
+    found["exposed_backward"][AXES.index("tp")] = _sum(waits, BACKWARD, zero)
+    return found
 
 
 def amax_seconds(site: Site) -> FloatColumn:

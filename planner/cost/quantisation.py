@@ -28,7 +28,7 @@ class Quantisation:
 
     precision: row of the recipes and of the device's rates.  low: whether anything computes in fewer than 16 bits.
     moves: bytes moved per element of each operand, scales and casts together.  kernels: launches to quantise one operand.
-    column_amax, row_amax: all-reduces of scales in one column- or row-parallel layer, by operand.
+    column_amax, row_amax: all-reduces of scales in one column- or row-parallel layer, by operand. What is nowhere is left out.
     shared: whether layers that read one tensor quantise it once (fused kernels), not each for itself.
     """
 
@@ -47,14 +47,21 @@ class Quantisation:
         codes = batch.precision
         low = np.array([recipe.low for recipe in recipes])[codes] & (batch.param_dtype == 0)
         turned = float(device.gpu.family in TRANSPOSING)
-        moves, columns, rows = {}, {}, {}
+        moves: dict[str, FloatColumn] = {}
+        columns: dict[str, FloatColumn] = {}
+        rows: dict[str, FloatColumn] = {}
         for operand in Operands._fields if low.any() else ():
             kept = low & ~(_weights_arrive_quantised(batch, recipes) if operand in WEIGHTS else np.bool_(False))
             eager = _total(codes, recipes, operand, ("eager_scale", "eager_cast"))
             compiled = _total(codes, recipes, operand, ("scale", "cast")) + turned * _total(codes, recipes, operand, ("transposed",))
-            moves[operand] = kept * np.where(fused | (eager == 0), compiled, eager)
-            columns[operand] = kept * _total(codes, recipes, operand, ("column_amax",))
-            rows[operand] = kept * _total(codes, recipes, operand, ("row_amax",))
+            found = (
+                (moves, np.where(fused | (eager == 0), compiled, eager)),
+                (columns, _total(codes, recipes, operand, ("column_amax",))),
+                (rows, _total(codes, recipes, operand, ("row_amax",))),
+            )
+            for table, values in found:
+                if np.any(kept & (values > 0)):
+                    table[operand] = kept * values
         eager_kernels = column("eager_kernels", codes, recipes)
         launches = np.where(fused | (eager_kernels == 0), column("fused_kernels", codes, recipes), eager_kernels)
         return cls(
@@ -74,7 +81,7 @@ class Quantisation:
     @property
     def active(self) -> bool:
         """Whether any layout quantises anything."""
-        return bool(self.moves)
+        return bool(self.low.any())
 
     def share(self, op: Gemm, model: ModelSpec) -> FloatColumn:
         """Share of the layers in which this product is quantised: 0 where the library leaves it in 16 bits."""

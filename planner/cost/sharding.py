@@ -33,25 +33,26 @@ class UnitShards:
     """Parameters of one unit on one rank, and the seconds of its data-parallel collectives. All (K + 2, U) but step_seconds (U,).
 
     local: elements after TP, EP (what compute needs gathered).  shard: elements that a rank keeps under full sharding.
-    gathered: `local` as elements of the compute dtype when gathered.  quantised: those of `local` that products read quantised.
+    gathered: `local` as elements of the compute dtype when gathered.  copies_bytes: quantised copies of `local` that stay, less what
+    they replace.
     gather_seconds: all-gather of the unit's parameters over the sharding group.  scatter_seconds: reduce-scatter of its
     gradients there.  replicate_seconds: all-reduce of gradient shards over dp_replicate (HSDP), or of all gradients (DDP).
     upload_seconds, download_seconds: of the shard and of its gradient over PCIe, where FSDP keeps both on the host;
-    accumulate_seconds: adding the gradient there.  exchange_seconds: matrices made whole for the optimizer, and their updates back.
+    accumulate_seconds: adding the gradient there.  update_seconds: the optimizer's update, matrices made whole for it included.
     step_seconds: small all-reduces that a step waits for.
     """
 
     local: FloatColumn
     shard: FloatColumn
     gathered: FloatColumn
-    quantised: FloatColumn
+    copies_bytes: FloatColumn
     gather_seconds: FloatColumn
     scatter_seconds: FloatColumn
     replicate_seconds: FloatColumn
     upload_seconds: FloatColumn
     download_seconds: FloatColumn
     accumulate_seconds: FloatColumn
-    exchange_seconds: FloatColumn
+    update_seconds: FloatColumn
     step_seconds: FloatColumn
 
 
@@ -96,13 +97,14 @@ def unit_shards(batch: LayoutBatch, update: Update, fabric: Fabric, profile: Pro
         groups = [axes.group(name, batch, rank_order) for name in (*names, "replicate")]
         parts.append(_sharded(batch, parameters, wire, groups, seconds))
     shard, gather, scatter, replicate = (a + b for a, b in zip(*parts, strict=True))
+    low = dense * quantised[0] + expert * quantised[1]
     fsdp = axes.group("fsdp", batch, rank_order)
     return UnitShards(
-        local=dense + expert, shard=shard, gathered=gathered_elements(batch, dense, expert, update),
-        quantised=quantised_elements(batch, dense, expert, update),
+        local=dense + expert, shard=shard, gathered=(dense * wires[0] + expert * wires[1]) / np.where(batch.param_dtype == 0, 2.0, 4.0),
+        copies_bytes=low * (0.0 if update.rules.fsdp_style else update.copy_bytes(batch)),
         gather_seconds=gather + _casts_of_shards(batch, parts[0][0] * quantised[0], quantised[0], update, (seconds, fsdp)),
         scatter_seconds=scatter, replicate_seconds=replicate, **_offload(batch, shard, update),
-        exchange_seconds=_exchange(batch, shard, update, (seconds, fsdp)),
+        update_seconds=update.seconds(batch, shard, low) + _exchange(batch, shard, update, (seconds, fsdp)),
         step_seconds=small_reductions(batch, update, fabric, profile, rank_order),
     )  # fmt: skip
 

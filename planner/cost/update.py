@@ -1,6 +1,6 @@
 """What ends a step: gradient norm and clipping, the optimizer's update on the device or the host, and new scales for the weights.
 
-Letters: R ranks looked at, N layouts, U distinct layouts by `sharding.KEY`, K kinds of layer.
+Letters: N layouts, U distinct layouts by `sharding.KEY`; (K + 2, U): the model's distinct layers, embedding, head.
 """
 
 from collections.abc import Mapping
@@ -52,10 +52,10 @@ class Update:
     device: Device
     recipes: tuple[Recipe, ...]
 
-    def seconds(self, batch: LayoutBatch, owned: FloatColumn, owned_layers: FloatColumn, local_layers: FloatColumn) -> FloatColumn:
-        """Seconds of the update on each rank, (R, N).
+    def seconds(self, batch: LayoutBatch, owned: FloatColumn, quantised: FloatColumn) -> FloatColumn:
+        """Seconds that each unit takes to update, (K + 2, U).
 
-        owned: parameters that a rank updates.  owned_layers: those of them in layers.  local_layers: a rank's layers, unsharded.
+        owned: parameters that a rank updates.  quantised: parameters of the rank, unsharded, that products read quantised.
         On the host (`cpu_offload`) nothing hides it. FSDP's copies over PCIe are hidden or not by `cost.overlap`; Megatron copies
         gradients down and parameters up before and after its update. Source: FSDP2 CPUOffloadPolicy; Megatron
         optimizer/cpu_offloading.
@@ -66,9 +66,9 @@ class Update:
         on_host = moved / HOST_STREAM_BYTES_PER_SECOND + copied
         update = np.where(batch.cpu_offload, on_host, on_device)
         if self.training.optimizer == "muon":
-            flops = owned_layers * newton_schulz_flops(self.model)
-            update = update + flops / self.device.linear_rate[self.device.half]
-        return update + self.device.moved_seconds(self._requantised_bytes(batch, owned_layers, local_layers))
+            update[:-2] += owned[:-2] * newton_schulz_flops(self.model) / self.device.linear_rate[self.device.half]
+        update[:-2] += self.device.moved_seconds(self._requantised_bytes(batch, owned[:-2], quantised[:-2]))
+        return update
 
     def bytes_per_parameter(self, batch: LayoutBatch) -> FloatColumn:
         """Memory traffic of clipping and updating one parameter, (N,).
