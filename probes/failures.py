@@ -9,7 +9,7 @@ import json
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from planner.units import parse_quantity
@@ -69,7 +69,10 @@ STARTS = "Traceback (most recent call last)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankError:
-    """What one rank raised. time: seconds since the epoch.  kind: the class, where the program that raised it says so itself."""
+    """What one rank raised. time: seconds since the epoch.
+
+    kind: the class, where the program that raised it says so itself.  attempted_bytes, allocated_bytes: of memory that ran out, likewise.
+    """
 
     rank: int | None
     type: str
@@ -77,6 +80,8 @@ class RankError:
     traceback: str
     time: float
     kind: str | None = None
+    attempted_bytes: int | None = None
+    allocated_bytes: int | None = None
 
     @property
     def said(self) -> str:
@@ -109,8 +114,8 @@ def read_errors(result: Path) -> tuple[RankError, ...]:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             rank = int(path.name.removeprefix(f"{result.name}.rank").removesuffix(".error.json"))
-            said = {key: str(values[key]) for key in ("type", "message", "traceback")}
-            found.append(RankError(rank=rank, time=float(values["time"]), kind=values.get("kind"), **said))
+            known = {field.name: values[field.name] for field in fields(RankError) if field.name in values}
+            found.append(RankError(**{**known, "rank": rank, "time": float(values["time"]), "traceback": str(values["traceback"])}))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return tuple(sorted(found, key=lambda error: error.time))
@@ -179,10 +184,9 @@ def _raised(log: str) -> tuple[RankError, ...]:
 
 def _of_error(error: RankError, evidence: Evidence) -> OutOfMemory | Failed:
     said = error.said
-    if OOM.search(said) and error.kind in (None, "oom"):
-        return OutOfMemory(
-            rank=error.rank or 0, attempted_bytes=_bytes(TRIED, said), allocated_bytes=_bytes(HELD, said), message=_shown(error.message)
-        )
+    if error.kind == "oom" or (error.kind is None and OOM.search(said)):
+        attempted, allocated = _bytes(TRIED, said) or error.attempted_bytes, _bytes(HELD, said) or error.allocated_bytes
+        return OutOfMemory(rank=error.rank or 0, attempted_bytes=attempted, allocated_bytes=allocated, message=_shown(error.message))
     kind = _kind_of(error, evidence)
     return Failed(kind=kind, rank=error.rank, message=_shown(said), traceback=_tail(error.traceback))
 

@@ -5,7 +5,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -96,15 +96,29 @@ def conclude(folder: Path) -> ProbeResult:
     written = _written(folder / RESULT, task)
     environment = written.environment if written is not None else None
     if written is not None and (written.outcome.status == "ok" or (not evidence.errors and end.reason == "exit")):
-        return write_result(folder, task, begin, written.outcome, end, environment)
+        return write_result(folder, task, begin, written.outcome, end, environment, notes=written.notes)
     return write_result(folder, task, begin, classify(evidence), end, environment)
 
 
 def write_result(
-    folder: Path, task: ProbeTask, begin: Begin, outcome: Outcome, end: End | None = None, environment: Environment | None = None
-) -> ProbeResult:
-    """The whole result, in the folder too. Times are the guardian's: from before the start until nobody was left."""
+    folder: Path, task: ProbeTask, begin: Begin, outcome: Outcome, end: End | None = None, environment: Environment | None = None,
+    *, notes: Sequence[str] = (),
+) -> ProbeResult:  # fmt: skip
+    """The whole result, in the folder too. Times are the guardian's: from before the start until the program's end."""
     seconds = end.seconds if end is not None else max(0.0, time.time() - begin.started)
+    result = ProbeResult(
+        task=task, outcome=outcome, environment=environment or bare_environment(begin.gpu_name), started_at=begin.started_at,
+        wall_seconds=seconds, gpu_seconds=seconds * begin.num_gpus, complete=outcome.status == "ok",
+        notes=[*notes, *_notes(folder, outcome, end)],
+    )  # fmt: skip
+    partial = folder / f".{RESULT}.partial"
+    partial.write_text(result.model_dump_json(indent=1), encoding="utf-8")
+    os.replace(partial, folder / RESULT)
+    return result
+
+
+def _notes(folder: Path, outcome: Outcome, end: End | None) -> list[str]:
+    """What the launcher has to add."""
     notes = []
     if end is not None and end.left:
         notes.append(f"processes {', '.join(map(str, end.left))} could not be killed")
@@ -113,14 +127,7 @@ def write_result(
         notes.append(f"the program ended with {code} after it had written its result")
     if outcome.status != "ok":
         notes.append(f"its files are in {folder}")
-    result = ProbeResult(
-        task=task, outcome=outcome, environment=environment or bare_environment(begin.gpu_name), started_at=begin.started_at,
-        wall_seconds=seconds, gpu_seconds=seconds * begin.num_gpus, complete=outcome.status == "ok", notes=notes,
-    )  # fmt: skip
-    partial = folder / f".{RESULT}.partial"
-    partial.write_text(result.model_dump_json(indent=1), encoding="utf-8")
-    os.replace(partial, folder / RESULT)
-    return result
+    return notes
 
 
 def _written(path: Path, task: ProbeTask) -> ProbeResult | None:
