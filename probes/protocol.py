@@ -98,7 +98,10 @@ class Environment(BaseModel):
 
 
 class Measured(BaseModel):
-    """The run came to its end."""
+    """The run came to its end.
+
+    counts: of one step on one rank, from fake tensors: flops, and bytes of each collective.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -111,6 +114,7 @@ class Measured(BaseModel):
     gradient_norms: list[float]
     memory: list[RankMemory]
     kernel_seconds: dict[str, float] | None = None
+    counts: dict[str, float] | None = None
 
 
 class OutOfMemory(BaseModel):

@@ -1,6 +1,6 @@
 """The optimizers of `training.optimizer`, stepped after the backward or inside it.
 
-adamw: torch's, fused on GPUs.  adamw-bf16-states: the same update with both moments kept in bfloat16.  muon: matrices of the blocks by
+adamw: torch's, fused.  adamw-bf16-states: the same update with both moments kept in bfloat16.  muon: matrices of the blocks by
 Newton-Schulz, the rest by AdamW.  adafactor: factored second moments, no momentum.  sgd: with momentum.
 """
 
@@ -101,25 +101,32 @@ def build(parameters: list[nn.Parameter], names: list[str], kind: Optimizer) -> 
 
 
 def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    on_gpu = all(p.device.type == "cuda" for p in parameters)
-    fused, foreach = (True, False) if on_gpu else (False, True)
-    return torch.optim.AdamW(
-        parameters, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=fused, foreach=foreach
-    )
+    """Fused on every device: the other implementations hold whole copies of the parameters while they step."""
+    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True)
+
+
+def prime(optimizers: list[torch.optim.Optimizer]) -> None:
+    """Makes the optimizers' states with an update by zero gradients."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 class AfterBackward:
     """All parameters updated once the step's gradients are complete."""
 
     def __init__(self, parameters: list[nn.Parameter], names: list[str], kind: Optimizer) -> None:
-        self._optimizers = build(parameters, names, kind)
+        self.optimizers = build(parameters, names, kind)
 
     def arm(self, last: bool) -> None:
         """Nothing: no update happens inside the backward."""
 
     def step(self) -> None:
         """Updates and drops the gradients."""
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
 
@@ -132,8 +139,10 @@ class InBackward:
 
     def __init__(self, parameters: list[nn.Parameter], names: list[str], kind: Optimizer, prepare: Callable[[torch.Tensor], None]) -> None:
         self._armed = False
+        self.optimizers: list[torch.optim.Optimizer] = []
         for parameter, name in zip(parameters, names, strict=True):
             optimizers = build([parameter], [name], kind)
+            self.optimizers += optimizers
             parameter.register_post_accumulate_grad_hook(self._hook(optimizers, prepare))
 
     def _hook(self, optimizers: list[torch.optim.Optimizer], prepare: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:

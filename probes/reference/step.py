@@ -1,5 +1,6 @@
 """One training step of a recipe on one rank: build once, then step."""
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -21,10 +22,9 @@ FP16_LOSS_SCALE = 2.0**16  # keeps fp16 gradients of a mean over millions of tok
 
 
 class Trainer:
-    """A rank's part of the model, its optimizer and its data. Building it takes the device's memory for parameters."""
+    """A rank's part of the model, its optimizer and its data. Parallelism is applied to a meta model; `materialise` takes memory."""
 
-    def __init__(self, recipe: Recipe, device: torch.device, meta: AbstractContextManager[object] | None = None) -> None:
-        """meta: entered once parameters get storage (fake tensors); parallelism is applied outside of it."""
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
         self.meshes = meshes.build(recipe, device.type)
         self.sequence = local_sequence(recipe, self.meshes, torch.device("cpu"))
@@ -64,6 +64,18 @@ class Trainer:
         if recipe.layout.pp > 1:
             parts = [(stage, part, module) for (stage, part), module in zip(self._held, self.modules, strict=True)]
             self._pipeline = pipeline.Pipeline(recipe, self.meshes, parts, self._loss_function(), self.device)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """What stays on the device between steps: parameters, gradients, buffers and optimizer states."""
+        for module in self.modules:
+            for parameter in module.parameters():
+                yield parameter
+                if parameter.grad is not None:
+                    yield parameter.grad
+            yield from module.buffers()
+        for optimizer in self.updates.optimizers:
+            for state in optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
     @property
     def scale(self) -> float:

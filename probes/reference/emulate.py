@@ -1,0 +1,33 @@
+"""One rank of a larger world in one process: torch's fake process group, whose collectives move nothing and return at once.
+
+On a GPU compute and memory are real; what the rank would wait for is not there. With fake tensors nothing is computed at all: memory and counts come from shapes.
+Source of the order of things under fake tensors: parallelism is applied to meta tensors outside the mode, storage given inside.
+"""
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from probes.reference import optimizers
+from probes.reference.memory import Tracker
+from probes.reference.recipe import Recipe
+from probes.reference.step import Trainer
+
+
+def enter_world(recipe: Recipe) -> None:
+    """Initialises the fake process group as the layout's rank."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    assert recipe.task.emulate_rank is not None
+    dist.init_process_group("fake", rank=recipe.task.emulate_rank, world_size=recipe.layout.num_gpus, store=FakeStore())  # type: ignore[no-untyped-call]
+
+
+def shapes_alone(recipe: Recipe) -> Tracker:
+    """Memory and counts of one steady step, without computing: optimizer states are made first."""
+    trainer = Trainer(recipe, torch.device("cpu"))
+    with FakeTensorMode(allow_non_fake_inputs=True), Tracker() as tracker:
+        trainer.materialise()
+        optimizers.prime(trainer.updates.optimizers)
+        tracker.reset()
+        trainer.step(0)
+    return tracker

@@ -1,0 +1,38 @@
+"""RMS norm that keeps for backward, on every device, what the GPU's fused kernel keeps: its input and one number a row."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class RmsNorm(nn.RMSNorm):
+    """torch's module; on CPUs, where torch composes it of single operators and keeps their fp32 results, one function."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x over its root mean square, times the weight."""
+        if x.device.type != "cpu":
+            return super().forward(x)
+        return CpuRmsNorm.apply(x, self.weight, torch.finfo(x.dtype).eps if self.eps is None else self.eps)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class CpuRmsNorm(torch.autograd.Function):
+    """y = w x r, r = 1 / sqrt(mean(x^2) + eps); dx = r (w dy - x r mean(w dy x r)), dw = sum(dy x r)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """Normed rows."""
+        wide = x.float()
+        scale = (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale * weight.float()).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+        """Gradients of input and weight."""
+        x, weight, scale = ctx.saved_tensors
+        rows, normed = grad.float(), x.float() * scale
+        weighted = rows * weight.float()
+        grad_x = scale * (weighted - normed * (weighted * normed).mean(-1, keepdim=True))
+        grad_weight = (rows * normed).sum(tuple(range(grad.ndim - 1)))
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None

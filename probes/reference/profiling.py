@@ -1,0 +1,30 @@
+"""Seconds by kernel of one step, from torch's profiler."""
+
+from collections import Counter
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from probes.reference.step import Trainer
+
+SHOWN = 40  # kernels listed by name; the rest are one number
+NAME_LENGTH = 120
+
+
+def kernel_seconds(trainer: Trainer, step: int) -> dict[str, float]:
+    """Device seconds of each kernel in one more step (operators' own seconds on a CPU), longest first."""
+    on_gpu = trainer.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
+    with profile(activities=activities) as trace:
+        trainer.step(step)
+        if on_gpu:
+            torch.cuda.synchronize(trainer.device)
+    seconds: Counter[str] = Counter()
+    for event in trace.key_averages():
+        if on_gpu and event.device_type == torch.autograd.DeviceType.CUDA:
+            seconds[event.key[:NAME_LENGTH]] += event.self_device_time_total / 1e6
+        elif not on_gpu:
+            seconds[event.key[:NAME_LENGTH]] += event.self_cpu_time_total / 1e6
+    listed = {name: value for name, value in seconds.most_common(SHOWN) if value > 0}
+    rest = sum(seconds.values()) - sum(listed.values())
+    return listed | ({"other": rest} if rest > 0 else {})

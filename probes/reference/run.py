@@ -1,0 +1,123 @@
+"""Runs one recipe on this process's rank and says what it measured."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from planner.cost.estimate import model_flops_utilisation
+from planner.errors import Fault, SpecError
+from probes.protocol import Environment, Measured, RankMemory
+from probes.reference import emulate, memory, precision, profiling, timing
+from probes.reference.environment import Sample, describe
+from probes.reference.recipe import Recipe
+from probes.reference.step import Trainer
+
+
+class Run:
+    """One probe on one rank. `device` is set before anything can fail on it."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Raises SpecError where this process is not what the task asks for."""
+        self.recipe = recipe
+        task, gpus = recipe.task, recipe.layout.num_gpus
+        world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+        if task.device == "cuda" and not torch.cuda.is_available():
+            raise SpecError(Fault("device", "cuda", "torch sees no GPU here", "probe with device cpu, or install a CUDA build of torch"))
+        if not recipe.emulated and world != gpus:
+            raise SpecError(Fault("layout", gpus, f"needs one process a rank, and there are {world}", f"start {gpus} processes"))
+        on_gpu = task.device == "cuda" and not task.fake_tensors
+        self.device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
+        self.sample = Sample(self.device)
+
+    def measure(self) -> Measured:
+        """Everything from process groups to numbers. Process groups are left for `close`."""
+        recipe, task = self.recipe, self.recipe.task
+        used_before = self._take_device()
+        if recipe.emulated:
+            emulate.enter_world(recipe)
+        else:
+            dist.init_process_group(self._backend(), timeout=timedelta(seconds=task.time_limit_seconds))
+        if task.fake_tensors:
+            return self._counted()
+        trainer = Trainer(recipe, self.device)
+        trainer.materialise()
+        timed = timing.run(trainer, self._reset_peaks, self.sample.take)
+        own = self._memory(trainer, used_before, len(timed.losses))
+        kernels = profiling.kernel_seconds(trainer, len(timed.losses) + 1) if task.breakdown else None
+        tokens = recipe.tokens_per_step / recipe.layout.num_gpus / timed.median
+        return Measured(
+            step_seconds=timed.median, step_seconds_each=timed.seconds, tokens_per_second_per_gpu=tokens,
+            mfu=model_flops_utilisation(recipe.model, recipe.cluster, tokens, recipe.training.seq_len),
+            losses=[] if recipe.emulated else timed.losses, gradient_norms=[] if recipe.emulated else timed.norms,
+            memory=self._gathered(own), kernel_seconds=kernels,
+        )  # fmt: skip
+
+    def environment(self) -> Environment:
+        """What the numbers hold for."""
+        return describe(self.device, self.sample)
+
+    def notes(self) -> list[str]:
+        """What a reader of the numbers must know."""
+        recipe, notes = self.recipe, []
+        if recipe.emulated:
+            notes.append("emulated: one rank alone; its step holds no communication and no bubble, and its loss means nothing")
+        if recipe.task.fake_tensors:
+            notes.append("fake tensors: nothing was computed; memory and counts come from shapes")
+        if not recipe.emulated and not recipe.whole_init:
+            notes.append("weights were drawn where they live: the loss differs between layouts")
+        if precision.converts(recipe.layout) and recipe.model.is_moe:
+            notes.append("routed experts computed in the parameter dtype: torchao converts linear layers only")
+        return notes
+
+    def close(self) -> None:
+        """Leaves the process groups."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _backend(self) -> str:
+        if self.device.type == "cpu":
+            return "gloo"
+        return "cuda:nccl,cpu:gloo" if self.recipe.layout.cpu_offload else "nccl"
+
+    def _take_device(self) -> int:
+        """Bytes in use on the GPU once this process has its context; 0 on a CPU."""
+        if self.device.type == "cpu":
+            return 0
+        torch.cuda.set_device(self.device)
+        torch.cuda.init()
+        torch.cuda.synchronize(self.device)
+        return memory.device_used_bytes(self.device) - torch.cuda.memory_reserved(self.device)
+
+    def _reset_peaks(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def _memory(self, trainer: Trainer, used_before: int, step: int) -> RankMemory:
+        """Of this rank. On a CPU one more step runs under the tracker, which counts live tensors."""
+        rank = dist.get_rank()
+        if self.device.type == "cuda":
+            return memory.of_gpu(rank, self.device, used_before)
+        tracker = memory.Tracker()
+        with tracker:
+            tracker.adopt(trainer.tensors())
+            tracker.reset()
+            trainer.step(step)
+        return RankMemory(rank=rank, peak_allocated_bytes=tracker.peak, peak_reserved_bytes=None)
+
+    def _gathered(self, own: RankMemory) -> list[RankMemory]:
+        if self.recipe.emulated or dist.get_world_size() == 1:
+            return [own]
+        everyone: list[RankMemory | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, own)
+        return [rank for rank in everyone if rank is not None]
+
+    def _counted(self) -> Measured:
+        tracker = emulate.shapes_alone(self.recipe)
+        counts = {"flops": tracker.flops} | {f"{kind}_bytes": float(n) for kind, n in tracker.collective_bytes.items()}
+        rank = RankMemory(rank=dist.get_rank(), peak_allocated_bytes=tracker.peak, peak_reserved_bytes=None)
+        return Measured(
+            step_seconds=None, step_seconds_each=[], tokens_per_second_per_gpu=None, mfu=None, losses=[], gradient_norms=[],
+            memory=[rank], counts=counts,
+        )  # fmt: skip

@@ -1,0 +1,196 @@
+"""The program that torchrun starts: `python -m probes.worker TASK.json RESULT.json`.
+
+Rank 0 writes RESULT.json in one piece: measured, out of memory, or failed. Every rank that fails first writes
+RESULT.json.rankN.error.json: {rank, type, message, traceback, time, kind, attempted_bytes, allocated_bytes}, so that whoever started
+it can tell the first cause from its victims. Exit status: 0 measured, 1 anything else.
+"""
+
+import json
+import os
+import re
+import sys
+import time
+import traceback
+import warnings
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from planner.errors import SpecError
+from planner.units import parse_quantity
+from probes.protocol import Environment, Failed, FailureKind, Measured, Outcome, OutOfMemory, ProbeResult, ProbeTask
+
+TRIED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)? (?:bytes|[KMGT]?i?B))|you tried to allocate (\d+) bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankError:
+    """What one rank died of. time: seconds since the epoch.  kind: a FailureKind or "oom"; None where only its words can tell."""
+
+    rank: int
+    type: str
+    message: str
+    traceback: str
+    time: float
+    kind: str | None
+    attempted_bytes: int | None = None
+    allocated_bytes: int | None = None
+
+    def outcome(self) -> Outcome:
+        """The probe's outcome if this was its first cause."""
+        if self.kind == "oom":
+            return OutOfMemory(
+                rank=self.rank, attempted_bytes=self.attempted_bytes, allocated_bytes=self.allocated_bytes, message=self.message
+            )
+        return Failed(kind=FailureKind(self.kind or FailureKind.CRASH), rank=self.rank, message=self.message, traceback=self.traceback)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the task file's probe on this rank; returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if len(arguments) != 2:
+        sys.stderr.write("usage: python -m probes.worker TASK.json RESULT.json\n")
+        return 1
+    result_path = Path(arguments[1])
+    rank = int(os.environ.get("RANK", "0"))
+    started, clock = datetime.now(UTC), time.monotonic()
+    task = ProbeTask.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))
+    attempt = Attempt(task)
+    try:
+        outcome: Outcome = attempt.run()
+    except BaseException as error:
+        found = rank_error(error, rank)
+        write_atomically(error_path(result_path, rank), json.dumps(_plain(found)))
+        outcome = _first_cause(result_path, found).outcome()
+    if rank == 0:
+        seconds = time.monotonic() - clock
+        result = ProbeResult(
+            task=task, outcome=outcome, environment=attempt.environment(), started_at=started.isoformat(), wall_seconds=seconds,
+            gpu_seconds=seconds * task.num_processes(), complete=isinstance(outcome, Measured), notes=attempt.notes(),
+        )  # fmt: skip
+        write_atomically(result_path, result.model_dump_json())
+    attempt.close()
+    return 0 if isinstance(outcome, Measured) else 1
+
+
+class Attempt:
+    """The run with everything that must be known of it even when it fails on the way."""
+
+    def __init__(self, task: ProbeTask) -> None:
+        self._task = task
+        self._run: Any = None
+
+    def run(self) -> Measured:
+        """The measurement. Raises whatever went wrong."""
+        from probes.reference.recipe import Recipe
+
+        recipe = Recipe.of(self._task)
+        _set_allocator(recipe.training.expandable_segments, recipe.training.trainer)
+        # FSDP2 warns of views that blocks return; nothing here changes them in place.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        from probes.reference.run import Run
+
+        self._run = Run(recipe)
+        measured: Measured = self._run.measure()
+        return measured
+
+    def environment(self) -> Environment:
+        """As far as it is known."""
+        if self._run is not None:
+            found: Environment = self._run.environment()
+            return found
+        import platform
+
+        return Environment(python=platform.python_version())
+
+    def notes(self) -> list[str]:
+        """What a reader must know."""
+        return list(self._run.notes()) if self._run is not None else []
+
+    def close(self) -> None:
+        """Leaves process groups, if there are any and nothing broke them."""
+        if self._run is not None:
+            self._run.close()
+
+
+def error_path(result: Path, rank: int) -> Path:
+    """Where a rank leaves its error."""
+    return result.with_name(f"{result.name}.rank{rank}.error.json")
+
+
+def rank_error(error: BaseException, rank: int) -> RankError:
+    """An exception as a record, with the numbers of an allocation that failed."""
+    message = str(error) or type(error).__name__
+    kind = _kind(error, message)
+    tried = attempted_bytes(message) if kind == "oom" else None
+    return RankError(
+        rank=rank, type=_type_name(error), message=message, time=time.time(), kind=kind, attempted_bytes=tried,
+        traceback="".join(traceback.format_exception(error)), allocated_bytes=_allocated() if kind == "oom" else None,
+    )  # fmt: skip
+
+
+def attempted_bytes(message: str) -> int | None:
+    """Bytes of the allocation that an out-of-memory message names."""
+    found = TRIED.search(message)
+    if found is None:
+        return None
+    return int(found[2]) if found[2] else int(parse_quantity(found[1].replace(" bytes", " B"), "bytes"))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The whole file or none of it."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
+
+
+def _type_name(error: BaseException) -> str:
+    cls = type(error)
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _kind(error: BaseException, message: str) -> str | None:
+    if type(error).__name__ == "OutOfMemoryError" or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in message):
+        return "oom"
+    if type(error).__name__ == "NonFiniteLossError":
+        return FailureKind.NON_FINITE_LOSS.value
+    for types, kind in (
+        (SpecError, FailureKind.INVALID_LAYOUT), (ImportError, FailureKind.IMPORT), (KeyboardInterrupt, FailureKind.INTERRUPTED),
+    ):  # fmt: skip
+        if isinstance(error, types):
+            return kind.value
+    return None
+
+
+def _allocated() -> int | None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return int(torch.cuda.memory_allocated())
+
+
+def _first_cause(result: Path, own: RankError) -> RankError:
+    """The earliest error that any rank left beside the result; a broken connection comes after what broke it."""
+    found = [own]
+    for path in result.parent.glob(f"{result.name}.rank*.error.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        found.append(RankError(**record))
+    return min(found, key=lambda error: error.time)
+
+
+def _plain(error: RankError) -> dict[str, Any]:
+    return {name: getattr(error, name) for name in RankError.__slots__}
+
+
+def _set_allocator(expandable: bool | None, trainer: str) -> None:
+    """The allocator reads its environment when torch first allocates."""
+    from planner.specs.trainers import TRAINERS
+
+    wanted = TRAINERS[trainer].expandable_segments if expandable is None else expandable
+    if wanted:
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
