@@ -98,6 +98,26 @@ def scatter(rank: int, seconds: str) -> None:
     time.sleep(float(seconds))
 
 
+def hang(rank: int, seconds: str) -> None:
+    """Rank 1 never comes to the barrier."""
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(seconds)))
+    if rank == 1:
+        time.sleep(600)
+    dist.barrier()
+
+
+def allocate(rank: int, size: str) -> None:
+    import torch
+
+    if rank == 1:
+        torch.empty(int(size))
+    time.sleep(600)
+
+
 def leave(rank: int, code: str) -> None:
     sys.exit(int(code))
 
@@ -111,7 +131,7 @@ def late(rank: int, code: str) -> None:
 
 BEHAVIOURS = {
     "oom": oom, "victims": victims, "die": die, "nan": nan, "missing": missing, "refuse": refuse, "sleep": sleep, "scatter": scatter,
-    "leave": leave, "late": late,
+    "leave": leave, "late": late, "hang": hang, "allocate": allocate,
 }  # fmt: skip
 
 if __name__ == "__main__":

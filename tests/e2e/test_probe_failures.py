@@ -1,0 +1,151 @@
+"""Every class of failure provoked for real, under the real torchrun: its class, its rank, its first cause; and nobody is left."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probes import guardian
+from probes.launch import Launcher, LaunchSettings, Watch
+from probes.outcome import Begin
+from probes.protocol import Failed, FailureKind, Measured, Outcome, OutOfMemory, ProbeResult, ProbeTask
+from tests.stand_ins import worker
+from tests.stand_ins.runners import JOB
+
+pytest.importorskip("torch", reason="torchrun is torch's")
+AT_ONCE = 3
+LIMIT = 90.0
+
+
+def run(folder: Path, notes: str, *, limit: float = LIMIT, watch: Watch | None = None, **settings: Any) -> ProbeResult:
+    launcher = Launcher(LaunchSettings(folder=folder, worker=worker.__file__, **settings))
+    name = f"probe-{notes.replace(' ', '-') or 'ok'}"
+    result = launcher.run(ProbeTask(id=name, job={**JOB, "notes": notes}, device="cpu", time_limit_seconds=limit), watch=watch)
+    for begin in folder.glob(f"{name}*/begin.json"):
+        assert guardian.bearers(Begin.read(begin).token) == set(), notes
+    return result
+
+
+# notes for the stand-in -> (class, rank, words of the message)
+FAILURES = {
+    "die": (FailureKind.KILLED, 1, "signal 9 (SIGKILL)"),
+    "victims": (FailureKind.CRASH, 1, "KeyError: 'rope'"),
+    "nan": (FailureKind.NON_FINITE_LOSS, None, "the loss of step 3 is nan"),
+    "quiet-nan": (FailureKind.NON_FINITE_LOSS, 0, "the loss of step 0 is nan"),
+    "missing": (FailureKind.IMPORT, None, "No module named 'a_package_that_nobody_has'"),
+    "refuse": (FailureKind.INVALID_LAYOUT, None, "does not divide 8 heads; use 2 or 4"),
+    "leave 7": (FailureKind.CRASH, None, "7"),
+    "hang 3": (FailureKind.HANG, 1, "rank 0 waited in vain"),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """All of them, a few at a time: most of each is torchrun's own import of torch."""
+    folder = tmp_path_factory.mktemp("failures")
+    asked = [*FAILURES, "oom", "allocate 1000000000000000", "late 3"]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return {notes: result.outcome for notes, result in zip(asked, pool.map(lambda notes: run(folder, notes), asked), strict=True)}
+
+
+@pytest.mark.parametrize("notes", FAILURES)
+def test_class_rank_and_first_cause(outcomes: dict[str, Outcome], notes: str) -> None:
+    kind, rank, words = FAILURES[notes]
+    outcome = outcomes[notes]
+    assert isinstance(outcome, Failed), outcome
+    assert outcome.kind == kind, outcome
+    assert rank is None or outcome.rank == rank, outcome
+    assert words in outcome.message
+
+
+def test_a_hang_names_the_rank_that_did_not_come_and_where_it_was(outcomes: dict[str, Outcome]) -> None:
+    outcome = outcomes["hang 3"]
+    assert isinstance(outcome, Failed)
+    assert "rank 1 was in hang (worker.py:" in outcome.message
+    assert "time.sleep" in str(outcome.traceback) or "in hang" in str(outcome.traceback)
+
+
+def test_out_of_memory_of_a_gpu_and_of_a_host(outcomes: dict[str, Outcome]) -> None:
+    gpu, host = outcomes["oom"], outcomes["allocate 1000000000000000"]
+    assert isinstance(gpu, OutOfMemory)
+    assert isinstance(host, OutOfMemory)
+    assert (gpu.rank, gpu.attempted_bytes, gpu.allocated_bytes) == (1, 2**31, round(70.5 * 2**30))
+    assert (host.rank, host.attempted_bytes) == (1, 4 * 10**15)
+
+
+def test_a_crash_after_the_result_does_not_take_it_back(outcomes: dict[str, Outcome]) -> None:
+    assert isinstance(outcomes["late 3"], Measured)
+
+
+def test_the_time_limit_holds_and_says_where_each_rank_was(tmp_path: Path) -> None:
+    started = time.monotonic()
+    result = run(tmp_path, "sleep 600", limit=15.0)
+    outcome = result.outcome
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == FailureKind.TIMEOUT
+    assert "rank 0 was in sleep (worker.py:" in outcome.message
+    assert "rank 1 was in sleep (worker.py:" in outcome.message
+    assert 15.0 <= result.wall_seconds < 17.0
+    assert time.monotonic() - started < 30.0
+
+
+def test_a_stop_ends_it(tmp_path: Path) -> None:
+    watch = Watch()
+    threading.Timer(2.0, watch.stop.set).start()
+    outcome = run(tmp_path, "sleep 600", watch=watch).outcome
+    assert isinstance(outcome, Failed)
+    assert (outcome.kind, outcome.message) == (FailureKind.INTERRUPTED, "stopped on request")
+
+
+def test_a_clash_of_ports_is_tried_again(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = [taken.getsockname()[1]]
+
+        def port() -> int:
+            from probes.launch import free_port
+
+            return int(ports.pop()) if ports else free_port()
+
+        assert isinstance(run(tmp_path, "", port=port).outcome, Measured)
+        assert ports == []
+        outcome = run(tmp_path, "", port=lambda: taken.getsockname()[1], port_tries=1).outcome
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == FailureKind.PORT
+    assert "EADDRINUSE" in outcome.message
+
+
+def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
+    outcome = run(tmp_path, "", python="/nowhere/python").outcome
+    assert isinstance(outcome, Failed)
+    assert (outcome.kind, "/nowhere/python" in outcome.message) == (FailureKind.IMPORT, True)
+
+
+def test_a_killed_guardian_is_told(tmp_path: Path) -> None:
+    folders: list[Path] = []
+
+    def kill() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for pid in guardian.descendants(os.getpid()):
+                try:
+                    command = Path(f"/proc/{pid}/cmdline").read_text()
+                except OSError:
+                    continue
+                if "guardian.py" in command and str(tmp_path) in command and folders:
+                    time.sleep(1.0)
+                    os.kill(pid, signal.SIGKILL)
+                    return
+            time.sleep(0.05)
+
+    threading.Thread(target=kill, daemon=True).start()
+    outcome = run(tmp_path, "scatter 600", watch=Watch(folder=folders.append)).outcome
+    assert isinstance(outcome, Failed)
+    assert (outcome.kind, "watched over it was killed" in outcome.message) == (FailureKind.INTERRUPTED, True)
