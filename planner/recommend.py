@@ -5,12 +5,14 @@ enumerate -> screen all -> simulate the best -> sample what cannot be enumerated
 
 from collections import Counter
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.advice import warnings_for
 from planner.calibration.intervals import TimeSpread, time_spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.cost.calibration import Calibration
 from planner.cost.estimate import estimate_layouts
 from planner.cost.price import Pricer
 from planner.cost.run import run_estimate
@@ -20,9 +22,9 @@ from planner.export.base import Export
 from planner.ports import Ports
 from planner.rules import Context
 from planner.search import pareto
-from planner.search.screen import OOM_LIMIT
 from planner.search.neighbours import Neighbour, neighbours
 from planner.search.refusals import refused_choices
+from planner.search.screen import OOM_LIMIT
 from planner.search.sized import Choice, Progress, Sized, rate, search_size
 from planner.search.unfit import check_given, nothing_fits
 from planner.specs.estimate import Estimate
@@ -32,6 +34,10 @@ from planner.specs.layout import Layout
 from planner.specs.plan import ParetoPoint, Plan, RankedLayout, Searched, SizeOption, VersusCurrent
 from planner.units import format_seconds
 from planner.version import MODEL_VERSION
+
+if TYPE_CHECKING:  # they bring Optuna, which a plan on paper can start without
+    from planner.search.probed import Probing
+    from planner.search.probing.loop import Outcome, Ranked
 
 SPARE = 3  # times top_k that are looked at when some cannot be exported
 SHOWN_REASONS = 12
@@ -45,21 +51,61 @@ EXPORTS = {
 }
 
 
-def recommend(job: Job, *, ports: Ports, progress: Progress | None = None) -> Plan:
-    """The plan of a job. Raises InfeasibleError when nothing fits, SpecError for a request that cannot be searched."""
+def recommend(
+    job: Job,
+    *,
+    ports: Ports,
+    progress: Progress | None = None,
+    calibration: Calibration | None = None,
+    probing: "Probing | None" = None,
+    plan_id: str | None = None,
+) -> Plan:
+    """The plan of a job. Raises InfeasibleError when nothing fits, SpecError for a request that cannot be searched.
+
+    calibration: what was learnt on the job's GPU; the shipped one unless given.  probing: how to spend the job's probes at the winner's
+    size; without it the plan is one on paper.  plan_id: the name under which it was promised.
+    """
     started = ports.clock.now()
     say = progress or (lambda _: None)
     clusters = [job.cluster.with_num_gpus(count) for count in job.cluster.num_gpus_choices]
     check_given(job, clusters)
-    sizes = [search_size(job, cluster, say) for cluster in clusters]
+    sizes = [search_size(job, cluster, say, calibration) for cluster in clusters]
     fitting = [size for size in sizes if size.candidates]
     if not fitting:
         raise nothing_fits(job, sizes, say)
     for sized in fitting:
         rate(job, sized, several=len(sizes) > 1)
     ranked = _rank(job, fitting)
+    outcome: Outcome | None = None
+    known: list[Ranked] = []
+    if probing is not None:
+        from planner.search.probed import measured_candidates, probe_size
+
+        say("spending probes")
+        outcome = probe_size(job, ranked[0].sized, probing, [choice.layout for choice in ranked if choice.sized is ranked[0].sized])
+        sized, known = measured_candidates(ranked[0].sized, outcome, job.search.top_k)
+        rate(job, sized, several=False)
+        ranked = [Choice(sized, row) for row in range(len(known))]
     say("explaining the winner")
-    return _plan(job, ports, sizes, ranked, (ports.clock.now() - started).total_seconds())
+    plan = _plan(job, ports, sizes, ranked, (ports.clock.now() - started).total_seconds())
+    plan = plan if plan_id is None else plan.model_copy(update={"id": plan_id})
+    return plan if outcome is None else _with_measurements(plan, outcome, known)
+
+
+def _with_measurements(plan: Plan, outcome: "Outcome", known: "list[Ranked]") -> Plan:
+    """The plan of layouts ranked by measurements and model together, each with what was measured of it."""
+    from planner.search.probed import summary
+
+    entries = []
+    for entry, one in zip(plan.ranked, known, strict=True):
+        record = one.record
+        if record is None or record.log_seconds is None:
+            entries.append(entry.model_copy(update={"expected_step_seconds": one.expected_seconds}))
+            continue
+        measured = {"status": record.status, "step_seconds": record.step_seconds, "runs": record.runs, "memory_margin": record.margin}
+        update = {"measurement": measured, "source": "probed", "expected_step_seconds": one.expected_seconds}
+        entries.append(entry.model_copy(update=update))
+    return plan.model_copy(update={"ranked": entries, "probing": summary(outcome)})
 
 
 def _rank(job: Job, sizes: list[Sized]) -> list[Choice]:

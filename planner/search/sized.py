@@ -9,13 +9,15 @@ import numpy as np
 
 from planner.calibration.intervals import oom_probability
 from planner.columns import FloatColumn, LayoutBatch
+from planner.cost.calibration import Calibration
 from planner.cost.estimate import simulated_columns
 from planner.cost.price import Pricer
 from planner.cost.run import RunColumns, busy_seconds, run_columns
 from planner.cost.simulation import first_groups, refine
 from planner.rules import Context
 from planner.search.budgets import best_budgets
-from planner.search.screen import OOM_LIMIT, Screened, screen
+from planner.search.floors import OOM_LIMIT
+from planner.search.screen import Screened, screen
 from planner.search.space import Space, build_space
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
@@ -65,9 +67,9 @@ class Choice(NamedTuple):
         return float(self.sized.scores[self.row])
 
 
-def search_size(job: Job, cluster: ClusterSpec, say: Progress) -> Sized:
+def search_size(job: Job, cluster: ClusterSpec, say: Progress, calibration: Calibration | None = None) -> Sized:
     """The search at one size: on the device; if nothing fits with CPU offload; if still nothing, what came closest."""
-    pricer = Pricer.build(job.model, cluster, job.training)
+    pricer = Pricer.build(job.model, cluster, job.training, calibration)
     passes: list[dict[str, bool]] = (
         [{}, {"offload": True}, {"oversized": True}] if "cpu_offload" not in job.search.fix else [{}, {"oversized": True}]
     )
@@ -104,7 +106,7 @@ def _simulate(job: Job, sized: Sized, space: Space) -> None:
     best = screened.batch.take(first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS))
     if job.search.objective != "memory" and _free_budgets(job, pricer):
         worth = float(screened.step_seconds[min(job.search.top_k, len(screened.step_seconds)) - 1])
-        best = LayoutBatch.concatenate([best, best_budgets(pricer, space, screened.may_fit, worth, BUDGETS_SIMULATED)])
+        best = LayoutBatch.concatenate([best, best_budgets(pricer, space, screened.floors, worth, BUDGETS_SIMULATED)])
     prices = pricer.price(best)
     step = refine(pricer, best, prices).step_seconds
     oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)

@@ -12,7 +12,10 @@ Source = Literal["screened", "simulated", "emulated", "probed"]
 
 
 class RankedLayout(BaseModel):
-    """One layout of the answer, with its price, its reasons in words, and what to paste."""
+    """One layout of the answer, with its price, its reasons in words, and what to paste.
+
+    measurement: what probes found of it.  expected_step_seconds: of measurements and model together, where probes were spent.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -25,6 +28,7 @@ class RankedLayout(BaseModel):
     reasons: list[str]
     export: dict[str, Any]
     run: RunEstimate | None = None
+    expected_step_seconds: float | None = None
 
 
 class ParetoPoint(BaseModel):
@@ -148,3 +152,4 @@ class Plan(BaseModel):
     calibration_id: str
     sizes: list[SizeOption] = []
     regret: Regret | None = None
+    probing: dict[str, Any] | None = None

@@ -1,0 +1,100 @@
+"""The search at one size with probes to spend: candidates, the closed loop, and its outcome as the size's candidates."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from planner.columns import LayoutBatch
+from planner.rules import Context
+from planner.search.probing.candidates import Candidates, enumerate_candidates
+from planner.search.probing.loop import Event, Measure, Outcome, Ranked, run
+from planner.search.probing.study import Budget, CheaperRung, ProbeCost, Settings
+from planner.search.sized import Sized
+from planner.search.space import build_space
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+from planner.specs.measurement import Measurement
+
+EMULATED_SD = 0.06  # what an emulated rank says of the whole step beside run-to-run noise: its communication is predicted; judgement
+START_SECONDS = {"cpu": 15.0}  # launch, build and first step of a probe; 60 on a GPU with compilation; judgement until the first results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probing:
+    """How to spend probes. measure: runs and stores them.  known, resumed: see `probing.loop.run`.
+
+    emulates: whether the pool can run one rank of a layout alone on a GPU, as a cheaper look.  parallel: whole layouts at once.
+    """
+
+    measure: Measure
+    known: Sequence[Measurement] = ()
+    resumed: Sequence[Measurement] = ()
+    on_event: Callable[[Event], None] | None = None
+    should_stop: Callable[[], bool] | None = None
+    emulates: bool = False
+    parallel: int = 1
+    steps: int = 13
+
+
+def probe_size(job: Job, sized: Sized, probing: Probing, include: Sequence[Layout]) -> Outcome:
+    """Spends the job's probes at this size. include: layouts that must be candidates (those of the plan on paper, measured ones)."""
+    assert job.probe is not None, "the job has probes to spend"
+    pricer = sized.pricer
+    context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
+    measured = [m.job.layout for m in (*probing.known, *probing.resumed) if m.job.layout is not None]
+    wanted = list(dict.fromkeys((*include, *measured)))
+    candidates = enumerate_candidates(pricer, build_space(context, job.search), include=wanted)
+    settings = Settings(
+        sampler=job.search.sampler, seed=job.search.seed, budget=Budget(probes=job.probe.max_probes, gpu_seconds=job.probe.max_gpu_seconds),
+        parallel=probing.parallel, cost=ProbeCost(start_seconds=START_SECONDS.get(pricer.cluster.gpu.name, 60.0), steps=probing.steps),
+        rungs=_rungs(candidates, probing, pricer.cluster.num_gpus),
+    )  # fmt: skip
+    return run(
+        candidates, settings, probing.measure, known=probing.known, resumed=probing.resumed, on_event=probing.on_event,
+        should_stop=probing.should_stop,
+    )  # fmt: skip
+
+
+def _rungs(candidates: Candidates, probing: Probing, num_gpus: int) -> tuple[CheaperRung, ...]:
+    if not probing.emulates or num_gpus == 1:
+        return ()
+    seconds = np.exp(candidates.prior.log_seconds)
+    ranks = np.where(candidates.batch.pp > 1, 3.0, 1.0)
+    cost = ranks * (START_SECONDS["cpu"] + probing.steps * seconds)
+    silent = np.zeros(len(candidates))
+    return (CheaperRung(name="emulated", gpu_seconds=cost, sd=EMULATED_SD, log_offset=silent, shows_memory=True),)
+
+
+def measured_candidates(sized: Sized, outcome: Outcome, top_k: int) -> tuple[Sized, list[Ranked]]:
+    """The size with the outcome's best as its candidates, winner first, and what is known of each."""
+    ranked = list(outcome.ranked[:top_k])
+    batch = LayoutBatch.from_layouts([one.layout for one in ranked])
+    device = sized.pricer.price(batch).device_bytes
+    found = [(one.expected_seconds, float(device[row]), one.layout) for row, one in enumerate(ranked)]
+    return replace(sized, candidates=found), ranked
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """What the study did, JSON-safe: trials with why they were asked and what came of them, spending, regret, why it stopped."""
+    trials = [
+        {
+            "number": trial.number, "state": trial.state.name.lower(), "layout": dict(trial.params), "value": _value(trial),
+            **{key: value for key, value in trial.user_attrs.items() if isinstance(value, str | int | float)},
+        }
+        for trial in outcome.study.get_trials(deepcopy=False)
+    ]  # fmt: skip
+    return {
+        "probes": outcome.spent.probes, "gpu_seconds": outcome.spent.gpu_seconds, "stopped": outcome.stopped,
+        "expected_regret": outcome.regret.expected_share, "trials": trials,
+        "ruled_out": [{"layout": layout.short(), "reason": reason} for layout, reason in outcome.pruned[:MOST_RULED_OUT]],
+        "num_ruled_out": len(outcome.pruned),
+    }  # fmt: skip
+
+
+MOST_RULED_OUT = 20
+
+
+def _value(trial: Any) -> float | None:
+    return float(trial.values[0]) if trial.values else None
