@@ -83,10 +83,10 @@ class AttentionCore(nn.Module):
         group = self.axis.group
         if self.axis.method == "ulysses":
             sinks = None if sinks is None else sinks.chunk(group.size())[group.rank()]
-            out = self._attend(*(_heads_for_tokens(x, group) for x in (q, k, v)), sinks)
-            return _tokens_for_heads(out, group)
+            q, k, v = (_heads_for_tokens(x, group) for x in (q, k, v))
+            return _tokens_for_heads(self._attend(q, k, v, sinks), group)
         if self._needs_mask():
-            k, v = (Gather.apply(x, group, SEQUENCE) for x in (k, v))  # type: ignore[no-untyped-call]
+            k, v = (Gather.apply(x, group, SEQUENCE) for x in (k, v))
         return self._attend(q, k, v, sinks)
 
     def _needs_mask(self) -> bool:
@@ -102,7 +102,7 @@ class AttentionCore(nn.Module):
         if q.device.type == "cpu":
             ring = self.axis.group if self.axis is not None and self.axis.method != "ulysses" and not masked else None
             mask = self.sequence.dense_mask(self.window, q.dtype) if masked else None
-            return cast(torch.Tensor, CpuFlash.apply(q, k, v, sinks, mask, ring))  # type: ignore[no-untyped-call]
+            return cast(torch.Tensor, CpuFlash.apply(q, k, v, sinks, mask, ring))
         if masked:
             return _flex(q, k, v, sinks, self.sequence.block_mask(self.window))
         return _fused(q, k, v)
@@ -146,7 +146,7 @@ def _heads_for_tokens(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
     """(B, H, T, D) of all heads on some tokens -> (B, H / n, n T, D) of some heads on all tokens (Ulysses)."""
     n, (b, h, t, d) = group.size(), x.shape
     parts = x.reshape(b, n, h // n, t, d).permute(1, 0, 2, 3, 4).reshape(n, -1)
-    came = Exchange.apply(parts, [1] * n, [1] * n, group)  # type: ignore[no-untyped-call]
+    came = Exchange.apply(parts, [1] * n, [1] * n, group)
     return cast(torch.Tensor, came).reshape(n, b, h // n, t, d).permute(1, 2, 0, 3, 4).reshape(b, h // n, n * t, d)
 
 
@@ -154,7 +154,7 @@ def _tokens_for_heads(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
     """Inverse of `_heads_for_tokens`."""
     n, (b, h, t, d) = group.size(), x.shape
     parts = x.reshape(b, h, n, t // n, d).permute(2, 0, 1, 3, 4).reshape(n, -1)
-    came = Exchange.apply(parts, [1] * n, [1] * n, group)  # type: ignore[no-untyped-call]
+    came = Exchange.apply(parts, [1] * n, [1] * n, group)
     return cast(torch.Tensor, came).reshape(n, b, h, t // n, d).permute(1, 0, 2, 3, 4).reshape(b, h * n, t // n, d)
 
 
@@ -190,7 +190,7 @@ class CpuFlash(torch.autograd.Function):
         return cast(torch.Tensor, out)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Gradients of q, k, v and the sinks."""
         q, k, v, out, lse, sinks, mask = ctx.saved_tensors
         width, op = q.shape[-1], _aten._scaled_dot_product_flash_attention_for_cpu_backward.default

@@ -46,12 +46,13 @@ def apply(model: Transformer, mode: str, model_experts: int) -> None:
     for name, layer in list(model.layers.items()):
         assert isinstance(layer, Block)
         if kind == "selective-attention":
-            layer.attention.core = checkpoint_wrapper(layer.attention.core, preserve_rng_state=False)  # type: ignore[no-untyped-call]
+            core = layer.attention.get_submodule("core")
+            layer.attention.core = checkpoint_wrapper(core, preserve_rng_state=False)
         elif kind == "selective-op":
             context = op_contexts(model.spec.hidden_size, model_experts)
-            model.layers[name] = checkpoint_wrapper(layer, context_fn=context, preserve_rng_state=False)  # type: ignore[no-untyped-call]
+            model.layers[name] = checkpoint_wrapper(layer, context_fn=context, preserve_rng_state=False)
         elif kind == "full" or (int(name) + 1) % int(number) == 0:
-            model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # type: ignore[no-untyped-call]
+            model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)
 
 
 def op_contexts(hidden: int, num_experts: int) -> Callable[[], tuple[Any, Any]]:

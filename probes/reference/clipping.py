@@ -14,7 +14,7 @@ from probes.reference.moe import GroupedExperts
 EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_
 
 
-def local_gradient(parameter: nn.Parameter) -> torch.Tensor | None:
+def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     """The part of a parameter's gradient on this rank."""
     grad = parameter.grad
     return grad.to_local() if isinstance(grad, DTensor) else grad
@@ -23,7 +23,7 @@ def local_gradient(parameter: nn.Parameter) -> torch.Tensor | None:
 class Clipping:
     """Knows over which groups each parameter's gradient is cut. skipped: copies that another rank counts."""
 
-    def __init__(self, parts: list[nn.Module], meshes: Meshes, skipped: list[nn.Parameter]) -> None:
+    def __init__(self, parts: list[nn.Module], meshes: Meshes, skipped: list[torch.Tensor]) -> None:
         self._pp = meshes.group("pp") if meshes.dense["pp"].size() > 1 else None
         self._cut: dict[tuple[str, ...], list[nn.Parameter]] = defaultdict(list)
         self._groups: dict[str, dist.ProcessGroup] = {}

@@ -50,10 +50,10 @@ class Wait(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         """The finished tensor."""
-        return x.wait() if isinstance(x, AsyncCollectiveTensor) else x.view_as(x)  # type: ignore[no-any-return, no-untyped-call]
+        return x.wait() if isinstance(x, AsyncCollectiveTensor) else x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         """The same gradient."""
         return grad
 
@@ -68,7 +68,7 @@ class Gather(torch.autograd.Function):
         return all_gather(x, group, dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """Summed and cut."""
         return reduce_scatter(grad, ctx.group, ctx.dim), None, None
 
@@ -83,7 +83,7 @@ class Scatter(torch.autograd.Function):
         return reduce_scatter(x, group, dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """Gathered."""
         return all_gather(grad, ctx.group, ctx.dim), None, None
 
@@ -98,7 +98,7 @@ class Copy(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Summed."""
         return all_reduce(grad, ctx.group), None
 
@@ -112,7 +112,7 @@ class Reduce(torch.autograd.Function):
         return all_reduce(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The same gradient."""
         return grad, None
 
@@ -127,7 +127,7 @@ class Split(torch.autograd.Function):
         return own_part(x, group, dim).contiguous()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """All parts."""
         return all_gather(grad, ctx.group, ctx.dim), None, None
 
@@ -142,7 +142,7 @@ class Join(torch.autograd.Function):
         return all_gather(x, group, dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """Own part."""
         return own_part(grad, ctx.group, ctx.dim).contiguous(), None, None
 
@@ -157,6 +157,6 @@ class Exchange(torch.autograd.Function):
         return all_to_all(x, received, sent, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         """Gradients of the rows that went."""
         return all_to_all(grad, ctx.sent, ctx.received, ctx.group), None, None, None

@@ -19,7 +19,7 @@ def describe(device: torch.device, sample: "Sample | None" = None) -> Environmen
     """Versions of everything, with what a sample under load read off the GPU."""
     base: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__, "trainer_version": f"reference {VERSION}"}
     if device.type == "cuda":
-        nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        nccl = torch.cuda.nccl.version()
         base |= {
             "cuda": torch.version.cuda, "gpu_name": torch.cuda.get_device_name(device),
             "nccl": ".".join(str(part) for part in nccl) if isinstance(nccl, tuple) else str(nccl),

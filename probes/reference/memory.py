@@ -128,7 +128,7 @@ class Tracker(TorchDispatchMode):
 def _cpu_attention_flops(name: str, args: Any) -> float:
     backward = "backward" in name
     q, k, v = args[1:4] if backward else args[:3]
-    products = 2.0 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
+    products: float = 2.0 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
     return products * (BACKWARD_OVER_FORWARD if backward else 1.0)
 
 

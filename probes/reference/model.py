@@ -5,6 +5,7 @@ Letters: B sequences, T local tokens, C hidden size. Built on the meta device; p
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -76,7 +77,7 @@ class Transformer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """One microbatch through this part."""
         if self.tok_embeddings is not None:
-            x = Wait.apply(self.tok_embeddings(x))  # type: ignore[no-untyped-call]
+            x = Wait.apply(self.tok_embeddings(x))
         if self.position_embeddings is not None:
             x = self.position_embeddings(x)
         if self.embedding_norm is not None:
@@ -130,13 +131,14 @@ class Block(nn.Module):
         if self.attention_post_norm is not None:
             attended = self.attention_post_norm(attended)
         if self.parallel_residual:
-            return x + attended + self._mlp(entered if self.ffn_norm is None else self.ffn_norm(x))
+            fed = self._mlp(entered if self.ffn_norm is None else self.ffn_norm(x))
+            return cast(torch.Tensor, x + attended + fed)
         h = x + attended
-        return h + self._mlp(h if self.ffn_norm is None else self.ffn_norm(h))
+        return cast(torch.Tensor, h + self._mlp(h if self.ffn_norm is None else self.ffn_norm(h)))
 
     def _mlp(self, x: torch.Tensor) -> torch.Tensor:
         out = self.feed_forward(x) if self.feed_forward is not None else self.moe(x)  # type: ignore[misc]
-        return out if self.ffn_post_norm is None else self.ffn_post_norm(out)
+        return cast(torch.Tensor, out if self.ffn_post_norm is None else self.ffn_post_norm(out))
 
 
 class Attention(nn.Module):

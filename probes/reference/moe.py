@@ -49,6 +49,7 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(spec.hidden_size, spec.num_experts, bias=spec.router_bias)
         if spec.router_correction_bias:
             self.register_buffer("correction", torch.zeros(spec.num_experts, dtype=torch.float32))
+        self.correction: torch.Tensor
         self.sigmoid = spec.router_correction_bias
         self.experts = GroupedExperts(spec)
         self.shared = shared
@@ -87,8 +88,8 @@ class MixtureOfExperts(nn.Module):
         """Weight and bias of a layer that every TP rank holds whole; summed: each has a part of their gradients."""
         if self.axes.tp is None or not summed:
             return linear.weight, linear.bias
-        bias = None if linear.bias is None else Copy.apply(linear.bias, self.axes.tp)  # type: ignore[no-untyped-call]
-        return Copy.apply(linear.weight, self.axes.tp), bias  # type: ignore[no-untyped-call]
+        bias = None if linear.bias is None else Copy.apply(linear.bias, self.axes.tp)
+        return Copy.apply(linear.weight, self.axes.tp), bias
 
     def _exchange_plan(self, chosen: torch.Tensor, num_copies: int) -> "Counts":
         """How many copies go to and come from each rank, by expert."""
@@ -109,10 +110,10 @@ class MixtureOfExperts(nn.Module):
     def _experts_on(self, routed: torch.Tensor, counts: "Counts") -> torch.Tensor:
         ep = self.axes.ep
         if ep is not None:
-            routed = Exchange.apply(routed, counts.rows_received, counts.rows_sent, ep)  # type: ignore[no-untyped-call]
+            routed = Exchange.apply(routed, counts.rows_received, counts.rows_sent, ep)
         out = self.experts(routed, counts.received)
         if ep is not None:
-            out = Exchange.apply(out, counts.rows_sent, counts.rows_received, ep)  # type: ignore[no-untyped-call]
+            out = Exchange.apply(out, counts.rows_sent, counts.rows_received, ep)
         return cast(torch.Tensor, out)
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
@@ -121,10 +122,10 @@ class MixtureOfExperts(nn.Module):
         if axes.tp is None:
             return x
         if axes.etp is None:
-            return x if axes.sequence_parallel else Split.apply(x, axes.tp, SEQUENCE)  # type: ignore[no-any-return, no-untyped-call]
+            return x if axes.sequence_parallel else cast(torch.Tensor, Split.apply(x, axes.tp, SEQUENCE))
         if axes.sequence_parallel:
-            return Gather.apply(x, axes.tp, SEQUENCE)  # type: ignore[no-any-return, no-untyped-call]
-        return Copy.apply(x, axes.tp)  # type: ignore[no-any-return, no-untyped-call]
+            return cast(torch.Tensor, Gather.apply(x, axes.tp, SEQUENCE))
+        return cast(torch.Tensor, Copy.apply(x, axes.tp))
 
     def _leave(self, out: torch.Tensor) -> torch.Tensor:
         """Back to what the block's residual is."""
@@ -132,10 +133,10 @@ class MixtureOfExperts(nn.Module):
         if axes.tp is None:
             return out
         if axes.etp is None:
-            return out if axes.sequence_parallel else Join.apply(out, axes.tp, SEQUENCE)  # type: ignore[no-any-return, no-untyped-call]
+            return out if axes.sequence_parallel else cast(torch.Tensor, Join.apply(out, axes.tp, SEQUENCE))
         if axes.sequence_parallel:
-            return Scatter.apply(out, axes.tp, SEQUENCE)  # type: ignore[no-any-return, no-untyped-call]
-        return Reduce.apply(out, axes.tp)  # type: ignore[no-any-return, no-untyped-call]
+            return cast(torch.Tensor, Scatter.apply(out, axes.tp, SEQUENCE))
+        return cast(torch.Tensor, Reduce.apply(out, axes.tp))
 
     def _shared(self, x: torch.Tensor) -> torch.Tensor:
         assert self.shared is not None
@@ -185,13 +186,16 @@ class GroupedExperts(nn.Module):
         super().__init__()
         e, width, h = spec.num_experts, spec.moe_intermediate_size, spec.hidden_size
         self.kind = spec.mlp
-        shapes = {"w1": (e, width, h), "w2": (e, h, width)}
+        shapes: dict[str, tuple[int, ...]] = {"w1": (e, width, h), "w2": (e, h, width)}
         if spec.mlp == "swiglu":
             shapes["w3"] = (e, width, h)
         if spec.expert_bias:
             shapes |= {f"b{name[1]}": shape[:2] for name, shape in shapes.items()}
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(*shape)))
+        self.w1: torch.Tensor
+        self.w2: torch.Tensor
+        self.w3: torch.Tensor
         self.cuts: dict[str, tuple[tuple[int, int, int], ...]] = {}
         self.etp: dist.ProcessGroup | None = None
         self.grouped: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = self.with_offsets
@@ -229,7 +233,7 @@ class GroupedExperts(nn.Module):
             return x
         bias = getattr(self, name)
         if name == "b2" and self.etp is not None:  # the sum over ranks must add it once
-            bias = Copy.apply(bias, self.etp) / self.etp.size()  # type: ignore[no-untyped-call]
+            bias = Copy.apply(bias, self.etp) / self.etp.size()
         return x + F.embedding(owner, bias)
 
 

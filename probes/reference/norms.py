@@ -1,19 +1,20 @@
 """RMS norm that keeps for backward, on every device, what the GPU's fused kernel keeps: its input and one number a row."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 
 class RmsNorm(nn.RMSNorm):
-    """torch's module; on CPUs, where torch composes it of single operators and keeps their fp32 results, one function."""
+    """The module of torch; on CPUs, where torch composes it of single operators and keeps their fp32 results, one function."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x over its root mean square, times the weight."""
+        """The input over its root mean square, times the weight."""
         if x.device.type != "cpu":
             return super().forward(x)
-        return CpuRmsNorm.apply(x, self.weight, torch.finfo(x.dtype).eps if self.eps is None else self.eps)  # type: ignore[no-any-return, no-untyped-call]
+        epsilon = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        return cast(torch.Tensor, CpuRmsNorm.apply(x, self.weight, epsilon))
 
 
 class CpuRmsNorm(torch.autograd.Function):
@@ -28,7 +29,7 @@ class CpuRmsNorm(torch.autograd.Function):
         return (wide * scale * weight.float()).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         """Gradients of input and weight."""
         x, weight, scale = ctx.saved_tensors
         rows, normed = grad.float(), x.float() * scale

@@ -44,8 +44,11 @@ class Pipeline:
 
     def __init__(self, recipe: Recipe, meshes: Meshes, parts: list[tuple[int, Part, nn.Module]], loss: Loss, device: torch.device) -> None:
         kind = LoneStage if recipe.emulated else PipelineStage
-        stages = [kind(module, stage, len(recipe.stage_sizes()), device, group=meshes.group("pp"), **_shapes(recipe, part))
-                  for stage, part, module in parts]  # fmt: skip
+        stages = []
+        for stage, part, module in parts:
+            taken, given = _shapes(recipe, part)
+            count, group = len(recipe.stage_sizes()), meshes.group("pp")
+            stages.append(kind(module, stage, count, device, input_args=taken, output_args=given, group=group))
         self._first = any(part.first for _, part, _ in parts)
         self._last = any(part.last for _, part, _ in parts)
         schedule = get_schedule_class(recipe.layout.pp_schedule)
@@ -62,7 +65,8 @@ class Pipeline:
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else None
 
 
-def _shapes(recipe: Recipe, part: Part) -> dict[str, torch.Tensor]:
+def _shapes(recipe: Recipe, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+    """What one microbatch brings to a part and what the part gives on, on the meta device."""
     layout, model = recipe.layout, recipe.model
     batch, tokens = layout.micro_batch_size, recipe.local_seq_len
     held = tokens // layout.tp if layout.sequence_parallel and layout.tp > 1 else tokens
@@ -70,4 +74,4 @@ def _shapes(recipe: Recipe, part: Part) -> dict[str, torch.Tensor]:
     hidden = torch.empty(batch, held, model.hidden_size, dtype=dtype, device="meta", requires_grad=True)
     ids = torch.empty(batch, tokens, dtype=torch.int64, device="meta")
     logits = torch.empty(batch, tokens, model.vocab_size, dtype=dtype, device="meta", requires_grad=True)
-    return {"input_args": ids if part.first else hidden, "output_args": logits if part.last else hidden}
+    return ids if part.first else hidden, logits if part.last else hidden

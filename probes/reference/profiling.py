@@ -1,8 +1,9 @@
 """Seconds by kernel of one step, from torch's profiler."""
 
-from collections import Counter
+from collections import defaultdict
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from probes.reference.step import Trainer
@@ -19,12 +20,12 @@ def kernel_seconds(trainer: Trainer, step: int) -> dict[str, float]:
         trainer.step(step)
         if on_gpu:
             torch.cuda.synchronize(trainer.device)
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     for event in trace.key_averages():
-        if on_gpu and event.device_type == torch.autograd.DeviceType.CUDA:
+        if on_gpu and event.device_type == DeviceType.CUDA:
             seconds[event.key[:NAME_LENGTH]] += event.self_device_time_total / 1e6
         elif not on_gpu:
             seconds[event.key[:NAME_LENGTH]] += event.self_cpu_time_total / 1e6
-    listed = {name: value for name, value in seconds.most_common(SHOWN) if value > 0}
+    listed = {name: value for name, value in sorted(seconds.items(), key=lambda item: -item[1])[:SHOWN] if value > 0}
     rest = sum(seconds.values()) - sum(listed.values())
     return listed | ({"other": rest} if rest > 0 else {})

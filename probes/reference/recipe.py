@@ -46,9 +46,9 @@ class Recipe:
         job = task.parsed()
         if job.layout is None:
             raise SpecError(Fault("layout", None, "is required to probe", "add the layout to run"))
+        layout, training = job.layout, job.training
         if task.num_layers is not None:
             job = job.model_copy(update={"model": with_layers(job.model, task.num_layers)})
-        layout, training = job.layout, job.training
         broken = violations(layout, job.model, job.cluster, training)
         faults = [Fault(f"layout.{v.field}", v.value, v.rule, v.remedy) for v in broken] or list(_beyond(task, job, layout))
         if faults:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from probes.reference import initialise, meshes, optimizers, parallel, pipeline, precision
 from probes.reference.clipping import Clipping
 from probes.reference.context_parallel import local_sequence
-from probes.reference.model import Transformer
+from probes.reference.model import Part, Transformer
 from probes.reference.recipe import Recipe
 from probes.reference.ties import TiedEnds
 
@@ -34,7 +34,7 @@ class Trainer:
         self._held = held
         self.ties = TiedEnds(self.models, recipe, self.meshes)
 
-    def _model(self, part: pipeline.Part) -> Transformer:
+    def _model(self, part: Part) -> Transformer:
         recipe = self.recipe
         with torch.device("meta"):
             model = Transformer(
@@ -123,7 +123,7 @@ class Trainer:
             waits = module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext()
             with waits:
                 loss = loss_of(module(tokens[i * batch : (i + 1) * batch]), targets[i * batch : (i + 1) * batch])
-                (loss * self.loss_factor).backward()  # type: ignore[no-untyped-call]
+                (loss * self.loss_factor).backward()
             total += loss.detach()
         return total
 

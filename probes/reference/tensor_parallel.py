@@ -65,7 +65,7 @@ def apply(model: Transformer, recipe: Recipe, mesh: DeviceMesh, styles: "Styles 
     if model.position_embeddings is not None and recipe.layout.sequence_parallel:
         group = mesh.get_group()
         model.position_embeddings.share = lambda positions: own_part(positions, group, 0)
-        model.position_embeddings.weight_hook = lambda weight: Copy.apply(weight, group)  # type: ignore[no-any-return, no-untyped-call]
+        model.position_embeddings.weight_hook = lambda weight: Copy.apply(weight, group)
 
 
 class Styles:
@@ -99,7 +99,7 @@ def _layer_plan(layer: Block, stream: Placement, styles: Styles) -> Plan:
         plan[mlp] = styles.prepare(input_layouts=(stream,), desired_input_layouts=(Replicate(),))
         plan[f"{mlp}.w1"] = styles.column()
         plan[f"{mlp}.w2"] = styles.row(output_layouts=stream)
-        if holder.w3 is not None:  # type: ignore[union-attr]
+        if holder.w3 is not None:
             plan[f"{mlp}.w3"] = styles.column()
     if isinstance(stream, Shard):
         norms = ("attention_norm", "ffn_norm", "attention_post_norm", "ffn_post_norm")

@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from probes.reference.clipping import local_gradient
@@ -15,8 +14,8 @@ class TiedEnds:
     """Adds the gradients of table and head after each step's backward. `copy`: the head on its rank, which norms must not count twice."""
 
     def __init__(self, models: list[Transformer], recipe: Recipe, meshes: Meshes) -> None:
-        self._table: nn.Parameter | None = None
-        self._head: nn.Parameter | None = None
+        self._table: torch.Tensor | None = None
+        self._head: torch.Tensor | None = None
         self._group: dist.ProcessGroup | None = None
         if recipe.layout.pp == 1 or not recipe.model.tie_word_embeddings:
             return
@@ -34,7 +33,7 @@ class TiedEnds:
                 self._group = mesh["ends"].get_group()
 
     @property
-    def copies(self) -> list[nn.Parameter]:
+    def copies(self) -> list[torch.Tensor]:
         """Parameters that are copies of one on this or another rank."""
         return [self._head] if self._head is not None else []
 
