@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ try:
     from planner.errors import PlannerError
     from planner.specs.job import Job
     from probes.backends import nvidia
-    from probes.launch import Held, Launcher, LaunchSettings
-    from probes.outcome import RESULT
+    from probes.launch import Held, Launcher, LaunchSettings, Watch, environment, free_port, prepare
+    from probes.outcome import END, LOG, RESULT, Begin, End, conclude, write_result
     from probes.programs import Program
     from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
 except ModuleNotFoundError as error:
@@ -167,6 +168,35 @@ def alone(python: str, task: ProbeTask, program: Program, *, port: int) -> list[
     return ["env", *words, python, "-m", "probes.inside", RESULT, program.target, *program.arguments]
 
 
+Run = Callable[[ProbeTask, Machine, Path], ProbeResult]
+
+
+def guarded(task: ProbeTask, machine: Machine, folder: Path, worker: str = "probes.worker") -> ProbeResult:
+    """One probe under the guardian, as every other probe runs."""
+    launcher = Launcher(LaunchSettings(folder=folder, command=alone, worker=worker))
+    return launcher.run(task, Held(devices=machine.devices, gpu_name=machine.name))
+
+
+def plain(task: ProbeTask, machine: Machine, folder: Path, worker: str = "probes.worker") -> ProbeResult:
+    """One probe as a child of ours, for machines whose kernel lacks what the guardian needs."""
+    held = Held(devices=machine.devices, gpu_name=machine.name)
+    settings = LaunchSettings(folder=folder, command=alone, worker=worker)
+    begin = Begin.now(num_gpus=1, token=uuid.uuid4().hex, gpu_name=machine.name)
+    place, program = prepare(settings, task, begin, Watch())
+    if isinstance(program, Failed):
+        return write_result(place, task, begin, program)
+    command, variables = alone(sys.executable, task, program, port=free_port()), environment(task, held, program.env)
+    started, limit = time.monotonic(), task.time_limit_seconds
+    with (place / LOG).open("wb") as log:
+        try:
+            code = subprocess.run(command, cwd=place, env=variables, stdout=log, stderr=log, timeout=limit, check=False).returncode
+            reason = "exit"
+        except subprocess.TimeoutExpired:
+            code, reason = -9, "time-limit"
+    (place / END).write_text(json.dumps(asdict(End(reason=reason, exit_code=code, seconds=time.monotonic() - started))))
+    return conclude(place)
+
+
 def row_of(case: Case, result: ProbeResult, machine: Machine) -> dict[str, Any]:
     """A row of measurements: the job, what came of it, and what it holds for."""
     row = result.measurement().as_row()
@@ -194,11 +224,10 @@ def describe(case: Case, result: ProbeResult, seconds: float) -> str:
     return f"{case.id}: {kind}: {' '.join(out.message.split())[:160]}, took {seconds:.0f} s"
 
 
-def run_cases(machine: Machine, left: list[Case], out: Path, until: float, worker: str = "probes.worker") -> int:
+def run_cases(machine: Machine, left: list[Case], out: Path, until: float, run: Run) -> int:
     """Runs what there is time for; how many rows were added."""
     added = 0
     with tempfile.TemporaryDirectory() as folder:
-        launcher = Launcher(LaunchSettings(folder=Path(folder), command=alone, worker=worker))
         for case in left:
             remaining = until - time.monotonic()
             if remaining < LEAST_SECONDS:
@@ -206,7 +235,7 @@ def run_cases(machine: Machine, left: list[Case], out: Path, until: float, worke
             if expected_seconds(case, machine) > remaining:
                 continue
             started, task = time.monotonic(), task_of(case, machine, min(remaining, CASE_SECONDS))
-            result = launcher.run(task, Held(devices=machine.devices, gpu_name=machine.name))
+            result = run(task, machine, Path(folder))
             took = time.monotonic() - started
             say(describe(case, result, took))
             outcome = result.outcome
@@ -225,6 +254,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name starts so (train/, rank/70b), or micro")
     parser.add_argument("--retry-failed", action="store_true", help="try again what failed otherwise than out of memory")
     parser.add_argument("--tiny", action="store_true", help="a few tiny cases on the CPU")
+    parser.add_argument("--plain", action="store_true", help="start probes without the guardian, where its kernel features are missing")
     parser.add_argument("--list", action="store_true", help="say what is left and stop")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
@@ -244,7 +274,7 @@ def main() -> None:
     try:
         if kernels:
             time_kernels(machine, kernels, micro, min(MICRO_SECONDS, MICRO_SHARE * options.seconds))
-        added = run_cases(machine, left, runs, until) if options.only != "micro" else 0
+        added = run_cases(machine, left, runs, until, plain if options.plain else guarded) if options.only != "micro" else 0
     except PlannerError as error:
         sys.exit(str(error))
     say(f"{added} rows added to {runs}; {len(left) - added} cases left{'' if len(left) == added else ': call again'}")

@@ -21,8 +21,10 @@ import torch
 import torch.distributed as dist
 
 from planner.calibration.coverage import Shape
-from probes.kernels import attention, collectives, device, gemm, grouped_gemm, memory, optimizer
+from probes.kernels import attention, collectives, gemm, grouped_gemm, memory, optimizer
 from probes.kernels.base import Prepared, Unavailable, num_runs, time_runs, warm_up
+from probes.protocol import Environment
+from probes.reference.environment import Sample, describe
 
 KERNELS: dict[str, Callable[[Shape, torch.device], Prepared | None]] = {
     "gemm": gemm.prepare, "grouped-gemm": grouped_gemm.prepare, "attention": attention.prepare, "attention-backward": attention.prepare,
@@ -103,8 +105,9 @@ class Bench:
 def measure_all(bench: Bench, shapes: Sequence[Shape], out: IO[str], total_seconds: float) -> int:
     """Lines for as many shapes as the time allows; how many were measured. Only rank 0 writes."""
     started, until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic() + total_seconds
-    software = device.environment(bench.device).software()
-    _write(out, {"kind": "environment", "at": started, **device.environment(bench.device).model_dump(exclude_none=True)}, bench)
+    here = environment(bench.device)
+    software = here.software()
+    _write(out, {"kind": "environment", "at": started, **here.model_dump(exclude_none=True)}, bench)
     done = 0
     for shape in shapes:
         if not bench.goes_on(until):
@@ -112,9 +115,16 @@ def measure_all(bench: Bench, shapes: Sequence[Shape], out: IO[str], total_secon
         _write(out, {**bench.measure(shape), "software": software}, bench)
         done += 1
     left = [shape.as_dict() for shape in shapes[done:]]
-    end = device.environment(bench.device).model_dump(exclude_none=True)
+    end = environment(bench.device).model_dump(exclude_none=True)
     _write(out, {"kind": "end", "measured": done, "not_reached": left, **end}, bench)
     return done
+
+
+def environment(device: torch.device) -> Environment:
+    """Versions, and the GPU's clock, power and throttling of this moment; no trainer is part of it."""
+    sample = Sample(device)
+    sample.take()
+    return describe(device, sample).model_copy(update={"trainer_version": None})
 
 
 def _write(out: IO[str], row: dict[str, Any], bench: Bench) -> None:

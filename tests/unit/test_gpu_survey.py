@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from planner.cost.estimate import estimate_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 from probes.backends import nvidia
+from probes.protocol import Failed
 from tests.conftest import ROOT
 
 CPU = gpu_survey.Machine(gpu="cpu", name="CPU", devices=None)
@@ -46,6 +48,11 @@ def worker(tmp_path: Path) -> str:
     path = tmp_path / "worker.py"
     path.write_text(WORKER)
     return str(path)
+
+
+@pytest.fixture(params=["guarded", "plain"])
+def run(request: pytest.FixtureRequest, worker: str) -> gpu_survey.Run:
+    return partial(getattr(gpu_survey, request.param), worker=worker)
 
 
 # ---- the grid ------------------------------------------------------------------------------------------------------------
@@ -95,10 +102,10 @@ def test_the_first_minute_of_kernels_covers_what_the_runs_consist_of() -> None:
 # ---- running -------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_measurements_and_failures_and_memory_ends_are_rows_too(tmp_path: Path, worker: str) -> None:
+def test_rows_are_measurements_and_failures_and_memory_ends_are_rows_too(tmp_path: Path, run: gpu_survey.Run) -> None:
     out = tmp_path / "rows.jsonl"
     left = cases("cpu", tiny=True)
-    added = gpu_survey.run_cases(CPU, left, out, time.monotonic() + 300, worker)
+    added = gpu_survey.run_cases(CPU, left, out, time.monotonic() + 300, run)
     rows = gpu_survey.read_rows(out)
     assert added == len(rows) == len(left)
     statuses = {row["id"]: row["measured"]["status"] for row in rows}
@@ -113,12 +120,12 @@ def test_rows_are_measurements_and_failures_and_memory_ends_are_rows_too(tmp_pat
     assert (staged["measured"]["pipeline_rank"], staged["measured"]["emulated_rank"]) == (2, 4)
 
 
-def test_what_there_is_no_time_for_is_left_for_the_next_call(tmp_path: Path, worker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_there_is_no_time_for_is_left_for_the_next_call(tmp_path: Path, run: gpu_survey.Run) -> None:
     out = tmp_path / "rows.jsonl"
     left = cases("cpu", tiny=True)[:3]
-    assert gpu_survey.run_cases(CPU, left, out, time.monotonic() + gpu_survey.LEAST_SECONDS - 1, worker) == 0
+    assert gpu_survey.run_cases(CPU, left, out, time.monotonic() + gpu_survey.LEAST_SECONDS - 1, run) == 0
     long = replace(left[1], steps=10**9)
-    assert gpu_survey.run_cases(CPU, [long, left[0]], out, time.monotonic() + 200, worker) == 1
+    assert gpu_survey.run_cases(CPU, [long, left[0]], out, time.monotonic() + 200, run) == 1
     assert [row["id"] for row in gpu_survey.read_rows(out)] == [left[0].id]
     out.write_text(out.read_text() + '{"id": "cut sho')
     assert [row["id"] for row in gpu_survey.read_rows(out)] == [left[0].id]
@@ -146,6 +153,29 @@ def test_without_a_gpu_the_command_says_so_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
     assert done.returncode in (0, 1)
     assert done.returncode == 0 or done.stderr.count("\n") == 1
+
+
+def test_a_probe_that_hangs_is_left_for_the_next_call(tmp_path: Path) -> None:
+    asleep = tmp_path / "asleep.py"
+    asleep.write_text("import time; time.sleep(600)")
+    task = gpu_survey.task_of(cases("cpu", tiny=True)[0], CPU, 3.0)
+    result = gpu_survey.plain(task, CPU, tmp_path / "probes", worker=str(asleep))
+    assert isinstance(result.outcome, Failed)
+    assert result.outcome.kind in gpu_survey.NOT_YET
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_real_program_runs_and_a_second_call_passes_it_over(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    only = "train/debug-tiny/s64/b2/full"
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_survey.py"), "--tiny", "--out", str(tmp_path), "--only", only]
+    first, second = (subprocess.run(command, capture_output=True, text=True, check=False, timeout=400) for _ in range(2))
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    (row,) = gpu_survey.read_rows(tmp_path / "own-cpu-tiny.runs.jsonl")
+    assert row["measured"]["status"] == "ok"
+    assert len(row["measured"]["steps_seconds"]) >= 3
+    assert "0 of 10 cases" in second.stdout
 
 
 # ---- the table -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from tests.conftest import ROOT
 
 torch = pytest.importorskip("torch")
 micro = pytest.importorskip("probes.micro")
-device = pytest.importorskip("probes.kernels.device")
 pytestmark = pytest.mark.torch
 
 ATTENTION = {"batch": 1, "heads": 4, "kv_heads": 2, "seq": 64, "head_dim": 16, "v_head_dim": 16, "window": 0}
@@ -98,9 +97,3 @@ def test_a_line_that_is_no_shape_is_named(text: str) -> None:
     good = json.dumps(ALONE[0].as_dict())
     with pytest.raises(ValueError, match="line 2 is no shape"):
         micro.read_shapes(f"{good}\n{text}\n")
-
-
-def test_the_state_of_a_gpu_is_read_from_nvidia_smi() -> None:
-    assert device.parse_state("580.65.06, 1980, 412.70, 0x0000000000000004\n") == ("580.65.06", "1980", "412.70", "0x0000000000000004")
-    assert device.parse_state("580.65.06, [N/A], [N/A], [Not Supported]\n") == ("580.65.06", None, None, None)
-    assert device.parse_state("") == (None, None, None, None)
