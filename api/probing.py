@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from api.errors import fault, lines_of
 from api.wiring import Wiring
 from planner.errors import ConflictError, PlannerError
-from planner.ports import Lease, ProbeEnd, ProbeRecord
+from planner.ports import Lease, ProbeEnd, ProbeFilter, ProbeRecord
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
 from probes import guardian
@@ -30,6 +30,7 @@ BEAT_SECONDS = 3.0
 IDLE_SECONDS = 2.0
 SERVICE_ATTEMPTS = 2  # a service that died under a probe runs it once more; a person's command does not
 OOM, BACKEND = "oom", "backend"
+RUNNING_LOOKED_AT = 200
 log = logging.getLogger("planner.probes")
 
 
@@ -195,11 +196,20 @@ def end_of(answer: Answer, *, stopped: bool) -> ProbeEnd:
 # ---- after a death --------------------------------------------------------------------------------------------------
 
 
-def recover(wiring: Wiring) -> list[ProbeRecord]:
-    """Concludes the probes whose owner has died: what their folder holds is kept, the rest goes back to the queue or failed."""
+def recover(wiring: Wiring, gone: Callable[[str | None], bool] | None = None) -> list[ProbeRecord]:
+    """Concludes the probes whose owner has died: what their folder holds is kept, the rest goes back to the queue or failed.
+
+    Dead is whose lease has ended, and at once whom `gone` knows to be.
+    """
     concluded = []
-    for dead in wiring.probes.expired(wiring.clock.now()):
-        heir = wiring.probes.take_over(dead.id, lease(wiring))
+    expired = list(wiring.probes.expired(wiring.clock.now()))
+    if gone is not None:
+        running = wiring.probes.list(ProbeFilter(state="running"), None, RUNNING_LOOKED_AT).items
+        expired += [record for record in running if gone(record.owner) and record.id not in {each.id for each in expired}]
+    for dead in expired:
+        now = lease(wiring)
+        ended = dead.lease_until + timedelta(microseconds=1) if dead.lease_until else now.now
+        heir = wiring.probes.take_over(dead.id, replace(now, now=max(now.now, ended)))
         if heir is not None:
             with contextlib.suppress(ConflictError):
                 concluded.append(_conclude(wiring, dead, heir))

@@ -26,15 +26,15 @@ def parse_job(values: object, *, allow_files: bool) -> "Job":
 
 
 def make_plan(wiring: Wiring, values: object, *, allow_files: bool, progress: Callable[[str], None] | None = None) -> "Plan":
-    """Plans and keeps the plan. Raises SpecError, InfeasibleError; StoreError before any work is done."""
+    """Plans on paper and keeps the plan. Raises SpecError, InfeasibleError; StoreError before any work is done."""
     job = parse_job(values, allow_files=allow_files)
     if job.probe is not None:
-        remedy = "remove `probe`: the plan is then ranked by the cost model alone"
-        raise SpecError(Fault("probe", values["probe"] if isinstance(values, Mapping) else None, "no probe runner in this build", remedy))
+        raise SpecError(Fault("probe", "given", "a plan on paper has no probes", "remove it, or ask for a study"))
     store = wiring.store
+    from api.learning import learned
     from planner.recommend import recommend
 
-    plan = recommend(job, ports=wiring.ports, progress=progress)
+    plan = recommend(job, ports=wiring.ports, progress=progress, calibration=learned(wiring, job))
     store.save_plan(plan, PlanLabels(job_hash=hash_of_job(job.request), model=job.model.name, gpu=job.cluster.gpu.name))
     return plan
 

@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from api.settings import Settings
+    from api.storage.calibrations import SqlCalibrationStore
     from api.storage.idempotency import IdempotencyStore
     from api.storage.measurements import SqlMeasurementStore
     from api.storage.probes import SqlProbeStore
     from api.storage.store import SqlStore
+    from api.storage.sweeps import SqlSweepStore
+    from api.storage.tasks import SqlTaskStore
     from probes.campaign import Pool
 
 
@@ -77,6 +80,27 @@ class Wiring:
         from api.storage.probes import SqlProbeStore
 
         return SqlProbeStore(self.store.engine)
+
+    @cached_property
+    def tasks(self) -> "SqlTaskStore":
+        """The queue of studies and sweep runs, on the same database. Raises StoreError."""
+        from api.storage.tasks import SqlTaskStore
+
+        return SqlTaskStore(self.store.engine)
+
+    @cached_property
+    def sweeps(self) -> "SqlSweepStore":
+        """Sweeps, on the same database. Raises StoreError."""
+        from api.storage.sweeps import SqlSweepStore
+
+        return SqlSweepStore(self.store.engine)
+
+    @cached_property
+    def calibrations(self) -> "SqlCalibrationStore":
+        """What was learnt, on the same database. Raises StoreError."""
+        from api.storage.calibrations import SqlCalibrationStore
+
+        return SqlCalibrationStore(self.store.engine)
 
     def pool(self, name: str) -> "Pool":
         """The pool of this name: local, slurm, slurm:PARTITION, or replay:FILE. Raises SpecError for another, ProbeError for bad files."""

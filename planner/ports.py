@@ -484,9 +484,7 @@ class CalibrationStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """What the use cases are given. measurements, calibrations: None where nothing has been measured or learnt."""
+    """What the use cases are given."""
 
     clock: Clock
     ids: IdFactory
-    measurements: MeasurementStore | None = None
-    calibrations: CalibrationStore | None = None

@@ -1,9 +1,12 @@
 """`planner-cli recommend`: a model and a cluster in, a ranked plan out."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from planner.specs.plan import Plan
 
 NAME = "recommend"
 
@@ -49,15 +52,36 @@ def command(
     if save_dir is not None:
         save_dir = save_dir.expanduser()
         check_target(save_dir)
-    plan = make_plan(wire(), values, allow_files=True, progress=progress)
+    interrupted = False
+    if values.get("probe") is None:
+        plan = make_plan(wire(), values, allow_files=True, progress=progress)
+    else:
+        from api.cli.studying import make_plan_with_probes
+
+        plan, interrupted = make_plan_with_probes(wire(), values)
     if save_dir is not None:
         save_plan(plan, save_dir)
         note(f"saved to {save_dir}")
     if json:
         typer.echo(plan.model_dump_json(indent=2))
-        return
-    from api.render.plan import plan_view
+    else:
+        from api.render.plan import plan_view
 
-    console = make_console()
-    saved = str(save_dir) if save_dir is not None else None
-    show(plan_view(plan, console.width, letters=letters_only(console), saved=saved), console)
+        console = make_console()
+        saved = str(save_dir) if save_dir is not None else None
+        show(plan_view(plan, console.width, letters=letters_only(console), saved=saved), console)
+    _exit(plan, interrupted)
+
+
+def _exit(plan: "Plan", interrupted: bool) -> None:
+    """130 after Ctrl-C, 4 when probes were spent and none gave a number; the plan is printed all the same."""
+    if interrupted:
+        raise typer.Exit(130)
+    if plan.probing is not None:
+        from api.cli.output import error_line
+        from api.cli.studying import failure_of
+
+        message = failure_of(plan)
+        if message is not None:
+            error_line(message)
+            raise typer.Exit(4)

@@ -39,6 +39,8 @@ class ProbeSpec(BaseModel):
     max_probes: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 5
     max_gpu_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1800.0
     pool: str = "local"
+    trainer: Literal["reference", "torchtitan"] = "reference"
+    steps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
 
 
 class Job(BaseModel):

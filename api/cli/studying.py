@@ -1,0 +1,97 @@
+"""A plan that spends probes, watched on a terminal: a bar with the best so far, Ctrl-C ends gently."""
+
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from api.closed_loop import Onlooker
+    from api.wiring import Wiring
+    from planner.specs.plan import Plan
+
+
+def make_plan_with_probes(wiring: "Wiring", values: object) -> "tuple[Plan, bool]":
+    """(the plan, whether it was interrupted). Raises what planning raises."""
+    from api.cli.output import note
+    from api.closed_loop import Onlooker, ask_study, run_study
+
+    held = ask_study(wiring, values, allow_files=True, ours=True)
+    if held.fencing_token > 1:
+        note(f"going on with {held.id}, which its last process left unfinished")
+    onlooker = Onlooker()
+    with _gentle_interrupt(onlooker) as interrupted, _bar(onlooker):
+        plan = run_study(wiring, held, onlooker)
+    return plan, bool(interrupted)
+
+
+@contextmanager
+def _gentle_interrupt(onlooker: "Onlooker") -> Iterator[list[int]]:
+    """The first Ctrl-C asks for the best plan so far, the second ends the command."""
+    from api.cli.output import note
+
+    received: list[int] = []
+
+    def handle(number: int, _: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+        onlooker.stop.set()
+        note("ending with the best so far; once more to end at once")
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _bar(onlooker: "Onlooker") -> Iterator[None]:
+    """On a terminal a bar that stays, else a line an event on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from api.cli.output import note
+
+    columns = (
+        SpinnerColumn(), TextColumn("probes"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[words]}", markup=False),
+    )  # fmt: skip
+    watched = sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), disable=not watched, transient=True) as shown:
+        line = shown.add_task("probes", total=None, words="planning on paper")
+
+        def tell(body: Mapping[str, Any]) -> None:
+            total = body["probes"] + body["probes_left"]
+            shown.update(line, total=total, completed=body["probes"], words=_summary(body))
+            if body["event"] != "asked" or not watched:
+                note(_line(body))
+
+        onlooker.tell = tell
+        onlooker.say = lambda words: shown.update(line, words=words)
+        yield
+
+
+def _summary(body: Mapping[str, Any]) -> str:
+    best = "" if body["best_step_seconds"] is None else f"best {body['best_step_seconds']:.4g} s a step · "
+    regret = "" if body["expected_regret"] is None else f"expected regret {body['expected_regret']:.1%} · "
+    return f"{best}{regret}{body['gpu_seconds_left']:.0f} GPU-seconds left"
+
+
+def _line(body: Mapping[str, Any]) -> str:
+    what = {"asked": "probe", "told": "  ->", "stopped": "stopped:"}[body["event"]]
+    layout = f" {body['layout']}:" if body["layout"] else ""
+    tail = f" ({_summary(body)})" if body["event"] == "told" else ""
+    return f"{what}{layout} {body['message']}{tail}"
+
+
+def failure_of(plan: "Plan") -> str | None:
+    """The last failure's own words where probes were run and none gave a number."""
+    probing = plan.probing or {}
+    failed = [trial for trial in probing.get("trials", []) if trial["state"] == "fail"]
+    if not probing.get("probes") or any(entry.measurement for entry in plan.ranked) or not failed:
+        return None
+    return str(probing["stopped"])

@@ -1,0 +1,286 @@
+"""Plans that spend probes: a study is a task in the database, goes on where a dead one stopped, and ends in a stored plan."""
+
+import contextlib
+import os
+import platform
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from api.errors import fault, lines_of
+from api.identity import hash_of_job
+from api.learning import learned, teach
+from api.probing import BEAT_SECONDS, LEASE_SECONDS, Asked, enqueue, lease, owner, recover, run_all
+from planner.errors import ConflictError, PlannerError
+from planner.ports import Lease, PlanLabels, ProbeFilter, ProbeRecord, TaskEnd, TaskFilter, TaskRecord
+from planner.specs.job import Job
+from planner.specs.measurement import Measured, Measurement, Rung, question_hash
+from probes.campaign import ProbeRequest
+from probes.launch import Watch
+from probes.protocol import FailureKind
+
+if TYPE_CHECKING:
+    from api.wiring import Wiring
+    from planner.search.probing.loop import Event
+    from planner.search.probing.study import Asked as Question
+    from planner.specs.plan import Plan
+
+STUDY, PREFIX = "study", "plan"
+PROBE_SECONDS = 600.0
+WHOLE: Rung = "probed"
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(kw_only=True)
+class Onlooker:
+    """Who watches a study. tell: each event as a mapping.  say: words of the search.  stop: set to end gently with the best so far."""
+
+    tell: Tell = lambda _: None
+    say: Callable[[str], None] = lambda _: None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+def ask_study(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool) -> TaskRecord:
+    """A study of this job: the one that was left unfinished by a process that is gone, else a new one.
+
+    ours: it is held by us from the start; else it waits in the queue. Raises SpecError for a job or pool that cannot be.
+    """
+    job = Job.from_user(values, allow_files=allow_files)
+    if job.probe is None:
+        raise fault("probe", None, "is required to spend probes", "add probe: {max_probes: 5}")
+    pool = wiring.pool(job.probe.pool)
+    for num_gpus in job.cluster.num_gpus_choices:
+        pool.capacity(job.cluster.with_num_gpus(num_gpus))
+    asked_hash = hash_of_job(job.request)
+    left = _left_unfinished(wiring, asked_hash)
+    if left is not None and ours:
+        return left
+    record = TaskRecord(
+        id=wiring.ids.new_id(PREFIX), kind="study", created_at=wiring.clock.now(), request=dict(job.request), job_hash=asked_hash,
+    )  # fmt: skip
+    if not ours:
+        wiring.tasks.add([record])
+        return record
+    now = lease(wiring)
+    held = replace(
+        record, state="running", attempts=1, owner=now.owner, fencing_token=1, heartbeat_at=now.now, started_at=now.now,
+        lease_until=now.now + timedelta(seconds=now.seconds),
+    )  # fmt: skip
+    wiring.tasks.add([held])
+    return held
+
+
+def _left_unfinished(wiring: "Wiring", job_hash: str) -> TaskRecord | None:
+    """The newest study of this very request whose owner is gone, now ours."""
+    for state in ("running", "queued"):
+        for task in wiring.tasks.list(TaskFilter(kind="study", state=state, job_hash=job_hash)).items:
+            now = lease(wiring)
+            if state == "queued":
+                return wiring.tasks.claim(now, task_id=task.id)
+            if task.lease_until is not None and (task.lease_until < now.now or is_gone(task.owner)):
+                late = replace(now, now=max(now.now, task.lease_until + timedelta(microseconds=1)))
+                taken = wiring.tasks.take_over(task.id, late)
+                if taken is not None:
+                    return taken
+    return None
+
+
+def is_gone(name: str | None) -> bool:
+    """Whether an owner was a process of this host that no longer exists."""
+    host, _, rest = (name or "").partition(":")
+    pid = rest.partition(":")[0]
+    if host != platform.node() or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+@dataclass
+class TaskHeart:
+    """Prolongs a task's lease while it runs; sets `stop` when somebody asks to cancel or the lease is lost."""
+
+    wiring: "Wiring"
+    held: TaskRecord
+    stop: threading.Event
+    words: str = ""
+    cancelled: bool = False
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> "TaskHeart":
+        self._owner = owner()
+        self._thread = threading.Thread(target=self._beat, name=f"heart of {self.held.id}", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._done.wait(BEAT_SECONDS):
+            now = Lease(owner=self._owner, now=self.wiring.clock.now(), seconds=LEASE_SECONDS)
+            try:
+                if self.wiring.tasks.heartbeat(self.held, now, progress=self.words):
+                    self.cancelled = True
+                    self.stop.set()
+            except ConflictError:
+                self.stop.set()
+            except PlannerError:
+                continue  # the lease lasts for several more beats
+
+
+def run_study(wiring: "Wiring", held: TaskRecord, onlooker: Onlooker) -> "Plan":
+    """Spends the study's probes and stores its plan; a study that was stopped stores the best plan so far.
+
+    Raises what planning raises, after the task is ended with it.
+    """
+    from planner.recommend import recommend
+    from planner.search.probed import Probing
+
+    recover(wiring, gone=is_gone)
+    job = Job.from_user(held.request, allow_files=False)
+    assert job.probe is not None, "a study has probes to spend"
+    with TaskHeart(wiring, held, onlooker.stop) as heart:
+        runner = Runner(wiring=wiring, study=held, job=job, onlooker=onlooker, heart=heart)
+        own = runner.spent_before()
+        known = [one for one in runner.measured_before() if one.id not in {each.id for each in own}]
+        pool = wiring.pool(job.probe.pool)
+        capacity = pool.capacity(job.cluster)
+        probing = Probing(
+            measure=runner.measure, known=known, resumed=own, on_event=runner.told, should_stop=onlooker.stop.is_set,
+            emulates=capacity.device == "cuda" and capacity.num_devices >= max(job.cluster.num_gpus_choices), steps=job.probe.steps + 3,
+        )  # fmt: skip
+        try:
+            plan = recommend(
+                job, ports=wiring.ports, progress=onlooker.say, calibration=learned(wiring, job), probing=probing, plan_id=held.id
+            )
+        except PlannerError as error:
+            end = TaskEnd(state="failed", failure=error.kind, message="; ".join(lines_of(error)))
+            wiring.tasks.finish(held, end, wiring.clock.now())
+            raise
+    with contextlib.suppress(ConflictError):  # stored by whoever held the study before its last breath
+        labels = PlanLabels(job_hash=hash_of_job(job.request), model=job.model.name, gpu=job.cluster.gpu.name)
+        wiring.store.save_plan(plan, labels)
+    state = "cancelled" if heart.cancelled else "done"
+    stopped = (plan.probing or {}).get("stopped")
+    wiring.tasks.finish(held, TaskEnd(state=state, message=stopped), wiring.clock.now())  # type: ignore[arg-type]
+    return plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Runs what a study asks for as probes of the queue, and turns their ends into measurements."""
+
+    wiring: "Wiring"
+    study: TaskRecord
+    job: Job
+    onlooker: Onlooker
+    heart: TaskHeart
+
+    def measure(self, asked: "Sequence[Question]") -> "Iterable[tuple[Question, Measurement]]":
+        """Each question with its measurement, in order; one that was interrupted has none."""
+        wanted = [self._asked(question) for question in asked]
+        records = enqueue(self.wiring, wanted, max_attempts=1, ours=True)
+        watches = {record.id: Watch(stop=self.onlooker.stop, progress=self._words(record)) for record in records}
+        ended = run_all(self.wiring, records, watches)
+        for question, record in zip(asked, ended, strict=True):
+            measurement = self._result(record)
+            if measurement is not None:
+                if record.measurement_id is not None:
+                    teach(self.wiring, [measurement])
+                yield question, measurement
+
+    def _asked(self, question: "Question") -> Asked:
+        assert question.layout is not None, "only layouts are asked for"
+        assert self.job.probe is not None, "a study has probes to spend"
+        num_gpus = question.layout.num_gpus
+        request = {
+            "job": _job_of(self.job, question.layout.model_dump(mode="json"), num_gpus), "emulate": question.rung == "emulated",
+            "pool": self.job.probe.pool, "trainer": self.job.probe.trainer, "steps": self.job.probe.steps,
+            "time_limit_seconds": max(1.0, min(PROBE_SECONDS, question.gpu_seconds_limit / num_gpus)),
+        }  # fmt: skip
+        parsed, job = ProbeRequest.from_user(request, allow_files=False)
+        return Asked(request=parsed, job=job, plan_id=self.study.id)
+
+    def _words(self, record: ProbeRecord) -> Callable[[str], None]:
+        def say(words: str) -> None:
+            self.heart.words = f"{record.layout}: {words}"
+            self.onlooker.say(self.heart.words)
+
+        return say
+
+    def _result(self, record: ProbeRecord) -> Measurement | None:
+        """The record's measurement as the study takes it; of a failed probe one without numbers; None for an interrupted one.
+
+        What a smaller machine measured for the layout (an imitation) stands for the layout: its error is in its deviation.
+        """
+        if record.measurement_id is not None:
+            found = self.wiring.measurements.get(record.measurement_id)
+            rung = found.measured.rung
+            return found if rung == "emulated" else found.model_copy(update={"measured": found.measured.model_copy(update={"rung": WHOLE})})
+        if record.state != "failed" or record.failure == FailureKind.INTERRUPTED.value:
+            return None
+        _, job = ProbeRequest.from_user(record.request, allow_files=False)
+        wall = (record.finished_at - record.started_at).total_seconds() if record.finished_at and record.started_at else 0.0
+        numbers = Measured(
+            status="failed", rung=WHOLE, failure=record.failure, message=record.message, gpu_seconds=wall * record.num_gpus
+        )  # fmt: skip
+        moment = (record.finished_at or record.created_at).isoformat()
+        return Measurement(id=record.id, created_at=moment, job=job, measured=numbers, source=f"probe {record.id}")
+
+    def spent_before(self) -> list[Measurement]:
+        """What this study has measured already, oldest first: they count against its budget."""
+        found, cursor = [], None
+        while True:
+            page = self.wiring.probes.list(ProbeFilter(plan_id=self.study.id), cursor, 200)
+            found += [one for record in page.items if (one := self._result(record)) is not None]
+            cursor = page.next_cursor
+            if cursor is None:
+                return found[::-1]
+
+    def measured_before(self) -> Iterator[Measurement]:
+        """Runs of the same question from before, on this kind of machine."""
+        for num_gpus in self.job.cluster.num_gpus_choices:
+            for one in self.wiring.measurements.matching(question_hash(self.job, num_gpus)):
+                if one.measured.rung != "emulated" and one.measured.status in ("ok", "oom"):
+                    yield one.model_copy(update={"measured": one.measured.model_copy(update={"rung": WHOLE})})
+
+    def told(self, event: "Event") -> None:
+        """Passes an event on: into the database for who follows from elsewhere, and to who watches here."""
+        body = event_body(event)
+        self.heart.words = body["message"]
+        self.wiring.tasks.say(self.study.id, body, self.wiring.clock.now())
+        self.onlooker.tell(body)
+
+
+def _job_of(job: Job, layout: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:
+    values = {key: value for key, value in job.request.items() if key not in ("search", "probe", "layout", "measured")}
+    if isinstance(values["cluster"], Mapping):
+        values["cluster"] = {**values["cluster"], "num_gpus": num_gpus}
+    return {**values, "layout": dict(layout)}
+
+
+def event_body(event: "Event") -> dict[str, Any]:
+    """An event of the loop, JSON-safe."""
+    asked = event.asked
+    return {
+        "event": event.kind,
+        "message": event.message,
+        "layout": None if asked is None or asked.layout is None else asked.layout.short(),
+        "rung": None if asked is None else asked.rung,
+        "best_step_seconds": event.best_seconds,
+        "best_layout": None if event.best_layout is None else event.best_layout.short(),
+        "expected_regret": None if event.regret is None else event.regret.expected_share,
+        "probes": event.spent.probes,
+        "probes_left": event.probes_left,
+        "gpu_seconds": event.spent.gpu_seconds,
+        "gpu_seconds_left": event.gpu_seconds_left,
+        "ruled_out": event.ruled_out,
+    }

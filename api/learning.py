@@ -1,0 +1,47 @@
+"""What measurements teach: after each, the calibration of its trainer, GPU and software is made anew; plans ask for the newest."""
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from api.importing import all_of
+from planner.calibration.learn import learn
+from planner.catalog.calibrations import from_document, shipped_calibration, to_document
+from planner.ports import CalibrationRecord, MeasurementFilter
+
+if TYPE_CHECKING:
+    from api.wiring import Wiring
+    from planner.cost.calibration import Calibration
+    from planner.specs.job import Job
+    from planner.specs.measurement import Measurement
+
+MOST_RUNS = 2000  # the newest that teach
+log = logging.getLogger("planner.learning")
+
+
+def learned(wiring: "Wiring", job: "Job") -> "Calibration | None":
+    """The newest calibration of the job's trainer on its GPU that rests on the shipped one; None when nothing was learnt."""
+    record = wiring.calibrations.latest(job.training.trainer, job.cluster.gpu.name)
+    if record is None or not record.id.startswith(f"{shipped_calibration().id}+"):
+        return None
+    return from_document(record.document)
+
+
+def teach(wiring: "Wiring", measurements: "Iterable[Measurement]") -> list[CalibrationRecord]:
+    """Makes the calibration of every trainer, GPU and software among these measurements anew, and stores it. Returns the new ones."""
+    touched = {(one.job.training.trainer, one.job.cluster.gpu.name, one.key().software_hash): one for one in measurements}
+    made = []
+    for (trainer, gpu, software_hash), sample in sorted(touched.items(), key=lambda item: item[0]):
+        wanted = MeasurementFilter(gpu=gpu, software_hash=software_hash, status="ok")
+        runs = [run for _, run in zip(range(MOST_RUNS), all_of(wiring, wanted), strict=False) if run.job.training.trainer == trainer]
+        calibration = learn(shipped_calibration(), runs)
+        if calibration is shipped_calibration():
+            continue
+        record = CalibrationRecord(
+            id=calibration.id, created_at=wiring.clock.now(), trainer=trainer, gpu=gpu, software=dict(sample.software), num_runs=len(runs),
+            document=to_document(calibration),
+        )  # fmt: skip
+        wiring.calibrations.save(record)
+        made.append(record)
+        log.info("calibration %s of %s on %s from %d runs", record.id, trainer, gpu, len(runs))
+    return made
