@@ -9,7 +9,8 @@ import torch
 
 WARMUP_RUNS = 3
 LEAST_RUNS, MOST_RUNS = 5, 100
-SLEEP_CYCLES = 2_000_000  # about a millisecond of a GPU's clock: the launches get ahead of it, so that events see the kernels alone
+# GPU clock cycles to sleep for each run to come, about a tenth of a millisecond: launches get ahead, so that events see kernels alone.
+SLEEP_CYCLES = 200_000
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
 
 
@@ -35,7 +36,8 @@ def dtype_of(name: str) -> torch.dtype:
 
 def random(*sizes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Operands with the spread of real ones: constant data makes a power-limited GPU look faster than it is."""
-    return torch.randn(*sizes, device=device, dtype=torch.float32).to(dtype)
+    drawn = dtype if dtype.itemsize > 1 else torch.bfloat16
+    return torch.randn(*sizes, device=device, dtype=drawn).to(dtype)
 
 
 def warm_up(run: Callable[[], object], device: torch.device) -> float:
@@ -69,7 +71,7 @@ def _on_gpu(run: Callable[[], object], count: int) -> list[float]:
     event: Any = torch.cuda.Event
     sleep: Any = torch.cuda._sleep
     marks = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]
-    sleep(SLEEP_CYCLES)
+    sleep(SLEEP_CYCLES * count)
     for before, after in marks:
         before.record()
         run()
