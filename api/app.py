@@ -8,8 +8,9 @@ import anyio
 from fastapi import FastAPI
 
 from api import problems
+from api.metrics import Counted, Metrics
 from api.probing import ProbeWorkers
-from api.routes import catalog, estimates, health, measurements, plans, probes, simulations
+from api.routes import catalog, estimates, health, measurements, operations, plans, probes, simulations
 from api.settings import Settings
 from api.wiring import Wiring, wire
 from planner.errors import StoreError
@@ -35,8 +36,10 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
 
     app = FastAPI(title="planner", version=_version(), description=ABOUT, lifespan=lifespan)
     app.state.wiring = outside
+    app.state.metrics = Metrics(_version())
+    app.add_middleware(Counted, metrics=app.state.metrics)
     problems.install(app)
-    for module in (plans, estimates, simulations, probes, measurements, catalog, health):
+    for module in (plans, estimates, simulations, probes, measurements, catalog, operations, health):
         app.include_router(module.router)
     return app
 

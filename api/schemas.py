@@ -139,6 +139,52 @@ class MeasurementsStored(BaseModel):
     known: list[str]
 
 
+class PlanState(BaseModel):
+    """A plan after DELETE. status: "done" stays; cancelled_probes: probes of the plan that were queued or running and were told to end."""
+
+    id: str
+    status: str
+    cancelled_probes: list[str]
+
+
+class KnobValue(BaseModel):
+    """One number of the cost model. of: the trainer or GPU family it holds for; null for all that no run has touched.
+
+    prior, value: before and after the measured runs.  shift_sd: standard deviation of log value (of its odds for shares).
+    """
+
+    name: str
+    scope: Literal["trainer", "family"]
+    of: str | None
+    prior: float
+    value: float
+    shift_sd: float
+
+
+class CalibrationLine(BaseModel):
+    """One calibration. runs: measured runs it rests on.  run_sd, group_sd, memory_sd: deviations of log measured over predicted.
+
+    time_factor: by trainer, stretch of time intervals so that they cover runs left out of the fit ("" for other trainers).
+    """
+
+    id: str
+    in_use: bool
+    runs: int
+    run_sd: float
+    group_sd: float
+    memory_sd: float
+    memory_sd_bytes: float
+    time_factor: dict[str, float]
+    knobs: list[KnobValue]
+
+
+class CalibrationList(BaseModel):
+    """All calibrations; there are few, so next_cursor is always null."""
+
+    items: list[CalibrationLine]
+    next_cursor: str | None
+
+
 class CatalogList(BaseModel):
     """One part of the catalogue."""
 

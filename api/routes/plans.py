@@ -1,18 +1,24 @@
-"""POST /plan, GET /plans, GET /plans/{id}."""
+"""POST /plan, GET /plans, GET and DELETE /plans/{id}, GET /plans/{id}/events."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
+import anyio
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 
+from api.events import MEDIA_TYPE as EVENTS
+from api.events import OPEN, follow
 from api.requests import JSON, answer_once, in_thread, read_body, wiring_of
-from api.schemas import JobBody, PlanLine, PlanList, Problem
+from api.schemas import JobBody, PlanLine, PlanList, PlanState, Problem
 from api.security import needs
 from api.service import make_plan
 from api.settings import ApiKey
 from api.storage.common import MAX_PAGE
+from api.storage.store import DONE
+from api.wiring import Wiring
+from planner.ports import ProbeFilter, ProbeRecord
 from planner.specs.plan import Plan
 
 router = APIRouter(tags=["plans"])
@@ -71,3 +77,45 @@ async def get_plan(request: Request, plan_id: str, _: Annotated[ApiKey, Depends(
     """One stored plan, as it was answered."""
     plan = await in_thread(request, lambda: wiring_of(request).store.get_plan(plan_id))
     return Response(plan.model_dump_json(), media_type=JSON)
+
+
+@router.get(
+    "/plans/{plan_id}/events",
+    response_model=None,
+    responses={200: {"description": "Server-sent events", "content": {EVENTS: {}}}, **problems(401, 403, 404, 503)},
+)
+async def get_events(request: Request, plan_id: str, _: Annotated[ApiKey, Depends(needs("read"))]) -> Response:
+    """Server-sent events: `probe` for every change of a probe of the plan, `done` at the end."""
+    wiring = wiring_of(request)
+    await in_thread(request, lambda: wiring.store.get_plan(plan_id))
+
+    async def read() -> list[ProbeRecord]:
+        return await in_thread(request, lambda: probes_of(wiring, plan_id))
+
+    stream = follow(plan_id, DONE, read, anyio.sleep)
+    return StreamingResponse(stream, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+
+
+@router.delete("/plans/{plan_id}", responses=problems(401, 403, 404, 503))
+async def cancel_plan(request: Request, plan_id: str, _: Annotated[ApiKey, Depends(needs("plan"))]) -> PlanState:
+    """Cancels what still runs for a plan: its queued and running probes. The plan itself is an answer and stays."""
+    wiring = wiring_of(request)
+
+    def work() -> PlanState:
+        wiring.store.get_plan(plan_id)
+        ended = [wiring.probes.cancel(record.id, wiring.clock.now()) for record in probes_of(wiring, plan_id) if record.state in OPEN]
+        return PlanState(id=plan_id, status=DONE, cancelled_probes=[record.id for record in ended])
+
+    return await in_thread(request, work)
+
+
+def probes_of(wiring: Wiring, plan_id: str) -> list[ProbeRecord]:
+    """All probes of a plan, newest first."""
+    found: list[ProbeRecord] = []
+    cursor = None
+    while True:
+        page = wiring.probes.list(ProbeFilter(plan_id=plan_id), cursor, MAX_PAGE)
+        found += page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return found

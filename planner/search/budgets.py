@@ -10,41 +10,48 @@ from dataclasses import replace
 import numpy as np
 
 from planner.calibration.intervals import oom_probability
-from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.price import CHUNK, Pricer
 from planner.rules import Context, legal_mask
-from planner.search.screen import OOM_LIMIT
+from planner.search.floors import OOM_LIMIT, Floors
 from planner.search.space import Space
-from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE
+from planner.work.checkpointing import FULL, MEMORY_BUDGET
 
 MOST_CELLS = 96
+AT_ONCE = 4096
 COARSE = np.linspace(0.1, 0.9, 9)
 FINE = np.linspace(-0.09, 0.09, 19)
 MOST_BASES = 48
 
 
-def best_budgets(pricer: Pricer, space: Space, may_fit: BoolColumn, worth_seconds: float, keep: int) -> LayoutBatch:
+def best_budgets(pricer: Pricer, space: Space, floors: Floors, worth_seconds: float, keep: int) -> LayoutBatch:
     """The `keep` fastest fitting layouts with a memory budget, among bases whose time floor is below `worth_seconds`; may be empty.
 
-    may_fit: per cell of the space, whether its memory floor fits.
+    floors: of the space's cells.
     """
-    nothing = space.cells.take(slice(0, 0))
-    rows = np.flatnonzero((space.cells.ac_kind == FULL) & may_fit)
-    if not len(rows):
-        return nothing
-    full = space.cells.take(rows)
-    seconds, _ = pricer.floors(replace(full, ac_kind=np.full(len(rows), NONE)))
-    worth = seconds < worth_seconds
-    chosen = np.flatnonzero(worth)[np.argsort(seconds[worth], kind="stable")][:MOST_CELLS]
-    if not len(chosen):
-        return nothing
-    bases = space.expand(rows[chosen])
+    cells = _worth(space, floors, worth_seconds)
+    if not len(cells):
+        return space.cells.take(slice(0, 0))
+    bases = space.expand(cells)
     bases = bases.take(bases.compile)
     coarse, step = _fitting(pricer, _with_budgets(bases, COARSE))
     best = coarse.take(np.argsort(step, kind="stable")[:MOST_BASES])
     near = np.clip(np.round(best.ac_value[:, None] + FINE[None], 2), 0.0, 1.0).ravel()
     fine, step = _fitting(pricer, replace(best.take(np.repeat(np.arange(len(best)), len(FINE))), ac_value=near))
     return fine.take(np.argsort(step, kind="stable")[:keep])
+
+
+def _worth(space: Space, floors: Floors, worth_seconds: float) -> IntColumn:
+    """Up to MOST_CELLS cells with full checkpointing that may fit and whose bare time is below `worth_seconds`, fastest first."""
+    rows = np.flatnonzero((space.cells.ac_kind == FULL) & (floors.bare_seconds < worth_seconds))
+    rows = rows[np.argsort(floors.bare_seconds[rows], kind="stable")]
+    found = rows[:0]
+    for start in range(0, len(rows), AT_ONCE):
+        part = rows[start : start + AT_ONCE]
+        found = np.concatenate([found, part[floors.may_fit(part)]])
+        if len(found) >= MOST_CELLS:
+            break
+    return found[:MOST_CELLS]
 
 
 def _with_budgets(bases: LayoutBatch, budgets: FloatColumn) -> LayoutBatch:

@@ -10,7 +10,7 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import Context, violations
 from planner.search.domains import default_domains
-from planner.search.screen import OOM_LIMIT
+from planner.search.floors import OOM_LIMIT
 from planner.specs.layout import SCHEDULES, Layout
 from planner.specs.trainers import SINGLE_STAGE_SCHEDULES
 

@@ -12,13 +12,15 @@ from planner.calibration.intervals import oom_probability
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import keyed
 from planner.cost.price import CHUNK, Pricer
+from planner.search.floors import BAND, OOM_LIMIT, Floors
 from planner.search.pareto import STRUCTURE
 from planner.search.space import Space
 
-OOM_LIMIT = 0.05
+__all__ = ["OOM_LIMIT", "Screened", "screen"]
+
 ROUND = CHUNK
 KEEP = 400
-BOUNDED_AT_ONCE = 2**20  # cells share most of their work: the more at once, the less is done twice
+NEAREST = 64
 # Judgement: how much slower than the best a layout may be and still be worth pricing for the Pareto front.
 PARETO_SLACK = 1.1
 # Judgement: a layout this much slower than the best is no answer, however different.
@@ -30,7 +32,7 @@ class Screened:
     """What the screen found.
 
     batch, step_seconds, device_bytes, fits: the layouts worth a closer look, best first by step among those that fit.
-    may_fit: per cell, whether its memory floor fits.  num_priced, num_fitting: of all layouts priced.
+    floors: of the cells, as far as they were needed.  num_priced, num_fitting: of all layouts priced.
     bounded_out: layouts whose bound showed that they cannot matter.
     When none fits, `batch` holds the layouts that came closest, smallest device_bytes not yet sorted out.
     """
@@ -43,7 +45,7 @@ class Screened:
     num_fitting: int
     bounded_out: int
     out_of_memory: int
-    may_fit: BoolColumn
+    floors: Floors
 
 
 def screen(pricer: Pricer, space: Space, *, count: int, smallest: bool = False, slack: float = PARETO_SLACK, keep: int = KEEP) -> Screened:
@@ -52,28 +54,74 @@ def screen(pricer: Pricer, space: Space, *, count: int, smallest: bool = False, 
     A cell is skipped when its memory floor cannot fit, or its floor of what is minimised is above both limits.
     smallest: minimise device bytes instead of step seconds.
     """
-    cells = np.arange(len(space.cells))
-    bounds = [pricer.floors(space.cells.take(rows)) for rows in _chunks(cells, BOUNDED_AT_ONCE)]
-    seconds, device = (np.concatenate([np.zeros(0), *(bound[i] for bound in bounds)]) for i in (0, 1))
-    may_fit = oom_probability(pricer.profile, pricer.cluster, np.maximum(device, 1.0)) <= OOM_LIMIT
-    floor = device if smallest else seconds
-    order = np.argsort(np.where(may_fit, floor, np.inf), kind="stable")[: int(may_fit.sum())]
-    sizes = space.cell_sizes[order]
+    floors = Floors(pricer, space.cells)
+    queue = _Queue(floors, smallest)
     pool = _Pool(keep, count, smallest)
-    start = 0
-    while start < len(order):
+    priced = 0
+    while True:
         limit = pool.limit(slack)
-        within = int(np.searchsorted(floor[order[start:]], limit, side="right"))
-        if within == 0:
+        cells = queue.next(limit, space.cell_sizes, ROUND if np.isfinite(limit) else ROUND // 2)
+        if not len(cells):
             break
-        room = int(np.searchsorted(np.cumsum(sizes[start:]), ROUND if np.isfinite(limit) else ROUND // 2))
-        stop = start + max(1, min(within, room))
-        pool.add(pricer, space.expand(order[start:stop]))
-        start = stop
-    too_large = int(space.cell_sizes[~may_fit].sum())
+        pool.add(pricer, space.expand(cells))
+        priced += int(space.cell_sizes[cells].sum())
+    too_large = int(space.cell_sizes[queue.too_large()].sum())
     if not pool.num_fitting and too_large:
-        pool.add(pricer, space.expand(np.argsort(device, kind="stable")[:64]))
-    return pool.result(space.cells, may_fit, bounded_out=int(sizes[start:].sum()), too_large=too_large)
+        pool.add(pricer, space.expand(queue.smallest(NEAREST)))
+    return pool.result(floors, bounded_out=space.num_layouts - priced - too_large, too_large=too_large)
+
+
+class _Queue:
+    """The cells in the order of their own floor of what is minimised, which is worked out band by band of a looser floor.
+
+    Letters: N cells, of which those before `reached` in the order of the looser floor are known.
+    """
+
+    def __init__(self, floors: Floors, smallest: bool) -> None:
+        self.floors, self.by_memory = floors, smallest
+        everything = np.arange(len(floors.cells))
+        if smallest:
+            floors.know(everything)
+            self.loose = floors.device_bytes
+        else:
+            self.loose = floors.bare_seconds
+        self.order = np.argsort(self.loose, kind="stable")
+        self.reached = 0
+        self.ready, self.values, self.known_too_large = everything[:0], np.zeros(0), [everything[:0]]
+
+    def next(self, limit: float, sizes: IntColumn, room: int) -> IntColumn:
+        """The next cells, about `room` layouts in all, with floors up to `limit`; none when there are no more."""
+        while True:
+            bound = self.loose[self.order[self.reached]] if self.reached < len(self.order) else np.inf
+            within = int(np.searchsorted(self.values, min(limit, bound), side="right"))
+            if within:
+                enough = int(np.searchsorted(np.cumsum(sizes[self.ready[:within]]), room))
+                taken = max(1, min(within, enough))
+                cells, self.ready, self.values = self.ready[:taken], self.ready[taken:], self.values[taken:]
+                return cells
+            if not bound <= limit or self.reached == len(self.order):
+                return self.order[:0]
+            self._reach()
+
+    def _reach(self) -> None:
+        """One more band is known: what fits joins the queue."""
+        rows = self.order[self.reached : self.reached + BAND]
+        self.reached += len(rows)
+        fits = self.floors.may_fit(rows)
+        self.known_too_large.append(rows[~fits])
+        joined = np.concatenate([self.ready, rows[fits]])
+        values = (self.floors.device_bytes if self.by_memory else self.floors.seconds)[joined]
+        order = np.lexsort((joined, values))
+        self.ready, self.values = joined[order], values[order]
+
+    def too_large(self) -> IntColumn:
+        """Cells known not to fit."""
+        return np.concatenate(self.known_too_large)
+
+    def smallest(self, count: int) -> IntColumn:
+        """The cells nearest to fitting, by their memory floor."""
+        cells = self.too_large()
+        return cells[np.argsort(self.floors.device_bytes[cells], kind="stable")[:count]]
 
 
 def _chunks(rows: IntColumn, size: int) -> list[IntColumn]:
@@ -123,14 +171,14 @@ class _Pool:
             key = hash(tuple(int(getattr(kept, name)[rows[row]]) for name in STRUCTURE))
             self.structures[key] = min(self.structures.get(key, np.inf), float(best[index]))
 
-    def result(self, cells: LayoutBatch, may_fit: BoolColumn, bounded_out: int, too_large: int) -> Screened:
+    def result(self, floors: Floors, bounded_out: int, too_large: int) -> Screened:
         """The kept layouts of all batches, fitting ones first, each by step time."""
         if not self.parts:
             nothing = np.zeros(0)
             return Screened(
-                batch=cells.take(slice(0, 0)), step_seconds=nothing, device_bytes=nothing, oom=nothing, num_priced=0, num_fitting=0,
+                batch=floors.cells.take(slice(0, 0)), step_seconds=nothing, device_bytes=nothing, oom=nothing, num_priced=0, num_fitting=0,
                 bounded_out=bounded_out, out_of_memory=too_large,
-                may_fit=may_fit,
+                floors=floors,
             )  # fmt: skip
         batch = LayoutBatch.concatenate([part[0] for part in self.parts])
         step, device, oom = (np.concatenate([part[i] for part in self.parts]) for i in (1, 2, 3))
@@ -141,7 +189,7 @@ class _Pool:
         return Screened(
             batch=batch.take(kept), step_seconds=step[kept], device_bytes=device[kept], oom=oom[kept], num_priced=self.num_priced,
             num_fitting=self.num_fitting, bounded_out=bounded_out, out_of_memory=too_large + self.num_priced - self.num_fitting,
-            may_fit=may_fit,
+            floors=floors,
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from planner.errors import SpecError
 from planner.ports import Ports
 from planner.recommend import recommend
 from planner.rules import Context, violations
-from planner.search import pareto, screen
+from planner.search import floors, pareto, screen
 from planner.search.domains import domains_of
 from planner.search.neighbours import neighbours
 from planner.search.pareto import STRUCTURE
@@ -152,6 +152,34 @@ def lost_structures(seed: int) -> list[tuple[int, ...]]:
 
 def test_the_best_structures_survive_the_screen() -> None:
     assert {seed: lost for seed in range(NUM_JOBS) if (lost := lost_structures(seed))} == {}
+
+
+@pytest.mark.parametrize("smallest", [False, True])
+def test_bounds_worked_out_band_by_band_end_in_the_same_answer(smallest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(0, NUM_JOBS, 4):
+        pricer, space = random_job(seed)
+        at_once = screen.screen(pricer, space, count=TOP, smallest=smallest)
+        with monkeypatch.context() as patch:
+            patch.setattr(floors, "BAND", 512)
+            patch.setattr(screen, "BAND", 512)
+            by_band = screen.screen(pricer, space, count=TOP, smallest=smallest)
+        value = "device_bytes" if smallest else "step_seconds"
+        assert getattr(by_band, value)[:TOP] == pytest.approx(getattr(at_once, value)[:TOP], rel=1e-12)
+        assert by_band.num_priced <= at_once.num_priced + screen.ROUND
+        counted = by_band.num_priced + by_band.bounded_out + (by_band.out_of_memory - (by_band.num_priced - by_band.num_fitting))
+        assert counted == space.num_layouts
+
+
+def test_bounds_without_checkpointing_are_below_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(NUM_JOBS):
+        pricer, space = random_job(seed)
+        with monkeypatch.context() as patch:
+            patch.setattr(floors, "BAND", 1)
+            bounds = floors.Floors(pricer, space.cells)
+        assert np.isnan(bounds.seconds).all()
+        bounds.know(np.arange(len(space.cells)))
+        assert (bounds.bare_seconds <= bounds.seconds * (1 + 1e-12)).all()
+        assert (space.cells.ac_kind > 0).any()
 
 
 def test_the_best_structures_survive_pruning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,43 @@
+"""Calibrations as the service lists them: which numbers of the cost model were moved by measured runs, how far, and how sure they are."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from api.schemas import CalibrationLine, KnobValue
+
+if TYPE_CHECKING:
+    from planner.cost.calibration import Calibration, Knob
+
+
+UNSEEN = "none that was measured"
+
+
+def calibration_list() -> list[CalibrationLine]:
+    """Every calibration that an estimate may name, the one in use first."""
+    from planner.catalog.calibrations import shipped_calibration
+    from planner.cost.calibration import Calibration
+
+    return [_line(shipped_calibration(), in_use=True), _line(Calibration.prior(), in_use=False)]
+
+
+def _line(calibration: "Calibration", *, in_use: bool) -> CalibrationLine:
+    from planner.cost.calibration import KNOBS
+
+    return CalibrationLine(
+        id=calibration.id, in_use=in_use, runs=len(calibration.fitted), run_sd=calibration.run_sd, group_sd=calibration.group_sd,
+        memory_sd=calibration.memory_sd, memory_sd_bytes=calibration.memory_sd_bytes, time_factor=dict(calibration.time_factor),
+        knobs=[value for place, knob in enumerate(KNOBS) for value in _values(calibration, knob, place)],
+    )  # fmt: skip
+
+
+def _values(calibration: "Calibration", knob: "Knob", place: int) -> list[KnobValue]:
+    """One value for each trainer, or each GPU family, that the calibration knows apart; the rest share the first."""
+    own = sorted({scope for name, scope in calibration.keys if name == knob.name and scope})
+    values = []
+    for scope in ["", *own]:
+        trainer = family = scope or UNSEEN
+        shift = float(calibration.shift(trainer, family)[place])
+        sd = float(np.sqrt(calibration.effective_covariance(trainer, family)[place, place]))
+        values.append(KnobValue(name=knob.name, scope=knob.scope, of=scope or None, prior=knob.prior, value=knob.moved(shift), shift_sd=sd))
+    return values

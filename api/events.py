@@ -1,0 +1,50 @@
+"""What happens to a plan, as server-sent events: its probes as they go, and the end."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from planner.ports import ProbeRecord
+
+MEDIA_TYPE = "text/event-stream"
+POLL_SECONDS = 1.0
+KEEP_ALIVE_POLLS = 15  # proxies close what is silent for long
+OPEN = ("queued", "running")
+
+
+def encoded(name: str, data: dict[str, Any]) -> str:
+    """One event on the wire. Source: WHATWG HTML, section 9.2 (server-sent events)."""
+    return f"event: {name}\ndata: {json.dumps(data, default=str)}\n\n"
+
+
+def described(record: ProbeRecord) -> dict[str, Any]:
+    """What a follower is told of a probe."""
+    return {
+        "id": record.id, "rank": record.plan_rank, "state": record.state, "progress": record.progress, "failure": record.failure,
+        "message": record.message, "measurement_id": record.measurement_id,
+    }  # fmt: skip
+
+
+async def follow(
+    plan_id: str, status: str, read: Callable[[], Awaitable[list[ProbeRecord]]], wait: Callable[[float], Awaitable[None]]
+) -> AsyncIterator[str]:
+    """A `probe` event for every probe of the plan and every change of one, then `done`; at once `done` where none is queued or running.
+
+    A client that comes back is told where everything stands, so nothing is lost between two connections.  read: the plan's probes now.
+    """
+    told: dict[str, dict[str, Any]] = {}
+    silent = 0
+    while True:
+        records = await read()
+        for record in sorted(records, key=lambda record: record.id):
+            now = described(record)
+            if told.get(record.id) != now:
+                told[record.id], silent = now, 0
+                yield encoded("probe", now)
+        if not any(record.state in OPEN for record in records):
+            yield encoded("done", {"id": plan_id, "status": status, "probes": len(records)})
+            return
+        silent += 1
+        if silent % KEEP_ALIVE_POLLS == 0:
+            yield ": still here\n\n"
+        await wait(POLL_SECONDS)

@@ -1,0 +1,30 @@
+"""GET /metrics for Prometheus, GET /calibrations for who wants to know what the numbers rest on."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+
+from api.calibrations import calibration_list
+from api.metrics import MEDIA_TYPE, Metrics
+from api.requests import in_thread
+from api.routes.plans import problems
+from api.schemas import CalibrationList
+from api.security import needs
+from api.settings import ApiKey
+
+router = APIRouter(tags=["operations"])
+Reader = Annotated[ApiKey, Depends(needs("read"))]
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}, **problems(401, 403)})
+async def metrics(request: Request, _: Reader) -> Response:
+    """Requests by route and status, their time, and the process, in Prometheus' format. With keys: scope `read`, as a bearer token."""
+    numbers: Metrics = request.app.state.metrics
+    return Response(numbers.text(), media_type=MEDIA_TYPE)
+
+
+@router.get("/calibrations", responses=problems(401, 403))
+async def calibrations(request: Request, _: Reader) -> CalibrationList:
+    """The calibrations that estimates may name, the one in use first, each with its knobs before and after the measured runs."""
+    return CalibrationList(items=await in_thread(request, calibration_list), next_cursor=None)
