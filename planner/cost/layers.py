@@ -111,7 +111,7 @@ def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> 
     forward = np.array([c.forward for c in costs])
     if any(not isinstance(op, Collective) and op.saves for op in ops):
         keeps = kept(ops, site.batch, site.bytes_of, forward, site.fused, site.rules.early_stop)
-        weights, stays = kept_weights_bytes(site, ops, model), graph_share(site.batch)
+        weights, stays = kept_weights_bytes(site, ops), graph_share(site.batch)
         saved, transient = keeps.saved_bytes + stays * weights, keeps.transient_bytes + (1.0 - stays) * weights
         redone = keeps.redone
     else:
@@ -141,7 +141,7 @@ def _op_costs(site: Site, ops: Sequence[Op], model: ModelSpec) -> list[OpCost]:
     read: dict[str, BoolColumn] = {}
     for op in ops:
         if isinstance(op, Gemm):
-            share = site.quantises(op).share(op, model)
+            share = site.quantises(op).share(op)
             source = op.saves[0].name
             before = read.get(source, np.zeros(len(share), dtype=np.bool_))
             costs.append(product_cost(site, op, share, before))

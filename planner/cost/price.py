@@ -31,6 +31,7 @@ from planner.specs.trainers import TRAINERS, TrainerRules
 from planner.specs.training import TrainingSpec
 from planner.work.axes import local_sizes
 from planner.work.precision import TWO_BYTES, Recipe, column, recipes_for
+from planner.work.quantised import quantised_model
 
 CHUNK = 32768
 CACHED_ROWS = 8192
@@ -209,7 +210,8 @@ def _units(pricer: Pricer, rows: LayoutBatch) -> _Units:
 
 
 def _unit_costs(pricer: Pricer, rows: LayoutBatch) -> layers.UnitCosts:
-    fused = layers.fused_kernels(rows, pricer.rules)
+    fused, quantised = layers.fused_kernels(rows, pricer.rules), quantised_model(pricer.model, pricer.recipes)
+    quantisation = Quantisation.build(rows, quantised, fused, pricer.device)
     site = Site(
         batch=rows,
         sizes=local_sizes(rows, pricer.model, pricer.training, pricer.rules),
@@ -219,8 +221,8 @@ def _unit_costs(pricer: Pricer, rows: LayoutBatch) -> layers.UnitCosts:
         training=pricer.training,
         rank_order=pricer.cluster.rank_order,
         fused=fused,
-        quantisation=Quantisation.build(rows, pricer.recipes, fused, pricer.device),
-        experts=Quantisation.of_experts(rows, pricer.recipes, fused, pricer.device),
+        quantisation=quantisation,
+        experts=Quantisation.of_experts(rows, quantised, fused, pricer.device) if pricer.model.is_moe else quantisation,
     )
     return layers.unit_costs(site, pricer.model)
 

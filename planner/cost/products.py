@@ -7,7 +7,6 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn
 from planner.cost.compute import FP16, SINGLE
 from planner.cost.site import AXES, OpCost, Site, cost
-from planner.specs.model import ModelSpec
 from planner.work import axes
 from planner.work.ops import Gemm, Op
 from planner.work.quantised import column_parallel, row_parallel
@@ -30,7 +29,7 @@ def product_cost(site: Site, op: Gemm, share: FloatColumn, read_before: BoolColu
         one = np.ones(len(share))
         return cost(site, **plain, forward_kernels=one, backward_kernels=2.0 * one, flops=2.0 * b * r * c * d)
     q, seconds = site.quantises(op), {}
-    does = {name: share * q.number(name) for name in products}
+    does = {name: share * q.products[name] for name in products}
     for name, sizes in products.items():
         low = site.device.gemm_seconds(*sizes, b, np.where(does[name] > 0, q.precision, high))
         mixed = bool(((does[name] > 0) & (does[name] < 1)).any())
@@ -100,11 +99,11 @@ def amax_seconds(site: Site) -> FloatColumn:
     return np.where(site.batch.tp > 1, site.collective_seconds("all-reduce", np.full(len(site.batch), AMAX_BYTES), degree, stride), 0.0)
 
 
-def kept_weights_bytes(site: Site, ops: Sequence[Op], model: ModelSpec) -> FloatColumn:
+def kept_weights_bytes(site: Site, ops: Sequence[Op]) -> FloatColumn:
     """Bytes of quantised weights that autograd keeps beside the parameters of one layer, (U,)."""
     total = np.zeros(len(site.batch))
     for op in ops:
         if isinstance(op, Gemm) and np.any(site.quantises(op).number("saved_weight_bytes") > 0):
             q = site.quantises(op)
-            total = total + q.number("saved_weight_bytes") * q.share(op, model) * site.product((*op.depth, *op.cols, *op.batch))
+            total = total + q.number("saved_weight_bytes") * q.share(op) * site.product((*op.depth, *op.cols, *op.batch))
     return total

@@ -3,23 +3,25 @@
 Letters: U distinct layouts; every column is (U,).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.compute import Device
 from planner.specs.layout import PRECISIONS
-from planner.specs.model import ModelSpec
 from planner.work.ops import Gemm
 from planner.work.precision import TWO_BYTES, Operands, Recipe, column
-from planner.work.quantised import low_share
+from planner.work.quantised import QuantisedModel
 
 # fp8 products of Ada and Hopper read both operands along rows, which takes transposed copies.
 # Source: Transformer Engine, docs/features/low_precision_training/performance_considerations.
 TRANSPOSING = ("ada", "hopper")
 WEIGHTS = ("weight", "weight_again")
+PRODUCTS = ("forward", "input_grad", "weight_grad")
+PARTS = ("scale", "cast", "transposed", "eager_scale", "eager_cast", "column_amax", "row_amax")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +29,16 @@ class Quantisation:
     """Columns of one batch under one trainer's recipes, for linear layers or for routed experts.
 
     precision: row of the recipes and of the device's rates.  low: whether anything computes in fewer than 16 bits.
-    moves: bytes moved per element of each operand, scales and casts together.  kernels: launches to quantise one operand.
+    products: whether each of the three is quantised.  kernels: launches to quantise one operand.
+    moves: bytes moved per element of each operand, scales and casts together.
     column_amax, row_amax: all-reduces of scales in one column- or row-parallel layer, by operand. What is nowhere is left out.
     shared: whether layers that read one tensor quantise it once (fused kernels), not each for itself.
     """
 
-    recipes: tuple[Recipe, ...]
+    model: QuantisedModel
     precision: IntColumn
     low: BoolColumn
+    products: Mapping[str, FloatColumn]
     moves: Mapping[str, FloatColumn]
     column_amax: Mapping[str, FloatColumn]
     row_amax: Mapping[str, FloatColumn]
@@ -42,54 +46,43 @@ class Quantisation:
     shared: BoolColumn
 
     @classmethod
-    def build(cls, batch: LayoutBatch, recipes: tuple[Recipe, ...], fused: BoolColumn, device: Device) -> "Quantisation":
+    def build(cls, batch: LayoutBatch, model: QuantisedModel, fused: BoolColumn, device: Device) -> "Quantisation":
         """For linear layers. A weight gathered in low precision, or quantised once a step, is not quantised in a microbatch."""
-        codes = batch.precision
+        codes, recipes = batch.precision, model.recipes
         low = np.array([recipe.low for recipe in recipes])[codes] & (batch.param_dtype == 0)
-        turned = float(device.gpu.family in TRANSPOSING)
-        moves: dict[str, FloatColumn] = {}
-        columns: dict[str, FloatColumn] = {}
-        rows: dict[str, FloatColumn] = {}
-        for operand in Operands._fields if low.any() else ():
-            kept = low & ~(_weights_arrive_quantised(batch, recipes) if operand in WEIGHTS else np.bool_(False))
-            eager = _total(codes, recipes, operand, ("eager_scale", "eager_cast"))
-            compiled = _total(codes, recipes, operand, ("scale", "cast")) + turned * _total(codes, recipes, operand, ("transposed",))
-            found = (
-                (moves, np.where(fused | (eager == 0), compiled, eager)),
-                (columns, _total(codes, recipes, operand, ("column_amax",))),
-                (rows, _total(codes, recipes, operand, ("row_amax",))),
-            )
-            for table, values in found:
-                if np.any(kept & (values > 0)):
-                    table[operand] = kept * values
-        eager_kernels = column("eager_kernels", codes, recipes)
-        launches = np.where(fused | (eager_kernels == 0), column("fused_kernels", codes, recipes), eager_kernels)
+        tables = _tables(recipes, device.gpu.family in TRANSPOSING)
+        arrive = _weights_arrive_quantised(batch, recipes)
+        found: dict[str, dict[str, FloatColumn]] = {"moves": {}, "column_amax": {}, "row_amax": {}}
+        for (table, operand), (compiled, eager) in tables.items() if low.any() else ():
+            kept = low & ~arrive if operand in WEIGHTS else low
+            found[table][operand] = kept * np.where(fused, compiled[codes], eager[codes])
         return cls(
-            recipes=recipes, precision=codes, low=low, moves=moves, column_amax=columns, row_amax=rows, kernels=low * launches,
-            shared=np.asarray(fused),
+            model=model, precision=codes, low=low, **found, kernels=low * np.where(fused, *(t[codes] for t in _kernels(recipes))),
+            products={name: column(name, codes, recipes) for name in PRODUCTS}, shared=np.asarray(fused),
         )  # fmt: skip
 
     @classmethod
-    def of_experts(cls, batch: LayoutBatch, recipes: tuple[Recipe, ...], fused: BoolColumn, device: Device) -> "Quantisation":
+    def of_experts(cls, batch: LayoutBatch, model: QuantisedModel, fused: BoolColumn, device: Device) -> "Quantisation":
         """For routed experts, by the recipe of grouped products; their weights are gathered in 16 bits."""
-        high = PRECISIONS.index("bf16")
+        recipes, high = model.recipes, PRECISIONS.index("bf16")
         own = np.array([PRECISIONS.index(recipe.experts) if recipe.experts else high for recipe in recipes])[batch.precision]
         refused = (column("experts_alone", batch.precision, recipes) > 0) & (batch.pp * batch.cp > 1)
         codes = np.where(refused, high, own)
-        return cls.build(replace(batch, precision=codes, float8_all_gather=np.zeros_like(batch.compile)), recipes, fused, device)
+        return cls.build(replace(batch, precision=codes, float8_all_gather=np.zeros_like(batch.compile)), model, fused, device)
 
     @property
     def active(self) -> bool:
         """Whether any layout quantises anything."""
         return bool(self.low.any())
 
-    def share(self, op: Gemm, model: ModelSpec) -> FloatColumn:
+    def share(self, op: Gemm) -> FloatColumn:
         """Share of the layers in which this product is quantised: 0 where the library leaves it in 16 bits."""
-        return np.array([low_share(recipe, op, model) for recipe in self.recipes])[self.precision] * self.low
+        shares = self.model.shares.get(op.name)
+        return np.zeros(len(self.low)) if shares is None else shares[self.precision] * self.low
 
     def number(self, field: str) -> FloatColumn:
         """One number of the recipes."""
-        return column(field, self.precision, self.recipes)
+        return column(field, self.precision, self.model.recipes)
 
     def saved_bytes(self, compute_bytes: FloatColumn) -> FloatColumn:
         """Bytes per element that a layer keeps of its input."""
@@ -100,8 +93,25 @@ class Quantisation:
         return np.where(self.low, self.number("tp_wire_bytes") / compute_bytes, 1.0)
 
 
-def _total(codes: IntColumn, recipes: tuple[Recipe, ...], operand: str, names: Sequence[str]) -> FloatColumn:
-    return np.asarray(sum(column(f"{name}.{operand}", codes, recipes) for name in names))
+@lru_cache(maxsize=64)
+def _tables(recipes: tuple[Recipe, ...], transposing: bool) -> Mapping[tuple[str, str], tuple[FloatColumn, FloatColumn]]:
+    """(fused, eager) of moves and reductions by operand and recipe; what no recipe has is left out."""
+    every = np.arange(len(recipes))
+    found = {}
+    for operand in Operands._fields:
+        parts = {name: column(f"{name}.{operand}", every, recipes) for name in PARTS}
+        compiled = parts["scale"] + parts["cast"] + float(transposing) * parts["transposed"]
+        eager = parts["eager_scale"] + parts["eager_cast"]
+        found["moves", operand] = compiled, np.where(eager > 0, eager, compiled)
+        for name in ("column_amax", "row_amax"):
+            found[name, operand] = parts[name], parts[name]
+    return {key: pair for key, pair in found.items() if pair[0].any()}
+
+
+@lru_cache(maxsize=64)
+def _kernels(recipes: tuple[Recipe, ...]) -> tuple[FloatColumn, FloatColumn]:
+    compiled, eager = (column(name, np.arange(len(recipes)), recipes) for name in ("fused_kernels", "eager_kernels"))
+    return compiled, np.where(eager > 0, eager, compiled)
 
 
 def _weights_arrive_quantised(batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> BoolColumn:

@@ -16,7 +16,7 @@ from planner.cost.update import HOST_STREAM_BYTES_PER_SECOND, MUON_WIRE_BYTES, U
 from planner.specs.model import ModelSpec
 from planner.work import axes
 from planner.work.precision import Recipe, column
-from planner.work.quantised import quantised_in_layer, quantised_weights
+from planner.work.quantised import quantised_model
 
 KEY = (
     "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "zero_stage", "precision", "float8_all_gather", "param_dtype",
@@ -130,12 +130,9 @@ def quantised_elements(batch: LayoutBatch, dense: FloatColumn, expert: FloatColu
 
 def quantised_shares(model: ModelSpec, batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> tuple[FloatColumn, FloatColumn]:
     """(share of a unit's parameters outside routed experts, share inside) whose products read them quantised, (K + 2, U) each."""
+    table, ends = quantised_model(model, recipes), np.zeros((2, len(batch)))
     half = batch.param_dtype == 0
-    dense, expert = (np.zeros((len(model.distinct_layers()) + 2, len(batch))) for _ in range(2))
-    for row, (kind, _) in enumerate(model.distinct_layers()):
-        pairs = np.array([quantised_in_layer(model, kind, recipe) for recipe in recipes])
-        dense[row], expert[row] = (pairs[batch.precision, side] * half for side in (0, 1))
-    return dense, expert
+    return np.vstack([table.dense[:, batch.precision] * half, ends]), np.vstack([table.expert[:, batch.precision] * half, ends])
 
 
 def _casts_of_shards(batch: LayoutBatch, shard: FloatColumn, quantised: FloatColumn, update: Update, group: "_Group") -> FloatColumn:
@@ -150,9 +147,7 @@ def _casts_of_shards(batch: LayoutBatch, shard: FloatColumn, quantised: FloatCol
     seconds, (degree, stride) = group
     own = low & (column("gather_amax", batch.precision, update.recipes) > 0)
     moved = shard * (np.where(low, SHARD_CAST_BYTES, 0.0) + np.where(own, SHARD_AMAX_BYTES, 0.0))
-    counts = np.zeros_like(shard)
-    for row, (kind, _) in enumerate(update.model.distinct_layers()):
-        counts[row] = np.array([quantised_weights(update.model, kind, recipe) for recipe in update.recipes])[batch.precision]
+    counts = np.vstack([quantised_model(update.model, update.recipes).weights[:, batch.precision], np.zeros((2, len(batch)))])
     reductions = seconds("all-reduce", np.where((quantised > 0) & own, SCALE_BYTES, 0.0), degree, stride)
     return np.asarray(moved / update.device.memory_rate + counts * reductions)
 

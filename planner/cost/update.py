@@ -25,7 +25,7 @@ from planner.work import axes, blocks
 from planner.work.axes import weight_sizes
 from planner.work.ops import Gemm
 from planner.work.precision import TWO_BYTES, Recipe, column
-from planner.work.quantised import quantised_weights
+from planner.work.quantised import quantised_model
 
 # Share of a host's memory bandwidth that one GPU's optimizer gets, torch AdamW on a two-socket server with 8 GPUs; judgement.
 HOST_STREAM_BYTES_PER_SECOND = 40 * GIGA
@@ -138,8 +138,8 @@ def small_reductions(batch: LayoutBatch, update: Update, fabric: Fabric, profile
     delayed = column("step_amax", codes, recipes) > 1.0
     scales = np.where(delayed | gathers_low(batch, recipes), column("step_amax", codes, recipes), 0.0) * (batch.param_dtype == 0)
     norm = 1.0 if update.training.max_grad_norm is not None else 0.0
-    weights = max(quantised_weights(update.model, kind, recipe) for kind, _ in update.model.distinct_layers() for recipe in recipes)
-    payload = np.full(len(batch), SCALAR_BYTES * weights * update.model.num_hidden_layers)
+    weights = float(quantised_model(update.model, recipes).weights.max()) * update.model.num_hidden_layers
+    payload = np.full(len(batch), SCALAR_BYTES * max(weights, 1.0))
     total = np.zeros(len(batch))
     for axis, count in (("fsdp", norm + scales), ("tp", norm + scales), ("pp", np.full(len(batch), norm))):
         degree, stride = axes.group(axis, batch, rank_order)

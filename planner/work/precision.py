@@ -44,9 +44,9 @@ NOTHING = Operands()
 TWO_BYTES = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recipe:
-    """How linear layers compute in one precision of one library.
+    """How linear layers compute in one precision of one library. Recipes are told apart by identity: tables of them are made once.
 
     peak: which dense peak of the GPU applies.  gain_key: the kernel profile's achieved share of it.
     forward, input_grad, weight_grad: whether that product runs in low precision.

@@ -1,5 +1,7 @@
 """Which weights of a model a recipe quantises, and their shapes on one rank."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -14,29 +16,46 @@ from planner.work.precision import Recipe, stays_16_bit
 TP_DIMS = frozenset({"heads", "kv_heads", "ffn", "shared_ffn"})
 
 
-@lru_cache(maxsize=4096)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisedModel:
+    """What recipes quantise of one model; arrays are (recipes,) or (kinds of layer, recipes).
+
+    shares: by the product's name, share of the layers in which it is quantised.  dense, expert: shares of a layer's parameters outside
+    routed experts and inside them.  weights: quantised linear weights of a layer outside routed experts; each has its scales.
+    """
+
+    recipes: tuple[Recipe, ...]
+    shares: Mapping[str, FloatColumn]
+    dense: FloatColumn
+    expert: FloatColumn
+    weights: FloatColumn
+
+
+@lru_cache(maxsize=256)
+def quantised_model(model: ModelSpec, recipes: tuple[Recipe, ...]) -> QuantisedModel:
+    """The table for a model under a trainer's recipes."""
+    kinds = [kind for kind, _ in model.distinct_layers()]
+    every = {op.name: op for kind in kinds for op in products(model, kind)}
+    shares = {name: np.array([low_share(recipe, op, model) for recipe in recipes]) for name, op in every.items()}
+    sizes = {name: _whole(op.depth, model) * _whole(op.cols, model) * shares[name] for name, op in every.items()}
+    dense, expert, weights = (np.zeros((len(kinds), len(recipes))) for _ in range(3))
+    for row, kind in enumerate(kinds):
+        routed = model.num_experts * model.expert_parameters() if kind.moe else 0
+        for op in products(model, kind):
+            if op.role == "expert":
+                expert[row] += model.num_experts * sizes[op.name] / routed
+            else:
+                dense[row] += sizes[op.name] / (model.layer_parameters(kind) - routed)
+                weights[row] += shares[op.name] > 0
+    return QuantisedModel(recipes=recipes, shares=shares, dense=np.minimum(dense, 1.0), expert=np.minimum(expert, 1.0), weights=weights)
+
+
 def low_share(recipe: Recipe, op: Gemm, model: ModelSpec) -> float:
     """Share of the layers in which a recipe quantises this product, judged by its whole weight."""
     if op.role == "linear":
         k, n = (_whole(dims, model) for dims in (op.depth, op.cols))
         return 0.0 if stays_16_bit(recipe, k, n) else 1.0 - recipe.bf16_layers
-    return float(op.role == "expert" and recipe.low and bool(recipe.experts)) * (1.0 - recipe.bf16_layers)
-
-
-@lru_cache(maxsize=1024)
-def quantised_weights(model: ModelSpec, kind: LayerKind, recipe: Recipe) -> int:
-    """Linear weights of a layer that a recipe quantises, outside routed experts: each has its scales."""
-    return sum(low_share(recipe, op, model) > 0 for op in products(model, kind) if op.role == "linear")
-
-
-@lru_cache(maxsize=1024)
-def quantised_in_layer(model: ModelSpec, kind: LayerKind, recipe: Recipe) -> tuple[float, float]:
-    """Shares of a layer's parameters (outside routed experts, inside them) that a recipe quantises, averaged over layers."""
-    routed = model.num_experts * model.expert_parameters() if kind.moe else 0
-    sizes = {op.name: _whole(op.depth, model) * _whole(op.cols, model) * low_share(recipe, op, model) for op in products(model, kind)}
-    linear = sum(sizes[op.name] for op in products(model, kind) if op.role == "linear")
-    experts = model.num_experts * sum(sizes[op.name] for op in products(model, kind) if op.role == "expert")
-    return min(1.0, linear / (model.layer_parameters(kind) - routed)), min(1.0, experts / max(routed, 1))
+    return float(recipe.low and bool(recipe.experts)) * (1.0 - recipe.bf16_layers)
 
 
 @lru_cache(maxsize=256)
