@@ -95,10 +95,12 @@ class Run:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def _memory(self, trainer: Trainer, used_before: int, step: int) -> RankMemory:
-        """Of this rank. On a CPU one more step runs under the tracker, which counts live tensors."""
+        """Of this rank. On a CPU one more step runs under the tracker, which counts live tensors but cannot see into compiled code."""
         rank = dist.get_rank()
         if self.device.type == "cuda":
             return memory.of_gpu(rank, self.device, used_before)
+        if self.recipe.layout.compile:
+            return RankMemory(rank=rank, peak_allocated_bytes=None, peak_reserved_bytes=None)
         tracker = memory.Tracker()
         with tracker:
             tracker.adopt(trainer.tensors())
