@@ -136,9 +136,12 @@ class TaskHeart:
                 continue  # the lease lasts for several more beats
 
 
-def run_study(wiring: "Wiring", held: TaskRecord, onlooker: Onlooker) -> "Plan":
+def run_study(
+    wiring: "Wiring", held: TaskRecord, onlooker: Onlooker, *, keep_when_stopped: Callable[[], bool] = lambda: False
+) -> "Plan | None":
     """Spends the study's probes and stores its plan; a study that was stopped stores the best plan so far.
 
+    keep_when_stopped: true where the worker itself goes down; the study then waits for the next one (None).
     Raises what planning raises, after the task is ended with it.
     """
     from planner.recommend import recommend
@@ -165,6 +168,9 @@ def run_study(wiring: "Wiring", held: TaskRecord, onlooker: Onlooker) -> "Plan":
             end = TaskEnd(state="failed", failure=error.kind, message="; ".join(lines_of(error)))
             wiring.tasks.finish(held, end, wiring.clock.now())
             raise
+    if keep_when_stopped() and not heart.cancelled:
+        wiring.tasks.release(held, counts=False)
+        return None
     with contextlib.suppress(ConflictError):  # stored by whoever held the study before its last breath
         labels = PlanLabels(job_hash=hash_of_job(job.request), model=job.model.name, gpu=job.cluster.gpu.name)
         wiring.store.save_plan(plan, labels)
@@ -202,7 +208,7 @@ class Runner:
         assert self.job.probe is not None, "a study has probes to spend"
         num_gpus = question.layout.num_gpus
         request = {
-            "job": _job_of(self.job, question.layout.model_dump(mode="json"), num_gpus), "emulate": question.rung == "emulated",
+            "job": job_with_layout(self.job, question.layout.model_dump(mode="json"), num_gpus), "emulate": question.rung == "emulated",
             "pool": self.job.probe.pool, "trainer": self.job.probe.trainer, "steps": self.job.probe.steps,
             "time_limit_seconds": max(1.0, min(PROBE_SECONDS, question.gpu_seconds_limit / num_gpus)),
         }  # fmt: skip
@@ -260,7 +266,8 @@ class Runner:
         self.onlooker.tell(body)
 
 
-def _job_of(job: Job, layout: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:
+def job_with_layout(job: Job, layout: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:
+    """The job as a request to measure this layout."""
     values = {key: value for key, value in job.request.items() if key not in ("search", "probe", "layout", "measured")}
     if isinstance(values["cluster"], Mapping):
         values["cluster"] = {**values["cluster"], "num_gpus": num_gpus}

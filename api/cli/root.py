@@ -8,7 +8,24 @@ from collections.abc import Sequence
 
 import typer
 
-from api.cli import accuracy, catalog, collective, db, doctor, estimate, explain, export, measurements, probe, recommend, serve, simulate
+from api.cli import (
+    accuracy,
+    calibrate,
+    catalog,
+    collective,
+    db,
+    doctor,
+    estimate,
+    explain,
+    export,
+    measurements,
+    probe,
+    recommend,
+    serve,
+    simulate,
+    sweep,
+    worker,
+)
 from api.cli.output import error_line, flush_output
 from planner.errors import PlannerError
 
@@ -24,9 +41,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for module in (recommend, estimate, explain, simulate, collective, probe, catalog, export, accuracy, serve, doctor):
+for module in (recommend, estimate, explain, simulate, collective, probe, calibrate, catalog, export, accuracy, serve, worker, doctor):
     app.command(module.NAME)(module.command)
 app.add_typer(measurements.app, name="measurements")
+app.add_typer(sweep.app, name="sweep")
 app.add_typer(db.app, name="db")
 
 

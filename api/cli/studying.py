@@ -22,13 +22,14 @@ def make_plan_with_probes(wiring: "Wiring", values: object) -> "tuple[Plan, bool
     if held.fencing_token > 1:
         note(f"going on with {held.id}, which its last process left unfinished")
     onlooker = Onlooker()
-    with _gentle_interrupt(onlooker) as interrupted, _bar(onlooker):
+    with gentle_interrupt(onlooker) as interrupted, _bar(onlooker):
         plan = run_study(wiring, held, onlooker)
+    assert plan is not None, "only a worker puts a study back"
     return plan, bool(interrupted)
 
 
 @contextmanager
-def _gentle_interrupt(onlooker: "Onlooker") -> Iterator[list[int]]:
+def gentle_interrupt(onlooker: "Onlooker") -> Iterator[list[int]]:
     """The first Ctrl-C asks for the best plan so far, the second ends the command."""
     from api.cli.output import note
 

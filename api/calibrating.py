@@ -1,0 +1,44 @@
+"""Calibration by command: a small grid of layouts for a pool, and how far knobs moved."""
+
+from typing import TYPE_CHECKING, Any
+
+from planner.catalog.calibrations import from_document, shipped_calibration
+from planner.catalog.clusters import load_gpu
+from planner.cost.calibration import KNOBS
+from planner.specs.cluster import ClusterSpec
+
+if TYPE_CHECKING:
+    from api.wiring import Wiring
+    from planner.ports import CalibrationRecord
+
+MOVED = 0.005  # relative change of a knob that is worth a line
+TINY: dict[str, Any] = {
+    "name": "calibration-tiny", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "intermediate_size": 512, "vocab_size": 2048, "mlp": "swiglu", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def grid_of(wiring: "Wiring", gpu: str, pool: str) -> dict[str, Any]:
+    """A sweep of short jobs on the devices that the pool has: two models, two lengths, the plan's best and fixed anchors.
+
+    Raises SpecError, ProbeError for a pool without devices.
+    """
+    on_cpu = gpu == "cpu"
+    capacity = wiring.pool(pool).capacity(ClusterSpec.from_user({"gpu": gpu, "num_gpus": 1}))
+    num_gpus = max(1, min(capacity.num_devices, 2 if on_cpu else 8))
+    models: list[Any] = [TINY] if on_cpu else ["llama3.2-1b", "llama3.2-3b"]
+    lengths = (64, 128) if on_cpu else (2048, 8192)
+    trainings = [{"seq_len": length, "global_batch_size": 4 * num_gpus} for length in lengths]
+    measure = {"top_k": 1, "anchors": [{"ac": "full", "micro_batch_size": 2}, {"ac": "none", "compile": False}]}
+    return {
+        "name": f"calibrate {gpu}", "models": models, "clusters": [{"gpu": gpu, "num_gpus": num_gpus}], "trainings": trainings,
+        "pool": pool, "measure": measure, "steps": 5,
+    }  # fmt: skip
+
+
+def knobs_moved(record: "CalibrationRecord") -> dict[str, Any]:
+    """Knobs whose value for this trainer and GPU differs from the shipped calibration's: name -> (before, after)."""
+    family = load_gpu(record.gpu).family
+    before, after = (calibration.shift(record.trainer, family) for calibration in (shipped_calibration(), from_document(record.document)))
+    pairs = {knob.name: (knob.moved(before[place]), knob.moved(after[place])) for place, knob in enumerate(KNOBS)}
+    return {"knobs": {name: pair for name, pair in pairs.items() if abs(pair[1] / pair[0] - 1.0) > MOVED}}

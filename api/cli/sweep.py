@@ -1,0 +1,153 @@
+"""`planner-cli sweep`: known jobs measured again and again, now or every night."""
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Known jobs measured now, or by workers on a schedule.", rich_markup_mode=None)
+Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
+File = Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON of the sweep, - for stdin.")]
+Id = Annotated[str, typer.Argument(metavar="SWEEP_ID")]
+
+
+@app.callback()
+def _group() -> None:
+    """Known jobs measured now, or by workers on a schedule."""
+
+
+@app.command()
+def run(
+    file: Annotated[str, typer.Argument(metavar="FILE|SWEEP_ID", help="A sweep's file, or the id of a stored one.")],
+    json: Json = False,
+) -> None:
+    """Measure now and print the report; a run that died goes on where it stopped."""
+    import json as encoder
+    from pathlib import Path
+
+    from api.cli.output import note, say
+    from api.cli.studying import gentle_interrupt
+    from api.closed_loop import Onlooker
+    from api.reading import read_mapping_file
+    from api.sweeping import PREFIX, add_sweep, report_lines, run_now, run_sweep
+    from api.wiring import wire
+
+    wiring = wire()
+    stored = file.startswith(f"{PREFIX}-") and not Path(file).exists()
+    if stored:
+        sweep = wiring.sweeps.get(file)
+    else:
+        sweep = add_sweep(wiring, {**read_mapping_file(file, "FILE"), "schedule": None}, allow_files=True)
+        note(f"stored as {sweep.id}; `planner-cli sweep run {sweep.id}` runs it again, or goes on after an interruption")
+    onlooker = Onlooker(say=note)
+    with gentle_interrupt(onlooker) as interrupted:
+        ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), onlooker)
+    if ended.result is None:
+        from planner.errors import ProbeError
+
+        raise ProbeError(ended.message or "the run gave no report")
+    if json:
+        say(encoder.dumps({"id": ended.id, "sweep": sweep.id, "state": ended.state, **ended.result}, indent=2))
+    else:
+        for line in report_lines(ended.result):
+            say(line)
+    if interrupted:
+        raise typer.Exit(130)
+
+
+@app.command()
+def schedule(file: File, json: Json = False) -> None:
+    """Store a sweep with a `schedule`; `planner-cli worker` and the service run it from then on."""
+    import json as encoder
+
+    from api.cli.output import say
+    from api.errors import fault
+    from api.reading import read_mapping_file
+    from api.sweeping import add_sweep, sweep_detail
+    from api.wiring import wire
+
+    values = read_mapping_file(file, "FILE")
+    if values.get("schedule") is None:
+        raise fault("sweep.schedule", None, "is required to schedule a sweep", 'add schedule: "0 2 * * *", or use `sweep run`')
+    wiring = wire()
+    sweep = add_sweep(wiring, values, allow_files=True)
+    if json:
+        say(encoder.dumps(sweep_detail(wiring, sweep), indent=2))
+        return
+    say(f"{sweep.id}: {sweep.name}, next at {sweep.next_due_at:%Y-%m-%d %H:%M} UTC")
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """All sweeps, newest first."""
+    import json as encoder
+
+    from api.cli.output import say
+    from api.wiring import wire
+
+    sweeps = wire().sweeps.list(None, 200).items
+    if json:
+        rows = [
+            {"id": one.id, "name": one.name, "state": one.state, "next_due_at": one.next_due_at.isoformat() if one.next_due_at else None}
+            for one in sweeps
+        ]
+        say(encoder.dumps(rows, indent=2))
+        return
+    for one in sweeps:
+        due = f", next at {one.next_due_at:%Y-%m-%d %H:%M} UTC" if one.next_due_at else ""
+        say(f"{one.id}  {one.state:9}  {one.name}{due}")
+
+
+@app.command()
+def show(sweep_id: Id, json: Json = False) -> None:
+    """A sweep with its newest runs and their reports."""
+    import json as encoder
+
+    from api.cli.output import say
+    from api.sweeping import report_lines, sweep_detail
+    from api.wiring import wire
+
+    wiring = wire()
+    detail = sweep_detail(wiring, wiring.sweeps.get(sweep_id))
+    if json:
+        say(encoder.dumps(detail, indent=2))
+        return
+    say(f"{detail['id']}: {detail['name']}, {detail['state']}" + (f", next at {detail['next_due_at']}" if detail["next_due_at"] else ""))
+    for run_ in detail["runs"]:
+        say(f"{run_['id']} for {run_['due_at']}: {run_['state']}" + (f", {run_['progress']}" if run_["progress"] else ""))
+        if run_["report"]:
+            for line in report_lines(run_["report"]):
+                say(f"  {line}")
+        elif run_["message"]:
+            say(f"  {run_['message']}")
+
+
+@app.command()
+def pause(sweep_id: Id) -> None:
+    """No more runs until it is resumed."""
+    from api.cli.output import say
+    from api.wiring import wire
+
+    say(f"{wire().sweeps.change(sweep_id, 'paused', None).id} is paused")
+
+
+@app.command()
+def resume(sweep_id: Id) -> None:
+    """Runs again from the next moment of its schedule on."""
+    from api.cli.output import say
+    from api.sweeping import next_due
+    from api.wiring import wire
+
+    wiring = wire()
+    due = next_due(wiring.sweeps.get(sweep_id).spec.get("schedule"), wiring.clock.now())
+    sweep = wiring.sweeps.change(sweep_id, "active", due)
+    say(f"{sweep.id} is active" + (f", next at {sweep.next_due_at:%Y-%m-%d %H:%M} UTC" if sweep.next_due_at else ""))
+
+
+@app.command()
+def cancel(sweep_id: Id) -> None:
+    """Never again; what runs of it is asked to stop."""
+    from api.cli.output import say
+    from api.sweeping import cancel_sweep
+    from api.wiring import wire
+
+    say(f"{cancel_sweep(wire(), sweep_id).id} is cancelled")

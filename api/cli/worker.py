@@ -1,0 +1,39 @@
+"""`planner-cli worker`: runs what is queued and what comes due, until it is stopped."""
+
+from typing import Annotated
+
+import typer
+
+NAME = "worker"
+
+
+def command(
+    tasks: Annotated[int, typer.Option(min=1, help="Studies and sweep runs at once.")] = 1,
+    probes: Annotated[int, typer.Option(min=0, help="Queued probes at once.")] = 1,
+    once: Annotated[bool, typer.Option("--once", help="Leave when nothing is queued or due.")] = False,
+) -> None:
+    """Run probes, studies and sweeps from the database; sweeps start when their schedule says. Stops gently on SIGTERM and Ctrl-C."""
+    import logging
+    import signal
+    import threading
+
+    from api.cli.output import note
+    from api.probing import ProbeWorkers
+    from api.wiring import wire
+    from api.workers import TaskWorkers, is_idle
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    wiring = wire()
+    _ = wiring.store
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    workers: list[TaskWorkers | ProbeWorkers] = [TaskWorkers(wiring, tasks), ProbeWorkers(wiring, probes)]
+    for worker in workers:
+        worker.start()
+    note(f"working on {wiring.engine.url.render_as_string(hide_password=True)}")
+    while not stopped.wait(1.0):
+        if once and is_idle(wiring):
+            break
+    for worker in workers:
+        worker.stop()

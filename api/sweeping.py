@@ -1,0 +1,335 @@
+"""Sweeps: a run measures what its spec names of every job, compares with the run before, and reports in the morning."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from api.closed_loop import Onlooker, TaskHeart, is_gone, job_with_layout
+from api.errors import fault, lines_of
+from api.learning import learned, teach
+from api.probing import Asked, enqueue, lease, recover, run_all
+from planner.errors import PlannerError
+from planner.ports import ProbeFilter, ProbeRecord, SweepRecord, TaskEnd, TaskFilter, TaskRecord
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+from planner.specs.measurement import Measurement
+from planner.specs.sweep import SweepSpec
+from planner.specs.trainers import resolve_layout
+from probes.campaign import ProbeRequest
+from probes.launch import Watch
+from probes.protocol import FailureKind
+
+if TYPE_CHECKING:
+    from api.wiring import Wiring
+    from planner.specs.plan import Plan
+
+PREFIX, RUN_PREFIX = "sweep", "sweep-run"
+LOOKED_AT = 30  # ranked layouts among which the least sure are sought
+CHANGED = 0.03  # a step this much slower or faster than before is worth a line; judgement
+PASSING = frozenset({FailureKind.PORT, FailureKind.KILLED, FailureKind.LOST_GPU, FailureKind.HANG, FailureKind.CRASH})  # may go well again
+MISSED_SECONDS = 3600.0  # a moment this long past was missed
+
+
+def next_due(schedule: str | None, after: datetime) -> datetime | None:
+    """The first moment of a cron schedule (UTC) after this one; None without a schedule. Raises SpecError."""
+    if schedule is None:
+        return None
+    from cronsim import CronSim, CronSimError
+
+    try:
+        found: datetime = next(CronSim(schedule, after.astimezone(UTC)))
+    except (CronSimError, StopIteration):
+        remedy = 'write minute, hour, day, month and weekday, for example "0 2 * * *"'
+        raise fault("sweep.schedule", schedule, "is no cron schedule that ever comes due", remedy) from None
+    return found
+
+
+def add_sweep(wiring: "Wiring", values: object, *, allow_files: bool) -> SweepRecord:
+    """Stores a sweep; with a schedule, workers run it from now on. Raises SpecError."""
+    spec = SweepSpec.from_user(values, allow_files=allow_files)
+    now = wiring.clock.now()
+    wiring.pool(spec.pool)
+    record = SweepRecord(
+        id=wiring.ids.new_id(PREFIX), created_at=now, name=spec.name, spec=spec.model_dump(mode="json"),
+        next_due_at=next_due(spec.schedule, now),
+    )  # fmt: skip
+    wiring.sweeps.add(record)
+    return record
+
+
+def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
+    """A run of this sweep at this moment: held by us, or queued for a worker. One that a dead process of ours left goes on."""
+    now = lease(wiring)
+    if ours:
+        for left in wiring.tasks.list(TaskFilter(kind="sweep", state="running", parent_id=sweep.id)).items:
+            if left.lease_until is not None and (left.lease_until < now.now or is_gone(left.owner)):
+                taken = wiring.tasks.take_over(left.id, replace(now, now=max(now.now, left.lease_until + timedelta(microseconds=1))))
+                if taken is not None:
+                    return taken
+    task = _task(wiring, sweep, now.now)
+    wiring.tasks.add([task])
+    return (wiring.tasks.claim(now, task_id=task.id) or task) if ours else task
+
+
+def schedule_due(wiring: "Wiring") -> list[TaskRecord]:
+    """Turns every moment that has come into a task, once; what was missed for long is skipped or made up once, as the sweep says."""
+    made = []
+    now = wiring.clock.now()
+    for sweep in wiring.sweeps.due(now):
+        spec = SweepSpec.model_validate(dict(sweep.spec))
+        assert sweep.next_due_at is not None, "only what has a moment comes due"
+        missed = (now - sweep.next_due_at).total_seconds() > MISSED_SECONDS
+        task = None if missed and spec.missed == "skip" else _task(wiring, sweep, sweep.next_due_at)
+        if wiring.sweeps.advance(sweep, next_due(spec.schedule, now), task) and task is not None:
+            made.append(task)
+    return made
+
+
+def _task(wiring: "Wiring", sweep: SweepRecord, moment: datetime) -> TaskRecord:
+    return TaskRecord(
+        id=wiring.ids.new_id(RUN_PREFIX), kind="sweep", created_at=wiring.clock.now(), request=dict(sweep.spec), parent_id=sweep.id,
+        due_at=moment,
+    )  # fmt: skip
+
+
+# ---- one run ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One layout to measure, and why."""
+
+    job: Job
+    layout: Layout
+    why: str
+    predicted_seconds: float | None
+
+
+def run_sweep(
+    wiring: "Wiring", held: TaskRecord, onlooker: Onlooker, *, keep_when_stopped: Callable[[], bool] = lambda: False
+) -> TaskRecord:
+    """Measures, learns, compares, and ends the task with its report. A stopped run reports what it has.
+
+    keep_when_stopped: true where the worker itself goes down; the run then waits for the next one.
+    """
+    recover(wiring, gone=is_gone)
+    spec = SweepSpec.model_validate(dict(held.request))
+    with TaskHeart(wiring, held, onlooker.stop) as heart:
+        try:
+            report = _Run(wiring=wiring, held=held, spec=spec, onlooker=onlooker, heart=heart).report()
+        except PlannerError as error:
+            end = TaskEnd(state="failed", failure=error.kind, message="; ".join(lines_of(error)))
+            return wiring.tasks.finish(held, end, wiring.clock.now())
+    if keep_when_stopped() and not heart.cancelled:
+        return wiring.tasks.release(held, counts=False)
+    state = "cancelled" if onlooker.stop.is_set() else "done"
+    end = TaskEnd(state=state, result=report, message=report["headline"])  # type: ignore[arg-type]
+    return wiring.tasks.finish(held, end, wiring.clock.now())
+
+
+@dataclass(kw_only=True)
+class _Run:
+    wiring: "Wiring"
+    held: TaskRecord
+    spec: SweepSpec
+    onlooker: Onlooker
+    heart: TaskHeart
+    probes: int = 0
+    gpu_seconds: float = 0.0
+
+    def report(self) -> dict[str, Any]:
+        """Everything measured, job by job."""
+        done = self._done()
+        self.probes, self.gpu_seconds = len(done), sum(_gpu_seconds(record) for record in done.values())
+        jobs = [self._job(index, values, done) for index, values in enumerate(self.spec.jobs)]
+        lines = [line for job in jobs for line in job["layouts"]]
+        changed = [line for line in lines if line.get("change") is not None and abs(line["change"]) > CHANGED]
+        failed = [line for line in lines if line["status"] in ("failed", "oom")]
+        winners = [job for job in jobs if job["new_winner"]]
+        headline = (
+            f"{sum(line['status'] == 'ok' for line in lines)} of {len(lines)} layouts measured, {len(changed)} changed by more than "
+            f"{CHANGED:.0%}, {len(winners)} new winners, {len(failed)} failures"
+        )
+        return {"headline": headline, "probes": self.probes, "gpu_seconds": round(self.gpu_seconds, 1), "jobs": jobs}
+
+    def _done(self) -> dict[tuple[str, str], ProbeRecord]:
+        """Probes that this run has ended already (before its process died), by question and layout."""
+        page = self.wiring.probes.list(ProbeFilter(plan_id=self.held.id), None, 200)
+        ended = [record for record in page.items if record.state in ("done", "failed") and record.failure != FailureKind.INTERRUPTED]
+        return {(record.job_hash, record.layout): record for record in reversed(ended)}
+
+    def _job(self, index: int, values: Mapping[str, Any], done: Mapping[tuple[str, str], ProbeRecord]) -> dict[str, Any]:
+        from planner.recommend import recommend
+
+        job = Job.from_user(values, allow_files=False)
+        self._say(f"job {index + 1} of {len(self.spec.jobs)}: {job.model.name}")
+        name = {"model": job.model.name, "gpu": job.cluster.gpu.name, "num_gpus": job.cluster.num_gpus}
+        try:
+            plan = recommend(job, ports=self.wiring.ports, calibration=learned(self.wiring, job))
+        except PlannerError as error:
+            return {**name, "error": "; ".join(lines_of(error)), "layouts": [], "winner": None, "new_winner": False}
+        lines = [self._line(wanted, done) for wanted in self._wanted(job, plan)]
+        timed = [line for line in lines if line["step_seconds"]]
+        winner = min(timed, key=lambda line: line["step_seconds"])["layout"] if timed else None
+        before = self._winner_before(index)
+        new = bool(before and winner and before != winner)
+        return {**name, "layouts": lines, "winner": winner, "winner_before": before, "new_winner": new}
+
+    def _wanted(self, job: Job, plan: "Plan") -> Iterator[Wanted]:
+        """Anchors first: they are what changes are seen by. Each layout once."""
+        measure, named = self.spec.measure, set[Layout]()
+        ranked = [(entry.layout, entry.estimate.step_seconds, entry.estimate.time_sd) for entry in plan.ranked[:LOOKED_AT]]
+        unsure = sorted(ranked[measure.top_k :], key=lambda entry: -entry[2])[: measure.informative]
+        anchors = [
+            resolve_layout(values, trainer=job.training.trainer, num_gpus=job.cluster.num_gpus, field="sweep.measure.anchors")
+            for values in measure.anchors
+        ]
+        for layout, seconds, why in (
+            *((layout, None, "anchor") for layout in anchors),
+            *((layout, seconds, f"rank {rank}") for rank, (layout, seconds, _) in enumerate(ranked[: measure.top_k], start=1)),
+            *((layout, seconds, f"least sure ({sd:.0%})") for layout, seconds, sd in unsure),
+        ):
+            if layout not in named:
+                named.add(layout)
+                yield Wanted(job=job, layout=layout, why=why, predicted_seconds=seconds)
+
+    def _line(self, wanted: Wanted, done: Mapping[tuple[str, str], ProbeRecord]) -> dict[str, Any]:
+        asked = self._asked(wanted)
+        line: dict[str, Any] = {
+            "layout": wanted.layout.short(), "why": wanted.why, "predicted_step_seconds": wanted.predicted_seconds, "status": "skipped",
+            "step_seconds": None, "change": None, "message": None,
+        }  # fmt: skip
+        if isinstance(asked, str):
+            return {**line, "status": "failed", "message": asked}
+        record = done.get((_question(asked), wanted.layout.short())) or self._probe(asked)
+        if record is None:
+            return {**line, "message": "stopped" if self.onlooker.stop.is_set() else "the budget is spent"}
+        if record.measurement_id is None:
+            return {**line, "status": "failed", "failure": record.failure, "message": record.message}
+        measurement = self.wiring.measurements.get(record.measurement_id)
+        seconds = measurement.measured.step_seconds
+        before = self._before(measurement)
+        change = seconds / before.measured.step_seconds - 1.0 if seconds and before and before.measured.step_seconds else None
+        versions = _versions(before, measurement) if before else {}
+        return {
+            **line, "status": measurement.measured.status, "step_seconds": seconds, "measurement_id": measurement.id,
+            "software": dict(measurement.software), "change": change, "versions_changed": versions, "message": measurement.measured.message,
+        }  # fmt: skip
+
+    def _asked(self, wanted: Wanted) -> Asked | str:
+        """The probe of this layout; why not, where the layout cannot be run."""
+        layout = wanted.layout.model_dump(mode="json")
+        request = {
+            "job": job_with_layout(wanted.job, layout, wanted.layout.num_gpus), "pool": self.spec.pool, "trainer": self.spec.trainer,
+            "steps": self.spec.steps,
+        }  # fmt: skip
+        try:
+            parsed, job = ProbeRequest.from_user(request, allow_files=False)
+        except PlannerError as error:
+            return "; ".join(lines_of(error))
+        return Asked(request=parsed, job=job, plan_id=self.held.id)
+
+    def _probe(self, asked: Asked) -> ProbeRecord | None:
+        """Runs it, again after a failure that may pass; None where the budget or a stop leaves no room."""
+        record: ProbeRecord | None = None
+        for _ in range(1 + self.spec.retries):
+            left = self.spec.budget.max_gpu_seconds - self.gpu_seconds
+            if self.onlooker.stop.is_set() or self.probes >= self.spec.budget.max_probes or left <= 0:
+                return record
+            limit = min(asked.request.time_limit_seconds, max(1.0, left / (asked.job.layout.num_gpus if asked.job.layout else 1)))
+            limited = replace(asked, request=asked.request.model_copy(update={"time_limit_seconds": limit}))
+            (stored,) = enqueue(self.wiring, [limited], max_attempts=1, ours=True)
+            (record,) = run_all(self.wiring, [stored], {stored.id: Watch(stop=self.onlooker.stop, progress=self._say)})
+            self.probes, self.gpu_seconds = self.probes + 1, self.gpu_seconds + _gpu_seconds(record)
+            if record.measurement_id is not None:
+                teach(self.wiring, [self.wiring.measurements.get(record.measurement_id)])
+            if record.failure not in PASSING:
+                return record
+        return record
+
+    def _before(self, measurement: Measurement) -> Measurement | None:
+        """The newest earlier measurement of the same question, layout and rung."""
+        same = [
+            one for one in self.wiring.measurements.matching(measurement.key().job_hash)
+            if one.key().layout_hash == measurement.key().layout_hash and one.measured.rung == measurement.measured.rung
+            and one.id != measurement.id and one.created_at < measurement.created_at and one.measured.status == "ok"
+        ]  # fmt: skip
+        return same[-1] if same else None
+
+    def _winner_before(self, index: int) -> str | None:
+        """The winner of this job in the newest run that ended before this one."""
+        runs = self.wiring.tasks.list(TaskFilter(kind="sweep", parent_id=self.held.parent_id, state="done")).items
+        for run in runs:
+            jobs = (run.result or {}).get("jobs", [])
+            if run.id != self.held.id and index < len(jobs) and jobs[index]["winner"]:
+                return str(jobs[index]["winner"])
+        return None
+
+    def _say(self, words: str) -> None:
+        self.heart.words = words
+        self.onlooker.say(words)
+
+
+def _question(asked: Asked) -> str:
+    from planner.specs.measurement import question_hash
+
+    return question_hash(asked.job)
+
+
+def _gpu_seconds(record: ProbeRecord) -> float:
+    if record.started_at is None or record.finished_at is None:
+        return 0.0
+    return (record.finished_at - record.started_at).total_seconds() * record.num_gpus
+
+
+def _versions(before: Measurement, after: Measurement) -> dict[str, list[str | None]]:
+    """Software that differs: name -> [before, after]."""
+    names = sorted(set(before.software) | set(after.software))
+    pairs = {name: [before.software.get(name), after.software.get(name)] for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """The morning report as text."""
+    yield str(result["headline"])
+    for job in result["jobs"]:
+        yield f"{job['model']} on {job['num_gpus']} {job['gpu']}" + (f": {job['error']}" if job.get("error") else "")
+        if job["new_winner"]:
+            yield f"  new winner: {job['winner']} (before: {job['winner_before']})"
+        for line in job["layouts"]:
+            yield f"  {_words(line)}"
+
+
+def _words(line: Mapping[str, Any]) -> str:
+    if line["status"] != "ok":
+        return f"{line['layout']} [{line['why']}]: {line['status']}" + (f", {line['message']}" if line["message"] else "")
+    predicted = "" if not line["predicted_step_seconds"] else f", predicted {line['predicted_step_seconds']:.4g} s"
+    change = "" if line["change"] is None else f", {line['change']:+.1%} since the last run"
+    versions = "".join(f", {name} {old} -> {new}" for name, (old, new) in (line.get("versions_changed") or {}).items())
+    return f"{line['layout']} [{line['why']}]: {line['step_seconds']:.4g} s{predicted}{change}{versions}"
+
+
+def sweep_detail(wiring: "Wiring", sweep: SweepRecord, runs: int = 10) -> dict[str, Any]:
+    """A sweep with its newest runs and their reports, JSON-safe."""
+    tasks: Sequence[TaskRecord] = wiring.tasks.list(TaskFilter(kind="sweep", parent_id=sweep.id), None, runs).items
+    return {
+        "id": sweep.id, "name": sweep.name, "created_at": sweep.created_at.isoformat(), "state": sweep.state, "spec": dict(sweep.spec),
+        "next_due_at": None if sweep.next_due_at is None else sweep.next_due_at.isoformat(),
+        "runs": [
+            {
+                "id": task.id, "due_at": None if task.due_at is None else task.due_at.isoformat(), "state": task.state,
+                "progress": task.progress, "message": task.message, "report": None if task.result is None else dict(task.result),
+            }
+            for task in tasks
+        ],
+    }  # fmt: skip
+
+
+def cancel_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
+    """Never again; its queued runs are cancelled, its running one is asked to stop. Raises NotFoundError."""
+    sweep = wiring.sweeps.change(sweep_id, "cancelled", None)
+    for state in ("queued", "running"):
+        for task in wiring.tasks.list(TaskFilter(kind="sweep", state=state, parent_id=sweep_id)).items:
+            wiring.tasks.cancel(task.id, wiring.clock.now())
+    return sweep

@@ -1,0 +1,72 @@
+"""A sweep: known jobs that are measured again and again, so that calibration stays true and a slower release is noticed."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner.errors import Fault, SpecError
+from planner.specs.job import Job
+from planner.specs.validation import build
+
+MOST_JOBS = 200
+Count = Annotated[int, Field(strict=True, ge=0, le=100)]
+
+
+class Measure(BaseModel):
+    """What to measure of each job: the plan's top_k, fixed anchors (layouts), and the `informative` others that are least sure."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    top_k: Count = 1
+    anchors: list[dict[str, Any]] = Field(default_factory=list, max_length=50)
+    informative: Count = 0
+
+
+class SweepBudget(BaseModel):
+    """What one run may spend, over all its jobs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_probes: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 20
+    max_gpu_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600.0
+
+
+class SweepSpec(BaseModel):
+    """jobs: written out; or models x clusters x trainings, crossed.  schedule: five cron fields, UTC; None: only when asked.
+
+    missed: what becomes of moments that passed while no worker ran: `skip` waits for the next, `catch-up` makes them up once.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(min_length=1, max_length=100)]
+    jobs: list[dict[str, Any]] = Field(default_factory=list)
+    models: list[Any] = Field(default_factory=list)
+    clusters: list[Any] = Field(default_factory=list)
+    trainings: list[dict[str, Any]] = Field(default_factory=list)
+    measure: Measure = Measure()
+    budget: SweepBudget = SweepBudget()
+    schedule: str | None = None
+    missed: Literal["skip", "catch-up"] = "skip"
+    pool: str = "local"
+    trainer: Literal["reference", "torchtitan"] = "reference"
+    steps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
+    retries: Annotated[int, Field(strict=True, ge=0, le=5)] = 1
+
+    @classmethod
+    def from_user(cls, values: object, *, allow_files: bool = True) -> "SweepSpec":
+        """Parsed and checked, every job of it too, files read into it. Raises SpecError."""
+        spec = build(cls, values, "sweep")
+        written = list(spec._written())
+        if not 1 <= len(written) <= MOST_JOBS:
+            remedy = "list jobs, or models, clusters and trainings to be crossed"
+            raise SpecError(Fault("sweep.jobs", len(written), f"a sweep has 1 to {MOST_JOBS} jobs", remedy))
+        jobs = [dict(Job.from_user(job, allow_files=allow_files).request) for job in written]
+        return spec.model_copy(update={"jobs": jobs, "models": [], "clusters": [], "trainings": []})
+
+    def _written(self) -> Iterator[dict[str, Any]]:
+        yield from self.jobs
+        for model, cluster, training in product(self.models, self.clusters, self.trainings):
+            yield {"model": model, "cluster": cluster, "training": training}
