@@ -22,11 +22,19 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class LoneStage(PipelineStage):
     """A stage whose neighbours are not there: it takes their agreement on static shapes for granted (torch 2.13 asks them)."""
 
-    def _warmup_forward_vote(self, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
-        return torch.ones(1, dtype=torch.int32, device=self.device)
+    def _warmup_forward_vote(self, has_backward: bool, received_acc: Any = None) -> Any:
+        return Agreed()
 
-    def _warmup_backward_result(self, received_result: torch.Tensor | None = None) -> torch.Tensor:
-        return torch.ones(1, dtype=torch.int32, device=self.device)
+    def _warmup_backward_result(self, received_result: Any = None) -> Any:
+        return Agreed()
+
+
+class Agreed:
+    """A tensor's `item` without a tensor, which a fake one could not answer."""
+
+    def item(self) -> int:
+        """Every stage voted for static shapes."""
+        return 1
 
 
 def parts_of(recipe: Recipe, pipeline_rank: int) -> list[tuple[int, Part]]:

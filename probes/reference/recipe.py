@@ -146,6 +146,10 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
         # torch.utils.checkpoint, _CachedTorchDispatchMode: "You are only allowed to backward once" on a selective region
         rule = f"keeps tensors for one backward, and {layout.pp_schedule} runs backward in two parts"
         yield Fault("layout.ac", layout.ac, rule, "use ac none or full, or pp_schedule Interleaved1F1B or 1F1B")
+    if layout.pp > 1 and layout.zero_stage == 3 and SCHEDULES[layout.pp_schedule].splits_backward:
+        # torch 2.13: stage_backward_weight pairs gradients with the parameters of that moment, and FSDP2 has swapped them since
+        rule = f"frees parameters between the two parts of {layout.pp_schedule}'s backward, and torch then loses weight gradients"
+        yield Fault("layout.zero_stage", 3, rule, "use zero_stage 2, or pp_schedule Interleaved1F1B or 1F1B")
     if layout.precision in ("float8-delayed", "nvfp4"):
         yield Fault("layout.precision", layout.precision, "exists in Transformer Engine only", "use float8-rowwise or bf16")
     if layout.cpu_offload and task.device == "cpu":
@@ -154,6 +158,9 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
         yield Fault("fake_tensors", True, "runs one rank alone", "set emulate_rank")
     if task.emulate_rank is not None and not 0 <= task.emulate_rank < layout.num_gpus:
         yield Fault("emulate_rank", task.emulate_rank, f"is no rank of {layout.num_gpus}", f"use 0 to {layout.num_gpus - 1}")
+    off = [name for name in ("dp", "tp", "pp") if not getattr(job.training.overlap, name)]
+    if off:
+        yield Fault("training.overlap", off, "cannot be switched off in torch", "leave overlap out")
     model, seq_len = job.model, job.training.seq_len
     if model.position_embedding == "learned" and seq_len > model.max_position_embeddings:
         rule = f"exceeds the {model.max_position_embeddings} positions that {model.name} has learned"

@@ -1,0 +1,172 @@
+"""Every layout trains the same model: losses and gradient norms of several steps equal those of one process.
+
+Real torchrun, gloo, 1, 2 and 4 processes; all layouts of a world share one job. Later losses hold only if gradients and updates do.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, clean_environment
+from tests.e2e.probe_jobs import task
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+LOSS, NORM = 1e-6, 1e-5  # relative, fp32: sums are taken in another order
+NO_CLIP = {"max_grad_norm": None}
+IN_BACKWARD = {"optimizer_in_backward": True}
+V2 = {"virtual_stages": 2}
+Case = tuple[dict[str, Any], dict[str, Any]]  # layout, (model, training)
+
+
+def on(model: str = "llama", **training: Any) -> dict[str, Any]:
+    return {"model": model, "training": training}
+
+
+CASES: dict[int, dict[str, Case]] = {
+    1: {
+        "ac-full": ({"ac": "full"}, on()),
+        "ac-selective-op": ({"ac": "selective-op"}, on()),
+        "ac-every-second-layer": ({"ac": "selective-layer-2"}, on()),
+        "ac-attention": ({"ac": "selective-attention"}, on()),
+        "accumulation": ({"micro_batch_size": 2}, on()),
+        "optimizer-in-backward": (IN_BACKWARD, on(**NO_CLIP)),
+        "optimizer-in-backward-one-microbatch": ({**IN_BACKWARD, "micro_batch_size": 8}, on(**NO_CLIP)),
+        "unfused-attention": ({}, on(attention_kernel="unfused")),
+    },
+    2: {
+        "fsdp": ({"dp_shard": 2}, on()),
+        "fsdp-zero2": ({"dp_shard": 2, "zero_stage": 2}, on()),
+        "ddp": ({"dp_replicate": 2, "zero_stage": 0}, on()),
+        "ddp-accumulation": ({"dp_replicate": 2, "zero_stage": 0, "micro_batch_size": 2}, on()),
+        "replicas-optimizer-in-backward": ({"dp_replicate": 2, "zero_stage": 0, **IN_BACKWARD}, on(**NO_CLIP)),
+        "fsdp-optimizer-in-backward": ({"dp_shard": 2, **IN_BACKWARD}, on(**NO_CLIP)),
+        "fsdp-accumulation": ({"dp_shard": 2, "micro_batch_size": 2}, on()),
+        "fsdp-selective-op": ({"dp_shard": 2, "ac": "selective-op"}, on()),
+        "fsdp-adafactor": ({"dp_shard": 2}, on(optimizer="adafactor")),
+        "fsdp-sgd": ({"dp_shard": 2}, on(optimizer="sgd")),
+        "fsdp-bf16-states": ({"dp_shard": 2}, on(optimizer="adamw-bf16-states")),
+        "tp": ({"tp": 2, "sequence_parallel": False}, on()),
+        "tp-sp": ({"tp": 2}, on()),
+        "tp-sp-vocab-parallel": ({"tp": 2, "ac": "selective-op"}, on(vocab_parallel_loss=True)),
+        "cp-allgather": ({"cp": 2}, on()),
+        "cp-alltoall": ({"cp": 2, "cp_method": "alltoall", "ac": "selective-op"}, on()),
+        "cp-ulysses": ({"cp": 2, "cp_method": "ulysses"}, on()),
+        "pp-1f1b": ({"pp": 2}, on()),
+        "pp-gpipe": ({"pp": 2, "pp_schedule": "GPipe", "ac": "full"}, on()),
+        "pp-interleaved": ({"pp": 2, "pp_schedule": "Interleaved1F1B", **V2}, on()),
+        "pp-looped": ({"pp": 2, "pp_schedule": "LoopedBFS", **V2}, on()),
+        "pp-interleaved-zero-bubble": ({"pp": 2, "pp_schedule": "InterleavedZeroBubble", **V2}, on()),
+        "pp-zbv-full": ({"pp": 2, "pp_schedule": "ZBVZeroBubble", **V2, "ac": "full"}, on()),
+        "pp-dualpipev": ({"pp": 2, "pp_schedule": "DualPipeV", **V2}, on()),
+        "pp-uneven": ({"pp": 2, "layers_per_stage": [1, 3]}, on()),
+        "ep": ({"dp_shard": 2, "ep": 2}, on("moe")),
+        "ep-selective-op": ({"dp_shard": 2, "ep": 2, "ac": "selective-op"}, on("moe")),
+        "experts-over-tp": ({"tp": 2}, on("moe")),
+        "pp-tied": ({"pp": 2}, on("tied")),
+        "pp-tied-on-one-rank": ({"pp": 2, "pp_schedule": "ZBVZeroBubble", **V2}, on("tied")),
+        "tp-tied": ({"tp": 2}, on("tied")),
+        "tp-mla": ({"tp": 2, "ep": 2}, on("mla")),
+        "cp-mla": ({"cp": 2}, on("mla")),
+        "tp-windows": ({"tp": 2}, on("windows")),
+        "cp-windows": ({"cp": 2}, on("windows")),
+        "cp-sinks": ({"cp": 2}, on("sinks")),
+        "ep-sinks": ({"tp": 2, "ep": 2}, on("sinks")),
+        "tp-wide-norms": ({"tp": 2}, on("wide-norms")),
+        "tp-parallel-residual": ({"tp": 2}, on("parallel")),
+        "tp-gated-shared-expert": ({"tp": 2, "sequence_parallel": False}, on("gated-shared")),
+    },
+    4: {
+        "fsdp-4": ({"dp_shard": 4}, on()),
+        "hsdp": ({"dp_replicate": 2, "dp_shard": 2}, on()),
+        "fsdp-tp": ({"dp_shard": 2, "tp": 2}, on()),
+        "replicas-tp": ({"dp_replicate": 2, "tp": 2, "zero_stage": 0}, on()),
+        "fsdp-pp": ({"dp_shard": 2, "pp": 2}, on()),
+        "fsdp-pp-zero3": ({"dp_shard": 2, "pp": 2, "zero_stage": 3}, on()),
+        "fsdp-pp-zbv": ({"dp_shard": 2, "pp": 2, "pp_schedule": "ZBVZeroBubble", **V2}, on()),
+        "replicas-pp": ({"dp_replicate": 2, "pp": 2, "zero_stage": 0, "pp_schedule": "Interleaved1F1B", **V2}, on()),
+        "fsdp-cp": ({"dp_shard": 2, "cp": 2}, on()),
+        "pp-tp": ({"pp": 2, "tp": 2}, on()),
+        "cp-tp": ({"cp": 2, "tp": 2}, on()),
+        "cp-pp": ({"cp": 2, "pp": 2}, on()),
+        "pp-4": ({"pp": 4}, on()),
+        "fsdp-ep": ({"dp_shard": 4, "ep": 2}, on("moe")),
+        "hsdp-ep": ({"dp_replicate": 2, "dp_shard": 2, "ep": 2}, on("moe")),
+        "cp-ep": ({"dp_shard": 2, "cp": 2, "ep": 4}, on("moe")),
+        "pp-ep": ({"dp_shard": 2, "pp": 2, "ep": 2}, on("moe")),
+        "ep-over-tp": ({"dp_shard": 2, "tp": 2, "ep": 4}, on("moe")),
+        "ep-etp": ({"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}, on("moe")),
+        "ep-etp-without-sp": ({"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2, "sequence_parallel": False}, on("moe")),
+        "ep-without-sp": ({"dp_shard": 2, "tp": 2, "ep": 2, "sequence_parallel": False}, on("moe")),
+        "other-rank-order": ({"dp_shard": 2, "tp": 2}, {**on(), "rank_order": ["dp_shard", "tp", "cp", "dp_replicate", "pp"]}),
+    },
+}  # fmt: skip
+Runs = Callable[[int], Mapping[str, Any]]
+
+
+def run(world: int, tasks: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """One torchrun job; each task's losses and norms by name."""
+    given, out = folder / f"tasks{world}.json", folder / f"out{world}.json"
+    given.write_text(json.dumps(tasks))
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world),
+        str(ROOT / "tests" / "e2e" / "probe_combinations.py"), str(given), str(out),
+    ]  # fmt: skip
+    environment = {**clean_environment(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500, check=False)
+    assert out.exists(), done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def case_task(world: int, case: Case) -> dict[str, Any]:
+    layout, options = case
+    made = task({"dp_shard": 1, **layout}, num_gpus=world, model=options["model"], training=options["training"])
+    if "rank_order" in options:
+        made["job"]["cluster"]["rank_order"] = options["rank_order"]
+    return made
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Results by world, each world's job run once; world 1 also runs every model and training in use in the plainest way."""
+    folder = tmp_path_factory.mktemp("losses")
+    kept: dict[int, Mapping[str, Any]] = {}
+
+    def of(world: int) -> Mapping[str, Any]:
+        if world not in kept:
+            tasks = {name: case_task(world, case) for name, case in CASES[world].items()}
+            if world == 1:
+                tasks |= {reference(case): case_task(1, ({}, on(case[1]["model"], **case[1]["training"]))) for case in every_case()}
+            kept[world] = run(world, tasks, folder)
+        return kept[world]
+
+    return of
+
+
+def every_case() -> Iterator[Case]:
+    return (case for cases in CASES.values() for case in cases.values())
+
+
+def reference(case: Case) -> str:
+    """Name of the plain run that a case is compared with."""
+    return f"alone {json.dumps([case[1]['model'], case[1]['training']])}"
+
+
+@pytest.mark.parametrize(("world", "name"), [(world, name) for world, cases in CASES.items() for name in cases])
+def test_loss_does_not_depend_on_the_layout(world: int, name: str, runs: Runs) -> None:
+    found = runs(world).get(name, {"error": "an earlier layout broke the job"})
+    assert "error" not in found, found["error"]
+    alone = runs(1)[reference(CASES[world][name])]
+    assert found["losses"] == pytest.approx(alone["losses"], rel=LOSS)
+    assert found["norms"] == pytest.approx(alone["norms"], rel=NORM)
+    assert len(set(alone["losses"])) == len(alone["losses"])
+
+
+def test_at_least_twelve_combinations_of_parallelism() -> None:
+    assert sum(len(cases) for world, cases in CASES.items() if world > 1) >= 12

@@ -1,0 +1,309 @@
+"""Parts of the probe program that need torch but no second process."""
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.catalog.models import model_names
+from planner.errors import SpecError
+from planner.specs.model import ModelSpec
+from probes.protocol import ProbeTask
+from tests.e2e.probe_jobs import MODELS, task
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def recipe(layout: dict[str, Any], **options: Any) -> Any:
+    from probes.reference.recipe import Recipe
+
+    return Recipe.of(ProbeTask.model_validate(task(layout, **options)))
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_catalogue_model_is_built_with_its_parameters(name: str) -> None:
+    from probes.reference.model import Part, Transformer
+
+    spec = ModelSpec.from_user(name)
+    with torch.device("meta"):
+        model = Transformer(spec, Part(layers=tuple(range(spec.num_hidden_layers)), first=True, last=True), unfused=False, seq_len=64)
+    built = sum(p.numel() for p in model.parameters()) + sum(b.numel() for b in model.buffers())
+    assert built == spec.total_parameters()
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "field"),
+    [
+        ({"dp_shard": 3}, {"num_gpus": 4}, "dp_shard"),
+        ({"pp": 2, "dp_shard": 1, "pp_schedule": "ZB-1p"}, {"num_gpus": 2, "training": {"trainer": "fsdp"}}, "pp_schedule"),
+        ({"zero_stage": 1}, {}, "zero_stage"),
+        ({}, {"fake_tensors": True}, "fake_tensors"),
+        ({}, {"emulate_rank": 1}, "emulate_rank"),
+        ({}, {"num_layers": 5}, "num_layers"),
+        ({"pp": 2, "dp_shard": 1, "pp_schedule": "ZBVZeroBubble", "ac": "selective-op"}, {"num_gpus": 2}, "ac"),
+        ({"dp_shard": 2, "zero_stage": 3, "cpu_offload": True}, {"num_gpus": 2}, "cpu_offload"),
+        ({"param_dtype": "bfloat16"}, {"training": {"trainer": "megatron"}}, "trainer"),
+        ({}, {"model": "tied", "training": {"seq_len": 2048}}, "seq_len"),
+        ({}, {"training": {"overlap": {"dp": False}}}, "overlap"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_its_field(layout: dict[str, Any], options: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        recipe(layout, **options)
+    assert field in str(caught.value)
+
+
+def test_fewer_layers_keep_what_each_layer_is() -> None:
+    from probes.reference.recipe import with_layers
+
+    mixed = ModelSpec.from_user(MODELS["mla"])
+    assert [kind.moe for kind in with_layers(mixed, 2).layer_kinds()] == [False, True]
+    windows = ModelSpec.from_user(MODELS["sinks"])
+    assert with_layers(windows, 3).layer_windows() == windows.layer_windows()[:3]
+    with pytest.raises(SpecError, match="keep more layers"):
+        with_layers(mixed, 1)
+
+
+# ---- positions and data ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["allgather", "alltoall", "ulysses"])
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_context_ranks_share_the_sequence_and_its_causal_work(method: str, degree: int) -> None:
+    from probes.reference.context_parallel import positions_of
+
+    parts = [positions_of(rank, degree, 64, method) for rank in range(degree)]
+    assert sorted(torch.cat(parts).tolist()) == list(range(64))
+    work = [int((part + 1).sum()) for part in parts]
+    assert method == "ulysses" or len(set(work)) == 1
+
+
+def test_a_sequence_is_the_same_whoever_holds_it() -> None:
+    from probes.reference.initialise import batch
+
+    positions, cpu = torch.arange(32), torch.device("cpu")
+    whole, targets = batch(recipe({}), 3, 0, positions, cpu)
+    halves = [batch(recipe({"dp_shard": 2}, num_gpus=2), 3, replica, positions, cpu)[0] for replica in range(2)]
+    assert torch.equal(whole, torch.cat(halves))
+    assert torch.equal(whole[:, 1:], targets[:, :-1])
+    assert not torch.equal(whole, batch(recipe({}), 4, 0, positions, cpu)[0])
+    assert not torch.equal(whole, batch(recipe({}, seed=1), 3, 0, positions, cpu)[0])
+
+
+# ---- experts --------------------------------------------------------------------------------------------------------------
+
+
+def test_regrouping_puts_each_expert_together_and_fills_up() -> None:
+    from probes.reference.moe import regrouping
+
+    counts = np.array([[2, 1, 0], [1, 3, 0]])  # two source ranks, three experts
+    index, sizes = regrouping(counts, 4)
+    assert sizes == [4, 4, 0]
+    # rows as they came: rank 0 expert 0 (0, 1), expert 1 (2); rank 1 expert 0 (3), expert 1 (4, 5, 6); 7 is the filling row
+    assert index.tolist() == [0, 1, 3, 7, 2, 4, 5, 6]
+    assert regrouping(counts, 1)[0].tolist() == [0, 1, 3, 2, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("copies", "experts", "ranks", "share"), [(64, 8, 4, 1.0), (10, 8, 2, 1.5), (7, 4, 4, 1.25)])
+def test_assumed_routing_is_balanced_but_for_the_busiest_rank(copies: int, experts: int, ranks: int, share: float) -> None:
+    from probes.reference.moe import Counts
+
+    counts = Counts.assumed(copies, experts, ranks, share)
+    assert sum(counts.rows_sent) == copies
+    assert sum(counts.rows_received) == round(copies * share)
+    assert counts.sent.max() - counts.sent.min() <= 1
+    assert counts.sent.shape == (ranks, experts // ranks)
+
+
+# ---- kernels against the plain formula ------------------------------------------------------------------------------------
+
+
+def sequence(length: int) -> Any:
+    from probes.reference.attention_kernels import Sequence
+
+    positions = torch.arange(length)
+    return Sequence(positions, positions, positions)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "value_width", "window", "with_sinks"),
+    [(4, 16, 0, False), (2, 16, 0, False), (4, 8, 0, False), (2, 16, 5, False), (2, 16, 0, True), (4, 16, 5, True)],
+)
+def test_cpu_attention_is_softmax_attention(kv_heads: int, value_width: int, window: int, with_sinks: bool) -> None:
+    from probes.reference.attention_kernels import AttentionCore
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 24, width) for heads, width in ((4, 16), (kv_heads, 16), (kv_heads, value_width)))
+    sinks = torch.randn(4) if with_sinks else None
+    results = []
+    for unfused in (False, True):
+        core = AttentionCore(window=window, unfused=unfused, has_sinks=with_sinks)
+        core.sequence = sequence(24)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, *([sinks] if sinks is not None else []))]
+        out = core(*leaves)
+        out.square().sum().backward()
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    for fused, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_cpu_norm_is_torchs() -> None:
+    from probes.reference.norms import RmsNorm
+
+    torch.manual_seed(0)
+    ours, torchs = RmsNorm(16), torch.nn.RMSNorm(16)
+    x = torch.randn(3, 5, 16)
+    results = []
+    for norm in (ours, torchs):
+        with torch.no_grad():
+            norm.weight.copy_(torch.linspace(0.5, 2.0, 16))
+        leaf = x.clone().requires_grad_()
+        out = norm(leaf)
+        out.pow(3).sum().backward()
+        results.append((out.detach(), leaf.grad, norm.weight.grad))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+# ---- optimizers -----------------------------------------------------------------------------------------------------------
+
+
+def stepped(optimizer: Any, parameter: Any, steps: int = 4) -> Any:
+    torch.manual_seed(1)
+    for _ in range(steps):
+        parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    return parameter.detach().clone()
+
+
+def test_adamw_with_bf16_states_follows_adamw_and_keeps_half() -> None:
+    from probes.reference.optimizers import AdamWBf16States, build
+
+    start = torch.linspace(-1, 1, 64).reshape(8, 8)
+    ours = torch.nn.Parameter(start.clone())
+    optimizer = AdamWBf16States([ours], lr=1e-3)
+    plain = torch.nn.Parameter(start.clone())
+    (reference,) = build([plain], ["layers.0.w"], "adamw")
+    torch.testing.assert_close(stepped(optimizer, ours), stepped(reference, plain), rtol=0, atol=3e-5)
+    assert not torch.equal(ours, start)
+    assert {state.dtype for state in optimizer.state[ours].values() if isinstance(state, torch.Tensor)} == {torch.bfloat16}
+
+
+def test_adafactor_is_torchs() -> None:
+    from probes.reference.optimizers import LEARNING_RATE, Adafactor
+
+    start = torch.linspace(-1, 1, 64).reshape(8, 8)
+    ours, torchs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    # torch scales the step by the parameter's size and has its learning rate shrink; both are switched off to compare
+    reference = torch.optim.Adafactor([torchs], lr=LEARNING_RATE, eps=(1e-30, 1.0))
+    mine, theirs = stepped(Adafactor([ours], lr=LEARNING_RATE), ours, 1), stepped(reference, torchs, 1)
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+    assert not torch.equal(mine, start)
+
+
+def test_muon_takes_matrices_of_blocks_alone() -> None:
+    from probes.reference.optimizers import build
+
+    table, matrix, norm = (torch.nn.Parameter(torch.ones(shape)) for shape in ((8, 4), (4, 4), (4,)))
+    muon, adam = build([table, matrix, norm], ["tok_embeddings.weight", "layers.0.w1.weight", "layers.0.norm.weight"], "muon")
+    assert [p is matrix for p in muon.param_groups[0]["params"]] == [True]
+    assert len(adam.param_groups[0]["params"]) == 2
+
+
+# ---- recomputation --------------------------------------------------------------------------------------------------------
+
+
+def test_selective_op_keeps_every_second_product_and_never_the_router() -> None:
+    from probes.reference.checkpointing import op_contexts
+
+    x, square, router = torch.randn(4, 8), torch.randn(8, 8), torch.randn(8, 3)
+    forward, _ = op_contexts(8, 3)()
+    with forward:
+        for weight in (square, router, square, square):
+            torch.mm(x, weight)
+    kept = [not isinstance(entry, object) or "Version" in repr(entry) for entry in _entries(forward)]
+    assert kept == [True, False, False, True]
+
+
+def _entries(mode: Any) -> list[Any]:
+    """What the forward's mode stored for each matrix product, in order."""
+    stored = mode.storage[torch.ops.aten.mm.default]
+    return [stored[index] for index in sorted(stored)]
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------------
+
+
+def test_tracker_counts_live_storages_rounded_up() -> None:
+    from probes.reference.memory import Tracker
+
+    with Tracker() as tracker:
+        a = torch.zeros(100)  # 400 bytes
+        b = a.view(10, 10)
+        assert tracker.live == 512
+        c = torch.ones(1000)  # 4000 bytes
+        assert tracker.live == 512 + 4096
+        del c
+        assert (tracker.live, tracker.peak) == (512, 512 + 4096)
+        tracker.reset()
+        assert tracker.peak == 512
+        b.untyped_storage().resize_(0)
+        assert tracker.live == 0
+        b.untyped_storage().resize_(400)
+        assert tracker.live == 512
+        del a, b
+        assert tracker.live == 0
+    assert torch.UntypedStorage.resize_ is tracker._resize
+
+
+def test_tracker_counts_products() -> None:
+    from probes.reference.memory import Tracker
+
+    with Tracker() as tracker:
+        torch.randn(4, 8) @ torch.randn(8, 16)
+        q = torch.randn(1, 2, 6, 4)
+        torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    assert tracker.flops == 2 * 4 * 8 * 16 + 2 * (2 * 2 * 6 * 6 * 4)
+
+
+# ---- environment ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_of_nvidia_smi() -> None:
+    from probes.reference.environment import parse_query
+
+    busy = parse_query("550.54.15, 1980, 698.23, 0x0000000000000004\n")  # at its power cap, as it should be
+    assert busy == {"driver": "550.54.15", "sm_clock_hertz": 1.98e9, "power_watts": 698.23, "throttled": False}
+    assert parse_query("550.54.15, 1200, [N/A], 0x0000000000000020")["throttled"] is True
+    assert parse_query("550.54.15, [N/A], [N/A], [Not Supported]") == {"driver": "550.54.15"}
+
+
+# ---- precision ------------------------------------------------------------------------------------------------------------
+
+
+def test_without_torchao_float8_is_one_clear_line() -> None:
+    code = (
+        "import sys; sys.modules['torchao'] = None; sys.modules['torchao.float8'] = None\n"
+        "from probes.reference import precision\n"
+        "from planner.specs.trainers import resolve_layout\n"
+        "layout = resolve_layout({'precision': 'float8-rowwise'}, trainer='torchtitan', num_gpus=1)\n"
+        "try:\n    precision.apply(None, layout, emulate=True)\n"
+        "except ImportError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert "layout.precision=float8-rowwise needs torchao" in done.stdout, done.stderr
+
+
+def test_timing_spread() -> None:
+    from probes.reference.timing import Timing
+
+    assert Timing(seconds=[1.0]).spread == math.inf
+    assert Timing(seconds=[1.0, 1.0]).spread == 0.0
+    assert Timing(seconds=[1.0, 3.0, 2.0]).median == 2.0
