@@ -35,30 +35,30 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Axis:
-    """One coordinate of a group. length: distance over which errors stay alike; of a word, w in the correlation exp(-w) when it differs."""
+    """One coordinate of a group. length: distance over which errors stay alike.  loss: of a word instead, w in exp(-w) where it differs."""
 
     values: Column
-    length: float
-    word: bool = False
+    length: float = 1.0
+    loss: float = 0.0
 
 
-def groups(batch: LayoutBatch, global_batch_size: int) -> tuple[Group, ...]:
-    """The groups in which these candidates differ at all."""
-    made = (_group(name, axes) for name, axes in _axes(batch, global_batch_size).items())
+def groups(batch: LayoutBatch, global_batch_size: int, *, stretch: float = 1.0) -> tuple[Group, ...]:
+    """The groups in which these candidates differ at all. stretch: factor on every length."""
+    made = (_group(name, axes, stretch) for name, axes in _axes(batch, global_batch_size).items())
     return tuple(group for group in made if len(group.correlation) > 1)
 
 
-def _group(name: str, axes: Sequence[_Axis]) -> Group:
+def _group(name: str, axes: Sequence[_Axis], stretch: float) -> Group:
     """Correlation (1 + sqrt(3 d2)) exp(-sqrt(3 d2) - w): Matern 3/2 over the numbers, times exp(-w) for words that differ."""
     points = np.stack([np.round(np.asarray(axis.values, dtype=np.float64), 6) for axis in axes], axis=1)
     distinct, codes = np.unique(points, axis=0, return_inverse=True)
     squared, words = (np.zeros((len(distinct), len(distinct))) for _ in range(2))
     for place, axis in enumerate(axes):
         difference = distinct[:, None, place] - distinct[None, :, place]
-        if axis.word:
-            words += axis.length * (difference != 0)
+        if axis.loss:
+            words += axis.loss / stretch * (difference != 0)
         else:
-            squared += (difference / axis.length) ** 2
+            squared += (difference / (axis.length * stretch)) ** 2
     distance = np.sqrt(3.0 * squared)
     return Group(name=name, codes=codes.ravel(), correlation=(1.0 + distance) * np.exp(-distance - words))
 
@@ -68,29 +68,29 @@ def _log2(values: Column) -> FloatColumn:
 
 
 def _axes(x: LayoutBatch, global_batch_size: int) -> dict[str, list[_Axis]]:
-    """Coordinates by mechanism. Lengths are judgements; the published sweeps' likelihood is flat around them (`benchmarks/replay.py`)."""
+    """Coordinates by mechanism. Lengths are judgements; the likelihood of the published sweeps is flat around them."""
     rounds = np.maximum(global_batch_size / (x.micro_batch_size * x.dp_replicate * x.dp_shard), 1.0)
     piped = x.pp > 1
     gathers = np.where(x.zero_stage == 3, 2.0, 1.0) * np.where(piped & (x.zero_stage < 3), 1.0, rounds)
     bubble = np.minimum((x.pp - 1) / (rounds * x.virtual_stages), 2.0)
     float8 = x.precision != PRECISIONS.index("bf16")
     return {
-        "sharding": [_Axis(values=_log2(x.dp_replicate), length=2.0), _Axis(values=_log2(x.dp_shard), length=2.0),
-                     _Axis(values=x.zero_stage, length=2.0)],
-        "traffic": [_Axis(values=_log2(gathers), length=2.0), _Axis(values=_log2(x.dp_shard * x.cp * x.tp), length=2.0)],
-        "tp": [_Axis(values=_log2(x.tp), length=1.5), _Axis(values=x.sequence_parallel, length=0.5, word=True),
-               _Axis(values=x.async_tp, length=0.3, word=True)],
-        "cp": [_Axis(values=_log2(x.cp), length=1.5), _Axis(values=x.cp_method * (x.cp > 1), length=0.3, word=True)],
-        "pp": [_Axis(values=_log2(x.pp), length=1.5), _Axis(values=_log2(x.virtual_stages), length=3.0),
-               _Axis(values=x.pp_schedule * piped, length=0.5, word=True), _Axis(values=x.split, length=0.1, word=True)],
-        "bubble": [_Axis(values=bubble, length=0.3)],
-        "ep": [_Axis(values=_log2(x.ep), length=1.5), _Axis(values=_log2(x.etp), length=1.5)],
-        "tokens": [_Axis(values=np.log2(x.micro_batch_size / x.cp), length=1.5), _Axis(values=_log2(rounds), length=3.0)],
-        "checkpointing": [_Axis(values=_redone(x), length=0.5), _Axis(values=x.ac_kind, length=0.3, word=True)],
-        "precision": [_Axis(values=float8, length=0.7, word=True), _Axis(values=x.precision, length=0.3, word=True)]
-        + [_Axis(values=v, length=0.1, word=True) for v in (x.float8_all_gather, x.param_dtype, x.reduce_dtype, x.master_dtype)],
-        "program": [_Axis(values=x.compile, length=0.7, word=True), _Axis(values=x.optimizer_in_backward, length=0.2, word=True),
-                    _Axis(values=x.cpu_offload, length=0.7, word=True)],
+        "sharding": [_Axis(values=_log2(x.dp_replicate), length=4.0), _Axis(values=_log2(x.dp_shard), length=4.0),
+                     _Axis(values=x.zero_stage, length=4.0)],
+        "traffic": [_Axis(values=_log2(gathers), length=4.0), _Axis(values=_log2(x.dp_shard * x.cp * x.tp), length=4.0)],
+        "tp": [_Axis(values=_log2(x.tp), length=3.0), _Axis(values=x.sequence_parallel, loss=0.25),
+               _Axis(values=x.async_tp, loss=0.15)],
+        "cp": [_Axis(values=_log2(x.cp), length=3.0), _Axis(values=x.cp_method * (x.cp > 1), loss=0.15)],
+        "pp": [_Axis(values=_log2(x.pp), length=3.0), _Axis(values=_log2(x.virtual_stages), length=6.0),
+               _Axis(values=x.pp_schedule * piped, loss=0.25), _Axis(values=x.split, loss=0.05)],
+        "bubble": [_Axis(values=bubble, length=0.6)],
+        "ep": [_Axis(values=_log2(x.ep), length=3.0), _Axis(values=_log2(x.etp), length=3.0)],
+        "tokens": [_Axis(values=np.log2(x.micro_batch_size / x.cp), length=3.0), _Axis(values=_log2(rounds), length=6.0)],
+        "checkpointing": [_Axis(values=_redone(x), length=1.0), _Axis(values=x.ac_kind, loss=0.15)],
+        "precision": [_Axis(values=float8, loss=0.35), _Axis(values=x.precision, loss=0.15)]
+        + [_Axis(values=v, loss=0.05) for v in (x.float8_all_gather, x.param_dtype, x.reduce_dtype, x.master_dtype)],
+        "program": [_Axis(values=x.compile, loss=0.35), _Axis(values=x.optimizer_in_backward, loss=0.1),
+                    _Axis(values=x.cpu_offload, loss=0.35)],
     }  # fmt: skip
 
 

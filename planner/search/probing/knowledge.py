@@ -204,9 +204,9 @@ class Knowledge:
         free[[*self.records, *self.pending, *self.closed]] = False
         return free
 
-    def askable(self) -> bool:
-        """Whether anything may be asked, a second look at something measured included."""
-        return bool(self.untried().any()) or any(self.affordable[record.row] for record in self.timed())
+    def repeatable(self) -> list[Record]:
+        """Measured candidates of which another look could be asked and paid for, fastest first."""
+        return [record for record in self.timed() if self.affordable[record.row] and record.row not in self.pending]
 
     def regret(self, *, seed: int = 0) -> Regret:
         """Of the winner against all candidates that are not ruled out."""

@@ -125,6 +125,10 @@ class FiniteSampler(BaseSampler):
         """The candidate of this trial."""
         raise NotImplementedError
 
+    def has_more(self) -> bool:
+        """Whether there is anything left to choose."""
+        return bool(self.knowledge.untried().any())
+
     def allowed(self, beliefs: Beliefs) -> BoolColumn:
         """Untried candidates within the risk; where there is none, the untried ones that are likeliest to fit."""
         free = self.knowledge.untried()
@@ -148,7 +152,7 @@ class CostModelSampler(FiniteSampler):
         """See the class."""
         beliefs = self.knowledge.beliefs()
         free = self.knowledge.untried()
-        if not beliefs.measured and free[beliefs.winner]:
+        if not beliefs.measured and not self.knowledge.pending and free[beliefs.winner]:
             return Pick(row=beliefs.winner, reason=f"the model's first: {_predicted(beliefs, beliefs.winner)}")
         best = beliefs.promising(free, 1, risk_limit=self.risk_limit) if free.any() else []
         if not best and free.any():
@@ -159,8 +163,12 @@ class CostModelSampler(FiniteSampler):
         if again is not None:
             return again
         if row is None:
-            return self._any_repeat(beliefs)
+            return Pick(row=self.knowledge.repeatable()[0].row, repeat=True, reason="again: every candidate has been tried")
         return Pick(row=row, reason=f"expected improvement {gain:.2%} over {_seconds(beliefs.best)}: {_predicted(beliefs, row)}")
+
+    def has_more(self) -> bool:
+        """A second look counts."""
+        return super().has_more() or bool(self.knowledge.repeatable())
 
     def _gain(self, beliefs: Beliefs, row: int) -> float:
         rows = np.array([row])
@@ -176,8 +184,7 @@ class CostModelSampler(FiniteSampler):
 
         Worth of a look at a layout d from the best other, belief variance v, noise t: E[max(0, s Z - |d|)], s = v / sqrt(v + t).
         """
-        free = self.knowledge.affordable
-        timed = [record for record in self.knowledge.timed() if record.row not in self.knowledge.pending and free[record.row]]
+        timed = self.knowledge.repeatable()
         if len(timed) < 2:
             return None
         rows = np.array([record.row for record in timed])
@@ -192,9 +199,6 @@ class CostModelSampler(FiniteSampler):
             return None
         record = timed[place]
         return Pick(row=record.row, repeat=True, reason=f"again, to tell it from its rival: {record.runs} so far, gain {worth[place]:.2%}")
-
-    def _any_repeat(self, beliefs: Beliefs) -> Pick:
-        return Pick(row=beliefs.winner, repeat=True, reason="again: every candidate has been tried")
 
 
 class SnappedSampler(FiniteSampler):

@@ -178,7 +178,7 @@ class ProbeStudy:
         self._settle()
         whole_runs = sum(asked.rung == FULL for asked in self._running.values())
         self.knowledge.affordable = self._affordable()
-        if self.spent.probes + whole_runs >= self.settings.budget.probes or not self.knowledge.askable():
+        if self.spent.probes + whole_runs >= self.settings.budget.probes or not self.trials.sampler.has_more():
             return None
         micro = self._worthwhile_micro()
         if micro is not None:

@@ -1,0 +1,145 @@
+"""Proof by replay: measured sweeps and generated landscapes as hidden truth, strategies that spend probes on them.
+
+    python benchmarks/replay.py [--seeds N] [--only KIND] [--write]        docs/replay.md and docs/replay.svg with --write
+    python benchmarks/replay.py --likelihood                               what the published sweeps say about the surrogate's weights
+
+A strategy sees the cost model's predictions and the results of its own probes, nothing else. Regret is how much slower the best layout
+that it measured is than the best that fits. Sweeps are published rows of one job, predicted by a calibration without their source;
+landscapes are `landscapes.py`, with the whole legal set as candidates.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from landscapes import JOBS, NOISE_SD, generate
+from replay_strategies import FAMILY_KNOWN, STRATEGIES, Truth
+from replay_sweeps import published_sweeps
+
+DOCS = pathlib.Path(__file__).parents[1] / "docs"
+PROBES = 12
+GOAL = 0.02
+ERRORS = (0.05, 0.10, 0.30)
+SEEDS = 5
+WITHOUT_CHANCE = ("cost-model", "best-first", "grid", "history-pruning")
+SLOW = {"tpe-as-shipped": 2, "gp-as-shipped": 1, "tpe": 2, "gp": 1, "nsga2": 2}  # fewer seeds for what asks slowly
+MEASURED = "measured sweeps"
+START_SECONDS, STEPS = 60.0, 13
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One strategy on one hidden truth. regret (PROBES,): after each probe, infinite before the first success.
+
+    to_goal: probes until the regret is at most GOAL; PROBES + 1 if never.  gpu_seconds: until then.  oom: probes out of memory by then.
+    """
+
+    strategy: str
+    kind: str
+    truth: str
+    seed: int
+    regret: tuple[float, ...]
+    to_goal: int
+    gpu_seconds: float
+    probes: int
+    oom: int
+
+    @property
+    def generated(self) -> bool:
+        """Whether the truth differs from seed to seed."""
+        return self.kind != MEASURED
+
+
+def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:
+    """Plays one strategy on one truth."""
+    candidates = truth.family() if strategy == FAMILY_KNOWN and truth.family else truth.candidates
+    ask = STRATEGIES[strategy](candidates, seed, PROBES)
+    rng = np.random.default_rng([seed, 1])
+    best, regret, gpu_seconds, ooms, spent = np.inf, [], [], [], 0.0
+    num_oom = 0
+    goal = truth.best_log_seconds()
+    answer = None
+    while len(regret) < PROBES:
+        try:
+            row = next(ask) if answer is None else ask.send(answer)
+        except StopIteration:
+            break
+        answer = truth.probe(row, rng)
+        num_oom += answer.status == "oom"
+        seconds = 0.0 if answer.step_seconds is None else STEPS * answer.step_seconds
+        spent += truth.candidates.setting.num_gpus * (START_SECONDS + seconds)
+        if answer.status == "ok":
+            best = min(best, float(truth.log_seconds[row]))
+        regret.append(float(np.expm1(best - goal)))
+        gpu_seconds.append(spent)
+        ooms.append(num_oom)
+    reached = next((place for place, value in enumerate(regret) if value <= GOAL), None)
+    last = len(regret) - 1 if reached is None else reached
+    padded = regret + [regret[-1]] * (PROBES - len(regret))
+    return Run(
+        strategy=strategy, kind=kind, truth=truth.name, seed=seed, regret=tuple(padded), to_goal=PROBES + 1 if reached is None else reached + 1,
+        gpu_seconds=gpu_seconds[last], probes=len(regret), oom=ooms[-1],
+    )  # fmt: skip
+
+
+def truths(kind: str, seed: int) -> Iterator[Truth]:
+    """All hidden truths of one kind; the published sweeps are the same for every seed."""
+    if kind == MEASURED:
+        yield from published_sweeps()
+        return
+    for name in JOBS:
+        land = generate(name, float(kind.split()[-1].rstrip("%")) / 100.0, seed)
+        yield Truth.of_landscape(land, NOISE_SD)
+
+
+KINDS = (MEASURED, *(f"generated, error {error:.0%}" for error in ERRORS))
+
+
+def play(kinds: Sequence[str], strategies: Sequence[str], seeds: int, say: Callable[[str], None]) -> list[Run]:
+    """All runs. A published sweep has no noise of its own, so that strategies without chance play it once."""
+    runs: list[Run] = []
+    for kind in kinds:
+        for seed in range(seeds):
+            chosen = [name for name in strategies if seed < SLOW.get(name, seeds)]
+            if kind == MEASURED:
+                chosen = [name for name in chosen if name != FAMILY_KNOWN and not (seed and name in WITHOUT_CHANCE)]
+            for truth in truths(kind, seed) if chosen else ():
+                runs += [replay(truth, name, seed, kind) for name in chosen]
+            say(f"{kind}: seed {seed + 1} of {seeds}")
+    return runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--only", action="append", choices=KINDS, help="this kind of truth; may be repeated")
+    parser.add_argument("--strategy", action="append", choices=sorted(STRATEGIES), help="this strategy; may be repeated")
+    parser.add_argument("--likelihood", action="store_true", help="the surrogate's weights against the published sweeps, and nothing else")
+    parser.add_argument("--runs", type=pathlib.Path, help="keep the runs in this file, or read them where it exists")
+    parser.add_argument("--write", action="store_true", help="write docs/replay.md and docs/replay.svg")
+    options = parser.parse_args()
+    if options.likelihood:
+        from replay_likelihood import print_likelihood
+
+        print_likelihood(published_sweeps())
+        return
+    from replay_report import document, plot, summary_lines
+
+    if options.runs and options.runs.exists():
+        runs = [Run(**{**row, "regret": tuple(row["regret"])}) for row in json.loads(options.runs.read_text())]
+    else:
+        runs = play(options.only or KINDS, options.strategy or list(STRATEGIES), options.seeds, lambda line: print(line, file=sys.stderr))
+        if options.runs:
+            options.runs.write_text(json.dumps([asdict(run) for run in runs]))
+    print("\n".join(summary_lines(runs)))
+    if options.write:
+        (DOCS / "replay.md").write_text(document(runs), encoding="utf-8")
+        plot(runs, DOCS / "replay.svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""What the published sweeps say about the surrogate's weights and lengths: log marginal likelihood of their left-out errors."""
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+from replay_strategies import Truth
+
+from planner.search.probing import features
+from planner.search.probing.surrogate import TIME, Field, Weights
+
+RUN_SD = 0.01
+WEIGHTS = {
+    "as shipped": TIME,
+    "mostly additive": Weights(shift=0.2, additive=0.6, joint=0.19, quirk=0.01),
+    "mostly joint": Weights(shift=0.2, additive=0.2, joint=0.59, quirk=0.01),
+    "mostly shift": Weights(shift=0.6, additive=0.2, joint=0.19, quirk=0.01),
+    "many quirks": Weights(shift=0.3, additive=0.3, joint=0.3, quirk=0.1),
+    "alike but for quirks": Weights(shift=0.9, additive=0.0, joint=0.0, quirk=0.1),
+}
+
+
+def print_likelihood(truths: Sequence[Truth]) -> None:
+    """One line a choice, likeliest first."""
+    found = [
+        (sum(log_likelihood(truth, weights, stretch, scale) for truth in truths), name, stretch, scale)
+        for (name, weights), stretch, scale in product(WEIGHTS.items(), (0.5, 1.0, 2.0), (0.7, 1.0, 1.4))
+    ]
+    print(f"{len(truths)} sweeps; log likelihood, weights, factor on lengths, factor on the prior's deviation")
+    for value, name, stretch, scale in sorted(found, reverse=True):
+        print(f"{value:8.1f}  {name:22s} {stretch:4.1f} {scale:4.1f}")
+
+
+def log_likelihood(truth: Truth, weights: Weights, stretch: float, scale: float) -> float:
+    """Of the errors on the layouts that ran, under the surrogate's prior and run-to-run noise."""
+    candidates = truth.candidates
+    ran = np.flatnonzero(np.isfinite(truth.log_seconds))
+    groups = features.groups(candidates.batch, candidates.setting.global_batch_size, stretch=stretch)
+    field = Field(sd=scale * candidates.prior.sd, factor=candidates.prior.factor, groups=groups, weights=weights)
+    covariance = field.between(ran, ran) + RUN_SD**2 * np.eye(len(ran))
+    error = (truth.log_seconds - candidates.prior.log_seconds)[ran]
+    _, log_determinant = np.linalg.slogdet(2.0 * np.pi * covariance)
+    return float(-0.5 * (error @ np.linalg.solve(covariance, error) + log_determinant))

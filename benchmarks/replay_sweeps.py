@@ -1,0 +1,82 @@
+"""The published sweeps as hidden truth: rows that measure one job under different layouts, predicted without their source."""
+
+import json
+import pathlib
+from functools import lru_cache
+
+import numpy as np
+from replay_strategies import Truth
+
+from planner.calibration.accuracy import Row
+from planner.calibration.held_out import Fitted
+from planner.calibration.intervals import TWO_SIDED_90, memory_deviation
+from planner.catalog.calibrations import shipped_calibration
+from planner.columns import LayoutBatch
+from planner.cost.estimate import estimate_jobs
+from planner.cost.price import Pricer
+from planner.search.probing.candidates import MEMORY_KINDS, Candidates, Prior, Setting
+from planner.specs.job import Job
+
+ROWS = pathlib.Path(__file__).parent / "measured" / "public.jsonl"
+FEWEST = 3  # different layouts
+
+
+@lru_cache(maxsize=1)
+def published_sweeps() -> tuple[Truth, ...]:
+    """Sweeps of at least FEWEST layouts, out-of-memory ones included, of which at least two ran; repeats of a layout are averaged."""
+    raw = [json.loads(text) for text in ROWS.read_text().splitlines()]
+    jobs = [Job.from_user(row) for row in raw]
+    rows = [Row.build(job, estimate) for job, estimate in zip(jobs, estimate_jobs(jobs), strict=True)]
+    fitted = Fitted.find(rows, shipped_calibration())
+    assert fitted is not None, "the shipped calibration was not fitted to these rows: run benchmarks/calibrate.py"
+    sweeps: dict[str, dict[object, list[Row]]] = {}
+    for row in fitted.left_out(rows, "group"):
+        if row.estimate.step_seconds and (row.measured_seconds or row.status == "oom"):
+            sweeps.setdefault(str(row.job.labels["sweep"]), {}).setdefault(row.job.layout, []).append(row)
+    return tuple(_truth(name, list(groups.values())) for name, groups in sweeps.items() if _is_sweep(groups))
+
+
+def _is_sweep(groups: dict[object, list[Row]]) -> bool:
+    return len(groups) >= FEWEST and sum(rows[0].status == "ok" for rows in groups.values()) >= 2
+
+
+def _truth(name: str, groups: list[list[Row]]) -> Truth:
+    """Candidates sorted as `Candidates.build` sorts them, with what was measured in the same order."""
+    first = [rows[0] for rows in groups]
+    job = first[0].job
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    batch = LayoutBatch.from_layouts([row.job.layout for row in first if row.job.layout is not None])
+    prices = pricer.price(batch)
+    memory = {kind: getattr(prices, kind) for kind in MEMORY_KINDS}
+    predicted = np.array([row.estimate.step_seconds for row in first])
+    prior = Prior(
+        log_seconds=np.log(predicted), sd=np.array([_deviation(row) for row in first]), factor=np.zeros((len(first), 0)),
+        oom_probability=np.array([row.estimate.oom_probability for row in first]),
+        memory_sd=memory_deviation(pricer.profile, prices.device_bytes),
+    )  # fmt: skip
+    setting = Setting(
+        usable_bytes=float(job.cluster.usable_memory_bytes), num_gpus=job.cluster.num_gpus, global_batch_size=job.training.global_batch_size
+    )
+    order = np.argsort(prior.log_seconds, kind="stable")
+    seconds = np.array([np.mean([np.log(row.measured_seconds) if row.measured_seconds else np.inf for row in rows]) for rows in groups])
+    ratio = np.array([_memory_ratio(row) for row in first])
+    out = np.array([row.status == "oom" for row in first])
+    return Truth(
+        name=f"{job.labels['group']} {name}", candidates=Candidates.build(batch, prior, memory, setting), log_seconds=seconds[order],
+        memory_ratio=ratio[order], out_of_memory=out[order], noise_sd=0.0,
+    )  # fmt: skip
+
+
+def _deviation(row: Row) -> float:
+    assert row.estimate.interval is not None
+    low, high = row.estimate.interval.step_seconds
+    return float(np.log(high / low) / (2.0 * TWO_SIDED_90))
+
+
+def _memory_ratio(row: Row) -> float:
+    """Measured over predicted, where it was measured."""
+    if row.measured_reserved_bytes and row.estimate.peak_reserved_bytes:
+        return row.measured_reserved_bytes / row.estimate.peak_reserved_bytes
+    if row.measured_allocated_bytes and row.predicted_allocated_bytes:
+        return row.measured_allocated_bytes / row.predicted_allocated_bytes
+    return 1.0
