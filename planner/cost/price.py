@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.catalog.calibrations import shipped_calibration
-from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import keyed, layers, pairs, sharding, stages
 from planner.cost.calibration import Calibration, kernels_at
 from planner.cost.compute import Device
@@ -116,9 +116,25 @@ class Pricer:
         """The first of `floors` alone, (N,)."""
         return self._mean_seconds(batch, *self._least_units(batch))
 
-    def _mean_seconds(self, batch: LayoutBatch, unit: "_Units", inverse: IntColumn, least: FloatColumn) -> FloatColumn:
-        """What a mean rank computes in a step, (N,), less all that overlapped pairs of a pipeline can hide."""
-        hidden = np.where(batch.pp > 1, (self.unit_counts @ pairs.most_saved(unit.costs, self.profile))[inverse], 0.0)
+    def layout_floors(self, batch: LayoutBatch) -> FloatColumn:
+        """Lower bounds of the step seconds of these very layouts, (N,): with their own switches, and pairs only where they overlap any."""
+        rows, inverse = keyed.distinct(batch, layers.key(self.cluster.rank_order, self.model, self.recipes))
+        unit = _units(self, rows)
+        count = num_microbatches(batch, self.training)
+        paired = by_schedule(
+            batch, lambda s, at: s.pairs_on_critical_path(batch.pp[at], batch.virtual_stages[at], count[at].astype(np.int64)), 0.0
+        )
+        return self._mean_seconds(batch, unit, inverse, self.unit_counts @ unit.total, overlaps=paired > 0)
+
+    def _mean_seconds(
+        self, batch: LayoutBatch, unit: "_Units", inverse: IntColumn, least: FloatColumn, overlaps: BoolColumn | None = None
+    ) -> FloatColumn:
+        """What a mean rank computes in a step, (N,), less all that overlapped pairs of a pipeline can hide.
+
+        overlaps (N,): which layouts' schedules overlap pairs; any that has a pipeline unless given.
+        """
+        overlaps = batch.pp > 1 if overlaps is None else overlaps
+        hidden = np.where(overlaps, (self.unit_counts @ pairs.most_saved(unit.costs, self.profile))[inverse], 0.0)
         return np.asarray(num_microbatches(batch, self.training) * (least[inverse] - hidden) / batch.pp)
 
     @property

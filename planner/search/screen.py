@@ -18,7 +18,7 @@ from planner.search.space import Space
 
 __all__ = ["OOM_LIMIT", "Screened", "screen"]
 
-ROUND = CHUNK
+ROUND = 4 * CHUNK  # layouts bounded at once; while nothing fits yet an eighth of it is priced at once
 KEEP = 400
 NEAREST = 64
 # Judgement: how much slower than the best a layout may be and still be worth pricing for the Pareto front.
@@ -57,18 +57,17 @@ def screen(pricer: Pricer, space: Space, *, count: int, smallest: bool = False, 
     floors = Floors(pricer, space.cells)
     queue = _Queue(floors, smallest)
     pool = _Pool(keep, count, smallest)
-    priced = 0
     while True:
         limit = pool.limit(slack)
-        cells = queue.next(limit, space.cell_sizes, ROUND if np.isfinite(limit) else ROUND // 2)
+        cells = queue.next(limit, space.cell_sizes, ROUND if np.isfinite(limit) else ROUND // 8)
         if not len(cells):
             break
-        pool.add(pricer, space.expand(cells))
-        priced += int(space.cell_sizes[cells].sum())
+        pool.add(pricer, space.expand(cells), limit)
     too_large = int(space.cell_sizes[queue.too_large()].sum())
+    bounded_out = space.num_layouts - pool.num_priced - too_large
     if not pool.num_fitting and too_large:
-        pool.add(pricer, space.expand(queue.smallest(NEAREST)))
-    return pool.result(floors, bounded_out=space.num_layouts - priced - too_large, too_large=too_large)
+        pool.add(pricer, space.expand(queue.smallest(NEAREST)), np.inf)
+    return pool.result(floors, bounded_out=bounded_out, too_large=too_large)
 
 
 class _Queue:
@@ -144,8 +143,10 @@ class _Pool:
             return np.inf if not np.isfinite(self.best) else ENOUGH * self.best
         return max(slack * self.best, min(ENOUGH * self.best, sorted(self.structures.values())[self.count - 1]))
 
-    def add(self, pricer: Pricer, batch: LayoutBatch) -> None:
-        """Prices a batch and keeps what may matter."""
+    def add(self, pricer: Pricer, batch: LayoutBatch, limit: float) -> None:
+        """Prices what of a batch is not above the limit by its own bound, and keeps what may matter."""
+        if np.isfinite(limit) and not self.smallest:
+            batch = batch.take(pricer.layout_floors(batch) <= limit)
         for rows in _chunks(np.arange(len(batch)), CHUNK):
             part = batch.take(rows)
             prices = pricer.price(part)

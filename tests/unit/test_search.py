@@ -195,6 +195,15 @@ def test_time_floors_are_below_every_layout_of_their_cell() -> None:
     assert sum(above.values()) == 0, above
 
 
+def test_layout_floors_are_below_their_very_layouts() -> None:
+    for seed in range(NUM_JOBS):
+        pricer, space = random_job(seed)
+        batch = whole(seed).batch.take(slice(0, None, 7))
+        own = pricer.layout_floors(batch)
+        assert (own <= whole(seed).step[::7] * (1 + 1e-12)).all()
+        assert (own > 0).all()
+
+
 @pytest.mark.parametrize("seed", range(NUM_JOBS))
 def test_floors_are_below_the_layouts_that_share_their_cells_switches(seed: int) -> None:
     """Memory: every layout of the cell. Time: those with the cell's own async_tp and cp_method."""
