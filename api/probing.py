@@ -257,25 +257,26 @@ def run_all(wiring: Wiring, held: Sequence[ProbeRecord], watches: Mapping[str, W
     """Runs these probes at once, as far as the pool has devices, and waits for all. An interruption ends them first, then goes on."""
     ended: dict[str, ProbeRecord] = {}
     bugs: list[BaseException] = []
+    done = [threading.Event() for _ in held]  # a join that Ctrl-C interrupts takes the thread for dead (CPython 3.11, bpo-45274)
 
-    def work(record: ProbeRecord) -> None:
+    def work(record: ProbeRecord, mine: threading.Event) -> None:
         try:
             ended[record.id] = run_probe(wiring, record, watches[record.id])
         except BaseException as error:
             bugs.append(error)
+        finally:
+            mine.set()
 
-    threads = [threading.Thread(target=work, args=(record,), daemon=True) for record in held]
-    for thread in threads:
-        thread.start()
+    for record, mine in zip(held, done, strict=True):
+        threading.Thread(target=work, args=(record, mine), daemon=True).start()
     try:
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.1)
+        for mine in done:
+            mine.wait()
     except KeyboardInterrupt:
         for watch in watches.values():
             watch.stop.set()
-        for thread in threads:
-            thread.join()
+        for mine in done:
+            mine.wait()
         raise
     if bugs:
         raise bugs[0]
