@@ -25,7 +25,8 @@ class TaskWorkers:
         self.wiring = wiring
         self._stop, self._wake = threading.Event(), threading.Event()
         self._current: dict[int, Onlooker] = {}
-        self._threads = [threading.Thread(target=self._loop, args=(index,), name=f"tasks {index}", daemon=True) for index in range(number)]
+        self._ended = [threading.Event() for _ in range(number)]  # a join that Ctrl-C interrupts takes the thread for dead (bpo-45274)
+        self._threads = [threading.Thread(target=self._serve, args=(index,), name=f"tasks {index}", daemon=True) for index in range(number)]
 
     def start(self) -> None:
         """Starts the threads."""
@@ -42,14 +43,18 @@ class TaskWorkers:
         self._wake.set()
         for onlooker in list(self._current.values()):
             onlooker.stop.set()
-        for thread in self._threads:
-            thread.join()
+        self.join()
 
     def join(self) -> None:
         """Waits for the threads."""
-        for thread in self._threads:
-            while thread.is_alive():
-                thread.join(0.2)
+        for ended in self._ended:
+            ended.wait()
+
+    def _serve(self, index: int) -> None:
+        try:
+            self._loop(index)
+        finally:
+            self._ended[index].set()
 
     def _loop(self, index: int) -> None:
         while not self._stop.is_set():
