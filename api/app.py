@@ -10,9 +10,10 @@ from fastapi import FastAPI
 from api import problems
 from api.metrics import Counted, Metrics
 from api.probing import ProbeWorkers
-from api.routes import catalog, estimates, health, measurements, operations, plans, probes, simulations
+from api.routes import catalog, estimates, health, measurements, operations, plans, probes, simulations, sweeps
 from api.settings import Settings
 from api.wiring import Wiring, wire
+from api.workers import TaskWorkers
 from planner.errors import StoreError
 
 ABOUT = "Finds the parallel layout that trains a large model fastest on a given cluster, and says how sure it is."
@@ -29,7 +30,10 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
         await anyio.to_thread.run_sync(_first_use, outside)
         app.state.probe_workers = ProbeWorkers(outside, outside.settings.probe_workers)
         app.state.probe_workers.start()
+        app.state.task_workers = TaskWorkers(outside, outside.settings.task_workers)
+        app.state.task_workers.start()
         yield
+        await anyio.to_thread.run_sync(app.state.task_workers.stop)
         await anyio.to_thread.run_sync(app.state.probe_workers.stop)
         if "engine" in outside.__dict__:
             outside.engine.dispose()
@@ -39,7 +43,7 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     app.state.metrics = Metrics(_version())
     app.add_middleware(Counted, metrics=app.state.metrics)
     problems.install(app)
-    for module in (plans, estimates, simulations, probes, measurements, catalog, operations, health):
+    for module in (plans, estimates, simulations, probes, sweeps, measurements, catalog, operations, health):
         app.include_router(module.router)
     return app
 

@@ -7,18 +7,30 @@ import numpy as np
 from api.schemas import CalibrationLine, KnobValue
 
 if TYPE_CHECKING:
+    from api.wiring import Wiring
     from planner.cost.calibration import Calibration, Knob
 
 
 UNSEEN = "none that was measured"
+MOST_LISTED = 50
 
 
-def calibration_list() -> list[CalibrationLine]:
-    """Every calibration that an estimate may name, the one in use first."""
-    from planner.catalog.calibrations import shipped_calibration
+def calibration_list(wiring: "Wiring") -> list[CalibrationLine]:
+    """Every calibration that an estimate may name: the shipped one, the prior, then what was learnt here, newest first.
+
+    in_use: of the shipped one and of the newest of every trainer and GPU.
+    """
+    from planner.catalog.calibrations import from_document, shipped_calibration
     from planner.cost.calibration import Calibration
 
-    return [_line(shipped_calibration(), in_use=True), _line(Calibration.prior(), in_use=False)]
+    lines = [_line(shipped_calibration(), in_use=True), _line(Calibration.prior(), in_use=False)]
+    newest = set[tuple[str, str]]()
+    for record in wiring.calibrations.list(None, MOST_LISTED).items:
+        line = _line(from_document(record.document), in_use=(record.trainer, record.gpu) not in newest)
+        newest.add((record.trainer, record.gpu))
+        own = {"runs": record.num_runs, "trainer": record.trainer, "gpu": record.gpu, "software": dict(record.software)}
+        lines.append(line.model_copy(update=own))
+    return lines
 
 
 def _line(calibration: "Calibration", *, in_use: bool) -> CalibrationLine:

@@ -51,8 +51,9 @@ def ask_study(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool
     if job.probe is None:
         raise fault("probe", None, "is required to spend probes", "add probe: {max_probes: 5}")
     pool = wiring.pool(job.probe.pool)
-    for num_gpus in job.cluster.num_gpus_choices:
-        pool.capacity(job.cluster.with_num_gpus(num_gpus))
+    if not pool.capacity(job.cluster).num_devices:
+        remedy = "probe from a machine that has one, through slurm, or try the loop with cluster.gpu: cpu"
+        raise fault("probe.pool", job.probe.pool, f"has no {job.cluster.gpu.name}", remedy)
     asked_hash = hash_of_job(job.request)
     left = _left_unfinished(wiring, asked_hash)
     if left is not None and ours:

@@ -1,10 +1,10 @@
 """What happens to a plan, as server-sent events: its probes as they go, and the end."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from planner.ports import ProbeRecord
+from planner.ports import ProbeRecord, TaskEvent
 
 MEDIA_TYPE = "text/event-stream"
 POLL_SECONDS = 1.0
@@ -43,6 +43,38 @@ async def follow(
                 yield encoded("probe", now)
         if not any(record.state in OPEN for record in records):
             yield encoded("done", {"id": plan_id, "status": status, "probes": len(records)})
+            return
+        silent += 1
+        if silent % KEEP_ALIVE_POLLS == 0:
+            yield ": still here\n\n"
+        await wait(POLL_SECONDS)
+
+
+async def follow_study(
+    plan_id: str,
+    read: Callable[[], Awaitable[list[ProbeRecord]]],
+    stand: Callable[[int], Awaitable[tuple[str, Sequence[TaskEvent]]]],
+    wait: Callable[[float], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """`study` events (asked, told, stopped, in order) and `probe` events of a plan that spends probes, then `done` with how it ended.
+
+    stand: the study's state and its events after a number.  All are told from the first on, so a client that comes back misses nothing.
+    """
+    told: dict[str, dict[str, Any]] = {}
+    after = silent = 0
+    while True:
+        state, events = await stand(after)
+        for event in events:
+            after, silent = event.number, 0
+            yield encoded("study", {"number": event.number, "at": event.created_at, **event.body})
+        records = await read()
+        for record in sorted(records, key=lambda record: record.id):
+            now = described(record)
+            if told.get(record.id) != now:
+                told[record.id], silent = now, 0
+                yield encoded("probe", now)
+        if state not in OPEN:
+            yield encoded("done", {"id": plan_id, "status": state, "probes": len(records)})
             return
         silent += 1
         if silent % KEEP_ALIVE_POLLS == 0:

@@ -165,6 +165,7 @@ class CalibrationLine(BaseModel):
     """One calibration. runs: measured runs it rests on.  run_sd, group_sd, memory_sd: deviations of log measured over predicted.
 
     time_factor: by trainer, stretch of time intervals so that they cover runs left out of the fit ("" for other trainers).
+    trainer, gpu, software: what it was learnt for here; null for what ships.
     """
 
     id: str
@@ -176,6 +177,9 @@ class CalibrationLine(BaseModel):
     memory_sd_bytes: float
     time_factor: dict[str, float]
     knobs: list[KnobValue]
+    trainer: str | None = None
+    gpu: str | None = None
+    software: dict[str, str] | None = None
 
 
 class CalibrationList(BaseModel):

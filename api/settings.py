@@ -71,6 +71,7 @@ class Settings(BaseSettings):
     only loopback addresses are served.  max_body_bytes: of one request.  planning_threads: plans computed at once.
     probe_folder: files of running and failed probes; for Slurm a folder that all nodes share.  lease_folder: locks on this machine's GPUs;
     the same for all its users.  probe_workers: probes that the service runs at once; 0 leaves them to others on the same database.
+    task_workers: the same of studies and sweep runs.
     probe_python: interpreter that has torch, where it is another than ours.  probe_program: the reference program, a module or a file.
     """
 
@@ -85,6 +86,7 @@ class Settings(BaseSettings):
     probe_folder: Path = Field(default_factory=default_probe_folder)
     lease_folder: Path = Path(tempfile.gettempdir()) / "planner-leases"
     probe_workers: int = Field(default=1, ge=0, le=64)
+    task_workers: int = Field(default=1, ge=0, le=16)
     probe_python: str = sys.executable
     probe_program: str = "probes.worker"
 

@@ -253,7 +253,7 @@ class _Run:
         same = [
             one for one in self.wiring.measurements.matching(measurement.key().job_hash)
             if one.key().layout_hash == measurement.key().layout_hash and one.measured.rung == measurement.measured.rung
-            and one.id != measurement.id and one.created_at < measurement.created_at and one.measured.status == "ok"
+            and (one.created_at, one.id) < (measurement.created_at, measurement.id) and one.measured.status == "ok"
         ]  # fmt: skip
         return same[-1] if same else None
 

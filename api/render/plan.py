@@ -12,6 +12,7 @@ from rich.text import Text
 
 from api.render.estimate import INDENT, NARROW, basis_line, bullets, heading, indented, key_figures, memory_section, time_section
 from api.render.figures import percent, rate, seconds, size
+from api.render.probing import probing_section
 from planner.catalog.clusters import gpu_aliases
 from planner.specs.plan import Plan, RankedLayout
 from planner.specs.run import RunEstimate
@@ -28,6 +29,7 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         Text.assemble(("Best: ", "bold green"), (winner.layout.short(), "bold")),
         indented(key_figures(winner.estimate, width)),
         ranked_table(plan, width),
+        *probing_section(plan),
         *memory_section(winner.estimate, width, letters=letters),
         "",
         *time_section(winner.estimate, width, letters=letters, overhead=False),  # the first of the reasons says it

@@ -7,7 +7,7 @@ from fastapi.responses import Response
 
 from api.calibrations import calibration_list
 from api.metrics import MEDIA_TYPE, Metrics
-from api.requests import in_thread
+from api.requests import in_thread, wiring_of
 from api.routes.plans import problems
 from api.schemas import CalibrationList
 from api.security import needs
@@ -27,4 +27,4 @@ async def metrics(request: Request, _: Reader) -> Response:
 @router.get("/calibrations", responses=problems(401, 403))
 async def calibrations(request: Request, _: Reader) -> CalibrationList:
     """The calibrations that estimates may name, the one in use first, each with its knobs before and after the measured runs."""
-    return CalibrationList(items=await in_thread(request, calibration_list), next_cursor=None)
+    return CalibrationList(items=await in_thread(request, lambda: calibration_list(wiring_of(request))), next_cursor=None)

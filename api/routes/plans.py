@@ -1,6 +1,7 @@
 """POST /plan, GET /plans, GET and DELETE /plans/{id}, GET /plans/{id}/events."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -8,9 +9,10 @@ import anyio
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
+from api.closed_loop import ask_study
 from api.events import MEDIA_TYPE as EVENTS
-from api.events import OPEN, follow
-from api.requests import JSON, answer_once, in_thread, read_body, wiring_of
+from api.events import OPEN, follow, follow_study
+from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
 from api.schemas import JobBody, PlanLine, PlanList, PlanState, Problem
 from api.security import needs
 from api.service import make_plan
@@ -18,7 +20,8 @@ from api.settings import ApiKey
 from api.storage.common import MAX_PAGE
 from api.storage.store import DONE
 from api.wiring import Wiring
-from planner.ports import ProbeFilter, ProbeRecord
+from planner.errors import NotFoundError
+from planner.ports import ProbeFilter, ProbeRecord, TaskEvent, TaskRecord
 from planner.specs.plan import Plan
 
 router = APIRouter(tags=["plans"])
@@ -50,14 +53,26 @@ JOB_SCHEMA = JobBody.model_json_schema()
     openapi_extra=body_of(JOB_SCHEMA),
 )
 async def post_plan(request: Request, key: Annotated[ApiKey, Depends(needs("plan"))]) -> Response:
-    """A job in, a ranked plan out. 409: nothing fits, with the nearest miss. `Idempotency-Key` is honoured."""
+    """A job in, a ranked plan out. 409: nothing fits, with the nearest miss. `Idempotency-Key` is honoured.
+
+    With `probe` the answer is 202: a worker spends the probes, GET `location` (or its events) tells how far it is.
+    """
     posted = await read_body(request, key)
 
     def work() -> Response:
+        if isinstance(posted.value, Mapping) and posted.value.get("probe") is not None:
+            return _queued(posted)
         plan = make_plan(posted.wiring, posted.value, allow_files=False)
         return Response(plan.model_dump_json(), media_type=JSON, headers={"location": f"/plans/{plan.id}"})
 
     return await in_thread(request, lambda: answer_once(posted, work))
+
+
+def _queued(posted: Posted) -> Response:
+    task = ask_study(posted.wiring, posted.value, allow_files=False, ours=False)
+    posted.request.app.state.task_workers.wake()
+    body = json.dumps({"id": task.id, "status": task.state})
+    return Response(body, 202, media_type=JSON, headers={"location": f"/plans/{task.id}"})
 
 
 @router.get("/plans", responses=problems(401, 403, 422, 503))
@@ -74,9 +89,20 @@ async def list_plans(
 
 @router.get("/plans/{plan_id}", response_model=None, responses={200: {"model": Plan}, **problems(401, 403, 404, 503)})
 async def get_plan(request: Request, plan_id: str, _: Annotated[ApiKey, Depends(needs("read"))]) -> Response:
-    """One stored plan, as it was answered."""
-    plan = await in_thread(request, lambda: wiring_of(request).store.get_plan(plan_id))
-    return Response(plan.model_dump_json(), media_type=JSON)
+    """One stored plan, as it was answered; of a plan that still spends probes, or that came to nothing, how it stands."""
+    wiring = wiring_of(request)
+
+    def work() -> str:
+        try:
+            return wiring.store.get_plan(plan_id).model_dump_json()
+        except NotFoundError:
+            task = study_of(wiring, plan_id)
+            if task is None:
+                raise
+            state = {"id": task.id, "status": task.state, "progress": task.progress, "failure": task.failure, "message": task.message}
+            return json.dumps(state)
+
+    return Response(await in_thread(request, work), media_type=JSON)
 
 
 @router.get(
@@ -85,28 +111,46 @@ async def get_plan(request: Request, plan_id: str, _: Annotated[ApiKey, Depends(
     responses={200: {"description": "Server-sent events", "content": {EVENTS: {}}}, **problems(401, 403, 404, 503)},
 )
 async def get_events(request: Request, plan_id: str, _: Annotated[ApiKey, Depends(needs("read"))]) -> Response:
-    """Server-sent events: `probe` for every change of a probe of the plan, `done` at the end."""
+    """Server-sent events: `study` for every step of a plan that spends probes, `probe` for every change of a probe, `done` at the end."""
     wiring = wiring_of(request)
-    await in_thread(request, lambda: wiring.store.get_plan(plan_id))
+    task = await in_thread(request, lambda: study_of(wiring, plan_id))
+    if task is None:
+        await in_thread(request, lambda: wiring.store.get_plan(plan_id))
 
     async def read() -> list[ProbeRecord]:
         return await in_thread(request, lambda: probes_of(wiring, plan_id))
 
-    stream = follow(plan_id, DONE, read, anyio.sleep)
+    async def stand(after: int) -> tuple[str, Sequence[TaskEvent]]:
+        return await in_thread(request, lambda: (wiring.tasks.get(plan_id).state, wiring.tasks.events(plan_id, after)))
+
+    stream = follow(plan_id, DONE, read, anyio.sleep) if task is None else follow_study(plan_id, read, stand, anyio.sleep)
     return StreamingResponse(stream, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
 
 
 @router.delete("/plans/{plan_id}", responses=problems(401, 403, 404, 503))
 async def cancel_plan(request: Request, plan_id: str, _: Annotated[ApiKey, Depends(needs("plan"))]) -> PlanState:
-    """Cancels what still runs for a plan: its queued and running probes. The plan itself is an answer and stays."""
+    """Cancels what still runs for a plan: its study, its queued and running probes. A plan that was answered stays."""
     wiring = wiring_of(request)
 
     def work() -> PlanState:
-        wiring.store.get_plan(plan_id)
+        task = study_of(wiring, plan_id)
+        if task is None:
+            wiring.store.get_plan(plan_id)
+        else:
+            task = wiring.tasks.cancel(plan_id, wiring.clock.now())
         ended = [wiring.probes.cancel(record.id, wiring.clock.now()) for record in probes_of(wiring, plan_id) if record.state in OPEN]
-        return PlanState(id=plan_id, status=DONE, cancelled_probes=[record.id for record in ended])
+        return PlanState(id=plan_id, status=DONE if task is None else task.state, cancelled_probes=[record.id for record in ended])
 
     return await in_thread(request, work)
+
+
+def study_of(wiring: Wiring, plan_id: str) -> TaskRecord | None:
+    """The study that makes, or made, this plan; None for a plan on paper."""
+    try:
+        task = wiring.tasks.get(plan_id)
+    except NotFoundError:
+        return None
+    return task if task.kind == "study" else None
 
 
 def probes_of(wiring: Wiring, plan_id: str) -> list[ProbeRecord]:

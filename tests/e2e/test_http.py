@@ -98,7 +98,7 @@ def test_nothing_fits_is_409_with_the_nearest_miss(sqlite_client: TestClient, jo
 
 def test_probing_is_refused_with_a_way_out(sqlite_client: TestClient, job: dict[str, Any]) -> None:
     body = is_problem(sqlite_client.post("/plan", json={**job, "probe": {"max_probes": 1}}), 422)
-    assert (body["field"], "no probe runner" in body["message"]) == ("probe", True)
+    assert (body["field"], "has no h100" in body["message"]) == ("probe.pool", True)
 
 
 @pytest.mark.parametrize(

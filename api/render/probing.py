@@ -1,0 +1,47 @@
+"""What a plan's probes found, beside what was predicted."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from api.render.estimate import heading, indented
+from planner.specs.plan import Plan
+from planner.units import format_seconds
+
+SHOWN_TRIALS = 12
+
+
+def probing_section(plan: Plan) -> Iterator[RenderableType]:
+    """The measured layouts and why probing stopped; nothing for a plan on paper."""
+    if plan.probing is None:
+        return
+    yield heading("Measured")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=False)
+    table.add_column("layout")
+    for name in ("measured", "predicted", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for entry in plan.ranked:
+        found = entry.measurement or {}
+        measured, predicted = found.get("step_seconds"), entry.estimate.step_seconds
+        if measured and predicted:
+            table.add_row(entry.layout.short(), format_seconds(measured), format_seconds(predicted), f"{measured / predicted:.2f}")
+    if table.row_count:
+        yield indented(table)
+    failed = [trial for trial in plan.probing["trials"] if trial["state"] == "fail"]
+    lines = [_sentence(plan.probing), *(f"failed: {_words(trial)}" for trial in failed[:SHOWN_TRIALS])]
+    yield from (indented(Text(line)) for line in lines)
+    yield ""
+
+
+def _sentence(probing: dict[str, Any]) -> str:
+    regret = f"expected regret of number 1: {probing['expected_regret']:.1%}"
+    ruled_out = f"; {probing['num_ruled_out']:,} layouts ruled out by what ran out of memory" if probing["num_ruled_out"] else ""
+    return f"{probing['probes']} probes, {probing['gpu_seconds']:.0f} GPU-seconds; {regret}{ruled_out}; stopped: {probing['stopped']}"
+
+
+def _words(trial: dict[str, Any]) -> str:
+    return str(trial.get("message") or trial.get("failure") or "no reason given")

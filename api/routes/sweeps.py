@@ -1,0 +1,99 @@
+"""POST /sweeps, GET /sweeps, GET and DELETE /sweeps/{id}, POST /sweeps/{id}/run, /pause and /resume."""
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response
+
+from api.requests import JSON, answer_once, in_thread, read_body, wiring_of
+from api.routes.plans import body_of, problems
+from api.security import needs
+from api.settings import ApiKey
+from api.storage.common import MAX_PAGE
+from api.sweeping import add_sweep, cancel_sweep, next_due, run_now, sweep_detail
+from planner.specs.sweep import SweepSpec
+
+router = APIRouter(tags=["sweeps"])
+Prober = Annotated[ApiKey, Depends(needs("probe"))]
+Reader = Annotated[ApiKey, Depends(needs("read"))]
+
+
+@router.post(
+    "/sweeps", response_model=None, status_code=201, responses=problems(401, 403, 409, 413, 415, 422, 503),
+    openapi_extra=body_of(SweepSpec.model_json_schema()),
+)  # fmt: skip
+async def post_sweep(request: Request, key: Prober) -> Response:
+    """Stores a sweep. With a `schedule` workers run it from then on; without one POST /sweeps/{id}/run does."""
+    posted = await read_body(request, key)
+
+    def work() -> Response:
+        sweep = add_sweep(posted.wiring, posted.value, allow_files=False)
+        body = json.dumps(sweep_detail(posted.wiring, sweep))
+        return Response(body, 201, media_type=JSON, headers={"location": f"/sweeps/{sweep.id}"})
+
+    return await in_thread(request, lambda: answer_once(posted, work))
+
+
+@router.get("/sweeps", responses=problems(401, 403, 422, 503))
+async def list_sweeps(
+    request: Request,
+    _: Reader,
+    cursor: Annotated[str | None, Query(max_length=400)] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+) -> dict[str, Any]:
+    """Stored sweeps, newest first, each with its newest run."""
+    wiring = wiring_of(request)
+
+    def work() -> dict[str, Any]:
+        page = wiring.sweeps.list(cursor, limit)
+        return {"items": [sweep_detail(wiring, sweep, runs=1) for sweep in page.items], "next_cursor": page.next_cursor}
+
+    return await in_thread(request, work)
+
+
+@router.get("/sweeps/{sweep_id}", responses=problems(401, 403, 404, 503))
+async def get_sweep(request: Request, sweep_id: str, _: Reader) -> dict[str, Any]:
+    """One sweep with its newest runs and their reports."""
+    wiring = wiring_of(request)
+    return await in_thread(request, lambda: sweep_detail(wiring, wiring.sweeps.get(sweep_id)))
+
+
+@router.post("/sweeps/{sweep_id}/run", status_code=202, responses=problems(401, 403, 404, 503))
+async def run_sweep_now(request: Request, sweep_id: str, _: Prober) -> dict[str, Any]:
+    """Queues a run for the next free worker."""
+    wiring = wiring_of(request)
+
+    def work() -> dict[str, Any]:
+        task = run_now(wiring, wiring.sweeps.get(sweep_id), ours=False)
+        return {"id": task.id, "sweep": sweep_id, "state": task.state}
+
+    answer = await in_thread(request, work)
+    request.app.state.task_workers.wake()
+    return answer
+
+
+@router.post("/sweeps/{sweep_id}/pause", responses=problems(401, 403, 404, 409, 503))
+async def pause_sweep(request: Request, sweep_id: str, _: Prober) -> dict[str, Any]:
+    """No more runs until it is resumed."""
+    wiring = wiring_of(request)
+    return await in_thread(request, lambda: sweep_detail(wiring, wiring.sweeps.change(sweep_id, "paused", None)))
+
+
+@router.post("/sweeps/{sweep_id}/resume", responses=problems(401, 403, 404, 409, 503))
+async def resume_sweep(request: Request, sweep_id: str, _: Prober) -> dict[str, Any]:
+    """Runs again from the next moment of its schedule on."""
+    wiring = wiring_of(request)
+
+    def work() -> dict[str, Any]:
+        due = next_due(wiring.sweeps.get(sweep_id).spec.get("schedule"), wiring.clock.now())
+        return sweep_detail(wiring, wiring.sweeps.change(sweep_id, "active", due))
+
+    return await in_thread(request, work)
+
+
+@router.delete("/sweeps/{sweep_id}", responses=problems(401, 403, 404, 503))
+async def delete_sweep(request: Request, sweep_id: str, _: Prober) -> dict[str, Any]:
+    """Never again; what runs of it is asked to stop. Its reports stay."""
+    wiring = wiring_of(request)
+    return await in_thread(request, lambda: sweep_detail(wiring, cancel_sweep(wiring, sweep_id)))

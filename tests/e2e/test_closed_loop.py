@@ -1,0 +1,197 @@
+"""Plans that spend probes and sweeps, through the real command line and the real app: with a stand-in program, once with the real one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.app import create_app
+from api.settings import Settings
+from tests.conftest import ROOT, Cli, clean_environment
+from tests.stand_ins import worker
+
+TINY = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "vocab_size": 256, "model_type": "llama", "name": "tiny",
+}  # fmt: skip
+JOB: dict[str, Any] = {
+    "model": TINY, "cluster": {"gpu": "cpu", "num_gpus": 2}, "training": {"seq_len": 32, "global_batch_size": 8},
+    "search": {"allow": {"precision": ["bf16"], "compile": [False]}}, "probe": {"max_probes": 3, "max_gpu_seconds": 900, "steps": 2},
+}  # fmt: skip
+SWEEP: dict[str, Any] = {
+    "name": "nightly", "models": [TINY], "clusters": [{"gpu": "cpu", "num_gpus": 2}],
+    "trainings": [{"seq_len": 32, "global_batch_size": 8}],
+    "measure": {"top_k": 1, "anchors": [{"dp_shard": 2, "ac": "full"}], "informative": 1}, "steps": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path) -> dict[str, str]:
+    return {
+        "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"), "PLANNER_LEASE_FOLDER": str(tmp_path / "leases"),
+        "PLANNER_PROBE_PROGRAM": worker.__file__,
+    }  # fmt: skip
+
+
+def written(folder: Path, values: dict[str, Any], name: str = "job.json") -> Path:
+    path = folder / name
+    path.write_text(json.dumps(values))
+    return path
+
+
+def items(cli: Cli) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(cli("measurements", "list", "--json").stdout)["items"]
+    return found
+
+
+def test_a_plan_spends_its_probes_and_says_what_they_found(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
+    done = cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    measured = [entry for entry in plan["ranked"] if entry["measurement"]]
+    assert plan["ranked"][0]["source"] == "probed"
+    assert plan["ranked"][0]["measurement"]["step_seconds"] == pytest.approx(worker.STEP_SECONDS)
+    assert 1 <= len(measured) <= plan["probing"]["probes"] <= 3
+    assert {row["measured"]["step_seconds"] for row in items(cli)} == {worker.STEP_SECONDS}
+    asked = [trial for trial in plan["probing"]["trials"] if trial.get("reason")]
+    assert asked, "a trial says why it was asked"
+    assert "stopped" in done.stderr
+    again = json.loads(cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings).stdout)
+    shapes = [json.dumps(row["layout"], sort_keys=True) for row in items(cli)]
+    assert len(shapes) == len(set(shapes)), "what was measured is not measured again"
+    assert again["calibration_id"] != plan["calibration_id"], "the first plan's probes taught the second"
+
+
+def test_killed_at_any_moment_it_goes_on_and_measures_nothing_twice(
+    cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+) -> None:
+    path = written(tmp_path, JOB)
+    command = [sys.executable, "-m", "api.cli", "recommend", "--job", str(path), "--json"]
+    for wait in (6.0, 9.0):
+        runner = subprocess.Popen(
+            command, cwd=ROOT, env={**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **surroundings}, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        time.sleep(wait)
+        os.kill(runner.pid, signal.SIGKILL)
+        runner.wait()
+    done = cli("recommend", "--job", path, "--json", env=surroundings)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    shapes = [json.dumps(row["layout"], sort_keys=True) for row in items(cli)]
+    assert len(shapes) == len(set(shapes)) <= 3
+    assert plan["probing"]["probes"] <= 3
+
+
+def test_a_pool_without_the_gpu_is_refused_before_anything_is_stored(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
+    job = {**JOB, "model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
+    done = cli("recommend", "--job", written(tmp_path, job), env=surroundings)
+    assert done.returncode == 2
+    assert "has no h100-sxm-80gb" in done.stderr
+    assert "gpu: cpu" in done.stderr
+
+
+def test_failing_probes_end_in_exit_4_with_their_own_words(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
+    done = cli("recommend", "--job", written(tmp_path, {**JOB, "notes": "victims"}), "--json", env=surroundings)
+    assert done.returncode == 4, done.stderr
+    assert "KeyError: 'rope'" in done.stderr
+
+
+def test_a_sweep_measures_learns_and_reports_changes(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
+    first = cli("sweep", "run", written(tmp_path, SWEEP, "sweep.json"), "--json", env=surroundings)
+    assert first.returncode == 0, first.stderr
+    report = json.loads(first.stdout)
+    (job,) = report["jobs"]
+    assert [line["why"].split(" ")[0] for line in job["layouts"]] == ["anchor", "rank", "least"]
+    assert {line["status"] for line in job["layouts"]} == {"ok"}
+    second = json.loads(cli("sweep", "run", report["sweep"], "--json", env=surroundings).stdout)
+    assert [line["change"] for line in second["jobs"][0]["layouts"]] == [0.0, 0.0, 0.0]
+    assert second["jobs"][0]["new_winner"] is False
+    shown = cli("sweep", "show", report["sweep"]).stdout
+    assert shown.count("3 of 3 layouts measured") == 2
+    assert json.loads(cli("calibrate", "--json").stdout)[0]["gpu"] == "cpu"
+
+
+def test_a_sweep_is_scheduled_paused_resumed_and_cancelled(cli: Cli, tmp_path: Path) -> None:
+    path = written(tmp_path, {**SWEEP, "schedule": "0 2 * * *"}, "sweep.json")
+    sweep = json.loads(cli("sweep", "schedule", path, "--json").stdout)
+    assert sweep["next_due_at"].endswith("02:00:00+00:00")
+    for command, state in (("pause", "paused"), ("resume", "active"), ("cancel", "cancelled")):
+        assert cli("sweep", command, sweep["id"]).returncode == 0
+        assert json.loads(cli("sweep", "show", sweep["id"], "--json").stdout)["state"] == state
+    refused = cli("sweep", "resume", sweep["id"])
+    assert refused.returncode != 0
+    assert "was cancelled" in refused.stderr
+    bad = cli("sweep", "schedule", written(tmp_path, {**SWEEP, "schedule": "61 2 * * *"}, "bad.json"))
+    assert bad.returncode == 2
+    assert "cron" in bad.stderr
+
+
+@pytest.fixture
+def client(tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]) -> Iterator[TestClient]:
+    settings = Settings(
+        database_url=sqlite_url, probe_folder=Path(surroundings["PLANNER_PROBE_FOLDER"]),
+        lease_folder=Path(surroundings["PLANNER_LEASE_FOLDER"]), probe_program=worker.__file__,
+    )  # fmt: skip
+    with TestClient(create_app(settings), raise_server_exceptions=False) as made:
+        yield made
+
+
+def test_over_http_a_plan_with_probes_is_accepted_followed_and_answered(client: TestClient) -> None:
+    accepted = client.post("/plan", json={**JOB, "probe": {"max_probes": 1, "steps": 2}})
+    assert accepted.status_code == 202, accepted.text
+    where = accepted.headers["location"]
+    with client.stream("GET", f"{where}/events") as stream:
+        text = "".join(stream.iter_text())
+    names = [line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event: ")]
+    assert names[-1] == "done"
+    assert {"study", "probe"} <= set(names)
+    plan = client.get(where).json()
+    assert plan["id"] == accepted.json()["id"]
+    assert plan["ranked"][0]["source"] == "probed"
+    assert any(item.get("gpu") == "cpu" for item in client.get("/calibrations").json()["items"])
+
+
+def test_over_http_a_queued_plan_can_be_cancelled(tmp_path: Path, sqlite_url: str) -> None:
+    with TestClient(create_app(Settings(database_url=sqlite_url, task_workers=0, probe_workers=0))) as client:
+        where = client.post("/plan", json=JOB).headers["location"]
+        assert client.get(where).json()["status"] == "queued"
+        assert client.delete(where).json()["status"] == "cancelled"
+        assert client.get(where).json()["status"] == "cancelled"
+
+
+def test_over_http_a_sweep_is_stored_run_and_shown(client: TestClient) -> None:
+    made = client.post("/sweeps", json=SWEEP)
+    assert made.status_code == 201, made.text
+    where = made.headers["location"]
+    assert client.post(f"{where}/run").status_code == 202
+    for _ in range(600):
+        (run,) = client.get(where).json()["runs"]
+        if run["state"] not in ("queued", "running"):
+            break
+        time.sleep(0.2)
+    assert run["state"] == "done", run
+    assert run["report"]["headline"].startswith("3 of 3 layouts measured")
+    assert client.get("/sweeps").json()["items"][0]["id"] == made.json()["id"]
+    assert client.delete(where).json()["state"] == "cancelled"
+    assert client.get("/sweeps/sweep-nope").status_code == 404
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_loop_with_the_real_program(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
+    pytest.importorskip("torch", reason="the reference program needs it")
+    job = {**JOB, "probe": {"max_probes": 1, "steps": 2}}
+    done = cli("recommend", "--job", written(tmp_path, job), "--json", env={**surroundings, "PLANNER_PROBE_PROGRAM": "probes.worker"})
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["probing"]["probes"] == 1
+    assert plan["ranked"][0]["measurement"]["step_seconds"] > 0
