@@ -1,0 +1,255 @@
+"""How a request is answered: directly, by emulated ranks, or by small runs that imitate a big one, with the error that is claimed."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from planner.cost.estimate import estimate_job
+from planner.errors import ProbeError
+from planner.rules import violations
+from planner.specs.cluster import ClusterSpec
+from planner.specs.estimate import Estimate
+from planner.specs.job import Job
+from planner.specs.measurement import Measured as Numbers
+from probes.backends.local import Capacity
+from probes.campaign import Answer, Campaign, ProbeRequest
+from probes.emulate import ranks_of_interest
+from probes.imitate import extrapolate, fewer_layers, imitate, period
+from probes.launch import Watch
+from probes.protocol import Environment, Failed, FailureKind, Measured, Outcome, OutOfMemory, ProbeResult, ProbeTask, RankMemory
+
+World = Callable[[ProbeTask], Outcome]
+
+
+def job(model: str, num_gpus: int, layout: dict[str, Any], *, seq_len: int = 4096, batch: int = 4) -> dict[str, Any]:
+    training = {"seq_len": seq_len, "global_batch_size": num_gpus * batch}
+    return {"model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}, "training": training, "layout": layout}
+
+
+class FakePool:
+    """A pool whose runs come out as `world` says."""
+
+    name = "fake"
+
+    def __init__(self, devices: int, world: World) -> None:
+        self.devices, self.world, self.tasks = devices, world, []
+
+    def capacity(self, cluster: ClusterSpec) -> Capacity:
+        return Capacity(num_devices=self.devices, device="cuda", why_none="it has none")
+
+    def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
+        self.tasks.append(task)
+        return ProbeResult(
+            task=task, outcome=self.world(task), environment=Environment(python="3", torch="2.11"),
+            started_at="2026-11-21T12:00:00+00:00", wall_seconds=10.0, gpu_seconds=10.0 * task.num_processes(),
+        )  # fmt: skip
+
+    tasks: list[ProbeTask]
+
+
+def as_predicted(slower: float = 1.0, bigger: float = 1.0) -> World:
+    """Everything as the cost model says, times constant factors; an emulated rank takes the busy seconds of its estimate."""
+
+    def outcome(task: ProbeTask) -> Outcome:
+        estimate = estimate_job(task.parsed())
+        seconds = _busy(estimate) if task.emulate_rank is not None else float(estimate.step_seconds or 0.0)
+        rank = task.emulate_rank or 0
+        memory = RankMemory(
+            rank=rank, peak_allocated_bytes=_bytes(estimate.peak_allocated_bytes, bigger) - rank,
+            peak_reserved_bytes=_bytes(estimate.peak_reserved_bytes, bigger) - rank,
+            device_used_bytes=_bytes(estimate.device_bytes, bigger) - rank,
+        )  # fmt: skip
+        each = [seconds * slower * spread for spread in (0.99, 1.0, 1.01)]
+        return Measured(
+            step_seconds=None if task.fake_tensors else seconds * slower, step_seconds_each=[] if task.fake_tensors else each,
+            tokens_per_second_per_gpu=None, mfu=None, losses=[2.0], gradient_norms=[1.0], memory=[memory],
+        )  # fmt: skip
+
+    return outcome
+
+
+def _busy(estimate: Estimate) -> float:
+    assert estimate.time is not None
+    parts = estimate.time
+    return parts.compute_seconds + parts.recompute_seconds + parts.optimizer_seconds + parts.other_seconds
+
+
+def _bytes(value: float | None, factor: float) -> int:
+    assert value is not None
+    return round(value * factor)
+
+
+def ask(values: dict[str, Any], pool: FakePool, **options: Any) -> Answer:
+    request, parsed = ProbeRequest.from_user({"job": values, **options})
+    return Campaign.of(request, parsed, "probe-1", pool.capacity(parsed.cluster)).run(pool, Watch())
+
+
+def numbers_of(answer: Answer) -> Numbers:
+    return answer.measurements[0].measured
+
+
+class TestDirect:
+    def test_what_fits_runs_as_it_is(self) -> None:
+        pool = FakePool(8, as_predicted(1.1))
+        answer = ask(job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"}), pool, steps=7, seed=3)
+        assert [(task.id, task.steps, task.seed, task.emulate_rank) for task in pool.tasks] == [("probe-1", 7, 3, None)]
+        (measurement,) = answer.measurements
+        assert (measurement.id, measurement.measured.rung, measurement.measured.steps) == ("probe-1", "probed", 3)
+
+    def test_a_failure_measures_nothing_and_memory_that_ran_out_does(self) -> None:
+        failed = FakePool(8, lambda task: Failed(kind=FailureKind.HANG, rank=3, message="waited"))
+        answer = ask(job("llama3-8b", 8, {"dp_shard": 8}), failed)
+        assert (answer.measurements, answer.failed is not None) == ((), True)
+        full = FakePool(8, lambda task: OutOfMemory(rank=2, attempted_bytes=5, allocated_bytes=6, message="out"))
+        answer = ask(job("llama3-8b", 8, {"dp_shard": 8}), full)
+        assert (numbers_of(answer).status, answer.failed is not None) == ("oom", True)
+
+    def test_no_device_at_all_is_one_line(self) -> None:
+        with pytest.raises(ProbeError, match="no NVIDIA GPU to probe on: it has none; use --emulate"):
+            ask(job("llama3-8b", 8, {"dp_shard": 8}), FakePool(0, as_predicted()))
+
+
+class TestEmulated:
+    def test_a_rank_of_each_kind_of_stage(self) -> None:
+        def ranks(layout: dict[str, Any], num_gpus: int, **cluster: Any) -> tuple[int, ...]:
+            values = job("llama3-70b", num_gpus, layout)
+            values["cluster"] |= cluster
+            parsed = Job.from_user(values)
+            assert parsed.layout is not None
+            return ranks_of_interest(parsed.layout, parsed.cluster)
+
+        assert ranks({"dp_shard": 32, "tp": 8}, 256) == (0,)
+        assert ranks({"dp_shard": 8, "tp": 8, "pp": 4}, 256) == (0, 128, 192)
+        assert ranks({"dp_shard": 2, "tp": 8, "pp": 2}, 32) == (0, 16)
+        order = ["tp", "pp", "cp", "dp_shard", "dp_replicate"]
+        assert ranks({"dp_shard": 8, "tp": 8, "pp": 4}, 256, rank_order=order) == (0, 16, 24)
+
+    def test_what_it_does_not_wait_for_comes_from_the_model_and_says_so(self) -> None:
+        values = job("llama3-70b", 64, {"dp_shard": 2, "tp": 8, "pp": 4, "ac": "full"}, batch=8)
+        pool = FakePool(1, as_predicted())
+        answer = ask(values, pool, emulate=True)
+        assert [task.emulate_rank for task in pool.tasks] == [0, 32, 48]
+        numbers, estimate = numbers_of(answer), estimate_job(Job.from_user(values))
+        extra = numbers.model_extra or {}
+        assert numbers.step_seconds == pytest.approx(estimate.step_seconds, rel=1e-9)
+        assert estimate.time is not None
+        assert extra["measured_seconds"] == pytest.approx(_busy(estimate))
+        assert extra["from_model"]["communication_seconds"] == pytest.approx(sum(estimate.time.exposed_communication_seconds.values()))
+        assert (numbers.rung, numbers.peak_reserved_bytes) == ("emulated", _bytes(estimate.peak_reserved_bytes, 1.0))
+        assert numbers.gpu_seconds == 30.0
+        assert numbers.tokens_per_second_per_gpu == pytest.approx(estimate.tokens_per_second_per_gpu)
+
+    def test_slower_compute_stretches_the_bubble_too(self) -> None:
+        values = job("llama3-70b", 64, {"dp_shard": 2, "tp": 8, "pp": 4, "ac": "full"}, batch=8)
+        estimate = estimate_job(Job.from_user(values))
+        assert estimate.time is not None
+        numbers = numbers_of(ask(values, FakePool(1, as_predicted(2.0)), emulate=True))
+        assert (numbers.model_extra or {})["from_model"]["bubble_seconds"] == pytest.approx(2 * estimate.time.bubble_seconds)
+
+    def test_without_a_gpu_there_is_memory_and_no_time(self) -> None:
+        pool = FakePool(0, as_predicted())
+        numbers = numbers_of(ask(job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"}), pool, emulate=True))
+        assert (pool.tasks[0].fake_tensors, pool.tasks[0].device) == (True, "cpu")
+        assert (numbers.step_seconds, numbers.tokens_per_second_per_gpu) == (None, None)
+        assert numbers.peak_allocated_bytes
+
+
+BIG = [
+    ("llama3-8b", 64, {"dp_shard": 64, "ac": "full"}, 1),
+    ("llama3-8b", 32, {"dp_replicate": 4, "dp_shard": 8, "ac": "full"}, 8),
+    ("llama3-70b", 256, {"dp_shard": 32, "tp": 8, "ac": "full"}, 8),
+    ("llama3-70b", 512, {"dp_shard": 16, "tp": 8, "pp": 4, "ac": "full"}, 32),
+    ("mixtral-8x7b", 64, {"dp_shard": 64, "ep": 8, "ac": "full"}, 8),
+    ("gemma2-9b", 64, {"dp_shard": 64, "ac": "full"}, 1),
+    ("deepseek-v2-lite", 64, {"dp_shard": 64, "ep": 8, "ac": "full"}, 8),
+]
+
+
+class TestImitated:
+    @pytest.mark.parametrize(("model", "num_gpus", "layout", "devices"), BIG)
+    def test_small_runs_are_legal_fit_and_differ_by_equal_layers(
+        self, model: str, num_gpus: int, layout: dict[str, Any], devices: int
+    ) -> None:
+        big = Job.from_user(job(model, num_gpus, layout))
+        imitation = imitate(big, devices)
+        assert imitation is not None
+        assert big.layout is not None
+        for small in imitation.runs:
+            assert small.layout is not None
+            assert violations(small.layout, small.model, small.cluster, small.training) == []
+            assert small.cluster.num_gpus <= devices
+            assert estimate_job(small).fits
+            assert (small.layout.tp, small.layout.cp, small.layout.pp, small.layout.ac) == (
+                big.layout.tp, big.layout.cp, big.layout.pp, big.layout.ac
+            )  # fmt: skip
+            here, there = (one.training.global_batch_size / (one.layout.dp_degree if one.layout else 1) for one in (small, big))
+            assert here == there
+        depths = [small.model.num_hidden_layers for small in imitation.runs] + [big.model.num_hidden_layers]
+        assert all((deeper - shallower) % period(big.model) == 0 for shallower, deeper in pairwise(depths))
+        for shallower, deeper in pairwise(imitation.runs):
+            added = [kind for kind in deeper.model.layer_kinds()[shallower.model.num_hidden_layers :]]
+            assert set(added) <= set(big.model.layer_kinds()[-period(big.model) :])
+
+    @pytest.mark.parametrize(("model", "num_gpus", "layout", "devices"), BIG)
+    def test_in_a_world_like_the_model_it_is_right_within_its_own_error(
+        self, model: str, num_gpus: int, layout: dict[str, Any], devices: int
+    ) -> None:
+        values = job(model, num_gpus, layout)
+        numbers = numbers_of(ask(values, FakePool(devices, as_predicted())))
+        estimate, claimed = estimate_job(Job.from_user(values)), (numbers.model_extra or {})["relative_error"]
+        for key in ("step_seconds", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"):
+            error = abs(getattr(numbers, key) / getattr(estimate, key) - 1.0)
+            assert error <= 2 * claimed[key] + 1e-9, (key, error, claimed[key])
+            assert claimed[key] < 0.35, (key, claimed[key])
+        assert numbers.rung == "imitated"
+
+    def test_slower_compute_shows_in_full(self) -> None:
+        values = job("llama3-8b", 32, {"dp_replicate": 4, "dp_shard": 8, "ac": "full"})
+        estimate = estimate_job(Job.from_user(values))
+        numbers = numbers_of(ask(values, FakePool(8, as_predicted(1.3))))
+        assert estimate.step_seconds is not None
+        assert numbers.step_seconds == pytest.approx(1.3 * estimate.step_seconds, rel=0.02)
+
+    def test_noise_is_magnified_by_the_distance(self) -> None:
+        imitation = imitate(Job.from_user(job("llama3-8b", 64, {"dp_shard": 64, "ac": "full"})), 1)
+        assert imitation is not None
+
+        def claimed(spread: float) -> float:
+            runs = []
+            for small in imitation.runs:
+                seconds = estimate_job(small).step_seconds
+                assert seconds is not None
+                runs.append(Numbers(step_seconds=seconds, step_seconds_sd=spread * seconds, steps=10))
+            guess = extrapolate(imitation, runs)
+            assert guess.peak_allocated_bytes is None
+            return float((guess.model_extra or {})["relative_error"]["step_seconds"])
+
+        assert claimed(0.2) > 2 * claimed(0.0) > 0
+
+    def test_its_small_runs_are_measurements_of_their_own(self) -> None:
+        answer = ask(job("llama3-8b", 64, {"dp_shard": 64, "ac": "full"}), FakePool(1, as_predicted()))
+        whole, *small = answer.measurements
+        assert (whole.id, whole.job.cluster.num_gpus, len(small)) == ("probe-1", 64, 2)
+        assert [one.measured.rung for one in small] == ["probed", "probed"]
+        assert [one.job.model.num_hidden_layers for one in small] == [
+            one["num_layers"] for one in (whole.measured.model_extra or {})["imitated_by"]
+        ]
+        assert "64 GPUs are imitated by 1, 32 layers by" in answer.notes[0]
+
+    def test_a_small_run_out_of_memory_says_nothing_of_the_big_one(self) -> None:
+        pool = FakePool(1, lambda task: OutOfMemory(rank=0, attempted_bytes=1, allocated_bytes=1, message="out"))
+        answer = ask(job("llama3-8b", 64, {"dp_shard": 64, "ac": "full"}), pool)
+        assert (answer.measurements, answer.failed is not None) == ((), True)
+
+    def test_model_parallelism_that_is_too_wide_cannot_be_imitated(self) -> None:
+        with pytest.raises(ProbeError, match="the layout needs 64 GPUs, this machine has 4; use --emulate"):
+            ask(job("llama3-70b", 64, {"dp_shard": 8, "tp": 8}), FakePool(4, as_predicted()))
+
+    def test_fewer_layers_keep_windows_and_dense_layers_in_place(self) -> None:
+        gemma = Job.from_user(job("gemma2-9b", 8, {"dp_shard": 8}))
+        assert period(gemma.model) == 2
+        assert fewer_layers(gemma, 4).model.layer_kinds() == gemma.model.layer_kinds()[:4]
+        deepseek = Job.from_user(job("deepseek-v2-lite", 8, {"dp_shard": 8}))
+        assert [kind.moe for kind in fewer_layers(deepseek, 3).model.layer_kinds()] == [False, True, True]
