@@ -5,6 +5,8 @@
 Call it again until it says that nothing is left: what is in the files already is passed over, and the rest comes most informative first.
 Needs torch with CUDA, numpy, scipy, pydantic and pyyaml. `--tiny` tries every path on a CPU in a few minutes.
 
+`--fake GPU` counts the memory of the same ranks with fake tensors, on any machine with torch, into measured/fake-GPU.runs.jsonl.
+
   measured/own-GPU.micro.jsonl  kernels that the runs below consist of and that nothing measured covers (`python -m probes.micro`)
   measured/own-GPU.runs.jsonl   real training on one GPU and single ranks of large worlds (`survey_grid.py`), with what ran out of memory
 
@@ -26,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 try:
-    from benchmarks.survey_grid import Case, cases
+    from benchmarks.survey_grid import Case, cases, fake_cases
     from planner.calibration.coverage import Shape, Use, choose, uses
     from planner.catalog.clusters import gpu_names, load_gpu
     from planner.columns import LayoutBatch
@@ -44,25 +46,40 @@ except ModuleNotFoundError as error:
 
 MEASURED = Path(__file__).resolve().parent / "measured"
 MICRO_SHARE, MICRO_SECONDS = 0.15, 60.0
-CASE_SECONDS = 240.0  # no case may take longer, its compilation included
+CASE_SECONDS, FAKE_LIMIT_SECONDS = 240.0, 1200.0
 LEAST_SECONDS = 30.0  # with less left, nothing is started
 LONG_STEP_SECONDS = 4.0  # a step predicted longer is repeated less often
 START_SECONDS, COMPILE_SECONDS = 10.0, 25.0  # of a process until its first step; judgement
+FAKE_SECONDS = 60.0  # of a case with fake tensors: 20 to 140, whatever the model would take on a GPU
 NOT_YET = {FailureKind.INTERRUPTED, FailureKind.TIMEOUT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where the survey runs: the GPU's catalogue name, and what CUDA_VISIBLE_DEVICES shall say (None on a CPU)."""
+    """Where the survey runs: the GPU's catalogue name, and what CUDA_VISIBLE_DEVICES shall say (None on a CPU).
+
+    fake: no GPU, fake tensors in its place.
+    """
 
     gpu: str
     name: str
     devices: tuple[str, ...] | None
+    fake: bool = False
 
     @property
     def device(self) -> str:
         """cuda or cpu."""
         return "cpu" if self.devices is None else "cuda"
+
+    @property
+    def source(self) -> str:
+        """What its rows and files are called after."""
+        return f"{'fake' if self.fake else 'own'}-{self.gpu}"
+
+    @property
+    def case_seconds(self) -> float:
+        """No case may take longer, its start and compilation included."""
+        return FAKE_LIMIT_SECONDS if self.fake else CASE_SECONDS
 
 
 def find_machine() -> Machine:
@@ -75,6 +92,13 @@ def find_machine() -> Machine:
         if nvidia.is_same_gpu(load_gpu(name), gpu):
             return Machine(gpu=name, name=gpu.name, devices=(gpu.uuid,))
     sys.exit(f"{gpu.name} is not in the catalogue; add planner/catalog/gpus/NAME.yaml (README, 'Each kind of change has one home')")
+
+
+def choose_machine(fake: str, *, tiny: bool) -> Machine:
+    """The machine that the flags ask for, else this one's GPU."""
+    if fake:
+        return Machine(gpu=load_gpu(fake, field="--fake").name, name="fake tensors", devices=None, fake=True)
+    return Machine(gpu="cpu", name="CPU", devices=None) if tiny else find_machine()
 
 
 def read_rows(*paths: Path) -> list[dict[str, Any]]:
@@ -133,7 +157,7 @@ def task_of(case: Case, machine: Machine, time_limit_seconds: float) -> ProbeTas
     long = predicted_step_seconds(case) > LONG_STEP_SECONDS
     return ProbeTask(
         id=case.id.replace("/", "."), job=case.job, device=machine.device, emulate_rank=case.rank,
-        steps=min(case.steps, 2) if long else case.steps, warmup_steps=1 if long else case.warmup_steps,
+        fake_tensors=machine.fake, steps=min(case.steps, 2) if long else case.steps, warmup_steps=1 if long else case.warmup_steps,
         time_limit_seconds=time_limit_seconds,
     )  # fmt: skip
 
@@ -156,7 +180,9 @@ def _predicted(job: str) -> tuple[float, float]:
 
 def expected_seconds(case: Case, machine: Machine) -> float:
     """Wall seconds of a case, about."""
-    task = task_of(case, machine, CASE_SECONDS)
+    if machine.fake:
+        return FAKE_SECONDS
+    task = task_of(case, machine, machine.case_seconds)
     compiled = COMPILE_SECONDS if case.job["layout"].get("compile") and machine.device == "cuda" else 0.0
     return START_SECONDS + compiled + predicted_step_seconds(case) * (task.steps + task.warmup_steps)
 
@@ -204,9 +230,10 @@ def row_of(case: Case, result: ProbeResult, machine: Machine) -> dict[str, Any]:
     row["measured"] |= {**case.labels, "environment": state, "measured_at": result.started_at}
     if result.outcome.status == "ok":
         row["measured"]["steps_seconds"] = [round(seconds, 6) for seconds in result.outcome.step_seconds_each]
-    source = f"benchmarks/gpu_survey.py on one {machine.name}"
+    source = f"benchmarks/gpu_survey.py on one {machine.name}" if not machine.fake else "benchmarks/gpu_survey.py --fake"
     kind = "a single rank, communication left out" if case.rank is not None else "one GPU"
-    return {"id": case.id, "group": f"own-{machine.gpu}", "complete": True, **row, "source": source, "trust": "high", "notes": kind}
+    kind = "memory of one rank from fake tensors" if machine.fake else kind
+    return {"id": case.id, "group": machine.source, "complete": True, **row, "source": source, "trust": "high", "notes": kind}
 
 
 def say(text: str) -> None:
@@ -234,12 +261,12 @@ def run_cases(machine: Machine, left: list[Case], out: Path, until: float, run: 
                 break
             if expected_seconds(case, machine) > remaining:
                 continue
-            started, task = time.monotonic(), task_of(case, machine, min(remaining, CASE_SECONDS))
+            started, task = time.monotonic(), task_of(case, machine, min(remaining, machine.case_seconds))
             result = run(task, machine, Path(folder))
             took = time.monotonic() - started
             say(describe(case, result, took))
             outcome = result.outcome
-            if isinstance(outcome, Failed) and outcome.kind in NOT_YET and took < CASE_SECONDS:
+            if isinstance(outcome, Failed) and outcome.kind in NOT_YET and took < machine.case_seconds:
                 continue  # the survey's own end came first: next time
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row_of(case, result, machine)) + "\n")
@@ -254,19 +281,21 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name starts so (train/, rank/70b), or micro")
     parser.add_argument("--retry-failed", action="store_true", help="try again what failed otherwise than out of memory")
     parser.add_argument("--tiny", action="store_true", help="a few tiny cases on the CPU")
+    parser.add_argument("--fake", metavar="GPU", default="", help="memory of ranks with fake tensors, for a GPU of the catalogue")
     parser.add_argument("--plain", action="store_true", help="start probes without the guardian, where its kernel features are missing")
     parser.add_argument("--list", action="store_true", help="say what is left and stop")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
-    machine = Machine(gpu="cpu", name="CPU", devices=None) if options.tiny else find_machine()
-    name = f"own-{machine.gpu}{'-tiny' if options.tiny else ''}"
+    machine = choose_machine(options.fake, tiny=options.tiny)
+    name = f"{machine.source}-tiny" if options.tiny else machine.source
     options.out.mkdir(parents=True, exist_ok=True)
     micro, runs = options.out / f"{name}.micro.jsonl", options.out / f"{name}.runs.jsonl"
-    listed = cases(machine.gpu, tiny=options.tiny)
+    listed = fake_cases(machine.gpu) if machine.fake else cases(machine.gpu, tiny=options.tiny)
     rows = read_rows(runs, MEASURED / runs.name)
     done = {row["id"] for row in rows if not (options.retry_failed and row["measured"]["status"] == "failed")}
     left = [case for case in listed if case.id not in done and case.id.startswith(options.only)]
-    kernels = [] if options.only not in ("", "micro") else shapes_left(listed, read_rows(micro, MEASURED / micro.name), options.seconds)
+    no_kernels = machine.fake or options.only not in ("", "micro")
+    kernels = [] if no_kernels else shapes_left(listed, read_rows(micro, MEASURED / micro.name), options.seconds)
     say(f"{machine.name} ({machine.gpu}): {len(left)} of {len(listed)} cases and {len(kernels)} kernels to do")
     if options.list:
         say("\n".join(case.id for case in left))

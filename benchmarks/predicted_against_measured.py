@@ -182,11 +182,11 @@ def verdicts(lines: Sequence[Line], figures: dict[str, dict[str, float]]) -> lis
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", type=Path, help="files of rows; benchmarks/measured/own-*.runs.jsonl unless given")
+    parser.add_argument("rows", nargs="*", type=Path, help="files of rows; benchmarks/measured/*.runs.jsonl unless given")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
-    rows = read(options.rows or sorted(MEASURED.glob("own-*.runs.jsonl")))
+    rows = read(options.rows or sorted(MEASURED.glob("*.runs.jsonl")))
     if not rows:
         raise SystemExit("no rows: run benchmarks/gpu_survey.py on a machine with a GPU first")
     lines = table(rows)

@@ -6,7 +6,7 @@ that cannot fit are kept in: where memory ends is a measurement.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -43,6 +43,23 @@ def cases(gpu: str, *, tiny: bool = False) -> list[Case]:
     train, ranks = list(_train(gpu)), list(_ranks(gpu))
     mixed = (case for pair in zip_longest(_every(train, 2), ranks) for part in pair if part is not None for case in _as_list(part))
     return list(mixed)
+
+
+def fake_cases(gpu: str) -> list[Case]:
+    """The same ranks and runs for fake tensors, which need no GPU and give memory alone: without what only a GPU's compiler can show.
+
+    Compiled code is a closed box to the tracker, so those cases run eagerly; memory budgets and float8 exist compiled only.
+    """
+    found: dict[str, Case] = {}
+    for case in sorted(cases(gpu), key=lambda case: case.rank is None):
+        layout = {**case.job["layout"], "compile": False}
+        if "budget" in layout["ac"] or layout.get("precision", "bf16") != "bf16":
+            continue
+        name = f"fake/{case.id.replace('/compile', '/eager')}"
+        labels = {**case.labels, "fake_tensors": True}
+        case = replace(case, id=name, job={**case.job, "layout": layout}, rank=case.rank or 0, steps=1, warmup_steps=1, labels=labels)
+        found.setdefault(name, case)
+    return list(found.values())
 
 
 def _every(items: list[Case], size: int) -> list[list[Case]]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu_survey, predicted_against_measured
-from benchmarks.survey_grid import cases
+from benchmarks.survey_grid import cases, fake_cases
 from planner.calibration.coverage import NEAR
 from planner.calibration.fit import SOURCE, Data
 from planner.cost.calibration import Calibration
@@ -80,6 +80,18 @@ def test_the_grid_spans_what_was_asked_and_starts_wide() -> None:
     assert any(layout.get("precision") == "float8-rowwise" for layout in first)
     fits = [estimate_job(Job.from_user(case.job)).fits for case in found if case.rank is None]
     assert 3 <= fits.count(False) <= len(fits) // 3
+
+
+def test_fake_tensors_see_every_rank_and_nothing_compiled() -> None:
+    found = fake_cases("h100-sxm-80gb")
+    assert len({case.id for case in found}) == len(found) > 50
+    assert all(case.rank is not None and not case.job["layout"]["compile"] for case in found)
+    assert {case.id for case in found} >= {"fake/rank/405b-on-512/256", "fake/train/llama3-8b/s8192/b1/full/eager"}
+    assert not [case.id for case in found if "float8" in case.id or "budget" in case.id or "compile" in case.id]
+    machine = gpu_survey.choose_machine("H100", tiny=False)
+    task = gpu_survey.task_of(found[0], machine, 100.0)
+    assert (machine.gpu, machine.source) == ("h100-sxm-80gb", "fake-h100-sxm-80gb")
+    assert (task.fake_tensors, task.device, task.steps) == (True, "cpu", 1)
 
 
 def test_a_survey_fits_a_few_calls() -> None:
@@ -247,6 +259,17 @@ def test_no_run_teaches_what_judges_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(not (mine & theirs) for mine, theirs in zip(taught, judged, strict=True))
     assert judged[0] | judged[1] == {float(place) for place in range(1, 8)}
     assert list(found.values()) == pytest.approx([np.exp(0.5)] * 7)  # the machine's own offset, learned from the other half
+
+
+def test_memory_alone_is_a_row_of_the_table() -> None:
+    (case,) = (case for case in fake_cases("h100-sxm-80gb") if case.id == "fake/rank/405b-on-512/480")
+    numbers = {"status": "ok", "rung": "emulated", "peak_allocated_bytes": 2.0**35, **case.labels}
+    (line,) = predicted_against_measured.table([{"id": case.id, **case.job, "measured": numbers}])
+    assert (line.emulated, line.measured_seconds, line.measured_allocated) == (True, None, 2.0**35)
+    estimate = estimate_job(Job.from_user(case.job))
+    assert estimate.memory is not None
+    assert line.predicted_allocated == estimate.memory.stages[15].peak_allocated_bytes
+    assert predicted_against_measured.cells(line)[1:4] == ["-", "-", "-"]
 
 
 def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
