@@ -197,6 +197,8 @@ def job_03(name: str, family: str, flavor: str, converters: Sequence[str], custo
     """Module for `--module planner_job --config planner_job`; everything a flag can say is left to the flags."""
     names = sorted({converter.partition(".")[0] for converter in converters})
     quantization = f"from torchtitan.components.quantization import {', '.join(names)}\n" if names else ""
+    if any("nvfp4_bf16_tail_fqns(" in converter for converter in converters):
+        quantization += "from torchtitan.components.quantization.nvfp4 import nvfp4_bf16_tail_fqns\n"
     widths = "from dataclasses import dataclass\nfrom typing import Literal\n\n" if wide_reduce else ""
     layers = f"from torchtitan.models.common import {_ROPE_03[family]}, Embedding, Linear\n" if custom else ""
     norm = "from torchtitan.models.common.nn_modules import RMSNorm\n" if "RMSNorm" in custom else ""

@@ -7,16 +7,20 @@ components/quantization/{float8,mx,nvfp4}.py.
 from collections.abc import Mapping, Sequence
 
 from planner.export.base import Draft, Settings
+from planner.specs.layout import PRECISIONS
+from planner.specs.trainers import TRAINERS
+from planner.work.precision import bf16_tail, recipes_for
 
 FLOAT8, MX = "quantize.linear.float8", "quantize.linear.mx"
 EXPERTS = {FLOAT8: "quantize.grouped_mm.float8", MX: "quantize.grouped_mm.mx"}
 PRECISIONS_02 = {"float8-tensorwise": FLOAT8, "float8-rowwise": FLOAT8, "mxfp8": MX}
 PRECISIONS_03 = {"float8-rowwise": "Float8LinearConverter", "mxfp8": "MXFP8LinearConverter", "nvfp4": "NVFP4LinearConverter"}
 EXPERTS_03 = {"float8-rowwise": "Float8GroupedExpertsConverter", "mxfp8": "MXFP8GroupedExpertsConverter"}
+SMALL = "auto_filter_small_kn"  # in `filter_fqns`: torchao also leaves out layers too small to gain
 
 
 def precision_02(draft: Draft) -> Settings:
-    """model.converters and their settings; the head and the router stay in bf16."""
+    """model.converters and their settings; the head, the router and small layers stay in bf16."""
     layout, moe = draft.layout, draft.model.is_moe
     converter = PRECISIONS_02.get(layout.precision)
     if converter is None and layout.precision != "bf16":
@@ -27,7 +31,7 @@ def precision_02(draft: Draft) -> Settings:
         draft.gap("float8_all_gather", True, rule, "set it to false", blocking=layout.precision == "float8-rowwise")
     if converter is None:
         return {"model.converters": []}
-    skipped = ["output", "router.gate"] if moe else ["output"]
+    skipped = [*([SMALL] if converter == FLOAT8 else []), "output", *(["router.gate"] if moe else [])]
     experts = moe and (converter == MX or layout.pp * layout.cp == 1)
     converters = [converter, EXPERTS[converter]] if experts else [converter]
     settings: Settings = {"model.converters": converters, f"{converter}.filter_fqns": skipped}
@@ -88,9 +92,20 @@ def precision_03(draft: Draft) -> list[str]:
     which = f"filter_fqns={skipped}, " if name == "float8-rowwise" else 'fqns=["layers"], '
     if name == "mxfp8" and moe:
         which = 'fqns=["attention", "feed_forward", "shared_experts"], '
+    if name == "nvfp4":
+        which = f"fqns={_nvfp4_layers(draft)}, "
     draft.notes.append("Low precision needs torchao beside torchtitan.")
     converters = [f"{PRECISIONS_03[name]}.Config({which}{compiled})"]
     return [*converters, f"{EXPERTS_03[name]}.Config({compiled})"] if moe else converters
+
+
+def _nvfp4_layers(draft: Draft) -> str:
+    """Expression for the layers to convert: all but the last ones, as in TorchTitan's own llama3_8b_nvfp4."""
+    recipe = recipes_for(TRAINERS["torchtitan"], "0.3")[PRECISIONS.index("nvfp4")]
+    layers = draft.model.num_hidden_layers
+    if bf16_tail(recipe, layers) >= layers:
+        draft.gap("precision", "nvfp4", f"converts none of {layers} layers: TorchTitan keeps the last in bf16", "use bf16 or mxfp8")
+    return f"nvfp4_bf16_tail_fqns({layers}, {recipe.bf16_layers})"
 
 
 def read_precision_03(module: str | None) -> dict[str, object]:

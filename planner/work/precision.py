@@ -51,7 +51,7 @@ class Recipe:
     peak: which dense peak of the GPU applies.  gain_key: the kernel profile's achieved share of it.
     forward, input_grad, weight_grad: whether that product runs in low precision.
     experts: recipe of grouped products ("" if 16-bit).  experts_alone: only without pipeline and context parallelism.
-    bf16_layers: share of the layers that the published recipe keeps in 16 bits.
+    bf16_layers: share of the layers, the last ones, that the published recipe keeps in 16 bits; see `bf16_tail`.
     scale, cast: bytes moved per element to find scales, and to scale, round and write; in fused kernels.  eager_*: kernel by kernel.
     transposed: added to `cast` on GPUs that multiply fp8 only along rows (Ada, Hopper).
     padding: moved per element to pad the groups of grouped products, and again to unpad their result.
@@ -218,7 +218,12 @@ def _table(trainer: str, fsdp_style: bool, version: str | None) -> tuple[Recipe,
     line = titan_line(version)
     if line == "0.1":
         return tuple(replace(recipe, small=(), tp_wire_bytes=recipe.wire_bytes, experts="") for recipe in TORCHAO)
-    return TORCHAO if line == "0.3" else tuple(replace(recipe, experts_alone=recipe.experts == "float8-rowwise") for recipe in TORCHAO)
+    if line == "0.3":
+        return tuple(
+            replace(recipe, small=(), fallback_multiple=recipe.fallback_multiple if recipe.name.startswith("float8") else 0)
+            for recipe in TORCHAO
+        )
+    return tuple(replace(recipe, experts_alone=recipe.experts == "float8-rowwise") for recipe in TORCHAO)
 
 
 def recipes_for(rules: TrainerRules, version: str | None) -> tuple[Recipe, ...]:
@@ -227,6 +232,7 @@ def recipes_for(rules: TrainerRules, version: str | None) -> tuple[Recipe, ...]:
     TorchTitan 0.1 planned TP with torchao's Float8ColwiseParallel, which all-gathers tensorwise inputs in float8; since 0.2 the plan
     looks for a converter that no longer has that name, and gathers in 16 bits. 0.2 filters small layers, as our export asks it to,
     computes the scales of all weights in one all-reduce (plain torch does neither), and refuses float8 experts under PP and CP.
+    0.3 hands its filters descriptions of layers, all of which torchao's filter of small ones declines: the export does not ask for it.
     """
     return _table(rules.name, rules.fsdp_style, version)
 
@@ -247,6 +253,11 @@ def _arrays(recipes: tuple[Recipe, ...]) -> Mapping[str, FloatColumn]:
 def column(field: str, precision: IntColumn, recipes: tuple[Recipe, ...]) -> FloatColumn:
     """One number of the recipes, gathered by precision code: (N,) -> (N,). Operands by "field.operand"."""
     return _arrays(recipes)[field][precision]
+
+
+def bf16_tail(recipe: Recipe, layers: int) -> int:
+    """Last layers that stay in 16 bits.  Source: torchtitan 0.3.0 components/quantization/nvfp4.py nvfp4_bf16_tail_fqns."""
+    return math.ceil(layers * recipe.bf16_layers)
 
 
 def stays_16_bit(recipe: Recipe, k: float, n: float) -> bool:

@@ -11,7 +11,7 @@ from planner.specs.model import LayerKind, ModelSpec
 from planner.work.axes import weight_sizes
 from planner.work.blocks import layer_ops
 from planner.work.ops import Dims, Gemm
-from planner.work.precision import Recipe, stays_16_bit
+from planner.work.precision import Recipe, bf16_tail, stays_16_bit
 
 TP_DIMS = frozenset({"heads", "kv_heads", "ffn", "shared_ffn"})
 
@@ -54,8 +54,10 @@ def low_share(recipe: Recipe, op: Gemm, model: ModelSpec) -> float:
     """Share of the layers in which a recipe quantises this product, judged by its whole weight."""
     if op.role == "linear":
         k, n = (_whole(dims, model) for dims in (op.depth, op.cols))
-        return 0.0 if stays_16_bit(recipe, k, n) else 1.0 - recipe.bf16_layers
-    return float(recipe.low and bool(recipe.experts)) * (1.0 - recipe.bf16_layers)
+        taken = not stays_16_bit(recipe, k, n)
+    else:
+        taken = recipe.low and bool(recipe.experts)
+    return float(taken) * (1.0 - bf16_tail(recipe, model.num_hidden_layers) / model.num_hidden_layers)
 
 
 @lru_cache(maxsize=256)

@@ -16,8 +16,10 @@ from export_cases import cluster, layout, model, training
 
 from planner.export.base import Export
 from planner.export.torchtitan import export
-from planner.specs.layout import Layout
+from planner.specs.layout import PRECISIONS, Layout
 from planner.specs.titan_models import FLAVORS, even_split, module_names, shape_of
+from planner.specs.trainers import TRAINERS
+from planner.work.precision import bf16_tail, recipes_for, stays_16_bit
 
 try:
     INSTALLED = version("torchtitan") if importlib.util.find_spec("torchtitan") else ""
@@ -200,7 +202,7 @@ config = ConfigManager().parse_args(sys.argv[1:])
 kinds = {}
 from torchtitan.protocols.module import Module
 for fqn, found, _, _ in config.model_spec.model.traverse(Module.Config, recurse=True):
-    kinds.setdefault(type(found).__qualname__, fqn)
+    kinds.setdefault(type(found).__qualname__, []).append(fqn)
 print(json.dumps(kinds))
 """
 
@@ -208,18 +210,54 @@ print(json.dumps(kinds))
 @only_03
 @pytest.mark.skipif(not importlib.util.find_spec("torchao"), reason="needs torchao")
 @pytest.mark.parametrize(
-    ("name", "precision", "converted"),
+    ("name", "precision", "converted", "count"),
     [
-        ("llama3-70b", "float8-rowwise", "Float8Linear"), ("qwen3-30b-a3b", "float8-rowwise", "Float8"),
-        ("llama3-70b", "mxfp8", "MXFP8Linear"), ("llama3-70b", "nvfp4", "NVFP4Linear"),
+        ("llama3-70b", "float8-rowwise", "Float8Linear", 80 * 5), ("qwen3-30b-a3b", "float8-rowwise", "Float8Linear", 48 * 2),
+        ("llama3-70b", "mxfp8", "MXFP8Linear", 80 * 5), ("llama3-70b", "nvfp4", "NVFP4Linear", (80 - 12) * 5),
     ],
 )  # fmt: skip
-def test_its_converters_take_our_configs(name: str, precision: str, converted: str, tmp_path: Path) -> None:
+def test_its_converters_take_our_configs(name: str, precision: str, converted: str, count: int, tmp_path: Path) -> None:
     chosen = layout(256, precision=precision, compile=True, reduce_dtype="bfloat16")
     exported = written(export(chosen, model(name), cluster(256), training(), INSTALLED), tmp_path)
     kinds = run_python(CONVERT_03, tmp_path, *exported.arguments)
     assert isinstance(kinds, dict)
-    assert any(kind.startswith(converted) for kind in kinds), kinds
+    assert sum(len(layers) for kind, layers in kinds.items() if kind.startswith(converted)) == count
+
+
+FILTER = """
+import json, sys, torch
+from torchao.float8 import _auto_filter_for_recipe
+kept = []
+for recipe in ("tensorwise", "rowwise"):
+    taken = _auto_filter_for_recipe(recipe, ["output"])
+    for k, n in json.loads(sys.argv[1]):
+        with torch.device("meta"):
+            kept.append(not taken(torch.nn.Linear(k, n), "layers.0.attention.wk"))
+print(json.dumps(kept))
+"""
+
+
+@only_02
+@pytest.mark.skipif(not importlib.util.find_spec("torchao"), reason="needs torchao")
+def test_its_filter_leaves_our_layers_in_16_bits(tmp_path: Path) -> None:
+    sides = (16, 1000, 1024, 1040, 2048, 2064, 4096, 4112, 8192)
+    shapes = [(k, n) for k in sides for n in sides]
+    table = recipes_for(TRAINERS["torchtitan"], INSTALLED)
+    recipes = [table[PRECISIONS.index(name)] for name in ("float8-tensorwise", "float8-rowwise")]
+    ours = [stays_16_bit(recipe, k, n) for recipe in recipes for k, n in shapes]
+    assert run_python(FILTER, tmp_path, json.dumps(shapes)) == ours
+    assert 0 < sum(ours) < len(ours)
+
+
+@only_03
+def test_its_nvfp4_leaves_our_last_layers_in_16_bits(tmp_path: Path) -> None:
+    recipe = recipes_for(TRAINERS["torchtitan"], INSTALLED)[PRECISIONS.index("nvfp4")]
+    said = run_python(
+        "import json\nfrom torchtitan.components.quantization.nvfp4 import nvfp4_bf16_tail_fqns as taken\n"
+        f"print(json.dumps([n - len(taken(n, {recipe.bf16_layers})) for n in range(2, 130)]))",
+        tmp_path,
+    )
+    assert said == [bf16_tail(recipe, layers) for layers in range(2, 130)]
 
 
 def test_its_pipeline_split_is_ours(tmp_path: Path) -> None:

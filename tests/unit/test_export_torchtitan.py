@@ -97,7 +97,7 @@ def test_the_70b_recipe_of_256_gpus() -> None:
     said = toml_of(exported)
     assert (said["model"]["name"], said["model"]["flavor"]) == ("llama3", "70B")
     assert said["model"]["converters"] == ["quantize.linear.float8"]
-    assert said["quantize"]["linear"]["float8"] == {"filter_fqns": ["output"], "recipe_name": "rowwise"}
+    assert said["quantize"]["linear"]["float8"] == {"filter_fqns": ["auto_filter_small_kn", "output"], "recipe_name": "rowwise"}
     assert said["parallelism"]["data_parallel_shard_degree"] == 32
     assert said["parallelism"]["tensor_parallel_degree"] == 8
     assert said["parallelism"]["enable_async_tensor_parallel"] is True
@@ -144,14 +144,26 @@ def test_activation_checkpointing(ac: str, said: dict) -> None:
 def test_float8_tensorwise_has_no_recipe_but_its_all_gather_and_scales() -> None:
     said = toml_of(make(precision="float8-tensorwise", float8_all_gather=True, compile=True))
     assert said["quantize"]["linear"]["float8"] == {
-        "filter_fqns": ["output"], "enable_fsdp_float8_all_gather": True, "precompute_float8_dynamic_scale_for_fsdp": True,
+        "filter_fqns": ["auto_filter_small_kn", "output"], "enable_fsdp_float8_all_gather": True,
+        "precompute_float8_dynamic_scale_for_fsdp": True,
     }  # fmt: skip
+
+
+def test_nvfp4_leaves_the_last_layers_in_16_bits() -> None:
+    module = make("0.3.0", precision="nvfp4", compile=True, reduce_dtype="bfloat16").files["planner_job.py"]
+    assert "NVFP4LinearConverter.Config(fqns=nvfp4_bf16_tail_fqns(80, 0.15), model_compile_enabled=True)" in module
+    assert "from torchtitan.components.quantization.nvfp4 import nvfp4_bf16_tail_fqns\n" in module
+    assert "nvfp4_bf16_tail_fqns" not in make("0.3.0", precision="mxfp8", compile=True).files["planner_job.py"]
+
+
+def test_torchtitan_03_gets_no_filter_that_would_decline_every_layer() -> None:
+    assert "auto_filter_small_kn" not in make("0.3.0", precision="float8-rowwise", compile=True).files["planner_job.py"]
 
 
 def test_float8_of_experts_stays_off_where_torchtitan_refuses_it() -> None:
     alone = toml_of(make(name="qwen3-30b-a3b", precision="float8-rowwise", ep=8))
     assert alone["model"]["converters"] == ["quantize.linear.float8", "quantize.grouped_mm.float8"]
-    assert alone["quantize"]["linear"]["float8"]["filter_fqns"] == ["output", "router.gate"]
+    assert alone["quantize"]["linear"]["float8"]["filter_fqns"] == ["auto_filter_small_kn", "output", "router.gate"]
     with_cp = make(name="qwen3-30b-a3b", precision="float8-rowwise", ep=8, cp=2)
     assert toml_of(with_cp)["model"]["converters"] == ["quantize.linear.float8"]
     assert any("experts stay in bf16" in note for note in with_cp.notes)
