@@ -13,7 +13,7 @@ import optuna
 from landscapes import JOBS, Landscape, knowing_the_family
 
 from planner.search.probing.candidates import Candidates
-from planner.search.probing.knowledge import Knowledge
+from planner.search.probing.knowledge import Knowledge, Record
 from planner.search.probing.sampler import FiniteSampler, SnappedSampler
 from planner.search.probing.study import Budget, ProbeStudy, Settings
 from planner.search.probing.trials import Trials
@@ -90,7 +90,12 @@ def as_shipped(make: Callable[[int], optuna.samplers.BaseSampler]) -> "Strategy"
             trial = trials.ask()
             row = sampler.picks[trial.number].row
             measured = yield row
-            knowledge.learn(row, measured)
+            if measured.status == "ok":
+                knowledge.learn(row, measured)
+            else:  # the one layout that ran out, and nothing that follows from it
+                knowledge.records[row] = Record(
+                    row=row, status="oom", log_seconds=None, variance=None, runs=0, margin=None, message="out of memory"
+                )
             trials.finish(trial, knowledge.records[row], {})
 
     return ask

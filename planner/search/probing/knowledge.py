@@ -3,7 +3,7 @@
 Letters: N candidates, M rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,7 +112,7 @@ class Knowledge:
             value = float(np.log(measured.step_seconds)) - log_offset
             self._timed(row, value, noise_variance(measured, rung_sd), residual, whole)
         if whole:
-            self.fits |= pruning.at_most(self.candidates.batch, row).mask
+            self.fits |= pruning.at_most(self.candidates.batch, row, self.candidates.setting.global_batch_size).mask
         return []
 
     def learn_direction(self, loading: Sequence[float], value: float, variance: float) -> None:
@@ -140,7 +140,7 @@ class Knowledge:
         self.records[row] = Record(
             row=row, status="oom", log_seconds=None, variance=None, runs=0, margin=margin, message=measured.message or "out of memory"
         )
-        order = pruning.at_least(self.candidates.batch, row)
+        order = pruning.at_least(self.candidates.batch, row, self.candidates.setting.global_batch_size)
         ruled_out = [int(other) for other in np.flatnonzero(order.mask & ~self.barred) if int(other) not in self.records]
         for other in ruled_out:
             self._exclude(other, f"candidate {row} ran out of memory, and here {order.reason(self.candidates.batch, other)}")
@@ -269,20 +269,31 @@ class Beliefs:
         if not len(rows):
             return []
         bound = normal.expected_excess(self.log_seconds[rows] - self.best, np.sqrt(self.time.widest()[rows]))
-        order = np.argsort(-bound, kind="stable")
         chosen, values = np.zeros(0, dtype=np.int64), np.zeros(0)
-        for start in range(0, len(rows), CHUNK):
-            part = rows[order[start : start + CHUNK]]
+        for order in _descending(bound):
+            part = rows[order]
             risk = self.risk(part)
             value = np.where(risk <= risk_limit, self.improvement(part) * (1.0 - risk), -1.0)
             part, value = part[value >= 0], value[value >= 0]
             chosen, values = np.concatenate([chosen, part]), np.concatenate([values, value])
             best = np.argsort(-values, kind="stable")[:count]
             chosen, values = chosen[best], values[best]
-            following = start + CHUNK
-            if len(values) == count and following < len(rows) and bound[order[following]] <= values[-1]:
+            if len(values) == count and bound[order].min() <= values[-1]:
                 break
         return [int(row) for row in chosen]
+
+
+def _descending(values: FloatColumn) -> Iterator[IntColumn]:
+    """Places of the values in chunks, no value larger than any of the chunk before; all is sorted only if more than one is wanted."""
+    if len(values) > CHUNK:
+        first = np.argpartition(-values, CHUNK)
+        yield first[:CHUNK]
+        rest = first[CHUNK:]
+        ordered = rest[np.argsort(-values[rest], kind="stable")]
+    else:
+        ordered = np.arange(len(values))
+    for start in range(0, len(ordered), CHUNK):
+        yield ordered[start : start + CHUNK]
 
 
 def _risk(knowledge: Knowledge, memory: Posterior, rows: IntColumn) -> FloatColumn:

@@ -45,21 +45,26 @@ class Order:
             said.append("a wider dtype is kept")
         if batch.pp_schedule[row] != batch.pp_schedule[self.reference]:
             said.append("GPipe keeps every microbatch")
-        return "; ".join(said) or "the same memory"
+        return "; ".join(said) or "it is the same layout"
 
 
-def at_least(batch: LayoutBatch, row: int) -> Order:
+def at_least(batch: LayoutBatch, row: int, global_batch_size: int) -> Order:
     """The rows that need at least the memory of this one, itself included."""
-    return _order(batch, row, 1)
+    return _order(batch, row, global_batch_size, 1)
 
 
-def at_most(batch: LayoutBatch, row: int) -> Order:
+def at_most(batch: LayoutBatch, row: int, global_batch_size: int) -> Order:
     """The rows that need at most the memory of this one, itself included."""
-    return _order(batch, row, -1)
+    return _order(batch, row, global_batch_size, -1)
 
 
-def _order(batch: LayoutBatch, row: int, direction: int) -> Order:
-    mask = np.asarray(batch.dp_replicate * batch.dp_shard == batch.dp_replicate[row] * batch.dp_shard[row])
+def _order(batch: LayoutBatch, row: int, global_batch_size: int, direction: int) -> Order:
+    """Gradients that accumulate over microbatches take room that a single one does not, so the two are not compared; nor are ZeRO stages
+    under a pipeline, where two gathered layers may be all that a stage holds.
+    """
+    accumulates = global_batch_size > batch.micro_batch_size * batch.dp_replicate * batch.dp_shard
+    mask = (accumulates == accumulates[row]) & ((batch.pp == 1) | (batch.zero_stage == batch.zero_stage[row]))
+    mask &= np.asarray(batch.dp_replicate * batch.dp_shard == batch.dp_replicate[row] * batch.dp_shard[row])
     for name in SAME:
         column: Column = getattr(batch, name)
         mask &= column == column[row]

@@ -8,6 +8,7 @@ Letters: N candidates, Q shared directions, n observations, A and B rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -35,7 +36,7 @@ SCALE_SD = 0.5  # judgement: the prior's sd is within a factor of 2.7 of the tru
 JITTER = 1e-10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Field:
     """The errors of N candidates before any probe. known: columns of the covariance worked out so far, by row."""
 
@@ -45,6 +46,7 @@ class Field:
     weights: Weights
     known: dict[int, FloatColumn] = field(default_factory=dict, compare=False, repr=False)
 
+    @cached_property
     def variance(self) -> FloatColumn:
         """Of every candidate, (N,)."""
         return np.asarray(np.einsum("nq,nq->n", self.factor, self.factor) + self.sd**2)
@@ -96,53 +98,68 @@ class Seen:
 class Posterior:
     """The errors after n observations. mean (N,): expected error.  scale: see the module.
 
-    seen: the observations.  cross (n, N): scaled prior covariance of observations and candidates.  precision (n, n): inverse covariance of
-    the observations.
+    seen: the observations.  columns: prior covariance of every candidate with each observation, n of (N,), before scaling.
+    precision (n, n): inverse covariance of the observations.
     """
 
     field: Field
     seen: tuple[Seen, ...]
     mean: FloatColumn
     scale: float
-    cross: FloatColumn
+    columns: tuple[FloatColumn, ...]
     precision: FloatColumn
 
     def variance(self, rows: IntColumn | slice = slice(None)) -> FloatColumn:
         """Of the errors of these rows, run-to-run noise left out."""
-        prior = self.scale**2 * self.field.variance()[rows]
-        cross = self.cross[:, rows]
+        cross = self._cross(rows)
+        prior = self.scale**2 * self.field.variance[rows]
         return np.asarray(np.maximum(prior - np.einsum("nr,nr->r", cross, self.precision @ cross), JITTER))
 
     def covariance(self, rows: IntColumn) -> FloatColumn:
         """Of the errors of these rows among themselves, (A, A)."""
-        cross = self.cross[:, rows]
+        cross = self._cross(rows)
         return np.asarray(self.scale**2 * self.field.between(rows, rows) - cross.T @ self.precision @ cross)
 
     def along(self, loading: Sequence[float]) -> tuple[FloatColumn, float]:
         """Of the sum of shared directions that `loading` (Q,) weighs: covariance with every candidate's error (N,), and its variance."""
         weights = np.array(loading)
+        column = self.field.factor @ weights
         observed = Seen(row=None, value=0.0, variance=0.0, loading=tuple(loading))
-        inner = self.scale**2 * np.array([_entry(self.field, self.field.factor @ weights, observed, other) for other in self.seen])
-        prior = self.scale**2 * (self.field.factor @ weights)
-        gain = inner @ self.precision if len(inner) else np.zeros(0)
-        return prior - gain @ self.cross, float(max(self.scale**2 * weights @ weights - gain @ inner, JITTER))
+        inner = self.scale**2 * np.array([_entry(self.field, column, observed, other) for other in self.seen])
+        gain = inner @ self.precision if len(inner) else inner
+        effect = self.scale**2 * (column - _weighed(gain, self.columns, len(column)))
+        return effect, float(max(self.scale**2 * weights @ weights - gain @ inner, JITTER))
 
     def widest(self) -> FloatColumn:
         """Upper bound of every candidate's variance, (N,): that before any observation."""
-        return np.asarray(self.scale**2 * self.field.variance())
+        return np.asarray(self.scale**2 * self.field.variance)
+
+    def _cross(self, rows: IntColumn | slice) -> FloatColumn:
+        """Covariance of observations and rows, (n, A)."""
+        if not self.columns:
+            return np.zeros((0, len(self.mean[rows])))
+        return np.asarray(self.scale**2 * np.stack([column[rows] for column in self.columns]))
 
 
 def condition(prior: Field, seen: Sequence[Seen]) -> Posterior:
     """The errors given these observations; scale is the mean of its logarithm's posterior over SCALES."""
     count = len(seen)
-    columns = np.stack([_column(prior, one) for one in seen]) if count else np.zeros((0, len(prior.sd)))
+    columns = tuple(_column(prior, one) for one in seen)
     inner = np.array([[_entry(prior, columns[i], seen[i], other) for other in seen] for i in range(count)]).reshape(count, count)
     values = np.array([one.value for one in seen])
     noise = np.diag([one.variance + JITTER for one in seen]) if count else np.zeros((0, 0))
     scale = _scale(inner, noise, values)
     precision = np.linalg.inv(scale**2 * inner + noise) if count else np.zeros((0, 0))
-    cross = scale**2 * columns
-    return Posterior(field=prior, seen=tuple(seen), mean=(precision @ values) @ cross, scale=scale, cross=cross, precision=precision)
+    mean = scale**2 * _weighed(precision @ values, columns, len(prior.sd))
+    return Posterior(field=prior, seen=tuple(seen), mean=mean, scale=scale, columns=columns, precision=precision)
+
+
+def _weighed(weights: FloatColumn, columns: Sequence[FloatColumn], count: int) -> FloatColumn:
+    """Sum of columns (N,) by weight."""
+    total = np.zeros(count)
+    for weight, column in zip(weights, columns, strict=True):
+        total += weight * column
+    return total
 
 
 def _column(prior: Field, one: Seen) -> FloatColumn:

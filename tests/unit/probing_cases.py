@@ -1,0 +1,86 @@
+"""A small job's candidates and a hidden truth about them, for the tests of probing."""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from planner.cost.price import Pricer
+from planner.rules import Context
+from planner.search.probing.candidates import Candidates, enumerate_candidates
+from planner.search.probing.study import Asked
+from planner.search.space import Space, build_space
+from planner.specs.job import Job
+from planner.specs.measurement import Measured, Measurement
+
+REQUEST: dict[str, Any] = {
+    "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "training": {"seq_len": 8192, "global_batch_size": 64},
+    "search": {"fix": {"precision": "bf16", "cp": 1}},
+}  # fmt: skip
+JOB = Job.from_user(REQUEST)
+
+
+@lru_cache(maxsize=1)
+def searched() -> tuple[Pricer, Space]:
+    context = Context(model=JOB.model, cluster=JOB.cluster, training=JOB.training)
+    return Pricer.build(JOB.model, JOB.cluster, JOB.training), build_space(context, JOB.search)
+
+
+@lru_cache(maxsize=1)
+def small() -> Candidates:
+    """All candidates of the job."""
+    return enumerate_candidates(*searched())
+
+
+@dataclass
+class Machine:
+    """Measures by a hidden truth. outcomes: by row, what happens instead of a time.  asked: what was run, in order."""
+
+    candidates: Candidates
+    log_seconds: np.ndarray
+    outcomes: dict[int, Measured] = field(default_factory=dict)
+    noise_sd: float = 0.0
+    asked: list[Asked] = field(default_factory=list)
+    seed: int = 0
+
+    @classmethod
+    def wrong_by(cls, candidates: Candidates, error: float, seed: int = 0) -> "Machine":
+        """A truth whose error has a size and follows tensor parallelism, pipelining and checkpointing."""
+        rng = np.random.default_rng(seed)
+        by = [rng.standard_normal(16)[np.log2(column).astype(int)] for column in (candidates.batch.tp, candidates.batch.pp)]
+        by.append(rng.standard_normal(8)[candidates.batch.ac_kind])
+        return cls(candidates, candidates.prior.log_seconds + error * np.sum(by, axis=0) / np.sqrt(3.0), seed=seed)
+
+    def run(self, asked: Asked) -> Measurement:
+        self.asked.append(asked)
+        assert asked.row is not None
+        measured = self.outcomes.get(asked.row) or self.timed(asked.row, len(self.asked))
+        return measurement(asked, measured)
+
+    def timed(self, row: int, number: int) -> Measured:
+        noise = self.noise_sd * np.random.default_rng([self.seed, number]).standard_normal()
+        seconds = float(np.exp(self.log_seconds[row] + noise))
+        memory = float(self.candidates.memory["peak_reserved_bytes"][row])
+        return Measured(
+            rung="probed", step_seconds=seconds, step_seconds_sd=0.001 * seconds, steps=10, peak_reserved_bytes=memory,
+            gpu_seconds=8 * (30.0 + 13 * seconds),
+        )  # fmt: skip
+
+    def regret(self, row: int) -> float:
+        return float(np.expm1(self.log_seconds[row] - self.log_seconds.min()))
+
+
+def measurement(asked: Asked, measured: Measured) -> Measurement:
+    """As a store would give it back."""
+    assert asked.layout is not None
+    job = Job.from_user({**REQUEST, "layout": asked.layout.model_dump()})
+    return Measurement(id=f"measurement-{asked.number}", created_at="2026-01-01T00:00:00Z", job=job, measured=measured)
+
+
+def out_of_memory(**numbers: float) -> Measured:
+    return Measured.model_validate({"status": "oom", "rung": "probed", "message": "CUDA out of memory", "gpu_seconds": 300.0, **numbers})
+
+
+def failed(kind: str = "crash") -> Measured:
+    return Measured(status="failed", rung="probed", failure=kind, message="first rank said so", gpu_seconds=200.0)

@@ -1,0 +1,103 @@
+"""The enumerated candidates: complete by brute force, priced as the planner prices, found again by their layout."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.calibration.intervals import oom_probability, time_spread
+from planner.cost.simulation import refine
+from planner.errors import InfeasibleError
+from planner.rules import Context, legal_mask
+from planner.search.probing.candidates import RISKIEST, SLACK, Prior, enumerate_candidates
+from planner.search.screen import OOM_LIMIT
+from planner.search.space import build_space
+from planner.specs.job import Job
+from planner.specs.measurement import Measured
+from tests.unit.probing_cases import JOB, REQUEST, searched, small
+
+
+SPLIT = {"tp": 1, "pp": 2, "dp_replicate": 1, "dp_shard": 4, "layers_per_stage": (15, 17), "zero_stage": 2, "pp_schedule": "1F1B", "virtual_stages": 1,
+         "async_tp": False}  # fmt: skip
+
+
+def test_all_within_the_slack_of_the_best_and_no_other() -> None:
+    pricer, space = searched()
+    everything = space.expand(slice(None))
+    prices = pricer.price(everything)
+    oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
+    fastest = prices.step_seconds[oom <= OOM_LIMIT].min()
+    expected = {everything.row(int(row)) for row in np.flatnonzero((oom <= RISKIEST) & (prices.step_seconds <= SLACK * fastest))}
+    found = small()
+    assert {found.batch.row(row) for row in range(len(found))} == expected
+    assert len(expected) == len(found) > 300
+
+
+def test_columns_are_the_planners_own() -> None:
+    pricer, _ = searched()
+    found = small()
+    prices = pricer.price(found.batch)
+    assert np.all(np.diff(found.prior.log_seconds) >= 0.0)
+    assert found.prior.log_seconds == pytest.approx(np.log(refine(pricer, found.batch, prices).step_seconds))
+    assert found.memory["device_bytes"] == pytest.approx(prices.device_bytes)
+    assert found.prior.oom_probability == pytest.approx(oom_probability(pricer.profile, pricer.cluster, prices.device_bytes))
+    spread = time_spread(pricer, found.batch, prices)
+    total = np.sqrt((found.prior.factor**2).sum(axis=1) + found.prior.sd**2)
+    assert total == pytest.approx(spread.sd, rel=1e-6)
+    context = Context(model=JOB.model, cluster=JOB.cluster, training=JOB.training)
+    assert legal_mask(found.batch, context).all()
+
+
+def test_every_layout_is_found_at_its_row_and_others_are_not() -> None:
+    found = small()
+    for row in range(0, len(found), 29):
+        assert found.find(found.batch.row(row)) == row
+    layout = found.batch.row(0)
+    assert found.find(layout.model_copy(update={"micro_batch_size": 64})) is None
+    assert found.find(layout.model_copy(update={"layers_per_stage": (16, 16)})) is None
+
+
+def test_what_must_be_included_is_once() -> None:
+    pricer, space = searched()
+    slow = Job.from_user({**REQUEST, "layout": {"dp_shard": 8, "micro_batch_size": 1, "ac": "full"}}).layout
+    assert slow is not None
+    inside = small().batch.row(3)
+    split = inside.model_copy(update=SPLIT)
+    found = enumerate_candidates(pricer, space, include=[slow, inside, split])
+    assert found.find(slow) is not None
+    assert found.find(split) is not None
+    assert len(found) == len(small()) + (small().find(slow) is None) + 1
+    assert len({found.batch.row(row) for row in range(len(found))}) == len(found)
+
+
+def test_the_fastest_are_kept_where_there_are_too_many() -> None:
+    few = enumerate_candidates(*searched(), most=50)
+    assert len(few) == 50
+    screened = np.sort(searched()[0].price(few.batch).step_seconds)
+    every = np.sort(searched()[0].price(small().batch).step_seconds)
+    assert screened == pytest.approx(every[:50])
+
+
+def test_nothing_that_may_fit_is_said() -> None:
+    request = {**REQUEST, "cluster": {"gpu": "rtx-4090", "num_gpus": 1}, "search": {}}
+    job = Job.from_user(request)
+    pricer = replace(searched()[0], cluster=job.cluster)
+    space = build_space(Context(model=job.model, cluster=job.cluster, training=job.training), job.search, oversized=True)
+    with pytest.raises(InfeasibleError, match="likely enough to fit"):
+        enumerate_candidates(type(pricer).build(job.model, job.cluster, job.training), space)
+
+
+def test_memory_is_compared_with_the_same_kind() -> None:
+    found = small()
+    reserved = float(found.memory["peak_reserved_bytes"][4])
+    both = Measured(peak_reserved_bytes=1.1 * reserved, peak_allocated_bytes=1.0)
+    assert found.memory_residual(4, both) == pytest.approx(np.log(1.1))
+    assert found.memory_residual(4, Measured()) is None
+
+
+def test_a_prior_from_draws_has_their_covariance() -> None:
+    draws = np.random.default_rng(0).standard_normal((40, 5)) * np.array([0.1, 0.2, 0.05, 0.1, 0.3])
+    centred = (draws - draws.mean(axis=0)) / np.sqrt(len(draws))
+    prior = replace(Prior.alike(np.ones(5), 0.1, np.zeros(5), 0.05), factor=centred.T)
+    assert prior.factor @ prior.factor.T == pytest.approx(np.cov(draws.T, bias=True))
+    assert prior.take(np.array([3, 1])).factor == pytest.approx(centred.T[[3, 1]])

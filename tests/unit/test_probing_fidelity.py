@@ -1,0 +1,96 @@
+"""Which rung first: pure functions of beliefs, costs and variances, against simulation and at their limits."""
+
+import numpy as np
+import pytest
+
+from planner.search.probing.fidelity import Belief, MicroProbe, Rung, choose_rung, direct, value_of_micro_probe
+from planner.search.probing.normal import expected_excess
+
+FULL = Rung(name="probed", gpu_seconds=5000.0, sd=0.0, shows_memory=True)
+EMULATED = Rung(name="emulated", gpu_seconds=60.0, sd=0.06, shows_memory=True)
+
+
+def test_direct_is_expected_improvement_over_cost() -> None:
+    choice = direct(Belief(gap=0.02, sd=0.1, fits=0.8), FULL)
+    assert choice.rate == pytest.approx(0.8 * float(expected_excess(np.array(0.02), np.array(0.1))) / 5000.0)
+    assert "probed" in choice.reason(FULL)
+
+
+def test_memory_in_doubt_is_looked_at_cheaply_first() -> None:
+    assert choose_rung(Belief(gap=0.0, sd=0.05, fits=0.3), [EMULATED], FULL).rung is EMULATED
+
+
+def test_a_rung_that_says_nothing_new_is_skipped() -> None:
+    blind = Rung(name="emulated", gpu_seconds=60.0, sd=10.0, shows_memory=True)
+    assert choose_rung(Belief(gap=0.0, sd=0.05, fits=1.0), [blind], FULL).rung is FULL
+
+
+def test_a_rung_as_dear_as_the_layout_is_skipped() -> None:
+    dear = Rung(name="imitated", gpu_seconds=5000.0, sd=0.01, shows_memory=True)
+    assert choose_rung(Belief(gap=0.0, sd=0.2, fits=0.2), [dear], FULL).rung is FULL
+
+
+def test_the_cheaper_of_equals_goes_first() -> None:
+    rungs = [Rung(name=name, gpu_seconds=cost, sd=0.05, shows_memory=True) for name, cost in (("imitated", 900.0), ("emulated", 60.0))]
+    assert choose_rung(Belief(gap=0.02, sd=0.15, fits=0.7), rungs, FULL).rung.name == "emulated"
+
+
+@pytest.mark.parametrize("belief", [Belief(gap=0.05, sd=0.1, fits=0.9), Belief(gap=0.0, sd=0.2, fits=0.5), Belief(gap=0.2, sd=0.1, fits=1.0)])
+def test_the_rate_of_a_rung_is_what_following_it_brings(belief: Belief) -> None:
+    """Draws the truth, the rung's word on it and the decision, and divides the mean gain by the mean cost."""
+    choice = choose_rung(belief, [EMULATED], FULL)
+    assert choice.rung is EMULATED
+    rng = np.random.default_rng(0)
+    truth = belief.gap + belief.sd * rng.standard_normal(400_000)
+    heard = truth + EMULATED.sd * rng.standard_normal(len(truth))
+    variance = belief.sd**2
+    share = variance / (variance + EMULATED.sd**2)
+    after, left = belief.gap + share * (heard - belief.gap), np.sqrt(variance * (1.0 - share))
+    fits = rng.random(len(truth)) < belief.fits
+    goes_on = fits & (expected_excess(after, np.full(len(after), left)) >= choice.rate * FULL.gpu_seconds)
+    gain = np.where(goes_on, np.maximum(-truth, 0.0), 0.0).mean()
+    cost = EMULATED.gpu_seconds + goes_on.mean() * FULL.gpu_seconds
+    assert gain / cost == pytest.approx(choice.rate, rel=0.05)
+    assert goes_on.mean() == pytest.approx(choice.goes_on, abs=0.06)
+
+
+def test_the_threshold_is_the_best_one() -> None:
+    """No other rule of going on has a better ratio of gain to cost."""
+    belief = Belief(gap=0.03, sd=0.12, fits=0.8)
+    best = choose_rung(belief, [EMULATED], FULL).rate
+    nodes = np.linspace(-6.0, 6.0, 2001)
+    weights = np.exp(-0.5 * nodes**2)
+    weights /= weights.sum()
+    moved = belief.sd**2 / np.sqrt(belief.sd**2 + EMULATED.sd**2)
+    gains = expected_excess(belief.gap + moved * nodes, np.full(len(nodes), np.sqrt(belief.sd**2 - moved**2)))
+    for threshold in np.linspace(-2.5, 2.5, 21):
+        going = nodes < threshold
+        cost = EMULATED.gpu_seconds + belief.fits * (weights @ going) * FULL.gpu_seconds
+        assert belief.fits * (weights @ (gains * going)) / cost <= best * 1.03
+
+
+def test_nothing_to_gain_is_worth_nothing() -> None:
+    choice = choose_rung(Belief(gap=0.5, sd=0.0, fits=1.0), [EMULATED], FULL)
+    assert choice.rate == 0.0
+
+
+def test_a_micro_probe_is_worth_what_it_can_change() -> None:
+    log_seconds = np.array([0.0, 0.01, 0.5])
+    same, apart = np.full(3, 0.05), np.array([0.05, -0.05, 0.0])
+    assert value_of_micro_probe(log_seconds, same, 1.0, 0.1) == pytest.approx(0.0, abs=1e-9)
+    assert value_of_micro_probe(log_seconds, apart, 1.0, 0.1) > 0.01
+    assert value_of_micro_probe(log_seconds, apart, 1.0, 5.0) < value_of_micro_probe(log_seconds, apart, 1.0, 0.1)
+    assert value_of_micro_probe(np.array([0.0, 2.0]), np.array([0.05, -0.05]), 1.0, 0.1) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_two_candidates_by_the_closed_form() -> None:
+    """E[min] of two whose difference moves by s Z: expected excess of the gap under s."""
+    log_seconds, effect, sd = np.array([0.0, 0.03]), np.array([0.04, -0.02]), 0.5
+    spread = (0.04 + 0.02) / np.sqrt(1.0 + sd**2)
+    expected = float(expected_excess(np.array(0.03), np.array(spread)))
+    assert value_of_micro_probe(log_seconds, effect, 1.0, sd) == pytest.approx(expected, rel=0.05)
+
+
+def test_a_micro_probe_carries_its_numbers() -> None:
+    probe = MicroProbe(name="gemm 4096", loading=(1.0, 0.0), sd=0.02, gpu_seconds=10.0)
+    assert probe.loading == (1.0, 0.0)

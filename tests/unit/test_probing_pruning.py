@@ -1,0 +1,126 @@
+"""Out-of-memory pruning: only what must be larger, as the memory model itself confirms, and with its reason."""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
+from planner.rules import Context
+from planner.search.probing import pruning
+from planner.search.space import build_space
+from planner.specs.job import Job
+from planner.specs.layout import AC_KINDS
+
+JOBS: dict[str, dict[str, Any]] = {
+    "8B": {"model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16}, "training": {"seq_len": 8192, "global_batch_size": 64},
+           "search": {"fix": {"precision": "bf16"}}},
+    "8x7B": {"model": "mixtral-8x7b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32}, "training": {"seq_len": 4096, "global_batch_size": 128},
+             "search": {"fix": {"precision": "bf16", "cp": 1}}},
+    "megatron": {"model": "llama3.1-8b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 16},
+                 "training": {"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron"}, "search": {"fix": {"precision": "bf16"}}},
+}  # fmt: skip
+ROUNDING = 1e-9
+
+
+def batch_size(name: str) -> int:
+    return int(JOBS[name]["training"]["global_batch_size"])
+
+
+@lru_cache(maxsize=3)
+def priced(name: str) -> tuple[LayoutBatch, np.ndarray]:
+    """A sample of the job's legal layouts and their predicted device bytes."""
+    job = Job.from_user(JOBS[name])
+    space = build_space(Context(model=job.model, cluster=job.cluster, training=job.training), job.search, oversized=True)
+    rng = np.random.default_rng(0)
+    cells = np.sort(rng.choice(len(space.cells), min(400, len(space.cells)), replace=False))
+    batch = space.expand(cells)
+    batch = batch.take(np.arange(min(len(batch), 20_000)))
+    return batch, Pricer.build(job.model, job.cluster, job.training).price(batch).peak_allocated_bytes
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_is_ruled_out_needs_more_by_the_memory_model(name: str) -> None:
+    batch, memory = priced(name)
+    rng = np.random.default_rng(1)
+    compared = 0
+    for row in rng.choice(len(batch), 300, replace=False):
+        above = pruning.at_least(batch, int(row), batch_size(name)).mask
+        assert above[row]
+        below = memory[above] < memory[row] * (1.0 - ROUNDING)
+        wrong = np.flatnonzero(above)[below]
+        assert not len(wrong), f"{batch.row(int(row)).short()} needs {memory[row]:.3g}, {batch.row(int(wrong[0])).short()} {memory[wrong[0]]:.3g}"
+        compared += int(above.sum()) - 1
+    assert compared > 300
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_at_most_is_the_converse_of_at_least(name: str) -> None:
+    batch, _ = priced(name)
+    rows = np.random.default_rng(2).choice(len(batch), 40, replace=False)
+    for row in rows:
+        for other in np.flatnonzero(pruning.at_most(batch, int(row), batch_size(name)).mask)[:20]:
+            assert pruning.at_least(batch, int(other), batch_size(name)).mask[row]
+
+
+BASE = {"dp_replicate": 2, "dp_shard": 4, "tp": 2, "ac": "selective-op", "micro_batch_size": 2, "zero_stage": 2}
+
+
+def variants(**changes: list[object]) -> LayoutBatch:
+    """One layout, then one variant for each value of each field."""
+    job = Job.from_user({**JOBS["8B"], "layout": BASE})
+    assert job.layout is not None
+    layouts = [job.layout, *(job.layout.model_copy(update={name: value}) for name, values in changes.items() for value in values)]
+    return LayoutBatch.from_layouts(layouts)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "less"),
+    [
+        ("micro_batch_size", 4, 1),
+        ("zero_stage", 0, 3),
+        ("sequence_parallel", False, None),
+        ("cpu_offload", None, True),
+        ("optimizer_in_backward", None, True),
+        ("ac", "none", "full"),
+        ("reduce_dtype", None, "bfloat16"),
+        ("master_dtype", None, "bfloat16"),
+    ],
+)
+def test_each_order(name: str, more: object, less: object) -> None:
+    for value, relation in ((more, pruning.at_least), (less, pruning.at_most)):
+        if value is not None:
+            batch = variants(**{name: [value]})
+            order = relation(batch, 0, 64)
+            assert order.mask[1]
+            assert order.reason(batch, 1) != "it is the same layout"
+            opposite = pruning.at_most if relation is pruning.at_least else pruning.at_least
+            assert not opposite(batch, 0, 64).mask[1]
+
+
+@pytest.mark.parametrize(("name", "value"), [("tp", 4), ("compile", True), ("precision", "float8-rowwise"), ("ac", "memory-budget-0.5"),
+                                             ("ac", "selective-layer-2"), ("dp_replicate", 4), ("cp", 2)])  # fmt: skip
+def test_what_is_not_comparable_is_left_alone(name: str, value: object) -> None:
+    batch = variants(**{name: [value]})
+    assert not pruning.at_least(batch, 0, 64).mask[1]
+    assert not pruning.at_most(batch, 0, 64).mask[1]
+
+
+def test_one_microbatch_is_not_compared_with_several() -> None:
+    batch = variants(micro_batch_size=[8])
+    assert pruning.at_least(batch, 0, 128).mask[1]
+    assert not pruning.at_least(batch, 0, 64).mask[1]
+
+
+def test_fewer_shards_of_the_same_ranks_need_more() -> None:
+    batch = variants()
+    wider = LayoutBatch.concatenate([batch, LayoutBatch.from_layouts([batch.row(0).model_copy(update={"dp_replicate": 4, "dp_shard": 2})])])
+    order = pruning.at_least(wider, 0, 64)
+    assert order.mask[1]
+    assert "fewer shards" in order.reason(wider, 1)
+
+
+def test_every_kind_of_checkpointing_but_budgets_has_its_place() -> None:
+    assert set(pruning.KEPT) == set(AC_KINDS) - {"memory-budget"}

@@ -1,0 +1,271 @@
+"""Samplers: legal and untried whatever they do, expected improvement exact, several at once apart, quick for 100,000 candidates."""
+
+import importlib.util
+import time
+from dataclasses import replace
+
+import numpy as np
+import optuna
+import pytest
+from scipy import stats
+
+from planner.columns import LayoutBatch
+from planner.errors import SpecError
+from planner.rules import Context
+from planner.search.probing import features
+from planner.search.probing.candidates import Candidates, Prior, Setting
+from planner.search.probing.knowledge import Knowledge
+from planner.search.probing.sampler import NAMES, WARM_STARTS, CostModelSampler, FieldSpace, SnappedSampler, model_picks, sampler_for
+from planner.search.probing.study import Budget, ProbeStudy, Settings
+from planner.search.screen import OOM_LIMIT
+from planner.search.space import build_space
+from planner.specs.job import Job, SearchSpec
+from tests.unit.probing_cases import Machine, searched, small
+
+AVAILABLE = [name for name in NAMES if name != "gp" or importlib.util.find_spec("torch")]
+MUCH = Budget(probes=1000, gpu_seconds=1e12)
+
+
+def test_parameters_are_the_fields_of_the_layout() -> None:
+    candidates = small()
+    space = FieldSpace(candidates.batch)
+    for row in range(0, len(candidates), 61):
+        parameters = space.parameters(row)
+        layout = candidates.batch.row(row)
+        expected = {**layout.model_dump(), "layers_per_stage": "trainer"}
+        assert parameters == expected
+        for name, value in parameters.items():
+            distribution = space.distributions[name]
+            assert distribution._contains(distribution.to_internal_repr(value))
+        assert space.nearest(parameters, np.ones(len(candidates), dtype=bool)) == row
+
+
+def test_nearest_is_nearest_and_allowed() -> None:
+    candidates = small()
+    space = FieldSpace(candidates.batch)
+    wanted = space.parameters(10)
+    allowed = np.ones(len(candidates), dtype=bool)
+    allowed[10] = False
+    found = space.nearest(wanted, allowed)
+    differing = {name for name, value in space.parameters(found).items() if value != wanted[name]}
+    assert found != 10
+    assert 1 <= len(differing) <= 2
+    allowed[:] = False
+    allowed[77] = True
+    assert space.nearest(wanted, allowed) == 77
+
+
+@pytest.mark.parametrize("name", AVAILABLE)
+def test_every_trial_is_a_legal_layout_not_tried_before(name: str) -> None:
+    candidates = small()
+    machine = Machine.wrong_by(candidates, 0.1)
+    study = ProbeStudy(candidates, Settings(sampler=name, seed=1, budget=MUCH))
+    rows = []
+    for _ in range(12):
+        asked = study.ask()
+        assert asked is not None
+        assert asked.row is not None
+        assert candidates.batch.row(asked.row) == asked.layout
+        assert asked.reason
+        if not asked.repeat:
+            rows.append(asked.row)
+        study.tell(asked, machine.run(asked))
+    assert len(set(rows)) == len(rows)
+    trials = study.optuna_study().trials
+    assert [trial.params for trial in trials] == [study.trials.sampler.space.parameters(row) for row in rows]
+    assert all(trial.user_attrs["reason"] for trial in trials)
+
+
+@pytest.mark.parametrize("name", AVAILABLE)
+def test_all_candidates_are_tried_before_a_sampler_ends(name: str) -> None:
+    candidates = few(9)
+    machine = Machine.wrong_by(candidates, 0.1)
+    study = ProbeStudy(candidates, Settings(sampler=name, budget=MUCH))
+    rows: list[int] = []
+    while (asked := study.ask()) is not None and not asked.repeat:
+        assert asked.row is not None
+        rows.append(asked.row)
+        study.tell(asked, machine.run(asked))
+    assert sorted(rows) == list(range(9))
+
+
+def few(count: int) -> Candidates:
+    every = small()
+    rows = np.linspace(0, len(every) - 1, count).astype(int)
+    memory = {kind: column[rows] for kind, column in every.memory.items()}
+    safe = replace(every.prior.take(rows), oom_probability=np.full(count, 0.01))
+    return Candidates.build(every.batch.take(rows), safe, memory, every.setting)
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(SpecError, match="no sampler of this name"):
+        sampler_for("grid", Knowledge(small()), seed=0)
+
+
+def test_gp_says_that_it_needs_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SpecError, match="needs torch"):
+        sampler_for("gp", Knowledge(small()), seed=0)
+
+
+def test_the_first_is_the_models_best_that_fits() -> None:
+    candidates = small()
+    asked = ProbeStudy(candidates, Settings(budget=MUCH)).ask()
+    assert asked is not None
+    fits = candidates.prior.oom_probability <= OOM_LIMIT
+    assert asked.row == int(np.flatnonzero(fits)[0])
+    assert "the model's first" in asked.reason
+
+
+def test_the_next_has_the_largest_expected_improvement_times_probability_of_fitting() -> None:
+    candidates = small()
+    machine = Machine.wrong_by(candidates, 0.15)
+    study = ProbeStudy(candidates, Settings(budget=MUCH, risk_limit=1.0))
+    for _ in range(6):
+        asked = study.ask()
+        assert asked is not None
+        study.tell(asked, machine.run(asked))
+        beliefs = study.knowledge.beliefs()
+        every = np.arange(len(candidates))
+        sd = np.sqrt(beliefs.time.variance())
+        z = (beliefs.best - beliefs.log_seconds) / sd
+        improvement = sd * (stats.norm.pdf(z) + z * stats.norm.cdf(z)) * (1.0 - beliefs.risk(every))
+        improvement[~study.knowledge.untried()] = -1.0
+        assert beliefs.promising(study.knowledge.untried(), 1) == [int(np.argmax(improvement))]
+        assert beliefs.promising(study.knowledge.untried(), 20) == [int(row) for row in np.argsort(-improvement, kind="stable")[:20]]
+
+
+def test_lazy_search_looks_at_all_that_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.search.probing.knowledge.CHUNK", 16)
+    test_the_next_has_the_largest_expected_improvement_times_probability_of_fitting()
+
+
+def test_several_at_once_are_apart() -> None:
+    candidates = small()
+    study = ProbeStudy(candidates, Settings(budget=MUCH, parallel=4))
+    machine = Machine.wrong_by(candidates, 0.1)
+    first = study.ask_many()
+    assert len({asked.row for asked in first}) == 4
+    for asked in first:
+        study.tell(asked, machine.run(asked))
+    alone = study.knowledge.beliefs().promising(study.knowledge.untried(), 1)[0]
+    second = study.ask_many()
+    assert second[0].row == alone
+    believed = study.knowledge.beliefs()
+    rows = np.array([asked.row for asked in second])
+    assert np.all(believed.time.variance(rows) < 2e-4)
+    assert len({asked.row for asked in (*first, *second)}) == 8
+
+
+def test_risky_layouts_wait_until_memory_is_known() -> None:
+    candidates = small()
+    fast, risky = int(np.argmin(candidates.prior.log_seconds)), np.flatnonzero(candidates.prior.oom_probability > 0.2)
+    assert len(risky)
+    machine = Machine.wrong_by(candidates, 0.1)
+    small_memory = {kind: 0.8 * column for kind, column in candidates.memory.items()}
+    study = ProbeStudy(candidates, Settings(budget=MUCH))
+    before = study.knowledge.beliefs().risk(risky)
+    for _ in range(3):
+        asked = study.ask()
+        assert asked is not None
+        assert asked.row is not None
+        assert study.knowledge.beliefs().risk(np.array([asked.row]))[0] <= OOM_LIMIT
+        measured = machine.timed(asked.row, 0).model_copy(update={"peak_reserved_bytes": float(small_memory["peak_reserved_bytes"][asked.row])})
+        machine.outcomes[asked.row] = measured
+        study.tell(asked, machine.run(asked))
+    after = study.knowledge.beliefs().risk(risky)
+    assert np.median(after) < 0.2 * np.median(before)
+    assert fast >= 0
+
+
+def test_noise_is_settled_by_a_second_look() -> None:
+    """Two layouts tie within noise and nothing else can win: one of them is asked again."""
+    candidates = few(3)
+    truth = candidates.prior.log_seconds.copy()
+    machine = Machine(candidates, truth)
+    machine.log_seconds = np.array([truth[0], truth[0] + 0.001, truth[0] + 2.0])
+    study = ProbeStudy(candidates, Settings(budget=MUCH))
+    for _ in range(3):
+        asked = study.ask()
+        assert asked is not None
+        study.tell(asked, machine.run(asked))
+    again = study.ask()
+    assert again is not None
+    assert again.repeat
+    assert again.row in (0, 1)
+    assert "to tell it from its rival" in again.reason
+
+
+def test_the_tree_starts_warm_with_the_models_picks() -> None:
+    knowledge = Knowledge(small())
+    picks = model_picks(knowledge, WARM_STARTS)
+    sampler = sampler_for("tpe", knowledge, seed=0)
+    assert isinstance(sampler, SnappedSampler)
+    assert list(sampler.first) == picks
+    assert len(set(picks)) == WARM_STARTS
+    study = ProbeStudy(small(), Settings(sampler="tpe", budget=MUCH))
+    machine = Machine.wrong_by(small(), 0.1)
+    asked = []
+    for _ in range(WARM_STARTS + 1):
+        asked.append(study.ask())
+        study.tell(asked[-1], machine.run(asked[-1]))
+    assert [one.row for one in asked[:WARM_STARTS]] == picks
+    assert "tpe's choice" in asked[-1].reason
+
+
+def test_it_serves_a_study_of_optunas_own() -> None:
+    """`Study.optimize` drives it too; there is no field beside the layout's."""
+    knowledge = Knowledge(few(6))
+    study = optuna.create_study(sampler=CostModelSampler(knowledge))
+    distributions = FieldSpace(knowledge.candidates.batch).distributions
+
+    def objective(trial: optuna.Trial) -> float:
+        values = {name: trial._suggest(name, distribution) for name, distribution in distributions.items()}
+        return float(values["micro_batch_size"])
+
+    study.optimize(objective, n_trials=2)
+    assert len(study.trials) == 2
+    with pytest.raises(ValueError, match="is no field of a layout"):
+        study.ask({"learning_rate": optuna.distributions.FloatDistribution(0.0, 1.0)})
+
+
+def many(count: int) -> Candidates:
+    """Distinct legal layouts of a large job, priced with its own model."""
+    values = {"model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "training": {"seq_len": 8192, "global_batch_size": 512}}
+    job = Job.from_user(values)
+    space = build_space(Context(model=job.model, cluster=job.cluster, training=job.training), SearchSpec())
+    cells = np.arange(len(space.cells))[: int(np.searchsorted(np.cumsum(space.cell_sizes), count)) + 1]
+    batch = space.expand(cells).take(slice(0, count))
+    rng = np.random.default_rng(0)
+    prior = Prior.alike(10.0 * np.exp(0.3 * rng.standard_normal(count)), 0.15, np.full(count, 0.01), 0.05)
+    prior = replace(prior, factor=0.05 * rng.standard_normal((count, 7)))
+    memory = {"peak_reserved_bytes": np.full(count, 40e9)}
+    return Candidates.build(batch, prior, memory, Setting(usable_bytes=76e9, num_gpus=64, global_batch_size=512))
+
+
+@pytest.mark.slow
+def test_the_next_of_100_000_is_chosen_within_100_ms() -> None:
+    """Processor time of a whole ask, the study's book-keeping included; the median of ten with up to 20 probes told."""
+    candidates = many(100_000)
+    assert len(candidates) == 100_000
+    machine = Machine(candidates, candidates.prior.log_seconds + 0.1 * np.sin(np.arange(100_000)))
+    study = ProbeStudy(candidates, Settings(budget=MUCH))
+    seconds = []
+    for _ in range(20):
+        started = time.process_time()
+        asked = study.ask()
+        seconds.append(time.process_time() - started)
+        assert asked is not None
+        assert asked.row is not None
+        study.tell(asked, measured_of(machine, asked))
+    assert np.median(seconds[10:]) < 0.1
+
+
+def measured_of(machine: Machine, asked: object) -> object:
+    return machine.run(asked)  # type: ignore[arg-type]
+
+
+def test_batches_are_what_the_tests_think() -> None:
+    assert isinstance(small().batch, LayoutBatch)
+    assert features.groups(small().batch, 64)
+    assert searched()[0].training.global_batch_size == 64
