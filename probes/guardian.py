@@ -133,15 +133,15 @@ class Guardian:
     def _on_signal(self, number: int, frame: object) -> None:
         self.asked = True
 
-    def run(self) -> None:
-        """Starts, waits, kills, and writes the end."""
+    def run(self) -> bool:
+        """Starts, waits, kills, and writes the end; whether the command ended well of its own accord."""
         end = Path(self.spec["end"])
         try:
             with open(self.spec["output"], "ab", buffering=0) as output:
                 child = self._start(output)
         except OSError as error:
             write_json(end, {"reason": "not-started", "message": f"{error.strerror}: {self.spec['argv'][0]}", "seconds": 0.0, "left": []})
-            return
+            return False
         reason = self._wait(child)
         seconds = time.monotonic() - self.started
         if reason == "time-limit" and ask_for_stacks(os.getpid()):
@@ -152,6 +152,7 @@ class Guardian:
                 subprocess.run(command, capture_output=True, timeout=ON_END_SECONDS, check=False)
         code = None if self.status is None or reason != "exit" else os.waitstatus_to_exitcode(self.status)
         write_json(end, {"reason": reason, "exit_code": code, "seconds": seconds, "left": left})
+        return code == 0
 
     def _start(self, output: Any) -> int:
         environment = {**self.spec["env"], TOKEN: self.spec["token"], GUARDIAN: str(os.getpid())}
@@ -182,8 +183,8 @@ class Guardian:
 def main() -> NoReturn:
     """Runs the spec whose path is the one argument."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    Guardian(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))).run()
-    sys.exit(0)
+    ended_well = Guardian(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))).run()
+    sys.exit(not ended_well)  # `srun --kill-on-bad-exit` ends the other nodes by it
 
 
 if __name__ == "__main__":

@@ -61,10 +61,13 @@ class End:
 def read_end(folder: Path, begin: Begin) -> End:
     """The guardian's word; where it has none it was killed itself, at the latest when the folder was last written.
 
-    Where every node had a guardian, what a node says goes before what its launcher made of it.
+    Where every node had a guardian too, the node that failed tells; the others were stopped because of it.
     """
-    ends = [end for path in [*sorted(folder.glob(NODE_ENDS)), folder / END] if (end := _end(path)) is not None]
-    telling = [end for end in ends if end.reason != "exit"] or [end for end in ends if end.exit_code] or ends
+    own = _end(folder / END)
+    nodes = [end for path in sorted(folder.glob(NODE_ENDS)) if (end := _end(path)) is not None]
+    if own is not None and (own.reason != "exit" or not nodes):
+        return own
+    telling = [end for end in nodes if end.reason == "time-limit"] or [end for end in nodes if end.exit_code] or nodes
     if not telling:
         last = max(path.stat().st_mtime for path in [folder, *folder.iterdir()])
         return End(reason="guardian-gone", seconds=max(0.0, last - begin.started))

@@ -17,7 +17,7 @@ from planner.specs.cluster import ClusterSpec
 from probes.backends.local import Capacity
 from probes.backends.nvidia import Gpu, is_same_gpu
 from probes.launch import GuardianSpec, Held, LaunchSettings, Watch, environment, prepare, supervise, with_free_port
-from probes.outcome import END, LOG, Begin, conclude, read_logs, write_result
+from probes.outcome import END, LOG, Begin, conclude, read_end, read_logs, write_result
 from probes.protocol import Failed, ProbeResult, ProbeTask
 
 UNLIMITED = 2**20
@@ -83,8 +83,18 @@ class SlurmPool:
             on_end=[["scancel", "--name", name]],
         )  # fmt: skip
         supervise(folder, spec, (), watch)
-        _raise_if_refused(folder)
+        self._raise_if_it_never_ran(folder, begin, watch)
         return conclude(folder)
+
+    def _raise_if_it_never_ran(self, folder: Path, begin: Begin, watch: Watch) -> None:
+        """Slurm's own error, or that it had no nodes for so long."""
+        if any(folder.glob("guardian.node*.json")) or watch.stop.is_set():
+            return
+        refused = REFUSED.search(read_logs(folder))
+        if refused is not None:
+            raise ProbeError(f"Slurm: {refused['words']}; ask it for what it has (`sinfo`)")
+        if read_end(folder, begin).reason == "time-limit":
+            raise ProbeError(f"Slurm had no nodes for it within {self.queue_seconds:g} s; ask it for what waits (`squeue`)")
 
     def _srun(self, task: ProbeTask, shape: Shape, name: str) -> list[str]:
         minutes = math.ceil((task.time_limit_seconds + SLACK_SECONDS) / MINUTE)
@@ -94,15 +104,6 @@ class SlurmPool:
             "srun", "--job-name", name, "--nodes", str(shape.nodes), "--ntasks-per-node", "1", "--time", str(minutes), *partition, *gpus,
             "--kill-on-bad-exit=1", "--export=ALL", "--input=none",
         ]  # fmt: skip
-
-
-def _raise_if_refused(folder: Path) -> None:
-    """Slurm's own error, where no node ever started."""
-    if any(folder.glob("end.node*.json")) or any(folder.glob("guardian.node*.json")):
-        return
-    refused = REFUSED.search(read_logs(folder))
-    if refused is not None:
-        raise ProbeError(f"Slurm: {refused['words']}; ask it for what it has (`sinfo`)")
 
 
 def _checked(result: ProbeResult) -> ProbeResult:

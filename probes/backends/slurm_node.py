@@ -40,12 +40,18 @@ def main() -> None:
     )
     spec = GuardianSpec(
         argv=argv, env=dict(os.environ), cwd=str(folder), output=str(folder / f"output.node{node}.log"),
-        end=str(folder / f"end.node{node}.json"), token=begin.token, time_limit_seconds=task.time_limit_seconds, watch_runner=False,
+        end=str(folder / f"end.node{node}.json"), token=node_token(begin.token, node), watch_runner=False,
+        time_limit_seconds=task.time_limit_seconds,
     )  # fmt: skip
     path = folder / f"guardian.node{node}.json"
     guardian.write_json(path, asdict(spec))
     os.environ.pop(guardian.TOKEN, None)  # or it would find and end itself
     os.execv(sys.executable, [sys.executable, "-I", "-S", guardian.__file__, str(path)])
+
+
+def node_token(token: str, node: int) -> str:
+    """The token of one node's processes: nodes may share a machine, and one's end is not the other's."""
+    return f"{token}-{node}"
 
 
 def master_port(job: int, attempt: int) -> int:
