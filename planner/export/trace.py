@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from planner.cost.simulate import Simulation, Timeline
+from planner.schedules.base import leaves
 from planner.units import MEGA
 
 Event = dict[str, object]
@@ -41,7 +42,8 @@ def _action_events(timeline: Timeline, index: int, candidate: int) -> tuple[Even
     action, rank = timeline.actions[index], int(timeline.rank_A[index])
     start = float(timeline.start_seconds_AC[index, candidate]) * MICROSECONDS_PER_SECOND
     end = float(timeline.end_seconds_AC[index, candidate]) * MICROSECONDS_PER_SECOND
-    category, colour = KINDS[action.kind]
+    *others, last = leaves((action,))  # of an overlapped pair the forward, then the backward that gives it its colour
+    category, colour = KINDS[last.kind]
     shown: Event = {
         "name": str(action),
         "cat": category,
@@ -51,7 +53,7 @@ def _action_events(timeline: Timeline, index: int, candidate: int) -> tuple[Even
         "tid": rank,
         "ts": start,
         "dur": end - start,
-        "args": {"stage": action.stage, "microbatch": action.microbatch},
+        "args": {"stage": last.stage, "microbatch": last.microbatch, **({"beside": str(others[0])} if others else {})},
     }
     return shown, _counter(rank, end, float(timeline.kept_bytes_AC[index, candidate]))
 
