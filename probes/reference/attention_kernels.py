@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from probes.reference.collectives import Exchange, Gather
+from probes.reference.regions import as_one_kept_operator
 
 Mask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 SEQUENCE = 2
@@ -180,7 +181,8 @@ class CpuFlash(torch.autograd.Function):
         if ring is None:
             out, lse = op(q, k, padded, 0.0, mask is None, attn_mask=mask)
         else:
-            out, lse = _ring().forward(ring, SEQUENCE, op, query=q, key=k, value=padded, is_causal=True, dropout_p=0.0)
+            passed = {"query": q, "key": k, "value": padded, "is_causal": True, "dropout_p": 0.0}
+            out, lse = as_one_kept_operator(lambda: _ring().forward(ring, SEQUENCE, op, **passed))
         out = out[..., : v.shape[-1]]
         if sinks is not None:
             both = torch.logaddexp(lse, sinks.to(lse.dtype)[None, :, None])

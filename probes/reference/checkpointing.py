@@ -8,16 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    _CachedTorchDispatchMode,
-    _CachingTorchDispatchMode,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from planner.specs.layout import parse_ac
+from probes.reference import regions
 from probes.reference.model import Block, Transformer
 
 _aten = torch.ops.aten
@@ -77,48 +72,7 @@ def op_contexts(hidden: int, num_experts: int) -> Callable[[], tuple[Any, Any]]:
             return CheckpointPolicy.MUST_SAVE
 
         forward, again = create_selective_checkpoint_contexts(policy)
-        if forward.__class__ is _CachingTorchDispatchMode:
-            forward.__class__, again.__class__ = _PausingCaching, _PausingCached
+        regions.adopt(forward, again)
         return forward, again
 
     return contexts
-
-
-# ---- sharded modules inside a checkpointed layer --------------------------------------------------------------------------
-
-_sharding = {"depth": 0}
-
-
-class _PausingCaching(_CachingTorchDispatchMode):
-    """The forward's mode, blind to what FSDP2 does around a module inside the region."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _sharding["depth"]:
-            return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-class _PausingCached(_CachedTorchDispatchMode):
-    """The recomputation's mode, likewise."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _sharding["depth"]:
-            return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-def hide_sharding(module: nn.Module) -> None:
-    """Call after `fully_shard` on a module inside a layer. Its gathers happen at other times in forward than in recomputation,
-    and torch 2.13's selective policy demands the same operators in both.
-    """
-
-    def enter(*_: Any) -> None:
-        _sharding["depth"] = 1
-
-    def leave(*_: Any) -> None:
-        _sharding["depth"] = 0
-
-    module.register_forward_pre_hook(enter, prepend=True)
-    module.register_forward_pre_hook(leave)
-    module.register_forward_hook(enter, prepend=True)
-    module.register_forward_hook(leave)

@@ -45,7 +45,6 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleDict({str(i): Block(spec, kinds[i], unfused=unfused, seq_len=seq_len) for i in part.layers})
         self.norm = _norm(spec) if part.last else None
         self.output = nn.Linear(spec.hidden_size, spec.vocab_size, bias=spec.lm_head_bias) if part.last else None
-        self.rope: Rope | None = None
         self.tie()
 
     @property
@@ -61,18 +60,24 @@ class Transformer(nn.Module):
             self.output.weight = self.tok_embeddings.weight
 
     def place(self, sequence: Sequence) -> None:
-        """Tells every layer which positions of the sequence this rank holds. Call once parameters are on their device."""
+        """Tells every layer which positions of the sequence this rank holds. Call once parameters are on their device.
+
+        Rotary tables are held by the layers, not passed to them: FSDP2 would cast them to the parameter dtype at each call.
+        """
         positions = sequence.local
+        rope: Rope | None = None
         if self.spec.position_embedding == "rope" or self.spec.uses_mla:
             width = self.spec.qk_rope_head_dim if self.spec.uses_mla else self.spec.head_dim // 2 * 2
             frequency = ROPE_BASE ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
             angle = torch.outer(positions.float(), frequency)
-            self.rope = angle.cos(), angle.sin()
+            rope = angle.cos(), angle.sin()
         if self.position_embeddings is not None:
             self.position_embeddings.positions = positions
         for module in self.modules():
             if isinstance(module, AttentionCore):
                 module.sequence = sequence
+            if isinstance(module, Block):
+                module.rope = rope
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """One microbatch through this part."""
@@ -83,7 +88,7 @@ class Transformer(nn.Module):
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         for layer in self.layers.values():
-            x = layer(x, self.rope)
+            x = layer(x)
         if self.norm is not None:
             x = self.norm(x)
         return x if self.output is None else self.output(x)
@@ -114,6 +119,7 @@ class Block(nn.Module):
         super().__init__()
         window = kind.window if 0 < kind.window < seq_len else 0
         core = AttentionCore(window=window, unfused=unfused, has_sinks=spec.attention_sinks)
+        self.rope: Rope | None = None
         self.parallel_residual = spec.parallel_residual
         self.attention: nn.Module = LatentAttention(spec, core) if spec.uses_mla else Attention(spec, core)
         norms = spec.norms_per_layer
@@ -124,10 +130,10 @@ class Block(nn.Module):
         self.feed_forward = None if kind.moe else FeedForward(spec, spec.intermediate_size, bias=spec.mlp_bias)
         self.moe = _experts(spec) if kind.moe else None
 
-    def forward(self, x: torch.Tensor, rope: Rope | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, C) -> (B, T, C)."""
         entered = x if self.attention_norm is None else self.attention_norm(x)
-        attended = self.attention(entered, rope)
+        attended = self.attention(entered, self.rope)
         if self.attention_post_norm is not None:
             attended = self.attention_post_norm(attended)
         if self.parallel_residual:

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from probes.reference import checkpointing, context_parallel, expert_parallel, precision, tensor_parallel
+from probes.reference import checkpointing, context_parallel, expert_parallel, precision, regions, tensor_parallel
 from probes.reference.meshes import Meshes
 from probes.reference.model import Block, Transformer
 from probes.reference.moe import GroupedExperts, MixtureOfExperts
@@ -129,7 +129,7 @@ def _shard_experts(experts: nn.Module, recipe: Recipe, meshes: Meshes, options: 
     inside = crowded and all(p.ndim == 3 and p.shape[1] % ranks == 0 for p in experts.parameters(recurse=False))
     placement = (lambda _: Shard(1)) if inside else None
     fully_shard(experts, mesh=meshes.expert_data, reshard_after_forward=again, shard_placement_fn=placement, **options)
-    checkpointing.hide_sharding(experts)
+    regions.hide_hooks(experts)
 
 
 def _sum_gradients(model: nn.Module, *, on_cpu: bool) -> None:
