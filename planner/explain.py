@@ -1,19 +1,22 @@
 """Why this layout and not that one, in plain words with numbers. Every sentence is read off an estimate or a priced neighbour."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from planner.calibration.intervals import TimeSpread
-from planner.columns import FloatColumn
+from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import Fault, SpecError
 from planner.search.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
 from planner.specs.job import SearchSpec
-from planner.specs.layout import Layout
+from planner.specs.layout import PRECISIONS, Layout
 from planner.specs.plan import Plan, RankedLayout, Regret
 from planner.units import format_bytes, format_seconds
+from planner.work.precision import NOTHING, TWO_BYTES, Recipe, bf16_tail
+from planner.work.quantised import quantised_model
 
 WORDS: Mapping[str, str] = {
     "tp": "tensor-parallel communication",
@@ -111,6 +114,38 @@ def memory_sentence(estimate: Estimate) -> str:
     )
 
 
+def precision_sentences(pricer: Pricer, layout: Layout, estimate: Estimate) -> list[str]:
+    """What low precision leaves in 16 bits, and what it costs beside its products; nothing for 16-bit layouts."""
+    recipe = pricer.recipes[PRECISIONS.index(layout.precision)]
+    return list(_precision(pricer, layout, recipe, estimate.step_seconds or 1.0)) if recipe.low else []
+
+
+def _precision(pricer: Pricer, layout: Layout, recipe: Recipe, step: float) -> Iterator[str]:
+    shares = quantised_model(pricer.model, pricer.recipes).shares
+    high = [name for name, share in shares.items() if share[PRECISIONS.index(layout.precision)] == 0]
+    tail, layers = bf16_tail(recipe, pricer.model.num_hidden_layers), pricer.model.num_hidden_layers
+    if high or tail:
+        kept = [*high, *([f"the last {tail} of {layers} layers"] if tail else [])]
+        yield f"{recipe.name} leaves {', '.join(kept)} in 16 bits, as {pricer.rules.name} does"
+    casts = replace(
+        recipe, scale=NOTHING, cast=NOTHING, eager_scale=NOTHING, eager_cast=NOTHING, transposed=NOTHING, fused_kernels=0.0,
+        eager_kernels=0.0, padding=0.0,
+    )  # fmt: skip
+    seconds = _seconds(pricer, layout, recipe) - _seconds(pricer, layout, casts)
+    if seconds > NOTICEABLE * step:
+        yield f"scaling and casting for {recipe.name} takes {format_seconds(seconds)} a step ({seconds / step:.1%})"
+    if layout.tp > 1 and recipe.tp_wire_bytes >= TWO_BYTES:
+        seconds = _seconds(pricer, layout, recipe) - _seconds(pricer, layout, replace(recipe, tp_wire_bytes=1.0))
+        if seconds > NOTICEABLE * step:
+            yield f"TP all-gathers stay in 16 bits under {recipe.name}: in 8 bits a step would take {format_seconds(seconds)} less"
+
+
+def _seconds(pricer: Pricer, layout: Layout, recipe: Recipe) -> float:
+    """Screened step of a layout if its precision had this recipe."""
+    recipes = tuple(recipe if known.name == recipe.name else known for known in pricer.recipes)
+    return float(replace(pricer, recipes=recipes).price(LayoutBatch.from_layouts([layout])).step_seconds[0])
+
+
 def _change(neighbour: Neighbour, usable_bytes: float) -> str:
     name = neighbour.field.replace("_", " ")
     if not neighbour.fits:
@@ -133,6 +168,7 @@ def winner_reasons(pricer: Pricer, layout: Layout, estimate: Estimate, found: Se
     return [
         f"bottleneck is {bottleneck(estimate)}",
         memory_sentence(estimate),
+        *precision_sentences(pricer, layout, estimate),
         *(
             f"{_change(n, usable)}: {1 - n.step_ratio:.1%} faster, but does not fit"
             for n in sorted(tempting.values(), key=lambda n: n.step_ratio)

@@ -224,7 +224,8 @@ def _collective_cost(site: Site, op: Collective) -> OpCost:
         for target, operation in ((forward, rule.forward), (backward, rule.backward)):
             if operation is not None:
                 quantised = rule.axis == "tp" and operation == "all-gather" and op.linear and site.quantisation.active
-                wire = payload * site.quantisation.tp_wire(site.width_bytes("compute")) if quantised else payload
+                operand = "input" if op.site == "tp_enter" else "gradient"
+                wire = payload * site.quantisation.tp_wire(operand, site.width_bytes("compute")) if quantised else payload
                 target[place] += exposed * site.collective_seconds(operation, wire, degree, stride)
     used = (forward.sum(axis=0) > 0).astype(np.float64)
     return cost(

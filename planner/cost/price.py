@@ -40,7 +40,10 @@ PARTS = ("compute", "recompute", "tp", "cp", "ep", "pp", "fsdp", "dp", "bubble",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pricer:
-    """Everything but the layouts: model, cluster, training and the profile, prepared once."""
+    """Everything but the layouts: model, cluster, training and the profile, prepared once.
+
+    recipes: how each precision computes under this trainer's release.
+    """
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -50,6 +53,7 @@ class Pricer:
     profile: Profile
     device: Device
     fabric: Fabric
+    recipes: tuple[Recipe, ...]
 
     @classmethod
     def build(
@@ -76,12 +80,8 @@ class Pricer:
             profile=profile,
             device=Device.build(cluster, kernels, profile),
             fabric=Fabric.build(cluster, profile.intra_node, profile.inter_node),
+            recipes=recipes_for(TRAINERS[training.trainer], training.trainer_version),
         )
-
-    @property
-    def recipes(self) -> tuple[Recipe, ...]:
-        """How each precision computes under this trainer's release."""
-        return recipes_for(self.rules, self.training.trainer_version)
 
     @property
     def update(self) -> Update:

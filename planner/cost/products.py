@@ -57,7 +57,12 @@ def _quantised_cost(
         "weight_again": does["input_grad"] * weights, "input_again": first * does["weight_grad"] * inputs,
     }  # fmt: skip
     zero = np.zeros(len(first))
-    casts = {name: moves * elements[name] / site.device.memory_rate for name, moves in q.moves.items()}
+    whole = {"input": not column_parallel(op), "gradient": not row_parallel(op)}
+    quantised = {name: count if whole.get(name, True) else count * q.shard.get(name, 1.0) for name, count in elements.items()}
+    casts = {
+        name: (moves * quantised[name] + q.turned.get(name, zero) * elements[name]) / site.device.memory_rate
+        for name, moves in q.moves.items()
+    }
     used = {name: q.kernels * (seconds > 0) for name, seconds in casts.items()}
     padding: FloatColumn = zero
     if op.role == "expert":

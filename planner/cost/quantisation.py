@@ -22,6 +22,7 @@ TRANSPOSING = ("ada", "hopper")
 WEIGHTS = ("weight", "weight_again")
 PRODUCTS = ("forward", "input_grad", "weight_grad")
 PARTS = ("scale", "cast", "transposed", "eager_scale", "eager_cast", "column_amax", "row_amax")
+GATHERED = {"input": "tp_wire_bytes", "gradient": "tp_gradient_wire_bytes"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class Quantisation:
 
     precision: row of the recipes and of the device's rates.  low: whether anything computes in fewer than 16 bits.
     products: whether each of the three is quantised.  kernels: launches to quantise one operand.
-    moves: bytes moved per element of each operand, scales and casts together.
+    moves: bytes moved per element of each operand, scales and casts together.  turned: for transposed copies.
+    shard: share of an operand that is quantised where TP gathers it: one rank's, if it is gathered quantised.
     column_amax, row_amax: all-reduces of scales in one column- or row-parallel layer, by operand. What is nowhere is left out.
     shared: whether layers that read one tensor quantise it once (fused kernels), not each for itself.
     """
@@ -40,6 +42,8 @@ class Quantisation:
     low: BoolColumn
     products: Mapping[str, FloatColumn]
     moves: Mapping[str, FloatColumn]
+    turned: Mapping[str, FloatColumn]
+    shard: Mapping[str, FloatColumn]
     column_amax: Mapping[str, FloatColumn]
     row_amax: Mapping[str, FloatColumn]
     kernels: FloatColumn
@@ -52,13 +56,18 @@ class Quantisation:
         low = np.array([recipe.low for recipe in recipes])[codes] & (batch.param_dtype == 0)
         tables = _tables(recipes, device.gpu.family in TRANSPOSING)
         arrive = _weights_arrive_quantised(batch, recipes)
-        found: dict[str, dict[str, FloatColumn]] = {"moves": {}, "column_amax": {}, "row_amax": {}}
+        found: dict[str, dict[str, FloatColumn]] = {"moves": {}, "turned": {}, "column_amax": {}, "row_amax": {}}
         for (table, operand), (compiled, eager) in tables.items() if low.any() else ():
             kept = low & ~arrive if operand in WEIGHTS else low
             found[table][operand] = kept * np.where(fused, compiled[codes], eager[codes])
+        gathered = (batch.tp > 1) & batch.sequence_parallel
         return cls(
             model=model, precision=codes, low=low, **found, kernels=low * np.where(fused, *(t[codes] for t in _kernels(recipes))),
             products={name: column(name, codes, recipes) for name in PRODUCTS}, shared=np.asarray(fused),
+            shard={
+                operand: np.where(gathered & (column(field, codes, recipes) < TWO_BYTES), 1.0 / batch.tp, 1.0)
+                for operand, field in GATHERED.items() if gathered.any() and low.any()
+            },
         )  # fmt: skip
 
     @classmethod
@@ -88,9 +97,9 @@ class Quantisation:
         """Bytes per element that a layer keeps of its input."""
         return np.where(self.low, self.number("saved_bytes"), compute_bytes)
 
-    def tp_wire(self, compute_bytes: FloatColumn) -> FloatColumn:
-        """Bytes on the wire of a TP all-gather for linear layers, over those of its tensor in 16 bits."""
-        return np.where(self.low, self.number("tp_wire_bytes") / compute_bytes, 1.0)
+    def tp_wire(self, operand: str, compute_bytes: FloatColumn) -> FloatColumn:
+        """Bytes on the wire of a TP all-gather of this operand of linear layers, over those of its tensor in 16 bits."""
+        return np.where(self.low, self.number(GATHERED[operand]) / compute_bytes, 1.0)
 
 
 @lru_cache(maxsize=64)
@@ -100,9 +109,10 @@ def _tables(recipes: tuple[Recipe, ...], transposing: bool) -> Mapping[tuple[str
     found = {}
     for operand in Operands._fields:
         parts = {name: column(f"{name}.{operand}", every, recipes) for name in PARTS}
-        compiled = parts["scale"] + parts["cast"] + float(transposing) * parts["transposed"]
+        compiled, turned = parts["scale"] + parts["cast"], float(transposing) * parts["transposed"]
         eager = parts["eager_scale"] + parts["eager_cast"]
         found["moves", operand] = compiled, np.where(eager > 0, eager, compiled)
+        found["turned", operand] = turned, np.where(eager > 0, 0.0, turned)
         for name in ("column_amax", "row_amax"):
             found[name, operand] = parts[name], parts[name]
     return {key: pair for key, pair in found.items() if pair[0].any()}

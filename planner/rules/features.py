@@ -181,13 +181,13 @@ _PRECISION_RULES: tuple[Rule, ...] = (
     Rule(
         key="low precision needs aligned weights", field="precision", reads=frozenset({"precision", "tp", "etp"}),
         broken=_unaligned_weights,  # torch._scaled_mm; Transformer Engine assert_dim_for_fp8_exec; torchao to_mx, nvfp4_mm_triton
-        rule=lambda x, c: f"{x.precision} multiplies matrices whose sides are multiples of {_recipe(x, c).multiple}, and {_offending(x, c)}",
+        rule=lambda x, c: f"{x.precision} multiplies matrices with sides in multiples of {_recipe(x, c).multiple}; {_offending(x, c)}",
         remedy=lambda x, c: "use bf16" + (", or a smaller tp" if x.tp > 1 else ""),
     ),
     Rule(
         key="low precision needs aligned tokens", field="precision", reads=frozenset({"precision", "cp", "micro_batch_size"}),
         broken=_unaligned_tokens,
-        rule=lambda x, c: f"{x.precision} needs tokens a rank in multiples of {_recipe(x, c).rows_multiple}, and micro_batch_size x seq_len "
+        rule=lambda x, c: f"{x.precision} needs tokens a rank in multiples of {_recipe(x, c).rows_multiple}: micro_batch_size x seq_len "
         f"/ cp is {x.micro_batch_size * c.training.seq_len // x.cp}",
         remedy=lambda x, c: "use bf16, a larger micro_batch_size, or a seq_len that is a multiple of 128 x cp",
     ),

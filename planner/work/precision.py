@@ -61,7 +61,7 @@ class Recipe:
     saved_bytes: what a layer keeps of its input for backward, with scales.  saved_weight_bytes: of its weight, beside the parameter.
     weight_copy_bytes: of a quantised weight that stays from step to step; weight_copies: how many on GPUs that need transposes.
     native: parameters have no other form than that: without it they have with float8_all_gather alone.
-    wire_bytes: of a parameter gathered so.  tp_wire_bytes: of an element that TP all-gathers for a linear layer.
+    wire_bytes: of a parameter gathered so.  tp_wire_bytes, tp_gradient_wire_bytes: of an input's or gradient's element that TP all-gathers.
     multiple: of the local sides that weights need.  rows_multiple: of the rows that inputs need.
     fallback_multiple: a layer whose whole weight has sides that are no multiples of it stays in 16 bits (0: none does).
     small: a layer whose (K, N) lies within one of these boxes stays in 16 bits.
@@ -96,6 +96,7 @@ class Recipe:
     native: bool = False
     wire_bytes: float = 2.0
     tp_wire_bytes: float = 2.0
+    tp_gradient_wire_bytes: float = 2.0
     multiple: int = 1
     rows_multiple: int = 1
     fallback_multiple: int = 0
@@ -140,7 +141,7 @@ _DELAYED = Recipe(
     # no pass for scales; half of the inputs come from LayerNormLinear, whose norm writes fp8 itself
     cast=Operands(input=2, weight=3, gradient=3), transposed=Operands(1, 1, 1), fused_kernels=1, weight_once=True,
     padding=PADDING, step_amax=2, saved_bytes=1, weight_copy_bytes=1, weight_copies=2, wire_bytes=1,
-    tp_wire_bytes=1, multiple=16, rows_multiple=8,
+    tp_wire_bytes=1, tp_gradient_wire_bytes=1, multiple=16, rows_multiple=8,
 )  # fmt: skip
 _BLOCKWISE = Recipe(
     name="float8-blockwise", peak="fp8", gain_key="gemm_fp8_blockwise", experts="float8-blockwise",
@@ -174,17 +175,17 @@ _TE_BLOCKS = replace(_DELAYED, transposed=NOTHING, step_amax=0, cast=Operands(4,
 _TE_BLOCKWISE = replace(
     _TE_BLOCKS, name="float8-blockwise", gain_key="gemm_fp8_blockwise", experts="float8-blockwise",
     scale=Operands(2 * BLOCK, 2 * BLOCK, 2 * BLOCK), saved_bytes=1 + BLOCK, weight_copy_bytes=2 * (1 + BLOCK), weight_copies=1,
-    tp_wire_bytes=1 + BLOCK,
+    tp_wire_bytes=1 + BLOCK, tp_gradient_wire_bytes=1 + BLOCK,
 )  # fmt: skip
 _TE_MXFP8 = replace(
     _TE_BLOCKS, name="mxfp8", gain_key="gemm_mxfp8", experts="mxfp8", scale=Operands(2 * MX_SCALE, 2 * MX_SCALE, 2 * MX_SCALE),
     fused_kernels=2, saved_bytes=1 + MX, weight_copy_bytes=2 * (1 + MX), weight_copies=1, wire_bytes=2, tp_wire_bytes=1 + MX,
-    multiple=32, rows_multiple=32,
+    tp_gradient_wire_bytes=1 + MX, multiple=32, rows_multiple=32,
 )  # fmt: skip
 _TE_NVFP4 = replace(
     _TE_BLOCKS, name="nvfp4", peak="fp4", gain_key="gemm_fp4", experts="nvfp4", scale=Operands(2, 2, 2),
     cast=Operands(2 + 2 * FP4, 2 + 2 * FP4, 2 + 2 * FP4), fused_kernels=3, column_amax=Operands(input=1), row_amax=Operands(gradient=1),
-    saved_bytes=FP4, weight_copy_bytes=2 * FP4, weight_copies=1, wire_bytes=2, tp_wire_bytes=FP4,
+    saved_bytes=FP4, weight_copy_bytes=2 * FP4, weight_copies=1, wire_bytes=2, tp_wire_bytes=FP4, tp_gradient_wire_bytes=FP4,
 )  # fmt: skip
 
 TRANSFORMER_ENGINE: tuple[Recipe, ...] = (
