@@ -131,7 +131,7 @@ class Launcher:
         return with_free_port(self.settings.port_tries, once, onlooker)
 
     def _once(self, task: ProbeTask, held: Held, watch: Watch, time_limit_seconds: float) -> ProbeResult:
-        gpus = len(held.devices) if held.devices is not None else task.num_processes()
+        gpus = 0 if task.fake_tensors else task.num_processes()
         begin = Begin.now(num_gpus=gpus, token=held.token or uuid.uuid4().hex, gpu_name=held.gpu_name)
         folder, program = prepare(self.settings, task, begin, watch)
         if isinstance(program, Failed):

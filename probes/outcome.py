@@ -197,8 +197,19 @@ def _kernel_lines(path: Path) -> Iterator[tuple[float, str]]:
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            while record := os.read(descriptor, 8192):
-                head, _, text = record.decode("utf-8", "replace").partition(";")
-                yield float(head.split(",")[2]) / MICROSECONDS, text.strip()
+            while record := _record(descriptor):
+                for line in record.splitlines():
+                    head, _, text = line.partition(";")
+                    if not line.startswith(" ") and head.count(",") >= 3:  # what follows with a blank is about the line before
+                        yield float(head.split(",")[2]) / MICROSECONDS, text.strip()
         finally:
             os.close(descriptor)
+
+
+def _record(descriptor: int) -> str:
+    """The next record; one that the kernel overwrote meanwhile is passed over. Raises OSError at the end."""
+    while True:
+        try:
+            return os.read(descriptor, 8192).decode("utf-8", "replace")
+        except BrokenPipeError:
+            continue

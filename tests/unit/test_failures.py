@@ -1,6 +1,7 @@
 """Classes and first causes: recorded logs, and the texts that torch, NCCL and the driver print."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from probes.failures import Evidence, RankError, classify, read_errors, read_stacks
+from probes.outcome import kernel_log
 from probes.protocol import Failed, FailureKind, OutOfMemory
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "failures"
@@ -225,6 +227,18 @@ class TestEndsFromOutside:
     def test_no_word_at_all(self) -> None:
         assert failed(EXIT).message == "the program ended with exit code 1 and without its result: it left no output"
         assert "usage: worker" in failed(replace(EXIT, exit_code=2, log="usage: worker TASK\n====\n")).message
+
+
+def test_what_the_kernel_said_meanwhile(tmp_path: Path) -> None:
+    now = time.clock_gettime(time.CLOCK_MONOTONIC)
+    xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=python3, GPU has fallen off the bus."
+    lines = [
+        f"4,1,{round((now - 100) * 1e6)},-;NVRM: Xid (PCI:0000:3b:00): 48, pid=1, an old one", " SUBSYSTEM=pci", "garbage",
+        f"4,2,{round((now + 1) * 1e6)},-;{xid}",
+    ]  # fmt: skip
+    (tmp_path / "kmsg").write_text("\n".join(lines) + "\n")
+    assert kernel_log(time.time(), tmp_path / "kmsg") == xid
+    assert kernel_log(time.time(), tmp_path / "nowhere") == ""
 
 
 def test_error_files_are_read_in_order_of_time(tmp_path: Path) -> None:
