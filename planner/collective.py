@@ -12,7 +12,7 @@ from planner.cost.topology import Fabric, Placement
 from planner.errors import Fault, SpecError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.collective import CollectiveAnswer, CollectiveCandidate, CollectiveOperation
-from planner.units import EXAMPLES, format_bytes
+from planner.units import EXAMPLES, format_bytes, format_seconds
 
 OPERATIONS: tuple[CollectiveOperation, ...] = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all", "p2p")
 _SPELLINGS = {"send": "p2p", "sendrecv": "p2p", "pointtopoint": "p2p"} | {name.replace("-", ""): name for name in OPERATIONS}
@@ -49,7 +49,8 @@ def collective(
     else:
         best, basis = _named(algorithm, operation, ranked), IDEAL.basis
         took, protocol = best.closed_form_seconds, IDEAL.collectives[0].name
-        why = f"{best.summary}; closed form on the fabric's bandwidth and latency. {_where(place, cluster)}"
+        library = f"with the library's measured curves ({best.protocol}) it would take {format_seconds(best.seconds)}"
+        why = f"{best.summary}; closed form on the fabric's bandwidth and latency; {library}. {_where(place, cluster)}"
     factor = (2.0 if operation == "all-reduce" else 1.0) * (1.0 if operation in ("broadcast", "p2p") else (ranks - 1.0) / ranks)
     return CollectiveAnswer(
         operation=operation, size_bytes=size_bytes, num_ranks=ranks, stride=stride, algorithm=best.algorithm, protocol=protocol,

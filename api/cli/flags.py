@@ -28,6 +28,7 @@ class JobFlags:
     allow: Sequence[str]
     current: str | None
     probe: int | None
+    price_per_gpu_hour: float | None = None
 
     def values(self) -> dict[str, Any]:
         """The job as a mapping. Raises SpecError."""
@@ -70,6 +71,8 @@ class JobFlags:
             chosen = {**(chosen if isinstance(chosen, Mapping) else {}), "gpu": self.gpu}
         if self.num_gpus is not None:
             chosen = {**spelled_out(chosen), "num_gpus": parse_count(self.num_gpus)}
+        if self.price_per_gpu_hour is not None:
+            chosen = {**spelled_out(chosen), "price_per_gpu_hour": self.price_per_gpu_hour}
         return chosen
 
 
@@ -132,6 +135,14 @@ def _each_once(pairs: Iterable[tuple[str, Any]], flag: str, remedy: str) -> dict
 def parse_count(text: str) -> object:
     """256 as a number, "64..1024" as the range it is, "64,96" as a list."""
     return read_yaml(f"[{text}]" if "," in text and "[" not in text else text, "--num-gpus")
+
+
+def parse_checkpoint(text: str) -> dict[str, Any]:
+    """{"interval_steps": 500, "mode": "async-pinned"} from "500:async-pinned"; the mode may be left out."""
+    steps, colon, mode = text.partition(":")
+    if not (steps.strip().isascii() and steps.strip().isdigit()) or (colon and not mode.strip()):
+        raise fault("--checkpoint", text, "is not of the form STEPS or STEPS:MODE", "write for example --checkpoint 500:async")
+    return {"interval_steps": int(steps), **({"mode": mode.strip()} if colon else {})}
 
 
 def parse_pair(text: str, flag: str) -> tuple[str, Any]:

@@ -20,6 +20,9 @@ def command(
     global_batch_size: Annotated[int | None, typer.Option(help="Sequences of a step.")] = None,
     trainer: Annotated[str | None, typer.Option(help="Software whose rules apply: torchtitan (default), megatron, ...")] = None,
     job: Annotated[str | None, typer.Option(help="YAML or JSON file of the job, - for stdin; flags override it.")] = None,
+    total_tokens: Annotated[str | None, typer.Option(help='Tokens of the whole run, for its time and price: "15T".')] = None,
+    checkpoint: Annotated[str | None, typer.Option(help='Steps between saves, and how: "500", "500:async-pinned".')] = None,
+    price_per_gpu_hour: Annotated[float | None, typer.Option(help="USD; else the GPU's usual price.")] = None,
     top_k: Annotated[int | None, typer.Option(help="How many layouts to rank.")] = None,
     fix: Annotated[list[str] | None, typer.Option(help="Fix a layout field: tp=8. May be repeated.")] = None,
     allow: Annotated[list[str] | None, typer.Option(help="Allow only these values: precision=bf16,float8-rowwise.")] = None,
@@ -35,7 +38,7 @@ def command(
     import gc
 
     gc.disable()  # one short answer: collecting the millions of objects that imports leave costs more than it frees
-    from api.cli.flags import JobFlags, check_complete
+    from api.cli.flags import JobFlags, check_complete, parse_checkpoint
     from api.cli.output import letters_only, make_console, note, progress, show
     from api.cli.saving import check_target, save_plan
     from api.service import make_plan
@@ -43,7 +46,11 @@ def command(
 
     flags = JobFlags(
         job=job, model=model, gpu=gpu, cluster=cluster, num_gpus=num_gpus, fix=fix or (), allow=allow or (), current=current, probe=probe,
-        training={"seq_len": seq_len, "global_batch_size": global_batch_size, "trainer": trainer},
+        training={
+            "seq_len": seq_len, "global_batch_size": global_batch_size, "trainer": trainer, "total_tokens": total_tokens,
+            "checkpoint": None if checkpoint is None else parse_checkpoint(checkpoint),
+        },
+        price_per_gpu_hour=price_per_gpu_hour,
         search={"top_k": top_k, "objective": objective, "sampler": sampler, "seed": seed},
     )  # fmt: skip
     values = flags.values()

@@ -8,7 +8,8 @@ from rich.text import Text
 from planner.specs.collective import CollectiveAnswer
 from planner.units import format_bandwidth, format_bytes, format_seconds
 
-COLUMNS = ("algorithm", "protocol", "seconds", "closed form", "steps", "sent a rank", "")
+COLUMNS = ("algorithm", "protocol", "library", "closed form", "steps", "sent a rank", "")
+NOTE = "library: with its measured curves; closed form: on bandwidth and latency alone. * what the library may choose by itself"
 
 
 def collective_view(answer: CollectiveAnswer) -> RenderableType:
@@ -22,7 +23,7 @@ def collective_view(answer: CollectiveAnswer) -> RenderableType:
         f"{format_bandwidth(answer.bus_bandwidth_bytes_per_second)}",
         f"Why: {answer.why}",
     )
-    return Group(*(Text(line) for line in lines), _candidates(answer), Text("* chosen by the library itself; the others when named"))
+    return Group(*(Text(line) for line in lines), _candidates(answer), Text(NOTE, style="dim"))
 
 
 def _candidates(answer: CollectiveAnswer) -> RenderableType:
@@ -30,8 +31,10 @@ def _candidates(answer: CollectiveAnswer) -> RenderableType:
     for name in COLUMNS:
         table.add_column(name, justify="left" if name in ("algorithm", "protocol", "") else "right")
     for found in answer.candidates:
+        answered = found.algorithm == answer.algorithm
+        asked = " <- closed form" if answered and answer.basis == "datasheet" else " <- chosen" if answered else ""
         table.add_row(
             found.algorithm, found.protocol, format_seconds(found.seconds), format_seconds(found.closed_form_seconds), str(found.steps),
-            format_bytes(found.wire_bytes_per_rank), "*" if found.automatic else "",
+            format_bytes(found.wire_bytes_per_rank), f"{'*' if found.automatic else ' '}{asked}", style="bold" if answered else "",
         )  # fmt: skip
     return table

@@ -1,5 +1,6 @@
 """Rules on pipelines: how layers go to stages, and what each schedule demands (`planner.schedules` says what)."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,6 +13,9 @@ from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.layout import Layout
 from planner.specs.titan_models import pipelines, unsupported
 
+# A simulation plays out about pp x stages x (microbatches until the order repeats) actions; at this bound it takes seconds and 0.5 GB.
+# The longest published pipeline has 64 ranks (Narayanan 2021, 1T parameters).
+MOST_PLAYED = 2**16
 ENDS = 2  # embedding and head: each may count as one layer of the split
 
 # Megatron's microbatch_group_size_per_vp_stage may be set to the size of a round, so that equal rounds suffice: torch's
@@ -89,6 +93,12 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: np.asarray(x.pp > _most_stages(c)),
         rule=lambda x, c: f"pp={x.pp} exceeds the {_layers(c)}",
         remedy=lambda x, c: f"set pp to at most {_most_stages(c)}",
+    ),
+    Rule(
+        key="pipeline too long to be simulated", field="pp", reads=frozenset({"pp", "virtual_stages"}),
+        broken=lambda x, c: np.asarray((x.pp <= _most_stages(c)) & (x.pp > 1) & (x.pp * num_stages(x) > MOST_PLAYED)),
+        rule=lambda x, c: f"pp={x.pp} x {_stages_of(x)} stages is more than the planner plays out action by action ({MOST_PLAYED:,})",
+        remedy=lambda x, c: f"set pp to at most {math.isqrt(MOST_PLAYED // x.virtual_stages)}",
     ),
     Rule(
         key="TorchTitan cannot pipeline the model", field="pp", reads=frozenset({"pp"}),

@@ -36,7 +36,7 @@ from planner.units import GIGA, format_bytes
 
 RANK_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 DEFAULT_GPUS_PER_NODE = 8
-MAX_CHOICES = 100
+MAX_CHOICES = 32  # each is a search of its own
 FILE_ENDINGS = (".yaml", ".yml", ".json")
 DEFAULT_MEMORY_FRACTION = 0.95
 # Judgement: write speed of NVIDIA's DGX SuperPOD H100 reference storage, 62 GB/s a scalable unit of 256 GPUs ("better" row).

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.flags import JobFlags, parse_choices, parse_count, parse_pair
+from api.cli.flags import JobFlags, parse_checkpoint, parse_choices, parse_count, parse_pair
 from api.cli.root import run
 from api.cli.saving import write_folder
 from api.cli.simulate import write_text
@@ -47,6 +47,19 @@ def test_a_cluster_file_is_read_into_the_job(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("gpu: h100\nnum_gpus: 8\nsource: me\n")
     assert flags(cluster=str(path))["cluster"] == {"gpu": "h100", "num_gpus": 8}
+
+
+def test_what_a_whole_run_costs_has_flags() -> None:
+    values = flags(cluster="h100-256", price_per_gpu_hour=1.5, training={"total_tokens": "15T", "checkpoint": parse_checkpoint("500:sync")})
+    assert (values["cluster"]["price_per_gpu_hour"], values["cluster"]["num_gpus"]) == (1.5, 256)
+    assert values["training"] == {"total_tokens": "15T", "checkpoint": {"interval_steps": 500, "mode": "sync"}}
+    assert parse_checkpoint("20") == {"interval_steps": 20}
+
+
+@pytest.mark.parametrize("text", ["", "often", "5:", ":sync", "-5", "1.5"])
+def test_broken_checkpoints(text: str) -> None:
+    with pytest.raises(SpecError, match="STEPS:MODE"):
+        parse_checkpoint(text)
 
 
 def test_gpu_beside_cluster_is_refused() -> None:

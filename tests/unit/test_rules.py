@@ -75,6 +75,8 @@ CASES = [
     Case("TorchTitan cannot pipeline the model", {"pp": 2}, {"pp": 1}, {"model": "qwen3-8b"}, "has no pipelining_fn"),
     Case("more pipeline ranks than layers", {"pp": 64}, {"pp": 16},
          {"num_gpus": 64, "global_batch_size": 256}, "pp=64 exceeds the 32 layers"),
+    Case("pipeline too long to be simulated", {"pp": 512}, {"pp": 256},
+         {"model": {"base": "llama3-8b", "num_hidden_layers": 1022}, "num_gpus": 512, "global_batch_size": 1024}, "512 x 512 stages"),
     Case(
         "more pipeline stages than layers", {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 3},
         {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}, text="48 stages exceed the 32 layers",
