@@ -61,6 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         outcome: Outcome = attempt.run()
     except BaseException as error:
         found = rank_error(error, rank)
+        sys.stderr.write(found.traceback)
         write_atomically(error_path(result_path, rank), json.dumps(_plain(found)))
         outcome = _first_cause(result_path, found).outcome()
     if rank == 0:
@@ -70,8 +71,10 @@ def main(arguments: list[str] | None = None) -> int:
             gpu_seconds=seconds * task.num_processes(), complete=isinstance(outcome, Measured), notes=attempt.notes(),
         )  # fmt: skip
         write_atomically(result_path, result.model_dump_json())
-    attempt.close()
-    return 0 if isinstance(outcome, Measured) else 1
+    if isinstance(outcome, Measured):
+        attempt.close()
+        return 0
+    return 1
 
 
 class Attempt:
@@ -109,7 +112,7 @@ class Attempt:
         return list(self._run.notes()) if self._run is not None else []
 
     def close(self) -> None:
-        """Leaves process groups, if there are any and nothing broke them."""
+        """Leaves process groups."""
         if self._run is not None:
             self._run.close()
 
@@ -192,5 +195,14 @@ def _set_allocator(expandable: bool | None, trainer: str) -> None:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
+def end(status: int) -> None:
+    """Leaves the process; after a failure at once, because tearing broken process groups down may wait for ranks that are gone."""
+    if status == 0:
+        sys.exit(0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -60,7 +60,7 @@ class Clipping:
         """Multiplies every gradient."""
         grads = [grad for p in self._all if (grad := local_gradient(p)) is not None]
         if grads:
-            torch._foreach_mul_(grads, factor)
+            torch._foreach_mul_(grads, factor.to(grads[0].device) if isinstance(factor, torch.Tensor) else factor)
 
     def clip(self, max_norm: float, device: torch.device) -> torch.Tensor:
         """Scales gradients down where their norm exceeds `max_norm`; returns the norm before."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from probes.reference.model import Transformer
 from probes.reference.moe import GroupedExperts
 from probes.reference.recipe import Recipe
 
@@ -17,9 +18,13 @@ STD = 0.02  # of weights, as in GPT-2
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "module.")
 
 
-def materialise(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
-    """Gives every parameter and buffer of a meta model its storage and its values."""
-    model.to_empty(device=device)
+def materialise(model: Transformer, recipe: Recipe, device: torch.device) -> None:
+    """Gives every parameter and buffer of a meta model its storage and its values; offloaded parameters live in host memory."""
+    model.to_empty(device=torch.device("cpu") if recipe.layout.cpu_offload else device)
+    model.tie()
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(name, buffer.to(device))
     cuts = {id(p): m.cuts[name] for m in model.modules() if isinstance(m, GroupedExperts) for name, p in m.named_parameters(recurse=False)}
     with torch.no_grad():
         for name, buffer in model.named_buffers():

@@ -18,7 +18,7 @@ from probes.reference.collectives import Wait
 from probes.reference.moe import MixtureOfExperts
 from probes.reference.norms import RmsNorm
 
-ROPE_BASE = 500_000.0  # Llama 3; changes no cost
+ROPE_BASE, NORM_EPSILON = 500_000.0, 1e-5  # Llama 3; they change no cost
 Rope = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -195,10 +195,10 @@ class LatentAttention(nn.Module):
         narrow = spec.q_lora_rank
         self.wq = None if narrow else nn.Linear(h, query_width, bias=False)
         self.wq_a = nn.Linear(h, narrow, bias=spec.attention_bias) if narrow else None
-        self.q_norm = RmsNorm(narrow) if narrow else None
+        self.q_norm = RmsNorm(narrow, eps=NORM_EPSILON) if narrow else None
         self.wq_b = nn.Linear(narrow, query_width, bias=False) if narrow else None
         self.wkv_a = nn.Linear(h, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
-        self.kv_norm = RmsNorm(spec.kv_lora_rank)
+        self.kv_norm = RmsNorm(spec.kv_lora_rank, eps=NORM_EPSILON)
         self.wkv_b = nn.Linear(spec.kv_lora_rank, heads * (spec.qk_nope_head_dim + spec.v_head_dim), bias=False)
         self.wo = nn.Linear(heads * spec.v_head_dim, h, bias=spec.attention_output_bias)
         self.core = core
@@ -264,10 +264,10 @@ def _experts(spec: ModelSpec) -> MixtureOfExperts:
 
 
 def _norm(spec: ModelSpec) -> nn.Module:
-    return nn.LayerNorm(spec.hidden_size, bias=spec.norm_bias) if spec.norm == "layernorm" else RmsNorm(spec.hidden_size)
+    return nn.LayerNorm(spec.hidden_size, bias=spec.norm_bias) if spec.norm == "layernorm" else RmsNorm(spec.hidden_size, eps=NORM_EPSILON)
 
 
 def _query_norm(spec: ModelSpec, width: int) -> nn.Module | None:
     if spec.qk_norm == "none":
         return None
-    return RmsNorm(spec.head_dim if spec.qk_norm == "head" else width)
+    return RmsNorm(spec.head_dim if spec.qk_norm == "head" else width, eps=NORM_EPSILON)

@@ -13,8 +13,7 @@ class RmsNorm(nn.RMSNorm):
         """The input over its root mean square, times the weight."""
         if x.device.type != "cpu":
             return super().forward(x)
-        epsilon = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        return cast(torch.Tensor, CpuRmsNorm.apply(x, self.weight, epsilon))
+        return cast(torch.Tensor, CpuRmsNorm.apply(x, self.weight, self.eps))
 
 
 class CpuRmsNorm(torch.autograd.Function):

@@ -152,6 +152,8 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
         yield Fault("layout.zero_stage", 3, rule, "use zero_stage 2, or pp_schedule Interleaved1F1B or 1F1B")
     if layout.precision in ("float8-delayed", "nvfp4"):
         yield Fault("layout.precision", layout.precision, "exists in Transformer Engine only", "use float8-rowwise or bf16")
+    if layout.precision == "float8-tensorwise" and layout.tp > 1 and task.device == "cpu" and task.emulate_rank is None:
+        yield Fault("layout.precision", layout.precision, "gathers float8 over TP, which gloo cannot", "use float8-rowwise, or device cuda")
     if layout.cpu_offload and task.device == "cpu":
         yield Fault("layout.cpu_offload", True, "moves shards between a GPU and its host", "probe with device cuda, or set it to false")
     if task.fake_tensors and task.emulate_rank is None:

@@ -46,9 +46,8 @@ class Trainer:
         """Gives parameters their storage and values, and builds what needs them: replicas, optimizer, schedule."""
         recipe = self.recipe
         self.sequence = local_sequence(recipe, self.meshes, self.device)
-        where = torch.device("cpu") if recipe.layout.cpu_offload else self.device
         for index, model in enumerate(self.models):
-            initialise.materialise(self.modules[index], recipe, where)
+            initialise.materialise(model, recipe, self.device)
             model.place(self.sequence)
             if recipe.uses_ddp:
                 self.modules[index] = parallel.replicate(model, recipe, self.meshes)

@@ -47,7 +47,7 @@ def start(folder: Path, given: dict[str, Any], *, world: int = 1, torchrun: bool
         done = subprocess.run([*launch, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
         return Started(folder, [done.returncode], done.stderr)
     program = folder / "program.py"
-    program.write_text(f"{before}\nimport sys\nfrom probes.worker import main\nsys.exit(main(sys.argv[1:]))\n", encoding="utf-8")
+    program.write_text(f"{before}\nimport sys\nfrom probes.worker import end, main\nend(main(sys.argv[1:]))\n", encoding="utf-8")
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     processes = [
         subprocess.Popen(

@@ -48,6 +48,7 @@ def test_every_catalogue_model_is_built_with_its_parameters(name: str) -> None:
         ({}, {"emulate_rank": 1}, "emulate_rank"),
         ({}, {"num_layers": 5}, "num_layers"),
         ({"pp": 2, "dp_shard": 1, "pp_schedule": "ZBVZeroBubble", "ac": "selective-op"}, {"num_gpus": 2}, "ac"),
+        ({"pp": 2, "dp_shard": 2, "pp_schedule": "ZBVZeroBubble", "zero_stage": 3}, {"num_gpus": 4}, "zero_stage"),
         ({"dp_shard": 2, "zero_stage": 3, "cpu_offload": True}, {"num_gpus": 2}, "cpu_offload"),
         ({"param_dtype": "bfloat16"}, {"training": {"trainer": "megatron"}}, "trainer"),
         ({}, {"model": "tied", "training": {"seq_len": 2048}}, "seq_len"),
@@ -66,7 +67,7 @@ def test_fewer_layers_keep_what_each_layer_is() -> None:
     mixed = ModelSpec.from_user(MODELS["mla"])
     assert [kind.moe for kind in with_layers(mixed, 2).layer_kinds()] == [False, True]
     windows = ModelSpec.from_user(MODELS["sinks"])
-    assert with_layers(windows, 3).layer_windows() == windows.layer_windows()[:3]
+    assert with_layers(windows, 1).layer_windows() == windows.layer_windows()[:1] == (8,)
     with pytest.raises(SpecError, match="keep more layers"):
         with_layers(mixed, 1)
 
@@ -158,7 +159,7 @@ def test_cpu_norm_is_torchs() -> None:
     from probes.reference.norms import RmsNorm
 
     torch.manual_seed(0)
-    ours, torchs = RmsNorm(16), torch.nn.RMSNorm(16)
+    ours, torchs = RmsNorm(16, eps=1e-5), torch.nn.RMSNorm(16, eps=1e-5)
     x = torch.randn(3, 5, 16)
     results = []
     for norm in (ours, torchs):
