@@ -33,7 +33,7 @@ READERS = tuple(f"planner/{name}.py" for name in ("catalog/clusters", "catalog/m
 INNER = (
     "units", "errors", "version", "specs", "columns", "schedules", "work", "rules", "cost", "calibration", "export", "search", "explain",
 )  # fmt: skip
-OUTER = {"catalog", "ports", "advice", "timeline", "collective", "recommend"}
+OUTER = {"catalog", "ports", "queues", "advice", "timeline", "collective", "recommend"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
