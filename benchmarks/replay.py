@@ -81,8 +81,8 @@ def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:
     last = len(regret) - 1 if reached is None else reached
     padded = regret + [regret[-1]] * (PROBES - len(regret))
     return Run(
-        strategy=strategy, kind=kind, truth=truth.name, seed=seed, regret=tuple(padded), to_goal=PROBES + 1 if reached is None else reached + 1,
-        gpu_seconds=gpu_seconds[last], probes=len(regret), oom=ooms[-1],
+        strategy=strategy, kind=kind, truth=truth.name, seed=seed, regret=tuple(padded),
+        to_goal=PROBES + 1 if reached is None else reached + 1, gpu_seconds=gpu_seconds[last], probes=len(regret), oom=ooms[-1],
     )  # fmt: skip
 
 

@@ -82,8 +82,8 @@ Written by `python benchmarks/replay.py --write`; every figure follows from the 
 
 A strategy sees the cost model's predictions and the results of its own probes. **Regret**: how much slower the best layout that it has
 measured is than the best one that fits; {most:.0%} where nothing has been measured yet, and at most. **To 2%**: probes until the regret is
-at most 2%; more than {probes} is written >{probes}. **OOM**: share of all probes that ran out of memory. **GPU-hours**: until 2%, or spent in
-vain, at 60 s to start and 13 steps a probe. Brackets: 90% intervals by drawing the hidden truths again.
+at most 2%; more than {probes} is written >{probes}. **OOM**: share of all probes that ran out of memory. **GPU-hours**: until 2%, or spent
+in vain, at 60 s to start and 13 steps a probe. Brackets: 90% intervals by drawing the hidden truths again.
 
 - *measured sweeps*: published rows of one job with at least three layouts, predicted by a calibration that was fitted without their source.
 - *generated*: the legal layouts (10,000 to 20,000) of six jobs; the truth is another kind of model (`benchmarks/landscapes.py`) with random
@@ -103,7 +103,8 @@ def document(runs: "Sequence[Run]") -> str:
     parts = [HEAD.format(probes=probes, most=MOST_REGRET), "## What must be reached\n\n", *_verdicts(runs), "\n"]
     for kind, by_strategy in _grouped(runs).items():
         columns = " | ".join(f"@{n}" for n in SHOWN)
-        parts.append(f"## {kind[0].upper()}{kind[1:]}\n\n| strategy | runs | {columns} | to 2%, median | nine of ten | OOM | GPU-hours |\n")
+        parts.append(f"## {kind[0].upper()}{kind[1:]}\n\n")
+        parts.append(f"| strategy | runs | {columns} | to 2%, median | nine of ten | OOM | GPU-hours |\n")
         parts.append("|---|" + "---:|" * (len(SHOWN) + 5) + "\n")
         parts += [_row(name, mine, probes) for name, mine in by_strategy.items()]
         parts.append("\n")

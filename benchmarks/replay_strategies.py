@@ -165,5 +165,5 @@ STRATEGIES: Mapping[str, Strategy] = {
     "grid": grid,
     "history-pruning": history_pruning,
     "tpe-as-shipped": as_shipped(lambda seed: optuna.samplers.TPESampler(seed=seed)),
-    "gp-as-shipped": as_shipped(lambda seed: optuna.samplers.GPSampler(seed=seed)),
+    "gp-as-shipped": as_shipped(lambda seed: optuna.samplers.GPSampler(seed=seed, warn_independent_sampling=False)),
 }

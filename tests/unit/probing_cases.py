@@ -33,6 +33,13 @@ def small() -> Candidates:
     return enumerate_candidates(*searched())
 
 
+def subset(rows: np.ndarray) -> Candidates:
+    """Only these candidates, in order."""
+    every = small()
+    memory = {kind: column[rows] for kind, column in every.memory.items()}
+    return Candidates.build(every.batch.take(rows), every.prior.take(rows), memory, every.setting)
+
+
 @dataclass
 class Machine:
     """Measures by a hidden truth. outcomes: by row, what happens instead of a time.  asked: what was run, in order."""

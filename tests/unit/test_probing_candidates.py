@@ -16,9 +16,10 @@ from planner.specs.job import Job
 from planner.specs.measurement import Measured
 from tests.unit.probing_cases import JOB, REQUEST, searched, small
 
-
-SPLIT = {"tp": 1, "pp": 2, "dp_replicate": 1, "dp_shard": 4, "layers_per_stage": (15, 17), "zero_stage": 2, "pp_schedule": "1F1B", "virtual_stages": 1,
-         "async_tp": False}  # fmt: skip
+SPLIT = {
+    "tp": 1, "pp": 2, "dp_replicate": 1, "dp_shard": 4, "layers_per_stage": (15, 17), "zero_stage": 2, "pp_schedule": "1F1B",
+    "virtual_stages": 1, "async_tp": False,
+}  # fmt: skip
 
 
 def test_all_within_the_slack_of_the_best_and_no_other() -> None:

@@ -35,9 +35,10 @@ def test_the_cheaper_of_equals_goes_first() -> None:
     assert choose_rung(Belief(gap=0.02, sd=0.15, fits=0.7), rungs, FULL).rung.name == "emulated"
 
 
-@pytest.mark.parametrize("belief", [Belief(gap=0.05, sd=0.1, fits=0.9), Belief(gap=0.0, sd=0.2, fits=0.5), Belief(gap=0.2, sd=0.1, fits=1.0)])
-def test_the_rate_of_a_rung_is_what_following_it_brings(belief: Belief) -> None:
+@pytest.mark.parametrize(("gap", "sd", "fits"), [(0.05, 0.1, 0.9), (0.0, 0.2, 0.5), (0.2, 0.1, 1.0)])
+def test_the_rate_of_a_rung_is_what_following_it_brings(gap: float, sd: float, fits: float) -> None:
     """Draws the truth, the rung's word on it and the decision, and divides the mean gain by the mean cost."""
+    belief = Belief(gap=gap, sd=sd, fits=fits)
     choice = choose_rung(belief, [EMULATED], FULL)
     assert choice.rung is EMULATED
     rng = np.random.default_rng(0)
@@ -46,8 +47,8 @@ def test_the_rate_of_a_rung_is_what_following_it_brings(belief: Belief) -> None:
     variance = belief.sd**2
     share = variance / (variance + EMULATED.sd**2)
     after, left = belief.gap + share * (heard - belief.gap), np.sqrt(variance * (1.0 - share))
-    fits = rng.random(len(truth)) < belief.fits
-    goes_on = fits & (expected_excess(after, np.full(len(after), left)) >= choice.rate * FULL.gpu_seconds)
+    runs = rng.random(len(truth)) < belief.fits
+    goes_on = runs & (expected_excess(after, np.full(len(after), left)) >= choice.rate * FULL.gpu_seconds)
     gain = np.where(goes_on, np.maximum(-truth, 0.0), 0.0).mean()
     cost = EMULATED.gpu_seconds + goes_on.mean() * FULL.gpu_seconds
     assert gain / cost == pytest.approx(choice.rate, rel=0.05)

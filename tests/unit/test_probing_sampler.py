@@ -9,10 +9,8 @@ import optuna
 import pytest
 from scipy import stats
 
-from planner.columns import LayoutBatch
 from planner.errors import SpecError
 from planner.rules import Context
-from planner.search.probing import features
 from planner.search.probing.candidates import Candidates, Prior, Setting
 from planner.search.probing.knowledge import Knowledge
 from planner.search.probing.sampler import NAMES, WARM_STARTS, CostModelSampler, FieldSpace, SnappedSampler, model_picks, sampler_for
@@ -20,7 +18,7 @@ from planner.search.probing.study import Budget, ProbeStudy, Settings
 from planner.search.screen import OOM_LIMIT
 from planner.search.space import build_space
 from planner.specs.job import Job, SearchSpec
-from tests.unit.probing_cases import Machine, searched, small
+from tests.unit.probing_cases import Machine, small, subset
 
 AVAILABLE = [name for name in NAMES if name != "gp" or importlib.util.find_spec("torch")]
 MUCH = Budget(probes=1000, gpu_seconds=1e12)
@@ -90,11 +88,8 @@ def test_all_candidates_are_tried_before_a_sampler_ends(name: str) -> None:
 
 
 def few(count: int) -> Candidates:
-    every = small()
-    rows = np.linspace(0, len(every) - 1, count).astype(int)
-    memory = {kind: column[rows] for kind, column in every.memory.items()}
-    safe = replace(every.prior.take(rows), oom_probability=np.full(count, 0.01))
-    return Candidates.build(every.batch.take(rows), safe, memory, every.setting)
+    chosen = subset(np.linspace(0, len(small()) - 1, count).astype(int))
+    return replace(chosen, prior=replace(chosen.prior, oom_probability=np.full(count, 0.01)))
 
 
 def test_an_unknown_name_is_refused() -> None:
@@ -159,10 +154,9 @@ def test_several_at_once_are_apart() -> None:
 
 def test_risky_layouts_wait_until_memory_is_known() -> None:
     candidates = small()
-    fast, risky = int(np.argmin(candidates.prior.log_seconds)), np.flatnonzero(candidates.prior.oom_probability > 0.2)
+    risky = np.flatnonzero(candidates.prior.oom_probability > 0.2)
     assert len(risky)
     machine = Machine.wrong_by(candidates, 0.1)
-    small_memory = {kind: 0.8 * column for kind, column in candidates.memory.items()}
     study = ProbeStudy(candidates, Settings(budget=MUCH))
     before = study.knowledge.beliefs().risk(risky)
     for _ in range(3):
@@ -170,12 +164,10 @@ def test_risky_layouts_wait_until_memory_is_known() -> None:
         assert asked is not None
         assert asked.row is not None
         assert study.knowledge.beliefs().risk(np.array([asked.row]))[0] <= OOM_LIMIT
-        measured = machine.timed(asked.row, 0).model_copy(update={"peak_reserved_bytes": float(small_memory["peak_reserved_bytes"][asked.row])})
-        machine.outcomes[asked.row] = measured
+        less = 0.8 * float(candidates.memory["peak_reserved_bytes"][asked.row])
+        machine.outcomes[asked.row] = machine.timed(asked.row, 0).model_copy(update={"peak_reserved_bytes": less})
         study.tell(asked, machine.run(asked))
-    after = study.knowledge.beliefs().risk(risky)
-    assert np.median(after) < 0.2 * np.median(before)
-    assert fast >= 0
+    assert np.median(study.knowledge.beliefs().risk(risky)) < 0.2 * np.median(before)
 
 
 def test_noise_is_settled_by_a_second_look() -> None:
@@ -231,8 +223,8 @@ def test_it_serves_a_study_of_optunas_own() -> None:
 
 def many(count: int) -> Candidates:
     """Distinct legal layouts of a large job, priced with its own model."""
-    values = {"model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "training": {"seq_len": 8192, "global_batch_size": 512}}
-    job = Job.from_user(values)
+    training = {"seq_len": 8192, "global_batch_size": 512}
+    job = Job.from_user({"model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "training": training})
     space = build_space(Context(model=job.model, cluster=job.cluster, training=job.training), SearchSpec())
     cells = np.arange(len(space.cells))[: int(np.searchsorted(np.cumsum(space.cell_sizes), count)) + 1]
     batch = space.expand(cells).take(slice(0, count))
@@ -257,15 +249,5 @@ def test_the_next_of_100_000_is_chosen_within_100_ms() -> None:
         seconds.append(time.process_time() - started)
         assert asked is not None
         assert asked.row is not None
-        study.tell(asked, measured_of(machine, asked))
+        study.tell(asked, machine.run(asked))
     assert np.median(seconds[10:]) < 0.1
-
-
-def measured_of(machine: Machine, asked: object) -> object:
-    return machine.run(asked)  # type: ignore[arg-type]
-
-
-def test_batches_are_what_the_tests_think() -> None:
-    assert isinstance(small().batch, LayoutBatch)
-    assert features.groups(small().batch, 64)
-    assert searched()[0].training.global_batch_size == 64

@@ -223,7 +223,9 @@ class SnappedSampler(FiniteSampler):
         relative = self.inner.infer_relative_search_space(study, trial)
         sampled = dict(self.inner.sample_relative(study, trial, relative))
         for name, distribution in self.space.distributions.items():
-            if name not in sampled:
+            if distribution.single():
+                sampled[name] = _only(distribution)
+            elif name not in sampled:
                 sampled[name] = self.inner.sample_independent(study, trial, name, distribution)
         row = self.space.nearest(sampled, allowed)
         return Pick(row=row, reason=f"{self.name}'s choice, as the nearest legal layout: {_predicted(beliefs, row)}")
@@ -251,7 +253,7 @@ def sampler_for(name: str, knowledge: Knowledge, *, seed: int, risk_limit: float
     if name == "gp":
         if importlib.util.find_spec("torch") is None:
             raise SpecError(Fault("search.sampler", name, "needs torch, which is not installed", "install the probe extra, or use tpe"))
-        inner = optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
+        inner = optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS, warn_independent_sampling=False)
         return SnappedSampler(inner, name, knowledge, risk_limit=risk_limit)
     if name == "nsga2":
         inner = optuna.samplers.NSGAIISampler(seed=seed, population_size=STARTUP_TRIALS)
@@ -272,6 +274,11 @@ def model_picks(knowledge: Knowledge, count: int) -> list[int]:
         candidates.batch.take(fits), np.exp(candidates.prior.log_seconds[fits]), memory[fits], np.arange(len(fits)), min(count, len(fits))
     )
     return [int(fits[place]) for place in chosen]
+
+
+def _only(distribution: BaseDistribution) -> Any:
+    """The one value of a distribution that has no other."""
+    return distribution.low if isinstance(distribution, IntDistribution) else distribution.to_external_repr(0.0)
 
 
 def _seconds(log_seconds: float) -> str:

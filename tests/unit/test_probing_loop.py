@@ -1,0 +1,415 @@
+"""The closed loop: budgets kept to, results learnt by their kind, resumed where a kill left it, stopped with a number."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from optuna.trial import TrialState
+
+from planner.search.probing import pruning
+from planner.search.probing.fidelity import MicroProbe
+from planner.search.probing.knowledge import RUN_SD, Knowledge, noise_variance
+from planner.search.probing.loop import Event, Result, one_at_a_time, run
+from planner.search.probing.study import Asked, Budget, CheaperRung, MicroResult, ProbeCost, ProbeStudy, Settings
+from planner.search.probing.trials import MEMORY_CONSTRAINT
+from planner.specs.measurement import Measured, Measurement
+from tests.unit.probing_cases import Machine, failed, measurement, out_of_memory, small, subset
+
+MUCH = Budget(probes=1000, gpu_seconds=1e12)
+
+
+def settings(**changes: object) -> Settings:
+    return replace(Settings(tolerance=-1.0, budget=Budget(probes=6, gpu_seconds=1e12)), **changes)  # type: ignore[arg-type]
+
+
+# ---- what is spent -------------------------------------------------------------------------------------------------------
+
+
+def test_the_budget_of_probes_is_kept() -> None:
+    machine = Machine.wrong_by(small(), 0.1)
+    outcome = run(small(), settings(budget=Budget(probes=4, gpu_seconds=1e12)), one_at_a_time(machine.run))
+    assert len(machine.asked) == outcome.spent.probes == 4
+    assert "budget of 4 probes" in outcome.stopped
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_the_budget_of_gpu_seconds_is_kept_even_where_every_probe_uses_its_limit(parallel: int) -> None:
+    machine = Machine.wrong_by(small(), 0.1)
+    budget = Budget(probes=50, gpu_seconds=8000.0)
+    limits: list[float] = []
+
+    def greedy(asked: Asked) -> Measurement:
+        limits.append(asked.gpu_seconds_limit)
+        assert asked.gpu_seconds <= asked.gpu_seconds_limit + 1e-6
+        told = machine.run(asked)
+        spent = min(asked.gpu_seconds_limit, 1.5 * asked.gpu_seconds)
+        return told.model_copy(update={"measured": told.measured.model_copy(update={"gpu_seconds": spent})})
+
+    outcome = run(small(), settings(budget=budget, parallel=parallel), one_at_a_time(greedy))
+    assert outcome.spent.gpu_seconds <= budget.gpu_seconds + 1e-6
+    assert len(machine.asked) >= 2
+    assert "GPU-seconds left do not pay" in outcome.stopped
+    if parallel > 1:
+        assert sum(limits[:parallel]) <= budget.gpu_seconds + 1e-6
+
+
+def test_the_cost_of_starting_is_learnt() -> None:
+    machine = Machine.wrong_by(small(), 0.1)
+    study = ProbeStudy(small(), settings(cost=ProbeCost(start_seconds=600.0, steps=13)))
+    first = study.ask()
+    assert first is not None
+    study.tell(first, machine.run(first))
+    second = study.ask()
+    assert second is not None
+    assert second.gpu_seconds < 0.5 * first.gpu_seconds
+    assert second.expected_seconds is not None
+    assert second.gpu_seconds == pytest.approx(8 * (30.0 + 13 * second.expected_seconds), rel=1e-6)
+
+
+def test_it_stops_with_the_number_when_regret_is_below_tolerance() -> None:
+    machine = Machine(small(), small().prior.log_seconds)
+    outcome = run(small(), settings(tolerance=0.2, budget=MUCH), one_at_a_time(machine.run))
+    assert outcome.regret.expected_share <= 0.2
+    assert f"expected regret {outcome.regret.expected_share:.2%}, below the tolerance of 20.00%" in outcome.stopped
+    assert len(machine.asked) < 50
+
+
+def test_asked_to_stop_it_returns_the_best_so_far() -> None:
+    machine = Machine.wrong_by(small(), 0.1)
+    outcome = run(small(), settings(), one_at_a_time(machine.run), should_stop=lambda: len(machine.asked) >= 2)
+    assert outcome.stopped == "asked to stop"
+    assert len(machine.asked) == 2
+    measured = [asked.row for asked in machine.asked]
+    assert outcome.ranked[0].row in measured
+
+
+def test_a_broken_machine_ends_the_study_before_the_budget() -> None:
+    machine = Machine.wrong_by(small(), 0.1)
+    machine.outcomes = {row: failed("lost-gpu") for row in range(len(small()))}
+    outcome = run(small(), settings(budget=MUCH), one_at_a_time(machine.run))
+    assert len(machine.asked) == 3
+    assert "3 probes in a row failed" in outcome.stopped
+    assert "lost-gpu" in outcome.stopped
+
+
+def test_a_runner_without_an_answer_ends_the_study() -> None:
+    def silent(asked: Sequence[Asked]) -> Iterable[tuple[Asked, Result]]:
+        return ()
+
+    outcome = run(small(), settings(), silent)
+    assert outcome.stopped == "the runner gave no result"
+    assert outcome.spent.probes == 0
+
+
+# ---- what results teach --------------------------------------------------------------------------------------------------
+
+
+def test_out_of_memory_is_infeasible_with_its_margin_and_rules_out_what_is_larger() -> None:
+    candidates = subset(np.arange(row_with_larger(), len(small())))
+    usable = candidates.setting.usable_bytes
+    study = ProbeStudy(candidates, settings())
+    asked = study.ask()
+    assert asked is not None
+    assert asked.row == 0
+    ruled_out = study.tell(asked, measurement(asked, out_of_memory(attempted_bytes=0.2 * usable, allocated_bytes=0.95 * usable)))
+    assert len(ruled_out) > 1
+    assert set(ruled_out) == set(np.flatnonzero(pruning.at_least(candidates.batch, 0, 64).mask)) - {0}
+    trial = study.optuna_study().trials[0]
+    assert trial.state is TrialState.PRUNED
+    assert trial.value is None
+    assert trial.constraints[MEMORY_CONSTRAINT] == pytest.approx(0.15)
+    for other in ruled_out:
+        assert "candidate 0 ran out of memory, and here" in study.knowledge.excluded[other]
+    assert not study.knowledge.untried()[ruled_out].any()
+
+
+def test_the_memory_model_learns_from_what_ran_out() -> None:
+    candidates = small()
+    row = row_with_larger()
+    knowledge = Knowledge(candidates)
+    alike = np.flatnonzero((candidates.prior.oom_probability > 0.001) & (candidates.prior.oom_probability < 0.5))
+    alike = alike[~pruning.at_least(candidates.batch, row, 64).mask[alike]]
+    before = knowledge.beliefs().risk(alike)
+    knowledge.learn(row, out_of_memory())
+    after = knowledge.beliefs().risk(alike)
+    assert np.all(after >= before - 1e-9)
+    assert np.mean(after) > 1.5 * np.mean(before)
+
+
+def row_with_larger() -> int:
+    """A candidate that is likely to fit and below which others must be larger."""
+    candidates = small()
+    order = np.flatnonzero(candidates.prior.oom_probability < 0.02)
+    return next(int(row) for row in order if pruning.at_least(candidates.batch, int(row), 64).mask[row:].sum() > 3)
+
+
+def test_a_layout_that_ran_makes_smaller_ones_certain_to_fit() -> None:
+    candidates = small()
+    riskiest = map(int, np.argsort(-candidates.prior.oom_probability))
+    row = next(row for row in riskiest if pruning.at_most(candidates.batch, row, 64).mask.sum() > 2)
+    knowledge = Knowledge(candidates)
+    below = np.flatnonzero(pruning.at_most(candidates.batch, row, 64).mask)
+    assert knowledge.beliefs().risk(below).max() > 0.01
+    knowledge.learn(row, Measured(rung="probed", step_seconds=10.0))
+    assert knowledge.beliefs().risk(below).max() == 0.0
+
+
+def test_a_failure_is_a_failed_trial_with_its_class_and_not_asked_again() -> None:
+    candidates = small()
+    machine = Machine.wrong_by(candidates, 0.1)
+    study = ProbeStudy(candidates, settings())
+    asked = study.ask()
+    assert asked is not None
+    assert asked.row is not None
+    study.tell(asked, measurement(asked, failed("invalid-layout")))
+    trial = study.optuna_study().trials[0]
+    assert trial.state is TrialState.FAIL
+    assert "invalid-layout" in trial.user_attrs["message"]
+    following = study.ask()
+    assert following is not None
+    assert following.row != asked.row
+    assert study.knowledge.excluded[asked.row] == "failed: invalid-layout"
+    assert machine.asked == []
+
+
+def test_an_interrupted_probe_is_as_if_not_asked_but_paid_for() -> None:
+    study = ProbeStudy(small(), settings())
+    asked = study.ask()
+    assert asked is not None
+    study.tell(asked, measurement(asked, failed("interrupted")))
+    assert study.spent.probes == 0
+    assert study.spent.gpu_seconds == 200.0
+    again = study.ask()
+    assert again is not None
+    assert again.row == asked.row
+    assert not study.knowledge.records
+
+
+def test_a_repeat_is_averaged_with_its_variance_in_one_trial() -> None:
+    candidates = small()
+    study = ProbeStudy(candidates, settings())
+    asked = study.ask()
+    assert asked is not None
+    assert asked.row is not None
+    study.tell(asked, measurement(asked, Measured(rung="probed", step_seconds=10.0, step_seconds_sd=0.5, steps=10)))
+    first = noise_variance(Measured(step_seconds=10.0, step_seconds_sd=0.5, steps=10))
+    second = noise_variance(Measured(step_seconds=10.4, step_seconds_sd=0.1, steps=10))
+    again = study._start(study._asked(asked.row, study._full(asked.row), "again", repeat=True))
+    study._open[again.number] = study.trials.ask()
+    study.tell(again, measurement(again, Measured(rung="probed", step_seconds=10.4, step_seconds_sd=0.1, steps=10)))
+    record = study.knowledge.records[asked.row]
+    weights = np.array([1.0 / first, 1.0 / second])
+    assert record.runs == 2
+    assert record.log_seconds == pytest.approx(float(weights @ np.log([10.0, 10.4]) / weights.sum()))
+    assert record.variance == pytest.approx(1.0 / weights.sum())
+    trials = study.optuna_study().trials
+    assert len(trials) == 1
+    assert trials[0].value == pytest.approx(record.step_seconds)
+    assert trials[0].user_attrs["runs"] == 2
+    assert study.spent.probes == 2
+
+
+def test_noise_has_its_parts() -> None:
+    assert noise_variance(Measured(step_seconds=2.0)) == pytest.approx(RUN_SD**2)
+    steps = noise_variance(Measured(step_seconds=2.0, step_seconds_sd=0.2, steps=40))
+    assert steps == pytest.approx(RUN_SD**2 + np.pi / 2.0 * 0.01 / 40.0)
+    assert noise_variance(Measured(step_seconds=2.0), 0.1) == pytest.approx(RUN_SD**2 + 0.01)
+
+
+def test_the_winner_is_the_fastest_measured_and_the_rest_is_ranked_again() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    outcome = run(small(), settings(budget=Budget(probes=8, gpu_seconds=1e12)), one_at_a_time(machine.run))
+    rows = [asked.row for asked in machine.asked]
+    best = min(rows, key=lambda row: machine.log_seconds[row])
+    assert outcome.ranked[0].row == best
+    assert outcome.ranked[0].record is not None
+    assert outcome.ranked[0].expected_seconds == pytest.approx(np.exp(machine.log_seconds[best]), rel=0.02)
+    rest = [one.expected_seconds for one in outcome.ranked[1:]]
+    assert rest == sorted(rest)
+    assert {one.row for one in outcome.ranked} >= set(rows)
+    prior = small().prior.log_seconds
+    moved = [abs(np.log(one.expected_seconds) - prior[one.row]) for one in outcome.ranked if one.record is None]
+    assert max(moved) > 0.01
+
+
+# ---- resume --------------------------------------------------------------------------------------------------------------
+
+
+def test_resumed_after_a_kill_nothing_is_lost_or_measured_twice() -> None:
+    candidates = small()
+    whole = Machine.wrong_by(candidates, 0.12)
+    uninterrupted = run(candidates, settings(), one_at_a_time(whole.run))
+
+    stored: list[Measurement] = []
+    machine = Machine.wrong_by(candidates, 0.12)
+
+    def dies(asked: Asked) -> Measurement:
+        if len(stored) == 3:
+            raise KeyboardInterrupt
+        stored.append(machine.run(asked))
+        return stored[-1]
+
+    with pytest.raises(KeyboardInterrupt):
+        run(candidates, settings(), one_at_a_time(dies))
+    resumed = run(candidates, settings(), one_at_a_time(machine.run), resumed=stored)
+    rows = [asked.row for asked in machine.asked]
+    assert len(rows) == len(set(rows)) == 6
+    assert rows == [asked.row for asked in whole.asked]
+    assert resumed.spent.probes == uninterrupted.spent.probes == 6
+    assert resumed.spent.gpu_seconds == pytest.approx(uninterrupted.spent.gpu_seconds)
+    assert [one.row for one in resumed.ranked] == [one.row for one in uninterrupted.ranked]
+    assert resumed.regret == uninterrupted.regret
+    assert [trial.params for trial in resumed.study.trials] == [trial.params for trial in uninterrupted.study.trials]
+
+
+def test_resumed_out_of_memory_and_failures_are_kept() -> None:
+    candidates = small()
+    machine = Machine.wrong_by(candidates, 0.1)
+    asked: list[Measurement] = []
+    first = ProbeStudy(candidates, settings())
+    for outcome in (out_of_memory(), failed("timeout")):
+        one = first.ask()
+        assert one is not None
+        asked.append(measurement(one, outcome))
+        first.tell(one, asked[-1])
+    second = ProbeStudy(candidates, settings())
+    second.remember(asked, spent=True)
+    assert second.knowledge.excluded == first.knowledge.excluded
+    assert second.spent == first.spent
+    assert [trial.state for trial in second.optuna_study().trials] == [TrialState.PRUNED, TrialState.FAIL]
+    following, expected = second.ask(), first.ask()
+    assert following is not None
+    assert expected is not None
+    assert following.row == expected.row
+    assert machine.asked == []
+
+
+def test_known_measurements_teach_but_cost_nothing() -> None:
+    candidates = small()
+    machine = Machine.wrong_by(candidates, 0.12)
+    before = run(candidates, settings(), one_at_a_time(machine.run))
+    stored = [measurement(asked, machine.timed(asked.row or 0, 0)) for asked in machine.asked]
+    fresh = Machine.wrong_by(candidates, 0.12)
+    outcome = run(candidates, settings(budget=Budget(probes=2, gpu_seconds=1e12)), one_at_a_time(fresh.run), known=stored)
+    assert outcome.spent.probes == 2
+    assert not {asked.row for asked in fresh.asked if not asked.repeat} & {asked.row for asked in machine.asked}
+    assert outcome.regret.expected_share <= before.regret.expected_share
+
+
+def test_measurements_of_other_layouts_are_named_and_ignored() -> None:
+    candidates = small()
+    study = ProbeStudy(candidates, settings())
+    asked = study.ask()
+    assert asked is not None
+    assert asked.layout is not None
+    other = replace(asked, layout=asked.layout.model_copy(update={"micro_batch_size": 64}))
+    stranger = measurement(other, Measured(rung="probed", step_seconds=1.0))
+    emulated = measurement(asked, Measured(rung="emulated", step_seconds=1.0)).model_copy(update={"id": "of a rung not used"})
+    outcome = run(candidates, settings(budget=Budget(probes=1, gpu_seconds=1e12)), one_at_a_time(Machine.wrong_by(candidates, 0.1).run),
+                  known=[stranger, emulated])  # fmt: skip
+    assert outcome.ignored == (stranger.id, "of a rung not used")
+
+
+# ---- events --------------------------------------------------------------------------------------------------------------
+
+
+def test_events_tell_the_best_so_far_the_regret_and_what_is_left() -> None:
+    machine = Machine.wrong_by(small(), 0.1)
+    events: list[Event] = []
+    outcome = run(small(), settings(budget=Budget(probes=3, gpu_seconds=1e6)), one_at_a_time(machine.run), on_event=events.append)
+    assert [event.kind for event in events] == ["asked", "told"] * 3 + ["stopped"]
+    assert [event.probes_left for event in events if event.kind == "told"] == [2, 1, 0]
+    told = [event for event in events if event.kind == "told"]
+    best = [event.best_seconds for event in told]
+    assert best == sorted((value for value in best if value is not None), reverse=True)
+    assert all(event.regret is not None and event.regret.expected_share >= 0.0 for event in told)
+    assert told[-1].gpu_seconds_left == pytest.approx(1e6 - outcome.spent.gpu_seconds)
+    assert told[-1].best_layout == outcome.ranked[0].layout
+    assert events[0].message == machine.asked[0].reason
+    assert events[-1].message == outcome.stopped
+
+
+# ---- cheaper rungs -------------------------------------------------------------------------------------------------------
+
+
+def emulation(sd: float = 0.05) -> CheaperRung:
+    count = len(small())
+    return CheaperRung(name="emulated", gpu_seconds=np.full(count, 30.0), sd=sd, log_offset=np.full(count, -0.1), shows_memory=True)
+
+
+def test_a_cheaper_rung_goes_first_and_its_trial_goes_on_or_is_given_up() -> None:
+    candidates = small()
+    machine = Machine.wrong_by(candidates, 0.15)
+    looked: list[Asked] = []
+
+    def measure(asked: Asked) -> Measurement:
+        looked.append(asked)
+        if asked.rung != "emulated":
+            return machine.run(asked)
+        assert asked.row is not None
+        seconds = float(np.exp(machine.log_seconds[asked.row] - 0.1))
+        return measurement(asked, Measured(rung="emulated", step_seconds=seconds, gpu_seconds=30.0))
+
+    outcome = run(candidates, settings(rungs=(emulation(),), budget=Budget(probes=4, gpu_seconds=1e12)), one_at_a_time(measure))
+    rungs = [asked.rung for asked in looked]
+    assert rungs[0] == "probed"
+    assert rungs.count("probed") == outcome.spent.probes == 4
+    assert "emulated" in rungs
+    for one, following in pairwise(looked):
+        if following.rung == "probed" and one.rung == "emulated" and following.row == one.row:
+            assert "after emulated it still leads" in following.reason
+    states = [trial.state for trial in outcome.study.trials]
+    given_up = [trial for trial in outcome.study.trials if trial.state is TrialState.PRUNED]
+    assert states.count(TrialState.COMPLETE) == 4
+    assert all("given up after emulated" in trial.user_attrs["reason"] for trial in given_up)
+    assert given_up or any(trial.intermediate_values for trial in outcome.study.trials)
+    assert "GPU-second" in next(asked.reason for asked in looked if asked.rung == "emulated")
+
+
+def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
+    candidates = small()
+    study = ProbeStudy(candidates, settings(rungs=(emulation(),)))
+    machine = Machine.wrong_by(candidates, 0.1)
+    first = study.ask()
+    assert first is not None
+    study.tell(first, machine.run(first))
+    second = study.ask()
+    assert second is not None
+    assert second.rung == "emulated"
+    study.tell(second, measurement(second, Measured(status="oom", rung="emulated", gpu_seconds=30.0)))
+    third = study.ask()
+    assert third is not None
+    assert third.row != second.row
+    assert study.spent.probes == 1
+
+
+def test_micro_probes_go_first_where_they_can_change_the_winner() -> None:
+    candidates = small()
+    factor = 0.4 * np.where(candidates.batch.pp > 1, 1.0, -1.0)[:, None]
+    close = np.log(10.0) + 0.01 * np.sort(np.random.default_rng(0).random(len(candidates)))
+    divided = replace(candidates, prior=replace(candidates.prior, log_seconds=close, factor=factor))
+    probe = MicroProbe(name="send between stages", loading=(1.0,), sd=0.05, gpu_seconds=5.0)
+    study = ProbeStudy(divided, settings(micro_probes=(probe,)))
+    asked = study.ask()
+    assert asked is not None
+    assert (asked.rung, asked.name, asked.row, asked.layout) == ("micro", "send between stages", None, None)
+    study.tell(asked, MicroResult(log_ratio=1.0, variance=0.0025, gpu_seconds=4.0))
+    assert study.spent.probes == 0
+    assert study.spent.gpu_seconds == 4.0
+    following = study.ask()
+    assert following is not None
+    assert following.layout is not None
+    assert following.rung == "probed"
+    assert following.layout.pp == 1
+    assert not study.optuna_study().trials[0].state.is_finished()
+
+
+def test_micro_probes_that_can_change_nothing_are_not_asked() -> None:
+    candidates = small()
+    common = replace(candidates, prior=replace(candidates.prior, factor=np.full((len(candidates), 1), 0.3)))
+    probe = MicroProbe(name="clock", loading=(1.0,), sd=0.05, gpu_seconds=5.0)
+    asked = ProbeStudy(common, settings(micro_probes=(probe,))).ask()
+    assert asked is not None
+    assert asked.rung == "probed"
