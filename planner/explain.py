@@ -13,7 +13,7 @@ from planner.search.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
 from planner.specs.job import SearchSpec
 from planner.specs.layout import PRECISIONS, Layout
-from planner.specs.plan import Plan, RankedLayout, Regret
+from planner.specs.plan import Plan, RankedLayout, Regret, SensitivityStep
 from planner.units import format_bytes, format_seconds
 from planner.work.precision import NOTHING, TWO_BYTES, Recipe, bf16_tail
 from planner.work.quantised import quantised_model
@@ -218,13 +218,27 @@ def changed_fields(first: Layout, second: Layout) -> dict[str, tuple[object, obj
 
 
 def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:
-    """Why the layout of this rank, or what it loses against the layout of rank `versus`. Raises SpecError for a rank that is not there."""
+    """Why the layout of this rank, and for number 1 what one step in each field does; or what it loses against rank `versus`.
+
+    Raises SpecError for a rank that is not there.
+    """
     chosen = _ranked(plan, rank, "rank")
     lines = [f"#{rank} {chosen.layout.short()}"]
     if versus is None:
-        return [*lines, *chosen.reasons]
+        steps = [step_sentence(step) for step in plan.sensitivity] if rank == 1 else []
+        return [*lines, *chosen.reasons, *(["one step in each field:", *steps] if steps else [])]
     other = _ranked(plan, versus, "versus")
     return [*lines, f"against #{versus} {other.layout.short()}", *difference(other.estimate, chosen.estimate, other.layout, chosen.layout)]
+
+
+def step_sentence(step: SensitivityStep) -> str:
+    """One step in words: "tp 1 -> 2: 13.0% slower, 40.0 GiB"."""
+    change = f"{step.field} {step.old} -> {step.new}"
+    if step.refused is not None or step.step_ratio is None or step.device_bytes is None:
+        return f"{change}: refused, {step.refused}"
+    percent = (step.step_ratio - 1.0) * 100.0
+    effect = f"{percent:.1f}% slower" if percent >= 0 else f"{-percent:.1f}% faster"
+    return f"{change}: {effect}, {format_bytes(step.device_bytes)}{'' if step.fits else ', does not fit'}"
 
 
 def _ranked(plan: Plan, rank: int, field: str) -> RankedLayout:

@@ -25,6 +25,7 @@ from planner.search import pareto
 from planner.search.neighbours import Neighbour, neighbours
 from planner.search.refusals import refused_choices
 from planner.search.screen import OOM_LIMIT
+from planner.search.sensitivity import sensitivity
 from planner.search.sized import Choice, Progress, Sized, rate, search_size
 from planner.search.unfit import check_given, nothing_fits
 from planner.specs.estimate import Estimate
@@ -214,6 +215,7 @@ def _plan(job: Job, ports: Ports, sizes: list[Sized], ranked: list[Choice], seco
         seed=job.search.seed,
         model_version=MODEL_VERSION,
         calibration_id=winner.sized.pricer.calibration.id,
+        sensitivity=sensitivity(winner.sized.pricer, winner.layout),
         sizes=_options([sized for sized in sizes if sized.candidates]),
         regret=regret(np.array([choice.score for choice in ranked]), _deviations(ranked), job.search),
     )

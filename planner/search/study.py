@@ -10,18 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from planner.columns import LayoutBatch
-from planner.cost import stages
 from planner.cost.estimate import simulated_columns
 from planner.cost.price import Pricer
 from planner.errors import Fault, SpecError
 from planner.rules import violations
+from planner.search.splits import shifted
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.plan import Plan
 
@@ -152,19 +150,3 @@ def _propose(trial: optuna.Trial, pricer: Pricer, seeds: Sequence[Layout], budge
         if (first or last) and min(sizes) >= 1:
             update["layers_per_stage"] = sizes
     return layout.model_copy(update=update)
-
-
-def shifted(pricer: Pricer, layout: Layout, first: int, last: int) -> tuple[int, ...]:
-    """The trainer's split with `first` and `last` layers moved from the outer stages to the inner ones, as evenly as it goes."""
-    sizes = np.array(stages.layers_of_stages(LayoutBatch.from_layouts([layout]), 0, pricer.model, pricer.rules))
-    if len(sizes) < 3:
-        return tuple(int(size) for size in (sizes + np.array([-first, first] if len(sizes) == 2 else [0])))
-    sizes[0] -= first
-    sizes[-1] -= last
-    moved = first + last
-    for step in range(abs(moved)):
-        inner = sizes[1:-1]
-        place = 1 + int(np.argmin(inner) if moved > 0 else np.argmax(inner))
-        sizes[place] += 1 if moved > 0 else -1
-        del step
-    return tuple(int(size) for size in sizes)

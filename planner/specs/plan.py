@@ -62,6 +62,26 @@ class SizeOption(BaseModel):
     on_front: bool
 
 
+class SensitivityStep(BaseModel):
+    """What one step in one field would do to number 1, all else being equal (dp_shard makes room for a degree).
+
+    step_ratio: its step time over number 1's, both as the search prices them.  refused: the rule that forbids it, with its remedy;
+    then it has no price.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    field: str
+    old: Any
+    new: Any
+    layout: Layout
+    step_seconds: float | None = None
+    step_ratio: float | None = None
+    device_bytes: float | None = None
+    fits: bool | None = None
+    refused: str | None = None
+
+
 class Regret(BaseModel):
     """How wrong the choice of number 1 can be among the layouts shown, given how uncertain the estimates are.
 
@@ -152,4 +172,5 @@ class Plan(BaseModel):
     calibration_id: str
     sizes: list[SizeOption] = []
     regret: Regret | None = None
+    sensitivity: list[SensitivityStep] = []
     probing: dict[str, Any] | None = None

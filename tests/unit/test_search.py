@@ -21,7 +21,8 @@ from planner.search.domains import domains_of
 from planner.search.neighbours import neighbours
 from planner.search.pareto import STRUCTURE
 from planner.search.space import Space, build_space
-from planner.search.study import from_plan, shifted
+from planner.search.splits import shifted
+from planner.search.study import from_plan
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job, SearchSpec
 from planner.specs.model import ModelSpec
@@ -197,7 +198,7 @@ def test_time_floors_are_below_every_layout_of_their_cell() -> None:
 
 def test_layout_floors_are_below_their_very_layouts() -> None:
     for seed in range(NUM_JOBS):
-        pricer, space = random_job(seed)
+        pricer, _ = random_job(seed)
         batch = whole(seed).batch.take(slice(0, None, 7))
         own = pricer.layout_floors(batch)
         assert (own <= whole(seed).step[::7] * (1 + 1e-12)).all()

@@ -1,0 +1,166 @@
+"""One step up and one step down in every field of a layout: what it does to time and memory, or the rule that forbids it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from planner.calibration.intervals import oom_probability
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
+from planner.rules import violations
+from planner.rules.base import divisors
+from planner.search.domains import VIRTUAL_STAGES
+from planner.search.floors import OOM_LIMIT
+from planner.search.splits import shifted
+from planner.specs.layout import CP_METHODS, DTYPES, PRECISIONS, SCHEDULES, Layout, format_ac, parse_ac
+from planner.specs.plan import SensitivityStep
+from planner.specs.trainers import SINGLE_STAGE_SCHEDULES
+
+AC_BY_STRENGTH = ("none", "selective-layer-2", "selective-op", "selective-attention", "full")  # from keeping all to keeping least
+BUDGET_STEP = 0.1
+FLAGS = ("sequence_parallel", "async_tp", "float8_all_gather", "compile", "optimizer_in_backward", "cpu_offload")
+DTYPE_FIELDS = ("param_dtype", "reduce_dtype", "master_dtype")
+Change = tuple[object, Layout]  # the new value, and the layout with it
+
+
+def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
+    """Every single step, by field in the layout's order. Priced steps tell their step time against the layout's own."""
+    changes = [(name, new, variant) for name in Layout.model_fields for new, variant in _changes(pricer, layout, name)]
+    broken = [violations(variant, pricer.model, pricer.cluster, pricer.training) for _, _, variant in changes]
+    legal = [place for place, faults in enumerate(broken) if not faults]
+    prices = pricer.price(LayoutBatch.from_layouts([layout, *(changes[place][2] for place in legal)]))
+    fits = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes) <= OOM_LIMIT
+    rows = {place: row for row, place in enumerate(legal, start=1)}
+    steps = []
+    for place, (name, new, variant) in enumerate(changes):
+        step: dict[str, object] = {"field": name, "old": getattr(layout, name), "new": new, "layout": variant}
+        if place in rows:
+            row = rows[place]
+            seconds = float(prices.step_seconds[row])
+            step |= {"step_seconds": seconds, "step_ratio": seconds / float(prices.step_seconds[0]), "fits": bool(fits[row])}
+            step["device_bytes"] = float(prices.device_bytes[row])
+        else:
+            step["refused"] = f"{broken[place][0].rule}; {broken[place][0].remedy}"
+        steps.append(SensitivityStep.model_validate(step))
+    return steps
+
+
+def _changes(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    yield from _BY_FIELD[name](pricer, layout, name)
+
+
+# ---- one step in a field -------------------------------------------------------------------------------------------------
+
+
+def _with(layout: Layout, **update: object) -> Layout:
+    return layout.model_copy(update=update)
+
+
+def _degree(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    """Half and twice, at the expense of dp_shard; dp_shard itself at the expense of dp_replicate."""
+    old, giver = getattr(layout, name), "dp_replicate" if name == "dp_shard" else "dp_shard"
+    for new in (old // 2, old * 2):
+        ranks = getattr(layout, giver) * old
+        if new < 1 or new == old or ranks % new:
+            continue
+        update: dict[str, object] = {name: new, giver: ranks // new}
+        if name == "tp":
+            update |= {"sequence_parallel": new > 1, "async_tp": layout.async_tp and new > 1}
+            update["etp"] = new if layout.etp == old > 1 else layout.etp
+        if name == "pp":
+            update |= {"virtual_stages": 1, "pp_schedule": "1F1B"} if new == 1 else {}
+        yield new, _with(layout, **update)
+
+
+def _expert_degree(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    """Half and twice; experts regroup the ranks that are there. None for a model without experts."""
+    old = getattr(layout, name)
+    for new in (old // 2, old * 2) if pricer.model.is_moe else ():
+        if new >= 1 and new != old:
+            yield new, _with(layout, **{name: new})
+
+
+def _micro_batch(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    local = pricer.training.global_batch_size // layout.dp_degree
+    yield from _around(layout, name, divisors(max(local, 1)))
+
+
+def _stages(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    if layout.pp > 1 and layout.pp_schedule not in SINGLE_STAGE_SCHEDULES:
+        yield from _around(layout, name, [count for count in VIRTUAL_STAGES if count > 1])
+
+
+def _zero(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    yield from _around(layout, name, sorted(pricer.rules.zero_stages))
+
+
+def _around(layout: Layout, name: str, values: Sequence[int]) -> Iterator[Change]:
+    """The next smaller and the next larger of these values."""
+    old = getattr(layout, name)
+    below, above = [value for value in values if value < old], [value for value in values if value > old]
+    for new in (*below[-1:], *above[:1]):
+        yield new, _with(layout, **{name: new})
+
+
+def _checkpointing(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    """The next weaker and the next stronger mode of the trainer; of a memory budget a tenth less and a tenth more."""
+    kind, number = parse_ac(layout.ac)
+    if kind == "memory-budget":
+        tenths = [round(number + step, 2) for step in (-BUDGET_STEP, BUDGET_STEP)]
+        texts = [format_ac(kind, budget) for budget in tenths if 0.0 <= budget <= 1.0]
+    elif kind == "selective-layer":
+        texts = [format_ac(kind, every) for every in (number - 1, number + 1) if every >= 1]
+    else:
+        known = [text for text in AC_BY_STRENGTH if parse_ac(text)[0] in pricer.rules.ac_kinds or text == layout.ac]
+        place = known.index(layout.ac)
+        texts = [*known[max(place - 1, 0) : place], *known[place + 1 : place + 2]]
+    for new in texts:
+        yield new, _with(layout, ac=new)
+
+
+def _precision(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    for new in PRECISIONS:
+        if new != layout.precision and new in pricer.rules.precisions:
+            yield new, _with(layout, precision=new, float8_all_gather=layout.float8_all_gather and new == "float8-tensorwise")
+
+
+def _schedule(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    for new in SCHEDULES if layout.pp > 1 else ():
+        if new != layout.pp_schedule and new in pricer.rules.schedules:
+            stages = 1 if new in SINGLE_STAGE_SCHEDULES else max(2, layout.virtual_stages)
+            yield new, _with(layout, pp_schedule=new, virtual_stages=stages, layers_per_stage=None)
+
+
+def _method(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    for new in CP_METHODS if layout.cp > 1 else ():
+        if new != layout.cp_method and new in pricer.rules.cp_methods:
+            yield new, _with(layout, cp_method=new)
+
+
+def _split(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    """One layer off the first stage, and one off the last, to the stages between."""
+    if layout.pp == 1:
+        return
+    for first, last in ((1, 0), (0, 1)):
+        sizes = shifted(pricer, layout, first, last)
+        if min(sizes) >= 0 and sizes != layout.layers_per_stage:
+            yield sizes, _with(layout, layers_per_stage=sizes)
+
+
+def _flag(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    new = not getattr(layout, name)
+    if layout.tp > 1 or name not in ("sequence_parallel", "async_tp"):
+        yield new, _with(layout, **{name: new})
+
+
+def _dtype(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    for new in DTYPES:
+        if new != getattr(layout, name):
+            yield new, _with(layout, **{name: new})
+
+
+_BY_FIELD: Mapping[str, Callable[[Pricer, Layout, str], Iterator[Change]]] = {
+    **dict.fromkeys(("dp_replicate", "dp_shard", "cp", "tp", "pp"), _degree), **dict.fromkeys(("ep", "etp"), _expert_degree),
+    **dict.fromkeys(FLAGS, _flag), **dict.fromkeys(DTYPE_FIELDS, _dtype),
+    "micro_batch_size": _micro_batch, "virtual_stages": _stages, "zero_stage": _zero, "ac": _checkpointing, "precision": _precision,
+    "pp_schedule": _schedule, "cp_method": _method, "layers_per_stage": _split,
+}  # fmt: skip
+assert set(_BY_FIELD) == set(Layout.model_fields)

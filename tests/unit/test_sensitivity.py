@@ -1,0 +1,107 @@
+"""One step in each field: every field is there, every step is one step, prices are the price, refusals are the rules'."""
+
+from typing import Any
+
+import pytest
+
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
+from planner.explain import explain, step_sentence
+from planner.rules import violations
+from planner.search.sensitivity import sensitivity
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+from planner.specs.plan import Plan, SensitivityStep
+from planner.specs.trainers import resolve_layout
+
+# A step in one of these may take others with it.
+TAKES_ALONG: dict[str, set[str]] = {
+    "dp_replicate": {"dp_shard"}, "dp_shard": {"dp_replicate"}, "cp": {"dp_shard"},
+    "tp": {"dp_shard", "sequence_parallel", "async_tp", "etp"}, "pp": {"dp_shard", "virtual_stages", "pp_schedule"},
+    "pp_schedule": {"virtual_stages", "layers_per_stage"}, "precision": {"float8_all_gather"},
+}  # fmt: skip
+
+
+def pricer_of(model: str, num_gpus: int, **training: Any) -> Pricer:
+    job = Job.from_user(
+        {
+            "model": model,
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
+            "training": {"seq_len": 4096, "global_batch_size": 256, **training},
+        }
+    )
+    return Pricer.build(job.model, job.cluster, job.training)
+
+
+def layout_of(pricer: Pricer, **values: Any) -> Layout:
+    return resolve_layout(values, trainer=pricer.training.trainer, num_gpus=pricer.cluster.num_gpus)
+
+
+CASES = [
+    ("llama3-8b", 64, {}, {"tp": 2, "cp": 2, "pp": 4, "dp_replicate": 2, "compile": True, "ac": "memory-budget-0.5",
+                           "pp_schedule": "Interleaved1F1B", "virtual_stages": 2, "micro_batch_size": 2}),
+    ("mixtral-8x7b", 64, {}, {"tp": 2, "ep": 4, "cp": 2, "ac": "selective-layer-2"}),
+    ("llama3-8b", 8, {"trainer": "megatron"}, {"tp": 2, "pp": 2, "ac": "full"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "gpus", "training", "values"), CASES)
+def test_every_field_has_a_step_and_every_step_is_one(model: str, gpus: int, training: dict[str, Any], values: dict[str, Any]) -> None:
+    pricer = pricer_of(model, gpus, **training)
+    layout = layout_of(pricer, **values)
+    assert violations(layout, pricer.model, pricer.cluster, pricer.training) == []
+    steps = sensitivity(pricer, layout)
+    fields = {step.field for step in steps}
+    expected = set(Layout.model_fields) - (set() if pricer.model.is_moe else {"ep", "etp"})
+    expected -= set() if layout.pp > 1 else {"virtual_stages", "layers_per_stage", "pp_schedule"}
+    expected -= set() if layout.virtual_stages > 1 else {"virtual_stages"}
+    expected -= set() if layout.cp > 1 else {"cp_method"}
+    assert fields == expected
+    for step in steps:
+        changed = {name for name in Layout.model_fields if getattr(layout, name) != getattr(step.layout, name)}
+        assert step.field in changed
+        assert changed <= {step.field} | TAKES_ALONG.get(step.field, set())
+        assert (step.old, step.new) == (getattr(layout, step.field), getattr(step.layout, step.field))
+        assert step.layout.num_gpus == layout.num_gpus
+
+
+@pytest.mark.parametrize(("model", "gpus", "training", "values"), CASES)
+def test_steps_are_priced_as_the_search_prices_them_or_refused_by_a_rule(
+    model: str, gpus: int, training: dict[str, Any], values: dict[str, Any]
+) -> None:
+    pricer = pricer_of(model, gpus, **training)
+    layout = layout_of(pricer, **values)
+    base = pricer.price(LayoutBatch.from_layouts([layout])).step_seconds[0]
+    for step in sensitivity(pricer, layout):
+        broken = violations(step.layout, pricer.model, pricer.cluster, pricer.training)
+        if broken:
+            assert step.refused == f"{broken[0].rule}; {broken[0].remedy}"
+            assert step.step_seconds is step.fits is None
+        else:
+            price = pricer.price(LayoutBatch.from_layouts([step.layout]))
+            assert step.step_ratio == pytest.approx(price.step_seconds[0] / base)
+            assert step.device_bytes == pytest.approx(price.device_bytes[0])
+
+
+def test_steps_of_degrees_go_both_ways() -> None:
+    pricer = pricer_of("llama3-8b", 64)
+    steps = sensitivity(pricer, layout_of(pricer, tp=4, cp=2, micro_batch_size=4))
+    assert {step.new for step in steps if step.field == "tp"} == {2, 8}
+    assert {step.new for step in steps if step.field == "cp"} == {1, 4}
+    assert {step.new for step in steps if step.field == "micro_batch_size"} == {2, 8}
+
+
+def test_a_plan_tells_its_winners_steps(plan: Plan) -> None:
+    assert {step.field for step in plan.sensitivity} >= {"tp", "cp", "pp", "micro_batch_size", "ac", "precision", "zero_stage", "compile"}
+    lines = explain(plan, 1, None)
+    assert lines[lines.index("one step in each field:") + 1 :] == [step_sentence(step) for step in plan.sensitivity]
+    assert "one step in each field:" not in explain(plan, 2, None)
+
+
+def test_steps_in_words() -> None:
+    pricer = pricer_of("llama3-8b", 8)
+    layout = layout_of(pricer)
+    step = SensitivityStep(field="tp", old=1, new=2, layout=layout, step_seconds=1.0, step_ratio=1.13, device_bytes=2**30, fits=False)
+    assert step_sentence(step) == "tp 1 -> 2: 13.0% slower, 1.0 GiB, does not fit"
+    refused = SensitivityStep(field="compile", old=True, new=False, layout=layout, refused="why; what")
+    assert step_sentence(refused) == "compile True -> False: refused, why; what"
