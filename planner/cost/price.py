@@ -218,17 +218,18 @@ def _unit_columns(pricer: Pricer, batch: LayoutBatch) -> tuple[_Units, IntColumn
 def _units(pricer: Pricer, rows: LayoutBatch) -> _Units:
     """Costs of the units at U rows, some thousand rows at a time, so that the columns of one operation stay in the cache."""
     slices = [rows.take(slice(start, start + CACHED_ROWS)) for start in range(0, len(rows), CACHED_ROWS)]
-    parts = [_unit_costs(pricer, part) for part in slices]
+    parts = [layers.unit_costs(site_of(pricer, part), pricer.model) for part in slices]
     costs = parts[0] if len(parts) == 1 else layers.UnitCosts.concatenate(parts)
     forward = costs.forward_seconds + costs.exposed_forward.sum(axis=0)
     input_grad = costs.input_grad_seconds + costs.recompute_seconds + costs.exposed_backward.sum(axis=0)
     return _Units(costs, forward, input_grad)
 
 
-def _unit_costs(pricer: Pricer, rows: LayoutBatch) -> layers.UnitCosts:
+def site_of(pricer: Pricer, rows: LayoutBatch) -> Site:
+    """What the costs of a layer's operations depend on at these rows."""
     fused, quantised = layers.fused_kernels(rows, pricer.rules), quantised_model(pricer.model, pricer.recipes)
     quantisation = Quantisation.build(rows, quantised, fused, pricer.device)
-    site = Site(
+    return Site(
         batch=rows,
         sizes=local_sizes(rows, pricer.model, pricer.training, pricer.rules),
         device=pricer.device,
@@ -240,7 +241,6 @@ def _unit_costs(pricer: Pricer, rows: LayoutBatch) -> layers.UnitCosts:
         quantisation=quantisation,
         experts=Quantisation.of_experts(rows, quantised, fused, pricer.device) if pricer.model.is_moe else quantisation,
     )
-    return layers.unit_costs(site, pricer.model)
 
 
 def by_schedule(batch: LayoutBatch, value: Callable[[Schedule, IntColumn], FloatColumn], alone: float) -> FloatColumn:

@@ -60,8 +60,8 @@ def _quantised_cost(
     whole = {"input": not column_parallel(op), "gradient": not row_parallel(op)}
     quantised = {name: count if whole.get(name, True) else count * q.shard.get(name, 1.0) for name, count in elements.items()}
     casts = {
-        name: (moves * quantised[name] + q.turned.get(name, zero) * elements[name]) / site.device.memory_rate
-        for name, moves in q.moves.items()
+        name: (q.moves.get(name, zero) * quantised[name] + q.turned.get(name, zero) * elements[name]) / site.device.memory_rate
+        for name in q.moves.keys() | q.turned.keys()
     }
     used = {name: q.kernels * (seconds > 0) for name, seconds in casts.items()}
     padding: FloatColumn = zero

@@ -115,7 +115,7 @@ def _tables(recipes: tuple[Recipe, ...], transposing: bool) -> Mapping[tuple[str
         found["turned", operand] = turned, np.where(eager > 0, 0.0, turned)
         for name in ("column_amax", "row_amax"):
             found[name, operand] = parts[name], parts[name]
-    return {key: pair for key, pair in found.items() if pair[0].any()}
+    return {key: pair for key, pair in found.items() if pair[0].any() or pair[1].any()}
 
 
 @lru_cache(maxsize=64)
