@@ -10,9 +10,9 @@ from rich.text import Text
 from planner.calibration.accuracy import BASELINE_MFU, Errors, Row, Summary
 from planner.calibration.report import Figures, Report
 
-COLUMNS = ("rows", "time", "seen", "bias", "med", "p90", "max", "40%", "mem", "resv", "in90", "oom", "refu")
+COLUMNS = ("rows", "time", "seen", "bias", "p90", "40%", "mem", "resv", "in90", "oom", "refu")
 NOTES = (
-    "time: mean of |predicted / measured - 1| of the step time, predicted without the run's source; bias, med, p90, max of the same.",
+    "time: mean of |predicted / measured - 1| of the step time, predicted without the run's source; bias, p90 of the same.",
     "seen: the same error where the calibration has seen the run (in sample).",
     f"40%: error of the baseline, step time at {BASELINE_MFU:.0%} of the dense bf16 peak.",
     "mem, resv: error of peak allocated and reserved bytes.  in90: measured steps inside the 90% interval.",
@@ -70,7 +70,7 @@ def table_rows(report: Report) -> Iterator[tuple[str, ...] | None]:
     for key, summaries in report.headline.groups.items():
         yield None
         for place, summary in enumerate(summaries):
-            yield _cells(summary, f"{key if place == 0 else '':10}{summary.name.removeprefix(key).strip()}", seen.get(summary.name))
+            yield _cells(summary, f"{key if place == 0 else '':10}{summary.name.removeprefix(key).strip().removeprefix('precision ')}", seen.get(summary.name))
 
 
 def _by_name(figures: Figures | None) -> dict[str, Summary]:
@@ -79,7 +79,7 @@ def _by_name(figures: Figures | None) -> dict[str, Summary]:
 
 def _cells(summary: Summary, name: str, seen: Summary | None) -> tuple[str, ...]:
     time = summary.time
-    spread = ("-",) * 4 if time is None else (f"{time.bias:+.1%}", f"{time.median:.1%}", f"{time.p90:.1%}", f"{time.worst:.0%}")
+    spread = ("-",) * 2 if time is None else (f"{time.bias:+.1%}", f"{time.p90:.1%}")
     covered = "-" if summary.coverage is None else f"{summary.coverage:.0%}"
     return (
         name, str(summary.rows), _mape(time), _mape(seen.time if seen else None), *spread, _mape(summary.baseline),

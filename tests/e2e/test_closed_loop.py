@@ -113,7 +113,9 @@ def test_a_sweep_measures_learns_and_reports_changes(cli: Cli, tmp_path: Path, s
     assert [line["why"].split(" ")[0] for line in job["layouts"]] == ["anchor", "rank", "least"]
     assert {line["status"] for line in job["layouts"]} == {"ok"}
     second = json.loads(cli("sweep", "run", report["sweep"], "--json", env=surroundings).stdout)
-    assert [line["change"] for line in second["jobs"][0]["layouts"]] == [0.0, 0.0, 0.0]
+    anchor, *others = second["jobs"][0]["layouts"]
+    assert anchor["change"] == 0.0
+    assert {line["change"] for line in others} <= {0.0, None}, "what was learnt may name others"
     assert second["jobs"][0]["new_winner"] is False
     shown = cli("sweep", "show", report["sweep"]).stdout
     assert shown.count("3 of 3 layouts measured") == 2
