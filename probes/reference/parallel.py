@@ -40,7 +40,7 @@ def parallelise(model: Transformer, recipe: Recipe, meshes: Meshes) -> nn.Module
         expert_parallel.apply(model, recipe, meshes)
     context_parallel.apply(model, recipe, meshes)
     checkpointing.apply(model, layout.ac, recipe.model.num_experts)
-    if layout.compile:
+    if recipe.compiles:
         _compile(model, recipe, meshes)
     if not recipe.uses_ddp:
         _shard(model, recipe, meshes)
@@ -69,7 +69,7 @@ def _styles(recipe: Recipe) -> tensor_parallel.Styles:
 
 def _compile(model: Transformer, recipe: Recipe, meshes: Meshes) -> None:
     """Every block by itself, inside its sharding; of blocks with experts the parts around the exchange, whose sizes change every time."""
-    if recipe.layout.async_tp:
+    if recipe.layout.async_tp and not recipe.emulated:  # symmetric memory needs the other ranks
         from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
         torch._inductor.config._micro_pipeline_tp = True

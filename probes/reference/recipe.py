@@ -9,7 +9,7 @@ from planner.rules import violations
 from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
-from planner.specs.layout import Layout
+from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.trainers import TORCH_SCHEDULES, TRAINERS
 from planner.specs.training import TrainingSpec
@@ -65,6 +65,11 @@ class Recipe:
     def emulated(self) -> bool:
         """One rank runs alone: collectives move nothing and the loss means nothing."""
         return self.task.emulate_rank is not None
+
+    @property
+    def compiles(self) -> bool:
+        """Whether blocks are compiled; fake tensors cannot be."""
+        return self.layout.compile and not self.task.fake_tensors
 
     @property
     def uses_ddp(self) -> bool:
@@ -158,6 +163,8 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
         yield Fault("layout.cpu_offload", True, "moves shards between a GPU and its host", "probe with device cuda, or set it to false")
     if task.fake_tensors and task.emulate_rank is None:
         yield Fault("fake_tensors", True, "runs one rank alone", "set emulate_rank")
+    if task.fake_tensors and parse_ac(layout.ac)[0] == "memory-budget":
+        yield Fault("layout.ac", layout.ac, "is a pass of torch.compile, which fake tensors cannot go through", "probe on a GPU")
     if task.emulate_rank is not None and not 0 <= task.emulate_rank < layout.num_gpus:
         yield Fault("emulate_rank", task.emulate_rank, f"is no rank of {layout.num_gpus}", f"use 0 to {layout.num_gpus - 1}")
     off = [name for name in ("dp", "tp", "pp") if not getattr(job.training.overlap, name)]

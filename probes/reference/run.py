@@ -65,6 +65,10 @@ class Run:
             notes.append("emulated: one rank alone; its step holds no communication and no bubble, and its loss means nothing")
         if recipe.task.fake_tensors:
             notes.append("fake tensors: nothing was computed; memory and counts come from shapes")
+        if recipe.layout.compile and not recipe.compiles:
+            notes.append("fake tensors: blocks were not compiled, so what fusion saves is counted as kept")
+        if recipe.emulated and recipe.layout.async_tp:
+            notes.append("emulated: async TP was left out, there is no communication to hide")
         if not recipe.emulated and not recipe.whole_init:
             notes.append("weights were drawn where they live: the loss differs between layouts")
         if precision.converts(recipe.layout) and recipe.model.is_moe:

@@ -139,7 +139,7 @@ class Trainer:
             whole = summed.full_tensor() if isinstance(summed, DTensor) else summed
             return whole * (scale / tokens)
 
-        return torch.compile(loss) if self.recipe.layout.compile and not self.recipe.vocab_parallel else loss
+        return torch.compile(loss) if self.recipe.compiles and not self.recipe.vocab_parallel else loss
 
     def _contexts(self) -> AbstractContextManager[object]:
         if self.recipe.vocab_parallel:
