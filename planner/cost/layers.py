@@ -14,6 +14,7 @@ from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.compute import SINGLE, Device
 from planner.cost.products import amax_seconds, kept_weights_bytes, product_cost
 from planner.cost.site import AXES, OpCost, Site, cost
+from planner.cost.weight_grads import held_bytes, redone_seconds
 from planner.specs.model import LayerKind, ModelSpec
 from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
@@ -45,6 +46,7 @@ class UnitCosts:
     forward / input_grad / weight_grad / recompute_seconds: kernels, launches included, communication excluded.
     exposed_forward / exposed_backward (3 axes tp, cp, ep; K + 2; U): communication that nothing hides.
     saved_bytes: kept from forward to backward.  transient_bytes: extra while this unit runs backward.
+    held_bytes, redone_seconds: what stays until weight gradients that run apart, and what these do again (`cost.weight_grads`).
     forward_flops / recompute_flops: of matmuls and attention.
     logits_bytes (U,): at the peak of the loss.  boundary_bytes (U,): activation handed to the next stage.
     """
@@ -57,6 +59,8 @@ class UnitCosts:
     exposed_backward: FloatColumn
     saved_bytes: FloatColumn
     transient_bytes: FloatColumn
+    held_bytes: FloatColumn
+    redone_seconds: FloatColumn
     forward_flops: FloatColumn
     recompute_flops: FloatColumn
     logits_bytes: FloatColumn
@@ -129,6 +133,8 @@ def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> 
         "exposed_forward": exposed_forward.sum(axis=0),
         "exposed_backward": np.sum([c.exposed_backward for c in costs], axis=0) + (redone[:, None] * exposed_forward).sum(axis=0),
     }  # fmt: skip
+    again = totals["recompute_seconds"] + (redone[:, None] * exposed_forward).sum(axis=(0, 1))
+    totals |= {"held_bytes": held_bytes(site, ops, saved), "redone_seconds": redone_seconds(site, ops, again)}
     input_grad, weight_grad = np.sum([c.input_grad for c in costs], axis=0), np.sum([c.weight_grad for c in costs], axis=0)
     floor = np.sum([c.backward_kernels for c in costs], axis=0) * launch
     stretch = np.maximum(1.0, floor / np.maximum(input_grad + weight_grad, 1e-12))

@@ -25,6 +25,7 @@ class RankShapes:
     gathered, largest_gathered: of `local` and of the largest unit as elements of the compute dtype, as wide as they are gathered.
     copies_bytes: quantised copies of weights that stay from step to step, less the parameters that they replace (Megatron's style).
     saved_bytes: activations of one microbatch.  transient_bytes: largest recomputed layer.  in_flight: microbatches held.
+    held_bytes: on top of those of the microbatches held, where weight gradients run apart from the input's.
     boundary_bytes: stage inputs kept for one microbatch.  logits_bytes: at the loss, 0 without the head.
     """
 
@@ -38,6 +39,7 @@ class RankShapes:
     saved_bytes: FloatColumn
     transient_bytes: FloatColumn
     in_flight: FloatColumn
+    held_bytes: FloatColumn
     boundary_bytes: FloatColumn
     logits_bytes: FloatColumn
 
@@ -72,7 +74,7 @@ def rank_memory(
     states = _persistent(shapes, batch, num_microbatches, training, rules)
     compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
     reduce = np.where(batch.reduce_dtype == 0, 2.0, 4.0)
-    activations = shapes.in_flight * (shapes.saved_bytes + shapes.boundary_bytes)
+    activations = shapes.in_flight * (shapes.saved_bytes + shapes.boundary_bytes) + shapes.held_bytes
     parameters, accumulated, gradients, optimizer, gathers = states
     gathered = np.where(gathers, compute, 0.0)
     backward_buffers = shapes.largest_gathered * 2.0 * gathered + shapes.largest_local * np.where(gathers, compute + 1.5 * reduce, 0.0)

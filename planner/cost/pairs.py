@@ -48,6 +48,12 @@ class Relief:
     ep: FloatColumn
     saved: FloatColumn
 
+    def spread(self, rows: IntColumn, size: int) -> "Relief":
+        """The same at `rows` of `size` layouts, nothing at the others."""
+        spread = np.zeros((3, size))
+        spread[:, rows] = self.tp, self.ep, self.saved
+        return Relief(tp=spread[0], ep=spread[1], saved=spread[2])
+
 
 def pair_columns(costs: UnitCosts, at: IntColumn, profile: Profile) -> PairColumns:
     """The columns of N layouts, whose rows of unit costs are `at`."""

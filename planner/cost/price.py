@@ -178,15 +178,19 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """One microbatch on each unit (K + 2, N): what the simulator needs to time any stage. sends: of the same N layouts."""
+    """One microbatch on each unit (K + 2, N): what the simulator needs to time any stage.
+
+    sends: of the same N layouts.  costs, at: costs of the units at distinct rows, and each layout's row, for what few layouts need.
+    """
 
     forward: FloatColumn
     input_grad: FloatColumn
     weight_grad: FloatColumn
     saved_bytes: FloatColumn
+    costs: layers.UnitCosts
+    at: IntColumn
     forward_flops: FloatColumn
     recompute_flops: FloatColumn
-    pairs: pairs.PairColumns
     sends: Sends
     outside: FloatColumn
     busy: FloatColumn
@@ -310,6 +314,7 @@ def _device_floor(
         saved_bytes=saved * uneven,
         transient_bytes=np.where(alone, unit.costs.transient_bytes.max(axis=0)[at_unit], 0.0),
         in_flight=np.minimum(m, (batch.pp + 1) / 2.0),
+        held_bytes=zero,
         boundary_bytes=zero,
         logits_bytes=np.where(alone, unit.costs.logits_bytes[at_unit], 0.0),
     )
@@ -374,6 +379,7 @@ def _shapes(
     copies = np.zeros_like(held_local) if pricer.rules.fsdp_style else _on_ranks(units, shards.copies_bytes[:, at_shard])
     in_flight = np.array([_in_flight(batch, rank[r], m) for r in range(len(units))])
     boundary = np.where(batch.pp > 1, unit.costs.boundary_bytes[at_unit] * batch.virtual_stages, 0.0)
+    saved = _on_ranks(units, unit.costs.saved_bytes[:, at_unit])
     return RankShapes(
         local=held_local,
         shard=_on_ranks(units, shard),
@@ -382,12 +388,52 @@ def _shapes(
         gathered=_on_ranks(units, gathered) if narrow else held_local,
         largest_gathered=_largest(np.where(holds, gathered[None], 0.0)) if narrow else largest_local,
         copies_bytes=copies,
-        saved_bytes=_on_ranks(units, unit.costs.saved_bytes[:, at_unit]),
+        saved_bytes=saved,
         transient_bytes=_largest(np.where(holds, unit.costs.transient_bytes[:, at_unit][None], 0.0)),
         in_flight=in_flight,
+        held_bytes=_held_bytes(batch, units, rank, m, unit.costs.held_bytes, at_unit, in_flight, saved, boundary),
         boundary_bytes=np.broadcast_to(boundary, in_flight.shape),
         logits_bytes=units[:, -1] * unit.costs.logits_bytes[at_unit],
     )
+
+
+def _held_bytes(
+    batch: LayoutBatch,
+    units: FloatColumn,
+    rank: IntColumn,
+    m: FloatColumn,
+    unit_bytes: FloatColumn,
+    at_unit: IntColumn,
+    in_flight: FloatColumn,
+    saved: FloatColumn,
+    boundary: FloatColumn,
+) -> FloatColumn:
+    """Bytes, (R, N), that the fullest moment of a rank holds beyond its microbatches in flight: only where W runs apart from I."""
+    extra = np.zeros_like(in_flight)
+    for schedule, rows in _split_schedules(batch):
+        pp, v, count = batch.pp[rows], batch.virtual_stages[rows], m[rows].astype(np.int64)
+        whole_bytes = saved[:, rows] + boundary[rows]
+        half_bytes = _on_ranks(_late(units[:, :, rows], v), unit_bytes[:, at_unit[rows]]) + boundary[rows]
+        for r in range(len(units)):
+            moments = schedule.moments(rank[r, rows], pp, v, count)
+            fullest = np.max([whole * whole_bytes[r] + half * half_bytes[r] for whole, half in moments], axis=0)
+            extra[r, rows] = fullest - in_flight[r, rows] * whole_bytes[r]
+    return extra
+
+
+def _late(units: FloatColumn, virtual_stages: IntColumn) -> FloatColumn:
+    """Units of a rank as if each of its stages held the head: backward starts there, so that it is the stage whose W are late."""
+    units = units.copy()
+    units[:, -1] *= virtual_stages
+    return units
+
+
+def _split_schedules(batch: LayoutBatch) -> list[tuple[Schedule, IntColumn]]:
+    """Schedules of the batch whose weight gradients run apart, each with its rows."""
+    found = [(SCHEDULES[SCHEDULE_NAMES[int(code)]], code) for code in np.unique(batch.pp_schedule)]
+    split = [(schedule, code) for schedule, code in found if schedule.splits_backward]
+    rows = [(schedule, np.flatnonzero((batch.pp_schedule == code) & (batch.pp > 1))) for schedule, code in split]
+    return [(schedule, at) for schedule, at in rows if len(at)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,24 +455,24 @@ class _Time:
         """(step seconds, parts, seconds of stages for the simulator)."""
         costs, at, batch, m = self.unit.costs, self.at_unit, self.batch, self.m
         forward, input_grad = self.unit.forward[:, at], self.unit.input_grad[:, at]
-        weight_grad = costs.weight_grad_seconds[:, at]
-        exposed = self._data_parallel(forward, input_grad + weight_grad)
+        alone = costs.weight_grad_seconds[:, at]
+        weight_grad = self._with_redone(alone)
+        exposed = self._data_parallel(forward, input_grad + alone)
         slowed = self.pricer.profile.overlap_slowdown * exposed.hidden
         optimizer = self._optimizer_seconds()
         early = np.where(self.batch.optimizer_in_backward, self.pricer.profile.early_step_share, 0.0)
-        optimizer = optimizer + early * m * _on_ranks(self.units, input_grad + weight_grad)
+        optimizer = optimizer + early * m * _on_ranks(self.units, input_grad + alone)
         outside = exposed.fsdp + exposed.dp + slowed + optimizer
         per_microbatch = _on_ranks(self.units, forward + input_grad + weight_grad)
         busiest = np.argmax(m * per_microbatch + outside, axis=0)
         pick = (busiest, np.arange(len(batch)))
         sends = self._sends()
         here = self.units[busiest, :, np.arange(len(batch))].T
-        paired = pairs.pair_columns(costs, at, self.pricer.profile)
-        relief = pairs.relief(paired, here, batch.virtual_stages)
         own = self._overlapped_pairs(self.rank[pick])
+        relief = self._relief(own > 0, here)
         bubble, send_waits = self._bubble(forward, input_grad, weight_grad, sends.mean_seconds(), own, relief)
         parts = {
-            "recompute": m * (here * costs.recompute_seconds[:, at]).sum(axis=0),
+            "recompute": m * (here * (costs.recompute_seconds[:, at] + weight_grad - alone)).sum(axis=0),
             "fsdp": exposed.fsdp[pick] + slowed[pick],
             "dp": exposed.dp[pick],
             "bubble": bubble,
@@ -443,9 +489,10 @@ class _Time:
         stage_seconds = StageSeconds(
             forward=forward,
             input_grad=input_grad,
-            weight_grad=weight_grad,
+            weight_grad=alone,
             saved_bytes=costs.saved_bytes[:, at],
-            pairs=paired,
+            costs=costs,
+            at=at,
             sends=sends,
             forward_flops=costs.forward_flops[:, at],
             recompute_flops=costs.recompute_flops[:, at],
@@ -484,6 +531,21 @@ class _Time:
             device=self.pricer.device,
             fabric=self.pricer.fabric,
         )
+
+    def _with_redone(self, weight_grad: FloatColumn) -> FloatColumn:
+        """Weight gradients with what they do again where they run apart from the input's, (K + 2, N)."""
+        batch, result = self.batch, weight_grad
+        for schedule, rows in _split_schedules(batch):
+            result = weight_grad.copy() if result is weight_grad else result
+            share = schedule.split_share(batch.pp[rows], batch.virtual_stages[rows], self.m[rows].astype(np.int64))
+            result[:, rows] += share * self.unit.costs.redone_seconds[:, self.at_unit[rows]]
+        return result
+
+    def _relief(self, overlaps: BoolColumn, here: FloatColumn) -> pairs.Relief:
+        """What a pair saves, (N,), 0 where there are none."""
+        rows = np.flatnonzero(overlaps)
+        columns = pairs.pair_columns(self.unit.costs, self.at_unit[rows], self.pricer.profile)
+        return pairs.relief(columns, here[:, rows], self.batch.virtual_stages[rows]).spread(rows, len(overlaps))
 
     def _overlapped_pairs(self, rank: IntColumn) -> FloatColumn:
         batch, m = self.batch, self.m.astype(np.int64)

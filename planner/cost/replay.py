@@ -51,6 +51,7 @@ class StageCosts:
     crowded_seconds_CS: the same while its rank sends another transfer (None: no slower).
     saved_bytes_CS: kept from F until I or B.  weight_grad_bytes_CS: the share of it that stays from I until W (None: nothing).
     forward_transient_bytes_CS, backward_transient_bytes_CS: needed on top while F, or I and B, run (None: nothing).
+    redone_seconds_CS: what W does again where it runs apart from I (None: nothing).
     pair: of overlapped forwards and backwards (None: they take as long as one after the other).
     """
 
@@ -63,6 +64,7 @@ class StageCosts:
     weight_grad_bytes_CS: Floats | None = None
     forward_transient_bytes_CS: Floats | None = None
     backward_transient_bytes_CS: Floats | None = None
+    redone_seconds_CS: Floats | None = None
     pair: PairSeconds | None = None
 
     def __post_init__(self) -> None:
@@ -219,7 +221,8 @@ def _work_table(program: Program, costs: StageCosts) -> Floats:
         column.T for column in (costs.forward_seconds_CS, costs.input_grad_seconds_CS, costs.weight_grad_seconds_CS, costs.send_seconds_CS)
     )
     crowded = send if costs.crowded_seconds_CS is None else costs.crowded_seconds_CS.T
-    table = [forward, input_grad, weight_grad, input_grad + weight_grad, send, crowded]
+    apart = weight_grad if costs.redone_seconds_CS is None else weight_grad + costs.redone_seconds_CS.T
+    table = [forward, input_grad, apart, input_grad + weight_grad, send, crowded]
     if program.pairs:
         f, b = np.array(program.pairs).T
         saved = 0.0 if costs.pair is None else costs.pair.saved_CP(f, b).T

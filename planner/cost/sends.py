@@ -77,14 +77,19 @@ class Sends:
         return self._by_schedule("splits") & (self.batch.tp > 1) & ~self.batch.sequence_parallel
 
     def _on_wire(self) -> FloatColumn:
-        return np.where(self._splits(), self.payload_bytes / self.batch.tp, self.payload_bytes)
+        splits = self._splits()
+        return np.where(splits, self.payload_bytes / self.batch.tp, self.payload_bytes) if splits.any() else self.payload_bytes
 
     def _around(self) -> FloatColumn:
         """Seconds of each hop beside the wire: the trainer's own, gathering what was split, launching anew after a synchronisation."""
         profile = self.device.profile
-        degree, stride = axes.group("tp", self.batch, self.cluster.rank_order)
-        own = profile.collective_seconds
-        gathered = collective_seconds("all-gather", self.payload_bytes, degree, stride, self.fabric, base_seconds=own)
-        launch = np.where(self.fused, profile.fused_launch_seconds, profile.launch_seconds)
-        anew = np.where(self._by_schedule("synchronises"), launch, 0.0)
-        return own + np.where(self._splits(), gathered, 0.0) + anew
+        seconds = np.full(len(self.batch), profile.collective_seconds)
+        splits, synchronises = self._splits(), self._by_schedule("synchronises")
+        if splits.any():
+            degree, stride = axes.group("tp", self.batch, self.cluster.rank_order)
+            own = profile.collective_seconds
+            gathered = collective_seconds("all-gather", self.payload_bytes, degree, stride, self.fabric, base_seconds=own)
+            seconds += np.where(splits, gathered, 0.0)
+        if synchronises.any():
+            seconds += np.where(synchronises, np.where(self.fused, profile.fused_launch_seconds, profile.launch_seconds), 0.0)
+        return seconds

@@ -9,6 +9,7 @@ import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import stages
+from planner.cost.pairs import pair_columns
 from planner.cost.price import Pricer, Prices, num_microbatches
 from planner.cost.sends import transport_of
 from planner.cost.simulate import PairSeconds, Simulation, StageCosts, simulate
@@ -94,21 +95,26 @@ def _stage_costs(pricer: Pricer, batch: LayoutBatch, prices: Prices, rows: IntCo
     units_CSK = np.array(
         [stages.stage_units(stages.layers_of_stages(batch, int(row), pricer.model, pricer.rules), pricer.model) for row in rows]
     )
-    s, pairs = prices.stage_seconds, prices.stage_seconds.pairs
+    s = prices.stage_seconds
+    at = s.at[rows]
+    pairs = pair_columns(s.costs, at, pricer.profile)
 
     def on_stages(field: FloatColumn) -> FloatColumn:
-        return np.tile(np.einsum("csk,kc->cs", units_CSK, field[:, rows]), (len(send_scales), 1))
+        return np.tile(np.einsum("csk,kc->cs", units_CSK, field), (len(send_scales), 1))
 
     pp = int(batch.pp[first])
     hop_S = _hops(schedule, pp, int(batch.virtual_stages[first]))
     alone, crowded = (np.concatenate([scale * hops[:, hop_S] for scale in send_scales]) for hops in s.sends.take(rows).hop_seconds(pp))
+    boundary = np.tile(s.sends.payload_bytes[rows], len(send_scales))[:, None]
     return StageCosts(
-        forward_seconds_CS=on_stages(s.forward),
-        input_grad_seconds_CS=on_stages(s.input_grad),
-        weight_grad_seconds_CS=on_stages(s.weight_grad),
+        forward_seconds_CS=on_stages(s.forward[:, rows]),
+        input_grad_seconds_CS=on_stages(s.input_grad[:, rows]),
+        weight_grad_seconds_CS=on_stages(s.weight_grad[:, rows]),
         send_seconds_CS=alone,
         crowded_seconds_CS=crowded,
-        saved_bytes_CS=on_stages(s.saved_bytes),
+        redone_seconds_CS=on_stages(s.costs.redone_seconds[:, at]),
+        saved_bytes_CS=on_stages(s.costs.saved_bytes[:, at]) + boundary,
+        weight_grad_bytes_CS=on_stages(s.costs.held_bytes[:, at]) + boundary,
         pair=PairSeconds(
             forward_wire_CS=on_stages(pairs.forward_wire),
             backward_wire_CS=on_stages(pairs.backward_wire),

@@ -15,7 +15,7 @@ from planner.work.precision import Recipe, recipes_for, titan_line
 from planner.work.quantised import local_shape, low_share, products
 
 TENSORWISE, MXFP8 = PRECISIONS.index("float8-tensorwise"), PRECISIONS.index("mxfp8")
-MEMORY_BUDGET = AC_KINDS.index("memory-budget")
+MEMORY_BUDGET, SELECTIVE_OP = AC_KINDS.index("memory-budget"), AC_KINDS.index("selective-op")
 SPLITTING = tuple(name for name, schedule in SCHEDULES.items() if schedule.splits_backward)
 
 # dtypes whose peak a GPU must have. Microscaling came with fp4 on both vendors (Blackwell, CDNA4), so fp4 stands for it:
@@ -231,6 +231,15 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: np.asarray((x.ac_kind == MEMORY_BUDGET) & ~x.compile),
         rule=lambda x, c: f"{x.ac} is a pass of torch.compile, which is off",
         remedy=lambda x, c: "set compile to true, or ac to selective-op",
+    ),
+    Rule(
+        key="selective checkpointing excludes schedules that split the backward", field="ac",
+        reads=frozenset({"ac_kind", "pp", "pp_schedule"}),
+        applies=lambda c: c.trainer.fsdp_style,
+        # torch/utils/checkpoint.py: a selectively checkpointed region is recomputed once only, and W asks again for each weight
+        broken=lambda x, c: (x.ac_kind == SELECTIVE_OP) & (x.pp > 1) & in_set(x.pp_schedule, SCHEDULE_NAMES, SPLITTING),
+        rule=lambda x, c: f"{x.pp_schedule} goes back for weight gradients, which torch refuses under {x.ac}",
+        remedy=lambda x, c: "set ac to none, or pp_schedule to Interleaved1F1B or 1F1B",
     ),
     Rule(
         key="trainer lacks the CP method", field="cp_method", reads=frozenset({"cp", "cp_method"}),

@@ -148,6 +148,21 @@ class Schedule(ABC):
         """Microbatches (chunks / v) between I and W at the moment of the `in_flight` peak; 0 where W follows I. (N,)."""
         return np.asarray(rank * 0.0 + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
 
+    def moments(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> tuple[tuple[Floats, Floats], ...]:
+        """(microbatches between F and I or B, microbatches between I and W), each (N,), at every moment that may be the fullest.
+
+        A rank keeps the largest of whole x saved + half x (what stays from I until W). The last forward; and, where W runs apart,
+        the first I after it.
+        """
+        whole, half = (of(rank, pp, virtual_stages, num_microbatches) for of in (self.in_flight, self.weight_grad_held))
+        if not self.splits_backward:
+            return ((whole, half),)
+        return ((whole, half), (whole - 1.0 / virtual_stages, half + 1.0 / virtual_stages))
+
+    def split_share(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """Share of the microbatches whose I and W are apart, mean over ranks and stages. (N,)."""
+        return np.asarray(float(self.splits_backward) + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
+
     @abstractmethod
     def sends_on_critical_path(
         self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"

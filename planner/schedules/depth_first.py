@@ -51,6 +51,13 @@ def chunks_awaiting_weight_grad(warmup: IntLike, delay: IntLike, virtual_stages:
     return np.asarray(np.minimum(delay, room) / virtual_stages, dtype=np.float64)
 
 
+def late_weight_grads(in_flight: Floats, delay: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> tuple[Floats, Floats]:
+    """The moment after an I at which min(d + 1, v m) chunks wait for W, and what else is in flight (see `Schedule.moments`)."""
+    late = np.minimum(np.asarray(delay) + 1, virtual_stages * num_microbatches) / virtual_stages
+    whole = np.clip(num_microbatches - late, 0.0, in_flight - 1.0 / virtual_stages)
+    return np.asarray(whole, dtype=np.float64), np.asarray(late, dtype=np.float64)
+
+
 def exchanges(pp: IntLike, num_microbatches: IntLike) -> Floats:
     """Sends on the critical path of 1F1B where neighbours wait for each other's: 2 m + 2 p - 5, for two ranks m + 1."""
     count = num_microbatches

@@ -88,6 +88,16 @@ class DualPipeV(Schedule):
         """Always p + 1/2 on every rank. Exact; DeepSeek-V3 report, table 2, rounds up to p + 1."""
         return np.asarray(pp + 0.5 + 0.0 * rank + 0.0 * num_microbatches, dtype=np.float64)
 
+    def moments(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> tuple[tuple[Floats, Floats], ...]:
+        """The pairs' steady p + 1/2; p - 1/2 with a half backward; the end of the drain, rank + 1 chunks without W. Exact."""
+        whole = self.in_flight(rank, pp, virtual_stages, num_microbatches)
+        zero = 0.0 * whole
+        return (whole, zero), (whole - 1.0, zero + 0.5), (zero + (pp - 1.0 - rank) / 2.0, zero + (rank + 1.0) / 2.0)
+
+    def split_share(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+        """2 p - 1 - rank of a rank's 2 m chunks, on average (3 p - 1) / 4 m: the pairs' backwards are whole."""
+        return np.asarray((3.0 * pp - 1.0) / (4.0 * num_microbatches), dtype=np.float64)
+
     def sends_on_critical_path(
         self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
     ) -> Floats:

@@ -9,6 +9,7 @@ from planner.schedules.depth_first import (
     chunks_awaiting_weight_grad,
     chunks_in_flight,
     depth_first_order,
+    late_weight_grads,
     microbatches_per_round,
     whole_rounds,
 )
@@ -66,6 +67,11 @@ class InterleavedZeroBubble(Schedule):
     def weight_grad_held(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
         """min(rank, v m - warm-up - 1) / v. Exact."""
         return chunks_awaiting_weight_grad(_warmup(rank, pp, virtual_stages, num_microbatches), rank, virtual_stages, num_microbatches)
+
+    def moments(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> tuple[tuple[Floats, Floats], ...]:
+        """Exact."""
+        whole, half = (of(rank, pp, virtual_stages, num_microbatches) for of in (self.in_flight, self.weight_grad_held))
+        return (whole, half), late_weight_grads(whole, rank, virtual_stages, num_microbatches)
 
     def sends_on_critical_path(
         self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, one_stage_per_rank
-from planner.schedules.depth_first import chunks_awaiting_weight_grad, chunks_in_flight, depth_first_order, exchanges
+from planner.schedules.depth_first import chunks_awaiting_weight_grad, chunks_in_flight, depth_first_order, exchanges, late_weight_grads
 from planner.specs.transports import Exposed
 
 
@@ -52,6 +52,11 @@ class ZB1p(Schedule):
     def weight_grad_held(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
         """min(rank, m - (p - 1 - rank) - 1): with `in_flight`, p on every rank. Exact."""
         return chunks_awaiting_weight_grad(pp - 1 - rank, rank, 1, num_microbatches)
+
+    def moments(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> tuple[tuple[Floats, Floats], ...]:
+        """Exact."""
+        whole, half = (of(rank, pp, virtual_stages, num_microbatches) for of in (self.in_flight, self.weight_grad_held))
+        return (whole, half), late_weight_grads(whole, rank, 1, num_microbatches)
 
     def sends_on_critical_path(
         self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, one_stage_per_rank
-from planner.schedules.depth_first import chunks_awaiting_weight_grad, chunks_in_flight, depth_first_order
+from planner.schedules.depth_first import chunks_awaiting_weight_grad, chunks_in_flight, depth_first_order, late_weight_grads
 from planner.specs.transports import Exposed
 
 
@@ -55,6 +55,11 @@ class ZB2p(Schedule):
     def weight_grad_held(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
         """min(2 rank, m - 2 (p - 1 - rank) - 1): with `in_flight`, 2p - 1 on every rank. Exact."""
         return chunks_awaiting_weight_grad(2 * (pp - 1 - rank), 2 * rank, 1, num_microbatches)
+
+    def moments(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> tuple[tuple[Floats, Floats], ...]:
+        """Exact."""
+        whole, half = (of(rank, pp, virtual_stages, num_microbatches) for of in (self.in_flight, self.weight_grad_held))
+        return (whole, half), late_weight_grads(whole, 2 * rank, 1, num_microbatches)
 
     def sends_on_critical_path(
         self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"

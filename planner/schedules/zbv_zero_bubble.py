@@ -69,6 +69,12 @@ class ZBVZeroBubble(Schedule):
         down, up = np.minimum(num_microbatches, 2 * pp - 1 - rank), np.minimum(num_microbatches, rank + 1)
         return np.asarray((down + up) / 2.0, dtype=np.float64)
 
+    def moments(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> tuple[tuple[Floats, Floats], ...]:
+        """With the end of the cool-down, in which 2 rank + 1 chunks wait for W and p - 1 - rank for I, from 2p - 1 microbatches on."""
+        usual = super().moments(rank, pp, virtual_stages, num_microbatches)
+        enough = np.where(np.asarray(num_microbatches) >= 2 * pp - 1, 0.5, 0.0)
+        return (*usual, (np.asarray(enough * (pp - 1.0 - rank)), np.asarray(enough * (2.0 * rank + 1.0))))
+
     def sends_on_critical_path(
         self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
     ) -> Floats:

@@ -21,9 +21,12 @@ NOTHING = np.zeros((1, 1))
 
 def shapes(local: float = PARAMETERS, sharded: bool = True, **given: float) -> RankShapes:
     values = dict.fromkeys(
-        ("largest_local", "head_local", "copies_bytes", "saved_bytes", "transient_bytes", "in_flight", "boundary_bytes", "logits_bytes"),
+        (
+            "largest_local", "head_local", "copies_bytes", "saved_bytes", "transient_bytes", "in_flight", "held_bytes", "boundary_bytes",
+            "logits_bytes",
+        ),
         NOTHING,
-    )
+    )  # fmt: skip
     whole = {"local": np.full((1, 1), local), "shard": np.full((1, 1), local / (RANKS if sharded else 1))}
     said = {name: np.full((1, 1), value) for name, value in given.items()}
     gathered = {"gathered": whole["local"], "largest_gathered": said.get("largest_local", NOTHING)}

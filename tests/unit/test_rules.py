@@ -92,16 +92,16 @@ CASES = [
     Case("interleaving needs pp microbatches", {"pp": 4, "pp_schedule": "Interleaved1F1B", "micro_batch_size": 8},
          {"pp": 4, "pp_schedule": "Interleaved1F1B", "micro_batch_size": 4}, MEGATRON, "at least pp=4 microbatches, not 2"),
     *(
-        Case(f"{name} refuses the number of stages a rank", {"pp": 4, "pp_schedule": name, "virtual_stages": bad},
-             {"pp": 4, "pp_schedule": name, "virtual_stages": good}, job)
+        Case(f"{name} refuses the number of stages a rank", {"pp": 4, "pp_schedule": name, "virtual_stages": bad, "ac": "full"},
+             {"pp": 4, "pp_schedule": name, "virtual_stages": good, "ac": "full"}, job)
         for name, bad, good, job in (
             ("GPipe", 2, 1, {}), ("1F1B", 2, 1, {}), ("Interleaved1F1B", 1, 2, {}), ("LoopedBFS", 1, 2, {}), ("ZBVZeroBubble", 1, 2, {}),
             ("InterleavedZeroBubble", 1, 2, {}), ("DualPipeV", 3, 2, {}), ("ZB-1p", 2, 1, MEGATRON), ("ZB-2p", 2, 1, MEGATRON),
         )
     ),
     *(
-        Case(f"{name} refuses the number of microbatches", {"pp": 4, "pp_schedule": name, "micro_batch_size": bad},
-             {"pp": 4, "pp_schedule": name, "micro_batch_size": good}, job)
+        Case(f"{name} refuses the number of microbatches", {"pp": 4, "pp_schedule": name, "micro_batch_size": bad, "ac": "full"},
+             {"pp": 4, "pp_schedule": name, "micro_batch_size": good, "ac": "full"}, job)
         for name, bad, good, job in (
             ("1F1B", 8, 4, {}), ("DualPipeV", 4, 2, {}), ("Interleaved1F1B", 2, 3, {"global_batch_size": 72}),
             ("InterleavedZeroBubble", 2, 3, {"global_batch_size": 72}),
@@ -142,6 +142,8 @@ CASES = [
          {"dp_replicate": 2, "precision": "float8-tensorwise", "float8_all_gather": True}),
     Case("trainer lacks the activation checkpointing", {"ac": "selective-attention"}, {"ac": "full"}, text="torchtitan has no"),
     Case("memory-budget checkpointing needs compile", {"ac": "memory-budget-0.5"}, {"ac": "memory-budget-0.5", "compile": True}),
+    Case("selective checkpointing excludes schedules that split the backward", {"pp": 2, "pp_schedule": "ZBVZeroBubble"},
+         {"pp": 2, "pp_schedule": "ZBVZeroBubble", "ac": "full"}),
     Case("trainer lacks the CP method", {"cp": 2, "cp_method": "ulysses"}, {"cp": 2, "cp_method": "alltoall"}),
     Case("trainer does not compile", {"compile": True}, {"compile": False}, MEGATRON),
     Case("compile excludes schedules that split the backward", {"pp": 2, "pp_schedule": "ZBVZeroBubble", "compile": True},

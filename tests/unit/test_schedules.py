@@ -196,6 +196,26 @@ def test_in_flight_and_weight_grad_held_are_the_simulated_peak(entry: Schedule, 
         np.testing.assert_allclose(closed, peak, rtol=1e-12, err_msg=str((pp, v, m)))
 
 
+@ALL
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0, 1.6, 3.0, 20.0])
+def test_moments_hold_the_simulated_peak(entry: Schedule, ratio: float) -> None:
+    """What stays from I until W may be more than forward saved: gradients come on top. Exact; ZBV between p and 2p - 1 up to 1."""
+    for pp, v, m in legal_sizes(entry):
+        if pp == 1 or (entry.name == "ZBVZeroBubble" and pp < m < 2 * pp - 1 and ratio > 1):
+            continue
+        peak = uniform(entry, pp, v, m, seconds=np.ones((1, 3)), share=ratio).peak_saved_bytes_CR[0]
+        ranks = np.arange(pp)
+        fullest = np.max([whole + ratio * half for whole, half in entry.moments(ranks, pp, v, m)], axis=0)
+        np.testing.assert_allclose(fullest, peak, rtol=1e-12, err_msg=str((pp, v, m)))
+
+
+@ALL
+def test_split_share_counts_weight_gradients(entry: Schedule) -> None:
+    for pp, v, m in legal_sizes(entry):
+        apart = sum(action.kind == "W" for order in entry.actions(pp, v, m) for action in leaves(order))
+        assert entry.split_share(pp, v, m) == pytest.approx(apart / (pp * v * m))
+
+
 def test_memory_of_the_zero_bubble_paper() -> None:
     """Qi et al. 2023, table 1: ZB-H1 holds p, ZB-H2 at most 2p - 1 microbatches, counted until their W, on every rank."""
     ranks = np.arange(8)
