@@ -2,8 +2,8 @@
 
     python benchmarks/emulated_memory.py [--only NAME ...] [--json OUT.jsonl]
 
-Each row runs `python -m probes.worker` in a process of its own with FakeTensorMode and torch's fake process group: no GPU, no weights, exact
-shapes. Layers are reduced where a row says so; the estimate is of the same reduced model. Prints one line a row and the largest difference.
+Each row runs `python -m probes.worker` in a process of its own with FakeTensorMode and torch's fake process group: no GPU, no weights,
+exact shapes. Layers are reduced where a row says so; the estimate is of the same reduced model. Prints one line a row and the largest difference.
 """
 
 import argparse
@@ -27,7 +27,10 @@ LONG = {"seq_len": 131072, "global_batch_size": 8}
 PIPE_405B = {"dp_shard": 4, "tp": 8, "pp": 16, "ac": "full"}
 LLAMA_8B = {"model": "llama3.1-8b", "training": {"seq_len": 8192, "global_batch_size": 16}, "gpus": 8}
 ROWS: dict[str, dict[str, Any]] = {
-    **{f"8b-fsdp8-{ac}": {**LLAMA_8B, "layout": {"dp_shard": 8, "micro_batch_size": 2, "ac": ac}} for ac in ("none", "selective-op", "full")},
+    **{
+        f"8b-fsdp8-{ac}": {**LLAMA_8B, "layout": {"dp_shard": 8, "micro_batch_size": 2, "ac": ac}}
+        for ac in ("none", "selective-op", "full")
+    },
     "8b-fsdp8-mbs1": {**LLAMA_8B, "layout": {"dp_shard": 8, "micro_batch_size": 1, "ac": "selective-op"}},
     "8b-fsdp8-zero2": {**LLAMA_8B, "layout": {"dp_shard": 8, "micro_batch_size": 2, "ac": "full", "zero_stage": 2}},
     "8b-fsdp8-layer2": {**LLAMA_8B, "layout": {"dp_shard": 8, "micro_batch_size": 2, "ac": "selective-layer-2"}},
@@ -45,7 +48,8 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     **{
         f"405b-{name}": {
-            "model": "llama3.1-405b", "gpus": 512, "training": {"seq_len": 8192, "global_batch_size": 128}, "layout": PIPE_405B, "rank": rank,
+            "model": "llama3.1-405b", "gpus": 512, "training": {"seq_len": 8192, "global_batch_size": 128},
+            "layout": PIPE_405B, "rank": rank,
         }
         for name, rank in (("first", 0), ("middle", 8 * 32), ("last", 15 * 32))
     },

@@ -70,7 +70,8 @@ def table_rows(report: Report) -> Iterator[tuple[str, ...] | None]:
     for key, summaries in report.headline.groups.items():
         yield None
         for place, summary in enumerate(summaries):
-            yield _cells(summary, f"{key if place == 0 else '':10}{summary.name.removeprefix(key).strip().removeprefix('precision ')}", seen.get(summary.name))
+            name = summary.name.removeprefix(key).strip().removeprefix("precision ")
+            yield _cells(summary, f"{key if place == 0 else '':10}{name}", seen.get(summary.name))
 
 
 def _by_name(figures: Figures | None) -> dict[str, Summary]:
