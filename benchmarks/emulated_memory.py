@@ -3,7 +3,8 @@
     python benchmarks/emulated_memory.py [--only NAME ...] [--json OUT.jsonl]
 
 Each row runs `python -m probes.worker` in a process of its own with FakeTensorMode and torch's fake process group: no GPU, no weights,
-exact shapes. Layers are reduced where a row says so; the estimate is of the same reduced model. Prints one line a row and the largest difference.
+exact shapes. Layers are reduced where a row says so; the estimate is of the same reduced model. Prints one line a row
+and the largest difference.
 """
 
 import argparse
