@@ -122,6 +122,8 @@ class Launcher:
 
     def run(self, task: ProbeTask, held: Held | None = None, watch: Watch | None = None) -> ProbeResult:
         """The probe, to its end. A port that somebody else took meanwhile is tried again with another one. Raises ProbeError."""
+        if sys.platform != "linux":
+            raise ProbeError(f"probes run on Linux alone, not on {sys.platform}; probe on a Linux machine, or use --pool replay:FILE")
         device, onlooker = held or Held(), watch or Watch()
         started = time.monotonic()
 

@@ -46,6 +46,7 @@ class PoolSettings:
     look: Callable[[], Survey] = survey
     environment: Mapping[str, str] | None = None
     cpu_slots: int = max(1, os.cpu_count() or 1)
+    stranger_seconds: float = 5.0  # a driver takes a moment to give back what a process held that has just been killed
 
 
 class LocalPool:
@@ -102,6 +103,7 @@ class LocalPool:
     @contextlib.contextmanager
     def _gpus(self, wanted: int, watch: Watch) -> Iterator[Held]:
         told = False
+        strange_since: float | None = None
         while True:
             held = _Locks(self.settings.leases)
             try:
@@ -110,7 +112,9 @@ class LocalPool:
                     devices = tuple(gpu.uuid for gpu in free)
                     yield Held(devices=devices, locks=held.descriptors, gpu_name=free[0].name, token=held.token)
                     return
-                if len(self._visible(self.settings.look())) - len(strangers) < wanted:
+                short = len(self._visible(self.settings.look())) - len(strangers) < wanted
+                strange_since = (strange_since or time.monotonic()) if short else None
+                if strange_since is not None and time.monotonic() - strange_since >= self.settings.stranger_seconds:
                     taken = "; ".join(f"GPU {gpu.index} is used by {gpu.stranger()}" for gpu in strangers)
                     raise ProbeError(f"{taken}; a measurement beside it would be wrong: end it, or hide the GPU by CUDA_VISIBLE_DEVICES")
             finally:

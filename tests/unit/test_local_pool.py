@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,10 +122,13 @@ def task(num_gpus: int, gpu: str = "h100-sxm-80gb") -> ProbeTask:
     return ProbeTask(id="probe-1", job=job)
 
 
-def pool(folder: Path, gpus: Sequence[Gpu] = IDLE, *, seconds: float = 0.0, visible: str | None = None) -> tuple[LocalPool, FakeLauncher]:
+def pool(
+    folder: Path, gpus: Sequence[Gpu] | Callable[[], Survey] = IDLE, *, seconds: float = 0.0, visible: str | None = None
+) -> tuple[LocalPool, FakeLauncher]:
     launcher = FakeLauncher(seconds)
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    settings = PoolSettings(leases=folder / "leases", look=lambda: Survey(gpus=tuple(gpus)), environment=environment)
+    look = gpus if callable(gpus) else lambda: Survey(gpus=tuple(gpus))
+    settings = PoolSettings(leases=folder / "leases", look=look, environment=environment, stranger_seconds=1.0)
     return LocalPool(launcher, settings), launcher
 
 
@@ -152,6 +155,16 @@ class TestLeases:
         assert launcher.spans[0][2] == ("GPU-1", "GPU-2")
         with pytest.raises(ProbeError, match=r"GPU 0 is used by pid 7 \(train.py\)"):
             here.run(task(4))
+
+    def test_memory_of_a_process_that_just_ended_is_waited_for(self, tmp_path: Path) -> None:
+        gone = time.monotonic() + 0.5
+
+        def look() -> Survey:
+            return Survey(gpus=(H100 if time.monotonic() > gone else replace(H100, used_bytes=40e9),))
+
+        here, launcher = pool(tmp_path, look)
+        here.run(task(1))
+        assert launcher.spans[0][0] >= gone
 
     @pytest.mark.parametrize(("visible", "devices"), [("2,3", ("GPU-2", "GPU-3")), ("GPU-1,GPU-3", ("GPU-1", "GPU-3"))])
     def test_what_we_were_given_is_all_we_use(self, tmp_path: Path, visible: str, devices: tuple[str, ...]) -> None:
