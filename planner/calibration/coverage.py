@@ -20,6 +20,7 @@ from planner.cost.sharding import kept_shards, unit_parameters
 from planner.specs.layout import DTYPES, PRECISIONS
 from planner.work import axes, blocks
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
+from planner.work.pieces import HIDDEN_SP
 
 KINDS = ("gemm", "grouped-gemm", "attention", "attention-backward", "memory", "optimizer", "collective")
 # Beyond this many octaves from anything measured, a shape is as unknown as any; within NEAR it is known. Judgement.
@@ -310,7 +311,7 @@ class _Kernels:
     def sends(self, microbatches: FloatColumn) -> _Run:
         """Activations to the next pipeline rank, and their gradients back."""
         batch = self.batch
-        payload = self._product(blocks.HIDDEN_SP) * self._width()
+        payload = self._product(HIDDEN_SP) * self._width()
         _, stride = axes.group("pp", batch, self._rank_order())
         seconds = send_seconds(payload, stride, self.pricer.fabric, degree=batch.pp.astype(np.float64))
         sizes = {"bytes": payload, "ranks": np.full(len(batch), 2.0), "stride": stride}

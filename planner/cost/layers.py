@@ -19,8 +19,9 @@ from planner.specs.model import LayerKind, ModelSpec
 from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
 from planner.work import axes, blocks
-from planner.work.checkpointing import NONE, graph_share, kept
+from planner.work.checkpointing import NONE, Recomputation, graph_share, kept
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
+from planner.work.pieces import HIDDEN_SP, Code
 from planner.work.precision import RECIPES, Recipe
 
 _KEY = (
@@ -28,6 +29,7 @@ _KEY = (
     "precision", "float8_all_gather", "param_dtype", "compile",
 )  # fmt: skip
 FUSED_NORM_SINCE = (2, 8)
+RELEASE, DATE = re.compile(r"v?(\d+)\.(\d+)\.(\d+)"), re.compile(r"20\d\d-\d\d")
 COLLECTIVE_KERNELS = 3.0  # the collective, its stream event and the copy that packs it; judgement
 
 
@@ -45,7 +47,7 @@ class UnitCosts:
 
     forward / input_grad / weight_grad / recompute_seconds: kernels, launches included, communication excluded.
     exposed_forward / exposed_backward (3 axes tp, cp, ep; K + 2; U): communication that nothing hides.
-    saved_bytes: kept from forward to backward.  transient_bytes: extra while this unit runs backward.
+    saved_bytes: kept from forward to backward.  transient_bytes, done_bytes, next_bytes, second_bytes: in backward (`checkpointing.Kept`).
     held_bytes, redone_seconds: what stays until weight gradients that run apart, and what these do again (`cost.weight_grads`).
     forward_flops / recompute_flops: of matmuls and attention.
     logits_bytes (U,): at the peak of the loss.  boundary_bytes (U,): activation handed to the next stage.
@@ -59,6 +61,9 @@ class UnitCosts:
     exposed_backward: FloatColumn
     saved_bytes: FloatColumn
     transient_bytes: FloatColumn
+    done_bytes: FloatColumn
+    next_bytes: FloatColumn
+    second_bytes: FloatColumn
     held_bytes: FloatColumn
     redone_seconds: FloatColumn
     forward_flops: FloatColumn
@@ -74,16 +79,24 @@ class UnitCosts:
 
 def unit_costs(site: Site, model: ModelSpec) -> UnitCosts:
     """Costs of every unit of the model at the U layouts of `site`."""
-    flash = site.training.attention_kernel == "flash"
-    composite = composite_norm(site.training, site.rules)
+    flash, code = site.training.attention_kernel == "flash", trainer_code(site.training, site.rules)
     site = replace(site, amax_seconds=amax_seconds(site))
-    parts = [_layer(site, blocks.layer_ops(model, kind, flash, composite), kind, model) for kind, _ in model.distinct_layers()]
+    parts = [_layer(site, blocks.layer_ops(model, kind, flash, code), kind, model) for kind, _ in model.distinct_layers()]
     plain = LayerKind(moe=False, window=0)
     keep_all = _without_checkpointing(site)
-    parts += [_layer(keep_all, ops, plain, model) for ops in (blocks.embedding_ops(), blocks.head_ops(model))]
+    parts += [_layer(keep_all, ops, plain, model) for ops in (blocks.embedding_ops(), blocks.head_ops(model, code))]
     stacked = {name: np.stack([part[name] for part in parts], axis=-2) for name in parts[0]}
     return UnitCosts(
-        **stacked, logits_bytes=_logits_bytes(site), boundary_bytes=site.product(blocks.HIDDEN_SP) * site.width_bytes("compute")
+        **stacked, logits_bytes=_logits_bytes(site), boundary_bytes=site.product(HIDDEN_SP) * site.width_bytes("compute")
+    )
+
+
+def trainer_code(training: TrainingSpec, rules: TrainerRules) -> Code:
+    """What this run's software keeps in eager mode."""
+    return Code(
+        composite_norm=composite_norm(training, rules),
+        repeats_kv=repeats_kv(training, rules),
+        scores_first=rules.fsdp_style,
     )
 
 
@@ -93,6 +106,16 @@ def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
         return False
     numbers = [int(part) for part in re.findall(r"\d+", training.torch_version)[:2]]
     return len(numbers) == 2 and tuple(numbers) < FUSED_NORM_SINCE
+
+
+def repeats_kv(training: TrainingSpec, rules: TrainerRules) -> bool:
+    """Whether keys and values are copied to all query heads: by the trainer's release, or the date beside a commit (`repeats_kv_until`)."""
+    version = training.trainer_version or ""
+    date = DATE.search(version)
+    if date is not None:
+        return date[0] <= rules.repeats_kv_until[1]
+    release = RELEASE.match(version)
+    return release is not None and tuple(int(part) for part in release.groups()) <= rules.repeats_kv_until[0]
 
 
 def _without_checkpointing(site: Site) -> Site:
@@ -114,12 +137,15 @@ def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> 
     costs = _op_costs(site, ops, model)
     forward = np.array([c.forward for c in costs])
     if any(not isinstance(op, Collective) and op.saves for op in ops):
-        keeps = kept(ops, site.batch, site.bytes_of, forward, site.fused, site.rules.early_stop)
+        again = Recomputation(site.rules.early_stop, model.num_hidden_layers)
+        keeps = kept(ops, site.batch, site.bytes_of, forward, site.fused, again)
         weights, stays = kept_weights_bytes(site, ops), graph_share(site.batch)
         saved, transient = keeps.saved_bytes + stays * weights, keeps.transient_bytes + (1.0 - stays) * weights
+        done, following = keeps.done_bytes - stays * weights, keeps.next_bytes + (1.0 - 2.0 * stays) * weights
+        second = keeps.second_bytes + (1.0 + stays) * weights
         redone = keeps.redone
     else:
-        saved = transient = np.zeros(len(site.batch))
+        saved = transient = done = following = second = np.zeros(len(site.batch))
         redone = np.zeros_like(forward)
     launch = np.where(site.fused, site.device.profile.fused_launch_seconds, site.device.profile.launch_seconds)
     kernels_forward = np.array([c.forward_kernels for c in costs])
@@ -128,7 +154,7 @@ def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> 
     totals = {
         "forward_seconds": np.maximum(forward.sum(axis=0), kernels_forward.sum(axis=0) * launch),
         "recompute_seconds": np.maximum((redone * forward).sum(axis=0), (redone * kernels_forward).sum(axis=0) * launch),
-        "saved_bytes": saved, "transient_bytes": transient,
+        "saved_bytes": saved, "transient_bytes": transient, "done_bytes": done, "next_bytes": following, "second_bytes": second,
         "forward_flops": flops.sum(axis=0), "recompute_flops": (redone * flops).sum(axis=0),
         "exposed_forward": exposed_forward.sum(axis=0),
         "exposed_backward": np.sum([c.exposed_backward for c in costs], axis=0) + (redone[:, None] * exposed_forward).sum(axis=0),
@@ -227,11 +253,12 @@ def _collective_cost(site: Site, op: Collective) -> OpCost:
         degree, stride = axes.group(rule.axis, site.batch, site.rank_order)
         place = AXES.index("tp" if rule.axis == "etp" else rule.axis)
         exposed = np.where(applies, 1.0 - _hidden(site, rule.axis), 0.0)
+        moved = payload * degree if rule.of_parts else payload
         for target, operation in ((forward, rule.forward), (backward, rule.backward)):
             if operation is not None:
                 quantised = rule.axis == "tp" and operation == "all-gather" and op.linear and site.quantisation.active
                 operand = "input" if op.site == "tp_enter" else "gradient"
-                wire = payload * site.quantisation.tp_wire(operand, site.width_bytes("compute")) if quantised else payload
+                wire = moved * site.quantisation.tp_wire(operand, site.width_bytes("compute")) if quantised else moved
                 target[place] += exposed * site.collective_seconds(operation, wire, degree, stride)
     used = (forward.sum(axis=0) > 0).astype(np.float64)
     return cost(

@@ -1,52 +1,67 @@
-"""Memory of pipeline ranks at their worst moment. Letters: R ranks looked at, N layouts; every array is (R, N).
+"""Memory of pipeline ranks at their worst moment. Letters: R ranks looked at, K + 2 units, N layouts; arrays are (R, N) if not said.
 
-Three moments compete: the loss (all activations of the step's deepest point and the logits), the first backward of a layer
-(activations, the layer's recomputed tensors, its unsharded parameters and gradients), and the optimizer step (all gradients).
+Seven moments of a step compete, in order: the loss; the head's backward; the backward of the last layer, of the one before it, when
+the last one's gradients are being reduced, and of the second, when almost all shards of gradients wait; the embedding's backward; the
+optimizer's update.
 """
 
 from dataclasses import dataclass, fields
 
 import numpy as np
 
-from planner.columns import FloatColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
 
 # Bytes a parameter of optimizer state beside the parameter, for fp32 masters. Source: torch.optim; Shazeer and Stern 2018; Jordan 2024.
 OPTIMIZER_STATE_BYTES = {"adamw": 8.0, "adamw-bf16-states": 4.0, "muon": 4.2, "adafactor": 0.1, "sgd": 4.0}
 SCALES_WITH_MASTER = ("adamw", "sgd", "muon")
+MOMENTS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShapes:
-    """What memory depends on, (R, N): sums over the units that a rank holds, unless said otherwise.
+    """What memory depends on: sums over the units that a rank holds, unless said otherwise.
 
-    local, shard: parameters after TP and EP; kept under full sharding.  largest_local: of the largest unit, head_local: of the head.
-    gathered, largest_gathered: of `local` and of the largest unit as elements of the compute dtype, as wide as they are gathered.
-    copies_bytes: quantised copies of weights that stay from step to step, less the parameters that they replace (Megatron's style).
-    saved_bytes: activations of one microbatch.  transient_bytes: largest recomputed layer.  in_flight: microbatches held.
+    local, shard: parameters after TP and EP; kept under full sharding.  largest_local, head_local, embedding_local: of that unit alone.
+    gathered, largest_gathered, head_gathered: of `local` as elements of the compute dtype, as wide as they are gathered.
+    head_shard, late_shard, early_shard: of `shard`; of head and one layer; of all but the embedding and two layers.
+    copies_bytes: quantised copies of weights that stay from step to step, less the parameters they replace.
+    saved_bytes: activations of one microbatch, head_saved_bytes the head's share of them.
+    head_bytes: most that the head's backward needs besides.  last_layer_bytes, next_layer_bytes, second_layer_bytes: `layer_moments`.
+    in_flight: microbatches held.  boundary_bytes: stage inputs kept for one microbatch.  stream_bytes: one activation between layers.
     held_bytes: on top of those of the microbatches held, where weight gradients run apart from the input's.
-    boundary_bytes: stage inputs kept for one microbatch.  logits_bytes: at the loss, 0 without the head.
+    logits_bytes: at the loss, 0 without the head.
     """
 
     local: FloatColumn
     shard: FloatColumn
     largest_local: FloatColumn
     head_local: FloatColumn
+    head_shard: FloatColumn
+    late_shard: FloatColumn
+    early_shard: FloatColumn
+    embedding_local: FloatColumn
     gathered: FloatColumn
     largest_gathered: FloatColumn
+    head_gathered: FloatColumn
     copies_bytes: FloatColumn
     saved_bytes: FloatColumn
-    transient_bytes: FloatColumn
+    head_saved_bytes: FloatColumn
+    head_bytes: FloatColumn
+    last_layer_bytes: FloatColumn
+    next_layer_bytes: FloatColumn
+    second_layer_bytes: FloatColumn
     in_flight: FloatColumn
     held_bytes: FloatColumn
     boundary_bytes: FloatColumn
+    stream_bytes: FloatColumn
     logits_bytes: FloatColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes at the worst moment, (R, N); the parts sum to `allocated`."""
+    """Bytes at the worst moment; the parts sum to `allocated`."""
 
     parameters: FloatColumn
     gradients: FloatColumn
@@ -56,6 +71,82 @@ class RankMemory:
     buffers: FloatColumn
     workspace: FloatColumn
     allocated: FloatColumn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """Bytes of one parameter in each form, (N,).
+
+    compute, reduce, master: of the dtypes.  gathered: of a parameter that is gathered for one unit at a time, else 0.
+    stays: of a gathered copy that stays from forward to backward, else 0.  reduced: of a reduction's buffer in every microbatch, else 0.
+    """
+
+    compute: FloatColumn
+    reduce: FloatColumn
+    master: FloatColumn
+    gathered: FloatColumn
+    stays: FloatColumn
+    reduced: FloatColumn
+    piped: BoolColumn
+    accumulates: BoolColumn
+
+    @classmethod
+    def of(cls, batch: LayoutBatch, num_microbatches: FloatColumn, rules: TrainerRules) -> "Widths":
+        """Under FSDP stage 3 gathers unit by unit, stage 2 keeps what it gathered, as a pipeline does below stage 3.
+
+        A pipeline reduces after its last microbatch. Stage 0 without TP and PP copies weights under autocast, for backward as well.
+        Source: torch/distributed/fsdp/_fully_shard, torchtitan distributed/utils.py (maybe_enable_amp).
+        """
+        compute, reduce, master = (np.where(c == 0, 2.0, 4.0) for c in (batch.param_dtype, batch.reduce_dtype, batch.master_dtype))
+        piped, accumulates, stage = batch.pp > 1, num_microbatches > 1, batch.zero_stage
+        zero = np.zeros_like(compute)
+        if not rules.fsdp_style:
+            gathered = np.where(stage == 3, compute, 0.0)
+            return cls(
+                compute=compute, reduce=reduce, master=master, gathered=gathered, stays=zero, reduced=np.where(stage == 3, reduce, 0.0),
+                piped=piped, accumulates=accumulates,
+            )  # fmt: skip
+        stays = (stage == 2) | (piped & (stage < 3)) | (stage == 0)
+        copied = (stage > 0) | ((compute < master) & (batch.tp == 1) & ~piped)
+        return cls(
+            compute=compute, reduce=reduce, master=master, gathered=np.where(stays, 0.0, compute),
+            stays=np.where(stays & copied, compute, 0.0), reduced=np.where((piped & accumulates) | (stage == 0), 0.0, reduce),
+            piped=piped, accumulates=accumulates,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What is alive besides optimizer state and the parameters that never leave."""
+
+    copies: FloatColumn
+    gradients: FloatColumn
+    activations: FloatColumn
+    logits: FloatColumn
+    buffers: FloatColumn
+
+    @property
+    def total(self) -> FloatColumn:
+        return self.copies + self.gradients + self.activations + self.logits + self.buffers
+
+
+def layer_moments(
+    own: tuple[FloatColumn, ...], parameters: tuple[FloatColumn, FloatColumn, FloatColumn], widths: Widths
+) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """Bytes that the backward of a layer of each kind needs, (K, N) each: as the last layer, as the one before it, as the second.
+
+    own (K, N) each: what it needs itself (transient_bytes, done_bytes, next_bytes, second_bytes of `checkpointing.Kept`).
+    parameters (K, N) each: local, shard, gathered. To its own come its gathered parameters and those of the next one; behind another
+    layer, that one's gradients in the buffer of their reduction, and no longer the copies of its weights that stayed. While the buffer
+    is filled, the gradients themselves are there, and not yet their shard. The second counts from nothing: copies of two are there.
+    Source: FSDPParamGroup.pre_backward (one prefetch), post_backward (the reduction's input lives until the next one's).
+    """
+    last, done, following, second = own
+    local, shard, gathered = parameters
+    one, reduction = widths.gathered * gathered, widths.reduced * local
+    copies = np.where(widths.piped, 0.0, widths.stays) * gathered
+    following = np.maximum(following + 2.0 * one, done + one - widths.master * shard)
+    return last + 2.0 * one, following + reduction - copies, second + 2.0 * one + reduction + 2.0 * copies
 
 
 def rank_memory(
@@ -71,57 +162,91 @@ def rank_memory(
     Sources: Rajbhandari 2020 (ZeRO), FSDP2 (torch/distributed/fsdp/_fully_shard: unsharded accumulated gradients keep
     reduce_dtype; parameters of the next unit are prefetched), Megatron-LM distributed optimizer.
     """
-    states = _persistent(shapes, batch, num_microbatches, training, rules)
-    compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
-    reduce = np.where(batch.reduce_dtype == 0, 2.0, 4.0)
-    activations = shapes.in_flight * (shapes.saved_bytes + shapes.boundary_bytes) + shapes.held_bytes
-    parameters, accumulated, gradients, optimizer, gathers = states
-    gathered = np.where(gathers, compute, 0.0)
-    backward_buffers = shapes.largest_gathered * 2.0 * gathered + shapes.largest_local * np.where(gathers, compute + 1.5 * reduce, 0.0)
-    zero = np.zeros_like(activations)
-    moments = [
-        (accumulated, activations, shapes.logits_bytes, (shapes.head_local + shapes.largest_gathered) * gathered),
-        (accumulated, activations + shapes.transient_bytes, zero, backward_buffers),
-        (gradients, zero, zero, zero),
-    ]
-    totals = [parts[0] + parts[1] + parts[2] + parts[3] for parts in moments]
-    peak = np.maximum(np.maximum(totals[0], totals[1]), totals[2])
-    at_loss, at_backward = totals[0] == peak, totals[1] == peak
-    picked = [np.where(at_loss, loss, np.where(at_backward, backward, update)) for loss, backward, update in zip(*moments, strict=True)]
-    workspace = np.full_like(activations, workspace_bytes)
+    widths = Widths.of(batch, num_microbatches, rules)
+    on_device = np.where(batch.cpu_offload, 0.0, 1.0)
+    if rules.fsdp_style:
+        parameters = shapes.shard * widths.master * on_device
+        optimizer = shapes.shard * _state_bytes(widths, training)
+        gradients = _gradients(shapes, batch, widths, on_device)
+    else:
+        parameters, optimizer, buffer = _distributed(shapes, batch, widths, training, rules)
+        gradients = (buffer,) * MOMENTS
+    optimizer = optimizer * on_device
+    moments = _moments(shapes, widths, gradients, rules)
+    totals = np.array([moment.total for moment in moments])
+    worst = totals.argmax(axis=0)
+    workspace = np.full_like(optimizer, workspace_bytes)
+    picked = {name: np.choose(worst, [getattr(moment, name) for moment in moments]) for name in _PARTS}
     return RankMemory(
-        parameters=parameters, gradients=picked[0], optimizer=optimizer, activations=picked[1], logits=picked[2], buffers=picked[3],
-        workspace=workspace, allocated=parameters + optimizer + peak + workspace,
+        parameters=parameters + picked["copies"], gradients=picked["gradients"], optimizer=optimizer, activations=picked["activations"],
+        logits=picked["logits"], buffers=picked["buffers"], workspace=workspace,
+        allocated=parameters + optimizer + totals.max(axis=0) + workspace,
     )  # fmt: skip
 
 
-def _persistent(
-    shapes: RankShapes, batch: LayoutBatch, num_microbatches: FloatColumn, training: TrainingSpec, rules: TrainerRules
-) -> tuple[FloatColumn, FloatColumn, FloatColumn, FloatColumn, FloatColumn]:
-    """(parameters, gradients kept between microbatches, all gradients of a step, optimizer, whether units are gathered)."""
-    compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
-    reduce = np.where(batch.reduce_dtype == 0, 2.0, 4.0)
-    master = np.where(batch.master_dtype == 0, 2.0, 4.0)
-    on_device = np.where(batch.cpu_offload, 0.0, 1.0)
-    state = OPTIMIZER_STATE_BYTES[training.optimizer] * np.where(training.optimizer in SCALES_WITH_MASTER, master / 4.0, 1.0)
-    accumulates = num_microbatches > 1
+_PARTS = tuple(f.name for f in fields(_Moment))
+
+
+def _moments(shapes: RankShapes, widths: Widths, gradients: tuple[FloatColumn, ...], rules: TrainerRules) -> tuple[_Moment, ...]:
+    """The seven moments. Copies that stay go as backward passes their units, but for a pipeline, whose next microbatch needs them."""
+    zero = np.zeros_like(shapes.local)
+    activations = shapes.in_flight * (shapes.saved_bytes + shapes.boundary_bytes) + shapes.held_bytes
+    below = activations - shapes.head_saved_bytes
+    others = (shapes.in_flight - 1.0) * (shapes.saved_bytes + shapes.boundary_bytes) + shapes.held_bytes
+    all_copies = widths.stays * shapes.gathered
+    layers = np.where(widths.piped, all_copies, widths.stays * (shapes.gathered - shapes.head_gathered))
+    early = np.where(widths.piped, all_copies, widths.stays * shapes.embedding_local)
+    # The last gathers of forward have their result and its copy at once; where copies stay they add to all others.
+    gathering = np.where(widths.piped, 0.0, widths.stays * shapes.largest_gathered - shapes.head_saved_bytes - shapes.logits_bytes)
+    head, own = widths.gathered * shapes.head_gathered, widths.gathered * shapes.embedding_local
+    gradient = widths.compute * shapes.embedding_local
+    embedding = np.maximum(own + gradient + widths.reduced * shapes.largest_local, gradient + widths.reduced * shapes.embedding_local)
+    last = np.where(widths.piped & widths.accumulates & rules.fsdp_style, widths.reduce * shapes.largest_local, 0.0)
+    return (
+        _Moment(all_copies, gradients[0], activations, shapes.logits_bytes, head + np.maximum(gathering, 0.0)),
+        _Moment(all_copies, gradients[1], activations + shapes.head_bytes, zero, head + widths.gathered * shapes.largest_gathered),
+        _Moment(layers, gradients[2], below + shapes.last_layer_bytes, zero, widths.reduced * shapes.head_local),
+        _Moment(layers, gradients[3], below + shapes.next_layer_bytes, zero, zero),
+        _Moment(early, gradients[4], others + shapes.second_layer_bytes, zero, zero),
+        _Moment(early, gradients[5], others + shapes.stream_bytes, zero, np.maximum(embedding, last)),
+        _Moment(zero, gradients[6], zero, zero, zero),
+    )
+
+
+def _distributed(
+    shapes: RankShapes, batch: LayoutBatch, widths: Widths, training: TrainingSpec, rules: TrainerRules
+) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """(parameters, optimizer with masters, gradients) of Megatron's style: a whole copy on every rank, sharded by stage."""
     stage = batch.zero_stage
-    if rules.fsdp_style:
-        piped = batch.pp > 1
-        stays = (piped & (stage < 3)) | (stage == 2)
-        parameters = shapes.shard * master * on_device + np.where(stays, shapes.gathered * compute, 0.0)
-        sharded_gradients = shapes.shard * master * on_device
-        unsharded = np.where(piped & accumulates, shapes.local * reduce, 0.0)
-        accumulated = np.where(accumulates & ~piped, sharded_gradients, unsharded)
-        gradients = np.where(batch.optimizer_in_backward, shapes.largest_local * compute, np.maximum(sharded_gradients, unsharded))
-        accumulated = np.where(batch.optimizer_in_backward, 0.0, accumulated)
-        return parameters, accumulated, gradients, shapes.shard * state * on_device, ~stays
-    gradient = reduce if rules.gradient_dtype == "float32" else np.full_like(reduce, 2.0)
+    gradient = widths.reduce if rules.gradient_dtype == "float32" else np.full_like(widths.reduce, 2.0)
     held = np.where(stage == 3, shapes.shard, shapes.local)
-    parameters = held * compute + shapes.copies_bytes * held / np.maximum(shapes.local, 1.0)
-    gradients = np.where(stage >= 2, shapes.shard, shapes.local) * gradient
-    optimizer = np.where(stage >= 1, shapes.shard, shapes.local) * (state + master) * on_device
-    return parameters, gradients, gradients, optimizer, stage == 3
+    parameters = held * widths.compute + shapes.copies_bytes * held / np.maximum(shapes.local, 1.0)
+    optimizer = np.where(stage >= 1, shapes.shard, shapes.local) * (_state_bytes(widths, training) + widths.master)
+    return parameters, optimizer, np.where(stage >= 2, shapes.shard, shapes.local) * gradient
+
+
+def _state_bytes(widths: Widths, training: TrainingSpec) -> FloatColumn:
+    scale = widths.master / 4.0 if training.optimizer in SCALES_WITH_MASTER else np.ones_like(widths.master)
+    return OPTIMIZER_STATE_BYTES[training.optimizer] * scale
+
+
+def _gradients(shapes: RankShapes, batch: LayoutBatch, widths: Widths, on_device: FloatColumn) -> tuple[FloatColumn, ...]:
+    """Gradients that wait at each of the seven moments under FSDP, or DDP at stage 0.
+
+    Shards of finished units; all of them while accumulating. In a pipeline whole gradients wait for the last microbatch. DDP has its
+    buckets besides (gradient_as_bucket_view is off). An optimizer in the backward pass leaves none.
+    """
+    none = np.zeros_like(shapes.shard)
+    parts = (shapes.head_shard, shapes.late_shard, shapes.early_shard, shapes.shard)
+    head, late, early, sharded = (part * widths.master * on_device for part in parts)
+    whole = widths.piped & (batch.zero_stage > 0)
+    waiting = np.where(widths.accumulates, np.where(whole, shapes.local * widths.reduce, sharded), 0.0)
+    buckets = np.where((batch.zero_stage == 0) & (batch.dp_replicate > 1), shapes.local * widths.master, 0.0)
+    one = shapes.largest_local * widths.compute
+    columns = (waiting, waiting, *(np.maximum(waiting, shards) for shards in (head, late, early, sharded)), sharded)
+    update = len(columns) - 1
+    applied = batch.optimizer_in_backward
+    return tuple(np.where(applied, one if place == update else none, column) + buckets for place, column in enumerate(columns))
 
 
 def rows(memory: RankMemory) -> dict[str, FloatColumn]:

@@ -14,7 +14,7 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import keyed, layers, pairs, sharding, stages
 from planner.cost.calibration import Calibration, kernels_at
 from planner.cost.compute import Device
-from planner.cost.memory import RankMemory, RankShapes, rank_memory
+from planner.cost.memory import RankMemory, RankShapes, Widths, layer_moments, rank_memory
 from planner.cost.overlap import Exposed, HostCopies, UnitColumns, exposed_data_parallel
 from planner.cost.profile import KernelProfile, Profile
 from planner.cost.quantisation import Quantisation
@@ -306,16 +306,18 @@ def _device_floor(
     shapes = RankShapes(
         local=local,
         shard=shard,
-        largest_local=zero,
-        head_local=zero,
-        gathered=gathered,
-        largest_gathered=zero,
+        largest_local=zero, head_local=zero, head_shard=zero, late_shard=zero, early_shard=zero, embedding_local=zero,
+        gathered=gathered, largest_gathered=zero, head_gathered=zero,
         copies_bytes=quantised * np.minimum(pricer.update.copy_bytes(batch), 0.0),
         saved_bytes=saved * uneven,
-        transient_bytes=np.where(alone, unit.costs.transient_bytes.max(axis=0)[at_unit], 0.0),
+        head_saved_bytes=unit.costs.saved_bytes[-1, at_unit],
+        head_bytes=zero,
+        last_layer_bytes=np.where(alone, unit.costs.transient_bytes[:-2].max(axis=0)[at_unit], 0.0),
+        next_layer_bytes=zero, second_layer_bytes=zero,
         in_flight=np.minimum(m, (batch.pp + 1) / 2.0),
         held_bytes=zero,
         boundary_bytes=zero,
+        stream_bytes=zero,
         logits_bytes=np.where(alone, unit.costs.logits_bytes[at_unit], 0.0),
     )
     memory = rank_memory(shapes, batch, m, pricer.training, pricer.rules, pricer.profile.workspace_bytes)
@@ -371,29 +373,50 @@ def _shapes(
     shards: sharding.UnitShards,
     at_shard: IntColumn,
 ) -> RankShapes:
-    local, shard = shards.local[:, at_shard], shards.shard[:, at_shard]
-    holds = units > 0
-    largest_local, held_local = _largest(np.where(holds, local[None], 0.0)), _on_ranks(units, local)
-    narrow = bool((shards.gathered != shards.local).any())
-    gathered = shards.gathered[:, at_shard]
+    local, shard, gathered = (column[:, at_shard] for column in (shards.local, shards.shard, shards.gathered))
+    saved, transient = unit.costs.saved_bytes[:, at_unit], unit.costs.transient_bytes[:, at_unit]
+    holds, head, held_local = units > 0, units[:, -1], _on_ranks(units, local)
     copies = np.zeros_like(held_local) if pricer.rules.fsdp_style else _on_ranks(units, shards.copies_bytes[:, at_shard])
     in_flight = np.array([_in_flight(batch, rank[r], m) for r in range(len(units))])
     boundary = np.where(batch.pp > 1, unit.costs.boundary_bytes[at_unit] * batch.virtual_stages, 0.0)
-    saved = _on_ranks(units, unit.costs.saved_bytes[:, at_unit])
+    stream = np.broadcast_to(unit.costs.boundary_bytes[at_unit], in_flight.shape)
+    widths = Widths.of(batch, m, pricer.rules)
+    own = (unit.costs.done_bytes, unit.costs.next_bytes, unit.costs.second_bytes)
+    moments = layer_moments(
+        (transient[:-2], *(column[:-2, at_unit] for column in own)), (local[:-2], shard[:-2], gathered[:-2]), widths
+    )
+    last, following, second = (_largest(np.where(holds[:, :-2], moment[None], 0.0)) for moment in moments)
+    largest_shard = _largest(np.where(holds[:, :-2], shard[:-2][None], 0.0))
+    largest_gathered = _largest(np.where(holds[:, :-2], gathered[:-2][None], 0.0))
+    several = units[:, :-2].sum(axis=1) > 2
+    following = following - np.where(several, 0.0, widths.gathered * largest_gathered)
+    kept, all_saved = _on_ranks(units, shard), _on_ranks(units, saved)
+    # The first layer gathers the embedding ahead, not a layer; one shard more waits and one layer's activations less.
+    table = widths.gathered * (units[:, -2] * gathered[-2] - largest_gathered) - widths.stays * largest_gathered
+    first = table + widths.master * largest_shard - _largest(np.where(holds[:, :-2], saved[:-2][None], 0.0))
+    second = np.where(several, second + np.maximum(first, 0.0), 0.0)
     return RankShapes(
         local=held_local,
-        shard=_on_ranks(units, shard),
-        largest_local=largest_local,
-        head_local=np.where(holds[:, -1], local[-1], 0.0),
-        gathered=_on_ranks(units, gathered) if narrow else held_local,
-        largest_gathered=_largest(np.where(holds, gathered[None], 0.0)) if narrow else largest_local,
+        shard=kept,
+        late_shard=np.minimum(head * shard[-1] + largest_shard, kept),
+        early_shard=np.maximum(kept - units[:, -2] * shard[-2] - 2.0 * largest_shard, 0.0),
+        largest_local=_largest(np.where(holds[:, :-2], local[:-2][None], 0.0)),
+        head_local=head * local[-1],
+        head_shard=head * shard[-1],
+        embedding_local=units[:, -2] * local[-2],
+        gathered=_on_ranks(units, gathered),
+        largest_gathered=largest_gathered,
+        head_gathered=head * gathered[-1],
         copies_bytes=copies,
-        saved_bytes=saved,
-        transient_bytes=_largest(np.where(holds, unit.costs.transient_bytes[:, at_unit][None], 0.0)),
+        saved_bytes=all_saved,
+        head_saved_bytes=head * saved[-1],
+        head_bytes=head * transient[-1],
+        last_layer_bytes=last, next_layer_bytes=following, second_layer_bytes=second,
         in_flight=in_flight,
-        held_bytes=_held_bytes(batch, units, rank, m, unit.costs.held_bytes, at_unit, in_flight, saved, boundary),
+        held_bytes=_held_bytes(batch, units, rank, m, unit.costs.held_bytes, at_unit, in_flight, all_saved, boundary),
         boundary_bytes=np.broadcast_to(boundary, in_flight.shape),
-        logits_bytes=units[:, -1] * unit.costs.logits_bytes[at_unit],
+        stream_bytes=stream,
+        logits_bytes=head * unit.costs.logits_bytes[at_unit],
     )
 
 

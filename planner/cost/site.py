@@ -15,6 +15,7 @@ from planner.specs.training import TrainingSpec
 from planner.work.ops import Gemm, Tensor
 
 AXES = ("tp", "cp", "ep")
+FIXED_BYTES = {"fp32": 4.0, "index": 8.0, "byte": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,9 @@ class Site:
             return self.quantisation.saved_bytes(compute)
         if width == "expert":
             return self.experts.saved_bytes(compute)
-        return {"compute": compute, "fp32": np.full_like(compute, 4.0), "byte": np.ones_like(compute)}[width]
+        if width == "weight":
+            return compute if self.rules.fsdp_style else np.zeros_like(compute)
+        return compute if width == "compute" else np.full_like(compute, FIXED_BYTES[width])
 
     def bytes_of(self, tensor: Tensor) -> FloatColumn:
         """Bytes of a tensor on one rank, (U,)."""

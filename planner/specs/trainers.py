@@ -25,6 +25,8 @@ class TrainerRules:
     ep_over_replicas: expert parallelism may span dp_replicate (Megatron), not only the sharding ranks (TorchTitan).
     fused_kernels: norms, activations and rotary run as fused kernels without torch.compile (Transformer Engine, flash-attn).
     early_stop: recomputation is torch's non-reentrant checkpoint, which stops early; Megatron's own runs the whole layer again.
+    repeats_kv_until: last release and month in which keys and values were copied to all query heads (repeat_kv) before attention.
+    expert_alignment: rows added to each expert's tokens so that the grouped matmul is aligned (TOKEN_GROUP_ALIGN_SIZE_M).
     gradient_dtype: dtype in which gradients stay between microbatches.
     loss_bytes, fused_loss_bytes: bytes a logit needs at the peak of the loss, eager and with fused kernels. Eager: fp32 log-softmax, its
         incoming and its outgoing gradient (aten::log_softmax, nll_loss backward); flash-attn's loss works in place.
@@ -45,6 +47,8 @@ class TrainerRules:
     ep_over_replicas: bool
     fused_kernels: bool
     early_stop: bool
+    repeats_kv_until: tuple[tuple[int, int, int], str]
+    expert_alignment: int
     gradient_dtype: str
     loss_bytes: float
     fused_loss_bytes: float
@@ -87,6 +91,8 @@ _TORCHTITAN = TrainerRules(
     ep_over_replicas=False,
     fused_kernels=False,
     early_stop=True,
+    repeats_kv_until=((0, 2, 1), "2025-12"),  # 0.2.2 of January 2026 passes enable_gqa (models/llama3/model/model.py)
+    expert_alignment=8,
     gradient_dtype="float32",
     loss_bytes=12.0,
     fused_loss_bytes=8.0,
@@ -103,6 +109,7 @@ _FSDP = replace(
     precisions=frozenset(PRECISIONS) - {"nvfp4"},
     ac_kinds=frozenset(AC_KINDS),
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
+    repeats_kv_until=((0, 0, 0), ""),  # flash-attn and SDPA read grouped heads as they are
     loss_bytes=4.0,
     fused_loss_bytes=4.0,
     vocab_parallel_loss=False,
@@ -125,6 +132,8 @@ _MEGATRON = TrainerRules(
     ep_over_replicas=True,
     fused_kernels=True,
     early_stop=False,
+    repeats_kv_until=((0, 0, 0), ""),
+    expert_alignment=0,
     gradient_dtype="float32",
     loss_bytes=8.0,
     fused_loss_bytes=8.0,

@@ -24,7 +24,9 @@ def local_sizes(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec, ru
 
     tokens: the rank's share of a microbatch outside sequence-parallel regions; tokens_sp: inside them.
     tokens_saved: of the input that a column-parallel linear keeps (Megatron keeps the shard and gathers it again).
-    tokens_routed: expert rows a rank computes, top-k copies times the load of the busiest rank.
+    tokens_routed: expert rows a rank computes, top-k copies times the load of the busiest rank.  tokens_grouped: with padding rows.
+    tokens_gathered, tokens_scattered, tokens_exchanged: of buffers that exist only where TP gathers, TP or EP sends; else 0.
+    kv_heads_repeated: after repeat_kv; a single head is expanded without a copy.
     """
     tp, cp, ep, etp = (column.astype(np.float64) for column in (batch.tp, batch.cp, batch.ep, batch.etp))
     tokens = batch.micro_batch_size * (training.seq_len / cp)
@@ -35,6 +37,9 @@ def local_sizes(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec, ru
         "tokens": tokens,
         "tokens_sp": tokens / sp,
         "tokens_saved": tokens if rules.fsdp_style else tokens / sp,
+        "tokens_gathered": np.where(batch.sequence_parallel & (batch.tp > 1), tokens, 0.0),
+        "tokens_scattered": np.where(batch.tp > 1, tokens / sp, 0.0),
+        "kv_heads_repeated": np.where(kv_heads > 1.0, heads, kv_heads),
         "context": training.seq_len * ones,
         "heads_and_kv": heads + (heads if model.uses_mla else kv_heads),
         "kv_width": kv_heads * (model.qk_head_dim + model.v_dim),
@@ -42,7 +47,7 @@ def local_sizes(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec, ru
         "vocab_loss": model.vocab_size / (tp if _loss_is_parallel(training, rules) else ones),
     }
     if model.num_experts:
-        sizes |= _expert_sizes(model, training, tokens, sp, ep, etp)
+        sizes |= _expert_sizes(model, training, rules, (tokens, sp, ep, etp))
     return sizes
 
 
@@ -71,8 +76,9 @@ def _loss_is_parallel(training: TrainingSpec, rules: TrainerRules) -> bool:
 
 
 def _expert_sizes(
-    model: ModelSpec, training: TrainingSpec, tokens: FloatColumn, sp: FloatColumn, ep: FloatColumn, etp: FloatColumn
+    model: ModelSpec, training: TrainingSpec, rules: TrainerRules, columns: tuple[FloatColumn, FloatColumn, FloatColumn, FloatColumn]
 ) -> dict[str, FloatColumn]:
+    tokens, sp, ep, etp = columns
     own = tokens / np.where(etp > 1, 1.0, sp)
     local = model.num_experts / ep
     imbalance = expected_imbalance(own * model.num_experts_per_tok, ep) if training.moe_imbalance is None else training.moe_imbalance
@@ -82,6 +88,8 @@ def _expert_sizes(
         "experts": model.num_experts * np.ones_like(tokens),
         "experts_local": local,
         "tokens_routed": routed,
+        "tokens_grouped": routed + rules.expert_alignment * local,
+        "tokens_exchanged": np.where(ep > 1, routed, 0.0),
         "tokens_per_expert": routed / local,
     }
 
@@ -100,13 +108,15 @@ def expected_imbalance(copies: FloatColumn, ep: FloatColumn) -> FloatColumn:
 class Communication:
     """A collective at a site: which group carries it, the NCCL operation of each direction, and where it applies.
 
-    applies: True where this axis communicates here.
+    applies: True where this axis communicates here.  of_parts: the site's tensor is one rank's part of the buffer that the operation
+    gathers, scatters or passes round, which is as many times larger as the group has ranks.
     """
 
     axis: str
     forward: str | None
     backward: str | None
     applies: Callable[[LayoutBatch], BoolColumn]
+    of_parts: bool = False
 
 
 SITES: Mapping[str, tuple[Communication, ...]] = {
@@ -119,11 +129,22 @@ SITES: Mapping[str, tuple[Communication, ...]] = {
         Communication(axis="tp", forward="all-reduce", backward=None, applies=lambda b: ~b.sequence_parallel & (b.tp > 1)),
     ),
     "etp_exit": (Communication(axis="etp", forward="all-reduce", backward="all-reduce", applies=lambda b: (b.etp > 1) & (b.tp == 1)),),
+    # "tokens" are a rank's own, of which keys and values of all ranks are gathered or come by
     "cp_enter": (
         Communication(
-            axis="cp", forward="all-gather", backward="reduce-scatter", applies=lambda b: (b.cp > 1) & (b.cp_method == ALLGATHER)
+            axis="cp",
+            forward="all-gather",
+            backward="reduce-scatter",
+            of_parts=True,
+            applies=lambda b: (b.cp > 1) & (b.cp_method == ALLGATHER),
         ),
-        Communication(axis="cp", forward="rotate", backward="rotate-gradients", applies=lambda b: (b.cp > 1) & (b.cp_method == ALLTOALL)),
+        Communication(
+            axis="cp",
+            forward="rotate",
+            backward="rotate-gradients",
+            of_parts=True,
+            applies=lambda b: (b.cp > 1) & (b.cp_method == ALLTOALL),
+        ),
         Communication(axis="cp", forward="all-to-all", backward="all-to-all", applies=lambda b: (b.cp > 1) & (b.cp_method == ULYSSES)),
     ),
     "cp_exit": (

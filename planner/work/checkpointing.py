@@ -3,16 +3,18 @@
 Letters: U rows of a batch; a mode is the pair of columns (ac_kind, ac_value).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.specs.layout import AC_KINDS
+from planner.work.liveness import backward_peak, recomputation_peak, saved_tensors, tensor_bytes, weight_gradients
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op, Tensor
 
 NONE, FULL, SELECTIVE_OP, SELECTIVE_LAYER, SELECTIVE_ATTENTION, MEMORY_BUDGET = range(len(AC_KINDS))
+LAYER_INPUT = Tensor(name="x", dims=("tokens_sp", "hidden"))
 CORE_ATTENTION = frozenset({"attention", "softmax_dropout"})
 
 
@@ -21,13 +23,26 @@ class Kept:
     """Result of a mode on one layer.
 
     saved_bytes (U,): kept from forward to backward, averaged over layers for selective-layer-N.
-    transient_bytes (U,): recomputed in addition while one layer runs backward.
+    transient_bytes (U,): in addition while the last layer runs backward: what is recomputed, gradients, kernels' buffers.
+    done_bytes, next_bytes (U,): when it is done, and while the layer before it runs backward, less what the last one kept.
+    second_bytes (U,): while the second layer runs backward, with all that it and the first one keep.
     redone: share of each op's forward that backward repeats, (len(ops), U).
     """
 
     saved_bytes: FloatColumn
     transient_bytes: FloatColumn
+    done_bytes: FloatColumn
+    next_bytes: FloatColumn
+    second_bytes: FloatColumn
     redone: FloatColumn
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """early_stop: it ends once the last tensor that backward needs is there (see `needed_again`).  num_layers: of the model."""
+
+    early_stop: bool
+    num_layers: int
 
 
 def kept(
@@ -36,11 +51,10 @@ def kept(
     bytes_of: Callable[[Tensor], FloatColumn],
     seconds: FloatColumn,
     fused: BoolColumn,
-    early_stop: bool,
+    recomputation: Recomputation,
 ) -> Kept:
     """What each row's mode keeps of a layer and what it recomputes.
 
-    early_stop: recomputation ends once the last tensor that backward needs is there (see `needed_again`).
     bytes_of: bytes (U,) of a tensor.  seconds (len(ops), U): forward seconds of each op, for the memory budget.
     fused (U,): kernels are fused, so that eager-only tensors are not kept.
     Sources: torchtitan 0.2.2 distributed/activation_checkpoint.py (save list and every second matmul), Korthikanti 2022
@@ -49,16 +63,17 @@ def kept(
     size = len(batch)
     zero, one = np.zeros(size), np.ones(size)
     every = _union_bytes(ops, bytes_of, fused)
-    layer_input = bytes_of(_first_saved(ops))
+    layer_input = bytes_of(LAYER_INPUT)
     saved_op, redone_op = _selective_op(ops, batch, bytes_of)
     saved_budget, redone_budget = layer_input, redone_op
     if np.any(batch.ac_kind == MEMORY_BUDGET):
         saved_budget, redone_budget = _memory_budget(ops, bytes_of, seconds, fused, np.clip(batch.ac_value, 0, 1), layer_input)
     core = np.array([1.0 if op.name in CORE_ATTENTION else 0.0 for op in ops])[:, None]
     kind, period = batch.ac_kind, np.maximum(batch.ac_value, 1.0)
+    checkpointed = np.floor(recomputation.num_layers / period) / recomputation.num_layers
     saved = np.select(
         [kind == NONE, kind == FULL, kind == SELECTIVE_OP, kind == SELECTIVE_LAYER, kind == SELECTIVE_ATTENTION],
-        [every, layer_input, saved_op, every + (layer_input - every) / period, every - _core_bytes(ops, bytes_of)],
+        [every, layer_input, saved_op, every + (layer_input - every) * checkpointed, every - _core_bytes(ops, bytes_of)],
         saved_budget,
     )
     redone = np.select(
@@ -69,13 +84,50 @@ def kept(
             (kind == SELECTIVE_LAYER)[None],
             (kind == SELECTIVE_ATTENTION)[None],
         ],
-        [zero[None] * core, one[None] + zero[None] * core, redone_op, (1.0 / period)[None] + zero[None] * core, core * one[None]],
+        [zero[None] * core, one[None] + zero[None] * core, redone_op, checkpointed[None] + zero[None] * core, core * one[None]],
         redone_budget,
     )
-    if early_stop:
+    if recomputation.early_stop:
         redone = redone * needed_again(ops)[:, None]
-    busiest = np.where(kind == SELECTIVE_LAYER, layer_input, saved)
-    return Kept(saved_bytes=saved, transient_bytes=np.maximum(every - busiest, 0.0), redone=redone)
+    backward, again = (most(tuple(ops), bytes_of, fused) for most in (backward_peak, recomputation_peak))
+    peak = np.where(kind == NONE, backward, np.maximum(backward, again))
+    peak = peak + _held_besides(ops, batch, bytes_of, fused, recomputation.early_stop)
+    last, before, first = (np.where(kind == SELECTIVE_LAYER, own, saved) for own in _by_place(period, layer_input, every, recomputation))
+    gradients = np.sum([bytes_of(gradient) for gradient in (LAYER_INPUT, *weight_gradients(ops))], axis=0)
+    return Kept(
+        saved_bytes=saved, transient_bytes=np.maximum(peak - last, 0.0), done_bytes=gradients - last, next_bytes=peak - before - last,
+        second_bytes=peak + first,
+        redone=redone,
+    )  # fmt: skip
+
+
+def _by_place(
+    period: FloatColumn, layer_input: FloatColumn, every: FloatColumn, recomputation: Recomputation
+) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """What the last layer, the one before it and the first keep under selective-layer-N, which checkpoints every N-th, (U,) each.
+
+    Source: torchtitan distributed/activation_checkpoint.py (_apply_layer_sac counts from one).
+    """
+    places = (recomputation.num_layers, max(recomputation.num_layers - 1, 1), 1)
+    last, before, first = (np.where(place % period == 0, layer_input, every) for place in places)
+    return last, before, first
+
+
+def _held_besides(
+    ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn, early_stop: bool
+) -> FloatColumn:
+    """What a checkpoint holds through the layer's backward though backward does not read it, (U,).
+
+    The layer's input where no operation keeps it; kept outputs that recomputation does not come to before it stops.
+    """
+    every = saved_tensors(ops)
+    read = tensor_bytes(every[LAYER_INPUT.name], bytes_of, fused) if LAYER_INPUT.name in every else np.zeros(len(batch))
+    held = np.where(batch.ac_kind == NONE, 0.0, bytes_of(LAYER_INPUT) - read)
+    if not early_stop:
+        return held
+    never = needed_again(ops) == 0.0
+    unread = [kept_bytes for index, kept_bytes in _kept_outputs(ops, batch, bytes_of) if never[index]]
+    return np.asarray(held + np.where(batch.ac_kind == SELECTIVE_OP, np.sum(unread, axis=0), 0.0))
 
 
 def graph_share(batch: LayoutBatch) -> FloatColumn:
@@ -100,20 +152,8 @@ def needed_again(ops: Sequence[Op]) -> FloatColumn:
     return np.array([1.0 if index < keepers[-1] + runs else 0.0 for index in range(len(ops))])
 
 
-def _first_saved(ops: Sequence[Op]) -> Tensor:
-    for op in ops:
-        if not isinstance(op, Collective) and op.saves:
-            return op.saves[0]
-    raise AssertionError("a layer keeps at least its input")
-
-
-def _saved_tensors(ops: Sequence[Op]) -> Mapping[str, Tensor]:
-    return {tensor.name: tensor for op in ops if not isinstance(op, Collective) for tensor in op.saves}
-
-
 def _union_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn) -> FloatColumn:
-    parts = [np.where(fused, 0.0, bytes_of(t)) if t.eager_only else bytes_of(t) for t in _saved_tensors(ops).values()]
-    return np.asarray(np.sum(parts, axis=0))
+    return np.asarray(np.sum([tensor_bytes(tensor, bytes_of, fused) for tensor in saved_tensors(ops).values()], axis=0))
 
 
 def _core_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) -> FloatColumn:
@@ -128,23 +168,27 @@ def _selective_op(ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Ten
 
     Grouped expert GEMMs are not in its save list, so they are redone.
     """
-    saved = bytes_of(_first_saved(ops))
+    saved = bytes_of(LAYER_INPUT)
     redone = np.ones((len(ops), len(batch)))
+    for index, kept_bytes in _kept_outputs(ops, batch, bytes_of):
+        saved = saved + kept_bytes
+        redone[index] = np.where(kept_bytes > 0, 0.0, 1.0)
+    return saved, redone
+
+
+def _kept_outputs(ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn]) -> Iterator[tuple[int, FloatColumn]]:
+    """(index of an operation on the save list, bytes of its output that are kept (U,))."""
     num_matmuls = 0
+    scattered = batch.sequence_parallel & (batch.tp > 1)
     for index, op in enumerate(ops):
         if isinstance(op, Gemm) and op.role != "expert":
             num_matmuls += 1
             if num_matmuls % 2 == 1:
-                saved = saved + bytes_of(op.output)
-                redone[index] = 0.0
+                yield index, bytes_of(op.output)
         elif isinstance(op, Attention):
-            saved = saved + bytes_of(op.output) + bytes_of(op.statistics)
-            redone[index] = 0.0
+            yield index, bytes_of(op.output) + bytes_of(op.statistics)
         elif isinstance(op, Collective) and op.site == "tp_exit":
-            scattered = batch.sequence_parallel & (batch.tp > 1)
-            saved = saved + np.where(scattered, bytes_of(op.tensor) / batch.tp, 0.0)
-            redone[index] = np.where(scattered, 0.0, 1.0)
-    return saved, redone
+            yield index, np.where(scattered, bytes_of(op.tensor) / batch.tp, 0.0)
 
 
 def _memory_budget(

@@ -1,6 +1,6 @@
 """Memory at the worst moment: ZeRO's table, what each switch moves, and peaks measured on an emulated rank."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,7 @@ NOTHING = np.zeros((1, 1))
 
 
 def shapes(local: float = PARAMETERS, sharded: bool = True, **given: float) -> RankShapes:
-    values = dict.fromkeys(
-        (
-            "largest_local", "head_local", "copies_bytes", "saved_bytes", "transient_bytes", "in_flight", "held_bytes", "boundary_bytes",
-            "logits_bytes",
-        ),
-        NOTHING,
-    )  # fmt: skip
+    values = {f.name: NOTHING for f in fields(RankShapes)}
     whole = {"local": np.full((1, 1), local), "shard": np.full((1, 1), local / (RANKS if sharded else 1))}
     said = {name: np.full((1, 1), value) for name, value in given.items()}
     gathered = {"gathered": whole["local"], "largest_gathered": said.get("largest_local", NOTHING)}
@@ -62,10 +56,9 @@ def test_megatron_keeps_gradients_in_fp32(stage: int, bytes_each: float) -> None
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_fsdp_shards_four_fp32_copies(stage: int) -> None:
-    """TorchTitan: parameters, gradients and both moments in fp32, sharded; ZeRO-2 keeps the bf16 copy from forward to backward."""
-    kept = 2.0 if stage == 2 else 0.0
+    """TorchTitan: parameters, gradients and both moments in fp32, sharded; ZeRO-2 keeps the bf16 copy until backward makes gradients."""
     m = memory(shapes(), trainer="torchtitan", zero_stage=stage)
-    assert states(m) / PARAMETERS == pytest.approx(16 / 64 + kept)
+    assert states(m) / PARAMETERS == pytest.approx(16 / 64 if stage == 3 else 12 / 64 + 2.0)
 
 
 def test_gradients_accumulate_sharded_without_a_pipeline() -> None:
@@ -115,8 +108,8 @@ def test_bf16_masters_halve_states_and_moments() -> None:
 def test_optimizer_in_backward_keeps_one_layers_gradients() -> None:
     layer, held = 1e6, shapes(largest_local=1e6)
     later, early = (memory(held, trainer="torchtitan", optimizer_in_backward=flag) for flag in (False, True))
-    assert float(later.allocated[0, 0]) == pytest.approx(PARAMETERS * 16 / 64)
-    assert float(early.allocated[0, 0]) == pytest.approx(PARAMETERS * 12 / 64 + layer * 12), "weights twice, gradient in bf16 and fp32"
+    assert float(later.allocated[0, 0]) == pytest.approx(PARAMETERS * 16 / 64 + layer * 4), "shards, and one layer's fp32 reduction"
+    assert float(early.allocated[0, 0]) == pytest.approx(PARAMETERS * 12 / 64 + layer * 4)
 
 
 def test_transformer_engine_caches_fp8_weights() -> None:
@@ -127,11 +120,11 @@ def test_transformer_engine_caches_fp8_weights() -> None:
 # ---- moments -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_worst_moment_is_the_worst_of_three() -> None:
+def test_the_worst_moment_is_the_worst_of_all() -> None:
     """Logits at the loss, a recomputed layer with its gathered weights and gradients, all gradients at the update."""
     base = shapes(saved_bytes=10 * GIB, in_flight=1.0)
     at_loss = memory(replace(base, logits_bytes=np.full((1, 1), 40 * GIB)), trainer="torchtitan")
-    at_layer = memory(replace(base, transient_bytes=np.full((1, 1), 30 * GIB)), trainer="torchtitan")
+    at_layer = memory(replace(base, last_layer_bytes=np.full((1, 1), 30 * GIB)), trainer="torchtitan")
     at_update = memory(shapes(local=1e11), trainer="torchtitan")
     assert (at_loss.logits > 0).all()
     assert float(at_loss.allocated[0, 0]) == pytest.approx(PARAMETERS * 12 / 64 + 50 * GIB)
@@ -164,24 +157,12 @@ def price(p: Pricer, **layout: Any) -> Prices:
     return p.price(batch, every_rank=True)
 
 
-# FSDPMemTracker on one emulated rank of 8: TorchTitan, Llama 3 8B, local batch 2, sequence 8192, eager (FINDINGS, "Emulated rank").
-@pytest.mark.parametrize(
-    ("ac", "gib"),
-    [
-        ("selective-op", 68.35),
-        ("full", 41.29),
-        pytest.param(
-            "none", 147.35,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="119.1 GiB, 19% short: 56.6 KiB a token and layer are missing. Of these 12 KiB are repeat_kv's copies of keys and "
-                "values at all heads, on any device; 32 KiB fp32 copies in RMSNorm where it is composite, as on the tracker's CPU mesh",
-            ),
-        ),
-    ],
-)  # fmt: skip
+# FSDPMemTracker on one emulated rank of 8: Llama 3 8B, local batch 2, sequence 8192, eager, RMSNorm composite (it ran on a CPU) and keys
+# and values repeated (FINDINGS, "Emulated rank"). tests/torch_memory runs the same for hundreds of smaller cases.
+@pytest.mark.parametrize(("ac", "gib"), [("selective-op", 68.35), ("full", 41.29), ("none", 147.35)])
 def test_emulated_rank_of_llama3_8b(ac: str, gib: float) -> None:
-    allocated = price(pricer(), micro_batch_size=2, ac=ac).peak_allocated_bytes[0]
+    p = pricer(torch_version="2.7.0", trainer_version="0.2.1")
+    allocated = price(p, micro_batch_size=2, ac=ac).peak_allocated_bytes[0]
     assert allocated / GIB == pytest.approx(gib, rel=0.03)
 
 
@@ -217,7 +198,7 @@ def test_a_tied_head_is_copied_to_the_last_stage() -> None:
     p = pricer("llama3.2-1b")
     model = p.model
     assert model.tie_word_embeddings
-    alone = price(pricer("llama3.2-1b", num_gpus=1), ac="full").memory.parameters.sum()
+    alone = price(pricer("llama3.2-1b", num_gpus=1), ac="full").memory.optimizer.sum() * 4 / 8
     split = price(p, pp=2, dp_shard=4).memory.optimizer.sum() * 4 / 8 * 4
     assert float(split - alone) == pytest.approx(model.vocab_size * model.hidden_size * 4, rel=1e-6)
 
@@ -245,8 +226,9 @@ def test_microbatches_in_flight_by_schedule(schedule: str, in_flight: list[int])
     layers = [8, 9, 8, 7]
     by_hand = [n * (count * saved + boundary) for n, count in zip(in_flight, layers, strict=True)]
     assert sum(layers) == 32
-    middle = prices.memory.activations[1:3, 0]
-    assert middle == pytest.approx(by_hand[1:3], rel=1e-9)
+    backward = prices.memory.activations[1:3, 0] - by_hand[1:3]
+    assert backward[0] == pytest.approx(backward[1], rel=1e-6)
+    assert 0 < backward[0] < saved
 
 
 def test_reserved_and_device_lie_above_allocated() -> None:

@@ -1,0 +1,156 @@
+"""Attention as operations: grouped-query and multi-head latent attention, rotary embedding, the core, fused or not."""
+
+from planner.specs.model import ModelSpec
+from planner.work.ops import Attention, Dims, Elementwise, Gemm, Op, Tensor
+from planner.work.pieces import HIDDEN, Code, norm_saves, projection
+
+
+def gqa(model: ModelSpec, code: Code) -> tuple[Op, ...]:
+    """Query, key and value projections and the rotary embedding."""
+    source = Tensor(name="attention_in", dims=HIDDEN)
+    wq = projection("wq", ("heads", "qk_dim"), ("hidden",), source)
+    wk = projection("wk", ("kv_heads", "qk_dim"), ("hidden",), source)
+    wv = projection("wv", ("kv_heads", "v_dim"), ("hidden",), source, "" if code.repeats_kv else "v")
+    normed = () if model.qk_norm == "none" else (wq.output, wk.output, *_head_statistics(model))
+    makes = _attention_gradients(model, code)
+    rotary = _rotary(
+        ("tokens", "heads_and_kv", "qk_dim"),
+        model.qk_norm != "none",
+        model.position_embedding == "rope",
+        reads=(wq.output, wk.output, wv.output) if code.repeats_kv else (wq.output, wk.output),
+        makes=makes if code.repeats_kv else makes[:2],
+        saves=normed,
+    )
+    return wq, wk, wv, rotary
+
+
+def _head_statistics(model: ModelSpec) -> tuple[Tensor, ...]:
+    per_head = model.qk_norm == "head"
+    return tuple(
+        Tensor(name=f"{name}_rstd", dims=("tokens", width) if per_head else ("tokens",), width="fp32")
+        for name, width in (("q_norm", "heads"), ("k_norm", "kv_heads"))
+    )
+
+
+def mla(model: ModelSpec, code: Code) -> tuple[Op, ...]:
+    """DeepSeek-V2's low-rank attention: queries and keys/values through narrow projections, then up."""
+    source = Tensor(name="attention_in", dims=HIDDEN)
+    query: tuple[Op, ...] = (projection("wq", ("heads", "qk_dim"), ("hidden",), source),)
+    if model.q_lora_rank:
+        down = projection("wq_a", ("q_lora",), ("hidden",), source)
+        query = (down, _up_projection("wq_b", "q_lora", ("heads", "qk_dim"), down.output, (model, code)))
+    down = projection("wkv_a", ("kv_lora_rope",), ("hidden",), source)
+    up = _up_projection("wkv_b", "kv_lora", ("heads", "kv_up"), down.output, (model, code))
+    queries = Tensor(name="wq_b_out" if model.q_lora_rank else "wq_out", dims=("tokens", "heads", "qk_dim"))
+    rotary = _rotary(("tokens", "heads_and_kv", "qk_dim"), True, True, reads=(queries, up.output), makes=_attention_gradients(model, code))
+    return *query, down, up, rotary
+
+
+def _up_projection(name: str, rank: str, cols: Dims, down: Tensor, style: tuple[ModelSpec, Code]) -> Gemm:
+    """A linear layer behind a norm of the narrow activations, which keeps the whole narrow projection."""
+    model, code = style
+    narrow = Tensor(name=f"{name}_in", dims=("tokens", rank), width="linear")
+    return Gemm(
+        name=name,
+        rows=("tokens",),
+        cols=cols,
+        depth=(rank,),
+        saves=(narrow, *norm_saves(model, f"{name}_norm", down, code.composite_norm)),
+        output=Tensor(name=f"{name}_out", dims=("tokens", *cols)),
+        reads=(down,),
+    )
+
+
+def _rotary(
+    dims: Dims, normed: bool, rope: bool, *, reads: tuple[Tensor, ...], makes: tuple[Tensor, ...], saves: tuple[Tensor, ...] = ()
+) -> Elementwise:
+    extra = 6.0 if normed else 0.0
+    base = 8.0 if rope else 0.5
+    return Elementwise(
+        name="rotary",
+        dims=dims,
+        kernels=6 if rope else 1,
+        forward_moves=base + extra,
+        backward_moves=base + extra,
+        fused_forward_moves=2.0 if rope else 0.0,
+        fused_backward_moves=2.0 if rope else 0.0,
+        saves=saves,
+        reads=reads,
+        makes=makes,
+    )
+
+
+def _attention_inputs(model: ModelSpec, code: Code) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value as autograd keeps them. MLA's value is a view of the projection that also holds the keys."""
+    keys = "heads" if model.uses_mla else "kv_heads_repeated" if code.repeats_kv else "kv_heads"
+    value = "kv_up" if model.uses_mla else "v_dim"
+    return (
+        Tensor(name="q", dims=("tokens", "heads", "qk_dim")),
+        Tensor(name="k", dims=("tokens", keys, "qk_dim")),
+        Tensor(name="v", dims=("tokens", keys, value)),
+    )
+
+
+def _attention_gradients(model: ModelSpec, code: Code) -> tuple[Tensor, Tensor, Tensor]:
+    """The same three as attention's backward returns them: a view has a gradient of its own size."""
+    q, k, v = _attention_inputs(model, code)
+    return q, k, Tensor(name="v", dims=(*v.dims[:2], "v_dim"))
+
+
+def attention_core(window: int, flash: bool, model: ModelSpec, code: Code) -> tuple[Op, ...]:
+    """From queries, keys and values to the attended values."""
+    out = Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))
+    inputs = _attention_inputs(model, code)
+    if flash:
+        statistics = Tensor(name="log_sum_exp", dims=("tokens", "heads"), width="fp32")
+        return (
+            Attention(
+                name="attention",
+                window=window,
+                saves=(*inputs, out, statistics),
+                output=out,
+                statistics=statistics,
+                reads=_attention_gradients(model, code),
+                workspace=_flash_workspace(model),
+            ),
+        )
+    # Korthikanti et al. 2022: softmax output 2, dropout mask 1, dropout output 2 bytes an element of heads x seq x seq.
+    square: Dims = ("tokens", "heads", "context")
+    softmax = Tensor(name="softmax_out", dims=square)
+    probabilities = Tensor(name="probabilities", dims=square)
+    mask = Tensor(name="dropout_mask", dims=square, width="byte")
+    gradients = (Tensor(name="probabilities_gradient", dims=square), Tensor(name="scores_gradient", dims=square))
+    core = Attention(
+        name="attention",
+        window=window,
+        saves=(*inputs, out, softmax, probabilities, mask),
+        output=out,
+        statistics=softmax,
+        reads=_attention_gradients(model, code),
+        workspace=gradients,
+    )
+    moves = Elementwise(
+        name="softmax_dropout",
+        dims=square,
+        kernels=3,
+        forward_moves=6.0,
+        backward_moves=8.0,
+        fused_forward_moves=6.0,
+        fused_backward_moves=8.0,
+    )
+    return core, moves
+
+
+def _flash_workspace(model: ModelSpec) -> tuple[Tensor, ...]:
+    """Query gradients summed in fp32, row sums, and under GQA key and value gradients of every query head before they are summed.
+
+    Source: flash-attention csrc/flash_attn/flash_api.cpp, mha_bwd (dq_accum, softmax_d, dk_expanded, dv_expanded).
+    """
+    summed = Tensor(name="dq_accum", dims=("tokens", "heads", "qk_dim"), width="fp32")
+    rows = Tensor(name="softmax_d", dims=("tokens", "heads"), width="fp32")
+    if model.uses_mla or model.num_key_value_heads == model.num_attention_heads:
+        return summed, rows
+    expanded = tuple(
+        Tensor(name=f"{name}_expanded", dims=("tokens", "heads", width)) for name, width in (("dk", "qk_dim"), ("dv", "v_dim"))
+    )
+    return summed, rows, *expanded

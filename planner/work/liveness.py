@@ -1,0 +1,170 @@
+"""What is alive while one unit runs backward: its saved tensors as they are used up, gradients as they come and go.
+
+The order is autograd's, the reverse of forward. A gradient lives from its first consumer's backward to its producer's; a saved tensor
+until the backward of the first operation that keeps it; gradients of weights until the unit ends.
+Letters: U rows of a batch, C distinct tensors, M moments.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from planner.columns import BoolColumn, FloatColumn
+from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op, Tensor
+
+Alive = Counter[Tensor]
+
+
+def saved_tensors(ops: Sequence[Op]) -> dict[str, Tensor]:
+    """Every tensor that the operations keep for backward, once, by name."""
+    return {tensor.name: tensor for op in ops if not isinstance(op, Collective) for tensor in op.saves}
+
+
+def weight_gradients(ops: Sequence[Op]) -> list[Tensor]:
+    """Gradients of the weights that these operations multiply by."""
+    return [Tensor(name=op.name, dims=(*op.batch, *op.depth, *op.cols), width="weight") for op in ops if isinstance(op, Gemm)]
+
+
+def tensor_bytes(tensor: Tensor, bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn) -> FloatColumn:
+    """Bytes of a kept tensor (U,), 0 where the kernels' form does not keep it."""
+    if tensor.eager_only:
+        return np.where(fused, 0.0, bytes_of(tensor))
+    return np.where(fused, bytes_of(tensor), 0.0) if tensor.fused_only else bytes_of(tensor)
+
+
+def backward_peak(ops: tuple[Op, ...], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn) -> FloatColumn:
+    """Most bytes alive at once in the unit's backward (U,), counted from all its saved tensors in place.
+
+    max over moments of M_MC @ bytes_CU.  Source: torch/csrc/autograd/engine.cpp (order, accumulation in place, release of what is saved).
+    """
+    return _most(_backward_moments(ops), bytes_of, fused)
+
+
+def recomputation_peak(ops: tuple[Op, ...], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn) -> FloatColumn:
+    """Most bytes alive at once while the unit's forward is repeated for its backward (U,): all it keeps, its gradient, workspace."""
+    return _most(_recomputation_moments(ops), bytes_of, fused)
+
+
+def _most(moments: tuple[tuple[Tensor, ...], FloatColumn], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn) -> FloatColumn:
+    tensors, table = moments
+    sizes = np.array([tensor_bytes(tensor, bytes_of, fused) for tensor in tensors])
+    return np.asarray((table @ sizes).max(axis=0))
+
+
+@lru_cache(maxsize=512)
+def _backward_moments(ops: tuple[Op, ...]) -> tuple[tuple[Tensor, ...], FloatColumn]:
+    replay = _Replay(ops)
+    for index in reversed(range(len(ops))):
+        replay.step(index)
+    return _table(replay.moments)
+
+
+@lru_cache(maxsize=512)
+def _recomputation_moments(ops: tuple[Op, ...]) -> tuple[tuple[Tensor, ...], FloatColumn]:
+    last = next(op for op in reversed(ops) if _results(op))
+    always = Counter(_size(tensor) for tensor in (*saved_tensors(ops).values(), *_results(last)))
+    return _table([always + Counter(_size(t) for t in op.forward_workspace) for op in ops if isinstance(op, Elementwise)])
+
+
+def _table(moments: Sequence[Alive]) -> tuple[tuple[Tensor, ...], FloatColumn]:
+    """(C distinct sizes, how often each is alive at every moment that no other moment covers (M, C))."""
+    tensors = tuple(dict.fromkeys(tensor for moment in moments for tensor in moment))
+    table = np.array([[moment[tensor] for tensor in tensors] for moment in moments], dtype=np.float64)
+    table = np.unique(table, axis=0)
+    covered = [any((table[other] >= row).all() for other in range(len(table)) if other != place) for place, row in enumerate(table)]
+    return tensors, table[~np.array(covered)]
+
+
+def _size(tensor: Tensor) -> Tensor:
+    """The tensor without its name: tensors of one size share a column."""
+    return Tensor(name="", dims=tuple(sorted(tensor.dims)), width=tensor.width, eager_only=tensor.eager_only, fused_only=tensor.fused_only)
+
+
+class _Replay:
+    """Backward of a list of operations, step by step. `owner` maps a tensor's name to the buffer that holds its gradient."""
+
+    def __init__(self, ops: tuple[Op, ...]) -> None:
+        self.ops = ops
+        self.moments: list[Alive] = []
+        self.kept: Alive = Counter(_size(tensor) for tensor in saved_tensors(ops).values())
+        self.last_use = self._last_uses()
+        self.buffers: dict[int, Tensor] = {}
+        self.owner: dict[str, int] = {}
+        self.weights: Alive = Counter()
+        last = next(op for op in reversed(ops) if _results(op))
+        for tensor in _results(last):
+            self._grant(tensor)
+
+    def _last_uses(self) -> dict[int, list[Tensor]]:
+        first: dict[str, int] = {}
+        uses: dict[int, list[Tensor]] = {}
+        for index, op in enumerate(self.ops):
+            for tensor in () if isinstance(op, Collective) else op.saves:
+                if first.setdefault(tensor.name, index) == index:
+                    uses.setdefault(index, []).append(_size(saved_tensors(self.ops)[tensor.name]))
+        return uses
+
+    def step(self, index: int) -> None:
+        op = self.ops[index]
+        incoming = [tensor.name for tensor in _results(op) if tensor.name in self.owner]
+        if isinstance(op, Elementwise) and op.shares:
+            for tensor in op.reads:
+                self.owner[tensor.name] = self.owner[incoming[0]]
+        elif incoming:
+            self._compute(op, incoming)
+        elif isinstance(op, Collective):
+            self._note(op.exchanged)
+        for name in incoming:
+            self.owner.pop(name, None)
+        self.kept.subtract(self.last_use.get(index, ()))
+        self._collect()
+
+    def _compute(self, op: Op, incoming: Sequence[str]) -> None:
+        if isinstance(op, Gemm):
+            self.weights.update(_size(gradient) for gradient in weight_gradients((op,)))
+        if isinstance(op, Collective):
+            self._note(op.exchanged)
+            for name in incoming:
+                self.owner.pop(name, None)
+            self._collect()
+            incoming = ()
+        fresh = [tensor for tensor in op.reads if tensor.name in self.owner]
+        for tensor in op.reads:
+            if tensor not in fresh:
+                self._grant(tensor)
+        if isinstance(op, Elementwise) and op.casts:
+            given = Counter(_size(self.buffers[self.owner[name]]) for name in incoming)
+            read = Counter(_size(_gradient(tensor)) for tensor in op.reads if tensor not in fresh)
+            self._note(op.workspace, less=given + read)
+        extra = op.workspace if isinstance(op, Attention) or (isinstance(op, Elementwise) and not op.casts) else ()
+        self._note((*extra, *(_gradient(tensor) for tensor in fresh)))
+        for tensor in fresh:
+            self._grant(tensor)
+
+    def _grant(self, tensor: Tensor) -> None:
+        number = max(self.buffers, default=0) + 1
+        self.buffers[number] = _gradient(tensor)
+        self.owner[tensor.name] = number
+
+    def _collect(self) -> None:
+        owned = set(self.owner.values())
+        self.buffers = {number: tensor for number, tensor in self.buffers.items() if number in owned}
+
+    def _note(self, extra: Sequence[Tensor], less: Alive | None = None) -> None:
+        alive = self.kept + self.weights + Counter(_size(tensor) for tensor in (*self.buffers.values(), *extra))
+        self.moments.append(alive - less if less else alive)
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    """A gradient has its tensor's shape; that of a low-precision copy is in the compute dtype, that of any kept copy is always there."""
+    return Tensor(name="", dims=tensor.dims, width="fp32" if tensor.width == "fp32" else "compute")
+
+
+def _results(op: Op) -> tuple[Tensor, ...]:
+    if isinstance(op, Collective):
+        return op.makes
+    if isinstance(op, Elementwise):
+        return op.makes
+    return (op.output,)

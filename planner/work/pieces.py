@@ -1,0 +1,82 @@
+"""Pieces that attention and feed-forward blocks share: linear layers, norms, the borders of tensor parallelism, a trainer's habits."""
+
+from dataclasses import dataclass
+
+from planner.specs.model import ModelSpec
+from planner.work.ops import Collective, Dims, Gemm, Tensor
+
+HIDDEN: Dims = ("tokens", "hidden")
+HIDDEN_SP: Dims = ("tokens_sp", "hidden")
+GATHERED: Dims = ("tokens_gathered", "hidden")
+SCATTERED = Tensor(name="scattered", dims=("tokens_scattered", "hidden"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """How a trainer's own code differs in what autograd keeps.
+
+    composite_norm: eager RMSNorm is a chain of kernels that keeps two fp32 tensors instead of its input.
+    repeats_kv: keys and values are copied to all query heads before attention (repeat_kv).
+    scores_first: routed tokens are multiplied by their scores in fp32 before the experts; otherwise the experts' output is kept for that.
+    """
+
+    composite_norm: bool = False
+    repeats_kv: bool = False
+    scores_first: bool = False
+
+
+PLAIN = Code()
+
+
+def norm_saves(model: ModelSpec, name: str, source: Tensor, composite: bool) -> tuple[Tensor, ...]:
+    """What one norm keeps: its input and a reciprocal deviation a row, LayerNorm a mean besides.
+
+    Source: tools/autograd/derivatives.yaml (_fused_rms_norm, native_layer_norm); aten/src/ATen/native/layer_norm.cpp, rms_norm_composite:
+    the fp32 copy of the input (for its square and the product), and the fp32 product before the weight.
+    """
+    rows = source.dims[:-1]
+    statistics = Tensor(name=f"{name}_rstd", dims=rows, width="fp32")
+    if model.norm == "layernorm":
+        return source, statistics, Tensor(name=f"{name}_mean", dims=rows, width="fp32")
+    if composite:
+        kept = tuple(Tensor(name=f"{name}_{part}", dims=source.dims, width="fp32", eager_only=True) for part in ("upcast", "scaled"))
+        return Tensor(name=source.name, dims=source.dims, fused_only=True), *kept, statistics
+    return source, statistics
+
+
+def tp_exit(name: str, full: str, source: str, output: Tensor) -> Collective:
+    """Partial sums of the TP ranks become the residual stream again."""
+    return Collective(
+        name=name,
+        site="tp_exit",
+        tensor=Tensor(name=full, dims=HIDDEN),
+        reads=(Tensor(name=source, dims=GATHERED),),
+        makes=(output,),
+    )
+
+
+def projection(name: str, cols: Dims, depth: Dims, source: Tensor, output: str = "") -> Gemm:
+    """A column-parallel linear layer. It keeps its input, where the trainer does so, as `tokens_saved` rows."""
+    dims: Dims = ("tokens_saved", *source.dims[1:]) if source.dims == HIDDEN else source.dims
+    return Gemm(
+        name=name,
+        rows=("tokens",),
+        cols=cols,
+        depth=depth,
+        saves=(Tensor(name=source.name, dims=dims, width="linear"),),
+        output=Tensor(name=output or f"{name}_out", dims=("tokens", *cols)),
+        reads=(source,),
+    )
+
+
+def output_projection(name: str, depth: Dims, source: Tensor) -> Gemm:
+    """A row-parallel linear layer back to the hidden size."""
+    return Gemm(
+        name=name,
+        rows=("tokens",),
+        cols=("hidden",),
+        depth=depth,
+        saves=(source,),
+        output=Tensor(name=f"{name}_out", dims=HIDDEN),
+        reads=(Tensor(name=source.name, dims=source.dims),),
+    )

@@ -1,0 +1,133 @@
+"""What torch's trackers say about modules, and what the planner says about the same sizes."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from planner.columns import LayoutBatch
+from planner.cost import price
+from planner.cost.price import Pricer
+from planner.specs.cluster import ClusterSpec
+from planner.specs.model import ModelSpec
+from planner.specs.trainers import resolve_layout
+from planner.specs.training import TrainingSpec
+from tests.torch_memory.modules import Sizes, rotary_table
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+RANDOM_STATE_BYTES = {"flash": 24, "cudnn": 16}  # seed and offset of the attention operations, whatever the sizes
+SAVE_LIST = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    torch.ops._c10d_functional.all_to_all_single.default,
+}
+
+
+def selective_op() -> Any:
+    """torchtitan 0.2.2 distributed/activation_checkpoint.py: everything in the list, of products every second."""
+    seen: dict[str, int] = defaultdict(int)
+
+    def policy(context: Any, function: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        mode = "again" if context.is_recompute else "first"
+        if function == torch.ops.aten.mm.default:
+            seen[mode] += 1
+        skipped = function == torch.ops.aten.mm.default and seen[mode] % 2 == 0
+        return CheckpointPolicy.MUST_SAVE if function in SAVE_LIST and not skipped else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def run_layer(layer: Callable[..., Tensor], ac: str, index: int) -> Callable[..., Tensor]:
+    """The layer under an AC mode of the planner; index counts from 1, as TorchTitan's every-Nth rule does."""
+    whole = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False)
+    if ac == "full" or (ac.startswith("selective-layer-") and index % int(ac.rsplit("-", 1)[1]) == 0):
+        return whole
+    return partial(whole, context_fn=selective_op) if ac == "selective-op" else layer
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Bytes: what each layer left behind after its forward, and the most alive in backward beyond all of it."""
+
+    kept: tuple[int, ...]
+    extra: int
+
+
+def forget_gradients(module: nn.Module, _: Tensor) -> None:
+    """As FSDP does when a layer's backward is over: its gradients have gone to the reduction."""
+    module.zero_grad(set_to_none=True)
+
+
+def track_layers(modules: Sequence[nn.Module], x: Tensor, table: Tensor, ac: str) -> Seen:
+    """MemTracker over a stack of layers, forward and backward."""
+    tracker = MemTracker()
+    tracker.track_external(*modules, x, table)
+
+    def total(kind: str = "current") -> int:
+        return int(tracker.get_tracker_snapshot(kind)[x.device]["Total"])
+
+    with tracker:
+        totals = [total()]
+        for index, module in enumerate(modules, start=1):
+            x.register_hook(partial(forget_gradients, module))
+            x = run_layer(module, ac, index)(x, table)
+            totals.append(total())
+        (x * 1.0).sum().backward()
+    return Seen(tuple(np.diff(totals)), total("peak") - totals[-1])
+
+
+def on_meta(sizes: Sizes, block: Callable[[Sizes], nn.Module], dtype: str, ac: str) -> Seen:
+    with torch.device("meta"):
+        modules = [block(sizes).to(DTYPES[dtype]) for _ in range(sizes.layers)]
+        x = torch.empty(sizes.batch, sizes.seq, sizes.hidden, dtype=DTYPES[dtype], requires_grad=True)
+        table = rotary_table(sizes)
+    return track_layers(modules, x, table, ac)
+
+
+def spec(s: Sizes) -> dict[str, Any]:
+    """The same sizes as the planner's inline model."""
+    model: dict[str, Any] = {
+        "name": "generated", "hidden_size": s.hidden, "num_hidden_layers": s.layers, "num_attention_heads": s.heads,
+        "num_key_value_heads": s.kv_heads, "head_dim": s.head_dim, "intermediate_size": s.ffn, "vocab_size": s.vocab,
+        "tie_word_embeddings": False, "mlp": s.mlp, "norm": "layernorm" if s.norm == "layer" else "rmsnorm",
+        "position_embedding": "none" if s.rotary == "none" else "rope",
+    }  # fmt: skip
+    if s.kv_rank:
+        model |= {
+            "kv_lora_rank": s.kv_rank, "q_lora_rank": s.q_rank, "qk_nope_head_dim": s.head_dim, "qk_rope_head_dim": s.qk_rope,
+            "v_head_dim": s.head_dim, "head_dim": s.head_dim + s.qk_rope,
+        }  # fmt: skip
+    if s.experts:
+        model |= {
+            "n_routed_experts": s.experts, "num_experts_per_tok": s.top_k, "moe_intermediate_size": s.expert_ffn,
+            "n_shared_experts": 1 if s.shared_ffn else 0, "shared_expert_intermediate_size": s.shared_ffn, "first_k_dense_replace": 0,
+        }  # fmt: skip
+    return model
+
+
+def pricer(s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **training: Any) -> Pricer:
+    values = {"seq_len": s.seq, "global_batch_size": s.batch * num_gpus, "trainer": trainer, "moe_imbalance": 1.0}
+    if s.norm == "composite":
+        values["torch_version"] = "2.7.1"
+    if s.repeat_kv:
+        values["trainer_version"] = "0.2.1"
+    cluster = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus})
+    return Pricer.build(ModelSpec.from_user(spec(s)), cluster, TrainingSpec.from_user(values | training))
+
+
+def planned_layer(s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **layout: Any) -> tuple[float, float]:
+    """(bytes that the planner keeps of one layer, and what it needs beyond all kept ones while the last layer runs backward)."""
+    layout = {"micro_batch_size": s.batch, **layout}
+    batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=num_gpus)])
+    costs = price._units(pricer(s, num_gpus, trainer), batch).costs
+    return float(costs.saved_bytes[0, 0]), float(costs.transient_bytes[0, 0])
