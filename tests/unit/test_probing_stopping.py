@@ -48,3 +48,8 @@ def test_the_statement_says_the_number_and_the_side() -> None:
     assert f"{regret.expected_share:.2%}" in regret.statement(0.01)
     assert "below the tolerance of 1.00%" in regret.statement(0.01)
     assert "above the tolerance of 0.10%" in regret.statement(0.001)
+
+
+def test_the_winner_itself_is_taken_to_fit() -> None:
+    regret = expected_regret(np.array([0.0, 0.3]), 1e-8 * np.eye(2), np.array([0.0, 1.0]), 0)
+    assert regret.expected_share == pytest.approx(0.0, abs=1e-3)

@@ -1,0 +1,160 @@
+"""The proof by replay: hidden truths are what they say they are, strategies play by the rules, and the demands hold where they are met."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import landscapes
+import replay
+from replay_report import OURS, TRIVIAL, document, out_of_memory, quantile_to_goal, regret_at
+from replay_strategies import FAMILY_KNOWN, STRATEGIES, Truth
+from replay_sweeps import published_sweeps
+
+SMALL = "8B on 8 H100"
+QUICK = sorted(set(STRATEGIES) - {FAMILY_KNOWN, "gp", "gp-as-shipped"})
+
+
+@pytest.fixture(scope="module")
+def truth() -> Truth:
+    return Truth.of_landscape(landscapes.generate(SMALL, 0.10, 3), 0.01)
+
+
+@pytest.mark.parametrize("error", [0.05, 0.10, 0.30])
+def test_a_landscape_is_as_far_from_the_model_as_it_says(error: float) -> None:
+    differences = []
+    for seed in range(12):
+        land = landscapes.generate(SMALL, error, seed)
+        differences.append(land.log_seconds - land.candidates.prior.log_seconds)
+    own = error * np.sqrt(1.0 - landscapes.COMMON_SHARE)
+    assert [float(difference.std()) for difference in differences] == pytest.approx([own] * 12, rel=0.03)
+    common = np.std([difference.mean() for difference in differences])
+    assert 0.4 < common / (error * np.sqrt(landscapes.COMMON_SHARE)) < 1.7
+
+
+def test_landscapes_are_repeatable_and_differ_by_seed() -> None:
+    first, again, other = (landscapes.generate(SMALL, 0.3, seed) for seed in (1, 1, 2))
+    assert np.array_equal(first.log_seconds, again.log_seconds)
+    assert np.array_equal(first.memory_ratio, again.memory_ratio)
+    shapes = [land.log_seconds - land.candidates.prior.log_seconds for land in (first, other)]
+    assert abs(np.corrcoef(shapes)[0, 1]) < 0.95
+
+
+def test_the_laws_are_another_model() -> None:
+    """At their centre they neither copy the cost model nor are far from any machine: ranks agree by a part only."""
+    pricer, candidates = landscapes.prepared(SMALL)
+    laws = landscapes.log_law(pricer, candidates.batch, np.zeros(len(landscapes.COEFFICIENTS) + 9), 0.0)
+    difference = laws - candidates.prior.log_seconds
+    assert 0.03 < difference.std() < 0.4
+    ranks = [np.argsort(np.argsort(column)) for column in (laws, candidates.prior.log_seconds)]
+    assert 0.2 < np.corrcoef(ranks)[0, 1] < 0.97
+
+
+def test_published_sweeps_are_predicted_without_their_source() -> None:
+    sweeps = published_sweeps()
+    assert len(sweeps) >= 25
+    assert any(sweep.out_of_memory.any() for sweep in sweeps)
+    errors = np.concatenate([(s.log_seconds - s.candidates.prior.log_seconds)[~s.out_of_memory] for s in sweeps])
+    assert np.isfinite(errors).all()
+    assert np.sqrt(np.mean(errors**2)) > 0.09
+    for sweep in sweeps:
+        assert len(sweep.candidates) >= 3
+        assert (~sweep.out_of_memory).sum() >= 2
+        assert np.isfinite(sweep.best_log_seconds())
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_strategies_ask_for_candidates_they_have_not_tried(name: str, truth: Truth) -> None:
+    ask = STRATEGIES[name](truth.candidates, 0, 6)
+    rng = np.random.default_rng(0)
+    rows, answer = [], None
+    for _ in range(6):
+        row = next(ask) if answer is None else ask.send(answer)
+        assert 0 <= row < len(truth.candidates)
+        rows.append(row)
+        answer = truth.probe(row, rng)
+    assert len(set(rows)) == 6 or name == "cost-model"
+
+
+def test_best_first_follows_the_model_alone(truth: Truth) -> None:
+    prior = truth.candidates.prior
+    rows = list(STRATEGIES[TRIVIAL](truth.candidates, 0, 5))
+    assert rows == list(np.flatnonzero(prior.oom_probability <= 0.05)[:5])
+
+
+def test_history_pruning_skips_what_its_rules_decide(truth: Truth) -> None:
+    ask = STRATEGIES["history-pruning"](truth.candidates, 0, 40)
+    rng = np.random.default_rng(0)
+    x = truth.candidates.batch
+    names = [name for name, _ in x.columns() if name != "micro_batch_size"]
+    ran: list[int] = []
+    answer = None
+    for _ in range(40):
+        row = next(ask) if answer is None else ask.send(answer)
+        for other in ran:
+            if all(getattr(x, name)[row] == getattr(x, name)[other] for name in names):
+                assert x.micro_batch_size[row] > x.micro_batch_size[other]
+        answer = truth.probe(row, rng)
+        if answer.status == "ok":
+            ran.append(row)
+
+
+def test_a_run_counts_regret_against_the_best_that_fits(truth: Truth) -> None:
+    run = replay.replay(truth, TRIVIAL, 0, replay.KINDS[2])
+    rows = list(STRATEGIES[TRIVIAL](truth.candidates, 0, replay.PROBES))
+    best = truth.log_seconds[~truth.out_of_memory].min()
+    expected = np.expm1(np.minimum.accumulate(np.where(truth.out_of_memory[rows], np.inf, truth.log_seconds[rows])) - best)
+    assert run.regret == pytest.approx(expected)
+    assert run.to_goal == (int(np.argmax(expected <= 0.02)) + 1 if (expected <= 0.02).any() else replay.PROBES + 1)
+
+
+def demands(kinds: list[str], strategies: list[str], seeds: int) -> dict[str, Any]:
+    runs = replay.play(kinds, strategies, seeds, lambda line: None)
+    return {name: [run for run in runs if run.strategy == name] for name in strategies}
+
+
+def test_demands_on_the_published_sweeps() -> None:
+    by = demands([replay.MEASURED], [OURS, TRIVIAL], 1)
+    assert quantile_to_goal(0.5)(by[OURS]) <= 3
+    assert quantile_to_goal(0.9)(by[OURS]) <= 5
+    assert out_of_memory(by[OURS]) <= 0.05
+    for probes in range(1, replay.PROBES + 1):
+        assert regret_at(probes)(by[OURS]) <= regret_at(probes)(by[TRIVIAL]) + 1e-9
+
+
+@pytest.mark.slow
+def test_demands_on_generated_landscapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "JOBS", [SMALL, "13B on 64 A100", "70B on 128 H200"])
+    for kind in replay.KINDS[1:]:
+        by = demands([kind], [OURS, TRIVIAL], 3)
+        assert out_of_memory(by[OURS]) <= 0.05
+        for probes in range(1, replay.PROBES + 1):
+            assert regret_at(probes)(by[OURS]) <= regret_at(probes)(by[TRIVIAL]) + 1e-9
+        if not kind.endswith("30%"):
+            assert quantile_to_goal(0.5)(by[OURS]) <= 3
+            assert quantile_to_goal(0.9)(by[OURS]) <= 5
+
+
+def test_the_page_says_reached_and_missed(truth: Truth) -> None:
+    runs = [replay.replay(truth, name, seed, replay.KINDS[2]) for name in (OURS, TRIVIAL, "random") for seed in range(3)]
+    page = document(runs)
+    assert "| random | 3 |" in page
+    assert "generated, error 10%" in page
+    assert "reached" in page
+    late = [type(run)(**{**{name: getattr(run, name) for name in run.__slots__}, "to_goal": 13}) for run in runs]
+    assert "**missed**" in document(late)
+    assert ">12" in document(late)
+
+
+def test_the_committed_page_is_of_these_strategies() -> None:
+    page = (ROOT / "docs" / "replay.md").read_text(encoding="utf-8")
+    for name in STRATEGIES:
+        assert f"| {name} |" in page
+    for kind in replay.KINDS:
+        assert f"## {kind[0].upper()}{kind[1:]}" in page
+    assert (ROOT / "docs" / "replay.svg").read_text(encoding="utf-8").startswith("<?xml")
