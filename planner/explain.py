@@ -12,7 +12,7 @@ from planner.errors import Fault, SpecError
 from planner.search.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
 from planner.specs.job import SearchSpec
-from planner.specs.layout import PRECISIONS, Layout
+from planner.specs.layout import PRECISIONS, FieldValue, Layout
 from planner.specs.plan import Plan, RankedLayout, Regret, SensitivityStep
 from planner.units import format_bytes, format_seconds
 from planner.work.precision import NOTHING, TWO_BYTES, Recipe, bf16_tail
@@ -211,7 +211,7 @@ def difference(ours: Estimate, theirs: Estimate, our_layout: Layout, their_layou
     return lines
 
 
-def changed_fields(first: Layout, second: Layout) -> dict[str, tuple[object, object]]:
+def changed_fields(first: Layout, second: Layout) -> dict[str, tuple[FieldValue, FieldValue]]:
     """Fields in which two layouts differ, with both values."""
     a, b = first.model_dump(), second.model_dump()
     return {name: (a[name], b[name]) for name in a if a[name] != b[name]}

@@ -14,7 +14,7 @@ from planner.search.space import Space, build_space
 from planner.specs.cluster import ClusterSpec, resolve
 from planner.specs.gpu import MAX_GPUS, GpuSpec
 from planner.specs.job import Job
-from planner.specs.layout import Layout
+from planner.specs.layout import FieldValue, Layout
 from planner.specs.plan import FittingChange
 from planner.specs.training import TrainingSpec
 from planner.units import format_bytes
@@ -90,7 +90,7 @@ def _first(pricer: Pricer, space: Space) -> tuple[Layout, float] | None:
     return None
 
 
-def _change(field: str, value: object, sentence: str, found: tuple[Layout, float]) -> FittingChange:
+def _change(field: str, value: FieldValue, sentence: str, found: tuple[Layout, float]) -> FittingChange:
     return FittingChange(field=field, value=value, sentence=sentence, layout=found[0], device_bytes=found[1])
 
 

@@ -10,6 +10,7 @@ from planner.specs.validation import build
 MAX_DEGREE = 2**20
 Degree = Annotated[int, Field(strict=True, ge=1, le=MAX_DEGREE)]
 Flag = Annotated[bool, Field(strict=True)]
+FieldValue = bool | int | float | str | tuple[int, ...] | None  # of one field; named, so that JSON's lists come back as tuples
 ZeroStage = Annotated[int, Field(strict=True, ge=0, le=3)]
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", "ZB-1p", "ZB-2p")

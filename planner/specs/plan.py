@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from planner.specs.estimate import Estimate
-from planner.specs.layout import Layout
+from planner.specs.layout import FieldValue, Layout
 from planner.specs.run import RunEstimate
 
 Source = Literal["screened", "simulated", "emulated", "probed"]
@@ -72,8 +72,8 @@ class SensitivityStep(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     field: str
-    old: Any
-    new: Any
+    old: FieldValue
+    new: FieldValue
     layout: Layout
     step_seconds: float | None = None
     step_ratio: float | None = None
@@ -106,7 +106,7 @@ class FittingChange(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     field: str
-    value: Any
+    value: FieldValue
     sentence: str
     layout: Layout
     device_bytes: float
@@ -147,7 +147,7 @@ class VersusCurrent(BaseModel):
     layout: Layout
     estimate: Estimate
     speedup: float | None
-    changed: dict[str, tuple[Any, Any]]
+    changed: dict[str, tuple[FieldValue, FieldValue]]
     reasons: list[str]
 
 

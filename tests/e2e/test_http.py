@@ -13,12 +13,13 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from alembic.script import ScriptDirectory
 from fastapi.testclient import TestClient
 
 from api.app import create_app
 from api.settings import Settings
 from api.storage.engine import make_engine, normalise_url
-from api.storage.migrate import upgrade
+from api.storage.migrate import alembic_config, upgrade
 from tests.conftest import LAYOUT, clean_environment
 
 PROBLEM = "application/problem+json"
@@ -244,7 +245,8 @@ def test_readiness_follows_the_database(postgres_url: str, job: dict[str, Any]) 
         engine = make_engine(normalise_url(postgres_url))
         upgrade(engine)
         engine.dispose()
-        assert client.get("/readyz").json() == {"status": "ready", "database_revision": "0001"}
+        newest = ScriptDirectory.from_config(alembic_config()).get_current_head()
+        assert client.get("/readyz").json() == {"status": "ready", "database_revision": newest}
         assert client.post("/plan", json=job).status_code == 200
 
 

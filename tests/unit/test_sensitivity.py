@@ -63,6 +63,7 @@ def test_every_field_has_a_step_and_every_step_is_one(model: str, gpus: int, tra
         assert changed <= {step.field} | TAKES_ALONG.get(step.field, set())
         assert (step.old, step.new) == (getattr(layout, step.field), getattr(step.layout, step.field))
         assert step.layout.num_gpus == layout.num_gpus
+        assert SensitivityStep.model_validate_json(step.model_dump_json()) == step
 
 
 @pytest.mark.parametrize(("model", "gpus", "training", "values"), CASES)
