@@ -224,7 +224,7 @@ class Runner:
         return say
 
     def _result(self, record: ProbeRecord) -> Measurement | None:
-        """The record's measurement as the study takes it; of a failed probe one without numbers; None for an interrupted one.
+        """The record's measurement as the study takes it; of a failed or interrupted probe one without numbers.
 
         What a smaller machine measured for the layout (an imitation) stands for the layout: its error is in its deviation.
         """
@@ -232,13 +232,11 @@ class Runner:
             found = self.wiring.measurements.get(record.measurement_id)
             rung = found.measured.rung
             return found if rung == "emulated" else found.model_copy(update={"measured": found.measured.model_copy(update={"rung": WHOLE})})
-        if record.state != "failed" or record.failure == FailureKind.INTERRUPTED.value:
+        if record.state not in ("failed", "cancelled"):
             return None
         _, job = ProbeRequest.from_user(record.request, allow_files=False)
-        wall = (record.finished_at - record.started_at).total_seconds() if record.finished_at and record.started_at else 0.0
-        numbers = Measured(
-            status="failed", rung=WHOLE, failure=record.failure, message=record.message, gpu_seconds=wall * record.num_gpus
-        )  # fmt: skip
+        failure = FailureKind.INTERRUPTED.value if record.state == "cancelled" else record.failure
+        numbers = Measured(status="failed", rung=WHOLE, failure=failure, message=record.message, gpu_seconds=gpu_seconds_of(record))
         moment = (record.finished_at or record.created_at).isoformat()
         return Measurement(id=record.id, created_at=moment, job=job, measured=numbers, source=f"probe {record.id}")
 
@@ -265,6 +263,16 @@ class Runner:
         self.heart.words = body["message"]
         self.wiring.tasks.say(self.study.id, body, self.wiring.clock.now())
         self.onlooker.tell(body)
+
+
+def gpu_seconds_of(record: ProbeRecord) -> float:
+    """What a probe has used: by its runs' own account, else from its start to its end, at most its time limit (a dead runner's end is
+    noticed late).
+    """
+    if record.results or record.started_at is None or record.finished_at is None:
+        return sum(float(result["gpu_seconds"]) for result in record.results)
+    limit = float(record.request["time_limit_seconds"])
+    return min((record.finished_at - record.started_at).total_seconds(), limit) * record.num_gpus
 
 
 def job_with_layout(job: Job, layout: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from api.closed_loop import Onlooker, TaskHeart, is_gone, job_with_layout
+from api.closed_loop import Onlooker, TaskHeart, gpu_seconds_of, is_gone, job_with_layout
 from api.errors import fault, lines_of
 from api.learning import learned, teach
 from api.probing import Asked, enqueue, lease, recover, run_all
@@ -141,7 +141,7 @@ class _Run:
     def report(self) -> dict[str, Any]:
         """Everything measured, job by job."""
         done = self._done()
-        self.probes, self.gpu_seconds = len(done), sum(_gpu_seconds(record) for record in done.values())
+        self.probes, self.gpu_seconds = len(done), sum(gpu_seconds_of(record) for record in done.values())
         jobs = [self._job(index, values, done) for index, values in enumerate(self.spec.jobs)]
         lines = [line for job in jobs for line in job["layouts"]]
         changed = [line for line in lines if line.get("change") is not None and abs(line["change"]) > CHANGED]
@@ -241,7 +241,7 @@ class _Run:
             limited = replace(asked, request=asked.request.model_copy(update={"time_limit_seconds": limit}))
             (stored,) = enqueue(self.wiring, [limited], max_attempts=1, ours=True)
             (record,) = run_all(self.wiring, [stored], {stored.id: Watch(stop=self.onlooker.stop, progress=self._say)})
-            self.probes, self.gpu_seconds = self.probes + 1, self.gpu_seconds + _gpu_seconds(record)
+            self.probes, self.gpu_seconds = self.probes + 1, self.gpu_seconds + gpu_seconds_of(record)
             if record.measurement_id is not None:
                 teach(self.wiring, [self.wiring.measurements.get(record.measurement_id)])
             if record.failure not in PASSING:
@@ -275,12 +275,6 @@ def _question(asked: Asked) -> str:
     from planner.specs.measurement import question_hash
 
     return question_hash(asked.job)
-
-
-def _gpu_seconds(record: ProbeRecord) -> float:
-    if record.started_at is None or record.finished_at is None:
-        return 0.0
-    return (record.finished_at - record.started_at).total_seconds() * record.num_gpus
 
 
 def _versions(before: Measurement, after: Measurement) -> dict[str, list[str | None]]:

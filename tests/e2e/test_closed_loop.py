@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.app import create_app
+from api.closed_loop import gpu_seconds_of
 from api.settings import Settings
+from api.wiring import Wiring, wire
 from tests.conftest import ROOT, Cli, clean_environment
-from tests.stand_ins import worker
+from tests.stand_ins import light_python, worker
 
 TINY = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -37,7 +39,7 @@ SWEEP: dict[str, Any] = {
 def surroundings(tmp_path: Path) -> dict[str, str]:
     return {
         "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"), "PLANNER_LEASE_FOLDER": str(tmp_path / "leases"),
-        "PLANNER_PROBE_PROGRAM": worker.__file__,
+        "PLANNER_PROBE_PROGRAM": worker.__file__, "PLANNER_PROBE_PYTHON": str(light_python.install(tmp_path)),
     }  # fmt: skip
 
 
@@ -70,25 +72,53 @@ def test_a_plan_spends_its_probes_and_says_what_they_found(cli: Cli, tmp_path: P
     assert again["calibration_id"] != plan["calibration_id"], "the first plan's probes taught the second"
 
 
+Moment = Callable[[Wiring], bool]
+# In the order of a study's life; a probe of these tests lasts a second.
+MOMENTS: dict[str, Moment] = {
+    "before its first probe": lambda wiring: bool(wiring.tasks.list().items) and not wiring.probes.list().items,
+    "during its first probe": lambda wiring: any(probe.folder for probe in wiring.probes.list().items),
+    "during a probe after the first result": lambda wiring: (
+        bool(wiring.measurements.list().items) and any(probe.state == "running" and probe.folder for probe in wiring.probes.list().items)
+    ),
+    "after the last result, before the plan is stored": lambda wiring: len(wiring.measurements.list().items) == 3,
+}
+
+
+def kill_at(moment: Moment, path: Path, wiring: Wiring, environment: dict[str, str]) -> None:
+    """Starts the command and kills it, without a chance to say good-bye, at this moment of its study."""
+    command = [sys.executable, "-m", "api.cli", "recommend", "--job", str(path), "--json"]
+    runner = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60.0
+    while not moment(wiring):
+        assert runner.poll() is None, "it ended before the moment came"
+        assert time.monotonic() < until, "the moment did not come"
+        time.sleep(0.01)
+    os.kill(runner.pid, signal.SIGKILL)
+    runner.wait()
+
+
 def test_killed_at_any_moment_it_goes_on_and_measures_nothing_twice(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
-    path = written(tmp_path, JOB)
-    command = [sys.executable, "-m", "api.cli", "recommend", "--job", str(path), "--json"]
-    for wait in (6.0, 9.0):
-        runner = subprocess.Popen(
-            command, cwd=ROOT, env={**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **surroundings}, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        time.sleep(wait)
-        os.kill(runner.pid, signal.SIGKILL)
-        runner.wait()
+    path = written(tmp_path, {**JOB, "notes": "sleep 1"})
+    assert cli("db", "upgrade").returncode == 0
+    wiring = wire(Settings(database_url=sqlite_url))
+    environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **surroundings}
+    for moment in MOMENTS.values():
+        kill_at(moment, path, wiring, environment)
     done = cli("recommend", "--job", path, "--json", env=surroundings)
     assert done.returncode == 0, done.stderr
+    assert "going on with" in done.stderr
     plan = json.loads(done.stdout)
+    (study,) = wiring.tasks.list().items
+    assert (plan["id"], study.state) == (study.id, "done")
     shapes = [json.dumps(row["layout"], sort_keys=True) for row in items(cli)]
-    assert len(shapes) == len(set(shapes)) <= 3
-    assert plan["probing"]["probes"] <= 3
+    assert len(shapes) == len(set(shapes)) == plan["probing"]["probes"] == 3
+    probes = wiring.probes.list().items
+    assert plan["probing"]["gpu_seconds"] == pytest.approx(sum(gpu_seconds_of(probe) for probe in probes))
+    interrupted = [gpu_seconds_of(probe) for probe in probes if probe.failure == "interrupted"]
+    assert interrupted, "a probe was killed on its way"
+    assert min(interrupted) > 0, "and is paid for too"
 
 
 def test_a_pool_without_the_gpu_is_refused_before_anything_is_stored(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
@@ -142,6 +172,7 @@ def client(tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]) -> Ite
     settings = Settings(
         database_url=sqlite_url, probe_folder=Path(surroundings["PLANNER_PROBE_FOLDER"]),
         lease_folder=Path(surroundings["PLANNER_LEASE_FOLDER"]), probe_program=worker.__file__,
+        probe_python=surroundings["PLANNER_PROBE_PYTHON"],
     )  # fmt: skip
     with TestClient(create_app(settings), raise_server_exceptions=False) as made:
         yield made
@@ -192,7 +223,7 @@ def test_over_http_a_sweep_is_stored_run_and_shown(client: TestClient) -> None:
 def test_the_loop_with_the_real_program(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
     pytest.importorskip("torch", reason="the reference program needs it")
     job = {**JOB, "probe": {"max_probes": 1, "steps": 2}}
-    done = cli("recommend", "--job", written(tmp_path, job), "--json", env={**surroundings, "PLANNER_PROBE_PROGRAM": "probes.worker"})
+    done = cli("recommend", "--job", written(tmp_path, job), "--json", env={**surroundings, "PLANNER_PROBE_PROGRAM": "probes.worker", "PLANNER_PROBE_PYTHON": sys.executable})
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["probing"]["probes"] == 1

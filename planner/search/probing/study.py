@@ -151,7 +151,7 @@ class ProbeStudy:
                 self._learn(row, measured, rung)
                 self.trials.said[row] = {"measurement": measurement.id, "rung": measured.rung, "reason": "measured before"}
             if spent:
-                self._pay(measured, row, whole=rung is None)
+                self._pay(measured, row, whole=rung is None and measured.failure != INTERRUPTED)
         self.trials.rebuild(self.knowledge.records.values())
 
     # ---- asking ----

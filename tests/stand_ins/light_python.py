@@ -1,0 +1,30 @@
+"""An interpreter for probes in whose hands torchrun is `torchrun.py`: set as PLANNER_PROBE_PYTHON it saves every probe the import of torch."""
+
+import os
+import sys
+from pathlib import Path
+
+from tests.stand_ins import torchrun
+
+TORCHRUN = ["-m", "torch.distributed.run"]
+
+
+def install(folder: Path) -> Path:
+    """An executable of this folder that does so."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\nexec {sys.executable} {Path(__file__)} \"$@\"\n")
+    path.chmod(0o755)
+    return path
+
+
+def main() -> None:
+    """Becomes the interpreter with the arguments given, torchrun's command line translated."""
+    arguments = sys.argv[1:]
+    if arguments[:2] == TORCHRUN:
+        number = arguments[arguments.index("--nproc-per-node") + 1]
+        arguments = [torchrun.__file__, number, *arguments[arguments.index("probes.inside") + 1 :]]
+    os.execv(sys.executable, [sys.executable, *arguments])
+
+
+if __name__ == "__main__":
+    main()
