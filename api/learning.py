@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from api.importing import all_of
 from planner.calibration.learn import learn
 from planner.catalog.calibrations import from_document, shipped_calibration, to_document
+from planner.errors import StoreError
 from planner.ports import CalibrationRecord, MeasurementFilter
 
 if TYPE_CHECKING:
@@ -25,6 +27,29 @@ def learned(wiring: "Wiring", job: "Job") -> "Calibration | None":
     if record is None or not record.id.startswith(f"{shipped_calibration().id}+"):
         return None
     return from_document(record.document)
+
+
+@dataclass
+class Learnt:
+    """What was learnt, job by job of a batch; each trainer and GPU is looked up once. shipped_alone: why, where the database cannot say."""
+
+    wiring: "Wiring"
+    shipped_alone: str | None = None
+    _known: "dict[tuple[str, str], Calibration | None]" = field(default_factory=dict)
+
+    def __call__(self, job: "Job") -> "Calibration | None":
+        """Of the job's trainer on its GPU; None for the shipped one."""
+        key = (job.training.trainer, job.cluster.gpu.name)
+        if key not in self._known:
+            self._known[key] = None if self.shipped_alone else self._found(job)
+        return self._known[key]
+
+    def _found(self, job: "Job") -> "Calibration | None":
+        try:
+            return learned(self.wiring, job)
+        except StoreError as error:
+            self.shipped_alone = str(error)
+            return None
 
 
 def teach(wiring: "Wiring", measurements: "Iterable[Measurement]") -> list[CalibrationRecord]:

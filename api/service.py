@@ -10,10 +10,13 @@ from planner.errors import Fault, PlannerError, SpecError
 from planner.ports import PlanLabels, StoredEstimate
 
 if TYPE_CHECKING:
+    from planner.cost.calibration import Calibration
     from planner.export.base import Export
     from planner.specs.estimate import Estimate
     from planner.specs.job import Job
     from planner.specs.plan import Plan
+
+    CalibrationOf = Callable[[Job], Calibration | None]
 
 ESTIMATE_PREFIX = "estimate"
 
@@ -65,16 +68,21 @@ def parse_for_estimate(values: object, *, allow_files: bool) -> "Job":
     return job
 
 
-def estimate_many(jobs: Sequence[object], *, allow_files: bool) -> "list[Estimate | Refusal]":
-    """One answer an element, in order; a malformed element does not disturb the others. Nothing is kept."""
+def estimate_many(
+    jobs: Sequence[object], *, allow_files: bool, calibration_of: "CalibrationOf" = lambda _: None
+) -> "list[Estimate | Refusal]":
+    """One answer an element, in order; a malformed element does not disturb the others. Nothing is kept.
+
+    calibration_of: what to price each job with; the shipped calibration unless it says another.
+    """
     from planner.cost.estimate import estimate_jobs
 
     parsed = list(_parsed(jobs, allow_files))
     sound = [job for job in parsed if not isinstance(job, Refusal)]
     try:
-        answers: list[Estimate | Refusal] = list(estimate_jobs(sound))
+        answers: list[Estimate | Refusal] = list(estimate_jobs(sound, calibration_of))
     except PlannerError:
-        answers = [_estimate_or_refusal(job) for job in sound]
+        answers = [_estimate_or_refusal(job, calibration_of) for job in sound]
     remaining = iter(answers)
     return [entry if isinstance(entry, Refusal) else next(remaining) for entry in parsed]
 
@@ -87,11 +95,11 @@ def _parsed(jobs: Sequence[object], allow_files: bool) -> "Iterator[Job | Refusa
             yield refusal(values, error)
 
 
-def _estimate_or_refusal(job: "Job") -> "Estimate | Refusal":
+def _estimate_or_refusal(job: "Job", calibration_of: "CalibrationOf") -> "Estimate | Refusal":
     from planner.cost.estimate import estimate_jobs
 
     try:
-        return estimate_jobs([job])[0]
+        return estimate_jobs([job], calibration_of)[0]
     except PlannerError as error:
         return Refusal(job.id, error)
 
@@ -100,9 +108,10 @@ def estimate_one(wiring: Wiring, values: object, *, allow_files: bool) -> "tuple
     """(id under which it is kept, estimate). Raises SpecError for a malformed job, StoreError before any work is done."""
     job = parse_for_estimate(values, allow_files=allow_files)
     store = wiring.store
+    from api.learning import learned
     from planner.cost.estimate import estimate_jobs
 
-    kept = _to_keep(wiring, job.request, estimate_jobs([job])[0])
+    kept = _to_keep(wiring, job.request, estimate_jobs([job], lambda one: learned(wiring, one))[0])
     store.save_estimates([kept])
     return kept.id, kept.estimate
 
@@ -110,7 +119,9 @@ def estimate_one(wiring: Wiring, values: object, *, allow_files: bool) -> "tuple
 def estimate_and_keep(wiring: Wiring, jobs: Sequence[object], *, allow_files: bool) -> "list[Estimate | Refusal]":
     """Like estimate_many; well-formed elements are kept."""
     store = wiring.store
-    answers = estimate_many(jobs, allow_files=allow_files)
+    from api.learning import Learnt
+
+    answers = estimate_many(jobs, allow_files=allow_files, calibration_of=Learnt(wiring))
     kept: list[StoredEstimate | Refusal] = [
         answer if isinstance(answer, Refusal) else _to_keep(wiring, values if isinstance(values, dict) else {}, answer)
         for values, answer in zip(jobs, answers, strict=True)

@@ -165,6 +165,7 @@ def plot(runs: "Sequence[Run]", path: pathlib.Path) -> None:
 
     matplotlib.use("svg")
     from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter
 
     matplotlib.rcParams.update({"svg.hashsalt": "replay", "font.size": 9})
     grouped = _grouped(runs)
@@ -175,6 +176,7 @@ def plot(runs: "Sequence[Run]", path: pathlib.Path) -> None:
                 _line(axis, name, colour, by_strategy[name])
         axis.axhline(0.02, color="black", linewidth=0.6, linestyle=":")
         axis.set(title=kind, xlabel="probes", yscale="log", ylim=(5e-4, 1.2), xlim=(1, len(runs[0].regret)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100.0 * share:g}%"))
     axes[0][0].set_ylabel("mean regret")
     axes[0][-1].legend(fontsize=6.5, loc="lower left")
     figure.tight_layout()

@@ -53,14 +53,18 @@ def _many(path: str) -> None:
     """Answers chunk by chunk, so that a long file needs little memory and its first answers come soon."""
     import json
 
+    from api.cli.output import note
     from api.errors import fault
+    from api.learning import Learnt
     from api.service import Refusal, estimate_many
+    from api.wiring import wire
 
+    learnt = Learnt(wire())
     num_readable = 0
     chunk: list[object] = []
 
     def answer() -> None:
-        for entry in estimate_many(chunk, allow_files=True):
+        for entry in estimate_many(chunk, allow_files=True, calibration_of=learnt):
             line = json.dumps(entry.as_dict(), default=str) if isinstance(entry, Refusal) else entry.model_dump_json()
             sys.stdout.write(line + "\n")
         sys.stdout.flush()
@@ -72,6 +76,8 @@ def _many(path: str) -> None:
         if len(chunk) >= CHUNK:
             answer()
     answer()
+    if learnt.shipped_alone:
+        note(f"priced with the shipped calibration alone: {learnt.shipped_alone}")
     if not num_readable:
         raise fault("--jobs", path, "holds no line that could be read", "write one JSON object a line")
 

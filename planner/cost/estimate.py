@@ -1,12 +1,13 @@
 """From a job with a layout to the contract's estimate: rules first, then the price of a batch of one, then its simulated schedule."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from planner.calibration.basis import basis, memory_basis
 from planner.calibration.intervals import Spread, oom_probability, spread
 from planner.columns import FloatColumn, LayoutBatch
+from planner.cost.calibration import Calibration
 from planner.cost.memory import rows as memory_rows
 from planner.cost.price import PARTS, Pricer, Prices, num_microbatches
 from planner.cost.simulation import Refined, refine
@@ -23,16 +24,16 @@ COVERAGE = 0.9
 FITS_BELOW = 0.05
 
 
-def estimate_jobs(jobs: Sequence[Job]) -> list[Estimate]:
-    """One estimate a job, in order. Raises SpecError when a job has no layout."""
-    return [estimate_job(job) for job in jobs]
+def estimate_jobs(jobs: Sequence[Job], calibration_of: Callable[[Job], Calibration | None] = lambda _: None) -> list[Estimate]:
+    """One estimate a job, in order, under the calibration of each (None: the shipped one). Raises SpecError when a job has no layout."""
+    return [estimate_job(job, calibration_of(job)) for job in jobs]
 
 
-def estimate_job(job: Job) -> Estimate:
+def estimate_job(job: Job, calibration: Calibration | None = None) -> Estimate:
     """The estimate of the job's layout; an impossible layout is an answer with `valid` false."""
     if job.layout is None:
         raise SpecError(Fault("layout", None, "is required to estimate", "add the layout to price, or ask for a plan"))
-    pricer = Pricer.build(job.model, job.cluster, job.training)
+    pricer = Pricer.build(job.model, job.cluster, job.training, calibration)
     return estimate_layouts(pricer, [job.layout], job_id=job.id)[0]
 
 

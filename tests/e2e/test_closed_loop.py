@@ -70,6 +70,9 @@ def test_a_plan_spends_its_probes_and_says_what_they_found(cli: Cli, tmp_path: P
     shapes = [json.dumps(row["layout"], sort_keys=True) for row in items(cli)]
     assert len(shapes) == len(set(shapes)), "what was measured is not measured again"
     assert again["calibration_id"] != plan["calibration_id"], "the first plan's probes taught the second"
+    line = json.dumps({key: JOB[key] for key in ("model", "cluster", "training")} | {"layout": {"dp_shard": 2}})
+    (priced,) = (json.loads(text) for text in cli("estimate", "--jobs", "-", input=f"{line}\n", env=surroundings).stdout.splitlines())
+    assert "+" in priced["calibration_id"], "an estimate rests on what was learnt"
 
 
 Moment = Callable[[Wiring], bool]
@@ -190,7 +193,10 @@ def test_over_http_a_plan_with_probes_is_accepted_followed_and_answered(client: 
     plan = client.get(where).json()
     assert plan["id"] == accepted.json()["id"]
     assert plan["ranked"][0]["source"] == "probed"
-    assert any(item.get("gpu") == "cpu" for item in client.get("/calibrations").json()["items"])
+    (learnt,) = (item for item in client.get("/calibrations").json()["items"] if item.get("gpu") == "cpu")
+    job = {key: JOB[key] for key in ("model", "cluster", "training")} | {"layout": {"dp_shard": 2}}
+    assert client.post("/estimate", json=job).json()["calibration_id"] == learnt["id"]
+    assert [one["calibration_id"] for one in client.post("/estimate", json=[job]).json()] == [learnt["id"]]
 
 
 def test_over_http_a_queued_plan_can_be_cancelled(tmp_path: Path, sqlite_url: str) -> None:
@@ -223,7 +229,8 @@ def test_over_http_a_sweep_is_stored_run_and_shown(client: TestClient) -> None:
 def test_the_loop_with_the_real_program(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
     pytest.importorskip("torch", reason="the reference program needs it")
     job = {**JOB, "probe": {"max_probes": 1, "steps": 2}}
-    done = cli("recommend", "--job", written(tmp_path, job), "--json", env={**surroundings, "PLANNER_PROBE_PROGRAM": "probes.worker", "PLANNER_PROBE_PYTHON": sys.executable})
+    real = {**surroundings, "PLANNER_PROBE_PROGRAM": "probes.worker", "PLANNER_PROBE_PYTHON": sys.executable}
+    done = cli("recommend", "--job", written(tmp_path, job), "--json", env=real)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["probing"]["probes"] == 1

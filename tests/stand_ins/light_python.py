@@ -1,4 +1,4 @@
-"""An interpreter for probes in whose hands torchrun is `torchrun.py`: set as PLANNER_PROBE_PYTHON it saves every probe the import of torch."""
+"""An interpreter for probes (PLANNER_PROBE_PYTHON) in whose hands torchrun is `torchrun.py`, so that none has to import torch."""
 
 import os
 import sys
