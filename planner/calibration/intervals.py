@@ -87,7 +87,7 @@ def spread(pricer: Pricer, batch: LayoutBatch, prices: Prices, step_seconds: Flo
         step_seconds=around(step_seconds, time_spread(pricer, batch, prices).sd),
         peak_allocated_bytes=around(prices.peak_allocated_bytes, memory_deviation(pricer.profile, prices.peak_allocated_bytes)),
         peak_reserved_bytes=around(prices.peak_reserved_bytes, memory_deviation(pricer.profile, prices.peak_reserved_bytes)),
-        oom_probability=oom_probability(pricer.profile, pricer.cluster, prices.device_bytes),
+        oom_probability=oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes),
     )
 
 

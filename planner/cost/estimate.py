@@ -59,7 +59,7 @@ def simulated_columns(pricer: Pricer, layouts: Sequence[Layout]) -> list[tuple[f
     batch = LayoutBatch.from_layouts(layouts)
     prices = pricer.price(batch)
     step = refine(pricer, batch, prices).step_seconds
-    oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
+    oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
     share = prices.device_bytes / pricer.cluster.usable_memory_bytes - 1.0
     return [(float(a), float(b), float(c)) for a, b, c in zip(step, oom, share, strict=True)]
 

@@ -19,6 +19,7 @@ from planner.specs.model import LayerKind, ModelSpec
 from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
 from planner.work import axes, blocks
+from planner.work.axes import loss_is_parallel
 from planner.work.checkpointing import NONE, Recomputation, graph_share, kept
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
 from planner.work.pieces import HIDDEN_SP, Code
@@ -30,6 +31,7 @@ _KEY = (
 )  # fmt: skip
 FUSED_NORM_SINCE = (2, 8)
 RELEASE, DATE = re.compile(r"v?(\d+)\.(\d+)\.(\d+)"), re.compile(r"20\d\d-\d\d")
+PLANNED_WORKING = 0.5  # a compiled graph reuses its buffers (torch/_inductor/memory.py); judgement
 COLLECTIVE_KERNELS = 3.0  # the collective, its stream event and the copy that packs it; judgement
 
 
@@ -48,9 +50,11 @@ class UnitCosts:
     forward / input_grad / weight_grad / recompute_seconds: kernels, launches included, communication excluded.
     exposed_forward / exposed_backward (3 axes tp, cp, ep; K + 2; U): communication that nothing hides.
     saved_bytes: kept from forward to backward.  transient_bytes, done_bytes, next_bytes, second_bytes: in backward (`checkpointing.Kept`).
+    working_bytes: computed in forward and freed there.
     held_bytes, redone_seconds: what stays until weight gradients that run apart, and what these do again (`cost.weight_grads`).
     forward_flops / recompute_flops: of matmuls and attention.
-    logits_bytes (U,): at the peak of the loss.  boundary_bytes (U,): activation handed to the next stage.
+    logits_bytes (U,): at the peak of the loss.  leftover_bytes (U,): of logits freed by then, still cached.
+    boundary_bytes (U,): activation handed to the next stage.
     """
 
     forward_seconds: FloatColumn
@@ -64,11 +68,13 @@ class UnitCosts:
     done_bytes: FloatColumn
     next_bytes: FloatColumn
     second_bytes: FloatColumn
+    working_bytes: FloatColumn
     held_bytes: FloatColumn
     redone_seconds: FloatColumn
     forward_flops: FloatColumn
     recompute_flops: FloatColumn
     logits_bytes: FloatColumn
+    leftover_bytes: FloatColumn
     boundary_bytes: FloatColumn
 
     @classmethod
@@ -86,8 +92,9 @@ def unit_costs(site: Site, model: ModelSpec) -> UnitCosts:
     keep_all = _without_checkpointing(site)
     parts += [_layer(keep_all, ops, plain, model) for ops in (blocks.embedding_ops(), blocks.head_ops(model, code))]
     stacked = {name: np.stack([part[name] for part in parts], axis=-2) for name in parts[0]}
+    logits, leftover = _logits_bytes(site)
     return UnitCosts(
-        **stacked, logits_bytes=_logits_bytes(site), boundary_bytes=site.product(HIDDEN_SP) * site.width_bytes("compute")
+        **stacked, logits_bytes=logits, leftover_bytes=leftover, boundary_bytes=site.product(HIDDEN_SP) * site.width_bytes("compute")
     )
 
 
@@ -123,14 +130,17 @@ def _without_checkpointing(site: Site) -> Site:
     return replace(site, batch=batch)
 
 
-def _logits_bytes(site: Site) -> FloatColumn:
-    """Bytes at the peak of the loss, by the trainer's kernels; the vocabulary is local under a vocabulary-parallel loss.
+def _logits_bytes(site: Site) -> tuple[FloatColumn, FloatColumn]:
+    """(bytes at the peak of the loss, by the trainer's kernels; bytes freed before it that serve nothing larger).
 
-    DTensor's loss_parallel runs eagerly even under torch.compile (torch/distributed/tensor/parallel/loss.py).
+    The vocabulary is local under a vocabulary-parallel loss.
     """
-    elements = site.product(("tokens", "vocab_loss"))
-    sharded = site.batch.tp > 1 if site.rules.fsdp_style else np.zeros(len(site.batch), dtype=np.bool_)
-    return elements * np.where(site.fused & ~sharded, site.rules.fused_loss_bytes, site.rules.loss_bytes)
+    elements, rules = site.product(("tokens", "vocab_loss")), site.rules
+    sharded = (site.batch.tp > 1) & loss_is_parallel(site.training, rules)
+    date = DATE.search(site.training.trainer_version or "")
+    fused = site.fused & (~sharded | (not rules.fsdp_style)) & (date is None or date[0] > rules.eager_loss_until)
+    whole = np.where(fused, rules.fused_loss_bytes, rules.loss_bytes)
+    return elements * np.where(sharded, rules.sharded_loss_bytes, whole), elements * np.where(fused, 0.0, rules.loss_leftover_bytes)
 
 
 def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> dict[str, FloatColumn]:
@@ -143,9 +153,9 @@ def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> 
         saved, transient = keeps.saved_bytes + stays * weights, keeps.transient_bytes + (1.0 - stays) * weights
         done, following = keeps.done_bytes - stays * weights, keeps.next_bytes + (1.0 - 2.0 * stays) * weights
         second = keeps.second_bytes + (1.0 + stays) * weights
-        redone = keeps.redone
+        working, redone = keeps.working_bytes * np.where(site.fused, PLANNED_WORKING, 1.0), keeps.redone
     else:
-        saved = transient = done = following = second = np.zeros(len(site.batch))
+        saved = transient = done = following = second = working = np.zeros(len(site.batch))
         redone = np.zeros_like(forward)
     launch = np.where(site.fused, site.device.profile.fused_launch_seconds, site.device.profile.launch_seconds)
     kernels_forward = np.array([c.forward_kernels for c in costs])
@@ -155,6 +165,7 @@ def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> 
         "forward_seconds": np.maximum(forward.sum(axis=0), kernels_forward.sum(axis=0) * launch),
         "recompute_seconds": np.maximum((redone * forward).sum(axis=0), (redone * kernels_forward).sum(axis=0) * launch),
         "saved_bytes": saved, "transient_bytes": transient, "done_bytes": done, "next_bytes": following, "second_bytes": second,
+        "working_bytes": working,
         "forward_flops": flops.sum(axis=0), "recompute_flops": (redone * flops).sum(axis=0),
         "exposed_forward": exposed_forward.sum(axis=0),
         "exposed_backward": np.sum([c.exposed_backward for c in costs], axis=0) + (redone[:, None] * exposed_forward).sum(axis=0),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.cost.reserved import cached_bytes
 from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
 
@@ -31,7 +32,8 @@ class RankShapes:
     head_bytes: most that the head's backward needs besides.  last_layer_bytes, next_layer_bytes, second_layer_bytes: `layer_moments`.
     in_flight: microbatches held.  boundary_bytes: stage inputs kept for one microbatch.  stream_bytes: one activation between layers.
     held_bytes: on top of those of the microbatches held, where weight gradients run apart from the input's.
-    logits_bytes: at the loss, 0 without the head.
+    logits_bytes: at the loss, 0 without the head.  leftover_bytes: of logits, freed by then and still cached.
+    working_bytes: most that a layer's forward computes and frees.
     """
 
     local: FloatColumn
@@ -57,11 +59,13 @@ class RankShapes:
     boundary_bytes: FloatColumn
     stream_bytes: FloatColumn
     logits_bytes: FloatColumn
+    leftover_bytes: FloatColumn
+    working_bytes: FloatColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes at the worst moment; the parts sum to `allocated`."""
+    """Bytes at the worst moment; the parts sum to `allocated`. cached: held besides by the allocator's rules (`cost.reserved`)."""
 
     parameters: FloatColumn
     gradients: FloatColumn
@@ -71,6 +75,12 @@ class RankMemory:
     buffers: FloatColumn
     workspace: FloatColumn
     allocated: FloatColumn
+    cached: FloatColumn
+
+    @property
+    def moving(self) -> FloatColumn:
+        """What comes and goes within a step."""
+        return self.activations + self.logits + self.buffers + self.workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +177,11 @@ def rank_memory(
     if rules.fsdp_style:
         parameters = shapes.shard * widths.master * on_device
         optimizer = shapes.shard * _state_bytes(widths, training)
-        gradients = _gradients(shapes, batch, widths, on_device)
+        gradients, apart = _gradients(shapes, batch, widths, on_device)
     else:
         parameters, optimizer, buffer = _distributed(shapes, batch, widths, training, rules)
         gradients = (buffer,) * MOMENTS
+        apart = (np.zeros_like(buffer),) * MOMENTS
     optimizer = optimizer * on_device
     moments = _moments(shapes, widths, gradients, rules)
     totals = np.array([moment.total for moment in moments])
@@ -180,8 +191,23 @@ def rank_memory(
     return RankMemory(
         parameters=parameters + picked["copies"], gradients=picked["gradients"], optimizer=optimizer, activations=picked["activations"],
         logits=picked["logits"], buffers=picked["buffers"], workspace=workspace,
-        allocated=parameters + optimizer + totals.max(axis=0) + workspace,
+        allocated=parameters + optimizer + totals.max(axis=0) + workspace, cached=_cached(shapes, batch, widths, totals, apart, rules),
     )  # fmt: skip
+
+
+def _cached(
+    shapes: RankShapes, batch: LayoutBatch, widths: Widths, totals: FloatColumn, apart: tuple[FloatColumn, ...], rules: TrainerRules
+) -> FloatColumn:
+    """At the loss, what the last layer's forward freed is in pieces smaller than logits. Two all-gathers are alive: one is prefetched.
+
+    A step of other trainers fills buffers that stay, so that nothing of this applies.
+    """
+    if not rules.fsdp_style:
+        return np.zeros_like(shapes.local)
+    loss = shapes.leftover_bytes + np.where(shapes.leftover_bytes > 0, shapes.working_bytes, 0.0)
+    second = np.maximum(np.maximum(shapes.head_gathered, shapes.embedding_local), shapes.largest_gathered)
+    gathers = np.where(batch.zero_stage > 0, widths.compute * (shapes.largest_gathered + second), 0.0)
+    return cached_bytes(tuple(totals), apart, (loss, *(np.zeros_like(loss),) * (MOMENTS - 1)), gathers)
 
 
 _PARTS = tuple(f.name for f in fields(_Moment))
@@ -219,10 +245,11 @@ def _distributed(
     """(parameters, optimizer with masters, gradients) of Megatron's style: a whole copy on every rank, sharded by stage."""
     stage = batch.zero_stage
     gradient = widths.reduce if rules.gradient_dtype == "float32" else np.full_like(widths.reduce, 2.0)
+    apart = shapes.local * widths.compute * (rules.gradients_apart & (gradient > widths.compute))
     held = np.where(stage == 3, shapes.shard, shapes.local)
     parameters = held * widths.compute + shapes.copies_bytes * held / np.maximum(shapes.local, 1.0)
     optimizer = np.where(stage >= 1, shapes.shard, shapes.local) * (_state_bytes(widths, training) + widths.master)
-    return parameters, optimizer, np.where(stage >= 2, shapes.shard, shapes.local) * gradient
+    return parameters, optimizer, np.where(stage >= 2, shapes.shard, shapes.local) * gradient + apart
 
 
 def _state_bytes(widths: Widths, training: TrainingSpec) -> FloatColumn:
@@ -230,8 +257,10 @@ def _state_bytes(widths: Widths, training: TrainingSpec) -> FloatColumn:
     return OPTIMIZER_STATE_BYTES[training.optimizer] * scale
 
 
-def _gradients(shapes: RankShapes, batch: LayoutBatch, widths: Widths, on_device: FloatColumn) -> tuple[FloatColumn, ...]:
-    """Gradients that wait at each of the seven moments under FSDP, or DDP at stage 0.
+def _gradients(
+    shapes: RankShapes, batch: LayoutBatch, widths: Widths, on_device: FloatColumn
+) -> tuple[tuple[FloatColumn, ...], tuple[FloatColumn, ...]]:
+    """Gradients that wait at each of the seven moments under FSDP, or DDP at stage 0; of them, shards, made on a stream of their own.
 
     Shards of finished units; all of them while accumulating. In a pipeline whole gradients wait for the last microbatch. DDP has its
     buckets besides (gradient_as_bucket_view is off). An optimizer in the backward pass leaves none.
@@ -246,7 +275,10 @@ def _gradients(shapes: RankShapes, batch: LayoutBatch, widths: Widths, on_device
     columns = (waiting, waiting, *(np.maximum(waiting, shards) for shards in (head, late, early, sharded)), sharded)
     update = len(columns) - 1
     applied = batch.optimizer_in_backward
-    return tuple(np.where(applied, one if place == update else none, column) + buckets for place, column in enumerate(columns))
+    sharded_now = (batch.zero_stage > 0) & ~applied
+    apart = (np.where(sharded_now & ~(whole & widths.accumulates), column, 0.0) for column in columns[:update])
+    alive = (np.where(applied, one if place == update else none, column) + buckets for place, column in enumerate(columns))
+    return tuple(alive), (*apart, np.where(sharded_now, sharded, 0.0))
 
 
 def rows(memory: RankMemory) -> dict[str, FloatColumn]:

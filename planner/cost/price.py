@@ -18,6 +18,7 @@ from planner.cost.memory import RankMemory, RankShapes, Widths, layer_moments, r
 from planner.cost.overlap import Exposed, HostCopies, UnitColumns, exposed_data_parallel
 from planner.cost.profile import KernelProfile, Profile
 from planner.cost.quantisation import Quantisation
+from planner.cost.reserved import reserved_bytes
 from planner.cost.sends import Sends, transport_of
 from planner.cost.site import AXES, Site
 from planner.cost.topology import Fabric
@@ -162,6 +163,7 @@ class Prices:
     """Columns of N prices.
 
     parts: seconds (N,) by PARTS, of the busiest rank; they sum to step_seconds.  rank_* (R, N): per pipeline rank.
+    least_device_bytes: what device_bytes shrinks to under pressure.
     busiest (N,): row of R that is busiest.  flops (N,): matmul and attention work of one rank's mean share, recompute apart.
     """
 
@@ -170,6 +172,7 @@ class Prices:
     peak_allocated_bytes: FloatColumn
     peak_reserved_bytes: FloatColumn
     device_bytes: FloatColumn
+    least_device_bytes: FloatColumn
     memory: RankMemory
     rank_reserved_bytes: FloatColumn
     rank: IntColumn
@@ -272,7 +275,9 @@ def _price(pricer: Pricer, batch: LayoutBatch, every_rank: bool) -> Prices:
     memory = rank_memory(shapes, batch, m, pricer.training, pricer.rules, pricer.profile.workspace_bytes)
     groups = sum((getattr(batch, axis) > 1).astype(np.float64) for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep"))
     outside = pricer.cluster.gpu.context_bytes + pricer.profile.communicator_bytes * groups
-    reserved = _reserved(pricer, memory, pricer.cluster.usable_memory_bytes - outside)
+    room = pricer.cluster.usable_memory_bytes - outside
+    shares = (_fragmentation(pricer), pricer.profile.fragmentation_floor)
+    reserved, least = reserved_bytes(memory.allocated, memory.cached, memory.moving, room, shares)
     peak_reserved = reserved.max(axis=0)
     device = peak_reserved + outside
     return Prices(
@@ -281,6 +286,7 @@ def _price(pricer: Pricer, batch: LayoutBatch, every_rank: bool) -> Prices:
         peak_allocated_bytes=memory.allocated.max(axis=0),
         peak_reserved_bytes=peak_reserved,
         device_bytes=device,
+        least_device_bytes=least.max(axis=0) + outside,
         memory=memory,
         rank_reserved_bytes=reserved,
         rank=rank,
@@ -318,23 +324,10 @@ def _device_floor(
         held_bytes=zero,
         boundary_bytes=zero,
         stream_bytes=zero,
-        logits_bytes=np.where(alone, unit.costs.logits_bytes[at_unit], 0.0),
+        logits_bytes=np.where(alone, unit.costs.logits_bytes[at_unit], 0.0), leftover_bytes=zero, working_bytes=zero,
     )
     memory = rank_memory(shapes, batch, m, pricer.training, pricer.rules, pricer.profile.workspace_bytes)
     return memory.allocated + pricer.cluster.gpu.context_bytes
-
-
-def _reserved(pricer: Pricer, memory: RankMemory, room: FloatColumn) -> FloatColumn:
-    """What the caching allocator holds from the device, (R, N): allocated plus cached blocks that do not fit later requests.
-
-    Under pressure it returns cached blocks (cudaMalloc fails, the cache is flushed, the request is tried again), so near the
-    limit it holds what fits, down to a floor of blocks that cannot be split.
-    Source: c10/cuda/CUDACachingAllocator.cpp, alloc_block and release_cached_blocks.
-    """
-    moving = memory.activations + memory.logits + memory.buffers + memory.workspace
-    relaxed = memory.allocated + _fragmentation(pricer) * moving
-    floor = memory.allocated + pricer.profile.fragmentation_floor * moving
-    return np.maximum(np.minimum(relaxed, room[None]), floor)
 
 
 def _fragmentation(pricer: Pricer) -> float:
@@ -417,6 +410,8 @@ def _shapes(
         boundary_bytes=np.broadcast_to(boundary, in_flight.shape),
         stream_bytes=stream,
         logits_bytes=head * unit.costs.logits_bytes[at_unit],
+        leftover_bytes=head * unit.costs.leftover_bytes[at_unit],
+        working_bytes=_largest(np.where(holds[:, :-2], unit.costs.working_bytes[:-2, at_unit][None], 0.0)),
     )
 
 

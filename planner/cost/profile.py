@@ -170,7 +170,7 @@ class Profile:
     power_exponent: float = 0.70
     unaligned_head_slowdown: float = 7.0
     fragmentation: float = 0.10
-    fragmentation_expandable: float = 0.20
+    fragmentation_expandable: float = 0.02
     fragmentation_floor: float = 0.02
     communicator_bytes: float = 256 * 2.0**20
     workspace_bytes: float = 96 * 2.0**20

@@ -68,7 +68,7 @@ def _fitting(pricer: Pricer, batch: LayoutBatch) -> tuple[LayoutBatch, FloatColu
     for start in range(0, len(batch), CHUNK):
         part = batch.take(slice(start, start + CHUNK))
         prices = pricer.price(part)
-        fits = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes) <= OOM_LIMIT
+        fits = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= OOM_LIMIT
         kept.append(part.take(fits))
         steps.append(prices.step_seconds[fits])
     return LayoutBatch.concatenate(kept), np.concatenate(steps)

@@ -41,7 +41,7 @@ def neighbours(pricer: Pricer, layout: Layout) -> list[Neighbour]:
         return []
     batch = LayoutBatch.from_layouts([layout, *(variant for *_, variant in changes)])
     prices = pricer.price(batch)
-    oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
+    oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
     ratio = prices.step_seconds / prices.step_seconds[0]
     return [
         Neighbour(

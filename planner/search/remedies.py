@@ -82,10 +82,10 @@ def _first(pricer: Pricer, space: Space) -> tuple[Layout, float] | None:
     while start < len(order) and priced < MOST_PRICED:
         stop = start + max(1, int(np.searchsorted(np.cumsum(space.cell_sizes[order[start:]]), ROUND)))
         batch = space.expand(order[start:stop])
-        device_bytes = pricer.price(batch).device_bytes
-        best = int(np.argmin(device_bytes))
-        if oom_probability(pricer.profile, pricer.cluster, device_bytes[best : best + 1])[0] <= OOM_LIMIT:
-            return batch.row(best), float(device_bytes[best])
+        prices = pricer.price(batch)
+        best = int(np.argmin(prices.least_device_bytes))
+        if oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes[best : best + 1])[0] <= OOM_LIMIT:
+            return batch.row(best), float(prices.device_bytes[best])
         priced, start = priced + len(batch), stop
     return None
 

@@ -150,7 +150,7 @@ class _Pool:
         for rows in _chunks(np.arange(len(batch)), CHUNK):
             part = batch.take(rows)
             prices = pricer.price(part)
-            oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
+            oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
             fits = oom <= OOM_LIMIT
             self.num_priced += len(part)
             self.num_fitting += int(fits.sum())

@@ -27,7 +27,7 @@ def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
     broken = [violations(variant, pricer.model, pricer.cluster, pricer.training) for _, _, variant in changes]
     legal = [place for place, faults in enumerate(broken) if not faults]
     prices = pricer.price(LayoutBatch.from_layouts([layout, *(changes[place][2] for place in legal)]))
-    fits = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes) <= OOM_LIMIT
+    fits = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= OOM_LIMIT
     rows = {place: row for row, place in enumerate(legal, start=1)}
     steps = []
     for place, (name, new, variant) in enumerate(changes):

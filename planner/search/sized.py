@@ -109,7 +109,7 @@ def _simulate(job: Job, sized: Sized, space: Space) -> None:
         best = LayoutBatch.concatenate([best, best_budgets(pricer, space, screened.floors, worth, BUDGETS_SIMULATED)])
     prices = pricer.price(best)
     step = refine(pricer, best, prices).step_seconds
-    oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
+    oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
     order = [int(row) for row in np.argsort(step, kind="stable") if oom[row] <= OOM_LIMIT]
     sized.candidates = [(float(step[row]), float(prices.device_bytes[row]), best.row(row)) for row in order]
     sized.num_simulated = len(best)

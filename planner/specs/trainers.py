@@ -30,6 +30,12 @@ class TrainerRules:
     gradient_dtype: dtype in which gradients stay between microbatches.
     loss_bytes, fused_loss_bytes: bytes a logit needs at the peak of the loss, eager and with fused kernels. Eager: fp32 log-softmax, its
         incoming and its outgoing gradient (aten::log_softmax, nll_loss backward); flash-attn's loss works in place.
+    sharded_loss_bytes: the same where TP shards the vocabulary under FSDP: DTensor's loss_parallel runs eagerly even under torch.compile,
+        and its backward holds log-softmax, one gradient, the exponential and their sum (distributed/tensor/parallel/loss.py).
+    eager_loss_until: last month in which torch.compile left the loss alone.  loss_leftover_bytes: bytes a logit of what the loss reads and
+        frees before its backward asks for more than that at once, so that it stays cached.
+    gradients_apart: gradients come in the compute dtype for the whole stage and are then added to those in fp32, so that both are there
+        (DeepSpeed's BF16_Optimizer); otherwise a product adds to the fp32 gradient itself.
     vocab_parallel_loss, expandable_segments: default of the training field of that name.
     """
 
@@ -52,6 +58,10 @@ class TrainerRules:
     gradient_dtype: str
     loss_bytes: float
     fused_loss_bytes: float
+    sharded_loss_bytes: float
+    eager_loss_until: str
+    loss_leftover_bytes: float
+    gradients_apart: bool
     vocab_parallel_loss: bool
     expandable_segments: bool
     source: str
@@ -96,6 +106,10 @@ _TORCHTITAN = TrainerRules(
     gradient_dtype="float32",
     loss_bytes=12.0,
     fused_loss_bytes=8.0,
+    sharded_loss_bytes=16.0,
+    eager_loss_until="2025-02",  # train.py until then: "compiling loss function causes CUDA errors, turning off for now"
+    loss_leftover_bytes=2.0,
+    gradients_apart=False,
     vocab_parallel_loss=True,
     expandable_segments=True,
     source="torchtitan 0.2.2 torchtitan/config/job_config.py and torchtitan/distributed/parallel_dims.py",
@@ -112,6 +126,7 @@ _FSDP = replace(
     repeats_kv_until=((0, 0, 0), ""),  # flash-attn and SDPA read grouped heads as they are
     loss_bytes=4.0,
     fused_loss_bytes=4.0,
+    loss_leftover_bytes=0.0,
     vocab_parallel_loss=False,
     expandable_segments=False,
     source="llm-foundry FSDP defaults (mixed_precision PURE: bf16 reduce; loss_fn fused_crossentropy)",
@@ -137,6 +152,10 @@ _MEGATRON = TrainerRules(
     gradient_dtype="float32",
     loss_bytes=8.0,
     fused_loss_bytes=8.0,
+    sharded_loss_bytes=8.0,
+    eager_loss_until="",
+    loss_leftover_bytes=0.0,
+    gradients_apart=False,
     vocab_parallel_loss=True,
     expandable_segments=False,
     source="Megatron-LM core 0.14 megatron/training/arguments.py",
@@ -149,6 +168,7 @@ _MEGATRON_DEEPSPEED = replace(
     layout_defaults={**_COMMON, "sequence_parallel": False},
     precisions=frozenset({"bf16", "fp16", "float8-delayed"}),
     ep_over_replicas=False,
+    gradients_apart=True,  # deepspeed/runtime/bf16_optimizer.py (update_hp_grads), pipe/engine.py (_exec_backward_pass)
     source="Megatron-DeepSpeed arguments (Transformer Engine of that time), BLOOM training chronicles",
 )
 

@@ -44,7 +44,7 @@ def local_sizes(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec, ru
         "heads_and_kv": heads + (heads if model.uses_mla else kv_heads),
         "kv_width": kv_heads * (model.qk_head_dim + model.v_dim),
         "qo_width": heads * (model.qk_head_dim + model.v_dim),
-        "vocab_loss": model.vocab_size / (tp if _loss_is_parallel(training, rules) else ones),
+        "vocab_loss": model.vocab_size / (tp if loss_is_parallel(training, rules) else ones),
     }
     if model.num_experts:
         sizes |= _expert_sizes(model, training, rules, (tokens, sp, ep, etp))
@@ -71,7 +71,8 @@ def weight_sizes(model: ModelSpec, tp: FloatColumn, etp: FloatColumn) -> dict[st
     }
 
 
-def _loss_is_parallel(training: TrainingSpec, rules: TrainerRules) -> bool:
+def loss_is_parallel(training: TrainingSpec, rules: TrainerRules) -> bool:
+    """Whether every TP rank computes the loss on its own part of the vocabulary."""
     return rules.vocab_parallel_loss if training.vocab_parallel_loss is None else training.vocab_parallel_loss
 
 

@@ -26,6 +26,7 @@ class Kept:
     transient_bytes (U,): in addition while the last layer runs backward: what is recomputed, gradients, kernels' buffers.
     done_bytes, next_bytes (U,): when it is done, and while the layer before it runs backward, less what the last one kept.
     second_bytes (U,): while the second layer runs backward, with all that it and the first one keep.
+    working_bytes (U,): what its forward computes and frees again.
     redone: share of each op's forward that backward repeats, (len(ops), U).
     """
 
@@ -34,6 +35,7 @@ class Kept:
     done_bytes: FloatColumn
     next_bytes: FloatColumn
     second_bytes: FloatColumn
+    working_bytes: FloatColumn
     redone: FloatColumn
 
 
@@ -96,8 +98,7 @@ def kept(
     gradients = np.sum([bytes_of(gradient) for gradient in (LAYER_INPUT, *weight_gradients(ops))], axis=0)
     return Kept(
         saved_bytes=saved, transient_bytes=np.maximum(peak - last, 0.0), done_bytes=gradients - last, next_bytes=peak - before - last,
-        second_bytes=peak + first,
-        redone=redone,
+        second_bytes=peak + first, working_bytes=np.maximum(every + _passing_bytes(ops, bytes_of) - saved, 0.0), redone=redone,
     )  # fmt: skip
 
 
@@ -154,6 +155,12 @@ def needed_again(ops: Sequence[Op]) -> FloatColumn:
 
 def _union_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn) -> FloatColumn:
     return np.asarray(np.sum([tensor_bytes(tensor, bytes_of, fused) for tensor in saved_tensors(ops).values()], axis=0))
+
+
+def _passing_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) -> FloatColumn:
+    """Bytes of products that backward never reads, such as partial sums before they are reduced over TP."""
+    read = saved_tensors(ops)
+    return np.asarray(np.sum([bytes_of(op.output) for op in ops if isinstance(op, Gemm) and op.output.name not in read], axis=0))
 
 
 def _core_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) -> FloatColumn:

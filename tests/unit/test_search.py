@@ -103,14 +103,15 @@ class Whole:
 def whole(seed: int) -> Whole:
     pricer, space = random_job(seed)
     batch = space.expand(slice(None))
-    step, device = every_price(pricer, batch)
-    fits = oom_probability(pricer.profile, pricer.cluster, device) <= screen.OOM_LIMIT
+    step, device, fits = every_price(pricer, batch)
     return Whole(batch=batch, step=step, device=device, fits=fits)
 
 
-def every_price(pricer: Pricer, batch: LayoutBatch) -> tuple[np.ndarray, np.ndarray]:
+def every_price(pricer: Pricer, batch: LayoutBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Step seconds, device bytes, and which layouts fit."""
     parts = [pricer.price(batch.take(slice(start, start + CHUNK))) for start in range(0, len(batch), CHUNK)]
-    return np.concatenate([p.step_seconds for p in parts]), np.concatenate([p.device_bytes for p in parts])
+    step, device, least = (np.concatenate([getattr(p, k) for p in parts]) for k in ("step_seconds", "device_bytes", "least_device_bytes"))
+    return step, device, oom_probability(pricer.profile, pricer.cluster, least) <= screen.OOM_LIMIT
 
 
 def structures(batch: LayoutBatch, step: np.ndarray) -> dict[tuple[int, ...], float]:
@@ -236,8 +237,7 @@ def test_the_plans_winner_is_the_simulated_best_of_the_whole_space() -> None:
     pricer = Pricer.build(job.model, job.cluster, job.training)
     space = build_space(Context(model=job.model, cluster=job.cluster, training=job.training), job.search)
     batch = space.expand(slice(None))
-    step, device = every_price(pricer, batch)
-    fits = oom_probability(pricer.profile, pricer.cluster, device) <= screen.OOM_LIMIT
+    step, _, fits = every_price(pricer, batch)
     near = np.flatnonzero(fits & (step <= 1.15 * step[fits].min()))[:3000]
     simulated = simulated_columns(pricer, [batch.row(int(row)) for row in near])
     assert plan.ranked[0].estimate.step_seconds == pytest.approx(min(seconds for seconds, _, _ in simulated), rel=1e-9)
@@ -471,6 +471,7 @@ def test_reasons_offer_no_change_that_the_search_excludes() -> None:
     def offers(**search: Any) -> bool:
         return any(reason.startswith("precision ") for reason in plan_of(search=search).ranked[0].reasons)
 
-    assert offers()
-    assert not offers(fix={"precision": "bf16"})
-    assert not offers(allow={"precision": ["bf16"]})
+    whole = {"zero_stage": 3}
+    assert offers(fix=whole)
+    assert not offers(fix={**whole, "precision": "bf16"})
+    assert not offers(fix=whole, allow={"precision": ["bf16"]})

@@ -161,7 +161,7 @@ class _Part:
     @classmethod
     def of(cls, pricer: Pricer, batch: LayoutBatch, *, keep_all: bool = False) -> "_Part":
         prices = pricer.price(batch)
-        oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
+        oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
         part = cls(batch=batch, step_seconds=prices.step_seconds, oom=oom, memory={kind: getattr(prices, kind) for kind in MEMORY_KINDS})
         return part if keep_all else part.take(np.flatnonzero(part.oom <= RISKIEST))
 
