@@ -1,14 +1,14 @@
 """What measurements teach: after each, the calibration of its trainer, GPU and software is made anew; plans ask for the newest."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from api.importing import all_of
 from planner.calibration.learn import learn
 from planner.catalog.calibrations import from_document, shipped_calibration, to_document
-from planner.errors import StoreError
+from planner.errors import PlannerError, StoreError
 from planner.ports import CalibrationRecord, MeasurementFilter
 
 if TYPE_CHECKING:
@@ -70,3 +70,17 @@ def teach(wiring: "Wiring", measurements: "Iterable[Measurement]") -> list[Calib
         made.append(record)
         log.info("calibration %s of %s on %s from %d runs", record.id, trainer, gpu, len(runs))
     return made
+
+
+def teach_stored(wiring: "Wiring", ids: Sequence[str | None]) -> list[CalibrationRecord]:
+    """Teaches what these stored measurements say (None: a probe without one). Where that fails they stay, and teach next time."""
+    try:
+        return teach(wiring, [wiring.measurements.get(one) for one in ids if one is not None])
+    except PlannerError as error:
+        log.warning("nothing was learnt: %s", error)
+        return []
+
+
+def words_of(record: CalibrationRecord) -> str:
+    """One line about a new calibration."""
+    return f"learnt: {record.id}, {record.trainer} on {record.gpu} from {record.num_runs} measurements; plans and estimates use it"

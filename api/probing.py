@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from api.errors import fault, lines_of
+from api.learning import teach_stored
 from api.wiring import Wiring
 from planner.errors import ConflictError, PlannerError
 from planner.ports import Lease, ProbeEnd, ProbeFilter, ProbeRecord
@@ -330,7 +331,8 @@ class ProbeWorkers:
         if self._stop.is_set():
             watch.stop.set()
         try:
-            run_probe(self.wiring, held, watch, release_when_stopped=True)
+            ended = run_probe(self.wiring, held, watch, release_when_stopped=True)
+            teach_stored(self.wiring, [ended.measurement_id])
         except PlannerError as error:
             log.warning("%s: %s", held.id, error)
         except Exception as error:

@@ -25,12 +25,13 @@ def import_(
     job: Annotated[str | None, typer.Option(help="Job of the run, with its layout: what a log does not say.")] = None,
     json: Json = False,
 ) -> None:
-    """Store measurements; the same import twice changes nothing."""
+    """Store measurements and learn from them; the same import twice changes nothing."""
     import json as encoder
 
-    from api.cli.output import say
+    from api.cli.output import note, say
     from api.errors import fault
     from api.importing import FORMATS, read_file, store_new
+    from api.learning import teach_stored, words_of
     from api.reading import read_mapping_file
     from api.wiring import wire
 
@@ -40,8 +41,11 @@ def import_(
     given = None if job is None else read_mapping_file(job, "--job")
     measurements = read_file(wiring, file, next((known for known in FORMATS if known == format), None), given)
     stored = store_new(wiring, measurements)
+    learnt = teach_stored(wiring, stored.new)
+    for record in learnt:
+        note(words_of(record))
     if json:
-        say(encoder.dumps({"new": stored.new, "known": stored.known}))
+        say(encoder.dumps({"new": stored.new, "known": stored.known, "calibrations": [record.id for record in learnt]}))
         return
     say(f"{len(stored.new)} stored" + (f", {len(stored.known)} were there already" if stored.known else ""))
     for name in stored.new[:10]:

@@ -5,8 +5,10 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
+from starlette.background import BackgroundTask
 
 from api.importing import of_rows, read_measurements, row_of, store_new, to_csv
+from api.learning import teach_stored
 from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
 from api.routes.plans import problems
 from api.schemas import MeasurementList, MeasurementsStored
@@ -78,7 +80,7 @@ async def get_measurement(request: Request, measurement_id: str, _: Reader) -> R
     },
 )
 async def post_measurements(request: Request, key: Annotated[ApiKey, Depends(needs("probe"))]) -> Response:
-    """A row, a list of rows, or CSV, stored all or none. Rows that are there already change nothing."""
+    """A row, a list of rows, or CSV, stored all or none; what is new is learnt from. Rows that are there already change nothing."""
     posted = await read_body(request, key, also=(CSV,))
     return await in_thread(request, lambda: answer_once(posted, lambda: _stored(posted)))
 
@@ -91,4 +93,5 @@ def _stored(posted: Posted) -> Response:
         rows = value if isinstance(value, list) else [value]
         measurements = of_rows(wiring, ((f"row {number}", row) for number, row in enumerate(rows, start=1)), allow_files=False)
     stored = store_new(wiring, measurements)
-    return Response(json.dumps({"new": stored.new, "known": stored.known}), 201, media_type=JSON)
+    learning = BackgroundTask(teach_stored, wiring, stored.new)
+    return Response(json.dumps({"new": stored.new, "known": stored.known}), 201, media_type=JSON, background=learning)

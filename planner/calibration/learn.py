@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.calibration.basis import seen
-from planner.calibration.fit import Data, fit
+from planner.calibration.fit import Data, fingerprint, fit
 from planner.cost.calibration import Calibration
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
@@ -25,11 +25,12 @@ def learn(calibration: Calibration, measurements: Sequence[Measurement]) -> Cali
     """The calibration after these runs; the same one when none of them tells a step time.
 
     Repeated runs of one layout are averaged: what the model misses about it is the same each time. The deviation that all runs of one
-    place share falls as 1 / sqrt(1 / group_sd^2 + n / run_sd^2) with n distinct layouts. Same runs, same id.
+    place share falls as 1 / sqrt(1 / group_sd^2 + n / run_sd^2) with n distinct layouts. Same runs, same id. Runs that the calibration
+    was fitted to have taught it already.
     """
     by_layout: dict[tuple[str, str], list[Measurement]] = {}
     for measurement in sorted(measurements, key=lambda one: one.id):
-        if _teaches(measurement):
+        if _teaches(measurement) and not _known(calibration, measurement):
             key = measurement.key()
             by_layout.setdefault((key.job_hash, key.layout_hash), []).append(measurement)
     if not by_layout:
@@ -50,3 +51,7 @@ def learn(calibration: Calibration, measurements: Sequence[Measurement]) -> Cali
 def _teaches(measurement: Measurement) -> bool:
     measured = measurement.measured
     return measured.status == "ok" and bool(measured.step_seconds) and measured.rung in TEACHING and measurement.job.layout is not None
+
+
+def _known(calibration: Calibration, measurement: Measurement) -> bool:
+    return fingerprint(measurement.job, measurement.measured.step_seconds or 0.0) in calibration.fitted

@@ -57,6 +57,7 @@ def test_from_a_job_to_a_stored_measurement_with_the_real_program(probe: Probe, 
     assert done.returncode == 0, done.stderr
     assert "predicted / measured" in done.stdout
     assert "probed, 3 timed steps" in done.stdout
+    assert "on cpu from 1 measurement" in done.stderr, "what was measured is learnt from"
     (row,) = json.loads(cli("measurements", "list", "--json").stdout)["items"]
     measured = row["measured"]
     assert (row["model"]["name"], row["cluster"], row["layout"]) == ("tiny", REAL_JOB["cluster"], REAL_JOB["layout"])

@@ -192,6 +192,16 @@ class TestMeasurements:
         }
         problem(client.get("/measurements/nope"), 404)
 
+    def test_what_is_new_teaches_and_what_ships_does_not(self, make: Make) -> None:
+        client = make(workers=0)
+        (row,) = self.rows(1)
+        client.post("/measurements", json=row)
+        assert [item["id"] for item in client.get("/calibrations").json()["items"] if item.get("gpu")] == []
+        slower = {**row, "id": "mine", "measured": {**row["measured"], "step_seconds": 1.2 * row["measured"]["step_seconds"]}}
+        client.post("/measurements", json=slower)
+        learnt = [item for item in client.get("/calibrations").json()["items"] if item.get("gpu")]
+        assert [(item["gpu"], item["in_use"]) for item in learnt] == [(row["cluster"]["gpu"], True)]
+
     def test_csv_both_ways_page_by_page(self, make: Make, tmp_path: Path) -> None:
         client = make(workers=0)
         client.post("/measurements", json=self.rows(7))

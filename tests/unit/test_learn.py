@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.calibration.fit import fingerprint
 from planner.calibration.intervals import time_spread
 from planner.calibration.learn import learn
 from planner.catalog.calibrations import shipped_calibration
@@ -84,3 +85,10 @@ def test_another_trainer_moves_less_than_the_one_that_ran() -> None:
     foreign = Job.from_user({"model": "llama3-8b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8}, "training": training, "layout": {}})
     assert abs(np.log(predicted(foreign, learnt) / predicted(foreign))) < 0.5 * own
     assert replace(learnt, id="x").fitted == shipped_calibration().fitted
+
+
+def test_runs_that_it_was_fitted_to_teach_nothing() -> None:
+    calibration = shipped_calibration()
+    told = replace(calibration, fitted=calibration.fitted | {fingerprint(run.job, run.measured.step_seconds or 0.0) for run in RUNS[:2]})
+    assert learn(told, RUNS[:2]) is told
+    assert learn(told, RUNS).id.startswith(f"{told.id}+1-")
