@@ -23,12 +23,16 @@ from probes.protocol import FailureKind
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
+    from planner.search.probed import Timed
+    from planner.search.probing.kernels import Timing
     from planner.search.probing.loop import Event
     from planner.search.probing.study import Asked as Question
     from planner.specs.plan import Plan
 
 STUDY, PREFIX = "study", "plan"
 PROBE_SECONDS = 600.0
+MICRO_SECONDS = 180.0
+TIMING_PAGES = 10  # of 200 probes each, the newest, among which kernels timed before are sought
 WHOLE: Rung = "probed"
 Tell = Callable[[Mapping[str, Any]], None]
 
@@ -146,20 +150,21 @@ def run_study(
     Raises what planning raises, after the task is ended with it.
     """
     from planner.recommend import recommend
-    from planner.search.probed import Probing
+    from planner.search.probed import MicroPlan, Probing
 
     recover(wiring, gone=is_gone)
     job = Job.from_user(held.request, allow_files=False)
     assert job.probe is not None, "a study has probes to spend"
     with TaskHeart(wiring, held, onlooker.stop) as heart:
         runner = Runner(wiring=wiring, study=held, job=job, onlooker=onlooker, heart=heart)
-        own = runner.spent_before()
+        own, micro_gpu_seconds = runner.spent_before()
         known = [one for one in runner.measured_before() if one.id not in {each.id for each in own}]
         pool = wiring.pool(job.probe.pool)
         capacity = pool.capacity(job.cluster)
         probing = Probing(
             measure=runner.measure, known=known, resumed=own, on_event=runner.told, should_stop=onlooker.stop.is_set,
             emulates=capacity.device == "cuda" and capacity.num_devices >= max(job.cluster.num_gpus_choices), steps=job.probe.steps + 3,
+            micro=MicroPlan(timed=runner.timed_before(), num_gpus=capacity.num_devices, gpu_seconds_before=micro_gpu_seconds),
         )  # fmt: skip
         try:
             plan = recommend(
@@ -191,22 +196,46 @@ class Runner:
     onlooker: Onlooker
     heart: TaskHeart
 
-    def measure(self, asked: "Sequence[Question]") -> "Iterable[tuple[Question, Measurement]]":
-        """Each question with its measurement, in order; one that was interrupted has none."""
+    def measure(self, asked: "Sequence[Question]") -> "Iterable[tuple[Question, Measurement | Timed]]":
+        """Each question with its measurement or timings, in order; timings that were interrupted are none."""
+        from planner.search.probed import Timed
+
         wanted = [self._asked(question) for question in asked]
         records = enqueue(self.wiring, wanted, max_attempts=1, ours=True)
         watches = {record.id: Watch(stop=self.onlooker.stop, progress=self._words(record)) for record in records}
         ended = run_all(self.wiring, records, watches)
         for question, record in zip(asked, ended, strict=True):
+            if question.micro is not None:
+                if record.state != "cancelled":
+                    yield question, Timed(timings=timings_of(record), gpu_seconds=gpu_seconds_of(record), message=record.message or "")
+                continue
             measurement = self._result(record)
             if measurement is not None:
                 if record.measurement_id is not None:
                     teach(self.wiring, [measurement])
                 yield question, measurement
 
+    def timed_before(self) -> "list[Timing]":
+        """Kernels timed on this GPU before, by whatever study, oldest first."""
+        found, cursor = [], None
+        for _ in range(TIMING_PAGES):
+            page = self.wiring.probes.list(ProbeFilter(gpu=self.job.cluster.gpu.name, state="done"), cursor, 200)
+            found += [record for record in page.items if record.request.get("kernels")]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return [timing for record in reversed(found) for timing in timings_of(record)]
+
     def _asked(self, question: "Question") -> Asked:
-        assert question.layout is not None, "only layouts are asked for"
         assert self.job.probe is not None, "a study has probes to spend"
+        if question.micro is not None:
+            kernels = {
+                "job": job_without_layout(self.job), "kernels": [shape.as_dict() for shape in question.micro.kernels],
+                "pool": self.job.probe.pool, "time_limit_seconds": max(1.0, min(MICRO_SECONDS, question.gpu_seconds_limit)),
+            }  # fmt: skip
+            timing, bare = ProbeRequest.from_user(kernels, allow_files=False)
+            return Asked(request=timing, job=bare, plan_id=self.study.id)
+        assert question.layout is not None, "a layout is asked for, or kernels"
         num_gpus = question.layout.num_gpus
         request = {
             "job": job_with_layout(self.job, question.layout.model_dump(mode="json"), num_gpus), "emulate": question.rung == "emulated",
@@ -224,10 +253,12 @@ class Runner:
         return say
 
     def _result(self, record: ProbeRecord) -> Measurement | None:
-        """The record's measurement as the study takes it; of a failed or interrupted probe one without numbers.
+        """The record's measurement as the study takes it; of a failed or interrupted probe one without numbers; none of kernels.
 
         What a smaller machine measured for the layout (an imitation) stands for the layout: its error is in its deviation.
         """
+        if record.request.get("kernels"):
+            return None
         if record.measurement_id is not None:
             found = self.wiring.measurements.get(record.measurement_id)
             rung = found.measured.rung
@@ -240,15 +271,17 @@ class Runner:
         moment = (record.finished_at or record.created_at).isoformat()
         return Measurement(id=record.id, created_at=moment, job=job, measured=numbers, source=f"probe {record.id}")
 
-    def spent_before(self) -> list[Measurement]:
-        """What this study has measured already, oldest first: they count against its budget."""
-        found, cursor = [], None
+    def spent_before(self) -> tuple[list[Measurement], float]:
+        """(what this study has measured already, oldest first, GPU-seconds of its kernels): they count against its budget."""
+        found: list[Measurement] = []
+        gpu_seconds, cursor = 0.0, None
         while True:
             page = self.wiring.probes.list(ProbeFilter(plan_id=self.study.id), cursor, 200)
             found += [one for record in page.items if (one := self._result(record)) is not None]
+            gpu_seconds += sum(gpu_seconds_of(record) for record in page.items if record.request.get("kernels"))
             cursor = page.next_cursor
             if cursor is None:
-                return found[::-1]
+                return found[::-1], gpu_seconds
 
     def measured_before(self) -> Iterator[Measurement]:
         """Runs of the same question from before, on this kind of machine."""
@@ -275,9 +308,23 @@ def gpu_seconds_of(record: ProbeRecord) -> float:
     return min((record.finished_at - record.started_at).total_seconds(), limit) * record.num_gpus
 
 
+def timings_of(record: ProbeRecord) -> "tuple[Timing, ...]":
+    """What a probe of kernels timed."""
+    from planner.calibration.coverage import Shape
+    from planner.search.probing.kernels import Timing
+
+    rows = [row for result in record.results for row in result["outcome"].get("timings") or () if row["status"] == "ok"]
+    return tuple(Timing(shape=Shape.from_dict(row), seconds=float(row["seconds"])) for row in rows)
+
+
+def job_without_layout(job: Job) -> dict[str, Any]:
+    """The job as it was asked, without what only a search or a run needs."""
+    return {key: value for key, value in job.request.items() if key not in ("search", "probe", "layout", "measured")}
+
+
 def job_with_layout(job: Job, layout: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:
     """The job as a request to measure this layout."""
-    values = {key: value for key, value in job.request.items() if key not in ("search", "probe", "layout", "measured")}
+    values = job_without_layout(job)
     if isinstance(values["cluster"], Mapping):
         values["cluster"] = {**values["cluster"], "num_gpus": num_gpus}
     return {**values, "layout": dict(layout)}

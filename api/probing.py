@@ -15,6 +15,7 @@ from typing import Any, Literal
 from api.errors import fault, lines_of
 from api.learning import teach_stored
 from api.wiring import Wiring
+from planner.calibration.coverage import Shape
 from planner.errors import ConflictError, PlannerError
 from planner.ports import Lease, ProbeEnd, ProbeFilter, ProbeRecord
 from planner.specs.job import Job
@@ -37,12 +38,28 @@ log = logging.getLogger("planner.probes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One layout to measure; plan and rank where it comes from a plan."""
+    """One layout to measure, or kernels to time; plan and rank where it comes from a plan."""
 
     request: ProbeRequest
     job: Job
     plan_id: str | None = None
     plan_rank: int | None = None
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that it takes."""
+        if self.request.kernels:
+            return max(Shape.from_dict(values).num_gpus for values in self.request.kernels)
+        assert self.job.layout is not None, "a request's job has a layout"
+        return self.job.layout.num_gpus
+
+    @property
+    def words(self) -> str:
+        """What is measured, for a line."""
+        if self.request.kernels:
+            return f"{len(self.request.kernels)} {'kernels' if self.num_gpus == 1 else 'collectives'}"
+        assert self.job.layout is not None, "a request's job has a layout"
+        return self.job.layout.short()
 
 
 def ask_job(values: Mapping[str, Any], *, allow_files: bool) -> list[Asked]:
@@ -76,13 +93,11 @@ def enqueue(wiring: Wiring, asked: Sequence[Asked], *, max_attempts: int, ours: 
         "lease_until": now.now + timedelta(seconds=now.seconds),
     }  # fmt: skip
     for one in asked:
-        layout = one.job.layout
-        assert layout is not None, "a request's job has a layout"
         records.append(
             ProbeRecord(
                 id=wiring.ids.new_id(PREFIX), created_at=wiring.clock.now(), request=one.request.model_dump(mode="json"),
-                job_hash=question_hash(one.job), model=one.job.model.name, gpu=one.job.cluster.gpu.name, num_gpus=layout.num_gpus,
-                layout=layout.short(), pool=one.request.pool, plan_id=one.plan_id, plan_rank=one.plan_rank, max_attempts=max_attempts,
+                job_hash=question_hash(one.job), model=one.job.model.name, gpu=one.job.cluster.gpu.name, num_gpus=one.num_gpus,
+                layout=one.words, pool=one.request.pool, plan_id=one.plan_id, plan_rank=one.plan_rank, max_attempts=max_attempts,
             )
         )  # fmt: skip
     stored = [replace(record, **held) if ours else record for record in records]

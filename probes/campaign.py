@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from planner.calibration.coverage import Shape
 from planner.errors import Fault, SpecError
 from planner.rules import violations
 from planner.specs.cluster import ClusterSpec
@@ -18,6 +19,8 @@ from probes.emulate import combine, ranks_of_interest
 from probes.imitate import Imitation, extrapolate, imitate
 from probes.launch import Watch
 from probes.protocol import Measured, OutOfMemory, ProbeResult, ProbeTask
+
+MOST_KERNELS = 1000
 
 
 class Pool(Protocol):
@@ -35,7 +38,9 @@ class Pool(Protocol):
 
 
 class ProbeRequest(BaseModel):
-    """A layout to measure, and how. job: a job with its layout.  The rest as in `probes.protocol.ProbeTask`."""
+    """A layout to measure, and how. job: a job with its layout; kernels are timed without one.  The rest as in
+    `probes.protocol.ProbeTask`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,25 +53,40 @@ class ProbeRequest(BaseModel):
     breakdown: bool = False
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = 0
     time_limit_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 600.0
+    kernels: Annotated[list[dict[str, Any]], Field(max_length=MOST_KERNELS)] = []
 
     @classmethod
     def from_user(cls, values: object, *, allow_files: bool = True) -> "tuple[ProbeRequest, Job]":
         """The request and its job, files read into it. Raises SpecError for a wrong request and for an impossible layout."""
         request = build(cls, values, "")
         job = Job.from_user(request.job, allow_files=allow_files)
+        kept = {key: value for key, value in job.request.items() if key not in ("search", "probe", "measured")}
+        if request.kernels:
+            _check_kernels(request)
+            return request.model_copy(update={"job": kept}), job
         if job.layout is None:
             raise SpecError(Fault("layout", None, "is required to probe", "add the layout to measure, or probe a plan"))
         broken = violations(job.layout, job.model, job.cluster, job.training)
         if broken:
             raise SpecError([Fault(f"layout.{fault.field}", fault.value, fault.rule, fault.remedy) for fault in broken])
-        kept = {key: value for key, value in job.request.items() if key not in ("search", "probe", "measured")}
         return request.model_copy(update={"job": kept}), job
 
     def task(self, job: Job, task_id: str, **more: Any) -> ProbeTask:
         """The task of one run."""
         device = "cpu" if job.cluster.gpu.name == "cpu" else "cuda"
-        common = self.model_dump(include={"trainer", "warmup_steps", "steps", "breakdown", "seed", "time_limit_seconds"})
+        common = self.model_dump(include={"trainer", "warmup_steps", "steps", "breakdown", "seed", "time_limit_seconds", "kernels"})
         return ProbeTask.model_validate({"id": task_id, "job": job.request, "device": device, **common, **more})
+
+
+def _check_kernels(request: ProbeRequest) -> None:
+    """Raises SpecError for what is no kernel, and for a trainer that times none."""
+    for place, values in enumerate(request.kernels):
+        try:
+            Shape.from_dict(values)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise SpecError(Fault(f"kernels.{place}", values, f"is no kernel ({error})", "give kind, name, dtype and sizes")) from None
+    if request.trainer != "reference":
+        raise SpecError(Fault("trainer", request.trainer, "times no kernels alone", "use the reference program"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +115,11 @@ class Campaign:
     @classmethod
     def of(cls, request: ProbeRequest, job: Job, probe_id: str, capacity: Capacity) -> "Campaign":
         """The cheapest way that this pool can answer. Raises ProbeError where it has none."""
+        if request.kernels:
+            task = request.task(job, probe_id)
+            if task.num_processes() > capacity.num_devices:
+                raise too_few(task.num_processes(), capacity)
+            return cls(job=job, tasks=(task,))
         assert job.layout is not None, "a request's job has a layout"
         if request.emulate:
             fake = capacity.num_devices == 0 or capacity.device == "cpu"
@@ -118,13 +143,16 @@ class Campaign:
             result = pool.run(task, watch)
             results.append(result)
             if not isinstance(result.outcome, Measured):
-                measured = isinstance(result.outcome, OutOfMemory) and self.imitation is None  # a smaller run says nothing of this job
+                whole = self.imitation is None and not task.kernels  # a smaller run says nothing of this job
+                measured = isinstance(result.outcome, OutOfMemory) and whole
                 known = (result.measurement(),) if measured else ()
                 return Answer(results=tuple(results), measurements=known, failed=result, notes=self.notes)
         return Answer(results=tuple(results), measurements=self.read(results), notes=self.notes)
 
     def read(self, results: list[ProbeResult]) -> tuple[Measurement, ...]:
         """Measurements of complete runs: of the asked job first, then of the smaller ones that stood for it."""
+        if self.tasks[0].kernels:
+            return ()  # timings stay in the result; they are no run of a layout
         each = tuple(result.measurement() for result in results)
         if self.ranks:
             outcomes = {rank: result.outcome for rank, result in zip(self.ranks, results, strict=True)}

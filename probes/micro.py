@@ -7,6 +7,7 @@ versions; first and last lines hold the environment. A kernel that runs out of m
 
 import argparse
 import gc
+import io
 import json
 import os
 import statistics
@@ -21,9 +22,10 @@ import torch
 import torch.distributed as dist
 
 from planner.calibration.coverage import Shape
+from planner.errors import Fault, SpecError
 from probes.kernels import attention, collectives, gemm, grouped_gemm, memory, optimizer
 from probes.kernels.base import Prepared, Unavailable, num_runs, time_runs, warm_up
-from probes.protocol import Environment
+from probes.protocol import Environment, Measured, ProbeTask
 from probes.reference.environment import Sample, describe
 
 KERNELS: dict[str, Callable[[Shape, torch.device], Prepared | None]] = {
@@ -118,6 +120,38 @@ def measure_all(bench: Bench, shapes: Sequence[Shape], out: IO[str], total_secon
     end = environment(bench.device).model_dump(exclude_none=True)
     _write(out, {"kind": "end", "measured": done, "not_reached": left, **end}, bench)
     return done
+
+
+class Kernels:
+    """The kernels of a probe's task on one rank, as `probes.worker` runs them. Raises SpecError where there is no such device."""
+
+    def __init__(self, task: ProbeTask) -> None:
+        if task.device == "cuda" and not torch.cuda.is_available():
+            raise SpecError(Fault("device", "cuda", "torch sees no GPU here", "probe with device cpu, or install a CUDA build of torch"))
+        self.task, self.device = task, join(task.device)
+
+    def measure(self) -> Measured:
+        """What could be timed within half the time limit, the rest of which is for start and end."""
+        lines = io.StringIO()
+        measure_all(Bench(device=self.device), self.task.shapes(), lines, min(TOTAL_SECONDS, self.task.time_limit_seconds / 2.0))
+        rows = [row for row in map(json.loads, lines.getvalue().splitlines()) if row["kind"] in KERNELS]
+        return Measured(
+            step_seconds=None, step_seconds_each=[], tokens_per_second_per_gpu=None, mfu=None, losses=[], gradient_norms=[], memory=[],
+            timings=rows,
+        )  # fmt: skip
+
+    def environment(self) -> Environment:
+        """What the numbers hold for."""
+        return environment(self.device)
+
+    def notes(self) -> list[str]:
+        """What a reader must know: nothing."""
+        return []
+
+    def close(self) -> None:
+        """Leaves the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def environment(device: torch.device) -> Environment:

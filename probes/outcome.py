@@ -151,6 +151,11 @@ def _doubt(result: ProbeResult) -> Failed | None:
     assert isinstance(outcome, Measured)
     if task.fake_tensors:
         return None
+    if task.kernels:
+        rows = outcome.timings or []
+        said = next((str(row["message"]) for row in rows if row.get("message")), "it wrote no line")
+        timed = any(row["status"] == "ok" for row in rows)
+        return None if timed else Failed(kind=FailureKind.CRASH, rank=0, message=f"no kernel could be timed: {said}")
     if not outcome.step_seconds_each or outcome.step_seconds is None or not outcome.step_seconds > 0:
         return Failed(kind=FailureKind.CRASH, rank=0, message="the program ended without a timed step")
     bad = [number for number, loss in enumerate(outcome.losses) if not math.isfinite(loss)]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from planner.calibration.coverage import Shape
 from planner.specs.job import Job
 from planner.specs.measurement import Measured as MeasuredNumbers
 from planner.specs.measurement import Measurement, Rung
@@ -36,6 +37,7 @@ class ProbeTask(BaseModel):
     process with torch's fake process group.  fake_tensors: memory and counts only (FakeTensorMode).  num_layers: fewer layers than the
     model has.  warmup_steps, steps: before and while timing; timing ends early when the spread is below `spread_below`.
     breakdown: seconds by kernel from the profiler.  time_limit_seconds: wall clock of the whole probe, start included.
+    kernels: instead of the layout, time these alone (`planner.calibration.coverage.Shape` as mappings), most valuable first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,13 +55,20 @@ class ProbeTask(BaseModel):
     breakdown: bool = False
     seed: int = 0
     time_limit_seconds: float = 600.0
+    kernels: list[dict[str, Any]] = []
+
+    def shapes(self) -> list[Shape]:
+        """The kernels to time. Raises KeyError or ValueError for what is no shape."""
+        return [Shape.from_dict(values) for values in self.kernels]
 
     def parsed(self) -> Job:
         """The job. Raises SpecError."""
         return Job.from_user(self.job)
 
     def num_processes(self) -> int:
-        """Processes that torchrun starts: one a GPU, or one alone for an emulated rank."""
+        """Processes that torchrun starts: one a GPU, as many as kernels need, or one alone for an emulated rank."""
+        if self.kernels:
+            return max(shape.num_gpus for shape in self.shapes())
         return 1 if self.emulate_rank is not None else self.parsed().cluster.num_gpus
 
 
@@ -101,6 +110,7 @@ class Measured(BaseModel):
     """The run came to its end.
 
     counts: of one step on one rank, from fake tensors: flops, and bytes of each collective.
+    timings: lines of `probes.micro`, where kernels were timed instead of a layout.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -115,6 +125,7 @@ class Measured(BaseModel):
     memory: list[RankMemory]
     kernel_seconds: dict[str, float] | None = None
     counts: dict[str, float] | None = None
+    timings: list[dict[str, Any]] | None = None
 
 
 class OutOfMemory(BaseModel):

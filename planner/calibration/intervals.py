@@ -5,7 +5,7 @@ posterior moves along its D principal directions, what all runs on one cluster h
 Letters: N layouts, D directions, W draws.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,17 +54,24 @@ class TimeSpread:
 
 def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSpread:
     """The posterior of the pricer's calibration, pushed through the model one principal direction at a time (one deviation each)."""
-    trainer, gpu, calibration = pricer.training.trainer, pricer.cluster.gpu, pricer.calibration
-    centre = calibration.shift(trainer, gpu.family)
-    directions, rest = calibration.directions(trainer, gpu.family)
-    base, loadings = np.log(prices.step_seconds), np.zeros((len(directions), len(batch)))
-    for place, direction in enumerate(directions):
-        profile, kernels = profile_at(trainer, centre + direction), kernels_at(gpu, centre + direction)
-        moved = Pricer.build(pricer.model, pricer.cluster, pricer.training, calibration, profile=profile, kernels=kernels)
-        loadings[place] = np.log(moved.price(batch).step_seconds) - base
+    trainer, calibration = pricer.training.trainer, pricer.calibration
+    _, rest = calibration.directions(trainer, pricer.cluster.gpu.family)
+    base, moved = np.log(prices.step_seconds), list(moved_pricers(pricer))
+    loadings = np.zeros((len(moved), len(batch)))
+    for place, one in enumerate(moved):
+        loadings[place] = np.log(one.price(batch).step_seconds) - base
     stretch = calibration.stretch(trainer)
     own = stretch * np.sqrt(rest + calibration.run_sd**2)
     return TimeSpread(loadings=stretch * loadings, own_sd=np.full(len(batch), own), shared_sd=stretch * calibration.group_sd)
+
+
+def moved_pricers(pricer: Pricer) -> Iterator[Pricer]:
+    """The pricer at one deviation along each of the D principal directions of its calibration's posterior."""
+    trainer, gpu, calibration = pricer.training.trainer, pricer.cluster.gpu, pricer.calibration
+    centre = calibration.shift(trainer, gpu.family)
+    for direction in calibration.directions(trainer, gpu.family)[0]:
+        profile, kernels = profile_at(trainer, centre + direction), kernels_at(gpu, centre + direction)
+        yield Pricer.build(pricer.model, pricer.cluster, pricer.training, calibration, profile=profile, kernels=kernels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

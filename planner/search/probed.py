@@ -1,6 +1,6 @@
 """The search at one size with probes to spend: candidates, the closed loop, and its outcome as the size's candidates."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,8 +9,10 @@ import numpy as np
 from planner.columns import LayoutBatch
 from planner.rules import Context
 from planner.search.probing.candidates import Candidates, enumerate_candidates
+from planner.search.probing.fidelity import MicroProbe, Observed
+from planner.search.probing.kernels import Kernels, Timing
 from planner.search.probing.loop import Event, Measure, Outcome, Ranked, run
-from planner.search.probing.study import Budget, CheaperRung, ProbeCost, Settings
+from planner.search.probing.study import Asked, Budget, CheaperRung, MicroResult, ProbeCost, Settings
 from planner.search.sized import Sized
 from planner.search.space import build_space
 from planner.specs.job import Job
@@ -18,22 +20,46 @@ from planner.specs.layout import Layout
 from planner.specs.measurement import Measurement
 
 EMULATED_SD = 0.06  # what an emulated rank says of the whole step beside run-to-run noise: its communication is predicted; judgement
+MICRO_START_SECONDS = 10.0  # launch of a program that builds no model; judgement
 START_SECONDS = {"cpu": 15.0}  # launch, build and first step of a probe; 60 on a GPU with compilation; judgement until the first results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroPlan:
+    """Kernels as a rung. timed: what is known of them already.  num_gpus: of the pool.  gpu_seconds_before: this study's, when resumed."""
+
+    timed: Sequence[Timing]
+    num_gpus: int
+    gpu_seconds_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """What a micro-probe brought. message: why, where it brought nothing."""
+
+    timings: tuple[Timing, ...]
+    gpu_seconds: float
+    message: str = ""
+
+
+Run = Callable[[Sequence[Asked]], Iterable[tuple[Asked, Measurement | Timed]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probing:
     """How to spend probes. measure: runs and stores them.  known, resumed: see `probing.loop.run`.
 
-    emulates: whether the pool can run one rank of a layout alone on a GPU, as a cheaper look.  parallel: whole layouts at once.
+    emulates: whether the pool can run one rank of a layout alone on a GPU, as a cheaper look.  micro: kernels as another.
+    parallel: whole layouts at once.
     """
 
-    measure: Measure
+    measure: Run
     known: Sequence[Measurement] = ()
     resumed: Sequence[Measurement] = ()
     on_event: Callable[[Event], None] | None = None
     should_stop: Callable[[], bool] | None = None
     emulates: bool = False
+    micro: MicroPlan | None = None
     parallel: int = 1
     steps: int = 13
 
@@ -46,15 +72,41 @@ def probe_size(job: Job, sized: Sized, probing: Probing, include: Sequence[Layou
     measured = [m.job.layout for m in (*probing.known, *probing.resumed) if m.job.layout is not None]
     wanted = list(dict.fromkeys((*include, *measured)))
     candidates = enumerate_candidates(pricer, build_space(context, job.search), include=wanted)
+    kernels = Kernels.of(pricer, candidates) if probing.micro else None
+    micro_probes, observed = _micro(kernels, probing.micro, pricer.cluster.gpus_per_node)
     settings = Settings(
         sampler=job.search.sampler, seed=job.search.seed, budget=Budget(probes=job.probe.max_probes, gpu_seconds=job.probe.max_gpu_seconds),
         parallel=probing.parallel, cost=ProbeCost(start_seconds=START_SECONDS.get(pricer.cluster.gpu.name, 60.0), steps=probing.steps),
-        rungs=_rungs(candidates, probing, pricer.cluster.num_gpus),
+        rungs=_rungs(candidates, probing, pricer.cluster.num_gpus), micro_probes=micro_probes, observed=observed,
+        gpu_seconds_before=probing.micro.gpu_seconds_before if probing.micro else 0.0,
     )  # fmt: skip
     return run(
-        candidates, settings, probing.measure, known=probing.known, resumed=probing.resumed, on_event=probing.on_event,
+        candidates, settings, _reading(probing.measure, kernels), known=probing.known, resumed=probing.resumed, on_event=probing.on_event,
         should_stop=probing.should_stop,
     )  # fmt: skip
+
+
+def _micro(kernels: Kernels | None, plan: MicroPlan | None, per_node: int) -> tuple[tuple[MicroProbe, ...], tuple[Observed, ...]]:
+    """(micro-probes of what no timing covers, what earlier timings say)."""
+    if kernels is None or plan is None:
+        return (), ()
+    covered = [timing.shape for timing in plan.timed]
+    probes = kernels.probes(covered, num_gpus=min(plan.num_gpus, per_node), start_seconds=MICRO_START_SECONDS)
+    return probes, kernels.observed(plan.timed)
+
+
+def _reading(measure: Run, kernels: Kernels | None) -> Measure:
+    """A `Measure` that reads timings by what was predicted of these kernels."""
+
+    def run_all(asked: Sequence[Asked]) -> Iterator[tuple[Asked, Measurement | MicroResult]]:
+        for one, result in measure(asked):
+            if isinstance(result, Timed):
+                observed = kernels.observed(result.timings) if kernels is not None else ()
+                yield one, MicroResult(observed=observed, gpu_seconds=result.gpu_seconds, message=result.message)
+            else:
+                yield one, result
+
+    return run_all
 
 
 def _rungs(candidates: Candidates, probing: Probing, num_gpus: int) -> tuple[CheaperRung, ...]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.search.probing.fidelity import Belief, MicroProbe, Rung, choose_rung, direct, value_of_micro_probe
+from planner.search.probing.fidelity import Belief, Rung, choose_rung, direct, value_of_look
 from planner.search.probing.normal import expected_excess
 
 FULL = Rung(name="probed", gpu_seconds=5000.0, sd=0.0, shows_memory=True)
@@ -78,10 +78,10 @@ def test_nothing_to_gain_is_worth_nothing() -> None:
 def test_a_micro_probe_is_worth_what_it_can_change() -> None:
     log_seconds = np.array([0.0, 0.01, 0.5])
     same, apart = np.full(3, 0.05), np.array([0.05, -0.05, 0.0])
-    assert value_of_micro_probe(log_seconds, same, 1.0, 0.1) == pytest.approx(0.0, abs=1e-9)
-    assert value_of_micro_probe(log_seconds, apart, 1.0, 0.1) > 0.01
-    assert value_of_micro_probe(log_seconds, apart, 1.0, 5.0) < value_of_micro_probe(log_seconds, apart, 1.0, 0.1)
-    assert value_of_micro_probe(np.array([0.0, 2.0]), np.array([0.05, -0.05]), 1.0, 0.1) == pytest.approx(0.0, abs=1e-9)
+    assert value_of_look(log_seconds, same, 1.0, 0.1) == pytest.approx(0.0, abs=1e-9)
+    assert value_of_look(log_seconds, apart, 1.0, 0.1) > 0.01
+    assert value_of_look(log_seconds, apart, 1.0, 5.0) < value_of_look(log_seconds, apart, 1.0, 0.1)
+    assert value_of_look(np.array([0.0, 2.0]), np.array([0.05, -0.05]), 1.0, 0.1) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_two_candidates_by_the_closed_form() -> None:
@@ -89,9 +89,4 @@ def test_two_candidates_by_the_closed_form() -> None:
     log_seconds, effect, sd = np.array([0.0, 0.03]), np.array([0.04, -0.02]), 0.5
     spread = (0.04 + 0.02) / np.sqrt(1.0 + sd**2)
     expected = float(expected_excess(np.array(0.03), np.array(spread)))
-    assert value_of_micro_probe(log_seconds, effect, 1.0, sd) == pytest.approx(expected, rel=0.05)
-
-
-def test_a_micro_probe_carries_its_numbers() -> None:
-    probe = MicroProbe(name="gemm 4096", loading=(1.0, 0.0), sd=0.02, gpu_seconds=10.0)
-    assert probe.loading == (1.0, 0.0)
+    assert value_of_look(log_seconds, effect, 1.0, sd) == pytest.approx(expected, rel=0.05)

@@ -9,7 +9,7 @@ import pytest
 from optuna.trial import TrialState
 
 from planner.search.probing import pruning
-from planner.search.probing.fidelity import MicroProbe
+from planner.search.probing.fidelity import Look, MicroProbe, Observed
 from planner.search.probing.knowledge import RUN_SD, Knowledge, noise_variance
 from planner.search.probing.loop import Event, Result, one_at_a_time, run
 from planner.search.probing.study import Asked, Budget, CheaperRung, MicroResult, ProbeCost, ProbeStudy, Settings
@@ -223,9 +223,10 @@ def test_the_winner_is_the_fastest_measured_and_the_rest_is_ranked_again() -> No
     outcome = run(small(), settings(budget=Budget(probes=8, gpu_seconds=1e12)), one_at_a_time(machine.run))
     rows = [asked.row for asked in machine.asked]
     best = min(rows, key=lambda row: machine.log_seconds[row])
-    assert outcome.ranked[0].row == best
-    assert outcome.ranked[0].record is not None
-    assert outcome.ranked[0].expected_seconds == pytest.approx(np.exp(machine.log_seconds[best]), rel=0.02)
+    winner = outcome.ranked[0]
+    assert machine.log_seconds[winner.row] == pytest.approx(machine.log_seconds[best], abs=RUN_SD), "the fastest, but for noise"
+    assert winner.record is not None
+    assert winner.expected_seconds == pytest.approx(np.exp(machine.log_seconds[winner.row]), rel=0.02)
     rest = [one.expected_seconds for one in outcome.ranked[1:]]
     assert rest == sorted(rest)
     assert {one.row for one in outcome.ranked} >= set(rows)
@@ -362,7 +363,7 @@ def test_a_cheaper_rung_goes_first_and_its_trial_goes_on_or_is_given_up() -> Non
             assert "after emulated it still leads" in following.reason
     states = [trial.state for trial in outcome.study.trials]
     given_up = [trial for trial in outcome.study.trials if trial.state is TrialState.PRUNED]
-    assert states.count(TrialState.COMPLETE) == 4
+    assert states.count(TrialState.COMPLETE) == len({asked.row for asked in looked if asked.rung == "probed"}), "repeats are one trial"
     assert all("given up after emulated" in trial.user_attrs["reason"] for trial in given_up)
     assert given_up or any(trial.intermediate_values for trial in outcome.study.trials)
     assert "GPU-second" in next(asked.reason for asked in looked if asked.rung == "emulated")
@@ -390,12 +391,13 @@ def test_micro_probes_go_first_where_they_can_change_the_winner() -> None:
     factor = 0.4 * np.where(candidates.batch.pp > 1, 1.0, -1.0)[:, None]
     close = np.log(10.0) + 0.01 * np.sort(np.random.default_rng(0).random(len(candidates)))
     divided = replace(candidates, prior=replace(candidates.prior, log_seconds=close, factor=factor))
-    probe = MicroProbe(name="send between stages", loading=(1.0,), sd=0.05, gpu_seconds=5.0)
+    look = Look(name="send", loading=(1.0,), sd=0.05)
+    probe = MicroProbe(name="send between stages", looks=(look,), gpu_seconds=5.0)
     study = ProbeStudy(divided, settings(micro_probes=(probe,)))
     asked = study.ask()
     assert asked is not None
-    assert (asked.rung, asked.name, asked.row, asked.layout) == ("micro", "send between stages", None, None)
-    study.tell(asked, MicroResult(log_ratio=1.0, variance=0.0025, gpu_seconds=4.0))
+    assert (asked.rung, asked.micro, asked.row, asked.layout) == ("micro", probe, None, None)
+    study.tell(asked, MicroResult(observed=(Observed(look=look, log_ratio=1.0),), gpu_seconds=4.0))
     assert study.spent.probes == 0
     assert study.spent.gpu_seconds == 4.0
     following = study.ask()
@@ -409,7 +411,7 @@ def test_micro_probes_go_first_where_they_can_change_the_winner() -> None:
 def test_micro_probes_that_can_change_nothing_are_not_asked() -> None:
     candidates = small()
     common = replace(candidates, prior=replace(candidates.prior, factor=np.full((len(candidates), 1), 0.3)))
-    probe = MicroProbe(name="clock", loading=(1.0,), sd=0.05, gpu_seconds=5.0)
+    probe = MicroProbe(name="clock", looks=(Look(name="clock", loading=(1.0,), sd=0.05),), gpu_seconds=5.0)
     asked = ProbeStudy(common, settings(micro_probes=(probe,))).ask()
     assert asked is not None
     assert asked.rung == "probed"

@@ -143,7 +143,7 @@ def test_several_at_once_are_apart() -> None:
     assert len({asked.row for asked in first}) == 4
     for asked in first:
         study.tell(asked, machine.run(asked))
-    alone = study.knowledge.beliefs().promising(study.knowledge.untried(), 1)[0]
+    alone = study.knowledge.beliefs().promising(study.knowledge.untried(), 1, risk_limit=study.settings.risk_limit)[0]
     second = study.ask_many()
     assert second[0].row == alone
     believed = study.knowledge.beliefs()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.calibration.coverage import Shape
 from planner.columns import FloatColumn
 from planner.search.probing import normal
 
@@ -94,20 +95,37 @@ def _through(belief: Belief, rung: Rung, full: Rung) -> Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MicroProbe:
-    """A measurement of a kernel or a collective. loading (Q,): along the prior's shared directions (columns of `Prior.factor`).
+class Look:
+    """What one kind of kernel tells. loading (Q,): along the prior's shared directions (columns of `Prior.factor`).
 
-    sd: of the measured log ratio around what the directions say.  gpu_seconds: its cost.
+    sd: of the measured log ratio around what the directions say.
     """
 
     name: str
     loading: tuple[float, ...]
     sd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroProbe:
+    """Kernels or collectives timed alone in one launch. kernels: their shapes, most valuable first.  gpu_seconds: its cost."""
+
+    name: str
+    looks: tuple[Look, ...]
     gpu_seconds: float
+    kernels: tuple[Shape, ...] = ()
 
 
-def value_of_micro_probe(log_seconds: FloatColumn, effect: FloatColumn, variance: float, sd: float) -> float:
-    """Expected drop of the least expected log seconds (N,) when something that all candidates share is measured.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """A look and its answer. log_ratio: measured over predicted."""
+
+    look: Look
+    log_ratio: float
+
+
+def value_of_look(log_seconds: FloatColumn, effect: FloatColumn, variance: float, sd: float) -> float:
+    """Expected drop of the least expected log seconds (N,) when something that candidates have in common is measured.
 
     effect (N,): covariance of each candidate's log seconds with what is measured, whose own variance is `variance`, measured to `sd`.
     E_Z[min_i m_i] - E_Z[min_i (m_i + c_i Z)], c = effect / sqrt(variance + sd^2): the knowledge gradient (Frazier, Powell, Dayanik 2009).

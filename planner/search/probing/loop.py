@@ -155,7 +155,9 @@ def _stopped(study: ProbeStudy, should_stop: Callable[[], bool] | None) -> str |
 
 def _told(result: Result) -> str:
     if isinstance(result, MicroResult):
-        return f"{np.expm1(result.log_ratio):+.1%} against the prediction"
+        if not result.observed:
+            return f"no kernel could be timed: {result.message}"
+        return ", ".join(f"{one.look.name} {np.expm1(one.log_ratio):+.0%}" for one in result.observed) + " against the prediction"
     measured = result.measured
     if measured.status == "ok" and measured.step_seconds:
         return f"{measured.step_seconds:.4g} s a step"

@@ -13,8 +13,8 @@ from optuna.trial import TrialState
 from planner.columns import BoolColumn, FloatColumn
 from planner.search.probing import fidelity
 from planner.search.probing.candidates import Candidates
-from planner.search.probing.fidelity import Belief, MicroProbe, Rung
-from planner.search.probing.knowledge import Knowledge
+from planner.search.probing.fidelity import Belief, MicroProbe, Observed, Rung
+from planner.search.probing.knowledge import RUN_SD, Knowledge
 from planner.search.probing.sampler import sampler_for
 from planner.search.probing.stopping import TOLERANCE, Regret
 from planner.search.probing.trials import Trials
@@ -26,6 +26,7 @@ FULL, MICRO = "probed", "micro"
 WHOLE = ("probed", "published")
 MOST_FAILURES = 3  # in a row; then it is the machine and not the layout
 INTERRUPTED = "interrupted"
+LEAST_MICRO_GAIN = 1e-3  # of a step; below it timing kernels is not worth a launch, however cheap; judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,7 @@ class Settings:
     """How a study goes about it. parallel: probes asked at once.  tolerance: of the expected regret at which it stops.
 
     risk_limit: largest probability of running out of memory that a probe may have, while there is anything safer.
+    observed: what kernels timed before say.  gpu_seconds_before: spent by this study on timing kernels, before it was resumed.
     """
 
     sampler: str = "cost-model"
@@ -77,11 +79,13 @@ class Settings:
     cost: ProbeCost = field(default_factory=ProbeCost)
     rungs: tuple[CheaperRung, ...] = ()
     micro_probes: tuple[MicroProbe, ...] = ()
+    observed: tuple[Observed, ...] = ()
+    gpu_seconds_before: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A probe to run. rung: `probed`, a cheaper one, or `micro` (then `name` says which and there is no layout).
+    """A probe to run. rung: `probed`, a cheaper one, or `micro` (then `micro` says which and there is no layout).
 
     expected_seconds: of a step.  gpu_seconds: expected cost.  gpu_seconds_limit: what it may use at most; the runner's time limit follows.
     """
@@ -90,21 +94,21 @@ class Asked:
     row: int | None
     layout: Layout | None
     rung: str
-    name: str
     reason: str
     expected_seconds: float | None
     gpu_seconds: float
     gpu_seconds_limit: float
     repeat: bool = False
+    micro: MicroProbe | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroResult:
-    """What a micro-probe found: log of measured over predicted, its variance, and what it cost."""
+    """What a micro-probe found, and what it cost. observed: empty where no kernel could be timed.  message: why, then."""
 
-    log_ratio: float
-    variance: float
+    observed: tuple[Observed, ...]
     gpu_seconds: float
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +126,8 @@ class ProbeStudy:
     def __init__(self, candidates: Candidates, settings: Settings) -> None:
         self.candidates, self.settings = candidates, settings
         self.knowledge = Knowledge(candidates)
-        self.spent = Spent()
+        self.spent = Spent(gpu_seconds=settings.gpu_seconds_before)
+        self._observe(settings.observed)
         self.trials = Trials(sampler_for(settings.sampler, self.knowledge, seed=settings.seed, risk_limit=settings.risk_limit))
         self.ignored: list[str] = []
         self._running: dict[int, Asked] = {}
@@ -265,16 +270,20 @@ class ProbeStudy:
 
     def _tell_micro(self, asked: Asked, result: MicroResult) -> list[int]:
         del self._running[asked.number]
-        probe = next(probe for probe in self.settings.micro_probes if probe.name == asked.name)
-        self._micro_done.add(probe.name)
-        self.knowledge.learn_direction(probe.loading, result.log_ratio, result.variance)
+        assert asked.micro is not None, "a micro-probe says which it is"
+        self._micro_done.add(asked.micro.name)
+        self._observe(result.observed)
         self.spent = replace(self.spent, gpu_seconds=self.spent.gpu_seconds + result.gpu_seconds)
         return []
+
+    def _observe(self, found: Sequence[Observed]) -> None:
+        for one in found:
+            self.knowledge.learn_direction(one.look.loading, one.log_ratio, one.look.sd**2)
 
     def _asked(self, row: int, rung: Rung, reason: str, *, repeat: bool = False) -> Asked:
         self._next += 1
         return Asked(
-            number=self._next, row=row, layout=self.candidates.batch.row(row), rung=rung.name, name="", reason=reason,
+            number=self._next, row=row, layout=self.candidates.batch.row(row), rung=rung.name, reason=reason,
             expected_seconds=float(np.exp(self.knowledge.beliefs().log_seconds[row])), gpu_seconds=rung.gpu_seconds, gpu_seconds_limit=0.0,
             repeat=repeat,
         )  # fmt: skip
@@ -311,27 +320,41 @@ class ProbeStudy:
         return np.asarray(self._costs() <= self._share_left())
 
     def _worthwhile_micro(self) -> Asked | None:
-        """The micro-probe that gains most a GPU-second, if that is more than the most promising candidate would."""
+        """The micro-probe that tells most a GPU-second, if that is more than a probe of the most promising candidate would.
+
+        Both by the same measure, what knowing it is expected to gain before anything else is measured.
+        """
         open_probes = [probe for probe in self.settings.micro_probes if probe.name not in self._micro_done]
         affordable = [probe for probe in open_probes if probe.gpu_seconds <= self._share_left()]
         if not affordable:
             return None
         rates = [self._micro_rate(probe) for probe in affordable]
         best = int(np.argmax(rates))
+        gain = rates[best] * affordable[best].gpu_seconds
         candidate = self.knowledge.beliefs().promising(self.knowledge.untried(), 1, risk_limit=self.settings.risk_limit)
-        if candidate and self._choice(candidate[0], repeat=False).rate >= rates[best]:
+        if gain < LEAST_MICRO_GAIN or (candidate and self._whole_rate(candidate[0]) >= rates[best]):
             return None
         self._next += 1
         return Asked(
-            number=self._next, row=None, layout=None, rung=MICRO, name=affordable[best].name, expected_seconds=None,
-            gpu_seconds=affordable[best].gpu_seconds, gpu_seconds_limit=0.0,
-            reason=f"what it tells about all layouts gains {rates[best]:.2e} a GPU-second",
+            number=self._next, row=None, layout=None, rung=MICRO, expected_seconds=None, gpu_seconds=affordable[best].gpu_seconds,
+            gpu_seconds_limit=0.0, micro=affordable[best],
+            reason=f"{affordable[best].name}: could change the winner, worth {gain:.2%} of a step or more, {rates[best]:.2e} a GPU-second",
         )  # fmt: skip
 
     def _micro_rate(self, probe: MicroProbe) -> float:
+        """By its most telling look; all of them together tell at least that."""
         beliefs = self.knowledge.beliefs()
-        effect, variance = beliefs.time.along(probe.loading)
-        return fidelity.value_of_micro_probe(beliefs.log_seconds, effect, variance, probe.sd) / probe.gpu_seconds
+        values = [0.0]
+        for look in probe.looks:
+            effect, variance = beliefs.time.along(look.loading)
+            values.append(fidelity.value_of_look(beliefs.log_seconds, effect, variance, look.sd))
+        return max(values) / probe.gpu_seconds
+
+    def _whole_rate(self, row: int) -> float:
+        """Of a probe of this candidate, by what it tells about all."""
+        beliefs = self.knowledge.beliefs()
+        effect = beliefs.time.with_row(row)
+        return fidelity.value_of_look(beliefs.log_seconds, effect, float(effect[row]), RUN_SD) / self._full(row).gpu_seconds
 
     def _rung(self, name: str) -> CheaperRung | None:
         return next((rung for rung in self.settings.rungs if rung.name == name), None)

@@ -120,6 +120,14 @@ class Posterior:
         cross = self._cross(rows)
         return np.asarray(self.scale**2 * self.field.between(rows, rows) - cross.T @ self.precision @ cross)
 
+    def with_row(self, row: int) -> FloatColumn:
+        """Covariance of every candidate's error with that of one, (N,)."""
+        column = self.field.column(row)
+        if not self.columns:
+            return np.asarray(self.scale**2 * column)
+        gain = self.scale**2 * np.array([known[row] for known in self.columns]) @ self.precision
+        return np.asarray(self.scale**2 * (column - _weighed(gain, self.columns, len(column))))
+
     def along(self, loading: Sequence[float]) -> tuple[FloatColumn, float]:
         """Of the sum of shared directions that `loading` (Q,) weighs: covariance with every candidate's error (N,), and its variance."""
         weights = np.array(loading)

@@ -51,9 +51,12 @@ class Trials:
         self.study.tell(trial, state=state)
 
     def rebuild(self, records: Iterable[Record]) -> None:
-        """The study anew: repeats averaged into their candidate's one trial."""
+        """The study anew: repeats averaged into their candidate's one trial; what was given up after a cheaper rung stays as it is."""
+        before = self.study.get_trials(deepcopy=False)
+        looks = {trial.user_attrs["candidate"]: trial.intermediate_values for trial in before if "candidate" in trial.user_attrs}
+        given_up = [trial for trial in before if trial.state == TrialState.PRUNED and "status" not in trial.user_attrs]
         self.study = self._empty()
-        self.study.add_trials([self._frozen(record) for record in records])
+        self.study.add_trials([*(self._frozen(record, looks.get(record.row, {})) for record in records), *given_up])
 
     def _empty(self) -> optuna.Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -61,12 +64,12 @@ class Trials:
             warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
             return optuna.create_study(sampler=self.sampler, direction="minimize")
 
-    def _frozen(self, record: Record) -> FrozenTrial:
+    def _frozen(self, record: Record, looks: dict[int, float]) -> FrozenTrial:
         constraint = _constraint(record)
         return optuna.create_trial(
             state=_state(record), value=record.step_seconds, params=self.sampler.space.parameters(record.row),
             distributions=dict(self.sampler.space.distributions), user_attrs={**self.said.get(record.row, {}), **_attributes(record)},
-            constraints=None if constraint is None else {MEMORY_CONSTRAINT: constraint},
+            intermediate_values=looks, constraints=None if constraint is None else {MEMORY_CONSTRAINT: constraint},
         )  # fmt: skip
 
 
