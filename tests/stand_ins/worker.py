@@ -1,4 +1,4 @@
-"""A worker without torch: TASK.json RESULT.json; the job's `notes` say what it does. Without notes it measures 0.125 s a step, 10 us a kernel."""
+"""A worker without torch: TASK.json RESULT.json; the job's `notes` say what it does. Without: 0.125 s a step, 10 us a kernel."""
 
 import json
 import os

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.search.probing.fidelity import Belief, Rung, choose_rung, direct, value_of_look
+from planner.search.probing.fidelity import FURTHEST, Belief, Look, Observed, Rung, choose_rung, direct, value_of_look
 from planner.search.probing.normal import expected_excess
 
 FULL = Rung(name="probed", gpu_seconds=5000.0, sd=0.0, shows_memory=True)
@@ -82,6 +82,13 @@ def test_a_micro_probe_is_worth_what_it_can_change() -> None:
     assert value_of_look(log_seconds, apart, 1.0, 0.1) > 0.01
     assert value_of_look(log_seconds, apart, 1.0, 5.0) < value_of_look(log_seconds, apart, 1.0, 0.1)
     assert value_of_look(np.array([0.0, 2.0]), np.array([0.05, -0.05]), 1.0, 0.1) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_an_answer_beyond_all_expectation_moves_no_direction_that_far() -> None:
+    look = Look(name="gemm bf16", loading=(0.3, 0.4), sd=0.1)
+    assert Observed(look=look, log_ratio=0.9).variance == pytest.approx(0.01)
+    far = Observed(look=look, log_ratio=-4.0)
+    assert abs(far.log_ratio) / np.sqrt(0.25 + far.variance) == pytest.approx(FURTHEST)
 
 
 def test_two_candidates_by_the_closed_form() -> None:

@@ -15,6 +15,7 @@ from planner.search.probing import normal
 
 NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+FURTHEST = 2.0  # standard deviations; judgement
 ITERATIONS = 20  # of the ratio; it converges superlinearly (Dinkelbach 1967)
 
 
@@ -122,6 +123,16 @@ class Observed:
 
     look: Look
     log_ratio: float
+
+    @property
+    def variance(self) -> float:
+        """Of the answer around what the directions say.
+
+        An answer further than FURTHEST deviations from what was expected before says that the model is wrong in a way that its directions
+        do not hold, and they must not be moved that far by it: its variance is widened until it is no further.
+        """
+        expected = float(np.square(self.look.loading).sum())
+        return max(self.look.sd**2, (self.log_ratio / FURTHEST) ** 2 - expected)
 
 
 def value_of_look(log_seconds: FloatColumn, effect: FloatColumn, variance: float, sd: float) -> float:
