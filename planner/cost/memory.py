@@ -1,8 +1,8 @@
 """Memory of pipeline ranks at their worst moment. Letters: R ranks looked at, K + 2 units, N layouts; arrays are (R, N) if not said.
 
-Seven moments of a step compete, in order: the loss; the head's backward; the backward of the last layer, of the one before it, when
-the last one's gradients are being reduced, and of the second, when almost all shards of gradients wait; the embedding's backward; the
-optimizer's update.
+Eight moments of a step compete, in order: the loss; the head's backward; the backward of the last layer, of the one before it, when
+the last one's gradients are being reduced, and of the second, when almost all shards of gradients wait; the embedding's backward; behind
+a pipeline, the reduction of the first gradients; the optimizer's update.
 """
 
 from dataclasses import dataclass, fields
@@ -11,13 +11,13 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.reserved import cached_bytes
-from planner.specs.trainers import TrainerRules
+from planner.specs.trainers import TrainerRules, is_since
 from planner.specs.training import TrainingSpec
 
 # Bytes a parameter of optimizer state beside the parameter, for fp32 masters. Source: torch.optim; Shazeer and Stern 2018; Jordan 2024.
 OPTIMIZER_STATE_BYTES = {"adamw": 8.0, "adamw-bf16-states": 4.0, "muon": 4.2, "adafactor": 0.1, "sgd": 4.0}
 SCALES_WITH_MASTER = ("adamw", "sgd", "muon")
-MOMENTS = 7
+MOMENTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,12 @@ class RankShapes:
     gathered, largest_gathered, head_gathered: of `local` as elements of the compute dtype, as wide as they are gathered.
     head_shard, late_shard, early_shard: of `shard`; of head and one layer; of all but the embedding and two layers.
     copies_bytes: quantised copies of weights that stay from step to step, less the parameters they replace.
+    distinct: of `local`, one weight of every shape.
     saved_bytes: activations of one microbatch, head_saved_bytes the head's share of them.
     head_bytes: most that the head's backward needs besides.  last_layer_bytes, next_layer_bytes, second_layer_bytes: `layer_moments`.
+    embedding_whole: elements of the table's gradient: under DTensor's TP every rank sums its tokens' rows of the whole table.
     in_flight: microbatches held.  boundary_bytes: stage inputs kept for one microbatch.  stream_bytes: one activation between layers.
+    received_bytes: buffers that a pipeline receives all microbatches' activations and gradients in.
     held_bytes: on top of those of the microbatches held, where weight gradients run apart from the input's.
     logits_bytes: at the loss, 0 without the head.  leftover_bytes: of logits, freed by then and still cached.
     working_bytes: most that a layer's forward computes and frees.
@@ -44,10 +47,12 @@ class RankShapes:
     late_shard: FloatColumn
     early_shard: FloatColumn
     embedding_local: FloatColumn
+    embedding_whole: FloatColumn
     gathered: FloatColumn
     largest_gathered: FloatColumn
     head_gathered: FloatColumn
     copies_bytes: FloatColumn
+    distinct: FloatColumn
     saved_bytes: FloatColumn
     head_saved_bytes: FloatColumn
     head_bytes: FloatColumn
@@ -57,6 +62,7 @@ class RankShapes:
     in_flight: FloatColumn
     held_bytes: FloatColumn
     boundary_bytes: FloatColumn
+    received_bytes: FloatColumn
     stream_bytes: FloatColumn
     logits_bytes: FloatColumn
     leftover_bytes: FloatColumn
@@ -183,7 +189,7 @@ def rank_memory(
         gradients = (buffer,) * MOMENTS
         apart = (np.zeros_like(buffer),) * MOMENTS
     optimizer = optimizer * on_device
-    moments = _moments(shapes, widths, gradients, rules)
+    moments = _moments(shapes, widths, gradients, rules.fsdp_style & widths.piped & widths.accumulates & (batch.zero_stage > 0))
     totals = np.array([moment.total for moment in moments])
     worst = totals.argmax(axis=0)
     workspace = np.full_like(optimizer, workspace_bytes)
@@ -213,8 +219,12 @@ def _cached(
 _PARTS = tuple(f.name for f in fields(_Moment))
 
 
-def _moments(shapes: RankShapes, widths: Widths, gradients: tuple[FloatColumn, ...], rules: TrainerRules) -> tuple[_Moment, ...]:
-    """The seven moments. Copies that stay go as backward passes their units, but for a pipeline, whose next microbatch needs them."""
+def _moments(shapes: RankShapes, widths: Widths, gradients: tuple[FloatColumn, ...], waits: BoolColumn) -> tuple[_Moment, ...]:
+    """The eight moments. Copies that stay go as backward passes their units, but for a pipeline, whose next microbatch needs them.
+
+    waits: whole gradients wait for the last microbatch; then a unit's copy goes and its gradients are put into the reduction's buffer.
+    Source: torch/distributed/pipelining/stage.py (perform_reduce_grad), FSDPParamGroup.post_backward.
+    """
     zero = np.zeros_like(shapes.local)
     activations = shapes.in_flight * (shapes.saved_bytes + shapes.boundary_bytes) + shapes.held_bytes
     below = activations - shapes.head_saved_bytes
@@ -225,17 +235,20 @@ def _moments(shapes: RankShapes, widths: Widths, gradients: tuple[FloatColumn, .
     # The last gathers of forward have their result and its copy at once; where copies stay they add to all others.
     gathering = np.where(widths.piped, 0.0, widths.stays * shapes.largest_gathered - shapes.head_saved_bytes - shapes.logits_bytes)
     head, own = widths.gathered * shapes.head_gathered, widths.gathered * shapes.embedding_local
-    gradient = widths.compute * shapes.embedding_local
-    embedding = np.maximum(own + gradient + widths.reduced * shapes.largest_local, gradient + widths.reduced * shapes.embedding_local)
-    last = np.where(widths.piped & widths.accumulates & rules.fsdp_style, widths.reduce * shapes.largest_local, 0.0)
+    gradient = widths.compute * shapes.embedding_whole
+    scattered = np.where(shapes.embedding_whole > shapes.embedding_local, widths.compute * ~waits, widths.reduced) * shapes.embedding_local
+    embedding = np.maximum(own + gradient + widths.reduced * shapes.largest_local, gradient + scattered)
+    reduction = np.maximum(widths.reduce * shapes.largest_local - widths.stays * shapes.largest_gathered, 0.0)
+    kept = shapes.received_bytes
     return (
-        _Moment(all_copies, gradients[0], activations, shapes.logits_bytes, head + np.maximum(gathering, 0.0)),
-        _Moment(all_copies, gradients[1], activations + shapes.head_bytes, zero, head + widths.gathered * shapes.largest_gathered),
-        _Moment(layers, gradients[2], below + shapes.last_layer_bytes, zero, widths.reduced * shapes.head_local),
-        _Moment(layers, gradients[3], below + shapes.next_layer_bytes, zero, zero),
-        _Moment(early, gradients[4], others + shapes.second_layer_bytes, zero, zero),
-        _Moment(early, gradients[5], others + shapes.stream_bytes, zero, np.maximum(embedding, last)),
-        _Moment(zero, gradients[6], zero, zero, zero),
+        _Moment(all_copies, gradients[0], activations, shapes.logits_bytes, kept + head + np.maximum(gathering, 0.0)),
+        _Moment(all_copies, gradients[1], activations + shapes.head_bytes, zero, kept + head + widths.gathered * shapes.largest_gathered),
+        _Moment(layers, gradients[2], below + shapes.last_layer_bytes, zero, kept + widths.reduced * shapes.head_local),
+        _Moment(layers, gradients[3], below + shapes.next_layer_bytes, zero, kept),
+        _Moment(early, gradients[4], others + shapes.second_layer_bytes, zero, kept),
+        _Moment(early, gradients[5], others + shapes.stream_bytes, zero, kept + embedding),
+        _Moment(*(np.where(waits, column, 0.0) for column in (all_copies, gradients[6], zero, zero, kept + reduction))),
+        _Moment(zero, gradients[7], zero, zero, kept),
     )
 
 
@@ -249,6 +262,8 @@ def _distributed(
     held = np.where(stage == 3, shapes.shard, shapes.local)
     parameters = held * widths.compute + shapes.copies_bytes * held / np.maximum(shapes.local, 1.0)
     optimizer = np.where(stage >= 1, shapes.shard, shapes.local) * (_state_bytes(widths, training) + widths.master)
+    if rules.placeholders_since and is_since(rules.placeholders_since, training.trainer_version):
+        apart = apart + shapes.distinct * widths.compute
     return parameters, optimizer, np.where(stage >= 2, shapes.shard, shapes.local) * gradient + apart
 
 
@@ -260,7 +275,7 @@ def _state_bytes(widths: Widths, training: TrainingSpec) -> FloatColumn:
 def _gradients(
     shapes: RankShapes, batch: LayoutBatch, widths: Widths, on_device: FloatColumn
 ) -> tuple[tuple[FloatColumn, ...], tuple[FloatColumn, ...]]:
-    """Gradients that wait at each of the seven moments under FSDP, or DDP at stage 0; of them, shards, made on a stream of their own.
+    """Gradients that wait at each of the eight moments under FSDP, or DDP at stage 0; of them, shards, made on a stream of their own.
 
     Shards of finished units; all of them while accumulating. In a pipeline whole gradients wait for the last microbatch. DDP has its
     buckets besides (gradient_as_bucket_view is off). An optimizer in the backward pass leaves none.
@@ -269,10 +284,11 @@ def _gradients(
     parts = (shapes.head_shard, shapes.late_shard, shapes.early_shard, shapes.shard)
     head, late, early, sharded = (part * widths.master * on_device for part in parts)
     whole = widths.piped & (batch.zero_stage > 0)
-    waiting = np.where(widths.accumulates, np.where(whole, shapes.local * widths.reduce, sharded), 0.0)
+    table = shapes.embedding_whole - shapes.embedding_local
+    waiting = np.where(widths.accumulates, np.where(whole, (shapes.local + table) * widths.reduce, sharded), 0.0)
     buckets = np.where((batch.zero_stage == 0) & (batch.dp_replicate > 1), shapes.local * widths.master, 0.0)
     one = shapes.largest_local * widths.compute
-    columns = (waiting, waiting, *(np.maximum(waiting, shards) for shards in (head, late, early, sharded)), sharded)
+    columns = (waiting, waiting, *(np.maximum(waiting, shards) for shards in (head, late, early, sharded)), waiting, sharded)
     update = len(columns) - 1
     applied = batch.optimizer_in_backward
     sharded_now = (batch.zero_stage > 0) & ~applied

@@ -313,8 +313,9 @@ def _device_floor(
         local=local,
         shard=shard,
         largest_local=zero, head_local=zero, head_shard=zero, late_shard=zero, early_shard=zero, embedding_local=zero,
+        embedding_whole=zero, received_bytes=zero,
         gathered=gathered, largest_gathered=zero, head_gathered=zero,
-        copies_bytes=quantised * np.minimum(pricer.update.copy_bytes(batch), 0.0),
+        copies_bytes=quantised * np.minimum(pricer.update.copy_bytes(batch), 0.0), distinct=zero,
         saved_bytes=saved * uneven,
         head_saved_bytes=unit.costs.saved_bytes[-1, at_unit],
         head_bytes=zero,
@@ -371,7 +372,7 @@ def _shapes(
     holds, head, held_local = units > 0, units[:, -1], _on_ranks(units, local)
     copies = np.zeros_like(held_local) if pricer.rules.fsdp_style else _on_ranks(units, shards.copies_bytes[:, at_shard])
     in_flight = np.array([_in_flight(batch, rank[r], m) for r in range(len(units))])
-    boundary = np.where(batch.pp > 1, unit.costs.boundary_bytes[at_unit] * batch.virtual_stages, 0.0)
+    boundary = np.where((batch.pp > 1) & (not pricer.rules.fsdp_style), unit.costs.boundary_bytes[at_unit] * batch.virtual_stages, 0.0)
     stream = np.broadcast_to(unit.costs.boundary_bytes[at_unit], in_flight.shape)
     widths = Widths.of(batch, m, pricer.rules)
     own = (unit.costs.done_bytes, unit.costs.next_bytes, unit.costs.second_bytes)
@@ -397,10 +398,13 @@ def _shapes(
         head_local=head * local[-1],
         head_shard=head * shard[-1],
         embedding_local=units[:, -2] * local[-2],
+        embedding_whole=units[:, -2] * local[-2] * (batch.tp if pricer.rules.fsdp_style else 1.0),
+        received_bytes=_received_bytes(pricer, batch, units, m) * unit.costs.boundary_bytes[at_unit],
         gathered=_on_ranks(units, gathered),
         largest_gathered=largest_gathered,
         head_gathered=head * gathered[-1],
         copies_bytes=copies,
+        distinct=_largest(np.where(holds, shards.distinct[:, at_shard][None], 0.0)),
         saved_bytes=all_saved,
         head_saved_bytes=head * saved[-1],
         head_bytes=head * transient[-1],
@@ -413,6 +417,16 @@ def _shapes(
         leftover_bytes=head * unit.costs.leftover_bytes[at_unit],
         working_bytes=_largest(np.where(holds[:, :-2], unit.costs.working_bytes[:-2, at_unit][None], 0.0)),
     )
+
+
+def _received_bytes(pricer: Pricer, batch: LayoutBatch, units: FloatColumn, m: FloatColumn) -> FloatColumn:
+    """Activations that a rank has buffers for, (R, N): torch's pipelines allocate one for what every microbatch brings to each stage.
+
+    Forward into all stages but the first, backward into all but the last. Elsewhere a microbatch's input is counted while it is held.
+    Source: torch/distributed/pipelining/stage.py (_create_act_recv_info, _create_grad_recv_info).
+    """
+    ends = 2.0 * batch.virtual_stages - units[:, -2] - units[:, -1]
+    return np.where((batch.pp > 1) & pricer.rules.fsdp_style, m * ends, 0.0)
 
 
 def _held_bytes(

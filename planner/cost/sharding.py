@@ -34,7 +34,7 @@ class UnitShards:
 
     local: elements after TP, EP (what compute needs gathered).  shard: elements that a rank keeps under full sharding.
     gathered: `local` as elements of the compute dtype when gathered.  copies_bytes: quantised copies of `local` that stay, less what
-    they replace.
+    they replace.  distinct: elements of one weight of every shape, experts' shapes once; layers only.
     gather_seconds: all-gather of the unit's parameters over the sharding group.  scatter_seconds: reduce-scatter of its
     gradients there.  replicate_seconds: all-reduce of gradient shards over dp_replicate (HSDP), or of all gradients (DDP).
     upload_seconds, download_seconds: of the shard and of its gradient over PCIe, where FSDP keeps both on the host;
@@ -46,6 +46,7 @@ class UnitShards:
     shard: FloatColumn
     gathered: FloatColumn
     copies_bytes: FloatColumn
+    distinct: FloatColumn
     gather_seconds: FloatColumn
     scatter_seconds: FloatColumn
     replicate_seconds: FloatColumn
@@ -101,6 +102,7 @@ def unit_shards(batch: LayoutBatch, update: Update, fabric: Fabric, profile: Pro
     fsdp = axes.group("fsdp", batch, rank_order)
     return UnitShards(
         local=dense + expert, shard=shard, gathered=(dense * wires[0] + expert * wires[1]) / np.where(batch.param_dtype == 0, 2.0, 4.0),
+        distinct=np.concatenate([dense[:-2] + expert[:-2] * batch.ep / max(update.model.num_experts, 1), np.zeros_like(dense[-2:])]),
         copies_bytes=low * (0.0 if update.rules.fsdp_style else update.copy_bytes(batch)),
         gather_seconds=gather + _casts_of_shards(batch, parts[0][0] * quantised[0], quantised[0], update, (seconds, fsdp)),
         scatter_seconds=scatter, replicate_seconds=replicate, **_offload(batch, shard, update),

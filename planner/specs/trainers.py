@@ -34,6 +34,8 @@ class TrainerRules:
         and its backward holds log-softmax, one gradient, the exponential and their sum (distributed/tensor/parallel/loss.py).
     eager_loss_until: last month in which torch.compile left the loss alone.  loss_leftover_bytes: bytes a logit of what the loss reads and
         frees before its backward asks for more than that at once, so that it stays cached.
+    placeholders_since: first month in which Transformer Engine's products, which add to the fp32 gradient, return an empty 16-bit one, kept
+        for every shape of weight (get_dummy_wgrad in pytorch/module/base.py); "" where nothing does.
     gradients_apart: gradients come in the compute dtype for the whole stage and are then added to those in fp32, so that both are there
         (DeepSpeed's BF16_Optimizer); otherwise a product adds to the fp32 gradient itself.
     vocab_parallel_loss, expandable_segments: default of the training field of that name.
@@ -61,6 +63,7 @@ class TrainerRules:
     sharded_loss_bytes: float
     eager_loss_until: str
     loss_leftover_bytes: float
+    placeholders_since: str
     gradients_apart: bool
     vocab_parallel_loss: bool
     expandable_segments: bool
@@ -109,6 +112,7 @@ _TORCHTITAN = TrainerRules(
     sharded_loss_bytes=16.0,
     eager_loss_until="2025-02",  # train.py until then: "compiling loss function causes CUDA errors, turning off for now"
     loss_leftover_bytes=2.0,
+    placeholders_since="",
     gradients_apart=False,
     vocab_parallel_loss=True,
     expandable_segments=True,
@@ -150,11 +154,12 @@ _MEGATRON = TrainerRules(
     repeats_kv_until=((0, 0, 0), ""),
     expert_alignment=0,
     gradient_dtype="float32",
-    loss_bytes=8.0,
-    fused_loss_bytes=8.0,
-    sharded_loss_bytes=8.0,
+    loss_bytes=6.0,  # 16-bit logits or their gradient, and the softmax in place of their fp32 copy (tensor_parallel/cross_entropy.py)
+    fused_loss_bytes=6.0,
+    sharded_loss_bytes=6.0,
     eager_loss_until="",
     loss_leftover_bytes=0.0,
+    placeholders_since="2023-12",
     gradients_apart=False,
     vocab_parallel_loss=True,
     expandable_segments=False,
@@ -168,6 +173,7 @@ _MEGATRON_DEEPSPEED = replace(
     layout_defaults={**_COMMON, "sequence_parallel": False},
     precisions=frozenset({"bf16", "fp16", "float8-delayed"}),
     ep_over_replicas=False,
+    placeholders_since="",
     gradients_apart=True,  # deepspeed/runtime/bf16_optimizer.py (update_hp_grads), pipe/engine.py (_exec_backward_pass)
     source="Megatron-DeepSpeed arguments (Transformer Engine of that time), BLOOM training chronicles",
 )
@@ -177,10 +183,20 @@ _INTERNEVO = replace(
     name="internevo",
     precisions=frozenset({"bf16", "fp16"}),
     gradient_dtype="bfloat16",
+    placeholders_since="",
     source="InternEvo configs/7B_sft.py; its fp8 was never merged (pull request 369)",
 )
 
 TRAINERS: Mapping[str, TrainerRules] = {rules.name: rules for rules in (_TORCHTITAN, _MEGATRON, _MEGATRON_DEEPSPEED, _FSDP, _INTERNEVO)}
+
+_MONTH = re.compile(r"20\d\d(-\d\d)?")
+
+
+def is_since(month: str, trainer_version: str | None) -> bool:
+    """Whether a version is not known to be older than this month: by the date, or the year, that it starts with or names."""
+    named = _MONTH.search(trainer_version or "")
+    return named is None or named[0] >= month
+
 
 # Release lines that the rules and profiles know; a trainer that is not here has no releases that matter (its repository is what runs).
 # Source: github.com/pytorch/torchtitan/releases; github.com/NVIDIA/Megatron-LM/releases (core_v0.2 on, and v2.x to v3.0 before).

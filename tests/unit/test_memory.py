@@ -222,13 +222,31 @@ def test_microbatches_in_flight_by_schedule(schedule: str, in_flight: list[int])
     p = pricer("llama3-8b", num_gpus=4, seq_len=2048, global_batch_size=8)
     prices = price(p, pp=4, pp_schedule=schedule, ac="none", micro_batch_size=1)
     saved = prices.stage_seconds.saved_bytes[0, 0]
-    boundary = 2.0 * 2048 * 4096
     layers = [8, 9, 8, 7]
-    by_hand = [n * (count * saved + boundary) for n, count in zip(in_flight, layers, strict=True)]
+    by_hand = [n * count * saved for n, count in zip(in_flight, layers, strict=True)]
     assert sum(layers) == 32
     backward = prices.memory.activations[1:3, 0] - by_hand[1:3]
     assert backward[0] == pytest.approx(backward[1], rel=1e-6)
     assert 0 < backward[0] < saved
+
+
+def test_a_torch_pipeline_receives_every_microbatch_in_a_buffer_of_its_own() -> None:
+    """2 x 8 buffers of a middle stage, 8 of the first and last; tokens of the first stage are nothing beside them."""
+    p = pricer("llama3-8b", num_gpus=4, seq_len=2048, global_batch_size=8)
+    one = 2.0 * 2048 * 4096
+    buffers = price(p, pp=4, ac="none", micro_batch_size=1).memory.buffers[:, 0]
+    assert list(buffers[:3]) == [8 * one, 16 * one, 16 * one]
+
+
+def test_a_table_split_by_tp_has_a_gradient_as_large_as_the_whole_table() -> None:
+    """DTensor's rowwise embedding: a rank sums its tokens' rows of the whole table; in a pipeline this waits in fp32 for the reduction."""
+    held = shapes(embedding_local=1e9, saved_bytes=GIB, in_flight=1.0)
+    plain, split = (
+        memory(replace(held, embedding_whole=np.full((1, 1), times * 1e9)), trainer="torchtitan", pp=2, microbatches=4.0)
+        for times in (1.0, 8.0)
+    )
+    assert float((split.gradients - plain.gradients)[0, 0]) == pytest.approx(7e9 * 4)
+    assert float((split.buffers - plain.buffers)[0, 0]) == pytest.approx(7e9 * 2)
 
 
 def test_reserved_and_device_lie_above_allocated() -> None:
@@ -271,6 +289,16 @@ def test_deepspeed_adds_bf16_gradients_to_those_in_fp32() -> None:
     narrow = memory(held, trainer="megatron-deepspeed", zero_stage=1, reduce_dtype="bfloat16")
     assert states(narrow) / PARAMETERS == pytest.approx(4 + 12 / 64)
     assert states(memory(held, zero_stage=1)) / PARAMETERS == pytest.approx(6 + 12 / 64)
+
+
+def test_transformer_engine_keeps_an_empty_gradient_of_every_shape() -> None:
+    """2 bytes an element of one layer's weights; forks of 2022 and 2023 ran their own products."""
+    held, training = shapes(distinct=1e9), {"seq_len": 128, "global_batch_size": 64, "trainer": "megatron"}
+    batch = LayoutBatch.from_layouts([resolve_layout({}, trainer="megatron", num_gpus=RANKS)])
+    for version, kept in ((None, 2e9), ("NeMo 25.11", 2e9), ("2022", 0.0), ("Megatron-Core main 2026-08", 2e9)):
+        spec = TrainingSpec.from_user({**training, "trainer_version": version})
+        m = rank_memory(held, batch, np.array([1.0]), spec, TRAINERS["megatron"], 0.0)
+        assert float(m.gradients[0, 0]) - 4 * PARAMETERS == pytest.approx(kept), version
 
 
 def test_a_layout_fits_if_it_does_once_the_cache_is_flushed() -> None:

@@ -143,12 +143,12 @@ def test_the_nearest_miss_is_legal_and_priced() -> None:
 
 
 def test_changes_do_fit_and_smaller_ones_do_not() -> None:
-    """The number of GPUs named is used, and half of it; so is the GPU."""
+    """The number of GPUs named is used, and half of it in whole nodes; so is the GPU."""
     changes = {(change["field"], change["value"]) for change in miss_of(model="llama3-70b", cluster=SMALL)["changes"]}
     counts = sorted(value for field, value in changes if field == "cluster.num_gpus")
     assert plan_of(model="llama3-70b", cluster={**SMALL, "num_gpus": counts[0]}, search={"top_k": 1}).ranked[0].estimate.fits
     with pytest.raises(InfeasibleError):
-        plan_of(model="llama3-70b", cluster={**SMALL, "num_gpus": counts[0] // 2}, search={"top_k": 1})
+        plan_of(model="llama3-70b", cluster={**SMALL, "num_gpus": counts[0] // 16 * 8}, search={"top_k": 1})
     for kind in [value for field, value in changes if field == "cluster.gpu"]:
         assert plan_of(model="llama3-70b", cluster={**SMALL, "gpu": kind}, search={"top_k": 1}).ranked[0].estimate.fits
 
