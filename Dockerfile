@@ -1,4 +1,6 @@
-# Two targets: `docker build --target service .` serves HTTP; `--target worker` has torch for probes beside a GPU.
+# Three targets, `docker build --target NAME .`: `service` answers HTTP and needs no torch; `worker` runs the probes, studies and sweeps
+# that its database holds; `probe` measures one job. The last two have torch and want a GPU (`docker run --gpus all`), and an init
+# (`--init`) that buries what a killed probe leaves.
 FROM python:3.11-slim AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 WORKDIR /srv/planner
@@ -16,8 +18,16 @@ HEALTHCHECK CMD ["python", "-c", "import urllib.request; urllib.request.urlopen(
 # PLANNER_API_KEYS is required: the service refuses to listen beyond loopback without keys.
 CMD ["planner-cli", "serve", "--host", "0.0.0.0", "--port", "8000"]
 
-FROM base AS worker
+FROM base AS with-torch
 USER root
 RUN pip install --constraint constraints.txt '.[postgres,probe]'
 USER planner
-CMD ["planner-cli", "doctor"]
+
+# PLANNER_DATABASE_URL names the service's database. A service beside it is started with PLANNER_PROBE_WORKERS=0 PLANNER_TASK_WORKERS=0.
+FROM with-torch AS worker
+STOPSIGNAL SIGTERM
+CMD ["planner-cli", "worker"]
+
+FROM with-torch AS probe
+ENTRYPOINT ["planner-cli", "probe"]
+CMD ["--help"]

@@ -20,7 +20,13 @@ JOB: dict[str, Any] = {
     "training": {"seq_len": 8192, "global_batch_size": 64},
 }
 LAYOUT = {"dp_shard": 8, "ac": "full"}
+RINGS = ("unit", "property", "golden", "contract", "torch_memory", "e2e", "gpu")  # cheapest first
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Rings in their order; what is in none of them comes first."""
+    items.sort(key=lambda item: RINGS.index(ring) if (ring := item.path.relative_to(ROOT / "tests").parts[0]) in RINGS else -1)
 
 
 @pytest.fixture
@@ -40,7 +46,7 @@ def cli(sqlite_url: str) -> Cli:
     def run(*arguments: str | Path, input: str | None = None, env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [sys.executable, "-m", "api.cli", *map(str, arguments)],
-            input=input, capture_output=True, text=True, timeout=120, check=False,
+            input=input, capture_output=True, text=True, timeout=300, check=False,
             env={**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **(env or {})},
         )  # fmt: skip
 

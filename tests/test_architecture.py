@@ -198,7 +198,7 @@ sys.meta_path.insert(0, Absent())
 
 
 def fresh(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=clean_environment())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, env=clean_environment())
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -299,7 +299,7 @@ def test_without_torchao_float8_is_one_clear_line() -> None:
         "try:\n    precision.apply(None, layout, emulate=True)\n"
         "except ImportError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert "layout.precision=float8-rowwise needs torchao" in done.stdout, done.stderr
 
 
