@@ -15,7 +15,8 @@ from planner.units import GIB
 
 COVERAGE = 0.9
 LEAST_SOURCES = 3  # a trainer's own stretch needs runs from as many places; else it has that of all
-MEMORY_FLOOR = 0.02  # relative deviation that no number of agreeing runs can undercut; judgement
+# What no number of agreeing runs can undercut: a share, and what contexts and communicators differ by from driver to driver; judgement.
+MEMORY_FLOOR = (0.02, 0.5 * GIB)
 MEMORY_PRIOR = (0.05, 0.5 * GIB)  # before any run; judgement
 LEAST_MEMORY_RUNS = 10
 
@@ -61,9 +62,10 @@ def memory_deviation(rows: Sequence[Row]) -> tuple[float, float]:
     """(relative, bytes): the deviation of log measured over predicted peak bytes is sqrt(relative^2 + (bytes / peak)^2).
 
     What the model misses grows with the peak (a tensor too many) or does not (workspaces, buffers of libraries). Both by maximum
-    likelihood of a Laplace distribution on a grid, then stretched together until 90% of the runs fall inside.
+    likelihood of a Laplace distribution on a grid, then stretched together until 90% of the runs fall inside. Runs that do not state
+    all settings (no `complete` label that is true) say more of what was left unsaid than of the model.
     """
-    pairs = [pair for row in rows for pair in row.memory_pairs()]
+    pairs = [pair for row in rows if row.job.labels.get("complete") for pair in row.memory_pairs()]
     if len(pairs) < LEAST_MEMORY_RUNS:
         return MEMORY_PRIOR
     predicted, measured = np.array(pairs).T
@@ -72,4 +74,6 @@ def memory_deviation(rows: Sequence[Row]) -> tuple[float, float]:
     deviations = np.array([np.hypot(relative, fixed / predicted) for relative, fixed in grid])
     best = int(np.argmin((np.log(deviations) + error / deviations).sum(axis=1)))
     factor = float(np.quantile(error / deviations[best], COVERAGE) / TWO_SIDED_90)
-    return round(max(grid[best][0] * factor, MEMORY_FLOOR), 4), round(grid[best][1] * factor, 0)
+    found = (value * factor for value in grid[best])
+    relative, fixed = (max(value, floor) for value, floor in zip(found, MEMORY_FLOOR, strict=True))
+    return round(relative, 4), round(fixed, 0)

@@ -104,8 +104,8 @@ def oom_probability(profile: Profile, cluster: ClusterSpec, device_bytes: FloatC
 
 
 def memory_deviation(profile: Profile, num_bytes: FloatColumn) -> FloatColumn:
-    """Standard deviation of log measured over predicted bytes, (N,): a part that grows with the peak and a part that does not."""
-    return np.hypot(profile.memory_sd, profile.memory_sd_bytes / num_bytes)
+    """Standard deviation of log measured over predicted bytes, (N,): parts that grow with the peak and a part that does not."""
+    return np.hypot(np.hypot(profile.memory_sd, profile.memory_doubt), profile.memory_sd_bytes / num_bytes)
 
 
 def upper_tail(z: FloatColumn) -> FloatColumn:

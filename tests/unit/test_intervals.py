@@ -1,12 +1,15 @@
 """Intervals: the posterior through the model, joint draws, memory deviations, stretches that cover what they have not seen."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from planner.calibration.accuracy import Row
 from planner.calibration.basis import basis, memory_basis, seen
-from planner.calibration.conformal import held_out_stretch, stretch, stretches
+from planner.calibration.conformal import MEMORY_PRIOR, held_out_stretch, stretch, stretches
+from planner.calibration.conformal import memory_deviation as fitted_deviation
 from planner.calibration.intervals import TWO_SIDED_90, memory_deviation, oom_probability, spread, time_spread
 from planner.catalog.calibrations import shipped_calibration
 from planner.columns import LayoutBatch
@@ -70,6 +73,26 @@ def test_memory_deviates_by_a_share_and_by_a_fixed_part() -> None:
     large, small = memory_deviation(profile, np.array([400 * GIB])), memory_deviation(profile, np.array([1.0 * GIB]))
     assert large[0] == pytest.approx(0.03, rel=0.01)
     assert small[0] == pytest.approx(np.hypot(0.03, 0.4))
+
+
+def test_a_trainer_whose_memory_was_never_compared_is_doubted() -> None:
+    known, doubted = (replace(pricer().profile, memory_sd=0.03, memory_sd_bytes=0.0, memory_doubt=doubt) for doubt in (0.0, 0.04))
+    assert memory_deviation(known, np.array([GIB]))[0] == pytest.approx(0.03)
+    assert memory_deviation(doubted, np.array([GIB]))[0] == pytest.approx(0.05)
+
+
+def test_memory_deviates_as_runs_do_that_state_everything() -> None:
+    """40 runs off by 6% either way, and 60 by half whose rows leave settings open."""
+
+    def run(number: int, factor: float, complete: bool) -> Row:
+        labels = {"complete": complete, "measured": {"peak_allocated_bytes": 40 * GIB * factor}}
+        estimate = SimpleNamespace(peak_allocated_bytes=40 * GIB, peak_reserved_bytes=None, memory=None)
+        return Row.build(SimpleNamespace(labels=labels, id=number), estimate)  # type: ignore[arg-type]
+
+    stated = [run(number, np.exp(0.06 if number % 2 else -0.06), True) for number in range(40)]
+    relative, fixed = fitted_deviation([*stated, *(run(number, 1.5, False) for number in range(60))])
+    assert np.hypot(relative, fixed / (40 * GIB)) * TWO_SIDED_90 == pytest.approx(0.06, rel=0.15)
+    assert fitted_deviation(stated[:5]) == MEMORY_PRIOR
 
 
 def test_probability_of_running_out_is_half_where_the_prediction_meets_the_limit() -> None:
