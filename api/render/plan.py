@@ -12,7 +12,7 @@ from rich.text import Text
 
 from api.render.estimate import INDENT, NARROW, basis_line, bullets, heading, indented, key_figures, memory_section, time_section
 from api.render.figures import percent, rate, seconds, size
-from api.render.probing import probing_section
+from api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
 from planner.specs.plan import Plan, RankedLayout
 from planner.specs.run import RunEstimate
@@ -27,6 +27,7 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
     sections: list[RenderableType] = [
         Text(question(plan), style="dim"),
         Text.assemble(("Best: ", "bold green"), (winner.layout.short(), "bold")),
+        *measured_line(plan),
         indented(key_figures(winner.estimate, width)),
         ranked_table(plan, width),
         *probing_section(plan),
@@ -84,13 +85,19 @@ def ranked_table(plan: Plan, width: int) -> Table:
     for entry in plan.ranked[:SHOWN_RANKS]:
         estimate = entry.estimate
         layout = f"{entry.num_gpus} GPUs: {entry.layout.short()}" if len(sizes) > 1 else entry.layout.short()
+        step = entry.expected_step_seconds or estimate.step_seconds  # of measurements and model together, where probes were spent
+        faster = estimate.step_seconds / step if step and estimate.step_seconds else 1.0
         shown = {
-            "tok/s/GPU": rate(estimate.tokens_per_second_per_gpu), "MFU": percent(estimate.mfu), "step": seconds(estimate.step_seconds),
-            "memory": size(estimate.device_bytes),
+            "tok/s/GPU": rate(_times(estimate.tokens_per_second_per_gpu, faster)), "MFU": percent(_times(estimate.mfu, faster)),
+            "step": seconds(step), "memory": size(estimate.device_bytes),
         }  # fmt: skip
         last = (entry.source,) if width >= NARROW else ()
         table.add_row(str(entry.rank), layout, *(shown[name] for name in figures), *last, style="bold" if entry.rank == 1 else "")
     return table
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
 def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:

@@ -37,6 +37,16 @@ def probing_section(plan: Plan) -> Iterator[RenderableType]:
     yield ""
 
 
+def measured_line(plan: Plan) -> Iterator[RenderableType]:
+    """The winner's speed where it was measured; the figures below it are the cost model's."""
+    winner = plan.ranked[0]
+    step, predicted = (winner.measurement or {}).get("step_seconds"), winner.estimate.step_seconds
+    tokens = winner.estimate.tokens_per_second_per_gpu
+    if step and predicted and tokens:
+        speed = f"{tokens * predicted / step:,.0f} tokens/s/GPU"
+        yield indented(Text.assemble(("Measured: ", "bold"), f"{format_seconds(step)} a step, {speed}. The cost model on paper:"))
+
+
 def _sentence(probing: dict[str, Any]) -> str:
     regret = f"expected regret of number 1: {probing['expected_regret']:.1%}"
     ruled_out = f"; {probing['num_ruled_out']:,} layouts ruled out by what ran out of memory" if probing["num_ruled_out"] else ""

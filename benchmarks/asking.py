@@ -1,0 +1,69 @@
+"""How long choosing the next probe takes among many candidates: `python benchmarks/asking.py [--candidates 100000] [--probes 20]`.
+
+Legal layouts of one real job with the calibration's own beliefs; results of probes are the predictions with an error. One line a number of
+results: wall-clock time of the whole question (what to ask and why, the study's book-keeping included), and whether measuring can still
+pay, which is looked at before.
+"""
+
+import argparse
+import time
+
+import numpy as np
+
+from planner.cost.price import Pricer
+from planner.rules import Context
+from planner.search.probing.candidates import Candidates, enumerate_candidates
+from planner.search.probing.kernels import Kernels
+from planner.search.probing.study import Asked, Budget, MicroResult, ProbeStudy, Settings
+from planner.search.space import build_space
+from planner.specs.job import Job
+from planner.specs.measurement import Measured, Measurement
+
+JOB = {
+    "model": "llama3.1-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 512}, "training": {"seq_len": 8192, "global_batch_size": 1024},
+}  # fmt: skip
+EVERYTHING = 1e9  # times the best step: no candidate is left out for being slow
+ERROR = 0.1
+LIMIT_SECONDS = 0.1
+
+
+def candidates_of(job: Job, pricer: Pricer, most: int) -> Candidates:
+    """So many of the job's legal layouts."""
+    space = build_space(Context(model=job.model, cluster=job.cluster, training=job.training), job.search)
+    return enumerate_candidates(pricer, space, most=most, slack=EVERYTHING)
+
+
+def answer(job: Job, asked: Asked, log_seconds: float) -> Measurement:
+    """What a probe would have measured."""
+    return Measurement(id=f"m-{asked.number}", created_at="", job=job, measured=Measured(rung="probed", step_seconds=float(np.exp(log_seconds))))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--candidates", type=int, default=100_000)
+    parser.add_argument("--probes", type=int, default=20)
+    options = parser.parse_args()
+    job = Job.from_user(JOB)
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    candidates = candidates_of(job, pricer, options.candidates)
+    micro_probes = Kernels.of(pricer, candidates).probes([], num_gpus=8, start_seconds=10.0)
+    budget = Budget(probes=options.probes, gpu_seconds=1e15)
+    study = ProbeStudy(candidates, Settings(budget=budget, micro_probes=micro_probes, tolerance=0.0))
+    truth = candidates.prior.log_seconds + ERROR * np.random.default_rng(0).standard_normal(len(candidates))
+    print(f"{len(candidates):,} candidates")
+    each = []
+    while study.finished() is None:
+        started = time.perf_counter()
+        asked = study.ask()
+        each.append(time.perf_counter() - started)
+        if asked is None:
+            break
+        print(f"  {study.spent.probes:3d} results: {1e3 * each[-1]:6.1f} ms, {asked.rung}")
+        told = MicroResult(observed=(), gpu_seconds=20.0) if asked.row is None else answer(job, asked, float(truth[asked.row]))
+        study.tell(asked, told)
+    verdict = "reached" if np.median(each) < LIMIT_SECONDS else "missed"
+    print(f"median {1e3 * np.median(each):.1f} ms, longest {1e3 * max(each):.1f} ms; at most {1e3 * LIMIT_SECONDS:.0f} ms: {verdict}")
+
+
+if __name__ == "__main__":
+    main()
