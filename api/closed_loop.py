@@ -84,12 +84,18 @@ def _left_unfinished(wiring: "Wiring", job_hash: str) -> TaskRecord | None:
             now = lease(wiring)
             if state == "queued":
                 return wiring.tasks.claim(now, task_id=task.id)
-            if task.lease_until is not None and (task.lease_until < now.now or is_gone(task.owner)):
-                late = replace(now, now=max(now.now, task.lease_until + timedelta(microseconds=1)))
-                taken = wiring.tasks.take_over(task.id, late)
+            if (task.lease_until is not None and task.lease_until < now.now) or is_gone(task.owner):
+                taken = take_over(wiring, task)
                 if taken is not None:
                     return taken
     return None
+
+
+def take_over(wiring: "Wiring", dead: TaskRecord) -> TaskRecord | None:
+    """A task whose owner is gone, now ours, also where its lease would still last; None where somebody else was quicker."""
+    now = lease(wiring)
+    ended = now.now if dead.lease_until is None else dead.lease_until + timedelta(microseconds=1)
+    return wiring.tasks.take_over(dead.id, replace(now, now=max(now.now, ended)))
 
 
 def is_gone(name: str | None) -> bool:
@@ -167,9 +173,8 @@ def run_study(
             micro=MicroPlan(timed=runner.timed_before(), num_gpus=capacity.num_devices, gpu_seconds_before=micro_gpu_seconds),
         )  # fmt: skip
         try:
-            plan = recommend(
-                job, ports=wiring.ports, progress=onlooker.say, calibration=learned(wiring, job), probing=probing, plan_id=held.id
-            )
+            taught = learned(wiring, job, until=held.started_at)
+            plan = recommend(job, ports=wiring.ports, progress=onlooker.say, calibration=taught, probing=probing, plan_id=held.id)
         except PlannerError as error:
             end = TaskEnd(state="failed", failure=error.kind, message="; ".join(lines_of(error)))
             wiring.tasks.finish(held, end, wiring.clock.now())

@@ -12,6 +12,8 @@ from planner.errors import PlannerError, StoreError
 from planner.ports import CalibrationRecord, MeasurementFilter
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from api.wiring import Wiring
     from planner.cost.calibration import Calibration
     from planner.specs.job import Job
@@ -21,9 +23,12 @@ MOST_RUNS = 2000  # the newest that teach
 log = logging.getLogger("planner.learning")
 
 
-def learned(wiring: "Wiring", job: "Job") -> "Calibration | None":
-    """The newest calibration of the job's trainer on its GPU that rests on the shipped one; None when nothing was learnt."""
-    record = wiring.calibrations.latest(job.training.trainer, job.cluster.gpu.name)
+def learned(wiring: "Wiring", job: "Job", *, until: "datetime | None" = None) -> "Calibration | None":
+    """The newest calibration of the job's trainer on its GPU that rests on the shipped one; None when nothing was learnt.
+
+    until: what was learnt by then, so that work which goes on after an interruption sees what it saw at its start.
+    """
+    record = wiring.calibrations.latest(job.training.trainer, job.cluster.gpu.name, until=until)
     if record is None or not record.id.startswith(f"{shipped_calibration().id}+"):
         return None
     return from_document(record.document)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from api.closed_loop import Onlooker, TaskHeart, gpu_seconds_of, is_gone, job_with_layout
+from api.closed_loop import Onlooker, TaskHeart, gpu_seconds_of, is_gone, job_with_layout, take_over
 from api.errors import fault, lines_of
 from api.learning import learned, teach
 from api.probing import Asked, enqueue, lease, recover, run_all
@@ -63,8 +63,8 @@ def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
     now = lease(wiring)
     if ours:
         for left in wiring.tasks.list(TaskFilter(kind="sweep", state="running", parent_id=sweep.id)).items:
-            if left.lease_until is not None and (left.lease_until < now.now or is_gone(left.owner)):
-                taken = wiring.tasks.take_over(left.id, replace(now, now=max(now.now, left.lease_until + timedelta(microseconds=1))))
+            if (left.lease_until is not None and left.lease_until < now.now) or is_gone(left.owner):
+                taken = take_over(wiring, left)
                 if taken is not None:
                     return taken
     task = _task(wiring, sweep, now.now)
@@ -166,7 +166,7 @@ class _Run:
         self._say(f"job {index + 1} of {len(self.spec.jobs)}: {job.model.name}")
         name = {"model": job.model.name, "gpu": job.cluster.gpu.name, "num_gpus": job.cluster.num_gpus}
         try:
-            plan = recommend(job, ports=self.wiring.ports, calibration=learned(self.wiring, job))
+            plan = recommend(job, ports=self.wiring.ports, calibration=learned(self.wiring, job, until=self.held.started_at))
         except PlannerError as error:
             return {**name, "error": "; ".join(lines_of(error)), "layouts": [], "winner": None, "new_winner": False}
         lines = [self._line(wanted, done) for wanted in self._wanted(job, plan)]

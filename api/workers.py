@@ -5,8 +5,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Literal
 
-from api.closed_loop import Onlooker, run_study
-from api.probing import IDLE_SECONDS, lease
+from api.closed_loop import Onlooker, is_gone, run_study, take_over
+from api.probing import IDLE_SECONDS, RUNNING_LOOKED_AT, lease
 from api.sweeping import run_sweep, schedule_due
 from planner.errors import PlannerError
 from planner.ports import ProbeFilter, TaskEnd, TaskFilter, TaskRecord
@@ -71,8 +71,10 @@ class TaskWorkers:
             self._run(index, held)
 
     def _next(self) -> TaskRecord | None:
-        for dead in self.wiring.tasks.expired(self.wiring.clock.now()):
-            heir = self.wiring.tasks.take_over(dead.id, lease(self.wiring))
+        """What the dead left first: those whose lease has ended, and at once those known to be gone from this host."""
+        running = self.wiring.tasks.list(TaskFilter(state="running"), None, RUNNING_LOOKED_AT).items
+        for dead in (*self.wiring.tasks.expired(self.wiring.clock.now()), *(task for task in running if is_gone(task.owner))):
+            heir = take_over(self.wiring, dead)
             if heir is not None:
                 return heir
         return self.wiring.tasks.claim(lease(self.wiring))

@@ -194,8 +194,8 @@ class CalibrationStore(Protocol):
         """The calibration of this id. Raises NotFoundError."""
         ...
 
-    def latest(self, trainer: str, gpu: str) -> CalibrationRecord | None:
-        """The newest of this trainer on this GPU; None when nothing was learnt."""
+    def latest(self, trainer: str, gpu: str, *, until: datetime | None = None) -> CalibrationRecord | None:
+        """The newest of this trainer on this GPU, or the newest at a moment; None when nothing was learnt."""
         ...
 
     def list(self, cursor: str | None, limit: int) -> CalibrationPage:

@@ -1,6 +1,7 @@
 """What runs have taught, in SQL, for SQLite and PostgreSQL alike."""
 
 from dataclasses import asdict, fields
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Engine, select, tuple_
@@ -38,9 +39,11 @@ class SqlCalibrationStore:
                 raise NotFoundError(f"no calibration of id {calibration_id[:SHOWN_CHARACTERS]!r}; GET /calibrations lists them")
             return _record(row)
 
-    def latest(self, trainer: str, gpu: str) -> CalibrationRecord | None:
-        """The newest of this trainer on this GPU."""
-        mine = (CalibrationRow.trainer == plain_text(trainer), CalibrationRow.gpu == plain_text(gpu))
+    def latest(self, trainer: str, gpu: str, *, until: datetime | None = None) -> CalibrationRecord | None:
+        """The newest of this trainer on this GPU, or the newest at a moment."""
+        mine = [CalibrationRow.trainer == plain_text(trainer), CalibrationRow.gpu == plain_text(gpu)]
+        if until is not None:
+            mine.append(CalibrationRow.created_at <= until)
         query = select(CalibrationRow).where(*mine).order_by(CalibrationRow.created_at.desc(), CalibrationRow.id.desc()).limit(1)
         with store_errors(self.engine), Session(self.engine) as session:
             row = session.scalars(query).first()

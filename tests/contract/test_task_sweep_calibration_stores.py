@@ -164,6 +164,10 @@ class TestCalibrations:
         assert latest is not None
         assert (latest.id, latest.document, latest.software) == ("c-1", {"shifts": [0.1]}, {"torch": "2.13"})
         assert store.latest("megatron", "cpu") is None
+        then = store.latest("torchtitan", "h100-sxm-80gb", until=NOW + timedelta(seconds=0.5))
+        assert then is not None
+        assert then.id == "c-0"
+        assert store.latest("torchtitan", "h100-sxm-80gb", until=NOW - timedelta(days=1)) is None
         assert [each.id for each in store.list(limit=2).items] == ["c-2", "c-1"]
         store.save(replace(latest, num_runs=99))
         assert store.get("c-1").num_runs == 1

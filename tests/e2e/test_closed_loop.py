@@ -16,7 +16,9 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from api.closed_loop import gpu_seconds_of
 from api.settings import Settings
+from api.sweeping import add_sweep
 from api.wiring import Wiring, wire
+from planner.specs.sweep import SweepSpec
 from tests.conftest import ROOT, Cli, clean_environment
 from tests.stand_ins import light_python, worker
 
@@ -33,6 +35,14 @@ SWEEP: dict[str, Any] = {
     "trainings": [{"seq_len": 32, "global_batch_size": 8}],
     "measure": {"top_k": 1, "anchors": [{"dp_shard": 2, "ac": "full"}], "informative": 1}, "steps": 2,
 }  # fmt: skip
+
+
+EMPTY: dict[str, Any] = {"models": [], "clusters": [], "trainings": []}
+
+
+def sweep_jobs() -> list[dict[str, Any]]:
+    """The jobs of SWEEP, written out."""
+    return list(SweepSpec.from_user(SWEEP).jobs)
 
 
 @pytest.fixture
@@ -87,9 +97,9 @@ MOMENTS: dict[str, Moment] = {
 }
 
 
-def kill_at(moment: Moment, path: Path, wiring: Wiring, environment: dict[str, str]) -> None:
-    """Starts the command and kills it, without a chance to say good-bye, at this moment of its study."""
-    command = [sys.executable, "-m", "api.cli", "recommend", "--job", str(path), "--json"]
+def kill_at(moment: Moment, arguments: list[str], wiring: Wiring, environment: dict[str, str]) -> None:
+    """Starts the command and kills it, without a chance to say good-bye, at this moment of its life."""
+    command = [sys.executable, "-m", "api.cli", *arguments]
     runner = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60.0
     while not moment(wiring):
@@ -108,7 +118,7 @@ def test_killed_at_any_moment_it_goes_on_and_measures_nothing_twice(
     wiring = wire(Settings(database_url=sqlite_url))
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **surroundings}
     for moment in MOMENTS.values():
-        kill_at(moment, path, wiring, environment)
+        kill_at(moment, ["recommend", "--job", str(path), "--json"], wiring, environment)
     done = cli("recommend", "--job", path, "--json", env=surroundings)
     assert done.returncode == 0, done.stderr
     assert "going on with" in done.stderr
@@ -153,6 +163,25 @@ def test_a_sweep_measures_learns_and_reports_changes(cli: Cli, tmp_path: Path, s
     shown = cli("sweep", "show", report["sweep"]).stdout
     assert shown.count("3 of 3 layouts measured") == 2
     assert json.loads(cli("calibrate", "--json").stdout)[0]["gpu"] == "cpu"
+
+
+def test_a_sweep_killed_goes_on_by_hand_and_under_a_worker(
+    cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+) -> None:
+    wiring = wire(Settings(database_url=sqlite_url))
+    sweep = add_sweep(wiring, {**SWEEP, "jobs": [{**job, "notes": "sleep 0.5"} for job in sweep_jobs()], **EMPTY}, allow_files=False)
+    environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **surroundings}
+    second = MOMENTS["during a probe after the first result"]
+    kill_at(second, ["sweep", "run", sweep.id], wiring, environment)
+    kill_at(lambda wiring: len(wiring.measurements.list().items) == 2, ["worker"], wiring, environment)
+    done = cli("sweep", "run", sweep.id, "--json", env=surroundings)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    (run,) = wiring.tasks.list().items
+    assert (report["id"], run.state, run.fencing_token) == (run.id, "done", 3)
+    assert [line["status"] for line in report["jobs"][0]["layouts"]] == ["ok"] * 3
+    shapes = [json.dumps(row["layout"], sort_keys=True) for row in items(cli)]
+    assert len(shapes) == len(set(shapes)) == 3
 
 
 def test_a_sweep_is_scheduled_paused_resumed_and_cancelled(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
