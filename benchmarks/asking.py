@@ -35,7 +35,8 @@ def candidates_of(job: Job, pricer: Pricer, most: int) -> Candidates:
 
 def answer(job: Job, asked: Asked, log_seconds: float) -> Measurement:
     """What a probe would have measured."""
-    return Measurement(id=f"m-{asked.number}", created_at="", job=job, measured=Measured(rung="probed", step_seconds=float(np.exp(log_seconds))))
+    measured = Measured(rung="probed", step_seconds=float(np.exp(log_seconds)))
+    return Measurement(id=f"m-{asked.number}", created_at="", job=job, measured=measured)
 
 
 def main() -> None:
