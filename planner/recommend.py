@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # they bring Optuna, which a plan on paper can start without
     from planner.search.probing.loop import Outcome, Ranked
 
 SPARE = 3  # times top_k that are looked at when some cannot be exported
-SHOWN_REASONS = 12
+SHOWN_REASONS = 16  # one for every field that a neighbour changes, and what needs saying besides
 
 EXPORTS = {
     "torchtitan": "torchtitan",

@@ -157,13 +157,12 @@ def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> 
     else:
         saved = transient = done = following = second = working = np.zeros(len(site.batch))
         redone = np.zeros_like(forward)
-    launch = np.where(site.fused, site.device.profile.fused_launch_seconds, site.device.profile.launch_seconds)
-    kernels_forward = np.array([c.forward_kernels for c in costs])
+    launches = _launch_seconds(site, ops, [c.forward_kernels for c in costs])
     flops = np.array([c.flops for c in costs])
     exposed_forward = np.array([c.exposed_forward for c in costs])
     totals = {
-        "forward_seconds": np.maximum(forward.sum(axis=0), kernels_forward.sum(axis=0) * launch),
-        "recompute_seconds": np.maximum((redone * forward).sum(axis=0), (redone * kernels_forward).sum(axis=0) * launch),
+        "forward_seconds": np.maximum(forward.sum(axis=0), launches.sum(axis=0)),
+        "recompute_seconds": np.maximum((redone * forward).sum(axis=0), (redone * launches).sum(axis=0)),
         "saved_bytes": saved, "transient_bytes": transient, "done_bytes": done, "next_bytes": following, "second_bytes": second,
         "working_bytes": working,
         "forward_flops": flops.sum(axis=0), "recompute_flops": (redone * flops).sum(axis=0),
@@ -173,9 +172,22 @@ def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> 
     again = totals["recompute_seconds"] + (redone[:, None] * exposed_forward).sum(axis=(0, 1))
     totals |= {"held_bytes": held_bytes(site, ops, saved), "redone_seconds": redone_seconds(site, ops, again)}
     input_grad, weight_grad = np.sum([c.input_grad for c in costs], axis=0), np.sum([c.weight_grad for c in costs], axis=0)
-    floor = np.sum([c.backward_kernels for c in costs], axis=0) * launch
+    floor = _launch_seconds(site, ops, [c.backward_kernels for c in costs]).sum(axis=0)
     stretch = np.maximum(1.0, floor / np.maximum(input_grad + weight_grad, 1e-12))
     return totals | {"input_grad_seconds": input_grad * stretch, "weight_grad_seconds": weight_grad * stretch}
+
+
+def _launch_seconds(site: Site, ops: Sequence[Op], kernels: Sequence[FloatColumn]) -> FloatColumn:
+    """Seconds in which a processor core launches each operation, (len(ops), U).
+
+    Fused: one launch an operation. Eager: one a kernel, and not less than fused, since the same Python runs around it (hooks, DTensor
+    dispatch), which is what `fused_launch_seconds` was fitted to.
+    """
+    profile = site.device.profile
+    most = np.array([1.0 if isinstance(op, Elementwise) else np.inf for op in ops])[:, None]
+    found = np.array(kernels)
+    eager = np.where(site.fused, 0.0, profile.launch_seconds) * found
+    return np.asarray(np.maximum(eager, profile.fused_launch_seconds * np.minimum(found, most)))
 
 
 def _op_costs(site: Site, ops: Sequence[Op], model: ModelSpec) -> list[OpCost]:

@@ -6,6 +6,7 @@ one with every rank and then simulates its schedule; a search prices hundreds of
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 
@@ -34,8 +35,9 @@ from planner.work.axes import local_sizes
 from planner.work.precision import TWO_BYTES, Recipe, column, recipes_for
 from planner.work.quantised import quantised_model
 
-CHUNK = 32768
+CHUNK = 24576
 CACHED_ROWS = 8192
+LARGE_BLOCK_BYTES = 31 << 20  # just below the largest block that glibc learns from
 PARTS = ("compute", "recompute", "tp", "cp", "ep", "pp", "fsdp", "dp", "bubble", "optimizer", "other")
 
 
@@ -68,6 +70,7 @@ class Pricer:
         kernels: KernelProfile | None = None,
     ) -> "Pricer":
         """A pricer for one job under a calibration (the shipped one unless given); profile and kernels replace what it says of them."""
+        _keep_freed_pages()
         calibration = calibration or shipped_calibration()
         trainer, gpu = training.trainer, cluster.gpu
         profile = profile or calibration.profile(trainer, gpu.family)
@@ -217,6 +220,15 @@ def num_microbatches(batch: LayoutBatch, training: TrainingSpec) -> FloatColumn:
     return np.maximum(1.0, training.global_batch_size / (batch.micro_batch_size * batch.dp_replicate * batch.dp_shard).astype(np.float64))
 
 
+def _keep_freed_pages() -> None:
+    """Lets columns of later batches reuse the pages of earlier ones.
+
+    glibc hands blocks above a threshold back to the system when they are freed, and each page of the next one faults again: a third of a
+    batch's seconds. Freeing one large block, which nobody touched, raises the threshold to its size. Source: mallopt(3), M_MMAP_THRESHOLD.
+    """
+    np.empty(LARGE_BLOCK_BYTES, dtype=np.uint8)
+
+
 def _unit_columns(pricer: Pricer, batch: LayoutBatch) -> tuple[_Units, IntColumn]:
     rows, inverse = keyed.distinct(batch, layers.key(pricer.cluster.rank_order, pricer.model, pricer.recipes))
     return _units(pricer, rows), inverse
@@ -342,12 +354,13 @@ def _on_ranks(units: FloatColumn, field: FloatColumn) -> FloatColumn:
     return np.asarray(np.einsum("rkn,kn->rn", units, field))
 
 
-def _largest(field: FloatColumn) -> FloatColumn:
-    """Largest over units: (R, K + 2, N) -> (R, N). Unit by unit, because NumPy reduces a short middle axis slowly."""
-    result = field[:, 0]
-    for unit in range(1, field.shape[1]):
-        result = np.maximum(result, field[:, unit])
-    return result
+def _largest(holds: BoolColumn | None, field: FloatColumn) -> FloatColumn:
+    """Largest over the layers a rank holds, 0 for those that it does not: (R, K, N) or None for all, (K, N) -> (R, N) or (N,).
+
+    Unit by unit, because NumPy reduces a short middle axis slowly.
+    """
+    columns = [field[unit] if holds is None else np.where(holds[:, unit], field[unit], 0.0) for unit in range(len(field))]
+    return reduce(np.maximum, columns)
 
 
 def _in_flight(batch: LayoutBatch, rank: IntColumn, m: FloatColumn) -> FloatColumn:
@@ -369,7 +382,8 @@ def _shapes(
 ) -> RankShapes:
     local, shard, gathered = (column[:, at_shard] for column in (shards.local, shards.shard, shards.gathered))
     saved, transient = unit.costs.saved_bytes[:, at_unit], unit.costs.transient_bytes[:, at_unit]
-    holds, head, held_local = units > 0, units[:, -1], _on_ranks(units, local)
+    holds = None if (units[:, :-2] > 0).all() else units[:, :-2] > 0
+    head, held_local, narrow = units[:, -1], _on_ranks(units, local), bool((shards.gathered != shards.local).any())
     copies = np.zeros_like(held_local) if pricer.rules.fsdp_style else _on_ranks(units, shards.copies_bytes[:, at_shard])
     in_flight = np.array([_in_flight(batch, rank[r], m) for r in range(len(units))])
     boundary = np.where((batch.pp > 1) & (not pricer.rules.fsdp_style), unit.costs.boundary_bytes[at_unit] * batch.virtual_stages, 0.0)
@@ -379,32 +393,33 @@ def _shapes(
     moments = layer_moments(
         (transient[:-2], *(column[:-2, at_unit] for column in own)), (local[:-2], shard[:-2], gathered[:-2]), widths
     )
-    last, following, second = (_largest(np.where(holds[:, :-2], moment[None], 0.0)) for moment in moments)
-    largest_shard = _largest(np.where(holds[:, :-2], shard[:-2][None], 0.0))
-    largest_gathered = _largest(np.where(holds[:, :-2], gathered[:-2][None], 0.0))
-    several = units[:, :-2].sum(axis=1) > 2
+    last, following, second = (_largest(holds, moment) for moment in moments)
+    largest_shard = _largest(holds, shard[:-2])
+    largest_gathered = _largest(holds, gathered[:-2])
+    several = reduce(np.add, [units[:, kind] for kind in range(units.shape[1] - 2)]) > 2
     following = following - np.where(several, 0.0, widths.gathered * largest_gathered)
+    head_gathered = head * gathered[-1]
     kept, all_saved = _on_ranks(units, shard), _on_ranks(units, saved)
     # The first layer gathers the embedding ahead, not a layer; one shard more waits and one layer's activations less.
     table = widths.gathered * (units[:, -2] * gathered[-2] - largest_gathered) - widths.stays * largest_gathered
-    first = table + widths.master * largest_shard - _largest(np.where(holds[:, :-2], saved[:-2][None], 0.0))
+    first = table + widths.master * largest_shard - _largest(holds, saved[:-2])
     second = np.where(several, second + np.maximum(first, 0.0), 0.0)
     return RankShapes(
         local=held_local,
         shard=kept,
         late_shard=np.minimum(head * shard[-1] + largest_shard, kept),
         early_shard=np.maximum(kept - units[:, -2] * shard[-2] - 2.0 * largest_shard, 0.0),
-        largest_local=_largest(np.where(holds[:, :-2], local[:-2][None], 0.0)),
-        head_local=head * local[-1],
+        largest_local=_largest(holds, local[:-2]) if narrow else largest_gathered,
+        head_local=head * local[-1] if narrow else head_gathered,
         head_shard=head * shard[-1],
         embedding_local=units[:, -2] * local[-2],
         embedding_whole=units[:, -2] * local[-2] * (batch.tp if pricer.rules.fsdp_style else 1.0),
         received_bytes=_received_bytes(pricer, batch, units, m) * unit.costs.boundary_bytes[at_unit],
-        gathered=_on_ranks(units, gathered),
+        gathered=_on_ranks(units, gathered) if narrow else held_local,
         largest_gathered=largest_gathered,
-        head_gathered=head * gathered[-1],
+        head_gathered=head_gathered,
         copies_bytes=copies,
-        distinct=_largest(np.where(holds, shards.distinct[:, at_shard][None], 0.0)),
+        distinct=np.zeros_like(held_local) if pricer.rules.fsdp_style else _largest(units > 0, shards.distinct[:, at_shard]),
         saved_bytes=all_saved,
         head_saved_bytes=head * saved[-1],
         head_bytes=head * transient[-1],
@@ -415,7 +430,7 @@ def _shapes(
         stream_bytes=stream,
         logits_bytes=head * unit.costs.logits_bytes[at_unit],
         leftover_bytes=head * unit.costs.leftover_bytes[at_unit],
-        working_bytes=_largest(np.where(holds[:, :-2], unit.costs.working_bytes[:-2, at_unit][None], 0.0)),
+        working_bytes=_largest(holds, unit.costs.working_bytes[:-2, at_unit]),
     )
 
 

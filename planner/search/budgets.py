@@ -1,8 +1,8 @@
 """Activation memory budgets: how much to recompute, for the layouts where it can matter. They are too many to enumerate with the rest.
 
-A budget between 0 and 1 costs between no and full recomputation, in time and in memory. Every cell of the space with full checkpointing
-stands for all its budgets: its memory floor must fit, and its time without recomputation must beat what is known. The most promising are
-expanded and priced on a grid of budgets, then finely around the best.
+A budget between 0 and 1 costs between full and no recomputation in time, and the other way round in memory. Every cell of the space with
+full checkpointing stands for all its budgets: its memory floor must fit, and its time without recomputation must beat what is known. The
+largest budget that fits is found by bisection, for all layouts at once; those whose smallest budget that does not fit is too slow drop out.
 """
 
 from dataclasses import replace
@@ -10,65 +10,90 @@ from dataclasses import replace
 import numpy as np
 
 from planner.calibration.intervals import oom_probability
-from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.price import CHUNK, Pricer
 from planner.rules import Context, legal_mask
 from planner.search.floors import OOM_LIMIT, Floors
 from planner.search.space import Space
 from planner.work.checkpointing import FULL, MEMORY_BUDGET
 
-MOST_CELLS = 96
-AT_ONCE = 4096
-COARSE = np.linspace(0.1, 0.9, 9)
-FINE = np.linspace(-0.09, 0.09, 19)
-MOST_BASES = 48
+ROUND = 2 * CHUNK  # layouts expanded at once
+STEPS = 100  # budgets are multiples of 1 / STEPS
 
 
 def best_budgets(pricer: Pricer, space: Space, floors: Floors, worth_seconds: float, keep: int) -> LayoutBatch:
-    """The `keep` fastest fitting layouts with a memory budget, among bases whose time floor is below `worth_seconds`; may be empty.
+    """The `keep` fastest fitting layouts with a memory budget, among those that can be faster than `worth_seconds`; may be empty.
 
     floors: of the space's cells.
     """
-    cells = _worth(space, floors, worth_seconds)
-    if not len(cells):
-        return space.cells.take(slice(0, 0))
-    bases = space.expand(cells)
-    bases = bases.take(bases.compile)
-    coarse, step = _fitting(pricer, _with_budgets(bases, COARSE))
-    best = coarse.take(np.argsort(step, kind="stable")[:MOST_BASES])
-    near = np.clip(np.round(best.ac_value[:, None] + FINE[None], 2), 0.0, 1.0).ravel()
-    fine, step = _fitting(pricer, replace(best.take(np.repeat(np.arange(len(best)), len(FINE))), ac_value=near))
-    return fine.take(np.argsort(step, kind="stable")[:keep])
+    cells, bare = _worth(space, floors, worth_seconds)
+    ends = np.cumsum(space.cell_sizes[cells])
+    found, seconds, limit, first = space.cells.take(slice(0, 0)), np.zeros(0), worth_seconds, 0
+    while first < len(cells) and bare[first] < limit:
+        reached = ends[first - 1] if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, reached + ROUND, side="right")))
+        more, their_seconds = largest_budgets(pricer, _bases(pricer, space.expand(cells[first:last]), limit), limit, keep)
+        found, seconds = LayoutBatch.concatenate([found, more]), np.concatenate([seconds, their_seconds])
+        order = np.argsort(seconds, kind="stable")[:keep]
+        found, seconds, first = found.take(order), seconds[order], last
+        limit = float(seconds[-1]) if len(seconds) == keep else limit
+    return found
 
 
-def _worth(space: Space, floors: Floors, worth_seconds: float) -> IntColumn:
-    """Up to MOST_CELLS cells with full checkpointing that may fit and whose bare time is below `worth_seconds`, fastest first."""
-    rows = np.flatnonzero((space.cells.ac_kind == FULL) & (floors.bare_seconds < worth_seconds))
-    rows = rows[np.argsort(floors.bare_seconds[rows], kind="stable")]
-    found = rows[:0]
-    for start in range(0, len(rows), AT_ONCE):
-        part = rows[start : start + AT_ONCE]
-        found = np.concatenate([found, part[floors.may_fit(part)]])
-        if len(found) >= MOST_CELLS:
-            break
-    return found[:MOST_CELLS]
+def _worth(space: Space, floors: Floors, worth_seconds: float) -> tuple[IntColumn, FloatColumn]:
+    """(cells with full checkpointing that may fit and whose time without any is below `worth_seconds`, that time), fastest first."""
+    rows = np.flatnonzero(space.cells.ac_kind == FULL)
+    bare = floors.bare(rows)
+    order = np.argsort(bare, kind="stable")[: int((bare < worth_seconds).sum())]
+    rows, bare = rows[order], bare[order]
+    fits = floors.may_fit(rows)
+    return rows[fits], bare[fits]
 
 
-def _with_budgets(bases: LayoutBatch, budgets: FloatColumn) -> LayoutBatch:
-    """Every base with every budget."""
-    rows = np.repeat(np.arange(len(bases)), len(budgets))
-    kinds = np.full(len(rows), MEMORY_BUDGET)
-    return replace(bases.take(rows), ac_kind=kinds, ac_value=np.tile(budgets, len(bases)))
+def _bases(pricer: Pricer, batch: LayoutBatch, limit: float) -> LayoutBatch:
+    """The layouts that may have a budget, and whose bound without recomputation is below the limit."""
+    batch = batch.take(batch.compile)
+    if not len(batch):
+        return batch
+    batch = batch.take(pricer.layout_floors(_with_budget(batch, np.full(len(batch), STEPS))) < limit)
+    context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
+    return batch.take(legal_mask(_with_budget(batch, np.full(len(batch), 1)), context))
 
 
-def _fitting(pricer: Pricer, batch: LayoutBatch) -> tuple[LayoutBatch, FloatColumn]:
-    """The legal layouts that fit, with their step seconds."""
-    batch = batch.take(legal_mask(batch, Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)))
-    kept, steps = [batch.take(slice(0, 0))], [np.zeros(0)]
+def _with_budget(batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
+    return replace(batch, ac_kind=np.full(len(batch), MEMORY_BUDGET), ac_value=np.round(hundredths / STEPS, 2))
+
+
+def largest_budgets(pricer: Pricer, bases: LayoutBatch, limit: float, keep: int) -> tuple[LayoutBatch, FloatColumn]:
+    """Of each base that can beat the limit the largest budget below 1 that fits, with its step seconds.
+
+    Time falls and memory grows with the budget. Between `low`, which fits, and `high`, which does not, lies the answer; the step at `high`
+    bounds it from below. A base that fits without recomputation needs no budget, and budget 0 is full recomputation.
+    """
+    seconds, fits = _price(pricer, _with_budget(bases, np.full(len(bases), 0)))
+    bases, low_seconds = bases.take(fits), seconds[fits]
+    high_seconds, fits = _price(pricer, _with_budget(bases, np.full(len(bases), STEPS)))
+    open_rows = ~fits & (high_seconds < limit)
+    bases, low_seconds, high_seconds = bases.take(open_rows), low_seconds[open_rows], high_seconds[open_rows]
+    low, high = np.full(len(bases), 0), np.full(len(bases), STEPS)
+    while len(bases) and (high - low > 1).any():
+        middle = (low + high) // 2
+        seconds, fits = _price(pricer, _with_budget(bases, middle))
+        low, low_seconds = np.where(fits, middle, low), np.where(fits, seconds, low_seconds)
+        high, high_seconds = np.where(fits, high, middle), np.where(fits, high_seconds, seconds)
+        limit = min(limit, float(np.partition(low_seconds, keep - 1)[keep - 1])) if len(bases) >= keep else limit
+        alive = high_seconds <= limit
+        bases, low, high = bases.take(alive), low[alive], high[alive]
+        low_seconds, high_seconds = low_seconds[alive], high_seconds[alive]
+    return _with_budget(bases, low).take(low > 0), low_seconds[low > 0]
+
+
+def _price(pricer: Pricer, batch: LayoutBatch) -> tuple[FloatColumn, BoolColumn]:
+    """(step seconds, whether it fits), (N,)."""
+    seconds, fits = np.zeros(len(batch)), np.zeros(len(batch), dtype=np.bool_)
     for start in range(0, len(batch), CHUNK):
-        part = batch.take(slice(start, start + CHUNK))
-        prices = pricer.price(part)
-        fits = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= OOM_LIMIT
-        kept.append(part.take(fits))
-        steps.append(prices.step_seconds[fits])
-    return LayoutBatch.concatenate(kept), np.concatenate(steps)
+        rows = slice(start, start + CHUNK)
+        prices = pricer.price(batch.take(rows))
+        seconds[rows] = prices.step_seconds
+        fits[rows] = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= OOM_LIMIT
+    return seconds, fits

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.calibration.intervals import oom_probability
-from planner.columns import BoolColumn, IntColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.price import Pricer
 from planner.work.checkpointing import NONE
 
@@ -20,8 +20,8 @@ BAND = 2**16  # cells share most of their work: the more at once, the less is do
 class Floors:
     """Bounds of N cells.
 
-    bare_seconds (N,): step time at least, whatever the checkpointing.  seconds, device_bytes (N,): the cell's own bounds where they
-    are known; NaN where nobody asked.
+    loose_seconds (N,): step time at least, by which cells are taken up: whatever the checkpointing, or their own where all are known.
+    seconds, device_bytes (N,): the cell's own bounds where they are known; NaN where nobody asked.
     """
 
     def __init__(self, pricer: Pricer, cells: LayoutBatch) -> None:
@@ -29,10 +29,14 @@ class Floors:
         self.seconds, self.device_bytes = np.full(len(cells), np.nan), np.full(len(cells), np.nan)
         if len(cells) <= BAND:
             self.know(np.arange(len(cells)))
-            self.bare_seconds = self.seconds
+            self.loose_seconds = self.seconds
         else:
-            none, nothing = np.broadcast_to(NONE, len(cells)), np.broadcast_to(0.0, len(cells))
-            self.bare_seconds = pricer.time_floors(replace(cells, ac_kind=none, ac_value=nothing))
+            self.loose_seconds = self.bare(np.arange(len(cells)))
+
+    def bare(self, rows: IntColumn) -> FloatColumn:
+        """Step time of these cells at least, did they recompute nothing."""
+        none, nothing = np.broadcast_to(NONE, len(rows)), np.broadcast_to(0.0, len(rows))
+        return self.pricer.time_floors(replace(self.cells.take(rows), ac_kind=none, ac_value=nothing))
 
     def know(self, rows: IntColumn) -> None:
         """Works out the own bounds of these cells."""

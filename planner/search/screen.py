@@ -21,6 +21,7 @@ __all__ = ["OOM_LIMIT", "Screened", "screen"]
 ROUND = 4 * CHUNK  # layouts bounded at once; while nothing fits yet an eighth of it is priced at once
 KEEP = 400
 NEAREST = 64
+UNEVEN = 128
 # Judgement: how much slower than the best a layout may be and still be worth pricing for the Pareto front.
 PARETO_SLACK = 1.1
 # Judgement: a layout this much slower than the best is no answer, however different.
@@ -34,6 +35,8 @@ class Screened:
     batch, step_seconds, device_bytes, fits: the layouts worth a closer look, best first by step among those that fit.
     floors: of the cells, as far as they were needed.  num_priced, num_fitting: of all layouts priced.
     bounded_out: layouts whose bound showed that they cannot matter.
+    uneven, balanced_seconds: of each structure the pipelined layout that could be fastest with another split of its layers, and what its
+    step would be if all ranks computed equally long; best first.
     When none fits, `batch` holds the layouts that came closest, smallest device_bytes not yet sorted out.
     """
 
@@ -46,6 +49,8 @@ class Screened:
     bounded_out: int
     out_of_memory: int
     floors: Floors
+    uneven: LayoutBatch
+    balanced_seconds: FloatColumn
 
 
 def screen(pricer: Pricer, space: Space, *, count: int, smallest: bool = False, slack: float = PARETO_SLACK, keep: int = KEEP) -> Screened:
@@ -83,7 +88,7 @@ class _Queue:
             floors.know(everything)
             self.loose = floors.device_bytes
         else:
-            self.loose = floors.bare_seconds
+            self.loose = floors.loose_seconds
         self.order = np.argsort(self.loose, kind="stable")
         self.reached = 0
         self.ready, self.values, self.known_too_large = everything[:0], np.zeros(0), [everything[:0]]
@@ -135,6 +140,7 @@ class _Pool:
         self.parts: list[tuple[LayoutBatch, FloatColumn, FloatColumn, FloatColumn]] = []
         self.best = np.inf
         self.structures: dict[int, float] = {}
+        self.uneven: list[tuple[LayoutBatch, FloatColumn]] = []
         self.num_priced = self.num_fitting = 0
 
     def limit(self, slack: float) -> float:
@@ -145,8 +151,8 @@ class _Pool:
 
     def add(self, pricer: Pricer, batch: LayoutBatch, limit: float) -> None:
         """Prices what of a batch is not above the limit by its own bound, and keeps what may matter."""
-        if np.isfinite(limit) and not self.smallest:
-            batch = batch.take(pricer.layout_floors(batch) <= limit)
+        mean = np.zeros(len(batch)) if self.smallest or not len(batch) else pricer.layout_floors(batch)
+        batch, mean = batch.take(mean <= limit), mean[mean <= limit]
         for rows in _chunks(np.arange(len(batch)), CHUNK):
             part = batch.take(rows)
             prices = pricer.price(part)
@@ -158,6 +164,8 @@ class _Pool:
             chosen = _worth_keeping(value, other, prices.device_bytes, fits, self.keep)
             self.parts.append((part.take(chosen), prices.step_seconds[chosen], prices.device_bytes[chosen], oom[chosen]))
             self._note(part.take(chosen), value[chosen], fits[chosen])
+            if not self.smallest:
+                self._note_uneven(part, prices.step_seconds - np.maximum(prices.stage_seconds.busy - mean[rows], 0.0), fits)
 
     def _note(self, kept: LayoutBatch, value: FloatColumn, fits: BoolColumn) -> None:
         """Best value of every structure that fits."""
@@ -172,14 +180,31 @@ class _Pool:
             key = hash(tuple(int(getattr(kept, name)[rows[row]]) for name in STRUCTURE))
             self.structures[key] = min(self.structures.get(key, np.inf), float(best[index]))
 
+    def _note_uneven(self, part: LayoutBatch, balanced: FloatColumn, fits: BoolColumn) -> None:
+        """The best of every structure by its step with equal ranks, where that beats what is known."""
+        rows = np.flatnonzero(fits & (part.pp > 1) & (balanced < self.best))
+        rows = rows[np.argsort(balanced[rows], kind="stable")]
+        if len(rows):
+            first, _ = keyed.unique_rows([getattr(part, name)[rows] for name in STRUCTURE])
+            chosen = rows[np.sort(first)[:UNEVEN]]
+            self.uneven.append((part.take(chosen), balanced[chosen]))
+
+    def _most_uneven(self, nothing: LayoutBatch) -> tuple[LayoutBatch, FloatColumn]:
+        """What was noted, best first."""
+        batch = LayoutBatch.concatenate([nothing, *(part for part, _ in self.uneven)])
+        balanced = np.concatenate([np.zeros(0), *(seconds for _, seconds in self.uneven)])
+        order = np.argsort(balanced, kind="stable")[:UNEVEN]
+        return batch.take(order), balanced[order]
+
     def result(self, floors: Floors, bounded_out: int, too_large: int) -> Screened:
         """The kept layouts of all batches, fitting ones first, each by step time."""
+        uneven, balanced = self._most_uneven(floors.cells.take(slice(0, 0)))
         if not self.parts:
             nothing = np.zeros(0)
             return Screened(
                 batch=floors.cells.take(slice(0, 0)), step_seconds=nothing, device_bytes=nothing, oom=nothing, num_priced=0, num_fitting=0,
                 bounded_out=bounded_out, out_of_memory=too_large,
-                floors=floors,
+                floors=floors, uneven=uneven, balanced_seconds=balanced,
             )  # fmt: skip
         batch = LayoutBatch.concatenate([part[0] for part in self.parts])
         step, device, oom = (np.concatenate([part[i] for part in self.parts]) for i in (1, 2, 3))
@@ -190,7 +215,7 @@ class _Pool:
         return Screened(
             batch=batch.take(kept), step_seconds=step[kept], device_bytes=device[kept], oom=oom[kept], num_priced=self.num_priced,
             num_fitting=self.num_fitting, bounded_out=bounded_out, out_of_memory=too_large + self.num_priced - self.num_fitting,
-            floors=floors,
+            floors=floors, uneven=uneven, balanced_seconds=balanced,
         )  # fmt: skip
 
 

@@ -19,13 +19,16 @@ from planner.search.budgets import best_budgets
 from planner.search.floors import OOM_LIMIT
 from planner.search.screen import Screened, screen
 from planner.search.space import Space, build_space
+from planner.search.splits import uneven
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 
 SIMULATED = 300
-SIMULATED_GROUPS = 10  # distinct (schedule, pp, stages, microbatches) among them: each is played out once for all its layouts
+SIMULATED_GROUPS = 16  # distinct (schedule, pp, stages, microbatches) among them: each is played out once for all its layouts
 BUDGETS_SIMULATED = 40
+SPLIT_SEEDS = 3  # of each pipeline
+SPLIT_SLACK = 1.06  # judgement: an uneven split has gained up to 5% over the trainer's own
 SAMPLED_SEEDS = 4
 SAMPLED_TRIALS = 32
 
@@ -105,15 +108,39 @@ def _simulate(job: Job, sized: Sized, space: Space) -> None:
     pricer, screened = sized.pricer, sized.screened
     best = screened.batch.take(first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS))
     if job.search.objective != "memory" and _free_budgets(job, pricer):
-        worth = float(screened.step_seconds[min(job.search.top_k, len(screened.step_seconds)) - 1])
+        worth = float(max(SPLIT_SLACK * screened.step_seconds[0], screened.step_seconds[: job.search.top_k][-1]))
         best = LayoutBatch.concatenate([best, best_budgets(pricer, space, screened.floors, worth, BUDGETS_SIMULATED)])
-    prices = pricer.price(best)
-    step = refine(pricer, best, prices).step_seconds
-    oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
-    order = [int(row) for row in np.argsort(step, kind="stable") if oom[row] <= OOM_LIMIT]
-    sized.candidates = [(float(step[row]), float(prices.device_bytes[row]), best.row(row)) for row in order]
-    sized.num_simulated = len(best)
+    _consider(sized, best)
+    if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
+        _consider(sized, uneven(pricer, _worth_splitting(sized)))
     _sample(job, sized)
+
+
+def _consider(sized: Sized, batch: LayoutBatch) -> None:
+    """Simulates these layouts and adds those that fit to the candidates."""
+    if not len(batch):
+        return
+    prices = sized.pricer.price(batch)
+    step = refine(sized.pricer, batch, prices).step_seconds
+    fits = oom_probability(sized.pricer.profile, sized.pricer.cluster, prices.least_device_bytes) <= OOM_LIMIT
+    sized.candidates += [(float(step[row]), float(prices.device_bytes[row]), batch.row(int(row))) for row in np.flatnonzero(fits)]
+    sized.candidates.sort(key=lambda candidate: candidate[0])
+    sized.num_simulated += len(batch)
+
+
+def _worth_splitting(sized: Sized) -> list[Layout]:
+    """The layouts of every pipeline that another split of their layers may make the winner, the most promising pipelines first.
+
+    By what is known of them with equal ranks; of those with a budget by their step.
+    """
+    best, screened = sized.candidates[0][0] if sized.candidates else 0.0, sized.screened
+    wanted = [screened.uneven.row(int(row)) for row in np.flatnonzero(screened.balanced_seconds < best)]
+    wanted += [layout for step, _, layout in sized.candidates if layout.pp > 1 and step <= SPLIT_SLACK * best]
+    found: dict[tuple[object, ...], dict[Layout, None]] = {}
+    for layout in wanted:
+        found.setdefault((layout.pp_schedule, layout.pp, layout.virtual_stages), {}).setdefault(layout)
+    pipelines = list(found.values())[:SIMULATED_GROUPS]
+    return [layout for layouts in pipelines for layout in list(layouts)[:SPLIT_SEEDS]]
 
 
 def _free_budgets(job: Job, pricer: Pricer) -> bool:

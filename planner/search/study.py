@@ -19,12 +19,11 @@ from planner.cost.estimate import simulated_columns
 from planner.cost.price import Pricer
 from planner.errors import Fault, SpecError
 from planner.rules import violations
-from planner.search.splits import shifted
+from planner.search.splits import MAX_SHIFT, shifted
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.plan import Plan
 
 MEMORY_CONSTRAINT = "device_over_usable"
-MAX_SHIFT = 2
 BATCH = 16  # trials asked at once and simulated together
 OOM_LIMIT = 0.05
 

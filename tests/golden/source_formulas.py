@@ -8,6 +8,7 @@ import numpy as np
 from planner.catalog.clusters import load_gpu
 from planner.collective import collective
 from planner.columns import LayoutBatch
+from planner.cost.collectives import send_seconds
 from planner.cost.compute import Device
 from planner.cost.price import Pricer, Prices
 from planner.cost.profile import KERNELS, PROFILES
@@ -114,7 +115,7 @@ def pipeline_bytes(model: str, micro_batch: int, seq_len: int) -> float:
     job = {"model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8, "fabric": fabric}}
     training = {"seq_len": seq_len, "global_batch_size": 64}
     pricer, parsed, prices = _priced({**job, "training": training, "layout": {"pp": 8, "micro_batch_size": micro_batch, "dp_shard": 1}})
-    rate = collective("p2p", 1e12, pricer.cluster).algorithm_bandwidth_bytes_per_second
+    rate = 1e12 / send_seconds(np.array([1e12]), np.array([1.0]), pricer.fabric)[0]
     return float(2 * prices.stage_seconds.sends.mean_seconds()[0] * rate / (2 * micro_batch * seq_len * parsed.model.hidden_size * 2))
 
 

@@ -147,4 +147,4 @@ def test_a_faster_gpu_is_faster() -> None:
     row = resolve_layout({"dp_shard": NUM_GPUS}, trainer="torchtitan", num_gpus=NUM_GPUS)
     p = pricer()
     quicker = dataclasses.replace(p.profile, compute=p.profile.compute * 1.1)
-    assert price(Pricer.build(p.model, p.cluster, p.training, quicker), row).step_seconds < price(p, row).step_seconds
+    assert price(Pricer.build(p.model, p.cluster, p.training, profile=quicker), row).step_seconds < price(p, row).step_seconds

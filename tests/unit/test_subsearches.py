@@ -1,0 +1,101 @@
+"""A search with something fixed looks at less, so that it never finds anything faster; and what activation budgets are tried."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.calibration.intervals import oom_probability
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
+from planner.errors import InfeasibleError, SpecError
+from planner.ports import Ports
+from planner.recommend import recommend
+from planner.rules import Context
+from planner.search.budgets import best_budgets
+from planner.search.floors import OOM_LIMIT
+from planner.search.screen import screen
+from planner.search.space import build_space
+from planner.specs.job import Job, SearchSpec
+from planner.specs.layout import Layout, parse_ac
+from planner.specs.plan import RankedLayout
+from tests.unit.test_search import Fixed
+
+JOBS: dict[str, dict[str, Any]] = {
+    "8B, where memory decides": {
+        "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 8192, "global_batch_size": 128},
+    },
+    "70B, where everything is cut": {
+        "model": "llama3.1-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+        "training": {"seq_len": 8192, "global_batch_size": 128},
+    },
+    "experts": {
+        "model": "mixtral-8x7b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"seq_len": 4096, "global_batch_size": 64},
+    },
+    "1B, where launches count": {
+        "model": "llama3.2-1b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"seq_len": 2048, "global_batch_size": 32},
+    },
+    "Megatron": {
+        "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 8192, "global_batch_size": 128, "trainer": "megatron"},
+    },
+}  # fmt: skip
+FIXES: tuple[dict[str, Any], ...] = (
+    {"pp": 1, "tp": 1}, {"pp": 2}, {"tp": 2}, {"compile": False}, {"micro_batch_size": 2}, {"ac": "full"},
+    {"precision": "bf16"},
+)  # fmt: skip
+
+
+def winner(name: str, fix: dict[str, Any]) -> RankedLayout:
+    job = Job.from_user({**JOBS[name], "search": {"top_k": 1, "fix": fix}})
+    return recommend(job, ports=Ports(clock=Fixed(), ids=Fixed())).ranked[0]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_nothing_fixed_is_at_least_as_good_as_anything_fixed(name: str) -> None:
+    best = winner(name, {}).estimate.step_seconds or np.nan
+    found = {}
+    for fix in FIXES:
+        try:
+            found[str(fix)] = winner(name, fix).estimate.step_seconds or np.nan
+        except (InfeasibleError, SpecError):  # with this fixed nothing is legal or fits
+            continue
+    assert found
+    assert {fix: seconds for fix, seconds in found.items() if not seconds >= best * (1 - 1e-9)} == {}, best
+
+
+def test_a_budget_wins_where_no_recomputation_just_does_not_fit() -> None:
+    """8B on 8: ZeRO-2 without recomputation is out of memory, and a budget near 1 costs almost nothing."""
+    layout = winner("8B, where memory decides", {"pp": 1}).layout
+    assert (layout.dp_shard, layout.zero_stage, parse_ac(layout.ac)[0]) == (8, 2, "memory-budget")
+
+
+def test_an_uneven_split_wins_where_the_head_is_long() -> None:
+    """Llama 3.1's head weighs as much as two layers: Megatron's even split leaves three ranks of four waiting for the last."""
+    sizes = winner("Megatron", {"pp": 4}).layout.layers_per_stage
+    assert sizes is not None
+    assert sizes[-1] < sizes[0]
+
+
+def test_the_budget_is_the_largest_that_fits() -> None:
+    """Bisection against every budget, for the fastest layouts found."""
+    job = Job.from_user(JOBS["8B, where memory decides"])
+    context = Context(model=job.model, cluster=job.cluster, training=job.training)
+    pricer, space = Pricer.build(job.model, job.cluster, job.training), build_space(context, SearchSpec())
+    screened = screen(pricer, space, count=10)
+    found = best_budgets(pricer, space, screened.floors, float(screened.step_seconds[9]), 20)
+    assert 5 < len(found) <= 20
+    for row in range(5):
+        layout = found.row(row)
+        rest = LayoutBatch.from_layouts([_with_budget(layout, hundredths) for hundredths in range(101)])
+        prices = pricer.price(rest)
+        fits = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes) <= OOM_LIMIT
+        assert np.flatnonzero(fits)[-1] == round(100 * parse_ac(layout.ac)[1])
+        assert prices.step_seconds[fits].min() == pytest.approx(float(pricer.price(found.take(slice(row, row + 1))).step_seconds[0]))
+
+
+def _with_budget(layout: Layout, hundredths: int) -> Layout:
+    return layout.model_copy(update={"ac": f"memory-budget-{hundredths / 100:g}"})
