@@ -3,7 +3,7 @@
     python benchmarks/gpu_survey.py --seconds 560
 
 Call it again until it says that nothing is left: what is in the files already is passed over, and the rest comes most informative first.
-Needs torch with CUDA, numpy, scipy, pydantic and pyyaml. `--tiny` tries every path on a CPU in a few minutes.
+Needs torch with CUDA, numpy, pydantic and pyyaml. `--tiny` tries every path on a CPU in a few minutes.
 
 `--fake GPU` counts the memory of the same ranks with fake tensors, on any machine with torch, into measured/fake-GPU.runs.jsonl.
 
@@ -42,13 +42,14 @@ try:
     from probes.programs import Program
     from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
 except ModuleNotFoundError as error:
-    sys.exit(f"{error.name} is missing: pip install torch numpy scipy 'pydantic>=2.11,<3' pyyaml")
+    sys.exit(f"{error.name} is missing: pip install torch numpy 'pydantic>=2.11,<3' pyyaml")
 
 MEASURED = Path(__file__).resolve().parent / "measured"
 MICRO_SHARE, MICRO_SECONDS = 0.15, 60.0
 CASE_SECONDS, FAKE_LIMIT_SECONDS = 240.0, 1200.0
 LEAST_SECONDS = 30.0  # with less left, nothing is started
 LONG_STEP_SECONDS = 4.0  # a step predicted longer is repeated less often
+COLD_START_SECONDS = 120.0  # first import of torch from a cold disk; judgement
 START_SECONDS, COMPILE_SECONDS = 10.0, 25.0  # of a process until its first step; judgement
 FAKE_SECONDS = 60.0  # of a case with fake tensors: 20 to 140, whatever the model would take on a GPU
 NOT_YET = {FailureKind.INTERRUPTED, FailureKind.TIMEOUT}
@@ -134,13 +135,13 @@ def measured_shapes(rows: Iterable[dict[str, Any]]) -> list[Shape]:
     return [Shape.from_dict(row) for row in rows if "sizes" in row]
 
 
-def time_kernels(machine: Machine, shapes: list[Shape], out: Path, seconds: float) -> None:
-    """Runs the micro-probes; their lines are added to `out`."""
+def time_kernels(machine: Machine, shapes: list[Shape], out: Path, seconds: float, until: float) -> None:
+    """Runs the micro-probes; their lines are added to `out`. until: of `time.monotonic`, when they end at the latest."""
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder) / "shapes.jsonl"
         listed.write_text("".join(json.dumps(shape.as_dict()) + "\n" for shape in shapes), encoding="utf-8")
         command = [sys.executable, "-m", "probes.micro", "--shapes", str(listed), "--out", str(out), "--device", machine.device]
-        limit = seconds + LEAST_SECONDS
+        limit = max(1.0, min(seconds + COLD_START_SECONDS, until - time.monotonic()))
         try:
             done = subprocess.run([*command, "--seconds", str(seconds)], cwd=MEASURED.parents[1], timeout=limit, check=False)
         except subprocess.TimeoutExpired:
@@ -302,7 +303,7 @@ def main() -> None:
         return
     try:
         if kernels:
-            time_kernels(machine, kernels, micro, min(MICRO_SECONDS, MICRO_SHARE * options.seconds))
+            time_kernels(machine, kernels, micro, min(MICRO_SECONDS, MICRO_SHARE * options.seconds), until)
         added = run_cases(machine, left, runs, until, plain if options.plain else guarded) if options.only != "micro" else 0
     except PlannerError as error:
         sys.exit(str(error))

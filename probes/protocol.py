@@ -73,7 +73,11 @@ class ProbeTask(BaseModel):
 
 
 class RankMemory(BaseModel):
-    """Memory of one rank, bytes. device_used: what the device reports, communicators and context included; None on a CPU."""
+    """Memory of one rank, bytes. device_used: what the device reports, communicators and context included; None on a CPU.
+
+    allocator_retries: how often the caching allocator emptied its cache to serve a request while steps were timed. Such steps are slow,
+    and the reserved peak is then the device's limit, not the layout's demand.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -82,6 +86,7 @@ class RankMemory(BaseModel):
     peak_reserved_bytes: int | None
     device_used_bytes: int | None = None
     communicator_bytes: int | None = None
+    allocator_retries: int | None = None
 
 
 class Environment(BaseModel):
@@ -189,6 +194,7 @@ class ProbeResult(BaseModel):
                 "peak_allocated_bytes": _largest(rank.peak_allocated_bytes for rank in out.memory),
                 "peak_reserved_bytes": _largest(rank.peak_reserved_bytes for rank in out.memory),
                 "device_bytes": _largest(rank.device_used_bytes for rank in out.memory),
+                "allocator_retries": _largest(rank.allocator_retries for rank in out.memory),
             }  # fmt: skip
         elif isinstance(out, OutOfMemory):
             numbers |= {"message": out.message, "peak_allocated_bytes": None, "attempted_bytes": out.attempted_bytes, "rank": out.rank}

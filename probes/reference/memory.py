@@ -138,6 +138,12 @@ def device_used_bytes(device: torch.device) -> int:
     return int(total - free)
 
 
+def reset_gpu(device: torch.device) -> None:
+    """From now on peaks and retries count anew."""
+    torch.cuda.reset_peak_memory_stats(device)
+    torch.cuda.reset_accumulated_memory_stats(device)
+
+
 def of_gpu(rank: int, device: torch.device, used_before: int) -> RankMemory:
     """Peaks since the last reset.  used_before: in use on the device with a context but before any communicator.
 
@@ -148,4 +154,5 @@ def of_gpu(rank: int, device: torch.device, used_before: int) -> RankMemory:
     return RankMemory(
         rank=rank, peak_allocated_bytes=torch.cuda.max_memory_allocated(device), peak_reserved_bytes=torch.cuda.max_memory_reserved(device),
         device_used_bytes=used, communicator_bytes=max(0, used - reserved - used_before),
+        allocator_retries=torch.cuda.memory_stats(device).get("num_alloc_retries"),
     )  # fmt: skip

@@ -96,7 +96,7 @@ class Run:
 
     def _reset_peaks(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+            memory.reset_gpu(self.device)
 
     def _memory(self, trainer: Trainer, used_before: int, step: int) -> RankMemory:
         """Of this rank. On a CPU one more step runs under the tracker, which counts live tensors but cannot see into compiled code."""

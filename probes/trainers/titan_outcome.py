@@ -19,6 +19,7 @@ from probes.trainers.titan_failures import failure
 from probes.trainers.titan_log import StepLine, TitanLog, read_log
 
 SECONDS, ACTIVE, RESERVED = "time_metrics/end_to_end(s)", "memory/max_active(GiB)", "memory/max_reserved(GiB)"
+RETRIES = "memory/num_alloc_retries"  # since the start
 # A freshly initialised model's first gradients have a norm of 0.1 to 100; beyond this they were summed wrongly. Judgement. With a
 # pipeline, 0.2 differentiates the loss summed over tokens and divides only what it logs (train.py, forward_backward_step).
 LARGEST_NORM = 1e4
@@ -140,5 +141,7 @@ def _memory(asked: Asked, log: TitanLog, scalars: dict[int | None, dict[str, dic
         peak = max(values.values()) * GIB if values else max(line.reserved_bytes for line in log.of_rank(rank))
         # -1 stands for a device without statistics
         reserved = round(peak) if peak > 0 else None
-        found.append(RankMemory(rank=rank or 0, peak_allocated_bytes=None, peak_reserved_bytes=reserved))
+        retries = scalars.get(rank, {}).get(RETRIES)
+        flushed = round(max(retries.values())) if retries and reserved is not None else None
+        found.append(RankMemory(rank=rank or 0, peak_allocated_bytes=None, peak_reserved_bytes=reserved, allocator_retries=flushed))
     return found

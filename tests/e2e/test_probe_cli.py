@@ -152,7 +152,7 @@ def test_the_best_of_a_plan(cli: Cli, tmp_path: Path, surroundings: dict[str, st
 def test_recordings_stand_for_gpus(probe: Probe, tmp_path: Path) -> None:
     job = {**JOB, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 2}}
     task = ProbeTask(id="recorded", job=job)
-    memory = [RankMemory(rank=1, peak_allocated_bytes=3, peak_reserved_bytes=4, device_used_bytes=5)]
+    memory = [RankMemory(rank=1, peak_allocated_bytes=3, peak_reserved_bytes=4, device_used_bytes=5, allocator_retries=1)]
     ran = Measured(
         step_seconds=0.5, step_seconds_each=[0.5, 0.5], tokens_per_second_per_gpu=256.0, mfu=0.4, losses=[2.0], gradient_norms=[1.0],
         memory=memory,
@@ -166,6 +166,7 @@ def test_recordings_stand_for_gpus(probe: Probe, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     row = json.loads(done.stdout)["probes"][0]["measurement"]
     assert (row["measured"]["step_seconds"], row["measured"]["device_bytes"], row["measured"]["software"]["torch"]) == (0.5, 5.0, "2.11.0")
+    assert row["measured"]["allocator_retries"] == 1
     full = result.model_copy(update={"outcome": OutOfMemory(rank=0, attempted_bytes=1, allocated_bytes=2, message="CUDA out of memory")})
     (tmp_path / "results.jsonl").write_text(full.model_dump_json())
     assert probe("", "--pool", f"replay:{tmp_path / 'results.jsonl'}", job=job).returncode == 3

@@ -265,6 +265,20 @@ def test_tracker_counts_live_storages_rounded_up() -> None:
     assert torch.UntypedStorage.resize_ is tracker._resize
 
 
+def test_memory_of_a_gpu_tells_what_the_allocator_had_to_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    from probes.reference import memory
+
+    said = {
+        "mem_get_info": (10, 100), "memory_reserved": 60, "max_memory_allocated": 50, "max_memory_reserved": 70,
+        "memory_stats": {"num_alloc_retries": 2},
+    }  # fmt: skip
+    for name, value in said.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    found = memory.of_gpu(3, torch.device("cuda"), 5)
+    assert (found.rank, found.peak_allocated_bytes, found.peak_reserved_bytes, found.device_used_bytes) == (3, 50, 70, 90)
+    assert (found.communicator_bytes, found.allocator_retries) == (25, 2)
+
+
 def test_tracker_counts_products() -> None:
     from probes.reference.memory import Tracker
 
