@@ -5,11 +5,13 @@ the last one's gradients are being reduced, and of the second, when almost all s
 a pipeline, the reduction of the first gradients; the optimizer's update.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.reserved import cached_bytes
 from planner.specs.trainers import TrainerRules, is_since
 from planner.specs.training import TrainingSpec
@@ -69,24 +71,61 @@ class RankShapes:
     working_bytes: FloatColumn
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is alive besides optimizer state and the parameters that never leave."""
+
+    copies: FloatColumn | float
+    gradients: FloatColumn | float
+    activations: FloatColumn | float
+    logits: FloatColumn | float
+    buffers: FloatColumn | float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes at the worst moment; the parts sum to `allocated`. cached: held besides by the allocator's rules (`cost.reserved`)."""
+    """Bytes at the worst moment; PARTS sum to `allocated`. cached: held besides by the allocator's rules (`cost.reserved`).
 
-    parameters: FloatColumn
-    gradients: FloatColumn
+    lasting: parameters that never leave.  moving: activations, logits, buffers and workspace, which come and go within a step.
+    worst: index of the moment.  moments: works them out again, for the parts that only readers ask for; a search asks for none.
+    """
+
+    lasting: FloatColumn
     optimizer: FloatColumn
-    activations: FloatColumn
-    logits: FloatColumn
-    buffers: FloatColumn
     workspace: FloatColumn
+    moving: FloatColumn
     allocated: FloatColumn
     cached: FloatColumn
+    worst: IntColumn
+    moments: Callable[[], Iterator[Moment]]
 
     @property
-    def moving(self) -> FloatColumn:
-        """What comes and goes within a step."""
-        return self.activations + self.logits + self.buffers + self.workspace
+    def parameters(self) -> FloatColumn:
+        """Those that never leave, and gathered copies."""
+        return self.lasting + self._picked([moment.copies for moment in self.moments()])
+
+    @property
+    def gradients(self) -> FloatColumn:
+        """Those that wait for the update or for the last microbatch."""
+        return self._picked([moment.gradients for moment in self.moments()])
+
+    @property
+    def activations(self) -> FloatColumn:
+        """Saved for backward, and what the running backward needs."""
+        return self._picked([moment.activations for moment in self.moments()])
+
+    @property
+    def logits(self) -> FloatColumn:
+        """At the loss."""
+        return self._picked([moment.logits for moment in self.moments()])
+
+    @property
+    def buffers(self) -> FloatColumn:
+        """Of gathers, reductions and a pipeline's receives."""
+        return self._picked([moment.buffers for moment in self.moments()])
+
+    def _picked(self, columns: Sequence[FloatColumn | float]) -> FloatColumn:
+        return np.asarray(np.choose(self.worst, [np.broadcast_to(column, self.worst.shape) for column in columns]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,21 +170,6 @@ class Widths:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """What is alive besides optimizer state and the parameters that never leave."""
-
-    copies: FloatColumn
-    gradients: FloatColumn
-    activations: FloatColumn
-    logits: FloatColumn
-    buffers: FloatColumn
-
-    @property
-    def total(self) -> FloatColumn:
-        return self.copies + self.gradients + self.activations + self.logits + self.buffers
-
-
 def layer_moments(
     own: tuple[FloatColumn, ...], parameters: tuple[FloatColumn, FloatColumn, FloatColumn], widths: Widths
 ) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
@@ -187,22 +211,34 @@ def rank_memory(
     else:
         parameters, optimizer, buffer = _distributed(shapes, batch, widths, training, rules)
         gradients = (buffer,) * MOMENTS
-        apart = (np.zeros_like(buffer),) * MOMENTS
+        apart = ()
     optimizer = optimizer * on_device
-    moments = _moments(shapes, widths, gradients, rules.fsdp_style & widths.piped & widths.accumulates & (batch.zero_stage > 0))
-    totals = np.array([moment.total for moment in moments])
-    worst = totals.argmax(axis=0)
-    workspace = np.full_like(optimizer, workspace_bytes)
-    picked = {name: np.choose(worst, [getattr(moment, name) for moment in moments]) for name in _PARTS}
+    waits = rules.fsdp_style & widths.piped & widths.accumulates & (batch.zero_stage > 0)
+    moments = partial(_moments, shapes, widths, gradients, waits)
+    totals, moving, most, worst = _worst(moments(), optimizer.shape)
     return RankMemory(
-        parameters=parameters + picked["copies"], gradients=picked["gradients"], optimizer=optimizer, activations=picked["activations"],
-        logits=picked["logits"], buffers=picked["buffers"], workspace=workspace,
-        allocated=parameters + optimizer + totals.max(axis=0) + workspace, cached=_cached(shapes, batch, widths, totals, apart, rules),
+        lasting=parameters, optimizer=optimizer, workspace=np.full_like(optimizer, workspace_bytes), moving=moving + workspace_bytes,
+        allocated=parameters + optimizer + most + workspace_bytes, cached=_cached(shapes, batch, widths, totals, apart, rules),
+        worst=worst, moments=moments,
     )  # fmt: skip
 
 
+def _worst(moments: Iterable[Moment], shape: tuple[int, ...]) -> tuple[list[FloatColumn], FloatColumn, FloatColumn, IntColumn]:
+    """(bytes of every moment, at the worst one what moves, all, and its index); the first of equals."""
+    totals, moving, most, worst = [], np.zeros(shape), np.full(shape, -np.inf), np.zeros(shape, dtype=np.int64)
+    for index, moment in enumerate(moments):
+        here = moment.activations + moment.logits + moment.buffers
+        total = here + moment.gradients + moment.copies
+        worse = total > most
+        np.copyto(most, total, where=worse)
+        np.copyto(moving, here, where=worse)
+        np.copyto(worst, index, where=worse)
+        totals.append(np.asarray(total))
+    return totals, moving, most, worst
+
+
 def _cached(
-    shapes: RankShapes, batch: LayoutBatch, widths: Widths, totals: FloatColumn, apart: tuple[FloatColumn, ...], rules: TrainerRules
+    shapes: RankShapes, batch: LayoutBatch, widths: Widths, totals: Sequence[FloatColumn], apart: Sequence[FloatColumn], rules: TrainerRules
 ) -> FloatColumn:
     """At the loss, what the last layer's forward freed is in pieces smaller than logits. Two all-gathers are alive: one is prefetched.
 
@@ -213,43 +249,35 @@ def _cached(
     loss = shapes.leftover_bytes + np.where(shapes.leftover_bytes > 0, shapes.working_bytes, 0.0)
     second = np.maximum(np.maximum(shapes.head_gathered, shapes.embedding_local), shapes.largest_gathered)
     gathers = np.where(batch.zero_stage > 0, widths.compute * (shapes.largest_gathered + second), 0.0)
-    return cached_bytes(tuple(totals), apart, (loss, *(np.zeros_like(loss),) * (MOMENTS - 1)), gathers)
+    return cached_bytes(totals, apart, (loss, *(0.0,) * (MOMENTS - 1)), gathers)
 
 
-_PARTS = tuple(f.name for f in fields(_Moment))
-
-
-def _moments(shapes: RankShapes, widths: Widths, gradients: tuple[FloatColumn, ...], waits: BoolColumn) -> tuple[_Moment, ...]:
+def _moments(shapes: RankShapes, widths: Widths, gradients: tuple[FloatColumn, ...], waits: BoolColumn) -> Iterator[Moment]:
     """The eight moments. Copies that stay go as backward passes their units, but for a pipeline, whose next microbatch needs them.
 
     waits: whole gradients wait for the last microbatch; then a unit's copy goes and its gradients are put into the reduction's buffer.
     Source: torch/distributed/pipelining/stage.py (perform_reduce_grad), FSDPParamGroup.post_backward.
     """
-    zero = np.zeros_like(shapes.local)
-    activations = shapes.in_flight * (shapes.saved_bytes + shapes.boundary_bytes) + shapes.held_bytes
-    below = activations - shapes.head_saved_bytes
-    others = (shapes.in_flight - 1.0) * (shapes.saved_bytes + shapes.boundary_bytes) + shapes.held_bytes
-    all_copies = widths.stays * shapes.gathered
-    layers = np.where(widths.piped, all_copies, widths.stays * (shapes.gathered - shapes.head_gathered))
-    early = np.where(widths.piped, all_copies, widths.stays * shapes.embedding_local)
+    kept, one = shapes.received_bytes, shapes.saved_bytes + shapes.boundary_bytes
+    activations = shapes.in_flight * one + shapes.held_bytes
+    all_copies, head = widths.stays * shapes.gathered, kept + widths.gathered * shapes.head_gathered
     # The last gathers of forward have their result and its copy at once; where copies stay they add to all others.
     gathering = np.where(widths.piped, 0.0, widths.stays * shapes.largest_gathered - shapes.head_saved_bytes - shapes.logits_bytes)
-    head, own = widths.gathered * shapes.head_gathered, widths.gathered * shapes.embedding_local
-    gradient = widths.compute * shapes.embedding_whole
+    yield Moment(all_copies, gradients[0], activations, shapes.logits_bytes, head + np.maximum(gathering, 0.0))
+    yield Moment(all_copies, gradients[1], activations + shapes.head_bytes, 0.0, head + widths.gathered * shapes.largest_gathered)
+    below = activations - shapes.head_saved_bytes
+    layers = np.where(widths.piped, all_copies, widths.stays * (shapes.gathered - shapes.head_gathered))
+    yield Moment(layers, gradients[2], below + shapes.last_layer_bytes, 0.0, kept + widths.reduced * shapes.head_local)
+    yield Moment(layers, gradients[3], below + shapes.next_layer_bytes, 0.0, kept)
+    others, early = activations - one, np.where(widths.piped, all_copies, widths.stays * shapes.embedding_local)
+    yield Moment(early, gradients[4], others + shapes.second_layer_bytes, 0.0, kept)
+    own, gradient = widths.gathered * shapes.embedding_local, widths.compute * shapes.embedding_whole
     scattered = np.where(shapes.embedding_whole > shapes.embedding_local, widths.compute * ~waits, widths.reduced) * shapes.embedding_local
     embedding = np.maximum(own + gradient + widths.reduced * shapes.largest_local, gradient + scattered)
+    yield Moment(early, gradients[5], others + shapes.stream_bytes, 0.0, kept + embedding)
     reduction = np.maximum(widths.reduce * shapes.largest_local - widths.stays * shapes.largest_gathered, 0.0)
-    kept = shapes.received_bytes
-    return (
-        _Moment(all_copies, gradients[0], activations, shapes.logits_bytes, kept + head + np.maximum(gathering, 0.0)),
-        _Moment(all_copies, gradients[1], activations + shapes.head_bytes, zero, kept + head + widths.gathered * shapes.largest_gathered),
-        _Moment(layers, gradients[2], below + shapes.last_layer_bytes, zero, kept + widths.reduced * shapes.head_local),
-        _Moment(layers, gradients[3], below + shapes.next_layer_bytes, zero, kept),
-        _Moment(early, gradients[4], others + shapes.second_layer_bytes, zero, kept),
-        _Moment(early, gradients[5], others + shapes.stream_bytes, zero, kept + embedding),
-        _Moment(*(np.where(waits, column, 0.0) for column in (all_copies, gradients[6], zero, zero, kept + reduction))),
-        _Moment(zero, gradients[7], zero, zero, kept),
-    )
+    yield Moment(*(np.where(waits, column, 0.0) for column in (all_copies, gradients[6], 0.0, 0.0, kept + reduction)))
+    yield Moment(0.0, gradients[7], 0.0, 0.0, kept)
 
 
 def _distributed(
@@ -280,23 +308,29 @@ def _gradients(
     Shards of finished units; all of them while accumulating. In a pipeline whole gradients wait for the last microbatch. DDP has its
     buckets besides (gradient_as_bucket_view is off). An optimizer in the backward pass leaves none.
     """
-    none = np.zeros_like(shapes.shard)
-    parts = (shapes.head_shard, shapes.late_shard, shapes.early_shard, shapes.shard)
-    head, late, early, sharded = (part * widths.master * on_device for part in parts)
-    whole = widths.piped & (batch.zero_stage > 0)
+    width = widths.master * on_device
+    head, late, early, sharded = (part * width for part in (shapes.head_shard, shapes.late_shard, shapes.early_shard, shapes.shard))
+    whole, applied = widths.piped & (batch.zero_stage > 0), batch.optimizer_in_backward
     table = shapes.embedding_whole - shapes.embedding_local
     waiting = np.where(widths.accumulates, np.where(whole, (shapes.local + table) * widths.reduce, sharded), 0.0)
-    buckets = np.where((batch.zero_stage == 0) & (batch.dp_replicate > 1), shapes.local * widths.master, 0.0)
-    one = shapes.largest_local * widths.compute
-    columns = (waiting, waiting, *(np.maximum(waiting, shards) for shards in (head, late, early, sharded)), waiting, sharded)
-    update = len(columns) - 1
-    applied = batch.optimizer_in_backward
+    growing = tuple(np.maximum(waiting, shards) for shards in (head, late, early, sharded))
     sharded_now = (batch.zero_stage > 0) & ~applied
-    apart = (np.where(sharded_now & ~(whole & widths.accumulates), column, 0.0) for column in columns[:update])
-    alive = (np.where(applied, one if place == update else none, column) + buckets for place, column in enumerate(columns))
-    return tuple(alive), (*apart, np.where(sharded_now, sharded, 0.0))
+    ready = sharded_now & ~(whole & widths.accumulates)
+    first, *later = (np.where(ready, column, 0.0) for column in (waiting, *growing))
+    alive = (waiting, waiting, *growing, waiting, sharded)
+    if applied.any():
+        one = shapes.largest_local * widths.compute
+        alive = tuple(np.where(applied, one if place == MOMENTS - 1 else 0.0, column) for place, column in enumerate(alive))
+    replicated = (batch.zero_stage == 0) & (batch.dp_replicate > 1)
+    if replicated.any():
+        buckets = np.where(replicated, shapes.local * widths.master, 0.0)
+        alive = tuple(column + buckets for column in alive)
+    return alive, (first, first, *later, first, np.where(sharded_now, sharded, 0.0))
+
+
+PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "workspace", "allocated")
 
 
 def rows(memory: RankMemory) -> dict[str, FloatColumn]:
     """The parts by name, for those who gather or print them."""
-    return {f.name: getattr(memory, f.name) for f in fields(memory)}
+    return {name: getattr(memory, name) for name in PARTS}

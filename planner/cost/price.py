@@ -35,7 +35,7 @@ from planner.work.axes import local_sizes
 from planner.work.precision import TWO_BYTES, Recipe, column, recipes_for
 from planner.work.quantised import quantised_model
 
-CHUNK = 24576
+CHUNK = 20480  # so that what a batch holds at once stays below what glibc keeps, see `_keep_freed_pages`
 CACHED_ROWS = 8192
 LARGE_BLOCK_BYTES = 31 << 20  # just below the largest block that glibc learns from
 PARTS = ("compute", "recompute", "tp", "cp", "ep", "pp", "fsdp", "dp", "bubble", "optimizer", "other")

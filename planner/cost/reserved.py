@@ -5,6 +5,7 @@ Source: c10/cuda/CUDACachingAllocator.cpp (get_pool, get_free_block, alloc_block
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from planner.columns import FloatColumn
 
 
 def cached_bytes(
-    totals: Sequence[FloatColumn], apart: Sequence[FloatColumn], holes: Sequence[FloatColumn], gathers: FloatColumn
+    totals: Sequence[FloatColumn], apart: Sequence[FloatColumn], holes: Sequence[FloatColumn | float], gathers: FloatColumn
 ) -> FloatColumn:
     """Bytes held beyond the largest of `totals`, by the allocator's rules.
 
@@ -22,8 +23,8 @@ def cached_bytes(
     FSDP's reductions.  holes: freed by then, but smaller than what is asked for next.  gathers: FSDP's all-gathers, on a third stream.
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (all_gather_copy_in_stream, reduce_scatter_stream).
     """
-    own = np.max([total - other + hole for total, other, hole in zip(totals, apart, holes, strict=True)], axis=0)
-    return np.asarray(own + np.max(apart, axis=0) + gathers - np.max(totals, axis=0))
+    own = reduce(np.maximum, [total - other + hole for total, other, hole in zip(totals, apart, holes, strict=True)])
+    return np.asarray(own + reduce(np.maximum, apart) + gathers - reduce(np.maximum, totals))
 
 
 def reserved_bytes(
