@@ -33,6 +33,7 @@ KERNELS: dict[str, Callable[[Shape, torch.device], Prepared | None]] = {
     "memory": memory.prepare, "optimizer": optimizer.prepare, "collective": collectives.prepare,
 }  # fmt: skip
 TOTAL_SECONDS, EACH_SECONDS = 60.0, 0.25
+PROBE_EACH_SECONDS = 0.1  # where kernels are a rung of a study
 SHOWN = 400
 
 
@@ -132,8 +133,8 @@ class Kernels:
 
     def measure(self) -> Measured:
         """What could be timed within half the time limit, the rest of which is for start and end."""
-        lines = io.StringIO()
-        measure_all(Bench(device=self.device), self.task.shapes(), lines, min(TOTAL_SECONDS, self.task.time_limit_seconds / 2.0))
+        lines, bench = io.StringIO(), Bench(device=self.device, each_seconds=PROBE_EACH_SECONDS)
+        measure_all(bench, self.task.shapes(), lines, min(TOTAL_SECONDS, self.task.time_limit_seconds / 2.0))
         rows = [row for row in map(json.loads, lines.getvalue().splitlines()) if row["kind"] in KERNELS]
         return Measured(
             step_seconds=None, step_seconds_each=[], tokens_per_second_per_gpu=None, mfu=None, losses=[], gradient_norms=[], memory=[],

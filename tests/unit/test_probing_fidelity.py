@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.search.probing.fidelity import FURTHEST, Belief, Look, Observed, Rung, choose_rung, direct, value_of_look
+from planner.search.probing.fidelity import Belief, Look, Observed, Rung, choose_rung, direct, value_of_look
 from planner.search.probing.normal import expected_excess
 
 FULL = Rung(name="probed", gpu_seconds=5000.0, sd=0.0, shows_memory=True)
@@ -84,11 +84,13 @@ def test_a_micro_probe_is_worth_what_it_can_change() -> None:
     assert value_of_look(np.array([0.0, 2.0]), np.array([0.05, -0.05]), 1.0, 0.1) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_an_answer_beyond_all_expectation_moves_no_direction_that_far() -> None:
+def test_an_answer_beyond_the_reach_of_directions_hardly_moves_them() -> None:
     look = Look(name="gemm bf16", loading=(0.3, 0.4), sd=0.1)
-    assert Observed(look=look, log_ratio=0.9).variance == pytest.approx(0.01)
-    far = Observed(look=look, log_ratio=-4.0)
-    assert abs(far.log_ratio) / np.sqrt(0.25 + far.variance) == pytest.approx(FURTHEST)
+    near, far = (Observed(look=look, log_ratio=value) for value in (-0.4, -4.0))
+    assert (near.value, near.variance) == pytest.approx((-0.4, 0.01))
+    assert far.value == pytest.approx(-np.hypot(0.5, 0.1))
+    moved = [abs(one.value) * 0.25 / (0.25 + one.variance) for one in (near, far)]  # along the direction, by its conjugate normal update
+    assert moved[1] < 0.1 * moved[0]
 
 
 def test_two_candidates_by_the_closed_form() -> None:

@@ -256,8 +256,10 @@ def test_resumed_after_a_kill_nothing_is_lost_or_measured_twice() -> None:
         run(candidates, settings(), one_at_a_time(dies))
     resumed = run(candidates, settings(), one_at_a_time(machine.run), resumed=stored)
     rows = [asked.row for asked in machine.asked]
-    assert len(rows) == len(set(rows)) == 6
+    assert len(rows) == 6
     assert rows == [asked.row for asked in whole.asked]
+    first_looks = [asked.row for asked in machine.asked if not asked.repeat]
+    assert len(first_looks) == len(set(first_looks)), "again only where the study says so"
     assert resumed.spent.probes == uninterrupted.spent.probes == 6
     assert resumed.spent.gpu_seconds == pytest.approx(uninterrupted.spent.gpu_seconds)
     assert [one.row for one in resumed.ranked] == [one.row for one in uninterrupted.ranked]

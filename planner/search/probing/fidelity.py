@@ -15,7 +15,6 @@ from planner.search.probing import normal
 
 NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
-FURTHEST = 2.0  # standard deviations; judgement
 ITERATIONS = 20  # of the ratio; it converges superlinearly (Dinkelbach 1967)
 
 
@@ -125,14 +124,19 @@ class Observed:
     log_ratio: float
 
     @property
-    def variance(self) -> float:
-        """Of the answer around what the directions say.
+    def reach(self) -> float:
+        """One deviation of what was expected. Loadings are differences over one deviation of a direction, so they hold no further."""
+        return float(np.hypot(np.linalg.norm(self.look.loading), self.look.sd))
 
-        An answer further than FURTHEST deviations from what was expected before says that the model is wrong in a way that its directions
-        do not hold, and they must not be moved that far by it: its variance is widened until it is no further.
-        """
-        expected = float(np.square(self.look.loading).sum())
-        return max(self.look.sd**2, (self.log_ratio / FURTHEST) ** 2 - expected)
+    @property
+    def value(self) -> float:
+        """The answer as far as loadings hold."""
+        return float(np.clip(self.log_ratio, -self.reach, self.reach))
+
+    @property
+    def variance(self) -> float:
+        """Of the value around what the directions say: what lies beyond their reach is misfit of the model, not evidence along them."""
+        return self.look.sd**2 + (self.log_ratio - self.value) ** 2
 
 
 def value_of_look(log_seconds: FloatColumn, effect: FloatColumn, variance: float, sd: float) -> float:

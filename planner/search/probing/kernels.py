@@ -19,7 +19,7 @@ from planner.search.screen import OOM_LIMIT
 
 LOOKED_AT = 32  # candidates whose kernels are worth timing: the fastest expected; judgement
 BUDGET_GPU_SECONDS = 20.0  # of timed kernels in one launch; judgement
-MOST_KERNELS = 40  # of one launch; judgement
+MOST_KERNELS = 100  # of one launch; judgement
 # A kernel alone against the same kernel inside a step (clocks, caches, neighbours), and against what the model's curves can follow: bf16
 # products are met within 2 to 10%. Judgement: the upper end.
 ALONE_SD = 0.10
