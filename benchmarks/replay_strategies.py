@@ -46,11 +46,11 @@ class Truth:
 
     @classmethod
     def of_landscape(cls, land: Landscape, noise_sd: float) -> "Truth":
-        """A landscape's, out of memory where its true memory passes what is usable."""
-        used = land.candidates.memory["device_bytes"] * land.memory_ratio
+        """A landscape's, out of memory where its true memory passes what is usable: what the prior believes of that, times the ratio."""
+        log_share = Knowledge(land.candidates).log_share + np.log(land.memory_ratio)
         return cls(
             name=land.job, candidates=land.candidates, log_seconds=land.log_seconds, memory_ratio=land.memory_ratio,
-            out_of_memory=used > land.candidates.setting.usable_bytes, noise_sd=noise_sd,
+            out_of_memory=log_share > 0.0, noise_sd=noise_sd,
             family=partial(knowing_the_family, land.job, land.error),
         )  # fmt: skip
 

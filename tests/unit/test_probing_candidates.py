@@ -26,7 +26,7 @@ def test_all_within_the_slack_of_the_best_and_no_other() -> None:
     pricer, space = searched()
     everything = space.expand(slice(None))
     prices = pricer.price(everything)
-    oom = oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)
+    oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
     fastest = prices.step_seconds[oom <= OOM_LIMIT].min()
     expected = {everything.row(int(row)) for row in np.flatnonzero((oom <= RISKIEST) & (prices.step_seconds <= SLACK * fastest))}
     found = small()
@@ -41,7 +41,7 @@ def test_columns_are_the_planners_own() -> None:
     assert np.all(np.diff(found.prior.log_seconds) >= 0.0)
     assert found.prior.log_seconds == pytest.approx(np.log(refine(pricer, found.batch, prices).step_seconds))
     assert found.memory["device_bytes"] == pytest.approx(prices.device_bytes)
-    assert found.prior.oom_probability == pytest.approx(oom_probability(pricer.profile, pricer.cluster, prices.device_bytes))
+    assert found.prior.oom_probability == pytest.approx(oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes))
     spread = time_spread(pricer, found.batch, prices)
     total = np.sqrt((found.prior.factor**2).sum(axis=1) + found.prior.sd**2)
     assert total == pytest.approx(spread.sd, rel=1e-6)
