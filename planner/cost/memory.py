@@ -176,14 +176,14 @@ def layer_moments(
     """Bytes that the backward of a layer of each kind needs, (K, N) each: as the last layer, as the one before it, as the second.
 
     own (K, N) each: what it needs itself (transient_bytes, done_bytes, next_bytes, second_bytes of `checkpointing.Kept`).
-    parameters (K, N) each: local, shard, gathered. To its own come its gathered parameters and those of the next one; behind another
+    parameters (K, N) each: reduced at once, shard, gathered. To its own come its gathered parameters and the next one's; behind another
     layer, that one's gradients in the buffer of their reduction, and no longer the copies of its weights that stayed. While the buffer
     is filled, the gradients themselves are there, and not yet their shard. The second counts from nothing: copies of two are there.
     Source: FSDPParamGroup.pre_backward (one prefetch), post_backward (the reduction's input lives until the next one's).
     """
     last, done, following, second = own
-    local, shard, gathered = parameters
-    one, reduction = widths.gathered * gathered, widths.reduced * local
+    together, shard, gathered = parameters
+    one, reduction = widths.gathered * gathered, widths.reduced * together
     copies = np.where(widths.piped, 0.0, widths.stays) * gathered
     following = np.maximum(following + 2.0 * one, done + one - widths.master * shard)
     return last + 2.0 * one, following + reduction - copies, second + 2.0 * one + reduction + 2.0 * copies

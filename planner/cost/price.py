@@ -391,14 +391,16 @@ def _shapes(
     widths = Widths.of(batch, m, pricer.rules)
     own = (unit.costs.done_bytes, unit.costs.next_bytes, unit.costs.second_bytes)
     moments = layer_moments(
-        (transient[:-2], *(column[:-2, at_unit] for column in own)), (local[:-2], shard[:-2], gathered[:-2]), widths
+        (transient[:-2], *(column[:-2, at_unit] for column in own)),
+        (shards.together[:-2, at_shard], shard[:-2], gathered[:-2]),
+        widths,
     )
     last, following, second = (_largest(holds, moment) for moment in moments)
     largest_shard = _largest(holds, shard[:-2])
     largest_gathered = _largest(holds, gathered[:-2])
     several = reduce(np.add, [units[:, kind] for kind in range(units.shape[1] - 2)]) > 2
     following = following - np.where(several, 0.0, widths.gathered * largest_gathered)
-    head_gathered = head * gathered[-1]
+    head_gathered, tied = head * gathered[-1], head * units[:, -2] * pricer.model.tie_word_embeddings
     kept, all_saved = _on_ranks(units, shard), _on_ranks(units, saved)
     # The first layer gathers the embedding ahead, not a layer; one shard more waits and one layer's activations less.
     table = widths.gathered * (units[:, -2] * gathered[-2] - largest_gathered) - widths.stays * largest_gathered
@@ -417,7 +419,7 @@ def _shapes(
         received_bytes=_received_bytes(pricer, batch, units, m) * unit.costs.boundary_bytes[at_unit],
         gathered=_on_ranks(units, gathered) if narrow else held_local,
         largest_gathered=largest_gathered,
-        head_gathered=head_gathered,
+        head_gathered=head_gathered + tied * gathered[-2],
         copies_bytes=copies,
         distinct=np.zeros_like(held_local) if pricer.rules.fsdp_style else _largest(units > 0, shards.distinct[:, at_shard]),
         saved_bytes=all_saved,
@@ -428,7 +430,7 @@ def _shapes(
         held_bytes=_held_bytes(batch, units, rank, m, unit.costs.held_bytes, at_unit, in_flight, all_saved, boundary),
         boundary_bytes=np.broadcast_to(boundary, in_flight.shape),
         stream_bytes=stream,
-        logits_bytes=head * unit.costs.logits_bytes[at_unit],
+        logits_bytes=head * (unit.costs.logits_bytes[at_unit] + np.where(batch.pp > 1, unit.costs.leftover_bytes[at_unit], 0.0)),
         leftover_bytes=head * unit.costs.leftover_bytes[at_unit],
         working_bytes=_largest(holds, unit.costs.working_bytes[:-2, at_unit]),
     )

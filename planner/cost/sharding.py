@@ -33,6 +33,7 @@ class UnitShards:
     """Parameters of one unit on one rank, and the seconds of its data-parallel collectives. All (K + 2, U) but step_seconds (U,).
 
     local: elements after TP, EP (what compute needs gathered).  shard: elements that a rank keeps under full sharding.
+    together: of `local`, most whose gradients are reduced at once: under EP experts are sharded apart from their layer.
     gathered: `local` as elements of the compute dtype when gathered.  copies_bytes: quantised copies of `local` that stay, less what
     they replace.  distinct: elements of one weight of every shape, experts' shapes once; layers only.
     gather_seconds: all-gather of the unit's parameters over the sharding group.  scatter_seconds: reduce-scatter of its
@@ -44,6 +45,7 @@ class UnitShards:
 
     local: FloatColumn
     shard: FloatColumn
+    together: FloatColumn
     gathered: FloatColumn
     copies_bytes: FloatColumn
     distinct: FloatColumn
@@ -101,7 +103,8 @@ def unit_shards(batch: LayoutBatch, update: Update, fabric: Fabric, profile: Pro
     low = dense * quantised[0] + expert * quantised[1]
     fsdp = axes.group("fsdp", batch, rank_order)
     return UnitShards(
-        local=dense + expert, shard=shard, gathered=(dense * wires[0] + expert * wires[1]) / np.where(batch.param_dtype == 0, 2.0, 4.0),
+        local=dense + expert, shard=shard, together=np.where(batch.ep > 1, np.maximum(dense, expert), dense + expert),
+        gathered=(dense * wires[0] + expert * wires[1]) / np.where(batch.param_dtype == 0, 2.0, 4.0),
         distinct=np.concatenate([dense[:-2] + expert[:-2] * batch.ep / max(update.model.num_experts, 1), np.zeros_like(dense[-2:])]),
         copies_bytes=low * (0.0 if update.rules.fsdp_style else update.copy_bytes(batch)),
         gather_seconds=gather + _casts_of_shards(batch, parts[0][0] * quantised[0], quantised[0], update, (seconds, fsdp)),

@@ -33,7 +33,7 @@ class TrainerRules:
     sharded_loss_bytes: the same where TP shards the vocabulary under FSDP: DTensor's loss_parallel runs eagerly even under torch.compile,
         and its backward holds log-softmax, one gradient, the exponential and their sum (distributed/tensor/parallel/loss.py).
     eager_loss_until: last month in which torch.compile left the loss alone.  loss_leftover_bytes: bytes a logit of what the loss reads and
-        frees before its backward asks for more than that at once, so that it stays cached.
+        frees before its backward asks for more than that at once, so that it stays cached; a pipeline holds it until then.
     placeholders_since: first month in which Transformer Engine's products, which add to the fp32 gradient, return an empty 16-bit one, kept
         for every shape of weight (get_dummy_wgrad in pytorch/module/base.py); "" where nothing does.
     gradients_apart: gradients come in the compute dtype for the whole stage and are then added to those in fp32, so that both are there

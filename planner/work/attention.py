@@ -107,11 +107,11 @@ def attention_core(window: int, flash: bool, model: ModelSpec, code: Code) -> tu
             Attention(
                 name="attention",
                 window=window,
-                saves=(*inputs, out, statistics),
+                saves=(*inputs, out, statistics, Tensor(name="ring_out", dims=("tokens_ring", *out.dims[1:]))),
                 output=out,
                 statistics=statistics,
                 reads=_attention_gradients(model, code),
-                workspace=_flash_workspace(model),
+                workspace=(*_flash_workspace(model), *_ring_workspace(inputs)),
             ),
         )
     # Korthikanti et al. 2022: softmax output 2, dropout mask 1, dropout output 2 bytes an element of heads x seq x seq.
@@ -139,6 +139,19 @@ def attention_core(window: int, flash: bool, model: ModelSpec, code: Code) -> tu
         fused_backward_moves=8.0,
     )
     return core, moves
+
+
+def _ring_workspace(inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Of torch's ring over CP: gradients in fp32, those of keys and values five times (summed, of a step, packed, received, added); all keys.
+
+    Its merged output is laid out by heads, so that the next product keeps a copy (`ring_out`).
+    Source: torch/distributed/tensor/experimental/_attention.py (_templated_ring_attention_backward, _AllGatherRotater).
+    """
+    query, *pair = inputs
+    summed = Tensor(name="ring_dq", dims=("tokens_ring", *query.dims[1:]), width="fp32")
+    passed = tuple(Tensor(name=f"ring_d{t.name}", dims=("tokens_ring", *t.dims[1:]), width="fp32") for t in pair)
+    here = tuple(Tensor(name=f"ring_{t.name}", dims=("tokens_ring_all", *t.dims[1:])) for t in pair)
+    return summed, *passed * 5, *here
 
 
 def _flash_workspace(model: ModelSpec) -> tuple[Tensor, ...]:

@@ -26,12 +26,14 @@ def local_sizes(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec, ru
     tokens_saved: of the input that a column-parallel linear keeps (Megatron keeps the shard and gathers it again).
     tokens_routed: expert rows a rank computes, top-k copies times the load of the busiest rank.  tokens_grouped: with padding rows.
     tokens_gathered, tokens_scattered, tokens_exchanged: of buffers that exist only where TP gathers, TP or EP sends; else 0.
+    tokens_ring, tokens_ring_all: where attention runs as torch's ring over CP, own tokens and those whose keys are here at once; else 0.
     kv_heads_repeated: after repeat_kv; a single head is expanded without a copy.
     """
     tp, cp, ep, etp = (column.astype(np.float64) for column in (batch.tp, batch.cp, batch.ep, batch.etp))
     tokens = batch.micro_batch_size * (training.seq_len / cp)
     sp = np.where(batch.sequence_parallel, tp, 1.0)
     sizes: dict[str, FloatColumn] = weight_sizes(model, tp, etp)
+    ring = np.where(rules.fsdp_style & (batch.cp > 1) & (batch.cp_method != ULYSSES), tokens, 0.0)
     heads, kv_heads, ones = sizes["heads"], sizes["kv_heads"], np.ones_like(tp)
     sizes |= {
         "tokens": tokens,
@@ -39,6 +41,8 @@ def local_sizes(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec, ru
         "tokens_saved": tokens if rules.fsdp_style else tokens / sp,
         "tokens_gathered": np.where(batch.sequence_parallel & (batch.tp > 1), tokens, 0.0),
         "tokens_scattered": np.where(batch.tp > 1, tokens / sp, 0.0),
+        "tokens_ring": ring,
+        "tokens_ring_all": ring * np.where(batch.cp_method == ALLGATHER, cp, 1.0),
         "kv_heads_repeated": np.where(kv_heads > 1.0, heads, kv_heads),
         "context": training.seq_len * ones,
         "heads_and_kv": heads + (heads if model.uses_mla else kv_heads),

@@ -9,6 +9,7 @@ import pytest
 from planner.columns import LayoutBatch
 from planner.cost.memory import OPTIMIZER_STATE_BYTES, RankMemory, RankShapes, rank_memory, rows
 from planner.cost.price import Pricer, Prices
+from planner.cost.sharding import unit_parameters, unit_shards
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
 from planner.specs.trainers import TRAINERS, resolve_layout
@@ -315,3 +316,14 @@ def test_near_the_limit_the_allocator_gives_cached_blocks_back() -> None:
     roomy, tight = price(p, ac="full", micro_batch_size=2), price(p, ac="selective-op", micro_batch_size=2)
     excess = [float(prices.peak_reserved_bytes[0] / prices.peak_allocated_bytes[0]) for prices in (roomy, tight)]
     assert excess[0] > excess[1] > 1.0
+
+
+def test_experts_of_an_ep_group_are_reduced_apart_from_their_layer() -> None:
+    """fully_shard of its own around them: the larger of the two reductions is what is there at once."""
+    p = pricer("mixtral-8x7b")
+    for ep in (1, 8):
+        batch = LayoutBatch.from_layouts([resolve_layout({"ep": ep}, trainer="torchtitan", num_gpus=8)])
+        shards = unit_shards(batch, p.update, p.fabric, p.profile, p.cluster.rank_order)
+        dense, expert = (column[0, 0] for column in unit_parameters(p.model, batch))
+        assert shards.local[0, 0] == dense + expert
+        assert shards.together[0, 0] == (max(dense, expert) if ep > 1 else dense + expert)

@@ -1,0 +1,94 @@
+"""Whole steps of the probe program on a rank of eight, from shapes alone: TP, pipelines, CP, HSDP, tied tables, heads and losses."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from planner.cost.estimate import estimate_job
+from probes.protocol import ProbeTask
+from probes.reference.recipe import Recipe
+from tests.torch_memory.conftest import WORLD
+
+pytestmark = [
+    pytest.mark.torch, pytest.mark.usefixtures("no_workspace"), pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),
+]  # fmt: skip
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "fsdp": {"dp_shard": 8},
+    "fsdp, accumulating": {"dp_shard": 8, "accumulate": 2},
+    "hsdp": {"dp_replicate": 2, "dp_shard": 4},
+    "tp": {"dp_shard": 4, "tp": 2},
+    "tp 4, zero 2": {"dp_shard": 2, "tp": 4, "zero_stage": 2},
+    "cp": {"dp_shard": 4, "cp": 2},
+    "pp": {"dp_shard": 4, "pp": 2, "accumulate": 4},
+    "pp, resharding": {"dp_shard": 4, "pp": 2, "accumulate": 4, "zero_stage": 3},
+    "pp and tp": {"dp_shard": 2, "pp": 2, "tp": 2, "accumulate": 4},
+    "pp, GPipe": {"dp_shard": 2, "pp": 4, "accumulate": 4, "pp_schedule": "GPipe"},
+    "bf16 reduction": {"dp_shard": 8, "reduce_dtype": "bfloat16"},
+}  # fmt: skip
+# Off by up to 16%: GPipe's last stage holds every microbatch's softmax, and no gradient is there while all are in flight; layers that are
+# resharded after forward stay gathered from backward to the next forward.
+NOT_YET = {"pp, GPipe", "pp, resharding"}
+CASES = [pytest.param(name, marks=pytest.mark.xfail(strict=False)) if name in NOT_YET else name for name in LAYOUTS]
+
+
+@pytest.fixture
+def as_rank() -> Iterator[Callable[[int], None]]:
+    """Makes this process another rank of the fake world for one test."""
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def become(rank: int) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        _clear_sharding_prop_cache()
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD)
+
+    before = dist.is_initialized()
+    yield become
+    dist.destroy_process_group()
+    if before:
+        become(0)
+
+
+def drawn(name: str, number: int) -> dict[str, Any]:
+    """A job of this layout: narrow and wide, short and long, large and small vocabularies."""
+    rng = random.Random(f"{name} {number}")
+    layout = dict(LAYOUTS[name])
+    heads, head_dim = rng.choice((4, 8)), rng.choice((64, 128))
+    hidden = heads * head_dim
+    batch, times = rng.choice((1, 2)), layout.pop("accumulate", 1)
+    replicas = layout.get("dp_shard", 1) * layout.get("dp_replicate", 1)
+    model = {
+        "name": "generated", "hidden_size": hidden, "num_hidden_layers": rng.choice((4, 6)), "num_attention_heads": heads,
+        "num_key_value_heads": heads // rng.choice((1, 2)) if layout.get("tp", 1) < 4 else heads, "head_dim": head_dim,
+        "intermediate_size": hidden * rng.choice((2, 4)), "vocab_size": 1024 * rng.choice((1, 4, 8)),
+        "tie_word_embeddings": layout.get("tp", 1) * layout.get("pp", 1) == 1 and rng.random() < 0.3,
+    }  # fmt: skip
+    training = {"seq_len": 1024 * rng.choice((1, 2)), "global_batch_size": batch * times * replicas, "trainer": "torchtitan"}
+    layout |= {"micro_batch_size": batch, "ac": rng.choice(("none", "full", "selective-op"))}
+    return {"model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": WORLD}, "training": training, "layout": layout}
+
+
+def both_peaks(job: dict[str, Any], rank: int) -> tuple[float, float]:
+    """(bytes that the tracker saw, bytes that the planner says of the same rank), cuBLAS's workspace apart."""
+    from probes.reference.emulate import shapes_alone
+
+    task = ProbeTask(id="generated", job=job, device="cpu", emulate_rank=rank, fake_tensors=True, steps=1)
+    recipe = Recipe.of(task)
+    memory = estimate_job(recipe.job).memory
+    assert memory is not None
+    stage = memory.stages[rank * recipe.layout.pp // WORLD]
+    return float(shapes_alone(recipe).peak), stage.peak_allocated_bytes - stage.workspace_bytes
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("name", CASES)
+def test_step(name: str, number: int, as_rank: Callable[[int], None]) -> None:
+    job, rank = drawn(name, number), (0, WORLD - 1)[number % 2]
+    as_rank(rank)
+    seen, ours = both_peaks(job, rank)
+    assert ours == pytest.approx(seen, rel=0.02), job
