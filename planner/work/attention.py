@@ -142,7 +142,7 @@ def attention_core(window: int, flash: bool, model: ModelSpec, code: Code) -> tu
 
 
 def _ring_workspace(inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Of torch's ring over CP: gradients in fp32, those of keys and values five times (summed, of a step, packed, received, added); all keys.
+    """Of torch's ring over CP: gradients in fp32, those of keys and values five times (summed, of a step, packed, received, added).
 
     Its merged output is laid out by heads, so that the next product keeps a copy (`ring_out`).
     Source: torch/distributed/tensor/experimental/_attention.py (_templated_ring_attention_backward, _AllGatherRotater).
