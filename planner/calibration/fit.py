@@ -2,8 +2,9 @@
 
     log measured = log f(knobs) + offset(source) + noise
 
-f is the cost model; a source's offset (its cluster, its software's age) keeps many runs of one place from outvoting the rest.
-Letters: R runs, P unknowns (knobs' shared and own shifts, then offsets of sources), J derivative of log seconds (R, P).
+f is the cost model; a source's offset (its cluster, its software's age) keeps many runs of one place from outvoting the rest, as do
+shifts of its own in the knobs that differ from place to place (hosts, networks).
+Letters: R runs, P unknowns (knobs' shared and own shifts, then those of sources), J derivative of log seconds (R, P).
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost.calibration import KNOBS, OWN_SHARE, Calibration, Key, kernels_at, profile_at
+from planner.cost.calibration import KNOBS, OWN_SHARE, PLACE_SD, Calibration, Key, kernels_at, profile_at
 from planner.cost.compute import FP16
 from planner.cost.price import Pricer
 from planner.cost.profile import PROFILES
@@ -24,7 +25,7 @@ from planner.specs.job import Job
 HUBER = 2.0  # beyond this many standard deviations a run counts linearly
 STEP = 0.03
 ROUNDS, REWEIGHTINGS = 3, 12
-SOURCE = "source"  # the first half of an offset's key
+SOURCE = "source"  # begins the first half of a key that is a source's own: "source" for its offset, "source <knob>" for a shift
 FINGERPRINT_DIGITS = 12
 
 
@@ -84,13 +85,17 @@ def fingerprint(job: Job, step_seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknowns:
-    """What is solved for: keys (P), prior mean (P,) and prior precision (P, P). Offsets of sources come last."""
+    """What is solved for: keys (P), prior mean (P,) and prior precision (P, P). What is a source's own comes last.
+
+    place_sd (K,): by how much each knob differs from place to place.
+    """
 
     keys: tuple[Key, ...]
     mean: FloatColumn
     precision: FloatColumn
     run_sd: float
     group_sd: float
+    place_sd: FloatColumn
 
     @classmethod
     def of(cls, data: Data, prior: Calibration) -> "Unknowns":
@@ -100,20 +105,23 @@ class Unknowns:
             for scope in ("", *data.scopes(knob.scope)):
                 if (knob.name, scope) not in prior.keys:
                     fresh.append(((knob.name, scope), knob.sd * (OWN_SHARE if scope else 1.0)))
-        fresh += [((SOURCE, source), prior.group_sd) for source in sorted(set(data.sources))]
+        place_sd = prior.place * PLACE_SD
+        differing = [(f"{SOURCE} {knob.name}", float(sd)) for knob, sd in zip(KNOBS, place_sd, strict=True) if sd > 0]
+        own = [(SOURCE, prior.group_sd), *differing]
+        fresh += [((name, source), sd) for source in sorted(set(data.sources)) for name, sd in own]
         known = len(prior.keys)
         precision = np.diag(np.concatenate([np.zeros(known), np.array([sd for _, sd in fresh]) ** -2.0]))
         if known:
             precision[:known, :known] = np.linalg.inv(prior.covariance)
         return cls(
             keys=(*prior.keys, *(key for key, _ in fresh)), mean=np.concatenate([prior.shifts, np.zeros(len(fresh))]),
-            precision=precision, run_sd=prior.run_sd, group_sd=prior.group_sd,
+            precision=precision, run_sd=prior.run_sd, group_sd=prior.group_sd, place_sd=place_sd,
         )  # fmt: skip
 
     @property
     def of_knobs(self) -> BoolColumn:
-        """Mask of keys that are not offsets."""
-        return np.array([knob != SOURCE for knob, _ in self.keys])
+        """Mask of keys that are not a source's own."""
+        return np.array([not knob.startswith(SOURCE) for knob, _ in self.keys])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +139,7 @@ class Linear:
         """(unknowns (P,), covariance (P, P)) given the runs where keep is true."""
         kept = np.ones(len(self.measured), dtype=np.bool_) if keep is None else keep
         u, j = self.unknowns, self.derivatives[kept]
-        # Offsets enter prediction only here, so their part of x0 counts as zero.
+        # What is a source's own enters prediction only here, so its part of x0 counts as zero.
         target = (self.measured - self.predicted)[kept] + j @ np.where(u.of_knobs, self.at, 0.0)
         x = self.at.copy()
         for _ in range(REWEIGHTINGS):
@@ -144,7 +152,7 @@ class Linear:
     def left_out(self, labels: Sequence[str]) -> tuple[FloatColumn, FloatColumn]:
         """(log seconds (R,), their standard deviation (R,)) of every run as predicted by the runs with other labels.
 
-        A source's offset is not known to who plans a new run, so it is left out of the prediction and counted in the deviation.
+        What is a source's own is not known to who plans a new run, so it is left out of the prediction and counted in the deviation.
         """
         names = np.array(labels)
         log_seconds, deviation = np.zeros(len(names)), np.zeros(len(names))
@@ -155,7 +163,8 @@ class Linear:
             j = self.derivatives[out][:, knobs]
             log_seconds[out] = self.predicted[out] + j @ (x - self.at)[knobs]
             inside = np.einsum("rp,pq,rq->r", j, covariance[np.ix_(knobs, knobs)], j)
-            deviation[out] = np.sqrt(inside + self.unknowns.run_sd**2 + self.unknowns.group_sd**2)
+            places = (self.gradient[out] ** 2) @ self.unknowns.place_sd**2
+            deviation[out] = np.sqrt(inside + places + self.unknowns.run_sd**2 + self.unknowns.group_sd**2)
         return log_seconds, deviation
 
 
@@ -227,7 +236,7 @@ def _log_seconds(pricer: Pricer, batch: LayoutBatch, simulated: bool) -> FloatCo
 
 
 def _by_key(data: Data, unknowns: Unknowns, gradient: FloatColumn) -> FloatColumn:
-    """Derivatives (R, P) of every unknown from those by knob (R, K): a run feels the shared shift, its own, and its source's offset."""
+    """Derivatives (R, P) of every unknown from those by knob (R, K): a run feels the shared shift, its own, and what is its source's."""
     place = {knob.name: index for index, knob in enumerate(KNOBS)}
     scope = {knob.name: knob.scope for knob in KNOBS}
     names: Mapping[str, list[str]] = {kind: [""] * len(gradient) for kind in ("trainer", "family")}
@@ -237,8 +246,9 @@ def _by_key(data: Data, unknowns: Unknowns, gradient: FloatColumn) -> FloatColum
                 column[int(row)] = _scope(group.job, kind)
     out = np.zeros((len(gradient), len(unknowns.keys)))
     for index, (knob, own) in enumerate(unknowns.keys):
-        if knob == SOURCE:
-            out[:, index] = np.array(data.sources) == own
+        if knob.startswith(SOURCE):
+            mine = np.array(data.sources) == own
+            out[:, index] = mine if knob == SOURCE else gradient[:, place[knob.removeprefix(f"{SOURCE} ")]] * mine
         else:
             out[:, index] = gradient[:, place[knob]] * (np.array(names[scope[knob]]) == own if own else 1.0)
     return out

@@ -38,13 +38,13 @@ def learn(calibration: Calibration, measurements: Sequence[Measurement]) -> Cali
     jobs: list[Job] = [runs[0].job for runs in by_layout.values()]
     seconds = [math.exp(float(np.mean([math.log(run.measured.step_seconds or 1.0) for run in runs]))) for runs in by_layout.values()]
     data = replace(Data.of(jobs, seconds), sources=("own",) * len(jobs))
-    learnt, _ = fit(data, replace(calibration, group_sd=NO_OFFSET))
+    learnt, _ = fit(data, replace(calibration, group_sd=NO_OFFSET, place=0.0))
     taught = "".join(run.id for runs in by_layout.values() for run in runs)
     digest = hashlib.sha256(f"{calibration.id}{taught}".encode()).hexdigest()[:ID_DIGITS]
     shared = (calibration.group_sd**-2.0 + len(jobs) / calibration.run_sd**2) ** -0.5
     return replace(
-        learnt, id=f"{calibration.id}+{len(jobs)}-{digest}", group_sd=shared, sensitivity=calibration.sensitivity,
-        seen=calibration.seen | seen(jobs),
+        learnt, id=f"{calibration.id}+{len(jobs)}-{digest}", group_sd=shared, place=calibration.place * shared / calibration.group_sd,
+        sensitivity=calibration.sensitivity, seen=calibration.seen | seen(jobs),
     )  # fmt: skip
 
 

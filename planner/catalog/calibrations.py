@@ -38,6 +38,7 @@ def from_document(document: Mapping[str, Any]) -> Calibration:
         memory_sd_bytes=document["memory_sd_bytes"],
         seen=frozenset((trainer, family, feature) for trainer, family, feature in document["seen"]),
         fitted=frozenset(document["fitted"]),
+        place=document.get("place", 1.0),
     )
 
 
@@ -48,6 +49,7 @@ def to_document(calibration: Calibration) -> dict[str, Any]:
         "id": calibration.id,
         "run_sd": calibration.run_sd,
         "group_sd": calibration.group_sd,
+        "place": calibration.place,
         "time_factor": dict(calibration.time_factor),
         "memory_sd": calibration.memory_sd,
         "memory_sd_bytes": calibration.memory_sd_bytes,

@@ -19,7 +19,7 @@ from planner.units import GIB
 
 Scope = Literal["trainer", "family"]
 Key = tuple[str, str]  # knob, and trainer or family; "" for the shared part
-OWN_SHARE = 0.7  # standard deviation of an own shift over that of the shared one; judgement
+OWN_SHARE = 1.0  # standard deviation of an own shift over that of the shared one; judgement
 DIRECTIONS = 6
 MOST_MEMORY_RATE = 0.97
 LARGEST_DOUBT = 0.3  # of a GPU family without kernel timings; judgement
@@ -31,6 +31,7 @@ class Knob:
     """One number that may move. prior: its centre before any run.  sd: of the shared shift.
 
     share: the number is a share in (0, 1) and moves on the logit scale, else on the logarithm.
+    place_sd: what it differs by from one cluster to the next (hosts, networks), beside trainer and GPU; judgement.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Knob:
     sd: float
     scope: Scope
     share: bool = False
+    place_sd: float = 0.0
 
     def moved(self, shift: float) -> float:
         """The number after a shift on its own scale."""
@@ -58,12 +60,12 @@ KNOBS: tuple[Knob, ...] = (
     Knob(name="cp_hidden", prior=0.60, sd=1.0, scope="trainer", share=True),
     Knob(name="dp_hidden", prior=0.80, sd=0.7, scope="trainer", share=True),
     Knob(name="overlap_slowdown", prior=0.12, sd=0.5, scope="trainer"),
-    Knob(name="launch_seconds", prior=9e-6, sd=0.4, scope="trainer"),
+    Knob(name="launch_seconds", prior=9e-6, sd=0.4, scope="trainer", place_sd=0.2),
     # A Transformer Engine module: Python, autograd function and several kernels. TransformerEngine issue tracker: 30 to 100 us a call.
-    Knob(name="fused_launch_seconds", prior=40e-6, sd=0.7, scope="trainer"),
-    Knob(name="fixed_step_seconds", prior=0.02, sd=0.7, scope="trainer"),
-    Knob(name="inter_node", prior=0.95, sd=0.15, scope="trainer"),
-    Knob(name="intra_node", prior=0.95, sd=0.10, scope="trainer"),
+    Knob(name="fused_launch_seconds", prior=40e-6, sd=0.7, scope="trainer", place_sd=0.2),
+    Knob(name="fixed_step_seconds", prior=0.02, sd=0.7, scope="trainer", place_sd=0.4),
+    Knob(name="inter_node", prior=0.95, sd=0.15, scope="trainer", place_sd=0.15),
+    Knob(name="intra_node", prior=0.95, sd=0.10, scope="trainer", place_sd=0.05),
     Knob(name="power_exponent", prior=0.70, sd=0.3, scope="trainer"),
     Knob(name="gemm", prior=1.0, sd=0.06, scope="family"),
     Knob(name="gemm_half_depth", prior=1.0, sd=0.3, scope="family"),
@@ -75,6 +77,7 @@ KNOBS: tuple[Knob, ...] = (
 )
 PLACE: Mapping[str, int] = {knob.name: place for place, knob in enumerate(KNOBS)}
 PRIOR_SD = np.array([knob.sd for knob in KNOBS])
+PLACE_SD = np.array([knob.place_sd for knob in KNOBS])
 
 
 def profile_at(trainer: str, shifts: FloatColumn) -> Profile:
@@ -111,10 +114,11 @@ def _scaled(curve: AttentionCurve, factor: float, backward: float) -> AttentionC
 class Calibration:
     """A posterior over the knobs.
 
-    keys (P): order of shifts (P,) and covariance (P, P).  sensitivity (K, K): mean of g g' over the fitted runs, g the derivative of log
-    seconds by each knob.  run_sd, group_sd: standard deviations of log seconds of a run around the model, and of what all runs of one
-    source have in common.  time_factor: by trainer, stretch of the time interval that covered runs left out of the fit ("" for others).
-    memory_sd, memory_sd_bytes: log measured over predicted bytes deviates by sqrt(memory_sd^2 + (memory_sd_bytes / peak)^2).
+    keys (P): order of shifts (P,) and covariance (P, P).  sensitivity (K, K): mean of g g' over the fitted runs, g the derivative of
+    log seconds by each knob.  run_sd, group_sd: standard deviations of log seconds of a run around the model, and of what all runs of
+    one source have in common.  place: share of `Knob.place_sd` that is still unknown, 1 for a cluster never seen.  time_factor: by
+    trainer, stretch of the time interval that covered runs left out of the fit ("" for others). memory_sd, memory_sd_bytes: log
+    measured over predicted bytes deviates by sqrt(memory_sd^2 + (memory_sd_bytes / peak)^2).
     seen: (trainer, GPU family, feature) that were measured.  fitted: fingerprints of the runs.
     """
 
@@ -130,13 +134,14 @@ class Calibration:
     memory_sd_bytes: float
     seen: frozenset[tuple[str, str, str]]
     fitted: frozenset[str]
+    place: float = 1.0
 
     @classmethod
     def prior(cls) -> "Calibration":
         """What is believed before any run."""
         return cls(
             id="prior", keys=(), shifts=np.zeros(0), covariance=np.zeros((0, 0)), sensitivity=np.eye(len(KNOBS)) / len(KNOBS),
-            run_sd=0.06, group_sd=0.03, time_factor={}, memory_sd=0.05, memory_sd_bytes=0.5 * GIB, seen=frozenset(), fitted=frozenset(),
+            run_sd=0.06, group_sd=0.01, time_factor={}, memory_sd=0.05, memory_sd_bytes=0.5 * GIB, seen=frozenset(), fitted=frozenset(),
         )  # fmt: skip
 
     @cached_property
@@ -148,12 +153,12 @@ class Calibration:
         return self._effective(trainer, family)[0]
 
     def effective_covariance(self, trainer: str, family: str) -> FloatColumn:
-        """Covariance (K, K) of `shift`; the parts that no run has touched keep their prior."""
+        """Covariance (K, K) of the shifts on one cluster: of `shift`, whose untouched parts keep their prior, and from place to place."""
         return self._effective(trainer, family)[1]
 
     def _effective(self, trainer: str, family: str) -> tuple[FloatColumn, FloatColumn]:
         pick = np.zeros((len(KNOBS), len(self.keys)))
-        unseen = np.zeros(len(KNOBS))
+        unseen = (self.place * PLACE_SD) ** 2
         for place, knob in enumerate(KNOBS):
             for scope, sd in (("", knob.sd), (trainer if knob.scope == "trainer" else family, OWN_SHARE * knob.sd)):
                 at = self._at.get((knob.name, scope))

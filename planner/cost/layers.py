@@ -32,7 +32,9 @@ _KEY = (
 FUSED_NORM_SINCE = (2, 8)
 RELEASE, DATE = re.compile(r"v?(\d+)\.(\d+)\.(\d+)"), re.compile(r"20\d\d-\d\d")
 PLANNED_WORKING = 0.5  # a compiled graph reuses its buffers (torch/_inductor/memory.py); judgement
-COLLECTIVE_KERNELS = 3.0  # the collective, its stream event and the copy that packs it; judgement
+# After the host has waited for the device, launches until the device has work again faster than it runs out of it; judgement.
+REFILL_LAUNCHES = 5.0
+COLLECTIVE_LAUNCHES = 4.0  # the call, the collective, its stream events and the copy that packs it; judgement
 
 
 def key(rank_order: tuple[str, ...], model: ModelSpec, recipes: tuple[Recipe, ...]) -> tuple[str, ...]:
@@ -108,21 +110,30 @@ def trainer_code(training: TrainingSpec, rules: TrainerRules) -> Code:
 
 
 def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
-    """Whether eager RMSNorm runs as a chain of kernels that keeps fp32 copies: torch before 2.8 (aten::_fused_rms_norm is later)."""
-    if rules.fused_kernels or training.torch_version is None:
+    """Whether eager RMSNorm runs as a chain of kernels that keeps fp32 copies: torch before 2.8 (aten::_fused_rms_norm is later).
+
+    Where torch's release is not told, the trainer's release or the date beside a commit tells (`composite_norm_until`).
+    """
+    if rules.fused_kernels:
         return False
+    if training.torch_version is None:
+        return _not_after(training.trainer_version or "", rules.composite_norm_until)
     numbers = [int(part) for part in re.findall(r"\d+", training.torch_version)[:2]]
     return len(numbers) == 2 and tuple(numbers) < FUSED_NORM_SINCE
 
 
 def repeats_kv(training: TrainingSpec, rules: TrainerRules) -> bool:
     """Whether keys and values are copied to all query heads: by the trainer's release, or the date beside a commit (`repeats_kv_until`)."""
-    version = training.trainer_version or ""
+    return _not_after(training.trainer_version or "", rules.repeats_kv_until)
+
+
+def _not_after(version: str, last: tuple[tuple[int, int, int], str]) -> bool:
+    """Whether a trainer's version is known to be of this release, or this month, or earlier."""
     date = DATE.search(version)
     if date is not None:
-        return date[0] <= rules.repeats_kv_until[1]
+        return date[0] <= last[1]
     release = RELEASE.match(version)
-    return release is not None and tuple(int(part) for part in release.groups()) <= rules.repeats_kv_until[0]
+    return release is not None and tuple(int(part) for part in release.groups()) <= last[0]
 
 
 def _without_checkpointing(site: Site) -> Site:
@@ -157,12 +168,17 @@ def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> 
     else:
         saved = transient = done = following = second = working = np.zeros(len(site.batch))
         redone = np.zeros_like(forward)
-    launches = _launch_seconds(site, ops, [c.forward_kernels for c in costs])
+    in_modules = site.rules.fused_kernels & ~site.batch.compile
+    launch = np.where(in_modules, site.device.profile.fused_launch_seconds, site.device.profile.launch_seconds)
+    single = site.device.profile.launch_seconds
+    host_forward = np.array([c.forward_kernels * launch + c.singles * single for c in costs])
+    host_backward = np.sum([c.backward_kernels * launch + c.singles * single for c in costs], axis=0)
+    idle = REFILL_LAUNCHES * single * np.array([c.waits for c in costs])
     flops = np.array([c.flops for c in costs])
     exposed_forward = np.array([c.exposed_forward for c in costs])
     totals = {
-        "forward_seconds": np.maximum(forward.sum(axis=0), launches.sum(axis=0)),
-        "recompute_seconds": np.maximum((redone * forward).sum(axis=0), (redone * launches).sum(axis=0)),
+        "forward_seconds": np.maximum(forward.sum(axis=0), host_forward.sum(axis=0)) + idle.sum(axis=0),
+        "recompute_seconds": np.maximum((redone * forward).sum(axis=0), (redone * host_forward).sum(axis=0)) + (redone * idle).sum(axis=0),
         "saved_bytes": saved, "transient_bytes": transient, "done_bytes": done, "next_bytes": following, "second_bytes": second,
         "working_bytes": working,
         "forward_flops": flops.sum(axis=0), "recompute_flops": (redone * flops).sum(axis=0),
@@ -172,22 +188,8 @@ def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> 
     again = totals["recompute_seconds"] + (redone[:, None] * exposed_forward).sum(axis=(0, 1))
     totals |= {"held_bytes": held_bytes(site, ops, saved), "redone_seconds": redone_seconds(site, ops, again)}
     input_grad, weight_grad = np.sum([c.input_grad for c in costs], axis=0), np.sum([c.weight_grad for c in costs], axis=0)
-    floor = _launch_seconds(site, ops, [c.backward_kernels for c in costs]).sum(axis=0)
-    stretch = np.maximum(1.0, floor / np.maximum(input_grad + weight_grad, 1e-12))
+    stretch = np.maximum(1.0, host_backward / np.maximum(input_grad + weight_grad, 1e-12))
     return totals | {"input_grad_seconds": input_grad * stretch, "weight_grad_seconds": weight_grad * stretch}
-
-
-def _launch_seconds(site: Site, ops: Sequence[Op], kernels: Sequence[FloatColumn]) -> FloatColumn:
-    """Seconds in which a processor core launches each operation, (len(ops), U).
-
-    Fused: one launch an operation. Eager: one a kernel, and not less than fused, since the same Python runs around it (hooks, DTensor
-    dispatch), which is what `fused_launch_seconds` was fitted to.
-    """
-    profile = site.device.profile
-    most = np.array([1.0 if isinstance(op, Elementwise) else np.inf for op in ops])[:, None]
-    found = np.array(kernels)
-    eager = np.where(site.fused, 0.0, profile.launch_seconds) * found
-    return np.asarray(np.maximum(eager, profile.fused_launch_seconds * np.minimum(found, most)))
 
 
 def _op_costs(site: Site, ops: Sequence[Op], model: ModelSpec) -> list[OpCost]:
@@ -262,6 +264,8 @@ def _elementwise_cost(site: Site, op: Elementwise) -> OpCost:
         forward=site.device.moved_seconds(one * np.where(fused, op.fused_forward_moves, op.forward_moves)),
         input_grad=site.device.moved_seconds(one * np.where(fused, op.fused_backward_moves, op.backward_moves)),
         forward_kernels=np.where(fused, 1.0, op.kernels), backward_kernels=np.where(fused, 1.0, 1.5 * op.kernels),
+        singles=np.where(fused & ~site.batch.compile, float(op.singles), 0.0),
+        waits=np.where((site.batch.ep > 1) | site.rules.fused_kernels, float(op.waits), 0.0),
     )  # fmt: skip
 
 
@@ -288,8 +292,7 @@ def _collective_cost(site: Site, op: Collective) -> OpCost:
         site,
         exposed_forward=forward,
         exposed_backward=backward,
-        forward_kernels=COLLECTIVE_KERNELS * used,
-        backward_kernels=COLLECTIVE_KERNELS * used,
+        singles=COLLECTIVE_LAUNCHES * used,
     )
 
 

@@ -56,7 +56,7 @@ def exposed_data_parallel(
     share = dp_hidden if training.overlap.dp else 0.0
     if rules.fsdp_style:
         return _fsdp(units, seconds, batch, num_microbatches, 1.0 if training.overlap.dp else 0.0)
-    return _once_a_step(units, seconds, share)
+    return _once_a_step(units, seconds, share, 0.0 if rules.whole_owners else share)
 
 
 def _on_ranks(units: FloatColumn, field: FloatColumn) -> FloatColumn:
@@ -116,13 +116,14 @@ def _while_the_host_waits(
     return added * _on_ranks(units, hidden + host.accumulate) + consumed * _on_ranks(units, hidden)
 
 
-def _once_a_step(units: FloatColumn, s: UnitColumns, share: float) -> Exposed:
+def _once_a_step(units: FloatColumn, s: UnitColumns, share: float, forward_share: float) -> Exposed:
     """Distributed optimizer or DDP: one reduction under the last backward, one gather under the first forward.
 
     wait = max(0, communication - share x compute of that pass). Source: Megatron-LM --overlap-grad-reduce, --overlap-param-gather.
+    forward_share: 0 where parameters are gathered before the step begins.
     """
     scatter, replicate, gather = _on_ranks(units, s.scatter), _on_ranks(units, s.replicate), _on_ranks(units, s.gather)
-    backward, forward = share * _on_ranks(units, s.backward), share * _on_ranks(units, s.forward)
+    backward, forward = share * _on_ranks(units, s.backward), forward_share * _on_ranks(units, s.forward)
     reduction = scatter + replicate
     late = np.maximum(0.0, reduction - backward)
     dp = late * replicate / np.maximum(reduction, 1e-30)

@@ -504,7 +504,7 @@ class _Time:
         """(step seconds, parts, seconds of stages for the simulator)."""
         costs, at, batch, m = self.unit.costs, self.at_unit, self.batch, self.m
         forward, input_grad = self.unit.forward[:, at], self.unit.input_grad[:, at]
-        alone = costs.weight_grad_seconds[:, at]
+        alone = costs.weight_grad_seconds[:, at] + self.shards.sum_seconds[:, self.at_shard] * (m - 1.0) / m
         weight_grad = self._with_redone(alone)
         exposed = self._data_parallel(forward, input_grad + alone)
         slowed = self.pricer.profile.overlap_slowdown * exposed.hidden

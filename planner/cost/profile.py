@@ -133,7 +133,7 @@ class Profile:
     compute: speed of its matrix kernels against the micro-measured ones.  vendor_attention: cuDNN or Transformer Engine
     instead of FlashAttention-2.  attention: speed of its attention kernels against those.
     elementwise: traffic of memory-bound ops against counted.
-    launch_seconds: CPU time of one eager kernel;  fused_launch_seconds: of one fused operation (compiled, or a fused module).
+    launch_seconds: CPU time of one kernel, eager or compiled;  fused_launch_seconds: of one fused module (Transformer Engine).
     intra_node / inter_node: speed of communication inside a node and beyond, against the curves of `cost.nccl` (1: as in nccl-tests).
     nvls_gain: the same for reductions in the switch.  collective_seconds: added to the library's own time of a collective.
     overlap_slowdown: compute seconds lost per second of hidden communication.  tp_hidden: share of TP communication that

@@ -40,7 +40,7 @@ class UnitShards:
     gradients there.  replicate_seconds: all-reduce of gradient shards over dp_replicate (HSDP), or of all gradients (DDP).
     upload_seconds, download_seconds: of the shard and of its gradient over PCIe, where FSDP keeps both on the host;
     accumulate_seconds: adding the gradient there.  update_seconds: the optimizer's update, matrices made whole for it included.
-    step_seconds: small all-reduces that a step waits for.
+    sum_seconds: adding a microbatch's gradients to those of earlier ones.  step_seconds: small all-reduces that a step waits for.
     """
 
     local: FloatColumn
@@ -56,6 +56,7 @@ class UnitShards:
     download_seconds: FloatColumn
     accumulate_seconds: FloatColumn
     update_seconds: FloatColumn
+    sum_seconds: FloatColumn
     step_seconds: FloatColumn
 
 
@@ -98,7 +99,10 @@ def unit_shards(batch: LayoutBatch, update: Update, fabric: Fabric, profile: Pro
     parts = []
     for parameters, wire, names in ((dense, wires[0], ("fsdp", "ddp")), (expert, wires[1], ("efsdp", "eddp"))):
         groups = [axes.group(name, batch, rank_order) for name in (*names, "replicate")]
-        parts.append(_sharded(batch, parameters, wire, groups, seconds))
+        sharded = _sharded(batch, parameters, wire, groups, seconds)
+        if update.rules.whole_owners:
+            sharded = (sharded[0], *_by_owners(batch, parameters, wire, groups[0], (update.model, seconds)), sharded[3])
+        parts.append(sharded)
     shard, gather, scatter, replicate = (a + b for a, b in zip(*parts, strict=True))
     low = dense * quantised[0] + expert * quantised[1]
     fsdp = axes.group("fsdp", batch, rank_order)
@@ -110,6 +114,7 @@ def unit_shards(batch: LayoutBatch, update: Update, fabric: Fabric, profile: Pro
         gather_seconds=gather + _casts_of_shards(batch, parts[0][0] * quantised[0], quantised[0], update, (seconds, fsdp)),
         scatter_seconds=scatter, replicate_seconds=replicate, **_offload(batch, shard, update),
         update_seconds=update.seconds(batch, shard, low) + _exchange(batch, shard, update, (seconds, fsdp)),
+        sum_seconds=update.device.moved_seconds((dense + expert) * update.sum_bytes(batch)),
         step_seconds=small_reductions(batch, update, fabric, profile, rank_order),
     )  # fmt: skip
 
@@ -196,6 +201,25 @@ def _sharded(
     return parameters / degree, gather, scatter, replicate
 
 
+def _by_owners(
+    batch: LayoutBatch, parameters: FloatColumn, wire: FloatColumn, group: tuple[FloatColumn, FloatColumn], model: "_Priced"
+) -> tuple[FloatColumn, FloatColumn]:
+    """(gather, scatter) where every rank owns whole parameters: as many broadcasts of a rank's part as there are ranks, and reductions.
+
+    Each unit has its share of the time, by its parameters: owners' parts are not cut at units.
+    Source: InternEvo solver/optimizer/hybrid_zero_optim.py (_broadcast_params; reduce_tensor to a dst_rank).
+    """
+    spec, seconds = model
+    degree, stride = group[0] * np.where(batch.zero_stage > 0, 1.0, 0.0), group[1]
+    counts = np.array([*(count for _, count in spec.distinct_layers()), 1, 1], dtype=np.float64)[:, None]
+    out = []
+    for payload in (parameters * wire, parameters * np.where(batch.reduce_dtype == 0, 2.0, 4.0)):
+        whole = (counts * payload).sum(axis=0) / batch.pp
+        each = seconds("broadcast", (whole / np.maximum(degree, 1.0))[None], degree, stride)[0]
+        out.append(degree * each * payload / np.maximum(whole, 1e-30))
+    return out[0], out[1]
+
+
 @dataclass(frozen=True, slots=True)
 class _Seconds:
     fabric: Fabric
@@ -222,4 +246,5 @@ class _Seconds:
         return np.array(rows)
 
 
+_Priced = tuple[ModelSpec, _Seconds]
 _Group = tuple[_Seconds, tuple[FloatColumn, FloatColumn]]  # how to price collectives, and (degree, stride) of one group

@@ -70,13 +70,19 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCost:
-    """One operation, one microbatch, (U,) each; exposed arrays are (3 axes, U)."""
+    """One operation, one microbatch, (U,) each; exposed arrays are (3 axes, U).
+
+    forward_kernels, backward_kernels: launches, fused where the row's are.  singles: kernels launched one by one all the same, in each
+    direction.  waits: times that forward makes the host wait for the device.
+    """
 
     forward: FloatColumn
     input_grad: FloatColumn
     weight_grad: FloatColumn
     forward_kernels: FloatColumn
     backward_kernels: FloatColumn
+    singles: FloatColumn
+    waits: FloatColumn
     flops: FloatColumn
     exposed_forward: FloatColumn
     exposed_backward: FloatColumn
@@ -85,6 +91,6 @@ class OpCost:
 def cost(site: Site, **given: FloatColumn) -> OpCost:
     """An operation that costs what is given and nothing else."""
     zero, zeros3 = np.zeros(len(site.batch)), np.zeros((len(AXES), len(site.batch)))
-    names = ("forward", "input_grad", "weight_grad", "forward_kernels", "backward_kernels", "flops")
+    names = ("forward", "input_grad", "weight_grad", "forward_kernels", "backward_kernels", "singles", "waits", "flops")
     base: dict[str, FloatColumn] = dict.fromkeys(names, zero) | {"exposed_forward": zeros3, "exposed_backward": zeros3}
     return OpCost(**(base | given))

@@ -86,6 +86,20 @@ class Update:
         clipping = (NORM_READS + CLIP_MOVES) * gradient if self.training.max_grad_norm is not None else 0.0
         return np.asarray(gradient + 2.0 * master + 2.0 * states + copy + clipping + UNFUSED_BYTES[self.training.optimizer] * master / 4.0)
 
+    def sum_bytes(self, batch: LayoutBatch) -> FloatColumn:
+        """Memory traffic of adding one parameter's gradient to that of earlier microbatches, (N,): read, and the sum read and written.
+
+        FSDP does so on shards, after its reduction, which counts for nothing; under PP on whole gradients, in the dtype of the reduction.
+        Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (accumulate_unsharded_grad_if_needed), torch AccumulateGrad.
+        """
+        fresh = np.where(batch.param_dtype == 0, 2.0, 4.0)
+        if self.rules.fused_sums:
+            return np.zeros_like(fresh)
+        if self.rules.fsdp_style:
+            kept = np.where(batch.zero_stage > 0, np.where(batch.reduce_dtype == 0, 2.0, 4.0), np.where(batch.master_dtype == 0, 2.0, 4.0))
+            return np.where((batch.zero_stage > 0) & (batch.pp == 1), 0.0, fresh + 2.0 * kept)
+        return fresh + 2.0 * (4.0 if self.rules.gradient_dtype == "float32" else 2.0)
+
     def copy_bytes(self, batch: LayoutBatch) -> FloatColumn:
         """Bytes of the quantised copies of one weight that stay from step to step, (N,), less the parameter where they replace it."""
         codes, recipes = batch.precision, self.recipes

@@ -22,12 +22,16 @@ class TrainerRules:
 
     fsdp_style: parameters live sharded in `master_dtype` and are gathered in `param_dtype` for compute (FSDP2);
         otherwise a full copy in `param_dtype` stays on every rank and only optimizer (1), gradients (2) are sharded.
+    whole_owners: where the optimizer's state is sharded, a rank owns whole parameters: gradients are reduced to one owner after the
+        other, and parameters broadcast by one after the other before the next step begins; otherwise every tensor is split.
     ep_over_replicas: expert parallelism may span dp_replicate (Megatron), not only the sharding ranks (TorchTitan).
     fused_kernels: norms, activations and rotary run as fused kernels without torch.compile (Transformer Engine, flash-attn).
     early_stop: recomputation is torch's non-reentrant checkpoint, which stops early; Megatron's own runs the whole layer again.
     repeats_kv_until: last release and month in which keys and values were copied to all query heads (repeat_kv) before attention.
+    composite_norm_until: last release and month of the trainer that ran on a torch whose RMSNorm is a chain of kernels (before 2.8).
     expert_alignment: rows added to each expert's tokens so that the grouped matmul is aligned (TOKEN_GROUP_ALIGN_SIZE_M).
-    gradient_dtype: dtype in which gradients stay between microbatches.
+    gradient_dtype: dtype in which gradients stay between microbatches.  fused_sums: the product that makes a weight's gradient adds it to
+        them; otherwise a kernel of its own does.
     loss_bytes, fused_loss_bytes: bytes a logit needs at the peak of the loss, eager and with fused kernels. Eager: fp32 log-softmax, its
         incoming and its outgoing gradient (aten::log_softmax, nll_loss backward); flash-attn's loss works in place.
     sharded_loss_bytes: the same where TP shards the vocabulary under FSDP: DTensor's loss_parallel runs eagerly even under torch.compile,
@@ -52,12 +56,15 @@ class TrainerRules:
     ac_kinds: frozenset[str]
     cp_methods: frozenset[str]
     fsdp_style: bool
+    whole_owners: bool
     ep_over_replicas: bool
     fused_kernels: bool
     early_stop: bool
     repeats_kv_until: tuple[tuple[int, int, int], str]
+    composite_norm_until: tuple[tuple[int, int, int], str]
     expert_alignment: int
     gradient_dtype: str
+    fused_sums: bool
     loss_bytes: float
     fused_loss_bytes: float
     sharded_loss_bytes: float
@@ -101,12 +108,15 @@ _TORCHTITAN = TrainerRules(
     ac_kinds=frozenset(AC_KINDS) - {"selective-attention"},
     cp_methods=frozenset({"allgather", "alltoall"}),
     fsdp_style=True,
+    whole_owners=False,
     ep_over_replicas=False,
     fused_kernels=False,
     early_stop=True,
     repeats_kv_until=((0, 2, 1), "2025-12"),  # 0.2.2 of January 2026 passes enable_gqa (models/llama3/model/model.py)
+    composite_norm_until=((0, 1, 0), "2025-06"),  # 0.1.0 of June 2025 asks for torch nightlies of that month
     expert_alignment=8,
     gradient_dtype="float32",
+    fused_sums=False,
     loss_bytes=12.0,
     fused_loss_bytes=8.0,
     sharded_loss_bytes=16.0,
@@ -148,12 +158,15 @@ _MEGATRON = TrainerRules(
     ac_kinds=frozenset({"none", "full", "selective-attention", "selective-layer"}),
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
     fsdp_style=False,
+    whole_owners=False,
     ep_over_replicas=True,
     fused_kernels=True,
     early_stop=False,
     repeats_kv_until=((0, 0, 0), ""),
+    composite_norm_until=((0, 0, 0), ""),
     expert_alignment=0,
     gradient_dtype="float32",
+    fused_sums=True,  # --no-gradient-accumulation-fusion is off by default
     loss_bytes=6.0,  # 16-bit logits or their gradient, and the softmax in place of their fp32 copy (tensor_parallel/cross_entropy.py)
     fused_loss_bytes=6.0,
     sharded_loss_bytes=6.0,
@@ -175,6 +188,7 @@ _MEGATRON_DEEPSPEED = replace(
     ep_over_replicas=False,
     placeholders_since="",
     gradients_apart=True,  # deepspeed/runtime/bf16_optimizer.py (update_hp_grads), pipe/engine.py (_exec_backward_pass)
+    fused_sums=False,
     source="Megatron-DeepSpeed arguments (Transformer Engine of that time), BLOOM training chronicles",
 )
 
@@ -182,7 +196,10 @@ _INTERNEVO = replace(
     _MEGATRON,
     name="internevo",
     precisions=frozenset({"bf16", "fp16"}),
+    layout_defaults={**_COMMON, "reduce_dtype": "bfloat16"},
+    whole_owners=True,
     gradient_dtype="bfloat16",
+    fused_sums=False,
     placeholders_since="",
     source="InternEvo configs/7B_sft.py; its fp8 was never merged (pull request 369)",
 )

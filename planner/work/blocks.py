@@ -12,6 +12,11 @@ from planner.work.feed_forward import mlp, moe
 from planner.work.ops import Collective, Elementwise, Gemm, Op, Tensor
 from planner.work.pieces import HIDDEN, HIDDEN_SP, PLAIN, SCATTERED, Code, norm_saves, output_projection, tp_exit
 
+# (kernels, moves forward, moves backward) of an eager norm. One kernel: native_layer_norm and _fused_rms_norm (its backward reads the
+# input twice). A chain: cast, square and mean, scale, cast back, weight, with four of the seven tensors in fp32; backward twice each of
+# them, and the sum of two gradients. Source: aten/src/ATen/native/layer_norm.cpp (rms_norm_composite), tools/autograd/derivatives.yaml.
+ONE_KERNEL_NORM, COMPOSITE_NORM = (1, 2.0, 4.0), (8, 14.0, 38.0)
+
 
 @lru_cache(maxsize=256)
 def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN) -> tuple[Op, ...]:
@@ -42,7 +47,7 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN
         output_projection("wo", ("heads", "v_dim"), Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))),
         tp_exit("attention_sum", "wo_full", "wo_out", first),
         _residual("attention_residual", (stream, *_sandwich(model, first)), middle, first),
-        _norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model),
+        _norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model, code),
         *feed_forward,
         _residual("mlp_residual", (middle, *_sandwich(model, second)), Tensor(name="y", dims=HIDDEN_SP), second, *_shared_sum(model, kind)),
     )
@@ -102,15 +107,16 @@ def embedding_ops() -> tuple[Op, ...]:
 
 
 def _norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwise:
+    kernels, forward, backward = COMPOSITE_NORM if code.composite_norm and model.norm != "layernorm" else ONE_KERNEL_NORM
     sandwich = model.norms_per_layer / 2 if name != "final_norm" else 1.0
     output = Tensor(name=f"{name}_out", dims=source.dims)
     return Elementwise(
         name=name,
         dims=source.dims,
-        kernels=max(1, round(4 * sandwich)),
+        kernels=max(1, round(kernels * sandwich)),
         saves=norm_saves(model, name, source, code.composite_norm),
-        forward_moves=6.0 * sandwich,
-        backward_moves=8.0 * sandwich,
+        forward_moves=forward * sandwich,
+        backward_moves=backward * sandwich,
         fused_forward_moves=2.0 * sandwich,
         fused_backward_moves=4.0 * sandwich,
         output=output,
@@ -121,12 +127,13 @@ def _norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwis
     )
 
 
-def _shared_norm(model: ModelSpec) -> Elementwise:
+def _shared_norm(model: ModelSpec, code: Code) -> Elementwise:
     """Parallel residual with one norm: the second branch reads the first one's norm; only its share of the time is left."""
+    kernels, forward, backward = COMPOSITE_NORM if code.composite_norm and model.norm != "layernorm" else ONE_KERNEL_NORM
     share = model.norms_per_layer / 2
     return Elementwise(
-        name="mlp_norm", dims=HIDDEN_SP, kernels=max(1, round(4 * share)), forward_moves=6.0 * share, backward_moves=8.0 * share,
-        fused_forward_moves=2.0 * share, fused_backward_moves=4.0 * share,
+        name="mlp_norm", dims=HIDDEN_SP, kernels=max(1, round(kernels * share)), forward_moves=forward * share,
+        backward_moves=backward * share,        fused_forward_moves=2.0 * share, fused_backward_moves=4.0 * share,
     )  # fmt: skip
 
 

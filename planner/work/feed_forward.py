@@ -6,6 +6,10 @@ from planner.work.pieces import HIDDEN, HIDDEN_SP, SCATTERED, Code, output_proje
 
 ROUTED: Dims = ("tokens_routed", "hidden")
 GROUPED: Dims = ("tokens_grouped", "hidden")
+# torchtitan 0.2 models/moe/moe.py: casts, scores, top-k, gather, normalisation, counts, sort. Megatron-Core transformer/moe (moe_utils.py,
+# token_dispatcher.py): the same with masks scattered and counted, counts exchanged and copied to the host, and the loss that balances load.
+ROUTING_KERNELS, ROUTING_SINGLES = 20, 40
+PERMUTATION_KERNELS = 8  # index arithmetic, selection, scatter and scaling by the scores: the same sources
 EXCHANGED = Tensor(name="exchanged", dims=("tokens_exchanged", "hidden"))
 
 
@@ -55,13 +59,14 @@ def activation(prefix: str, dims: Dims, activation: str) -> Elementwise:
     # relu keeps its output, which the square keeps as well; the square's backward makes a scaled copy and a product. gelu keeps its input.
     squares = tuple(Tensor(name=f"{prefix}_{name}", dims=dims, eager_only=True) for name in ("scaled", "product"))
     squares = squares if activation == "squared-relu" else ()
+    alone = activation == "gelu"
     return Elementwise(
         name=f"{prefix}_activation",
         dims=dims,
-        kernels=2,
+        kernels=1 if alone else 2,
         saves=(first,),
-        forward_moves=4.0,
-        backward_moves=5.0,
+        forward_moves=2.0 if alone else 4.0,
+        backward_moves=3.0 if alone else 8.0,
         fused_forward_moves=2.0,
         fused_backward_moves=3.0,
         reads=(first,),
@@ -99,7 +104,9 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
             name="routing",
             dims=("tokens_moe", "experts"),
             width="fp32",
-            kernels=12,
+            kernels=ROUTING_KERNELS,
+            singles=ROUTING_SINGLES,
+            waits=1,
             forward_moves=8.0,
             backward_moves=6.0,
             fused_forward_moves=4.0,
@@ -167,7 +174,8 @@ def _permutation(
     return Elementwise(
         name=name,
         dims=ROUTED,
-        kernels=6,
+        kernels=PERMUTATION_KERNELS,
+        singles=PERMUTATION_KERNELS,
         saves=saves,
         forward_moves=4.0,
         backward_moves=4.0,

@@ -65,7 +65,9 @@ class Attention:
 class Elementwise:
     """A memory-bound operation on `dims` elements: elements read and written per element, eager and fused, both directions.
 
-    Kernel counts are eager; fused kernels count one per op and direction.
+    kernels: eager, forward; fused kernels count one per op and direction.  singles: of them, those that a trainer of fused modules
+        still launches one by one, in each direction.
+    waits: times forward makes the host wait for the device, where tokens are exchanged or a trainer's kernels need sizes on the host.
     makes: what it returns where that is not `output` alone.  shares: the gradient passes through it without a copy (an addition).
     workspace: gradients between its own eager kernels.  casts: these replace the incoming gradient, which is free by then.
     forward_workspace: what recomputation holds when it comes here, beside all that it keeps.
@@ -86,6 +88,8 @@ class Elementwise:
     shares: bool = False
     workspace: tuple[Tensor, ...] = ()
     casts: bool = False
+    singles: int = 0
+    waits: int = 0
     forward_workspace: tuple[Tensor, ...] = ()
 
 
