@@ -117,7 +117,9 @@ def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
     if rules.fused_kernels:
         return False
     if training.torch_version is None:
-        return _not_after(training.trainer_version or "", rules.composite_norm_until)
+        date = DATE.search(training.trainer_version or "")
+        fused_before = date is not None and date[0] < rules.composite_norm_since
+        return not fused_before and _not_after(training.trainer_version or "", rules.composite_norm_until)
     numbers = [int(part) for part in re.findall(r"\d+", training.torch_version)[:2]]
     return len(numbers) == 2 and tuple(numbers) < FUSED_NORM_SINCE
 

@@ -28,7 +28,8 @@ class TrainerRules:
     fused_kernels: norms, activations and rotary run as fused kernels without torch.compile (Transformer Engine, flash-attn).
     early_stop: recomputation is torch's non-reentrant checkpoint, which stops early; Megatron's own runs the whole layer again.
     repeats_kv_until: last release and month in which keys and values were copied to all query heads (repeat_kv) before attention.
-    composite_norm_until: last release and month of the trainer that ran on a torch whose RMSNorm is a chain of kernels (before 2.8).
+    composite_norm_until: last release and month of the trainer that ran on a torch whose RMSNorm is a chain of kernels (before 2.8);
+        before the month composite_norm_since its configurations named a fused kernel.
     expert_alignment: rows added to each expert's tokens so that the grouped matmul is aligned (TOKEN_GROUP_ALIGN_SIZE_M).
     gradient_dtype: dtype in which gradients stay between microbatches.  fused_sums: the product that makes a weight's gradient adds it to
         them; otherwise a kernel of its own does.
@@ -62,6 +63,7 @@ class TrainerRules:
     early_stop: bool
     repeats_kv_until: tuple[tuple[int, int, int], str]
     composite_norm_until: tuple[tuple[int, int, int], str]
+    composite_norm_since: str
     expert_alignment: int
     gradient_dtype: str
     fused_sums: bool
@@ -114,6 +116,7 @@ _TORCHTITAN = TrainerRules(
     early_stop=True,
     repeats_kv_until=((0, 2, 1), "2025-12"),  # 0.2.2 of January 2026 passes enable_gqa (models/llama3/model/model.py)
     composite_norm_until=((0, 1, 0), "2025-06"),  # 0.1.0 of June 2025 asks for torch nightlies of that month
+    composite_norm_since="2024-09",  # norm_type fused_rmsnorm, a Triton kernel, since pull request 181; the month is a judgement
     expert_alignment=8,
     gradient_dtype="float32",
     fused_sums=False,
@@ -164,6 +167,7 @@ _MEGATRON = TrainerRules(
     early_stop=False,
     repeats_kv_until=((0, 0, 0), ""),
     composite_norm_until=((0, 0, 0), ""),
+    composite_norm_since="",
     expert_alignment=0,
     gradient_dtype="float32",
     fused_sums=True,  # --no-gradient-accumulation-fusion is off by default
