@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from api.cli.accuracy import read_rows
-from planner.calibration.accuracy import Row, Summary, summarise
+from planner.calibration.accuracy import Row, mean_over_sweeps, regret, summarise
+from planner.calibration.held_out import Fitted
+from planner.calibration.report import complete
+from planner.catalog.calibrations import shipped_calibration
 
 FLOOR = Path(__file__).with_name("accuracy_floor.json")
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
@@ -19,14 +22,23 @@ SLACK = 0.002
 
 
 def figures(rows: list[Row]) -> dict[str, float]:
-    """Mean absolute relative errors: step time over all rows and over the completely specified ones, memory where it was measured."""
-    everything: Summary = summarise(rows, "all")
-    complete = summarise([row for row in rows if row.job.labels.get("complete") is True], "complete")
+    """Mean absolute relative errors of step time and memory, first as predicted without the row's source, then in sample; regret of the
+    first pick; runs out of memory that are called a fit, and runs that did fit and are refused.
+    """
+    fitted = Fitted.find(rows, shipped_calibration())
+    assert fitted is not None
+    out = fitted.left_out(rows, "group")
+    unseen, everything = summarise(out, "left out"), summarise(rows, "all")
     errors = {
-        "step_time_all": everything.time, "step_time_complete": complete.time, "allocated": everything.allocated,
+        "left_out_all": unseen.time, "left_out_complete": summarise(complete(out), "complete").time,
+        "step_time_all": everything.time, "step_time_complete": summarise(complete(rows), "complete").time,
+        "allocated": everything.allocated, "allocated_complete": summarise(complete(rows), "complete").allocated,
         "reserved": everything.reserved,
     }  # fmt: skip
-    return {name: round(found.mape, 4) for name, found in errors.items() if found is not None}
+    regret_at_1 = mean_over_sweeps(out, lambda members: regret(members, 1))
+    assert regret_at_1 is not None
+    shares = {"regret_at_1": regret_at_1, "missed_oom": float(everything.out_of_memory_missed), "refused": everything.refused / len(rows)}
+    return {name: round(found.mape, 4) for name, found in errors.items() if found is not None} | {k: round(v, 4) for k, v in shares.items()}
 
 
 def worse(ours: dict[str, float], committed: dict[str, float]) -> dict[str, tuple[float, float]]:
