@@ -203,7 +203,7 @@ def _touches(knob: str, group: Runs) -> bool:
     split = {"tp_hidden": batch.tp, "async_tp_hidden": batch.tp, "ep_hidden": batch.ep, "cp_hidden": batch.cp}
     if knob in split:
         return bool(np.any(split[knob] > 1))
-    if knob == "low_precision_gemm":
+    if knob in ("low_precision_gemm", "low_precision"):
         return bool(np.any(batch.precision > FP16))
     vendor = PROFILES[job.training.trainer].vendor_attention
     return {"flash2": not vendor, "vendor": vendor, "inter_node": job.cluster.num_nodes > 1}.get(knob, True)

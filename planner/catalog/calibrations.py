@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.cost.calibration import Calibration
+from planner.columns import FloatColumn
+from planner.cost.calibration import KNOBS, PLACE, Calibration
 
 DIGITS = 5
 
@@ -30,7 +31,7 @@ def from_document(document: Mapping[str, Any]) -> Calibration:
         keys=tuple((knob, scope) for knob, scope in document["keys"]),
         shifts=np.array(document["shifts"], dtype=np.float64),
         covariance=covariance,
-        sensitivity=np.array(document["sensitivity"], dtype=np.float64),
+        sensitivity=_by_knob(document),
         run_sd=document["run_sd"],
         group_sd=document["group_sd"],
         time_factor=document["time_factor"],
@@ -40,6 +41,16 @@ def from_document(document: Mapping[str, Any]) -> Calibration:
         fitted=frozenset(document["fitted"]),
         place=document.get("place", 1.0),
     )
+
+
+def _by_knob(document: Mapping[str, Any]) -> FloatColumn:
+    """The sensitivity in today's order of knobs: one that has come since counts as untouched, one that has gone is left out."""
+    names, found = document["knobs"], np.array(document["sensitivity"], dtype=np.float64)
+    out = np.zeros((len(KNOBS), len(KNOBS)))
+    kept = [name for name in names if name in PLACE]
+    there, here = [names.index(name) for name in kept], [PLACE[name] for name in kept]
+    out[np.ix_(here, here)] = found[np.ix_(there, there)]
+    return out
 
 
 def to_document(calibration: Calibration) -> dict[str, Any]:
@@ -56,6 +67,7 @@ def to_document(calibration: Calibration) -> dict[str, Any]:
         "keys": [list(key) for key in calibration.keys],
         "shifts": _rounded(calibration.shifts),
         "covariance": _rounded(lower),
+        "knobs": [knob.name for knob in KNOBS],
         "sensitivity": [_rounded(row) for row in calibration.sensitivity],
         "seen": sorted(list(triple) for triple in calibration.seen),
         "fitted": sorted(calibration.fitted),

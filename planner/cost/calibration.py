@@ -52,6 +52,7 @@ class Knob:
 # Priors are judgements made before any run was looked at, but where a source is named.
 KNOBS: tuple[Knob, ...] = (
     Knob(name="compute", prior=0.80, sd=0.12, scope="trainer"),
+    Knob(name="low_precision", prior=1.0, sd=0.05, scope="trainer"),
     Knob(name="attention", prior=1.0, sd=0.15, scope="trainer"),
     Knob(name="elementwise", prior=1.0, sd=0.25, scope="trainer"),
     Knob(name="tp_hidden", prior=0.20, sd=1.0, scope="trainer", share=True),

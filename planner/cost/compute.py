@@ -55,7 +55,8 @@ class Device:
             share = kernels.gemm.get(recipe.gain_key)
             peak = peaks.get(recipe.peak)
             known = share is not None and peak is not None
-            rates.append(peak * share * clock * profile.compute if known and peak and share else np.nan)
+            speed = profile.compute * (1.0 if recipe.gain_key == "gemm_bf16" else profile.low_precision)
+            rates.append(peak * share * clock * speed if known and peak and share else np.nan)
             halves.append(kernels.gemm_half_depth.get(recipe.gain_key, 1.0))
         single = peaks.get("tf32") or peaks.get("fp32")
         rates.append(single * kernels.gemm["gemm_bf16"] * clock * profile.compute if single else np.nan)

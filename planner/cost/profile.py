@@ -130,8 +130,8 @@ KERNELS: Mapping[str, KernelProfile] = {
 class Profile:
     """One trainer's software on any GPU: factors of order one, seconds and shares. All are priors until calibrated.
 
-    compute: speed of its matrix kernels against the micro-measured ones.  vendor_attention: cuDNN or Transformer Engine
-    instead of FlashAttention-2.  attention: speed of its attention kernels against those.
+    compute: speed of its matrix kernels against the micro-measured ones;  low_precision: of those below 16 bits, besides.
+    vendor_attention: cuDNN or Transformer Engine instead of FlashAttention-2.  attention: speed of its attention kernels against those.
     elementwise: traffic of memory-bound ops against counted.
     launch_seconds: CPU time of one kernel, eager or compiled;  fused_launch_seconds: of one fused module (Transformer Engine).
     intra_node / inter_node: speed of communication inside a node and beyond, against the curves of `cost.nccl` (1: as in nccl-tests).
@@ -149,6 +149,7 @@ class Profile:
     """
 
     compute: float = 0.93
+    low_precision: float = 1.0
     vendor_attention: bool = False
     attention: float = 1.0
     elementwise: float = 1.0
