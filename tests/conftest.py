@@ -3,6 +3,7 @@
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts tests in the background ignores it for all of them
 ROOT = Path(__file__).resolve().parent.parent
 JOB: dict[str, Any] = {
     "model": "llama3-8b",

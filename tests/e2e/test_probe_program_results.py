@@ -84,13 +84,14 @@ def test_two_processes_under_torchrun_measure_a_layout(tmp_path: Path) -> None:
     assert out.tokens_per_second_per_gpu == pytest.approx(8 * 32 / 2 / out.step_seconds)
     assert out.mfu is not None
     assert [memory.rank for memory in out.memory] == [0, 1]
-    assert out.memory[0].peak_allocated_bytes == out.memory[1].peak_allocated_bytes
+    # gloo's thread lets go of a buffer sooner or later: 31 KB apart now and then
+    assert out.memory[0].peak_allocated_bytes == pytest.approx(out.memory[1].peak_allocated_bytes, rel=0.03)
     assert out.kernel_seconds is not None
     assert any("mm" in name for name in out.kernel_seconds)
     assert result.environment.torch is not None
     assert result.gpu_seconds == pytest.approx(2 * result.wall_seconds)
     numbers = result.measurement().measured
-    assert numbers.peak_allocated_bytes == out.memory[0].peak_allocated_bytes
+    assert numbers.peak_allocated_bytes == max(memory.peak_allocated_bytes or 0 for memory in out.memory)
     assert not list(tmp_path.glob("*.tmp"))
 
 
