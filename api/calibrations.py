@@ -4,33 +4,44 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from api.paging import place_cursor
 from api.schemas import CalibrationLine, KnobValue
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
     from planner.cost.calibration import Calibration, Knob
+    from planner.ports import CalibrationRecord
 
 
 UNSEEN = "none that was measured"
-MOST_LISTED = 50
 
 
-def calibration_list(wiring: "Wiring") -> list[CalibrationLine]:
-    """Every calibration that an estimate may name: the shipped one, the prior, then what was learnt here, newest first.
+def calibration_page(wiring: "Wiring", cursor: str | None, limit: int) -> tuple[list[CalibrationLine], str | None]:
+    """(calibrations that an estimate may name, where the next page starts): what ships, the prior, what was learnt here, newest first.
 
-    in_use: of the shipped one and of the newest of every trainer and GPU.
+    in_use: of the shipped one and of the newest of every trainer and GPU.  Raises SpecError for a wrong cursor.
     """
-    from planner.catalog.calibrations import from_document, shipped_calibration
+    from planner.catalog.calibrations import shipped_calibration
     from planner.cost.calibration import Calibration
 
-    lines = [_line(shipped_calibration(), in_use=True), _line(Calibration.prior(), in_use=False)]
-    newest = set[tuple[str, str]]()
-    for record in wiring.calibrations.list(None, MOST_LISTED).items:
-        line = _line(from_document(record.document), in_use=(record.trainer, record.gpu) not in newest)
-        newest.add((record.trainer, record.gpu))
-        own = {"runs": record.num_runs, "trainer": record.trainer, "gpu": record.gpu, "software": dict(record.software)}
-        lines.append(line.model_copy(update=own))
-    return lines
+    packaged = (shipped_calibration(), Calibration.prior())
+    places = [place_cursor(one.id) for one in packaged]
+    start = 0 if cursor is None else places.index(cursor) + 1 if cursor in places else len(packaged)
+    lines = [_line(one, in_use=one is packaged[0]) for one in packaged[start : start + limit]]
+    if len(lines) == limit:
+        last = start + limit == len(packaged) and not wiring.calibrations.list(None, 1).items
+        return lines, None if last else places[start + limit - 1]
+    page = wiring.calibrations.list(None if cursor is None or cursor in places else cursor, limit - len(lines))
+    return [*lines, *(_learnt_line(wiring, record) for record in page.items)], page.next_cursor
+
+
+def _learnt_line(wiring: "Wiring", record: "CalibrationRecord") -> CalibrationLine:
+    from planner.catalog.calibrations import from_document, shipped_calibration
+
+    newest = wiring.calibrations.latest(record.trainer, record.gpu)
+    in_use = newest is not None and newest.id == record.id and record.id.startswith(f"{shipped_calibration().id}+")
+    own = {"runs": record.num_runs, "trainer": record.trainer, "gpu": record.gpu, "software": dict(record.software)}
+    return _line(from_document(record.document), in_use=in_use).model_copy(update=own)
 
 
 def _line(calibration: "Calibration", *, in_use: bool) -> CalibrationLine:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from api.errors import fault, lines_of
 from api.identity import hash_of_job
 from api.learning import learned, teach
-from api.probing import BEAT_SECONDS, LEASE_SECONDS, Asked, enqueue, lease, owner, recover, run_all
+from api.probing import BEAT_SECONDS, LEASE_SECONDS, Asked, enqueue, lease, owner, pool_of, recover, run_all
 from planner.errors import ConflictError, PlannerError
 from planner.ports import Lease, PlanLabels, ProbeFilter, ProbeRecord, TaskEnd, TaskFilter, TaskRecord
 from planner.specs.job import Job
@@ -54,7 +54,7 @@ def ask_study(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool
     job = Job.from_user(values, allow_files=allow_files)
     if job.probe is None:
         raise fault("probe", None, "is required to spend probes", "add probe: {max_probes: 5}")
-    pool = wiring.pool(job.probe.pool)
+    pool = pool_of(wiring, job.probe.pool, allow_files=allow_files, field="probe.pool")
     if not pool.capacity(job.cluster).num_devices:
         remedy = "probe from a machine that has one, through slurm, or try the loop with cluster.gpu: cpu"
         raise fault("probe.pool", job.probe.pool, f"has no {job.cluster.gpu.name}", remedy)

@@ -21,7 +21,7 @@ from planner.ports import Lease, ProbeEnd, ProbeFilter, ProbeRecord
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
 from probes import guardian
-from probes.campaign import Answer, Campaign, ProbeRequest
+from probes.campaign import Answer, Campaign, Pool, ProbeRequest
 from probes.launch import Watch
 from probes.outcome import BEGIN, TASK, conclude
 from probes.protocol import FailureKind, OutOfMemory, ProbeResult
@@ -82,6 +82,13 @@ def ask_plan(wiring: Wiring, plan_id: str, top_k: int, options: Mapping[str, Any
         request, parsed = ProbeRequest.from_user({**options, "job": job}, allow_files=False)
         asked.append(Asked(request=request, job=parsed, plan_id=plan_id, plan_rank=entry.rank))
     return asked
+
+
+def pool_of(wiring: Wiring, name: str, *, allow_files: bool, field: str = "pool") -> Pool:
+    """The pool of this name. Raises SpecError for another, and for a recording where files of this machine are not read; ProbeError."""
+    if name.startswith("replay") and not allow_files:
+        raise fault(field, name, "reads a file of this machine", "use local or slurm")
+    return wiring.pool(name)
 
 
 def enqueue(wiring: Wiring, asked: Sequence[Asked], *, max_attempts: int, ours: bool = False) -> list[ProbeRecord]:

@@ -72,6 +72,11 @@ async def read_body(request: Request, key: ApiKey, *, also: tuple[str, ...] = ()
     return Posted(request, key, raw, read_json(raw, "body") if media_type == JSON else _text(raw))
 
 
+def posted_bare(request: Request, key: ApiKey) -> Posted:
+    """A POST that says all in its path; a body is not read."""
+    return Posted(request, key, b"", None)
+
+
 def _text(raw: bytes) -> str:
     try:
         return raw.decode("utf-8-sig")

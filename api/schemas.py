@@ -25,7 +25,7 @@ class JobBody(BaseModel):
     training: dict[str, Any] = Field(description="seq_len, global_batch_size, trainer, ...")
     layout: dict[str, Any] | None = Field(None, description="Estimate: the layout to price. Plan: what runs today.")
     search: dict[str, Any] | None = Field(None, description="Plan only: top_k, fix, allow, objective, sampler, seed.")
-    probe: dict[str, Any] | None = Field(None, description="Plan only; not in this build.")
+    probe: dict[str, Any] | None = Field(None, description="Plan only: max_probes, max_gpu_seconds, pool, trainer, steps.")
 
 
 class Problem(BaseModel):
@@ -139,6 +139,13 @@ class MeasurementsStored(BaseModel):
     known: list[str]
 
 
+class PlanAccepted(BaseModel):
+    """A plan that spends probes is queued: its id, and how it stands."""
+
+    id: str
+    status: str
+
+
 class PlanState(BaseModel):
     """A plan after DELETE. status: "done" stays; cancelled_probes: probes of the plan that were queued or running and were told to end."""
 
@@ -183,17 +190,18 @@ class CalibrationLine(BaseModel):
 
 
 class CalibrationList(BaseModel):
-    """All calibrations; there are few, so next_cursor is always null."""
+    """A page of calibrations: what ships, then what was learnt, newest first. next_cursor: as in every list; null on the last."""
 
     items: list[CalibrationLine]
     next_cursor: str | None
 
 
 class CatalogList(BaseModel):
-    """One part of the catalogue."""
+    """A page of one part of the catalogue. next_cursor: pass it as `cursor` to get the next page; null on the last."""
 
     kind: str
     items: list[dict[str, Any]]
+    next_cursor: str | None
 
 
 class Health(BaseModel):

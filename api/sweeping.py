@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from api.closed_loop import Onlooker, TaskHeart, gpu_seconds_of, is_gone, job_with_layout, take_over
 from api.errors import fault, lines_of
 from api.learning import learned, teach
-from api.probing import Asked, enqueue, lease, recover, run_all
-from planner.errors import PlannerError
+from api.probing import Asked, enqueue, lease, pool_of, recover, run_all
+from planner.errors import ConflictError, PlannerError
 from planner.ports import ProbeFilter, ProbeRecord, SweepRecord, TaskEnd, TaskFilter, TaskRecord
 from planner.specs.job import Job
 from planner.specs.layout import Layout
@@ -49,7 +49,7 @@ def add_sweep(wiring: "Wiring", values: object, *, allow_files: bool) -> SweepRe
     """Stores a sweep; with a schedule, workers run it from now on. Raises SpecError."""
     spec = SweepSpec.from_user(values, allow_files=allow_files)
     now = wiring.clock.now()
-    wiring.pool(spec.pool)
+    pool_of(wiring, spec.pool, allow_files=allow_files, field="sweep.pool")
     record = SweepRecord(
         id=wiring.ids.new_id(PREFIX), created_at=now, name=spec.name, spec=spec.model_dump(mode="json"),
         next_due_at=next_due(spec.schedule, now),
@@ -59,7 +59,12 @@ def add_sweep(wiring: "Wiring", values: object, *, allow_files: bool) -> SweepRe
 
 
 def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
-    """A run of this sweep at this moment: held by us, or queued for a worker. One that a dead process of ours left goes on."""
+    """A run of this sweep at this moment: held by us, or queued for a worker. One that a dead process of ours left goes on.
+
+    Raises ConflictError for a sweep that was cancelled.
+    """
+    if sweep.state == "cancelled":
+        raise ConflictError(f"sweep {sweep.id} was cancelled; schedule it anew")
     now = lease(wiring)
     if ours:
         for left in wiring.tasks.list(TaskFilter(kind="sweep", state="running", parent_id=sweep.id)).items:

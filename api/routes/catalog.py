@@ -3,26 +3,36 @@
 import json
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from api.catalog import catalog_entry, catalog_list, kind_of
 from api.errors import UnknownEntryError
+from api.paging import page_of
 from api.requests import JSON, in_thread
 from api.routes.plans import problems
 from api.schemas import CatalogList
 from api.security import needs
 from api.settings import ApiKey
+from api.storage.common import MAX_PAGE
 from planner.errors import UnknownNameError
 
 router = APIRouter(tags=["catalog"])
 Reader = Annotated[ApiKey, Depends(needs("read"))]
 
 
-@router.get("/catalog/{kind}", responses=problems(401, 403, 404))
-async def get_list(request: Request, kind: str, _: Reader) -> CatalogList:
+@router.get("/catalog/{kind}", responses=problems(401, 403, 404, 422))
+async def get_list(
+    request: Request,
+    kind: str,
+    _: Reader,
+    cursor: Annotated[str | None, Query(max_length=400)] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+) -> CatalogList:
     """One line an entry of models, gpus, clusters, schedules or defaults."""
-    return CatalogList(kind=kind, items=await in_thread(request, lambda: _found(catalog_list, kind)))
+    lines = await in_thread(request, lambda: _found(catalog_list, kind))
+    items, next_cursor = page_of(lines, lambda line: str(line["name"]), cursor, limit)
+    return CatalogList(kind=kind, items=items, next_cursor=next_cursor)
 
 
 @router.get("/catalog/{kind}/{name:path}", response_model=None, responses={200: {"model": dict[str, Any]}, **problems(401, 403, 404)})

@@ -2,16 +2,17 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
-from api.calibrations import calibration_list
+from api.calibrations import calibration_page
 from api.metrics import MEDIA_TYPE, Metrics
 from api.requests import in_thread, wiring_of
 from api.routes.plans import problems
 from api.schemas import CalibrationList
 from api.security import needs
 from api.settings import ApiKey
+from api.storage.common import MAX_PAGE
 
 router = APIRouter(tags=["operations"])
 Reader = Annotated[ApiKey, Depends(needs("read"))]
@@ -24,7 +25,13 @@ async def metrics(request: Request, _: Reader) -> Response:
     return Response(numbers.text(), media_type=MEDIA_TYPE)
 
 
-@router.get("/calibrations", responses=problems(401, 403))
-async def calibrations(request: Request, _: Reader) -> CalibrationList:
+@router.get("/calibrations", responses=problems(401, 403, 422, 503))
+async def calibrations(
+    request: Request,
+    _: Reader,
+    cursor: Annotated[str | None, Query(max_length=400)] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+) -> CalibrationList:
     """The calibrations that estimates may name, the one in use first, each with its knobs before and after the measured runs."""
-    return CalibrationList(items=await in_thread(request, lambda: calibration_list(wiring_of(request))), next_cursor=None)
+    items, next_cursor = await in_thread(request, lambda: calibration_page(wiring_of(request), cursor, limit))
+    return CalibrationList(items=items, next_cursor=next_cursor)

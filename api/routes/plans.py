@@ -13,7 +13,7 @@ from api.closed_loop import ask_study
 from api.events import MEDIA_TYPE as EVENTS
 from api.events import OPEN, follow, follow_study
 from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
-from api.schemas import JobBody, PlanLine, PlanList, PlanState, Problem
+from api.schemas import JobBody, PlanAccepted, PlanLine, PlanList, PlanState, Problem
 from api.security import needs
 from api.service import make_plan
 from api.settings import ApiKey
@@ -49,7 +49,7 @@ JOB_SCHEMA = JobBody.model_json_schema()
 @router.post(
     "/plan",
     response_model=None,
-    responses={200: {"model": Plan}, **problems(401, 403, 409, 413, 415, 422, 503)},
+    responses={200: {"model": Plan}, 202: {"model": PlanAccepted}, **problems(401, 403, 409, 413, 415, 422, 502, 503)},
     openapi_extra=body_of(JOB_SCHEMA),
 )
 async def post_plan(request: Request, key: Annotated[ApiKey, Depends(needs("plan"))]) -> Response:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from api.errors import fault
-from api.probing import PREFIX, SERVICE_ATTEMPTS, ask_job, ask_plan, enqueue, recover
+from api.probing import PREFIX, SERVICE_ATTEMPTS, ask_job, ask_plan, enqueue, pool_of, recover
 from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
 from api.routes.plans import body_of, problems
 from api.schemas import ProbeBody, ProbeDetail, ProbeLine, ProbeList, ProbesAccepted
@@ -54,7 +54,7 @@ def _queued(posted: Posted) -> Response:
     else:
         asked = ask_job(dict(values), allow_files=False)
     for name in {one.request.pool for one in asked}:
-        _check_pool(posted, name)
+        pool_of(wiring, name, allow_files=False)
     records = enqueue(wiring, asked, max_attempts=SERVICE_ATTEMPTS)
     body = {"id": records[0].id, "ids": [record.id for record in records]}
     return Response(json.dumps(body), 202, media_type=JSON, headers={"location": f"/{PREFIX}s/{records[0].id}"})
@@ -64,13 +64,6 @@ def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise fault("top_k", value, "must be a whole number", "write for example 3")
     return value
-
-
-def _check_pool(posted: Posted, name: str) -> None:
-    """A pool by name that exists; over the network no file is read."""
-    if name.startswith("replay"):
-        raise fault("pool", name, "reads a file of this machine", "use local or slurm")
-    posted.wiring.pool(name)
 
 
 @router.get("/probes", responses=problems(401, 403, 422, 503))

@@ -1,12 +1,13 @@
 """POST /sweeps, GET /sweeps, GET and DELETE /sweeps/{id}, POST /sweeps/{id}/run, /pause and /resume."""
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
-from api.requests import JSON, answer_once, in_thread, read_body, wiring_of
+from api.requests import JSON, answer_once, in_thread, posted_bare, read_body, wiring_of
 from api.routes.plans import body_of, problems
 from api.security import needs
 from api.settings import ApiKey
@@ -59,8 +60,8 @@ async def get_sweep(request: Request, sweep_id: str, _: Reader) -> dict[str, Any
     return await in_thread(request, lambda: sweep_detail(wiring, wiring.sweeps.get(sweep_id)))
 
 
-@router.post("/sweeps/{sweep_id}/run", status_code=202, responses=problems(401, 403, 404, 503))
-async def run_sweep_now(request: Request, sweep_id: str, _: Prober) -> dict[str, Any]:
+@router.post("/sweeps/{sweep_id}/run", response_model=None, status_code=202, responses=problems(401, 403, 404, 409, 422, 503))
+async def run_sweep_now(request: Request, sweep_id: str, key: Prober) -> Response:
     """Queues a run for the next free worker."""
     wiring = wiring_of(request)
 
@@ -68,20 +69,20 @@ async def run_sweep_now(request: Request, sweep_id: str, _: Prober) -> dict[str,
         task = run_now(wiring, wiring.sweeps.get(sweep_id), ours=False)
         return {"id": task.id, "sweep": sweep_id, "state": task.state}
 
-    answer = await in_thread(request, work)
+    answer = await _once(request, key, 202, work)
     request.app.state.task_workers.wake()
     return answer
 
 
-@router.post("/sweeps/{sweep_id}/pause", responses=problems(401, 403, 404, 409, 503))
-async def pause_sweep(request: Request, sweep_id: str, _: Prober) -> dict[str, Any]:
+@router.post("/sweeps/{sweep_id}/pause", response_model=None, responses=problems(401, 403, 404, 409, 422, 503))
+async def pause_sweep(request: Request, sweep_id: str, key: Prober) -> Response:
     """No more runs until it is resumed."""
     wiring = wiring_of(request)
-    return await in_thread(request, lambda: sweep_detail(wiring, wiring.sweeps.change(sweep_id, "paused", None)))
+    return await _once(request, key, 200, lambda: sweep_detail(wiring, wiring.sweeps.change(sweep_id, "paused", None)))
 
 
-@router.post("/sweeps/{sweep_id}/resume", responses=problems(401, 403, 404, 409, 503))
-async def resume_sweep(request: Request, sweep_id: str, _: Prober) -> dict[str, Any]:
+@router.post("/sweeps/{sweep_id}/resume", response_model=None, responses=problems(401, 403, 404, 409, 422, 503))
+async def resume_sweep(request: Request, sweep_id: str, key: Prober) -> Response:
     """Runs again from the next moment of its schedule on."""
     wiring = wiring_of(request)
 
@@ -89,7 +90,13 @@ async def resume_sweep(request: Request, sweep_id: str, _: Prober) -> dict[str, 
         due = next_due(wiring.sweeps.get(sweep_id).spec.get("schedule"), wiring.clock.now())
         return sweep_detail(wiring, wiring.sweeps.change(sweep_id, "active", due))
 
-    return await in_thread(request, work)
+    return await _once(request, key, 200, work)
+
+
+async def _once(request: Request, key: ApiKey, status: int, work: Callable[[], dict[str, Any]]) -> Response:
+    """The answer to a POST without a body; `Idempotency-Key` is honoured."""
+    posted = posted_bare(request, key)
+    return await in_thread(request, lambda: answer_once(posted, lambda: Response(json.dumps(work()), status, media_type=JSON)))
 
 
 @router.delete("/sweeps/{sweep_id}", responses=problems(401, 403, 404, 503))

@@ -1,0 +1,124 @@
+"""Sweeps asked for twice, lists read page by page, and pools that would read files of the server, on the real app."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.app import create_app
+from api.settings import Settings
+from api.wiring import Wiring
+from planner.catalog.calibrations import shipped_calibration, to_document
+from planner.ports import CalibrationRecord
+
+SWEEP: dict[str, Any] = {
+    "name": "nightly", "schedule": "0 2 * * *",
+    "jobs": [{"model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2}, "training": {"seq_len": 64, "global_batch_size": 8}}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def client(sqlite_url: str) -> Iterator[TestClient]:
+    settings = Settings(database_url=sqlite_url, probe_workers=0, task_workers=0)
+    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+        yield client
+
+
+def wiring_of(client: TestClient) -> Wiring:
+    wiring: Wiring = client.app.state.wiring  # type: ignore[attr-defined]
+    return wiring
+
+
+def pages(client: TestClient, path: str, limit: int) -> list[list[dict[str, Any]]]:
+    found: list[list[dict[str, Any]]] = []
+    cursor = None
+    while True:
+        page = client.get(path, params={"limit": limit, **({"cursor": cursor} if cursor else {})}).json()
+        found.append(page["items"])
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return found
+
+
+# ---- sweeps --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_asked_for_twice_with_one_key_runs_once(client: TestClient) -> None:
+    where = client.post("/sweeps", json=SWEEP).headers["location"]
+    first, again = (client.post(f"{where}/run", headers={"idempotency-key": "k"}) for _ in range(2))
+    assert (first.status_code, again.status_code, again.json()) == (202, 202, first.json())
+    assert again.headers["idempotent-replayed"] == "true"
+    assert len(client.get(where).json()["runs"]) == 1
+
+
+def test_a_repeated_pause_does_not_undo_what_came_after_it(client: TestClient) -> None:
+    where = client.post("/sweeps", json=SWEEP).headers["location"]
+    assert client.post(f"{where}/pause", headers={"idempotency-key": "p"}).json()["state"] == "paused"
+    assert client.post(f"{where}/resume", headers={"idempotency-key": "r"}).json()["state"] == "active"
+    client.post(f"{where}/pause", headers={"idempotency-key": "p"})
+    assert client.get(where).json()["state"] == "active"
+
+
+def test_a_cancelled_sweep_runs_no_more(client: TestClient) -> None:
+    where = client.post("/sweeps", json=SWEEP).headers["location"]
+    client.delete(where)
+    refused = client.post(f"{where}/run")
+    assert (refused.status_code, refused.json()["type"]) == (409, "conflict")
+    assert client.get(where).json()["runs"] == []
+
+
+# ---- files of the server -------------------------------------------------------------------------------------------------
+
+
+def test_no_pool_reads_a_file_of_the_server(client: TestClient, tmp_path: Path) -> None:
+    recording = tmp_path / "secret.jsonl"
+    recording.write_text("a line that nobody may learn about\n")
+    pool = f"replay:{recording}"
+    (job,) = SWEEP["jobs"]
+    for path, body, field in (
+        ("/plan", {**job, "probe": {"pool": pool}}, "probe.pool"),
+        ("/sweeps", {**SWEEP, "pool": pool}, "sweep.pool"),
+        ("/probes", {"job": {**job, "layout": {"dp_shard": 2}}, "pool": pool}, "pool"),
+    ):
+        refused = client.post(path, json=body)
+        assert (refused.status_code, refused.json()["field"]) == (422, field), refused.text
+        assert "reads a file" in refused.json()["message"]
+
+
+# ---- pages ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["models", "gpus", "schedules"])
+def test_the_catalogue_is_read_page_by_page(client: TestClient, kind: str) -> None:
+    whole = client.get(f"/catalog/{kind}").json()
+    assert whole["next_cursor"] is None
+    found = pages(client, f"/catalog/{kind}", 5)
+    assert [item for page in found for item in page] == whole["items"]
+    assert {len(page) for page in found[:-1]} == {5}
+    assert client.get(f"/catalog/{kind}", params={"cursor": "zz"}).status_code == 422
+
+
+def test_calibrations_are_read_page_by_page(client: TestClient) -> None:
+    shipped = shipped_calibration()
+    for number in range(4):
+        wiring_of(client).calibrations.save(
+            CalibrationRecord(
+                id=f"{shipped.id}+{number}", created_at=datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number), trainer="fsdp",
+                gpu="cpu", software={}, num_runs=number, document=to_document(shipped),
+            )
+        )  # fmt: skip
+    whole = client.get("/calibrations").json()
+    assert [(item["runs"], item["in_use"]) for item in whole["items"][2:]] == [(3, True), (2, False), (1, False), (0, False)]
+    assert whole["next_cursor"] is None
+    for limit in (1, 2, 3, 6):
+        found = pages(client, "/calibrations", limit)
+        assert [item for page in found for item in page] == whole["items"]
+        assert {len(page) for page in found[:-1]} <= {limit}
+    assert client.get("/calibrations", params={"cursor": "zz"}).status_code == 422
+
+
+def test_calibrations_without_any_learnt_end_with_the_prior(client: TestClient) -> None:
+    assert [len(page) for page in pages(client, "/calibrations", 1)] == [1, 1]
