@@ -36,6 +36,23 @@ def catalog_entry(kind: str, name: str) -> Entry:
     return kind_of(kind).entry(name)
 
 
+def model_name_of(text: str) -> str:
+    """The catalogue's name behind a name or alias, any case; a model that it does not hold keeps its own."""
+    from planner.catalog.models import is_model_name, model_entry
+
+    return model_entry(text).name if is_model_name(text) else text
+
+
+def gpu_name_of(text: str) -> str:
+    """The catalogue's name behind a name or alias, any case; a GPU that it does not hold keeps its own."""
+    from planner.catalog.clusters import load_gpu
+
+    try:
+        return load_gpu(text).name
+    except UnknownNameError:
+        return text
+
+
 # ---- models ---------------------------------------------------------------------------------------------------------
 
 
@@ -90,7 +107,7 @@ def _gpu_line(name: str) -> Entry:
 def _gpu_entry(name: str) -> Entry:
     from planner.catalog.clusters import load_gpu
 
-    return load_gpu(name).model_dump(mode="json")
+    return load_gpu(name, field="gpu").model_dump(mode="json")
 
 
 def _cluster_names() -> list[str]:

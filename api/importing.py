@@ -11,14 +11,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from api.catalog import gpu_name_of, model_name_of
 from api.errors import fault
 from api.reading import MAX_FILE_BYTES, check_plain, read_json, read_text
 from api.wiring import Wiring
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError
 from planner.ports import MeasurementFilter
-from planner.specs.measurement import Measurement
+from planner.specs.measurement import Measurement, Rung, Status
 
 Format = Literal["rows", "csv", "torchtitan", "tensorboard"]
 FORMATS: tuple[Format, ...] = ("rows", "csv", "torchtitan", "tensorboard")
@@ -51,7 +52,7 @@ def read_file(wiring: Wiring, path: str, format: Format | None, job: Mapping[str
     binary = path != "-" and (place.is_dir() or "tfevents" in place.name)
     if format == "tensorboard" and not binary:
         raise fault("--format", format, f"{path} is no folder and no event file", "give the folder of events.out.tfevents.*")
-    text = None if binary else read_text(path, "FILE")
+    text = None if binary else read_text(path, "FILE", "give the path of rows, of a TorchTitan log, or of a TensorBoard folder")
     chosen = format or guess_format(place, text)
     if chosen == "tensorboard":
         return [_from_events(wiring, place, job)]
@@ -135,12 +136,34 @@ def store_new(wiring: Wiring, measurements: Sequence[Measurement]) -> Stored:
             before = None
         if before is None:
             new[one.id] = one
-        elif before.as_row() == one.as_row():
+        elif _content(before) == _content(one):
             known.append(one.id)
         else:
             raise ConflictError(f"measurement {one.id} exists with other content; give the row another id, or leave its id out")
     store.add(list(new.values()))
     return Stored(new=tuple(new), known=tuple(known))
+
+
+def _content(measurement: Measurement) -> dict[str, Any]:
+    """What it says, whatever id its row had: an export names rows by the measurement, not by the job."""
+    return {key: value for key, value in measurement.as_row().items() if key != "id"}
+
+
+def filter_of(
+    *, model: str | None = None, gpu: str | None = None, status: str | None = None, rung: str | None = None, job_hash: str | None = None
+) -> MeasurementFilter:
+    """Which measurements to list; model and gpu by any name of the catalogue. Raises SpecError for a status or rung that is none."""
+    faults = [
+        Fault(field, value, "is not one of the known values", f"use {', '.join(known)}")
+        for field, value, known in (("status", status, get_args(Status)), ("rung", rung, get_args(Rung)))
+        if value is not None and value not in known
+    ]
+    if faults:
+        raise SpecError(faults)
+    return MeasurementFilter(
+        model=None if model is None else model_name_of(model), gpu=None if gpu is None else gpu_name_of(gpu), status=status, rung=rung,
+        job_hash=job_hash,
+    )  # fmt: skip
 
 
 def all_of(wiring: Wiring, wanted: MeasurementFilter) -> Iterator[Measurement]:

@@ -167,9 +167,8 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def read_text(path: str, field: str) -> str:
+def read_text(path: str, field: str, remedy: str = "give the path of a YAML or JSON file") -> str:
     """Text of a file, "-" for standard input. Raises SpecError for anything that is not a UTF-8 file of sane size."""
-    remedy = "give the path of a YAML or JSON file"
     try:
         if path == "-":
             data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)

@@ -60,6 +60,7 @@ def export(
     gpu: Gpu = None,
     status: Status = None,
     rung: Rung = None,
+    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone: rows are JSON lines already.")] = False,
 ) -> None:
     """Print stored measurements as rows that import reads back."""
     import json as encoder
@@ -67,13 +68,14 @@ def export(
     from api.cli.output import note
     from api.cli.simulate import write_text
     from api.errors import fault
-    from api.importing import all_of, row_of, to_csv
+    from api.importing import all_of, filter_of, row_of, to_csv
     from api.wiring import wire
-    from planner.ports import MeasurementFilter
 
     if format not in ("rows", "csv"):
         raise fault("--format", format, "is no format", "use rows or csv")
-    found = list(all_of(wire(), MeasurementFilter(model=model, gpu=gpu, status=status, rung=rung)))
+    if json and format == "csv":
+        raise fault("--format", format, "is not JSON", "leave --json out, or use rows")
+    found = list(all_of(wire(), filter_of(model=model, gpu=gpu, status=status, rung=rung)))
     found.reverse()
     text = to_csv(found) if format == "csv" else "".join(encoder.dumps(row_of(one), ensure_ascii=False) + "\n" for one in found)
     if output is None:
@@ -97,12 +99,11 @@ def list_(
     import json as encoder
 
     from api.cli.output import make_console, note, say, show
-    from api.importing import row_of
+    from api.importing import filter_of, row_of
     from api.render.probe import measurements_table
     from api.wiring import wire
-    from planner.ports import MeasurementFilter
 
-    page = wire().measurements.list(MeasurementFilter(model=model, gpu=gpu, status=status, rung=rung), cursor, limit)
+    page = wire().measurements.list(filter_of(model=model, gpu=gpu, status=status, rung=rung), cursor, limit)
     if json:
         say(encoder.dumps({"items": [row_of(one) for one in page.items], "next_cursor": page.next_cursor}, indent=2))
         return

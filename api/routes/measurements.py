@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from starlette.background import BackgroundTask
 
-from api.importing import of_rows, read_measurements, row_of, store_new, to_csv
+from api.importing import filter_of, of_rows, read_measurements, row_of, store_new, to_csv
 from api.learning import teach_stored
 from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
 from api.routes.plans import problems
@@ -15,7 +15,7 @@ from api.schemas import MeasurementList, MeasurementsStored
 from api.security import needs
 from api.settings import ApiKey
 from api.storage.common import MAX_PAGE
-from planner.ports import MeasurementFilter, MeasurementPage
+from planner.ports import MeasurementPage
 
 router = APIRouter(tags=["measurements"])
 Reader = Annotated[ApiKey, Depends(needs("read"))]
@@ -46,7 +46,7 @@ async def list_measurements(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
 ) -> Response:
     """Measurements, newest first, as JSON, or as CSV by `format=csv` or `Accept: text/csv` (the cursor is then a header)."""
-    wanted = MeasurementFilter(model=model, gpu=gpu, status=status, rung=rung, job_hash=job_hash)
+    wanted = filter_of(model=model, gpu=gpu, status=status, rung=rung, job_hash=job_hash)
     page: MeasurementPage = await in_thread(request, lambda: wiring_of(request).measurements.list(wanted, cursor, limit))
     if format == "csv" or (format is None and CSV in request.headers.get("accept", "")):
         headers = {CURSOR: page.next_cursor} if page.next_cursor is not None else {}

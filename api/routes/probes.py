@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
+from api.catalog import gpu_name_of, model_name_of
 from api.errors import fault
 from api.probing import PREFIX, SERVICE_ATTEMPTS, ask_job, ask_plan, enqueue, pool_of, recover
 from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
@@ -80,7 +81,8 @@ async def list_probes(
 ) -> ProbeList:
     """Probes, newest first. Those whose runner died are concluded first, so that what is said is true."""
     wiring = wiring_of(request)
-    wanted = ProbeFilter(state=state, model=model, gpu=gpu, plan_id=plan, pool=pool)
+    names = {"model": None if model is None else model_name_of(model), "gpu": None if gpu is None else gpu_name_of(gpu)}
+    wanted = ProbeFilter(state=state, plan_id=plan, pool=pool, **names)
 
     def work() -> ProbeList:
         recover(wiring)

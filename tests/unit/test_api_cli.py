@@ -248,3 +248,14 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     for taken in (tmp_path / "file", tmp_path):
         with pytest.raises(SpecError):
             write_folder(taken, {"a": ""})
+
+
+def test_measurements_are_exported_as_json_lines_and_filters_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["measurements", "export", "--json"]) == 0
+    assert capsys.readouterr().out == ""
+    for command in (["list"], ["list", "--json"], ["export"]):
+        assert run(["measurements", *command, "--status", "fine"]) == 2
+        assert "use ok, oom, failed" in capsys.readouterr().err
+    assert run(["measurements", "export", "--json", "--format", "csv"]) == 2
+    assert run(["measurements", "import", "/no/such.jsonl"]) == 2
+    assert "TorchTitan log" in capsys.readouterr().err

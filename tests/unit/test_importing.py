@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from api.importing import csv_rows, guess_format, json_rows, of_rows, read_file, read_measurements, row_of, to_csv
+from api.importing import (
+    csv_rows,
+    filter_of,
+    guess_format,
+    json_rows,
+    of_rows,
+    read_file,
+    read_measurements,
+    row_of,
+    store_new,
+    to_csv,
+)
 from api.settings import Settings
 from api.wiring import Wiring, wire
 from planner.catalog.models import load_model
@@ -161,6 +172,23 @@ class TestRows:
         assert first.id == second.id
         changed = {**row, "measured": {**row["measured"], "step_seconds": 99.0}}
         assert of_rows(wiring, [("row", changed)], allow_files=False)[0].id != first.id
+
+    def test_an_export_comes_back_as_what_is_there(self, wiring: Wiring) -> None:
+        row = {**self.some(wiring, 1)[0].as_row(), "id": "the-job's-own"}
+        probed = Measurement.from_row(row, measurement_id="probe-1", created_at="2026-11-21T12:00:00+00:00")
+        wiring.measurements.add([probed])
+        for text, format in ((json.dumps(row_of(probed)), "rows"), (to_csv([probed]), "csv")):
+            back = read_measurements(wiring, text, format)  # type: ignore[arg-type]
+            assert store_new(wiring, back).known == ("probe-1",)
+
+    def test_filters_take_any_name_and_refuse_what_is_no_status(self) -> None:
+        wanted = filter_of(model="meta-llama/Meta-Llama-3-8B", gpu="H100")
+        assert (wanted.model, wanted.gpu) == ("llama3-8b", "h100-sxm-80gb")
+        own = filter_of(model="mine", gpu="home-made", status="oom", rung="probed")
+        assert (own.model, own.gpu, own.status, own.rung) == ("mine", "home-made", "oom", "probed")
+        with pytest.raises(SpecError) as raised:
+            filter_of(status="fine", rung="guessed")
+        assert [fault.field for fault in raised.value.faults] == ["status", "rung"]
 
     def test_every_wrong_line_is_named(self, wiring: Wiring) -> None:
         text = '{"model": "llama3-8b"}\n\n7\n'
