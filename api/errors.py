@@ -11,6 +11,7 @@ from planner.errors import (
     Fault,
     InfeasibleError,
     NotFoundError,
+    PartedError,
     PlannerError,
     ProbeError,
     SpecError,
@@ -20,13 +21,13 @@ from planner.errors import (
 EXIT_OK, EXIT_BUG, EXIT_REQUEST, EXIT_NOTHING_FITS, EXIT_BACKEND, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
-class UnauthenticatedError(PlannerError):
+class UnauthenticatedError(PartedError):
     """No key, or one that is not known."""
 
     kind = "unauthenticated"
 
 
-class ForbiddenError(PlannerError):
+class ForbiddenError(PartedError):
     """A known key without the scope that the request needs."""
 
     kind = "forbidden"

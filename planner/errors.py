@@ -115,7 +115,16 @@ class ProbeError(PlannerError):
     kind = "probe_failed"
 
 
-class StoreError(PlannerError):
+class PartedError(PlannerError):
+    """An error whose text is "what is wrong; what to do about it"."""
+
+    def as_dict(self) -> dict[str, object]:
+        """The contract's error object, with what to do about it as its remedy."""
+        message, parted, remedy = str(self).rpartition("; ")
+        return {**super().as_dict(), "message": message if parted else remedy, "remedy": remedy if parted else None}
+
+
+class StoreError(PartedError):
     """The database could not do what was asked."""
 
     kind = "store_error"

@@ -76,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
     except PlannerError as error:
         return _told(error, as_json="--json" in arguments)
     except ClickError as error:
-        return _usage(error, as_json="--json" in arguments)
+        return _usage(error, arguments)
     except (KeyboardInterrupt, typer.Abort):
         error_line("interrupted")
         return EXIT_INTERRUPTED
@@ -102,14 +102,28 @@ def _told(error: PlannerError, *, as_json: bool) -> int:
     return answer_to(error).exit_code
 
 
-def _usage(error: Exception, *, as_json: bool) -> int:
+def _usage(error: Exception, arguments: Sequence[str]) -> int:
     message = " ".join(str(getattr(error, "format_message", error.__str__)()).split())
     context = getattr(error, "ctx", None)
     remedy = f"see {context.command_path if context else 'planner-cli'} --help"
     error_line(f"{message} {remedy}" if message.endswith(".") else f"{message}; {remedy}")
-    if as_json:
-        _error_object({"type": "usage", "field": None, "value": None, "message": message, "remedy": remedy})
+    if "--json" in arguments:
+        field, value = _mistyped(error, arguments)
+        _error_object({"type": "usage", "field": field, "value": value, "message": message, "remedy": remedy})
     return EXIT_USAGE
+
+
+def _mistyped(error: Exception, arguments: Sequence[str]) -> tuple[str | None, str | None]:
+    """(the option or argument that a usage error is about, what was given for the option); None where it does not tell."""
+    unknown: str | None = getattr(error, "option_name", None)
+    if unknown is not None:
+        return unknown, None
+    names: Sequence[str] = getattr(getattr(error, "param", None), "opts", ())
+    for place, word in enumerate(arguments):
+        option, parted, value = word.partition("=")
+        if option in names:
+            return option, value if parted else next(iter(arguments[place + 1 : place + 2]), None)
+    return next(iter(names), None), None
 
 
 def _bug(error: Exception, *, as_json: bool) -> int:
