@@ -2,20 +2,46 @@
 
 from typing import TYPE_CHECKING, Any
 
+from api.errors import fault
 from planner.catalog.calibrations import from_document, shipped_calibration
-from planner.catalog.clusters import load_gpu
+from planner.catalog.clusters import gpu_names, load_gpu
 from planner.cost.calibration import KNOBS
+from planner.errors import ProbeError, SpecError
 from planner.specs.cluster import ClusterSpec
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
     from planner.ports import CalibrationRecord
 
+MOST_NAMED = 4  # GPUs that a message lists
 MOVED = 0.005  # relative change of a knob that is worth a line
 TINY: dict[str, Any] = {
     "name": "calibration-tiny", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
     "intermediate_size": 512, "vocab_size": 2048, "mlp": "swiglu", "tie_word_embeddings": False,
 }  # fmt: skip
+
+
+def gpu_of(wiring: "Wiring", pool: str) -> str:
+    """The catalogue's name of the GPU that a pool has. Raises ProbeError where it has none, SpecError where only a person can know."""
+    found, why = [], ""
+    place = wiring.pool(pool)
+    for name in gpu_names():
+        try:
+            capacity = place.capacity(ClusterSpec.from_user({"gpu": name, "num_gpus": 1}))
+        except SpecError:  # it has another
+            continue
+        if capacity.device != "cuda":
+            continue
+        if not capacity.num_devices:
+            why = capacity.why_none
+            break
+        found.append(name)
+    if why:
+        raise ProbeError(f"pool {pool} has no GPU ({why}); name another pool, or --gpu cpu to calibrate the CPU")
+    if len(found) != 1:
+        among = f"may be any of {', '.join(found)}" if 0 < len(found) <= MOST_NAMED else "is not told by this pool"
+        raise fault("--gpu", None, among, "name the pool's GPU, for example --gpu h100-sxm-80gb or --gpu cpu")
+    return found[0]
 
 
 def grid_of(wiring: "Wiring", gpu: str, pool: str) -> dict[str, Any]:

@@ -289,6 +289,14 @@ def _versions(before: Measurement, after: Measurement) -> dict[str, list[str | N
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+def failure_in(result: Mapping[str, Any]) -> str | None:
+    """The first failure's own words where a run measured nothing; None where it measured something or had nothing to measure."""
+    lines = [line for job in result["jobs"] for line in job["layouts"]]
+    if any(line["status"] in ("ok", "oom") for line in lines):
+        return None
+    return next((str(line["message"]) for line in lines if line["status"] == "failed"), None)
+
+
 def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
     """The morning report as text."""
     yield str(result["headline"])
@@ -307,6 +315,17 @@ def _words(line: Mapping[str, Any]) -> str:
     change = "" if line["change"] is None else f", {line['change']:+.1%} since the last run"
     versions = "".join(f", {name} {old} -> {new}" for name, (old, new) in (line.get("versions_changed") or {}).items())
     return f"{line['layout']} [{line['why']}]: {line['step_seconds']:.4g} s{predicted}{change}{versions}"
+
+
+def all_sweeps(wiring: "Wiring") -> Iterator[SweepRecord]:
+    """Every sweep, newest first, page by page."""
+    cursor = None
+    while True:
+        page = wiring.sweeps.list(cursor, 200)
+        yield from page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return
 
 
 def sweep_detail(wiring: "Wiring", sweep: SweepRecord, runs: int = 10) -> dict[str, Any]:

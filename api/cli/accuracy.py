@@ -24,18 +24,22 @@ def command(
     import json as json_module
 
     from api.cli.output import make_console, note, show
+    from api.cli.simulate import write_text
+    from api.errors import fault
     from planner.calibration.report import report
     from planner.catalog.calibrations import shipped_calibration
 
     measured, malformed = read_rows(jobs)
     for line, error in malformed:
         note(f"line {line}: {error}")
+    if not measured:
+        raise fault("--jobs", jobs, "holds no line that could be read", "write one measured JSON job a line")
     note("fitting again without each source, model and GPU in turn ...")
     result = report(measured, shipped_calibration())
     if markdown is not None:
         from api.render.accuracy_document import document
 
-        markdown.write_text(document(result), encoding="utf-8")
+        write_text(markdown, document(result), "--markdown")
     if json:
         body = {"malformed": len(malformed), **result.as_dict()}
         typer.echo(json_module.dumps(body if not rows else {**body, "rows": [_row(row) for row in result.rows]}, indent=2))

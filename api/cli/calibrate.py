@@ -8,30 +8,36 @@ NAME = "calibrate"
 
 
 def command(
-    gpu: Annotated[str | None, typer.Option(help="Only from measurements on this GPU.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Only from measurements on this GPU; with --pool the GPU to measure.")] = None,
     pool: Annotated[str | None, typer.Option(help="First measure a small grid on this pool: local, slurm, slurm:PARTITION.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Make the calibrations of all measured trainers and GPUs anew and store them; plans use the newest."""
     import json as encoder
 
-    from api.calibrating import grid_of, knobs_moved
+    from api.calibrating import gpu_of, grid_of, knobs_moved
     from api.cli.output import note, say
+    from api.cli.studying import note_words
     from api.closed_loop import Onlooker
-    from api.errors import fault
     from api.importing import all_of
     from api.learning import teach
-    from api.sweeping import add_sweep, run_now, run_sweep
+    from api.sweeping import add_sweep, failure_in, run_now, run_sweep
     from api.wiring import wire
+    from planner.catalog.clusters import load_gpu
+    from planner.errors import ProbeError
     from planner.ports import MeasurementFilter
 
     wiring = wire()
+    if gpu is not None:
+        gpu = load_gpu(gpu, field="--gpu").name
     if pool is not None:
-        if gpu is None:
-            raise fault("--gpu", None, "is required with --pool", "name the pool's GPU, for example --gpu h100-sxm-80gb or --gpu cpu")
-        sweep = add_sweep(wiring, grid_of(wiring, gpu, pool), allow_files=False)
-        ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), Onlooker(say=note))
+        gpu = gpu or gpu_of(wiring, pool)
+        sweep = add_sweep(wiring, grid_of(wiring, gpu, pool), allow_files=True)
+        ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), Onlooker(say=note_words))
         note(ended.message or "")
+        failure = ended.message if ended.result is None else failure_in(ended.result)
+        if failure is not None:
+            raise ProbeError(failure)
     made = teach(wiring, all_of(wiring, MeasurementFilter(gpu=gpu)))
     if json:
         rows = [{"id": one.id, "trainer": one.trainer, "gpu": one.gpu, "runs": one.num_runs, **knobs_moved(one)} for one in made]

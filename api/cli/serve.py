@@ -15,10 +15,31 @@ def command(
     import uvicorn
 
     from api.app import create_app
+    from api.errors import EXIT_BUG
     from api.security import refuse_open_door
     from api.settings import load_settings
 
     settings = load_settings()
     chosen = settings.model_copy(update={"host": host or settings.host, "port": settings.port if port is None else port})
     refuse_open_door(chosen)
-    uvicorn.run(create_app(chosen), host=chosen.host, port=chosen.port, server_header=False)
+    check_address(chosen.host, chosen.port)
+    server = uvicorn.Server(uvicorn.Config(create_app(chosen), host=chosen.host, port=chosen.port, server_header=False))
+    server.run()  # ends in KeyboardInterrupt after Ctrl-C
+    if not server.started:
+        raise typer.Exit(EXIT_BUG)
+
+
+def check_address(host: str, port: int) -> None:
+    """Raises SpecError when nothing can listen there, with the system's own words."""
+    import socket
+
+    from api.errors import fault
+
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+            with socket.socket(family, kind, protocol) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tried.bind(address)
+    except OSError as error:
+        remedy = "choose another with --port and --host, or stop what listens there"
+        raise fault("port", port, f"cannot be bound on {host} ({error.strerror or error})", remedy) from None

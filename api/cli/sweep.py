@@ -1,8 +1,12 @@
 """`planner-cli sweep`: known jobs measured again and again, now or every night."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from api.wiring import Wiring
+    from planner.ports import SweepRecord
 
 app = typer.Typer(help="Known jobs measured now, or by workers on a schedule.", rich_markup_mode=None)
 Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
@@ -24,11 +28,11 @@ def run(
     import json as encoder
     from pathlib import Path
 
-    from api.cli.output import note, say
-    from api.cli.studying import gentle_interrupt
+    from api.cli.output import error_line, note, say
+    from api.cli.studying import gentle_interrupt, note_words
     from api.closed_loop import Onlooker
     from api.reading import read_mapping_file
-    from api.sweeping import PREFIX, add_sweep, report_lines, run_now, run_sweep
+    from api.sweeping import PREFIX, add_sweep, failure_in, report_lines, run_now, run_sweep
     from api.wiring import wire
 
     wiring = wire()
@@ -38,7 +42,7 @@ def run(
     else:
         sweep = add_sweep(wiring, {**read_mapping_file(file, "FILE"), "schedule": None}, allow_files=True)
         note(f"stored as {sweep.id}; `planner-cli sweep run {sweep.id}` runs it again, or goes on after an interruption")
-    onlooker = Onlooker(say=note)
+    onlooker = Onlooker(say=note_words)
     with gentle_interrupt(onlooker) as interrupted:
         ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), onlooker)
     if ended.result is None:
@@ -52,6 +56,10 @@ def run(
             say(line)
     if interrupted:
         raise typer.Exit(130)
+    failure = failure_in(ended.result)
+    if failure is not None:
+        error_line(failure)
+        raise typer.Exit(4)
 
 
 @app.command()
@@ -82,9 +90,10 @@ def list_(json: Json = False) -> None:
     import json as encoder
 
     from api.cli.output import say
+    from api.sweeping import all_sweeps
     from api.wiring import wire
 
-    sweeps = wire().sweeps.list(None, 200).items
+    sweeps = list(all_sweeps(wire()))
     if json:
         rows = [
             {"id": one.id, "name": one.name, "state": one.state, "next_due_at": one.next_due_at.isoformat() if one.next_due_at else None}
@@ -122,32 +131,42 @@ def show(sweep_id: Id, json: Json = False) -> None:
 
 
 @app.command()
-def pause(sweep_id: Id) -> None:
+def pause(sweep_id: Id, json: Json = False) -> None:
     """No more runs until it is resumed."""
-    from api.cli.output import say
     from api.wiring import wire
 
-    say(f"{wire().sweeps.change(sweep_id, 'paused', None).id} is paused")
+    wiring = wire()
+    _say_state(wiring, wiring.sweeps.change(sweep_id, "paused", None), as_json=json)
 
 
 @app.command()
-def resume(sweep_id: Id) -> None:
+def resume(sweep_id: Id, json: Json = False) -> None:
     """Runs again from the next moment of its schedule on."""
-    from api.cli.output import say
     from api.sweeping import next_due
     from api.wiring import wire
 
     wiring = wire()
     due = next_due(wiring.sweeps.get(sweep_id).spec.get("schedule"), wiring.clock.now())
-    sweep = wiring.sweeps.change(sweep_id, "active", due)
-    say(f"{sweep.id} is active" + (f", next at {sweep.next_due_at:%Y-%m-%d %H:%M} UTC" if sweep.next_due_at else ""))
+    _say_state(wiring, wiring.sweeps.change(sweep_id, "active", due), as_json=json)
 
 
 @app.command()
-def cancel(sweep_id: Id) -> None:
+def cancel(sweep_id: Id, json: Json = False) -> None:
     """Never again; what runs of it is asked to stop."""
-    from api.cli.output import say
     from api.sweeping import cancel_sweep
     from api.wiring import wire
 
-    say(f"{cancel_sweep(wire(), sweep_id).id} is cancelled")
+    wiring = wire()
+    _say_state(wiring, cancel_sweep(wiring, sweep_id), as_json=json)
+
+
+def _say_state(wiring: "Wiring", sweep: "SweepRecord", *, as_json: bool) -> None:
+    import json as encoder
+
+    from api.cli.output import say
+    from api.sweeping import sweep_detail
+
+    if as_json:
+        say(encoder.dumps(sweep_detail(wiring, sweep), indent=2))
+        return
+    say(f"{sweep.id} is {sweep.state}" + (f", next at {sweep.next_due_at:%Y-%m-%d %H:%M} UTC" if sweep.next_due_at else ""))

@@ -26,8 +26,14 @@ def command(
     wiring = wire()
     _ = wiring.store
     stopped = threading.Event()
+    received: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        received.append(number)
+        stopped.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, stop)
     workers: list[TaskWorkers | ProbeWorkers] = [TaskWorkers(wiring, tasks), ProbeWorkers(wiring, probes)]
     for worker in workers:
         worker.start()
@@ -37,3 +43,5 @@ def command(
             break
     for worker in workers:
         worker.stop()
+    if signal.SIGINT in received:
+        raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -237,6 +238,28 @@ def test_serve_refuses_an_open_door(cli: Cli) -> None:
     done = cli("serve", "--host", "0.0.0.0")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "PLANNER_API_KEYS" in done.stderr
+
+
+def test_serve_on_a_port_that_is_taken_is_exit_2(cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = cli("serve", "--port", str(taken.getsockname()[1]))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "cannot be bound" in done.stderr
+
+
+@pytest.mark.parametrize(("command", "said"), [("serve", "running on"), ("worker", "working on")])
+@pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, {130}), (signal.SIGTERM, {0, -signal.SIGTERM})])
+def test_what_runs_until_it_is_stopped_tells_how(command: str, said: str, number: int, codes: set[int], sqlite_url: str) -> None:
+    environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
+    arguments = [command, *(["--port", "0"] if command == "serve" else [])]
+    with subprocess.Popen([sys.executable, "-m", "api.cli", *arguments], stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if said in line:
+                break
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode in codes
 
 
 def test_wrong_settings_are_named_and_secrets_are_not(cli: Cli) -> None:

@@ -259,3 +259,70 @@ def test_measurements_are_exported_as_json_lines_and_filters_are_checked(capsys:
     assert run(["measurements", "export", "--json", "--format", "csv"]) == 2
     assert run(["measurements", "import", "/no/such.jsonl"]) == 2
     assert "TorchTitan log" in capsys.readouterr().err
+
+
+def test_a_usage_error_names_its_option_and_value(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, field, value in (
+        (["recommend", "--seq-len", "many"], "--seq-len", "many"),
+        (["recommend", "--seq-len=many"], "--seq-len", "many"),
+        (["recommend", "--sequence", "8"], "--sequence", None),
+        (["explain"], "plan_id", None),
+    ):
+        assert run([*arguments, "--json"]) == 2
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert (error["type"], error["field"], error["value"]) == ("usage", field, value)
+
+
+def test_what_is_not_there_comes_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "plan-nope", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["message"], error["remedy"]) == ("no plan of id 'plan-nope'", "give the id that `recommend` printed")
+
+
+def test_calibrate_knows_its_gpu_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["calibrate", "--gpu", "nope"]) == 2
+    assert "--gpu='nope': no GPU of this name" in capsys.readouterr().err
+    assert run(["calibrate", "--gpu", "H100", "--json"]) == 0
+    assert capsys.readouterr().out == "[]\n"
+
+
+def test_accuracy_of_nothing_is_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = tmp_path / "jobs.jsonl"
+    jobs.write_text("not a job\n")
+    assert run(["accuracy", "--jobs", str(jobs)]) == 2
+    assert "holds no line that could be read" in capsys.readouterr().err
+
+
+SWEEP = """
+name: nightly
+schedule: "0 2 * * *"
+jobs: [{model: debug-tiny, cluster: {gpu: h100-sxm-80gb, num_gpus: 1}, training: {seq_len: 64, global_batch_size: 4}}]
+measure: {top_k: 0, anchors: [{ac: none}]}
+"""
+
+
+def test_sweeps_answer_in_json_and_a_cancelled_one_runs_no_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(SWEEP)
+    assert run(["sweep", "schedule", str(path), "--json"]) == 0
+    name = json.loads(capsys.readouterr().out)["id"]
+    for command, state in (("pause", "paused"), ("resume", "active"), ("cancel", "cancelled")):
+        assert run(["sweep", command, name, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["state"] == state
+    assert run(["sweep", "run", name, "--json"]) == 2
+    assert "was cancelled" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_a_sweep_that_measured_nothing_is_exit_4(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi: no GPU
+    monkeypatch.setenv("PLANNER_PROBE_FOLDER", str(tmp_path / "probes"))
+    monkeypatch.setenv("PLANNER_LEASE_FOLDER", str(tmp_path / "leases"))
+    path = tmp_path / "sweep.yaml"
+    path.write_text(SWEEP)
+    assert run(["sweep", "run", str(path), "--json"]) == 4
+    told = capsys.readouterr()
+    assert json.loads(told.out)["jobs"][0]["layouts"][0]["status"] == "failed"
+    assert "error: no NVIDIA GPU" in told.err
+    assert "\n\n" not in told.err

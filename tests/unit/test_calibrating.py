@@ -1,0 +1,42 @@
+"""Which GPU a pool has, where the command does not say: what nvidia-smi names, or a person."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from api.calibrating import gpu_of
+from planner.errors import ProbeError, SpecError
+from planner.units import MIB
+from probes.backends.local import LocalPool, PoolSettings
+from probes.backends.nvidia import Gpu, Survey
+from probes.backends.slurm import SlurmPool
+from probes.launch import Launcher, LaunchSettings
+
+
+def wiring_with(tmp_path: Path, *names: str, mib: float = 81559) -> Any:
+    gpus = tuple(
+        Gpu(index=index, uuid=f"GPU-{index}", name=name, memory_bytes=mib * MIB, used_bytes=0.0, driver="550", sliced=False)
+        for index, name in enumerate(names)
+    )
+    seen = Survey(gpus=gpus, problem=None if gpus else "nvidia-smi is not installed")
+    launch = LaunchSettings(folder=tmp_path)
+    local = LocalPool(Launcher(launch), PoolSettings(look=lambda: seen, environment={}))
+    return SimpleNamespace(pool=lambda name: local if name == "local" else SlurmPool(launch, partition=None))
+
+
+def test_the_gpu_of_this_machine_is_found(tmp_path: Path) -> None:
+    assert gpu_of(wiring_with(tmp_path, "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"), "local") == "h100-sxm-80gb"
+
+
+def test_a_machine_without_a_gpu_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ProbeError, match=r"nvidia-smi is not installed.*--gpu cpu"):
+        gpu_of(wiring_with(tmp_path), "local")
+
+
+def test_what_a_pool_does_not_tell_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="name the pool's GPU"):
+        gpu_of(wiring_with(tmp_path), "slurm")
+    with pytest.raises(SpecError, match="not told by this pool"):
+        gpu_of(wiring_with(tmp_path, "NVIDIA GeForce GTX 1080", mib=8192), "local")
