@@ -68,13 +68,17 @@ def ask_study(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool
     if not ours:
         wiring.tasks.add([record])
         return record
-    now = lease(wiring)
-    held = replace(
-        record, state="running", attempts=1, owner=now.owner, fencing_token=1, heartbeat_at=now.now, started_at=now.now,
-        lease_until=now.now + timedelta(seconds=now.seconds),
-    )  # fmt: skip
+    held = held_from_the_start(record, lease(wiring))
     wiring.tasks.add([held])
     return held
+
+
+def held_from_the_start(task: TaskRecord, by: Lease) -> TaskRecord:
+    """The new task as its asker stores it to run it itself: never queued, so that no worker takes it first."""
+    return replace(
+        task, state="running", attempts=1, owner=by.owner, fencing_token=1, heartbeat_at=by.now, started_at=by.now,
+        lease_until=by.now + timedelta(seconds=by.seconds),
+    )  # fmt: skip
 
 
 def _left_unfinished(wiring: "Wiring", job_hash: str) -> TaskRecord | None:

@@ -37,11 +37,16 @@ def needs(scope: str) -> Callable[[Request], Coroutine[Any, Any, ApiKey]]:
     async def check(request: Request) -> ApiKey:
         settings: Settings = request.app.state.wiring.settings
         key = _key_of(request.headers.get("authorization"), settings.keys) if settings.keys else ANYONE
-        if not key.may(scope):
-            raise ForbiddenError(f"key {key.name} lacks the scope {scope}; ask for a key that has it")
+        demand(key, scope)
         return key
 
     return check
+
+
+def demand(key: ApiKey, scope: str) -> None:
+    """Raises ForbiddenError for a key without this scope."""
+    if not key.may(scope):
+        raise ForbiddenError(f"key {key.name} lacks the scope {scope}; ask for a key that has it")
 
 
 def _key_of(header: str | None, keys: tuple[ApiKey, ...]) -> ApiKey:

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from api.closed_loop import Onlooker, TaskHeart, gpu_seconds_of, is_gone, job_with_layout, take_over
+from api.closed_loop import Onlooker, TaskHeart, gpu_seconds_of, held_from_the_start, is_gone, job_with_layout, take_over
 from api.errors import fault, lines_of
 from api.learning import learned, teach
 from api.probing import Asked, enqueue, lease, pool_of, recover, run_all
@@ -28,6 +28,7 @@ PREFIX, RUN_PREFIX = "sweep", "sweep-run"
 LOOKED_AT = 30  # ranked layouts among which the least sure are sought
 CHANGED = 0.03  # a step this much slower or faster than before is worth a line; judgement
 PASSING = frozenset({FailureKind.PORT, FailureKind.KILLED, FailureKind.LOST_GPU, FailureKind.HANG, FailureKind.CRASH})  # may go well again
+PAGE = 200  # probes read at once
 MISSED_SECONDS = 3600.0  # a moment this long past was missed
 
 
@@ -73,8 +74,9 @@ def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
                 if taken is not None:
                     return taken
     task = _task(wiring, sweep, now.now)
-    wiring.tasks.add([task])
-    return (wiring.tasks.claim(now, task_id=task.id) or task) if ours else task
+    stored = held_from_the_start(task, now) if ours else task
+    wiring.tasks.add([stored])
+    return stored
 
 
 def schedule_due(wiring: "Wiring") -> list[TaskRecord]:
@@ -83,12 +85,22 @@ def schedule_due(wiring: "Wiring") -> list[TaskRecord]:
     now = wiring.clock.now()
     for sweep in wiring.sweeps.due(now):
         spec = SweepSpec.model_validate(dict(sweep.spec))
-        assert sweep.next_due_at is not None, "only what has a moment comes due"
-        missed = (now - sweep.next_due_at).total_seconds() > MISSED_SECONDS
-        task = None if missed and spec.missed == "skip" else _task(wiring, sweep, sweep.next_due_at)
+        moment = _moment_to_keep(sweep, spec, now)
+        task = None if moment is None else _task(wiring, sweep, moment)
         if wiring.sweeps.advance(sweep, next_due(spec.schedule, now), task) and task is not None:
             made.append(task)
     return made
+
+
+def _moment_to_keep(sweep: SweepRecord, spec: SweepSpec, now: datetime) -> datetime | None:
+    """The moment that a run is made for: the newest that has come just now, else what was missed, where the sweep makes it up."""
+    assert sweep.next_due_at is not None, "only what has a moment comes due"
+    fresh = now - timedelta(seconds=MISSED_SECONDS)
+    kept = sweep.next_due_at if sweep.next_due_at >= fresh or spec.missed == "catch-up" else None
+    later = next_due(spec.schedule, max(sweep.next_due_at, fresh))
+    while later is not None and later <= now:
+        kept, later = later, next_due(spec.schedule, later)
+    return kept
 
 
 def _task(wiring: "Wiring", sweep: SweepRecord, moment: datetime) -> TaskRecord:
@@ -145,12 +157,13 @@ class _Run:
 
     def report(self) -> dict[str, Any]:
         """Everything measured, job by job."""
-        done = self._done()
-        self.probes, self.gpu_seconds = len(done), sum(gpu_seconds_of(record) for record in done.values())
+        before = self._probes_before()
+        self.probes, self.gpu_seconds = sum(map(_counts, before)), sum(map(gpu_seconds_of, before))
+        done = {(record.job_hash, record.layout): record for record in before if record.state in ("done", "failed") and _counts(record)}
         jobs = [self._job(index, values, done) for index, values in enumerate(self.spec.jobs)]
         lines = [line for job in jobs for line in job["layouts"]]
         changed = [line for line in lines if line.get("change") is not None and abs(line["change"]) > CHANGED]
-        failed = [line for line in lines if line["status"] in ("failed", "oom")]
+        failed = [line for line in lines if line["status"] in ("failed", "oom")] + [job for job in jobs if job.get("error")]
         winners = [job for job in jobs if job["new_winner"]]
         headline = (
             f"{sum(line['status'] == 'ok' for line in lines)} of {len(lines)} layouts measured, {len(changed)} changed by more than "
@@ -158,27 +171,35 @@ class _Run:
         )
         return {"headline": headline, "probes": self.probes, "gpu_seconds": round(self.gpu_seconds, 1), "jobs": jobs}
 
-    def _done(self) -> dict[tuple[str, str], ProbeRecord]:
-        """Probes that this run has ended already (before its process died), by question and layout."""
-        page = self.wiring.probes.list(ProbeFilter(plan_id=self.held.id), None, 200)
-        ended = [record for record in page.items if record.state in ("done", "failed") and record.failure != FailureKind.INTERRUPTED]
-        return {(record.job_hash, record.layout): record for record in reversed(ended)}
+    def _probes_before(self) -> list[ProbeRecord]:
+        """Probes that this run has started already (before its process died), oldest first."""
+        found: list[ProbeRecord] = []
+        cursor = None
+        while True:
+            page = self.wiring.probes.list(ProbeFilter(plan_id=self.held.id), cursor, PAGE)
+            found += page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return found[::-1]
 
     def _job(self, index: int, values: Mapping[str, Any], done: Mapping[tuple[str, str], ProbeRecord]) -> dict[str, Any]:
         from planner.recommend import recommend
 
         job = Job.from_user(values, allow_files=False)
-        self._say(f"job {index + 1} of {len(self.spec.jobs)}: {job.model.name}")
+        self._tell(f"job {index + 1} of {len(self.spec.jobs)}: {job.model.name} on {job.cluster.num_gpus} {job.cluster.gpu.name}")
         name = {"model": job.model.name, "gpu": job.cluster.gpu.name, "num_gpus": job.cluster.num_gpus}
         try:
             plan = recommend(job, ports=self.wiring.ports, calibration=learned(self.wiring, job, until=self.held.started_at))
         except PlannerError as error:
             return {**name, "error": "; ".join(lines_of(error)), "layouts": [], "winner": None, "new_winner": False}
-        lines = [self._line(wanted, done) for wanted in self._wanted(job, plan)]
-        timed = [line for line in lines if line["step_seconds"]]
-        winner = min(timed, key=lambda line: line["step_seconds"])["layout"] if timed else None
-        before = self._winner_before(index)
-        new = bool(before and winner and before != winner)
+        lines = []
+        for wanted in self._wanted(job, plan):
+            lines.append(self._line(wanted, done))
+            self._tell(_words(lines[-1]))
+        times = {line["layout"]: line["step_seconds"] for line in lines if line["step_seconds"]}
+        winner = min(times, key=times.__getitem__) if times else None
+        before, seconds_before = self._winner_before(index)
+        new = bool(before and winner and before != winner and times[winner] < times.get(before, seconds_before))
         return {**name, "layouts": lines, "winner": winner, "winner_before": before, "new_winner": new}
 
     def _wanted(self, job: Job, plan: "Plan") -> Iterator[Wanted]:
@@ -206,7 +227,7 @@ class _Run:
             "step_seconds": None, "change": None, "message": None,
         }  # fmt: skip
         if isinstance(asked, str):
-            return {**line, "status": "failed", "message": asked}
+            return {**line, "message": asked}
         record = done.get((_question(asked), wanted.layout.short())) or self._probe(asked)
         if record is None:
             return {**line, "message": "stopped" if self.onlooker.stop.is_set() else "the budget is spent"}
@@ -238,14 +259,15 @@ class _Run:
     def _probe(self, asked: Asked) -> ProbeRecord | None:
         """Runs it, again after a failure that may pass; None where the budget or a stop leaves no room."""
         record: ProbeRecord | None = None
+        assert asked.job.layout is not None, "a sweep measures layouts"
         for _ in range(1 + self.spec.retries):
             left = self.spec.budget.max_gpu_seconds - self.gpu_seconds
             if self.onlooker.stop.is_set() or self.probes >= self.spec.budget.max_probes or left <= 0:
                 return record
-            limit = min(asked.request.time_limit_seconds, max(1.0, left / (asked.job.layout.num_gpus if asked.job.layout else 1)))
+            limit = min(asked.request.time_limit_seconds, max(1.0, left / asked.job.layout.num_gpus))
             limited = replace(asked, request=asked.request.model_copy(update={"time_limit_seconds": limit}))
             (stored,) = enqueue(self.wiring, [limited], max_attempts=1, ours=True)
-            (record,) = run_all(self.wiring, [stored], {stored.id: Watch(stop=self.onlooker.stop, progress=self._say)})
+            (record,) = run_all(self.wiring, [stored], {stored.id: self._watch(asked.job.layout)})
             self.probes, self.gpu_seconds = self.probes + 1, self.gpu_seconds + gpu_seconds_of(record)
             if record.measurement_id is not None:
                 teach(self.wiring, [self.wiring.measurements.get(record.measurement_id)])
@@ -262,18 +284,31 @@ class _Run:
         ]  # fmt: skip
         return same[-1] if same else None
 
-    def _winner_before(self, index: int) -> str | None:
-        """The winner of this job in the newest run that ended before this one."""
+    def _winner_before(self, index: int) -> tuple[str | None, float]:
+        """(the winner of this job in the newest run that ended before this one, its step time then)."""
         runs = self.wiring.tasks.list(TaskFilter(kind="sweep", parent_id=self.held.parent_id, state="done")).items
         for run in runs:
             jobs = (run.result or {}).get("jobs", [])
             if run.id != self.held.id and index < len(jobs) and jobs[index]["winner"]:
-                return str(jobs[index]["winner"])
-        return None
+                winner = str(jobs[index]["winner"])
+                return winner, next(float(line["step_seconds"]) for line in jobs[index]["layouts"] if line["layout"] == winner)
+        return None, float("inf")
 
-    def _say(self, words: str) -> None:
+    def _tell(self, words: str) -> None:
         self.heart.words = words
-        self.onlooker.say(words)
+        self.onlooker.tell({"event": "sweep", "message": words})
+
+    def _watch(self, layout: Layout) -> Watch:
+        def say(words: str) -> None:
+            self.heart.words = f"{layout.short()}: {words}"
+            self.onlooker.say(self.heart.words)
+
+        return Watch(stop=self.onlooker.stop, progress=say)
+
+
+def _counts(record: ProbeRecord) -> bool:
+    """Whether a probe counts as one: a process that died under it may ask for it again."""
+    return record.failure != FailureKind.INTERRUPTED
 
 
 def _question(asked: Asked) -> str:
@@ -300,12 +335,19 @@ def failure_in(result: Mapping[str, Any]) -> str | None:
 def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
     """The morning report as text."""
     yield str(result["headline"])
+    yield f"{result['probes']} probes, {result['gpu_seconds']:.0f} GPU-seconds" + "".join(f"; {words}" for words in _software(result))
     for job in result["jobs"]:
         yield f"{job['model']} on {job['num_gpus']} {job['gpu']}" + (f": {job['error']}" if job.get("error") else "")
         if job["new_winner"]:
             yield f"  new winner: {job['winner']} (before: {job['winner_before']})"
         for line in job["layouts"]:
             yield f"  {_words(line)}"
+
+
+def _software(result: Mapping[str, Any]) -> Iterator[str]:
+    """Under which versions it was measured: one entry for each set of them."""
+    sets = (line.get("software") or {} for job in result["jobs"] for line in job["layouts"])
+    yield from dict.fromkeys(", ".join(f"{name} {version}" for name, version in sorted(each.items())) for each in sets if each)
 
 
 def _words(line: Mapping[str, Any]) -> str:

@@ -17,7 +17,6 @@ def command(
 
     from api.calibrating import gpu_of, grid_of, knobs_moved
     from api.cli.output import note, say
-    from api.cli.studying import note_words
     from api.closed_loop import Onlooker
     from api.importing import all_of
     from api.learning import teach
@@ -33,7 +32,7 @@ def command(
     if pool is not None:
         gpu = gpu or gpu_of(wiring, pool)
         sweep = add_sweep(wiring, grid_of(wiring, gpu, pool), allow_files=True)
-        ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), Onlooker(say=note_words))
+        ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), Onlooker(tell=lambda body: note(body["message"])))
         note(ended.message or "")
         failure = ended.message if ended.result is None else failure_in(ended.result)
         if failure is not None:

@@ -49,14 +49,6 @@ def gentle_interrupt(onlooker: "Onlooker") -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def note_words(words: str) -> None:
-    """What a probe says, a line at a time on stderr; nothing where it says nothing."""
-    from api.cli.output import note
-
-    if words:
-        note(words)
-
-
 @contextmanager
 def _bar(onlooker: "Onlooker") -> Iterator[None]:
     """On a terminal a bar that stays, else a line an event on stderr."""

@@ -29,7 +29,7 @@ def run(
     from pathlib import Path
 
     from api.cli.output import error_line, note, say
-    from api.cli.studying import gentle_interrupt, note_words
+    from api.cli.studying import gentle_interrupt
     from api.closed_loop import Onlooker
     from api.reading import read_mapping_file
     from api.sweeping import PREFIX, add_sweep, failure_in, report_lines, run_now, run_sweep
@@ -42,7 +42,7 @@ def run(
     else:
         sweep = add_sweep(wiring, {**read_mapping_file(file, "FILE"), "schedule": None}, allow_files=True)
         note(f"stored as {sweep.id}; `planner-cli sweep run {sweep.id}` runs it again, or goes on after an interruption")
-    onlooker = Onlooker(say=note_words)
+    onlooker = Onlooker(tell=lambda body: note(body["message"]))
     with gentle_interrupt(onlooker) as interrupted:
         ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), onlooker)
     if ended.result is None:

@@ -14,7 +14,7 @@ from api.events import MEDIA_TYPE as EVENTS
 from api.events import OPEN, follow, follow_study
 from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
 from api.schemas import JobBody, PlanAccepted, PlanLine, PlanList, PlanState, Problem
-from api.security import needs
+from api.security import demand, needs
 from api.service import make_plan
 from api.settings import ApiKey
 from api.storage.common import MAX_PAGE
@@ -55,7 +55,8 @@ JOB_SCHEMA = JobBody.model_json_schema()
 async def post_plan(request: Request, key: Annotated[ApiKey, Depends(needs("plan"))]) -> Response:
     """A job in, a ranked plan out. 409: nothing fits, with the nearest miss. `Idempotency-Key` is honoured.
 
-    With `probe` the answer is 202: a worker spends the probes, GET `location` (or its events) tells how far it is.
+    With `probe` the answer is 202: a worker spends the probes, GET `location` (or its events) tells how far it is. It needs the scope
+    `probe` too.
     """
     posted = await read_body(request, key)
 
@@ -69,6 +70,7 @@ async def post_plan(request: Request, key: Annotated[ApiKey, Depends(needs("plan
 
 
 def _queued(posted: Posted) -> Response:
+    demand(posted.key, "probe")
     task = ask_study(posted.wiring, posted.value, allow_files=False, ours=False)
     posted.request.app.state.task_workers.wake()
     body = json.dumps({"id": task.id, "status": task.state})

@@ -43,15 +43,10 @@ def sampler(name: str, seed: int) -> BaseSampler:
     if name in ("cost-model", "tpe"):
         return optuna.samplers.TPESampler(seed=seed, n_startup_trials=8)
     if name == "gp":
-        if importlib.util.find_spec("torch") is None:
-            raise SpecError(
-                Fault(
-                    "search.sampler",
-                    name,
-                    "Optuna's GP sampler needs torch, which is not installed",
-                    "install the probe extra, or use cost-model or tpe",
-                )
-            )
+        missing = [module for module in ("torch", "scipy") if importlib.util.find_spec(module) is None]
+        if missing:
+            rule = f"Optuna's GP sampler needs {' and '.join(missing)}, not installed here"
+            raise SpecError(Fault("search.sampler", name, rule, f"pip install {' '.join(missing)}, or use cost-model or tpe"))
         return optuna.samplers.GPSampler(seed=seed, n_startup_trials=8)
     if name == "nsga2":
         return optuna.samplers.NSGAIISampler(seed=seed, population_size=8)

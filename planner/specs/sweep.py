@@ -1,6 +1,6 @@
 """A sweep: known jobs that are measured again and again, so that calibration stays true and a slower release is noticed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Annotated, Any, Literal
 
@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.errors import Fault, SpecError
 from planner.specs.job import Job
+from planner.specs.trainers import resolve_layout
 from planner.specs.validation import build
 
 MOST_JOBS = 200
@@ -63,10 +64,25 @@ class SweepSpec(BaseModel):
         if not 1 <= len(written) <= MOST_JOBS:
             remedy = "list jobs, or models, clusters and trainings to be crossed"
             raise SpecError(Fault("sweep.jobs", len(written), f"a sweep has 1 to {MOST_JOBS} jobs", remedy))
-        jobs = [dict(Job.from_user(job, allow_files=allow_files).request) for job in written]
+        if not (spec.measure.top_k or spec.measure.anchors or spec.measure.informative):
+            raise SpecError(Fault("sweep.measure", None, "measures nothing", "set top_k, anchors or informative"))
+        parsed = [Job.from_user(job, allow_files=allow_files) for job in written]
+        for number, anchor in enumerate(spec.measure.anchors):
+            _check_anchor(anchor, f"sweep.measure.anchors.{number}", parsed)
+        jobs = [dict(job.request) for job in parsed]
         return spec.model_copy(update={"jobs": jobs, "models": [], "clusters": [], "trainings": []})
 
     def _written(self) -> Iterator[dict[str, Any]]:
         yield from self.jobs
         for model, cluster, training in product(self.models, self.clusters, self.trainings):
             yield {"model": model, "cluster": cluster, "training": training}
+
+
+def _check_anchor(anchor: object, field: str, jobs: Sequence[Job]) -> None:
+    """Raises SpecError for what is no layout, and for a layout of a size that no job has."""
+    sizes = sorted({job.cluster.num_gpus for job in jobs})
+    held = [resolve_layout(anchor, trainer=job.training.trainer, num_gpus=job.cluster.num_gpus, field=field).num_gpus for job in jobs]
+    if not set(held) & set(sizes):
+        shown = ", ".join(map(str, sizes))
+        remedy = "correct its degrees: dp_replicate x dp_shard x cp x tp x pp is the number of GPUs"
+        raise SpecError(Fault(field, anchor, f"takes {held[0]} GPUs; the sweep's jobs have {shown}", remedy))

@@ -1,6 +1,8 @@
 """Sweeps that come due, with a clock of ours: once each, whatever happened meanwhile, on SQLite and PostgreSQL."""
 
+import re
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -8,16 +10,20 @@ from typing import Any
 
 import pytest
 
+from api.closed_loop import Onlooker
+from api.probing import lease
 from api.settings import Settings
-from api.sweeping import add_sweep, cancel_sweep, next_due, schedule_due
+from api.storage.migrate import upgrade
+from api.sweeping import add_sweep, cancel_sweep, next_due, run_now, run_sweep, schedule_due
 from api.wiring import Wiring, wire
 from planner.errors import SpecError
-from planner.ports import SweepRecord
+from planner.ports import ProbeRecord, SweepRecord, TaskRecord
 
 EVENING = datetime(2026, 3, 1, 20, 0, tzinfo=UTC)
 NIGHT = datetime(2026, 3, 2, 2, 0, tzinfo=UTC)
 SWEEP: dict[str, Any] = {
-    "name": "nightly", "models": ["llama3.2-1b"], "clusters": [{"gpu": "cpu", "num_gpus": 2}],
+    "name": "nightly", "models": [{"base": "llama3.2-1b", "num_hidden_layers": 2, "vocab_size": 256, "hidden_size": 256}],
+    "clusters": [{"gpu": "cpu", "num_gpus": 2}],
     "trainings": [{"seq_len": 128, "global_batch_size": 8}], "schedule": "0 2 * * *",
 }  # fmt: skip
 
@@ -32,19 +38,26 @@ class Clock:
         return self.time
 
 
-def wired(url: str, clock: Clock) -> Wiring:
-    ids = wire(Settings(database_url=url)).ids
-    return Wiring(settings=Settings(database_url=url), clock=clock, ids=ids)
-
-
 @pytest.fixture
 def clock() -> Clock:
     return Clock(EVENING)
 
 
 @pytest.fixture
-def wiring(sqlite_url: str, clock: Clock) -> Wiring:
-    return wired(sqlite_url, clock)
+def workers(database_url: str, clock: Clock) -> Iterator[list[Wiring]]:
+    """Processes of their own, as far as the database can tell."""
+    settings = Settings(database_url=database_url)
+    ids = wire(settings).ids
+    made = [Wiring(settings=settings, clock=clock, ids=ids) for _ in range(4)]
+    upgrade(made[0].engine)
+    yield made
+    for worker in made:
+        worker.engine.dispose()
+
+
+@pytest.fixture
+def wiring(workers: list[Wiring]) -> Wiring:
+    return workers[0]
 
 
 def stored(wiring: Wiring, **more: Any) -> SweepRecord:
@@ -62,8 +75,7 @@ def test_a_night_is_one_run_however_often_one_looks(wiring: Wiring, clock: Clock
     assert wiring.sweeps.get(sweep.id).next_due_at == NIGHT + timedelta(days=1)
 
 
-def test_workers_that_look_at_once_make_one_run(sqlite_url: str, clock: Clock) -> None:
-    workers = [wired(sqlite_url, clock) for _ in range(4)]
+def test_workers_that_look_at_once_make_one_run(workers: list[Wiring], clock: Clock) -> None:
     stored(workers[0])
     clock.time = NIGHT
     made: list[int] = []
@@ -95,6 +107,62 @@ def test_half_an_hour_late_is_not_missed(wiring: Wiring, clock: Clock) -> None:
     stored(wiring)
     clock.time = NIGHT + timedelta(minutes=30)
     assert len(schedule_due(wiring)) == 1
+
+
+@pytest.mark.parametrize("missed", ["skip", "catch-up"])
+def test_a_moment_just_come_is_kept_whatever_was_missed_before_it(wiring: Wiring, clock: Clock, missed: str) -> None:
+    sweep = stored(wiring, missed=missed)
+    tonight = NIGHT + timedelta(days=3)
+    clock.time = tonight + timedelta(minutes=5)
+    (run,) = schedule_due(wiring)
+    assert run.due_at == tonight
+    assert wiring.sweeps.get(sweep.id).next_due_at == tonight + timedelta(days=1)
+
+
+def test_a_run_of_ours_is_never_up_for_a_worker(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, add = stored(wiring), wiring.tasks.add
+    taken: list[TaskRecord | None] = []
+
+    def add_and_look(tasks: Sequence[TaskRecord]) -> None:
+        add(tasks)
+        taken.append(wiring.tasks.claim(lease(wiring)))
+
+    monkeypatch.setattr(wiring.tasks, "add", add_and_look)
+    held = run_now(wiring, sweep, ours=True)
+    assert taken == [None]
+    assert wiring.tasks.heartbeat(held, lease(wiring)) is False
+
+
+@pytest.mark.parametrize(
+    ("measure", "words"),
+    [
+        ({"top_k": 0}, "measures nothing"),
+        ({"anchors": [{"dp_shard": 2}, {"tpx": 2}]}, "anchors.1.tpx"),
+        ({"anchors": [{"dp_shard": 3}]}, "takes 3 GPUs; the sweep's jobs have 2"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_when_it_is_stored(wiring: Wiring, measure: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(words)):
+        stored(wiring, measure=measure)
+    assert wiring.sweeps.list().items == ()
+
+
+def test_a_run_that_goes_on_counts_all_that_it_has_spent(wiring: Wiring) -> None:
+    run = run_now(wiring, stored(wiring, budget={"max_probes": 201}), ours=True)
+    ended = EVENING + timedelta(seconds=10)
+    crashed = [
+        ProbeRecord(
+            id=f"probe-{number:03d}", created_at=EVENING, request={"time_limit_seconds": 60.0}, job_hash="x" * 64, model="m", gpu="cpu",
+            num_gpus=2, layout=f"layout {number}", pool="local", plan_id=run.id, state="failed", started_at=EVENING, finished_at=ended,
+            failure="interrupted" if number == 0 else "crash",
+        )
+        for number in range(202)
+    ]  # fmt: skip
+    wiring.probes.add(crashed)
+    report = run_sweep(wiring, run, Onlooker()).result
+    assert report is not None
+    assert (report["probes"], report["gpu_seconds"]) == (201, 202 * 20.0)
+    assert {line["message"] for line in report["jobs"][0]["layouts"]} == {"the budget is spent"}
 
 
 def test_paused_comes_not_due_and_cancelled_never_again(wiring: Wiring, clock: Clock) -> None:

@@ -1,5 +1,6 @@
 """Plans that spend probes and sweeps, through the real command line and the real app: with a stand-in program, once with the real one."""
 
+import hashlib
 import json
 import os
 import signal
@@ -12,12 +13,14 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import SecretStr
 
 from api.app import create_app
 from api.closed_loop import gpu_seconds_of
 from api.settings import Settings
-from api.sweeping import add_sweep
+from api.sweeping import add_sweep, run_now
 from api.wiring import Wiring, wire
+from planner.ports import TaskEnd
 from planner.specs.sweep import SweepSpec
 from tests.conftest import ROOT, Cli, clean_environment
 from tests.stand_ins import light_python, worker
@@ -153,6 +156,9 @@ def test_a_sweep_measures_learns_and_reports_changes(cli: Cli, tmp_path: Path, s
     assert first.returncode == 0, first.stderr
     report = json.loads(first.stdout)
     (job,) = report["jobs"]
+    said = first.stderr.splitlines()
+    assert [line for line in said if "[" in line] == [line for line in said if ": 0.125 s" in line], "a line for each layout"
+    assert "" not in said
     assert [line["why"].split(" ")[0] for line in job["layouts"]] == ["anchor", "rank", "least"]
     assert {line["status"] for line in job["layouts"]} == {"ok"}
     second = json.loads(cli("sweep", "run", report["sweep"], "--json", env=surroundings).stdout)
@@ -162,7 +168,22 @@ def test_a_sweep_measures_learns_and_reports_changes(cli: Cli, tmp_path: Path, s
     assert second["jobs"][0]["new_winner"] is False
     shown = cli("sweep", "show", report["sweep"]).stdout
     assert shown.count("3 of 3 layouts measured") == 2
+    assert shown.count("GPU-seconds; torch stand-in") == 2
     assert json.loads(cli("calibrate", "--json").stdout)[0]["gpu"] == "cpu"
+
+
+def test_a_winner_that_was_faster_and_is_not_measured_again_has_no_heir(
+    cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+) -> None:
+    wiring = wire(Settings(database_url=sqlite_url))
+    sweep = add_sweep(wiring, SWEEP, allow_files=False)
+    for number, seconds in enumerate((0.01, 1.0)):
+        job = {"winner": "another", "layouts": [{"layout": "another", "step_seconds": seconds}]}
+        run = run_now(wiring, sweep, ours=True)
+        wiring.tasks.finish(run, TaskEnd(state="done", result={"headline": "", "jobs": [job]}), wiring.clock.now())
+        report = json.loads(cli("sweep", "run", sweep.id, "--json", env=surroundings).stdout)
+        assert report["jobs"][0]["winner_before"] == "another"
+        assert report["jobs"][0]["new_winner"] is bool(number)
 
 
 def test_a_sweep_killed_goes_on_by_hand_and_under_a_worker(
@@ -226,6 +247,17 @@ def test_over_http_a_plan_with_probes_is_accepted_followed_and_answered(client: 
     job = {key: JOB[key] for key in ("model", "cluster", "training")} | {"layout": {"dp_shard": 2}}
     assert client.post("/estimate", json=job).json()["calibration_id"] == learnt["id"]
     assert [one["calibration_id"] for one in client.post("/estimate", json=[job]).json()] == [learnt["id"]]
+
+
+def test_over_http_a_plan_with_probes_needs_the_scope_of_probes(tmp_path: Path, sqlite_url: str) -> None:
+    scopes = {"planner": "read+plan", "prober": "read+plan+probe"}
+    keys = ",".join(f"{name}:{each}:{hashlib.sha256(name.encode()).hexdigest()}" for name, each in scopes.items())
+    settings = Settings(database_url=sqlite_url, task_workers=0, probe_workers=0, api_keys=SecretStr(keys))
+    with TestClient(create_app(settings)) as client:
+        for secret, status in (("planner", 403), ("prober", 202)):
+            answer = client.post("/plan", json=JOB, headers={"authorization": f"Bearer {secret}"})
+            assert answer.status_code == status, answer.text
+        assert len(wire(settings).tasks.list().items) == 1
 
 
 def test_over_http_a_queued_plan_can_be_cancelled(tmp_path: Path, sqlite_url: str) -> None:

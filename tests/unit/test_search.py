@@ -1,5 +1,6 @@
 """The search on paper: pruned against brute force, what is shown, what is said when nothing fits, and that it repeats itself."""
 
+import importlib.util
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -22,7 +23,7 @@ from planner.search.neighbours import neighbours
 from planner.search.pareto import STRUCTURE
 from planner.search.space import Space, build_space
 from planner.search.splits import shifted
-from planner.search.study import from_plan
+from planner.search.study import from_plan, sampler
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job, SearchSpec
 from planner.specs.model import ModelSpec
@@ -478,3 +479,10 @@ def test_reasons_offer_no_change_that_the_search_excludes() -> None:
     assert offers(fix=whole)
     assert not offers(fix={**whole, "precision": "bf16"})
     assert not offers(fix=whole, allow={"precision": ["bf16"]})
+
+
+@pytest.mark.parametrize("missing", ["torch", "scipy"])
+def test_gp_names_what_it_needs_and_cannot_find(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else object())
+    with pytest.raises(SpecError, match=f"needs {missing}, not installed"):
+        sampler("gp", seed=0)
