@@ -21,7 +21,8 @@ import numpy as np
 
 from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
-from planner.cost.price import CHUNK, Pricer
+from planner.cost.chunks import CHUNK
+from planner.cost.price import Pricer
 from planner.cost.simulation import refine
 from planner.rules import Context
 from planner.search.screen import screen

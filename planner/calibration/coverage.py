@@ -15,7 +15,8 @@ import numpy as np
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.collectives import collective_seconds, send_seconds
 from planner.cost.layers import fused_kernels
-from planner.cost.price import Pricer, num_microbatches
+from planner.cost.price import Pricer
+from planner.cost.schedule_columns import num_microbatches
 from planner.cost.sharding import kept_shards, unit_parameters
 from planner.specs.layout import DTYPES, PRECISIONS
 from planner.work import axes, blocks

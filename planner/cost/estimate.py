@@ -9,8 +9,10 @@ from planner.calibration.intervals import Spread, oom_probability, spread
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.calibration import Calibration
 from planner.cost.memory import rows as memory_rows
-from planner.cost.price import PARTS, Pricer, Prices, num_microbatches
+from planner.cost.price import Pricer, Prices
+from planner.cost.schedule_columns import num_microbatches
 from planner.cost.simulation import Refined, refine
+from planner.cost.step_seconds import PARTS
 from planner.errors import Fault, SpecError
 from planner.rules import violations
 from planner.specs.cluster import ClusterSpec

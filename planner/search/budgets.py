@@ -11,7 +11,8 @@ import numpy as np
 
 from planner.calibration.intervals import oom_probability
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost.price import CHUNK, Pricer
+from planner.cost.chunks import CHUNK
+from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
 from planner.search.floors import OOM_LIMIT, Floors
 from planner.search.space import Space

@@ -11,7 +11,8 @@ import numpy as np
 from planner.calibration.intervals import oom_probability
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import keyed
-from planner.cost.price import CHUNK, Pricer
+from planner.cost.chunks import CHUNK
+from planner.cost.price import Pricer
 from planner.search.floors import BAND, OOM_LIMIT, Floors
 from planner.search.pareto import STRUCTURE
 from planner.search.space import Space

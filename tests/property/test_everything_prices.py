@@ -16,8 +16,9 @@ from planner.catalog.clusters import gpu_names
 from planner.catalog.models import model_names
 from planner.columns import BoolColumn, LayoutBatch
 from planner.cost.estimate import estimate_job, estimate_layouts
-from planner.cost.price import PARTS, Pricer, Prices
+from planner.cost.price import Pricer, Prices
 from planner.cost.simulation import refine
+from planner.cost.step_seconds import PARTS
 from planner.rules import Context, broken_rules, violations
 from planner.rules.features import NEEDS, gpu_precisions
 from planner.schedules import SCHEDULES as SCHEDULE_OBJECTS
@@ -178,7 +179,7 @@ DEFECTS = {
     "unfused attention is priced at the bf16 rate (cost.layers._attention_cost), which the V100 has not": (
         V100, {"trainer": "megatron", "attention_kernel": "unfused"}, {"precision": "fp16"},
     ),
-    "Muon is priced at the bf16 rate (cost.price._optimizer_seconds), which the V100 has not": (
+    "Muon is priced at the bf16 rate (cost.update), which the V100 has not": (
         V100, {"trainer": "megatron", "optimizer": "muon"}, {"precision": "fp16"},
     ),
     "fp32 attention is priced relative to the bf16 rate (cost.layers._flash_cost), which the V100 has not": (

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.columns import LayoutBatch
-from planner.cost.price import PARTS, Pricer
+from planner.cost.price import Pricer
+from planner.cost.step_seconds import PARTS
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec

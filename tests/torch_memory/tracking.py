@@ -13,7 +13,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from planner.columns import LayoutBatch
-from planner.cost import price
+from planner.cost.ingredients import units_at
 from planner.cost.price import Pricer
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
@@ -129,5 +129,5 @@ def planned_layer(s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **la
     """(bytes that the planner keeps of one layer, and what it needs beyond all kept ones while the last layer runs backward)."""
     layout = {"micro_batch_size": s.batch, **layout}
     batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=num_gpus)])
-    costs = price._units(pricer(s, num_gpus, trainer), batch).costs
+    costs = units_at(pricer(s, num_gpus, trainer), batch).costs
     return float(costs.saved_bytes[0, 0]), float(costs.transient_bytes[0, 0])

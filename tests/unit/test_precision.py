@@ -171,7 +171,7 @@ def linear_seconds(case: Case, tokens: int, k: int, n: int) -> tuple[float, floa
     assert job.layout is not None
     pricer = case.pricer()
     sizes = {name: np.array([float(value)]) for name, value in (("tokens", tokens), ("hidden", k), ("ffn", n))}
-    site = replace(price.site_of(pricer, LayoutBatch.from_layouts([job.layout])), sizes=sizes)
+    site = replace(pricer.site(LayoutBatch.from_layouts([job.layout])), sizes=sizes)
     source, result = (Tensor(name=name, dims=("tokens", name)) for name in ("hidden", "ffn"))
     op = Gemm(name="w", rows=("tokens",), cols=("ffn",), depth=("hidden",), saves=(source,), output=result)
     never, ever = np.zeros(1, dtype=np.bool_), np.ones(1)

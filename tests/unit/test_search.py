@@ -11,8 +11,9 @@ import pytest
 
 from planner.calibration.intervals import oom_probability, time_spread
 from planner.columns import LayoutBatch
+from planner.cost.chunks import CHUNK
 from planner.cost.estimate import simulated_columns
-from planner.cost.price import CHUNK, Pricer
+from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.ports import Ports
 from planner.recommend import recommend

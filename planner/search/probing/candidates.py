@@ -10,7 +10,8 @@ import numpy as np
 
 from planner.calibration.intervals import TimeSpread, memory_deviation, oom_probability, time_spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
-from planner.cost.price import CHUNK, Pricer
+from planner.cost.chunks import CHUNK
+from planner.cost.price import Pricer
 from planner.cost.simulation import refine
 from planner.errors import InfeasibleError
 from planner.search.probing import features

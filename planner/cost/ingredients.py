@@ -1,0 +1,86 @@
+"""What the time and memory of N layouts are composed of, worked out at distinct rows: costs of the model's units, their shards and ranks.
+
+Letters: N layouts, U distinct rows, R pipeline ranks looked at, K + 2 units (layers by kind, embedding, head).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.cost import chunks, keyed, layers, sharding, stages
+from planner.cost.prepared_job import PreparedJob
+from planner.cost.schedule_columns import num_microbatches
+
+
+@dataclass(frozen=True, slots=True)
+class SummedCosts:
+    """`layers.UnitCosts` at U rows, with sums that every price needs, (K + 2, U)."""
+
+    costs: layers.UnitCosts
+    forward: FloatColumn
+    input_grad: FloatColumn
+
+    @property
+    def total(self) -> FloatColumn:
+        """Seconds of one microbatch, forward and backward."""
+        return self.forward + self.input_grad + self.costs.weight_grad_seconds
+
+
+def units_at(job: PreparedJob, rows: LayoutBatch) -> SummedCosts:
+    """Costs of the units at U rows, some thousand rows at a time."""
+    parts = [layers.unit_costs(job.site(rows.take(part)), job.model) for part in chunks.slices(len(rows), chunks.CACHED_ROWS)]
+    costs = parts[0] if len(parts) == 1 else layers.UnitCosts.concatenate(parts)
+    forward = costs.forward_seconds + costs.exposed_forward.sum(axis=0)
+    input_grad = costs.input_grad_seconds + costs.recompute_seconds + costs.exposed_backward.sum(axis=0)
+    return SummedCosts(costs, forward, input_grad)
+
+
+def distinct_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, IntColumn]:
+    """(the U rows of the batch whose units differ in cost, row of each layout (N,))."""
+    return keyed.distinct(batch, layers.key(job.cluster.rank_order, job.model, job.recipes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingredients:
+    """Of N layouts of one job.
+
+    m (N,): microbatches.  units (R, K + 2, N): units that each rank holds.  rank (R, N): its place in the pipeline.
+    mean_units (K + 2, N): units of a mean rank.  unit, shards: at distinct rows; at_unit, at_shard (N,): each layout's row there.
+    """
+
+    job: PreparedJob
+    batch: LayoutBatch
+    m: FloatColumn
+    units: FloatColumn
+    rank: IntColumn
+    mean_units: FloatColumn
+    unit: SummedCosts
+    at_unit: IntColumn
+    shards: sharding.UnitShards
+    at_shard: IntColumn
+
+    @classmethod
+    def of(cls, job: PreparedJob, batch: LayoutBatch, *, every_rank: bool) -> "Ingredients":
+        """every_rank: all pipeline ranks instead of the deciding ones."""
+        unit_rows, at_unit = distinct_rows(job, batch)
+        shard_rows, at_shard = keyed.distinct(batch, sharding.KEY)
+        pipe_rows, at_pipe = keyed.distinct(batch, stages.KEY)
+        held = stages.rank_layers(pipe_rows, job.model, job.rules, every_rank=every_rank)
+        return cls(
+            job=job,
+            batch=batch,
+            m=num_microbatches(batch, job.training),
+            units=held.units[:, :, at_pipe],
+            rank=held.rank[:, at_pipe],
+            mean_units=held.mean_units[:, at_pipe],
+            unit=units_at(job, unit_rows),
+            at_unit=at_unit,
+            shards=sharding.unit_shards(shard_rows, job.update, job.fabric, job.profile, job.cluster.rank_order),
+            at_shard=at_shard,
+        )
+
+
+def on_ranks(units: FloatColumn, field: FloatColumn) -> FloatColumn:
+    """Sum over the units that each rank holds: (R, K + 2, N), (K + 2, N) -> (R, N)."""
+    return np.asarray(np.einsum("rkn,kn->rn", units, field))

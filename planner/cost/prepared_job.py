@@ -1,0 +1,69 @@
+"""A job whose layout is open, with all that a price reads of it looked up once: profile, device, fabric, recipes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.columns import FloatColumn, LayoutBatch
+from planner.cost import layers
+from planner.cost.calibration import Calibration
+from planner.cost.compute import Device
+from planner.cost.profile import Profile
+from planner.cost.quantisation import Quantisation
+from planner.cost.site import Site
+from planner.cost.topology import Fabric
+from planner.cost.update import Update
+from planner.specs.cluster import ClusterSpec
+from planner.specs.model import ModelSpec
+from planner.specs.trainers import TrainerRules
+from planner.specs.training import TrainingSpec
+from planner.work.axes import local_sizes
+from planner.work.precision import Recipe
+from planner.work.quantised import quantised_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedJob:
+    """Everything but the layouts.
+
+    recipes: how each precision computes under this trainer's release.
+    """
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    training: TrainingSpec
+    rules: TrainerRules
+    calibration: Calibration
+    profile: Profile
+    device: Device
+    fabric: Fabric
+    recipes: tuple[Recipe, ...]
+
+    @property
+    def update(self) -> Update:
+        """How a step ends."""
+        return Update(
+            model=self.model, cluster=self.cluster, training=self.training, rules=self.rules, device=self.device, recipes=self.recipes
+        )
+
+    @property
+    def unit_counts(self) -> FloatColumn:
+        """How many of each unit the model has, (K + 2,): its distinct layers, the embedding, the head."""
+        return np.array([count for _, count in self.model.distinct_layers()] + [1.0, 1.0])
+
+    def site(self, rows: LayoutBatch) -> Site:
+        """What the costs of a layer's operations depend on at these rows."""
+        fused, quantised = layers.fused_kernels(rows, self.rules), quantised_model(self.model, self.recipes)
+        quantisation = Quantisation.build(rows, quantised, fused, self.device)
+        return Site(
+            batch=rows,
+            sizes=local_sizes(rows, self.model, self.training, self.rules),
+            device=self.device,
+            fabric=self.fabric,
+            rules=self.rules,
+            training=self.training,
+            rank_order=self.cluster.rank_order,
+            fused=fused,
+            quantisation=quantisation,
+            experts=Quantisation.of_experts(rows, quantised, fused, self.device) if self.model.is_moe else quantisation,
+        )
