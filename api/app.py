@@ -9,11 +9,10 @@ from fastapi import FastAPI
 
 from api import problems
 from api.metrics import Counted, Metrics
-from api.probing import ProbeWorkers
 from api.routes import catalog, estimates, health, measurements, operations, plans, probes, simulations, sweeps
 from api.settings import Settings
 from api.wiring import Wiring, wire
-from api.workers import TaskWorkers
+from api.workers import ProbeWorkers, TaskWorkers
 from planner.errors import StoreError
 
 ABOUT = "Finds the parallel layout that trains a large model fastest on a given cluster, and says how sure it is."

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from planner.ports import ProbeRecord, TaskEvent
@@ -10,6 +11,15 @@ MEDIA_TYPE = "text/event-stream"
 POLL_SECONDS = 1.0
 KEEP_ALIVE_POLLS = 15  # proxies close what is silent for long
 OPEN = ("queued", "running")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One look at a plan: its probes, a study's events since the last look, and how it ended; None while it goes on."""
+
+    probes: Sequence[ProbeRecord]
+    ended: str | None
+    events: Sequence[TaskEvent] = ()
 
 
 def encoded(name: str, data: dict[str, Any]) -> str:
@@ -32,22 +42,14 @@ async def follow(
 
     A client that comes back is told where everything stands, so nothing is lost between two connections.  read: the plan's probes now.
     """
-    told: dict[str, dict[str, Any]] = {}
-    silent = 0
-    while True:
+
+    async def look() -> Look:
         records = await read()
-        for record in sorted(records, key=lambda record: record.id):
-            now = described(record)
-            if told.get(record.id) != now:
-                told[record.id], silent = now, 0
-                yield encoded("probe", now)
-        if not any(record.state in OPEN for record in records):
-            yield encoded("done", {"id": plan_id, "status": status, "probes": len(records)})
-            return
-        silent += 1
-        if silent % KEEP_ALIVE_POLLS == 0:
-            yield ": still here\n\n"
-        await wait(POLL_SECONDS)
+        ended = not any(record.state in OPEN for record in records)
+        return Look(probes=records, ended=status if ended else None)
+
+    async for part in _told(plan_id, look, wait):
+        yield part
 
 
 async def follow_study(
@@ -60,21 +62,34 @@ async def follow_study(
 
     stand: the study's state and its events after a number.  All are told from the first on, so a client that comes back misses nothing.
     """
-    told: dict[str, dict[str, Any]] = {}
-    after = silent = 0
-    while True:
+    after = 0
+
+    async def look() -> Look:
+        nonlocal after
         state, events = await stand(after)
-        for event in events:
-            after, silent = event.number, 0
+        after = events[-1].number if events else after
+        return Look(probes=await read(), ended=None if state in OPEN else state, events=events)
+
+    async for part in _told(plan_id, look, wait):
+        yield part
+
+
+async def _told(plan_id: str, look: Callable[[], Awaitable[Look]], wait: Callable[[float], Awaitable[None]]) -> AsyncIterator[str]:
+    """What every look shows anew, and a sign of life where that is nothing for long, until a look shows the end."""
+    told: dict[str, dict[str, Any]] = {}
+    silent = 0
+    while True:
+        seen = await look()
+        for event in seen.events:
+            silent = 0
             yield encoded("study", {"number": event.number, "at": event.created_at, **event.body})
-        records = await read()
-        for record in sorted(records, key=lambda record: record.id):
+        for record in sorted(seen.probes, key=lambda record: record.id):
             now = described(record)
             if told.get(record.id) != now:
                 told[record.id], silent = now, 0
                 yield encoded("probe", now)
-        if state not in OPEN:
-            yield encoded("done", {"id": plan_id, "status": state, "probes": len(records)})
+        if seen.ended is not None:
+            yield encoded("done", {"id": plan_id, "status": seen.ended, "probes": len(seen.probes)})
             return
         silent += 1
         if silent % KEEP_ALIVE_POLLS == 0:

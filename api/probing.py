@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from api.errors import fault, lines_of
-from api.learning import teach_stored
 from api.wiring import Wiring
 from planner.calibration.coverage import Shape
 from planner.errors import ConflictError, PlannerError
@@ -304,63 +303,3 @@ def run_all(wiring: Wiring, held: Sequence[ProbeRecord], watches: Mapping[str, W
     if bugs:
         raise bugs[0]
     return [ended[record.id] for record in held]
-
-
-class ProbeWorkers:
-    """The service's background workers: claim, run, and again; on a stop what runs goes back into the queue."""
-
-    def __init__(self, wiring: Wiring, number: int) -> None:
-        self.wiring, self._wake = wiring, threading.Event()
-        self._stop = threading.Event()
-        self._watches: set[Watch] = set()
-        self._threads = [threading.Thread(target=self._loop, name=f"probes {index}", daemon=True) for index in range(number)]
-
-    def start(self) -> None:
-        """Starts the threads."""
-        for thread in self._threads:
-            thread.start()
-
-    def wake(self) -> None:
-        """There is work."""
-        self._wake.set()
-
-    def stop(self) -> None:
-        """Ends what runs, puts it back, and waits until that is done."""
-        self._stop.set()
-        self._wake.set()
-        for watch in list(self._watches):
-            watch.stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _loop(self) -> None:
-        while not self._stop.is_set():
-            try:
-                recover(self.wiring)
-                held = self.wiring.probes.claim(lease(self.wiring))
-            except PlannerError as error:
-                log.warning("no probe can be claimed: %s", error)
-                held = None
-            if held is None:
-                self._wake.wait(IDLE_SECONDS)
-                self._wake.clear()
-                continue
-            self._run(held)
-
-    def _run(self, held: ProbeRecord) -> None:
-        watch = Watch(stop=threading.Event())
-        self._watches.add(watch)
-        if self._stop.is_set():
-            watch.stop.set()
-        try:
-            ended = run_probe(self.wiring, held, watch, release_when_stopped=True)
-            teach_stored(self.wiring, [ended.measurement_id])
-        except PlannerError as error:
-            log.warning("%s: %s", held.id, error)
-        except Exception as error:
-            log.exception("%s: a bug of ours", held.id)
-            with contextlib.suppress(PlannerError):
-                end = ProbeEnd(state="failed", failure=BACKEND, message=f"a bug of ours: {type(error).__name__}: {error}")
-                self.wiring.probes.finish(held, end, self.wiring.clock.now())
-        finally:
-            self._watches.discard(watch)

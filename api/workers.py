@@ -3,30 +3,41 @@
 import contextlib
 import logging
 import threading
-from typing import TYPE_CHECKING, Literal
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from api.closed_loop import Onlooker, is_gone, run_study, take_over
-from api.probing import IDLE_SECONDS, RUNNING_LOOKED_AT, lease
+from api.learning import teach_stored
+from api.probing import BACKEND, IDLE_SECONDS, RUNNING_LOOKED_AT, lease, recover, run_probe
 from api.sweeping import run_sweep, schedule_due
 from planner.errors import PlannerError
-from planner.ports import ProbeFilter, TaskEnd, TaskFilter, TaskRecord
+from planner.ports import ProbeEnd, ProbeFilter, ProbeRecord, TaskEnd, TaskFilter, TaskRecord
+from probes.launch import Watch
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
 
 OPEN: tuple[Literal["queued", "running"], ...] = ("queued", "running")
-log = logging.getLogger("planner.tasks")
+Record = TypeVar("Record", TaskRecord, ProbeRecord)
 
 
-class TaskWorkers:
-    """Threads that schedule sweeps, take over what the dead left, claim tasks and run them; on a stop what runs goes back."""
+class Workers(ABC, Generic[Record]):
+    """Threads that claim and run, and again; on a stop what runs goes back into the queue.
+
+    noun: what they run, in the log and the threads' names.
+    """
+
+    noun: ClassVar[str]
 
     def __init__(self, wiring: "Wiring", number: int) -> None:
-        self.wiring = wiring
+        self.wiring, self.log = wiring, logging.getLogger(f"planner.{self.noun}s")
         self._stop, self._wake = threading.Event(), threading.Event()
-        self._current: dict[int, Onlooker] = {}
+        self._running: set[threading.Event] = set()  # what stops each
         self._ended = [threading.Event() for _ in range(number)]  # a join that Ctrl-C interrupts takes the thread for dead (bpo-45274)
-        self._threads = [threading.Thread(target=self._serve, args=(index,), name=f"tasks {index}", daemon=True) for index in range(number)]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(ended,), name=f"{self.noun}s {index}", daemon=True)
+            for index, ended in enumerate(self._ended)
+        ]
 
     def start(self) -> None:
         """Starts the threads."""
@@ -41,37 +52,64 @@ class TaskWorkers:
         """Ends what runs, puts it back into the queue, and waits until that is done."""
         self._stop.set()
         self._wake.set()
-        for onlooker in list(self._current.values()):
-            onlooker.stop.set()
-        self.join()
-
-    def join(self) -> None:
-        """Waits for the threads."""
+        for stop in list(self._running):
+            stop.set()
         for ended in self._ended:
             ended.wait()
 
-    def _serve(self, index: int) -> None:
-        try:
-            self._loop(index)
-        finally:
-            self._ended[index].set()
+    @abstractmethod
+    def _next(self) -> Record | None:
+        """What to run next, claimed."""
 
-    def _loop(self, index: int) -> None:
-        while not self._stop.is_set():
-            try:
-                schedule_due(self.wiring)
-                held = self._next()
-            except PlannerError as error:
-                log.warning("no task can be claimed: %s", error)
-                held = None
-            if held is None:
-                self._wake.wait(IDLE_SECONDS)
-                self._wake.clear()
-                continue
-            self._run(index, held)
+    @abstractmethod
+    def _work(self, held: Record, stop: threading.Event) -> None:
+        """Runs it to its end, or until `stop` is set."""
+
+    @abstractmethod
+    def _fail(self, held: Record, message: str) -> None:
+        """Stores that it failed."""
+
+    def _serve(self, ended: threading.Event) -> None:
+        try:
+            while not self._stop.is_set():
+                try:
+                    held = self._next()
+                except PlannerError as error:
+                    self.log.warning("no %s can be claimed: %s", self.noun, error)
+                    held = None
+                if held is None:
+                    self._wake.wait(IDLE_SECONDS)
+                    self._wake.clear()
+                else:
+                    self._run(held)
+        finally:
+            ended.set()
+
+    def _run(self, held: Record) -> None:
+        stop = threading.Event()
+        self._running.add(stop)
+        if self._stop.is_set():
+            stop.set()
+        try:
+            self._work(held, stop)
+        except PlannerError as error:
+            self.log.warning("%s: %s", held.id, error)
+        except Exception as error:
+            self.log.exception("%s: a bug of ours", held.id)
+            with contextlib.suppress(PlannerError):
+                self._fail(held, f"a bug of ours: {type(error).__name__}: {error}")
+        finally:
+            self._running.discard(stop)
+
+
+class TaskWorkers(Workers[TaskRecord]):
+    """They schedule sweeps, take over what the dead left, and run studies and sweeps."""
+
+    noun = "task"
 
     def _next(self) -> TaskRecord | None:
         """What the dead left first: those whose lease has ended, and at once those known to be gone from this host."""
+        schedule_due(self.wiring)
         running = self.wiring.tasks.list(TaskFilter(state="running"), None, RUNNING_LOOKED_AT).items
         for dead in (*self.wiring.tasks.expired(self.wiring.clock.now()), *(task for task in running if is_gone(task.owner))):
             heir = take_over(self.wiring, dead)
@@ -79,27 +117,34 @@ class TaskWorkers:
                 return heir
         return self.wiring.tasks.claim(lease(self.wiring))
 
-    def _run(self, index: int, held: TaskRecord) -> None:
-        onlooker = Onlooker()
-        self._current[index] = onlooker
+    def _work(self, held: TaskRecord, stop: threading.Event) -> None:
+        onlooker = Onlooker(stop=stop)
         if self._stop.is_set():
-            onlooker.stop.set()
-        try:
-            if self._stop.is_set():
-                self.wiring.tasks.release(held, counts=False)
-            elif held.kind == "study":
-                run_study(self.wiring, held, onlooker, keep_when_stopped=self._stop.is_set)
-            else:
-                run_sweep(self.wiring, held, onlooker, keep_when_stopped=self._stop.is_set)
-        except PlannerError as error:
-            log.warning("%s: %s", held.id, error)
-        except Exception as error:
-            log.exception("%s: a bug of ours", held.id)
-            with contextlib.suppress(PlannerError):
-                end = TaskEnd(state="failed", failure="bug", message=f"a bug of ours: {type(error).__name__}: {error}")
-                self.wiring.tasks.finish(held, end, self.wiring.clock.now())
-        finally:
-            del self._current[index]
+            self.wiring.tasks.release(held, counts=False)
+        elif held.kind == "study":
+            run_study(self.wiring, held, onlooker, keep_when_stopped=self._stop.is_set)
+        else:
+            run_sweep(self.wiring, held, onlooker, keep_when_stopped=self._stop.is_set)
+
+    def _fail(self, held: TaskRecord, message: str) -> None:
+        self.wiring.tasks.finish(held, TaskEnd(state="failed", failure="bug", message=message), self.wiring.clock.now())
+
+
+class ProbeWorkers(Workers[ProbeRecord]):
+    """They conclude what the dead left, measure what is queued, and teach the calibration what came of it."""
+
+    noun = "probe"
+
+    def _next(self) -> ProbeRecord | None:
+        recover(self.wiring)
+        return self.wiring.probes.claim(lease(self.wiring))
+
+    def _work(self, held: ProbeRecord, stop: threading.Event) -> None:
+        ended = run_probe(self.wiring, held, Watch(stop=stop), release_when_stopped=True)
+        teach_stored(self.wiring, [ended.measurement_id])
+
+    def _fail(self, held: ProbeRecord, message: str) -> None:
+        self.wiring.probes.finish(held, ProbeEnd(state="failed", failure=BACKEND, message=message), self.wiring.clock.now())
 
 
 def is_idle(wiring: "Wiring") -> bool:

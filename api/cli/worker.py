@@ -18,9 +18,8 @@ def command(
     import threading
 
     from api.cli.output import note
-    from api.probing import ProbeWorkers
     from api.wiring import wire
-    from api.workers import TaskWorkers, is_idle
+    from api.workers import ProbeWorkers, TaskWorkers, is_idle
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     wiring = wire()
