@@ -1,5 +1,6 @@
 """`planner-cli accuracy`: predicted against measured, over published rows or a file of one's own."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,11 +17,19 @@ def command(
     jobs: Annotated[
         str | None, typer.Option(help="File with one measured job a line; the repository's published rows unless given.")
     ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUES", help="Report these rows alone, as complete=true or 'platform=fsdp on hopper,fsdp on ampere'."),
+    ] = None,
     rows: Annotated[bool, typer.Option("--rows", help="Print every row too.")] = False,
     markdown: Annotated[Path | None, typer.Option(help="Write the whole report with every row to this file, as docs/accuracy.md.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
-    """Errors of time and memory on measured runs, predicted without having seen them; by trainer, GPU, model family and technique."""
+    """Errors of time and memory on measured runs, predicted without having seen them; by trainer, GPU, model family and technique.
+
+    --where takes several values at a comma, and may be given again: a row then meets all of them. Keys: trainer, platform (the trainer on
+    the GPU's family), gpu, family (the model's), model, group (the source), complete (its publisher states everything).
+    """
     import json as json_module
 
     from api.cli.output import make_console, note, show
@@ -29,13 +38,15 @@ def command(
     from planner.calibration.report import report
     from planner.catalog.calibrations import shipped_calibration
 
+    wanted = [_wanted(text) for text in where or ()]
     measured, malformed = read_rows(jobs)
     for line, error in malformed:
         note(f"line {line}: {error}")
     if not measured:
         raise fault("--jobs", jobs, "holds no line that could be read", "write one measured JSON job a line")
+    _check_some(measured, wanted)
     note("fitting again without each source, model and GPU in turn ...")
-    result = report(measured, shipped_calibration())
+    result = report(measured, shipped_calibration(), lambda row: _meets(row, wanted))
     if markdown is not None:
         from api.render.accuracy_document import document
 
@@ -50,6 +61,33 @@ def command(
     show(accuracy_view(result), console)
     if rows:
         show(rows_view(result.rows), console)
+
+
+def _wanted(text: str) -> tuple[str, list[str]]:
+    from api.errors import fault
+    from planner.calibration.accuracy import LABELS
+
+    key, equals, values = text.partition("=")
+    if key not in LABELS or not equals:
+        raise fault("--where", text, "is no label and its values", f"use KEY=VALUE[,VALUE]; keys are {', '.join(LABELS)}")
+    return key, [value.strip().lower() for value in values.split(",")]
+
+
+def _meets(row: "Row", wanted: Sequence[tuple[str, list[str]]]) -> bool:
+    return all(row.label(key).lower() in values for key, values in wanted)
+
+
+def _check_some(rows: "Sequence[Row]", wanted: Sequence[tuple[str, list[str]]]) -> None:
+    """Raises SpecError for a value that no row has, and where no row meets all."""
+    from api.errors import fault
+
+    for key, values in wanted:
+        known = {row.label(key) for row in rows}
+        for value in values:
+            if value not in {name.lower() for name in known}:
+                raise fault("--where", f"{key}={value}", "no row has it", f"use one of {', '.join(sorted(known))}")
+    if wanted and not any(_meets(row, wanted) for row in rows):
+        raise fault("--where", ", ".join(key for key, _ in wanted), "no row meets all of them", "ask for less at once")
 
 
 def read_rows(path: str | None) -> "tuple[list[Row], list[tuple[int, str]]]":

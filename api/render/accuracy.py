@@ -22,7 +22,7 @@ NOTES = (
 
 def accuracy_view(report: Report) -> RenderableType:
     """Headline, then all rows and every group, then ranking quality."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column("rows of", no_wrap=True)
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)

@@ -85,16 +85,19 @@ class Row:
         return [*used, f"ac {kind}", *(["compile"] if layout.compile else [])]
 
     def label(self, key: str) -> str:
-        """Value of a grouping key: trainer, gpu, group (the source), complete, model, family."""
-        values = {
-            "trainer": self.job.training.trainer,
-            "gpu": self.job.cluster.gpu.name,
-            "group": str(self.job.labels.get("group", "-")),
-            "complete": str(self.job.labels.get("complete", "-")),
-            "model": self.job.model.name,
-            "family": family_of(self.job.model.name),
-        }
-        return values[key]
+        """Value of a grouping key, one of LABELS."""
+        return LABELS[key](self)
+
+
+LABELS: dict[str, Callable[[Row], str]] = {
+    "trainer": lambda row: row.job.training.trainer,
+    "platform": lambda row: f"{row.job.training.trainer} on {row.job.cluster.gpu.family}",
+    "gpu": lambda row: row.job.cluster.gpu.name,
+    "group": lambda row: str(row.job.labels.get("group", "-")),
+    "complete": lambda row: str(row.job.labels.get("complete", "-")),
+    "model": lambda row: row.job.model.name,
+    "family": lambda row: family_of(row.job.model.name),
+}  # group is the source; family the model's; platform the trainer on the GPU's family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The accuracy of the model over rows of measured runs, as one record that is printed, stored and compared."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from planner.calibration.accuracy import (
@@ -19,7 +19,7 @@ from planner.calibration.accuracy import (
 from planner.calibration.held_out import Fitted, is_fitted
 from planner.cost.calibration import Calibration
 
-GROUPINGS = ("complete", "trainer", "gpu", "family", "group")
+GROUPINGS = ("complete", "trainer", "platform", "gpu", "family", "group")
 LEFT_OUT_BY = ("group", "model", "gpu")
 
 
@@ -38,7 +38,7 @@ class Figures:
         """All figures of these rows."""
         return cls(
             overall=summarise(rows, name),
-            groups={**{key: by_label(rows, key) for key in GROUPINGS}, "technique": by_technique(rows)},
+            groups={**{key: by_label(rows, key) for key in GROUPINGS}, "platform": by_platform(rows), "technique": by_technique(rows)},
             num_sweeps=len(sweeps(rows)),
             regret={first: mean_over_sweeps(rows, _regret_at(first)) for first in REGRET_AT},
             spearman=mean_over_sweeps(rows, rank_correlation),
@@ -66,23 +66,23 @@ class Report:
         return {key: value for key, value in asdict(self).items() if key != "rows"}
 
 
-def report(rows: Sequence[Row], calibration: Calibration) -> Report:
-    """All figures over rows that hold a job, its estimate and what was measured."""
+def report(rows: Sequence[Row], calibration: Calibration, keep: Callable[[Row], bool] = lambda _: True) -> Report:
+    """All figures over rows that hold a job, its estimate and what was measured. keep: rows to report; the fit sees the others too."""
     num_fitted = sum(is_fitted(row, calibration) for row in rows)
     fitted = Fitted.find(rows, calibration) if num_fitted else None
     if fitted is None:
-        unseen = [row for row in rows if not is_fitted(row, calibration)]
-        seen = Figures.of(rows, "all rows, in sample") if num_fitted else None
+        unseen = [row for row in rows if keep(row) and not is_fitted(row, calibration)]
+        seen = Figures.of([row for row in rows if keep(row)], "all rows, in sample") if num_fitted else None
         return Report(
             calibration_id=calibration.id, num_fitted=num_fitted, headline=Figures.of(unseen, "rows not seen"), in_sample=seen, left_out={},
             complete={}, rows=tuple(unseen),
         )  # fmt: skip
-    out = {by: fitted.left_out(rows, by) for by in LEFT_OUT_BY}
+    out = {by: [row for row in fitted.left_out(rows, by) if keep(row)] for by in LEFT_OUT_BY}
     return Report(
         calibration_id=calibration.id,
         num_fitted=num_fitted,
         headline=Figures.of(out["group"], "left out by source"),
-        in_sample=Figures.of(rows, "in sample"),
+        in_sample=Figures.of([row for row in rows if keep(row)], "in sample"),
         left_out={by: summarise(found, f"left out by {by}") for by, found in out.items()},
         complete={by: summarise(complete(found), f"left out by {by}, complete rows") for by, found in out.items()},
         rows=tuple(out["group"]),
@@ -92,6 +92,17 @@ def report(rows: Sequence[Row], calibration: Calibration) -> Report:
 def complete(rows: Sequence[Row]) -> list[Row]:
     """Rows whose publisher states everything."""
     return [row for row in rows if row.job.labels.get("complete") is True]
+
+
+def by_platform(rows: Sequence[Row]) -> list[Summary]:
+    """One summary for each trainer on a family of GPUs, followed by one of its complete rows where it has any. Most rows first."""
+    stated = {summary.name: summary for summary in by_label(complete(rows), "platform")}
+    found = []
+    for summary in by_label(rows, "platform"):
+        found.append(summary)
+        if summary.name in stated:
+            found.append(replace(stated[summary.name], name=f"{summary.name}, complete"))
+    return found
 
 
 def _regret_at(first: int) -> Callable[[Sequence[Row]], float]:
