@@ -31,6 +31,7 @@ BEAT_SECONDS = 3.0
 IDLE_SECONDS = 2.0
 SERVICE_ATTEMPTS = 2  # a service that died under a probe runs it once more; a person's command does not
 OOM, BACKEND = "oom", "backend"
+WISHED = ("pool", "trainer", "steps")
 RUNNING_LOOKED_AT = 200
 log = logging.getLogger("planner.probes")
 
@@ -61,6 +62,12 @@ class Asked:
         return self.job.layout.short()
 
 
+def wished_in(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What a job's own `probe` says of how to measure: pool, trainer, steps."""
+    wished = job.get("probe")
+    return {name: wished[name] for name in WISHED if name in wished} if isinstance(wished, Mapping) else {}
+
+
 def ask_job(values: Mapping[str, Any], *, allow_files: bool) -> list[Asked]:
     """From the fields of a ProbeRequest. Raises SpecError."""
     request, job = ProbeRequest.from_user(values, allow_files=allow_files)
@@ -68,7 +75,7 @@ def ask_job(values: Mapping[str, Any], *, allow_files: bool) -> list[Asked]:
 
 
 def ask_plan(wiring: Wiring, plan_id: str, top_k: int, options: Mapping[str, Any]) -> list[Asked]:
-    """The best layouts of a stored plan. Raises NotFoundError, SpecError."""
+    """The best layouts of a stored plan, as its job's `probe` says where the options do not. Raises NotFoundError, SpecError."""
     plan = wiring.store.get_plan(plan_id)
     if not 1 <= top_k <= len(plan.ranked):
         raise fault("top_k", top_k, f"the plan ranks {len(plan.ranked)} layouts", f"use 1 to {len(plan.ranked)}")
@@ -78,7 +85,7 @@ def ask_plan(wiring: Wiring, plan_id: str, top_k: int, options: Mapping[str, Any
         if isinstance(job["cluster"], Mapping):
             job["cluster"] = {**job["cluster"], "num_gpus": entry.num_gpus}
         job["layout"] = entry.layout.model_dump(mode="json")
-        request, parsed = ProbeRequest.from_user({**options, "job": job}, allow_files=False)
+        request, parsed = ProbeRequest.from_user({**wished_in(plan.job), **options, "job": job}, allow_files=False)
         asked.append(Asked(request=request, job=parsed, plan_id=plan_id, plan_rank=entry.rank))
     return asked
 

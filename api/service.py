@@ -65,7 +65,16 @@ def parse_for_estimate(values: object, *, allow_files: bool) -> "Job":
     job = parse_job(values, allow_files=allow_files)
     if job.layout is None:
         raise SpecError(Fault("layout", None, "is required to estimate", "add layout, for example {tp: 8}, or ask for a plan"))
+    check_one_size(job)
     return job
+
+
+def check_one_size(job: "Job") -> None:
+    """Raises SpecError for a job whose number of GPUs is open: a layout is priced on one; plans choose among several."""
+    sizes = job.cluster.num_gpus_choices
+    if len(sizes) > 1:
+        asked, remedy = job.request["cluster"]["num_gpus"], f"choose one of {', '.join(map(str, sizes))}, or ask for a plan"
+        raise SpecError(Fault("cluster.num_gpus", asked, "is several sizes, a layout is priced on one", remedy))
 
 
 def estimate_many(

@@ -22,9 +22,9 @@ def command(
     plan: Annotated[str | None, typer.Option(help="Id of a stored plan, whose best layouts are measured.")] = None,
     top_k: Annotated[int, typer.Option(help="How many of the plan's layouts.")] = 1,
     pool: Annotated[str | None, typer.Option(help="local (default), slurm, slurm:PARTITION, or replay:FILE.")] = None,
-    trainer: Annotated[str, typer.Option(help="reference (ours, torch alone) or torchtitan.")] = "reference",
+    trainer: Annotated[str | None, typer.Option(help="reference (default: ours, torch alone) or torchtitan.")] = None,
     emulate: Annotated[bool, typer.Option("--emulate", help="One process stands for a rank; communication comes from the model.")] = False,
-    steps: Annotated[int, typer.Option(help="Timed steps.")] = 10,
+    steps: Annotated[int | None, typer.Option(help="Timed steps; 10 unless given.")] = None,
     warmup: Annotated[int, typer.Option(help="Steps before them.")] = 3,
     time_limit: Annotated[float, typer.Option(help="Seconds that one run may take, start included.")] = 600.0,
     breakdown: Annotated[bool, typer.Option("--breakdown", help="Seconds by kernel, from torch's profiler.")] = False,
@@ -36,12 +36,13 @@ def command(
     from api.probing import enqueue, recover, run_all
     from api.wiring import wire
 
+    given = {"pool": pool, "trainer": trainer, "steps": steps}  # else the job's own `probe` says it
     options = {
-        "trainer": trainer, "emulate": emulate, "steps": steps, "warmup_steps": warmup, "time_limit_seconds": time_limit,
-        "breakdown": breakdown,
+        "emulate": emulate, "warmup_steps": warmup, "time_limit_seconds": time_limit, "breakdown": breakdown,
+        **{name: value for name, value in given.items() if value is not None},
     }  # fmt: skip
     wiring = wire()
-    asked = _asked(wiring, job, plan, top_k, options | ({"pool": pool} if pool is not None else {}))
+    asked = _asked(wiring, job, plan, top_k, options)
     _check_pool(wiring, asked)
     recover(wiring)
     records = enqueue(wiring, asked, max_attempts=1, ours=True)
@@ -54,7 +55,7 @@ def command(
 
 def _asked(wiring: "Wiring", job: str | None, plan: str | None, top_k: int, options: Mapping[str, Any]) -> "list[Asked]":
     from api.errors import fault
-    from api.probing import ask_job, ask_plan
+    from api.probing import ask_job, ask_plan, wished_in
     from api.reading import read_mapping_file
 
     if (job is None) == (plan is None):
@@ -62,9 +63,7 @@ def _asked(wiring: "Wiring", job: str | None, plan: str | None, top_k: int, opti
     if plan is not None:
         return ask_plan(wiring, plan, top_k, options)
     values = read_mapping_file(str(job), "--job")
-    wished = values.get("probe")
-    pool = {"pool": wished["pool"]} if isinstance(wished, Mapping) and "pool" in wished and "pool" not in options else {}
-    return ask_job({**options, **pool, "job": values}, allow_files=True)
+    return ask_job({**wished_in(values), **options, "job": values}, allow_files=True)
 
 
 def _check_pool(wiring: "Wiring", asked: "Sequence[Asked]") -> None:

@@ -19,10 +19,12 @@ def command(
 
     from api.cli.output import make_console, note, show
     from api.reading import read_mapping_file
-    from api.service import parse_job
+    from api.service import check_one_size, parse_job
     from planner.timeline import timeline
 
-    played = timeline(parse_job(read_mapping_file(job, "--job"), allow_files=True))
+    parsed = parse_job(read_mapping_file(job, "--job"), allow_files=True)
+    check_one_size(parsed)
+    played = timeline(parsed)
     for flag, path, text in (("--trace", trace, None if trace is None else json_module.dumps(played.trace)), ("--csv", csv, played.csv)):
         if path is not None and text is not None:
             write_text(path, text, flag)

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from api.catalog import gpu_name_of, model_name_of
 from api.errors import fault
-from api.probing import PREFIX, SERVICE_ATTEMPTS, ask_job, ask_plan, enqueue, pool_of, recover
+from api.probing import PREFIX, SERVICE_ATTEMPTS, ask_job, ask_plan, enqueue, pool_of, recover, wished_in
 from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
 from api.routes.plans import body_of, problems
 from api.schemas import ProbeBody, ProbeDetail, ProbeLine, ProbeList, ProbesAccepted
@@ -46,9 +46,7 @@ def _queued(posted: Posted) -> Response:
     if not isinstance(values, Mapping):
         raise fault("body", values, "must be a mapping of keys to values", "send job, or plan and top_k")
     if JOB_KEYS & set(values):
-        wished = values.get("probe")
-        pool = {"pool": wished["pool"]} if isinstance(wished, Mapping) and "pool" in wished else {}
-        asked = ask_job({"job": dict(values), **pool}, allow_files=False)
+        asked = ask_job({**wished_in(values), "job": dict(values)}, allow_files=False)
     elif "plan" in values:
         options = {name: value for name, value in values.items() if name not in ("plan", "top_k")}
         asked = ask_plan(wiring, str(values["plan"]), _whole(values.get("top_k", 1)), options)

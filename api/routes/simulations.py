@@ -10,7 +10,7 @@ from api.collectives import CollectiveRequest, ask_collective
 from api.requests import JSON, answer_once, in_thread, read_body
 from api.routes.plans import JOB_SCHEMA, body_of, problems
 from api.security import needs
-from api.service import parse_job
+from api.service import check_one_size, parse_job
 from api.settings import ApiKey
 from planner.specs.collective import CollectiveAnswer
 from planner.timeline import timeline
@@ -48,7 +48,9 @@ async def post_simulate(request: Request, key: Planner) -> Response:
     posted = await read_body(request, key)
 
     def work() -> Response:
-        trace: dict[str, Any] = timeline(parse_job(posted.value, allow_files=False)).trace
+        job = parse_job(posted.value, allow_files=False)
+        check_one_size(job)
+        trace: dict[str, Any] = timeline(job).trace
         return Response(json.dumps(trace), media_type=JSON)
 
     return await in_thread(request, lambda: answer_once(posted, work))

@@ -117,6 +117,14 @@ def test_the_best_of_a_plan(make: Make) -> None:
     assert problem(client.post("/probes", json={"plan": plan["id"], "top_k": 9}), 422)["field"] == "top_k"
 
 
+def test_how_to_measure_is_said_by_the_job_unless_the_request_says_it(make: Make) -> None:
+    client = make(workers=0)
+    bare = client.post("/probes", json={**BARE, "probe": {"pool": "slurm:gpu", "trainer": "torchtitan", "steps": 4}})
+    assert bare.status_code == 202, bare.text
+    asked = client.get(bare.headers["location"]).json()["request"]
+    assert (asked["pool"], asked["trainer"], asked["steps"]) == ("slurm:gpu", "torchtitan", 4)
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [

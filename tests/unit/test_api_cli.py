@@ -326,3 +326,29 @@ def test_a_sweep_that_measured_nothing_is_exit_4(
     assert json.loads(told.out)["jobs"][0]["layouts"][0]["status"] == "failed"
     assert "error: no NVIDIA GPU" in told.err
     assert "\n\n" not in told.err
+
+
+def test_a_probe_is_run_as_its_job_says_unless_flags_say_otherwise(tmp_path: Path) -> None:
+    from api.cli.probe import _asked
+    from api.wiring import wire
+
+    path = tmp_path / "job.json"
+    job = {"model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2}, "training": {"seq_len": 64, "global_batch_size": 4}}
+    wished = {"pool": "slurm:gpu", "trainer": "torchtitan", "steps": 4}
+    path.write_text(json.dumps({**job, "layout": {"dp_shard": 2}, "probe": wished}))
+    (one,) = _asked(wire(), str(path), None, 1, {})
+    assert (one.request.pool, one.request.trainer, one.request.steps) == ("slurm:gpu", "torchtitan", 4)
+    (one,) = _asked(wire(), str(path), None, 1, {"trainer": "reference", "pool": "local"})
+    assert (one.request.pool, one.request.trainer, one.request.steps) == ("local", "reference", 4)
+
+
+@pytest.mark.parametrize("command", ["estimate", "simulate"])
+def test_a_layout_is_priced_on_one_size(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "model: llama3-8b\ncluster: {gpu: h100, num_gpus: 16..64}\ntraining: {seq_len: 8192, global_batch_size: 64}\nlayout: {pp: 2}\n"
+    )
+    assert run([command, "--job", str(path), "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["field"], error["value"]) == ("cluster.num_gpus", "16..64")
+    assert "choose one of 16, 32, 64" in error["remedy"]
