@@ -146,12 +146,16 @@ def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: "Estimate") -> S
     return StoredEstimate(id=new_id, created_at=wiring.clock.now(), job=request, estimate=named)
 
 
-def export_rank(plan: "Plan", rank: int, *, to: str, version: str | None) -> "Export":
-    """The files and command of one ranked layout of a stored plan. Raises SpecError for a rank, format or version that is not there."""
-    from planner.export import export
+def export_rank(plan: "Plan", rank: int, *, to: str | None, version: str | None) -> "Export":
+    """The files and command of one ranked layout of a stored plan. Raises SpecError for a rank, format or version that is not there.
+
+    to: a format; None for the one of the plan's trainer, or TorchTitan's where that has none.
+    """
+    from planner.export import FORMATS, export
 
     entry = next((entry for entry in plan.ranked if entry.rank == rank), None)
     if entry is None:
         raise SpecError(Fault("rank", rank, f"the plan ranks 1 to {len(plan.ranked)}", "choose one of them"))
     job = parse_job(plan.job, allow_files=True)
-    return export(entry.layout, job.model, job.cluster.with_num_gpus(entry.num_gpus), job.training, to=to, version=version)
+    own = job.training.trainer if job.training.trainer in FORMATS else FORMATS[0]
+    return export(entry.layout, job.model, job.cluster.with_num_gpus(entry.num_gpus), job.training, to=to or own, version=version)

@@ -12,7 +12,7 @@ NAME = "export"
 def command(
     plan_id: Annotated[str, typer.Argument(metavar="PLAN_ID", help="Id that `recommend` printed.")],
     rank: Annotated[int, typer.Option(help="Which of its layouts.")] = 1,
-    format: Annotated[str, typer.Option("--format", help="torchtitan or megatron.")] = "torchtitan",
+    format: Annotated[str | None, typer.Option("--format", help="torchtitan or megatron; the plan's trainer unless given.")] = None,
     trainer_version: Annotated[str | None, typer.Option(help="Version of the trainer that will run it.")] = None,
     save_dir: Annotated[Path | None, typer.Option(help="Write the files here instead of printing them.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,

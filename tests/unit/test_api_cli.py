@@ -352,3 +352,12 @@ def test_a_layout_is_priced_on_one_size(command: str, tmp_path: Path, capsys: py
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["field"], error["value"]) == ("cluster.num_gpus", "16..64")
     assert "choose one of 16, 32, 64" in error["remedy"]
+
+
+@pytest.mark.parametrize(("trainer", "format"), [("torchtitan", "torchtitan"), ("megatron", "megatron"), ("fsdp", "torchtitan")])
+def test_a_plan_is_exported_to_its_own_trainer(trainer: str, format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--model", "llama3-8b", "--gpu", "h100", "--num-gpus", "8", "--seq-len", "4096", "--global-batch-size", "64", "--top-k", "1"]
+    assert run(["recommend", *asked, "--trainer", trainer, "--fix", "pp=1", "--fix", "cp=1", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert run(["export", plan["id"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["trainer"] == format
