@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from api import problems
 from api.metrics import Counted, Metrics
-from api.routes import catalog, estimates, health, measurements, operations, plans, probes, simulations, sweeps
+from api.routes import catalog, estimates, health, measurements, operations, plans, probes, simulations, sweeps, web
 from api.settings import Settings
 from api.wiring import Wiring, wire
 from api.workers import ProbeWorkers, TaskWorkers
@@ -42,7 +42,7 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     app.state.metrics = Metrics(_version())
     app.add_middleware(Counted, metrics=app.state.metrics)
     problems.install(app)
-    for module in (plans, estimates, simulations, probes, sweeps, measurements, catalog, operations, health):
+    for module in (plans, estimates, simulations, probes, sweeps, measurements, catalog, operations, health, web):
         app.include_router(module.router)
     return app
 

@@ -1,5 +1,7 @@
 """Sweeps asked for twice, lists read page by page, and pools that would read files of the server, on the real app."""
 
+import hashlib
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import SecretStr
 
 from api.app import create_app
 from api.settings import Settings
@@ -122,3 +125,21 @@ def test_calibrations_are_read_page_by_page(client: TestClient) -> None:
 
 def test_calibrations_without_any_learnt_end_with_the_prior(client: TestClient) -> None:
     assert [len(page) for page in pages(client, "/calibrations", 1)] == [1, 1]
+
+
+# ---- the web page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_web_page_is_open_and_asks_only_paths_that_exist(sqlite_url: str) -> None:
+    keys = f"reader:read:{hashlib.sha256(b'secret').hexdigest()}"
+    settings = Settings(database_url=sqlite_url, api_keys=SecretStr(keys), probe_workers=0, task_workers=0)
+    with TestClient(create_app(settings)) as client:
+        page = client.get("/")
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert "connect-src 'self'" in page.headers["content-security-policy"]
+        assert not re.findall(r"https?://", page.text), "nothing comes from elsewhere"
+        assert "innerHTML" not in page.text, "what the service says is text"
+        paths = client.get("/openapi.json").json()["paths"]
+        asked = {f"/{path}" for path in re.findall(r"""ask\(["`]([a-z]+)""", page.text)}
+        assert asked == {"/plan", "/plans", "/catalog"}
+        assert all(any(path == known or known.startswith(f"{path}/") for known in paths) for path in asked)
