@@ -29,7 +29,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 try:
     from benchmarks.survey_grid import Case, cases, fake_cases
-    from planner.calibration.coverage import Shape, Use, choose, uses
+    from planner.calibration.coverage import Use, choose, uses
+    from planner.calibration.kernels import Shape
     from planner.catalog.clusters import gpu_names, load_gpu
     from planner.columns import LayoutBatch
     from planner.cost.estimate import estimate_job

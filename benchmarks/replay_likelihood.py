@@ -26,9 +26,22 @@ def print_likelihood(truths: Sequence[Truth]) -> None:
         (sum(log_likelihood(truth, weights, stretch, scale) for truth in truths), name, stretch, scale)
         for (name, weights), stretch, scale in product(WEIGHTS.items(), (0.5, 1.0, 2.0), (0.7, 1.0, 1.4))
     ]
-    print(f"{len(truths)} sweeps; log likelihood, weights, factor on lengths, factor on the prior's deviation")
+    between, within = deviations(truths)
+    print(f"{len(truths)} sweeps, errors in logs: {between:.1%} between sweeps, {within:.1%} within (standard deviations without bias)")
+    print("log likelihood, weights, factor on lengths, factor on the prior's deviation")
     for value, name, stretch, scale in sorted(found, reverse=True):
         print(f"{value:8.1f}  {name:22s} {stretch:4.1f} {scale:4.1f}")
+
+
+def deviations(truths: Sequence[Truth]) -> tuple[float, float]:
+    """Standard deviations of log errors between sweeps and within: analysis of variance of one way, around zero between."""
+    errors = []
+    for truth in truths:
+        ran = np.isfinite(truth.log_seconds)
+        errors.append((truth.log_seconds - truth.candidates.prior.log_seconds)[ran])
+    within = sum(float(((each - each.mean()) ** 2).sum()) for each in errors) / sum(len(each) - 1 for each in errors)
+    between = float(np.mean([each.mean() ** 2 - within / len(each) for each in errors]))
+    return max(between, 0.0) ** 0.5, within**0.5
 
 
 def log_likelihood(truth: Truth, weights: Weights, stretch: float, scale: float) -> float:

@@ -27,7 +27,7 @@ class Weights:
 
 
 # Near the maximum of the marginal likelihood of the published sweeps, each predicted by a calibration without its group
-# (`benchmarks/replay.py --likelihood`); the likelihood is flat around it.
+# (`benchmarks/replay.py --likelihood`); apart from BLOOM's rows, whose own scatter asks for more quirks, the likelihood is flat around it.
 TIME = Weights(shift=0.3, additive=0.35, joint=0.34, quirk=0.01)
 # Judgement: a memory model is wrong by the same share for most layouts (fragmentation, context).
 MEMORY = Weights(shift=0.4, additive=0.3, joint=0.295, quirk=0.005)
