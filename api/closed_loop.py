@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from api.errors import fault, lines_of
 from api.identity import hash_of_job
-from api.learning import learned, teach
+from api.learning import kernel_probes, learned, teach, teach_ended, timings_of
 from api.probing import BEAT_SECONDS, LEASE_SECONDS, Asked, enqueue, lease, owner, pool_of, recover, run_all
 from planner.errors import ConflictError, PlannerError
 from planner.ports import Lease, PlanLabels, ProbeFilter, ProbeRecord, TaskEnd, TaskFilter, TaskRecord
@@ -23,8 +23,8 @@ from probes.protocol import FailureKind
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
+    from planner.calibration.kernels import Timing
     from planner.search.probed import Timed
-    from planner.search.probing.kernels import Timing
     from planner.search.probing.loop import Event
     from planner.search.probing.study import Asked as Question
     from planner.specs.plan import Plan
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 STUDY, PREFIX = "study", "plan"
 PROBE_SECONDS = 600.0
 MICRO_SECONDS = 180.0
-TIMING_PAGES = 10  # of 200 probes each, the newest, among which kernels timed before are sought
 WHOLE: Rung = "probed"
 Tell = Callable[[Mapping[str, Any]], None]
 
@@ -216,6 +215,7 @@ class Runner:
         for question, record in zip(asked, ended, strict=True):
             if question.micro is not None:
                 if record.state != "cancelled":
+                    teach_ended(self.wiring, [record])
                     yield question, Timed(timings=timings_of(record), gpu_seconds=gpu_seconds_of(record), message=record.message or "")
                 continue
             measurement = self._result(record)
@@ -226,14 +226,7 @@ class Runner:
 
     def timed_before(self) -> "list[Timing]":
         """Kernels timed on this GPU before, by whatever study, oldest first."""
-        found, cursor = [], None
-        for _ in range(TIMING_PAGES):
-            page = self.wiring.probes.list(ProbeFilter(gpu=self.job.cluster.gpu.name, state="done"), cursor, 200)
-            found += [record for record in page.items if record.request.get("kernels")]
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        return [timing for record in reversed(found) for timing in timings_of(record)]
+        return [timing for probe in kernel_probes(self.wiring, self.job.cluster.gpu.name) for timing in timings_of(probe)]
 
     def _asked(self, question: "Question") -> Asked:
         assert self.job.probe is not None, "a study has probes to spend"
@@ -315,15 +308,6 @@ def gpu_seconds_of(record: ProbeRecord) -> float:
         return sum(float(result["gpu_seconds"]) for result in record.results)
     limit = float(record.request["time_limit_seconds"])
     return min((record.finished_at - record.started_at).total_seconds(), limit) * record.num_gpus
-
-
-def timings_of(record: ProbeRecord) -> "tuple[Timing, ...]":
-    """What a probe of kernels timed."""
-    from planner.calibration.coverage import Shape
-    from planner.search.probing.kernels import Timing
-
-    rows = [row for result in record.results for row in result["outcome"].get("timings") or () if row["status"] == "ok"]
-    return tuple(Timing(shape=Shape.from_dict(row), seconds=float(row["seconds"])) for row in rows)
 
 
 def job_without_layout(job: Job) -> dict[str, Any]:

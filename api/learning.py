@@ -1,15 +1,19 @@
-"""What measurements teach: after each, the calibration of its trainer, GPU and software is made anew; plans ask for the newest."""
+"""What measurements and timed kernels teach: after each, the calibration of its trainer, GPU and software is made anew; plans ask for the
+newest.
+"""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from api.importing import all_of
-from planner.calibration.learn import learn
+from planner.calibration.kernels import Shape, Timing
+from planner.calibration.learn import KernelRun, learn
 from planner.catalog.calibrations import from_document, shipped_calibration, to_document
 from planner.errors import PlannerError, StoreError
-from planner.ports import CalibrationRecord, MeasurementFilter
+from planner.ports import CalibrationRecord, MeasurementFilter, ProbeFilter, ProbeRecord
+from probes.campaign import ProbeRequest
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from planner.specs.measurement import Measurement
 
 MOST_RUNS = 2000  # the newest that teach
+PROBE_PAGES, PAGE = 10, 200  # of the newest probes, among which timed kernels are sought
 log = logging.getLogger("planner.learning")
 
 
@@ -57,18 +62,26 @@ class Learnt:
             return None
 
 
-def teach(wiring: "Wiring", measurements: "Iterable[Measurement]") -> list[CalibrationRecord]:
-    """Makes the calibration of every trainer, GPU and software among these measurements anew, and stores it. Returns the new ones."""
-    touched = {(one.job.training.trainer, one.job.cluster.gpu.name, one.key().software_hash): one for one in measurements}
+def teach(
+    wiring: "Wiring", measurements: "Iterable[Measurement]" = (), kernels: Iterable[ProbeRecord] = ()
+) -> list[CalibrationRecord]:
+    """Makes the calibration of every trainer, GPU and software among these anew, and stores it. Returns the new ones.
+
+    kernels: probes that timed kernels; they count for runs under the same versions, and where there is none, for those versions alone.
+    """
+    touched = {(one.job.training.trainer, one.job.cluster.gpu.name, one.key().software_hash): dict(one.software) for one in measurements}
+    for probe in kernels:
+        trainer, gpu = _job_of(probe).training.trainer, probe.gpu
+        run = next((run for run in _runs(wiring, trainer, gpu) if _within(_software(probe), run.software)), None)
+        touched[trainer, gpu, run.key().software_hash if run else ""] = dict(run.software) if run else _software(probe)
     made = []
-    for (trainer, gpu, software_hash), sample in sorted(touched.items(), key=lambda item: item[0]):
-        wanted = MeasurementFilter(gpu=gpu, software_hash=software_hash, status="ok")
-        runs = [run for _, run in zip(range(MOST_RUNS), all_of(wiring, wanted), strict=False) if run.job.training.trainer == trainer]
-        calibration = learn(shipped_calibration(), runs)
+    for (trainer, gpu, software_hash), software in sorted(touched.items(), key=lambda item: item[0]):
+        runs = _runs(wiring, trainer, gpu, software_hash) if software_hash else []
+        calibration = learn(shipped_calibration(), runs, _kernel_runs(wiring, trainer, gpu, software))
         if calibration is shipped_calibration():
             continue
         record = CalibrationRecord(
-            id=calibration.id, created_at=wiring.clock.now(), trainer=trainer, gpu=gpu, software=dict(sample.software), num_runs=len(runs),
+            id=calibration.id, created_at=wiring.clock.now(), trainer=trainer, gpu=gpu, software=software, num_runs=len(runs),
             document=to_document(calibration),
         )  # fmt: skip
         wiring.calibrations.save(record)
@@ -77,10 +90,72 @@ def teach(wiring: "Wiring", measurements: "Iterable[Measurement]") -> list[Calib
     return made
 
 
-def teach_stored(wiring: "Wiring", ids: Sequence[str | None]) -> list[CalibrationRecord]:
-    """Teaches what these stored measurements say (None: a probe without one). Where that fails they stay, and teach next time."""
+def _runs(wiring: "Wiring", trainer: str, gpu: str, software_hash: str | None = None) -> "list[Measurement]":
+    """The newest that teach, newest first."""
+    wanted = MeasurementFilter(gpu=gpu, software_hash=software_hash, status="ok")
+    return [run for _, run in zip(range(MOST_RUNS), all_of(wiring, wanted), strict=False) if run.job.training.trainer == trainer]
+
+
+def _kernel_runs(wiring: "Wiring", trainer: str, gpu: str, software: Mapping[str, str]) -> list[KernelRun]:
+    """Kernels timed for this trainer's jobs on this GPU under versions that these include, oldest first."""
+    found = []
+    for probe in kernel_probes(wiring, gpu):
+        job = _job_of(probe)
+        if job.training.trainer == trainer and _within(_software(probe), software):
+            found.append(KernelRun(job=job, timings=timings_of(probe)))
+    return found
+
+
+def kernel_probes(wiring: "Wiring", gpu: str | None) -> list[ProbeRecord]:
+    """Probes that timed kernels, on this GPU where one is named, oldest first."""
+    found: list[ProbeRecord] = []
+    cursor = None
+    for _ in range(PROBE_PAGES):
+        page = wiring.probes.list(ProbeFilter(gpu=gpu, state="done"), cursor, PAGE)
+        found += [probe for probe in page.items if probe.request.get("kernels")]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    return found[::-1]
+
+
+def timings_of(probe: ProbeRecord) -> tuple[Timing, ...]:
+    """What a probe of kernels timed."""
+    return tuple(Timing(shape=Shape.from_dict(row), seconds=float(row["seconds"])) for row in _rows(probe))
+
+
+def _rows(probe: ProbeRecord) -> list[Mapping[str, Any]]:
+    return [row for result in probe.results for row in result["outcome"].get("timings") or () if row["status"] == "ok"]
+
+
+def _software(probe: ProbeRecord) -> dict[str, str]:
+    """Versions under which kernels were timed; no trainer is among them."""
+    return next((dict(row["software"]) for row in _rows(probe) if row.get("software")), {})
+
+
+def _within(part: Mapping[str, str], whole: Mapping[str, str]) -> bool:
+    return all(whole.get(name) == version for name, version in part.items())
+
+
+def _job_of(probe: ProbeRecord) -> "Job":
+    return ProbeRequest.from_user(probe.request, allow_files=False)[1]
+
+
+def teach_stored(wiring: "Wiring", ids: Sequence[str]) -> list[CalibrationRecord]:
+    """Teaches what these stored measurements say. Where that fails they stay, and teach next time."""
+    return _attempt(lambda: teach(wiring, [wiring.measurements.get(one) for one in ids]))
+
+
+def teach_ended(wiring: "Wiring", probes: Sequence[ProbeRecord]) -> list[CalibrationRecord]:
+    """Teaches what these probes measured: a layout, kernels, or nothing. Where that fails it stays stored, and teaches next time."""
+    ids = [probe.measurement_id for probe in probes if probe.measurement_id is not None]
+    kernels = [probe for probe in probes if probe.request.get("kernels") and _rows(probe)]
+    return _attempt(lambda: teach(wiring, [wiring.measurements.get(one) for one in ids], kernels))
+
+
+def _attempt(teaching: Callable[[], list[CalibrationRecord]]) -> list[CalibrationRecord]:
     try:
-        return teach(wiring, [wiring.measurements.get(one) for one in ids if one is not None])
+        return teaching()
     except PlannerError as error:
         log.warning("nothing was learnt: %s", error)
         return []
@@ -88,4 +163,5 @@ def teach_stored(wiring: "Wiring", ids: Sequence[str | None]) -> list[Calibratio
 
 def words_of(record: CalibrationRecord) -> str:
     """One line about a new calibration."""
-    return f"learnt: {record.id}, {record.trainer} on {record.gpu} from {record.num_runs} measurements; plans and estimates use it"
+    taught = f"{record.num_runs} measurements" if record.num_runs else "timed kernels"
+    return f"learnt: {record.id}, {record.trainer} on {record.gpu} from {taught}; plans and estimates use it"

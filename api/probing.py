@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from api.errors import fault, lines_of
 from api.wiring import Wiring
-from planner.calibration.coverage import Shape
+from planner.calibration.kernels import Shape
 from planner.errors import ConflictError, PlannerError
 from planner.ports import Lease, ProbeEnd, ProbeFilter, ProbeRecord
 from planner.specs.job import Job

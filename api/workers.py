@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from api.closed_loop import Onlooker, is_gone, run_study, take_over
-from api.learning import teach_stored
+from api.learning import teach_ended
 from api.probing import BACKEND, IDLE_SECONDS, RUNNING_LOOKED_AT, lease, recover, run_probe
 from api.sweeping import run_sweep, schedule_due
 from planner.errors import PlannerError
@@ -141,7 +141,7 @@ class ProbeWorkers(Workers[ProbeRecord]):
 
     def _work(self, held: ProbeRecord, stop: threading.Event) -> None:
         ended = run_probe(self.wiring, held, Watch(stop=stop), release_when_stopped=True)
-        teach_stored(self.wiring, [ended.measurement_id])
+        teach_ended(self.wiring, [ended])
 
     def _fail(self, held: ProbeRecord, message: str) -> None:
         self.wiring.probes.finish(held, ProbeEnd(state="failed", failure=BACKEND, message=message), self.wiring.clock.now())

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.calibration.coverage import Shape
+from planner.calibration.kernels import Shape
 from planner.errors import Fault, SpecError
 from planner.rules import violations
 from planner.specs.cluster import ClusterSpec

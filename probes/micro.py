@@ -21,7 +21,7 @@ from typing import IO, Any
 import torch
 import torch.distributed as dist
 
-from planner.calibration.coverage import Shape
+from planner.calibration.kernels import Shape
 from planner.errors import Fault, SpecError
 from probes.kernels import attention, collectives, gemm, grouped_gemm, memory, optimizer
 from probes.kernels.base import Prepared, Unavailable, num_runs, time_runs, warm_up

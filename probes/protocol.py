@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.calibration.coverage import Shape
+from planner.calibration.kernels import Shape
 from planner.specs.job import Job
 from planner.specs.measurement import Measured as MeasuredNumbers
 from planner.specs.measurement import Measurement, Rung

@@ -19,7 +19,7 @@ def command(
     from api.cli.output import note, say
     from api.closed_loop import Onlooker
     from api.importing import all_of
-    from api.learning import teach
+    from api.learning import kernel_probes, teach
     from api.sweeping import add_sweep, failure_in, run_now, run_sweep
     from api.wiring import wire
     from planner.catalog.clusters import load_gpu
@@ -37,7 +37,7 @@ def command(
         failure = ended.message if ended.result is None else failure_in(ended.result)
         if failure is not None:
             raise ProbeError(failure)
-    made = teach(wiring, all_of(wiring, MeasurementFilter(gpu=gpu)))
+    made = teach(wiring, all_of(wiring, MeasurementFilter(gpu=gpu)), kernel_probes(wiring, gpu))
     if json:
         rows = [{"id": one.id, "trainer": one.trainer, "gpu": one.gpu, "runs": one.num_runs, **knobs_moved(one)} for one in made]
         say(encoder.dumps(rows, indent=2))

@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Run layouts for a few steps and record time, memory and what went wrong."""
     from api.cli.output import note
-    from api.learning import teach_stored, words_of
+    from api.learning import teach_ended, words_of
     from api.probing import enqueue, recover, run_all
     from api.wiring import wire
 
@@ -48,7 +48,7 @@ def command(
     records = enqueue(wiring, asked, max_attempts=1, ours=True)
     with _watched(records) as watches:
         ended = run_all(wiring, records, watches)
-    for learnt in teach_stored(wiring, [record.measurement_id for record in ended]):
+    for learnt in teach_ended(wiring, ended):
         note(words_of(learnt))
     _tell(wiring, asked, ended, as_json=json)
 

@@ -8,12 +8,11 @@ Letters: U candidate layouts; every size is a column (U,).
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from planner.calibration.kernels import COLLECTIVES, Shape, kernel_seconds
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.collectives import collective_seconds, send_seconds
 from planner.cost.layers import fused_kernels
 from planner.cost.price import Pricer
 from planner.cost.schedule_columns import num_microbatches
@@ -23,62 +22,9 @@ from planner.work import axes, blocks
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
 from planner.work.pieces import HIDDEN_SP
 
-KINDS = ("gemm", "grouped-gemm", "attention", "attention-backward", "memory", "optimizer", "collective")
 # Beyond this many octaves from anything measured, a shape is as unknown as any; within NEAR it is known. Judgement.
 FAR, NEAR = 2.0, 0.25
 RUNS, OVERHEAD_SECONDS = 20, 0.15  # timed and warm-up runs of one shape; making its operands. Judgement.
-BACKWARD = 2.5  # of attention, as the cost model prices it
-UPDATE_BYTES = 28.0  # a parameter: fused AdamW in fp32 reads parameter, gradient, two states and writes back all but the gradient
-COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")  # and "send", between pipeline ranks
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Shape:
-    """One kernel to time.
-
-    kind: of KINDS.  name: which operation of the kind ("all-gather", "copy", "adamw"), else empty.  dtype: a value of
-    `layout.precision`, or float32.  sizes: (dimension, size) pairs, sorted; bytes of a collective are those of the whole buffer.
-    """
-
-    kind: str
-    name: str
-    dtype: str
-    sizes: tuple[tuple[str, int], ...]
-
-    @classmethod
-    def of(cls, kind: str, name: str = "", dtype: str = "bf16", **sizes: float) -> "Shape":
-        """From sizes by name, rounded to whole numbers of at least one (but for a window, which may be zero)."""
-        whole = {key: max(0 if key == "window" else 1, round(size)) for key, size in sizes.items()}
-        return cls(kind, name, dtype, tuple(sorted(whole.items())))
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Shape":
-        """Inverse of `as_dict`; further keys are ignored. Raises KeyError or ValueError for what is no shape."""
-        if values["kind"] not in KINDS:
-            raise ValueError(f"kind={values['kind']!r} is none of {', '.join(KINDS)}")
-        sizes = tuple(sorted((str(key), int(size)) for key, size in values["sizes"].items()))
-        return cls(str(values["kind"]), str(values.get("name", "")), str(values.get("dtype", "bf16")), sizes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON form."""
-        return {"kind": self.kind, "name": self.name, "dtype": self.dtype, "sizes": dict(self.sizes)}
-
-    def __getitem__(self, name: str) -> int:
-        return dict(self.sizes)[name]
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs that timing it takes: a group of ranks with its stride, else one."""
-        sizes = dict(self.sizes)
-        return (sizes["ranks"] - 1) * sizes["stride"] + 1 if self.kind == "collective" else 1
-
-    def octaves_to(self, other: "Shape") -> float:
-        """Distance in factors of two: Euclid's over the logarithms of sizes; infinite between different kernels."""
-        same = (self.kind, self.name, self.dtype) == (other.kind, other.name, other.dtype)
-        if not same or [key for key, _ in self.sizes] != [key for key, _ in other.sizes]:
-            return math.inf
-        pairs = zip(self.sizes, other.sizes, strict=True)
-        return math.sqrt(sum(math.log2((1 + mine) / (1 + theirs)) ** 2 for (_, mine), (_, theirs) in pairs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +55,12 @@ def uses(pricer: Pricer, batch: LayoutBatch) -> tuple[Use, ...]:
     step = pricer.price(batch).step_seconds
     found: dict[Shape, tuple[float, float]] = {}
     for run in _runs(pricer, batch):
-        shares = run.calls * run.seconds / step
+        each = kernel_seconds(pricer, run.kind, run.name, run.dtypes, run.sizes)
+        shares = run.calls * each / step
         for row in np.flatnonzero(run.calls > 0):
             shape = run.shape(int(row))
             seconds, share = found.get(shape, (0.0, 0.0))
-            found[shape] = (max(seconds, float(run.seconds[row])), share + float(shares[row]) / len(batch))
+            found[shape] = (max(seconds, float(each[row])), share + float(shares[row]) / len(batch))
     ordered = sorted(found.items(), key=lambda item: (-item[1][1], item[0]))
     return tuple(Use(shape=shape, seconds=seconds, share=share) for shape, (seconds, share) in ordered)
 
@@ -176,7 +123,6 @@ class _Run:
     name: str
     dtypes: Sequence[str]
     sizes: Mapping[str, FloatColumn]
-    seconds: FloatColumn
     calls: FloatColumn
 
     def shape(self, row: int) -> Shape:
@@ -225,17 +171,14 @@ class _Kernels:
 
         The weight gradient of grouped products has its groups in the depth: m = depth, k = rows a group.
         """
-        batch, device = self.batch, self.pricer.device
+        batch = self.batch
         rows, cols, depth, groups = (self._product(dims) for dims in (op.rows, op.cols, op.depth, op.batch))
         low = op.role in ("linear", "expert")
         names = [PRECISIONS[code] if low else "bf16" for code in batch.precision]
         dtypes = [name if DTYPES[width] == "bfloat16" else "float32" for name, width in zip(names, batch.param_dtype, strict=True)]
-        codes = batch.precision if low else np.full(len(batch), device.half)
         for m, n, k in ((rows, cols, depth), (rows, depth, cols), (depth, cols, rows)):
             sizes = {"m": m, "n": n, "k": k} | ({"groups": groups} if op.batch else {})
-            seconds = device.gemm_seconds(m, n, k, groups, codes)
-            kind = "grouped-gemm" if op.batch else "gemm"
-            yield _Run(kind=kind, name="", dtypes=dtypes, sizes=sizes, seconds=np.nan_to_num(seconds), calls=passes)
+            yield _Run(kind="grouped-gemm" if op.batch else "gemm", name="", dtypes=dtypes, sizes=sizes, calls=passes)
 
     def _attention(self, op: Attention, passes: FloatColumn) -> Iterator[_Run]:
         """Under context parallelism but Ulysses, `cp` pieces of a shorter sequence; Ulysses has fewer heads and the whole one."""
@@ -252,12 +195,9 @@ class _Kernels:
             "batch": batch.micro_batch_size * one, "heads": heads, "kv_heads": kv_heads, "seq": seq,
             "head_dim": model.qk_head_dim * one, "v_head_dim": model.v_dim * one, "window": window * one,
         }  # fmt: skip
-        context = seq / 2.0 if not window else np.minimum(seq / 2.0, window - window**2 / (2.0 * seq))
-        flops = 2.0 * sizes["batch"] * seq * context * heads * (model.qk_head_dim + model.v_dim)
         dtypes = ["bf16" if DTYPES[width] == "bfloat16" else "float32" for width in batch.param_dtype]
-        for kind, work, backward in (("attention", 1.0, False), ("attention-backward", BACKWARD, True)):
-            seconds = self.pricer.device.attention_seconds(work * flops, 2.0 * context, backward=backward)
-            yield _Run(kind=kind, name="", dtypes=dtypes, sizes=sizes, seconds=seconds, calls=passes * pieces)
+        for kind in ("attention", "attention-backward"):
+            yield _Run(kind=kind, name="", dtypes=dtypes, sizes=sizes, calls=passes * pieces)
 
     def _moved(self, op: Elementwise, passes: FloatColumn) -> _Run:
         """Memory-bound operations by the bytes of one tensor: their kernels are all copies to the memory system."""
@@ -265,9 +205,8 @@ class _Kernels:
         num_bytes = self._product(op.dims) * width
         fused = fused_kernels(self.batch, self.pricer.rules)
         moves = np.where(fused, op.fused_forward_moves + op.fused_backward_moves, op.forward_moves + op.backward_moves)
-        seconds = self.pricer.device.moved_seconds(2.0 * num_bytes)
         sizes, dtypes = {"bytes": num_bytes}, ["bf16"] * len(self.batch)
-        return _Run(kind="memory", name="copy", dtypes=dtypes, sizes=sizes, seconds=seconds, calls=passes * moves / 2.0)
+        return _Run(kind="memory", name="copy", dtypes=dtypes, sizes=sizes, calls=passes * moves / 2.0)
 
     def _width(self) -> FloatColumn:
         """Bytes of an element in the compute dtype, (U,)."""
@@ -304,20 +243,18 @@ class _Kernels:
                 yield self._collective("all-reduce", unit * reduce, whole, whole_stride, np.where(sharded, 0.0, held))
 
     def _collective(self, operation: str, payload: FloatColumn, degree: FloatColumn, stride: FloatColumn, calls: FloatColumn) -> _Run:
-        seconds = collective_seconds(operation, payload, degree, stride, self.pricer.fabric, base_seconds=0.0)
         sizes = {"bytes": payload, "ranks": degree, "stride": stride}
         calls = np.where(degree > 1.0, calls, 0.0)
-        return _Run(kind="collective", name=operation, dtypes=["bf16"] * len(calls), sizes=sizes, seconds=seconds, calls=calls)
+        return _Run(kind="collective", name=operation, dtypes=["bf16"] * len(calls), sizes=sizes, calls=calls)
 
     def sends(self, microbatches: FloatColumn) -> _Run:
         """Activations to the next pipeline rank, and their gradients back."""
         batch = self.batch
         payload = self._product(HIDDEN_SP) * self._width()
         _, stride = axes.group("pp", batch, self._rank_order())
-        seconds = send_seconds(payload, stride, self.pricer.fabric, degree=batch.pp.astype(np.float64))
         sizes = {"bytes": payload, "ranks": np.full(len(batch), 2.0), "stride": stride}
         calls = np.where(batch.pp > 1, 2.0 * microbatches * batch.virtual_stages, 0.0)
-        return _Run(kind="collective", name="send", dtypes=["bf16"] * len(batch), sizes=sizes, seconds=seconds, calls=calls)
+        return _Run(kind="collective", name="send", dtypes=["bf16"] * len(batch), sizes=sizes, calls=calls)
 
     def optimizer(self) -> _Run:
         """The optimizer's step over the parameters that one rank keeps, mean over pipeline ranks."""
@@ -325,7 +262,6 @@ class _Kernels:
         dense, expert = unit_parameters(pricer.model, batch)
         counts = np.array([count for _, count in pricer.model.distinct_layers()] + [1.0, 1.0])
         owned = counts @ kept_shards(batch, dense, expert, self._rank_order()) / batch.pp
-        seconds = pricer.device.moved_seconds(owned * UPDATE_BYTES)
         sizes, dtypes = {"parameters": owned}, ["float32"] * len(batch)
         calls = np.where(batch.cpu_offload, 0.0, 1.0)
-        return _Run(kind="optimizer", name=pricer.training.optimizer, dtypes=dtypes, sizes=sizes, seconds=seconds, calls=calls)
+        return _Run(kind="optimizer", name=pricer.training.optimizer, dtypes=dtypes, sizes=sizes, calls=calls)

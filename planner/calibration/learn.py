@@ -1,18 +1,32 @@
-"""A calibration sharpened by one's own runs: the shipped posterior is the prior, the runs move the knobs of their trainer and GPU.
+"""A calibration sharpened by one's own runs and timed kernels: the shipped posterior is the prior, they move the knobs of trainer and GPU.
 
-On one's own cluster the offset of a source is no nuisance: it is what one wants to know. So here it is part of the knobs.
+On one's own cluster the offset of a source is no nuisance, nor is what its hosts and networks differ by: it is what one wants to know. So
+here they are part of the knobs. Letters: P unknowns, L kinds of kernels.
 """
 
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.calibration.basis import seen
 from planner.calibration.fit import Data, fingerprint, fit
-from planner.cost.calibration import Calibration
+from planner.calibration.kernels import (
+    Shape,
+    Timing,
+    alone,
+    alone_gradient,
+    alone_sd,
+    by_kind,
+    shape_seconds,
+    timing_fingerprint,
+    within_reach,
+)
+from planner.columns import FloatColumn
+from planner.cost.calibration import PLACE, Calibration
+from planner.cost.price import Pricer
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 
@@ -21,8 +35,16 @@ NO_OFFSET = 1e-3  # standard deviation of an offset that is not to take anything
 ID_DIGITS = 10
 
 
-def learn(calibration: Calibration, measurements: Sequence[Measurement]) -> Calibration:
-    """The calibration after these runs; the same one when none of them tells a step time.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRun:
+    """Kernels timed alone on the machine of a job, whose layout does not matter. timings: oldest first."""
+
+    job: Job
+    timings: tuple[Timing, ...]
+
+
+def learn(calibration: Calibration, measurements: Sequence[Measurement], kernels: Sequence[KernelRun] = ()) -> Calibration:
+    """The calibration after these runs and kernels; the same one when none of them tells a time.
 
     Repeated runs of one layout are averaged: what the model misses about it is the same each time. The deviation that all runs of one
     place share falls as 1 / sqrt(1 / group_sd^2 + n / run_sd^2) with n distinct layouts. Same runs, same id. Runs that the calibration
@@ -33,19 +55,74 @@ def learn(calibration: Calibration, measurements: Sequence[Measurement]) -> Cali
         if _teaches(measurement) and not _known(calibration, measurement):
             key = measurement.key()
             by_layout.setdefault((key.job_hash, key.layout_hash), []).append(measurement)
-    if not by_layout:
+    timed = [run for run in kernels if run.timings]
+    if not by_layout and not timed:
         return calibration
     jobs: list[Job] = [runs[0].job for runs in by_layout.values()]
-    seconds = [math.exp(float(np.mean([math.log(run.measured.step_seconds or 1.0) for run in runs]))) for runs in by_layout.values()]
-    data = replace(Data.of(jobs, seconds), sources=("own",) * len(jobs))
-    learnt, _ = fit(data, replace(calibration, group_sd=NO_OFFSET, place=0.0))
-    taught = "".join(run.id for runs in by_layout.values() for run in runs)
+    scopes = sorted({_scopes(job) for job in (*jobs, *(run.job for run in timed))})
+    believed = calibration.at_one_place(scopes)
+    for scope in scopes:
+        believed = _told_by_kernels(believed, [run for run in timed if _scopes(run.job) == scope])
+    shared = calibration.group_sd
+    if jobs:
+        seconds = [math.exp(float(np.mean([math.log(run.measured.step_seconds or 1.0) for run in runs]))) for runs in by_layout.values()]
+        data = replace(Data.of(jobs, seconds), sources=("own",) * len(jobs))
+        believed, _ = fit(data, replace(believed, group_sd=NO_OFFSET))
+        shared = (calibration.group_sd**-2.0 + len(jobs) / calibration.run_sd**2) ** -0.5
+    fingerprints = sorted(timing_fingerprint(run.job.cluster.gpu.name, timing) for run in timed for timing in run.timings)
+    taught = "".join([*(run.id for runs in by_layout.values() for run in runs), *fingerprints])
     digest = hashlib.sha256(f"{calibration.id}{taught}".encode()).hexdigest()[:ID_DIGITS]
-    shared = (calibration.group_sd**-2.0 + len(jobs) / calibration.run_sd**2) ** -0.5
     return replace(
-        learnt, id=f"{calibration.id}+{len(jobs)}-{digest}", group_sd=shared, place=calibration.place * shared / calibration.group_sd,
-        sensitivity=calibration.sensitivity, seen=calibration.seen | seen(jobs),
+        believed, id=f"{calibration.id}+{len(jobs)}-{digest}", group_sd=shared, sensitivity=calibration.sensitivity,
+        seen=calibration.seen | seen(jobs), fitted=calibration.fitted | set(fingerprints),
     )  # fmt: skip
+
+
+def _told_by_kernels(calibration: Calibration, runs: Sequence[KernelRun]) -> Calibration:
+    """The posterior after one look at each kind of kernel: a linear Gaussian update along what kernels alone feel of the knobs.
+
+    x' = x + G v,  C' = C - G S C,  G = C S' (S C S' + noise)^-1;  S (L, P) slopes, v (L,) measured less predicted, within reach.
+    """
+    if not runs:
+        return calibration
+    trainer, family = _scopes(runs[0].job)
+    ratios: dict[str, list[float]] = {}
+    gradients: dict[str, list[FloatColumn]] = {}
+    noise: dict[str, float] = {}
+    for job, newest in _by_machine(runs):
+        pricer = Pricer.build(job.model, job.cluster, job.training, calibration)
+        shapes = list(newest)
+        known = dict(zip(shapes, zip(shape_seconds(alone(pricer), shapes), alone_gradient(pricer, shapes), strict=True), strict=True))
+        for kind, members in by_kind(shape for shape in shapes if known[shape][0] > 0).items():
+            ratios.setdefault(kind, []).extend(math.log(newest[shape] / known[shape][0]) for shape in members)
+            gradients.setdefault(kind, []).extend(known[shape][1] for shape in members)
+            noise[kind] = alone_sd(members)
+    if not ratios:
+        return calibration
+    felt = np.array([np.mean(gradients[kind], axis=0) for kind in ratios])
+    mine = [scope in ("", trainer, family) for _, scope in calibration.keys]
+    slopes = felt[:, [PLACE[knob] for knob, _ in calibration.keys]] * np.array(mine)
+    spread = slopes @ calibration.covariance @ slopes.T
+    seen_values = [
+        within_reach(float(np.mean(ratios[kind])), float(np.sqrt(spread[place, place])), noise[kind]) for place, kind in enumerate(ratios)
+    ]
+    values, variances = (np.array(column) for column in zip(*seen_values, strict=True))
+    gain = calibration.covariance @ slopes.T @ np.linalg.inv(spread + np.diag(variances))
+    covariance = calibration.covariance - gain @ slopes @ calibration.covariance
+    return replace(calibration, shifts=calibration.shifts + gain @ values, covariance=0.5 * (covariance + covariance.T))
+
+
+def _by_machine(runs: Sequence[KernelRun]) -> list[tuple[Job, dict[Shape, float]]]:
+    """A job of each cluster with the newest seconds of each shape there."""
+    found: dict[str, tuple[Job, dict[Shape, float]]] = {}
+    for run in runs:
+        _, newest = found.setdefault(run.job.cluster.model_dump_json(), (run.job, {}))
+        newest.update({timing.shape: timing.seconds for timing in run.timings if timing.seconds > 0})
+    return list(found.values())
+
+
+def _scopes(job: Job) -> tuple[str, str]:
+    return job.training.trainer, job.cluster.gpu.family
 
 
 def _teaches(measurement: Measurement) -> bool:

@@ -5,7 +5,7 @@ which all trainers or families have in common, plus an own part: one that was ne
 Letters: K knobs, P unknowns (shared and own shifts), D directions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -47,6 +47,16 @@ class Knob:
             return float(self.prior * np.exp(shift))
         odds = self.prior / (1.0 - self.prior) * np.exp(shift)
         return float(odds / (1.0 + odds))
+
+    def own(self, trainer: str, family: str) -> str:
+        """Whose own part of the shift counts there."""
+        return trainer if self.scope == "trainer" else family
+
+    def variance(self, scope: str) -> float:
+        """Prior variance of the shared part (scope "") or of an own one; of a GPU family, its kernels' doubt included."""
+        if not scope:
+            return self.sd**2
+        return (OWN_SHARE * self.sd) ** 2 + (doubt(scope) ** 2 if self.name in RATES else 0.0)
 
 
 # Priors are judgements made before any run was looked at, but where a source is named.
@@ -161,13 +171,29 @@ class Calibration:
         pick = np.zeros((len(KNOBS), len(self.keys)))
         unseen = (self.place * PLACE_SD) ** 2
         for place, knob in enumerate(KNOBS):
-            for scope, sd in (("", knob.sd), (trainer if knob.scope == "trainer" else family, OWN_SHARE * knob.sd)):
+            for scope in ("", knob.own(trainer, family)):
                 at = self._at.get((knob.name, scope))
                 if at is None:
-                    unseen[place] += sd**2 + (doubt(family) ** 2 if scope == family and knob.name in RATES else 0.0)
+                    unseen[place] += knob.variance(scope)
                 else:
                     pick[place, at] = 1.0
         return np.asarray(pick @ self.shifts), np.asarray(pick @ self.covariance @ pick.T + np.diag(unseen))
+
+    def at_one_place(self, scopes: Collection[tuple[str, str]]) -> "Calibration":
+        """The same belief with every shift of these (trainer, GPU family) among its keys, what their place differs by included."""
+        wanted = dict.fromkeys((knob, scope) for trainer, family in scopes for knob in KNOBS for scope in ("", knob.own(trainer, family)))
+        fresh = [(knob, scope) for knob, scope in wanted if (knob.name, scope) not in self._at]
+        keys = (*self.keys, *((knob.name, scope) for knob, scope in fresh))
+        known, count = len(self.keys), len(keys)
+        covariance = np.zeros((count, count))
+        covariance[:known, :known] = self.covariance
+        covariance[range(known, count), range(known, count)] = [knob.variance(scope) for knob, scope in fresh]
+        place = {key: at for at, key in enumerate(keys)}
+        for knob, scope in wanted:
+            if scope:
+                covariance[place[knob.name, scope], place[knob.name, scope]] += (self.place * knob.place_sd) ** 2
+        shifts = np.concatenate([self.shifts, np.zeros(count - known)])
+        return replace(self, keys=keys, shifts=shifts, covariance=covariance, place=0.0)
 
     def directions(self, trainer: str, family: str) -> tuple[FloatColumn, float]:
         """(shifts (D, K), one standard deviation each, that move predictions most; variance of log seconds that they leave out).

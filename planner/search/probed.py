@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from planner.calibration.kernels import Timing
 from planner.columns import LayoutBatch
 from planner.rules import Context
 from planner.search.probing.candidates import Candidates, enumerate_candidates
 from planner.search.probing.fidelity import MicroProbe, Observed
-from planner.search.probing.kernels import Kernels, Timing
+from planner.search.probing.kernels import Kernels
 from planner.search.probing.loop import Event, Measure, Outcome, Ranked, run
 from planner.search.probing.study import Asked, Budget, CheaperRung, MicroResult, ProbeCost, Settings
 from planner.search.sized import Sized

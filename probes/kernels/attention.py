@@ -6,7 +6,7 @@ Flops: 2 x batch x heads x seq x (seq / 2) x (head_dim + v_head_dim), times 2.5 
 import torch
 import torch.nn.functional as F
 
-from planner.calibration.coverage import BACKWARD, Shape
+from planner.calibration.kernels import BACKWARD, Shape
 from probes.kernels.base import Prepared, Unavailable, dtype_of, random
 
 

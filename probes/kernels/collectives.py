@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from planner.calibration.coverage import Shape
+from planner.calibration.kernels import Shape
 from probes.kernels.base import Prepared, Unavailable, dtype_of
 
 

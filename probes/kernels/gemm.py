@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from planner.calibration.coverage import Shape
+from planner.calibration.kernels import Shape
 from probes.kernels.base import Prepared, Unavailable, dtype_of, random
 
 FLOAT8 = {"float8-tensorwise", "float8-rowwise", "float8-delayed"}

@@ -5,7 +5,7 @@ Source: torchtitan 0.2.2 models/moe/moe.py (torch._grouped_mm, bf16). Rows of th
 
 import torch
 
-from planner.calibration.coverage import Shape
+from planner.calibration.kernels import Shape
 from probes.kernels.base import Prepared, Unavailable, dtype_of, random
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from planner.calibration.coverage import Shape
+from planner.calibration.kernels import Shape
 from probes.kernels.base import Prepared, Unavailable, dtype_of, random
 
 HIDDEN = 4096  # width of a row for what works by rows; judgement: rates hardly depend on it above a thousand

@@ -2,7 +2,7 @@
 
 import torch
 
-from planner.calibration.coverage import UPDATE_BYTES, Shape
+from planner.calibration.kernels import UPDATE_BYTES, Shape
 from probes.kernels.base import Prepared, Unavailable
 
 TENSORS = 64  # parameters of a real model come in many tensors, which a fused step takes in one launch

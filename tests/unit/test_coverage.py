@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from planner.calibration.coverage import NEAR, Shape, Use, choose, gaps, probe_seconds, uses
+from planner.calibration.coverage import NEAR, Use, choose, gaps, probe_seconds, uses
+from planner.calibration.kernels import Shape
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.specs.job import Job

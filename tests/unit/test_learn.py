@@ -7,7 +7,8 @@ import pytest
 
 from planner.calibration.fit import fingerprint
 from planner.calibration.intervals import time_spread
-from planner.calibration.learn import learn
+from planner.calibration.kernels import Shape, Timing, alone, shape_seconds
+from planner.calibration.learn import KernelRun, learn
 from planner.catalog.calibrations import shipped_calibration
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
@@ -92,3 +93,66 @@ def test_runs_that_it_was_fitted_to_teach_nothing() -> None:
     told = replace(calibration, fitted=calibration.fitted | {fingerprint(run.job, run.measured.step_seconds or 0.0) for run in RUNS[:2]})
     assert learn(told, RUNS[:2]) is told
     assert learn(told, RUNS).id.startswith(f"{told.id}+1-")
+
+
+# ---- kernels alone ----
+
+NEW_FAMILY = "mi300x-192gb"  # no training run on it was measured
+
+
+def kernel_run(gpu: str, factor: float) -> KernelRun:
+    """Products of a layer, so many times as slow as predicted alone."""
+    machine = on(gpu, "llama3-8b")
+    sizes = [(8192, 4096, 4096), (8192, 14336, 4096), (8192, 4096, 14336)]
+    shapes = [Shape.of("gemm", m=m, n=n, k=k) for m, n, k in sizes]
+    seconds = shape_seconds(alone(Pricer.build(machine.model, machine.cluster, machine.training)), shapes)
+    return KernelRun(job=machine, timings=tuple(Timing(shape=s, seconds=factor * float(t)) for s, t in zip(shapes, seconds, strict=True)))
+
+
+def on(gpu: str, model: str = "qwen3-8b") -> Job:
+    training = {"seq_len": 8192, "global_batch_size": 64}
+    return Job.from_user({"model": model, "cluster": {"gpu": gpu, "num_gpus": 8}, "training": training, "layout": {}})
+
+
+def test_slow_products_alone_are_learnt_where_no_run_was_measured_and_hardly_where_many_were() -> None:
+    moved = {}
+    for gpu in (NEW_FAMILY, "h100-sxm-80gb"):
+        learnt = learn(shipped_calibration(), [], [kernel_run(gpu, SLOWER)])
+        moved[gpu] = np.log(predicted(on(gpu), learnt) / predicted(on(gpu)))
+    assert 0.05 < moved[NEW_FAMILY] < np.log(SLOWER)
+    assert abs(moved["h100-sxm-80gb"]) < 0.02
+
+
+def test_kernels_as_predicted_move_nothing_and_make_surer() -> None:
+    job = on(NEW_FAMILY)
+    learnt = learn(shipped_calibration(), [], [kernel_run(NEW_FAMILY, 1.0)])
+    assert predicted(job, learnt) == pytest.approx(predicted(job), rel=1e-6)
+    spreads = []
+    for calibration in (shipped_calibration(), learnt):
+        pricer = Pricer.build(job.model, job.cluster, job.training, calibration)
+        batch = LayoutBatch.from_layouts([job.layout])  # type: ignore[list-item]
+        spreads.append(float(time_spread(pricer, batch, pricer.price(batch)).sd[0]))
+    assert spreads[1] < 0.95 * spreads[0]
+
+
+def test_what_no_kernel_could_be_so_far_off_teaches_no_more_than_its_reach() -> None:
+    job = on(NEW_FAMILY)
+    far, near = (predicted(job, learn(shipped_calibration(), [], [kernel_run(NEW_FAMILY, factor)])) for factor in (50.0, 1.25))
+    assert predicted(job) < far < near
+
+
+def test_the_newest_timing_of_a_kernel_counts_and_timings_name_the_calibration() -> None:
+    slow, right = kernel_run(NEW_FAMILY, SLOWER), kernel_run(NEW_FAMILY, 1.0)
+    learnt = learn(shipped_calibration(), [], [slow, right])
+    assert predicted(on(NEW_FAMILY), learnt) == pytest.approx(predicted(on(NEW_FAMILY)), rel=1e-6)
+    assert learnt.id.startswith(f"{shipped_calibration().id}+0-")
+    assert learnt.id != learn(shipped_calibration(), [], [slow]).id
+    assert learn(shipped_calibration(), [], [KernelRun(job=on(NEW_FAMILY), timings=())]) is shipped_calibration()
+
+
+def test_kernels_and_runs_teach_together() -> None:
+    run = measurement("a", on("h100-sxm-80gb", "llama3-8b"))
+    both = learn(shipped_calibration(), [run], [kernel_run("h100-sxm-80gb", SLOWER)])
+    assert both.id.startswith(f"{shipped_calibration().id}+1-")
+    assert predicted(on("h100-sxm-80gb"), both) > 1.05 * predicted(on("h100-sxm-80gb"))
+    assert both.place == 0.0

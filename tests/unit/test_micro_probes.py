@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.coverage import KINDS, Shape
+from planner.calibration.kernels import KINDS, Shape
 from tests.conftest import ROOT
 
 torch = pytest.importorskip("torch")

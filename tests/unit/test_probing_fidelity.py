@@ -87,9 +87,10 @@ def test_a_micro_probe_is_worth_what_it_can_change() -> None:
 def test_an_answer_beyond_the_reach_of_directions_hardly_moves_them() -> None:
     look = Look(name="gemm bf16", loading=(0.3, 0.4), sd=0.1)
     near, far = (Observed(look=look, log_ratio=value) for value in (-0.4, -4.0))
-    assert (near.value, near.variance) == pytest.approx((-0.4, 0.01))
-    assert far.value == pytest.approx(-np.hypot(0.5, 0.1))
-    moved = [abs(one.value) * 0.25 / (0.25 + one.variance) for one in (near, far)]  # along the direction, by its conjugate normal update
+    assert near.seen == pytest.approx((-0.4, 0.01))
+    assert far.seen[0] == pytest.approx(-np.hypot(0.5, 0.1))
+    # Along the direction, by its conjugate normal update.
+    moved = [abs(value) * 0.25 / (0.25 + variance) for value, variance in (near.seen, far.seen)]
     assert moved[1] < 0.1 * moved[0]
 
 

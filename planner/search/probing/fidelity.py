@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.calibration.coverage import Shape
+from planner.calibration.kernels import Shape, within_reach
 from planner.columns import FloatColumn
 from planner.search.probing import normal
 
@@ -124,19 +124,9 @@ class Observed:
     log_ratio: float
 
     @property
-    def reach(self) -> float:
-        """One deviation of what was expected. Loadings are differences over one deviation of a direction, so they hold no further."""
-        return float(np.hypot(np.linalg.norm(self.look.loading), self.look.sd))
-
-    @property
-    def value(self) -> float:
-        """The answer as far as loadings hold."""
-        return float(np.clip(self.log_ratio, -self.reach, self.reach))
-
-    @property
-    def variance(self) -> float:
-        """Of the value around what the directions say: what lies beyond their reach is misfit of the model, not evidence along them."""
-        return self.look.sd**2 + (self.log_ratio - self.value) ** 2
+    def seen(self) -> tuple[float, float]:
+        """(value along the loading, its variance)."""
+        return within_reach(self.log_ratio, float(np.linalg.norm(self.look.loading)), self.look.sd)
 
 
 def value_of_look(log_seconds: FloatColumn, effect: FloatColumn, variance: float, sd: float) -> float:

@@ -278,7 +278,7 @@ class ProbeStudy:
 
     def _observe(self, found: Sequence[Observed]) -> None:
         for one in found:
-            self.knowledge.learn_direction(one.look.loading, one.value, one.variance)
+            self.knowledge.learn_direction(one.look.loading, *one.seen)
 
     def _asked(self, row: int, rung: Rung, reason: str, *, repeat: bool = False) -> Asked:
         self._next += 1

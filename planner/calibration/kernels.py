@@ -1,0 +1,193 @@
+"""Kernels and collectives alone: their shapes, what the cost model says of them, and what was timed.
+
+Letters: S shapes; every size is a column (S,).
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from planner.columns import FloatColumn
+from planner.cost.calibration import KNOBS, kernels_at, profile_at
+from planner.cost.collectives import collective_seconds, send_seconds
+from planner.cost.compute import SINGLE
+from planner.cost.price import Pricer
+from planner.specs.layout import PRECISIONS
+
+KINDS = ("gemm", "grouped-gemm", "attention", "attention-backward", "memory", "optimizer", "collective")
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")  # and "send", between pipeline ranks
+BACKWARD = 2.5  # of attention, as the cost model prices it
+FELT_ALONE = ("intra_node", "inter_node", "power_exponent")  # knobs of a trainer that kernels feel which run alone
+STEP = 0.03
+FINGERPRINT_DIGITS = 12
+UPDATE_BYTES = 28.0  # a parameter: fused AdamW in fp32 reads parameter, gradient, two states and writes back all but the gradient
+
+# A kernel alone against the same kernel inside a step, and against what the model's curves can follow. Of micro.csv against `alone`:
+# 16-bit products deviate by 9 to 12% on Ampere and Hopper, low-precision ones (of inference libraries) by 25 to 30%.
+ALONE_SD, LOW_PRECISION_SD = 0.10, 0.25
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """One kernel to time.
+
+    kind: of KINDS.  name: which operation of the kind ("all-gather", "copy", "adamw"), else empty.  dtype: a value of
+    `layout.precision`, or float32.  sizes: (dimension, size) pairs, sorted; bytes of a collective are those of the whole buffer.
+    """
+
+    kind: str
+    name: str
+    dtype: str
+    sizes: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, kind: str, name: str = "", dtype: str = "bf16", **sizes: float) -> "Shape":
+        """From sizes by name, rounded to whole numbers of at least one (but for a window, which may be zero)."""
+        whole = {key: max(0 if key == "window" else 1, round(size)) for key, size in sizes.items()}
+        return cls(kind, name, dtype, tuple(sorted(whole.items())))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Shape":
+        """Inverse of `as_dict`; further keys are ignored. Raises KeyError or ValueError for what is no shape."""
+        if values["kind"] not in KINDS:
+            raise ValueError(f"kind={values['kind']!r} is none of {', '.join(KINDS)}")
+        sizes = tuple(sorted((str(key), int(size)) for key, size in values["sizes"].items()))
+        return cls(str(values["kind"]), str(values.get("name", "")), str(values.get("dtype", "bf16")), sizes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {"kind": self.kind, "name": self.name, "dtype": self.dtype, "sizes": dict(self.sizes)}
+
+    def __getitem__(self, name: str) -> int:
+        return dict(self.sizes)[name]
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that timing it takes: a group of ranks with its stride, else one."""
+        sizes = dict(self.sizes)
+        return (sizes["ranks"] - 1) * sizes["stride"] + 1 if self.kind == "collective" else 1
+
+    def octaves_to(self, other: "Shape") -> float:
+        """Distance in factors of two: Euclid's over the logarithms of sizes; infinite between different kernels."""
+        same = (self.kind, self.name, self.dtype) == (other.kind, other.name, other.dtype)
+        if not same or [key for key, _ in self.sizes] != [key for key, _ in other.sizes]:
+            return math.inf
+        pairs = zip(self.sizes, other.sizes, strict=True)
+        return math.sqrt(sum(math.log2((1 + mine) / (1 + theirs)) ** 2 for (_, mine), (_, theirs) in pairs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """One kernel, timed. seconds: median of its runs."""
+
+    shape: Shape
+    seconds: float
+
+
+def alone(pricer: Pricer, shifts: FloatColumn | None = None) -> Pricer:
+    """The same machine with nothing else on it, its calibration's knobs moved by shifts (K,) (where they are unless given).
+
+    What a trainer's steps add to a kernel's time is left out: the clock, the caches and neighbours of a step (the profile's `compute`,
+    `low_precision` and `attention`). Networks are as fast as their curves, times how far shifts move them.
+    """
+    trainer, gpu = pricer.training.trainer, pricer.cluster.gpu
+    centre = pricer.calibration.shift(trainer, gpu.family)
+    here = profile_at(trainer, centre)
+    moved = here if shifts is None else profile_at(trainer, shifts)
+    profile = replace(
+        moved, compute=1.0, low_precision=1.0, attention=1.0, intra_node=moved.intra_node / here.intra_node,
+        inter_node=moved.inter_node / here.inter_node,
+    )  # fmt: skip
+    kernels = kernels_at(gpu, centre if shifts is None else shifts)
+    return Pricer.build(pricer.model, pricer.cluster, pricer.training, pricer.calibration, profile=profile, kernels=kernels)
+
+
+def kernel_seconds(pricer: Pricer, kind: str, name: str, dtypes: Sequence[str], sizes: Mapping[str, FloatColumn]) -> FloatColumn:
+    """Seconds of one kind of kernel at many sizes, (S,); 0 for a dtype that the GPU lacks. kind, name, dtypes, sizes: see `Shape`."""
+    device = pricer.device
+    if kind in ("gemm", "grouped-gemm"):
+        special = {"bf16": device.half, "float32": SINGLE}
+        codes = np.array([special[dtype] if dtype in special else PRECISIONS.index(dtype) for dtype in dtypes])
+        groups = sizes.get("groups", np.ones(len(codes)))
+        return np.nan_to_num(device.gemm_seconds(sizes["m"], sizes["n"], sizes["k"], groups, codes))
+    if kind in ("attention", "attention-backward"):
+        return _attention_seconds(pricer, sizes, backward=kind != "attention")
+    if kind == "memory":
+        return device.moved_seconds(2.0 * sizes["bytes"])
+    if kind == "optimizer":
+        return device.moved_seconds(UPDATE_BYTES * sizes["parameters"])
+    if name == "send":
+        return send_seconds(sizes["bytes"], sizes["stride"], pricer.fabric)
+    return collective_seconds(name, sizes["bytes"], sizes["ranks"], sizes["stride"], pricer.fabric, base_seconds=0.0)
+
+
+def _attention_seconds(pricer: Pricer, sizes: Mapping[str, FloatColumn], *, backward: bool) -> FloatColumn:
+    """Causal: a token attends to half the sequence on average, or to less under a window."""
+    seq, window = sizes["seq"], sizes["window"]
+    context = np.where(window > 0, np.minimum(seq / 2.0, window - window**2 / (2.0 * seq)), seq / 2.0)
+    flops = 2.0 * sizes["batch"] * seq * context * sizes["heads"] * (sizes["head_dim"] + sizes["v_head_dim"])
+    return pricer.device.attention_seconds((BACKWARD if backward else 1.0) * flops, 2.0 * context, backward=backward)
+
+
+def shape_seconds(pricer: Pricer, shapes: Sequence[Shape]) -> FloatColumn:
+    """Seconds of each of these shapes, (S,)."""
+    out = np.zeros(len(shapes))
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for place, shape in enumerate(shapes):
+        alike.setdefault((shape.kind, shape.name, tuple(key for key, _ in shape.sizes)), []).append(place)
+    for places in alike.values():
+        first = shapes[places[0]]
+        sizes = {key: np.array([shapes[place][key] for place in places], dtype=np.float64) for key, _ in first.sizes}
+        out[places] = kernel_seconds(pricer, first.kind, first.name, [shapes[place].dtype for place in places], sizes)
+    return out
+
+
+def alone_sd(shapes: Iterable[Shape]) -> float:
+    """Standard deviation of log measured over predicted, alone, of the mean over kernels of one kind: all are off by much the same."""
+    return LOW_PRECISION_SD if any(shape.dtype not in ("bf16", "float32") for shape in shapes) else ALONE_SD
+
+
+def within_reach(log_ratio: float, spread: float, sd: float) -> tuple[float, float]:
+    """(value, its variance) of a look whose log ratio is believed to deviate by `spread`, and by `sd` more that teaches nothing.
+
+    Slopes are differences over small moves, so they hold no further than one deviation of what was expected; what lies beyond is misfit
+    of the model, not evidence about its knobs.
+    """
+    reach = math.hypot(spread, sd)
+    value = min(max(log_ratio, -reach), reach)
+    return value, sd**2 + (log_ratio - value) ** 2
+
+
+def timing_fingerprint(gpu: str, timing: Timing) -> str:
+    """Short name of a timing on a GPU."""
+    text = json.dumps([gpu, timing.shape.as_dict(), f"{timing.seconds:.6g}"], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def alone_gradient(pricer: Pricer, shapes: Sequence[Shape]) -> FloatColumn:
+    """Derivative of log seconds alone by each knob, (S, K), by forward differences."""
+    centre = pricer.calibration.shift(pricer.training.trainer, pricer.cluster.gpu.family)
+    base = shape_seconds(alone(pricer), shapes)
+    gradient = np.zeros((len(shapes), len(KNOBS)))
+    for place, knob in enumerate(KNOBS):
+        if knob.scope == "family" or knob.name in FELT_ALONE:
+            moved = centre.copy()
+            moved[place] += STEP
+            ahead = shape_seconds(alone(pricer, moved), shapes)
+            known = (base > 0) & (ahead > 0)
+            gradient[known, place] = np.log(ahead[known] / base[known]) / STEP
+    return gradient
+
+
+def by_kind(shapes: Iterable[Shape]) -> dict[str, list[Shape]]:
+    """By kind, operation and dtype: "gemm bf16", "collective all-gather"."""
+    found: dict[str, list[Shape]] = {}
+    for shape in shapes:
+        words = (shape.kind, shape.name, "" if shape.kind == "collective" else shape.dtype)
+        found.setdefault(" ".join(filter(None, words)), []).append(shape)
+    return found

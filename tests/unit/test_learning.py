@@ -1,0 +1,105 @@
+"""What ends in the database teaches: measured layouts and timed kernels of one trainer and GPU, under the versions that they share."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.learning import learned, teach_ended, teach_stored, words_of
+from api.settings import Settings
+from api.wiring import Wiring, wire
+from planner.calibration.kernels import Shape, alone, shape_seconds
+from planner.catalog.calibrations import shipped_calibration
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
+from planner.ports import Lease, ProbeEnd, ProbeRecord
+from planner.specs.job import Job
+from planner.specs.measurement import Measured, Measurement
+
+GPU = "mi300x-192gb"
+BARE = {
+    "model": "llama3-8b", "cluster": {"gpu": GPU, "num_gpus": 8}, "training": {"seq_len": 8192, "global_batch_size": 64},
+}  # fmt: skip
+JOB = Job.from_user({**BARE, "layout": {}})
+VERSIONS = {"torch": "2.11.0", "gpu_name": "AMD Instinct MI300X"}
+SHAPES = [Shape.of("gemm", m=8192, n=4096, k=4096), Shape.of("gemm", m=8192, n=14336, k=4096)]
+SLOWER = 1.3
+
+
+@pytest.fixture
+def wiring(tmp_path: Path) -> Wiring:
+    return wire(Settings(database_url=f"sqlite:///{tmp_path / 'x.db'}"))
+
+
+def seconds_of(job: Job, wiring: Wiring) -> float:
+    assert job.layout is not None
+    pricer = Pricer.build(job.model, job.cluster, job.training, learned(wiring, job))
+    return float(pricer.price(LayoutBatch.from_layouts([job.layout])).step_seconds[0])
+
+
+def timed(wiring: Wiring, number: int, factor: float = SLOWER, versions: dict[str, str] = VERSIONS, **training: Any) -> ProbeRecord:
+    """A probe of kernels that ended, stored."""
+    asked = {**BARE, "training": {**BARE["training"], **training}}
+    job = Job.from_user(asked)
+    each = factor * shape_seconds(alone(Pricer.build(job.model, job.cluster, job.training)), SHAPES)
+    rows = [{**shape.as_dict(), "status": "ok", "seconds": float(t), "software": versions} for shape, t in zip(SHAPES, each, strict=True)]
+    rows.append({**SHAPES[0].as_dict(), "status": "oom", "software": versions})
+    record = ProbeRecord(
+        id=f"probe-{number}", created_at=datetime(2026, 1, number, tzinfo=UTC), job_hash="0" * 64, model="llama3-8b", gpu=GPU, num_gpus=1,
+        request={"job": asked, "kernels": [shape.as_dict() for shape in SHAPES]}, layout="2 kernels", pool="local",
+    )  # fmt: skip
+    wiring.probes.add([record])
+    now = datetime.now(UTC)
+    held = wiring.probes.claim(Lease(owner="here", now=now, seconds=60.0), probe_id=record.id)
+    assert held is not None
+    wiring.probes.finish(held, ProbeEnd(state="done", results=({"gpu_seconds": 9.0, "outcome": {"timings": rows}},)), now)
+    return wiring.probes.get(record.id)
+
+
+def run(name: str, factor: float, versions: dict[str, str]) -> Measurement:
+    pricer = Pricer.build(JOB.model, JOB.cluster, JOB.training)
+    assert JOB.layout is not None
+    seconds = float(pricer.price(LayoutBatch.from_layouts([JOB.layout])).step_seconds[0])
+    measured = Measured(rung="probed", step_seconds=factor * seconds)
+    return Measurement(id=name, created_at="2026-02-01T00:00:00+00:00", job=JOB, measured=measured, software=versions)
+
+
+def test_timed_kernels_move_the_next_plan(wiring: Wiring) -> None:
+    before = seconds_of(JOB, wiring)
+    (record,) = teach_ended(wiring, [timed(wiring, 1)])
+    assert (record.trainer, record.gpu, record.num_runs, record.software) == ("torchtitan", GPU, 0, VERSIONS)
+    assert words_of(record).endswith("from timed kernels; plans and estimates use it")
+    assert 1.05 * before < seconds_of(JOB, wiring) < SLOWER * before
+    (again,) = teach_ended(wiring, [timed(wiring, 2, factor=1.0)])
+    assert again.id != record.id
+    assert seconds_of(JOB, wiring) == pytest.approx(before, rel=1e-6), "the newest timing of a kernel counts"
+
+
+def test_kernels_join_the_runs_under_their_versions_and_lose_none(wiring: Wiring) -> None:
+    with_trainer = {**VERSIONS, "trainer_version": "0.2.2"}
+    wiring.measurements.add([run("m-1", 1.2, with_trainer)])
+    (alone_,) = teach_stored(wiring, ["m-1"])
+    (both,) = teach_ended(wiring, [timed(wiring, 1)])
+    assert (both.num_runs, both.software) == (1, with_trainer)
+    assert both.id != alone_.id
+    assert both.id.startswith(f"{shipped_calibration().id}+1-")
+    wiring.measurements.add([run("m-2", 1.2, with_trainer)])
+    (later,) = teach_stored(wiring, ["m-2"])
+    assert later.num_runs == 2
+    assert len(set(later.document["fitted"]) - shipped_calibration().fitted) == len(SHAPES), "kernels teach with every later run"
+
+
+def test_kernels_under_other_versions_or_of_another_trainer_stay_out(wiring: Wiring) -> None:
+    timed(wiring, 1, versions={**VERSIONS, "torch": "2.10.0"})
+    timed(wiring, 2, trainer="megatron")
+    wiring.measurements.add([run("m-1", 1.2, {**VERSIONS, "trainer_version": "0.2.2"})])
+    (record,) = teach_stored(wiring, ["m-1"])
+    assert set(record.document["fitted"]) == shipped_calibration().fitted
+
+
+def test_a_probe_that_timed_nothing_teaches_nothing(wiring: Wiring) -> None:
+    silent = replace(timed(wiring, 1), results=({"gpu_seconds": 1.0, "outcome": {"timings": []}},))
+    assert teach_ended(wiring, [silent]) == []
+    assert learned(wiring, JOB) is None
