@@ -1,0 +1,42 @@
+"""Published timings of matrix products, run alone, against what the cost model says of them alone."""
+
+import csv
+import re
+
+import numpy as np
+import pytest
+
+from planner.calibration.kernels import ALONE_SD, Shape, alone, shape_seconds
+from planner.cost.price import Pricer
+from planner.specs.job import Job
+from tests.conftest import ROOT
+
+GPUS = {"A100-SXM-80GB": "a100-sxm-80gb", "H100-SXM-80GB": "h100-sxm-80gb", "H200-SXM-141GB": "h200-sxm-141gb"}
+
+
+def published(gpu: str) -> tuple[list[Shape], np.ndarray]:
+    """Shapes and seconds of 16-bit products."""
+    shapes, seconds = [], []
+    with (ROOT / "benchmarks" / "measured" / "micro.csv").open(encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            sizes = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", row["shape_message"])}
+            if row["gpu"] == gpu and row["what"] == "GEMM bfloat16" and {"m", "n", "k"} <= sizes.keys():
+                m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes.get("b", 1)
+                more = {"groups": groups} if groups > 1 else {}
+                shapes.append(Shape.of("grouped-gemm" if more else "gemm", m=m, n=n, k=k, **more))
+                seconds.append(2.0 * groups * m * n * k / (float(row["value"]) * 1e12))
+    return shapes, np.array(seconds)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_products_alone_are_met_within_their_deviation(gpu: str) -> None:
+    job = Job.from_user(
+        {"model": "llama3-8b", "cluster": {"gpu": GPUS[gpu], "num_gpus": 8}, "training": {"seq_len": 4096, "global_batch_size": 64}}
+    )
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    shapes, seconds = published(gpu)
+    assert len(shapes) >= 80
+    ratio = np.log(seconds / shape_seconds(alone(pricer), shapes))
+    assert abs(ratio.mean()) < ALONE_SD
+    in_step = np.log(seconds / shape_seconds(pricer, shapes))
+    assert in_step.mean() < -1.5 * ALONE_SD, "a step makes the same products slower"
