@@ -245,13 +245,12 @@ def _flat(row: Mapping[str, Any]) -> dict[str, str]:
     for key, value in row.items():
         inner = value.items() if key in OPEN_PARTS and isinstance(value, Mapping) else [(None, value)]
         for name, item in inner:
-            if item is not None:
-                cells[key if name is None else f"{key}.{name}"] = _cell(item)
+            cells[key if name is None else f"{key}.{name}"] = _cell(item)
     return cells
 
 
 def _cell(value: object) -> str:
-    """Text as it is, unless it would be read as something else."""
+    """Text as it is, unless it would be read as something else; null is a value too (`max_grad_norm: null` is no clipping)."""
     if isinstance(value, str) and value and _value(value) == value:
         return value
     return json.dumps(value)

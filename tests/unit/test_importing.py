@@ -175,11 +175,13 @@ class TestRows:
 
     def test_an_export_comes_back_as_what_is_there(self, wiring: Wiring) -> None:
         row = {**self.some(wiring, 1)[0].as_row(), "id": "the-job's-own"}
+        row["training"] = {**row["training"], "max_grad_norm": None}
         probed = Measurement.from_row(row, measurement_id="probe-1", created_at="2026-11-21T12:00:00+00:00")
         wiring.measurements.add([probed])
         for text, format in ((json.dumps(row_of(probed)), "rows"), (to_csv([probed]), "csv")):
             back = read_measurements(wiring, text, format)  # type: ignore[arg-type]
             assert store_new(wiring, back).known == ("probe-1",)
+            assert back[0].job.training.max_grad_norm is None
 
     def test_filters_take_any_name_and_refuse_what_is_no_status(self) -> None:
         wanted = filter_of(model="meta-llama/Meta-Llama-3-8B", gpu="H100")
