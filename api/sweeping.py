@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from api.closed_loop import Onlooker, TaskHeart, gpu_seconds_of, held_from_the_start, is_gone, job_with_layout, take_over
 from api.errors import fault, lines_of
@@ -386,10 +386,21 @@ def sweep_detail(wiring: "Wiring", sweep: SweepRecord, runs: int = 10) -> dict[s
     }  # fmt: skip
 
 
+def pause_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
+    """No more runs until it is resumed: what is queued of it is cancelled, what runs goes on. Raises NotFoundError, ConflictError."""
+    sweep = wiring.sweeps.change(sweep_id, "paused", None)
+    _cancel_runs(wiring, sweep_id, "queued")
+    return sweep
+
+
 def cancel_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
     """Never again; its queued runs are cancelled, its running one is asked to stop. Raises NotFoundError."""
     sweep = wiring.sweeps.change(sweep_id, "cancelled", None)
-    for state in ("queued", "running"):
+    _cancel_runs(wiring, sweep_id, "queued", "running")
+    return sweep
+
+
+def _cancel_runs(wiring: "Wiring", sweep_id: str, *states: Literal["queued", "running"]) -> None:
+    for state in states:
         for task in wiring.tasks.list(TaskFilter(kind="sweep", state=state, parent_id=sweep_id)).items:
             wiring.tasks.cancel(task.id, wiring.clock.now())
-    return sweep

@@ -132,11 +132,12 @@ def show(sweep_id: Id, json: Json = False) -> None:
 
 @app.command()
 def pause(sweep_id: Id, json: Json = False) -> None:
-    """No more runs until it is resumed."""
+    """No more runs until it is resumed: queued ones are cancelled, a running one goes on."""
+    from api.sweeping import pause_sweep
     from api.wiring import wire
 
     wiring = wire()
-    _say_state(wiring, wiring.sweeps.change(sweep_id, "paused", None), as_json=json)
+    _say_state(wiring, pause_sweep(wiring, sweep_id), as_json=json)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from api.routes.plans import body_of, problems
 from api.security import needs
 from api.settings import ApiKey
 from api.storage.common import MAX_PAGE
-from api.sweeping import add_sweep, cancel_sweep, next_due, run_now, sweep_detail
+from api.sweeping import add_sweep, cancel_sweep, next_due, pause_sweep, run_now, sweep_detail
 from planner.specs.sweep import SweepSpec
 
 router = APIRouter(tags=["sweeps"])
@@ -75,10 +75,10 @@ async def run_sweep_now(request: Request, sweep_id: str, key: Prober) -> Respons
 
 
 @router.post("/sweeps/{sweep_id}/pause", response_model=None, responses=problems(401, 403, 404, 409, 422, 503))
-async def pause_sweep(request: Request, sweep_id: str, key: Prober) -> Response:
-    """No more runs until it is resumed."""
+async def pause(request: Request, sweep_id: str, key: Prober) -> Response:
+    """No more runs until it is resumed: queued ones are cancelled, a running one goes on."""
     wiring = wiring_of(request)
-    return await _once(request, key, 200, lambda: sweep_detail(wiring, wiring.sweeps.change(sweep_id, "paused", None)))
+    return await _once(request, key, 200, lambda: sweep_detail(wiring, pause_sweep(wiring, sweep_id)))
 
 
 @router.post("/sweeps/{sweep_id}/resume", response_model=None, responses=problems(401, 403, 404, 409, 422, 503))

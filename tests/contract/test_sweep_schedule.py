@@ -14,7 +14,7 @@ from api.closed_loop import Onlooker
 from api.probing import lease
 from api.settings import Settings
 from api.storage.migrate import upgrade
-from api.sweeping import add_sweep, cancel_sweep, next_due, run_now, run_sweep, schedule_due
+from api.sweeping import add_sweep, cancel_sweep, next_due, pause_sweep, run_now, run_sweep, schedule_due
 from api.wiring import Wiring, wire
 from planner.errors import SpecError
 from planner.ports import ProbeRecord, SweepRecord, TaskRecord
@@ -167,7 +167,9 @@ def test_a_run_that_goes_on_counts_all_that_it_has_spent(wiring: Wiring) -> None
 
 def test_paused_comes_not_due_and_cancelled_never_again(wiring: Wiring, clock: Clock) -> None:
     sweep = stored(wiring)
-    wiring.sweeps.change(sweep.id, "paused", None)
+    waiting = run_now(wiring, sweep, ours=False)
+    pause_sweep(wiring, sweep.id)
+    assert wiring.tasks.get(waiting.id).state == "cancelled"
     clock.time = NIGHT
     assert schedule_due(wiring) == []
     wiring.sweeps.change(sweep.id, "active", next_due(SWEEP["schedule"], clock.time))
