@@ -65,8 +65,9 @@ def read_measurements(
 ) -> list[Measurement]:
     """The measurements of a text. Raises SpecError."""
     if format == "torchtitan":
-        from probes.trainers.titan_run import completed, log_numbers, said_by
+        from probes.trainers.titan_run import check_log, completed, log_numbers, said_by
 
+        check_log(text, source or "the log")
         said, doubts = said_by(text)
         parsed = completed(said, doubts, job or {}, source or "the log")
         return [_of_row(wiring, {**parsed.request, "source": source, "measured": log_numbers(text, parsed, source)}, "", allow_files)]

@@ -20,7 +20,7 @@ from planner.specs.job import Job
 from planner.units import GIB
 from probes.backends.nvidia import Gpu, is_same_gpu
 from probes.failures import Evidence
-from probes.protocol import OutOfMemory
+from probes.protocol import Failed, OutOfMemory
 from probes.trainers.tensorboard_events import read_scalars
 from probes.trainers.titan_failures import failure
 from probes.trainers.titan_log import ANSI, TitanLog, read_log
@@ -54,6 +54,15 @@ class Doubt:
     field: str
     rule: str
     example: str
+
+
+def check_log(text: str, source: str) -> None:
+    """Raises SpecError for a text without any line of TorchTitan, before its job is asked for in vain."""
+    log, plain = read_log(text), ANSI.sub("", text)
+    if log.steps or log.version or MESH.search(plain) or TRAINER.search(plain) or isinstance(_end(log, text), OutOfMemory):
+        return
+    remedy = "give a log with lines such as `step: 3  loss: ...  memory: ...  tps: ...`, rows, or a folder of event files"
+    raise SpecError(Fault("steps", source, "holds no line of TorchTitan", remedy))
 
 
 def said_by(text: str) -> tuple[Values, list[Doubt]]:
@@ -187,11 +196,15 @@ def log_numbers(text: str, job: Job, source: str) -> Values:
     software = {name: value for name, value in (("trainer_version", log.version), ("gpu_name", log.gpu_name)) if value}
     if seconds:
         return _measured(seconds, tokens, {"peak_reserved_bytes": max(line.reserved_bytes for line in log.steps), "software": software})
-    outcome = failure(log, Evidence(reason="exit", exit_code=None, time_limit_seconds=math.inf, log=text))
+    outcome = _end(log, text)
     if isinstance(outcome, OutOfMemory):
         return {"status": "oom", "message": outcome.message, "attempted_bytes": outcome.attempted_bytes, "software": software}
     rule = f"has {len(rates)} logged steps, of which the first {UNTIMED} do not count"
     raise SpecError(Fault("steps", source, rule, "give a log with more lines such as `step: 3  loss: ...  memory: ...  tps: ...`"))
+
+
+def _end(log: TitanLog, text: str) -> Failed | OutOfMemory:
+    return failure(log, Evidence(reason="exit", exit_code=None, time_limit_seconds=math.inf, log=text))
 
 
 def event_numbers(place: Path, job: Job) -> Values:

@@ -54,6 +54,12 @@ class TestTorchTitanLogs:
         assert "selective, not which" in faults(wiring, "0.2.2-fsdp2-tp2.log")["layout.ac"]
         assert set(faults(wiring, "0.2.0-single.log")) == {"cluster.gpu", "cluster.num_gpus", "layout"}  # 0.2.0 prints no mesh
 
+    @pytest.mark.parametrize("text", ["", "hello world\n", "[1, 2]\n"])
+    def test_what_is_no_log_is_said_at_once(self, wiring: Wiring, tmp_path: Path, text: str) -> None:
+        (tmp_path / "no.log").write_text(text)
+        with pytest.raises(SpecError, match="holds no line of TorchTitan"):
+            read_file(wiring, str(tmp_path / "no.log"), None, None)
+
     def test_what_it_says_is_read(self, wiring: Wiring) -> None:
         job = {"cluster": {"gpu": "h100-sxm-80gb"}, "layout": {"ac": "selective-op"}}
         (one,) = read_file(wiring, str(LOGS / "0.2.2-fsdp2-tp2.log"), None, job)
@@ -99,7 +105,7 @@ class TestTorchTitanLogs:
         job = {"model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 1}, "layout": {"dp_shard": 1}}
         job["training"] = {"seq_len": 64, "global_batch_size": 4}  # type: ignore[assignment]
         with pytest.raises(SpecError, match=r"has 0 logged steps.*step: 3  loss"):
-            read_measurements(wiring, "nothing here\n", "torchtitan", job=job)
+            read_measurements(wiring, "torchtitan version: 0.2.2\n", "torchtitan", job=job)
 
     def test_the_gpu_of_the_log_finds_its_entry(self, wiring: Wiring) -> None:
         text = (LOGS / "0.2.2-fsdp2-pp2.log").read_text()
