@@ -101,7 +101,16 @@ def _count_of_work(estimate: Estimate) -> str:
 def basis_line(estimate: Estimate) -> Text:
     """What the figures rest on."""
     basis = ", ".join(f"{name} {kind}" for name, kind in (estimate.basis or {}).items())
-    return Text(f"Based on: {basis}. Model {estimate.model_version}, calibration {estimate.calibration_id}.", style="dim")
+    return Text(f"Based on: {basis}. Model {estimate.model_version}, calibration {_taught(estimate.calibration_id)}.", style="dim")
+
+
+def _taught(calibration_id: str) -> str:
+    """The calibration, with what it has learnt here; see `planner.calibration.learn` for the form of an id."""
+    count, _, _ = calibration_id.partition("+")[2].partition("-")
+    if not count:
+        return calibration_id
+    what = {"0": "kernels timed", "1": "1 layout measured"}.get(count, f"{count} layouts measured")
+    return f"{calibration_id}, taught by {what} in this database"
 
 
 def question_line(job: "Job") -> str:

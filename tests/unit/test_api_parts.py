@@ -11,7 +11,7 @@ from api.cli.output import as_text
 from api.errors import TABLE, answer_to, lines_of
 from api.identity import TimeOrderedIds, hash_of, hash_of_job
 from api.render.bars import Part, legend, stacked_bar
-from api.render.estimate import key_figures
+from api.render.estimate import basis_line, key_figures
 from api.render.plan import continued, energy, mass, money, plan_view
 from api.security import is_loopback, refuse_open_door
 from api.settings import Settings, load_settings, parse_api_keys
@@ -175,3 +175,12 @@ def test_a_utilisation_above_one_is_explained(plan: Plan) -> None:
     for hfu, explained in ((0.7, False), (1.1, True)):
         text = as_text(key_figures(estimate.model_copy(update={"hfu": hfu}), 110), 110)
         assert ("attention in full" in " ".join(text.split())) == explained
+
+
+@pytest.mark.parametrize(("learnt", "said"), [
+    ("", ""), ("+4-b8ce", ", taught by 4 layouts measured in this database"), ("+0-b8ce", ", taught by kernels timed in this database"),
+])  # fmt: skip
+def test_an_answer_says_when_measurements_have_taught_it(plan: Plan, learnt: str, said: str) -> None:
+    estimate = plan.ranked[0].estimate.model_copy(update={"calibration_id": f"shipped{learnt}"})
+    line = basis_line(estimate).plain
+    assert line.endswith(f"calibration shipped{learnt}{said}.")
