@@ -1,8 +1,6 @@
 """Plans that spend probes: a study is a task in the database, goes on where a dead one stopped, and ends in a stored plan."""
 
 import contextlib
-import os
-import platform
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from api.errors import fault, lines_of
 from api.identity import hash_of_job
 from api.learning import kernel_probes, learned, teach, teach_ended, timings_of
-from api.probing import BEAT_SECONDS, LEASE_SECONDS, Asked, enqueue, lease, owner, pool_of, recover, run_all
+from api.leases import Heart, is_gone, lease, lease_after
+from api.probing import Asked, enqueue, pool_of, recover, run_all
 from planner.errors import ConflictError, PlannerError
 from planner.ports import Lease, PlanLabels, ProbeFilter, ProbeRecord, TaskEnd, TaskFilter, TaskRecord
 from planner.specs.job import Job
@@ -96,58 +95,14 @@ def _left_unfinished(wiring: "Wiring", job_hash: str) -> TaskRecord | None:
 
 def take_over(wiring: "Wiring", dead: TaskRecord) -> TaskRecord | None:
     """A task whose owner is gone, now ours, also where its lease would still last; None where somebody else was quicker."""
-    now = lease(wiring)
-    ended = now.now if dead.lease_until is None else dead.lease_until + timedelta(microseconds=1)
-    return wiring.tasks.take_over(dead.id, replace(now, now=max(now.now, ended)))
+    return wiring.tasks.take_over(dead.id, lease_after(wiring, dead.lease_until))
 
 
-def is_gone(name: str | None) -> bool:
-    """Whether an owner was a process of this host that no longer exists."""
-    host, _, rest = (name or "").partition(":")
-    pid = rest.partition(":")[0]
-    if host != platform.node() or not pid.isdigit():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
+class TaskHeart(Heart[TaskRecord]):
+    """A heart that carries the study's or sweep's words to the store."""
 
-
-@dataclass
-class TaskHeart:
-    """Prolongs a task's lease while it runs; sets `stop` when somebody asks to cancel or the lease is lost."""
-
-    wiring: "Wiring"
-    held: TaskRecord
-    stop: threading.Event
-    words: str = ""
-    cancelled: bool = False
-    _done: threading.Event = field(default_factory=threading.Event)
-
-    def __enter__(self) -> "TaskHeart":
-        self._owner = owner()
-        self._thread = threading.Thread(target=self._beat, name=f"heart of {self.held.id}", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
-        while not self._done.wait(BEAT_SECONDS):
-            now = Lease(owner=self._owner, now=self.wiring.clock.now(), seconds=LEASE_SECONDS)
-            try:
-                if self.wiring.tasks.heartbeat(self.held, now, progress=self.words):
-                    self.cancelled = True
-                    self.stop.set()
-            except ConflictError:
-                self.stop.set()
-            except PlannerError:
-                continue  # the lease lasts for several more beats
+    def _prolong(self, now: Lease) -> bool:
+        return self.wiring.tasks.heartbeat(self.held, now, progress=self.words)
 
 
 def run_study(

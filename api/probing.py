@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import os
 import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from api.errors import fault, lines_of
+from api.leases import Heart, lease, lease_after
 from api.wiring import Wiring
 from planner.calibration.kernels import Shape
 from planner.errors import ConflictError, PlannerError
@@ -26,8 +26,6 @@ from probes.outcome import BEGIN, TASK, conclude
 from probes.protocol import FailureKind, OutOfMemory, ProbeResult
 
 PREFIX = "probe"
-LEASE_SECONDS = 30.0
-BEAT_SECONDS = 3.0
 IDLE_SECONDS = 2.0
 SERVICE_ATTEMPTS = 2  # a service that died under a probe runs it once more; a person's command does not
 OOM, BACKEND = "oom", "backend"
@@ -118,67 +116,26 @@ def enqueue(wiring: Wiring, asked: Sequence[Asked], *, max_attempts: int, ours: 
     return stored
 
 
-def owner() -> str:
-    """Who we are: host, process, thread."""
-    return f"{platform.node()}:{os.getpid()}:{threading.get_ident()}"
-
-
-def lease(wiring: Wiring) -> Lease:
-    """A lease from now on."""
-    return Lease(owner=owner(), now=wiring.clock.now(), seconds=LEASE_SECONDS)
-
-
 @dataclass
-class Heart:
-    """Prolongs a lease while a probe runs, and carries what others want of it: to cancel, or that the lease is lost."""
+class ProbeHeart(Heart[ProbeRecord]):
+    """A heart that also carries what the probe says and where its files are, to the store and to who watches."""
 
-    wiring: Wiring
-    held: ProbeRecord
-    watch: Watch
-    cancelled: bool = False
-    lost: bool = False
-    _words: str = ""
-    _folder: str | None = None
-    _done: threading.Event = field(default_factory=threading.Event)
-
-    def __enter__(self) -> "Heart":
-        self._owner = owner()
-        self._thread = threading.Thread(target=self._beat, name=f"heart of {self.held.id}", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
+    watch: Watch = field(kw_only=True)
+    _folder: str | None = field(default=None, kw_only=True)
 
     def say(self, words: str) -> None:
         """What the probe says, for the next beat and for who watches."""
-        self._words = words
+        self.words = words
         self.watch.progress(words)
 
     def stay(self, folder: Path) -> None:
         """Where its files are: at once, so that a successor finds them."""
         self._folder = f"{platform.node()}:{folder}"
-        self._write()
+        self._beat()
         self.watch.folder(folder)
 
-    def _beat(self) -> None:
-        while not self._done.wait(BEAT_SECONDS):
-            self._write()
-
-    def _write(self) -> None:
-        now = Lease(owner=self._owner, now=self.wiring.clock.now(), seconds=LEASE_SECONDS)
-        try:
-            asked = self.wiring.probes.heartbeat(self.held, now, progress=self._words, folder=self._folder)
-        except ConflictError:
-            self.lost = True
-            self.watch.stop.set()
-        except PlannerError as error:
-            log.warning("%s: no heartbeat: %s", self.held.id, error)  # the lease lasts for several more
-        else:
-            if asked:
-                self.cancelled = True
-                self.watch.stop.set()
+    def _prolong(self, now: Lease) -> bool:
+        return self.wiring.probes.heartbeat(self.held, now, progress=self.words, folder=self._folder)
 
 
 def run_probe(wiring: Wiring, held: ProbeRecord, watch: Watch, *, release_when_stopped: bool = False) -> ProbeRecord:
@@ -186,7 +143,7 @@ def run_probe(wiring: Wiring, held: ProbeRecord, watch: Watch, *, release_when_s
 
     release_when_stopped: a probe that was stopped by us, not cancelled by somebody, goes back into the queue.
     """
-    with Heart(wiring, held, watch) as heart:
+    with ProbeHeart(wiring, held, watch.stop, watch=watch) as heart:
         inner = Watch(stop=watch.stop, progress=heart.say, folder=heart.stay)
         try:
             answer = _measure(wiring, held, inner)
@@ -236,9 +193,7 @@ def recover(wiring: Wiring, gone: Callable[[str | None], bool] | None = None) ->
         running = wiring.probes.list(ProbeFilter(state="running"), None, RUNNING_LOOKED_AT).items
         expired += [record for record in running if gone(record.owner) and record.id not in {each.id for each in expired}]
     for dead in expired:
-        now = lease(wiring)
-        ended = dead.lease_until + timedelta(microseconds=1) if dead.lease_until else now.now
-        heir = wiring.probes.take_over(dead.id, replace(now, now=max(now.now, ended)))
+        heir = wiring.probes.take_over(dead.id, lease_after(wiring, dead.lease_until))
         if heir is not None:
             with contextlib.suppress(ConflictError):
                 concluded.append(_conclude(wiring, dead, heir))

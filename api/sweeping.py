@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from api.closed_loop import Onlooker, TaskHeart, gpu_seconds_of, held_from_the_start, is_gone, job_with_layout, take_over
+from api.closed_loop import Onlooker, TaskHeart, gpu_seconds_of, held_from_the_start, job_with_layout, take_over
 from api.errors import fault, lines_of
 from api.learning import learned, teach
-from api.probing import Asked, enqueue, lease, pool_of, recover, run_all
+from api.leases import is_gone, lease
+from api.probing import Asked, enqueue, pool_of, recover, run_all
 from planner.errors import ConflictError, PlannerError
 from planner.ports import ProbeFilter, ProbeRecord, SweepRecord, TaskEnd, TaskFilter, TaskRecord
 from planner.specs.job import Job

@@ -6,9 +6,10 @@ import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
-from api.closed_loop import Onlooker, is_gone, run_study, take_over
+from api.closed_loop import Onlooker, run_study, take_over
 from api.learning import teach_ended
-from api.probing import BACKEND, IDLE_SECONDS, RUNNING_LOOKED_AT, lease, recover, run_probe
+from api.leases import is_gone, lease
+from api.probing import BACKEND, IDLE_SECONDS, RUNNING_LOOKED_AT, recover, run_probe
 from api.sweeping import run_sweep, schedule_due
 from planner.errors import PlannerError
 from planner.ports import ProbeEnd, ProbeFilter, ProbeRecord, TaskEnd, TaskFilter, TaskRecord

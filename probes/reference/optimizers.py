@@ -20,8 +20,8 @@ EPSILON = 1e-8
 ADAFACTOR_EPSILON, ADAFACTOR_DECAY = 1e-30, -0.8  # Shazeer and Stern 2018, table 2
 
 
-class AdamWBf16States(torch.optim.Optimizer):
-    """AdamW (Loshchilov and Hutter 2019) whose moments live in bfloat16 and are widened for the update."""
+class EachAlone(torch.optim.Optimizer):
+    """An optimizer that updates one parameter after the other."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -33,6 +33,13 @@ class AdamWBf16States(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(parameter, group["lr"])
+
+    def _update(self, parameter: nn.Parameter, lr: float) -> None:
+        raise NotImplementedError
+
+
+class AdamWBf16States(EachAlone):
+    """AdamW (Loshchilov and Hutter 2019) whose moments live in bfloat16 and are widened for the update."""
 
     def _update(self, parameter: nn.Parameter, lr: float) -> None:
         state = self.state[parameter]
@@ -51,22 +58,11 @@ class AdamWBf16States(torch.optim.Optimizer):
         parameter.addcdiv_(mean.to(parameter.dtype), spread.to(parameter.dtype), value=-lr / (1 - BETAS[0] ** state["count"]))
 
 
-class Adafactor(torch.optim.Optimizer):
+class Adafactor(EachAlone):
     """Adafactor (Shazeer and Stern 2018, algorithm 4): second moments of a matrix as one row and one column, updates clipped to RMS 1.
 
     torch's own updates in place where a DTensor cannot. An expert is a matrix of its own.
     """
-
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group["lr"])
 
     def _update(self, parameter: nn.Parameter, lr: float) -> None:
         assert parameter.grad is not None

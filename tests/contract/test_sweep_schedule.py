@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from api.closed_loop import Onlooker
-from api.probing import lease
+from api.leases import lease
 from api.settings import Settings
 from api.storage.migrate import upgrade
 from api.sweeping import add_sweep, cancel_sweep, next_due, pause_sweep, run_now, run_sweep, schedule_due

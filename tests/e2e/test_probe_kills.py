@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from api.probing import LEASE_SECONDS, recover
+from api.leases import LEASE_SECONDS
+from api.probing import recover
 from api.wiring import SystemClock, Wiring
 from planner.ports import Clock, ProbeRecord
 from probes import guardian
