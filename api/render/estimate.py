@@ -53,14 +53,14 @@ def memory_section(estimate: Estimate, width: int, *, letters: bool) -> list[Ren
     ]
 
 
-def time_section(estimate: Estimate, width: int, *, letters: bool, overhead: bool = True) -> list[RenderableType]:
-    """The bar of one step. overhead: whether to say in words what costs most beside compute."""
+def time_section(estimate: Estimate, width: int, *, letters: bool, overhead: bool = True, beside: str = "") -> list[RenderableType]:
+    """The bar of one step. overhead: whether to say in words what costs most beside compute.  beside: what to add to its heading."""
     if estimate.time is None or estimate.step_seconds is None:
         return []
     parts = time_parts(estimate)
     bar = stacked_bar(parts, estimate.step_seconds, width - INDENT, letters=letters)
     return [
-        heading(f"Time of one step: {seconds(estimate.step_seconds)}"),
+        heading(f"Time of one step: {seconds(estimate.step_seconds)}{beside}"),
         indented(bar),
         indented(legend(parts, width - INDENT, letters=letters)),
         *([indented(Text(f"largest cost beside compute: {bottleneck(estimate)}"))] if overhead else ()),

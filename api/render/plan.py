@@ -33,7 +33,8 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         *probing_section(plan),
         *memory_section(winner.estimate, width, letters=letters),
         "",
-        *time_section(winner.estimate, width, letters=letters, overhead=False),  # the first of the reasons says it
+        # The first of the reasons says what costs most.
+        *time_section(winner.estimate, width, letters=letters, overhead=False, beside=" on paper" if winner.measurement else ""),
         "",
     ]
     if winner.run is not None:

@@ -13,6 +13,7 @@ from planner.specs.plan import Plan
 from planner.units import format_seconds
 
 SHOWN_TRIALS = 12
+SAME = 0.01  # a measured step is taken for what it is where all that is known expects the same within this
 
 
 def probing_section(plan: Plan) -> Iterator[RenderableType]:
@@ -38,13 +39,15 @@ def probing_section(plan: Plan) -> Iterator[RenderableType]:
 
 
 def measured_line(plan: Plan) -> Iterator[RenderableType]:
-    """The winner's speed where it was measured; the figures below it are the cost model's."""
+    """The winner's speed where it was measured, and what is expected of it now; the figures below it are the cost model's."""
     winner = plan.ranked[0]
-    step, predicted = (winner.measurement or {}).get("step_seconds"), winner.estimate.step_seconds
+    step, predicted, expected = (winner.measurement or {}).get("step_seconds"), winner.estimate.step_seconds, winner.expected_step_seconds
     tokens = winner.estimate.tokens_per_second_per_gpu
     if step and predicted and tokens:
         speed = f"{tokens * predicted / step:,.0f} tokens/s/GPU"
-        yield indented(Text.assemble(("Measured: ", "bold"), f"{format_seconds(step)} a step, {speed}. The cost model on paper:"))
+        noisy = expected is not None and abs(expected / step - 1.0) > SAME
+        weighed = f"; {format_seconds(expected or step)} expected, as such a measurement is noisy and others differ" if noisy else ""
+        yield indented(Text.assemble(("Measured: ", "bold"), f"{format_seconds(step)} a step, {speed}{weighed}. The cost model on paper:"))
 
 
 def _sentence(probing: dict[str, Any]) -> str:

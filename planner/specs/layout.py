@@ -1,6 +1,7 @@
 """A layout: what a search chooses. One row of the contract's table per field."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -102,13 +103,24 @@ class Layout(BaseModel):
 
     def short(self) -> str:
         """One line an engineer reads at a glance: "dp 32 · tp 8 · mbs 2 · full · float8-rowwise · compile"."""
-        parts = [f"{n} {d}" for n, d in (("hsdp", self.dp_replicate), (self._data_name(), self.dp_shard)) if d > 1]
-        parts += [f"{n} {d}" for n, d in (("tp", self.tp), ("cp", self.cp), ("ep", self.ep), ("etp", self.etp)) if d > 1]
+        replicas = "hsdp" if self.dp_shard * self.cp > 1 else "ddp"
+        parts = [f"{n} {d}" for n, d in ((replicas, self.dp_replicate), (self._data_name(), self.dp_shard)) if d > 1]
+        method = "" if self.cp_method == "allgather" else f" {self.cp_method}"
+        if self.cp > 1 and self.dp_shard == 1 and self.zero_stage < 3:
+            method += f" {self._data_name()}"
+        parts += [f"{n} {d}{more}" for n, d, more in (("tp", self.tp, ""), ("cp", self.cp, method), ("ep", self.ep, "")) if d > 1]
+        parts += [f"etp {self.etp}"] if self.etp > 1 else []
         if self.pp > 1:
             stages = f" x{self.virtual_stages}" if self.virtual_stages > 1 else ""
             parts.append(f"pp {self.pp} {self.pp_schedule}{stages}")
+        if self.layers_per_stage is not None:
+            parts.append(f"layers {_runs(self.layers_per_stage)}")
         parts += [f"mbs {self.micro_batch_size}", f"ac {self.ac}", self.precision]
+        dtypes = (("params", self.param_dtype), ("grads", self.reduce_dtype), ("masters", self.master_dtype))
+        parts += [f"{name} {dtype}" for name, dtype in dtypes if dtype != ("bfloat16" if name == "params" else "float32")]
         flags = (
+            ("float8-gather", self.float8_all_gather),
+            ("no-sp", self.tp > 1 and not self.sequence_parallel),
             ("compile", self.compile),
             ("async-tp", self.async_tp),
             ("offload", self.cpu_offload),
@@ -118,6 +130,12 @@ class Layout(BaseModel):
 
     def _data_name(self) -> str:
         return {0: "ddp", 1: "zero1", 2: "fsdp/zero2", 3: "fsdp"}[self.zero_stage]
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """9, six times 10, 9 as "9,10x6,9"."""
+    found = [(value, len(list(same))) for value, same in groupby(numbers)]
+    return ",".join(f"{value}x{count}" if count > 1 else str(value) for value, count in found)
 
 
 def check_layout_values(values: object, field: str = "layout") -> dict[str, object]:

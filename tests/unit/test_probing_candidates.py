@@ -102,3 +102,12 @@ def test_a_prior_from_draws_has_their_covariance() -> None:
     prior = replace(Prior.alike(np.ones(5), 0.1, np.zeros(5), 0.05), factor=centred.T)
     assert prior.factor @ prior.factor.T == pytest.approx(np.cov(draws.T, bias=True))
     assert prior.take(np.array([3, 1])).factor == pytest.approx(centred.T[[3, 1]])
+
+
+def test_no_two_candidates_read_alike() -> None:
+    batch = small().batch
+    lines = [batch.row(place).short() for place in range(len(batch))]
+    assert len(set(lines)) == len(lines)
+    uneven = batch.row(0).model_copy(update={"pp": 4, "layers_per_stage": (7, 9, 9, 7), "reduce_dtype": "bfloat16"})
+    assert "layers 7,9x2,7" in uneven.short()
+    assert "grads bfloat16" in uneven.short()
