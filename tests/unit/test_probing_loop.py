@@ -74,6 +74,9 @@ def test_it_stops_with_the_number_when_regret_is_below_tolerance() -> None:
     assert outcome.regret.expected_share <= 0.2
     assert f"expected regret {outcome.regret.expected_share:.2%}, below the tolerance of 20.00%" in outcome.stopped
     assert len(machine.asked) < 50
+    just_enough = Budget(probes=len(machine.asked), gpu_seconds=MUCH.gpu_seconds)
+    again = run(small(), settings(tolerance=0.2, budget=just_enough), one_at_a_time(Machine(small(), small().prior.log_seconds).run))
+    assert again.stopped == outcome.stopped, "also where the budget ends with it"
 
 
 def test_asked_to_stop_it_returns_the_best_so_far() -> None:
@@ -331,6 +334,7 @@ def test_events_tell_the_best_so_far_the_regret_and_what_is_left() -> None:
     assert told[-1].gpu_seconds_left == pytest.approx(1e6 - outcome.spent.gpu_seconds)
     assert told[-1].best_layout == outcome.ranked[0].layout
     assert events[0].message == machine.asked[0].reason
+    assert events[0].gpu_seconds_left == 1e6, "nothing is spent yet"
     assert events[-1].message == outcome.stopped
 
 

@@ -177,5 +177,6 @@ def _event(
         best_seconds=record.step_seconds if record else None,
         best_layout=study.candidates.batch.row(beliefs.winner) if record else None,
         regret=study.regret() if kind != "asked" else None,
-        gpu_seconds_left=study.gpu_seconds_left(), probes_left=study.settings.budget.probes - study.spent.probes,
+        gpu_seconds_left=study.settings.budget.gpu_seconds - study.spent.gpu_seconds,
+        probes_left=study.settings.budget.probes - study.spent.probes,
     )  # fmt: skip

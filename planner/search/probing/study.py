@@ -164,16 +164,16 @@ class ProbeStudy:
     def finished(self) -> str | None:
         """Why no more should be asked; None while measuring can pay and may be paid for."""
         spent, budget = self.spent, self.settings.budget
+        if self.knowledge.timed() and not self.knowledge.pending:
+            regret = self.regret()
+            if regret.expected_share <= self.settings.tolerance:
+                return regret.statement(self.settings.tolerance)
         if spent.probes >= budget.probes:
             return f"the budget of {budget.probes} probes is spent"
         if spent.failures_in_a_row >= MOST_FAILURES:
             return f"{spent.failures_in_a_row} probes in a row failed, the last with: {self._last_failure()}"
         if not self._affordable().any():
-            return f"the {self.gpu_seconds_left():.0f} GPU-seconds left do not pay for another probe"
-        if self.knowledge.timed() and not self.knowledge.pending:
-            regret = self.regret()
-            if regret.expected_share <= self.settings.tolerance:
-                return regret.statement(self.settings.tolerance)
+            return f"the {self.gpu_seconds_left():.3g} GPU-seconds left do not pay for another probe"
         return None
 
     def ask(self) -> Asked | None:
