@@ -15,7 +15,7 @@ from api.errors import fault, lines_of
 from api.leases import Heart, lease, lease_after
 from api.wiring import Wiring
 from planner.calibration.kernels import Shape
-from planner.errors import ConflictError, PlannerError
+from planner.errors import ConflictError, PlannerError, SpecError
 from planner.ports import Lease, ProbeEnd, ProbeFilter, ProbeRecord
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
@@ -92,7 +92,10 @@ def pool_of(wiring: Wiring, name: str, *, allow_files: bool, field: str = "pool"
     """The pool of this name. Raises SpecError for another, and for a recording where files of this machine are not read; ProbeError."""
     if name.startswith("replay") and not allow_files:
         raise fault(field, name, "reads a file of this machine", "use local or slurm")
-    return wiring.pool(name)
+    try:
+        return wiring.pool(name)
+    except SpecError as error:
+        raise SpecError([replace(one, field=field) for one in error.faults]) from None
 
 
 def enqueue(wiring: Wiring, asked: Sequence[Asked], *, max_attempts: int, ours: bool = False) -> list[ProbeRecord]:

@@ -91,6 +91,12 @@ def test_no_pool_reads_a_file_of_the_server(client: TestClient, tmp_path: Path) 
         assert "reads a file" in refused.json()["message"]
 
 
+def test_a_pool_that_is_none_is_named_by_its_place_in_the_body(client: TestClient) -> None:
+    (job,) = SWEEP["jobs"]
+    assert client.post("/plan", json={**job, "probe": {"pool": "cloud"}}).json()["field"] == "probe.pool"
+    assert client.post("/sweeps", json={**SWEEP, "pool": "cloud"}).json()["field"] == "sweep.pool"
+
+
 # ---- pages ---------------------------------------------------------------------------------------------------------------
 
 
