@@ -246,6 +246,9 @@ class _Run:
 
     def _asked(self, wanted: Wanted) -> Asked | str:
         """The probe of this layout; why not, where the layout cannot be run."""
+        sizes = wanted.job.cluster.num_gpus_choices
+        if wanted.layout.num_gpus not in sizes:
+            return f"takes {wanted.layout.num_gpus} GPUs, the job has {', '.join(map(str, sizes))}"
         layout = wanted.layout.model_dump(mode="json")
         request = {
             "job": job_with_layout(wanted.job, layout, wanted.layout.num_gpus), "pool": self.spec.pool, "trainer": self.spec.trainer,

@@ -14,7 +14,7 @@ from api.closed_loop import Onlooker
 from api.leases import lease
 from api.settings import Settings
 from api.storage.migrate import upgrade
-from api.sweeping import add_sweep, cancel_sweep, next_due, pause_sweep, run_now, run_sweep, schedule_due
+from api.sweeping import add_sweep, cancel_sweep, next_due, pause_sweep, report_lines, run_now, run_sweep, schedule_due
 from api.wiring import Wiring, wire
 from planner.errors import SpecError
 from planner.ports import ProbeRecord, SweepRecord, TaskRecord
@@ -163,6 +163,26 @@ def test_a_run_that_goes_on_counts_all_that_it_has_spent(wiring: Wiring) -> None
     assert report is not None
     assert (report["probes"], report["gpu_seconds"]) == (201, 202 * 20.0)
     assert {line["message"] for line in report["jobs"][0]["layouts"]} == {"the budget is spent"}
+
+
+def test_a_job_that_fits_nowhere_is_a_failure_of_the_run(wiring: Wiring) -> None:
+    report = run_sweep(wiring, run_now(wiring, stored(wiring, models=["llama3-70b"]), ours=True), Onlooker()).result
+    assert report is not None
+    assert report["headline"].endswith("0 new winners, 1 failures")
+    assert "smallest needs" in next(line for line in report_lines(report) if line.startswith("llama3-70b"))
+
+
+def test_an_anchor_of_another_size_is_passed_over_in_the_jobs_of_which_it_is_none(wiring: Wiring) -> None:
+    clusters = [{"gpu": "cpu", "num_gpus": number} for number in (1, 2)]
+    sweep = stored(wiring, clusters=clusters, measure={"top_k": 0, "anchors": [{"dp_shard": 2}]})
+    run = run_now(wiring, sweep, ours=True)
+    onlooker = Onlooker()
+    onlooker.stop.set()
+    report = run_sweep(wiring, run, onlooker).result
+    assert report is not None
+    small, right = (job["layouts"][0] for job in report["jobs"])
+    assert (small["status"], right["message"]) == ("skipped", "stopped")
+    assert small["message"] == "takes 2 GPUs, the job has 1"
 
 
 def test_paused_comes_not_due_and_cancelled_never_again(wiring: Wiring, clock: Clock) -> None:
