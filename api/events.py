@@ -24,7 +24,7 @@ class Look:
 
 def encoded(name: str, data: dict[str, Any]) -> str:
     """One event on the wire. Source: WHATWG HTML, section 9.2 (server-sent events)."""
-    return f"event: {name}\ndata: {json.dumps(data, default=str)}\n\n"
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 
 def described(record: ProbeRecord) -> dict[str, Any]:
@@ -82,7 +82,7 @@ async def _told(plan_id: str, look: Callable[[], Awaitable[Look]], wait: Callabl
         seen = await look()
         for event in seen.events:
             silent = 0
-            yield encoded("study", {"number": event.number, "at": event.created_at, **event.body})
+            yield encoded("study", {"number": event.number, "at": event.created_at.isoformat(), **event.body})
         for record in sorted(seen.probes, key=lambda record: record.id):
             now = described(record)
             if told.get(record.id) != now:
