@@ -11,9 +11,9 @@ from api.errors import fault, lines_of
 from api.identity import hash_of_job
 from api.learning import kernel_probes, learned, teach, teach_ended, timings_of
 from api.leases import Heart, is_gone, lease, lease_after
-from api.probing import Asked, enqueue, pool_of, recover, run_all
+from api.probing import Asked, enqueue, pool_of, probes_of, recover, run_all
 from planner.errors import ConflictError, PlannerError
-from planner.ports import Lease, PlanLabels, ProbeFilter, ProbeRecord, TaskEnd, TaskFilter, TaskRecord
+from planner.ports import Lease, PlanLabels, ProbeRecord, TaskEnd, TaskEvent, TaskFilter, TaskRecord
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, Rung, question_hash
 from probes.campaign import ProbeRequest
@@ -121,14 +121,15 @@ def run_study(
     assert job.probe is not None, "a study has probes to spend"
     with TaskHeart(wiring, held, onlooker.stop) as heart:
         runner = Runner(wiring=wiring, study=held, job=job, onlooker=onlooker, heart=heart)
-        own, micro_gpu_seconds = runner.spent_before()
-        known = [one for one in runner.measured_before() if one.id not in {each.id for each in own}]
+        own = runner.done_before()
+        known = [one for one in runner.measured_before() if one.id not in {each.id for each in own.measurements}]
         pool = wiring.pool(job.probe.pool)
         capacity = pool.capacity(job.cluster)
         probing = Probing(
-            measure=runner.measure, known=known, resumed=own, on_event=runner.told, should_stop=onlooker.stop.is_set,
+            measure=runner.measure, known=known, resumed=own.measurements, reasons=own.reasons, on_event=runner.told,
+            should_stop=onlooker.stop.is_set,
             emulates=capacity.device == "cuda" and capacity.num_devices >= max(job.cluster.num_gpus_choices), steps=job.probe.steps + 3,
-            micro=MicroPlan(timed=runner.timed_before(), num_gpus=capacity.num_devices, gpu_seconds_before=micro_gpu_seconds),
+            micro=MicroPlan(timed=runner.timed_before(), num_gpus=capacity.num_devices, gpu_seconds_before=own.micro_gpu_seconds),
         )  # fmt: skip
         try:
             taught = learned(wiring, job, until=held.started_at)
@@ -228,17 +229,16 @@ class Runner:
         moment = (record.finished_at or record.created_at).isoformat()
         return Measurement(id=record.id, created_at=moment, job=job, measured=numbers, source=f"probe {record.id}")
 
-    def spent_before(self) -> tuple[list[Measurement], float]:
-        """(what this study has measured already, oldest first, GPU-seconds of its kernels): they count against its budget."""
-        found: list[Measurement] = []
-        gpu_seconds, cursor = 0.0, None
-        while True:
-            page = self.wiring.probes.list(ProbeFilter(plan_id=self.study.id), cursor, 200)
-            found += [one for record in page.items if (one := self._result(record)) is not None]
-            gpu_seconds += sum(gpu_seconds_of(record) for record in page.items if record.request.get("kernels"))
-            cursor = page.next_cursor
-            if cursor is None:
-                return found[::-1], gpu_seconds
+    def done_before(self) -> "DoneBefore":
+        """What this study has measured already: it counts against its budget."""
+        records = probes_of(self.wiring, self.study.id)
+        found = {record.id: one for record in records if (one := self._result(record)) is not None}
+        said = self.wiring.tasks.events(self.study.id)
+        reasons = {found[record.id].id: _reason(record, said) for record in records if record.id in found}
+        return DoneBefore(
+            measurements=list(found.values()), reasons={key: reason for key, reason in reasons.items() if reason is not None},
+            micro_gpu_seconds=sum(gpu_seconds_of(record) for record in records if record.request.get("kernels")),
+        )  # fmt: skip
 
     def measured_before(self) -> Iterator[Measurement]:
         """Runs of the same question from before, on this kind of machine."""
@@ -253,6 +253,21 @@ class Runner:
         self.heart.words = body["message"]
         self.wiring.tasks.say(self.study.id, body, self.wiring.clock.now())
         self.onlooker.tell(body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoneBefore:
+    """A study's own probes from before it was resumed. measurements: oldest first.  reasons: why each was asked, by its id."""
+
+    measurements: Sequence[Measurement]
+    reasons: Mapping[str, str]
+    micro_gpu_seconds: float
+
+
+def _reason(record: ProbeRecord, said: Sequence[TaskEvent]) -> str | None:
+    """The words with which the study last asked for this layout before the probe."""
+    asked = [event.body for event in said if event.body["event"] == "asked" and event.created_at <= record.created_at]
+    return next((str(body["message"]) for body in reversed(asked) if body["layout"] == record.layout), None)
 
 
 def gpu_seconds_of(record: ProbeRecord) -> float:

@@ -31,6 +31,7 @@ SERVICE_ATTEMPTS = 2  # a service that died under a probe runs it once more; a p
 OOM, BACKEND = "oom", "backend"
 WISHED = ("pool", "trainer", "steps")
 RUNNING_LOOKED_AT = 200
+PAGE = 200  # probes read at once
 log = logging.getLogger("planner.probes")
 
 
@@ -96,6 +97,18 @@ def pool_of(wiring: Wiring, name: str, *, allow_files: bool, field: str = "pool"
         return wiring.pool(name)
     except SpecError as error:
         raise SpecError([replace(one, field=field) for one in error.faults]) from None
+
+
+def probes_of(wiring: Wiring, parent_id: str) -> list[ProbeRecord]:
+    """All probes of a plan, a study or a run of a sweep, oldest first."""
+    found: list[ProbeRecord] = []
+    cursor = None
+    while True:
+        page = wiring.probes.list(ProbeFilter(plan_id=parent_id), cursor, PAGE)
+        found += page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return found[::-1]
 
 
 def enqueue(wiring: Wiring, asked: Sequence[Asked], *, max_attempts: int, ours: bool = False) -> list[ProbeRecord]:

@@ -9,9 +9,9 @@ from api.closed_loop import Onlooker, TaskHeart, gpu_seconds_of, held_from_the_s
 from api.errors import fault, lines_of
 from api.learning import learned, teach
 from api.leases import is_gone, lease
-from api.probing import Asked, enqueue, pool_of, recover, run_all
+from api.probing import Asked, enqueue, pool_of, probes_of, recover, run_all
 from planner.errors import ConflictError, PlannerError
-from planner.ports import ProbeFilter, ProbeRecord, SweepRecord, TaskEnd, TaskFilter, TaskRecord
+from planner.ports import ProbeRecord, SweepRecord, TaskEnd, TaskFilter, TaskRecord
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measurement
@@ -29,7 +29,6 @@ PREFIX, RUN_PREFIX = "sweep", "sweep-run"
 LOOKED_AT = 30  # ranked layouts among which the least sure are sought
 CHANGED = 0.03  # a step this much slower or faster than before is worth a line; judgement
 PASSING = frozenset({FailureKind.PORT, FailureKind.KILLED, FailureKind.LOST_GPU, FailureKind.HANG, FailureKind.CRASH})  # may go well again
-PAGE = 200  # probes read at once
 MISSED_SECONDS = 3600.0  # a moment this long past was missed
 
 
@@ -158,7 +157,7 @@ class _Run:
 
     def report(self) -> dict[str, Any]:
         """Everything measured, job by job."""
-        before = self._probes_before()
+        before = probes_of(self.wiring, self.held.id)  # of a process that died
         self.probes, self.gpu_seconds = sum(map(_counts, before)), sum(map(gpu_seconds_of, before))
         done = {(record.job_hash, record.layout): record for record in before if record.state in ("done", "failed") and _counts(record)}
         jobs = [self._job(index, values, done) for index, values in enumerate(self.spec.jobs)]
@@ -171,17 +170,6 @@ class _Run:
             f"{CHANGED:.0%}, {len(winners)} new winners, {len(failed)} failures"
         )
         return {"headline": headline, "probes": self.probes, "gpu_seconds": round(self.gpu_seconds, 1), "jobs": jobs}
-
-    def _probes_before(self) -> list[ProbeRecord]:
-        """Probes that this run has started already (before its process died), oldest first."""
-        found: list[ProbeRecord] = []
-        cursor = None
-        while True:
-            page = self.wiring.probes.list(ProbeFilter(plan_id=self.held.id), cursor, PAGE)
-            found += page.items
-            cursor = page.next_cursor
-            if cursor is None:
-                return found[::-1]
 
     def _job(self, index: int, values: Mapping[str, Any], done: Mapping[tuple[str, str], ProbeRecord]) -> dict[str, Any]:
         from planner.recommend import recommend

@@ -12,6 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from api.closed_loop import ask_study
 from api.events import MEDIA_TYPE as EVENTS
 from api.events import OPEN, follow, follow_study
+from api.probing import probes_of
 from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
 from api.schemas import JobBody, PlanAccepted, PlanLine, PlanList, PlanState, Problem
 from api.security import demand, needs
@@ -21,7 +22,7 @@ from api.storage.common import MAX_PAGE
 from api.storage.store import DONE
 from api.wiring import Wiring
 from planner.errors import NotFoundError
-from planner.ports import ProbeFilter, ProbeRecord, TaskEvent, TaskRecord
+from planner.ports import ProbeRecord, TaskEvent, TaskRecord
 from planner.specs.plan import Plan
 
 router = APIRouter(tags=["plans"])
@@ -153,15 +154,3 @@ def study_of(wiring: Wiring, plan_id: str) -> TaskRecord | None:
     except NotFoundError:
         return None
     return task if task.kind == "study" else None
-
-
-def probes_of(wiring: Wiring, plan_id: str) -> list[ProbeRecord]:
-    """All probes of a plan, newest first."""
-    found: list[ProbeRecord] = []
-    cursor = None
-    while True:
-        page = wiring.probes.list(ProbeFilter(plan_id=plan_id), cursor, MAX_PAGE)
-        found += page.items
-        cursor = page.next_cursor
-        if cursor is None:
-            return found

@@ -1,7 +1,7 @@
 """The search at one size with probes to spend: candidates, the closed loop, and its outcome as the size's candidates."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from planner.search.probing.candidates import Candidates, enumerate_candidates
 from planner.search.probing.fidelity import MicroProbe, Observed
 from planner.search.probing.kernels import Kernels
 from planner.search.probing.loop import Event, Measure, Outcome, Ranked, run
+from planner.search.probing.sampler import layout_of
 from planner.search.probing.study import Asked, Budget, CheaperRung, MicroResult, ProbeCost, Settings
 from planner.search.sized import Sized
 from planner.search.space import build_space
@@ -48,7 +49,7 @@ Run = Callable[[Sequence[Asked]], Iterable[tuple[Asked, Measurement | Timed]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probing:
-    """How to spend probes. measure: runs and stores them.  known, resumed: see `probing.loop.run`.
+    """How to spend probes. measure: runs and stores them.  known, resumed, reasons: see `probing.loop.run`.
 
     emulates: whether the pool can run one rank of a layout alone on a GPU, as a cheaper look.  micro: kernels as another.
     parallel: whole layouts at once.
@@ -57,6 +58,7 @@ class Probing:
     measure: Run
     known: Sequence[Measurement] = ()
     resumed: Sequence[Measurement] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
     on_event: Callable[[Event], None] | None = None
     should_stop: Callable[[], bool] | None = None
     emulates: bool = False
@@ -82,8 +84,8 @@ def probe_size(job: Job, sized: Sized, probing: Probing, include: Sequence[Layou
         gpu_seconds_before=probing.micro.gpu_seconds_before if probing.micro else 0.0,
     )  # fmt: skip
     return run(
-        candidates, settings, _reading(probing.measure, kernels), known=probing.known, resumed=probing.resumed, on_event=probing.on_event,
-        should_stop=probing.should_stop,
+        candidates, settings, _reading(probing.measure, kernels), known=probing.known, resumed=probing.resumed, reasons=probing.reasons,
+        on_event=probing.on_event, should_stop=probing.should_stop,
     )  # fmt: skip
 
 
@@ -133,7 +135,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     """What the study did, JSON-safe: trials with why they were asked and what came of them, spending, regret, why it stopped."""
     trials = [
         {
-            "number": trial.number, "state": trial.state.name.lower(), "layout": dict(trial.params), "value": _value(trial),
+            "number": trial.number, "state": trial.state.name.lower(), "layout": layout_of(trial.params).model_dump(mode="json"),
+            "value": _value(trial),
             **{key: value for key, value in trial.user_attrs.items() if isinstance(value, str | int | float)},
         }
         for trial in outcome.study.get_trials(deepcopy=False)

@@ -78,6 +78,7 @@ def test_a_plan_spends_its_probes_and_says_what_they_found(cli: Cli, tmp_path: P
     assert {row["measured"]["step_seconds"] for row in items(cli)} == {worker.STEP_SECONDS}
     asked = [trial for trial in plan["probing"]["trials"] if trial.get("reason")]
     assert asked, "a trial says why it was asked"
+    assert set(map(type, (trial["layout"]["layers_per_stage"] for trial in asked))) <= {type(None), list}
     assert "stopped" in done.stderr
     again = json.loads(cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings).stdout)
     shapes = [json.dumps(row["layout"], sort_keys=True) for row in items(cli)]
@@ -127,6 +128,8 @@ def test_killed_at_any_moment_it_goes_on_and_measures_nothing_twice(
     assert "going on with" in done.stderr
     plan = json.loads(done.stdout)
     (study,) = wiring.tasks.list().items
+    said = {event.body["message"] for event in wiring.tasks.events(study.id) if event.body["event"] == "asked"}
+    assert {trial["reason"] for trial in plan["probing"]["trials"] if trial["state"] == "complete"} <= said, "the reasons it asked with"
     assert (plan["id"], study.state) == (study.id, "done")
     shapes = [json.dumps(row["layout"], sort_keys=True) for row in items(cli)]
     assert len(shapes) == len(set(shapes)) == plan["probing"]["probes"] == 3

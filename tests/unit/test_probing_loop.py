@@ -257,7 +257,8 @@ def test_resumed_after_a_kill_nothing_is_lost_or_measured_twice() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(candidates, settings(), one_at_a_time(dies))
-    resumed = run(candidates, settings(), one_at_a_time(machine.run), resumed=stored)
+    reasons = {one.id: asked.reason for one, asked in zip(stored, machine.asked, strict=True)}
+    resumed = run(candidates, settings(), one_at_a_time(machine.run), resumed=stored, reasons=reasons)
     rows = [asked.row for asked in machine.asked]
     assert len(rows) == 6
     assert rows == [asked.row for asked in whole.asked]
@@ -268,6 +269,8 @@ def test_resumed_after_a_kill_nothing_is_lost_or_measured_twice() -> None:
     assert [one.row for one in resumed.ranked] == [one.row for one in uninterrupted.ranked]
     assert resumed.regret == uninterrupted.regret
     assert [trial.params for trial in resumed.study.trials] == [trial.params for trial in uninterrupted.study.trials]
+    said, expected = ([trial.user_attrs["reason"] for trial in study.trials] for study in (resumed.study, uninterrupted.study))
+    assert said == expected
 
 
 def test_resumed_out_of_memory_and_failures_are_kept() -> None:

@@ -1,8 +1,11 @@
 """Samplers: legal and untried whatever they do, expected improvement exact, several at once apart, quick for 100,000 candidates."""
 
 import importlib.util
+import re
 import time
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import optuna
@@ -13,7 +16,17 @@ from planner.errors import SpecError
 from planner.rules import Context
 from planner.search.probing.candidates import Candidates, Prior, Setting
 from planner.search.probing.knowledge import Knowledge
-from planner.search.probing.sampler import NAMES, WARM_STARTS, CostModelSampler, FieldSpace, SnappedSampler, model_picks, sampler_for
+from planner.search.probing.sampler import (
+    GP_NEEDS,
+    NAMES,
+    WARM_STARTS,
+    CostModelSampler,
+    FieldSpace,
+    SnappedSampler,
+    layout_of,
+    model_picks,
+    sampler_for,
+)
 from planner.search.probing.study import Budget, ProbeStudy, Settings
 from planner.search.screen import OOM_LIMIT
 from planner.search.space import build_space
@@ -32,6 +45,8 @@ def test_parameters_are_the_fields_of_the_layout() -> None:
         layout = candidates.batch.row(row)
         expected = {**layout.model_dump(), "layers_per_stage": "trainer"}
         assert parameters == expected
+        assert layout_of(parameters) == layout
+        assert layout_of({**parameters, "layers_per_stage": "17,15"}).layers_per_stage == (17, 15)
         for name, value in parameters.items():
             distribution = space.distributions[name]
             assert distribution._contains(distribution.to_internal_repr(value))
@@ -97,10 +112,16 @@ def test_an_unknown_name_is_refused() -> None:
         sampler_for("grid", Knowledge(small()), seed=0)
 
 
-def test_gp_says_that_it_needs_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SpecError, match="needs torch"):
+@pytest.mark.parametrize("missing", [("torch",), ("scipy",), ("torch", "scipy")])
+def test_gp_says_what_it_needs_and_what_is_missing(missing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else object())
+    with pytest.raises(SpecError, match=rf"needs torch and scipy; not installed: {', '.join(missing)}; install the probe extra"):
         sampler_for("gp", Knowledge(small()), seed=0)
+
+
+def test_the_probe_extra_brings_what_gp_needs() -> None:
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {re.split("[<>=]", one)[0] for one in extras["probe"]} >= set(GP_NEEDS)
 
 
 def test_the_first_is_the_models_best_that_fits() -> None:

@@ -6,7 +6,7 @@
 stores each measurement before giving it, so that after a kill the same call with `resumed=` those measurements goes on where it was.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,7 @@ import optuna
 from planner.search.probing.candidates import Candidates
 from planner.search.probing.knowledge import Record
 from planner.search.probing.stopping import Regret
-from planner.search.probing.study import Asked, MicroResult, ProbeStudy, Settings, Spent
+from planner.search.probing.study import NO_REASONS, Asked, MicroResult, ProbeStudy, Settings, Spent
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measurement
 
@@ -85,18 +85,19 @@ def run(
     *,
     known: Sequence[Measurement] = (),
     resumed: Sequence[Measurement] = (),
+    reasons: Mapping[str, str] = NO_REASONS,
     on_event: Callable[[Event], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Spends the budget on probes and returns the candidates re-ranked.
 
     known: measurements of this job from before, which teach but cost nothing.  resumed: those of this very study, which also count against
-    its budget.  should_stop: asked between probes; the best so far is returned.  What `measure` raises goes through; nothing told is lost,
-    because `measure` stores first.
+    its budget; reasons: why they were asked, by their ids.  should_stop: asked between probes; the best so far is returned.  What `measure`
+    raises goes through; nothing told is lost, because `measure` stores first.
     """
     study = ProbeStudy(candidates, settings)
     study.remember(known, spent=False)
-    study.remember(resumed, spent=True)
+    study.remember(resumed, spent=True, reasons=reasons)
     say = on_event or (lambda _: None)
     while (stopped := _stopped(study, should_stop)) is None:
         asked = study.ask_many()

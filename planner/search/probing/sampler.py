@@ -26,6 +26,8 @@ from planner.specs.layout import AC_KINDS, Layout, format_ac
 WARM_STARTS = 4
 STARTUP_TRIALS = 8
 NAMES = ("cost-model", "tpe", "gp", "nsga2", "random")
+GP_NEEDS = ("torch", "scipy")  # imported by Optuna when it samples
+TRAINER_WORD = "trainer"  # of a split of layers that the trainer makes
 WORDS = ("ac", "layers_per_stage", *CODES, *sorted(FLAGS))
 Space = dict[str, BaseDistribution]
 # Judgement: a probe repeats a measured layout only if that is expected to gain this much, so that ties within noise end the study instead.
@@ -83,6 +85,13 @@ class FieldSpace:
         return IntDistribution(low, high, log=name != "zero_stage" and low < high)
 
 
+def layout_of(parameters: Mapping[str, Any]) -> Layout:
+    """The layout that a trial's parameters say."""
+    split = parameters["layers_per_stage"]
+    layers = None if split == TRAINER_WORD else tuple(map(int, split.split(",")))
+    return Layout(**{**parameters, "layers_per_stage": layers})
+
+
 def _words(batch: LayoutBatch, name: str) -> tuple[Column, tuple[Any, ...]]:
     """Codes (N,) and the words they stand for, as `Layout` spells them."""
     if name == "ac":
@@ -91,7 +100,7 @@ def _words(batch: LayoutBatch, name: str) -> tuple[Column, tuple[Any, ...]]:
     column = batch.split if name == "layers_per_stage" else getattr(batch, name)
     distinct, codes = np.unique(column, return_inverse=True)
     if name == "layers_per_stage":
-        return codes, tuple("trainer" if code == TRAINER_SPLIT else ",".join(map(str, batch.splits[code])) for code in distinct)
+        return codes, tuple(TRAINER_WORD if code == TRAINER_SPLIT else ",".join(map(str, batch.splits[code])) for code in distinct)
     return codes, tuple(CODES[name][code] for code in distinct) if name in CODES else tuple(bool(value) for value in distinct)
 
 
@@ -244,15 +253,17 @@ class SnappedSampler(FiniteSampler):
 
 
 def sampler_for(name: str, knowledge: Knowledge, *, seed: int, risk_limit: float = OOM_LIMIT) -> FiniteSampler:
-    """The sampler of this name (NAMES). Raises SpecError for `gp` without torch, and for another name."""
+    """The sampler of this name (NAMES). Raises SpecError for `gp` without what it needs, and for another name."""
     if name == "cost-model":
         return CostModelSampler(knowledge, risk_limit=risk_limit)
     if name == "tpe":
         inner: BaseSampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=WARM_STARTS)
         return SnappedSampler(inner, name, knowledge, first=model_picks(knowledge, WARM_STARTS), risk_limit=risk_limit)
     if name == "gp":
-        if importlib.util.find_spec("torch") is None:
-            raise SpecError(Fault("search.sampler", name, "needs torch, which is not installed", "install the probe extra, or use tpe"))
+        missing = [module for module in GP_NEEDS if importlib.util.find_spec(module) is None]
+        if missing:
+            rule = f"needs {' and '.join(GP_NEEDS)}; not installed: {', '.join(missing)}"
+            raise SpecError(Fault("search.sampler", name, rule, "install the probe extra, or use tpe"))
         inner = optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS, warn_independent_sampling=False)
         return SnappedSampler(inner, name, knowledge, risk_limit=risk_limit)
     if name == "nsga2":

@@ -3,8 +3,9 @@
 Knows nothing of how probes are run or stored; the same candidates, settings and results give the same questions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 import optuna
@@ -26,6 +27,7 @@ FULL, MICRO = "probed", "micro"
 WHOLE = ("probed", "published")
 MOST_FAILURES = 3  # in a row; then it is the machine and not the layout
 INTERRUPTED = "interrupted"
+NO_REASONS: Mapping[str, str] = MappingProxyType({})
 LEAST_MICRO_GAIN = 1e-3  # of a step; below it timing kernels is not worth a launch, however cheap; judgement
 
 
@@ -140,9 +142,10 @@ class ProbeStudy:
 
     # ---- from the database ----
 
-    def remember(self, measurements: Sequence[Measurement], *, spent: bool) -> None:
+    def remember(self, measurements: Sequence[Measurement], *, spent: bool, reasons: Mapping[str, str] = NO_REASONS) -> None:
         """Learns stored measurements, oldest first. spent: they belong to this study and count against its budget.
 
+        reasons: why each was asked, by its id, where that is known.
         Measurements of layouts that are no candidates, or of a rung that this study does not use, are named in `ignored`.
         """
         for measurement in measurements:
@@ -154,7 +157,8 @@ class ProbeStudy:
                 continue
             if measured.failure != INTERRUPTED:
                 self._learn(row, measured, rung)
-                self.trials.said[row] = {"measurement": measurement.id, "rung": measured.rung, "reason": "measured before"}
+                reason = reasons.get(measurement.id, "measured before")
+                self.trials.said[row] = {"measurement": measurement.id, "rung": measured.rung, "reason": reason}
             if spent:
                 self._pay(measured, row, whole=rung is None and measured.failure != INTERRUPTED)
         self.trials.rebuild(self.knowledge.records.values())
