@@ -105,7 +105,12 @@ def oom_probability(profile: Profile, cluster: ClusterSpec, device_bytes: FloatC
 
 def memory_deviation(profile: Profile, num_bytes: FloatColumn) -> FloatColumn:
     """Standard deviation of log measured over predicted bytes, (N,): parts that grow with the peak and a part that does not."""
-    return np.hypot(np.hypot(profile.memory_sd, profile.memory_doubt), profile.memory_sd_bytes / num_bytes)
+    return np.hypot(np.hypot(profile.memory_sd, profile.memory_doubt), fixed_deviation(profile.memory_sd_bytes, num_bytes))
+
+
+def fixed_deviation(sd_bytes: float, num_bytes: FloatColumn | float) -> FloatColumn:
+    """Standard deviation of log bytes whose 95th percentile is that of num_bytes + sd_bytes Z: log(1 + z sd / num) / z, about sd / num."""
+    return np.asarray(np.log1p(TWO_SIDED_90 * sd_bytes / num_bytes) / TWO_SIDED_90)
 
 
 def upper_tail(z: FloatColumn) -> FloatColumn:

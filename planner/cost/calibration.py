@@ -128,8 +128,8 @@ class Calibration:
     keys (P): order of shifts (P,) and covariance (P, P).  sensitivity (K, K): mean of g g' over the fitted runs, g the derivative of
     log seconds by each knob.  run_sd, group_sd: standard deviations of log seconds of a run around the model, and of what all runs of
     one source have in common.  place: share of `Knob.place_sd` that is still unknown, 1 for a cluster never seen.  time_factor: by
-    trainer, stretch of the time interval that covered runs left out of the fit ("" for others). memory_sd, memory_sd_bytes: log
-    measured over predicted bytes deviates by sqrt(memory_sd^2 + (memory_sd_bytes / peak)^2).
+    trainer, stretch of the time interval that covered runs left out of the fit ("" for others). memory_sd, memory_sd_bytes: of measured
+    over predicted bytes, see `Profile`.
     seen: (trainer, GPU family, feature) that were measured.  fitted: fingerprints of the runs.
     """
 

@@ -144,8 +144,8 @@ class Profile:
     fragmentation: reserved over allocated memory, minus one, of the memory that comes
     and goes;  fragmentation_expandable: with expandable segments;  fragmentation_floor: what stays under memory pressure.
     communicator_bytes: NCCL buffers a process group keeps.  memory_sd, memory_sd_bytes: the logarithm of measured over
-    predicted peak bytes deviates by sqrt(memory_sd^2 + (memory_sd_bytes / peak)^2), and by memory_doubt besides: what the trainer's own
-    code keeps was never compared with a peak of its allocator.
+    predicted peak bytes deviates by about sqrt(memory_sd^2 + (memory_sd_bytes / peak)^2) where the peak is much larger, and by
+    memory_doubt besides: what the trainer's own code keeps was never compared with a peak of its allocator.
     """
 
     compute: float = 0.93

@@ -115,11 +115,10 @@ class Layout(BaseModel):
             parts.append(f"pp {self.pp} {self.pp_schedule}{stages}")
         if self.layers_per_stage is not None:
             parts.append(f"layers {_runs(self.layers_per_stage)}")
-        parts += [f"mbs {self.micro_batch_size}", f"ac {self.ac}", self.precision]
+        parts += [f"mbs {self.micro_batch_size}", f"ac {self.ac}", self.precision + ("+gather" if self.float8_all_gather else "")]
         dtypes = (("params", self.param_dtype), ("grads", self.reduce_dtype), ("masters", self.master_dtype))
         parts += [f"{name} {dtype}" for name, dtype in dtypes if dtype != ("bfloat16" if name == "params" else "float32")]
         flags = (
-            ("float8-gather", self.float8_all_gather),
             ("no-sp", self.tp > 1 and not self.sequence_parallel),
             ("compile", self.compile),
             ("async-tp", self.async_tp),
