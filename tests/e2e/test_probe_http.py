@@ -32,7 +32,8 @@ def make(tmp_path: Path, sqlite_url: str) -> Iterator[Make]:
 
     def client(url: str = sqlite_url, workers: int = 1, **settings: Any) -> TestClient:
         folders = {"probe_folder": tmp_path / "probes", "lease_folder": tmp_path / "leases"}
-        app = create_app(Settings(database_url=url, probe_workers=workers, probe_program=worker.__file__, **folders, **settings))
+        chosen = {"probe_program": worker.__file__, **folders, **settings}
+        app = create_app(Settings(database_url=url, probe_workers=workers, **chosen))
         made = TestClient(app, raise_server_exceptions=False)
         made.__enter__()
         clients.append(made)
@@ -52,6 +53,10 @@ def ended(client: TestClient, location: str) -> dict[str, Any]:
             return body
         time.sleep(0.2)
     raise AssertionError(body)
+
+
+def learnt_on(client: TestClient, gpu: str) -> list[dict[str, Any]]:
+    return [item for item in client.get("/calibrations").json()["items"] if item.get("gpu") == gpu]
 
 
 def running(client: TestClient, location: str, tmp_path: Path) -> str:
@@ -89,6 +94,29 @@ def test_a_probe_is_queued_run_and_found(make: Make, database_url: str) -> None:
     assert ([item["id"] for item in listed["items"]], listed["next_cursor"]) == ([answer.json()["id"]], None)
     assert "results" not in listed["items"][0]
     assert client.get("/measurements", params={"model": "debug-tiny", "rung": "probed"}).json()["items"] == [row]
+
+
+@pytest.mark.torch
+def test_kernels_timed_by_the_real_program_teach_their_gpu(make: Make) -> None:
+    pytest.importorskip("torch", reason="kernels are torch's")
+    client = make(probe_program="probes.worker")
+    kernels = [
+        {"kind": "gemm", "dtype": "bf16", "sizes": {"m": 256, "n": 256, "k": 128}},
+        {"kind": "memory", "name": "copy", "dtype": "bf16", "sizes": {"bytes": 1 << 20}},
+    ]  # fmt: skip
+    bare = {key: value for key, value in BARE.items() if key != "layout"}
+    answer = client.post("/probes", json={"job": bare, "kernels": kernels})
+    assert answer.status_code == 202, answer.text
+    done = ended(client, answer.headers["location"])
+    assert (done["state"], done["measurement_id"]) == ("done", None), done
+    timings = done["results"][0]["outcome"]["timings"]
+    assert [(row["kind"], row["status"]) for row in timings] == [("gemm", "ok"), ("memory", "ok")]
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not learnt_on(client, "cpu") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    (learnt,) = learnt_on(client, "cpu")
+    assert (learnt["runs"], learnt["in_use"], "torch" in learnt["software"]) == (0, True, True)
+
 
 
 def test_a_failure_is_in_the_record(make: Make) -> None:
