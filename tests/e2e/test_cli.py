@@ -200,7 +200,9 @@ def test_interrupted_is_130(tmp_path: Path, sqlite_url: str) -> None:
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=120)
-    assert (process.returncode, stderr) == (130, "error: interrupted\n")
+    # CPython ends by the signal itself where it fell into a string that was executed (dataclasses are made so); a shell says 130 of both.
+    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    assert (code, stderr) == (130, "error: interrupted\n")
 
 
 def test_a_database_that_is_gone_is_exit_4_before_any_work(cli: Cli, tmp_path: Path) -> None:
