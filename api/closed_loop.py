@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from api.errors import fault, lines_of
 from api.identity import hash_of_job
@@ -141,12 +141,12 @@ def run_study(
     if keep_when_stopped() and not heart.cancelled:
         wiring.tasks.release(held, counts=False)
         return None
+    state: Literal["cancelled", "done"] = "cancelled" if heart.cancelled else "done"
     with contextlib.suppress(ConflictError):  # stored by whoever held the study before its last breath
-        labels = PlanLabels(job_hash=hash_of_job(job.request), model=job.model.name, gpu=job.cluster.gpu.name)
+        labels = PlanLabels(job_hash=hash_of_job(job.request), model=job.model.name, gpu=job.cluster.gpu.name, status=state)
         wiring.store.save_plan(plan, labels)
-    state = "cancelled" if heart.cancelled else "done"
     stopped = (plan.probing or {}).get("stopped")
-    wiring.tasks.finish(held, TaskEnd(state=state, message=stopped), wiring.clock.now())  # type: ignore[arg-type]
+    wiring.tasks.finish(held, TaskEnd(state=state, message=stopped), wiring.clock.now())
     return plan
 
 

@@ -3,14 +3,14 @@
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from planner.ports import ProbeRecord, TaskEvent
 
 MEDIA_TYPE = "text/event-stream"
 POLL_SECONDS = 1.0
 KEEP_ALIVE_POLLS = 15  # proxies close what is silent for long
-OPEN = ("queued", "running")
+OPEN: tuple[Literal["queued", "running"], ...] = ("queued", "running")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,13 @@ class Look:
     events: Sequence[TaskEvent] = ()
 
 
-def encoded(name: str, data: dict[str, Any]) -> str:
-    """One event on the wire. Source: WHATWG HTML, section 9.2 (server-sent events)."""
-    return f"event: {name}\ndata: {json.dumps(data)}\n\n"
+def encoded(name: str, data: dict[str, Any], number: int | None = None) -> str:
+    """One event on the wire. number: what a client that comes back names as the last it had.
+
+    Source: WHATWG HTML, section 9.2 (server-sent events).
+    """
+    head = "" if number is None else f"id: {number}\n"
+    return f"{head}event: {name}\ndata: {json.dumps(data)}\n\n"
 
 
 def described(record: ProbeRecord) -> dict[str, Any]:
@@ -57,12 +61,13 @@ async def follow_study(
     read: Callable[[], Awaitable[list[ProbeRecord]]],
     stand: Callable[[int], Awaitable[tuple[str, Sequence[TaskEvent]]]],
     wait: Callable[[float], Awaitable[None]],
+    after: int = 0,
 ) -> AsyncIterator[str]:
     """`study` events (asked, told, stopped, in order) and `probe` events of a plan that spends probes, then `done` with how it ended.
 
-    stand: the study's state and its events after a number.  All are told from the first on, so a client that comes back misses nothing.
+    stand: the study's state and its events after a number.  after: the last that the client has had; where its probes stand is told anew,
+    so that it misses nothing.
     """
-    after = 0
 
     async def look() -> Look:
         nonlocal after
@@ -82,7 +87,7 @@ async def _told(plan_id: str, look: Callable[[], Awaitable[Look]], wait: Callabl
         seen = await look()
         for event in seen.events:
             silent = 0
-            yield encoded("study", {"number": event.number, "at": event.created_at.isoformat(), **event.body})
+            yield encoded("study", {"number": event.number, "at": event.created_at.isoformat(), **event.body}, event.number)
         for record in sorted(seen.probes, key=lambda record: record.id):
             now = described(record)
             if told.get(record.id) != now:

@@ -43,17 +43,20 @@ class Problem(BaseModel):
 
 
 class PlanLine(BaseModel):
-    """One plan of a list."""
+    """One plan of a list. status: "done"; "cancelled" with the best so far; "queued" or "running" while probes are spent on it.
+
+    layout, tokens_per_second_per_gpu, model_version: null until there is a plan.
+    """
 
     id: str
     created_at: datetime
     model: str
     gpu: str
     num_gpus: int
-    layout: str
+    layout: str | None
     tokens_per_second_per_gpu: float | None
     status: str
-    model_version: str
+    model_version: str | None
 
 
 class PlanList(BaseModel):

@@ -53,26 +53,30 @@ class IdFactory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLabels:
-    """What a stored plan is found by. job_hash: of the job without its id and labels, so that equal questions meet."""
+    """What a stored plan is found by. job_hash: of the job without its id and labels, so that equal questions meet.
+
+    status: "done"; "cancelled" of the best so far where somebody ended the study.
+    """
 
     job_hash: str
     model: str
     gpu: str
+    status: str = "done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
-    """One line of a list of plans."""
+    """One line of a list of plans. layout, model_version: None while probes are spent on it."""
 
     id: str
     created_at: datetime
     model: str
     gpu: str
     num_gpus: int
-    layout: str
+    layout: str | None
     tokens_per_second_per_gpu: float | None
     status: str
-    model_version: str
+    model_version: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,13 @@
 """POST /plan, GET /plans, GET and DELETE /plans/{id}, GET /plans/{id}/events."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import anyio
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from api.closed_loop import ask_study
@@ -18,14 +19,16 @@ from api.schemas import JobBody, PlanAccepted, PlanLine, PlanList, PlanState, Pr
 from api.security import demand, needs
 from api.service import make_plan
 from api.settings import ApiKey
-from api.storage.common import MAX_PAGE
-from api.storage.store import DONE
+from api.storage.common import MAX_PAGE, cursor_of
 from api.wiring import Wiring
 from planner.errors import NotFoundError
-from planner.ports import ProbeRecord, TaskEvent, TaskRecord
+from planner.ports import PlanPage, PlanSummary, ProbeRecord, TaskEvent, TaskFilter, TaskRecord
+from planner.specs.job import Job
 from planner.specs.plan import Plan
 
 router = APIRouter(tags=["plans"])
+DONE = "done"
+NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -85,8 +88,8 @@ async def list_plans(
     cursor: Annotated[str | None, Query(max_length=400)] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
 ) -> PlanList:
-    """Stored plans, newest first."""
-    page = await in_thread(request, lambda: wiring_of(request).store.list_plans(cursor, limit))
+    """Stored plans, and those that probes are still spent on, newest first."""
+    page = await in_thread(request, lambda: page_of_plans(wiring_of(request), cursor, limit))
     return PlanList(items=[PlanLine(**asdict(item)) for item in page.items], next_cursor=page.next_cursor)
 
 
@@ -113,8 +116,17 @@ async def get_plan(request: Request, plan_id: str, _: Annotated[ApiKey, Depends(
     response_model=None,
     responses={200: {"description": "Server-sent events", "content": {EVENTS: {}}}, **problems(401, 403, 404, 503)},
 )
-async def get_events(request: Request, plan_id: str, _: Annotated[ApiKey, Depends(needs("read"))]) -> Response:
-    """Server-sent events: `study` for every step of a plan that spends probes, `probe` for every change of a probe, `done` at the end."""
+async def get_events(
+    request: Request,
+    plan_id: str,
+    _: Annotated[ApiKey, Depends(needs("read"))],
+    last_event_id: Annotated[str | None, Header(max_length=400, description="The last `study` event that was received.")] = None,
+) -> Response:
+    """Server-sent events: `study` for every step of a plan that spends probes, `probe` for every change of a probe, `done` at the end.
+
+    `study` events are numbered; with `Last-Event-ID` they go on after it.
+    """
+    after = int(last_event_id) if last_event_id and NUMBER.fullmatch(last_event_id) else 0
     wiring = wiring_of(request)
     task = await in_thread(request, lambda: study_of(wiring, plan_id))
     if task is None:
@@ -126,7 +138,7 @@ async def get_events(request: Request, plan_id: str, _: Annotated[ApiKey, Depend
     async def stand(after: int) -> tuple[str, Sequence[TaskEvent]]:
         return await in_thread(request, lambda: (wiring.tasks.get(plan_id).state, wiring.tasks.events(plan_id, after)))
 
-    stream = follow(plan_id, DONE, read, anyio.sleep) if task is None else follow_study(plan_id, read, stand, anyio.sleep)
+    stream = follow(plan_id, DONE, read, anyio.sleep) if task is None else follow_study(plan_id, read, stand, anyio.sleep, after)
     return StreamingResponse(stream, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
 
 
@@ -145,6 +157,26 @@ async def cancel_plan(request: Request, plan_id: str, _: Annotated[ApiKey, Depen
         return PlanState(id=plan_id, status=DONE if task is None else task.state, cancelled_probes=[record.id for record in ended])
 
     return await in_thread(request, work)
+
+
+def page_of_plans(wiring: Wiring, cursor: str | None, limit: int) -> PlanPage:
+    """Plans and open studies under one cursor: both are in order of (created_at, id). A study's plan takes its place when it is made."""
+    stored = wiring.store.list_plans(cursor, limit)
+    studies = [wiring.tasks.list(TaskFilter(kind="study", state=state), cursor, limit) for state in OPEN]
+    ids = {item.id for item in stored.items}
+    lines = [*stored.items, *(_line_of(task) for page in studies for task in page.items if task.id not in ids)]
+    lines.sort(key=lambda line: (line.created_at, line.id), reverse=True)
+    more = len(lines) > limit or any((stored.next_cursor, *(page.next_cursor for page in studies)))
+    last = lines[:limit][-1] if more else None
+    return PlanPage(items=tuple(lines[:limit]), next_cursor=None if last is None else cursor_of(last.created_at, last.id))
+
+
+def _line_of(study: TaskRecord) -> PlanSummary:
+    job = Job.from_user(study.request, allow_files=False)
+    return PlanSummary(
+        id=study.id, created_at=study.created_at, model=job.model.name, gpu=job.cluster.gpu.name, num_gpus=job.cluster.num_gpus,
+        layout=None, tokens_per_second_per_gpu=None, status=study.state, model_version=None,
+    )  # fmt: skip
 
 
 def study_of(wiring: Wiring, plan_id: str) -> TaskRecord | None:

@@ -16,8 +16,6 @@ from planner.ports import PlanLabels, PlanPage, PlanSummary, StoredEstimate
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Plan, RankedLayout
 
-DONE = "done"
-
 
 class SqlStore:
     """A PlanStore and an EstimateStore on one engine; see `planner.ports` for what each method promises."""
@@ -83,7 +81,7 @@ def _plan_row(plan: Plan, labels: PlanLabels) -> PlanRow:
         num_gpus=winner.num_gpus,
         layout=winner.layout.short(),
         tokens_per_second_per_gpu=winner.estimate.tokens_per_second_per_gpu,
-        status=DONE,
+        status=labels.status,
         seed=plan.seed,
         model_version=plan.model_version,
         calibration_id=plan.calibration_id,

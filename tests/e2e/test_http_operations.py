@@ -42,7 +42,7 @@ def events(text: str) -> list[tuple[str, dict[str, Any]]]:
     for block in text.strip().split("\n\n"):
         if block.startswith(":"):
             continue
-        name, data = block.split("\n")
+        name, data = (line for line in block.split("\n") if not line.startswith("id: "))
         found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
     return found
 
