@@ -1,5 +1,6 @@
 """Sweeps: a run measures what its spec names of every job, compares with the run before, and reports in the morning."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,7 @@ from api.errors import fault, lines_of
 from api.learning import learned, teach
 from api.leases import is_gone, lease
 from api.probing import Asked, enqueue, pool_of, probes_of, recover, run_all
-from planner.errors import ConflictError, PlannerError
+from planner.errors import ConflictError, InfeasibleError, PlannerError
 from planner.ports import ProbeRecord, SweepRecord, TaskEnd, TaskFilter, TaskRecord
 from planner.specs.job import Job
 from planner.specs.layout import Layout
@@ -145,6 +146,9 @@ def run_sweep(
     return wiring.tasks.finish(held, end, wiring.clock.now())
 
 
+Done = defaultdict[tuple[str, str], list[ProbeRecord]]  # attempts that have ended, oldest first, by question and layout
+
+
 @dataclass(kw_only=True)
 class _Run:
     wiring: "Wiring"
@@ -159,7 +163,10 @@ class _Run:
         """Everything measured, job by job."""
         before = probes_of(self.wiring, self.held.id)  # of a process that died
         self.probes, self.gpu_seconds = sum(map(_counts, before)), sum(map(gpu_seconds_of, before))
-        done = {(record.job_hash, record.layout): record for record in before if record.state in ("done", "failed") and _counts(record)}
+        done: Done = defaultdict(list)
+        for record in before:
+            if record.state in ("done", "failed") and _counts(record):
+                done[record.job_hash, record.layout].append(record)
         jobs = [self._job(index, values, done) for index, values in enumerate(self.spec.jobs)]
         lines = [line for job in jobs for line in job["layouts"]]
         changed = [line for line in lines if line.get("change") is not None and abs(line["change"]) > CHANGED]
@@ -171,7 +178,7 @@ class _Run:
         )
         return {"headline": headline, "probes": self.probes, "gpu_seconds": round(self.gpu_seconds, 1), "jobs": jobs}
 
-    def _job(self, index: int, values: Mapping[str, Any], done: Mapping[tuple[str, str], ProbeRecord]) -> dict[str, Any]:
+    def _job(self, index: int, values: Mapping[str, Any], done: Done) -> dict[str, Any]:
         from planner.recommend import recommend
 
         job = Job.from_user(values, allow_files=False)
@@ -180,7 +187,7 @@ class _Run:
         try:
             plan = recommend(job, ports=self.wiring.ports, calibration=learned(self.wiring, job, until=self.held.started_at))
         except PlannerError as error:
-            return {**name, "error": "; ".join(lines_of(error)), "layouts": [], "winner": None, "new_winner": False}
+            return {**name, "failure": error.kind, "error": "; ".join(lines_of(error)), "layouts": [], "winner": None, "new_winner": False}
         lines = []
         for wanted in self._wanted(job, plan):
             lines.append(self._line(wanted, done))
@@ -209,7 +216,7 @@ class _Run:
                 named.add(layout)
                 yield Wanted(job=job, layout=layout, why=why, predicted_seconds=seconds)
 
-    def _line(self, wanted: Wanted, done: Mapping[tuple[str, str], ProbeRecord]) -> dict[str, Any]:
+    def _line(self, wanted: Wanted, done: Done) -> dict[str, Any]:
         asked = self._asked(wanted)
         line: dict[str, Any] = {
             "layout": wanted.layout.short(), "why": wanted.why, "predicted_step_seconds": wanted.predicted_seconds, "status": "skipped",
@@ -217,7 +224,7 @@ class _Run:
         }  # fmt: skip
         if isinstance(asked, str):
             return {**line, "message": asked}
-        record = done.get((_question(asked), wanted.layout.short())) or self._probe(asked)
+        record = self._probe(asked, done[_question(asked), wanted.layout.short()])
         if record is None:
             return {**line, "message": "stopped" if self.onlooker.stop.is_set() else "the budget is spent"}
         if record.measurement_id is None:
@@ -248,11 +255,16 @@ class _Run:
             return "; ".join(lines_of(error))
         return Asked(request=parsed, job=job, plan_id=self.held.id)
 
-    def _probe(self, asked: Asked) -> ProbeRecord | None:
-        """Runs it, again after a failure that may pass; None where the budget or a stop leaves no room."""
-        record: ProbeRecord | None = None
+    def _probe(self, asked: Asked, before: Sequence[ProbeRecord]) -> ProbeRecord | None:
+        """Runs it, again after a failure that may pass; None where the budget or a stop leaves no room.
+
+        before: its attempts in this run by a process that died.
+        """
+        record = before[-1] if before else None
         assert asked.job.layout is not None, "a sweep measures layouts"
-        for _ in range(1 + self.spec.retries):
+        for _ in range(1 + self.spec.retries - len(before)):
+            if record is not None and record.failure not in PASSING:
+                return record
             left = self.spec.budget.max_gpu_seconds - self.gpu_seconds
             if self.onlooker.stop.is_set() or self.probes >= self.spec.budget.max_probes or left <= 0:
                 return record
@@ -263,8 +275,6 @@ class _Run:
             self.probes, self.gpu_seconds = self.probes + 1, self.gpu_seconds + gpu_seconds_of(record)
             if record.measurement_id is not None:
                 teach(self.wiring, [self.wiring.measurements.get(record.measurement_id)])
-            if record.failure not in PASSING:
-                return record
         return record
 
     def _before(self, measurement: Measurement) -> Measurement | None:
@@ -322,6 +332,12 @@ def failure_in(result: Mapping[str, Any]) -> str | None:
     if any(line["status"] in ("ok", "oom") for line in lines):
         return None
     return next((str(line["message"]) for line in lines if line["status"] == "failed"), None)
+
+
+def nothing_fits_in(result: Mapping[str, Any]) -> str | None:
+    """Why the first job has no layout that fits, where none has; None else."""
+    jobs = result["jobs"]
+    return str(jobs[0]["error"]) if all(job.get("failure") == InfeasibleError.kind for job in jobs) else None
 
 
 def report_lines(result: Mapping[str, Any]) -> Iterator[str]:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from api.closed_loop import Onlooker, run_study, take_over
@@ -13,6 +14,7 @@ from api.probing import BACKEND, IDLE_SECONDS, RUNNING_LOOKED_AT, recover, run_p
 from api.sweeping import run_sweep, schedule_due
 from planner.errors import PlannerError
 from planner.ports import ProbeEnd, ProbeFilter, ProbeRecord, TaskEnd, TaskFilter, TaskRecord
+from planner.specs.job import Job
 from probes.launch import Watch
 
 if TYPE_CHECKING:
@@ -25,13 +27,13 @@ Record = TypeVar("Record", TaskRecord, ProbeRecord)
 class Workers(ABC, Generic[Record]):
     """Threads that claim and run, and again; on a stop what runs goes back into the queue.
 
-    noun: what they run, in the log and the threads' names.
+    noun: what they run, in the log and the threads' names.  tell: what starts and what ends, a line each.
     """
 
     noun: ClassVar[str]
 
-    def __init__(self, wiring: "Wiring", number: int) -> None:
-        self.wiring, self.log = wiring, logging.getLogger(f"planner.{self.noun}s")
+    def __init__(self, wiring: "Wiring", number: int, tell: Callable[[str], None] = lambda _: None) -> None:
+        self.wiring, self.tell, self.log = wiring, tell, logging.getLogger(f"planner.{self.noun}s")
         self._stop, self._wake = threading.Event(), threading.Event()
         self._running: set[threading.Event] = set()  # what stops each
         self._ended = [threading.Event() for _ in range(number)]  # a join that Ctrl-C interrupts takes the thread for dead (bpo-45274)
@@ -67,6 +69,14 @@ class Workers(ABC, Generic[Record]):
         """Runs it to its end, or until `stop` is set."""
 
     @abstractmethod
+    def _words(self, held: Record) -> str:
+        """What it is."""
+
+    @abstractmethod
+    def _now(self, held: Record) -> Record:
+        """The record as it stands."""
+
+    @abstractmethod
     def _fail(self, held: Record, message: str) -> None:
         """Stores that it failed."""
 
@@ -92,6 +102,7 @@ class Workers(ABC, Generic[Record]):
         if self._stop.is_set():
             stop.set()
         try:
+            self.tell(f"{held.id} starts: {self._words(held)}")
             self._work(held, stop)
         except PlannerError as error:
             self.log.warning("%s: %s", held.id, error)
@@ -101,6 +112,9 @@ class Workers(ABC, Generic[Record]):
                 self._fail(held, f"a bug of ours: {type(error).__name__}: {error}")
         finally:
             self._running.discard(stop)
+            with contextlib.suppress(PlannerError):
+                now = self._now(held)
+                self.tell(f"{held.id} is {now.state}" + (f": {now.message}" if now.message else ""))
 
 
 class TaskWorkers(Workers[TaskRecord]):
@@ -127,6 +141,15 @@ class TaskWorkers(Workers[TaskRecord]):
         else:
             run_sweep(self.wiring, held, onlooker, keep_when_stopped=self._stop.is_set)
 
+    def _words(self, held: TaskRecord) -> str:
+        if held.kind == "sweep":
+            return f"a run of {held.parent_id}, {held.request['name']}"
+        job = Job.from_user(held.request, allow_files=False)
+        return f"a study of {job.model.name} on {job.cluster.num_gpus} {job.cluster.gpu.name}"
+
+    def _now(self, held: TaskRecord) -> TaskRecord:
+        return self.wiring.tasks.get(held.id)
+
     def _fail(self, held: TaskRecord, message: str) -> None:
         self.wiring.tasks.finish(held, TaskEnd(state="failed", failure="bug", message=message), self.wiring.clock.now())
 
@@ -143,6 +166,12 @@ class ProbeWorkers(Workers[ProbeRecord]):
     def _work(self, held: ProbeRecord, stop: threading.Event) -> None:
         ended = run_probe(self.wiring, held, Watch(stop=stop), release_when_stopped=True)
         teach_ended(self.wiring, [ended])
+
+    def _words(self, held: ProbeRecord) -> str:
+        return f"{held.layout} of {held.model} on {held.num_gpus} {held.gpu}"
+
+    def _now(self, held: ProbeRecord) -> ProbeRecord:
+        return self.wiring.probes.get(held.id)
 
     def _fail(self, held: ProbeRecord, message: str) -> None:
         self.wiring.probes.finish(held, ProbeEnd(state="failed", failure=BACKEND, message=message), self.wiring.clock.now())

@@ -31,8 +31,9 @@ def run(
     from api.cli.output import error_line, note, say
     from api.cli.studying import gentle_interrupt
     from api.closed_loop import Onlooker
+    from api.errors import EXIT_BACKEND, EXIT_NOTHING_FITS
     from api.reading import read_mapping_file
-    from api.sweeping import PREFIX, add_sweep, failure_in, report_lines, run_now, run_sweep
+    from api.sweeping import PREFIX, add_sweep, failure_in, nothing_fits_in, report_lines, run_now, run_sweep
     from api.wiring import wire
 
     wiring = wire()
@@ -56,10 +57,10 @@ def run(
             say(line)
     if interrupted:
         raise typer.Exit(130)
-    failure = failure_in(ended.result)
-    if failure is not None:
-        error_line(failure)
-        raise typer.Exit(4)
+    for failure, code in ((nothing_fits_in(ended.result), EXIT_NOTHING_FITS), (failure_in(ended.result), EXIT_BACKEND)):
+        if failure is not None:
+            error_line(failure)
+            raise typer.Exit(code)
 
 
 @app.command()

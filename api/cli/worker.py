@@ -33,10 +33,10 @@ def command(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    workers: list[TaskWorkers | ProbeWorkers] = [TaskWorkers(wiring, tasks), ProbeWorkers(wiring, probes)]
+    workers: list[TaskWorkers | ProbeWorkers] = [TaskWorkers(wiring, tasks, note), ProbeWorkers(wiring, probes, note)]
+    note(f"working on {wiring.engine.url.render_as_string(hide_password=True)}")
     for worker in workers:
         worker.start()
-    note(f"working on {wiring.engine.url.render_as_string(hide_password=True)}")
     while not stopped.wait(1.0):
         if once and is_idle(wiring):
             break

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,11 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from api.app import create_app
-from api.closed_loop import gpu_seconds_of
+from api.closed_loop import Onlooker, ask_study, gpu_seconds_of
 from api.settings import Settings
-from api.sweeping import add_sweep, run_now
+from api.sweeping import add_sweep, nothing_fits_in, run_now, run_sweep
 from api.wiring import Wiring, wire
-from planner.ports import TaskEnd
+from planner.ports import ProbeFilter, TaskEnd
 from planner.specs.sweep import SweepSpec
 from tests.conftest import ROOT, Cli, clean_environment
 from tests.stand_ins import light_python, worker
@@ -54,6 +56,13 @@ def surroundings(tmp_path: Path) -> dict[str, str]:
         "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"), "PLANNER_LEASE_FOLDER": str(tmp_path / "leases"),
         "PLANNER_PROBE_PROGRAM": worker.__file__, "PLANNER_PROBE_PYTHON": str(light_python.install(tmp_path)),
     }  # fmt: skip
+
+
+def settings_of(url: str, surroundings: dict[str, str]) -> Settings:
+    return Settings(
+        database_url=url, probe_folder=Path(surroundings["PLANNER_PROBE_FOLDER"]), lease_folder=Path(surroundings["PLANNER_LEASE_FOLDER"]),
+        probe_program=worker.__file__, probe_python=surroundings["PLANNER_PROBE_PYTHON"],
+    )  # fmt: skip
 
 
 def written(folder: Path, values: dict[str, Any], name: str = "job.json") -> Path:
@@ -208,6 +217,46 @@ def test_a_sweep_killed_goes_on_by_hand_and_under_a_worker(
     assert len(shapes) == len(set(shapes)) == 3
 
 
+def test_a_sweep_killed_between_retries_goes_on_with_them(tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]) -> None:
+    wiring = wire(settings_of(sqlite_url, surroundings))
+    values = {**SWEEP, "measure": {"top_k": 0, "anchors": [{"dp_shard": 2}]}, "retries": 2}
+    sweep = add_sweep(wiring, values, allow_files=False)
+    run_sweep(wiring, run_now(wiring, sweep, ours=True), Onlooker())
+    (model,) = wiring.probes.list().items
+    for failures, attempts in ((["crash"], 2), (["crash"] * 3, 3), (["launch"], 1)):
+        run = run_now(wiring, sweep, ours=True)
+        for number, failure in enumerate(failures):
+            end = {"state": "failed", "failure": failure, "measurement_id": None, "results": (), "message": "it failed"}
+            wiring.probes.add([replace(model, id=f"probe-{run.id}-{number}", plan_id=run.id, **end)])
+        ended = run_sweep(wiring, run, Onlooker())
+        assert len(wiring.probes.list(ProbeFilter(plan_id=run.id)).items) == attempts
+        assert ended.result is not None
+        assert ended.result["probes"] == attempts
+        assert ended.result["jobs"][0]["layouts"][0]["status"] == ("ok" if attempts > len(failures) else "failed")
+
+
+def test_a_sweep_in_which_nothing_fits_ends_in_exit_3(cli: Cli, tmp_path: Path) -> None:
+    big = {"model": "llama3-405b", "cluster": {"gpu": "cpu", "num_gpus": 1}, "training": {"seq_len": 131072, "global_batch_size": 1}}
+    nothing = cli("sweep", "run", written(tmp_path, {"name": "n", "jobs": [big, big]}, "sweep.json"), "--json")
+    assert nothing.returncode == 3, nothing.stderr
+    assert "error: " in nothing.stderr
+    assert [job["failure"] for job in json.loads(nothing.stdout)["jobs"]] == ["nothing_fits"] * 2
+    one, other = {"failure": "nothing_fits", "error": "too large"}, {"layouts": []}
+    assert [nothing_fits_in({"jobs": jobs}) for jobs in ([one, one], [one, other])] == ["too large", None]
+
+
+def test_a_worker_says_what_starts_and_what_ends(cli: Cli, sqlite_url: str, surroundings: dict[str, str]) -> None:
+    wiring = wire(settings_of(sqlite_url, surroundings))
+    sweep = add_sweep(wiring, SWEEP, allow_files=False)
+    run = run_now(wiring, sweep, ours=False)
+    study = ask_study(wiring, {**JOB, "notes": "victims"}, allow_files=False, ours=False)
+    said = cli("worker", "--once", env=surroundings).stderr.splitlines()
+    assert f"{run.id} starts: a run of {sweep.id}, nightly" in said
+    assert any(line.startswith(f"{run.id} is done: 3 of 3 layouts measured") for line in said)
+    assert f"{study.id} starts: a study of tiny on 2 cpu" in said
+    assert any(line.startswith(f"{study.id} is done: ") for line in said)
+
+
 def test_a_sweep_is_scheduled_paused_resumed_and_cancelled(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
     path = written(tmp_path, {**SWEEP, "schedule": "0 2 * * *"}, "sweep.json")
     sweep = json.loads(cli("sweep", "schedule", path, "--json").stdout)
@@ -225,13 +274,15 @@ def test_a_sweep_is_scheduled_paused_resumed_and_cancelled(cli: Cli, tmp_path: P
 
 @pytest.fixture
 def client(tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]) -> Iterator[TestClient]:
-    settings = Settings(
-        database_url=sqlite_url, probe_folder=Path(surroundings["PLANNER_PROBE_FOLDER"]),
-        lease_folder=Path(surroundings["PLANNER_LEASE_FOLDER"]), probe_program=worker.__file__,
-        probe_python=surroundings["PLANNER_PROBE_PYTHON"],
-    )  # fmt: skip
-    with TestClient(create_app(settings), raise_server_exceptions=False) as made:
+    with TestClient(create_app(settings_of(sqlite_url, surroundings)), raise_server_exceptions=False) as made:
         yield made
+
+
+def until(came: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not came():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.1)
 
 
 def test_over_http_a_plan_with_probes_is_accepted_followed_and_answered(client: TestClient) -> None:
@@ -243,6 +294,12 @@ def test_over_http_a_plan_with_probes_is_accepted_followed_and_answered(client: 
     names = [line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event: ")]
     assert names[-1] == "done"
     assert {"study", "probe"} <= set(names)
+    numbers = re.findall(r"id: (\d+)\nevent: study\n", text)
+    assert numbers == [str(number) for number in range(1, names.count("study") + 1)]
+    for last, rest in (("1", numbers[1:]), (numbers[-1], []), ("mine", numbers)):
+        again = client.get(f"{where}/events", headers={"last-event-id": last}).text
+        assert re.findall(r"id: (\d+)\nevent: study\n", again) == rest
+        assert again.count("event: probe\n") == 1, "where its probes stand is told anew"
     plan = client.get(where).json()
     assert plan["id"] == accepted.json()["id"]
     assert plan["ranked"][0]["source"] == "probed"
@@ -267,8 +324,34 @@ def test_over_http_a_queued_plan_can_be_cancelled(tmp_path: Path, sqlite_url: st
     with TestClient(create_app(Settings(database_url=sqlite_url, task_workers=0, probe_workers=0))) as client:
         where = client.post("/plan", json=JOB).headers["location"]
         assert client.get(where).json()["status"] == "queued"
+        (line,) = client.get("/plans").json()["items"]
+        assert (line["status"], line["model"], line["layout"]) == ("queued", "tiny", None)
         assert client.delete(where).json()["status"] == "cancelled"
         assert client.get(where).json()["status"] == "cancelled"
+        assert client.get("/plans").json()["items"] == []
+
+
+def test_over_http_a_cancelled_plan_is_called_so_and_its_best_so_far_can_be_read(client: TestClient) -> None:
+    where = client.post("/plan", json={**JOB, "notes": "sleep 30"}).headers["location"]
+    until(lambda: any(probe["state"] == "running" for probe in client.get("/probes").json()["items"]))
+    assert [line["status"] for line in client.get("/plans").json()["items"]] == ["running"]
+    client.delete(where)
+    until(lambda: "ranked" in client.get(where).json())
+    (line,) = client.get("/plans").json()["items"]
+    assert (line["id"], line["status"]) == (where.removeprefix("/plans/"), "cancelled")
+
+
+def test_over_http_plans_and_open_studies_are_read_page_by_page(tmp_path: Path, sqlite_url: str) -> None:
+    with TestClient(create_app(Settings(database_url=sqlite_url, task_workers=0, probe_workers=0))) as client:
+        paper = {key: value for key, value in JOB.items() if key != "probe"}
+        asked = [client.post("/plan", json=job).json()["id"] for job in (paper, JOB, JOB, paper, JOB)]
+        for limit in (1, 2, 3, 5):
+            found, cursor = [], ""
+            while cursor is not None:
+                page = client.get("/plans", params={"limit": limit, **({"cursor": cursor} if cursor else {})}).json()
+                found += page["items"]
+                cursor = page["next_cursor"]
+            assert [line["id"] for line in found] == asked[::-1]
 
 
 def test_over_http_a_sweep_is_stored_run_and_shown(client: TestClient) -> None:
