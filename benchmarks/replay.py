@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from landscapes import JOBS, NOISE_SD, generate
 from replay_strategies import FAMILY_KNOWN, STRATEGIES, Truth
-from replay_sweeps import published_sweeps
+from replay_sweeps import own_sweeps, published_sweeps
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 PROBES = 12
@@ -27,7 +27,8 @@ ERRORS = (0.05, 0.10, 0.30)
 SEEDS = 15  # landscapes of each job and error; with 5, chance decided whether nine of ten were reached
 WITHOUT_CHANCE = ("cost-model", "best-first", "grid", "history-pruning")
 SLOW = {"tpe-as-shipped": 3, "gp-as-shipped": 2, "tpe": 3, "gp": 2, "nsga2": 3}  # fewer seeds for what asks slowly
-MEASURED = "measured sweeps"
+MEASURED, OWN = "measured sweeps", "own GPU grid"
+FIXED = {MEASURED: published_sweeps, OWN: own_sweeps}  # truths that are the same for every seed
 START_SECONDS, STEPS = 60.0, 13
 
 
@@ -51,7 +52,7 @@ class Run:
     @property
     def generated(self) -> bool:
         """Whether the truth differs from seed to seed."""
-        return self.kind != MEASURED
+        return self.kind not in FIXED
 
 
 def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:
@@ -87,25 +88,26 @@ def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:
 
 
 def truths(kind: str, seed: int) -> Iterator[Truth]:
-    """All hidden truths of one kind; the published sweeps are the same for every seed."""
-    if kind == MEASURED:
-        yield from published_sweeps()
+    """All hidden truths of one kind."""
+    if kind in FIXED:
+        yield from FIXED[kind]()
         return
     for name in JOBS:
         land = generate(name, float(kind.split()[-1].rstrip("%")) / 100.0, seed)
         yield Truth.of_landscape(land, NOISE_SD)
 
 
-KINDS = (MEASURED, *(f"generated, error {error:.0%}" for error in ERRORS))
+GENERATED = tuple(f"generated, error {error:.0%}" for error in ERRORS)
+KINDS = (MEASURED, OWN, *GENERATED)
 
 
 def play(kinds: Sequence[str], strategies: Sequence[str], seeds: int, say: Callable[[str], None]) -> list[Run]:
-    """All runs. A published sweep has no noise of its own, so that strategies without chance play it once."""
+    """All runs. A measured sweep has no noise of its own, so that strategies without chance play it once."""
     runs: list[Run] = []
     for kind in kinds:
         for seed in range(seeds):
             chosen = [name for name in strategies if seed < SLOW.get(name, seeds)]
-            if kind == MEASURED:
+            if kind in FIXED:
                 chosen = [name for name in chosen if name != FAMILY_KNOWN and not (seed and name in WITHOUT_CHANCE)]
             for truth in truths(kind, seed) if chosen else ():
                 runs += [replay(truth, name, seed, kind) for name in chosen]

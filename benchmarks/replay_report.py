@@ -86,6 +86,7 @@ at most 2%; more than {probes} is written >{probes}. **OOM**: share of all probe
 in vain, at 60 s to start and 13 steps a probe. Brackets: 90% intervals by drawing the hidden truths again.
 
 - *measured sweeps*: published rows of one job with at least three layouts, predicted by a calibration that was fitted without their source.
+- *own GPU grid*: the same of the runs that `benchmarks/gpu_survey.py` left in `benchmarks/measured/`, where there are any.
 - *generated*: the legal layouts (10,000 to 20,000) of six jobs; the truth is another kind of model (`benchmarks/landscapes.py`) with random
   coefficients, at the stated root mean square error of ours, half of its variance common to all layouts as on the published sweeps.
 - `cost-model, family known` is no planner's: it is given the covariance of the truth's own family. What it misses is out of reach.

@@ -1,4 +1,7 @@
-"""The published sweeps as hidden truth: rows that measure one job under different layouts, predicted without their source."""
+"""Measured sweeps as hidden truth: rows that measure one job under different layouts, predicted without their source.
+
+Published ones, and those of one's own GPU (`gpu_survey.py`), which the shipped calibration has not seen.
+"""
 
 import json
 import pathlib
@@ -16,9 +19,13 @@ from planner.cost.estimate import estimate_jobs
 from planner.cost.price import Pricer
 from planner.search.probing.candidates import MEMORY_KINDS, Candidates, Prior, Setting
 from planner.specs.job import Job
+from planner.specs.measurement import question_hash
 
-ROWS = pathlib.Path(__file__).parent / "measured" / "public.jsonl"
+MEASURED = pathlib.Path(__file__).parent / "measured"
+ROWS = MEASURED / "public.jsonl"
+OWN = "own-*.runs.jsonl"
 FEWEST = 3  # different layouts
+NAME_DIGITS = 10
 
 
 @lru_cache(maxsize=1)
@@ -33,6 +40,19 @@ def published_sweeps() -> tuple[Truth, ...]:
     for row in fitted.left_out(rows, "group"):
         if row.estimate.step_seconds and (row.measured_seconds or row.status == "oom"):
             sweeps.setdefault(str(row.job.labels["sweep"]), {}).setdefault(row.job.layout, []).append(row)
+    return tuple(_truth(name, list(groups.values())) for name, groups in sweeps.items() if _is_sweep(groups))
+
+
+def own_sweeps(folder: pathlib.Path = MEASURED) -> tuple[Truth, ...]:
+    """Sweeps of the surveys in a folder: real runs (no emulated ranks) of one job; of repeats the last. Empty without a survey."""
+    sweeps: dict[str, dict[object, list[Row]]] = {}
+    for path in sorted(folder.glob(OWN)):
+        raw = {row["id"]: row for text in path.read_text().splitlines() if text.strip() for row in [json.loads(text)]}
+        jobs = [Job.from_user(row) for row in raw.values() if row["measured"].get("rung") != "emulated"]
+        for job, estimate in zip(jobs, estimate_jobs(jobs), strict=True):
+            row = Row.build(job, estimate)
+            if estimate.step_seconds and (row.measured_seconds or row.status == "oom"):
+                sweeps.setdefault(question_hash(job)[:NAME_DIGITS], {})[job.layout] = [row]
     return tuple(_truth(name, list(groups.values())) for name, groups in sweeps.items() if _is_sweep(groups))
 
 

@@ -1,6 +1,8 @@
 """The proof by replay: hidden truths are what they say they are, strategies play by the rules, and the demands hold where they are met."""
 
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import landscapes
 import replay
 from replay_report import OURS, TRIVIAL, document, out_of_memory, quantile_to_goal, regret_at
 from replay_strategies import FAMILY_KNOWN, STRATEGIES, Truth
-from replay_sweeps import published_sweeps
+from replay_sweeps import own_sweeps, published_sweeps
 
 SMALL = "8B on 8 H100"
 TIE = 1e-4  # a hundredth of a percent of the best step
@@ -69,6 +71,30 @@ def test_published_sweeps_are_predicted_without_their_source() -> None:
         assert np.isfinite(sweep.best_log_seconds())
 
 
+def test_a_survey_of_ones_own_gpu_is_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own_sweeps(tmp_path) == ()
+    measured = [("none", {"step_seconds": 1.0}), ("full", {"step_seconds": 1.3}), ("selective-op", {"status": "oom"})]
+    rows = [survey_row(ac, {"status": "ok", "rung": "probed", **numbers}) for ac, numbers in measured]
+    rows += [survey_row("none", {"status": "ok", "rung": "emulated", "step_seconds": 0.1})]
+    rows += [survey_row("none", {"status": "ok", "rung": "probed", "step_seconds": 1.1})]  # tried again: this one counts
+    rows += [survey_row("none", {"status": "ok", "rung": "probed", "step_seconds": 1.0}, seq_len=2048)]  # alone, so no sweep
+    (tmp_path / "own-h200.runs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (sweep,) = own_sweeps(tmp_path)
+    assert sorted(np.exp(sweep.log_seconds)) == pytest.approx([1.1, 1.3, np.inf])
+    assert sweep.out_of_memory.sum() == 1
+    monkeypatch.setitem(replay.FIXED, replay.OWN, lambda: (sweep,))
+    (run,) = replay.play([replay.OWN], [OURS], 2, lambda line: None)
+    assert 1 <= run.to_goal <= 3
+
+
+def survey_row(ac: str, measured: dict[str, Any], seq_len: int = 4096) -> dict[str, Any]:
+    cluster = {"gpu": "h200-sxm-141gb", "num_gpus": 1, "gpus_per_node": 1}
+    training = {"seq_len": seq_len, "global_batch_size": 2}
+    name = f"{ac} {measured['rung']} {seq_len}"
+    return {"id": name, "model": "llama3.2-1b", "cluster": cluster, "training": training, "layout": {"ac": ac}, "group": "own",
+            "measured": measured}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_strategies_ask_for_candidates_they_have_not_tried(name: str, truth: Truth) -> None:
     ask = STRATEGIES[name](truth.candidates, 0, 6)
@@ -106,7 +132,7 @@ def test_history_pruning_skips_what_its_rules_decide(truth: Truth) -> None:
 
 
 def test_a_run_counts_regret_against_the_best_that_fits(truth: Truth) -> None:
-    run = replay.replay(truth, TRIVIAL, 0, replay.KINDS[2])
+    run = replay.replay(truth, TRIVIAL, 0, replay.GENERATED[1])
     rows = list(STRATEGIES[TRIVIAL](truth.candidates, 0, replay.PROBES))
     best = truth.log_seconds[~truth.out_of_memory].min()
     expected = np.expm1(np.minimum.accumulate(np.where(truth.out_of_memory[rows], np.inf, truth.log_seconds[rows])) - best)
@@ -153,7 +179,7 @@ def test_never_worse_than_best_first_on_the_published_sweeps() -> None:
 @pytest.mark.slow
 def test_demands_on_generated_landscapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "JOBS", [SMALL, "13B on 64 A100", "70B on 128 H200"])
-    for kind in replay.KINDS[1:]:
+    for kind in replay.GENERATED:
         by = demands([kind], [OURS, TRIVIAL], 3)
         assert out_of_memory(by[OURS]) <= 0.05
         for probes in range(1, replay.PROBES + 1):
@@ -164,12 +190,12 @@ def test_demands_on_generated_landscapes(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 def test_nine_of_ten_generated_landscapes_in_five_probes() -> None:
-    (kind,) = (kind for kind in replay.KINDS if kind.endswith("error 10%"))
+    (kind,) = (kind for kind in replay.GENERATED if kind.endswith("error 10%"))
     assert quantile_to_goal(0.9)(demands([kind], [OURS], replay.SEEDS)[OURS]) <= 5
 
 
 def test_the_page_says_reached_and_missed(truth: Truth) -> None:
-    runs = [replay.replay(truth, name, seed, replay.KINDS[2]) for name in (OURS, TRIVIAL, "random") for seed in range(3)]
+    runs = [replay.replay(truth, name, seed, replay.GENERATED[1]) for name in (OURS, TRIVIAL, "random") for seed in range(3)]
     page = document(runs)
     assert "| random | 3 |" in page
     assert "generated, error 10%" in page
@@ -183,6 +209,6 @@ def test_the_committed_page_is_of_these_strategies() -> None:
     page = (ROOT / "docs" / "replay.md").read_text(encoding="utf-8")
     for name in STRATEGIES:
         assert f"| {name} |" in page
-    for kind in replay.KINDS:
+    for kind in (replay.MEASURED, *replay.GENERATED):
         assert f"## {kind[0].upper()}{kind[1:]}" in page
     assert (ROOT / "docs" / "replay.svg").read_text(encoding="utf-8").startswith("<?xml")
