@@ -18,6 +18,7 @@ from planner.specs.layout import Layout
 from planner.specs.measurement import Measurement
 from planner.specs.sweep import SweepSpec
 from planner.specs.trainers import resolve_layout
+from planner.units import counted
 from probes.campaign import ProbeRequest
 from probes.launch import Watch
 from probes.protocol import FailureKind
@@ -173,8 +174,8 @@ class _Run:
         failed = [line for line in lines if line["status"] in ("failed", "oom")] + [job for job in jobs if job.get("error")]
         winners = [job for job in jobs if job["new_winner"]]
         headline = (
-            f"{sum(line['status'] == 'ok' for line in lines)} of {len(lines)} layouts measured, {len(changed)} changed by more than "
-            f"{CHANGED:.0%}, {len(winners)} new winners, {len(failed)} failures"
+            f"{sum(line['status'] == 'ok' for line in lines)} of {counted(len(lines), 'layout')} measured, "
+            f"{len(changed)} changed by more than {CHANGED:.0%}, {counted(len(winners), 'new winner')}, {counted(len(failed), 'failure')}"
         )
         return {"headline": headline, "probes": self.probes, "gpu_seconds": round(self.gpu_seconds, 1), "jobs": jobs}
 
@@ -343,7 +344,8 @@ def nothing_fits_in(result: Mapping[str, Any]) -> str | None:
 def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
     """The morning report as text."""
     yield str(result["headline"])
-    yield f"{result['probes']} probes, {result['gpu_seconds']:.0f} GPU-seconds" + "".join(f"; {words}" for words in _software(result))
+    spent = f"{counted(result['probes'], 'probe')}, {result['gpu_seconds']:.0f} GPU-seconds"
+    yield "; ".join((spent, *_software(result)))
     for job in result["jobs"]:
         yield f"{job['model']} on {job['num_gpus']} {job['gpu']}" + (f": {job['error']}" if job.get("error") else "")
         if job["new_winner"]:

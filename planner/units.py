@@ -127,6 +127,11 @@ def format_count(count: float) -> str:
     return f"{count:.0f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things: (1, "probe") -> "1 probe", (2000, "probe") -> "2,000 probes"."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def three_digits(value: float) -> str:
     """Three significant digits, thousands apart, never an exponent: 1234.5 -> "1,230", 0.1234 -> "0.123"."""
     return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= ROUNDS_UP * 100 else f"{value:.3g}"

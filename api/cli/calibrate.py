@@ -25,6 +25,7 @@ def command(
     from planner.catalog.clusters import load_gpu
     from planner.errors import ProbeError
     from planner.ports import MeasurementFilter
+    from planner.units import counted
 
     wiring = wire()
     if gpu is not None:
@@ -45,6 +46,6 @@ def command(
     if not made:
         say("no stored measurement tells a step time; `planner-cli probe` and `measurements import` supply them")
     for one in made:
-        say(f"{one.id}: {one.trainer} on {one.gpu}, {one.num_runs} runs")
+        say(f"{one.id}: {one.trainer} on {one.gpu}, {counted(one.num_runs, 'run')}")
         for knob, (before, after) in knobs_moved(one)["knobs"].items():
             say(f"  {knob:22s} {before:.3g} -> {after:.3g}")

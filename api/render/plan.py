@@ -16,7 +16,7 @@ from api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
 from planner.specs.plan import Plan, RankedLayout
 from planner.specs.run import RunEstimate
-from planner.units import HOUR, KILO, MEGA, format_bytes, format_count, format_seconds, three_digits
+from planner.units import HOUR, KILO, MEGA, counted, format_bytes, format_count, format_seconds, three_digits
 
 SHOWN_RANKS = 10
 
@@ -214,8 +214,9 @@ def continued(words: list[str], width: int) -> list[str]:
 def searched_line(plan: Plan) -> Text:
     """How much was looked at."""
     s = plan.searched
-    looked = f"Looked at {s.layouts:,} legal layouts, priced {s.priced:,} (the others cannot win)"
-    text = f"{looked}: {s.fitting:,} fit, the best {s.simulated:,} were simulated, in {format_seconds(s.seconds)}."
+    looked = f"Looked at {counted(s.layouts, 'legal layout')}: {s.priced:,} priced (the others cannot win), {s.fitting:,} fit"
+    simulated = f"{s.simulated:,} simulated, the best of these and variants of them (memory budgets, splits of layers)"
+    text = f"{looked}; {simulated}, in {format_seconds(s.seconds)}."
     return Text(text, style="dim")
 
 

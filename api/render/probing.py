@@ -10,7 +10,7 @@ from rich.text import Text
 
 from api.render.estimate import heading, indented
 from planner.specs.plan import Plan
-from planner.units import format_seconds
+from planner.units import counted, format_seconds
 
 SHOWN_TRIALS = 12
 SAME = 0.01  # a measured step is taken for what it is where all that is known expects the same within this
@@ -52,8 +52,9 @@ def measured_line(plan: Plan) -> Iterator[RenderableType]:
 
 def _sentence(probing: dict[str, Any]) -> str:
     regret = f"expected regret of number 1: {probing['expected_regret']:.1%}"
-    ruled_out = f"; {probing['num_ruled_out']:,} layouts ruled out by what ran out of memory" if probing["num_ruled_out"] else ""
-    return f"{probing['probes']} probes, {probing['gpu_seconds']:.0f} GPU-seconds; {regret}{ruled_out}; stopped: {probing['stopped']}"
+    ruled_out = f"; {counted(probing['num_ruled_out'], 'layout')} ruled out by what ran out of memory" if probing["num_ruled_out"] else ""
+    spent = f"{counted(probing['probes'], 'probe')}, {probing['gpu_seconds']:.0f} GPU-seconds"
+    return f"{spent}; {regret}{ruled_out}; stopped: {probing['stopped']}"
 
 
 def _words(trial: dict[str, Any]) -> str:

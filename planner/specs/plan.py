@@ -126,7 +126,7 @@ class NearestMiss(BaseModel):
 
 
 class Searched(BaseModel):
-    """How much was looked at."""
+    """How much was looked at. simulated: the best that fit, and variants of them beyond what was priced: memory budgets, layer splits."""
 
     model_config = ConfigDict(frozen=True)
 

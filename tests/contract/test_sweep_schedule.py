@@ -168,7 +168,7 @@ def test_a_run_that_goes_on_counts_all_that_it_has_spent(wiring: Wiring) -> None
 def test_a_job_that_fits_nowhere_is_a_failure_of_the_run(wiring: Wiring) -> None:
     report = run_sweep(wiring, run_now(wiring, stored(wiring, models=["llama3-70b"]), ours=True), Onlooker()).result
     assert report is not None
-    assert report["headline"].endswith("0 new winners, 1 failures")
+    assert report["headline"].endswith("0 new winners, 1 failure")
     assert "smallest needs" in next(line for line in report_lines(report) if line.startswith("llama3-70b"))
 
 

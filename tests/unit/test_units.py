@@ -5,7 +5,7 @@ import math
 import pytest
 
 from planner import units
-from planner.units import format_bandwidth, format_bytes, format_count, format_seconds, parse_count, parse_quantity, three_digits
+from planner.units import counted, format_bandwidth, format_bytes, format_count, format_seconds, parse_count, parse_quantity, three_digits
 
 
 def test_constants_are_what_their_names_say() -> None:
@@ -23,6 +23,11 @@ def test_constants_are_what_their_names_say() -> None:
 )  # fmt: skip
 def test_counts_have_no_exponents(count: float, text: str) -> None:
     assert format_count(count) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 probes"), (1, "1 probe"), (2, "2 probes"), (2000, "2,000 probes")])
+def test_one_thing_is_not_several(count: int, text: str) -> None:
+    assert counted(count, "probe") == text
 
 
 @pytest.mark.parametrize(

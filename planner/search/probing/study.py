@@ -22,6 +22,7 @@ from planner.search.probing.trials import Trials
 from planner.search.screen import OOM_LIMIT
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
+from planner.units import counted
 
 FULL, MICRO = "probed", "micro"
 WHOLE = ("probed", "published")
@@ -173,7 +174,7 @@ class ProbeStudy:
             if regret.expected_share <= self.settings.tolerance:
                 return regret.statement(self.settings.tolerance)
         if spent.probes >= budget.probes:
-            return f"the budget of {budget.probes} probes is spent"
+            return f"the budget of {counted(budget.probes, 'probe')} is spent"
         if spent.failures_in_a_row >= MOST_FAILURES:
             return f"{spent.failures_in_a_row} probes in a row failed, the last with: {self._last_failure()}"
         if not self._affordable().any():
