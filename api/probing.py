@@ -29,6 +29,7 @@ PREFIX = "probe"
 IDLE_SECONDS = 2.0
 SERVICE_ATTEMPTS = 2  # a service that died under a probe runs it once more; a person's command does not
 OOM, BACKEND = "oom", "backend"
+NO_FILES = "use local, slurm or slurm:PARTITION"
 WISHED = ("pool", "trainer", "steps")
 RUNNING_LOOKED_AT = 200
 PAGE = 200  # probes read at once
@@ -92,11 +93,12 @@ def ask_plan(wiring: Wiring, plan_id: str, top_k: int, options: Mapping[str, Any
 def pool_of(wiring: Wiring, name: str, *, allow_files: bool, field: str = "pool") -> Pool:
     """The pool of this name. Raises SpecError for another, and for a recording where files of this machine are not read; ProbeError."""
     if name.startswith("replay") and not allow_files:
-        raise fault(field, name, "reads a file of this machine", "use local or slurm")
+        raise fault(field, name, "reads a file of this machine", NO_FILES)
     try:
         return wiring.pool(name)
     except SpecError as error:
-        raise SpecError([replace(one, field=field) for one in error.faults]) from None
+        remedies = {} if allow_files else {"remedy": NO_FILES}
+        raise SpecError([replace(one, field=field, **remedies) for one in error.faults]) from None
 
 
 def probes_of(wiring: Wiring, parent_id: str) -> list[ProbeRecord]:

@@ -22,8 +22,8 @@ MAX_VALUES = 200_000
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # would act on the terminal that shows it
 
 
-def read_json(text: str | bytes, field: str) -> Any:
-    """The value of a JSON text. Raises SpecError for broken JSON, NaN, Infinity, or nesting beyond reason."""
+def read_json(text: str | bytes, field: str, within: str = "") -> Any:
+    """The value of a JSON text. within: see `check_plain`. Raises SpecError for broken JSON, NaN, Infinity, or nesting beyond reason."""
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
@@ -34,7 +34,7 @@ def read_json(text: str | bytes, field: str) -> Any:
         raise fault(field, None, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting") from None
     except ValueError as error:
         raise fault(field, _glimpse(text), f"is not valid JSON ({error})", "correct the JSON") from None
-    check_plain(value, field)
+    check_plain(value, field, within)
     return value
 
 
@@ -62,10 +62,10 @@ def _glimpse(text: str | bytes) -> str:
     return shown[:40] + ("..." if len(shown) > 40 else "")
 
 
-def read_yaml(text: str, field: str, shown: str | None = None) -> Any:
+def read_yaml(text: str, field: str, shown: str | None = None, within: str = "") -> Any:
     """The value of a YAML (or JSON) text. Dates stay text; duplicate keys, tags, endless aliases and NaN are refused.
 
-    shown: what an error names as faulty, such as the file's name; else the beginning of the text.
+    shown: what an error names as faulty, such as the file's name; else the beginning of the text.  within: see `check_plain`.
     """
     import yaml
 
@@ -78,7 +78,7 @@ def read_yaml(text: str, field: str, shown: str | None = None) -> Any:
         raise fault(field, shown, f"is not valid YAML ({_yaml_problem(error)})", "correct the file") from None
     except (ValueError, OverflowError, RecursionError) as error:
         raise fault(field, shown, f"holds a value that cannot be read ({error})", "correct the file") from None
-    check_plain(value, field)
+    check_plain(value, field, within)
     return value
 
 
@@ -128,12 +128,16 @@ def _yaml_problem(error: Any) -> str:
     return " ".join(f"{problem}{place}".split())
 
 
-def check_plain(value: object, field: str) -> None:
-    """Raises SpecError unless the value is plain, finite and of sane size; counts what YAML aliases repeat."""
+def check_plain(value: object, field: str, within: str = "") -> None:
+    """Raises SpecError unless the value is plain, finite and of sane size; counts what YAML aliases repeat.
+
+    within: what the names of its keys begin with in an error, "sweep." for a sweep; `field` names the whole.
+    """
     seen = 0
     stack = [(value, field, 0)]
     while stack:
         item, where, depth = stack.pop()
+        inside = f"{where}." if where != field else within
         seen += 1
         if depth > MAX_DEPTH:
             raise fault(field, None, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting")
@@ -147,9 +151,9 @@ def check_plain(value: object, field: str) -> None:
             raise fault(where, _spelled(item), f"holds the control character {place[0]!a}", "remove it")
         if isinstance(item, Mapping):
             stack.extend((key, f"a key of {where}", depth + 1) for key in item if isinstance(key, str))
-            stack.extend((child, f"{where}.{key}" if where != field else str(key), depth + 1) for key, child in item.items())
+            stack.extend((child, f"{inside}{key}", depth + 1) for key, child in item.items())
         elif isinstance(item, list):
-            stack.extend((child, f"{where}.{index}" if where != field else str(index), depth + 1) for index, child in enumerate(item))
+            stack.extend((child, f"{inside}{index}", depth + 1) for index, child in enumerate(item))
         elif item is not None and not isinstance(item, bool | int | float | str):
             raise fault(where, repr(item)[:40], "is not a plain value", "use text, numbers, true or false, lists and mappings")
 
@@ -189,9 +193,9 @@ def read_text(path: str, field: str, remedy: str = "give the path of a YAML or J
         raise fault(field, path, f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy) from None
 
 
-def read_mapping_file(path: str, field: str) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file. Raises SpecError."""
-    value = read_yaml(read_text(path, field), field, shown=path)
+def read_mapping_file(path: str, field: str, within: str = "") -> dict[str, Any]:
+    """The mapping in a YAML or JSON file. within: see `check_plain`. Raises SpecError."""
+    value = read_yaml(read_text(path, field), field, shown=path, within=within)
     if not isinstance(value, dict):
         shown = type(value).__name__ if value is not None else "nothing"
         raise fault(field, path, f"holds {shown}, not a mapping of keys to values", "write keys such as model, cluster and training")

@@ -46,8 +46,8 @@ def wiring_of(request: Request) -> Wiring:
     return wiring
 
 
-async def read_body(request: Request, key: ApiKey, *, also: tuple[str, ...] = ()) -> Posted:
-    """The JSON body, or text of one of the other media types that the route takes.
+async def read_body(request: Request, key: ApiKey, *, also: tuple[str, ...] = (), within: str = "") -> Posted:
+    """The JSON body, or text of one of the other media types that the route takes. within: see `check_plain`.
 
     Raises MediaTypeError, BodyTooLargeError, or SpecError for what is no JSON or no text.
     """
@@ -69,7 +69,7 @@ async def read_body(request: Request, key: ApiKey, *, also: tuple[str, ...] = ()
     if total > limit:
         raise BodyTooLargeError(Fault("body", None, f"is larger than {limit:,} bytes", "send fewer jobs at once"))
     raw = b"".join(chunks)
-    return Posted(request, key, raw, read_json(raw, "body") if media_type == JSON else _text(raw))
+    return Posted(request, key, raw, read_json(raw, "body", within) if media_type == JSON else _text(raw))
 
 
 def posted_bare(request: Request, key: ApiKey) -> Posted:

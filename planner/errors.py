@@ -12,8 +12,8 @@ PlannerError
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,12 @@ class SpecError(PlannerError):
         if not self.faults:
             raise ValueError("SpecError needs at least one fault")
         super().__init__("; ".join(str(fault) for fault in self.faults))
+
+    def renamed(self, name: Callable[[str], str]) -> "SpecError":
+        """The same faults, their fields as a request names them that holds the faulty one."""
+        error = SpecError([replace(fault, field=name(fault.field)) for fault in self.faults])
+        error.kind = self.kind
+        return error
 
     def as_dict(self) -> dict[str, object]:
         """The contract's error object; further faults travel in `errors`."""

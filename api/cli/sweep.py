@@ -41,7 +41,7 @@ def run(
     if stored:
         sweep = wiring.sweeps.get(file)
     else:
-        sweep = add_sweep(wiring, {**read_mapping_file(file, "FILE"), "schedule": None}, allow_files=True)
+        sweep = add_sweep(wiring, {**read_mapping_file(file, "FILE", "sweep."), "schedule": None}, allow_files=True)
         note(f"stored as {sweep.id}; `planner-cli sweep run {sweep.id}` runs it again, or goes on after an interruption")
     onlooker = Onlooker(tell=lambda body: note(body["message"]))
     with gentle_interrupt(onlooker) as interrupted:
@@ -74,7 +74,7 @@ def schedule(file: File, json: Json = False) -> None:
     from api.sweeping import add_sweep, sweep_detail
     from api.wiring import wire
 
-    values = read_mapping_file(file, "FILE")
+    values = read_mapping_file(file, "FILE", "sweep.")
     if values.get("schedule") is None:
         raise fault("sweep.schedule", None, "is required to schedule a sweep", 'add schedule: "0 2 * * *", or use `sweep run`')
     wiring = wire()

@@ -26,7 +26,7 @@ Reader = Annotated[ApiKey, Depends(needs("read"))]
 )  # fmt: skip
 async def post_sweep(request: Request, key: Prober) -> Response:
     """Stores a sweep. With a `schedule` workers run it from then on; without one POST /sweeps/{id}/run does."""
-    posted = await read_body(request, key)
+    posted = await read_body(request, key, within="sweep.")
 
     def work() -> Response:
         sweep = add_sweep(posted.wiring, posted.value, allow_files=False)

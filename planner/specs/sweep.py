@@ -1,6 +1,6 @@
 """A sweep: known jobs that are measured again and again, so that calibration stays true and a slower release is noticed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Annotated, Any, Literal
 
@@ -66,16 +66,32 @@ class SweepSpec(BaseModel):
             raise SpecError(Fault("sweep.jobs", len(written), f"a sweep has 1 to {MOST_JOBS} jobs", remedy))
         if not (spec.measure.top_k or spec.measure.anchors or spec.measure.informative):
             raise SpecError(Fault("sweep.measure", None, "measures nothing", "set top_k, anchors or informative"))
-        parsed = [Job.from_user(job, allow_files=allow_files) for job in written]
+        parsed = [_parsed(job, places, allow_files=allow_files) for job, places in written]
         for number, anchor in enumerate(spec.measure.anchors):
             _check_anchor(anchor, f"sweep.measure.anchors.{number}", parsed)
         jobs = [dict(job.request) for job in parsed]
         return spec.model_copy(update={"jobs": jobs, "models": [], "clusters": [], "trainings": []})
 
-    def _written(self) -> Iterator[dict[str, Any]]:
-        yield from self.jobs
-        for model, cluster, training in product(self.models, self.clusters, self.trainings):
-            yield {"model": model, "cluster": cluster, "training": training}
+    def _written(self) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+        """(a job, by its keys where each was written)."""
+        for number, job in enumerate(self.jobs):
+            yield job, {"": f"sweep.jobs.{number}."}
+        for (i, model), (j, cluster), (k, training) in product(*map(enumerate, (self.models, self.clusters, self.trainings))):
+            places = {"model": f"sweep.models.{i}", "cluster": f"sweep.clusters.{j}", "training": f"sweep.trainings.{k}"}
+            yield {"model": model, "cluster": cluster, "training": training}, places
+
+
+def _parsed(values: Mapping[str, Any], places: Mapping[str, str], *, allow_files: bool) -> Job:
+    """The job; its faults are named by where it was written. places: of its keys; "" begins the names of all others."""
+
+    def place(field: str) -> str:
+        key, dot, rest = field.partition(".")
+        return f"{places[key]}{dot}{rest}" if key in places else places.get("", "") + field
+
+    try:
+        return Job.from_user(values, allow_files=allow_files)
+    except SpecError as error:
+        raise error.renamed(place) from None
 
 
 def _check_anchor(anchor: object, field: str, jobs: Sequence[Job]) -> None:

@@ -270,6 +270,8 @@ def test_a_sweep_is_scheduled_paused_resumed_and_cancelled(cli: Cli, tmp_path: P
     bad = cli("sweep", "schedule", written(tmp_path, {**SWEEP, "schedule": "61 2 * * *"}, "bad.json"))
     assert bad.returncode == 2
     assert "cron" in bad.stderr
+    endless = cli("sweep", "run", "-", input="name: n\nbudget: {max_gpu_seconds: .inf}\n")
+    assert (endless.returncode, endless.stderr[:36]) == (2, "error: sweep.budget.max_gpu_seconds=")
 
 
 @pytest.fixture

@@ -89,12 +89,32 @@ def test_no_pool_reads_a_file_of_the_server(client: TestClient, tmp_path: Path) 
         refused = client.post(path, json=body)
         assert (refused.status_code, refused.json()["field"]) == (422, field), refused.text
         assert "reads a file" in refused.json()["message"]
+        assert "replay" not in refused.json()["remedy"]
 
 
 def test_a_pool_that_is_none_is_named_by_its_place_in_the_body(client: TestClient) -> None:
     (job,) = SWEEP["jobs"]
-    assert client.post("/plan", json={**job, "probe": {"pool": "cloud"}}).json()["field"] == "probe.pool"
-    assert client.post("/sweeps", json={**SWEEP, "pool": "cloud"}).json()["field"] == "sweep.pool"
+    for path, body, field in (
+        ("/plan", {**job, "probe": {"pool": "cloud"}}, "probe.pool"),
+        ("/sweeps", {**SWEEP, "pool": "cloud"}, "sweep.pool"),
+    ):
+        refused = client.post(path, json=body).json()
+        assert (refused["field"], refused["remedy"]) == (field, "use local, slurm or slurm:PARTITION")
+
+
+def test_a_fault_of_a_sweep_is_named_by_its_place_in_it(client: TestClient) -> None:
+    (job,) = SWEEP["jobs"]
+    crossed = {"models": ["debug-tiny", "llama"], "clusters": [job["cluster"]], "trainings": [job["training"]]}
+    bad = {**job, "training": {"seq_len": "x", "global_batch_size": 8}}
+    for changes, field in (
+        ({"budget": {"max_gpu_seconds": -1}}, "sweep.budget.max_gpu_seconds"),
+        ({"name": "\u001b[31m"}, "sweep.name"),
+        ({"jobs": [job, bad]}, "sweep.jobs.1.training.seq_len"),
+        ({"jobs": [job, {**job, "modle": 1}]}, "sweep.jobs.1.modle"),
+        ({"jobs": [], **crossed}, "sweep.models.1"),
+    ):
+        refused = client.post("/sweeps", json={**SWEEP, **changes})
+        assert (refused.status_code, refused.json()["field"]) == (422, field), refused.text
 
 
 # ---- pages ---------------------------------------------------------------------------------------------------------------
