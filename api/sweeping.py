@@ -157,6 +157,7 @@ class _Run:
     spec: SweepSpec
     onlooker: Onlooker
     heart: TaskHeart
+    jobs: int = 0
     probes: int = 0
     gpu_seconds: float = 0.0
 
@@ -182,7 +183,7 @@ class _Run:
     def _job(self, index: int, values: Mapping[str, Any], done: Done) -> dict[str, Any]:
         from planner.recommend import recommend
 
-        job = Job.from_user(values, allow_files=False)
+        job, self.jobs = Job.from_user(values, allow_files=False), index
         self._tell(f"job {index + 1} of {len(self.spec.jobs)}: {job.model.name} on {job.cluster.num_gpus} {job.cluster.gpu.name}")
         name = {"model": job.model.name, "gpu": job.cluster.gpu.name, "num_gpus": job.cluster.num_gpus}
         try:
@@ -299,7 +300,7 @@ class _Run:
 
     def _tell(self, words: str) -> None:
         self.heart.words = words
-        self.onlooker.tell({"event": "sweep", "message": words})
+        self.onlooker.tell({"event": "sweep", "message": words, "jobs": self.jobs, "jobs_left": len(self.spec.jobs) - self.jobs})
 
     def _watch(self, layout: Layout) -> Watch:
         def say(words: str) -> None:

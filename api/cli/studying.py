@@ -1,9 +1,10 @@
-"""A plan that spends probes, watched on a terminal: a bar with the best so far, Ctrl-C ends gently."""
+"""Work that takes probes, watched on a terminal: a bar that says how far it is, Ctrl-C ends gently."""
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ def make_plan_with_probes(wiring: "Wiring", values: object) -> "tuple[Plan, bool
     if held.fencing_token > 1:
         note(f"going on with {held.id}, which its last process left unfinished")
     onlooker = Onlooker()
-    with gentle_interrupt(onlooker) as interrupted, _bar(onlooker):
+    with gentle_interrupt(onlooker) as interrupted, bar(onlooker, "probes", _stand):
         plan = run_study(wiring, held, onlooker)
     assert plan is not None, "only a worker puts a study back"
     return plan, bool(interrupted)
@@ -49,31 +50,48 @@ def gentle_interrupt(onlooker: "Onlooker") -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stand:
+    """How far it is, by an event. words: beside the bar.  line: to be kept; passing: not where there is a bar."""
+
+    done: int
+    total: int
+    words: str
+    line: str
+    passing: bool = False
+
+
 @contextmanager
-def _bar(onlooker: "Onlooker") -> Iterator[None]:
-    """On a terminal a bar that stays, else a line an event on stderr."""
+def bar(onlooker: "Onlooker", unit: str, stand: Callable[[Mapping[str, Any]], Stand]) -> Iterator[None]:
+    """On a terminal a bar that counts units, and lines above it; else a line an event. All on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from api.cli.output import note
 
     columns = (
-        SpinnerColumn(), TextColumn("probes"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
+        SpinnerColumn(), TextColumn(unit), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("{task.fields[words]}", markup=False),
     )  # fmt: skip
     watched = sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), disable=not watched, transient=True) as shown:
-        line = shown.add_task("probes", total=None, words="planning on paper")
+        line = shown.add_task(unit, total=None, words="planning on paper")
 
         def tell(body: Mapping[str, Any]) -> None:
-            total = body["probes"] + body["probes_left"]
-            shown.update(line, total=total, completed=body["probes"], words=_summary(body))
-            if body["event"] != "asked" or not watched:
-                note(_line(body))
+            now = stand(body)
+            shown.update(line, total=now.total, completed=now.done, words=now.words)
+            if not (watched and now.passing):
+                note(now.line)
 
         onlooker.tell = tell
         onlooker.say = lambda words: shown.update(line, words=words)
         yield
+
+
+def _stand(body: Mapping[str, Any]) -> Stand:
+    probes = int(body["probes"])
+    total, passing = probes + int(body["probes_left"]), body["event"] == "asked"
+    return Stand(done=probes, total=total, words=_summary(body), line=_line(body), passing=passing)
 
 
 def _summary(body: Mapping[str, Any]) -> str:

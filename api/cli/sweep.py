@@ -1,10 +1,13 @@
 """`planner-cli sweep`: known jobs measured again and again, now or every night."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from api.cli.studying import Stand
     from api.wiring import Wiring
     from planner.ports import SweepRecord
 
@@ -29,7 +32,7 @@ def run(
     from pathlib import Path
 
     from api.cli.output import error_line, note, say
-    from api.cli.studying import gentle_interrupt
+    from api.cli.studying import bar, gentle_interrupt
     from api.closed_loop import Onlooker
     from api.errors import EXIT_BACKEND, EXIT_NOTHING_FITS
     from api.reading import read_mapping_file
@@ -43,8 +46,8 @@ def run(
     else:
         sweep = add_sweep(wiring, {**read_mapping_file(file, "FILE", "sweep."), "schedule": None}, allow_files=True)
         note(f"stored as {sweep.id}; `planner-cli sweep run {sweep.id}` runs it again, or goes on after an interruption")
-    onlooker = Onlooker(tell=lambda body: note(body["message"]))
-    with gentle_interrupt(onlooker) as interrupted:
+    onlooker = Onlooker()
+    with gentle_interrupt(onlooker) as interrupted, bar(onlooker, "jobs", _stand):
         ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), onlooker)
     if ended.result is None:
         from planner.errors import ProbeError
@@ -61,6 +64,12 @@ def run(
         if failure is not None:
             error_line(failure)
             raise typer.Exit(code)
+
+
+def _stand(body: "Mapping[str, Any]") -> "Stand":
+    from api.cli.studying import Stand
+
+    return Stand(done=body["jobs"], total=body["jobs"] + body["jobs_left"], words=body["message"], line=body["message"])
 
 
 @app.command()

@@ -1,8 +1,10 @@
 """Plans that spend probes and sweeps, through the real command line and the real app: with a stand-in program, once with the real one."""
 
+import contextlib
 import hashlib
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -182,6 +184,25 @@ def test_a_sweep_measures_learns_and_reports_changes(cli: Cli, tmp_path: Path, s
     assert shown.count("3 of 3 layouts measured") == 2
     assert shown.count("GPU-seconds; torch stand-in") == 2
     assert json.loads(cli("calibrate", "--json").stdout)[0]["gpu"] == "cpu"
+
+
+def test_on_a_terminal_a_sweep_shows_how_far_it_is(tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]) -> None:
+    near, far = pty.openpty()
+    environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **surroundings, "TERM": "xterm", "COLUMNS": "120"}
+    command = [sys.executable, "-m", "api.cli", "sweep", "run", str(written(tmp_path, SWEEP, "sweep.json"))]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=far) as running:
+        os.close(far)
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(pieces(near)))
+    assert running.returncode == 0, shown
+    assert re.search(r"jobs.* 0/1 ", shown)
+    assert shown.count(": 0.125 s") >= 3
+
+
+def pieces(terminal: int) -> Iterator[str]:
+    """What is written to it, until its other end is closed."""
+    with open(terminal, "rb", buffering=0) as stream, contextlib.suppress(OSError):
+        while piece := stream.read(65536):
+            yield piece.decode(errors="replace")
 
 
 def test_a_winner_that_was_faster_and_is_not_measured_again_has_no_heir(
