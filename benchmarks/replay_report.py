@@ -87,8 +87,9 @@ in vain, at 60 s to start and 13 steps a probe. Brackets: 90% intervals by drawi
 
 - *measured sweeps*: published rows of one job with at least three layouts, predicted by a calibration that was fitted without their source.
 - *own GPU grid*: the same of the runs that `benchmarks/gpu_survey.py` left in `benchmarks/measured/`, where there are any.
-- *generated*: the legal layouts (10,000 to 20,000) of six jobs; the truth is another kind of model (`benchmarks/landscapes.py`) with random
-  coefficients, at the stated root mean square error of ours, half of its variance common to all layouts as on the published sweeps.
+- *generated*: the legal layouts (the 20,000 fastest at most) of six jobs; the truth is another kind of model (`benchmarks/landscapes.py`)
+  with random coefficients, at the stated root mean square error of ours, half of its variance common to all layouts as on the published
+  sweeps.
 - `cost-model, family known` is no planner's: it is given the covariance of the truth's own family. What it misses is out of reach.
 - `as-shipped`: Optuna's sampler with its defaults and none of our predictions, each proposal mapped to the nearest legal layout.
 - `history-pruning`: after PaddlePaddle's auto_tuner. `random, what fits`: our study with the `random` sampler.
