@@ -96,7 +96,7 @@ def _parsed(values: Mapping[str, Any], places: Mapping[str, str], *, allow_files
 
 def _check_anchor(anchor: object, field: str, jobs: Sequence[Job]) -> None:
     """Raises SpecError for what is no layout, and for a layout of a size that no job has."""
-    sizes = sorted({job.cluster.num_gpus for job in jobs})
+    sizes = sorted({size for job in jobs for size in job.cluster.num_gpus_choices})
     held = [resolve_layout(anchor, trainer=job.training.trainer, num_gpus=job.cluster.num_gpus, field=field).num_gpus for job in jobs]
     if not set(held) & set(sizes):
         shown = ", ".join(map(str, sizes))

@@ -18,6 +18,7 @@ from api.sweeping import add_sweep, cancel_sweep, next_due, pause_sweep, report_
 from api.wiring import Wiring, wire
 from planner.errors import SpecError
 from planner.ports import ProbeRecord, SweepRecord, TaskRecord
+from planner.specs.sweep import SweepSpec
 
 EVENING = datetime(2026, 3, 1, 20, 0, tzinfo=UTC)
 NIGHT = datetime(2026, 3, 2, 2, 0, tzinfo=UTC)
@@ -170,6 +171,14 @@ def test_a_job_that_fits_nowhere_is_a_failure_of_the_run(wiring: Wiring) -> None
     assert report is not None
     assert report["headline"].endswith("0 new winners, 1 failure")
     assert "smallest needs" in next(line for line in report_lines(report) if line.startswith("llama3-70b"))
+
+
+def test_an_anchor_may_have_any_size_that_a_job_may_choose() -> None:
+    values = {**SWEEP, "clusters": [{"gpu": "cpu", "num_gpus": [2, 4]}], "measure": {"top_k": 0, "anchors": [{"dp_shard": 2}, {"tp": 2}]}}
+    assert len(SweepSpec.from_user(values, allow_files=False).jobs) == 1
+    values["measure"] = {"anchors": [{"dp_shard": 3}]}
+    with pytest.raises(SpecError, match="takes 3 GPUs; the sweep's jobs have 2, 4"):
+        SweepSpec.from_user(values, allow_files=False)
 
 
 def test_an_anchor_of_another_size_is_passed_over_in_the_jobs_of_which_it_is_none(wiring: Wiring) -> None:
