@@ -10,7 +10,7 @@ import anyio
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from api.closed_loop import ask_study
+from api.closed_loop import ask_study, named_in
 from api.events import MEDIA_TYPE as EVENTS
 from api.events import OPEN, follow, follow_study
 from api.probing import probes_of
@@ -23,7 +23,6 @@ from api.storage.common import MAX_PAGE, cursor_of
 from api.wiring import Wiring
 from planner.errors import NotFoundError
 from planner.ports import PlanPage, PlanSummary, ProbeRecord, TaskEvent, TaskFilter, TaskRecord
-from planner.specs.job import Job
 from planner.specs.plan import Plan
 
 router = APIRouter(tags=["plans"])
@@ -172,9 +171,9 @@ def page_of_plans(wiring: Wiring, cursor: str | None, limit: int) -> PlanPage:
 
 
 def _line_of(study: TaskRecord) -> PlanSummary:
-    job = Job.from_user(study.request, allow_files=False)
+    named = named_in(study)
     return PlanSummary(
-        id=study.id, created_at=study.created_at, model=job.model.name, gpu=job.cluster.gpu.name, num_gpus=job.cluster.num_gpus,
+        id=study.id, created_at=study.created_at, model=named.model, gpu=named.gpu, num_gpus=named.num_gpus,
         layout=None, tokens_per_second_per_gpu=None, status=study.state, model_version=None,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from api.app import create_app
 from api.settings import Settings
 from api.wiring import Wiring
 from planner.catalog.calibrations import shipped_calibration, to_document
-from planner.ports import CalibrationRecord
+from planner.ports import CalibrationRecord, TaskRecord
 
 SWEEP: dict[str, Any] = {
     "name": "nightly", "schedule": "0 2 * * *",
@@ -71,6 +71,32 @@ def test_a_cancelled_sweep_runs_no_more(client: TestClient) -> None:
     refused = client.post(f"{where}/run")
     assert (refused.status_code, refused.json()["type"]) == (409, "conflict")
     assert client.get(where).json()["runs"] == []
+
+
+# ---- lists --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "shown"),
+    [
+        ("gone", {"gpu": "h100-sxm-80gb", "num_gpus": [8, 16]}, ("gone", "h100-sxm-80gb", 16)),
+        ({"name": "mine", "layers": "gone"}, {"gpu": {"name": "ours"}, "num_gpus": 4}, ("mine", "ours", 4)),
+        (["gone"], "a-preset", ("unknown", "a-preset", 0)),
+        (None, {"num_gpus": "8"}, ("unknown", "unknown", 0)),
+    ],
+)
+def test_an_open_study_whose_job_no_longer_parses_has_its_line(
+    client: TestClient, model: Any, cluster: Any, shown: tuple[Any, ...]
+) -> None:
+    good = client.post("/plan", json={**SWEEP["jobs"][0], "probe": {"max_probes": 1}}).json()["id"]
+    request = {"model": model, "cluster": cluster, "training": {"seq_len": 64, "global_batch_size": 8}, "probe": {"max_probes": 1}}
+    wiring = wiring_of(client)
+    wiring.tasks.add([TaskRecord(id="plan-old", kind="study", created_at=wiring.clock.now(), request=request, job_hash="0" * 64)])
+    answer = client.get("/plans")
+    assert answer.status_code == 200, answer.text
+    old, young = answer.json()["items"]
+    assert (old["id"], old["model"], old["gpu"], old["num_gpus"], old["status"]) == ("plan-old", *shown, "queued")
+    assert (young["id"], young["model"]) == (good, "debug-tiny")
 
 
 # ---- files of the server -------------------------------------------------------------------------------------------------
