@@ -12,7 +12,7 @@ from api.identity import hash_of_job
 from api.learning import kernel_probes, learned, teach, teach_ended, timings_of
 from api.leases import Heart, is_gone, lease, lease_after
 from api.probing import Asked, enqueue, pool_of, probes_of, recover, run_all
-from planner.errors import ConflictError, PlannerError, SpecError
+from planner.errors import ConflictError, PlannerError, SpecError, StoreError
 from planner.ports import Lease, PlanLabels, ProbeRecord, TaskEnd, TaskEvent, TaskFilter, TaskRecord
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, Rung, question_hash
@@ -139,29 +139,15 @@ def run_study(
     """Spends the study's probes and stores its plan; a study that was stopped stores the best plan so far.
 
     keep_when_stopped: true where the worker itself goes down; the study then waits for the next one (None).
-    Raises what planning raises, after the task is ended with it.
+    Raises what planning raises, after the task is ended with it; StoreError with the task as it is.
     """
-    from planner.recommend import recommend
-    from planner.search.probed import MicroPlan, Probing
-
     recover(wiring, gone=is_gone)
-    job = Job.from_user(held.request, allow_files=False)
-    assert job.probe is not None, "a study has probes to spend"
     with TaskHeart(wiring, held, onlooker.stop) as heart:
-        runner = Runner(wiring=wiring, study=held, job=job, onlooker=onlooker, heart=heart)
-        own = runner.done_before()
-        known = [one for one in runner.measured_before() if one.id not in {each.id for each in own.measurements}]
-        pool = wiring.pool(job.probe.pool)
-        capacity = pool.capacity(job.cluster)
-        probing = Probing(
-            measure=runner.measure, known=known, resumed=own.measurements, reasons=own.reasons, on_event=runner.told,
-            should_stop=onlooker.stop.is_set,
-            emulates=capacity.device == "cuda" and capacity.num_devices >= max(job.cluster.num_gpus_choices), steps=job.probe.steps + 3,
-            micro=MicroPlan(timed=runner.timed_before(), num_gpus=capacity.num_devices, gpu_seconds_before=own.micro_gpu_seconds),
-        )  # fmt: skip
         try:
-            taught = learned(wiring, job, until=held.started_at)
-            plan = recommend(job, ports=wiring.ports, progress=onlooker.say, calibration=taught, probing=probing, plan_id=held.id)
+            job = Job.from_user(held.request, allow_files=False)
+            plan = _planned(Runner(wiring=wiring, study=held, job=job, onlooker=onlooker, heart=heart))
+        except StoreError:
+            raise  # the study is another's by now, or goes on once the database answers
         except PlannerError as error:
             end = TaskEnd(state="failed", failure=error.kind, message="; ".join(lines_of(error)))
             wiring.tasks.finish(held, end, wiring.clock.now())
@@ -176,6 +162,26 @@ def run_study(
     stopped = (plan.probing or {}).get("stopped")
     wiring.tasks.finish(held, TaskEnd(state=state, message=stopped), wiring.clock.now())
     return plan
+
+
+def _planned(runner: "Runner") -> "Plan":
+    """The plan, with what the study measured before and measures now."""
+    from planner.recommend import recommend
+    from planner.search.probed import MicroPlan, Probing
+
+    wiring, job, onlooker = runner.wiring, runner.job, runner.onlooker
+    assert job.probe is not None, "a study has probes to spend"
+    own = runner.done_before()
+    known = [one for one in runner.measured_before() if one.id not in {each.id for each in own.measurements}]
+    capacity = wiring.pool(job.probe.pool).capacity(job.cluster)
+    probing = Probing(
+        measure=runner.measure, known=known, resumed=own.measurements, reasons=own.reasons, on_event=runner.told,
+        should_stop=onlooker.stop.is_set,
+        emulates=capacity.device == "cuda" and capacity.num_devices >= max(job.cluster.num_gpus_choices), steps=job.probe.steps + 3,
+        micro=MicroPlan(timed=runner.timed_before(), num_gpus=capacity.num_devices, gpu_seconds_before=own.micro_gpu_seconds),
+    )  # fmt: skip
+    taught = learned(wiring, job, until=runner.study.started_at)
+    return recommend(job, ports=wiring.ports, progress=onlooker.say, calibration=taught, probing=probing, plan_id=runner.study.id)
 
 
 @dataclass(frozen=True, kw_only=True)

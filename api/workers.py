@@ -7,14 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
-from api.closed_loop import Onlooker, run_study, take_over
+from api.closed_loop import Onlooker, named_in, run_study, take_over
 from api.learning import teach_ended
 from api.leases import is_gone, lease
 from api.probing import BACKEND, IDLE_SECONDS, RUNNING_LOOKED_AT, recover, run_probe
 from api.sweeping import run_sweep, schedule_due
 from planner.errors import PlannerError
 from planner.ports import ProbeEnd, ProbeFilter, ProbeRecord, TaskEnd, TaskFilter, TaskRecord
-from planner.specs.job import Job
 from probes.launch import Watch
 
 if TYPE_CHECKING:
@@ -144,8 +143,8 @@ class TaskWorkers(Workers[TaskRecord]):
     def _words(self, held: TaskRecord) -> str:
         if held.kind == "sweep":
             return f"a run of {held.parent_id}, {held.request['name']}"
-        job = Job.from_user(held.request, allow_files=False)
-        return f"a study of {job.model.name} on {job.cluster.num_gpus} {job.cluster.gpu.name}"
+        named = named_in(held)
+        return f"a study of {named.model} on {named.num_gpus} {named.gpu}"
 
     def _now(self, held: TaskRecord) -> TaskRecord:
         return self.wiring.tasks.get(held.id)

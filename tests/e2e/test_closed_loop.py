@@ -159,6 +159,27 @@ def test_a_pool_without_the_gpu_is_refused_before_anything_is_stored(cli: Cli, t
     assert "gpu: cpu" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("changed", "failure", "words"),
+    [
+        ({"probe": {"max_probes": 1, "pool": "replay:/nonexistent.jsonl"}}, "probe_failed", "/nonexistent.jsonl"),
+        ({"model": "gone"}, "invalid_request", "no model of this name"),
+    ],
+)
+def test_a_study_that_cannot_begin_ends_with_the_reason(
+    cli: Cli, sqlite_url: str, surroundings: dict[str, str], changed: dict[str, Any], failure: str, words: str
+) -> None:
+    wiring = wire(settings_of(sqlite_url, surroundings))
+    study = replace(ask_study(wiring, JOB, allow_files=False, ours=False), id="plan-lost", request={**JOB, **changed})
+    for one in wiring.tasks.list().items:
+        wiring.tasks.cancel(one.id, wiring.clock.now())
+    wiring.tasks.add([study])
+    said = cli("worker", "--once", env=surroundings)
+    ended = wiring.tasks.get("plan-lost")
+    assert (said.returncode, ended.state, ended.failure) == (0, "failed", failure), said.stderr
+    assert words in (ended.message or "")
+
+
 def test_failing_probes_end_in_exit_4_with_their_own_words(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
     done = cli("recommend", "--job", written(tmp_path, {**JOB, "notes": "victims"}), "--json", env=surroundings)
     assert done.returncode == 4, done.stderr
