@@ -155,6 +155,7 @@ def run_study(
     if keep_when_stopped() and not heart.cancelled:
         wiring.tasks.release(held, counts=False)
         return None
+    wiring.tasks.heartbeat(held, lease(wiring))  # raises where the study was lost: a plan stored now would keep the heir's out
     state: Literal["cancelled", "done"] = "cancelled" if heart.cancelled else "done"
     with contextlib.suppress(ConflictError):  # stored by whoever held the study before its last breath
         labels = PlanLabels(job_hash=hash_of_job(job.request), model=job.model.name, gpu=job.cluster.gpu.name, status=state)
@@ -285,7 +286,7 @@ class Runner:
         """Passes an event on: into the database for who follows from elsewhere, and to who watches here."""
         body = event_body(event)
         self.heart.words = body["message"]
-        self.wiring.tasks.say(self.study.id, body, self.wiring.clock.now())
+        self.wiring.tasks.say(self.study, body, self.wiring.clock.now())
         self.onlooker.tell(body)
 
 

@@ -250,8 +250,8 @@ class TaskStore(Protocol):
         """Running tasks whose lease has ended, oldest first."""
         ...
 
-    def say(self, task_id: str, body: Mapping[str, Any], now: datetime) -> TaskEvent:
-        """Appends an event. Raises NotFoundError."""
+    def say(self, held: TaskRecord, body: Mapping[str, Any], now: datetime) -> TaskEvent:
+        """Appends an event. Raises NotFoundError; ConflictError when the lease was lost."""
         ...
 
     def events(self, task_id: str, after: int, limit: int) -> Sequence[TaskEvent]:

@@ -129,10 +129,18 @@ class SqlQueue(Generic[Record]):
         ours = (table.id == held.id, table.state == RUNNING, table.fencing_token == held.fencing_token)
         written = session.execute(update(table).where(*ours).values(**values).returning(table.id)).first()
         if written is None:
-            row = self._found(session, held.id)
-            holder = row.owner or "nobody"
-            raise ConflictError(f"{self.what} {held.id} is {row.state}, held by {holder}: the lease of {held.owner} was lost")
+            raise self._lost(self._found(session, held.id), held)
         session.expire_all()
+
+    def _owned(self, session: Session, held: Any) -> None:
+        """Locks its row. Raises ConflictError where it is no longer held."""
+        row = self._found(session, held.id, lock=True)
+        if row.state != RUNNING or row.fencing_token != held.fencing_token:
+            raise self._lost(row, held)
+
+    def _lost(self, row: Any, held: Any) -> ConflictError:
+        holder = row.owner or "nobody"
+        return ConflictError(f"{self.what} {held.id} is {row.state}, held by {holder}: the lease of {held.owner} was lost")
 
     def _found(self, session: Session, row_id: str, *, lock: bool = False) -> Any:
         row = session.get(self.row_class, row_id, with_for_update=lock) if is_id(row_id) else None

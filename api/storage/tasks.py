@@ -56,12 +56,12 @@ class SqlTaskStore(SqlQueue[TaskRecord]):
         """Back into the queue."""
         return self._release(held, counts, {})
 
-    def say(self, task_id: str, body: Mapping[str, Any], now: datetime) -> TaskEvent:
-        """Appends an event; two writers take turns because the task's row is locked."""
+    def say(self, held: TaskRecord, body: Mapping[str, Any], now: datetime) -> TaskEvent:
+        """Appends an event; who takes the task over waits because its row is locked."""
         with store_errors(self.engine), Session(self._writer) as session:
-            self._found(session, task_id, lock=True)
-            last = session.scalar(select(func.max(TaskEventRow.number)).where(TaskEventRow.task_id == task_id)) or 0
-            session.add(TaskEventRow(task_id=task_id, number=last + 1, created_at=now, body=dict(body)))
+            self._owned(session, held)
+            last = session.scalar(select(func.max(TaskEventRow.number)).where(TaskEventRow.task_id == held.id)) or 0
+            session.add(TaskEventRow(task_id=held.id, number=last + 1, created_at=now, body=dict(body)))
             session.commit()
         return TaskEvent(number=last + 1, created_at=now, body=dict(body))
 

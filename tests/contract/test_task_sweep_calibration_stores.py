@@ -73,6 +73,10 @@ class TestTasks:
         assert (second.fencing_token, second.attempts) == (2, 1)
         with pytest.raises(ConflictError, match="lease of a was lost"):
             store.finish(first, TaskEnd(state="failed"), later)
+        with pytest.raises(ConflictError, match="held by b: the lease of a was lost"):
+            store.say(first, {"message": "late"}, later)
+        assert store.events("plan-001") == ()
+        assert store.say(second, {}, later).number == 1
         assert store.release(second, counts=True).state == "queued"
 
     def test_cancelling(self, engine: Engine) -> None:
@@ -89,12 +93,15 @@ class TestTasks:
     def test_events_are_numbered_and_read_on(self, engine: Engine) -> None:
         store = SqlTaskStore(engine)
         store.add([task(1), task(2)])
-        assert [store.say("plan-001", {"n": n}, NOW).number for n in range(3)] == [1, 2, 3]
-        assert store.say("plan-002", {}, NOW).number == 1
+        first, second = store.claim(lease("a")), store.claim(lease("a"))
+        assert first is not None
+        assert second is not None
+        assert [store.say(first, {"n": n}, NOW).number for n in range(3)] == [1, 2, 3]
+        assert store.say(second, {}, NOW).number == 1
         assert [event.body for event in store.events("plan-001", after=1)] == [{"n": 1}, {"n": 2}]
         assert store.events("plan-001", after=3) == ()
         with pytest.raises(NotFoundError):
-            store.say("plan-nope", {}, NOW)
+            store.say(task(3), {}, NOW)
 
     def test_pages_and_filters(self, engine: Engine) -> None:
         store = SqlTaskStore(engine)

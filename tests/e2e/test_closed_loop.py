@@ -20,11 +20,14 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from api.app import create_app
-from api.closed_loop import Onlooker, ask_study, gpu_seconds_of
+from api.closed_loop import Onlooker, ask_study, gpu_seconds_of, run_study, take_over
 from api.settings import Settings
 from api.sweeping import add_sweep, nothing_fits_in, run_now, run_sweep
 from api.wiring import Wiring, wire
+from planner.errors import ConflictError, NotFoundError
 from planner.ports import ProbeFilter, TaskEnd
+from planner.recommend import recommend
+from planner.specs.plan import Plan
 from planner.specs.sweep import SweepSpec
 from tests.conftest import ROOT, Cli, clean_environment
 from tests.stand_ins import light_python, worker
@@ -178,6 +181,40 @@ def test_a_study_that_cannot_begin_ends_with_the_reason(
     ended = wiring.tasks.get("plan-lost")
     assert (said.returncode, ended.state, ended.failure) == (0, "failed", failure), said.stderr
     assert words in (ended.message or "")
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["after its last event", "before it begins"])
+def test_who_has_lost_a_study_stores_neither_plan_nor_event(
+    sqlite_url: str, surroundings: dict[str, str], monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    wiring = wire(settings_of(sqlite_url, surroundings))
+    held = ask_study(wiring, JOB, allow_files=False, ours=True)
+    loser, heirs = Onlooker(), []
+    loser.stop.set()
+
+    def lose() -> None:
+        heirs.append(take_over(wiring, held))
+
+    def recommend_and_lose(*arguments: Any, **named: Any) -> Plan:
+        plan = recommend(*arguments, **named)
+        lose()
+        return plan
+
+    if begun:
+        monkeypatch.setattr("planner.recommend.recommend", recommend_and_lose)
+    else:
+        lose()
+    with pytest.raises(ConflictError, match="was lost"):
+        run_study(wiring, held, loser)
+    monkeypatch.undo()
+    with pytest.raises(NotFoundError):
+        wiring.store.get_plan(held.id)
+    assert bool(wiring.tasks.events(held.id)) is begun
+    (heir,) = heirs
+    assert (wiring.tasks.get(held.id).state, heir.fencing_token) == ("running", 2)
+    plan = run_study(wiring, heir, Onlooker())
+    assert wiring.store.get_plan(held.id) == plan
+    assert wiring.tasks.get(held.id).state == "done"
 
 
 def test_failing_probes_end_in_exit_4_with_their_own_words(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
