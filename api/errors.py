@@ -57,6 +57,14 @@ class NotReadyError(StoreError):
     kind = "not_ready"
 
 
+class RetoldError(PartedError):
+    """An error that ended something before: by the kind and in the words in which it was stored."""
+
+    def __init__(self, kind: str, words: str) -> None:
+        super().__init__(words)
+        self.kind = kind
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """How an error is told: HTTP status and exit code of the command line."""
@@ -82,8 +90,17 @@ TABLE: dict[type[PlannerError], Answer] = {
 
 
 def answer_to(error: PlannerError) -> Answer:
-    """The row of the error's class or of the nearest class above it."""
-    return next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
+    """The row of the error's class, of a retold one that of its kind, or of the nearest class above it."""
+    told = _class_of(error.kind) if isinstance(error, RetoldError) else type(error)
+    return next(TABLE[cls] for cls in told.__mro__ if cls in TABLE)
+
+
+def _class_of(kind: str) -> type[PlannerError]:
+    """The error of this kind that stands highest in the tree; their base for one that is none of ours (a bug)."""
+    classes = [PlannerError]
+    for cls in classes:
+        classes.extend(cls.__subclasses__())
+    return next((cls for cls in classes if cls.kind == kind), PlannerError)
 
 
 def lines_of(error: PlannerError) -> list[str]:

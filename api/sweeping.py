@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from api.closed_loop import Onlooker, TaskHeart, gpu_seconds_of, held_from_the_start, job_with_layout, take_over
-from api.errors import fault, lines_of
+from api.errors import RetoldError, fault, lines_of
 from api.learning import learned, teach
 from api.leases import is_gone, lease
 from api.probing import Asked, enqueue, pool_of, probes_of, recover, run_all
-from planner.errors import ConflictError, InfeasibleError, PlannerError
+from planner.errors import ConflictError, PlannerError, ProbeError, SpecError
 from planner.ports import ProbeRecord, SweepRecord, TaskEnd, TaskFilter, TaskRecord
 from planner.specs.job import Job
 from planner.specs.layout import Layout
@@ -225,7 +225,7 @@ class _Run:
             "step_seconds": None, "change": None, "message": None,
         }  # fmt: skip
         if isinstance(asked, str):
-            return {**line, "message": asked}
+            return {**line, "failure": SpecError.kind, "message": asked}
         record = self._probe(asked, done[_question(asked), wanted.layout.short()])
         if record is None:
             return {**line, "message": "stopped" if self.onlooker.stop.is_set() else "the budget is spent"}
@@ -328,18 +328,28 @@ def _versions(before: Measurement, after: Measurement) -> dict[str, list[str | N
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def failure_in(result: Mapping[str, Any]) -> str | None:
-    """The first failure's own words where a run measured nothing; None where it measured something or had nothing to measure."""
+def failure_in(result: Mapping[str, Any]) -> RetoldError | None:
+    """Why a run measured nothing: its first probe that failed, its first job without a plan, its first layout that cannot be run.
+
+    None where it measured something, and where a stop or the budget kept it from it.
+    """
     lines = [line for job in result["jobs"] for line in job["layouts"]]
     if any(line["status"] in ("ok", "oom") for line in lines):
         return None
-    return next((str(line["message"]) for line in lines if line["status"] == "failed"), None)
+    for line in lines:
+        if line["status"] == "failed":
+            return RetoldError(ProbeError.kind, str(line["message"]))
+    for job in result["jobs"]:
+        if job.get("error"):
+            return RetoldError(str(job["failure"]), str(job["error"]))
+    if lines and all(line.get("failure") for line in lines):
+        return RetoldError(str(lines[0]["failure"]), f"{lines[0]['layout']}: {lines[0]['message']}")
+    return None
 
 
-def nothing_fits_in(result: Mapping[str, Any]) -> str | None:
-    """Why the first job has no layout that fits, where none has; None else."""
-    jobs = result["jobs"]
-    return str(jobs[0]["error"]) if all(job.get("failure") == InfeasibleError.kind for job in jobs) else None
+def failure_of(run: TaskRecord) -> RetoldError | None:
+    """What ended a run without a report; None where it has one."""
+    return None if run.result is not None else RetoldError(run.failure or ProbeError.kind, run.message or "the run gave no report")
 
 
 def report_lines(result: Mapping[str, Any]) -> Iterator[str]:

@@ -20,10 +20,9 @@ def command(
     from api.closed_loop import Onlooker
     from api.importing import all_of
     from api.learning import kernel_probes, teach
-    from api.sweeping import add_sweep, failure_in, run_now, run_sweep
+    from api.sweeping import add_sweep, failure_in, failure_of, run_now, run_sweep
     from api.wiring import wire
     from planner.catalog.clusters import load_gpu
-    from planner.errors import ProbeError
     from planner.ports import MeasurementFilter
     from planner.units import counted
 
@@ -35,9 +34,9 @@ def command(
         sweep = add_sweep(wiring, grid_of(wiring, gpu, pool), allow_files=True)
         ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), Onlooker(tell=lambda body: note(body["message"])))
         note(ended.message or "")
-        failure = ended.message if ended.result is None else failure_in(ended.result)
+        failure = failure_of(ended) if ended.result is None else failure_in(ended.result)
         if failure is not None:
-            raise ProbeError(failure)
+            raise failure
     made = teach(wiring, all_of(wiring, MeasurementFilter(gpu=gpu)), kernel_probes(wiring, gpu))
     if json:
         rows = [{"id": one.id, "trainer": one.trainer, "gpu": one.gpu, "runs": one.num_runs, **knobs_moved(one)} for one in made]

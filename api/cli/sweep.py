@@ -34,9 +34,9 @@ def run(
     from api.cli.output import error_line, note, say
     from api.cli.studying import bar, gentle_interrupt
     from api.closed_loop import Onlooker
-    from api.errors import EXIT_BACKEND, EXIT_NOTHING_FITS
+    from api.errors import answer_to
     from api.reading import read_mapping_file
-    from api.sweeping import PREFIX, add_sweep, failure_in, nothing_fits_in, report_lines, run_now, run_sweep
+    from api.sweeping import PREFIX, add_sweep, failure_in, failure_of, report_lines, run_now, run_sweep
     from api.wiring import wire
 
     wiring = wire()
@@ -49,10 +49,10 @@ def run(
     onlooker = Onlooker()
     with gentle_interrupt(onlooker) as interrupted, bar(onlooker, "jobs", _stand):
         ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), onlooker)
-    if ended.result is None:
-        from planner.errors import ProbeError
-
-        raise ProbeError(ended.message or "the run gave no report")
+    without_report = failure_of(ended)
+    if without_report is not None:
+        raise without_report
+    assert ended.result is not None, "a run has a report or a failure"
     if json:
         say(encoder.dumps({"id": ended.id, "sweep": sweep.id, "state": ended.state, **ended.result}, indent=2))
     else:
@@ -60,10 +60,10 @@ def run(
             say(line)
     if interrupted:
         raise typer.Exit(130)
-    for failure, code in ((nothing_fits_in(ended.result), EXIT_NOTHING_FITS), (failure_in(ended.result), EXIT_BACKEND)):
-        if failure is not None:
-            error_line(failure)
-            raise typer.Exit(code)
+    failure = failure_in(ended.result)
+    if failure is not None:
+        error_line(str(failure))
+        raise typer.Exit(answer_to(failure).exit_code)
 
 
 def _stand(body: "Mapping[str, Any]") -> "Stand":

@@ -20,9 +20,11 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from api.app import create_app
+from api.cli import root
 from api.closed_loop import Onlooker, ask_study, gpu_seconds_of, run_study, take_over
+from api.errors import answer_to
 from api.settings import Settings
-from api.sweeping import add_sweep, nothing_fits_in, run_now, run_sweep
+from api.sweeping import add_sweep, failure_in, run_now, run_sweep
 from api.wiring import Wiring, wire
 from planner.errors import ConflictError, NotFoundError
 from planner.ports import ProbeFilter, TaskEnd
@@ -314,14 +316,55 @@ def test_a_sweep_killed_between_retries_goes_on_with_them(tmp_path: Path, sqlite
         assert ended.result["jobs"][0]["layouts"][0]["status"] == ("ok" if attempts > len(failures) else "failed")
 
 
-def test_a_sweep_in_which_nothing_fits_ends_in_exit_3(cli: Cli, tmp_path: Path) -> None:
-    big = {"model": "llama3-405b", "cluster": {"gpu": "cpu", "num_gpus": 1}, "training": {"seq_len": 131072, "global_batch_size": 1}}
-    nothing = cli("sweep", "run", written(tmp_path, {"name": "n", "jobs": [big, big]}, "sweep.json"), "--json")
-    assert nothing.returncode == 3, nothing.stderr
-    assert "error: " in nothing.stderr
-    assert [job["failure"] for job in json.loads(nothing.stdout)["jobs"]] == ["nothing_fits"] * 2
-    one, other = {"failure": "nothing_fits", "error": "too large"}, {"layouts": []}
-    assert [nothing_fits_in({"jobs": jobs}) for jobs in ([one, one], [one, other])] == ["too large", None]
+TOO_LARGE = {"model": "llama3-405b", "cluster": {"gpu": "cpu", "num_gpus": 1}, "training": {"seq_len": 131072, "global_batch_size": 1}}
+PLANLESS = {"model": TINY, "cluster": {"gpu": "cpu", "num_gpus": 2}, "training": {"seq_len": 32, "global_batch_size": 8}}
+THREE_HEADS = {**PLANLESS, "model": {**TINY, "num_attention_heads": 3, "num_key_value_heads": 3}}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "code", "words"),
+    [
+        ({"jobs": [TOO_LARGE, TOO_LARGE]}, 3, "smallest needs"),
+        ({"jobs": [{**PLANLESS, "search": {"fix": {"tp": 3}}}, TOO_LARGE]}, 2, "error: search.fix"),
+        ({"jobs": [TOO_LARGE, {**PLANLESS, "search": {"fix": {"tp": 3}}}]}, 3, "smallest needs"),
+        ({"jobs": [THREE_HEADS], "measure": {"top_k": 0, "anchors": [{"tp": 2}]}}, 2, "does not divide"),
+    ],
+    ids=["nothing fits", "a request", "nothing fits, a request", "layouts that cannot be run"],
+)
+def test_a_sweep_that_measures_nothing_ends_as_its_first_failure_would(
+    cli: Cli, tmp_path: Path, sweep: dict[str, Any], code: int, words: str
+) -> None:
+    nothing = cli("sweep", "run", written(tmp_path, {"name": "n", **sweep}, "sweep.json"), "--json")
+    assert nothing.returncode == code, nothing.stderr
+    (line,) = (line for line in nothing.stderr.splitlines() if line.startswith("error: "))
+    assert words in line
+    assert len(json.loads(nothing.stdout)["jobs"]) == len(sweep["jobs"])
+
+
+def test_what_kept_a_sweep_from_measuring() -> None:
+    def line(status: str, **more: str) -> dict[str, Any]:
+        return {"layout": "fsdp 8", "status": status, "message": status, **more}
+
+    def code(*jobs: dict[str, Any]) -> int | None:
+        failure = failure_in({"jobs": [{"layouts": [], **job} for job in jobs]})
+        return None if failure is None else answer_to(failure).exit_code
+
+    cannot, budget = line("skipped", failure="invalid_request"), line("skipped")
+    unfit, asked, broken = ({"error": kind, "failure": kind} for kind in ("nothing_fits", "unknown_name", "probe_failed"))
+    assert [code(job) for job in (unfit, asked, broken)] == [3, 2, 4]
+    assert [code(unfit, {"layouts": [line(status)]}) for status in ("ok", "oom", "failed", "skipped")] == [None, None, 4, 3]
+    assert [code({"layouts": lines}) for lines in ([], [budget], [cannot], [cannot, budget])] == [None, None, 2, None]
+    assert code({"layouts": [cannot, line("failed")]}) == 4
+
+
+def test_a_calibration_of_a_pool_that_measures_nothing_says_why(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLANNER_DATABASE_URL", sqlite_url)
+    monkeypatch.setattr("api.calibrating.grid_of", lambda *_: {"name": "grid", "jobs": [TOO_LARGE]})
+    assert root.run(["calibrate", "--gpu", "cpu", "--pool", "local", "--json"]) == 3
+    told = json.loads(capsys.readouterr().out)["error"]
+    assert (told["type"], "smallest needs" in told["message"]) == ("nothing_fits", True)
 
 
 def test_a_worker_says_what_starts_and_what_ends(cli: Cli, sqlite_url: str, surroundings: dict[str, str]) -> None:
