@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from api.errors import fault, lines_of
 from api.identity import hash_of_job
-from api.learning import kernel_probes, learned, teach, teach_ended, timings_of
+from api.learning import kernel_probes, learned, teach_ended, timings_of
 from api.leases import Heart, is_gone, lease, lease_after
 from api.probing import Asked, enqueue, pool_of, probes_of, recover, run_all
 from planner.errors import ConflictError, PlannerError, SpecError, StoreError
@@ -181,7 +181,7 @@ def _planned(runner: "Runner") -> "Plan":
         emulates=capacity.device == "cuda" and capacity.num_devices >= max(job.cluster.num_gpus_choices), steps=job.probe.steps + 3,
         micro=MicroPlan(timed=runner.timed_before(), num_gpus=capacity.num_devices, gpu_seconds_before=own.micro_gpu_seconds),
     )  # fmt: skip
-    taught = learned(wiring, job, until=runner.study.started_at)
+    taught = learned(wiring, job, until=runner.study.started_at, without={one.id for one in known})
     return recommend(job, ports=wiring.ports, progress=onlooker.say, calibration=taught, probing=probing, plan_id=runner.study.id)
 
 
@@ -211,8 +211,7 @@ class Runner:
                 continue
             measurement = self._result(record)
             if measurement is not None:
-                if record.measurement_id is not None:
-                    teach(self.wiring, [measurement])
+                teach_ended(self.wiring, [record])
                 yield question, measurement
 
     def timed_before(self) -> "list[Timing]":

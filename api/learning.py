@@ -3,21 +3,20 @@ newest.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from api.importing import all_of
 from planner.calibration.kernels import Shape, Timing
 from planner.calibration.learn import KernelRun, learn
 from planner.catalog.calibrations import from_document, shipped_calibration, to_document
-from planner.errors import PlannerError, StoreError
+from planner.errors import PlannerError, SpecError, StoreError
 from planner.ports import CalibrationRecord, MeasurementFilter, ProbeFilter, ProbeRecord
 from probes.campaign import ProbeRequest
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from api.wiring import Wiring
     from planner.cost.calibration import Calibration
     from planner.specs.job import Job
@@ -28,15 +27,38 @@ PROBE_PAGES, PAGE = 10, 200  # of the newest probes, among which timed kernels a
 log = logging.getLogger("planner.learning")
 
 
-def learned(wiring: "Wiring", job: "Job", *, until: "datetime | None" = None) -> "Calibration | None":
+def learned(
+    wiring: "Wiring", job: "Job", *, until: datetime | None = None, without: Collection[str] = ()
+) -> "Calibration | None":
     """The newest calibration of the job's trainer on its GPU that rests on the shipped one; None when nothing was learnt.
 
     until: what was learnt by then, so that work which goes on after an interruption sees what it saw at its start.
+    without: ids of measurements that it shall not have learnt from, because they are counted elsewhere.
     """
-    record = wiring.calibrations.latest(job.training.trainer, job.cluster.gpu.name, until=until)
+    trainer, gpu = job.training.trainer, job.cluster.gpu.name
+    record = wiring.calibrations.latest(trainer, gpu, until=until)
     if record is None or not record.id.startswith(f"{shipped_calibration().id}+"):
         return None
-    return from_document(record.document)
+    runs = [run for run in _runs(wiring, trainer, gpu) if without and dict(run.software) == record.software]
+    if not any(run.id in without for run in runs):
+        return from_document(record.document)
+    then = record.created_at
+    others = [run for run in runs if run.id not in without and _moment(run) <= then]
+    calibration = learn(shipped_calibration(), others, _kernel_runs(wiring, trainer, gpu, record.software, until=then))
+    if calibration is shipped_calibration():
+        return None
+    # Stored, so that a plan's calibration is found by its id, but not as the newest.
+    before = replace(
+        record, id=calibration.id, created_at=then - timedelta(microseconds=1), num_runs=len(others), document=to_document(calibration)
+    )
+    wiring.calibrations.save(before)
+    return calibration
+
+
+def _moment(run: "Measurement") -> datetime:
+    """When it was measured; in UTC where it does not say."""
+    moment = datetime.fromisoformat(run.created_at)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 @dataclass
@@ -67,13 +89,19 @@ def teach(
 ) -> list[CalibrationRecord]:
     """Makes the calibration of every trainer, GPU and software among these anew, and stores it. Returns the new ones.
 
-    kernels: probes that timed kernels; they count for runs under the same versions, and where there is none, for those versions alone.
+    kernels: probes that timed kernels; they count for runs whose versions do not contradict theirs. Where all do, they wait for a run that
+    does not; where there is no run, they make a calibration alone.
     """
     touched = {(one.job.training.trainer, one.job.cluster.gpu.name, one.key().software_hash): dict(one.software) for one in measurements}
     for probe in kernels:
-        trainer, gpu = _job_of(probe).training.trainer, probe.gpu
-        run = next((run for run in _runs(wiring, trainer, gpu) if _within(_software(probe), run.software)), None)
-        touched[trainer, gpu, run.key().software_hash if run else ""] = dict(run.software) if run else _software(probe)
+        job = _job_of(probe)
+        if job is None:
+            continue
+        trainer, gpu = job.training.trainer, probe.gpu
+        runs = _runs(wiring, trainer, gpu)
+        run = next((run for run in runs if _agree(_software(probe), run.software)), None)
+        if run is not None or not runs:
+            touched[trainer, gpu, run.key().software_hash if run else ""] = dict(run.software) if run else _software(probe)
     made = []
     for (trainer, gpu, software_hash), software in sorted(touched.items(), key=lambda item: item[0]):
         runs = _runs(wiring, trainer, gpu, software_hash) if software_hash else []
@@ -96,12 +124,17 @@ def _runs(wiring: "Wiring", trainer: str, gpu: str, software_hash: str | None = 
     return [run for _, run in zip(range(MOST_RUNS), all_of(wiring, wanted), strict=False) if run.job.training.trainer == trainer]
 
 
-def _kernel_runs(wiring: "Wiring", trainer: str, gpu: str, software: Mapping[str, str]) -> list[KernelRun]:
-    """Kernels timed for this trainer's jobs on this GPU under versions that these include, oldest first."""
+def _kernel_runs(
+    wiring: "Wiring", trainer: str, gpu: str, software: Mapping[str, str], *, until: datetime | None = None
+) -> list[KernelRun]:
+    """Kernels timed for this trainer's jobs on this GPU under versions that do not contradict these, oldest first."""
     found = []
     for probe in kernel_probes(wiring, gpu):
+        late = until is not None and probe.finished_at is not None and probe.finished_at > until
+        if late or not _rows(probe) or not _agree(_software(probe), software):
+            continue
         job = _job_of(probe)
-        if job.training.trainer == trainer and _within(_software(probe), software):
+        if job is not None and job.training.trainer == trainer:
             found.append(KernelRun(job=job, timings=timings_of(probe)))
     return found
 
@@ -133,12 +166,18 @@ def _software(probe: ProbeRecord) -> dict[str, str]:
     return next((dict(row["software"]) for row in _rows(probe) if row.get("software")), {})
 
 
-def _within(part: Mapping[str, str], whole: Mapping[str, str]) -> bool:
-    return all(whole.get(name) == version for name, version in part.items())
+def _agree(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether no version that both name differs; an imported run names few."""
+    return all(other.get(name, version) == version for name, version in one.items())
 
 
-def _job_of(probe: ProbeRecord) -> "Job":
-    return ProbeRequest.from_user(probe.request, allow_files=False)[1]
+def _job_of(probe: ProbeRecord) -> "Job | None":
+    """Whose kernels were timed; None where the request is none by today's rules."""
+    try:
+        return ProbeRequest.from_user(probe.request, allow_files=False)[1]
+    except SpecError as error:
+        log.warning("kernels of %s teach nothing: %s", probe.id, error)
+        return None
 
 
 def teach_stored(wiring: "Wiring", ids: Sequence[str]) -> list[CalibrationRecord]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from api.closed_loop import Onlooker, TaskHeart, gpu_seconds_of, held_from_the_start, job_with_layout, take_over
 from api.errors import RetoldError, fault, lines_of
-from api.learning import learned, teach
+from api.learning import learned, teach_ended
 from api.leases import is_gone, lease
 from api.probing import Asked, enqueue, pool_of, probes_of, recover, run_all
 from planner.errors import ConflictError, PlannerError, ProbeError, SpecError
@@ -275,8 +275,7 @@ class _Run:
             (stored,) = enqueue(self.wiring, [limited], max_attempts=1, ours=True)
             (record,) = run_all(self.wiring, [stored], {stored.id: self._watch(asked.job.layout)})
             self.probes, self.gpu_seconds = self.probes + 1, self.gpu_seconds + gpu_seconds_of(record)
-            if record.measurement_id is not None:
-                teach(self.wiring, [self.wiring.measurements.get(record.measurement_id)])
+            teach_ended(self.wiring, [record])
         return record
 
     def _before(self, measurement: Measurement) -> Measurement | None:

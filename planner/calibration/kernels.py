@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -18,9 +18,19 @@ from planner.cost.collectives import collective_seconds, send_seconds
 from planner.cost.compute import SINGLE
 from planner.cost.price import Pricer
 from planner.specs.layout import PRECISIONS
+from planner.specs.training import Optimizer
 
-KINDS = ("gemm", "grouped-gemm", "attention", "attention-backward", "memory", "optimizer", "collective")
+_ATTENTION = ("batch", "head_dim", "heads", "kv_heads", "seq", "v_head_dim", "window")
+SIZES: Mapping[str, tuple[str, ...]] = {  # of each kind, sorted
+    "gemm": ("k", "m", "n"), "grouped-gemm": ("groups", "k", "m", "n"), "attention": _ATTENTION, "attention-backward": _ATTENTION,
+    "memory": ("bytes",), "optimizer": ("parameters",), "collective": ("bytes", "ranks", "stride"),
+}  # fmt: skip
+KINDS = tuple(SIZES)
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")  # and "send", between pipeline ranks
+COPY = "copy"  # the memory-bound kernel that rates are counted in
+NAMES: Mapping[str, tuple[str, ...]] = {  # of an operation, where its kind has several
+    "memory": (COPY, "add", "swiglu", "rmsnorm", "cross-entropy"), "collective": (*COLLECTIVES, "send"), "optimizer": get_args(Optimizer),
+}  # fmt: skip
 BACKWARD = 2.5  # of attention, as the cost model prices it
 FELT_ALONE = ("intra_node", "inter_node", "power_exponent")  # knobs of a trainer that kernels feel which run alone
 STEP = 0.03
@@ -53,11 +63,20 @@ class Shape:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Shape":
-        """Inverse of `as_dict`; further keys are ignored. Raises KeyError or ValueError for what is no shape."""
-        if values["kind"] not in KINDS:
-            raise ValueError(f"kind={values['kind']!r} is none of {', '.join(KINDS)}")
-        sizes = tuple(sorted((str(key), int(size)) for key, size in values["sizes"].items()))
-        return cls(str(values["kind"]), str(values.get("name", "")), str(values.get("dtype", "bf16")), sizes)
+        """Inverse of `as_dict`; further keys are ignored. Raises KeyError, TypeError or ValueError for what is no shape."""
+        kind, name, dtype, sizes = values["kind"], values.get("name", ""), values.get("dtype", "bf16"), values["sizes"]
+        if kind not in SIZES:
+            raise ValueError(f"kind={kind!r} is none of {', '.join(KINDS)}")
+        if name not in NAMES.get(kind, ("",)):
+            raise ValueError(f"name={name!r} of a {kind} is none of {', '.join(NAMES[kind]) if kind in NAMES else 'any: it has no names'}")
+        if dtype not in (*PRECISIONS, "float32"):
+            raise ValueError(f"dtype={dtype!r} is none of {', '.join(PRECISIONS)}, float32")
+        if tuple(sorted(sizes)) != SIZES[kind]:
+            raise ValueError(f"sizes of a {kind} are {', '.join(SIZES[kind])}, not {', '.join(map(str, sizes)) or 'none'}")
+        for key, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int) or size < (0 if key == "window" else 1):
+                raise ValueError(f"size {key}={size!r} is no whole number of at least {0 if key == 'window' else 1}")
+        return cls(kind, name, dtype, tuple(sorted(sizes.items())))
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -108,7 +127,9 @@ def alone(pricer: Pricer, shifts: FloatColumn | None = None) -> Pricer:
 
 
 def kernel_seconds(pricer: Pricer, kind: str, name: str, dtypes: Sequence[str], sizes: Mapping[str, FloatColumn]) -> FloatColumn:
-    """Seconds of one kind of kernel at many sizes, (S,); 0 for a dtype that the GPU lacks. kind, name, dtypes, sizes: see `Shape`."""
+    """Seconds of one kind of kernel at many sizes, (S,); 0 where there is no prediction: a dtype that the GPU lacks, memory-bound kernels
+    other than a copy. kind, name, dtypes, sizes: see `Shape`.
+    """
     device = pricer.device
     if kind in ("gemm", "grouped-gemm"):
         special = {"bf16": device.half, "float32": SINGLE}
@@ -118,7 +139,7 @@ def kernel_seconds(pricer: Pricer, kind: str, name: str, dtypes: Sequence[str], 
     if kind in ("attention", "attention-backward"):
         return _attention_seconds(pricer, sizes, backward=kind != "attention")
     if kind == "memory":
-        return device.moved_seconds(2.0 * sizes["bytes"])
+        return device.moved_seconds(2.0 * sizes["bytes"]) * (name == COPY)
     if kind == "optimizer":
         return device.moved_seconds(UPDATE_BYTES * sizes["parameters"])
     if name == "send":

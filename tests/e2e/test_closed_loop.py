@@ -26,6 +26,7 @@ from api.errors import answer_to
 from api.settings import Settings
 from api.sweeping import add_sweep, failure_in, run_now, run_sweep
 from api.wiring import Wiring, wire
+from planner.catalog.calibrations import shipped_calibration
 from planner.errors import ConflictError, NotFoundError
 from planner.ports import ProbeFilter, TaskEnd
 from planner.recommend import recommend
@@ -99,7 +100,7 @@ def test_a_plan_spends_its_probes_and_says_what_they_found(cli: Cli, tmp_path: P
     again = json.loads(cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings).stdout)
     shapes = [json.dumps(row["layout"], sort_keys=True) for row in items(cli)]
     assert len(shapes) == len(set(shapes)), "what was measured is not measured again"
-    assert again["calibration_id"] != plan["calibration_id"], "the first plan's probes taught the second"
+    assert again["calibration_id"] == plan["calibration_id"], "what the study knows is not in its calibration too"
     line = json.dumps({key: JOB[key] for key in ("model", "cluster", "training")} | {"layout": {"dp_shard": 2}})
     (priced,) = (json.loads(text) for text in cli("estimate", "--jobs", "-", input=f"{line}\n", env=surroundings).stdout.splitlines())
     assert "+" in priced["calibration_id"], "an estimate rests on what was learnt"
@@ -493,6 +494,17 @@ def test_over_http_a_sweep_is_stored_run_and_shown(client: TestClient) -> None:
     assert client.get("/sweeps").json()["items"][0]["id"] == made.json()["id"]
     assert client.delete(where).json()["state"] == "cancelled"
     assert client.get("/sweeps/sweep-nope").status_code == 404
+
+
+def test_what_was_measured_of_a_question_counts_once(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
+    """As a measurement of the question, not as what the calibration learnt too; for another question it is the calibration's."""
+    first = json.loads(cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings).stdout)
+    second = json.loads(cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings).stdout)
+    assert first["calibration_id"] == second["calibration_id"] == shipped_calibration().id
+    assert second["ranked"][0]["measurement"]
+    other = {**JOB, "training": {**JOB["training"], "seq_len": 64}}
+    third = json.loads(cli("recommend", "--job", written(tmp_path, other), "--json", env=surroundings).stdout)
+    assert third["calibration_id"].startswith(f"{shipped_calibration().id}+")
 
 
 @pytest.mark.torch

@@ -96,6 +96,14 @@ def test_a_probe_is_queued_run_and_found(make: Make, database_url: str) -> None:
     assert client.get("/measurements", params={"model": "debug-tiny", "rung": "probed"}).json()["items"] == [row]
 
 
+def test_what_is_no_kernel_is_refused_at_once(make: Make) -> None:
+    bare = {key: value for key, value in BARE.items() if key != "layout"}
+    kernel = {"kind": "collective", "name": "all-gather", "sizes": {"bytes": 1024}}
+    fault = problem(make(workers=0).post("/probes", json={"job": bare, "kernels": [kernel]}), 422)
+    assert fault["field"] == "kernels.0"
+    assert "bytes, ranks, stride" in fault["message"]
+
+
 @pytest.mark.torch
 def test_kernels_timed_by_the_real_program_teach_their_gpu(make: Make) -> None:
     pytest.importorskip("torch", reason="kernels are torch's")

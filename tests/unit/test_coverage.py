@@ -6,11 +6,13 @@ from itertools import pairwise
 import pytest
 
 from planner.calibration.coverage import NEAR, Use, choose, gaps, probe_seconds, uses
-from planner.calibration.kernels import Shape
+from planner.calibration.kernels import Shape, shape_seconds
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.specs.job import Job
 from planner.specs.trainers import resolve_layout
+
+TRAINING = {"seq_len": 4096, "global_batch_size": 64}
 
 
 def used(*layouts: dict, model: str = "llama3-8b", gpus: int = 8, **training: object) -> tuple[Use, ...]:
@@ -132,5 +134,33 @@ def test_a_minute_covers_a_plan_of_a_large_model() -> None:
 def test_shapes_survive_json() -> None:
     shape = Shape.of("attention", batch=2, heads=8, kv_heads=1, seq=8192, head_dim=128, v_head_dim=128, window=0)
     assert Shape.from_dict(shape.as_dict()) == shape
-    with pytest.raises(ValueError, match="is none of gemm"):
-        Shape.from_dict({"kind": "fft", "sizes": {}})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "fft"}, "is none of gemm"),
+        ({"name": "fast"}, "has no names"),
+        ({"dtype": "int4"}, "dtype='int4' is none of bf16"),
+        ({"sizes": {"m": 4}}, "sizes of a gemm are k, m, n, not m"),
+        ({"sizes": {"m": 4, "n": 4, "k": -4}}, "size k=-4 is no whole number of at least 1"),
+        ({"sizes": {"m": 4, "n": 4, "k": 1.5}}, "size k=1.5"),
+        ({"sizes": {"m": 4, "n": 4, "k": True}}, "size k=True"),
+        ({"kind": "collective", "name": "all-gather", "sizes": {"bytes": 1024}}, "sizes of a collective are bytes, ranks, stride"),
+        ({"kind": "collective", "name": "gossip"}, "is none of all-gather"),
+        ({"kind": "memory", "name": "copies"}, "is none of copy"),
+    ],
+)
+def test_what_is_no_kernel_is_refused(change: dict[str, object], said: str) -> None:
+    good = {"kind": "gemm", "name": "", "dtype": "bf16", "sizes": {"m": 4, "n": 4, "k": 4}}
+    assert Shape.from_dict(good)["k"] == 4
+    with pytest.raises(ValueError, match=said):
+        Shape.from_dict({**good, **change})
+
+
+def test_only_copies_stand_for_memory_bound_kernels() -> None:
+    job = Job.from_user({"model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "training": TRAINING})
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    copy, add = shape_seconds(pricer, [Shape.of("memory", name, bytes=1 << 30) for name in ("copy", "add")])
+    assert copy > 0.0
+    assert add == 0.0

@@ -11,6 +11,7 @@ from api.learning import learned, teach_ended, teach_stored, words_of
 from api.settings import Settings
 from api.wiring import Wiring, wire
 from planner.calibration.kernels import Shape, alone, shape_seconds
+from planner.calibration.learn import learn
 from planner.catalog.calibrations import shipped_calibration
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
@@ -23,6 +24,7 @@ BARE = {
     "model": "llama3-8b", "cluster": {"gpu": GPU, "num_gpus": 8}, "training": {"seq_len": 8192, "global_batch_size": 64},
 }  # fmt: skip
 JOB = Job.from_user({**BARE, "layout": {}})
+OTHER = Job.from_user({**BARE, "layout": {"ac": "full"}})
 VERSIONS = {"torch": "2.11.0", "gpu_name": "AMD Instinct MI300X"}
 SHAPES = [Shape.of("gemm", m=8192, n=4096, k=4096), Shape.of("gemm", m=8192, n=14336, k=4096)]
 SLOWER = 1.3
@@ -58,12 +60,12 @@ def timed(wiring: Wiring, number: int, factor: float = SLOWER, versions: dict[st
     return wiring.probes.get(record.id)
 
 
-def run(name: str, factor: float, versions: dict[str, str]) -> Measurement:
-    pricer = Pricer.build(JOB.model, JOB.cluster, JOB.training)
-    assert JOB.layout is not None
-    seconds = float(pricer.price(LayoutBatch.from_layouts([JOB.layout])).step_seconds[0])
+def run(name: str, factor: float, versions: dict[str, str], job: Job = JOB) -> Measurement:
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    assert job.layout is not None
+    seconds = float(pricer.price(LayoutBatch.from_layouts([job.layout])).step_seconds[0])
     measured = Measured(rung="probed", step_seconds=factor * seconds)
-    return Measurement(id=name, created_at="2026-02-01T00:00:00+00:00", job=JOB, measured=measured, software=versions)
+    return Measurement(id=name, created_at="2026-02-01T00:00:00+00:00", job=job, measured=measured, software=versions)
 
 
 def test_timed_kernels_move_the_next_plan(wiring: Wiring) -> None:
@@ -97,6 +99,56 @@ def test_kernels_under_other_versions_or_of_another_trainer_stay_out(wiring: Wir
     wiring.measurements.add([run("m-1", 1.2, {**VERSIONS, "trainer_version": "0.2.2"})])
     (record,) = teach_stored(wiring, ["m-1"])
     assert set(record.document["fitted"]) == shipped_calibration().fitted
+
+
+def test_kernels_whose_versions_contradict_every_run_wait_and_displace_nothing(wiring: Wiring) -> None:
+    wiring.measurements.add([run("m-1", 1.3, {"torch": "2.10.0"})])
+    (taught,) = teach_stored(wiring, ["m-1"])
+    after = seconds_of(JOB, wiring)
+    assert teach_ended(wiring, [timed(wiring, 1, factor=1.0)]) == []
+    assert seconds_of(JOB, wiring) == after
+    latest = wiring.calibrations.latest("torchtitan", GPU)
+    assert latest is not None
+    assert latest.id == taught.id
+
+
+def test_kernels_join_a_run_that_does_not_name_its_torch(wiring: Wiring) -> None:
+    wiring.measurements.add([run("m-1", 1.2, {"trainer_version": "0.2.2", "gpu_name": VERSIONS["gpu_name"]})])
+    (both,) = teach_ended(wiring, [timed(wiring, 1)])
+    assert both.num_runs == 1
+    assert len(set(both.document["fitted"]) - shipped_calibration().fitted) == len(SHAPES)
+
+
+def test_what_a_study_counts_itself_is_left_out_of_its_calibration(wiring: Wiring) -> None:
+    """Else the study would be twice as sure of what it knows."""
+    wiring.measurements.add([run("m-1", 1.3, VERSIONS), run("m-2", 1.0, VERSIONS, OTHER)])
+    (newest,) = teach_stored(wiring, ["m-1", "m-2"])
+    whole, without_first = learned(wiring, JOB), learned(wiring, JOB, without={"m-1"})
+    assert whole is not None
+    assert without_first is not None
+    assert whole.id == newest.id
+    alone_ = learn(shipped_calibration(), [run("m-2", 1.0, VERSIONS, OTHER)])
+    assert without_first.id == alone_.id
+    assert without_first.shifts == pytest.approx(alone_.shifts)
+    assert wiring.calibrations.get(alone_.id).num_runs == 1, "a plan's calibration is found by its id"
+    latest = wiring.calibrations.latest("torchtitan", GPU)
+    assert latest is not None
+    assert latest.id == newest.id
+    assert learned(wiring, JOB, without={"m-1", "m-2"}) is None
+    again = learned(wiring, JOB, without={"m-9"})
+    assert again is not None
+    assert again.id == newest.id
+
+
+def test_kernels_of_a_job_that_is_none_any_more_are_passed_over(wiring: Wiring) -> None:
+    lost = timed(wiring, 1)
+    with wiring.engine.begin() as connection:
+        connection.exec_driver_sql("update probes set request = replace(request, 'llama3-8b', 'llama3-8c')")
+    assert "llama3-8c" in str(wiring.probes.get(lost.id).request)
+    wiring.measurements.add([run("m-1", 1.2, VERSIONS)])
+    (record,) = teach_stored(wiring, ["m-1"])
+    assert set(record.document["fitted"]) == shipped_calibration().fitted
+    assert teach_ended(wiring, [wiring.probes.get(lost.id)]) == []
 
 
 def test_a_probe_that_timed_nothing_teaches_nothing(wiring: Wiring) -> None:

@@ -103,6 +103,11 @@ def test_what_the_calibration_has_learnt_is_no_news(found: tuple[Pricer, Candida
     learnt = learn(pricer.calibration, [], [KernelRun(job=job, timings=tuple(told))])
     after = Kernels.of(Pricer.build(pricer.model, pricer.cluster, pricer.training, learnt), candidates)
     assert after.observed(told) == ()
+    first, *rest = told
+    some = learn(pricer.calibration, [], [KernelRun(job=job, timings=(first,))])
+    partly = Kernels.of(Pricer.build(pricer.model, pricer.cluster, pricer.training, some), candidates)
+    assert partly.observed(rest) != (), "nobody knows of the first"
+    assert partly.observed(told) == (), "more of a kind that has taught are off by what the first were off by"
     assert after.observed(timings(kernels, "attention", 1.2)) != ()
 
 

@@ -73,10 +73,12 @@ class Kernels:
     def observed(self, timings: Sequence[Timing]) -> tuple[Observed, ...]:
         """What these timings say, by kind of kernel; the newest of a shape counts.
 
-        Other shapes than the candidates' say nothing, and those that the calibration has learnt from nothing new.
+        Other shapes than the candidates' say nothing. A kind that the calibration has learnt from says nothing new: more shapes of it are
+        off by what the first were off by.
         """
-        news = [one for one in timings if one.seconds > 0 and timing_fingerprint(self.gpu, one) not in self.taught]
-        seconds = {timing.shape: timing.seconds for timing in news}
+        known = by_kind(one.shape for one in timings if timing_fingerprint(self.gpu, one) in self.taught)
+        told = {shape for kind in by_kind(one.shape for one in timings).items() if kind[0] in known for shape in kind[1]}
+        seconds = {one.shape: one.seconds for one in timings if one.seconds > 0 and one.shape not in told}
         found = []
         for name, shapes in by_kind(shape for shape in seconds if self.alone.get(shape)).items():
             look = self.look(name, shapes)
