@@ -1,5 +1,7 @@
 """Fits the kernel curves of `planner.cost.profile.KERNELS` to published kernel timings, and prints fit and error.
 
+Products also beside what ships says of them alone (`planner.calibration.kernels.alone`): mean and deviation of log measured over predicted.
+
     python benchmarks/fit_kernels.py [--csv benchmarks/measured/micro.csv]
 
 GEMM: share of the dense peak and half depth per GPU and dtype, through the cost model's own `Device.gemm_seconds`.
@@ -15,10 +17,13 @@ import re
 import numpy as np
 from scipy.optimize import minimize
 
+from planner.calibration.kernels import Shape, alone, shape_seconds
 from planner.catalog.clusters import load_gpu
 from planner.cost.compute import Device
+from planner.cost.price import Pricer
 from planner.cost.profile import PROFILES, kernel_profile
 from planner.specs.cluster import ClusterSpec
+from planner.specs.job import Job
 from planner.work.precision import RECIPES
 
 GPUS = {
@@ -69,12 +74,27 @@ def fit_gemm(gpu: str, recipe: str, rows: list[tuple[dict[str, float], float]]) 
     base = kernel_profile(load_gpu(gpu))
 
     def residuals(x: np.ndarray) -> np.ndarray:
-        kernels = dataclasses.replace(base, gemm={key: x[0]}, gemm_half_depth={key: x[1]})
+        kernels = dataclasses.replace(base, gemm={**base.gemm, key: x[0]}, gemm_half_depth={**base.gemm_half_depth, key: x[1]})
         seconds = Device.build(cluster, kernels, profile).gemm_seconds(m, n, k, b, code)
         return np.log(2 * b * m * n * k / seconds / measured)
 
     (share, half), error = fit(residuals, [0.7, 300.0])
     print(f"{gpu:20s} {recipe:18s} {len(rows):4d} rows  share {share:.3f}  half depth {half:6.0f}  mean error {error:.1%}")
+
+
+def shipped_gemm(gpu: str, recipe: str, rows: list[tuple[dict[str, float], float]]) -> None:
+    """The products beside the shipped calibration's prediction of them alone."""
+    nvl = "nvl72" in gpu
+    cluster = {"gpu": gpu, "num_gpus": 4 if nvl else 8, "gpus_per_node": 4 if nvl else 8}
+    job = Job.from_user({"model": "llama3-8b", "cluster": cluster, "training": {"seq_len": 4096, "global_batch_size": 64}})
+    shapes, seconds = [], []
+    for sizes, rate in rows:
+        if {"m", "n", "k"} <= sizes.keys():
+            groups = {"groups": sizes["b"]} if sizes.get("b", 1) > 1 else {}
+            shapes.append(Shape.of("grouped-gemm" if groups else "gemm", dtype=recipe, **{key: sizes[key] for key in "mnk"}, **groups))
+            seconds.append(2.0 * sizes.get("b", 1) * sizes["m"] * sizes["n"] * sizes["k"] / rate)
+    ratio = np.log(np.array(seconds) / shape_seconds(alone(Pricer.build(job.model, job.cluster, job.training)), shapes))
+    print(f"{gpu:20s} {recipe:18s} {len(shapes):4d} rows  shipped, alone: mean {ratio.mean():+.3f}  deviation {ratio.std():.3f}")
 
 
 def fit_attention(gpu: str, what: str, rows: list[tuple[dict[str, float], float]]) -> None:
@@ -94,6 +114,7 @@ def main() -> None:
     for (gpu, what), members in sorted(rows.items()):
         if what in DTYPES:
             fit_gemm(gpu, DTYPES[what], members)
+            shipped_gemm(gpu, DTYPES[what], members)
         elif what.startswith("attention"):
             fit_attention(gpu, what, members)
 

@@ -21,16 +21,20 @@ WEIGHTS = {
 
 
 def print_likelihood(truths: Sequence[Truth]) -> None:
-    """One line a choice, likeliest first."""
-    found = [
-        (sum(log_likelihood(truth, weights, stretch, scale) for truth in truths), name, stretch, scale)
-        for (name, weights), stretch, scale in product(WEIGHTS.items(), (0.5, 1.0, 2.0), (0.7, 1.0, 1.4))
-    ]
+    """One line a choice, likeliest first, with the share of each source."""
+    found = []
+    for (name, weights), stretch, scale in product(WEIGHTS.items(), (0.5, 1.0, 2.0), (0.7, 1.0, 1.4)):
+        sources: dict[str, float] = {}
+        for truth in truths:
+            source = truth.name.partition(" ")[0]
+            sources[source] = sources.get(source, 0.0) + log_likelihood(truth, weights, stretch, scale)
+        shares = "  ".join(f"{source} {value:.1f}" for source, value in sources.items())
+        found.append((sum(sources.values()), name, stretch, scale, shares))
     between, within = deviations(truths)
     print(f"{len(truths)} sweeps, errors in logs: {between:.1%} between sweeps, {within:.1%} within (standard deviations without bias)")
-    print("log likelihood, weights, factor on lengths, factor on the prior's deviation")
-    for value, name, stretch, scale in sorted(found, reverse=True):
-        print(f"{value:8.1f}  {name:22s} {stretch:4.1f} {scale:4.1f}")
+    print("log likelihood, weights, factor on lengths, factor on the prior's deviation, by source")
+    for value, name, stretch, scale, shares in sorted(found, reverse=True):
+        print(f"{value:8.1f}  {name:22s} {stretch:4.1f} {scale:4.1f}   {shares}")
 
 
 def deviations(truths: Sequence[Truth]) -> tuple[float, float]:

@@ -1,24 +1,22 @@
 """GET /catalog/{kind}[/{name}]."""
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from api.catalog import catalog_entry, catalog_list, kind_of
 from api.errors import UnknownEntryError
 from api.paging import page_of
 from api.requests import JSON, in_thread
+from api.routes.parameters import Cursor, PageSize, Reader
 from api.routes.plans import problems
 from api.schemas import CatalogList
-from api.security import needs
-from api.settings import ApiKey
 from api.storage.common import MAX_PAGE
 from planner.errors import UnknownNameError
 
 router = APIRouter(tags=["catalog"])
-Reader = Annotated[ApiKey, Depends(needs("read"))]
 
 
 @router.get("/catalog/{kind}", responses=problems(401, 403, 404, 422))
@@ -26,8 +24,8 @@ async def get_list(
     request: Request,
     kind: str,
     _: Reader,
-    cursor: Annotated[str | None, Query(max_length=400)] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    cursor: Cursor = None,
+    limit: PageSize = MAX_PAGE,
 ) -> CatalogList:
     """One line an entry of models, gpus, clusters, schedules or defaults."""
     lines = await in_thread(request, lambda: _found(catalog_list, kind))

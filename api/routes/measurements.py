@@ -10,16 +10,14 @@ from starlette.background import BackgroundTask
 from api.importing import filter_of, of_rows, read_measurements, row_of, store_new, to_csv
 from api.learning import teach_stored
 from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
+from api.routes.parameters import Cursor, PageSize, Reader, Text
 from api.routes.plans import problems
 from api.schemas import MeasurementList, MeasurementsStored
 from api.security import needs
 from api.settings import ApiKey
-from api.storage.common import MAX_PAGE
 from planner.ports import MeasurementPage
 
 router = APIRouter(tags=["measurements"])
-Reader = Annotated[ApiKey, Depends(needs("read"))]
-Text = Annotated[str | None, Query(max_length=200)]
 CSV = "text/csv"
 CURSOR = "x-next-cursor"
 ROW_SCHEMA: dict[str, Any] = {
@@ -42,8 +40,8 @@ async def list_measurements(
     rung: Annotated[Literal["emulated", "imitated", "probed", "published"] | None, Query()] = None,
     job_hash: Text = None,
     format: Annotated[Literal["json", "csv"] | None, Query()] = None,
-    cursor: Annotated[str | None, Query(max_length=400)] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+    cursor: Cursor = None,
+    limit: PageSize = 50,
 ) -> Response:
     """Measurements, newest first, as JSON, or as CSV by `format=csv` or `Accept: text/csv` (the cursor is then a header)."""
     wanted = filter_of(model=model, gpu=gpu, status=status, rung=rung, job_hash=job_hash)

@@ -1,21 +1,17 @@
 """GET /metrics for Prometheus, GET /calibrations for who wants to know what the numbers rest on."""
 
-from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from api.calibrations import calibration_page
 from api.metrics import MEDIA_TYPE, Metrics
 from api.requests import in_thread, wiring_of
+from api.routes.parameters import Cursor, PageSize, Reader
 from api.routes.plans import problems
 from api.schemas import CalibrationList
-from api.security import needs
-from api.settings import ApiKey
-from api.storage.common import MAX_PAGE
 
 router = APIRouter(tags=["operations"])
-Reader = Annotated[ApiKey, Depends(needs("read"))]
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}, **problems(401, 403)})
@@ -29,8 +25,8 @@ async def metrics(request: Request, _: Reader) -> Response:
 async def calibrations(
     request: Request,
     _: Reader,
-    cursor: Annotated[str | None, Query(max_length=400)] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+    cursor: Cursor = None,
+    limit: PageSize = 50,
 ) -> CalibrationList:
     """The calibrations that estimates may name, the one in use first, each with its knobs before and after the measured runs."""
     items, next_cursor = await in_thread(request, lambda: calibration_page(wiring_of(request), cursor, limit))

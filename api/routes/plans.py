@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import anyio
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import Response, StreamingResponse
 
 from api.closed_loop import ask_study, named_in
@@ -15,11 +15,12 @@ from api.events import MEDIA_TYPE as EVENTS
 from api.events import OPEN, follow, follow_study
 from api.probing import probes_of
 from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
+from api.routes.parameters import Cursor, PageSize, Reader
 from api.schemas import JobBody, PlanAccepted, PlanLine, PlanList, PlanState, Problem
 from api.security import demand, needs
 from api.service import make_plan
 from api.settings import ApiKey
-from api.storage.common import MAX_PAGE, cursor_of
+from api.storage.common import cursor_of
 from api.wiring import Wiring
 from planner.errors import NotFoundError
 from planner.ports import PlanPage, PlanSummary, ProbeRecord, TaskEvent, TaskFilter, TaskRecord
@@ -83,9 +84,9 @@ def _queued(posted: Posted) -> Response:
 @router.get("/plans", responses=problems(401, 403, 422, 503))
 async def list_plans(
     request: Request,
-    _: Annotated[ApiKey, Depends(needs("read"))],
-    cursor: Annotated[str | None, Query(max_length=400)] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+    _: Reader,
+    cursor: Cursor = None,
+    limit: PageSize = 50,
 ) -> PlanList:
     """Stored plans, and those that probes are still spent on, newest first."""
     page = await in_thread(request, lambda: page_of_plans(wiring_of(request), cursor, limit))
@@ -93,7 +94,7 @@ async def list_plans(
 
 
 @router.get("/plans/{plan_id}", response_model=None, responses={200: {"model": Plan}, **problems(401, 403, 404, 503)})
-async def get_plan(request: Request, plan_id: str, _: Annotated[ApiKey, Depends(needs("read"))]) -> Response:
+async def get_plan(request: Request, plan_id: str, _: Reader) -> Response:
     """One stored plan, as it was answered; of a plan that still spends probes, or that came to nothing, how it stands."""
     wiring = wiring_of(request)
 
@@ -118,7 +119,7 @@ async def get_plan(request: Request, plan_id: str, _: Annotated[ApiKey, Depends(
 async def get_events(
     request: Request,
     plan_id: str,
-    _: Annotated[ApiKey, Depends(needs("read"))],
+    _: Reader,
     last_event_id: Annotated[str | None, Header(max_length=400, description="The last `study` event that was received.")] = None,
 ) -> Response:
     """Server-sent events: `study` for every step of a plan that spends probes, `probe` for every change of a probe, `done` at the end.

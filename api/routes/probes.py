@@ -12,17 +12,15 @@ from api.catalog import gpu_name_of, model_name_of
 from api.errors import fault
 from api.probing import PREFIX, SERVICE_ATTEMPTS, ask_job, ask_plan, enqueue, pool_of, recover, wished_in
 from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
+from api.routes.parameters import Cursor, PageSize, Reader, Text
 from api.routes.plans import body_of, problems
 from api.schemas import ProbeBody, ProbeDetail, ProbeLine, ProbeList, ProbesAccepted
 from api.security import needs
 from api.settings import ApiKey
-from api.storage.common import MAX_PAGE
 from planner.ports import ProbeFilter, ProbeRecord
 
 router = APIRouter(tags=["probes"])
 Prober = Annotated[ApiKey, Depends(needs("probe"))]
-Reader = Annotated[ApiKey, Depends(needs("read"))]
-Text = Annotated[str | None, Query(max_length=200)]
 JOB_KEYS = frozenset({"model", "cluster", "training"})
 
 
@@ -74,8 +72,8 @@ async def list_probes(
     gpu: Text = None,
     plan: Text = None,
     pool: Text = None,
-    cursor: Annotated[str | None, Query(max_length=400)] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+    cursor: Cursor = None,
+    limit: PageSize = 50,
 ) -> ProbeList:
     """Probes, newest first. Those whose runner died are concluded first, so that what is said is true."""
     wiring = wiring_of(request)

@@ -4,20 +4,19 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from api.requests import JSON, answer_once, in_thread, posted_bare, read_body, wiring_of
+from api.routes.parameters import Cursor, PageSize, Reader
 from api.routes.plans import body_of, problems
 from api.security import needs
 from api.settings import ApiKey
-from api.storage.common import MAX_PAGE
 from api.sweeping import add_sweep, cancel_sweep, next_due, pause_sweep, run_now, sweep_detail
 from planner.specs.sweep import SweepSpec
 
 router = APIRouter(tags=["sweeps"])
 Prober = Annotated[ApiKey, Depends(needs("probe"))]
-Reader = Annotated[ApiKey, Depends(needs("read"))]
 
 
 @router.post(
@@ -40,8 +39,8 @@ async def post_sweep(request: Request, key: Prober) -> Response:
 async def list_sweeps(
     request: Request,
     _: Reader,
-    cursor: Annotated[str | None, Query(max_length=400)] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+    cursor: Cursor = None,
+    limit: PageSize = 50,
 ) -> dict[str, Any]:
     """Stored sweeps, newest first, each with its newest run."""
     wiring = wiring_of(request)

@@ -37,9 +37,9 @@ STEP = 0.03
 FINGERPRINT_DIGITS = 12
 UPDATE_BYTES = 28.0  # a parameter: fused AdamW in fp32 reads parameter, gradient, two states and writes back all but the gradient
 
-# A kernel alone against the same kernel inside a step, and against what the model's curves can follow. Of micro.csv against `alone`:
-# 16-bit products deviate by 9 to 12% on Ampere and Hopper, low-precision ones (of inference libraries) by 25 to 30%.
-ALONE_SD, LOW_PRECISION_SD = 0.10, 0.25
+# A kernel alone against the same kernel inside a step, and against what the model's curves can follow. Of micro.csv, 16-bit products
+# deviate by 10% on Ampere and Hopper, low-precision ones (of inference libraries) by 32 to 44% (`benchmarks/fit_kernels.py`).
+ALONE_SD, LOW_PRECISION_SD = 0.10, 0.35
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,6 +1,8 @@
 """Which kernels candidates run, and which of them are worth a micro-probe."""
 
 import math
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -11,6 +13,7 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.specs.job import Job
 from planner.specs.trainers import resolve_layout
+from tests.conftest import ROOT
 
 TRAINING = {"seq_len": 4096, "global_batch_size": 64}
 
@@ -164,3 +167,12 @@ def test_only_copies_stand_for_memory_bound_kernels() -> None:
     copy, add = shape_seconds(pricer, [Shape.of("memory", name, bytes=1 << 30) for name in ("copy", "add")])
     assert copy > 0.0
     assert add == 0.0
+
+
+def test_the_fit_of_kernels_prints_every_recipe_beside_what_ships() -> None:
+    script = ROOT / "benchmarks" / "fit_kernels.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
+    for recipe in ("bf16", "float8-tensorwise", "float8-blockwise", "nvfp4"):
+        lines = [line for line in done.stdout.splitlines() if f" {recipe} " in line]
+        assert any("half depth" in line for line in lines), recipe
+        assert any("shipped, alone" in line for line in lines), recipe
