@@ -12,13 +12,14 @@ from api.identity import hash_of_job
 from api.learning import kernel_probes, learned, teach_ended, timings_of
 from api.leases import Heart, is_gone, lease, lease_after
 from api.probing import Asked, enqueue, pool_of, probes_of, recover, run_all
-from planner.errors import ConflictError, PlannerError, SpecError, StoreError
+from planner.errors import ConflictError, PlannerError, ProbeError, SpecError, StoreError
 from planner.ports import Lease, PlanLabels, ProbeRecord, TaskEnd, TaskEvent, TaskFilter, TaskRecord
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, Rung, question_hash
-from probes.campaign import ProbeRequest
+from probes.campaign import Campaign, ProbeRequest
 from probes.launch import Watch
 from probes.protocol import FailureKind
+from probes.replay import ReplayPool
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 STUDY, PREFIX = "study", "plan"
 PROBE_SECONDS = 600.0
 MICRO_SECONDS = 180.0
-WHOLE: Rung = "probed"
+WARMUP_STEPS = 3  # of a request that does not say
 Tell = Callable[[Mapping[str, Any]], None]
 
 
@@ -174,15 +175,23 @@ def _planned(runner: "Runner") -> "Plan":
     assert job.probe is not None, "a study has probes to spend"
     own = runner.done_before()
     known = [one for one in runner.measured_before() if one.id not in {each.id for each in own.measurements}]
-    capacity = wiring.pool(job.probe.pool).capacity(job.cluster)
+    pool = wiring.pool(job.probe.pool)
+    capacity, real = pool.capacity(job.cluster), not isinstance(pool, ReplayPool)  # a recording holds what was asked then
     probing = Probing(
         measure=runner.measure, known=known, resumed=own.measurements, reasons=own.reasons, on_event=runner.told,
-        should_stop=onlooker.stop.is_set,
-        emulates=capacity.device == "cuda" and capacity.num_devices >= max(job.cluster.num_gpus_choices), steps=job.probe.steps + 3,
+        should_stop=onlooker.stop.is_set, num_devices=capacity.num_devices, emulates=real and capacity.device == "cuda", imitates=real,
+        steps=job.probe.steps + WARMUP_STEPS,
         micro=MicroPlan(timed=runner.timed_before(), num_gpus=capacity.num_devices, gpu_seconds_before=own.micro_gpu_seconds),
     )  # fmt: skip
-    taught = learned(wiring, job, until=runner.study.started_at, without={one.id for one in known})
+    taught = learned(wiring, job, until=runner.study.started_at, without={name for one in known for name in _measured_in(one)})
     return recommend(job, ports=wiring.ports, progress=onlooker.say, calibration=taught, probing=probing, plan_id=runner.study.id)
+
+
+def _measured_in(one: Measurement) -> Iterator[str]:
+    """Ids of a measurement and of the smaller runs that it was extrapolated from."""
+    yield one.id
+    for small in (one.measured.model_extra or {}).get("imitated_by") or ():
+        yield str(small.get("measurement"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,14 +237,23 @@ class Runner:
             timing, bare = ProbeRequest.from_user(kernels, allow_files=False)
             return Asked(request=timing, job=bare, plan_id=self.study.id)
         assert question.layout is not None, "a layout is asked for, or kernels"
-        num_gpus = question.layout.num_gpus
         request = {
-            "job": job_with_layout(self.job, question.layout.model_dump(mode="json"), num_gpus), "emulate": question.rung == "emulated",
+            "job": job_with_layout(self.job, question.layout.model_dump(mode="json"), question.layout.num_gpus),
+            "emulate": question.rung == "emulated", "imitate_gpus": question.num_gpus if question.rung == "imitated" else None,
             "pool": self.job.probe.pool, "trainer": self.job.probe.trainer, "steps": self.job.probe.steps,
-            "time_limit_seconds": max(1.0, min(PROBE_SECONDS, question.gpu_seconds_limit / num_gpus)),
         }  # fmt: skip
         parsed, job = ProbeRequest.from_user(request, allow_files=False)
+        limit = question.gpu_seconds_limit / self._gpus_in_turn(parsed, job)
+        parsed = parsed.model_copy(update={"time_limit_seconds": max(1.0, min(PROBE_SECONDS, limit))})
         return Asked(request=parsed, job=job, plan_id=self.study.id)
+
+    def _gpus_in_turn(self, request: ProbeRequest, job: Job) -> int:
+        """GPUs that its tasks hold, added up: they run one after the other."""
+        capacity = self.wiring.pool(request.pool).capacity(job.cluster)
+        try:
+            return sum(task.num_processes() for task in Campaign.of(request, job, "probe-0", capacity).tasks)
+        except ProbeError:
+            return job.cluster.num_gpus  # it will fail at once, and say why
 
     def _words(self, record: ProbeRecord) -> Callable[[str], None]:
         def say(words: str) -> None:
@@ -245,21 +263,17 @@ class Runner:
         return say
 
     def _result(self, record: ProbeRecord) -> Measurement | None:
-        """The record's measurement as the study takes it; of a failed or interrupted probe one without numbers; none of kernels.
-
-        What a smaller machine measured for the layout (an imitation) stands for the layout: its error is in its deviation.
-        """
+        """The record's measurement as the study takes it; of a failed or interrupted probe one without numbers; none of kernels."""
         if record.request.get("kernels"):
             return None
         if record.measurement_id is not None:
-            found = self.wiring.measurements.get(record.measurement_id)
-            rung = found.measured.rung
-            return found if rung == "emulated" else found.model_copy(update={"measured": found.measured.model_copy(update={"rung": WHOLE})})
+            return self.wiring.measurements.get(record.measurement_id)
         if record.state not in ("failed", "cancelled"):
             return None
-        _, job = ProbeRequest.from_user(record.request, allow_files=False)
+        request, job = ProbeRequest.from_user(record.request, allow_files=False)
         failure = FailureKind.INTERRUPTED.value if record.state == "cancelled" else record.failure
-        numbers = Measured(status="failed", rung=WHOLE, failure=failure, message=record.message, gpu_seconds=gpu_seconds_of(record))
+        rung: Rung = "emulated" if request.emulate else "imitated" if request.imitate_gpus is not None else "probed"
+        numbers = Measured(status="failed", rung=rung, failure=failure, message=record.message, gpu_seconds=gpu_seconds_of(record))
         moment = (record.finished_at or record.created_at).isoformat()
         return Measurement(id=record.id, created_at=moment, job=job, measured=numbers, source=f"probe {record.id}")
 
@@ -278,8 +292,8 @@ class Runner:
         """Runs of the same question from before, on this kind of machine."""
         for num_gpus in self.job.cluster.num_gpus_choices:
             for one in self.wiring.measurements.matching(question_hash(self.job, num_gpus)):
-                if one.measured.rung != "emulated" and one.measured.status in ("ok", "oom"):
-                    yield one.model_copy(update={"measured": one.measured.model_copy(update={"rung": WHOLE})})
+                if one.measured.status in ("ok", "oom"):
+                    yield one
 
     def told(self, event: "Event") -> None:
         """Passes an event on: into the database for who follows from elsewhere, and to who watches here."""
@@ -311,7 +325,8 @@ def gpu_seconds_of(record: ProbeRecord) -> float:
     if record.results or record.started_at is None or record.finished_at is None:
         return sum(float(result["gpu_seconds"]) for result in record.results)
     limit = float(record.request["time_limit_seconds"])
-    return min((record.finished_at - record.started_at).total_seconds(), limit) * record.num_gpus
+    held = 1 if record.request.get("emulate") else min(record.num_gpus, record.request.get("imitate_gpus") or record.num_gpus)
+    return min((record.finished_at - record.started_at).total_seconds(), limit) * held
 
 
 def job_without_layout(job: Job) -> dict[str, Any]:

@@ -74,6 +74,9 @@ class ProbeBody(BaseModel):
     top_k: int = Field(1, description="How many of the plan's layouts.")
     trainer: Literal["reference", "torchtitan"] = "reference"
     emulate: bool = Field(False, description="One process stands for a rank; communication comes from the cost model.")
+    imitate_gpus: int | None = Field(
+        None, description="By smaller layouts on at most so many GPUs, where the pool could hold the layout too; not with `emulate`."
+    )
     pool: str = Field("local", description="local, slurm or slurm:PARTITION.")
     warmup_steps: int = 3
     steps: int = 10

@@ -1,8 +1,8 @@
 """How long choosing the next probe takes among many candidates: `python benchmarks/asking.py [--candidates 100000] [--probes 20]`.
 
-Legal layouts of one real job with the calibration's own beliefs; results of probes are the predictions with an error. One line a number of
-results: wall-clock time of the whole question (what to ask and why, the study's book-keeping included), and whether measuring can still
-pay, which is looked at before.
+Legal layouts of one real job with the calibration's own beliefs and all cheaper rungs; results of probes are the predictions with an error,
+and a look is made and told like a probe. One line a question: wall-clock time of all of it (what to ask and why, the study's book-keeping
+included); whether measuring can still pay is looked at before.
 """
 
 import argparse
@@ -12,7 +12,9 @@ import numpy as np
 
 from planner.cost.price import Pricer
 from planner.rules import Context
+from planner.search.probed import emulation
 from planner.search.probing.candidates import Candidates, enumerate_candidates
+from planner.search.probing.imitation import Imitations
 from planner.search.probing.kernels import Kernels
 from planner.search.probing.study import Asked, Budget, MicroResult, ProbeStudy, Settings
 from planner.search.space import build_space
@@ -35,7 +37,7 @@ def candidates_of(job: Job, pricer: Pricer, most: int) -> Candidates:
 
 def answer(job: Job, asked: Asked, log_seconds: float) -> Measurement:
     """What a probe would have measured."""
-    measured = Measured(rung="probed", step_seconds=float(np.exp(log_seconds)))
+    measured = Measured.model_validate({"rung": asked.rung, "step_seconds": float(np.exp(log_seconds))})
     return Measurement(id=f"m-{asked.number}", created_at="", job=job, measured=measured)
 
 
@@ -49,7 +51,8 @@ def main() -> None:
     candidates = candidates_of(job, pricer, options.candidates)
     micro_probes = Kernels.of(pricer, candidates).probes([], num_gpus=8, start_seconds=10.0)
     budget = Budget(probes=options.probes, gpu_seconds=1e15)
-    study = ProbeStudy(candidates, Settings(budget=budget, micro_probes=micro_probes, tolerance=0.0))
+    rungs = (emulation(candidates), Imitations(pricer, candidates, job.cluster.num_gpus).rung())
+    study = ProbeStudy(candidates, Settings(budget=budget, micro_probes=micro_probes, rungs=rungs, tolerance=0.0))
     truth = candidates.prior.log_seconds + ERROR * np.random.default_rng(0).standard_normal(len(candidates))
     print(f"{len(candidates):,} candidates")
     each = []

@@ -96,6 +96,7 @@ def recommend(
 def _with_measurements(plan: Plan, outcome: "Outcome", known: "list[Ranked]") -> Plan:
     """The plan of layouts ranked by measurements and model together, each with what was measured of it."""
     from planner.search.probed import summary
+    from planner.search.probing.knowledge import REALLY
 
     entries = []
     for entry, one in zip(plan.ranked, known, strict=True):
@@ -103,8 +104,12 @@ def _with_measurements(plan: Plan, outcome: "Outcome", known: "list[Ranked]") ->
         if record is None or record.log_seconds is None:
             entries.append(entry.model_copy(update={"expected_step_seconds": one.expected_seconds}))
             continue
-        measured = {"status": record.status, "step_seconds": record.step_seconds, "runs": record.runs, "memory_margin": record.margin}
-        update = {"measurement": measured, "source": "probed", "expected_step_seconds": one.expected_seconds}
+        measured = {
+            "status": record.status, "step_seconds": record.step_seconds, "runs": record.runs, "memory_margin": record.margin,
+            "rung": record.rung,
+        }  # fmt: skip
+        source = "probed" if record.rung in REALLY else "emulated"
+        update = {"measurement": measured, "source": source, "expected_step_seconds": one.expected_seconds}
         entries.append(entry.model_copy(update=update))
     return plan.model_copy(update={"ranked": entries, "probing": summary(outcome)})
 

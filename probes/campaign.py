@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.calibration.kernels import Shape
-from planner.errors import Fault, SpecError
+from planner.errors import Fault, ProbeError, SpecError
 from planner.rules import violations
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
@@ -38,8 +38,8 @@ class Pool(Protocol):
 
 
 class ProbeRequest(BaseModel):
-    """A layout to measure, and how. job: a job with its layout; kernels are timed without one.  The rest as in
-    `probes.protocol.ProbeTask`.
+    """A layout to measure, and how. job: a job with its layout; kernels are timed without one.  imitate_gpus: by smaller layouts on at most
+    so many GPUs, where the pool could hold it too.  The rest as in `probes.protocol.ProbeTask`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,6 +47,7 @@ class ProbeRequest(BaseModel):
     job: dict[str, Any]
     trainer: Literal["reference", "torchtitan"] = "reference"
     emulate: bool = False
+    imitate_gpus: Annotated[int, Field(strict=True, ge=1)] | None = None
     pool: str = "local"
     warmup_steps: Annotated[int, Field(strict=True, ge=0, le=1000)] = 3
     steps: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 10
@@ -59,6 +60,8 @@ class ProbeRequest(BaseModel):
     def from_user(cls, values: object, *, allow_files: bool = True) -> "tuple[ProbeRequest, Job]":
         """The request and its job, files read into it. Raises SpecError for a wrong request and for an impossible layout."""
         request = build(cls, values, "")
+        if request.imitate_gpus is not None and (request.emulate or request.kernels):
+            raise SpecError(Fault("imitate_gpus", request.imitate_gpus, "is another way than emulate and kernels", "leave one of them out"))
         job = Job.from_user(request.job, allow_files=allow_files)
         kept = {key: value for key, value in job.request.items() if key not in ("search", "probe", "measured")}
         if request.kernels:
@@ -69,6 +72,9 @@ class ProbeRequest(BaseModel):
         broken = violations(job.layout, job.model, job.cluster, job.training)
         if broken:
             raise SpecError([Fault(f"layout.{fault.field}", fault.value, fault.rule, fault.remedy) for fault in broken])
+        if request.imitate_gpus is not None and request.imitate_gpus >= job.layout.num_gpus:
+            rule = f"must be fewer than the layout's {job.layout.num_gpus} GPUs"
+            raise SpecError(Fault("imitate_gpus", request.imitate_gpus, rule, "leave it out to run the layout itself"))
         return request.model_copy(update={"job": kept}), job
 
     def task(self, job: Job, task_id: str, **more: Any) -> ProbeTask:
@@ -128,13 +134,21 @@ class Campaign:
             tasks = tuple(request.task(job, f"{probe_id}-rank{rank}", emulate_rank=rank, **how) for rank in ranks)
             notes = ("without a GPU: memory and counts only, no times",) if fake else ()
             return cls(job=job, tasks=tasks, ranks=ranks, notes=notes)
-        if job.layout.num_gpus <= capacity.num_devices:
+        most = capacity.num_devices if request.imitate_gpus is None else min(request.imitate_gpus, capacity.num_devices)
+        if job.layout.num_gpus <= most:
             return cls(job=job, tasks=(request.task(job, probe_id),))
-        imitation = imitate(job, capacity.num_devices) if capacity.num_devices else None
+        imitation = imitate(job, most) if most else None
+        if imitation is None and most < capacity.num_devices:
+            raise ProbeError(f"no smaller layout on {most} GPUs or fewer resembles {job.layout.short()}; allow more, or run it whole")
         if imitation is None:
             raise too_few(job.layout.num_gpus, capacity)
         tasks = tuple(request.task(small, f"{probe_id}-small{number}") for number, small in enumerate(imitation.runs, start=1))
         return cls(job=job, tasks=tasks, imitation=imitation, notes=(imitation.why,))
+
+    @property
+    def num_gpus(self) -> int:
+        """Held by the widest of its tasks."""
+        return max(task.num_processes() for task in self.tasks)
 
     def run(self, pool: Pool, watch: Watch) -> Answer:
         """All tasks, one after the other; the first that gives no numbers ends it."""
@@ -158,7 +172,8 @@ class Campaign:
             outcomes = {rank: result.outcome for rank, result in zip(self.ranks, results, strict=True)}
             return (self._whole(combine(self.job, {k: v for k, v in outcomes.items() if isinstance(v, Measured)}), results),)
         if self.imitation is not None:
-            return (self._whole(extrapolate(self.imitation, [one.measured for one in each]), results), *each)
+            whole = extrapolate(self.imitation, [one.measured for one in each], [one.id for one in each])
+            return (self._whole(whole, results), *each)
         return each
 
     def _whole(self, numbers: Numbers, results: list[ProbeResult]) -> Measurement:

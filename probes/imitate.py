@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from planner.calibration.intervals import ADDED_SD
 from planner.catalog.clusters import cluster_document
 from planner.cost.estimate import estimate_job
 from planner.errors import SpecError
@@ -25,6 +26,7 @@ from planner.specs.model_document import inline_keys
 
 QUANTITIES = ("step_seconds", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
 CATALOG_LABELS = ("aliases", "source", "notes")
+KEPT = ("model", "cluster", "training", "layout", "group", "notes")  # labels that say what a run belongs to stay true of a smaller one
 MAX_DEPTHS = 8
 LEAST_LAYERS = 2  # one layer is first and last at once, which no layer of the real model is
 RUN_NOISE = 0.01  # step times of equal runs differ by about this (TorchTitan's published repeats differ by 0.5 to 2%)
@@ -64,18 +66,12 @@ def fewer_replicas(job: Job, num_devices: int) -> Job | None:
     layout = _layout(job)
     if layout.num_gpus <= num_devices:
         return job
-    fixed = layout.tp * layout.cp * layout.pp
-    sizes = [(replicate, shard) for replicate in _divisors(layout.dp_replicate) for shard in _divisors(layout.dp_shard)]
-    sizes = [size for size in sizes if size[0] * size[1] * fixed <= num_devices]
-    for replicate, shard in sorted(sizes, key=lambda size: (size[0] * size[1], size[1]), reverse=True):
-        small = _resized(job, layout.model_copy(update={"dp_replicate": replicate, "dp_shard": shard}))
-        if small is not None and not violations(_layout(small), small.model, small.cluster, small.training):
-            return small
+    for small in sorted(layout.fewer_replicas(), key=lambda small: small.num_gpus, reverse=True):
+        if small.num_gpus <= num_devices:
+            resized = _resized(job, small)
+            if resized is not None and not violations(small, resized.model, resized.cluster, resized.training):
+                return resized
     return None
-
-
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 def _resized(job: Job, layout: Layout) -> Job | None:
@@ -113,7 +109,7 @@ def shallower(model: ModelSpec, depth: int) -> ModelSpec:
 
 
 def _rewritten(job: Job, parts: Mapping[str, Any]) -> Job:
-    kept = {key: value for key, value in job.request.items() if key in ("model", "cluster", "training", "layout")}
+    kept = {key: value for key, value in job.request.items() if key in KEPT}
     return Job.from_user({**kept, **parts}, allow_files=False)
 
 
@@ -195,8 +191,11 @@ class _Guess:
     from_model: float
 
 
-def extrapolate(imitation: Imitation, runs: Sequence[Measured]) -> Measured:
-    """The numbers of the whole job, with `relative_error` and the part added by the cost model (`from_model`), by quantity."""
+def extrapolate(imitation: Imitation, runs: Sequence[Measured], ids: Sequence[str]) -> Measured:
+    """The numbers of the whole job, with `relative_error` and the part added by the cost model (`from_model`), by quantity.
+
+    ids: of the runs' own measurements.
+    """
     guesses = {key: guess for key in QUANTITIES if (guess := _guess(imitation, runs, key)) is not None}
     job, step = imitation.job, guesses.get("step_seconds")
     tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
@@ -209,8 +208,11 @@ def extrapolate(imitation: Imitation, runs: Sequence[Measured]) -> Measured:
         "relative_error": {key: guess.error / guess.value for key, guess in guesses.items()},
         "from_model": {key: guess.from_model for key, guess in guesses.items()},
         "imitated_by": [
-            {"num_gpus": small.cluster.num_gpus, "num_layers": small.model.num_hidden_layers, **{key: getattr(run, key) for key in shown}}
-            for small, run in zip(imitation.runs, runs, strict=True)
+            {
+                "measurement": name, "num_gpus": small.cluster.num_gpus, "num_layers": small.model.num_hidden_layers,
+                **{key: getattr(run, key) for key in shown},
+            }
+            for small, run, name in zip(imitation.runs, runs, ids, strict=True)
         ],
     })  # fmt: skip
 
@@ -251,7 +253,11 @@ def _noise(run: Measured) -> float:
 
 
 def _uncertainty(estimate: Estimate, key: str) -> float:
-    """Relative standard deviation that the estimate itself claims, from its central interval; device bytes as reserved bytes."""
+    """Relative standard deviation of what the model adds: of time ADDED_SD; of memory what the estimate itself claims, from its central
+    interval, device bytes as reserved bytes.
+    """
+    if key == "step_seconds":
+        return ADDED_SD
     assert estimate.interval is not None, "a legal layout has intervals"
     low, high = getattr(estimate.interval, "peak_reserved_bytes" if key == "device_bytes" else key)
     return math.log(high / low) / TWO_SIDED_90

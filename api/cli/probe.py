@@ -24,6 +24,7 @@ def command(
     pool: Annotated[str | None, typer.Option(help="local (default), slurm, slurm:PARTITION, or replay:FILE.")] = None,
     trainer: Annotated[str | None, typer.Option(help="reference (default: ours, torch alone) or torchtitan.")] = None,
     emulate: Annotated[bool, typer.Option("--emulate", help="One process stands for a rank; communication comes from the model.")] = False,
+    imitate_gpus: Annotated[int | None, typer.Option(help="By smaller layouts on at most so many GPUs, also where all are there.")] = None,
     steps: Annotated[int | None, typer.Option(help="Timed steps; 10 unless given.")] = None,
     warmup: Annotated[int, typer.Option(help="Steps before them.")] = 3,
     time_limit: Annotated[float, typer.Option(help="Seconds that one run may take, start included.")] = 600.0,
@@ -38,7 +39,7 @@ def command(
 
     given = {"pool": pool, "trainer": trainer, "steps": steps}  # else the job's own `probe` says it
     options = {
-        "emulate": emulate, "warmup_steps": warmup, "time_limit_seconds": time_limit, "breakdown": breakdown,
+        "emulate": emulate, "imitate_gpus": imitate_gpus, "warmup_steps": warmup, "time_limit_seconds": time_limit, "breakdown": breakdown,
         **{name: value for name, value in given.items() if value is not None},
     }  # fmt: skip
     wiring = wire()

@@ -13,6 +13,7 @@ from planner.specs.plan import Plan
 from planner.units import counted, format_seconds
 
 SHOWN_TRIALS = 12
+LOOKED = {"imitated": "imitated by smaller layouts", "emulated": "single ranks of it"}  # rungs on which the layout itself did not run
 SAME = 0.01  # a measured step is taken for what it is where all that is known expects the same within this
 
 
@@ -29,7 +30,9 @@ def probing_section(plan: Plan) -> Iterator[RenderableType]:
         found = entry.measurement or {}
         measured, predicted = found.get("step_seconds"), entry.estimate.step_seconds
         if measured and predicted:
-            table.add_row(entry.layout.short(), format_seconds(measured), format_seconds(predicted), f"{measured / predicted:.2f}")
+            looked = LOOKED.get(found.get("rung", ""))
+            name = f"{entry.layout.short()} ({looked})" if looked else entry.layout.short()
+            table.add_row(name, format_seconds(measured), format_seconds(predicted), f"{measured / predicted:.2f}")
     if table.row_count:
         yield indented(table)
     failed = [trial for trial in plan.probing["trials"] if trial["state"] == "fail"]
@@ -47,13 +50,16 @@ def measured_line(plan: Plan) -> Iterator[RenderableType]:
         speed = f"{tokens * predicted / step:,.0f} tokens/s/GPU"
         noisy = expected is not None and abs(expected / step - 1.0) > SAME
         weighed = f"; {format_seconds(expected or step)} expected, as such a measurement is noisy and others differ" if noisy else ""
-        yield indented(Text.assemble(("Measured: ", "bold"), f"{format_seconds(step)} a step, {speed}{weighed}. The cost model on paper:"))
+        how = ", ".join(["Measured", *filter(None, [LOOKED.get((winner.measurement or {}).get("rung", ""))])])
+        said = f"{format_seconds(step)} a step, {speed}{weighed}. The cost model on paper:"
+        yield indented(Text.assemble((f"{how}: ", "bold"), said))
 
 
 def _sentence(probing: dict[str, Any]) -> str:
     regret = f"expected regret of number 1: {probing['expected_regret']:.1%}"
     ruled_out = f"; {counted(probing['num_ruled_out'], 'layout')} ruled out by what ran out of memory" if probing["num_ruled_out"] else ""
-    spent = f"{counted(probing['probes'], 'probe')}, {probing['gpu_seconds']:.0f} GPU-seconds"
+    looks = f" and {counted(probing['looks'], 'cheaper look')}" if probing.get("looks") else ""
+    spent = f"{counted(probing['probes'], 'probe')}{looks}, {probing['gpu_seconds']:.0f} GPU-seconds"
     return f"{spent}; {regret}{ruled_out}; stopped: {probing['stopped']}"
 
 

@@ -17,6 +17,8 @@ from planner.cost.profile import Profile
 from planner.specs.cluster import ClusterSpec
 
 TWO_SIDED_90 = 1.6448536269514722  # 95th percentile of the standard normal
+# Judgement: what a larger world adds to a step is mostly exposed communication, which the model knows worse than whole steps.
+ADDED_SD = 0.3
 
 Pair = tuple[FloatColumn, FloatColumn]
 

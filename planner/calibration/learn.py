@@ -30,7 +30,8 @@ from planner.cost.price import Pricer
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 
-TEACHING = frozenset({"probed", "imitated", "published"})  # an emulated rank's communication came from the model itself
+# Of an emulated rank the communication came from the model itself, of an imitation all that its small runs, which teach too, do not show.
+TEACHING = frozenset({"probed", "published"})
 NO_OFFSET = 1e-3  # standard deviation of an offset that is not to take anything away from the knobs
 ID_DIGITS = 10
 

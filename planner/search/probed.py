@@ -8,13 +8,15 @@ import numpy as np
 
 from planner.calibration.kernels import Timing
 from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
 from planner.rules import Context
 from planner.search.probing.candidates import Candidates, enumerate_candidates
 from planner.search.probing.fidelity import MicroProbe, Observed
+from planner.search.probing.imitation import Imitations
 from planner.search.probing.kernels import Kernels
 from planner.search.probing.loop import Event, Measure, Outcome, Ranked, run
 from planner.search.probing.sampler import layout_of
-from planner.search.probing.study import Asked, Budget, CheaperRung, MicroResult, ProbeCost, Settings
+from planner.search.probing.study import Asked, Budget, CheaperRung, MicroResult, ProbeCost, Settings, Way
 from planner.search.sized import Sized
 from planner.search.space import build_space
 from planner.specs.job import Job
@@ -22,6 +24,7 @@ from planner.specs.layout import Layout
 from planner.specs.measurement import Measurement
 
 EMULATED_SD = 0.06  # what an emulated rank says of the whole step beside run-to-run noise: its communication is predicted; judgement
+EMULATED_STAGES = 3
 MICRO_START_SECONDS = 10.0  # launch of a program that builds no model; judgement
 START_SECONDS = {"cpu": 15.0}  # launch, build and first step of a probe; 60 on a GPU with compilation; judgement until the first results
 
@@ -51,17 +54,19 @@ Run = Callable[[Sequence[Asked]], Iterable[tuple[Asked, Measurement | Timed]]]
 class Probing:
     """How to spend probes. measure: runs and stores them.  known, resumed, reasons: see `probing.loop.run`.
 
-    emulates: whether the pool can run one rank of a layout alone on a GPU, as a cheaper look.  micro: kernels as another.
-    parallel: whole layouts at once.
+    num_devices: of the pool; layouts that need more are only looked at.  emulates: whether it can run one rank of a layout alone on a GPU.
+    imitates: whether it can run layouts on fewer GPUs.  micro: kernels as another cheaper look.  parallel: whole layouts at once.
     """
 
     measure: Run
+    num_devices: int
     known: Sequence[Measurement] = ()
     resumed: Sequence[Measurement] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     on_event: Callable[[Event], None] | None = None
     should_stop: Callable[[], bool] | None = None
     emulates: bool = False
+    imitates: bool = False
     micro: MicroPlan | None = None
     parallel: int = 1
     steps: int = 13
@@ -80,7 +85,8 @@ def probe_size(job: Job, sized: Sized, probing: Probing, include: Sequence[Layou
     settings = Settings(
         sampler=job.search.sampler, seed=job.search.seed, budget=Budget(probes=job.probe.max_probes, gpu_seconds=job.probe.max_gpu_seconds),
         parallel=probing.parallel, cost=ProbeCost(start_seconds=START_SECONDS.get(pricer.cluster.gpu.name, 60.0), steps=probing.steps),
-        rungs=_rungs(candidates, probing, pricer.cluster.num_gpus), micro_probes=micro_probes, observed=observed,
+        whole=probing.num_devices >= pricer.cluster.num_gpus, rungs=_rungs(pricer, candidates, probing),
+        micro_probes=micro_probes, observed=observed,
         gpu_seconds_before=probing.micro.gpu_seconds_before if probing.micro else 0.0,
     )  # fmt: skip
     return run(
@@ -112,14 +118,23 @@ def _reading(measure: Run, kernels: Kernels | None) -> Measure:
     return run_all
 
 
-def _rungs(candidates: Candidates, probing: Probing, num_gpus: int) -> tuple[CheaperRung, ...]:
-    if not probing.emulates or num_gpus == 1:
+def _rungs(pricer: Pricer, candidates: Candidates, probing: Probing) -> tuple[CheaperRung, ...]:
+    if pricer.cluster.num_gpus == 1:
         return ()
-    seconds = np.exp(candidates.prior.log_seconds)
-    ranks = np.where(candidates.batch.pp > 1, 3.0, 1.0)
-    cost = ranks * (START_SECONDS["cpu"] + probing.steps * seconds)
-    silent = np.zeros(len(candidates))
-    return (CheaperRung(name="emulated", gpu_seconds=cost, sd=EMULATED_SD, log_offset=silent, shows_memory=True),)
+    rungs = [emulation(candidates)] if probing.emulates else []
+    if probing.imitates:
+        rungs.append(Imitations(pricer, candidates, probing.num_devices).rung())
+    return tuple(rungs)
+
+
+def emulation(candidates: Candidates) -> CheaperRung:
+    """Ranks of a layout alone, one after the other on one GPU: one of the first, the middle and the last stage."""
+    seconds, ranks = np.exp(candidates.prior.log_seconds), np.minimum(candidates.batch.pp, EMULATED_STAGES)
+
+    def ways(row: int) -> tuple[Way]:
+        return (Way(num_gpus=1, runs=int(ranks[row]), step_seconds=float(seconds[row]), sd=EMULATED_SD),)
+
+    return CheaperRung(name="emulated", ways=ways, least_gpus=ranks.astype(np.float64), shows_memory=True)
 
 
 def measured_candidates(sized: Sized, outcome: Outcome, top_k: int) -> tuple[Sized, list[Ranked]]:
@@ -142,7 +157,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         for trial in outcome.study.get_trials(deepcopy=False)
     ]  # fmt: skip
     return {
-        "probes": outcome.spent.probes, "gpu_seconds": outcome.spent.gpu_seconds, "stopped": outcome.stopped,
+        "probes": outcome.spent.probes, "looks": outcome.spent.looks, "gpu_seconds": outcome.spent.gpu_seconds, "stopped": outcome.stopped,
         "expected_regret": outcome.regret.expected_share, "trials": trials,
         "ruled_out": [{"layout": layout.short(), "reason": reason} for layout, reason in outcome.pruned[:MOST_RULED_OUT]],
         "num_ruled_out": len(outcome.pruned),

@@ -1,5 +1,6 @@
 """A layout: what a search chooses. One row of the contract's table per field."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Literal
@@ -97,6 +98,14 @@ class Layout(BaseModel):
         """Ranks that see different sequences."""
         return self.dp_replicate * self.dp_shard
 
+    def fewer_replicas(self) -> "list[Layout]":
+        """The same model-parallel layout on fewer data-parallel ranks, every divisor of each axis; fewest ranks first, of equals the one
+        that shards more.
+        """
+        sizes = [(replicate, shard) for replicate in _divisors(self.dp_replicate) for shard in _divisors(self.dp_shard)]
+        smaller = sorted((size for size in sizes if math.prod(size) < self.dp_degree), key=lambda size: (math.prod(size), -size[1]))
+        return [self.model_copy(update={"dp_replicate": replicate, "dp_shard": shard}) for replicate, shard in smaller]
+
     def num_microbatches(self, global_batch_size: int) -> int:
         """Microbatches (or accumulation steps) a step: global batch / (microbatch x DP degree)."""
         return global_batch_size // (self.micro_batch_size * self.dp_degree)
@@ -158,3 +167,7 @@ _NEUTRAL: dict[str, object] = {
     "reduce_dtype": "float32",
     "master_dtype": "float32",
 }
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]

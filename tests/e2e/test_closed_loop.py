@@ -507,6 +507,63 @@ def test_what_was_measured_of_a_question_counts_once(cli: Cli, tmp_path: Path, s
     assert third["calibration_id"].startswith(f"{shipped_calibration().id}+")
 
 
+def sized(num_gpus: int, **probe: Any) -> dict[str, Any]:
+    """JOB on this many of the CPU pool's processes, of which it has 16."""
+    training = {"seq_len": 32, "global_batch_size": 4 * num_gpus}
+    cluster = {"gpu": "cpu", "num_gpus": num_gpus, "gpus_per_node": 4}
+    return {**JOB, "cluster": cluster, "training": training, "probe": {**JOB["probe"], **probe}}
+
+
+def test_smaller_layouts_imitate_where_that_could_change_the_winner(
+    cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+) -> None:
+    done = cli("recommend", "--job", written(tmp_path, sized(8)), "--json", env=surroundings)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["probing"]["looks"] >= 1
+    assert "imitated first (" in done.stderr
+    first, *_ = plan["ranked"]
+    assert (first["source"], first["measurement"]["rung"]) == ("probed", "probed"), "a look decides nothing alone"
+    probes = wire(Settings(database_url=sqlite_url)).probes.list(ProbeFilter(plan_id=plan["id"])).items
+    looks = [probe for probe in probes if probe.request["imitate_gpus"] is not None]
+    assert len(looks) == plan["probing"]["looks"]
+    for look in looks:
+        held = {result["task"]["job"]["cluster"]["num_gpus"] for result in look.results}
+        assert max(held) <= look.request["imitate_gpus"] < look.num_gpus == 8
+    again = cli("recommend", "--job", written(tmp_path, sized(8)), "--json", env=surroundings)
+    asked = [(probe.layout, probe.request["imitate_gpus"]) for probe in wire(Settings(database_url=sqlite_url)).probes.list().items]
+    assert again.returncode == 0, again.stderr
+    assert len({layout for layout, gpus in asked if gpus}) == len([gpus for _, gpus in asked if gpus]), "a look is not repeated"
+
+
+def test_a_pool_smaller_than_the_layouts_decides_by_imitations(
+    cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+) -> None:
+    done = cli("recommend", "--job", written(tmp_path, sized(32, max_probes=2)), env=surroundings)
+    assert done.returncode == 0, done.stderr
+    assert "imitated alone" in done.stderr
+    assert "Measured, imitated by smaller layouts:" in done.stdout
+    wiring = wire(Settings(database_url=sqlite_url))
+    (study,) = wiring.tasks.list().items
+    plan = wiring.store.get_plan(study.id)
+    assert plan.probing is not None
+    assert plan.probing["probes"] == 2
+    measured = [(entry.source, entry.measurement["rung"]) for entry in plan.ranked if entry.measurement]
+    assert set(measured) == {("emulated", "imitated")}
+    rows = items(cli)
+    assert {row["measured"]["rung"] for row in rows} == {"probed", "imitated"}, "the small runs are runs of their own"
+    assert all(row["cluster"]["num_gpus"] <= 16 for row in rows if row["measured"]["rung"] == "probed")
+
+
+def test_imitations_that_fail_rule_no_layout_out(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
+    done = cli("recommend", "--job", written(tmp_path, {**sized(32), "notes": "full"}), "--json", env=surroundings)
+    assert done.returncode == 4, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["probing"]["probes"], plan["probing"]["num_ruled_out"]) == (3, 0)
+    assert "out of memory on rank" in done.stderr
+    assert plan["ranked"][0]["measurement"] is None
+
+
 @pytest.mark.torch
 @pytest.mark.slow
 def test_the_loop_with_the_real_program(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:

@@ -59,6 +59,10 @@ def oom(rank: int, _: str) -> None:
     time.sleep(60)
 
 
+def full(rank: int, _: str) -> None:
+    raise OutOfMemoryError(GPU_OOM)
+
+
 def victims(rank: int, _: str) -> None:
     """Rank 1 fails; the others notice and complain louder and later."""
     if rank == 1:
@@ -133,8 +137,8 @@ def late(rank: int, code: str) -> None:
 
 
 BEHAVIOURS = {
-    "oom": oom, "victims": victims, "die": die, "nan": nan, "missing": missing, "refuse": refuse, "sleep": sleep, "scatter": scatter,
-    "leave": leave, "late": late, "hang": hang, "allocate": allocate,
+    "oom": oom, "full": full, "victims": victims, "die": die, "nan": nan, "missing": missing, "refuse": refuse, "sleep": sleep,
+    "scatter": scatter, "leave": leave, "late": late, "hang": hang, "allocate": allocate,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from planner.cost.estimate import estimate_job
-from planner.errors import ProbeError
+from planner.errors import ProbeError, SpecError
 from planner.rules import violations
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
@@ -227,7 +227,7 @@ class TestImitated:
                 seconds = estimate_job(small).step_seconds
                 assert seconds is not None
                 runs.append(Numbers(step_seconds=seconds, step_seconds_sd=spread * seconds, steps=10))
-            guess = extrapolate(imitation, runs)
+            guess = extrapolate(imitation, runs, ["a", "b"])
             assert guess.peak_allocated_bytes is None
             return float((guess.model_extra or {})["relative_error"]["step_seconds"])
 
@@ -247,6 +247,41 @@ class TestImitated:
         pool = FakePool(1, lambda task: OutOfMemory(rank=0, attempted_bytes=1, allocated_bytes=1, message="out"))
         answer = ask(job("llama3-8b", 64, {"dp_shard": 64, "ac": "full"}), pool)
         assert (answer.measurements, answer.failed is not None) == ((), True)
+
+    def test_asked_for_it_imitates_where_the_pool_holds_the_layout_too(self) -> None:
+        values = job("llama3-8b", 32, {"dp_replicate": 4, "dp_shard": 8, "ac": "full"})
+        pool = FakePool(64, as_predicted())
+        answer = ask(values, pool, imitate_gpus=12)
+        assert [task.parsed().cluster.num_gpus for task in pool.tasks] == [8], "the largest legal size within it"
+        whole, small = answer.measurements
+        assert (whole.measured.rung, whole.job.cluster.num_gpus) == ("imitated", 32)
+        (by,) = (whole.measured.model_extra or {})["imitated_by"]
+        assert (by["measurement"], by["num_gpus"]) == (small.id, 8)
+        request, parsed = ProbeRequest.from_user({"job": values, "imitate_gpus": 12})
+        assert Campaign.of(request, parsed, "probe-1", pool.capacity(parsed.cluster)).num_gpus == 8
+        few = FakePool(4, as_predicted())
+        ask(values, few, imitate_gpus=12)
+        assert {task.parsed().cluster.num_gpus for task in few.tasks} == {4}, "the pool is a limit too"
+
+    def test_what_cannot_be_imitated_on_so_few_says_so(self) -> None:
+        values = job("llama3-70b", 64, {"dp_shard": 8, "tp": 8})
+        with pytest.raises(ProbeError, match="no smaller layout on 4 GPUs or fewer resembles fsdp 8 · tp 8"):
+            ask(values, FakePool(64, as_predicted()), imitate_gpus=4)
+
+    @pytest.mark.parametrize(
+        ("asked", "words"),
+        [
+            ({"imitate_gpus": 64}, "must be fewer than the layout's 64 GPUs"),
+            ({"imitate_gpus": 8, "emulate": True}, "is another way than emulate"),
+            ({"imitate_gpus": 0}, "must be at least 1"),
+        ],
+    )
+    def test_an_impossible_wish_is_one_fault(self, asked: dict[str, Any], words: str) -> None:
+        with pytest.raises(SpecError) as raised:
+            ProbeRequest.from_user({"job": job("llama3-70b", 64, {"dp_shard": 8, "tp": 8}), **asked})
+        (fault,) = raised.value.faults
+        assert fault.field == "imitate_gpus"
+        assert words in str(fault)
 
     def test_model_parallelism_that_is_too_wide_cannot_be_imitated(self) -> None:
         with pytest.raises(ProbeError, match="the layout needs 64 GPUs, this machine has 4; use --emulate"):

@@ -73,6 +73,7 @@ def test_what_tells_no_time_teaches_nothing() -> None:
     shipped = shipped_calibration()
     silent = [
         measurement("a", job(), status="oom"), measurement("b", job(), rung="emulated"),
+        measurement("d", job(), rung="imitated"),
         Measurement(id="c", created_at="", job=job(), measured=Measured(rung="probed")),
     ]  # fmt: skip
     assert learn(shipped, silent) is shipped

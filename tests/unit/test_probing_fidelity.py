@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from planner.search.probing.fidelity import Belief, Look, Observed, Rung, choose_rung, direct, value_of_look
+from planner.search.probing.fidelity import Belief, Look, Observed, Rung, choose_rung, direct, look_alone, value_of_look
 from planner.search.probing.normal import expected_excess
 
-FULL = Rung(name="probed", gpu_seconds=5000.0, sd=0.0, shows_memory=True)
-EMULATED = Rung(name="emulated", gpu_seconds=60.0, sd=0.06, shows_memory=True)
+FULL = Rung(name="probed", num_gpus=64, gpu_seconds=5000.0, sd=0.0, shows_memory=True)
+EMULATED = Rung(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.06, shows_memory=True)
 
 
 def test_direct_is_expected_improvement_over_cost() -> None:
@@ -21,17 +21,18 @@ def test_memory_in_doubt_is_looked_at_cheaply_first() -> None:
 
 
 def test_a_rung_that_says_nothing_new_is_skipped() -> None:
-    blind = Rung(name="emulated", gpu_seconds=60.0, sd=10.0, shows_memory=True)
+    blind = Rung(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=10.0, shows_memory=True)
     assert choose_rung(Belief(gap=0.0, sd=0.05, fits=1.0), [blind], FULL).rung is FULL
 
 
 def test_a_rung_as_dear_as_the_layout_is_skipped() -> None:
-    dear = Rung(name="imitated", gpu_seconds=5000.0, sd=0.01, shows_memory=True)
+    dear = Rung(name="imitated", num_gpus=1, gpu_seconds=5000.0, sd=0.01, shows_memory=True)
     assert choose_rung(Belief(gap=0.0, sd=0.2, fits=0.2), [dear], FULL).rung is FULL
 
 
 def test_the_cheaper_of_equals_goes_first() -> None:
-    rungs = [Rung(name=name, gpu_seconds=cost, sd=0.05, shows_memory=True) for name, cost in (("imitated", 900.0), ("emulated", 60.0))]
+    costs = {"imitated": 900.0, "emulated": 60.0}
+    rungs = [Rung(name=name, num_gpus=1, gpu_seconds=cost, sd=0.05, shows_memory=True) for name, cost in costs.items()]
     assert choose_rung(Belief(gap=0.02, sd=0.15, fits=0.7), rungs, FULL).rung.name == "emulated"
 
 
@@ -53,6 +54,24 @@ def test_the_rate_of_a_rung_is_what_following_it_brings(gap: float, sd: float, f
     cost = EMULATED.gpu_seconds + goes_on.mean() * FULL.gpu_seconds
     assert gain / cost == pytest.approx(choice.rate, rel=0.05)
     assert goes_on.mean() == pytest.approx(choice.goes_on, abs=0.06)
+
+
+def test_a_look_alone_is_worth_the_winner_that_it_changes() -> None:
+    """Where the layout itself cannot be run: what is chosen by the look's word, drawn, gains this much."""
+    belief = Belief(gap=0.04, sd=0.15, fits=0.8)
+    coarse = Rung(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.3, shows_memory=True)
+    fine = Rung(name="imitated", num_gpus=8, gpu_seconds=200.0, sd=0.02, shows_memory=False)
+    rng = np.random.default_rng(0)
+    truth = belief.gap + belief.sd * rng.standard_normal(400_000)
+    for rung in (coarse, fine):
+        choice = look_alone(belief, [rung])
+        heard = truth + rung.sd * rng.standard_normal(len(truth))
+        after = belief.gap + belief.sd**2 / (belief.sd**2 + rung.sd**2) * (heard - belief.gap)
+        gain = belief.fits * np.where(after < 0.0, -truth, 0.0).mean()
+        assert choice.rate == pytest.approx(gain / rung.gpu_seconds, rel=0.03)
+        assert choice.goes_on is None
+        assert f"{rung.name} alone" in choice.reason(FULL)
+    assert look_alone(belief, [coarse, fine]).rung is max([coarse, fine], key=lambda rung: look_alone(belief, [rung]).rate)
 
 
 def test_the_threshold_is_the_best_one() -> None:

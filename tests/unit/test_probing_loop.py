@@ -9,10 +9,10 @@ import pytest
 from optuna.trial import TrialState
 
 from planner.search.probing import pruning
-from planner.search.probing.fidelity import Look, MicroProbe, Observed
+from planner.search.probing.fidelity import Look, MicroProbe, Observed, direct
 from planner.search.probing.knowledge import RUN_SD, Knowledge, noise_variance
 from planner.search.probing.loop import Event, Result, one_at_a_time, run
-from planner.search.probing.study import Asked, Budget, CheaperRung, MicroResult, ProbeCost, ProbeStudy, Settings
+from planner.search.probing.study import LOOKS_A_PROBE, Asked, Budget, CheaperRung, MicroResult, ProbeCost, ProbeStudy, Settings, Way
 from planner.search.probing.trials import MEMORY_CONSTRAINT
 from planner.specs.measurement import Measured, Measurement
 from tests.unit.probing_cases import Machine, failed, measurement, out_of_memory, small, subset
@@ -199,7 +199,7 @@ def test_a_repeat_is_averaged_with_its_variance_in_one_trial() -> None:
     study.tell(asked, measurement(asked, Measured(rung="probed", step_seconds=10.0, step_seconds_sd=0.5, steps=10)))
     first = noise_variance(Measured(step_seconds=10.0, step_seconds_sd=0.5, steps=10))
     second = noise_variance(Measured(step_seconds=10.4, step_seconds_sd=0.1, steps=10))
-    again = study._start(study._asked(asked.row, study._full(asked.row), "again", repeat=True))
+    again = study._start(study._asked(asked.row, direct(study._belief(asked.row), study._full(asked.row)), "again", repeat=True))
     study._open[again.number] = study.trials.ask()
     study.tell(again, measurement(again, Measured(rung="probed", step_seconds=10.4, step_seconds_sd=0.1, steps=10)))
     record = study.knowledge.records[asked.row]
@@ -344,9 +344,11 @@ def test_events_tell_the_best_so_far_the_regret_and_what_is_left() -> None:
 # ---- cheaper rungs -------------------------------------------------------------------------------------------------------
 
 
-def emulation(sd: float = 0.05) -> CheaperRung:
-    count = len(small())
-    return CheaperRung(name="emulated", gpu_seconds=np.full(count, 30.0), sd=sd, log_offset=np.full(count, -0.1), shows_memory=True)
+def rung(name: str = "emulated", *, sd: float = 0.05, num_gpus: int = 1, shows_memory: bool = True) -> CheaperRung:
+    """Looks at every candidate, in 30 s of a start and no time for steps."""
+    least = np.full(len(small()), float(num_gpus))
+    way = Way(num_gpus=num_gpus, runs=1, step_seconds=0.0, sd=sd)
+    return CheaperRung(name=name, ways=lambda _: (way,), least_gpus=least, shows_memory=shows_memory)
 
 
 def test_a_cheaper_rung_goes_first_and_its_trial_goes_on_or_is_given_up() -> None:
@@ -359,10 +361,10 @@ def test_a_cheaper_rung_goes_first_and_its_trial_goes_on_or_is_given_up() -> Non
         if asked.rung != "emulated":
             return machine.run(asked)
         assert asked.row is not None
-        seconds = float(np.exp(machine.log_seconds[asked.row] - 0.1))
+        seconds = float(np.exp(machine.log_seconds[asked.row]))
         return measurement(asked, Measured(rung="emulated", step_seconds=seconds, gpu_seconds=30.0))
 
-    outcome = run(candidates, settings(rungs=(emulation(),), budget=Budget(probes=4, gpu_seconds=6e3)), one_at_a_time(measure))
+    outcome = run(candidates, settings(rungs=(rung(),), budget=Budget(probes=4, gpu_seconds=6e3)), one_at_a_time(measure))
     rungs = [asked.rung for asked in looked]
     assert rungs[0] == "probed"
     assert 1 < rungs.count("probed") == outcome.spent.probes <= 4
@@ -381,7 +383,7 @@ def test_a_cheaper_rung_goes_first_and_its_trial_goes_on_or_is_given_up() -> Non
 
 def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
     candidates = small()
-    study = ProbeStudy(candidates, settings(rungs=(emulation(),)))
+    study = ProbeStudy(candidates, settings(rungs=(rung(),)))
     machine = Machine.wrong_by(candidates, 0.1)
     first = study.ask()
     assert first is not None
@@ -394,6 +396,201 @@ def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
     assert third is not None
     assert third.row != second.row
     assert study.spent.probes == 1
+
+
+def imitated(asked: Asked, machine: Machine, *, error: float = 0.02, off: float = 0.0) -> Measurement:
+    """What a smaller layout says of this one, and how wrong it may be by its own word."""
+    assert asked.row is not None
+    seconds = float(np.exp(machine.log_seconds[asked.row] + off))
+    by = [{"num_gpus": asked.num_gpus, "step_seconds": seconds, "measurement": "small"}]
+    numbers = {
+        "rung": "imitated", "step_seconds": seconds, "gpu_seconds": asked.num_gpus * (30.0 + 13 * seconds), "imitated_by": by,
+        "relative_error": {"step_seconds": error, "peak_reserved_bytes": 0.05},
+    }  # fmt: skip
+    return measurement(asked, Measured.model_validate(numbers))
+
+
+def look_failed(asked: Asked, kind: str = "oom") -> Measurement:
+    return measurement(asked, Measured(status="failed", rung="imitated", failure=kind, message="of a smaller run", gpu_seconds=20.0))
+
+
+def after_the_first(study: ProbeStudy, machine: Machine) -> Asked:
+    """The second question, once a layout itself has been measured."""
+    first = study.ask()
+    assert first is not None
+    assert first.rung == "probed"
+    study.tell(first, machine.run(first))
+    second = study.ask()
+    assert second is not None
+    return second
+
+
+IMITATION = rung("imitated", num_gpus=2, sd=0.02, shows_memory=False)
+
+
+def test_a_look_that_failed_says_nothing_of_the_layout_and_is_not_repeated() -> None:
+    study, machine = ProbeStudy(small(), settings(rungs=(IMITATION,))), Machine.wrong_by(small(), 0.15)
+    look = after_the_first(study, machine)
+    assert (look.rung, look.num_gpus, look.counts) == ("imitated", 2, False)
+    assert look.row is not None
+    assert study.tell(look, look_failed(look)) == []
+    assert look.row not in study.knowledge.excluded
+    assert not study.knowledge.barred[look.row]
+    assert (study.spent.probes, study.spent.looks, study.spent.failures_in_a_row) == (1, 1, 0)
+    again = study.ask()
+    assert again is not None
+    if again.row == look.row:
+        assert again.rung == "probed"
+        assert "imitated failed" in again.reason
+
+
+def test_a_rung_that_keeps_failing_is_dropped_and_the_layouts_are_still_probed() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    asked: list[Asked] = []
+
+    def measure(one: Asked) -> Measurement:
+        asked.append(one)
+        return machine.run(one) if one.rung == "probed" else look_failed(one, "crash")
+
+    outcome = run(small(), settings(rungs=(IMITATION,), budget=Budget(probes=12, gpu_seconds=1e12)), one_at_a_time(measure))
+    rungs = [one.rung for one in asked]
+    assert rungs.count("imitated") == 3
+    assert outcome.spent.probes == rungs.count("probed") == 12
+    assert "in a row failed" not in outcome.stopped
+    assert not [trial for trial in outcome.study.trials if trial.state is TrialState.FAIL]
+
+
+def test_a_look_counts_by_the_error_that_it_claims() -> None:
+    claims = {"rung": "imitated", "step_seconds": 2.0, "step_seconds_sd": 0.5, "relative_error": {"step_seconds": 0.03}}
+    sure = Measured.model_validate(claims)
+    assert noise_variance(sure, 0.5) == pytest.approx(0.03**2)
+    row = 3
+    moved = []
+    for error in (0.01, 0.5):
+        knowledge = Knowledge(small())
+        before = knowledge.beliefs().log_seconds[row]
+        seconds = float(np.exp(before + 0.2))
+        told = Measured.model_validate({"rung": "imitated", "step_seconds": seconds, "relative_error": {"step_seconds": error}})
+        knowledge.learn(row, told, counts=False)
+        moved.append(float(knowledge.beliefs().log_seconds[row] - before))
+        assert not knowledge.records
+        assert not knowledge.fits.any(), "a smaller layout that ran does not show that this one fits"
+    assert moved[0] > 2 * moved[1] > 0
+
+
+def test_a_layout_that_cannot_run_is_looked_at_alone_and_every_look_counts() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    asked: list[Asked] = []
+
+    def measure(one: Asked) -> Measurement:
+        asked.append(one)
+        return imitated(one, machine)
+
+    outcome = run(small(), settings(whole=False, rungs=(IMITATION,)), one_at_a_time(measure))
+    assert [(one.rung, one.counts) for one in asked] == [("imitated", True)] * 6
+    assert len({one.row for one in asked}) == 6, "the same look again would be wrong in the same way"
+    assert (outcome.spent.probes, outcome.spent.looks) == (6, 0)
+    assert "budget of 6 probes" in outcome.stopped
+    winner = outcome.ranked[0]
+    assert winner.record is not None
+    assert winner.record.rung == "imitated"
+    assert winner.record.variance == pytest.approx(0.02**2)
+    assert [trial.state for trial in outcome.study.trials] == [TrialState.COMPLETE] * 6
+    assert machine.regret(winner.row) < machine.regret(asked[0].row or 0) + 0.05
+
+
+def test_looks_that_fail_where_nothing_else_can_run_exclude_nothing_and_end_the_study() -> None:
+    outcome = run(small(), settings(whole=False, rungs=(IMITATION,)), one_at_a_time(look_failed))
+    assert outcome.spent.probes == 3
+    assert "3 probes in a row failed, the last with: oom: of a smaller run" in outcome.stopped
+    assert outcome.pruned == ()
+    assert [trial.state for trial in outcome.study.trials] == [TrialState.FAIL] * 3
+
+
+def test_a_budget_that_pays_for_no_layout_pays_for_looks() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    asked: list[Asked] = []
+
+    def measure(one: Asked) -> Measurement:
+        asked.append(one)
+        return imitated(one, machine)
+
+    budget = Budget(probes=20, gpu_seconds=4.0 * 2 * 60.0)
+    assert run(small(), settings(budget=budget), one_at_a_time(measure)).spent.probes == 0
+    outcome = run(small(), settings(budget=budget, rungs=(IMITATION,)), one_at_a_time(measure))
+    assert outcome.spent.probes == len(asked) >= 1
+    assert outcome.spent.gpu_seconds <= budget.gpu_seconds + max(one.gpu_seconds for one in asked)
+    assert "GPU-seconds left do not pay" in outcome.stopped
+    assert {one.rung for one in asked} == {"imitated"}
+
+
+def test_a_pool_on_which_nothing_stands_for_a_layout_says_so() -> None:
+    nothing = replace(IMITATION, least_gpus=np.full(len(small()), np.inf))
+    outcome = run(small(), settings(whole=False, rungs=(nothing,)), one_at_a_time(look_failed))
+    assert (outcome.spent.probes, outcome.study.trials) == (0, [])
+    assert outcome.stopped == "the pool is smaller than 8 GPUs, and nothing on it could stand for a layout"
+
+
+def test_candidates_that_no_rung_can_look_at_are_passed_over() -> None:
+    odd = replace(IMITATION, ways=lambda row: IMITATION.ways(row) if row % 2 else ())
+    machine = Machine.wrong_by(small(), 0.15)
+    outcome = run(small(), settings(whole=False, rungs=(odd,)), one_at_a_time(lambda asked: imitated(asked, machine)))
+    assert outcome.spent.probes == 6
+    assert all(one.row % 2 for one in outcome.ranked if one.record is not None)
+    passed = [trial for trial in outcome.study.trials if trial.state is TrialState.PRUNED]
+    assert passed
+    assert all("no way of looking at it" in trial.user_attrs["reason"] for trial in passed)
+
+
+def test_looks_are_launches_and_have_a_limit_too() -> None:
+    machine = Machine.wrong_by(small(), 0.3)
+    free = rung("imitated", num_gpus=1, sd=0.02, shows_memory=False)
+    looks: list[Asked] = []
+
+    def measure(one: Asked) -> Measurement:
+        if one.rung == "probed":
+            return machine.run(one)
+        looks.append(one)
+        return imitated(one, machine, off=0.3)
+
+    outcome = run(small(), settings(rungs=(free,), budget=Budget(probes=2, gpu_seconds=1e12)), one_at_a_time(measure))
+    assert outcome.spent.looks == len(looks) == 2 * LOOKS_A_PROBE
+    assert outcome.spent.probes == 2
+
+
+def test_resumed_a_look_is_neither_repeated_nor_forgotten() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    study = ProbeStudy(small(), settings(rungs=(IMITATION,)))
+    first = study.ask()
+    assert first is not None
+    one = machine.run(first)
+    study.tell(first, one)
+    look = study.ask()
+    assert look is not None
+    assert look.rung == "imitated"
+    assert look.row is not None
+    for told, failures in ((imitated(look, machine), 0), (look_failed(look), 1)):
+        heir = ProbeStudy(small(), settings(rungs=(IMITATION,)))
+        heir.remember([one, told], spent=True)
+        assert (heir.spent.probes, heir.spent.looks, heir.spent.failures_in_a_row) == (1, 1, 0)
+        assert heir.spent.gpu_seconds == pytest.approx(sum(each.measured.gpu_seconds or 0.0 for each in (one, told)))
+        assert heir._rungs_left(look.row) == []
+        assert heir._failed_looks["imitated"] == failures
+        assert len(heir.knowledge.times) == 2 - failures
+        assert look.row not in heir.knowledge.excluded
+
+
+def test_probes_side_by_side_that_may_be_followed_keep_the_budget() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    asked: list[Asked] = []
+
+    def measure(one: Asked) -> Measurement:
+        asked.append(one)
+        return machine.run(one) if one.rung == "probed" else imitated(one, machine, off=-0.5)
+
+    outcome = run(small(), settings(rungs=(IMITATION,), parallel=4, budget=Budget(probes=3, gpu_seconds=1e12)), one_at_a_time(measure))
+    assert outcome.spent.probes == sum(one.rung == "probed" for one in asked) <= 3
+    assert not [trial for trial in outcome.study.trials if not trial.state.is_finished()]
 
 
 def test_micro_probes_go_first_where_they_can_change_the_winner() -> None:

@@ -22,10 +22,11 @@ ITERATIONS = 20  # of the ratio; it converges superlinearly (Dinkelbach 1967)
 class Rung:
     """A way to look at one candidate. gpu_seconds: of one look.  sd: what its time says of the layout's own log step is off by this.
 
-    shows_memory: whether it tells if the layout fits.  The layout itself (`probed`) has sd 0 and shows memory.
+    shows_memory: whether it tells if the layout fits.  num_gpus: held at once.  The layout itself (`probed`) has sd 0 and shows memory.
     """
 
     name: str
+    num_gpus: int
     gpu_seconds: float
     sd: float
     shows_memory: bool
@@ -42,19 +43,24 @@ class Belief:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What to do next about a candidate. rate: expected gain per GPU-second of the whole way that starts with this rung."""
+    """What to do next about a candidate. rate: expected gain per GPU-second of the whole way that starts with this rung.
+
+    goes_on: probability that the layout itself is probed after this rung; None where it cannot be, whatever comes.
+    """
 
     rung: Rung
     rate: float
-    goes_on: float  # probability that the layout itself is probed after this rung
+    goes_on: float | None
 
     def reason(self, full: Rung) -> str:
         """In words, with the numbers."""
         if self.rung.name == full.name:
             return f"{self.rung.name}: gains {self.rate:.2e} a GPU-second"
+        if self.goes_on is None:
+            return f"{self.rung.name} alone ({self.rung.gpu_seconds:.3g} GPU-seconds): gains {self.rate:.2e} a GPU-second"
         return (
-            f"{self.rung.name} first ({self.rung.gpu_seconds:.0f} instead of {full.gpu_seconds:.0f} GPU-seconds): gains {self.rate:.2e} a "
-            f"GPU-second; the layout itself follows with probability {self.goes_on:.0%}"
+            f"{self.rung.name} first ({self.rung.gpu_seconds:.3g} instead of {full.gpu_seconds:.3g} GPU-seconds): gains {self.rate:.2e} "
+            f"a GPU-second; the layout itself follows with probability {self.goes_on:.0%}"
         )
 
 
@@ -62,6 +68,18 @@ def choose_rung(belief: Belief, rungs: Sequence[Rung], full: Rung) -> Choice:
     """The rung with the best rate, the cheaper one of equals; `full` is the layout itself and always possible."""
     options = [_through(belief, rung, full) for rung in rungs if rung.gpu_seconds < full.gpu_seconds]
     return max([direct(belief, full), *options], key=lambda choice: (choice.rate, -choice.rung.gpu_seconds))
+
+
+def look_alone(belief: Belief, rungs: Sequence[Rung]) -> Choice:
+    """The rung with the best rate where the layout itself cannot be run: what the winner gains when it is chosen by what looks say.
+
+    After the rung the expectation is m + s Z, s = v / sqrt(v + t) (v: belief variance, t: rung's): P(fits) x E[max(0, -(m + s Z))].
+    """
+    variance = belief.sd**2
+    moved = [variance / np.sqrt(variance + rung.sd**2) if variance > 0 else 0.0 for rung in rungs]
+    gains = belief.fits * normal.expected_excess(np.full(len(rungs), belief.gap), np.array(moved))
+    choices = [Choice(rung=rung, rate=float(gain) / rung.gpu_seconds, goes_on=None) for rung, gain in zip(rungs, gains, strict=True)]
+    return max(choices, key=lambda choice: (choice.rate, -choice.rung.gpu_seconds))
 
 
 def direct(belief: Belief, full: Rung) -> Choice:
@@ -114,6 +132,11 @@ class MicroProbe:
     looks: tuple[Look, ...]
     gpu_seconds: float
     kernels: tuple[Shape, ...] = ()
+
+    @property
+    def num_gpus(self) -> int:
+        """Held at once."""
+        return max((shape.num_gpus for shape in self.kernels), default=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

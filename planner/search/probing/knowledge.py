@@ -3,14 +3,14 @@
 Letters: N candidates, M rows.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.search.probing import normal, pruning
-from planner.search.probing.candidates import Candidates
+from planner.search.probing.candidates import MEMORY_KINDS, Candidates
 from planner.search.probing.stopping import Regret, expected_regret
 from planner.search.probing.surrogate import MEMORY, TIME, Field, Posterior, Seen, condition
 from planner.search.screen import OOM_LIMIT
@@ -18,6 +18,8 @@ from planner.specs.measurement import Measured
 
 # Judgement: one run against the next of the same layout on the same machines (clocks, placement); the spread of its steps comes on top.
 RUN_SD = 0.01
+REALLY = ("probed", "published")  # rungs on which the layout itself ran, all of it
+IMITATED = "imitated"  # by a smaller layout; its failures and its memory running out say nothing of this one
 MEMORY_RUN_SD = 0.002
 MEDIAN_VARIANCE = np.pi / 2.0  # of the median of n normal values, over sd^2 / n
 RIVALS = 128  # candidates looked at for the regret: those with the largest expected improvement
@@ -28,7 +30,8 @@ CHUNK = 8192
 class Record:
     """What is known of one measured candidate. log_seconds: mean over its probes, weighted by their precision; variance: of that mean.
 
-    runs: how many probes gave a time.  margin: measured (or attempted) memory over usable, less 1; None when unknown.
+    runs: how many probes gave a time.  margin: measured (or attempted) memory over usable, less 1; None when unknown.  rung: `probed` where
+    the layout itself ran, else how it was looked at.
     """
 
     row: int
@@ -38,6 +41,7 @@ class Record:
     runs: int
     margin: float | None
     message: str
+    rung: str = REALLY[0]
 
     @property
     def step_seconds(self) -> float | None:
@@ -46,12 +50,25 @@ class Record:
 
 
 def noise_variance(measured: Measured, rung_sd: float = 0.0) -> float:
-    """Variance of a measured log step time around the layout's own: from run to run, of the median of its steps, and of the rung."""
+    """Variance of a measured log step time around the layout's own: from run to run, of the median of its steps, and of the rung.
+
+    What was extrapolated says its error itself, noise included.
+    """
+    own = claimed_error(measured, "step_seconds")
+    if own is not None:
+        return max(own, RUN_SD) ** 2
     variance = RUN_SD**2 + rung_sd**2
     if measured.step_seconds and measured.step_seconds_sd is not None:
         steps = max(measured.steps or 1, 1)
         variance += MEDIAN_VARIANCE * (measured.step_seconds_sd / measured.step_seconds) ** 2 / steps
     return float(variance)
+
+
+def claimed_error(measured: Measured, quantity: str) -> float | None:
+    """The relative standard error that a measurement claims of a quantity; None where it was read and not extrapolated."""
+    errors = (measured.model_extra or {}).get("relative_error")
+    error = errors.get(quantity) if isinstance(errors, Mapping) else None
+    return float(error) if isinstance(error, int | float) else None
 
 
 class Knowledge:
@@ -71,6 +88,7 @@ class Knowledge:
         self.fits: BoolColumn = np.zeros(count, dtype=np.bool_)
         self.barred: BoolColumn = np.zeros(count, dtype=np.bool_)
         self.affordable: BoolColumn = np.ones(count, dtype=np.bool_)
+        self.whole_affordable: BoolColumn = self.affordable
         self.closed: set[int] = set()
         self.pending: list[int] = []
         self._beliefs: Beliefs | None = None
@@ -94,24 +112,25 @@ class Knowledge:
         self.closed.add(row)
         self._touch()
 
-    def learn(self, row: int, measured: Measured, *, rung_sd: float = 0.0, log_offset: float = 0.0, whole: bool = True) -> list[int]:
+    def learn(self, row: int, measured: Measured, *, rung_sd: float = 0.0, counts: bool = True) -> list[int]:
         """One probe's result; returns the rows that it rules out.
 
-        rung_sd, log_offset: of a cheaper rung: how far its time may be from the layout's own beyond noise, and the predicted log ratio
-        of what it measures to the layout's step.  whole: the layout itself ran, all of it.
+        rung_sd: how far the time of a cheaper rung may be from the layout's own beyond noise, where it does not say that itself.
+        counts: it is what will be known of this layout, and not a look before the layout itself.
         """
         self.forget(row)
-        if measured.status == "oom":
+        really = measured.rung in REALLY
+        if measured.status == "oom" and measured.rung != IMITATED:
             return self._ran_out(row, measured)
-        if measured.status == "failed":
-            return self._failed(row, measured)
+        if measured.status != "ok":
+            return self._failed(row, measured, excludes=really) if counts else []
         residual = self.candidates.memory_residual(row, measured)
         if residual is not None:
-            self.memories.append(Seen(row=row, value=residual, variance=MEMORY_RUN_SD**2))
+            error = max((claimed_error(measured, kind) or 0.0 for kind in MEMORY_KINDS), default=0.0)
+            self.memories.append(Seen(row=row, value=residual, variance=MEMORY_RUN_SD**2 + error**2))
         if measured.step_seconds:
-            value = float(np.log(measured.step_seconds)) - log_offset
-            self._timed(row, value, noise_variance(measured, rung_sd), residual, whole)
-        if whole:
+            self._timed(row, measured, noise_variance(measured, rung_sd), residual, counts)
+        if really:
             self.fits |= pruning.at_most(self.candidates.batch, row, self.candidates.setting.global_batch_size).mask
         return []
 
@@ -120,19 +139,24 @@ class Knowledge:
         self.times.append(Seen(row=None, value=value, variance=variance, loading=tuple(loading)))
         self._touch()
 
-    def _timed(self, row: int, value: float, variance: float, residual: float | None, whole: bool) -> None:
+    def _timed(self, row: int, measured: Measured, variance: float, residual: float | None, counts: bool) -> None:
+        value = float(np.log(measured.step_seconds or 1.0))
         self.times.append(Seen(row=row, value=value - float(self.candidates.prior.log_seconds[row]), variance=variance))
-        if not whole:
-            return
         before = self.records.get(row)
+        if before is not None and (before.rung in REALLY) != (measured.rung in REALLY):
+            counts = counts and measured.rung in REALLY  # the layout itself stands for itself
+            before = None
+        if not counts:
+            return
         if before is not None and before.log_seconds is not None and before.variance is not None:
             precision = 1.0 / before.variance + 1.0 / variance
             value = (before.log_seconds / before.variance + value / variance) / precision
             variance = 1.0 / precision
         margin = None if residual is None else float(np.expm1(self.log_share[row] + residual))
         self.records[row] = Record(
-            row=row, status="ok", log_seconds=value, variance=variance, runs=1 + (before.runs if before else 0), margin=margin, message=""
-        )
+            row=row, status="ok", log_seconds=value, variance=variance, runs=1 + (before.runs if before else 0), margin=margin, message="",
+            rung=measured.rung,
+        )  # fmt: skip
 
     def _ran_out(self, row: int, measured: Measured) -> list[int]:
         margin = self.margin(row, measured)
@@ -147,12 +171,16 @@ class Knowledge:
         self._exclude(row, "ran out of memory")
         return ruled_out
 
-    def _failed(self, row: int, measured: Measured) -> list[int]:
+    def _failed(self, row: int, measured: Measured, *, excludes: bool) -> list[int]:
+        """Not asked again; excluded where it was the layout itself that failed, not a look at it."""
         kind = measured.failure or "crash"
         self.records[row] = Record(
-            row=row, status="failed", log_seconds=None, variance=None, runs=0, margin=None, message=f"{kind}: {measured.message or ''}"
-        )
-        self._exclude(row, f"failed: {kind}")
+            row=row, status="failed", log_seconds=None, variance=None, runs=0, margin=None, message=f"{kind}: {measured.message or ''}",
+            rung=measured.rung,
+        )  # fmt: skip
+        if excludes:
+            self._exclude(row, f"failed: {kind}")
+        self._touch()
         return []
 
     def _exclude(self, row: int, reason: str) -> None:
@@ -199,14 +227,14 @@ class Knowledge:
         return sorted(found, key=lambda record: record.log_seconds or 0.0)
 
     def untried(self) -> BoolColumn:
-        """Candidates that may still be asked for the first time and can be paid for, (N,)."""
+        """Candidates that may still be asked for the first time and can be paid for, by whatever rung, (N,)."""
         free = self.affordable & ~self.barred
         free[[*self.records, *self.pending, *self.closed]] = False
         return free
 
     def repeatable(self) -> list[Record]:
-        """Measured candidates of which another look could be asked and paid for, fastest first."""
-        return [record for record in self.timed() if self.affordable[record.row] and record.row not in self.pending]
+        """Candidates that ran themselves and could be run and paid for once more, fastest first."""
+        return [one for one in self.timed() if one.rung in REALLY and self.whole_affordable[one.row] and one.row not in self.pending]
 
     def regret(self, *, seed: int = 0) -> Regret:
         """Of the winner against all candidates that are not ruled out."""
@@ -233,6 +261,7 @@ class Beliefs:
     winner: int
     best: float
     measured: bool
+    known_promising: dict[tuple[bytes, int, float], list[int]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, knowledge: Knowledge) -> "Beliefs":
@@ -248,9 +277,7 @@ class Beliefs:
         rows = [record.row for record in timed if not knowledge.barred[record.row]]
         winner = min(rows, key=lambda row: float(log_seconds[row])) if rows else _first_that_fits(knowledge, memory, log_seconds)
         best = min(float(log_seconds[row]) for row in (winner, *knowledge.pending))
-        return cls(
-            knowledge=knowledge, time=time, memory=memory, log_seconds=log_seconds, winner=winner, best=best, measured=bool(rows)
-        )
+        return cls(knowledge=knowledge, time=time, memory=memory, log_seconds=log_seconds, winner=winner, best=best, measured=bool(rows))
 
     def risk(self, rows: IntColumn) -> FloatColumn:
         """P(device memory > usable) of these rows; 0 for what ran and what needs no more than it."""
@@ -261,10 +288,14 @@ class Beliefs:
         return normal.expected_excess(self.log_seconds[rows] - self.best, np.sqrt(self.time.variance(rows)))
 
     def promising(self, allowed: BoolColumn, count: int, *, risk_limit: float = 1.0) -> list[int]:
-        """The `count` allowed rows with the largest expected improvement times probability of fitting, best first, risk at most risk_limit.
+        """The `count` allowed rows with the largest expected improvement times probability of fitting, best first, within the risk."""
+        key = (allowed.tobytes(), count, risk_limit)
+        if key not in self.known_promising:
+            self.known_promising[key] = self._promising(allowed, count, risk_limit)
+        return self.known_promising[key]
 
-        Exact: rows are looked at in the order of an upper bound (their variance before any observation, certain to fit) until it decides.
-        """
+    def _promising(self, allowed: BoolColumn, count: int, risk_limit: float) -> list[int]:
+        """Exact: rows are looked at in the order of an upper bound (variance before any observation, certain to fit) until it decides."""
         rows = np.flatnonzero(allowed)
         if not len(rows):
             return []

@@ -3,7 +3,8 @@
 Knows nothing of how probes are run or stored; the same candidates, settings and results give the same questions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -15,7 +16,7 @@ from planner.columns import BoolColumn, FloatColumn
 from planner.search.probing import fidelity
 from planner.search.probing.candidates import Candidates
 from planner.search.probing.fidelity import Belief, MicroProbe, Observed, Rung
-from planner.search.probing.knowledge import RUN_SD, Knowledge
+from planner.search.probing.knowledge import REALLY, RUN_SD, Knowledge
 from planner.search.probing.sampler import sampler_for
 from planner.search.probing.stopping import TOLERANCE, Regret
 from planner.search.probing.trials import Trials
@@ -25,8 +26,10 @@ from planner.specs.measurement import Measured, Measurement
 from planner.units import counted
 
 FULL, MICRO = "probed", "micro"
-WHOLE = ("probed", "published")
-MOST_FAILURES = 3  # in a row; then it is the machine and not the layout
+MOST_FAILURES = 3  # in a row; then it is the machine and not the layout, or the rung and not what it looked at
+TINY = 1e-6  # seconds that a launch takes at least, so that nothing is free
+LOOKS_A_PROBE = 4  # judgement: a look may cost hardly any GPU-seconds, but each is a launch that somebody waits for
+MOST_PASSED_OVER = 20  # candidates that no rung can look at within the budget, before a question is given up
 INTERRUPTED = "interrupted"
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
 LEAST_MICRO_GAIN = 1e-3  # of a step; below it timing kernels is not worth a launch, however cheap; judgement
@@ -42,7 +45,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeCost:
-    """Seconds that all GPUs of a probe are held: start_seconds (launch, compile, first step) + steps x step seconds.
+    """Seconds that all GPUs of a run are held: start_seconds (launch, compile, first step) + steps x step seconds.
 
     start_seconds is a judgement until the first results replace it by their mean.
     """
@@ -52,16 +55,28 @@ class ProbeCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheaperRung:
-    """A rung below the whole layout. gpu_seconds (N,): of one look.  sd: error of its log time as the layout's, beyond run-to-run noise.
+class Way:
+    """How a cheaper rung looks at one candidate. num_gpus: held at once.  runs: one after the other.  step_seconds: of a step there.
 
-    log_offset (N,): predicted log ratio of the time it measures to the layout's step.  shows_memory: tells whether the layout fits.
+    sd: error of what its log time says of the layout's, beyond run-to-run noise.
+    """
+
+    num_gpus: int
+    runs: int
+    step_seconds: float
+    sd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheaperRung:
+    """A rung below the whole layout. ways: in which it can look at the candidate of a row; none where it cannot.
+
+    least_gpus (N,): no look at a candidate holds fewer; infinite where there is none.  shows_memory: tells whether the layout fits.
     """
 
     name: str
-    gpu_seconds: FloatColumn
-    sd: float
-    log_offset: FloatColumn
+    ways: Callable[[int], Sequence[Way]]
+    least_gpus: FloatColumn
     shows_memory: bool
 
 
@@ -69,7 +84,8 @@ class CheaperRung:
 class Settings:
     """How a study goes about it. parallel: probes asked at once.  tolerance: of the expected regret at which it stops.
 
-    risk_limit: largest probability of running out of memory that a probe may have, while there is anything safer.
+    risk_limit: largest probability of running out of memory that a probe may have, while there is anything safer.  whole: the layouts
+    themselves can be run; else looks at them are all there is, and count as probes.
     observed: what kernels timed before say.  gpu_seconds_before: spent by this study on timing kernels, before it was resumed.
     """
 
@@ -80,6 +96,7 @@ class Settings:
     parallel: int = 1
     risk_limit: float = OOM_LIMIT
     cost: ProbeCost = field(default_factory=ProbeCost)
+    whole: bool = True
     rungs: tuple[CheaperRung, ...] = ()
     micro_probes: tuple[MicroProbe, ...] = ()
     observed: tuple[Observed, ...] = ()
@@ -90,6 +107,7 @@ class Settings:
 class Asked:
     """A probe to run. rung: `probed`, a cheaper one, or `micro` (then `micro` says which and there is no layout).
 
+    num_gpus: held at once.  counts: against the budget of probes, as a run of the layout or because nothing more can be known of it.
     expected_seconds: of a step.  gpu_seconds: expected cost.  gpu_seconds_limit: what it may use at most; the runner's time limit follows.
     """
 
@@ -97,6 +115,8 @@ class Asked:
     row: int | None
     layout: Layout | None
     rung: str
+    num_gpus: int
+    counts: bool
     reason: str
     expected_seconds: float | None
     gpu_seconds: float
@@ -116,9 +136,10 @@ class MicroResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """So far. failures_in_a_row: probes that gave no numbers since the last that did."""
+    """So far. looks: runs of cheaper rungs that do not count as probes.  failures_in_a_row: probes without numbers since the last with."""
 
     probes: int = 0
+    looks: int = 0
     gpu_seconds: float = 0.0
     failures_in_a_row: int = 0
 
@@ -137,6 +158,8 @@ class ProbeStudy:
         self._open: dict[int, optuna.Trial] = {}
         self._going_on: list[Asked] = []
         self._starts: list[float] = []
+        self._looked: set[tuple[int, str]] = set()
+        self._failed_looks: Counter[str] = Counter()
         self._micro_done: set[str] = set()
         self._next = 0
         self._stale = False
@@ -153,15 +176,16 @@ class ProbeStudy:
             measured, layout = measurement.measured, measurement.job.layout
             row = None if layout is None else self.candidates.find(layout)
             rung = self._rung(measured.rung)
-            if row is None or (rung is None and measured.rung not in WHOLE):
+            if row is None or (rung is None and measured.rung not in REALLY):
                 self.ignored.append(measurement.id)
                 continue
+            counts = rung is None or not self._payable(row)
             if measured.failure != INTERRUPTED:
-                self._learn(row, measured, rung)
+                self._learn(row, measured, rung, counts=counts)
                 reason = reasons.get(measurement.id, "measured before")
                 self.trials.said[row] = {"measurement": measurement.id, "rung": measured.rung, "reason": reason}
             if spent:
-                self._pay(measured, row, whole=rung is None and measured.failure != INTERRUPTED)
+                self._pay(measured, row, rung, counts=counts and measured.failure != INTERRUPTED)
         self.trials.rebuild(self.knowledge.records.values())
 
     # ---- asking ----
@@ -177,30 +201,39 @@ class ProbeStudy:
             return f"the budget of {counted(budget.probes, 'probe')} is spent"
         if spent.failures_in_a_row >= MOST_FAILURES:
             return f"{spent.failures_in_a_row} probes in a row failed, the last with: {self._last_failure()}"
-        if not self._affordable().any():
-            return f"the {self.gpu_seconds_left():.3g} GPU-seconds left do not pay for another probe"
-        return None
+        if self._affordable()[1].any():
+            return None
+        if not self.settings.whole and not any(np.isfinite(rung.least_gpus).any() for rung in self.settings.rungs):
+            return f"the pool is smaller than {self.candidates.setting.num_gpus} GPUs, and nothing on it could stand for a layout"
+        return f"the {self.gpu_seconds_left():.3g} GPU-seconds left do not pay for another probe"
 
     def ask(self) -> Asked | None:
         """The next probe; None when the budget has no room beside what is under way, or nothing is left to try."""
         if self._going_on:
             return self._start(self._going_on.pop(0))
         self._settle()
-        whole_runs = sum(asked.rung == FULL for asked in self._running.values())
-        self.knowledge.affordable = self._affordable()
-        if self.spent.probes + whole_runs >= self.settings.budget.probes or not self.trials.sampler.has_more():
+        under_way = sum(asked.row is not None for asked in self._running.values())  # a look may be followed by the layout itself
+        self.knowledge.whole_affordable, self.knowledge.affordable = self._affordable()
+        if self.spent.probes + under_way >= self.settings.budget.probes or not self.trials.sampler.has_more():
             return None
         micro = self._worthwhile_micro()
         if micro is not None:
             return self._start(micro)
-        trial = self.trials.ask()
-        pick = self.trials.sampler.picks[trial.number]
-        choice = self._choice(pick.row, repeat=pick.repeat)
-        asked = self._asked(pick.row, choice.rung, f"{pick.reason}; {choice.reason(self._full(pick.row))}", repeat=pick.repeat)
-        trial.set_user_attr("reason", asked.reason)
-        self.trials.said[pick.row] = {"reason": asked.reason}
-        self._open[asked.number] = trial
-        return self._start(asked)
+        for _ in range(MOST_PASSED_OVER):
+            if not self.trials.sampler.has_more():
+                return None
+            trial = self.trials.ask()
+            pick = self.trials.sampler.picks[trial.number]
+            choice = self._choice(pick.row, repeat=pick.repeat)
+            if choice is not None:
+                asked = self._asked(pick.row, choice, f"{pick.reason}; {choice.reason(self._full(pick.row))}", repeat=pick.repeat)
+                trial.set_user_attr("reason", asked.reason)
+                self.trials.said[pick.row] = {"reason": asked.reason}
+                self._open[asked.number] = trial
+                return self._start(asked)
+            self.knowledge.close(pick.row)
+            self.trials.close(trial, TrialState.PRUNED, {"reason": "no way of looking at it fits the pool and the budget"})
+        return None
 
     def ask_many(self) -> list[Asked]:
         """As many probes as may run side by side now."""
@@ -218,18 +251,22 @@ class ProbeStudy:
         assert asked.row is not None, "only a micro-probe has no candidate"
         measured, rung = result.measured, self._rung(asked.rung)
         if measured.failure == INTERRUPTED:
-            self._pay(measured, asked.row, whole=False)
+            self._pay(measured, asked.row, rung, counts=False)
             self.give_up(asked)
             return []
         del self._running[asked.number]
-        self._pay(measured, asked.row, whole=rung is None)
+        self._pay(measured, asked.row, rung, counts=asked.counts)
         trial = self._open.pop(asked.number)
-        ruled_out = self._learn(asked.row, measured, rung)
-        if rung is not None and measured.status == "ok":
-            self._after_rung(asked, trial, measured)
-        else:
-            self.trials.finish(trial, self.knowledge.records[asked.row], {"measurement": result.id, "rung": asked.rung})
+        ruled_out = self._learn(asked.row, measured, rung, counts=asked.counts)
+        record = self.knowledge.records.get(asked.row)
+        if record is not None:
+            self.trials.finish(trial, record, {"measurement": result.id, "rung": asked.rung})
             self._stale |= asked.repeat
+        elif asked.counts:
+            self.knowledge.close(asked.row)
+            self.trials.close(trial, TrialState.FAIL, {"measurement": result.id, "rung": asked.rung, "message": "it gave no step time"})
+        else:
+            self._after_rung(asked, trial, measured)
         return ruled_out
 
     def give_up(self, asked: Asked) -> None:
@@ -251,6 +288,9 @@ class ProbeStudy:
 
     def optuna_study(self) -> optuna.Study:
         """The study with one trial a candidate, once nothing is under way."""
+        for asked in self._going_on:
+            self.trials.close(self._open.pop(asked.number), TrialState.PRUNED, {"reason": f"not followed: {asked.reason}"})
+        self._going_on = []
         self._settle()
         return self.trials.study
 
@@ -285,24 +325,66 @@ class ProbeStudy:
         for one in found:
             self.knowledge.learn_direction(one.look.loading, *one.seen)
 
-    def _asked(self, row: int, rung: Rung, reason: str, *, repeat: bool = False) -> Asked:
+    def _asked(self, row: int, choice: fidelity.Choice, reason: str, *, repeat: bool = False) -> Asked:
         self._next += 1
+        rung = choice.rung
         return Asked(
-            number=self._next, row=row, layout=self.candidates.batch.row(row), rung=rung.name, reason=reason,
+            number=self._next, row=row, layout=self.candidates.batch.row(row), rung=rung.name, num_gpus=rung.num_gpus, reason=reason,
+            counts=rung.name == FULL or choice.goes_on is None,
             expected_seconds=float(np.exp(self.knowledge.beliefs().log_seconds[row])), gpu_seconds=rung.gpu_seconds, gpu_seconds_limit=0.0,
             repeat=repeat,
         )  # fmt: skip
 
-    def _choice(self, row: int, *, repeat: bool) -> fidelity.Choice:
-        full = self._full(row)
-        belief = self._belief(row)
-        if repeat or not self.knowledge.beliefs().measured:
+    def _choice(self, row: int, *, repeat: bool) -> fidelity.Choice | None:
+        """The rung that pays best; None where no way of looking at the candidate can be paid for."""
+        full, belief, payable = self._full(row), self._belief(row), self._payable(row)
+        if payable and (repeat or not self.knowledge.beliefs().measured):
             return fidelity.direct(belief, full)
-        rungs = [
-            Rung(name=rung.name, gpu_seconds=float(rung.gpu_seconds[row]), sd=rung.sd, shows_memory=rung.shows_memory)
-            for rung in self.settings.rungs
-        ]
-        return fidelity.choose_rung(belief, rungs, full)
+        if repeat:
+            return None
+
+        def judged(rungs: Sequence[Rung]) -> fidelity.Choice:
+            return fidelity.choose_rung(belief, rungs, full) if payable else fidelity.look_alone(belief, rungs)
+
+        best = fidelity.direct(belief, full) if payable else None
+        for rung in self._rungs_left(row):
+            if best is not None and judged([self._ideal(rung, row)]).rate <= best.rate:
+                continue
+            looks = [look for look in self._looks(rung, row) if look.gpu_seconds <= self._share_left()]
+            found = judged(looks) if looks else None
+            if found is not None and (best is None or found.rate > best.rate):
+                best = found
+        return best
+
+    def _rungs_left(self, row: int) -> list[CheaperRung]:
+        """The cheaper rungs that have not looked at this candidate yet and have not failed too often, cheapest first."""
+        if self.spent.looks + self._looks_under_way() >= LOOKS_A_PROBE * self.settings.budget.probes:
+            return []
+        working = [rung for rung in self.settings.rungs if self._failed_looks[rung.name] < MOST_FAILURES]
+        left = [rung for rung in working if (row, rung.name) not in self._looked and np.isfinite(rung.least_gpus[row])]
+        return sorted(left, key=lambda rung: float(rung.least_gpus[row]))
+
+    def _ideal(self, rung: CheaperRung, row: int) -> Rung:
+        """A look that no way of this rung beats: without error, on the fewest GPUs, its steps for nothing. Known without pricing any."""
+        least = float(rung.least_gpus[row])
+        cost = least * self._start_seconds()
+        return Rung(name=rung.name, num_gpus=int(least), gpu_seconds=cost, sd=0.0, shows_memory=rung.shows_memory)
+
+    def _looks(self, rung: CheaperRung, row: int) -> list[Rung]:
+        """The ways of this rung, with what they cost."""
+        looks = []
+        for way in rung.ways(row):
+            cost = way.num_gpus * way.runs * (self._start_seconds() + self.settings.cost.steps * way.step_seconds)
+            looks.append(
+                Rung(name=rung.name, num_gpus=way.num_gpus, gpu_seconds=cost, sd=way.sd, shows_memory=rung.shows_memory)
+            )  # fmt: skip
+        return looks
+
+    def _open_looks(self, row: int) -> list[Rung]:
+        return [look for rung in self._rungs_left(row) for look in self._looks(rung, row)]
+
+    def _looks_under_way(self) -> int:
+        return sum(asked.row is not None and not asked.counts for asked in self._running.values())
 
     def _belief(self, row: int) -> Belief:
         beliefs = self.knowledge.beliefs()
@@ -313,16 +395,33 @@ class ProbeStudy:
         )  # fmt: skip
 
     def _full(self, row: int) -> Rung:
-        return Rung(name=FULL, gpu_seconds=float(self._costs()[row]), sd=0.0, shows_memory=True)
+        num_gpus = self.candidates.setting.num_gpus
+        return Rung(name=FULL, num_gpus=num_gpus, gpu_seconds=float(self._costs()[row]), sd=0.0, shows_memory=True)
+
+    def _payable(self, row: int) -> bool:
+        """Whether the layout itself can be run within what is left."""
+        return self.settings.whole and bool(self._costs()[row] <= self._share_left())
+
+    def _start_seconds(self) -> float:
+        return max(float(np.mean(self._starts)), TINY) if self._starts else self.settings.cost.start_seconds
+
+    def _seconds(self) -> FloatColumn:
+        """Expected seconds of a run of every candidate, (N,)."""
+        return np.asarray(self._start_seconds() + self.settings.cost.steps * np.exp(self.knowledge.beliefs().log_seconds))
 
     def _costs(self) -> FloatColumn:
         """Expected GPU-seconds of a probe of every candidate, (N,)."""
-        cost = self.settings.cost
-        start = float(np.mean(self._starts)) if self._starts else cost.start_seconds
-        return np.asarray(self.candidates.setting.num_gpus * (start + cost.steps * np.exp(self.knowledge.beliefs().log_seconds)))
+        return self.candidates.setting.num_gpus * self._seconds()
 
-    def _affordable(self) -> BoolColumn:
-        return np.asarray(self._costs() <= self._share_left())
+    def _affordable(self) -> tuple[BoolColumn, BoolColumn]:
+        """What can be paid for, (N,) each: a run of the layout itself; that or, as far as can be told in advance, a look at it."""
+        share = self._share_left()
+        whole = np.asarray(self._costs() <= share) & self.settings.whole
+        any_way = whole.copy()
+        for rung in self.settings.rungs:
+            if self._failed_looks[rung.name] < MOST_FAILURES:
+                any_way |= rung.least_gpus * self._start_seconds() <= share
+        return whole, any_way
 
     def _worthwhile_micro(self) -> Asked | None:
         """The micro-probe that tells most a GPU-second, if that is more than a probe of the most promising candidate would.
@@ -341,8 +440,8 @@ class ProbeStudy:
             return None
         self._next += 1
         return Asked(
-            number=self._next, row=None, layout=None, rung=MICRO, expected_seconds=None, gpu_seconds=affordable[best].gpu_seconds,
-            gpu_seconds_limit=0.0, micro=affordable[best],
+            number=self._next, row=None, layout=None, rung=MICRO, num_gpus=affordable[best].num_gpus, counts=False, expected_seconds=None,
+            gpu_seconds=affordable[best].gpu_seconds, gpu_seconds_limit=0.0, micro=affordable[best],
             reason=f"{affordable[best].name}: could change the winner, worth {gain:.2%} of a step or more, {rates[best]:.2e} a GPU-second",
         )  # fmt: skip
 
@@ -356,33 +455,59 @@ class ProbeStudy:
         return max(values) / probe.gpu_seconds
 
     def _whole_rate(self, row: int) -> float:
-        """Of a probe of this candidate, by what it tells about all."""
+        """Of a probe of this candidate, by what it tells about all; of the cheapest look at it where it cannot be run."""
         beliefs = self.knowledge.beliefs()
         effect = beliefs.time.with_row(row)
-        return fidelity.value_of_look(beliefs.log_seconds, effect, float(effect[row]), RUN_SD) / self._full(row).gpu_seconds
+        rungs = [self._full(row)] if self._payable(row) else self._open_looks(row)
+        rates = [
+            fidelity.value_of_look(beliefs.log_seconds, effect, float(effect[row]), RUN_SD + rung.sd) / rung.gpu_seconds for rung in rungs
+        ]
+        return max(rates, default=0.0)
 
     def _rung(self, name: str) -> CheaperRung | None:
         return next((rung for rung in self.settings.rungs if rung.name == name), None)
 
-    def _learn(self, row: int, measured: Measured, rung: CheaperRung | None) -> list[int]:
+    def _learn(self, row: int, measured: Measured, rung: CheaperRung | None, *, counts: bool) -> list[int]:
         if rung is None:
             return self.knowledge.learn(row, measured)
-        return self.knowledge.learn(row, measured, rung_sd=rung.sd, log_offset=float(rung.log_offset[row]), whole=False)
+        self._looked.add((row, rung.name))
+        failed = measured.status == "failed"
+        self._failed_looks[rung.name] = self._failed_looks[rung.name] + 1 if failed else 0
+        rung_sd = max((way.sd for way in rung.ways(row)), default=0.0)
+        return self.knowledge.learn(row, measured, rung_sd=rung_sd, counts=counts)
 
-    def _pay(self, measured: Measured, row: int, *, whole: bool) -> None:
+    def _pay(self, measured: Measured, row: int, rung: CheaperRung | None, *, counts: bool) -> None:
+        """counts: against the budget of probes."""
         cost = measured.gpu_seconds if measured.gpu_seconds is not None else float(self._costs()[row])
-        if whole and measured.step_seconds and measured.gpu_seconds is not None:
-            start = measured.gpu_seconds / self.candidates.setting.num_gpus - self.settings.cost.steps * measured.step_seconds
-            self._starts.append(max(start, 0.0))
-        failures = self.spent.failures_in_a_row + 1 if measured.status == "failed" and measured.failure != INTERRUPTED else 0
-        self.spent = Spent(probes=self.spent.probes + whole, gpu_seconds=self.spent.gpu_seconds + cost, failures_in_a_row=failures)
+        interrupted = measured.failure == INTERRUPTED
+        if measured.gpu_seconds is not None and not interrupted and measured.step_seconds:
+            self._starts.append(self._start_of(measured, measured.gpu_seconds))
+        failures = self.spent.failures_in_a_row
+        if counts:
+            failures = failures + 1 if measured.status == "failed" else 0
+        looks = self.spent.looks + (rung is not None and not counts and not interrupted)
+        self.spent = Spent(
+            probes=self.spent.probes + counts, looks=looks, gpu_seconds=self.spent.gpu_seconds + cost, failures_in_a_row=failures
+        )  # fmt: skip
+
+    def _start_of(self, measured: Measured, gpu_seconds: float) -> float:
+        """Seconds that its runs took beside their steps, the same for each of them."""
+        extra, steps = measured.model_extra or {}, self.settings.cost.steps
+        runs = [(one["num_gpus"], one["step_seconds"] or 0.0) for one in extra.get("imitated_by") or ()]
+        runs = runs or [(1, one["step_seconds"] or 0.0) for one in extra.get("ranks") or ()]
+        runs = runs or [(self.candidates.setting.num_gpus, measured.step_seconds or 0.0)]
+        rest = gpu_seconds - sum(num_gpus * steps * seconds for num_gpus, seconds in runs)
+        return float(max(rest / sum(num_gpus for num_gpus, _ in runs), 0.0))
 
     def _last_failure(self) -> str:
         failed = [record for record in self.knowledge.records.values() if record.status == "failed"]
         return failed[-1].message if failed else "no message"
 
     def _after_rung(self, asked: Asked, trial: optuna.Trial, measured: Measured) -> None:
-        """Goes on to the layout itself where that still gains more a GPU-second than the best other candidate; else gives it up."""
+        """Goes on to the layout itself where that still gains more a GPU-second than the best other candidate; else gives it up.
+
+        A look that failed says nothing of the layout.
+        """
         assert asked.row is not None, "a rung is a look at a candidate"
         if measured.step_seconds:
             trial.report(measured.step_seconds, [rung.name for rung in self.settings.rungs].index(asked.rung))
@@ -390,11 +515,13 @@ class ProbeStudy:
         beliefs = self.knowledge.beliefs()
         promising = beliefs.promising(self.knowledge.untried(), 2, risk_limit=self.settings.risk_limit)
         others = [fidelity.direct(self._belief(row), self._full(row)).rate for row in promising if row != asked.row]
-        if choice.rate >= max(others, default=0.0):
-            following = self._asked(asked.row, choice.rung, f"after {asked.rung} it still leads: {choice.reason(choice.rung)}")
+        if self._payable(asked.row) and choice.rate >= max(others, default=0.0):
+            said = f"{asked.rung} failed" if measured.status == "failed" else f"after {asked.rung} it still leads"
+            following = self._asked(asked.row, choice, f"{said}: {choice.reason(choice.rung)}")
             self._open[following.number] = trial
             self._going_on.append(following)
             return
-        reason = f"given up after {asked.rung}: gains {choice.rate:.2e} a GPU-second, another layout {max(others):.2e}"
+        better = f"another layout {max(others):.2e}" if others else "and there is not enough left to run it"
         self.knowledge.close(asked.row)
+        reason = f"given up after {asked.rung}: gains {choice.rate:.2e} a GPU-second, {better}"
         self.trials.close(trial, TrialState.PRUNED, {"reason": reason, "rung": asked.rung})

@@ -1,0 +1,89 @@
+"""A layout on fewer data-parallel ranks, as a cheaper look at it: which sizes there are, what a look costs and how much it tells.
+
+The model-parallel layout stays, and every replica keeps its share of the batch. What the small run cannot show, communication over more
+ranks and smaller shards, is added by the cost model; that part is what such a look can be wrong about.
+"""
+
+import math
+
+import numpy as np
+
+from planner.calibration.intervals import ADDED_SD, oom_probability
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
+from planner.errors import SpecError
+from planner.rules import violations
+from planner.search.probing.candidates import Candidates
+from planner.search.probing.knowledge import IMITATED, RUN_SD
+from planner.search.probing.study import CheaperRung, Way
+from planner.search.screen import OOM_LIMIT
+
+# Judgement: two depths magnify the noise of a run, and the step is not quite affine in depth (`probes.imitate` knows once they are chosen).
+TWO_DEPTHS_SD = 0.05
+MOST_WAYS = 4  # sizes priced of one candidate, a few milliseconds each
+MEAN_DEPTH = 0.5  # of the whole model, of the two
+
+
+class Imitations:
+    """Imitations of a job's candidates on at most `num_devices` GPUs, priced on paper when a candidate is asked about."""
+
+    def __init__(self, pricer: Pricer, candidates: Candidates, num_devices: int) -> None:
+        self.pricer, self.candidates = pricer, candidates
+        self.num_devices = min(num_devices, pricer.cluster.num_gpus - 1)
+        self._ways: dict[int, tuple[Way, ...]] = {}
+        self._pricers: dict[int, Pricer | None] = {}
+
+    def rung(self) -> CheaperRung:
+        """As a rung of a study."""
+        batch = self.candidates.batch
+        replica = batch.tp * batch.cp * batch.pp  # least GPUs of a look
+        possible = (replica <= self.num_devices) & (batch.dp_replicate * batch.dp_shard > 1)
+        return CheaperRung(name=IMITATED, ways=self.ways, least_gpus=np.where(possible, replica, np.inf), shows_memory=False)
+
+    def ways(self, row: int) -> tuple[Way, ...]:
+        """On the fewest GPUs where the whole depth fits, and on more while the cost model still has much to add.
+
+        Where the pool is too small for that, at two depths on the most; empty where no smaller layout is legal.
+        """
+        if row not in self._ways:
+            self._ways[row] = tuple(self._found(row))
+        return self._ways[row]
+
+    def _found(self, row: int) -> list[Way]:
+        whole = float(np.exp(self.candidates.prior.log_seconds[row]))
+        found: list[Way] = []
+        seen, shallow = 0, None
+        for small in self.candidates.batch.row(row).fewer_replicas():
+            if small.num_gpus == seen:
+                continue  # fewer shards on as many GPUs fit no better
+            pricer = self._on(small.num_gpus)
+            if pricer is None or violations(small, pricer.model, pricer.cluster, pricer.training):
+                continue
+            seen = small.num_gpus
+            prices = pricer.price(LayoutBatch.from_layouts([small]))
+            seconds = float(prices.step_seconds[0])
+            added = ADDED_SD * abs(whole - seconds) / whole
+            if float(oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)[0]) <= OOM_LIMIT:
+                found.append(Way(num_gpus=seen, runs=1, step_seconds=seconds, sd=added))
+            else:
+                shallow = Way(num_gpus=seen, runs=2, step_seconds=MEAN_DEPTH * seconds, sd=math.hypot(added, TWO_DEPTHS_SD))
+            if len(found) == MOST_WAYS or (found and found[-1].sd <= RUN_SD):
+                break
+        return found or ([shallow] if shallow is not None else [])
+
+    def _on(self, num_gpus: int) -> Pricer | None:
+        """What prices layouts of this size with their share of the batch; None where there is no such world."""
+        if num_gpus not in self._pricers:
+            self._pricers[num_gpus] = self._made(num_gpus) if num_gpus <= self.num_devices else None
+        return self._pricers[num_gpus]
+
+    def _made(self, num_gpus: int) -> Pricer | None:
+        whole, training = self.pricer.cluster, self.pricer.training
+        batch, rest = divmod(training.global_batch_size * num_gpus, whole.num_gpus)
+        if rest or not batch:
+            return None
+        try:
+            cluster = whole.with_num_gpus(num_gpus)
+        except SpecError:
+            return None
+        return Pricer.build(self.pricer.model, cluster, training.model_copy(update={"global_batch_size": batch}), self.pricer.calibration)
