@@ -6,7 +6,7 @@ schedule. Its coefficients are drawn at random for every seed; how widely decide
 Letters: N candidates.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -74,13 +74,17 @@ LEAST_TEMPERATURE, MOST_TEMPERATURE = 1.0, 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landscape:
-    """Hidden truth of one job's candidates. log_seconds (N,): of a step.  memory_ratio (N,): true over predicted memory."""
+    """Hidden truth of one job's candidates. log_seconds (N,): of a step.  memory_ratio (N,): true over predicted memory.
+
+    elsewhere: log of true over predicted step seconds of one layout (a batch of it) on another number of GPUs, by the same laws.
+    """
 
     job: str
     error: float
     candidates: Candidates
     log_seconds: np.ndarray
     memory_ratio: np.ndarray
+    elsewhere: Callable[[Pricer, LayoutBatch], float]
 
 
 @cache
@@ -108,16 +112,22 @@ def generate(name: str, error: float, seed: int) -> Landscape:
 
     own = error * np.sqrt(1.0 - COMMON_SHARE)
     low, high = LEAST_TEMPERATURE, MOST_TEMPERATURE
-    difference = apart(low)
+    temperature, difference = low, apart(low)
     if difference.std() < own:
         for _ in range(30):
             middle = 0.5 * (low + high)
             low, high = (middle, high) if apart(middle).std() < own else (low, middle)
-        difference = apart(high)
-    difference = (difference - difference.mean()) * own / difference.std()
+        temperature, difference = high, apart(high)
+    mean, stretch = difference.mean(), own / difference.std()
     common = error * np.sqrt(COMMON_SHARE) * rng.standard_normal()
-    truth = predicted + common + difference + QUIRK_SD * rng.standard_normal(len(candidates))
-    return Landscape(job=name, error=error, candidates=candidates, log_seconds=truth, memory_ratio=_memory_ratio(candidates, rng))
+    truth = predicted + common + (difference - mean) * stretch + QUIRK_SD * rng.standard_normal(len(candidates))
+
+    def elsewhere(other: Pricer, batch: LayoutBatch) -> float:
+        apart_there = log_law(other, batch, normals, temperature) - np.log(other.price(batch).step_seconds)
+        return float(common + (apart_there[0] - mean) * stretch)
+
+    ratio = _memory_ratio(candidates, rng)
+    return Landscape(job=name, error=error, candidates=candidates, log_seconds=truth, memory_ratio=ratio, elsewhere=elsewhere)
 
 
 FAMILY_DRAWS, FAMILY_SEED = 200, 10_000

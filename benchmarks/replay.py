@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 from landscapes import JOBS, NOISE_SD, generate
-from replay_strategies import FAMILY_KNOWN, STRATEGIES, Truth
+from replay_strategies import FAMILY_KNOWN, LOOKING, START_SECONDS, STEPS, STRATEGIES, Look, Truth, looking
 from replay_sweeps import own_sweeps, published_sweeps
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
@@ -29,7 +29,6 @@ WITHOUT_CHANCE = ("cost-model", "best-first", "grid", "history-pruning")
 SLOW = {"tpe-as-shipped": 3, "gp-as-shipped": 2, "tpe": 3, "gp": 2, "nsga2": 3}  # fewer seeds for what asks slowly
 MEASURED, OWN = "measured sweeps", "own GPU grid"
 FIXED = {MEASURED: published_sweeps, OWN: own_sweeps}  # truths that are the same for every seed
-START_SECONDS, STEPS = 60.0, 13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +57,10 @@ class Run:
 def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:
     """Plays one strategy on one truth."""
     candidates = truth.family() if strategy == FAMILY_KNOWN and truth.family else truth.candidates
-    ask = STRATEGIES[strategy](candidates, seed, PROBES)
+    ask = looking(truth, seed, PROBES) if strategy == LOOKING else STRATEGIES[strategy](candidates, seed, PROBES)
     rng = np.random.default_rng([seed, 1])
     best, regret, gpu_seconds, ooms, spent = np.inf, [], [], [], 0.0
-    num_oom = 0
+    num_oom = looks = 0
     goal = truth.best_log_seconds()
     answer = None
     while len(regret) < PROBES:
@@ -69,6 +68,11 @@ def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:
             row = next(ask) if answer is None else ask.send(answer)
         except StopIteration:
             break
+        if isinstance(row, Look):
+            answer = truth.look(row, rng)
+            spent += answer.gpu_seconds or 0.0
+            looks += 1
+            continue
         answer = truth.probe(row, rng)
         num_oom += answer.status == "oom"
         seconds = 0.0 if answer.step_seconds is None else STEPS * answer.step_seconds

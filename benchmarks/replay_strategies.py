@@ -6,23 +6,39 @@ an Optuna sampler as shipped would mostly propose layouts that are not legal, he
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import optuna
-from landscapes import JOBS, Landscape, knowing_the_family
+from landscapes import JOBS, QUIRK_SD, Landscape, knowing_the_family, prepared
 
+from planner.calibration.intervals import imitation_sd
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
 from planner.search.probing.candidates import Candidates
+from planner.search.probing.imitation import Imitations
 from planner.search.probing.knowledge import Knowledge, Record
 from planner.search.probing.sampler import FiniteSampler, SnappedSampler
-from planner.search.probing.study import Budget, ProbeStudy, Settings
+from planner.search.probing.study import Budget, ProbeCost, ProbeStudy, Settings
 from planner.search.probing.trials import Trials
 from planner.search.screen import OOM_LIMIT
 from planner.specs.job import Job
 from planner.specs.layout import AC_KINDS
 from planner.specs.measurement import Measured, Measurement
+from probes.imitate import RUN_NOISE
 
-Ask = Generator[int, Measured, None]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A question to a smaller layout that stands for the candidate of a row."""
+
+    row: int
+    num_gpus: int
+
+
+Ask = Generator[int | Look, Measured, None]
+LOOKING = "cost-model with looks"
+START_SECONDS, STEPS = 60.0, 13
 FAMILY_KNOWN = "cost-model, family known"  # no planner can have this: see landscapes.knowing_the_family
 GRID_ORDER = ("tp", "pp", "cp", "ep", "etp", "dp_replicate", "precision", "compile", "pp_schedule", "virtual_stages", "micro_batch_size",
               "ac_kind", "ac_value", "zero_stage")  # fmt: skip
@@ -42,6 +58,8 @@ class Truth:
     memory_ratio: np.ndarray
     out_of_memory: np.ndarray
     noise_sd: float
+    elsewhere: Callable[[Pricer, LayoutBatch], float] | None = None  # see landscapes.Landscape; None where only the layouts themselves ran
+    imitations: Imitations | None = None
     family: Callable[[], Candidates] | None = None  # the candidates with the truth's own covariance as prior
 
     @classmethod
@@ -50,7 +68,7 @@ class Truth:
         log_share = Knowledge(land.candidates).log_share + np.log(land.memory_ratio)
         return cls(
             name=land.job, candidates=land.candidates, log_seconds=land.log_seconds, memory_ratio=land.memory_ratio,
-            out_of_memory=log_share > 0.0, noise_sd=noise_sd,
+            out_of_memory=log_share > 0.0, noise_sd=noise_sd, elsewhere=land.elsewhere, imitations=imitations(land.job),
             family=partial(knowing_the_family, land.job, land.error),
         )  # fmt: skip
 
@@ -65,6 +83,44 @@ class Truth:
         seconds = float(np.exp(self.log_seconds[row] + self.noise_sd * rng.standard_normal()))
         memory = {kind: float(column[row] * self.memory_ratio[row]) for kind, column in self.candidates.memory.items()}
         return Measured(rung="probed", step_seconds=seconds, **memory)
+
+    def look(self, asked: Look, rng: np.random.Generator) -> Measured:
+        """A run of the smaller layout by the same laws, read as `probes.imitate.extrapolate` reads it.
+
+        What differs from the layout on paper is added, with the error that is claimed for that.
+        """
+        assert self.elsewhere is not None, "only what follows laws can be asked elsewhere"
+        assert self.imitations is not None, "only what follows laws can be asked elsewhere"
+        small, pricer = next(found for found in self.imitations.smaller(asked.row) if found[0].num_gpus == asked.num_gpus)
+        batch = LayoutBatch.from_layouts([small])
+        predicted, whole = float(pricer.price(batch).step_seconds[0]), float(np.exp(self.candidates.prior.log_seconds[asked.row]))
+        quirk, noise = QUIRK_SD * rng.standard_normal(), self.noise_sd * rng.standard_normal()
+        ran = predicted * float(np.exp(self.elsewhere(pricer, batch) + quirk + noise))
+        value = ran + whole - predicted if ran + whole > predicted else ran * whole / predicted
+        off = imitation_sd(self.imitations.pricer.cluster, pricer.cluster, abs(value - ran) / value)
+        seconds = asked.num_gpus * (START_SECONDS + STEPS * ran)
+        error = float(np.hypot(RUN_NOISE * ran / value, off))
+        numbers = {"rung": "imitated", "step_seconds": value, "gpu_seconds": seconds, "relative_error": {"step_seconds": error}}
+        return Measured.model_validate(numbers)
+
+
+@cache
+def imitations(name: str) -> Imitations:
+    """Of a landscape's job, on its own pool."""
+    pricer, candidates = prepared(name)
+    return Imitations(pricer, candidates, pricer.cluster.num_gpus)
+
+
+def looking(truth: Truth, seed: int, probes: int) -> Ask:
+    """Our study as it is, imitations and the usual number of probes included, stopping rule off."""
+    rungs = (truth.imitations.rung(),) if truth.imitations is not None else ()
+    budget = Budget(probes=min(probes, Budget().probes), gpu_seconds=1e15)
+    cost = ProbeCost(start_seconds=START_SECONDS, steps=STEPS)
+    study = ProbeStudy(truth.candidates, Settings(seed=seed, budget=budget, rungs=rungs, cost=cost))
+    while (asked := study.ask()) is not None:
+        row = asked.row or 0
+        measured = yield row if asked.rung == "probed" else Look(row=row, num_gpus=asked.num_gpus)
+        study.tell(asked, Measurement(id="", created_at="", job=JOB, measured=measured))
 
 
 def product(sampler: str) -> "Strategy":
@@ -155,6 +211,7 @@ def _grid(candidates: Candidates, descending: tuple[str, ...] = ()) -> np.ndarra
 Strategy = Callable[[Candidates, int, int], Ask]
 STRATEGIES: Mapping[str, Strategy] = {
     "cost-model": product("cost-model"),
+    LOOKING: product("cost-model"),  # with a truth that can be asked for them: `looking`
     FAMILY_KNOWN: product("cost-model"),
     "tpe": product("tpe"),
     "gp": product("gp"),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.calibration.intervals import ADDED_SD
+from planner.calibration.intervals import imitation_sd
 from planner.catalog.clusters import cluster_document
 from planner.cost.estimate import estimate_job
 from planner.errors import SpecError
@@ -234,8 +234,12 @@ def _guess(imitation: Imitation, runs: Sequence[Measured], key: str) -> _Guess |
         curved = depths.extrapolated(*(_number(estimate_job(job), key) for job in imitation.runs)) / before - 1.0
         variance = depths.spread(*noises) ** 2 + (curved * read) ** 2
     value = read + after - before if read + after - before > 0 else read * after / before
-    counted = 0.0 if key == "step_seconds" else _states(whole) - _states(small)
-    variance += ((value - read - counted) * _uncertainty(whole, key)) ** 2 + (counted * STATE_UNCERTAINTY) ** 2
+    counted = _states(whole) - _states(small)  # bytes; steps have nothing of the kind
+    if key == "step_seconds":
+        off = imitation_sd(imitation.job.cluster, imitation.small.cluster, abs(value - read) / value)
+        variance += (off * value) ** 2
+    else:
+        variance += ((value - read - counted) * _uncertainty(whole, key)) ** 2 + (counted * STATE_UNCERTAINTY) ** 2
     return _Guess(value=value, error=math.sqrt(variance), from_model=value - read)
 
 
@@ -253,11 +257,7 @@ def _noise(run: Measured) -> float:
 
 
 def _uncertainty(estimate: Estimate, key: str) -> float:
-    """Relative standard deviation of what the model adds: of time ADDED_SD; of memory what the estimate itself claims, from its central
-    interval, device bytes as reserved bytes.
-    """
-    if key == "step_seconds":
-        return ADDED_SD
+    """Relative standard deviation that the estimate itself claims, from its central interval; device bytes as reserved bytes."""
     assert estimate.interval is not None, "a legal layout has intervals"
     low, high = getattr(estimate.interval, "peak_reserved_bytes" if key == "device_bytes" else key)
     return math.log(high / low) / TWO_SIDED_90

@@ -17,10 +17,23 @@ from planner.cost.profile import Profile
 from planner.specs.cluster import ClusterSpec
 
 TWO_SIDED_90 = 1.6448536269514722  # 95th percentile of the standard normal
-# Judgement: what a larger world adds to a step is mostly exposed communication, which the model knows worse than whole steps.
+# Judgements of what a run of a layout on fewer GPUs says of the layout, checked on other laws than ours (`benchmarks/replay.py --looks`). What a
+# larger world adds is mostly exposed communication, which the model knows worse than whole steps; some is hidden on paper and not in truth,
+# most where one node stands for several.
 ADDED_SD = 0.3
+OTHER_SIZE_SD = 0.008
+ONE_NODE_SD = 0.03
 
 Pair = tuple[FloatColumn, FloatColumn]
+
+
+def imitation_sd(whole: ClusterSpec, small: ClusterSpec, added: float) -> float:
+    """Relative standard deviation of a step extrapolated from a smaller world, run-to-run noise left out.
+
+    added: share of the step that the small run does not show.
+    """
+    alone = ONE_NODE_SD if small.num_nodes == 1 < whole.num_nodes else 0.0
+    return float(np.linalg.norm([ADDED_SD * added, OTHER_SIZE_SD, alone]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

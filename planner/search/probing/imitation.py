@@ -5,10 +5,11 @@ ranks and smaller shards, is added by the cost model; that part is what such a l
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from planner.calibration.intervals import ADDED_SD, oom_probability
+from planner.calibration.intervals import imitation_sd, oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import SpecError
@@ -17,6 +18,7 @@ from planner.search.probing.candidates import Candidates
 from planner.search.probing.knowledge import IMITATED, RUN_SD
 from planner.search.probing.study import CheaperRung, Way
 from planner.search.screen import OOM_LIMIT
+from planner.specs.layout import Layout
 
 # Judgement: two depths magnify the noise of a run, and the step is not quite affine in depth (`probes.imitate` knows once they are chosen).
 TWO_DEPTHS_SD = 0.05
@@ -49,24 +51,30 @@ class Imitations:
             self._ways[row] = tuple(self._found(row))
         return self._ways[row]
 
+    def smaller(self, row: int) -> Iterator[tuple[Layout, Pricer]]:
+        """The legal smaller layouts of a candidate with what prices them, one a size, fewest GPUs first."""
+        seen = 0
+        for small in self.candidates.batch.row(row).fewer_replicas():
+            pricer = self._on(small.num_gpus)
+            if pricer is None or small.num_gpus == seen:  # fewer shards on as many GPUs fit no better
+                continue
+            if not violations(small, pricer.model, pricer.cluster, pricer.training):
+                seen = small.num_gpus
+                yield small, pricer
+
     def _found(self, row: int) -> list[Way]:
         whole = float(np.exp(self.candidates.prior.log_seconds[row]))
         found: list[Way] = []
-        seen, shallow = 0, None
-        for small in self.candidates.batch.row(row).fewer_replicas():
-            if small.num_gpus == seen:
-                continue  # fewer shards on as many GPUs fit no better
-            pricer = self._on(small.num_gpus)
-            if pricer is None or violations(small, pricer.model, pricer.cluster, pricer.training):
-                continue
-            seen = small.num_gpus
+        shallow: Way | None = None
+        for small, pricer in self.smaller(row):
             prices = pricer.price(LayoutBatch.from_layouts([small]))
             seconds = float(prices.step_seconds[0])
-            added = ADDED_SD * abs(whole - seconds) / whole
+            off = imitation_sd(self.pricer.cluster, pricer.cluster, abs(whole - seconds) / whole)
             if float(oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)[0]) <= OOM_LIMIT:
-                found.append(Way(num_gpus=seen, runs=1, step_seconds=seconds, sd=added))
+                found.append(Way(num_gpus=small.num_gpus, runs=1, step_seconds=seconds, sd=off))
             else:
-                shallow = Way(num_gpus=seen, runs=2, step_seconds=MEAN_DEPTH * seconds, sd=math.hypot(added, TWO_DEPTHS_SD))
+                sd = math.hypot(off, TWO_DEPTHS_SD)
+                shallow = Way(num_gpus=small.num_gpus, runs=2, step_seconds=MEAN_DEPTH * seconds, sd=sd)
             if len(found) == MOST_WAYS or (found and found[-1].sd <= RUN_SD):
                 break
         return found or ([shallow] if shallow is not None else [])
