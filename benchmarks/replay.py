@@ -2,6 +2,7 @@
 
     python benchmarks/replay.py [--seeds N] [--only KIND] [--write]        docs/replay.md and docs/replay.svg with --write
     python benchmarks/replay.py --likelihood                               what the published sweeps say about the surrogate's weights
+    python benchmarks/replay.py --looks                                    how far looks by smaller layouts are off, and what they claim
 
 A strategy sees the cost model's predictions and the results of its own probes, nothing else. Regret is how much slower the best layout
 that it measured is than the best that fits. Sweeps are published rows of one job, predicted by a calibration without their source;
@@ -14,6 +15,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 
 import numpy as np
 from landscapes import JOBS, NOISE_SD, generate
@@ -112,11 +114,33 @@ def play(kinds: Sequence[str], strategies: Sequence[str], seeds: int, say: Calla
         for seed in range(seeds):
             chosen = [name for name in strategies if seed < SLOW.get(name, seeds)]
             if kind in FIXED:
-                chosen = [name for name in chosen if name != FAMILY_KNOWN and not (seed and name in WITHOUT_CHANCE)]
+                chosen = [name for name in chosen if name not in (FAMILY_KNOWN, LOOKING) and not (seed and name in WITHOUT_CHANCE)]
             for truth in truths(kind, seed) if chosen else ():
                 runs += [replay(truth, name, seed, kind) for name in chosen]
             say(f"{kind}: seed {seed + 1} of {seeds}")
     return runs
+
+
+def print_looks() -> None:
+    """Root mean squares of errors of looks, and of what they claim, by what stood for what; landscapes on which the model is 10% wrong."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name, seed in product(JOBS, range(LOOK_SEEDS)):
+        truth = Truth.of_landscape(generate(name, 0.10, seed), NOISE_SD)
+        assert truth.imitations is not None, "a landscape follows laws"
+        rng = np.random.default_rng(seed)
+        per_node, num_gpus = truth.imitations.pricer.cluster.gpus_per_node, truth.candidates.setting.num_gpus
+        for row in rng.choice(min(LOOKED_AT, len(truth.candidates)), LOOKS, replace=False):
+            for way in truth.imitations.ways(int(row)):
+                told = truth.look(Look(row=int(row), num_gpus=way.num_gpus), rng)
+                error = np.log(told.step_seconds or np.nan) - truth.log_seconds[row]
+                kind = "one node" if num_gpus <= per_node else "one node for several" if way.num_gpus <= per_node else "several nodes"
+                found.setdefault(kind, []).append((float(error), float((told.model_extra or {})["relative_error"]["step_seconds"])))
+    for kind, pairs in found.items():
+        error, claimed = np.sqrt(np.mean(np.square(pairs), axis=0))
+        print(f"{kind:22s} {len(pairs):5d} looks  off by {error:.1%}  claimed {claimed:.1%}")
+
+
+LOOK_SEEDS, LOOKED_AT, LOOKS = 3, 300, 40  # landscapes of each job; of its fastest layouts so many
 
 
 def main() -> None:
@@ -125,6 +149,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=KINDS, help="this kind of truth; may be repeated")
     parser.add_argument("--strategy", action="append", choices=sorted(STRATEGIES), help="this strategy; may be repeated")
     parser.add_argument("--likelihood", action="store_true", help="the surrogate's weights against the published sweeps, and nothing else")
+    parser.add_argument("--looks", action="store_true", help="errors of looks by smaller layouts, and nothing else")
     parser.add_argument("--runs", type=pathlib.Path, help="keep the runs in this file, or read them where it exists")
     parser.add_argument("--write", action="store_true", help="write docs/replay.md and docs/replay.svg")
     options = parser.parse_args()
@@ -132,6 +157,9 @@ def main() -> None:
         from replay_likelihood import print_likelihood
 
         print_likelihood(published_sweeps())
+        return
+    if options.looks:
+        print_looks()
         return
     from replay_report import document, plot, summary_lines
 

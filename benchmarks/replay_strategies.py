@@ -11,6 +11,7 @@ from functools import cache, partial
 import numpy as np
 import optuna
 from landscapes import JOBS, QUIRK_SD, Landscape, knowing_the_family, prepared
+from replay_report import LOOKING
 
 from planner.calibration.intervals import imitation_sd
 from planner.columns import LayoutBatch
@@ -37,7 +38,6 @@ class Look:
 
 
 Ask = Generator[int | Look, Measured, None]
-LOOKING = "cost-model with looks"
 START_SECONDS, STEPS = 60.0, 13
 FAMILY_KNOWN = "cost-model, family known"  # no planner can have this: see landscapes.knowing_the_family
 GRID_ORDER = ("tp", "pp", "cp", "ep", "etp", "dp_replicate", "precision", "compile", "pp_schedule", "virtual_stages", "micro_batch_size",

@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.calibration.intervals import ADDED_SD
+from planner.calibration.intervals import ADDED_SD, ONE_NODE_SD, OTHER_SIZE_SD, imitation_sd
 from planner.cost.estimate import estimate_job
 from planner.cost.price import Pricer
 from planner.rules import Context
 from planner.search.probing.candidates import Candidates, enumerate_candidates
 from planner.search.probing.imitation import MOST_WAYS, Imitations
 from planner.search.space import build_space
+from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from probes.imitate import RUN_NOISE, Imitation, extrapolate, imitate
 from tests.unit.test_campaign import as_predicted, job
@@ -87,7 +88,15 @@ def test_more_gpus_cost_more_and_leave_less_to_the_model() -> None:
     assert [way.sd for way in ways] == sorted((way.sd for way in ways), reverse=True)
     whole = float(np.exp(candidates.prior.log_seconds[row]))
     for way in ways:
-        assert way.sd == pytest.approx(ADDED_SD * abs(whole - way.step_seconds) / whole)
+        added = ADDED_SD * abs(whole - way.step_seconds) / whole
+        assert way.sd == pytest.approx(math.hypot(added, OTHER_SIZE_SD)), "these are on several nodes"
+
+
+def test_one_node_stands_less_well_for_many() -> None:
+    one, two = (ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": count}) for count in (8, 16))
+    assert imitation_sd(two, one, 0.0) == pytest.approx(math.hypot(OTHER_SIZE_SD, ONE_NODE_SD))
+    assert imitation_sd(one, one, 0.0) == imitation_sd(two, two, 0.0) == pytest.approx(OTHER_SIZE_SD)
+    assert imitation_sd(two, one, 0.2) > imitation_sd(two, one, 0.1)
 
 
 def test_the_fewest_are_those_on_which_the_whole_depth_fits() -> None:

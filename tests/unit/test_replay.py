@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import landscapes
 import replay
 from replay_report import OURS, TRIVIAL, document, out_of_memory, quantile_to_goal, regret_at
-from replay_strategies import FAMILY_KNOWN, STRATEGIES, Truth
+from replay_strategies import FAMILY_KNOWN, LOOKING, STRATEGIES, Look, Truth, looking
 from replay_sweeps import own_sweeps, published_sweeps
 
 SMALL = "8B on 8 H100"
 TIE = 1e-4  # a hundredth of a percent of the best step
-QUICK = sorted(set(STRATEGIES) - {FAMILY_KNOWN, "gp", "gp-as-shipped"})
+QUICK = sorted(set(STRATEGIES) - {FAMILY_KNOWN, LOOKING, "gp", "gp-as-shipped"})
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,44 @@ def test_strategies_ask_for_candidates_they_have_not_tried(name: str, truth: Tru
         rows.append(row)
         answer = truth.probe(row, rng)
     assert len(set(rows)) == 6 or name == "cost-model"
+
+
+def test_looks_follow_the_same_laws_and_claim_their_error() -> None:
+    """Over jobs and sizes they are off by what they claim, neither sure nor shy."""
+    shares = []
+    for name in ("8B on 64 H100", "13B on 64 A100"):
+        told = Truth.of_landscape(landscapes.generate(name, 0.10, 1), 0.01)
+        assert told.imitations is not None
+        rng = np.random.default_rng(0)
+        for row in range(0, 200, 5):
+            for way in told.imitations.ways(row):
+                numbers = told.look(Look(row=row, num_gpus=way.num_gpus), rng)
+                claimed = (numbers.model_extra or {})["relative_error"]["step_seconds"]
+                shares.append((np.log(numbers.step_seconds or 1.0) - told.log_seconds[row]) / claimed)
+    assert len(shares) > 80
+    assert 0.6 < np.sqrt(np.mean(np.square(shares))) < 1.5
+
+
+def test_the_study_with_looks_pays_for_them_and_probes_no_more_than_it_may() -> None:
+    told = Truth.of_landscape(landscapes.generate("8B on 64 H100", 0.30, 2), 0.01)
+    run = replay.replay(told, LOOKING, 0, replay.GENERATED[2])
+    asked = list(played(told))
+    looks = [one for one in asked if isinstance(one, Look)]
+    assert 0 < len(looks) <= 20
+    assert run.probes == len(asked) - len(looks) <= 5
+    assert all(look.num_gpus < 64 for look in looks)
+
+
+def played(told: Truth) -> Iterator[int | Look]:
+    """What the study with looks asks, in order."""
+    ask, rng = looking(told, 0, replay.PROBES), np.random.default_rng([0, 1])
+    asked = next(ask)
+    while True:
+        yield asked
+        try:
+            asked = ask.send(told.look(asked, rng) if isinstance(asked, Look) else told.probe(asked, rng))
+        except StopIteration:
+            return
 
 
 def test_best_first_follows_the_model_alone(truth: Truth) -> None:

@@ -108,7 +108,7 @@ class Knowledge:
         self._touch()
 
     def close(self, row: int) -> None:
-        """The candidate is not to be asked again, although nothing speaks against it (given up after a cheaper rung)."""
+        """The candidate is not to be asked again, although nothing speaks against it (no rung that is left can be paid for)."""
         self.closed.add(row)
         self._touch()
 
@@ -116,20 +116,20 @@ class Knowledge:
         """One probe's result; returns the rows that it rules out.
 
         rung_sd: how far the time of a cheaper rung may be from the layout's own beyond noise, where it does not say that itself.
-        counts: it is what will be known of this layout, and not a look before the layout itself.
+        counts: a failure is the last word on this layout, because it cannot be run itself.
         """
         self.forget(row)
         really = measured.rung in REALLY
         if measured.status == "oom" and measured.rung != IMITATED:
             return self._ran_out(row, measured)
         if measured.status != "ok":
-            return self._failed(row, measured, excludes=really) if counts else []
+            return self._failed(row, measured, excludes=really) if really or counts else []
         residual = self.candidates.memory_residual(row, measured)
         if residual is not None:
             error = max((claimed_error(measured, kind) or 0.0 for kind in MEMORY_KINDS), default=0.0)
             self.memories.append(Seen(row=row, value=residual, variance=MEMORY_RUN_SD**2 + error**2))
         if measured.step_seconds:
-            self._timed(row, measured, noise_variance(measured, rung_sd), residual, counts)
+            self._timed(row, measured, noise_variance(measured, rung_sd), residual)
         if really:
             self.fits |= pruning.at_most(self.candidates.batch, row, self.candidates.setting.global_batch_size).mask
         return []
@@ -139,15 +139,14 @@ class Knowledge:
         self.times.append(Seen(row=None, value=value, variance=variance, loading=tuple(loading)))
         self._touch()
 
-    def _timed(self, row: int, measured: Measured, variance: float, residual: float | None, counts: bool) -> None:
+    def _timed(self, row: int, measured: Measured, variance: float, residual: float | None) -> None:
         value = float(np.log(measured.step_seconds or 1.0))
         self.times.append(Seen(row=row, value=value - float(self.candidates.prior.log_seconds[row]), variance=variance))
         before = self.records.get(row)
         if before is not None and (before.rung in REALLY) != (measured.rung in REALLY):
-            counts = counts and measured.rung in REALLY  # the layout itself stands for itself
+            if before.rung in REALLY:
+                return  # a layout that ran stands for itself
             before = None
-        if not counts:
-            return
         if before is not None and before.log_seconds is not None and before.variance is not None:
             precision = 1.0 / before.variance + 1.0 / variance
             value = (before.log_seconds / before.variance + value / variance) / precision
@@ -227,9 +226,10 @@ class Knowledge:
         return sorted(found, key=lambda record: record.log_seconds or 0.0)
 
     def untried(self) -> BoolColumn:
-        """Candidates that may still be asked for the first time and can be paid for, by whatever rung, (N,)."""
+        """Candidates that have not run themselves and can be paid for, by whatever rung, (N,)."""
         free = self.affordable & ~self.barred
-        free[[*self.records, *self.pending, *self.closed]] = False
+        known = [row for row, record in self.records.items() if record.rung in REALLY or record.status != "ok"]
+        free[[*known, *self.pending, *self.closed]] = False
         return free
 
     def repeatable(self) -> list[Record]:

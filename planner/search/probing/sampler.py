@@ -105,7 +105,7 @@ def _words(batch: LayoutBatch, name: str) -> tuple[Column, tuple[Any, ...]]:
 
 
 class FiniteSampler(BaseSampler):
-    """A sampler whose every trial is one candidate. picks: what it chose, by trial number.
+    """A sampler whose every trial is one candidate. picks: what it chose, by trial number.  next_pick: instead of choosing, once.
 
     allowed risk: candidates likelier than `risk_limit` to run out of memory wait until nothing else is left.
     """
@@ -115,6 +115,7 @@ class FiniteSampler(BaseSampler):
         self.space = FieldSpace(knowledge.candidates.batch)
         self.risk_limit = risk_limit
         self.picks: dict[int, Pick] = {}
+        self.next_pick: Pick | None = None
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Space:
         """All fields: a candidate is chosen whole."""
@@ -122,7 +123,8 @@ class FiniteSampler(BaseSampler):
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
         """The fields of the candidate chosen."""
-        pick = self.choose(study, trial)
+        pick = self.next_pick or self.choose(study, trial)
+        self.next_pick = None
         self.picks[trial.number] = pick
         return self.space.parameters(pick.row)
 

@@ -17,7 +17,7 @@ from planner.search.probing import fidelity
 from planner.search.probing.candidates import Candidates
 from planner.search.probing.fidelity import Belief, MicroProbe, Observed, Rung
 from planner.search.probing.knowledge import REALLY, RUN_SD, Knowledge
-from planner.search.probing.sampler import sampler_for
+from planner.search.probing.sampler import Pick, sampler_for
 from planner.search.probing.stopping import TOLERANCE, Regret
 from planner.search.probing.trials import Trials
 from planner.search.screen import OOM_LIMIT
@@ -27,6 +27,7 @@ from planner.units import counted
 
 FULL, MICRO = "probed", "micro"
 MOST_FAILURES = 3  # in a row; then it is the machine and not the layout, or the rung and not what it looked at
+LEAST_LOOK_GAIN = 2e-3  # of a step; below it a look before the winner is run is not worth a launch; judgement
 TINY = 1e-6  # seconds that a launch takes at least, so that nothing is free
 LOOKS_A_PROBE = 4  # judgement: a look may cost hardly any GPU-seconds, but each is a launch that somebody waits for
 MOST_PASSED_OVER = 20  # candidates that no rung can look at within the budget, before a question is given up
@@ -156,7 +157,6 @@ class ProbeStudy:
         self.ignored: list[str] = []
         self._running: dict[int, Asked] = {}
         self._open: dict[int, optuna.Trial] = {}
-        self._going_on: list[Asked] = []
         self._starts: list[float] = []
         self._looked: set[tuple[int, str]] = set()
         self._failed_looks: Counter[str] = Counter()
@@ -193,7 +193,7 @@ class ProbeStudy:
     def finished(self) -> str | None:
         """Why no more should be asked; None while measuring can pay and may be paid for."""
         spent, budget = self.spent, self.settings.budget
-        if self.knowledge.timed() and not self.knowledge.pending:
+        if self.knowledge.timed() and not self.knowledge.pending and (spent.probes >= budget.probes or self._unconfirmed() is None):
             regret = self.regret()
             if regret.expected_share <= self.settings.tolerance:
                 return regret.statement(self.settings.tolerance)
@@ -209,16 +209,18 @@ class ProbeStudy:
 
     def ask(self) -> Asked | None:
         """The next probe; None when the budget has no room beside what is under way, or nothing is left to try."""
-        if self._going_on:
-            return self._start(self._going_on.pop(0))
         self._settle()
-        under_way = sum(asked.row is not None for asked in self._running.values())  # a look may be followed by the layout itself
+        under_way = sum(asked.counts for asked in self._running.values())
         self.knowledge.whole_affordable, self.knowledge.affordable = self._affordable()
-        if self.spent.probes + under_way >= self.settings.budget.probes or not self.trials.sampler.has_more():
+        if self.spent.probes + under_way >= self.settings.budget.probes:
             return None
         micro = self._worthwhile_micro()
         if micro is not None:
             return self._start(micro)
+        leader = self._unconfirmed()
+        decided = leader is not None and self.regret().expected_share <= self.settings.tolerance
+        if leader is not None and (decided or not self._look_pays(beside=leader)):
+            return self._confirm(leader)
         for _ in range(MOST_PASSED_OVER):
             if not self.trials.sampler.has_more():
                 return None
@@ -226,11 +228,7 @@ class ProbeStudy:
             pick = self.trials.sampler.picks[trial.number]
             choice = self._choice(pick.row, repeat=pick.repeat)
             if choice is not None:
-                asked = self._asked(pick.row, choice, f"{pick.reason}; {choice.reason(self._full(pick.row))}", repeat=pick.repeat)
-                trial.set_user_attr("reason", asked.reason)
-                self.trials.said[pick.row] = {"reason": asked.reason}
-                self._open[asked.number] = trial
-                return self._start(asked)
+                return self._open_trial(trial, pick, choice)
             self.knowledge.close(pick.row)
             self.trials.close(trial, TrialState.PRUNED, {"reason": "no way of looking at it fits the pool and the budget"})
         return None
@@ -256,17 +254,16 @@ class ProbeStudy:
             return []
         del self._running[asked.number]
         self._pay(measured, asked.row, rung, counts=asked.counts)
-        trial = self._open.pop(asked.number)
+        trial, known_before = self._open.pop(asked.number), asked.row in self.knowledge.records
         ruled_out = self._learn(asked.row, measured, rung, counts=asked.counts)
         record = self.knowledge.records.get(asked.row)
         if record is not None:
             self.trials.finish(trial, record, {"measurement": result.id, "rung": asked.rung})
-            self._stale |= asked.repeat
-        elif asked.counts:
-            self.knowledge.close(asked.row)
-            self.trials.close(trial, TrialState.FAIL, {"measurement": result.id, "rung": asked.rung, "message": "it gave no step time"})
         else:
-            self._after_rung(asked, trial, measured)
+            self.trials.close(trial, TrialState.FAIL, {"measurement": result.id, "rung": asked.rung, "message": _nothing(measured)})
+        self._stale |= known_before or record is None
+        if not self._payable(asked.row) and not self._rungs_left(asked.row):
+            self.knowledge.close(asked.row)
         return ruled_out
 
     def give_up(self, asked: Asked) -> None:
@@ -288,9 +285,6 @@ class ProbeStudy:
 
     def optuna_study(self) -> optuna.Study:
         """The study with one trial a candidate, once nothing is under way."""
-        for asked in self._going_on:
-            self.trials.close(self._open.pop(asked.number), TrialState.PRUNED, {"reason": f"not followed: {asked.reason}"})
-        self._going_on = []
         self._settle()
         return self.trials.study
 
@@ -334,6 +328,38 @@ class ProbeStudy:
             expected_seconds=float(np.exp(self.knowledge.beliefs().log_seconds[row])), gpu_seconds=rung.gpu_seconds, gpu_seconds_limit=0.0,
             repeat=repeat,
         )  # fmt: skip
+
+    def _open_trial(self, trial: optuna.Trial, pick: Pick, choice: fidelity.Choice) -> Asked:
+        asked = self._asked(pick.row, choice, f"{pick.reason}; {choice.reason(self._full(pick.row))}", repeat=pick.repeat)
+        trial.set_user_attr("reason", asked.reason)
+        self.trials.said[pick.row] = {"reason": asked.reason}
+        self._open[asked.number] = trial
+        return self._start(asked)
+
+    def _unconfirmed(self) -> int | None:
+        """The winner, where it has only been looked at and can be run."""
+        winner = self.knowledge.beliefs().winner
+        record = self.knowledge.records.get(winner)
+        looked = record is not None and record.rung not in REALLY and winner not in self.knowledge.pending
+        return winner if looked and self._payable(winner) else None
+
+    def _look_pays(self, *, beside: int) -> bool:
+        """Whether a look at the most promising candidate does, before the winner `beside` is run: it must leave enough for that."""
+        beliefs = self.knowledge.beliefs()
+        free = self.knowledge.untried()
+        free[beside] = False
+        rows = beliefs.promising(free, 1, risk_limit=self.settings.risk_limit)
+        if not rows or float(beliefs.improvement(np.array(rows))[0]) < LEAST_LOOK_GAIN:
+            return False
+        choice = self._choice(rows[0], repeat=False)
+        if choice is None or choice.rung.name == FULL:
+            return False
+        return choice.rung.gpu_seconds + self._full(beside).gpu_seconds <= self._share_left()
+
+    def _confirm(self, row: int) -> Asked:
+        choice = fidelity.direct(self._belief(row), self._full(row))
+        pick = Pick(row=row, reason="it leads by what a look said, and has not run itself", repeat=True)
+        return self._open_trial(self.trials.ask(pick), pick, choice)
 
     def _choice(self, row: int, *, repeat: bool) -> fidelity.Choice | None:
         """The rung that pays best; None where no way of looking at the candidate can be paid for."""
@@ -503,25 +529,7 @@ class ProbeStudy:
         failed = [record for record in self.knowledge.records.values() if record.status == "failed"]
         return failed[-1].message if failed else "no message"
 
-    def _after_rung(self, asked: Asked, trial: optuna.Trial, measured: Measured) -> None:
-        """Goes on to the layout itself where that still gains more a GPU-second than the best other candidate; else gives it up.
 
-        A look that failed says nothing of the layout.
-        """
-        assert asked.row is not None, "a rung is a look at a candidate"
-        if measured.step_seconds:
-            trial.report(measured.step_seconds, [rung.name for rung in self.settings.rungs].index(asked.rung))
-        choice = fidelity.direct(self._belief(asked.row), self._full(asked.row))
-        beliefs = self.knowledge.beliefs()
-        promising = beliefs.promising(self.knowledge.untried(), 2, risk_limit=self.settings.risk_limit)
-        others = [fidelity.direct(self._belief(row), self._full(row)).rate for row in promising if row != asked.row]
-        if self._payable(asked.row) and choice.rate >= max(others, default=0.0):
-            said = f"{asked.rung} failed" if measured.status == "failed" else f"after {asked.rung} it still leads"
-            following = self._asked(asked.row, choice, f"{said}: {choice.reason(choice.rung)}")
-            self._open[following.number] = trial
-            self._going_on.append(following)
-            return
-        better = f"another layout {max(others):.2e}" if others else "and there is not enough left to run it"
-        self.knowledge.close(asked.row)
-        reason = f"given up after {asked.rung}: gains {choice.rate:.2e} a GPU-second, {better}"
-        self.trials.close(trial, TrialState.PRUNED, {"reason": reason, "rung": asked.rung})
+def _nothing(measured: Measured) -> str:
+    """Why a look or a run left nothing to know of its layout."""
+    return f"{measured.failure or 'crash'}: {measured.message or ''}" if measured.status == "failed" else "it gave no step time"

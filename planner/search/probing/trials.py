@@ -1,7 +1,8 @@
 """Optuna's side of a study: an in-memory study with one trial a candidate, written from our records and rebuilt from them at will.
 
-Complete: ran; its value is the averaged step seconds. Pruned with a positive constraint: ran out of memory. Pruned without: given up
-after a cheaper rung. Failed: gave no numbers, with its class. The constraint is memory over usable memory, less 1.
+Complete: ran, or was looked at by a cheaper `rung`; its value is the averaged step seconds. Pruned with a positive constraint: ran out
+of memory. Pruned without: no rung could look at it. Failed: gave no numbers, with its class. The constraint is memory over usable
+memory, less 1.
 """
 
 import warnings
@@ -13,7 +14,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from planner.search.probing.knowledge import Record
-from planner.search.probing.sampler import FiniteSampler
+from planner.search.probing.sampler import FiniteSampler, Pick
 
 MEMORY_CONSTRAINT = "device_over_usable"
 LEAST_MARGIN = 1e-6  # what ran out is infeasible even where its report does not say by how much
@@ -27,8 +28,9 @@ class Trials:
         self.study = self._empty()
         self.said: dict[int, dict[str, Any]] = {}
 
-    def ask(self) -> optuna.Trial:
-        """A trial whose parameters are the sampler's next candidate."""
+    def ask(self, pick: Pick | None = None) -> optuna.Trial:
+        """A trial whose parameters are the sampler's next candidate, or this one."""
+        self.sampler.next_pick = pick
         return self.study.ask(dict(self.sampler.space.distributions))
 
     def finish(self, trial: optuna.Trial, record: Record, attributes: dict[str, Any]) -> None:
@@ -51,12 +53,14 @@ class Trials:
         self.study.tell(trial, state=state)
 
     def rebuild(self, records: Iterable[Record]) -> None:
-        """The study anew: repeats averaged into their candidate's one trial; what was given up after a cheaper rung stays as it is."""
+        """The study anew: all that was measured of a candidate is its one trial; trials that left nothing to know of theirs stay."""
         before = self.study.get_trials(deepcopy=False)
-        looks = {trial.user_attrs["candidate"]: trial.intermediate_values for trial in before if "candidate" in trial.user_attrs}
-        given_up = [trial for trial in before if trial.state == TrialState.PRUNED and "status" not in trial.user_attrs]
+        records = list(records)
+        known = [self.sampler.space.parameters(record.row) for record in records]
+        told = [trial for trial in before if trial.state.is_finished() and not {"status", "failure"} & trial.user_attrs.keys()]
+        nothing = [trial for trial in told if trial.params not in known]
         self.study = self._empty()
-        self.study.add_trials([*(self._frozen(record, looks.get(record.row, {})) for record in records), *given_up])
+        self.study.add_trials([*(self._frozen(record) for record in records), *nothing])
 
     def _empty(self) -> optuna.Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -64,12 +68,12 @@ class Trials:
             warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
             return optuna.create_study(sampler=self.sampler, direction="minimize")
 
-    def _frozen(self, record: Record, looks: dict[int, float]) -> FrozenTrial:
+    def _frozen(self, record: Record) -> FrozenTrial:
         constraint = _constraint(record)
         return optuna.create_trial(
             state=_state(record), value=record.step_seconds, params=self.sampler.space.parameters(record.row),
             distributions=dict(self.sampler.space.distributions), user_attrs={**self.said.get(record.row, {}), **_attributes(record)},
-            intermediate_values=looks, constraints=None if constraint is None else {MEMORY_CONSTRAINT: constraint},
+            constraints=None if constraint is None else {MEMORY_CONSTRAINT: constraint},
         )  # fmt: skip
 
 
@@ -82,7 +86,7 @@ def _constraint(record: Record) -> float | None:
 
 
 def _attributes(record: Record) -> dict[str, Any]:
-    said: dict[str, Any] = {"status": record.status, "candidate": record.row, "runs": record.runs}
+    said: dict[str, Any] = {"status": record.status, "candidate": record.row, "runs": record.runs, "rung": record.rung}
     if record.variance is not None:
         said["log_seconds_sd"] = float(np.sqrt(record.variance))
     if record.message:
