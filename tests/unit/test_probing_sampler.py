@@ -152,7 +152,9 @@ def test_the_next_has_the_largest_expected_improvement_times_probability_of_fitt
 
 
 def test_lazy_search_looks_at_all_that_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.search.probing.knowledge.CHUNK", 16)
+    monkeypatch.setattr("planner.search.probing.knowledge.CHUNK", 64)
+    monkeypatch.setattr("planner.search.probing.knowledge.FIRST", 4)
+    monkeypatch.setattr("planner.search.probing.surrogate.FEW", 3)
     test_the_next_has_the_largest_expected_improvement_times_probability_of_fitting()
 
 

@@ -23,7 +23,7 @@ IMITATED = "imitated"  # by a smaller layout; its failures and its memory runnin
 MEMORY_RUN_SD = 0.002
 MEDIAN_VARIANCE = np.pi / 2.0  # of the median of n normal values, over sd^2 / n
 RIVALS = 128  # candidates looked at for the regret: those with the largest expected improvement
-CHUNK = 8192
+CHUNK, FIRST = 8192, 256  # rows whose bound is looked at together; those of them that are worked out at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,7 +295,9 @@ class Beliefs:
         return self.known_promising[key]
 
     def _promising(self, allowed: BoolColumn, count: int, risk_limit: float) -> list[int]:
-        """Exact: rows are looked at in the order of an upper bound (variance before any observation, certain to fit) until it decides."""
+        """Exact: rows are looked at in the order of an upper bound (variance before any observation, certain to fit) until it decides, and
+        worked out where a closer bound (variance after a few observations) does not.
+        """
         rows = np.flatnonzero(allowed)
         if not len(rows):
             return []
@@ -303,15 +305,25 @@ class Beliefs:
         chosen, values = np.zeros(0, dtype=np.int64), np.zeros(0)
         for order in _descending(bound):
             part = rows[order]
-            risk = self.risk(part)
-            value = np.where(risk <= risk_limit, self.improvement(part) * (1.0 - risk), -1.0)
-            part, value = part[value >= 0], value[value >= 0]
-            chosen, values = np.concatenate([chosen, part]), np.concatenate([values, value])
-            best = np.argsort(-values, kind="stable")[:count]
-            chosen, values = chosen[best], values[best]
+            ceiling = normal.expected_excess(self.log_seconds[part] - self.best, np.sqrt(self.time.at_most(part)))
+            first = np.argsort(-ceiling, kind="stable")[:FIRST]
+            chosen, values = self._best_of(chosen, values, part[first], count, risk_limit)
+            ceiling[first] = -1.0
+            least = values[-1] if len(values) == count else -0.5
+            chosen, values = self._best_of(chosen, values, part[ceiling > least], count, risk_limit)
             if len(values) == count and bound[order].min() <= values[-1]:
                 break
         return [int(row) for row in chosen]
+
+    def _best_of(
+        self, chosen: IntColumn, values: FloatColumn, more: IntColumn, count: int, risk_limit: float
+    ) -> tuple[IntColumn, FloatColumn]:
+        """The best `count` of those chosen so far and of more rows within the risk, best first, with their values."""
+        risk = self.risk(more)
+        value = np.where(risk <= risk_limit, self.improvement(more) * (1.0 - risk), -1.0)
+        chosen, values = np.concatenate([chosen, more[value >= 0]]), np.concatenate([values, value[value >= 0]])
+        best = np.lexsort((chosen, -values))[:count]
+        return chosen[best], values[best]
 
 
 def _descending(values: FloatColumn) -> Iterator[IntColumn]:

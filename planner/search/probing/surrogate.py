@@ -34,6 +34,7 @@ MEMORY = Weights(shift=0.4, additive=0.3, joint=0.295, quirk=0.005)
 SCALES = np.exp(np.linspace(-1.5, 1.2, 8))
 SCALE_SD = 0.5  # judgement: the prior's sd is within a factor of 2.7 of the truth in 95 of 100 cases
 JITTER = 1e-10
+FEW, ROUNDING = 8, 1e-9  # observations behind a bound; what a bound gives away so that rounding does not break it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +138,16 @@ class Posterior:
         gain = inner @ self.precision if len(inner) else inner
         effect = self.scale**2 * (column - _weighed(gain, self.columns, len(column)))
         return effect, float(max(self.scale**2 * weights @ weights - gain @ inner, JITTER))
+
+    def at_most(self, rows: IntColumn) -> FloatColumn:
+        """Upper bound of the variance of these rows, (A,): that after the first FEW observations alone, as more never widen it."""
+        few = self.columns[:FEW]
+        prior = self.scale**2 * self.field.variance[rows]
+        if not few:
+            return np.asarray(np.maximum(prior, JITTER))
+        cross = self.scale**2 * np.stack([column[rows] for column in few])
+        precision = np.linalg.inv(np.linalg.inv(self.precision)[: len(few), : len(few)])
+        return np.asarray(np.maximum(prior - np.einsum("nr,nr->r", cross, precision @ cross), JITTER) * (1.0 + ROUNDING))
 
     def widest(self) -> FloatColumn:
         """Upper bound of every candidate's variance, (N,): that before any observation."""
