@@ -158,6 +158,22 @@ def test_lazy_search_looks_at_all_that_can_win(monkeypatch: pytest.MonkeyPatch) 
     test_the_next_has_the_largest_expected_improvement_times_probability_of_fitting()
 
 
+def test_the_bounds_of_the_lazy_search_leave_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After results all over the candidates, so that bounds are loose in some places and tight in others."""
+    for name, value in (("knowledge.CHUNK", 16), ("knowledge.FIRST", 1), ("surrogate.FEW", 3)):
+        monkeypatch.setattr(f"planner.search.probing.{name}", value)
+    candidates, rng = small(), np.random.default_rng(0)
+    machine, knowledge = Machine.wrong_by(candidates, 0.3), Knowledge(candidates)
+    for number, row in enumerate(rng.choice(len(candidates), 25, replace=False)):
+        knowledge.learn(int(row), machine.timed(int(row), number))
+        beliefs, rows = knowledge.beliefs(), np.flatnonzero(knowledge.untried())
+        risk = beliefs.risk(rows)
+        value = np.where(risk <= OOM_LIMIT, beliefs.improvement(rows) * (1.0 - risk), -1.0)
+        for count in (1, 5):
+            expected = list(rows[np.lexsort((rows, -value))[:count]])
+            assert beliefs.promising(knowledge.untried(), count, risk_limit=OOM_LIMIT) == expected
+
+
 def test_several_at_once_are_apart() -> None:
     candidates = small()
     study = ProbeStudy(candidates, Settings(budget=MUCH, parallel=4))
