@@ -12,13 +12,14 @@ from api.identity import hash_of_job
 from api.learning import kernel_probes, learned, teach_ended, timings_of
 from api.leases import Heart, is_gone, lease, lease_after
 from api.probing import Asked, enqueue, pool_of, probes_of, recover, run_all
-from planner.errors import ConflictError, PlannerError, ProbeError, SpecError, StoreError
+from planner.errors import ConflictError, PlannerError, SpecError, StoreError
 from planner.ports import Lease, PlanLabels, ProbeRecord, TaskEnd, TaskEvent, TaskFilter, TaskRecord
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, Rung, question_hash
 from probes.campaign import Campaign, ProbeRequest
 from probes.launch import Watch
 from probes.protocol import FailureKind
+from probes.reference.recipe import refusal
 from probes.replay import ReplayPool
 
 if TYPE_CHECKING:
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     from planner.search.probed import Timed
     from planner.search.probing.loop import Event
     from planner.search.probing.study import Asked as Question
+    from planner.specs.layout import Layout
     from planner.specs.plan import Plan
 
 STUDY, PREFIX = "study", "plan"
 PROBE_SECONDS = 600.0
 MICRO_SECONDS = 180.0
 WARMUP_STEPS = 3  # of a request that does not say
+MOST_RANKS, MOST_DEPTHS = 3, 2  # runs of an emulation, of an imitation, one after the other
 Tell = Callable[[Mapping[str, Any]], None]
 
 
@@ -178,9 +181,9 @@ def _planned(runner: "Runner") -> "Plan":
     pool = wiring.pool(job.probe.pool)
     capacity, real = pool.capacity(job.cluster), not isinstance(pool, ReplayPool)  # a recording holds what was asked then
     probing = Probing(
-        measure=runner.measure, known=known, resumed=own.measurements, reasons=own.reasons, on_event=runner.told,
+        measure=runner.measure, known=known, resumed=own.measurements, reasons=own.reasons, as_probes=own.as_probes, on_event=runner.told,
         should_stop=onlooker.stop.is_set, num_devices=capacity.num_devices, emulates=real and capacity.device == "cuda", imitates=real,
-        steps=job.probe.steps + WARMUP_STEPS,
+        steps=job.probe.steps + WARMUP_STEPS, refuses=runner.refusal if real and job.probe.trainer == "reference" else None,
         micro=MicroPlan(timed=runner.timed_before(), num_gpus=capacity.num_devices, gpu_seconds_before=own.micro_gpu_seconds),
     )  # fmt: skip
     taught = learned(wiring, job, until=runner.study.started_at, without={name for one in known for name in _measured_in(one)})
@@ -190,8 +193,10 @@ def _planned(runner: "Runner") -> "Plan":
 def _measured_in(one: Measurement) -> Iterator[str]:
     """Ids of a measurement and of the smaller runs that it was extrapolated from."""
     yield one.id
-    for small in (one.measured.model_extra or {}).get("imitated_by") or ():
-        yield str(small.get("measurement"))
+    smaller = (one.measured.model_extra or {}).get("imitated_by")
+    for small in smaller if isinstance(smaller, list) else ():  # an imported row may hold anything
+        if isinstance(small, Mapping) and isinstance(small.get("measurement"), str):
+            yield small["measurement"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,11 +213,15 @@ class Runner:
         """Each question with its measurement or timings, in order; timings that were interrupted are none."""
         from planner.search.probed import Timed
 
-        wanted = [self._asked(question) for question in asked]
-        records = enqueue(self.wiring, wanted, max_attempts=1, ours=True)
+        wanted = {question.number: self._asked(question) for question in asked}
+        possible = [(question, one) for question in asked if isinstance(one := wanted[question.number], Asked)]
+        for question in asked:
+            if isinstance(cannot := wanted[question.number], Measurement):
+                yield question, cannot
+        records = enqueue(self.wiring, [one for _, one in possible], max_attempts=1, ours=True)
         watches = {record.id: Watch(stop=self.onlooker.stop, progress=self._words(record)) for record in records}
         ended = run_all(self.wiring, records, watches)
-        for question, record in zip(asked, ended, strict=True):
+        for (question, _), record in zip(possible, ended, strict=True):
             if question.micro is not None:
                 if record.state != "cancelled":
                     teach_ended(self.wiring, [record])
@@ -223,11 +232,16 @@ class Runner:
                 teach_ended(self.wiring, [record])
                 yield question, measurement
 
+    def refusal(self, layout: "Layout") -> str | None:
+        """Why the probe program cannot run this layout; None where it can."""
+        return refusal(self.job, layout, "cpu" if self.job.cluster.gpu.name == "cpu" else "cuda")
+
     def timed_before(self) -> "list[Timing]":
         """Kernels timed on this GPU before, by whatever study, oldest first."""
         return [timing for probe in kernel_probes(self.wiring, self.job.cluster.gpu.name) for timing in timings_of(probe)]
 
-    def _asked(self, question: "Question") -> Asked:
+    def _asked(self, question: "Question") -> Asked | Measurement:
+        """The probe of a question; of a look that this pool cannot make a measurement that says so."""
         assert self.job.probe is not None, "a study has probes to spend"
         if question.micro is not None:
             kernels = {
@@ -243,17 +257,18 @@ class Runner:
             "pool": self.job.probe.pool, "trainer": self.job.probe.trainer, "steps": self.job.probe.steps,
         }  # fmt: skip
         parsed, job = ProbeRequest.from_user(request, allow_files=False)
-        limit = question.gpu_seconds_limit / self._gpus_in_turn(parsed, job)
-        parsed = parsed.model_copy(update={"time_limit_seconds": max(1.0, min(PROBE_SECONDS, limit))})
-        return Asked(request=parsed, job=job, plan_id=self.study.id)
+        from planner.search.probing.study import UNABLE
 
-    def _gpus_in_turn(self, request: ProbeRequest, job: Job) -> int:
-        """GPUs that its tasks hold, added up: they run one after the other."""
-        capacity = self.wiring.pool(request.pool).capacity(job.cluster)
+        capacity = self.wiring.pool(parsed.pool).capacity(job.cluster)
         try:
-            return sum(task.num_processes() for task in Campaign.of(request, job, "probe-0", capacity).tasks)
-        except ProbeError:
-            return job.cluster.num_gpus  # it will fail at once, and say why
+            in_turn = sum(task.num_processes() for task in Campaign.of(parsed, job, "probe-0", capacity).tasks)
+        except PlannerError as error:
+            if question.rung != "probed":
+                numbers = Measured(status="failed", rung=_rung_of(parsed), failure=UNABLE, message="; ".join(lines_of(error)))
+                return Measurement(id="", created_at="", job=job, measured=numbers)
+            in_turn = job.cluster.num_gpus  # it fails when its turn comes, and says why
+        limit = max(1.0, min(PROBE_SECONDS, question.gpu_seconds_limit / in_turn))
+        return Asked(request=parsed.model_copy(update={"time_limit_seconds": limit}), job=job, plan_id=self.study.id)
 
     def _words(self, record: ProbeRecord) -> Callable[[str], None]:
         def say(words: str) -> None:
@@ -272,8 +287,9 @@ class Runner:
             return None
         request, job = ProbeRequest.from_user(record.request, allow_files=False)
         failure = FailureKind.INTERRUPTED.value if record.state == "cancelled" else record.failure
-        rung: Rung = "emulated" if request.emulate else "imitated" if request.imitate_gpus is not None else "probed"
-        numbers = Measured(status="failed", rung=rung, failure=failure, message=record.message, gpu_seconds=gpu_seconds_of(record))
+        numbers = Measured(
+            status="failed", rung=_rung_of(request), failure=failure, message=record.message, gpu_seconds=gpu_seconds_of(record)
+        )  # fmt: skip
         moment = (record.finished_at or record.created_at).isoformat()
         return Measurement(id=record.id, created_at=moment, job=job, measured=numbers, source=f"probe {record.id}")
 
@@ -282,9 +298,10 @@ class Runner:
         records = probes_of(self.wiring, self.study.id)
         found = {record.id: one for record in records if (one := self._result(record)) is not None}
         said = self.wiring.tasks.events(self.study.id)
-        reasons = {found[record.id].id: _reason(record, said) for record in records if record.id in found}
+        asked = {found[record.id].id: body for record in records if record.id in found and (body := _question(record, said)) is not None}
         return DoneBefore(
-            measurements=list(found.values()), reasons={key: reason for key, reason in reasons.items() if reason is not None},
+            measurements=list(found.values()), reasons={key: str(body["message"]) for key, body in asked.items()},
+            as_probes={key: bool(body["counts"]) for key, body in asked.items() if "counts" in body},
             micro_gpu_seconds=sum(gpu_seconds_of(record) for record in records if record.request.get("kernels")),
         )  # fmt: skip
 
@@ -305,17 +322,24 @@ class Runner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoneBefore:
-    """A study's own probes from before it was resumed. measurements: oldest first.  reasons: why each was asked, by its id."""
+    """A study's own probes from before it was resumed. measurements: oldest first.  reasons: why each was asked, as_probes: whether it
+    counted as one, by its id.
+    """
 
     measurements: Sequence[Measurement]
     reasons: Mapping[str, str]
+    as_probes: Mapping[str, bool]
     micro_gpu_seconds: float
 
 
-def _reason(record: ProbeRecord, said: Sequence[TaskEvent]) -> str | None:
-    """The words with which the study last asked for this layout before the probe."""
+def _question(record: ProbeRecord, said: Sequence[TaskEvent]) -> Mapping[str, Any] | None:
+    """The event with which the study last asked for this layout before the probe."""
     asked = [event.body for event in said if event.body["event"] == "asked" and event.created_at <= record.created_at]
-    return next((str(body["message"]) for body in reversed(asked) if body["layout"] == record.layout), None)
+    return next((body for body in reversed(asked) if body["layout"] == record.layout), None)
+
+
+def _rung_of(request: ProbeRequest) -> Rung:
+    return "emulated" if request.emulate else "imitated" if request.imitate_gpus is not None else "probed"
 
 
 def gpu_seconds_of(record: ProbeRecord) -> float:
@@ -324,8 +348,9 @@ def gpu_seconds_of(record: ProbeRecord) -> float:
     """
     if record.results or record.started_at is None or record.finished_at is None:
         return sum(float(result["gpu_seconds"]) for result in record.results)
-    limit = float(record.request["time_limit_seconds"])
-    held = 1 if record.request.get("emulate") else min(record.num_gpus, record.request.get("imitate_gpus") or record.num_gpus)
+    emulated, imitated = record.request.get("emulate"), record.request.get("imitate_gpus")
+    limit = float(record.request["time_limit_seconds"]) * (MOST_RANKS if emulated else MOST_DEPTHS if imitated else 1)
+    held = 1 if emulated else min(record.num_gpus, imitated or record.num_gpus)
     return min((record.finished_at - record.started_at).total_seconds(), limit) * held
 
 
@@ -350,6 +375,7 @@ def event_body(event: "Event") -> dict[str, Any]:
         "message": event.message,
         "layout": None if asked is None or asked.layout is None else asked.layout.short(),
         "rung": None if asked is None else asked.rung,
+        "counts": None if asked is None else asked.counts,
         "best_step_seconds": event.best_seconds,
         "best_layout": None if event.best_layout is None else event.best_layout.short(),
         "expected_regret": None if event.regret is None else event.regret.expected_share,

@@ -3,6 +3,7 @@
 enumerate -> screen all -> simulate the best -> sample what cannot be enumerated -> choose different ones -> estimate, explain, export.
 """
 
+import math
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -106,7 +107,7 @@ def _with_measurements(plan: Plan, outcome: "Outcome", known: "list[Ranked]") ->
             continue
         measured = {
             "status": record.status, "step_seconds": record.step_seconds, "runs": record.runs, "memory_margin": record.margin,
-            "rung": record.rung,
+            "rung": record.rung, "relative_error": math.sqrt(record.variance or 0.0),
         }  # fmt: skip
         source = "probed" if record.rung in REALLY else "emulated"
         update = {"measurement": measured, "source": source, "expected_step_seconds": one.expected_seconds}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from planner.calibration.kernels import Timing
-from planner.columns import LayoutBatch
+from planner.columns import BoolColumn, LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import Context
 from planner.search.probing.candidates import Candidates, enumerate_candidates
@@ -52,10 +52,11 @@ Run = Callable[[Sequence[Asked]], Iterable[tuple[Asked, Measurement | Timed]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probing:
-    """How to spend probes. measure: runs and stores them.  known, resumed, reasons: see `probing.loop.run`.
+    """How to spend probes. measure: runs and stores them.  known, resumed, reasons, as_probes: see `probing.loop.run`.
 
     num_devices: of the pool; layouts that need more are only looked at.  emulates: whether it can run one rank of a layout alone on a GPU.
     imitates: whether it can run layouts on fewer GPUs.  micro: kernels as another cheaper look.  parallel: whole layouts at once.
+    refuses: why the program that runs probes cannot run a layout; None where it can.
     """
 
     measure: Run
@@ -63,10 +64,12 @@ class Probing:
     known: Sequence[Measurement] = ()
     resumed: Sequence[Measurement] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
+    as_probes: Mapping[str, bool] = field(default_factory=dict)
     on_event: Callable[[Event], None] | None = None
     should_stop: Callable[[], bool] | None = None
     emulates: bool = False
     imitates: bool = False
+    refuses: Callable[[Layout], str | None] | None = None
     micro: MicroPlan | None = None
     parallel: int = 1
     steps: int = 13
@@ -82,6 +85,7 @@ def probe_size(job: Job, sized: Sized, probing: Probing, include: Sequence[Layou
     candidates = enumerate_candidates(pricer, build_space(context, job.search), include=wanted)
     kernels = Kernels.of(pricer, candidates) if probing.micro else None
     micro_probes, observed = _micro(kernels, probing.micro, pricer.cluster.gpus_per_node)
+    refused = None if probing.refuses is None else refusals(candidates, probing.refuses)
     settings = Settings(
         sampler=job.search.sampler, seed=job.search.seed, budget=Budget(probes=job.probe.max_probes, gpu_seconds=job.probe.max_gpu_seconds),
         parallel=probing.parallel, cost=ProbeCost(start_seconds=START_SECONDS.get(pricer.cluster.gpu.name, 60.0), steps=probing.steps),
@@ -89,10 +93,11 @@ def probe_size(job: Job, sized: Sized, probing: Probing, include: Sequence[Layou
         micro_probes=micro_probes, observed=observed,
         gpu_seconds_before=probing.micro.gpu_seconds_before if probing.micro else 0.0,
     )  # fmt: skip
-    return run(
+    found = run(
         candidates, settings, _reading(probing.measure, kernels), known=probing.known, resumed=probing.resumed, reasons=probing.reasons,
-        on_event=probing.on_event, should_stop=probing.should_stop,
+        as_probes=probing.as_probes, on_event=probing.on_event, should_stop=probing.should_stop,
     )  # fmt: skip
+    return found if refused is None else replace(found, refused=refused.counts)
 
 
 def _micro(kernels: Kernels | None, plan: MicroPlan | None, per_node: int) -> tuple[tuple[MicroProbe, ...], tuple[Observed, ...]]:
@@ -116,6 +121,33 @@ def _reading(measure: Run, kernels: Kernels | None) -> Measure:
                 yield one, result
 
     return run_all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """What the program of the probes cannot run. rows: mask (N,).  counts: candidates by reason."""
+
+    rows: BoolColumn
+    counts: Mapping[str, int]
+
+
+def refusals(candidates: Candidates, refuses: Callable[[Layout], str | None]) -> Refused:
+    """Asked once for all candidates that are alike but for their sizes."""
+    batch = candidates.batch
+    asked = [column > 1 if name in WIDTHS else column for name, column in batch.columns() if name not in SIZES]
+    kinds, first, which = np.unique(np.stack(asked, axis=1), axis=0, return_index=True, return_inverse=True)
+    reasons = [refuses(batch.row(int(row))) for row in first]
+    rows = np.array([reason is not None for reason in reasons])[which.ravel()]
+    sizes = np.bincount(which.ravel(), minlength=len(kinds))
+    counts: dict[str, int] = {}
+    for reason, size in zip(reasons, sizes, strict=True):
+        if reason is not None:
+            counts[reason] = counts.get(reason, 0) + int(size)
+    return Refused(rows=rows, counts=counts)
+
+
+WIDTHS = ("tp", "pp", "cp", "ep", "etp")  # a program's rules ask whether there is such an axis
+SIZES = ("dp_replicate", "dp_shard", "micro_batch_size", "split", "ac_value", "virtual_stages")  # and do not ask for these
 
 
 def _rungs(pricer: Pricer, candidates: Candidates, probing: Probing) -> tuple[CheaperRung, ...]:
@@ -161,6 +193,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "expected_regret": outcome.regret.expected_share, "trials": trials,
         "ruled_out": [{"layout": layout.short(), "reason": reason} for layout, reason in outcome.pruned[:MOST_RULED_OUT]],
         "num_ruled_out": len(outcome.pruned),
+        "refused": [{"reason": reason, "layouts": count} for reason, count in outcome.refused.items()],
     }  # fmt: skip
 
 

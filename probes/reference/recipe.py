@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from planner.cost.stages import stage_layers
 from planner.errors import Fault, SpecError
@@ -138,6 +139,12 @@ def with_layers(model: ModelSpec, num_layers: int) -> ModelSpec:
     if faults := fewer.clashes():
         raise SpecError([replace(fault, remedy="keep more layers") for fault in faults])
     return fewer
+
+
+def refusal(job: Job, layout: Layout, device: Literal["cuda", "cpu"]) -> str | None:
+    """Why this program cannot run a layout that the job's trainer may; None where it can."""
+    fault = next(_beyond(ProbeTask(id="", job={}, device=device), job, layout), None)
+    return None if fault is None else f"{fault.field}={fault.value!r} {fault.rule}"
 
 
 def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:

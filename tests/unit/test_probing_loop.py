@@ -11,7 +11,18 @@ from planner.search.probing import pruning
 from planner.search.probing.fidelity import Look, MicroProbe, Observed, direct
 from planner.search.probing.knowledge import RUN_SD, Knowledge, noise_variance
 from planner.search.probing.loop import Event, Result, one_at_a_time, run
-from planner.search.probing.study import LOOKS_A_PROBE, Asked, Budget, CheaperRung, MicroResult, ProbeCost, ProbeStudy, Settings, Way
+from planner.search.probing.study import (
+    LOOKS_A_PROBE,
+    UNABLE,
+    Asked,
+    Budget,
+    CheaperRung,
+    MicroResult,
+    ProbeCost,
+    ProbeStudy,
+    Settings,
+    Way,
+)
 from planner.search.probing.trials import MEMORY_CONSTRAINT
 from planner.specs.measurement import Measured, Measurement
 from tests.unit.probing_cases import Machine, failed, measurement, out_of_memory, small, subset
@@ -596,8 +607,171 @@ def test_resumed_a_look_is_neither_repeated_nor_forgotten() -> None:
         assert heir.spent.gpu_seconds == pytest.approx(sum(each.measured.gpu_seconds or 0.0 for each in (one, told)))
         assert heir._rungs_left(look.row) == []
         assert heir._failed_looks["imitated"] == failures
-        assert len(heir.knowledge.times) == 2 - failures
+        assert len(heir.knowledge.seen_times()) == 2 - failures
         assert look.row not in heir.knowledge.excluded
+
+
+def told_of(row: int, rung: str, seconds: float, error: float | None = None) -> Measured:
+    claims = {} if error is None else {"relative_error": {"step_seconds": error}}
+    return Measured.model_validate({"rung": rung, "step_seconds": seconds, "gpu_seconds": 60.0, **claims})
+
+
+def test_a_layout_that_ran_stands_for_itself_and_shows_what_its_looks_are_worth() -> None:
+    """A look 14 times too fast, as on a CPU with fewer cores than processes."""
+    knowledge = Knowledge(small())
+    knowledge.learn(3, told_of(3, "probed", 0.25))
+    for row in (5, 9):
+        knowledge.learn(row, told_of(row, "imitated", 0.024, 0.065))
+    assert knowledge.beliefs().winner in (5, 9)
+    assert knowledge.doubt() == 1.0
+    knowledge.learn(5, told_of(5, "probed", 0.34))
+    beliefs = knowledge.beliefs()
+    assert beliefs.winner == 3
+    assert np.exp(beliefs.log_seconds[5]) == pytest.approx(0.34, rel=0.05)
+    assert knowledge.doubt() > 100, "what else was said by such looks counts for little"
+    assert knowledge.records[5].runs == 1
+    later = Knowledge(small())
+    later.learn(3, told_of(3, "probed", 0.25))
+    later.learn(3, told_of(3, "imitated", 0.05, 0.05))
+    assert later.records[3].step_seconds == pytest.approx(0.25)
+    assert later.doubt() > 100, "also when the look comes after"
+
+
+def test_looks_that_hold_keep_their_trust() -> None:
+    machine, knowledge = Machine.wrong_by(small(), 0.15), Knowledge(small())
+    rng = np.random.default_rng(0)
+    for row in range(0, 200, 10):
+        seconds = float(np.exp(machine.log_seconds[row]))
+        knowledge.learn(row, told_of(row, "imitated", seconds * float(np.exp(0.03 * rng.standard_normal())), 0.03))
+        knowledge.learn(row, told_of(row, "probed", seconds))
+    assert knowledge.doubt() < 2.0
+
+
+def test_a_look_that_may_be_far_off_makes_no_winner() -> None:
+    knowledge = Knowledge(small())
+    knowledge.learn(3, told_of(3, "probed", 10.0))
+    knowledge.learn(7, told_of(7, "imitated", 0.5, 1.05))
+    assert knowledge.beliefs().winner == 3
+    assert knowledge.records[7].step_seconds == pytest.approx(0.5), "it is shown all the same, with its error"
+
+
+def test_the_same_look_again_says_nothing_new() -> None:
+    once, often = Knowledge(small()), Knowledge(small())
+    once.learn(7, told_of(7, "imitated", 5.0, 0.1))
+    for _ in range(25):
+        often.learn(7, told_of(7, "imitated", 5.0, 0.1))
+    assert often.records[7].variance == once.records[7].variance
+    assert len(often.seen_times()) == 1
+    often.learn(7, told_of(7, "emulated", 5.0))
+    assert len(often.seen_times()) == 2
+
+
+def test_a_look_that_fails_takes_nothing_from_what_answered() -> None:
+    knowledge = Knowledge(small())
+    failing = Measured(status="failed", rung="imitated", failure="oom")
+    for rung_name in ("emulated", "probed"):
+        knowledge.learn(1, told_of(1, rung_name, 5.0))
+        assert knowledge.learn(1, failing, counts=True) == []
+        assert (knowledge.records[1].status, knowledge.records[1].rung) == ("ok", rung_name)
+    knowledge.learn(2, failing, counts=True)
+    assert knowledge.records[2].status == "failed"
+    assert 2 not in knowledge.excluded
+
+
+@pytest.mark.parametrize("claim", ["far", True, float("nan"), 1e200, -0.5, [0.1], None])
+def test_strange_claims_are_none(claim: object) -> None:
+    measured = Measured.model_validate({"rung": "imitated", "step_seconds": 2.0, "relative_error": {"step_seconds": claim}})
+    assert noise_variance(measured) == pytest.approx(RUN_SD**2)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_other_samplers_do_not_run_what_a_look_has_shown_to_be_slow(sampler: str) -> None:
+    machine = Machine.wrong_by(small(), 0.0)
+    asked: list[Asked] = []
+
+    def measure(one: Asked) -> Measurement:
+        asked.append(one)
+        return machine.run(one) if one.rung == "probed" else imitated(one, machine, off=0.5)
+
+    run(small(), settings(sampler=sampler, rungs=(IMITATION,), budget=Budget(probes=5, gpu_seconds=1e12)), one_at_a_time(measure))
+    looked = {one.row for one in asked if one.rung == "imitated"}
+    assert looked
+    assert not looked & {one.row for one in asked if one.rung == "probed"}
+
+
+def test_a_look_that_the_pool_cannot_make_is_no_probe_and_no_failure() -> None:
+    def unable(asked: Asked) -> Measurement:
+        return measurement(asked, Measured(status="failed", rung="imitated", failure=UNABLE, message="needs 512 GPUs"))
+
+    odd = Machine.wrong_by(small(), 0.15)
+    outcome = run(
+        small(), settings(whole=False, rungs=(IMITATION,)),
+        one_at_a_time(lambda asked: imitated(asked, odd) if (asked.row or 0) % 2 else unable(asked)),
+    )  # fmt: skip
+    assert outcome.spent.probes == 6
+    assert all(one.row % 2 for one in outcome.ranked if one.record is not None)
+    never = run(small(), settings(whole=False, rungs=(IMITATION,)), one_at_a_time(unable))
+    assert (never.spent.probes, never.spent.gpu_seconds, never.spent.failures_in_a_row) == (0, 0.0, 0)
+    assert "nothing on it could stand for a layout" in never.stopped
+
+
+def test_what_the_program_cannot_run_is_not_asked() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    refused = np.arange(len(small())) % 3 != 1
+    run(small(), settings(refused=refused), one_at_a_time(machine.run))
+    assert machine.asked
+    assert not [one.row for one in machine.asked if refused[one.row or 0]]
+
+
+def test_many_candidates_that_cannot_be_looked_at_do_not_end_the_study() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    blind = replace(IMITATION, ways=lambda row: IMITATION.ways(row) if row >= 60 else ())
+    outcome = run(small(), settings(whole=False, rungs=(blind,)), one_at_a_time(lambda asked: imitated(asked, machine)))
+    assert outcome.spent.probes == 6
+    known = [imitated(one, machine) for one in asked_of(range(40))]
+    again = run(small(), settings(whole=False, rungs=(IMITATION,)), one_at_a_time(lambda asked: imitated(asked, machine)), known=known)
+    assert again.spent.probes > 0
+
+
+def asked_of(rows: Iterable[int]) -> list[Asked]:
+    question = ProbeStudy(small(), settings()).ask()
+    assert question is not None
+    return [replace(question, number=100 + row, row=row, layout=small().batch.row(row), rung="imitated", num_gpus=2) for row in rows]
+
+
+def test_resumed_a_look_counts_as_it_was_asked() -> None:
+    """Also where what was spent since would not pay for the layout any more."""
+    machine = Machine.wrong_by(small(), 0.15)
+    study = ProbeStudy(small(), settings(rungs=(IMITATION,), budget=Budget(probes=2, gpu_seconds=3000.0)))
+    look = after_the_first(study, machine)
+    assert (look.rung, look.counts) == ("imitated", False)
+    told = imitated(look, machine)
+    stored = [machine.run(replace(look, row=1, layout=small().batch.row(1), rung="probed")).model_copy(update={"id": "one"}), told]
+    for counts, spent in ((False, (1, 1)), (True, (2, 0))):
+        heir = ProbeStudy(small(), replace(study.settings, gpu_seconds_before=2500.0))
+        heir.remember(stored, spent=True, as_probes={"one": True, told.id: counts})
+        assert (heir.spent.probes, heir.spent.looks) == spent
+
+
+def test_a_candidate_is_one_trial_whatever_failed_on_the_way() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+
+    def measure(one: Asked) -> Measurement:
+        return machine.run(one) if one.rung == "probed" else look_failed(one, "crash")
+
+    outcome = run(small(), settings(rungs=(IMITATION,), budget=Budget(probes=12, gpu_seconds=1e12)), one_at_a_time(measure))
+    params = [tuple(sorted((key, str(value)) for key, value in trial.params.items())) for trial in outcome.study.trials]
+    assert len(params) == len(set(params))
+
+
+def test_quick_starts_of_looks_promise_nothing_for_the_layouts() -> None:
+    study = ProbeStudy(small(), settings(cost=ProbeCost(start_seconds=60.0, steps=13)))
+    before = study._costs()[0]
+    for start, expected in ((1.0, 60.0), (90.0, 90.0)):
+        study._look_starts = [start]
+        assert study._start_seconds() == expected
+        assert study._look_start_seconds() == start
+    assert before == pytest.approx(8 * (60.0 + 13 * np.exp(study.knowledge.beliefs().log_seconds[0])))
 
 
 def test_probes_side_by_side_that_may_be_followed_keep_the_budget() -> None:

@@ -21,6 +21,8 @@ RUN_SD = 0.01
 REALLY = ("probed", "published")  # rungs on which the layout itself ran, all of it
 IMITATED = "imitated"  # by a smaller layout; its failures and its memory running out say nothing of this one
 MEMORY_RUN_SD = 0.002
+MOST_CLAIMED = 10.0  # a relative error beyond it is no error but a mistake
+TRUSTED_SD = 0.1  # judgement: a look that may be off by more than this makes no winner
 MEDIAN_VARIANCE = np.pi / 2.0  # of the median of n normal values, over sd^2 / n
 RIVALS = 128  # candidates looked at for the regret: those with the largest expected improvement
 CHUNK, FIRST = 8192, 256  # rows whose bound is looked at together; those of them that are worked out at once
@@ -68,7 +70,25 @@ def claimed_error(measured: Measured, quantity: str) -> float | None:
     """The relative standard error that a measurement claims of a quantity; None where it was read and not extrapolated."""
     errors = (measured.model_extra or {}).get("relative_error")
     error = errors.get(quantity) if isinstance(errors, Mapping) else None
-    return float(error) if isinstance(error, int | float) else None
+    if not isinstance(error, int | float) or isinstance(error, bool) or not 0.0 <= error < MOST_CLAIMED:
+        return None
+    return float(error)
+
+
+def trusted(record: Record) -> bool:
+    """Whether a look is good enough to make a winner."""
+    return record.variance is not None and record.variance <= TRUSTED_SD**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookedAt:
+    """What a cheaper rung said of a candidate. log_seconds, variance: as the layout's own, by its own word.  memory: what it says of it."""
+
+    rung: str
+    log_seconds: float
+    variance: float
+    memory: Seen | None
+    margin: float | None
 
 
 class Knowledge:
@@ -84,12 +104,14 @@ class Knowledge:
         self.records: dict[int, Record] = {}
         self.times: list[Seen] = []
         self.memories: list[Seen] = []
+        self.looks: dict[int, dict[str, LookedAt]] = {}
+        self.surprises: list[float] = []
         self.excluded: dict[int, str] = {}
         self.fits: BoolColumn = np.zeros(count, dtype=np.bool_)
         self.barred: BoolColumn = np.zeros(count, dtype=np.bool_)
         self.affordable: BoolColumn = np.ones(count, dtype=np.bool_)
         self.whole_affordable: BoolColumn = self.affordable
-        self.closed: set[int] = set()
+        self.closed: BoolColumn = np.zeros(count, dtype=np.bool_)
         self.pending: list[int] = []
         self._beliefs: Beliefs | None = None
         self._regret: Regret | None = None
@@ -109,7 +131,7 @@ class Knowledge:
 
     def close(self, row: int) -> None:
         """The candidate is not to be asked again, although nothing speaks against it (no rung that is left can be paid for)."""
-        self.closed.add(row)
+        self.closed[row] = True
         self._touch()
 
     def learn(self, row: int, measured: Measured, *, rung_sd: float = 0.0, counts: bool = True) -> list[int]:
@@ -125,13 +147,14 @@ class Knowledge:
         if measured.status != "ok":
             return self._failed(row, measured, excludes=really) if really or counts else []
         residual = self.candidates.memory_residual(row, measured)
+        if not really:
+            self._looked(row, measured, noise_variance(measured, rung_sd), residual)
+            return []
         if residual is not None:
-            error = max((claimed_error(measured, kind) or 0.0 for kind in MEMORY_KINDS), default=0.0)
-            self.memories.append(Seen(row=row, value=residual, variance=MEMORY_RUN_SD**2 + error**2))
+            self.memories.append(Seen(row=row, value=residual, variance=MEMORY_RUN_SD**2))
         if measured.step_seconds:
-            self._timed(row, measured, noise_variance(measured, rung_sd), residual)
-        if really:
-            self.fits |= pruning.at_most(self.candidates.batch, row, self.candidates.setting.global_batch_size).mask
+            self._timed(row, measured, noise_variance(measured), residual)
+        self.fits |= pruning.at_most(self.candidates.batch, row, self.candidates.setting.global_batch_size).mask
         return []
 
     def learn_direction(self, loading: Sequence[float], value: float, variance: float) -> None:
@@ -142,23 +165,79 @@ class Knowledge:
     def _timed(self, row: int, measured: Measured, variance: float, residual: float | None) -> None:
         value = float(np.log(measured.step_seconds or 1.0))
         self.times.append(Seen(row=row, value=value - float(self.candidates.prior.log_seconds[row]), variance=variance))
+        for look in self.looks.pop(row, {}).values():  # the layout itself stands for itself, and shows what its looks were worth
+            self.surprises.append((look.log_seconds - value) ** 2 / (look.variance + variance))
         before = self.records.get(row)
-        if before is not None and (before.rung in REALLY) != (measured.rung in REALLY):
-            if before.rung in REALLY:
-                return  # a layout that ran stands for itself
-            before = None
-        if before is not None and before.log_seconds is not None and before.variance is not None:
+        runs = 1
+        if before is not None and before.rung in REALLY and before.log_seconds is not None and before.variance is not None:
             precision = 1.0 / before.variance + 1.0 / variance
             value = (before.log_seconds / before.variance + value / variance) / precision
-            variance = 1.0 / precision
-        margin = None if residual is None else float(np.expm1(self.log_share[row] + residual))
+            variance, runs = 1.0 / precision, 1 + before.runs
         self.records[row] = Record(
-            row=row, status="ok", log_seconds=value, variance=variance, runs=1 + (before.runs if before else 0), margin=margin, message="",
+            row=row, status="ok", log_seconds=value, variance=variance, runs=runs, margin=self._margin_of(row, residual), message="",
             rung=measured.rung,
         )  # fmt: skip
+        self._weigh_looks()
+
+    def _looked(self, row: int, measured: Measured, variance: float, residual: float | None) -> None:
+        """The best look of a rung counts: the same look again would be wrong in the same way."""
+        error = max((claimed_error(measured, kind) or 0.0 for kind in MEMORY_KINDS), default=0.0)
+        memory = None if residual is None else Seen(row=row, value=residual, variance=MEMORY_RUN_SD**2 + error**2)
+        before = self.records.get(row)
+        if not measured.step_seconds:
+            self.memories += [memory] if memory is not None and before is None else []
+            self._touch()
+            return
+        value = float(np.log(measured.step_seconds))
+        if before is not None and before.rung in REALLY:
+            if before.log_seconds is not None and before.variance is not None:
+                self.surprises.append((value - before.log_seconds) ** 2 / (variance + before.variance))
+                self._weigh_looks()
+            return
+        look = LookedAt(
+            rung=measured.rung, log_seconds=value, variance=variance, memory=memory, margin=self._margin_of(row, residual)
+        )  # fmt: skip
+        known = self.looks.setdefault(row, {})
+        if measured.rung not in known or known[measured.rung].variance > variance:
+            known[measured.rung] = look
+        self._weigh_looks()
+
+    def doubt(self) -> float:
+        """By how much the variance that looks claim is too small: mean square of what they were off by where the layout ran later, over
+        what they claimed, with one look's worth of trust in advance; at least 1.
+        """
+        return max((1.0 + sum(self.surprises)) / (1.0 + len(self.surprises)), 1.0)
+
+    def _weigh_looks(self) -> None:
+        """The records of what has only been looked at, by the best look and today's doubt."""
+        for row, looks in self.looks.items():
+            best = min(looks.values(), key=lambda look: look.variance)
+            variance = best.variance * self.doubt()
+            self.records[row] = Record(
+                row=row, status="ok", log_seconds=best.log_seconds, variance=variance, runs=len(looks), margin=best.margin, message="",
+                rung=best.rung,
+            )  # fmt: skip
+        self._touch()
+
+    def _margin_of(self, row: int, residual: float | None) -> float | None:
+        return None if residual is None else float(np.expm1(self.log_share[row] + residual))
+
+    def seen_times(self) -> list[Seen]:
+        """All that is known of times: of runs, of directions, and of looks at what has not run."""
+        prior, doubt = self.candidates.prior.log_seconds, self.doubt()
+        looks = [
+            Seen(row=row, value=look.log_seconds - float(prior[row]), variance=look.variance * doubt)
+            for row, by_rung in self.looks.items() for look in by_rung.values()
+        ]  # fmt: skip
+        return [*self.times, *looks]
+
+    def seen_memories(self) -> list[Seen]:
+        """All that is known of memory, in the same way."""
+        return [*self.memories, *(look.memory for by_rung in self.looks.values() for look in by_rung.values() if look.memory is not None)]
 
     def _ran_out(self, row: int, measured: Measured) -> list[int]:
         margin = self.margin(row, measured)
+        self.looks.pop(row, None)
         self.memories.append(self._censored(row, float(np.log1p(margin))))
         self.records[row] = Record(
             row=row, status="oom", log_seconds=None, variance=None, runs=0, margin=margin, message=measured.message or "out of memory"
@@ -171,8 +250,11 @@ class Knowledge:
         return ruled_out
 
     def _failed(self, row: int, measured: Measured, *, excludes: bool) -> list[int]:
-        """Not asked again; excluded where it was the layout itself that failed, not a look at it."""
+        """Excluded where it was the layout itself that failed, not a look at it; what answered before outlives a look that failed."""
+        if not excludes and row in self.records:
+            return []
         kind = measured.failure or "crash"
+        self.looks.pop(row, None)
         self.records[row] = Record(
             row=row, status="failed", log_seconds=None, variance=None, runs=0, margin=None, message=f"{kind}: {measured.message or ''}",
             rung=measured.rung,
@@ -201,7 +283,7 @@ class Knowledge:
 
         Belief N(m, v), a = (t - m) / sqrt(v), h = phi(a) / Q(a): given > t the mean is m + sqrt(v) h, the variance v (1 - h (h - a)).
         """
-        posterior = condition(self.memory, self.memories)
+        posterior = condition(self.memory, self.seen_memories())
         sd = float(np.sqrt(posterior.variance(np.array([row]))[0]))
         mean = float(self.log_share[row] + posterior.mean[row])
         a = np.array((log_margin - mean) / sd)
@@ -221,15 +303,15 @@ class Knowledge:
         return self._beliefs
 
     def timed(self) -> list[Record]:
-        """Candidates with a measured time, fastest first."""
-        found = [record for record in self.records.values() if record.log_seconds is not None]
+        """Candidates whose time is known, by a run or a look that can be trusted, fastest first."""
+        found = [one for one in self.records.values() if one.log_seconds is not None and (one.rung in REALLY or trusted(one))]
         return sorted(found, key=lambda record: record.log_seconds or 0.0)
 
     def untried(self) -> BoolColumn:
         """Candidates that have not run themselves and can be paid for, by whatever rung, (N,)."""
-        free = self.affordable & ~self.barred
+        free = self.affordable & ~self.barred & ~self.closed
         known = [row for row, record in self.records.items() if record.rung in REALLY or record.status != "ok"]
-        free[[*known, *self.pending, *self.closed]] = False
+        free[[*known, *self.pending]] = False
         return free
 
     def repeatable(self) -> list[Record]:
@@ -267,11 +349,12 @@ class Beliefs:
     def of(cls, knowledge: Knowledge) -> "Beliefs":
         """From everything learnt so far."""
         prior = knowledge.candidates.prior.log_seconds
-        time = condition(knowledge.time, knowledge.times)
+        times = knowledge.seen_times()
+        time = condition(knowledge.time, times)
         if knowledge.pending:
             believed = [Seen(row=row, value=float(time.mean[row]), variance=RUN_SD**2) for row in knowledge.pending]
-            time = condition(knowledge.time, [*knowledge.times, *believed])
-        memory = condition(knowledge.memory, knowledge.memories)
+            time = condition(knowledge.time, [*times, *believed])
+        memory = condition(knowledge.memory, knowledge.seen_memories())
         log_seconds = prior + time.mean
         timed = knowledge.timed()
         rows = [record.row for record in timed if not knowledge.barred[record.row]]

@@ -7,18 +7,19 @@ stores each measurement before giving it, so that after a kill the same call wit
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import optuna
 
 from planner.search.probing.candidates import Candidates
-from planner.search.probing.knowledge import Record
+from planner.search.probing.knowledge import REALLY, Record, claimed_error
 from planner.search.probing.stopping import Regret
-from planner.search.probing.study import NO_REASONS, Asked, MicroResult, ProbeStudy, Settings, Spent
+from planner.search.probing.study import NO_COUNTS, NO_REASONS, Asked, MicroResult, ProbeStudy, Settings, Spent
 from planner.specs.layout import Layout
-from planner.specs.measurement import Measurement
+from planner.specs.measurement import Measured, Measurement
+from planner.units import counted
 
 SHOWN = 20
 
@@ -66,7 +67,7 @@ class Outcome:
     """What the study found. ranked: the winner (the fastest measured, else the fastest expected), then the rest by expected seconds.
 
     stopped: why, in words with numbers.  pruned: layouts ruled out without a probe, with the reason.  ignored: ids of measurements of
-    layouts that are no candidates.
+    layouts that are no candidates.  refused: how many candidates the probes' program cannot run, by reason.
     """
 
     ranked: tuple[Ranked, ...]
@@ -76,6 +77,7 @@ class Outcome:
     pruned: tuple[tuple[Layout, str], ...]
     ignored: tuple[str, ...]
     study: optuna.Study
+    refused: Mapping[str, int] = field(default_factory=dict)
 
 
 def run(
@@ -86,18 +88,19 @@ def run(
     known: Sequence[Measurement] = (),
     resumed: Sequence[Measurement] = (),
     reasons: Mapping[str, str] = NO_REASONS,
+    as_probes: Mapping[str, bool] = NO_COUNTS,
     on_event: Callable[[Event], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Spends the budget on probes and returns the candidates re-ranked.
 
     known: measurements of this job from before, which teach but cost nothing.  resumed: those of this very study, which also count against
-    its budget; reasons: why they were asked, by their ids.  should_stop: asked between probes; the best so far is returned.  What `measure`
-    raises goes through; nothing told is lost, because `measure` stores first.
+    its budget; reasons: why they were asked, as_probes: whether they counted as such, by their ids.  should_stop: asked between
+    probes; the best so far is returned.  What `measure` raises goes through; nothing told is lost, because `measure` stores first.
     """
     study = ProbeStudy(candidates, settings)
     study.remember(known, spent=False)
-    study.remember(resumed, spent=True, reasons=reasons)
+    study.remember(resumed, spent=True, reasons=reasons, as_probes=as_probes)
     say = on_event or (lambda _: None)
     while (stopped := _stopped(study, should_stop)) is None:
         asked = study.ask_many()
@@ -161,10 +164,22 @@ def _told(result: Result) -> str:
         return ", ".join(f"{one.look.name} {np.expm1(one.log_ratio):+.0%}" for one in result.observed) + " against the prediction"
     measured = result.measured
     if measured.status == "ok" and measured.step_seconds:
-        return f"{measured.step_seconds:.4g} s a step"
+        return f"{measured.step_seconds:.4g} s a step{_looked_at(measured)}"
     return {"oom": "out of memory", "failed": f"failed: {measured.failure}"}.get(measured.status, "no step time") + (
         f" ({measured.message})" if measured.message else ""
     )
+
+
+def _looked_at(measured: Measured) -> str:
+    """How far a look can be trusted, by its own word; nothing for a run of the layout itself."""
+    if measured.rung in REALLY:
+        return ""
+    said, error = str(measured.rung), claimed_error(measured, "step_seconds")
+    by = (measured.model_extra or {}).get("imitated_by")
+    sizes = {small["num_gpus"] for small in by if isinstance(small, Mapping) and "num_gpus" in small} if isinstance(by, list) else set()
+    if sizes:
+        said += f" on {counted(max(sizes), 'GPU')}"
+    return f" ({said}, ± {error:.0%})" if error is not None else f" ({said})"
 
 
 def _event(

@@ -138,11 +138,15 @@ class FiniteSampler(BaseSampler):
 
     def has_more(self) -> bool:
         """Whether there is anything left to choose."""
-        return bool(self.knowledge.untried().any())
+        return bool(self.free().any())
+
+    def free(self) -> BoolColumn:
+        """Candidates to choose from."""
+        return self.knowledge.untried()
 
     def allowed(self, beliefs: Beliefs) -> BoolColumn:
-        """Untried candidates within the risk; where there is none, the untried ones that are likeliest to fit."""
-        free = self.knowledge.untried()
+        """Those within the risk; where there is none, those that are likeliest to fit."""
+        free = self.free()
         if self.risk_limit >= 1.0 or not free.any():
             return free
         rows = np.flatnonzero(free)
@@ -240,6 +244,12 @@ class SnappedSampler(FiniteSampler):
                 sampled[name] = self.inner.sample_independent(study, trial, name, distribution)
         row = self.space.nearest(sampled, allowed)
         return Pick(row=row, reason=f"{self.name}'s choice, as the nearest legal layout: {_predicted(beliefs, row)}")
+
+    def free(self) -> BoolColumn:
+        """What has not even been looked at: whether to run what has been is not for this sampler to say."""
+        free = self.knowledge.untried()
+        free[list(self.knowledge.records)] = False
+        return free
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Passed on."""

@@ -30,9 +30,12 @@ MOST_FAILURES = 3  # in a row; then it is the machine and not the layout, or the
 LEAST_LOOK_GAIN = 2e-3  # of a step; below it a look before the winner is run is not worth a launch; judgement
 TINY = 1e-6  # seconds that a launch takes at least, so that nothing is free
 LOOKS_A_PROBE = 4  # judgement: a look may cost hardly any GPU-seconds, but each is a launch that somebody waits for
-MOST_PASSED_OVER = 20  # candidates that no rung can look at within the budget, before a question is given up
+MOST_UNABLE = 20  # looks that cannot be had, without one that can between them; then the rung is dropped
+MOST_PASSED_OVER = 300  # candidates that no rung can look at within the budget, before a question is given up
 INTERRUPTED = "interrupted"
+UNABLE = "unable"  # a look that cannot be had: the pool knows before it starts anything
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
+NO_COUNTS: Mapping[str, bool] = MappingProxyType({})
 LEAST_MICRO_GAIN = 1e-3  # of a step; below it timing kernels is not worth a launch, however cheap; judgement
 
 
@@ -72,7 +75,8 @@ class Way:
 class CheaperRung:
     """A rung below the whole layout. ways: in which it can look at the candidate of a row; none where it cannot.
 
-    least_gpus (N,): no look at a candidate holds fewer; infinite where there is none.  shows_memory: tells whether the layout fits.
+    least_gpus (N,): GPUs times runs of the cheapest look at a candidate, at least; infinite where there is none.
+    shows_memory: tells whether the layout fits.
     """
 
     name: str
@@ -87,7 +91,8 @@ class Settings:
 
     risk_limit: largest probability of running out of memory that a probe may have, while there is anything safer.  whole: the layouts
     themselves can be run; else looks at them are all there is, and count as probes.
-    observed: what kernels timed before say.  gpu_seconds_before: spent by this study on timing kernels, before it was resumed.
+    refused (N,): what the program of the probes cannot run.  observed: what kernels timed before say.
+    gpu_seconds_before: spent by this study on timing kernels, before it was resumed.
     """
 
     sampler: str = "cost-model"
@@ -99,6 +104,7 @@ class Settings:
     cost: ProbeCost = field(default_factory=ProbeCost)
     whole: bool = True
     rungs: tuple[CheaperRung, ...] = ()
+    refused: BoolColumn | None = None
     micro_probes: tuple[MicroProbe, ...] = ()
     observed: tuple[Observed, ...] = ()
     gpu_seconds_before: float = 0.0
@@ -157,7 +163,11 @@ class ProbeStudy:
         self.ignored: list[str] = []
         self._running: dict[int, Asked] = {}
         self._open: dict[int, optuna.Trial] = {}
+        if settings.refused is not None:
+            self.knowledge.closed |= settings.refused
         self._starts: list[float] = []
+        self._look_starts: list[float] = []
+        self._unable: Counter[str] = Counter()
         self._looked: set[tuple[int, str]] = set()
         self._failed_looks: Counter[str] = Counter()
         self._micro_done: set[str] = set()
@@ -166,12 +176,16 @@ class ProbeStudy:
 
     # ---- from the database ----
 
-    def remember(self, measurements: Sequence[Measurement], *, spent: bool, reasons: Mapping[str, str] = NO_REASONS) -> None:
+    def remember(
+        self, measurements: Sequence[Measurement], *, spent: bool, reasons: Mapping[str, str] = NO_REASONS,
+        as_probes: Mapping[str, bool] = NO_COUNTS,
+    ) -> None:  # fmt: skip
         """Learns stored measurements, oldest first. spent: they belong to this study and count against its budget.
 
-        reasons: why each was asked, by its id, where that is known.
+        reasons: why each was asked, as_probes: whether it counted as one, by its id, where that is known.
         Measurements of layouts that are no candidates, or of a rung that this study does not use, are named in `ignored`.
         """
+        nothing = []
         for measurement in measurements:
             measured, layout = measurement.measured, measurement.job.layout
             row = None if layout is None else self.candidates.find(layout)
@@ -179,13 +193,20 @@ class ProbeStudy:
             if row is None or (rung is None and measured.rung not in REALLY):
                 self.ignored.append(measurement.id)
                 continue
-            counts = rung is None or not self._payable(row)
+            counts = rung is None or (spent and as_probes.get(measurement.id, not self._payable(row)))
             if measured.failure != INTERRUPTED:
                 self._learn(row, measured, rung, counts=counts)
-                reason = reasons.get(measurement.id, "measured before")
-                self.trials.said[row] = {"measurement": measurement.id, "rung": measured.rung, "reason": reason}
+                said = {"measurement": measurement.id, "rung": measured.rung, "reason": reasons.get(measurement.id, "measured before")}
+                record = self.knowledge.records.get(row)
+                if record is None:
+                    nothing.append((row, {**said, "message": _nothing(measured)}))
+                elif rung is None or record.rung not in REALLY:
+                    self.trials.said[row] = said
+                self._close_where_done(row)
             if spent:
                 self._pay(measured, row, rung, counts=counts and measured.failure != INTERRUPTED)
+        for row, attributes in nothing:
+            self.trials.note(row, attributes)
         self.trials.rebuild(self.knowledge.records.values())
 
     # ---- asking ----
@@ -203,9 +224,9 @@ class ProbeStudy:
             return f"{spent.failures_in_a_row} probes in a row failed, the last with: {self._last_failure()}"
         if self._affordable()[1].any():
             return None
-        if not self.settings.whole and not any(np.isfinite(rung.least_gpus).any() for rung in self.settings.rungs):
+        if not self.settings.whole and not any(self._works(rung) and np.isfinite(rung.least_gpus).any() for rung in self.settings.rungs):
             return f"the pool is smaller than {self.candidates.setting.num_gpus} GPUs, and nothing on it could stand for a layout"
-        return f"the {self.gpu_seconds_left():.3g} GPU-seconds left do not pay for another probe"
+        return f"the {max(self.gpu_seconds_left(), 0.0):.3g} GPU-seconds left do not pay for another probe"
 
     def ask(self) -> Asked | None:
         """The next probe; None when the budget has no room beside what is under way, or nothing is left to try."""
@@ -219,7 +240,8 @@ class ProbeStudy:
             return self._start(micro)
         leader = self._unconfirmed()
         decided = leader is not None and self.regret().expected_share <= self.settings.tolerance
-        if leader is not None and (decided or not self._look_pays(beside=leader)):
+        last = self.spent.probes + under_way + 1 >= self.settings.budget.probes
+        if leader is not None and (decided or last or not self._look_pays(beside=leader)):
             return self._confirm(leader)
         for _ in range(MOST_PASSED_OVER):
             if not self.trials.sampler.has_more():
@@ -253,18 +275,41 @@ class ProbeStudy:
             self.give_up(asked)
             return []
         del self._running[asked.number]
+        if measured.failure == UNABLE:
+            return self._passed_over(asked, measured)
         self._pay(measured, asked.row, rung, counts=asked.counts)
-        trial, known_before = self._open.pop(asked.number), asked.row in self.knowledge.records
+        trial, known_before = self._open.pop(asked.number), self._looked_at(asked.row) or asked.row in self.knowledge.records
         ruled_out = self._learn(asked.row, measured, rung, counts=asked.counts)
         record = self.knowledge.records.get(asked.row)
         if record is not None:
             self.trials.finish(trial, record, {"measurement": result.id, "rung": asked.rung})
         else:
             self.trials.close(trial, TrialState.FAIL, {"measurement": result.id, "rung": asked.rung, "message": _nothing(measured)})
-        self._stale |= known_before or record is None
-        if not self._payable(asked.row) and not self._rungs_left(asked.row):
-            self.knowledge.close(asked.row)
+        self._stale |= known_before
+        self._close_where_done(asked.row)
         return ruled_out
+
+    def _passed_over(self, asked: Asked, measured: Measured) -> list[int]:
+        """A look that the pool cannot make: as if it had not been asked, but not asked again."""
+        assert asked.row is not None, "a look is at a candidate"
+        self.knowledge.forget(asked.row)
+        self._looked.add((asked.row, asked.rung))
+        self._unable[asked.rung] += 1
+        self.trials.close(self._open.pop(asked.number), TrialState.PRUNED, {"rung": asked.rung, "reason": measured.message or UNABLE})
+        self._close_where_done(asked.row)
+        return []
+
+    def _looked_at(self, row: int) -> bool:
+        return any((row, rung.name) in self._looked for rung in self.settings.rungs)
+
+    def _close_where_done(self, row: int) -> None:
+        """Nothing more can be known of a candidate that cannot be run, once every rung that can look at it has."""
+        left = self.settings.budget.gpu_seconds - self.spent.gpu_seconds
+        if not (self.settings.whole and self._costs()[row] <= left) and not self._rungs_left(row):
+            self.knowledge.close(row)
+
+    def _works(self, rung: CheaperRung) -> bool:
+        return self._failed_looks[rung.name] < MOST_FAILURES and self._unable[rung.name] < MOST_UNABLE
 
     def give_up(self, asked: Asked) -> None:
         """The probe will not answer (interrupted, or its runner is gone): as if it had not been asked."""
@@ -386,21 +431,21 @@ class ProbeStudy:
         """The cheaper rungs that have not looked at this candidate yet and have not failed too often, cheapest first."""
         if self.spent.looks + self._looks_under_way() >= LOOKS_A_PROBE * self.settings.budget.probes:
             return []
-        working = [rung for rung in self.settings.rungs if self._failed_looks[rung.name] < MOST_FAILURES]
-        left = [rung for rung in working if (row, rung.name) not in self._looked and np.isfinite(rung.least_gpus[row])]
+        working = [rung for rung in self.settings.rungs if self._works(rung) and np.isfinite(rung.least_gpus[row])]
+        left = [rung for rung in working if (row, rung.name) not in self._looked]
         return sorted(left, key=lambda rung: float(rung.least_gpus[row]))
 
     def _ideal(self, rung: CheaperRung, row: int) -> Rung:
         """A look that no way of this rung beats: without error, on the fewest GPUs, its steps for nothing. Known without pricing any."""
         least = float(rung.least_gpus[row])
-        cost = least * self._start_seconds()
+        cost = least * self._look_start_seconds()
         return Rung(name=rung.name, num_gpus=int(least), gpu_seconds=cost, sd=0.0, shows_memory=rung.shows_memory)
 
     def _looks(self, rung: CheaperRung, row: int) -> list[Rung]:
         """The ways of this rung, with what they cost."""
         looks = []
         for way in rung.ways(row):
-            cost = way.num_gpus * way.runs * (self._start_seconds() + self.settings.cost.steps * way.step_seconds)
+            cost = way.num_gpus * way.runs * (self._look_start_seconds() + self.settings.cost.steps * way.step_seconds)
             looks.append(
                 Rung(name=rung.name, num_gpus=way.num_gpus, gpu_seconds=cost, sd=way.sd, shows_memory=rung.shows_memory)
             )  # fmt: skip
@@ -429,7 +474,14 @@ class ProbeStudy:
         return self.settings.whole and bool(self._costs()[row] <= self._share_left())
 
     def _start_seconds(self) -> float:
-        return max(float(np.mean(self._starts)), TINY) if self._starts else self.settings.cost.start_seconds
+        """Of the layouts themselves; looks start faster, so that they only tell that it takes longer than was thought."""
+        if self._starts:
+            return max(float(np.mean(self._starts)), TINY)
+        return max([self.settings.cost.start_seconds, *self._look_starts])
+
+    def _look_start_seconds(self) -> float:
+        known = self._look_starts or self._starts
+        return max(float(np.mean(known)), TINY) if known else self.settings.cost.start_seconds
 
     def _seconds(self) -> FloatColumn:
         """Expected seconds of a run of every candidate, (N,)."""
@@ -445,8 +497,8 @@ class ProbeStudy:
         whole = np.asarray(self._costs() <= share) & self.settings.whole
         any_way = whole.copy()
         for rung in self.settings.rungs:
-            if self._failed_looks[rung.name] < MOST_FAILURES:
-                any_way |= rung.least_gpus * self._start_seconds() <= share
+            if self._works(rung):
+                any_way |= rung.least_gpus * self._look_start_seconds() <= share
         return whole, any_way
 
     def _worthwhile_micro(self) -> Asked | None:
@@ -499,6 +551,7 @@ class ProbeStudy:
         self._looked.add((row, rung.name))
         failed = measured.status == "failed"
         self._failed_looks[rung.name] = self._failed_looks[rung.name] + 1 if failed else 0
+        self._unable[rung.name] = 0
         rung_sd = max((way.sd for way in rung.ways(row)), default=0.0)
         return self.knowledge.learn(row, measured, rung_sd=rung_sd, counts=counts)
 
@@ -507,7 +560,7 @@ class ProbeStudy:
         cost = measured.gpu_seconds if measured.gpu_seconds is not None else float(self._costs()[row])
         interrupted = measured.failure == INTERRUPTED
         if measured.gpu_seconds is not None and not interrupted and measured.step_seconds:
-            self._starts.append(self._start_of(measured, measured.gpu_seconds))
+            (self._starts if rung is None else self._look_starts).append(self._start_of(measured, measured.gpu_seconds))
         failures = self.spent.failures_in_a_row
         if counts:
             failures = failures + 1 if measured.status == "failed" else 0

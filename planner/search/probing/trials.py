@@ -52,13 +52,26 @@ class Trials:
             trial.set_user_attr(name, value)
         self.study.tell(trial, state=state)
 
+    def note(self, row: int, attributes: dict[str, Any]) -> None:
+        """A trial that left nothing to know of its candidate, from before."""
+        self.study.add_trial(
+            optuna.create_trial(
+                state=TrialState.FAIL, params=self.sampler.space.parameters(row), distributions=dict(self.sampler.space.distributions),
+                user_attrs=attributes,
+            )
+        )  # fmt: skip
+
     def rebuild(self, records: Iterable[Record]) -> None:
         """The study anew: all that was measured of a candidate is its one trial; trials that left nothing to know of theirs stay."""
         before = self.study.get_trials(deepcopy=False)
         records = list(records)
         known = [self.sampler.space.parameters(record.row) for record in records]
         told = [trial for trial in before if trial.state.is_finished() and not {"status", "failure"} & trial.user_attrs.keys()]
-        nothing = [trial for trial in told if trial.params not in known]
+        nothing: list[FrozenTrial] = []
+        for trial in told:
+            if trial.params not in known:
+                known.append(trial.params)
+                nothing.append(trial)
         self.study = self._empty()
         self.study.add_trials([*(self._frozen(record) for record in records), *nothing])
 
