@@ -11,9 +11,11 @@ from planner.errors import Fault, ProbeError, SpecError
 from planner.rules import violations
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
+from planner.specs.layout import Layout
 from planner.specs.measurement import Measured as Numbers
 from planner.specs.measurement import Measurement
 from planner.specs.validation import build
+from planner.units import counted
 from probes.backends.local import Capacity, too_few
 from probes.emulate import combine, ranks_of_interest
 from probes.imitate import Imitation, extrapolate, imitate
@@ -72,9 +74,8 @@ class ProbeRequest(BaseModel):
         broken = violations(job.layout, job.model, job.cluster, job.training)
         if broken:
             raise SpecError([Fault(f"layout.{fault.field}", fault.value, fault.rule, fault.remedy) for fault in broken])
-        if request.imitate_gpus is not None and request.imitate_gpus >= job.layout.num_gpus:
-            rule = f"must be fewer than the layout's {job.layout.num_gpus} GPUs"
-            raise SpecError(Fault("imitate_gpus", request.imitate_gpus, rule, "leave it out to run the layout itself"))
+        if request.imitate_gpus is not None:
+            _check_imitation(request.imitate_gpus, job.layout)
         return request.model_copy(update={"job": kept}), job
 
     def task(self, job: Job, task_id: str, **more: Any) -> ProbeTask:
@@ -82,6 +83,17 @@ class ProbeRequest(BaseModel):
         device = "cpu" if job.cluster.gpu.name == "cpu" else "cuda"
         common = self.model_dump(include={"trainer", "warmup_steps", "steps", "breakdown", "seed", "time_limit_seconds", "kernels"})
         return ProbeTask.model_validate({"id": task_id, "job": job.request, "device": device, **common, **more})
+
+
+def _check_imitation(num_gpus: int, layout: Layout) -> None:
+    """Raises SpecError where so many GPUs hold the layout itself, or not even one replica of it."""
+    replica = layout.tp * layout.cp * layout.pp
+    itself = "leave it out to run the layout itself"
+    if num_gpus >= layout.num_gpus:
+        raise SpecError(Fault("imitate_gpus", num_gpus, f"must be fewer than the layout's {counted(layout.num_gpus, 'GPU')}", itself))
+    if num_gpus < replica:
+        remedy = f"use at least {replica}" if replica < layout.num_gpus else itself
+        raise SpecError(Fault("imitate_gpus", num_gpus, f"cannot hold one replica: tp x cp x pp is {replica}", remedy))
 
 
 def _check_kernels(request: ProbeRequest) -> None:
@@ -139,16 +151,12 @@ class Campaign:
             return cls(job=job, tasks=(request.task(job, probe_id),))
         imitation = imitate(job, most) if most else None
         if imitation is None and most < capacity.num_devices:
-            raise ProbeError(f"no smaller layout on {most} GPUs or fewer resembles {job.layout.short()}; allow more, or run it whole")
+            few = f"{counted(most, 'GPU')} or fewer" if most > 1 else "1 GPU"
+            raise ProbeError(f"no smaller layout on {few} resembles {job.layout.short()}; allow more, or run it whole")
         if imitation is None:
             raise too_few(job.layout.num_gpus, capacity)
         tasks = tuple(request.task(small, f"{probe_id}-small{number}") for number, small in enumerate(imitation.runs, start=1))
         return cls(job=job, tasks=tasks, imitation=imitation, notes=(imitation.why,))
-
-    @property
-    def num_gpus(self) -> int:
-        """Held by the widest of its tasks."""
-        return max(task.num_processes() for task in self.tasks)
 
     def run(self, pool: Pool, watch: Watch) -> Answer:
         """All tasks, one after the other; the first that gives no numbers ends it."""

@@ -257,28 +257,30 @@ class TestImitated:
         assert (whole.measured.rung, whole.job.cluster.num_gpus) == ("imitated", 32)
         (by,) = (whole.measured.model_extra or {})["imitated_by"]
         assert (by["measurement"], by["num_gpus"]) == (small.id, 8)
-        request, parsed = ProbeRequest.from_user({"job": values, "imitate_gpus": 12})
-        assert Campaign.of(request, parsed, "probe-1", pool.capacity(parsed.cluster)).num_gpus == 8
         few = FakePool(4, as_predicted())
         ask(values, few, imitate_gpus=12)
         assert {task.parsed().cluster.num_gpus for task in few.tasks} == {4}, "the pool is a limit too"
 
-    def test_what_cannot_be_imitated_on_so_few_says_so(self) -> None:
-        values = job("llama3-70b", 64, {"dp_shard": 8, "tp": 8})
-        with pytest.raises(ProbeError, match="no smaller layout on 4 GPUs or fewer resembles fsdp 8 · tp 8"):
-            ask(values, FakePool(64, as_predicted()), imitate_gpus=4)
+    @pytest.mark.parametrize(("num_gpus", "few"), [(4, "4 GPUs or fewer"), (1, "1 GPU")])
+    def test_what_cannot_be_imitated_on_so_few_says_so(self, num_gpus: int, few: str) -> None:
+        values = job("mixtral-8x7b", 64, {"dp_shard": 64, "ep": 8, "ac": "full"})
+        with pytest.raises(ProbeError, match=f"no smaller layout on {few} resembles fsdp 64 · ep 8"):
+            ask(values, FakePool(64, as_predicted()), imitate_gpus=num_gpus)
 
     @pytest.mark.parametrize(
-        ("asked", "words"),
+        ("layout", "asked", "words"),
         [
-            ({"imitate_gpus": 64}, "must be fewer than the layout's 64 GPUs"),
-            ({"imitate_gpus": 8, "emulate": True}, "is another way than emulate"),
-            ({"imitate_gpus": 0}, "must be at least 1"),
+            ({"dp_shard": 8, "tp": 8}, {"imitate_gpus": 64}, "must be fewer than the layout's 64 GPUs; leave it out"),
+            ({"dp_shard": 8, "tp": 8}, {"imitate_gpus": 8, "emulate": True}, "is another way than emulate"),
+            ({"dp_shard": 8, "tp": 8}, {"imitate_gpus": 0}, "must be at least 1"),
+            ({"dp_shard": 8, "tp": 8}, {"imitate_gpus": 7}, "cannot hold one replica: tp x cp x pp is 8; use at least 8"),
+            ({"dp_shard": 4, "tp": 4, "cp": 2, "pp": 2}, {"imitate_gpus": 8}, "tp x cp x pp is 16; use at least 16"),
+            ({"tp": 8, "pp": 8}, {"imitate_gpus": 8}, "tp x cp x pp is 64; leave it out to run the layout itself"),
         ],
     )
-    def test_an_impossible_wish_is_one_fault(self, asked: dict[str, Any], words: str) -> None:
+    def test_an_impossible_wish_is_one_fault(self, layout: dict[str, Any], asked: dict[str, Any], words: str) -> None:
         with pytest.raises(SpecError) as raised:
-            ProbeRequest.from_user({"job": job("llama3-70b", 64, {"dp_shard": 8, "tp": 8}), **asked})
+            ProbeRequest.from_user({"job": job("llama3-70b", 64, layout, batch=8), **asked})
         (fault,) = raised.value.faults
         assert fault.field == "imitate_gpus"
         assert words in str(fault)
