@@ -66,7 +66,10 @@ class PlanLabels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
-    """One line of a list of plans. layout, model_version: None while probes are spent on it."""
+    """One line of a list of plans. layout, model_version: None while probes are spent on it.
+
+    tokens_per_second_per_gpu: expected of number 1, measurements counted where probes were spent.
+    """
 
     id: str
     created_at: datetime

@@ -72,6 +72,7 @@ class SqlStore:
 
 def _plan_row(plan: Plan, labels: PlanLabels) -> PlanRow:
     winner = plan.ranked[0]
+    on_paper = winner.estimate.tokens_per_second_per_gpu
     return PlanRow(
         id=plan.id,
         created_at=datetime.fromisoformat(plan.created_at),
@@ -80,7 +81,7 @@ def _plan_row(plan: Plan, labels: PlanLabels) -> PlanRow:
         gpu=plain_text(labels.gpu),
         num_gpus=winner.num_gpus,
         layout=winner.layout.short(),
-        tokens_per_second_per_gpu=winner.estimate.tokens_per_second_per_gpu,
+        tokens_per_second_per_gpu=None if on_paper is None else on_paper * winner.expected_speedup,
         status=labels.status,
         seed=plan.seed,
         model_version=plan.model_version,

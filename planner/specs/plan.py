@@ -30,6 +30,12 @@ class RankedLayout(BaseModel):
     run: RunEstimate | None = None
     expected_step_seconds: float | None = None
 
+    @property
+    def expected_speedup(self) -> float:
+        """How many times as fast as the cost model alone says it is expected to run: 1 on paper."""
+        paper, expected = self.estimate.step_seconds, self.expected_step_seconds
+        return paper / expected if paper and expected else 1.0
+
 
 class ParetoPoint(BaseModel):
     """A layout that no other beats in both throughput and memory headroom."""

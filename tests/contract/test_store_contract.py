@@ -74,6 +74,15 @@ class TestPlans:
         assert (line.created_at, line.num_gpus, line.layout) == (NOW, 8, winner.layout.short())
         assert line.tokens_per_second_per_gpu == winner.estimate.tokens_per_second_per_gpu
 
+    def test_a_line_counts_what_probes_measured(self, store: SqlStore, plan: Plan) -> None:
+        winner, *others = plan.ranked
+        assert winner.estimate.step_seconds
+        measured = winner.model_copy(update={"expected_step_seconds": 2.0 * winner.estimate.step_seconds})
+        store.save_plan(numbered(plan, 1).model_copy(update={"ranked": [measured, *others]}), LABELS)
+        (line,) = store.list_plans().items
+        assert winner.estimate.tokens_per_second_per_gpu
+        assert line.tokens_per_second_per_gpu == pytest.approx(winner.estimate.tokens_per_second_per_gpu / 2.0)
+
     def test_an_empty_store_has_an_empty_page(self, store: SqlStore) -> None:
         assert store.list_plans() == type(store.list_plans())(items=(), next_cursor=None)
 
