@@ -30,7 +30,7 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         *measured_line(plan),
         indented(key_figures(winner.estimate, width)),
         ranked_table(plan, width),
-        *probing_section(plan),
+        *probing_section(plan, width),
         *memory_section(winner.estimate, width, letters=letters),
         "",
         # The first of the reasons says what costs most.
@@ -87,7 +87,7 @@ def ranked_table(plan: Plan, width: int) -> Table:
         estimate = entry.estimate
         layout = f"{entry.num_gpus} GPUs: {entry.layout.short()}" if len(sizes) > 1 else entry.layout.short()
         step = entry.expected_step_seconds or estimate.step_seconds  # of measurements and model together, where probes were spent
-        faster = estimate.step_seconds / step if step and estimate.step_seconds else 1.0
+        faster = entry.expected_speedup
         shown = {
             "tok/s/GPU": rate(_times(estimate.tokens_per_second_per_gpu, faster)), "MFU": percent(_times(estimate.mfu, faster)),
             "step": seconds(step), "memory": size(estimate.device_bytes),
@@ -165,9 +165,10 @@ def mass(grams: float) -> str:
 def _reasons(plan: Plan) -> list[tuple[str, list[str]]]:
     current = plan.versus_current
     sections = [("Why this one", plan.ranked[0].reasons)]
+    probed = plan.probing is not None  # then the measured table decides, and says the regret
     if len(plan.ranked) > 1:
-        sections.append(("Number 2 against number 1", plan.headline[1:]))
-    if plan.regret is not None:
+        sections.append(("Number 2 against number 1" + (", on paper" if probed else ""), plan.headline[1:]))
+    if plan.regret is not None and not probed:
         sections.append(("How sure", [plan.regret.statement]))
     if current is not None:
         faster = f"{current.speedup:.2f} times as fast as" if current.speedup is not None else "Instead of"

@@ -543,6 +543,7 @@ def test_a_pool_smaller_than_the_layouts_decides_by_imitations(
     assert done.returncode == 0, done.stderr
     assert "imitated alone" in done.stderr
     assert "Measured, imitated by smaller layouts:" in done.stdout
+    assert re.search(r" imitated +\S+ m?s ± \d+% +\S+ [mu]?s +[\d.]+\n", done.stdout), "a measured layout is found among the ranked"
     wiring = wire(Settings(database_url=sqlite_url))
     (study,) = wiring.tasks.list().items
     plan = wiring.store.get_plan(study.id)

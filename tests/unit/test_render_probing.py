@@ -1,0 +1,132 @@
+"""What a plan with probes shows: every measured layout, how it was looked at, what failed, and nothing that contradicts it."""
+
+from typing import Any
+
+import pytest
+
+from api.cli.output import as_text
+from api.render.plan import plan_view
+from planner.specs.plan import Plan
+
+WIDTH = 240  # no line of these folds
+
+
+def trial(layout: dict[str, Any], value: float | None = None, **said: Any) -> dict[str, Any]:
+    return {"number": 0, "state": "complete" if value else "fail", "layout": layout, "value": value, **said}
+
+
+def probed(plan: Plan, trials: list[dict[str, Any]], **more: Any) -> Plan:
+    """The plan as if these trials had been its probes."""
+    probing = {
+        "probes": len(trials), "looks": 0, "gpu_seconds": 60.0, "stopped": "the budget is spent", "expected_regret": 0.02,
+        "num_ruled_out": 0, "ruled_out": [], "trials": trials, **more,
+    }  # fmt: skip
+    return Plan.model_validate_json(plan.model_copy(update={"probing": probing}).model_dump_json())
+
+
+def lines_of(plan: Plan) -> list[str]:
+    text = as_text(plan_view(plan, WIDTH, letters=True), WIDTH)
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def section(plan: Plan) -> list[str]:
+    """Its lines between the headings of this section and of the next."""
+    lines = lines_of(plan)
+    after = next(place for place, line in enumerate(lines) if line.startswith("Memory"))
+    return [line for line in lines[lines.index("Measured") + 1 : after] if line]
+
+
+def unranked(plan: Plan, micro_batch_size: int) -> dict[str, Any]:
+    """A layout that the plan does not rank."""
+    layout = plan.ranked[0].layout.model_copy(update={"micro_batch_size": micro_batch_size, "ac": "full", "precision": "bf16"})
+    assert layout not in [entry.layout for entry in plan.ranked]
+    return layout.model_dump(mode="json")
+
+
+def test_every_measured_layout_is_shown_fastest_first(plan: Plan) -> None:
+    first, second, *_ = plan.ranked
+    predicted = second.estimate.step_seconds
+    assert predicted
+    trials = [
+        trial(second.layout.model_dump(mode="json"), 2.0 * predicted, rung="imitated", log_seconds_sd=0.06),
+        trial(unranked(plan, 64), 0.9 * predicted, rung="probed", log_seconds_sd=0.01),
+        trial(unranked(plan, 32), 3.0 * predicted, rung="emulated", log_seconds_sd=0.061),
+        trial(unranked(plan, 16), 4.0 * predicted),
+    ]
+    other, ranked, emulated, old = section(probed(plan, trials))[2:6]
+    assert other.endswith("- -")
+    assert "mbs 64" in other
+    assert " ran itself " in other
+    assert "±" not in other, "what ran itself is as sure as it looks"
+    assert ranked.startswith(second.layout.short())
+    assert " imitated " in ranked
+    assert " ± 6% " in ranked
+    assert ranked.endswith(" 2.00")
+    assert " single ranks " in emulated
+    assert " ± 6% " in emulated
+    assert " - " in old.partition("mbs 16")[2], "a plan from before looks does not say how"
+    assert first.layout.short() not in "".join([other, ranked, emulated, old])
+
+
+def test_a_split_of_layers_is_found_among_the_ranked(plan: Plan) -> None:
+    winner, *others = plan.ranked
+    split = winner.layout.model_copy(update={"layers_per_stage": (16, 16)})
+    changed = plan.model_copy(update={"ranked": [winner.model_copy(update={"layout": split}), *others]})
+    assert winner.estimate.step_seconds
+    shown = probed(changed, [trial(split.model_dump(mode="json"), winner.estimate.step_seconds, rung="probed")])
+    assert section(shown)[2].endswith(" 1.00")
+
+
+def test_a_narrow_table_keeps_room_for_the_layout(plan: Plan) -> None:
+    winner = plan.ranked[0]
+    shown = probed(plan, [trial(winner.layout.model_dump(mode="json"), winner.estimate.step_seconds, rung="probed")])
+    assert "predicted" in as_text(plan_view(shown, 80, letters=True), 80)
+    narrow = as_text(plan_view(shown, 60, letters=True), 60)
+    assert "predicted" not in narrow
+    assert "ratio" in narrow
+
+
+def test_a_long_table_ends_with_a_count(plan: Plan) -> None:
+    trials = [trial(unranked(plan, 64), 1.0 + number, rung="probed") for number in range(25)]
+    lines = section(probed(plan, trials))
+    assert sum(" ran itself " in line for line in lines) == 20
+    assert "and 5 more" in lines
+    assert "and" not in [line.split()[0] for line in section(probed(plan, trials[:20]))]
+
+
+def test_what_gave_no_time_names_its_layout(plan: Plan) -> None:
+    winner = plan.ranked[0].layout
+    trials = [
+        trial(winner.model_dump(mode="json"), message="crash: first rank said so", rung="probed"),
+        trial(winner.model_dump(mode="json"), failure="interrupted"),
+        {**trial(winner.model_dump(mode="json"), status="oom", message="out"), "state": "pruned"},
+    ]
+    lines = section(probed(plan, trials))
+    assert f"failed: {winner.short()}: crash: first rank said so" in lines
+    assert f"failed: {winner.short()}: interrupted" in lines
+    assert f"out of memory: {winner.short()}" in lines
+    assert len([line for line in section(probed(plan, trials[:1] * 15)) if line.startswith("failed: ")]) == 12
+    assert "and 3 more" in section(probed(plan, trials[:1] * 15))
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 layout"), (1200, "1,200 layouts")])
+def test_layouts_that_no_probe_can_run_are_counted_with_the_reason(plan: Plan, count: int, words: str) -> None:
+    shown = probed(plan, [], refused=[{"reason": "no pipeline schedule of that name", "layouts": count}])
+    assert f"{words} cannot be run by the probe program: no pipeline schedule of that name" in section(shown)
+
+
+@pytest.mark.parametrize(("rung", "said"), [("probed", ": 2 s a step"), ("imitated", " layouts: 2 s ± 7% a step")])
+def test_the_winner_says_how_sure_its_measurement_is(plan: Plan, rung: str, said: str) -> None:
+    winner, *others = plan.ranked
+    measured = winner.model_copy(update={"measurement": {"step_seconds": 2.0, "rung": rung, "relative_error": 0.07}})
+    assert said in "\n".join(lines_of(plan.model_copy(update={"ranked": [measured, *others]})))
+
+
+def test_where_probes_decide_the_models_comparison_is_on_paper_and_its_own_doubt_left_out(plan: Plan) -> None:
+    paper = lines_of(plan)
+    assert "How sure" in paper
+    assert "Number 2 against number 1" in paper
+    decided = lines_of(probed(plan, []))
+    assert "How sure" not in decided
+    assert "Number 2 against number 1, on paper" in decided
+    assert "expected regret of number 1: 2.0%" in "".join(decided)
