@@ -110,7 +110,7 @@ def _line(body: Mapping[str, Any]) -> str:
 def failure_of(plan: "Plan") -> str | None:
     """The last failure's own words where probes were run and none gave a number."""
     probing = plan.probing or {}
-    failed = [trial for trial in probing.get("trials", []) if trial["state"] == "fail"]
-    if not probing.get("probes") or any(entry.measurement for entry in plan.ranked) or not failed:
+    trials = probing.get("trials", [])
+    if not probing.get("probes") or any(trial.get("value") for trial in trials) or all(trial["state"] != "fail" for trial in trials):
         return None
     return str(probing["stopped"])

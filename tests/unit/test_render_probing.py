@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from api.cli.output import as_text
+from api.cli.studying import failure_of
 from api.render.plan import plan_view
 from planner.specs.plan import Plan
 
@@ -130,3 +131,12 @@ def test_where_probes_decide_the_models_comparison_is_on_paper_and_its_own_doubt
     assert "How sure" not in decided
     assert "Number 2 against number 1, on paper" in decided
     assert "expected regret of number 1: 2.0%" in "".join(decided)
+
+
+def test_probing_failed_only_where_no_layout_at_all_was_measured(plan: Plan) -> None:
+    broken = trial(unranked(plan, 64), message="crash")
+    assert failure_of(probed(plan, [broken])) == "the budget is spent"
+    assert failure_of(probed(plan, [broken, trial(unranked(plan, 32), 2.0)])) is None, "measured, though not among the best"
+    full = {**broken, "state": "pruned"}
+    assert failure_of(probed(plan, [full])) is None
+    assert failure_of(plan) is None
