@@ -17,7 +17,7 @@ from planner.calibration.intervals import imitation_sd
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.search.probing.candidates import Candidates
-from planner.search.probing.imitation import Imitations
+from planner.search.probing.imitation import TWO_DEPTHS_SD, Imitations
 from planner.search.probing.knowledge import Knowledge, Record
 from planner.search.probing.sampler import FiniteSampler, SnappedSampler
 from planner.search.probing.study import Budget, ProbeCost, ProbeStudy, Settings
@@ -92,14 +92,16 @@ class Truth:
         assert self.elsewhere is not None, "only what follows laws can be asked elsewhere"
         assert self.imitations is not None, "only what follows laws can be asked elsewhere"
         small, pricer = next(found for found in self.imitations.smaller(asked.row) if found[0].num_gpus == asked.num_gpus)
+        way = next(way for way in self.imitations.ways(asked.row) if way.num_gpus == asked.num_gpus)
         batch = LayoutBatch.from_layouts([small])
         predicted, whole = float(pricer.price(batch).step_seconds[0]), float(np.exp(self.candidates.prior.log_seconds[asked.row]))
-        quirk, noise = QUIRK_SD * rng.standard_normal(), self.noise_sd * rng.standard_normal()
+        depths = TWO_DEPTHS_SD if way.runs == 2 else 0.0  # what runs are shallower layouts: what they say of the whole depth is off by this
+        quirk, noise = QUIRK_SD * rng.standard_normal(), float(np.hypot(self.noise_sd, depths)) * rng.standard_normal()
         ran = predicted * float(np.exp(self.elsewhere(pricer, batch) + quirk + noise))
         value = ran + whole - predicted if ran + whole > predicted else ran * whole / predicted
         off = imitation_sd(self.imitations.pricer.cluster, pricer.cluster, abs(value - ran) / value)
-        seconds = asked.num_gpus * (START_SECONDS + STEPS * ran)
-        error = float(np.hypot(RUN_NOISE * ran / value, off))
+        seconds = asked.num_gpus * way.runs * (START_SECONDS + STEPS * ran * way.step_seconds / predicted)
+        error = float(np.linalg.norm([RUN_NOISE * ran / value, depths * ran / value, off]))
         numbers = {"rung": "imitated", "step_seconds": value, "gpu_seconds": seconds, "relative_error": {"step_seconds": error}}
         return Measured.model_validate(numbers)
 

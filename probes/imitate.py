@@ -27,7 +27,7 @@ from planner.specs.model_document import inline_keys
 QUANTITIES = ("step_seconds", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
 CATALOG_LABELS = ("aliases", "source", "notes")
 KEPT = ("model", "cluster", "training", "layout", "group", "notes")  # labels that say what a run belongs to stay true of a smaller one
-MAX_DEPTHS = 8
+MAX_DEPTHS, LEAST_DEPTHS = 8, 3  # tried from the whole depth down; and the smallest ones, which may be all that fits
 LEAST_LAYERS = 2  # one layer is first and last at once, which no layer of the real model is
 RUN_NOISE = 0.01  # step times of equal runs differ by about this (TorchTitan's published repeats differ by 0.5 to 2%)
 TWO_SIDED_90 = 3.29  # widths of a normal's central 90% interval, in standard deviations
@@ -152,8 +152,9 @@ def two_depths(job: Job) -> Depths | None:
     step = math.lcm(period(model), layout.pp * layout.virtual_stages)
     least = max(LEAST_LAYERS, layout.pp * layout.virtual_stages, (model.first_k_dense_replace + 1) if model.is_moe else 1)
     depths = range(model.num_hidden_layers - step, least - 1, -step)
+    tried = sorted({*depths[:: max(1, math.ceil(len(depths) / MAX_DEPTHS))], *depths[-LEAST_DEPTHS:]}, reverse=True)
     estimates: dict[int, Estimate] = {}
-    for depth in depths[:: max(1, math.ceil(len(depths) / MAX_DEPTHS))]:
+    for depth in tried:
         shallow = fewer_layers(job, depth)
         if not violations(_layout(shallow), shallow.model, shallow.cluster, shallow.training):
             estimate = estimate_job(shallow)

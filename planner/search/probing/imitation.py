@@ -23,7 +23,7 @@ from planner.specs.layout import Layout
 # Judgement: two depths magnify the noise of a run, and the step is not quite affine in depth (`probes.imitate` knows once they are chosen).
 TWO_DEPTHS_SD = 0.05
 MOST_WAYS = 4  # sizes priced of one candidate, a few milliseconds each
-MEAN_DEPTH = 0.5  # of the whole model, of the two
+MEAN_DEPTH = 0.35  # of the whole model, of the two; judgement
 
 
 class Imitations:
