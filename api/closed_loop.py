@@ -187,7 +187,9 @@ def _planned(runner: "Runner") -> "Plan":
         micro=MicroPlan(timed=runner.timed_before(), num_gpus=capacity.num_devices, gpu_seconds_before=own.micro_gpu_seconds),
     )  # fmt: skip
     taught = learned(wiring, job, until=runner.study.started_at, without={name for one in known for name in _measured_in(one)})
-    return recommend(job, ports=wiring.ports, progress=onlooker.say, calibration=taught, probing=probing, plan_id=runner.study.id)
+    plan = recommend(job, ports=wiring.ports, progress=onlooker.say, calibration=taught, probing=probing, plan_id=runner.study.id)
+    runner.teach()
+    return plan
 
 
 def _measured_in(one: Measurement) -> Iterator[str]:
@@ -208,6 +210,7 @@ class Runner:
     job: Job
     onlooker: Onlooker
     heart: TaskHeart
+    untaught: list[ProbeRecord] = field(default_factory=list)
 
     def measure(self, asked: "Sequence[Question]") -> "Iterable[tuple[Question, Measurement | Timed]]":
         """Each question with its measurement or timings, in order; timings that were interrupted are none."""
@@ -229,8 +232,17 @@ class Runner:
                 continue
             measurement = self._result(record)
             if measurement is not None:
-                teach_ended(self.wiring, [record])
+                self.untaught.append(record)
+                if question.rung == "probed":
+                    self.teach()
                 yield question, measurement
+
+    def teach(self) -> None:
+        """Teaches what was measured since the last time: at once what ran itself, looks with it, for making a calibration takes as long as
+        some looks do.
+        """
+        teach_ended(self.wiring, self.untaught)
+        self.untaught.clear()
 
     def refusal(self, layout: "Layout") -> str | None:
         """Why the probe program cannot run this layout; None where it can."""
