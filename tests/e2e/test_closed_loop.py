@@ -536,6 +536,31 @@ def test_smaller_layouts_imitate_where_that_could_change_the_winner(
     assert len({layout for layout, gpus in asked if gpus}) == len([gpus for _, gpus in asked if gpus]), "a look is not repeated"
 
 
+def test_killed_in_a_look_it_goes_on_and_looks_at_nothing_twice(
+    cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+) -> None:
+    path = written(tmp_path, {**sized(8, max_probes=2), "notes": "sleep 1"})
+    assert cli("db", "upgrade").returncode == 0
+    wiring = wire(Settings(database_url=sqlite_url))
+    environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **surroundings}
+
+    def in_its_second_look(wiring: Wiring) -> bool:
+        looks = [probe for probe in wiring.probes.list().items if probe.request["imitate_gpus"]]
+        return len(looks) == 2 and any(probe.state == "running" and probe.folder for probe in looks)
+
+    kill_at(in_its_second_look, ["recommend", "--job", str(path), "--json"], wiring, environment)
+    done = cli("recommend", "--job", path, "--json", env=surroundings)
+    assert done.returncode == 0, done.stderr
+    assert "going on with" in done.stderr
+    plan = json.loads(done.stdout)
+    probes = wiring.probes.list(ProbeFilter(plan_id=plan["id"])).items
+    ended = [probe for probe in probes if probe.state == "done"]
+    looks = [probe.layout for probe in ended if probe.request["imitate_gpus"]]
+    assert len(looks) == len(set(looks)) == plan["probing"]["looks"]
+    assert len(ended) - len(looks) == plan["probing"]["probes"] == 2
+    assert plan["probing"]["gpu_seconds"] == pytest.approx(sum(gpu_seconds_of(probe) for probe in probes))
+
+
 def test_a_pool_smaller_than_the_layouts_decides_by_imitations(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:

@@ -427,6 +427,8 @@ def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
     assert third is not None
     assert third.row != second.row
     assert study.spent.probes == 1
+    assert second.row is not None
+    assert study.knowledge.records[second.row].rung == "emulated"
 
 
 def imitated(asked: Asked, machine: Machine, *, error: float = 0.02, off: float = 0.0) -> Measurement:
@@ -660,7 +662,9 @@ def test_the_same_look_again_says_nothing_new() -> None:
     once.learn(7, told_of(7, "imitated", 5.0, 0.1))
     for _ in range(25):
         often.learn(7, told_of(7, "imitated", 5.0, 0.1))
+    often.learn(7, told_of(7, "imitated", 6.0, 0.5))
     assert often.records[7].variance == once.records[7].variance
+    assert often.records[7].step_seconds == pytest.approx(5.0), "the surer one counts"
     assert len(often.seen_times()) == 1
     often.learn(7, told_of(7, "emulated", 5.0))
     assert len(often.seen_times()) == 2

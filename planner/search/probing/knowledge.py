@@ -240,8 +240,9 @@ class Knowledge:
         self.looks.pop(row, None)
         self.memories.append(self._censored(row, float(np.log1p(margin))))
         self.records[row] = Record(
-            row=row, status="oom", log_seconds=None, variance=None, runs=0, margin=margin, message=measured.message or "out of memory"
-        )
+            row=row, status="oom", log_seconds=None, variance=None, runs=0, margin=margin, message=measured.message or "out of memory",
+            rung=measured.rung,
+        )  # fmt: skip
         order = pruning.at_least(self.candidates.batch, row, self.candidates.setting.global_batch_size)
         ruled_out = [int(other) for other in np.flatnonzero(order.mask & ~self.barred) if int(other) not in self.records]
         for other in ruled_out:
