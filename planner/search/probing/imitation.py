@@ -5,7 +5,9 @@ ranks and smaller shards, is added by the cost model; that part is what such a l
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -22,7 +24,7 @@ from planner.specs.layout import Layout
 
 # Judgement: two depths magnify the noise of a run, and the step is not quite affine in depth (`probes.imitate` knows once they are chosen).
 TWO_DEPTHS_SD = 0.05
-MOST_WAYS = 4  # sizes priced of one candidate, a few milliseconds each
+MOST_WAYS = 2  # sizes priced of one candidate, a few milliseconds each
 MEAN_DEPTH = 0.35  # of the whole model, of the two; judgement
 
 
@@ -53,31 +55,53 @@ class Imitations:
 
     def smaller(self, row: int) -> Iterator[tuple[Layout, Pricer]]:
         """The legal smaller layouts of a candidate with what prices them, one a size, fewest GPUs first."""
-        seen = 0
-        for small in self.candidates.batch.row(row).fewer_replicas():
-            pricer = self._on(small.num_gpus)
-            if pricer is None or small.num_gpus == seen:  # fewer shards on as many GPUs fit no better
-                continue
-            if not violations(small, pricer.model, pricer.cluster, pricer.training):
-                seen = small.num_gpus
-                yield small, pricer
+        for _, alike in self._sizes(row):
+            found = self._legal(alike)
+            if found is not None:
+                yield found
+
+    def _sizes(self, row: int) -> list[tuple[int, list[Layout]]]:
+        """Smaller layouts by their number of GPUs, within the pool."""
+        by_size = groupby(self.candidates.batch.row(row).fewer_replicas(), key=lambda small: small.num_gpus)
+        return [(size, list(alike)) for size, alike in by_size if size <= self.num_devices]
+
+    def _legal(self, alike: Sequence[Layout]) -> tuple[Layout, Pricer] | None:
+        """The first of these layouts of one size that is legal: the one that shards most, as fewer shards fit no better."""
+        pricer = self._on(alike[0].num_gpus)
+        if pricer is None:
+            return None
+        return next(((one, pricer) for one in alike if not violations(one, pricer.model, pricer.cluster, pricer.training)), None)
 
     def _found(self, row: int) -> list[Way]:
-        whole = float(np.exp(self.candidates.prior.log_seconds[row]))
-        found: list[Way] = []
-        shallow: Way | None = None
-        for small, pricer in self.smaller(row):
-            prices = pricer.price(LayoutBatch.from_layouts([small]))
-            seconds = float(prices.step_seconds[0])
-            off = imitation_sd(self.pricer.cluster, pricer.cluster, abs(whole - seconds) / whole)
-            if float(oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)[0]) <= OOM_LIMIT:
-                found.append(Way(num_gpus=small.num_gpus, runs=1, step_seconds=seconds, sd=off))
-            else:
-                sd = math.hypot(off, TWO_DEPTHS_SD)
-                shallow = Way(num_gpus=small.num_gpus, runs=2, step_seconds=MEAN_DEPTH * seconds, sd=sd)
-            if len(found) == MOST_WAYS or (found and found[-1].sd <= RUN_SD):
+        whole, sizes = float(np.exp(self.candidates.prior.log_seconds[row])), self._sizes(row)
+        known: dict[int, _Priced | None] = {}
+
+        def priced(place: int) -> _Priced | None:
+            if place not in known:
+                legal = self._legal(sizes[place][1])
+                known[place] = None if legal is None else _Priced.of(*legal)
+            return known[place]
+
+        low, high = 0, len(sizes)  # what is larger shards more: the fewest GPUs that hold it are found by halving
+        while low < high:
+            middle = (low + high) // 2
+            one = priced(middle)
+            low, high = (low, middle) if one is not None and one.fits else (middle + 1, high)
+        ways: list[Way] = []
+        for one in filter(None, map(priced, range(low, len(sizes)))):
+            off = imitation_sd(self.pricer.cluster, one.pricer.cluster, abs(whole - one.step_seconds) / whole)
+            ways.append(Way(num_gpus=one.num_gpus, runs=1, step_seconds=one.step_seconds, sd=off))
+            if len(ways) == MOST_WAYS or off <= RUN_SD:
                 break
-        return found or ([shallow] if shallow is not None else [])
+        return ways or self._two_depths(whole, filter(None, map(priced, reversed(range(len(sizes))))))
+
+    def _two_depths(self, whole: float, largest_first: Iterable["_Priced"]) -> list[Way]:
+        one = next(iter(largest_first), None)
+        if one is None:
+            return []
+        off = imitation_sd(self.pricer.cluster, one.pricer.cluster, abs(whole - one.step_seconds) / whole)
+        sd = math.hypot(off, TWO_DEPTHS_SD)
+        return [Way(num_gpus=one.num_gpus, runs=2, step_seconds=MEAN_DEPTH * one.step_seconds, sd=sd)]
 
     def _on(self, num_gpus: int) -> Pricer | None:
         """What prices layouts of this size with their share of the batch; None where there is no such world."""
@@ -95,3 +119,19 @@ class Imitations:
         except SpecError:
             return None
         return Pricer.build(self.pricer.model, cluster, training.model_copy(update={"global_batch_size": batch}), self.pricer.calibration)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priced:
+    """A smaller layout, on paper."""
+
+    num_gpus: int
+    pricer: Pricer
+    step_seconds: float
+    fits: bool
+
+    @classmethod
+    def of(cls, layout: Layout, pricer: Pricer) -> "_Priced":
+        prices = pricer.price(LayoutBatch.from_layouts([layout]))
+        risk = float(oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)[0])
+        return cls(num_gpus=layout.num_gpus, pricer=pricer, step_seconds=float(prices.step_seconds[0]), fits=risk <= OOM_LIMIT)
