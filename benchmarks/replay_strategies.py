@@ -19,8 +19,9 @@ from planner.cost.price import Pricer
 from planner.search.probing.candidates import Candidates
 from planner.search.probing.imitation import TWO_DEPTHS_SD, Imitations
 from planner.search.probing.knowledge import Knowledge, Record
+from planner.search.probing.rungs import ProbeCost
 from planner.search.probing.sampler import FiniteSampler, SnappedSampler
-from planner.search.probing.study import Budget, ProbeCost, ProbeStudy, Settings
+from planner.search.probing.study import Budget, ProbeStudy, Settings
 from planner.search.probing.trials import Trials
 from planner.search.screen import OOM_LIMIT
 from planner.specs.job import Job

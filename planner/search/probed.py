@@ -15,8 +15,9 @@ from planner.search.probing.fidelity import MicroProbe, Observed
 from planner.search.probing.imitation import Imitations
 from planner.search.probing.kernels import Kernels
 from planner.search.probing.loop import Event, Measure, Outcome, Ranked, run
+from planner.search.probing.rungs import CheaperRung, ProbeCost, Way
 from planner.search.probing.sampler import layout_of
-from planner.search.probing.study import Asked, Budget, CheaperRung, MicroResult, ProbeCost, Settings, Way
+from planner.search.probing.study import Asked, Budget, MicroResult, Settings
 from planner.search.sized import Sized
 from planner.search.space import build_space
 from planner.specs.job import Job

@@ -517,7 +517,7 @@ def sized(num_gpus: int, **probe: Any) -> dict[str, Any]:
 def test_smaller_layouts_imitate_where_that_could_change_the_winner(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
-    done = cli("recommend", "--job", written(tmp_path, sized(8)), "--json", env=surroundings)
+    done = cli("recommend", "--job", written(tmp_path, sized(8, max_probes=2)), "--json", env=surroundings)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["probing"]["looks"] >= 1
@@ -530,7 +530,7 @@ def test_smaller_layouts_imitate_where_that_could_change_the_winner(
     for look in looks:
         held = {result["task"]["job"]["cluster"]["num_gpus"] for result in look.results}
         assert max(held) <= look.request["imitate_gpus"] < look.num_gpus == 8
-    again = cli("recommend", "--job", written(tmp_path, sized(8)), "--json", env=surroundings)
+    again = cli("recommend", "--job", written(tmp_path, sized(8, max_probes=2)), "--json", env=surroundings)
     asked = [(probe.layout, probe.request["imitate_gpus"]) for probe in wire(Settings(database_url=sqlite_url)).probes.list().items]
     assert again.returncode == 0, again.stderr
     assert len({layout for layout, gpus in asked if gpus}) == len([gpus for _, gpus in asked if gpus]), "a look is not repeated"

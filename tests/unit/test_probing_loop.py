@@ -1,6 +1,6 @@
 """The closed loop: budgets kept to, results learnt by their kind, resumed where a kill left it, stopped with a number."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,18 +11,8 @@ from planner.search.probing import pruning
 from planner.search.probing.fidelity import Look, MicroProbe, Observed, direct
 from planner.search.probing.knowledge import RUN_SD, Knowledge, noise_variance
 from planner.search.probing.loop import Event, Result, one_at_a_time, run
-from planner.search.probing.study import (
-    LOOKS_A_PROBE,
-    UNABLE,
-    Asked,
-    Budget,
-    CheaperRung,
-    MicroResult,
-    ProbeCost,
-    ProbeStudy,
-    Settings,
-    Way,
-)
+from planner.search.probing.rungs import CheaperRung, ProbeCost, Way
+from planner.search.probing.study import LOOKS_A_PROBE, UNABLE, Asked, Budget, MicroResult, ProbeStudy, Settings
 from planner.search.probing.trials import MEMORY_CONSTRAINT
 from planner.specs.measurement import Measured, Measurement
 from tests.unit.probing_cases import Machine, failed, measurement, out_of_memory, small, subset
@@ -395,14 +385,20 @@ def test_a_cheaper_rung_goes_first_and_who_leads_by_it_is_run() -> None:
     assert machine.regret(winner.row) < machine.regret(looked[0].row or 0)
 
 
-def test_a_winner_that_has_only_been_looked_at_is_run_before_the_study_ends() -> None:
-    machine = Machine.wrong_by(small(), 0.15)
-    asked: list[Asked] = []
+def promising_looks(machine: Machine, asked: list[Asked]) -> Callable[[Asked], Measurement]:
+    """Answers as the machine does, looks much faster than it; keeps what was asked."""
 
     def measure(one: Asked) -> Measurement:
         asked.append(one)
         return machine.run(one) if one.rung == "probed" else imitated(one, machine, off=-0.5)
 
+    return measure
+
+
+def test_a_winner_that_has_only_been_looked_at_is_run_before_the_study_ends() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    asked: list[Asked] = []
+    measure = promising_looks(machine, asked)
     question = ProbeStudy(small(), settings()).ask()
     assert question is not None
     look = imitated(replace(question, row=7, layout=small().batch.row(7), rung="imitated", num_gpus=2), machine, off=-0.5)
@@ -608,7 +604,7 @@ def test_resumed_a_look_is_neither_repeated_nor_forgotten() -> None:
         assert (heir.spent.probes, heir.spent.looks, heir.spent.failures_in_a_row) == (1, 1, 0)
         assert heir.spent.gpu_seconds == pytest.approx(sum(each.measured.gpu_seconds or 0.0 for each in (one, told)))
         assert heir._rungs_left(look.row) == []
-        assert heir._failed_looks["imitated"] == failures
+        assert heir.rungs.failures["imitated"] == failures
         assert len(heir.knowledge.seen_times()) == 2 - failures
         assert look.row not in heir.knowledge.excluded
 
@@ -772,20 +768,16 @@ def test_quick_starts_of_looks_promise_nothing_for_the_layouts() -> None:
     study = ProbeStudy(small(), settings(cost=ProbeCost(start_seconds=60.0, steps=13)))
     before = study._costs()[0]
     for start, expected in ((1.0, 60.0), (90.0, 90.0)):
-        study._look_starts = [start]
-        assert study._start_seconds() == expected
-        assert study._look_start_seconds() == start
+        study.rungs.look_starts = [start]
+        assert study.rungs.start_seconds() == expected
+        assert study.rungs.look_start_seconds() == start
     assert before == pytest.approx(8 * (60.0 + 13 * np.exp(study.knowledge.beliefs().log_seconds[0])))
 
 
 def test_probes_side_by_side_that_may_be_followed_keep_the_budget() -> None:
     machine = Machine.wrong_by(small(), 0.15)
     asked: list[Asked] = []
-
-    def measure(one: Asked) -> Measurement:
-        asked.append(one)
-        return machine.run(one) if one.rung == "probed" else imitated(one, machine, off=-0.5)
-
+    measure = promising_looks(machine, asked)
     outcome = run(small(), settings(rungs=(IMITATION,), parallel=4, budget=Budget(probes=3, gpu_seconds=1e12)), one_at_a_time(measure))
     assert outcome.spent.probes == sum(one.rung == "probed" for one in asked) <= 3
     assert not [trial for trial in outcome.study.trials if not trial.state.is_finished()]

@@ -18,7 +18,7 @@ from planner.errors import SpecError
 from planner.rules import violations
 from planner.search.probing.candidates import Candidates
 from planner.search.probing.knowledge import IMITATED, RUN_SD
-from planner.search.probing.study import CheaperRung, Way
+from planner.search.probing.rungs import CheaperRung, Way
 from planner.search.screen import OOM_LIMIT
 from planner.specs.layout import Layout
 

@@ -3,8 +3,7 @@
 Knows nothing of how probes are run or stored; the same candidates, settings and results give the same questions.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -17,6 +16,7 @@ from planner.search.probing import fidelity
 from planner.search.probing.candidates import Candidates
 from planner.search.probing.fidelity import Belief, MicroProbe, Observed, Rung
 from planner.search.probing.knowledge import REALLY, RUN_SD, Knowledge
+from planner.search.probing.rungs import MOST_FAILURES, CheaperRung, ProbeCost, Rungs
 from planner.search.probing.sampler import Pick, sampler_for
 from planner.search.probing.stopping import TOLERANCE, Regret
 from planner.search.probing.trials import Trials
@@ -26,11 +26,8 @@ from planner.specs.measurement import Measured, Measurement
 from planner.units import counted
 
 FULL, MICRO = "probed", "micro"
-MOST_FAILURES = 3  # in a row; then it is the machine and not the layout, or the rung and not what it looked at
 LEAST_LOOK_GAIN = 2e-3  # of a step; below it a look before the winner is run is not worth a launch; judgement
-TINY = 1e-6  # seconds that a launch takes at least, so that nothing is free
 LOOKS_A_PROBE = 4  # judgement: a look may cost hardly any GPU-seconds, but each is a launch that somebody waits for
-MOST_UNABLE = 20  # looks that cannot be had, without one that can between them; then the rung is dropped
 MOST_PASSED_OVER = 300  # candidates that no rung can look at within the budget, before a question is given up
 INTERRUPTED = "interrupted"
 UNABLE = "unable"  # a look that cannot be had: the pool knows before it starts anything
@@ -45,44 +42,6 @@ class Budget:
 
     probes: int = 5
     gpu_seconds: float = 1800.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeCost:
-    """Seconds that all GPUs of a run are held: start_seconds (launch, compile, first step) + steps x step seconds.
-
-    start_seconds is a judgement until the first results replace it by their mean.
-    """
-
-    start_seconds: float = 60.0
-    steps: int = 13
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """How a cheaper rung looks at one candidate. num_gpus: held at once.  runs: one after the other.  step_seconds: of a step there.
-
-    sd: error of what its log time says of the layout's, beyond run-to-run noise.
-    """
-
-    num_gpus: int
-    runs: int
-    step_seconds: float
-    sd: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheaperRung:
-    """A rung below the whole layout. ways: in which it can look at the candidate of a row; none where it cannot.
-
-    least_gpus (N,): GPUs times runs of the cheapest look at a candidate, at least; infinite where there is none.
-    shows_memory: tells whether the layout fits.
-    """
-
-    name: str
-    ways: Callable[[int], Sequence[Way]]
-    least_gpus: FloatColumn
-    shows_memory: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,11 +124,7 @@ class ProbeStudy:
         self._open: dict[int, optuna.Trial] = {}
         if settings.refused is not None:
             self.knowledge.closed |= settings.refused
-        self._starts: list[float] = []
-        self._look_starts: list[float] = []
-        self._unable: Counter[str] = Counter()
-        self._looked: set[tuple[int, str]] = set()
-        self._failed_looks: Counter[str] = Counter()
+        self.rungs = Rungs(settings.rungs, settings.cost)
         self._micro_done: set[str] = set()
         self._next = 0
         self._stale = False
@@ -189,7 +144,7 @@ class ProbeStudy:
         for measurement in measurements:
             measured, layout = measurement.measured, measurement.job.layout
             row = None if layout is None else self.candidates.find(layout)
-            rung = self._rung(measured.rung)
+            rung = self.rungs.named(measured.rung)
             if row is None or (rung is None and measured.rung not in REALLY):
                 self.ignored.append(measurement.id)
                 continue
@@ -224,7 +179,7 @@ class ProbeStudy:
             return f"{spent.failures_in_a_row} probes in a row failed, the last with: {self._last_failure()}"
         if self._affordable()[1].any():
             return None
-        if not self.settings.whole and not any(self._works(rung) and np.isfinite(rung.least_gpus).any() for rung in self.settings.rungs):
+        if not self.settings.whole and not self.rungs.can_look():
             return f"the pool is smaller than {self.candidates.setting.num_gpus} GPUs, and nothing on it could stand for a layout"
         return f"the {max(self.gpu_seconds_left(), 0.0):.3g} GPU-seconds left do not pay for another probe"
 
@@ -269,7 +224,7 @@ class ProbeStudy:
         if isinstance(result, MicroResult):
             return self._tell_micro(asked, result)
         assert asked.row is not None, "only a micro-probe has no candidate"
-        measured, rung = result.measured, self._rung(asked.rung)
+        measured, rung = result.measured, self.rungs.named(asked.rung)
         if measured.failure == INTERRUPTED:
             self._pay(measured, asked.row, rung, counts=False)
             self.give_up(asked)
@@ -278,7 +233,7 @@ class ProbeStudy:
         if measured.failure == UNABLE:
             return self._passed_over(asked, measured)
         self._pay(measured, asked.row, rung, counts=asked.counts)
-        trial, known_before = self._open.pop(asked.number), self._looked_at(asked.row) or asked.row in self.knowledge.records
+        trial, known_before = self._open.pop(asked.number), self.rungs.looked_at(asked.row) or asked.row in self.knowledge.records
         ruled_out = self._learn(asked.row, measured, rung, counts=asked.counts)
         record = self.knowledge.records.get(asked.row)
         if record is not None:
@@ -293,23 +248,16 @@ class ProbeStudy:
         """A look that the pool cannot make: as if it had not been asked, but not asked again."""
         assert asked.row is not None, "a look is at a candidate"
         self.knowledge.forget(asked.row)
-        self._looked.add((asked.row, asked.rung))
-        self._unable[asked.rung] += 1
+        self.rungs.pass_over(asked.row, asked.rung)
         self.trials.close(self._open.pop(asked.number), TrialState.PRUNED, {"rung": asked.rung, "reason": measured.message or UNABLE})
         self._close_where_done(asked.row)
         return []
-
-    def _looked_at(self, row: int) -> bool:
-        return any((row, rung.name) in self._looked for rung in self.settings.rungs)
 
     def _close_where_done(self, row: int) -> None:
         """Nothing more can be known of a candidate that cannot be run, once every rung that can look at it has."""
         left = self.settings.budget.gpu_seconds - self.spent.gpu_seconds
         if not (self.settings.whole and self._costs()[row] <= left) and not self._rungs_left(row):
             self.knowledge.close(row)
-
-    def _works(self, rung: CheaperRung) -> bool:
-        return self._failed_looks[rung.name] < MOST_FAILURES and self._unable[rung.name] < MOST_UNABLE
 
     def give_up(self, asked: Asked) -> None:
         """The probe will not answer (interrupted, or its runner is gone): as if it had not been asked."""
@@ -419,40 +367,21 @@ class ProbeStudy:
 
         best = fidelity.direct(belief, full) if payable else None
         for rung in self._rungs_left(row):
-            if best is not None and judged([self._ideal(rung, row)]).rate <= best.rate:
+            if best is not None and judged([self.rungs.ideal(rung, row)]).rate <= best.rate:
                 continue
-            looks = [look for look in self._looks(rung, row) if look.gpu_seconds <= self._share_left()]
+            looks = [look for look in self.rungs.looks(rung, row) if look.gpu_seconds <= self._share_left()]
             found = judged(looks) if looks else None
             if found is not None and (best is None or found.rate > best.rate):
                 best = found
         return best
 
     def _rungs_left(self, row: int) -> list[CheaperRung]:
-        """The cheaper rungs that have not looked at this candidate yet and have not failed too often, cheapest first."""
-        if self.spent.looks + self._looks_under_way() >= LOOKS_A_PROBE * self.settings.budget.probes:
-            return []
-        working = [rung for rung in self.settings.rungs if self._works(rung) and np.isfinite(rung.least_gpus[row])]
-        left = [rung for rung in working if (row, rung.name) not in self._looked]
-        return sorted(left, key=lambda rung: float(rung.least_gpus[row]))
-
-    def _ideal(self, rung: CheaperRung, row: int) -> Rung:
-        """A look that no way of this rung beats: without error, on the fewest GPUs, its steps for nothing. Known without pricing any."""
-        least = float(rung.least_gpus[row])
-        cost = least * self._look_start_seconds()
-        return Rung(name=rung.name, num_gpus=int(least), gpu_seconds=cost, sd=0.0, shows_memory=rung.shows_memory)
-
-    def _looks(self, rung: CheaperRung, row: int) -> list[Rung]:
-        """The ways of this rung, with what they cost."""
-        looks = []
-        for way in rung.ways(row):
-            cost = way.num_gpus * way.runs * (self._look_start_seconds() + self.settings.cost.steps * way.step_seconds)
-            looks.append(
-                Rung(name=rung.name, num_gpus=way.num_gpus, gpu_seconds=cost, sd=way.sd, shows_memory=rung.shows_memory)
-            )  # fmt: skip
-        return looks
+        """The cheaper rungs that can still look at this candidate, while the study may look at anything."""
+        spent = self.spent.looks + self._looks_under_way() >= LOOKS_A_PROBE * self.settings.budget.probes
+        return [] if spent else self.rungs.left(row)
 
     def _open_looks(self, row: int) -> list[Rung]:
-        return [look for rung in self._rungs_left(row) for look in self._looks(rung, row)]
+        return [look for rung in self._rungs_left(row) for look in self.rungs.looks(rung, row)]
 
     def _looks_under_way(self) -> int:
         return sum(asked.row is not None and not asked.counts for asked in self._running.values())
@@ -473,19 +402,9 @@ class ProbeStudy:
         """Whether the layout itself can be run within what is left."""
         return self.settings.whole and bool(self._costs()[row] <= self._share_left())
 
-    def _start_seconds(self) -> float:
-        """Of the layouts themselves; looks start faster, so that they only tell that it takes longer than was thought."""
-        if self._starts:
-            return max(float(np.mean(self._starts)), TINY)
-        return max([self.settings.cost.start_seconds, *self._look_starts])
-
-    def _look_start_seconds(self) -> float:
-        known = self._look_starts or self._starts
-        return max(float(np.mean(known)), TINY) if known else self.settings.cost.start_seconds
-
     def _seconds(self) -> FloatColumn:
         """Expected seconds of a run of every candidate, (N,)."""
-        return np.asarray(self._start_seconds() + self.settings.cost.steps * np.exp(self.knowledge.beliefs().log_seconds))
+        return np.asarray(self.rungs.start_seconds() + self.settings.cost.steps * np.exp(self.knowledge.beliefs().log_seconds))
 
     def _costs(self) -> FloatColumn:
         """Expected GPU-seconds of a probe of every candidate, (N,)."""
@@ -495,11 +414,7 @@ class ProbeStudy:
         """What can be paid for, (N,) each: a run of the layout itself; that or, as far as can be told in advance, a look at it."""
         share = self._share_left()
         whole = np.asarray(self._costs() <= share) & self.settings.whole
-        any_way = whole.copy()
-        for rung in self.settings.rungs:
-            if self._works(rung):
-                any_way |= rung.least_gpus * self._look_start_seconds() <= share
-        return whole, any_way
+        return whole, np.logical_or.reduce([whole, *self.rungs.affordable(share)])
 
     def _worthwhile_micro(self) -> Asked | None:
         """The micro-probe that tells most a GPU-second, if that is more than a probe of the most promising candidate would.
@@ -542,25 +457,19 @@ class ProbeStudy:
         ]
         return max(rates, default=0.0)
 
-    def _rung(self, name: str) -> CheaperRung | None:
-        return next((rung for rung in self.settings.rungs if rung.name == name), None)
-
     def _learn(self, row: int, measured: Measured, rung: CheaperRung | None, *, counts: bool) -> list[int]:
         if rung is None:
             return self.knowledge.learn(row, measured)
-        self._looked.add((row, rung.name))
-        failed = measured.status == "failed"
-        self._failed_looks[rung.name] = self._failed_looks[rung.name] + 1 if failed else 0
-        self._unable[rung.name] = 0
-        rung_sd = max((way.sd for way in rung.ways(row)), default=0.0)
-        return self.knowledge.learn(row, measured, rung_sd=rung_sd, counts=counts)
+        self.rungs.learn(row, rung.name, failed=measured.status == "failed")
+        return self.knowledge.learn(row, measured, rung_sd=rung.sd(row), counts=counts)
 
     def _pay(self, measured: Measured, row: int, rung: CheaperRung | None, *, counts: bool) -> None:
         """counts: against the budget of probes."""
         cost = measured.gpu_seconds if measured.gpu_seconds is not None else float(self._costs()[row])
         interrupted = measured.failure == INTERRUPTED
         if measured.gpu_seconds is not None and not interrupted and measured.step_seconds:
-            (self._starts if rung is None else self._look_starts).append(self._start_of(measured, measured.gpu_seconds))
+            num_gpus = self.candidates.setting.num_gpus
+            self.rungs.learn_start(measured, measured.gpu_seconds, num_gpus=num_gpus, look=rung is not None)
         failures = self.spent.failures_in_a_row
         if counts:
             failures = failures + 1 if measured.status == "failed" else 0
@@ -568,15 +477,6 @@ class ProbeStudy:
         self.spent = Spent(
             probes=self.spent.probes + counts, looks=looks, gpu_seconds=self.spent.gpu_seconds + cost, failures_in_a_row=failures
         )  # fmt: skip
-
-    def _start_of(self, measured: Measured, gpu_seconds: float) -> float:
-        """Seconds that its runs took beside their steps, the same for each of them."""
-        extra, steps = measured.model_extra or {}, self.settings.cost.steps
-        runs = [(one["num_gpus"], one["step_seconds"] or 0.0) for one in extra.get("imitated_by") or ()]
-        runs = runs or [(1, one["step_seconds"] or 0.0) for one in extra.get("ranks") or ()]
-        runs = runs or [(self.candidates.setting.num_gpus, measured.step_seconds or 0.0)]
-        rest = gpu_seconds - sum(num_gpus * steps * seconds for num_gpus, seconds in runs)
-        return float(max(rest / sum(num_gpus for num_gpus, _ in runs), 0.0))
 
     def _last_failure(self) -> str:
         failed = [record for record in self.knowledge.records.values() if record.status == "failed"]
