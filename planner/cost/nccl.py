@@ -113,7 +113,7 @@ IDEAL = Library(
     source="datasheet bandwidth and latency",
 )
 _BY_TOPOLOGY: Mapping[str, str] = {"tree": "pcie"}  # boards that share a PCIe root, whatever their family
-_NEAREST: Mapping[str, str] = {"volta": "ampere", "ada": "pcie"}
+_NEAREST: Mapping[str, str] = {"volta": "ampere", "ada": "pcie", "rtx-blackwell": "pcie"}
 
 
 def library_of(cluster: ClusterSpec) -> Library:

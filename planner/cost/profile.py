@@ -96,6 +96,15 @@ KERNELS: Mapping[str, KernelProfile] = {
         source="judgement: like Ampere",
         doubt=0.15,
     ),
+    "rtx-blackwell": KernelProfile(
+        gemm={"gemm_bf16": 0.80, "gemm_fp8": 0.70, "gemm_fp8_rowwise": 0.60, "gemm_fp8_blockwise": 0.60},
+        gemm_half_depth={"gemm_bf16": 200, "gemm_fp8": 500, "gemm_fp8_rowwise": 600, "gemm_fp8_blockwise": 600},
+        flash2=_curve(0.55, 0.45, 350),
+        vendor=_curve(0.55, 0.45, 350),
+        memory=0.85,
+        source="judgement: like Ada, whose matrix instructions it keeps (compute capability 12.0 has no tensor memory and no tcgen05)",
+        doubt=0.2,
+    ),
     "cdna": KernelProfile(
         gemm={"gemm_bf16": 0.54, "gemm_fp8": 0.42, "gemm_fp8_rowwise": 0.38, "gemm_fp8_blockwise": 0.38, "gemm_mxfp8": 0.39},
         gemm_half_depth={"gemm_bf16": 500, "gemm_fp8": 1000, "gemm_fp8_rowwise": 1100, "gemm_fp8_blockwise": 1100, "gemm_mxfp8": 1000},

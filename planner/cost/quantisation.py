@@ -16,9 +16,10 @@ from planner.work.ops import Gemm
 from planner.work.precision import TWO_BYTES, Operands, Recipe, column
 from planner.work.quantised import QuantisedModel
 
-# fp8 products of Ada and Hopper read both operands along rows, which takes transposed copies.
-# Source: Transformer Engine, docs/features/low_precision_training/performance_considerations.
-TRANSPOSING = ("ada", "hopper")
+# fp8 products of Ada, Hopper and RTX Blackwell read both operands along rows, which takes transposed copies.
+# Source: Transformer Engine, docs/features/low_precision_training/performance_considerations; common/util, is_non_tn_fp8_gemm_supported
+# (compute capability 10.x, not 12.x).
+TRANSPOSING = ("ada", "hopper", "rtx-blackwell")
 WEIGHTS = ("weight", "weight_again")
 PRODUCTS = ("forward", "input_grad", "weight_grad")
 PARTS = ("scale", "cast", "transposed", "eager_scale", "eager_cast", "column_amax", "row_amax")

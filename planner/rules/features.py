@@ -8,6 +8,7 @@ from planner.columns import BoolColumn, LayoutBatch
 from planner.cost.memory import OPTIMIZER_STATE_BYTES
 from planner.rules.base import Context, Rule, choices, in_set, sharding_degree
 from planner.schedules import SCHEDULES
+from planner.specs.gpu import GpuSpec
 from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, PRECISIONS, Layout
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.units import format_bytes
@@ -32,12 +33,22 @@ SINGLES = frozenset({"fp32", "tf32"})
 TITAN_03_PRECISIONS = frozenset({"bf16", "float8-rowwise", "mxfp8", "nvfp4"})
 
 
+# Precisions without kernels on a family although it has the units. Blocks of 128 came with Hopper (Transformer Engine; torchao asks for
+# SM90). Microscaling on compute capability 12.0: Transformer Engine refuses mxfp8 ("not supported on 12.0+ architectures yet",
+# Megatron-LM issue 4175), its nvfp4 recipe has no kernels there (TransformerEngine issue 2255), torchao's are built for SM100.
+NO_KERNELS: Mapping[str, frozenset[str]] = {"ada": frozenset({"float8-blockwise"}), "rtx-blackwell": frozenset({"mxfp8", "nvfp4"})}
+
+
 def gpu_precisions(c: Context) -> tuple[str, ...]:
-    """Precisions the GPU has units for. Blocks of 128 came with Hopper (Transformer Engine; torchao asks for SM90)."""
+    """Precisions the GPU has units and the libraries have kernels for."""
     gpu = c.cluster.gpu
     able = (name for name, dtypes in NEEDS.items() if all(dtype in gpu.peak_flops_per_second for dtype in dtypes))
-    lacking = {"nvfp4": gpu.vendor != "nvidia", "float8-blockwise": gpu.family == "ada"}
-    return tuple(name for name in able if not lacking.get(name, False))
+    return tuple(name for name in able if name not in _without_kernels(gpu))
+
+
+def _without_kernels(gpu: GpuSpec) -> frozenset[str]:
+    """Precisions no library computes on this GPU: NVFP4 is NVIDIA's, the rest by family. A family not listed lacks none for certain."""
+    return NO_KERNELS.get(gpu.family, frozenset()) | (frozenset({"nvfp4"}) if gpu.vendor != "nvidia" else frozenset())
 
 
 def trainer_precisions(c: Context) -> frozenset[str]:
@@ -54,7 +65,7 @@ def _both(c: Context) -> str:
 def _missing(x: Layout, c: Context) -> str:
     missing = [dtype for dtype in NEEDS[x.precision] if dtype not in c.cluster.gpu.peak_flops_per_second]
     found = " and ".join("microscaling" if dtype == "fp4" else dtype for dtype in missing)
-    return found or ("block-scaled fp8" if x.precision == "float8-blockwise" else "NVIDIA FP4")
+    return f"{found} units, which {x.precision} needs" if found else f"kernels for {x.precision} in any library"
 
 
 def _quantised(c: Context) -> list[tuple[int, Recipe]]:
@@ -169,7 +180,7 @@ _PRECISION_RULES: tuple[Rule, ...] = (
     Rule(
         key="GPU lacks the precision", field="precision", reads=frozenset({"precision"}),
         broken=lambda x, c: ~in_set(x.precision, PRECISIONS, gpu_precisions(c)),
-        rule=lambda x, c: f"{c.cluster.gpu.name} has no {_missing(x, c)} units, which {x.precision} needs",
+        rule=lambda x, c: f"{c.cluster.gpu.name} has no {_missing(x, c)}",
         remedy=lambda x, c: f"use {_both(c)}",
     ),
     Rule(

@@ -12,8 +12,8 @@ from planner.units import GIB, GIGA, TERA
 CONTRACT_NAMES = [
     "v100-sxm-32gb", "a100-sxm-40gb", "a100-sxm-80gb", "a100-pcie-80gb", "a800-sxm-80gb", "h100-sxm-80gb", "h100-sxm-96gb-hbm2e",
     "h100-pcie-80gb", "h100-nvl-94gb", "h800-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "b300-sxm-288gb", "gb200-nvl72-186gb",
-    "gb300-nvl72-288gb", "l4", "l40s", "a10g", "rtx-4090", "mi250x", "mi300x-192gb", "mi325x-256gb", "mi355x-288gb", "tpu-v5p",
-    "cpu",
+    "gb300-nvl72-288gb", "l4", "l40s", "a10g", "rtx-4090", "mi250x", "mi300x-192gb", "mi325x-256gb", "mi350x-288gb", "mi355x-288gb",
+    "h20-sxm-96gb", "rtx-5090", "rtx-pro-6000-96gb", "a6000-48gb", "l20", "tpu-v5p", "cpu",
 ]  # fmt: skip
 FIGURES = {
     "memory", "memory_bandwidth", "peak_flops", "power_limit", "num_sms", "scale_up", "scale_out", "latency", "pcie_bandwidth",
@@ -22,8 +22,9 @@ FIGURES = {
 # FLOPs a clock and SM (compute unit) of the dense bf16/fp16 tensor path, from the architecture whitepapers.
 FLOPS_PER_CLOCK_AND_SM = {
     "volta": 1024, "ampere": 2048, "hopper": 4096, "blackwell": 8192, "ada": 1024, "cdna2": 1024, "cdna3": 2048, "cdna4": 4096,
+    "rtx-blackwell": 1024,
 }  # fmt: skip
-HALF_RATE = {"a10g": 512, "rtx-4090": 512}
+CUT_RATE = {"a10g": 512, "rtx-4090": 512, "rtx-5090": 512, "l20": 512, "a6000-48gb": 1024, "h20-sxm-96gb": 1024}
 
 
 def test_every_name_of_the_contract_is_there():
@@ -63,7 +64,7 @@ def test_wider_dtypes_are_never_faster(name):
 def test_peaks_are_dense_and_follow_from_clock_and_units(name):
     """A sparse figure would be twice what the tensor cores do at the datasheet clock."""
     gpu = load_gpu(name)
-    per_clock = HALF_RATE.get(name, FLOPS_PER_CLOCK_AND_SM[gpu.family])
+    per_clock = CUT_RATE.get(name, FLOPS_PER_CLOCK_AND_SM[gpu.family])
     assert gpu.boost_clock_hz is not None
     assert gpu.peak_flops_per_second["fp16"] == pytest.approx(gpu.num_sms * gpu.boost_clock_hz * per_clock, rel=0.02)
 
@@ -75,6 +76,9 @@ def test_peaks_are_dense_and_follow_from_clock_and_units(name):
         ("h100-sxm-80gb", "fp8", 1978.9), ("b200-sxm-180gb", "bf16", 2250), ("b200-sxm-180gb", "fp8", 4500),
         ("b200-sxm-180gb", "fp4", 9000), ("gb200-nvl72-186gb", "bf16", 2500), ("gb300-nvl72-288gb", "fp4", 15000),
         ("mi300x-192gb", "bf16", 1307.4), ("mi355x-288gb", "fp8", 5033.2), ("tpu-v5p", "bf16", 459),
+        ("h20", "bf16", 148), ("h20", "fp8", 296), ("rtx-5090", "bf16", 209.5), ("rtx-5090", "fp8", 419),
+        ("l20", "bf16", 119.5), ("a6000", "bf16", 154.8),
+        ("mi350x", "bf16", 2306.9),
     ],
 )  # fmt: skip
 def test_published_dense_peaks(name, dtype, peak):
@@ -85,7 +89,7 @@ def test_published_dense_peaks(name, dtype, peak):
     ("name", "one_way"),
     [
         ("v100-sxm-32gb", 150), ("a100-sxm-80gb", 300), ("a800-sxm-80gb", 200), ("h100-sxm-80gb", 450), ("h800-sxm-80gb", 200),
-        ("b200-sxm-180gb", 900), ("gb200-nvl72-186gb", 900), ("mi300x-192gb", 448), ("tpu-v5p", 600),
+        ("b200-sxm-180gb", 900), ("h20-sxm-96gb", 450), ("gb200-nvl72-186gb", 900), ("mi300x-192gb", 448), ("tpu-v5p", 600),
     ],
 )  # fmt: skip
 def test_scale_up_bandwidth_is_one_direction(name, one_way):
@@ -107,8 +111,8 @@ def test_the_500_watt_h100_knows_the_power_of_its_peaks():
 
 def test_only_switched_nvlink_of_hopper_and_later_reduces_in_the_switch():
     assert {name for name in gpu_names() if load_gpu(name).nvls} == {
-        "h100-sxm-80gb", "h100-sxm-96gb-hbm2e", "h800-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "b300-sxm-288gb",
-        "gb200-nvl72-186gb", "gb300-nvl72-288gb",
+        "h100-sxm-80gb", "h100-sxm-96gb-hbm2e", "h800-sxm-80gb", "h200-sxm-141gb", "h20-sxm-96gb", "b200-sxm-180gb",
+        "b300-sxm-288gb", "gb200-nvl72-186gb", "gb300-nvl72-288gb",
     }  # fmt: skip
 
 

@@ -80,6 +80,11 @@ class TestSmi:
             ("NVIDIA L4", 23034, ["l4"]),
             ("NVIDIA L40S", 46068, ["l40s"]),
             ("NVIDIA GeForce RTX 4090", 24564, ["rtx-4090"]),
+            ("NVIDIA GeForce RTX 5090", 32607, ["rtx-5090"]),
+            ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, ["rtx-pro-6000-96gb"]),
+            ("NVIDIA RTX A6000", 49140, ["a6000-48gb"]),
+            ("NVIDIA H20", 97871, ["h20-sxm-96gb"]),
+            ("NVIDIA L20", 46068, ["l20"]),
             ("NVIDIA GeForce RTX 3090", 24576, []),
         ],
     )
@@ -87,7 +92,7 @@ class TestSmi:
         gpu = Gpu(index=0, uuid="", name=name, memory_bytes=mib * 2**20, used_bytes=0.0, driver="", sliced=False)
         known = (
             "h100-sxm-80gb", "h100-pcie-80gb", "h100-nvl-94gb", "h200-sxm-141gb", "a100-sxm-40gb", "a100-pcie-80gb", "v100-sxm-32gb",
-            "l4", "l40s", "rtx-4090",
+            "l4", "l40s", "rtx-4090", "rtx-5090", "rtx-pro-6000-96gb", "a6000-48gb", "h20-sxm-96gb", "l20",
         )  # fmt: skip
         assert [entry for entry in known if is_same_gpu(load_gpu(entry), gpu)] == same
 

@@ -128,6 +128,10 @@ CASES = [
     Case("trainer lacks the precision", {"precision": "fp16"}, {"precision": "float8-rowwise"}, text="torchtitan does not train in fp16"),
     Case("GPU lacks the precision", {"precision": "float8-rowwise"}, {"precision": "bf16"}, {"gpu": A100}, "has no fp8 units"),
     Case("GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-tensorwise"}, text="has no microscaling units"),
+    Case(
+        "GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-rowwise"}, {"gpu": "rtx-5090"},
+        "has no kernels for mxfp8 in any library",
+    ),
     Case("GPU lacks the precision", {"precision": "nvfp4"}, {"precision": "float8-blockwise"}, MEGATRON),
     Case("low precision needs aligned weights", {"tp": 8, "precision": "float8-blockwise"}, {"tp": 4, "precision": "float8-blockwise"},
          {"trainer": "fsdp", "model": {"base": "llama3-8b", "intermediate_size": 14848}}, "mlp_w1 of"),
