@@ -17,7 +17,7 @@ ARROWS = {"planner": {"planner"}, "probes": {"probes", "planner"}, "api": {"api"
 # Allowed outside the standard library, by the folder that may; the longest matching prefix decides.
 THIRD_PARTY = {
     "planner": {"numpy", "scipy"},
-    "planner/specs": {"numpy", "pydantic"},
+    "planner/specs": {"numpy", "packaging", "pydantic"},
     "planner/catalog": {"yaml", "numpy"},
     "planner/search": {"numpy", "optuna"},
 }

@@ -30,7 +30,6 @@ _KEY = (
     "precision", "float8_all_gather", "param_dtype", "compile",
 )  # fmt: skip
 FUSED_NORM_SINCE = (2, 8)
-RELEASE, DATE = re.compile(r"v?(\d+)\.(\d+)\.(\d+)"), re.compile(r"20\d\d-\d\d")
 PLANNED_WORKING = 0.5  # a compiled graph reuses its buffers (torch/_inductor/memory.py); judgement
 # After the host has waited for the device, launches until the device has work again faster than it runs out of it; judgement.
 REFILL_LAUNCHES = 5.0
@@ -117,25 +116,16 @@ def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
     if rules.fused_kernels:
         return False
     if training.torch_version is None:
-        date = DATE.search(training.trainer_version or "")
-        fused_before = date is not None and date[0] < rules.composite_norm_since
-        return not fused_before and _not_after(training.trainer_version or "", rules.composite_norm_until)
+        month = training.release.named.month
+        fused_before = len(month) > len("2024") and month < rules.composite_norm_since
+        return not fused_before and training.release.not_after(*rules.composite_norm_until)
     numbers = [int(part) for part in re.findall(r"\d+", training.torch_version)[:2]]
     return len(numbers) == 2 and tuple(numbers) < FUSED_NORM_SINCE
 
 
 def repeats_kv(training: TrainingSpec, rules: TrainerRules) -> bool:
     """Whether keys and values are copied to all query heads: by the trainer's release, or the date beside a commit (`repeats_kv_until`)."""
-    return _not_after(training.trainer_version or "", rules.repeats_kv_until)
-
-
-def _not_after(version: str, last: tuple[tuple[int, int, int], str]) -> bool:
-    """Whether a trainer's version is known to be of this release, or this month, or earlier."""
-    date = DATE.search(version)
-    if date is not None:
-        return date[0] <= last[1]
-    release = RELEASE.match(version)
-    return release is not None and tuple(int(part) for part in release.groups()) <= last[0]
+    return training.release.not_after(*rules.repeats_kv_until)
 
 
 def _without_checkpointing(site: Site) -> Site:
@@ -150,8 +140,9 @@ def _logits_bytes(site: Site) -> tuple[FloatColumn, FloatColumn]:
     """
     elements, rules = site.product(("tokens", "vocab_loss")), site.rules
     sharded = (site.batch.tp > 1) & loss_is_parallel(site.training, rules)
-    date = DATE.search(site.training.trainer_version or "")
-    fused = site.fused & (~sharded | (not rules.fsdp_style)) & (date is None or date[0] > rules.eager_loss_until)
+    month = site.training.release.named.month
+    compiled = len(month) <= len("2025") or month > rules.eager_loss_until
+    fused = site.fused & (~sharded | (not rules.fsdp_style)) & compiled
     whole = np.where(fused, rules.fused_loss_bytes, rules.loss_bytes)
     return elements * np.where(sharded, rules.sharded_loss_bytes, whole), elements * np.where(fused, 0.0, rules.loss_leftover_bytes)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.reserved import cached_bytes
-from planner.specs.trainers import TrainerRules, is_since
+from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
 
 # Bytes a parameter of optimizer state beside the parameter, for fp32 masters. Source: torch.optim; Shazeer and Stern 2018; Jordan 2024.
@@ -290,7 +290,7 @@ def _distributed(
     held = np.where(stage == 3, shapes.shard, shapes.local)
     parameters = held * widths.compute + shapes.copies_bytes * held / np.maximum(shapes.local, 1.0)
     optimizer = np.where(stage >= 1, shapes.shard, shapes.local) * (_state_bytes(widths, training) + widths.master)
-    if rules.placeholders_since and is_since(rules.placeholders_since, training.trainer_version):
+    if rules.placeholders_since and training.release.named.not_before_month(rules.placeholders_since):
         apart = apart + shapes.distinct * widths.compute
     return parameters, optimizer, np.where(stage >= 2, shapes.shard, shapes.local) * gradient + apart
 

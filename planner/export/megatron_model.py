@@ -6,6 +6,7 @@ Source: Megatron-LM core 0.14 megatron/training/arguments.py, megatron/core/tran
 from itertools import groupby
 
 from planner.export.base import Draft
+from planner.specs.megatron_models import lacking
 from planner.specs.model import ModelSpec
 
 
@@ -83,20 +84,9 @@ def _pattern(flags: list[int]) -> str:
 
 def _check(draft: Draft) -> None:
     model = draft.model
-    rows = (
-        (model.parallel_residual, "parallel residual"),
-        (model.norms_per_layer != 2, "other norms than two a layer"),
-        (model.embedding_norm, "a norm after the embedding"),
-        (model.qk_norm == "full", "query-key norm over the whole projection"),
-        (model.attention_sinks, "attention sinks"),
-        (model.shared_expert_gate, "gate on the shared expert"),
-        (model.lm_head_bias, "bias on the head"),
-        (model.router_bias or model.expert_bias, "biased router or experts"),
-        (model.uses_mla and model.attention_bias, "biases with MLA"),
-    )
-    lacking = [words for broken, words in rows if broken]
-    if lacking:
-        draft.gap("model", model.name, f"has what Megatron-LM 0.14 has no argument for: {', '.join(lacking)}", "write the layer spec")
+    words = lacking(model)
+    if words:
+        draft.gap("model", model.name, f"has what Megatron-LM 0.14 has no argument for: {', '.join(words)}", "write the layer spec")
     if any(model.sliding_mask) and not all(model.sliding_mask):
         rule = "holds for some layers only, which no argument of 0.14 says (0.15: --window-attn-skip-freq)"
         draft.gap("model.sliding_window", model.sliding_window, rule, "expect the time of full attention", blocking=False)

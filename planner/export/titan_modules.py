@@ -141,16 +141,6 @@ def _layer_args_03(model: ModelSpec, kind: str) -> tuple[str, list[tuple[str, ob
     return "_build_qwen3_moe_layers", [*pairs, *moe]
 
 
-def missing_03(model: ModelSpec) -> list[str]:
-    """What 0.3's layer builders lack beyond `titan_models.unsupported`."""
-    kind = class_for(model)
-    rows = (
-        (kind == "qwen3" and model.qk_norm != "head", "this head width, tying or experts without query-key norm"),
-        (kind == "qwen3" and model.shared_expert_intermediate_size > 0, "shared experts without MLA"),
-    )
-    return [words for broken, words in rows if broken]
-
-
 def model_03(model: ModelSpec) -> tuple[str, str]:
     """(family, source of a function `custom_model` and its registration) for shapes that 0.3 does not ship."""
     kind = class_for(model)

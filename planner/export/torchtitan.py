@@ -17,7 +17,6 @@ from planner.export.titan_modules import (
     ROPE_THETA,
     WIDER_REDUCE_02,
     job_03,
-    missing_03,
     model_03,
     plain_attention_02,
     register_02,
@@ -27,7 +26,7 @@ from planner.export.titan_settings import layout_settings, read_settings, traini
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
-from planner.specs.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, unsupported
+from planner.specs.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
 from planner.specs.training import TrainingSpec
 
 VERSIONS = {"0.2": "0.2.2", "0.2.0": "0.2.0", "0.2.1": "0.2.1", "0.2.2": "0.2.2", "0.3": "0.3.0", "0.3.0": "0.3.0"}
@@ -100,9 +99,9 @@ def _check_flavor(draft: Draft, flavor: Flavor, line: str) -> None:
 def _can_register(draft: Draft, line: str) -> bool:
     """Whether the shapes fit one of TorchTitan's model classes; a gap where they do not."""
     model = draft.model
-    lacking = unsupported(model) + (missing_03(model) if line == "0.3" and not unsupported(model) else [])
-    if lacking:
-        rule, remedy = f"has what TorchTitan {line} has no model class for: {', '.join(lacking)}", "write the model, or export for megatron"
+    words = lacking(model, line)
+    if words:
+        rule, remedy = f"has what TorchTitan {line} has no model class for: {', '.join(words)}", "write the model, or export for megatron"
         draft.gap("model", model.name, rule, remedy)
         return False
     kind = class_for(model)

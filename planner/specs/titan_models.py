@@ -126,6 +126,24 @@ def class_for(model: ModelSpec) -> str:
     return "llama3" if plain and not model.is_moe and not model.tie_word_embeddings else "qwen3"
 
 
+def lacking(model: ModelSpec, line: str) -> list[str]:
+    """What this line of TorchTitan has no model class for, in words; empty for a model that it ships or that can be registered.
+
+    line: "0.2" or "0.3". 0.3 builds the layers of a registered model with each family's own function, which lack some things.
+    """
+    if find_flavor(model, line) is not None:
+        return []
+    words = unsupported(model)
+    if words or line == "0.2":
+        return words
+    kind = class_for(model)
+    rows = (
+        (kind == "qwen3" and model.qk_norm != "head", "this head width, tying or experts without query-key norm"),
+        (kind == "qwen3" and model.shared_expert_intermediate_size > 0, "shared experts without MLA"),
+    )
+    return [text for broken, text in rows if broken]
+
+
 def pipelines(model: ModelSpec, line: str) -> bool:
     """Whether the TorchTitan model that would train these shapes can be split into pipeline stages. line: "0.2" or "0.3"."""
     flavor = find_flavor(model, line)

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 
 from planner.errors import Fault, SpecError
 from planner.specs.layout import AC_KINDS, PRECISIONS, SCHEDULES, Layout, check_layout_values
+from planner.specs.release import named
 
 TORCH_SCHEDULES = frozenset({"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
 SINGLE_STAGE_SCHEDULES = frozenset({"GPipe", "1F1B", "ZB-1p", "ZB-2p"})
 LAST_TORCH_1 = 13
+NEVER = ("0", "")  # no release, no month
 V_SCHEDULES = frozenset({"ZBVZeroBubble", "DualPipeV"})
 
 
@@ -61,8 +63,8 @@ class TrainerRules:
     ep_over_replicas: bool
     fused_kernels: bool
     early_stop: bool
-    repeats_kv_until: tuple[tuple[int, int, int], str]
-    composite_norm_until: tuple[tuple[int, int, int], str]
+    repeats_kv_until: tuple[str, str]
+    composite_norm_until: tuple[str, str]
     composite_norm_since: str
     expert_alignment: int
     gradient_dtype: str
@@ -114,8 +116,8 @@ _TORCHTITAN = TrainerRules(
     ep_over_replicas=False,
     fused_kernels=False,
     early_stop=True,
-    repeats_kv_until=((0, 2, 1), "2025-12"),  # 0.2.2 of January 2026 passes enable_gqa (models/llama3/model/model.py)
-    composite_norm_until=((0, 1, 0), "2025-06"),  # 0.1.0 of June 2025 asks for torch nightlies of that month
+    repeats_kv_until=("0.2.1", "2025-12"),  # 0.2.2 of February 2026 passes enable_gqa (models/llama3/model/model.py)
+    composite_norm_until=("0.1.0", "2025-06"),  # 0.1.0 of June 2025 asks for torch nightlies of that month
     composite_norm_since="2024-09",  # norm_type fused_rmsnorm, a Triton kernel, since pull request 181; the month is a judgement
     expert_alignment=8,
     gradient_dtype="float32",
@@ -140,7 +142,7 @@ _FSDP = replace(
     precisions=frozenset(PRECISIONS) - {"nvfp4"},
     ac_kinds=frozenset(AC_KINDS),
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
-    repeats_kv_until=((0, 0, 0), ""),  # flash-attn and SDPA read grouped heads as they are
+    repeats_kv_until=NEVER,  # flash-attn and SDPA read grouped heads as they are
     loss_bytes=4.0,
     fused_loss_bytes=4.0,
     loss_leftover_bytes=0.0,
@@ -165,8 +167,8 @@ _MEGATRON = TrainerRules(
     ep_over_replicas=True,
     fused_kernels=True,
     early_stop=False,
-    repeats_kv_until=((0, 0, 0), ""),
-    composite_norm_until=((0, 0, 0), ""),
+    repeats_kv_until=NEVER,
+    composite_norm_until=NEVER,
     composite_norm_since="",
     expert_alignment=0,
     gradient_dtype="float32",
@@ -210,36 +212,10 @@ _INTERNEVO = replace(
 
 TRAINERS: Mapping[str, TrainerRules] = {rules.name: rules for rules in (_TORCHTITAN, _MEGATRON, _MEGATRON_DEEPSPEED, _FSDP, _INTERNEVO)}
 
-_MONTH = re.compile(r"20\d\d(-\d\d)?")
-
-
-def is_since(month: str, trainer_version: str | None) -> bool:
-    """Whether a version is not known to be older than this month: by the date, or the year, that it starts with or names."""
-    named = _MONTH.search(trainer_version or "")
-    return named is None or named[0] >= month
-
-
-# Release lines that the rules and profiles know; a trainer that is not here has no releases that matter (its repository is what runs).
-# Source: github.com/pytorch/torchtitan/releases; github.com/NVIDIA/Megatron-LM/releases (core_v0.2 on, and v2.x to v3.0 before).
-RELEASE_LINES: Mapping[str, tuple[str, ...]] = {
-    "torchtitan": ("0.1", "0.2", "0.3"),
-    "megatron": (*(f"0.{minor}" for minor in range(2, 18)), "2.0", "2.1", "2.2", "2.3", "2.4", "2.5", "2.6", "3.0"),
-}
-_RELEASE = re.compile(r"v?(\d+\.\d+)(\.\d+)*((a|b|rc|\.dev|\.post)\d*)?(\+\w+)?")
-
-# Distributions of a trainer that ship other defaults, by the start of `trainer_version`.
+# Distributions of a trainer that ship other defaults (`planner.specs.release`).
 VERSION_DEFAULTS: Mapping[tuple[str, str], Mapping[str, object]] = {
     ("megatron", "NeMo"): {"reduce_dtype": "bfloat16"},  # NeMo performance recipes: grad_reduce_in_fp32=False, grad_sync_dtype bf16
 }
-
-
-def check_release(trainer: str, version: str) -> None:
-    """Raises ValueError "rule; remedy" for a release number of no known line; commits, dates and distributions are free text."""
-    lines = RELEASE_LINES.get(trainer)
-    release = _RELEASE.fullmatch(version.strip())
-    if lines is not None and release is not None and release[1] not in lines:
-        known = f"{lines[0]} to {lines[-1]}" if len(lines) > 4 else ", ".join(lines)
-        raise ValueError(f"is no release of {trainer}; its lines are {known}; a commit, a date or a distribution may be named instead")
 
 
 def check_torch_release(version: str) -> None:
@@ -251,10 +227,7 @@ def check_torch_release(version: str) -> None:
 
 def version_defaults(trainer: str, trainer_version: str | None) -> Mapping[str, object]:
     """Layout defaults that a distribution of the trainer changes; empty for the trainer itself."""
-    for (name, start), defaults in VERSION_DEFAULTS.items():
-        if name == trainer and (trainer_version or "").startswith(start):
-            return defaults
-    return {}
+    return VERSION_DEFAULTS.get((trainer, named(trainer_version).distribution), {})
 
 
 def resolve_layout(values: object, *, trainer: str, num_gpus: int, trainer_version: str | None = None, field: str = "layout") -> Layout:

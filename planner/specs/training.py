@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from planner.specs.trainers import check_release, check_torch_release
+from planner.specs.release import Release, release_of
+from planner.specs.trainers import check_torch_release
 from planner.specs.validation import build
 from planner.units import parse_count
 
@@ -66,12 +67,10 @@ class TrainingSpec(BaseModel):
             check_torch_release(value)
         return value
 
-    @field_validator("trainer_version")
-    @classmethod
-    def _known_release(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None and "trainer" in info.data:
-            check_release(info.data["trainer"], value)
-        return value
+    @property
+    def release(self) -> Release:
+        """The trainer's release whose rules hold, from `trainer_version`."""
+        return release_of(self.trainer, self.trainer_version)
 
     @classmethod
     def from_user(cls, values: object, field: str = "training") -> "TrainingSpec":

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
+from planner.specs.release import named
+
 Receive = Literal["free", "needed", "ahead", "lowered", "turn"]
 Waits = Literal["none", "fused", "all"]
 Stream = Literal["link", "pair"]
@@ -90,17 +92,19 @@ _ZERO_BUBBLE_SCHEDULES = frozenset({"ZB-1p", "ZB-2p"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """A transport and the runs it holds for. versions: starts of `trainer_version`.  overlapped: not where the run switched it off."""
+    """A transport and the runs it holds for.
 
+    years: of the version, where it is a date; empty for all.  overlapped: not where the run switched it off.
+    """
     transport: Transport
     schedules: frozenset[str] | None = None
-    versions: tuple[str, ...] = ("",)
+    years: tuple[str, ...] = ()
     overlapped: bool = False
 
-    def holds(self, schedule: str, version: str, overlap: bool) -> bool:
+    def holds(self, schedule: str, year: str, overlap: bool) -> bool:
         """Whether this is the row of a run; the first that holds is."""
-        named = self.schedules is None or schedule in self.schedules
-        return named and version.startswith(self.versions) and (overlap or not self.overlapped)
+        ours = self.schedules is None or schedule in self.schedules
+        return ours and (not self.years or year in self.years) and (overlap or not self.overlapped)
 
 
 _TORCH_ROWS = (
@@ -111,12 +115,12 @@ _TORCH_ROWS = (
 )
 _MEGATRON_ROWS = (
     # Megatron split sends over tensor-parallel ranks (scatter_gather_tensors_in_pipeline, p2p_communication.py of 2021 to 2023).
-    _Row(schedules=_ONE_STAGE, versions=_OLD_MEGATRON, transport=replace(_MEGATRON_BLOCKING, splits=True)),
+    _Row(schedules=_ONE_STAGE, years=_OLD_MEGATRON, transport=replace(_MEGATRON_BLOCKING, splits=True)),
     _Row(schedules=_ONE_STAGE, transport=_MEGATRON_BLOCKING),
     _Row(schedules=_ZERO_BUBBLE_SCHEDULES, overlapped=True, transport=_ZERO_BUBBLE),
     _Row(schedules=_ZERO_BUBBLE_SCHEDULES, transport=_SEEN_THROUGH),
     # Before 2023 there was no --overlap-p2p-communication; in 2023 it had to be asked for; since then one says --no-overlap-...
-    _Row(versions=_OLD_MEGATRON, transport=replace(_MEGATRON_TURNS, splits=True)),
+    _Row(years=_OLD_MEGATRON, transport=replace(_MEGATRON_TURNS, splits=True)),
     _Row(overlapped=True, transport=_MEGATRON_OVERLAPPED),
     _Row(transport=_MEGATRON_TURNS),
 )
@@ -132,4 +136,4 @@ _ROWS: Mapping[str, tuple[_Row, ...]] = {
 @lru_cache(maxsize=1024)
 def transport(trainer: str, schedule: str, *, trainer_version: str | None, overlap: bool) -> Transport:
     """How this trainer's release moves what this schedule sends; overlap: False where the run switched overlap of sends off."""
-    return next(row.transport for row in _ROWS[trainer] if row.holds(schedule, trainer_version or "", overlap))
+    return next(row.transport for row in _ROWS[trainer] if row.holds(schedule, named(trainer_version).year, overlap))

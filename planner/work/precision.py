@@ -8,7 +8,6 @@ components/quantization and models/llama3/infra/parallelize.py; Transformer Engi
 """
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -18,11 +17,10 @@ import numpy as np
 
 from planner.columns import FloatColumn, IntColumn
 from planner.specs.layout import PRECISIONS
+from planner.specs.release import named, release_of
 from planner.specs.trainers import TrainerRules
 
-LINE = re.compile(r"v?(\d+\.\d+)")
-DATE = re.compile(r"20\d\d-\d\d-\d\d")
-NATIVE_SINCE = "NeMo"  # its fp8 recipes set fp8_param_gather (Megatron Bridge training/mixed_precision.py); Megatron-LM's default is off
+NATIVE = "NeMo"  # its fp8 recipes set fp8_param_gather (Megatron Bridge training/mixed_precision.py); Megatron-LM's default is off
 CONVERTERS_RENAMED = "2025-09-12"  # torchtitan pull request 1701: the converter `float8`, by which TP was planned, got another name
 
 
@@ -196,20 +194,16 @@ assert all(tuple(recipe.name for recipe in table) == PRECISIONS for table in (TO
 
 
 def titan_line(version: str | None) -> str:
-    """TorchTitan's release line, "0.2" unless the version says another; a commit is placed by the date beside it."""
-    if version is None:
-        return "0.2"
-    date = DATE.search(version)
-    if date is not None:
-        return "0.1" if date[0] < CONVERTERS_RENAMED else "0.2"
-    line = LINE.match(version)
-    return line[1] if line is not None else "0.2"
+    """TorchTitan's release line by its quantisation, "0.2" unless the version says another; a commit is placed by the date beside it."""
+    release = release_of("torchtitan", version)
+    day = release.named.day
+    return "0.2" if day >= CONVERTERS_RENAMED and release.before("0.2") else release.line
 
 
 @lru_cache(maxsize=64)
 def _table(trainer: str, fsdp_style: bool, version: str | None) -> tuple[Recipe, ...]:
     if not fsdp_style:
-        native = (version or "").startswith(NATIVE_SINCE)
+        native = named(version).distribution == NATIVE
         return tuple(replace(recipe, native=native and recipe.peak == "fp8") for recipe in TRANSFORMER_ENGINE)
     if trainer != "torchtitan":
         return tuple(

@@ -79,7 +79,6 @@ def test_what_is_no_file_stays_as_it_was_asked() -> None:
         ("training__moe_imbalance", 0.5, "must be at least 1; give 1 or more"),
         ("training__total_tokens", "many", 'must be a number; give for example 2e12 or "15T"'),
         ("training__expandable_segments", "no", "must be true or false; give true or false without quotes"),
-        ("training__trainer_version", "9.9", "is no release of torchtitan; its lines are 0.1, 0.2, 0.3"),
         ("training__torch_version", "banana", "is no release of torch; use 1.0 to 1.13 or 2.x"),
         ("training__torch_version", "9.9", "is no release of torch"),
         ("layout", {"zero_stage": 4}, "must be at most 3; give 3 or less"),
@@ -106,10 +105,13 @@ def test_releases_commits_and_distributions_are_versions(trainer: str, version: 
 
 
 @pytest.mark.parametrize(
-    ("trainer", "version"), [("torchtitan", "0.9"), ("torchtitan", "v1.0.0"), ("megatron", "0.99"), ("megatron", "4.0")]
+    ("trainer", "version", "taken"),
+    [("torchtitan", "0.9", "0.3.0"), ("torchtitan", "v1.0.0", "0.3.0"), ("megatron", "0.99", "0.18"), ("megatron", "4.0", "0.18")],
 )
-def test_releases_of_no_line_are_not(trainer: str, version: str) -> None:
-    assert "is no release of" in faults_of(training__trainer=trainer, training__trainer_version=version)["training.trainer_version"]
+def test_an_unknown_release_is_taken_for_the_newest_before_it(trainer: str, version: str, taken: str) -> None:
+    training = Job.from_user(values(training__trainer=trainer, training__trainer_version=version)).training
+    assert training.release.number == taken
+    assert "is no release of" in str(training.release.note)
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.13", "2.10.0a0+nv26.01", "1.13.1", "v2.4.0"])
