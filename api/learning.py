@@ -14,6 +14,7 @@ from planner.calibration.learn import KernelRun, learn
 from planner.catalog.calibrations import from_document, shipped_calibration, to_document
 from planner.errors import PlannerError, SpecError, StoreError
 from planner.ports import CalibrationRecord, MeasurementFilter, ProbeFilter, ProbeRecord
+from planner.units import counted
 from probes.campaign import ProbeRequest
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ PROBE_PAGES, PAGE = 10, 200  # of the newest probes, among which timed kernels a
 log = logging.getLogger("planner.learning")
 
 
-def learned(
-    wiring: "Wiring", job: "Job", *, until: datetime | None = None, without: Collection[str] = ()
-) -> "Calibration | None":
+def learned(wiring: "Wiring", job: "Job", *, until: datetime | None = None, without: Collection[str] = ()) -> "Calibration | None":
     """The newest calibration of the job's trainer on its GPU that rests on the shipped one; None when nothing was learnt.
 
     until: what was learnt by then, so that work which goes on after an interruption sees what it saw at its start.
@@ -84,9 +83,7 @@ class Learnt:
             return None
 
 
-def teach(
-    wiring: "Wiring", measurements: "Iterable[Measurement]" = (), kernels: Iterable[ProbeRecord] = ()
-) -> list[CalibrationRecord]:
+def teach(wiring: "Wiring", measurements: "Iterable[Measurement]" = (), kernels: Iterable[ProbeRecord] = ()) -> list[CalibrationRecord]:
     """Makes the calibration of every trainer, GPU and software among these anew, and stores it. Returns the new ones.
 
     kernels: probes that timed kernels; they count for runs whose versions do not contradict theirs. Where all do, they wait for a run that
@@ -202,5 +199,5 @@ def _attempt(teaching: Callable[[], list[CalibrationRecord]]) -> list[Calibratio
 
 def words_of(record: CalibrationRecord) -> str:
     """One line about a new calibration."""
-    taught = f"{record.num_runs} measurements" if record.num_runs else "timed kernels"
+    taught = counted(record.num_runs, "measurement") if record.num_runs else "timed kernels"
     return f"learnt: {record.id}, {record.trainer} on {record.gpu} from {taught}; plans and estimates use it"

@@ -19,6 +19,7 @@ from planner.errors import ConflictError, PlannerError, SpecError
 from planner.ports import Lease, ProbeEnd, ProbeFilter, ProbeRecord
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
+from planner.units import counted
 from probes import guardian
 from probes.campaign import Answer, Campaign, Pool, ProbeRequest
 from probes.launch import Watch
@@ -78,7 +79,7 @@ def ask_plan(wiring: Wiring, plan_id: str, top_k: int, options: Mapping[str, Any
     """The best layouts of a stored plan, as its job's `probe` says where the options do not. Raises NotFoundError, SpecError."""
     plan = wiring.store.get_plan(plan_id)
     if not 1 <= top_k <= len(plan.ranked):
-        raise fault("top_k", top_k, f"the plan ranks {len(plan.ranked)} layouts", f"use 1 to {len(plan.ranked)}")
+        raise fault("top_k", top_k, f"the plan ranks {counted(len(plan.ranked), 'layout')}", f"use 1 to {len(plan.ranked)}")
     asked = []
     for entry in plan.ranked[:top_k]:
         job = {key: value for key, value in plan.job.items() if key not in ("search", "probe", "layout", "measured")}

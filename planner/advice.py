@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from planner.cost.price import Pricer
 from planner.specs.estimate import Estimate
 from planner.specs.layout import Layout
+from planner.units import counted
 
 # Judgement from McCandlish 2018 and the batch sizes of published runs: tokens a step beyond which more data parallelism stops paying.
 CRITICAL_BATCH_TOKENS = 60e6
@@ -28,9 +29,10 @@ def _warnings(pricer: Pricer, layout: Layout, estimate: Estimate) -> Iterator[st
         yield f"{tokens / 1e6:.0f}M tokens a step is past the critical batch of most runs (McCandlish 2018): more replicas buy little"
     microbatches = layout.num_microbatches(training.global_batch_size)
     if layout.pp > 1 and microbatches < SMALL_BATCH_PER_STAGE * layout.pp:
-        yield f"only {microbatches} microbatches for {layout.pp} pipeline ranks: the bubble is large; a larger global batch would shrink it"
+        few = f"only {counted(microbatches, 'microbatch')} for {layout.pp} pipeline ranks"
+        yield f"{few}: the bubble is large; a larger global batch would shrink it"
     if layout.zero_stage == 3 and layout.dp_shard * layout.cp > WIDE_SHARDING and layout.dp_replicate == 1:
-        yield f"FSDP over {layout.dp_shard * layout.cp} ranks is latency-bound: HSDP (dp_replicate > 1) is the usual remedy"
+        yield f"FSDP over {counted(layout.dp_shard * layout.cp, 'rank')} is latency-bound: HSDP (dp_replicate > 1) is the usual remedy"
     if estimate.time is not None and estimate.step_seconds:
         exposed = sum(estimate.time.exposed_communication_seconds.values())
         if exposed > BUSY_WAIT_SHARE * estimate.step_seconds:

@@ -12,7 +12,7 @@ from planner.cost.topology import Fabric, Placement
 from planner.errors import Fault, SpecError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.collective import CollectiveAnswer, CollectiveCandidate, CollectiveOperation
-from planner.units import EXAMPLES, format_bytes, format_seconds
+from planner.units import EXAMPLES, counted, format_bytes, format_seconds
 
 OPERATIONS: tuple[CollectiveOperation, ...] = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all", "p2p")
 _SPELLINGS = {"send": "p2p", "sendrecv": "p2p", "pointtopoint": "p2p"} | {name.replace("-", ""): name for name in OPERATIONS}
@@ -81,7 +81,7 @@ def _ranks(operation: str, size_bytes: float, cluster: ClusterSpec, num_ranks: i
     elif ranks < 2:
         faults.append(Fault("num_ranks", ranks, "must be at least 2", f"use a number up to {cluster.num_gpus}"))
     elif stride >= 1 and (ranks - 1) * stride >= cluster.num_gpus:
-        rule = f"{ranks} ranks {stride} apart reach beyond the {cluster.num_gpus} GPUs of the cluster"
+        rule = f"{counted(ranks, 'rank')} {stride} apart reach beyond the {counted(cluster.num_gpus, 'GPU')} of the cluster"
         fitting = (cluster.num_gpus - 1) // stride + 1
         faults.append(Fault("num_ranks", ranks, rule, f"use at most {fitting}" if fitting > 1 else "use a smaller stride"))
     if faults:

@@ -15,6 +15,8 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+PREDICATES = ("is", "must", "has", "have", "holds", "hold", "needs", "cannot", "ended")
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -26,6 +28,9 @@ class Fault:
     remedy: str
 
     def __str__(self) -> str:
+        if self.value is None:  # nothing was given: the rule alone tells what is missing
+            verb = self.rule.partition(" ")[0] in PREDICATES
+            return f"{self.field}{'' if verb else ':'} {self.rule}; {self.remedy}"
         shown = repr(self.value)
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
         return f"{self.field}={shown}: {self.rule}; {self.remedy}"

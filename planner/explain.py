@@ -14,7 +14,7 @@ from planner.specs.estimate import Estimate
 from planner.specs.job import SearchSpec
 from planner.specs.layout import PRECISIONS, FieldValue, Layout
 from planner.specs.plan import Plan, RankedLayout, Regret, SensitivityStep
-from planner.units import format_bytes, format_seconds
+from planner.units import counted, format_bytes, format_seconds, times, times_as_fast
 from planner.work.precision import NOTHING, TWO_BYTES, Recipe, bf16_tail
 from planner.work.quantised import quantised_model
 
@@ -33,6 +33,13 @@ WORDS: Mapping[str, str] = {
 }
 NOTICEABLE = 0.005
 BETTER = {"throughput": "faster", "time": "faster", "cost": "cheaper", "energy": "more frugal"}
+# What number 1 is against the truly best, by the ratio of their scores.
+AGAINST_BEST = {
+    "throughput": "the truly best is {} as fast",
+    "time": "the truly best is done {} as fast",
+    "cost": "number 1 costs {} as much as the truly best",
+    "energy": "number 1 takes {} the energy of the truly best",
+}
 REGRET_DRAWS = 4000
 
 
@@ -71,7 +78,8 @@ def next_bottleneck(estimate: Estimate) -> str:
         return ""
     (first, gone), rest = parts[0], parts[1:]
     left = step - gone
-    sentence = f"without {WORDS[first]} a step would take {format_seconds(left)} ({gone / step:.1%} less)"
+    faster = times_as_fast(step / left) if left > 0 else "nothing left"
+    sentence = f"without {WORDS[first]} a step would take {format_seconds(left)} ({faster})"
     if not rest or rest[0][1] < NOTICEABLE * left:
         return f"{sentence}, nearly all of it {WORDS['compute']}"
     key, seconds = rest[0]
@@ -91,9 +99,11 @@ def regret(scores: FloatColumn, spread: TimeSpread, search: SearchSpec) -> Regre
     probability, mean, share_95 = float((lost > 0).mean()), float(np.expm1(lost).mean()), float(np.expm1(np.quantile(lost, 0.95)))
     joint = np.corrcoef(truth[:, 0], truth[:, 1])[0, 1]
     others, better = len(scores) - 1, BETTER[search.objective]
+    other = "the other layout" if others == 1 else f"one of the other {counted(others, 'layout')}"
     statement = (
-        f"with probability {probability:.0%} one of the other {others} layouts shown is truly {better}: number 1 is "
-        f"{mean:.1%} off the truly best on average, more than {share_95:.1%} in 5 of 100 cases "
+        f"with probability {probability:.0%} {other} shown is truly {better}: "
+        f"{AGAINST_BEST[search.objective].format(times(1.0 + mean))} on average, "
+        f"more than {times(1.0 + share_95)} in 5 of 100 cases "
         f"(estimates spread by {spread.sd[0]:.0%}, those of numbers 1 and 2 are correlated {joint:.2f}); probes narrow this"
     )
     return Regret(
@@ -152,8 +162,7 @@ def _change(neighbour: Neighbour, usable_bytes: float) -> str:
         need = f"{format_bytes(neighbour.device_bytes)} of {format_bytes(usable_bytes)}"
         close = ", too close to be safe" if neighbour.device_bytes <= usable_bytes else ""
         return f"{name} {neighbour.new} instead of {neighbour.old} would need {need}{close}"
-    percent = (neighbour.step_ratio - 1.0) * 100.0
-    effect = f"{percent:.1f}% slower" if percent >= 0 else f"{-percent:.1f}% faster"
+    effect = times_as_fast(1.0 / neighbour.step_ratio)
     return f"{name} {neighbour.new} instead of {neighbour.old}: {effect}, {format_bytes(neighbour.device_bytes)}"
 
 
@@ -170,7 +179,7 @@ def winner_reasons(pricer: Pricer, layout: Layout, estimate: Estimate, found: Se
         memory_sentence(estimate),
         *precision_sentences(pricer, layout, estimate),
         *(
-            f"{_change(n, usable)}: {1 - n.step_ratio:.1%} faster, but does not fit"
+            f"{_change(n, usable)}: {times_as_fast(1.0 / n.step_ratio)}, but does not fit"
             for n in sorted(tempting.values(), key=lambda n: n.step_ratio)
         ),
         *(_change(n, usable) for n in sorted(closest, key=lambda n: n.step_ratio)),
@@ -194,9 +203,8 @@ def difference(ours: Estimate, theirs: Estimate, our_layout: Layout, their_layou
     fields = changed_fields(our_layout, their_layout)
     if fields:
         lines.append("differs in " + ", ".join(f"{name} {a} -> {b}" for name, (a, b) in fields.items()))
-    ratio = theirs.step_seconds / ours.step_seconds - 1.0
     lines.append(
-        f"{abs(ratio):.1%} {'slower' if ratio >= 0 else 'faster'}: "
+        f"{times_as_fast(ours.step_seconds / theirs.step_seconds)}: "
         f"{format_seconds(theirs.step_seconds)} against {format_seconds(ours.step_seconds)} a step"
     )
     first, second = time_parts(ours), time_parts(theirs)
@@ -232,12 +240,11 @@ def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:
 
 
 def step_sentence(step: SensitivityStep) -> str:
-    """One step in words: "tp 1 -> 2: 13.0% slower, 40.0 GiB"."""
+    """One step in words: "tp 1 -> 2: 0.88 times as fast, 40.0 GiB"."""
     change = f"{step.field} {step.old} -> {step.new}"
     if step.refused is not None or step.step_ratio is None or step.device_bytes is None:
         return f"{change}: refused, {step.refused}"
-    percent = (step.step_ratio - 1.0) * 100.0
-    effect = f"{percent:.1f}% slower" if percent >= 0 else f"{-percent:.1f}% faster"
+    effect = times_as_fast(1.0 / step.step_ratio)
     return f"{change}: {effect}, {format_bytes(step.device_bytes)}{'' if step.fits else ', does not fit'}"
 
 

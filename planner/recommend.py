@@ -34,7 +34,7 @@ from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import ParetoPoint, Plan, RankedLayout, Searched, SizeOption, VersusCurrent
-from planner.units import format_seconds
+from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
 
 if TYPE_CHECKING:  # they bring Optuna, which a plan on paper can start without
@@ -224,6 +224,8 @@ def _plan(job: Job, ports: Ports, sizes: list[Sized], ranked: list[Choice], seco
         sensitivity=sensitivity(winner.sized.pricer, winner.layout),
         sizes=_options([sized for sized in sizes if sized.candidates]),
         regret=regret(np.array([choice.score for choice in ranked]), _deviations(ranked), job.search),
+        num_parameters=job.model.total_parameters(),
+        num_active_parameters=job.model.active_parameters(),
     )
 
 
@@ -257,7 +259,7 @@ def _warnings(job: Job, winner: Choice, estimate: Estimate, entry: RankedLayout,
 def _run_warnings(winner: RankedLayout, sizes: list[Sized]) -> list[str]:
     """What the whole run of the winner runs into, and the sizes that are no choice."""
     unfit = [f"{sized.pricer.cluster.num_gpus:,}" for sized in sizes if not sized.candidates]
-    nothing = [f"no layout fits on {', '.join(unfit)} GPUs"] if unfit else []
+    nothing = [f"no layout fits on {', '.join(unfit)} {'GPU' if unfit == ['1'] else 'GPUs'}"] if unfit else []
     return [*(winner.run.warnings if winner.run is not None else []), *nothing]
 
 
@@ -300,7 +302,7 @@ def _headline(entries: list[RankedLayout]) -> list[str]:
         ours, theirs = winner.run, second.run
         return [
             winner.layout.short(),
-            f"number 2 is {second.layout.short()} on {second.num_gpus:,} GPUs instead of {winner.num_gpus:,}",
+            f"number 2 is {second.layout.short()} on {counted(second.num_gpus, 'GPU')} instead of {winner.num_gpus:,}",
             f"trains for {format_seconds(theirs.time_to_train_seconds)} instead of {format_seconds(ours.time_to_train_seconds)}, "
             f"for ${theirs.cost:,.0f} instead of ${ours.cost:,.0f}, "
             f"with {theirs.joules_per_token / ours.joules_per_token - 1.0:+.1%} energy",

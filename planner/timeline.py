@@ -15,6 +15,7 @@ from planner.export.trace import chrome_trace
 from planner.schedules import SCHEDULES, to_csv
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
+from planner.units import counted
 
 MOST_ACTIONS = 200_000
 
@@ -47,7 +48,7 @@ def timeline(job: Job) -> PipelineTimeline:
             Fault(
                 "training.global_batch_size",
                 job.training.global_batch_size,
-                f"makes {count} microbatches, too many to draw",
+                f"makes {counted(count, 'microbatch')}, too many to draw",
                 "use a smaller batch for the drawing; the pattern repeats",
             )
         )

@@ -11,10 +11,12 @@ KILO, MEGA, GIGA, TERA, PETA = 1e3, 1e6, 1e9, 1e12, 1e15
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 BITS_PER_BYTE = 8
 HOUR, DAY = 3600.0, 86400.0
+SAME_SPEED = 0.005  # a ratio of speeds this near to one is no difference to name
 ROUNDS_UP = 0.9995  # of a power of ten: from here three significant digits read as the power itself
 
 _DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA}
 _COUNTS = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "B": GIGA, "G": GIGA, "T": TERA}
+_LENGTHS = {"k": KIB, "K": KIB, "Ki": KIB, "m": MIB, "M": MIB, "Mi": MIB}
 _BINARY = {"Ki": float(KIB), "Mi": float(MIB), "Gi": float(GIB), "Ti": float(TIB)}
 _TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": HOUR, "d": DAY}
 _NUMBER_AND_UNIT = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµ/]*)\s*$")
@@ -92,6 +94,23 @@ def parse_count(value: object) -> object:
     return float(match.group(1)) * factor
 
 
+def parse_tokens(value: object) -> object:
+    """Length of a sequence: 8192 from "8k", "8K" or "8 K", 1048576 from "1M"; else as it is.
+
+    The suffixes are powers of two, because lengths of sequences are: nobody who writes 8k means
+    8000. (Tokens of a whole run are decimal: `parse_count`.)
+    Raises ValueError with the rule and remedy when the text is no whole number with such a suffix.
+    """
+    if not isinstance(value, str):
+        return value
+    match = _NUMBER_AND_UNIT.match(value)
+    factor = _LENGTHS.get(match.group(2)) if match else None
+    length = float(match.group(1)) * factor if match and factor else math.nan
+    if not length.is_integer():
+        raise ValueError("must be a whole number, or one with k or M; give for example 8192, or 8k for the same")
+    return int(length)
+
+
 def format_bytes(num_bytes: float) -> str:
     """Binary units, as GPU tools print memory: 85899345920 -> "80.0 GiB"."""
     for unit, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
@@ -128,8 +147,31 @@ def format_count(count: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things: (1, "probe") -> "1 probe", (2000, "probe") -> "2,000 probes"."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+    """A number of things: (1, "probe") -> "1 probe", (2000, "batch") -> "2,000 batches"."""
+    return f"{count:,} {noun if count == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """More than one of it: "probe" -> "probes", "microbatch" -> "microbatches"."""
+    return f"{noun}es" if noun.endswith(("ch", "sh", "s", "x")) else f"{noun}s"
+
+
+def times_as_fast(speedup: float) -> str:
+    """How fast one thing is against another, by the ratio of their rates: 1.17 -> "1.17 times as fast".
+
+    One wording for gains and losses (0.95 is a loss), because a share of time saved reads like a
+    share of speed gained: a step 50% shorter is twice as fast. Within SAME_SPEED it says so.
+    """
+    if abs(math.log(speedup)) < SAME_SPEED:
+        return "as fast within 0.5%"
+    return f"{times(speedup)} as fast"
+
+
+def times(ratio: float) -> str:
+    """A ratio: 1.168 -> "1.17 times", 0.0123 -> "0.012 times", 12.34 -> "12.3 times"."""
+    if ratio >= 10:
+        return f"{three_digits(ratio)} times"
+    return f"{ratio:.2f} times" if ratio >= 0.1 else f"{ratio:.2g} times"
 
 
 def three_digits(value: float) -> str:

@@ -23,6 +23,7 @@ from planner.specs.layout import Layout
 from planner.specs.measurement import Measured
 from planner.specs.model import ModelSpec
 from planner.specs.model_document import inline_keys
+from planner.units import counted
 
 QUANTITIES = ("step_seconds", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
 CATALOG_LABELS = ("aliases", "source", "notes")
@@ -50,7 +51,7 @@ def imitate(job: Job, num_devices: int) -> Imitation | None:
     small = fewer_replicas(job, num_devices)
     if small is None:
         return None
-    why = f"{job.cluster.num_gpus} GPUs are imitated by {small.cluster.num_gpus}"
+    why = f"{counted(job.cluster.num_gpus, 'GPU')} are imitated by {small.cluster.num_gpus}"
     if estimate_job(small).fits:
         return Imitation(job=job, small=small, runs=(small,), why=why)
     depths = two_depths(small)
@@ -58,7 +59,7 @@ def imitate(job: Job, num_devices: int) -> Imitation | None:
         return None
     layers = small.model.num_hidden_layers
     runs = tuple(fewer_layers(small, depth) for depth in (depths.shallow, depths.deep))
-    return Imitation(job=job, small=small, runs=runs, why=f"{why}, {layers} layers by {depths.shallow} and {depths.deep}")
+    return Imitation(job=job, small=small, runs=runs, why=f"{why}, {counted(layers, 'layer')} by {depths.shallow} and {depths.deep}")
 
 
 def fewer_replicas(job: Job, num_devices: int) -> Job | None:

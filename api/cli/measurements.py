@@ -70,6 +70,7 @@ def export(
     from api.errors import fault
     from api.importing import all_of, filter_of, row_of, to_csv
     from api.wiring import wire
+    from planner.units import counted
 
     if format not in ("rows", "csv"):
         raise fault("--format", format, "is no format", "use rows or csv")
@@ -82,7 +83,7 @@ def export(
         typer.echo(text, nl=False)
     else:
         write_text(output.expanduser(), text, "--output")
-    note(f"{len(found)} measurements")
+    note(counted(len(found), "measurement"))
 
 
 @app.command("list")

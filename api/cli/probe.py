@@ -135,6 +135,7 @@ def _error(probed: "Sequence[Probed]") -> "PlannerError | None":
     """What to say where no probe gave numbers: that none fits, or the first failure's own words."""
     from api.probing import OOM
     from planner.errors import InfeasibleError, ProbeError
+    from planner.units import counted
 
     records = [one.record for one in probed]
     if any(record.state == "done" and record.failure is None for record in records):
@@ -144,4 +145,6 @@ def _error(probed: "Sequence[Probed]") -> "PlannerError | None":
         return InfeasibleError(f"{records[0].layout}: {records[0].message}", field="layout", remedy=remedy)
     failed = next(record for record in records if record.state != "done")
     message = f"{failed.failure or failed.state}: {failed.message or 'it never started'}"
-    return ProbeError(message if len(records) == 1 else f"none of {len(records)} probes measured anything; {failed.layout}: {message}")
+    return ProbeError(
+        message if len(records) == 1 else f"none of {counted(len(records), 'probe')} measured anything; {failed.layout}: {message}"
+    )

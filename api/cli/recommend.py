@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from api.cli.typed import tokens_typed
+
 if TYPE_CHECKING:
     from planner.specs.plan import Plan
 
@@ -16,7 +18,12 @@ def command(
     gpu: Annotated[str | None, typer.Option(help="Name of the GPU, as in `catalog gpus`.")] = None,
     cluster: Annotated[str | None, typer.Option(help="Name of a cluster, or a YAML file; instead of --gpu.")] = None,
     num_gpus: Annotated[str | None, typer.Option(help='A number, a range "64..1024", or a list "64,96".')] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(
+            parser=tokens_typed, metavar="TOKENS", help="Of a sequence: 8192, or 8k for the same."
+        ),
+    ] = None,
     global_batch_size: Annotated[int | None, typer.Option(help="Sequences of a step.")] = None,
     trainer: Annotated[str | None, typer.Option(help="Software whose rules apply: torchtitan (default), megatron, ...")] = None,
     job: Annotated[str | None, typer.Option(help="YAML or JSON file of the job, - for stdin; flags override it.")] = None,

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from planner.calibration.accuracy import BASELINE_MFU, Errors, Row, Summary
 from planner.calibration.report import Figures, Report
+from planner.units import counted
 
 COLUMNS = ("rows", "time", "seen", "bias", "p90", "40%", "mem", "resv", "in90", "oom", "refu")
 NOTES = (
@@ -54,13 +55,13 @@ def _sentence(summary: Summary) -> str:
     if summary.time is None:
         return "not measured"
     covered = "-" if summary.coverage is None else f"{summary.coverage:.0%}"
-    return f"{summary.time.mape:.1%} over {summary.time.rows} runs, {covered} inside the 90% interval"
+    return f"{summary.time.mape:.1%} over {counted(summary.time.rows, 'run')}, {covered} inside the 90% interval"
 
 
 def _ranking(figures: Figures) -> str:
     regrets = ", ".join(f"at {first} {value:.1%}" for first, value in figures.regret.items() if value is not None) or "-"
     spearman = "-" if figures.spearman is None else f"{figures.spearman:.2f}"
-    return f"{figures.num_sweeps} sweeps of at least 3 layouts: regret {regrets}; Spearman {spearman}."
+    return f"{counted(figures.num_sweeps, 'sweep')} of at least 3 layouts: regret {regrets}; Spearman {spearman}."
 
 
 def table_rows(report: Report) -> Iterator[tuple[str, ...] | None]:

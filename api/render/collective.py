@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.specs.collective import CollectiveAnswer
-from planner.units import format_bandwidth, format_bytes, format_seconds
+from planner.units import counted, format_bandwidth, format_bytes, format_seconds
 
 COLUMNS = ("algorithm", "protocol", "library", "closed form", "steps", "sent a rank", "")
 NOTE = "library: with its measured curves; closed form: on bandwidth and latency alone. * what the library may choose by itself"
@@ -16,9 +16,10 @@ def collective_view(answer: CollectiveAnswer) -> RenderableType:
     """The answer, why, and the candidates, fastest first."""
     apart = f", {answer.stride} apart" if answer.stride > 1 else ""
     lines = (
-        f"{answer.operation} of {format_bytes(answer.size_bytes)} over {answer.num_ranks} ranks{apart}: {format_seconds(answer.seconds)}"
+        f"{answer.operation} of {format_bytes(answer.size_bytes)} over "
+        f"{counted(answer.num_ranks, 'rank')}{apart}: {format_seconds(answer.seconds)}"
         f" by {answer.algorithm} ({answer.protocol}, {answer.basis})",
-        f"{answer.steps} steps, {format_bytes(answer.wire_bytes_per_rank)} sent by the busiest rank; algorithm bandwidth "
+        f"{counted(answer.steps, 'step')}, {format_bytes(answer.wire_bytes_per_rank)} sent by the busiest rank; algorithm bandwidth "
         f"{format_bandwidth(answer.algorithm_bandwidth_bytes_per_second)}, bus bandwidth "
         f"{format_bandwidth(answer.bus_bandwidth_bytes_per_second)}",
         f"Why: {answer.why}",

@@ -8,9 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from api.render.bars import legend, stacked_bar
-from api.render.figures import interval_of, percent, rate, rate_interval, risk, seconds, size
+from api.render.figures import interval_of, parameters, percent, rate, rate_interval, risk, seconds, size
 from api.render.parts import bottleneck, memory_parts, time_parts
 from planner.specs.estimate import Estimate
+from planner.units import counted
 
 if TYPE_CHECKING:
     from planner.specs.job import Job
@@ -116,10 +117,11 @@ def _taught(calibration_id: str) -> str:
 def question_line(job: "Job") -> str:
     """The job in one line."""
     counts = job.cluster.num_gpus_choices
+    size_of_model = parameters(job.model.total_parameters(), job.model.active_parameters())
     num_gpus = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
     return (
-        f"{job.model.name} on {num_gpus} x {job.cluster.gpu.name}, "
-        f"{job.training.seq_len:,} tokens x {job.training.global_batch_size:,} sequences, {job.training.trainer}"
+        f"{job.model.name}{size_of_model} on {num_gpus} x {job.cluster.gpu.name}, "
+        f"{counted(job.training.seq_len, 'token')} x {counted(job.training.global_batch_size, 'sequence')}, {job.training.trainer}"
     )
 
 

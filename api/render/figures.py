@@ -1,7 +1,7 @@
 """Numbers in words: one formatter a quantity, "-" where there is none."""
 
 from planner.specs.estimate import Estimate
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_count, format_seconds
 
 NONE = "-"
 RARE = 0.001
@@ -34,6 +34,14 @@ def risk(value: float | None) -> str:
     if value is None:
         return NONE
     return "under 0.1%" if value < RARE else f"{value:.1%}"
+
+
+def parameters(total: int | None, active: int | None) -> str:
+    """What a model's name is followed by: " (70.6B parameters)", of experts " (671B parameters, 37.6B active)"."""
+    if total is None:
+        return ""
+    few = f", {format_count(active)} active" if active is not None and active < total else ""
+    return f" ({format_count(total)} parameters{few})"
 
 
 def rate_interval(estimate: Estimate) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from api.render.estimate import INDENT, NARROW, basis_line, bullets, heading, indented, key_figures, memory_section, time_section
-from api.render.figures import percent, rate, seconds, size
+from api.render.figures import parameters, percent, rate, seconds, size
 from api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
 from planner.specs.plan import Plan, RankedLayout
@@ -60,8 +60,10 @@ def question(plan: Plan) -> str:
     machine = machine if isinstance(machine, str) else (machine or {}).get("name", "GPUs")
     machine = gpu_aliases().get(machine.lower(), machine)  # "a100" leaves open which
     trainer = training.get("trainer", "torchtitan")
-    tokens = f"{training.get('seq_len', 0):,} tokens x {training.get('global_batch_size', 0):,} sequences"
-    return f"{name} on {plan.ranked[0].num_gpus:,} GPUs ({machine}), {tokens}, {trainer}"
+    tokens = counted(training.get("seq_len", 0), "token")
+    tokens += f" x {counted(training.get('global_batch_size', 0), 'sequence')}"
+    name += parameters(plan.num_parameters, plan.num_active_parameters)
+    return f"{name} on {counted(plan.ranked[0].num_gpus, 'GPU')} ({machine}), {tokens}, {trainer}"
 
 
 def short_path(model: str) -> str:
@@ -85,7 +87,7 @@ def ranked_table(plan: Plan, width: int) -> Table:
     sizes = {entry.num_gpus for entry in plan.ranked}
     for entry in plan.ranked[:SHOWN_RANKS]:
         estimate = entry.estimate
-        layout = f"{entry.num_gpus} GPUs: {entry.layout.short()}" if len(sizes) > 1 else entry.layout.short()
+        layout = f"{counted(entry.num_gpus, 'GPU')}: {entry.layout.short()}" if len(sizes) > 1 else entry.layout.short()
         step = entry.expected_step_seconds or estimate.step_seconds  # of measurements and model together, where probes were spent
         faster = entry.expected_speedup
         shown = {
@@ -110,7 +112,7 @@ def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:
     staged = f", {format_bytes(saves.host_memory_bytes)} of host memory a node" if saves.host_memory_bytes else ""
     apart = f"{seconds(saves.interval_seconds)} apart; {blocks}{uploads}{staged}"
     rows = (
-        ("time to train", seconds(run.time_to_train_seconds), f"{rate(run.tokens_per_second)} tokens/s on {num_gpus:,} GPUs"),
+        ("time to train", seconds(run.time_to_train_seconds), f"{rate(run.tokens_per_second)} tokens/s on {counted(num_gpus, 'GPU')}"),
         ("goodput", f"{run.goodput:.2%}", lost),
         ("price", money(run.cost), f"{format_count(run.gpu_hours)} GPU-hours at {money(run.cost / run.gpu_hours)}"),
         (
@@ -118,7 +120,7 @@ def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:
             f"{run.joules_per_token:.3g} J a token, {run.mean_watts_per_gpu:,.0f} W a GPU with its share of the data centre; "
             f"{mass(run.co2_grams)} CO2",
         ),
-        ("checkpoints", f"{saves.mode}, every {saves.interval_steps:,} steps", apart),
+        ("checkpoints", f"{saves.mode}, every {counted(saves.interval_steps, 'step')}", apart),
         ("interruptions", f"every {seconds(run.mtbf_seconds)}", f"about {run.expected_failures:,.1f} in the run"),
     )  # fmt: skip
     table = Table.grid(padding=(0, 2))

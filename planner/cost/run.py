@@ -15,7 +15,7 @@ from planner.cost.memory import OPTIMIZER_STATE_BYTES
 from planner.cost.price import Pricer, Prices
 from planner.specs.cluster import ClusterSpec
 from planner.specs.run import CheckpointCost, CheckpointMode, RunEstimate
-from planner.units import DAY, GIGA, HOUR, TERA, format_bytes, format_count, format_seconds
+from planner.units import DAY, GIGA, HOUR, TERA, counted, format_bytes, format_count, format_seconds
 
 # Unexpected interruptions of Llama 3 405B: 54 days on 16,384 H100, by cause. Source: arXiv 2407.21783, table 5.
 LLAMA3_GPUS, LLAMA3_SECONDS = 16384, 54 * DAY
@@ -311,8 +311,8 @@ def _warnings(checkpoint: CheckpointCost, share: float, best: float, mtbf: float
         )
     if best - share > WORTH_SAYING:
         found.append(
-            f"a save every {checkpoint.interval_steps:,} steps leaves {share:.1%} of the time for training; "
-            f"every {checkpoint.optimal_interval_steps:,} steps would leave {best:.1%}"
+            f"a save every {counted(checkpoint.interval_steps, 'step')} leaves {share:.1%} of the time for training; "
+            f"every {counted(checkpoint.optimal_interval_steps, 'step')} would leave {best:.1%}"
         )
     if share < POOR_GOODPUT:
         faults = LLAMA3_INTERRUPTIONS["faulty GPU"] / sum(LLAMA3_INTERRUPTIONS.values())

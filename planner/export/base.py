@@ -15,6 +15,7 @@ from planner.specs.cluster import RANK_ORDER, ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
+from planner.units import counted
 
 Value = bool | int | float | str | list[str] | list[list[str]]
 Settings = dict[str, Value]
@@ -121,7 +122,7 @@ class Draft:
                 self.inert("layers_per_stage", "means nothing without pipeline parallelism")
         elif split is not None and self.layer_split is None:
             stages, layers = layout.pp * layout.virtual_stages, self.model.num_hidden_layers
-            rule = f"must give {stages} stages together {layers} layers"
+            rule = f"must give {counted(stages, 'stage')} together {counted(layers, 'layer')}"
             self.gap("layers_per_stage", split, rule, "leave it out for the trainer's own split")
             self.gap("virtual_stages", layout.virtual_stages, "does not agree with layers_per_stage", "correct layers_per_stage")
         if self.training.global_batch_size % (layout.micro_batch_size * layout.dp_degree):

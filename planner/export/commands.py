@@ -4,6 +4,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from planner.units import counted
+
 RENDEZVOUS_PORT = 29500
 
 
@@ -60,7 +62,8 @@ class Launch:
         head = ': "${HEAD_NODE:?set HEAD_NODE to the first host, then run this script on each host}"'
         lines = [
             "#!/usr/bin/env bash",
-            f"# {self.name} on {self.num_gpus} GPUs ({self.num_nodes} x {self.processes_per_node}). Further flags may be appended.",
+            f"# {self.name} on {counted(self.num_gpus, 'GPU')} ({self.num_nodes} x "
+            f"{self.processes_per_node}). Further flags may be appended.",
             "set -euo pipefail",
             'cd "$(dirname "${BASH_SOURCE[0]}")"',
             *([head] if self.num_nodes > 1 else []),

@@ -16,6 +16,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
+from planner.units import counted
 
 VERSIONS = ("0.14", "0.14.0")
 DEFAULT_VERSION = "0.14"
@@ -94,7 +95,7 @@ def _schedule(draft: Draft) -> list[str]:
         pending = ZERO_BUBBLE_PENDING[layout.pp_schedule] * layout.pp
         return ["--enable-zero-bubble", "--zero-bubble-max-pending-backward", str(pending)]
     if layout.pp_schedule != implied:
-        rule = f"is not in Megatron-LM, which runs {implied} with {layout.virtual_stages} stages a rank"
+        rule = f"is not in Megatron-LM, which runs {implied} with {counted(layout.virtual_stages, 'stage')} a rank"
         draft.gap("pp_schedule", layout.pp_schedule, rule, f"use {implied}", blocking=layout.pp > 1)
     return []
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from planner.export.base import Draft, Settings
 from planner.specs.layout import PRECISIONS
 from planner.specs.trainers import TRAINERS
+from planner.units import counted
 from planner.work.precision import bf16_tail, recipes_for
 
 FLOAT8, MX = "quantize.linear.float8", "quantize.linear.mx"
@@ -104,7 +105,9 @@ def _nvfp4_layers(draft: Draft) -> str:
     recipe = recipes_for(TRAINERS["torchtitan"], "0.3")[PRECISIONS.index("nvfp4")]
     layers = draft.model.num_hidden_layers
     if bf16_tail(recipe, layers) >= layers:
-        draft.gap("precision", "nvfp4", f"converts none of {layers} layers: TorchTitan keeps the last in bf16", "use bf16 or mxfp8")
+        draft.gap(
+            "precision", "nvfp4", f"converts none of {counted(layers, 'layer')}: TorchTitan keeps the last in bf16", "use bf16 or mxfp8"
+        )
     return f"nvfp4_bf16_tail_fqns({layers}, {recipe.bf16_layers})"
 
 

@@ -11,6 +11,7 @@ from planner.export.base import Draft, Settings, train_steps
 from planner.specs.layout import parse_ac
 from planner.specs.titan_models import even_split, module_names, uniform_layers_per_stage
 from planner.specs.trainers import SINGLE_STAGE_SCHEDULES, TORCH_SCHEDULES
+from planner.units import counted
 
 P, T = "parallelism.", "training."
 HEAD = {"0.2": "output", "0.3": "lm_head"}
@@ -94,10 +95,10 @@ def _virtual_stages(draft: Draft, layers: int, stages: int, line: str) -> Settin
         return {P + "pipeline_parallel_layers_per_stage": uniform}
     split = even_split(layers, stages)
     if split is None:
-        rule = f"makes {stages} stages of {layers} layers, the embedding and the head: some would be empty"
+        rule = f"makes {counted(stages, 'stage')} of {counted(layers, 'layer')}, the embedding and the head: some would be empty"
         draft.gap("virtual_stages", draft.layout.virtual_stages, rule, "use fewer stages")
         return {}
-    rule = f"is written out: no pipeline_parallel_layers_per_stage makes {stages} stages of {layers} layers"
+    rule = f"is written out: no pipeline_parallel_layers_per_stage makes {counted(stages, 'stage')} of {counted(layers, 'layer')}"
     draft.gap("layers_per_stage", None, rule, "nothing to do", blocking=False)
     return {P + "module_fqns_per_model_part": module_names(split, HEAD[line])}
 

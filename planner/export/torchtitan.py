@@ -28,6 +28,7 @@ from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
 from planner.specs.training import TrainingSpec
+from planner.units import counted
 
 VERSIONS = {"0.2": "0.2.2", "0.2.0": "0.2.0", "0.2.1": "0.2.1", "0.2.2": "0.2.2", "0.3": "0.3.0", "0.3.0": "0.3.0"}
 DEFAULT_VERSION = "0.2.2"
@@ -63,7 +64,10 @@ def _export_02(draft: Draft) -> Export:
     settings.update(training_settings(draft, "0.2"))
     settings["training.dataset"] = "c4"
     settings.update(layout_settings(draft, "0.2"))
-    header = (f"TorchTitan {draft.version}: {safe_name(draft.model.name)} on {draft.layout.num_gpus} GPUs", "written by planner-cli export")
+    header = (
+        f"TorchTitan {draft.version}: {safe_name(draft.model.name)} on {counted(draft.layout.num_gpus, 'GPU')}",
+        "written by planner-cli export",
+    )
     draft.files[CONFIG_FILE] = write_toml(dict(sorted(settings.items(), key=_by_table)), header)
     return _finish(draft, arguments=("--job.config_file", CONFIG_FILE))
 

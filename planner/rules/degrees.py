@@ -7,6 +7,7 @@ import numpy as np
 from planner.columns import BoolColumn, LayoutBatch
 from planner.rules.base import Context, Rule, choices, divides, divisors
 from planner.specs.layout import CP_METHODS, Layout
+from planner.units import counted
 
 PRODUCT_KEY = "degrees do not multiply to num_gpus"
 HEAD_TAIL = 2  # causal load balance cuts the sequence into 2 x cp chunks and gives each rank one of the head and one of the tail
@@ -98,7 +99,7 @@ DEGREE_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: np.asarray(x.dp_replicate * x.dp_shard * x.cp * x.tp * x.pp != c.cluster.num_gpus),
         rule=lambda x, c: (
             f"dp_replicate {x.dp_replicate} x dp_shard {x.dp_shard} x cp {x.cp} x tp {x.tp} x pp {x.pp} = {x.num_gpus} "
-            f"ranks on {c.cluster.num_gpus} GPUs"
+            f"ranks on {counted(c.cluster.num_gpus, 'GPU')}"
         ),
         remedy=_product_remedy,
     ),
@@ -141,7 +142,7 @@ DEGREE_RULES: tuple[Rule, ...] = (
         key="tp does not cut the sequence evenly", field="sequence_parallel", reads=frozenset({"cp", "tp", "sequence_parallel"}),
         applies=lambda c: not c.limits.seq_divisor_always,
         broken=_sp_broken,
-        rule=lambda x, c: f"{c.training.seq_len // x.cp} tokens of a sequence on a rank are not divisible by tp={x.tp}",
+        rule=lambda x, c: f"{counted(c.training.seq_len // x.cp, 'token')} of a sequence on a rank are not divisible by tp={x.tp}",
         remedy=lambda x, c: f"set sequence_parallel to false, or seq_len to a multiple of {x.cp * x.tp}",
     ),
     Rule(
@@ -172,7 +173,7 @@ DEGREE_RULES: tuple[Rule, ...] = (
             & ~divides(c.training.global_batch_size, x.dp_replicate * x.dp_shard * x.micro_batch_size)
         ),
         rule=lambda x, c: (
-            f"micro_batch_size={x.micro_batch_size} does not divide the {c.training.global_batch_size // x.dp_degree} sequences "
+            f"micro_batch_size={x.micro_batch_size} does not divide the {counted(c.training.global_batch_size // x.dp_degree, 'sequence')} "
             f"of a data-parallel rank ({c.training.global_batch_size} / {x.dp_degree})"
         ),
         remedy=lambda x, c: f"try micro_batch_size {_fitting(c.training.global_batch_size // x.dp_degree)}",

@@ -5,6 +5,7 @@ import numpy as np
 from planner.columns import BoolColumn, IntColumn, LayoutBatch
 from planner.rules.base import Context, Rule, choices, divides, divisors
 from planner.specs.layout import Layout
+from planner.units import counted
 
 
 def expert_ranks(x: LayoutBatch, c: Context) -> IntColumn:
@@ -40,7 +41,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         key="ep does not divide the experts", field="ep", reads=frozenset({"ep"}),
         applies=lambda c: c.model.is_moe,
         broken=lambda x, c: ~divides(c.model.num_experts, x.ep),
-        rule=lambda x, c: f"ep={x.ep} does not divide {c.model.num_experts} experts of {c.model.name}",
+        rule=lambda x, c: f"ep={x.ep} does not divide {counted(c.model.num_experts, 'expert')} of {c.model.name}",
         remedy=lambda x, c: f"try ep {choices(divisors(c.model.num_experts))}",
     ),
     Rule(
@@ -61,7 +62,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         key="ep x etp does not divide its ranks", field="ep", reads=frozenset({"dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"}),
         applies=lambda c: c.model.is_moe,
         broken=lambda x, c: np.asarray((x.ep * x.etp > 1) & (expert_ranks(x, c) % (x.ep * x.etp) != 0)),
-        rule=lambda x, c: f"ep={x.ep} x etp={x.etp} does not divide {_pool(x, c)} ranks ({_pool_text(c)})",
+        rule=lambda x, c: f"ep={x.ep} x etp={x.etp} does not divide {counted(_pool(x, c), 'rank')} ({_pool_text(c)})",
         remedy=lambda x, c: f"make ep x etp one of {choices(divisors(_pool(x, c)))}",
     ),
     Rule(

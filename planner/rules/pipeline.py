@@ -12,6 +12,7 @@ from planner.schedules.base import Runtime, Schedule, ScheduleRule
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.layout import Layout
 from planner.specs.titan_models import pipelines, unsupported
+from planner.units import counted
 
 # A simulation plays out about pp x stages x (microbatches until the order repeats) actions; at this bound it takes seconds and 0.5 GB.
 # The longest published pipeline has 64 ranks (Narayanan 2021, 1T parameters).
@@ -40,7 +41,7 @@ def _most_stages(c: Context) -> int:
 
 def _layers(c: Context) -> str:
     ends = ", embedding and head" if c.limits.counts_embedding_and_head else ""
-    return f"{c.model.num_hidden_layers} layers{ends} of {c.model.name}"
+    return f"{counted(c.model.num_hidden_layers, 'layer')}{ends} of {c.model.name}"
 
 
 def _too_many_stages(x: LayoutBatch, c: Context) -> BoolColumn:
@@ -97,7 +98,10 @@ _SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         key="pipeline too long to be simulated", field="pp", reads=frozenset({"pp", "virtual_stages"}),
         broken=lambda x, c: np.asarray((x.pp <= _most_stages(c)) & (x.pp > 1) & (x.pp * num_stages(x) > MOST_PLAYED)),
-        rule=lambda x, c: f"pp={x.pp} x {_stages_of(x)} stages is more than the planner plays out action by action ({MOST_PLAYED:,})",
+        rule=lambda x, c: (
+            f"pp={x.pp} x {counted(_stages_of(x), 'stage')} is more than the planner plays out "
+            f"action by action ({MOST_PLAYED:,})"
+        ),
         remedy=lambda x, c: f"set pp to at most {math.isqrt(MOST_PLAYED // x.virtual_stages)}",
     ),
     Rule(
@@ -110,7 +114,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         key="more pipeline stages than layers", field="virtual_stages", reads=frozenset({"pp", "virtual_stages"}),
         broken=_too_many_stages,
-        rule=lambda x, c: f"pp={x.pp} x virtual_stages={x.virtual_stages} = {_stages_of(x)} stages exceed the {_layers(c)}",
+        rule=lambda x, c: f"pp={x.pp} x virtual_stages={x.virtual_stages} = {counted(_stages_of(x), 'stage')} exceed the {_layers(c)}",
         remedy=lambda x, c: f"set virtual_stages to at most {max(1, _most_stages(c) // x.pp)}",
     ),
     Rule(
@@ -118,7 +122,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         applies=lambda c: c.limits.split == "even",
         broken=_uneven_split,
         rule=lambda x, c: (
-            f"{_stages_of(x)} stages do not divide {c.model.num_hidden_layers} layers of {c.model.name}, "
+            f"{counted(_stages_of(x), 'stage')} do not divide {counted(c.model.num_hidden_layers, 'layer')} of {c.model.name}, "
             f"nor with embedding and head counted as layers"
         ),
         remedy=_uneven_remedy,
@@ -126,7 +130,10 @@ _SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         key="layers_per_stage has the wrong length", field="layers_per_stage", reads=frozenset({"pp", "virtual_stages", "split"}),
         broken=_wrong_length,
-        rule=lambda x, c: f"layers_per_stage lists {len(x.layers_per_stage or ())} stages, pp x virtual_stages makes {_stages_of(x)}",
+        rule=lambda x, c: (
+            f"layers_per_stage lists {counted(len(x.layers_per_stage or ()), 'stage')}, "
+            f"pp x virtual_stages makes {_stages_of(x)}"
+        ),
         remedy=lambda x, c: f"list {_stages_of(x)} counts",
     ),
     Rule(

@@ -16,6 +16,7 @@ from planner.specs.estimate import Violation
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout
 from planner.specs.trainers import resolve_layout
+from planner.units import counted
 
 # A field that only means something where this degree is above 1: a value that no such layout may have is wrong, though
 # layouts without the axis ignore it.
@@ -114,7 +115,7 @@ class _Asked:
         first = {name: values[0] for name, values in degrees.items()}
         largest = max(first, key=lambda name: first[name])
         written = " x ".join(f"{name} {value}" for name, value in first.items())
-        rule = f"{written}{f' = {prod(first.values())}' if len(first) > 1 else ''} does not divide {gpus} GPUs"
+        rule = f"{written}{f' = {prod(first.values())}' if len(first) > 1 else ''} does not divide {counted(gpus, 'GPU')}"
         return [Fault(self._path(largest), first[largest], rule, f"choose degrees whose product divides {gpus}")]
 
     def _first_refused(self, rules: Sequence[Rule], names: Sequence[str]) -> Layout | None:

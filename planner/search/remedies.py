@@ -17,7 +17,7 @@ from planner.specs.job import Job
 from planner.specs.layout import FieldValue, Layout
 from planner.specs.plan import FittingChange
 from planner.specs.training import TrainingSpec
-from planner.units import format_bytes
+from planner.units import counted, format_bytes
 
 ROUND = 4096
 MOST_PRICED = 100_000  # judgement: layouts nearest to fitting by their floor that are priced before a change is given up
@@ -114,11 +114,11 @@ def _more_gpus(request: Request) -> Iterator[FittingChange]:
     if found is None:
         return
     on_host = found[0].cpu_offload and "cpu_offload" not in request.job.search.fix
-    yield _change("cluster.num_gpus", count, f"use {count:,} GPUs of this kind{' with CPU offload' if on_host else ''}", found)
+    yield _change("cluster.num_gpus", count, f"use {counted(count, 'GPU')} of this kind{' with CPU offload' if on_host else ''}", found)
     if on_host:
         count, found = _fewest(request, offloads=False)
         if found is not None:
-            yield _change("cluster.num_gpus", count, f"use {count:,} GPUs of this kind without CPU offload", found)
+            yield _change("cluster.num_gpus", count, f"use {counted(count, 'GPU')} of this kind without CPU offload", found)
 
 
 def _fewest(request: Request, *, offloads: bool) -> tuple[int, tuple[Layout, float] | None]:

@@ -23,6 +23,7 @@ from planner.search.splits import uneven
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout
+from planner.units import counted
 
 SIMULATED = 300
 SIMULATED_GROUPS = 16  # distinct (schedule, pp, stages, microbatches) among them: each is played out once for all its layouts
@@ -88,7 +89,10 @@ def search_size(job: Job, cluster: ClusterSpec, say: Progress, calibration: Cali
         if screened.num_fitting:
             break
     assert best is not None
-    say(f"{num_layouts:,} legal layouts on {cluster.num_gpus} GPUs, {best.num_priced:,} priced, {best.num_fitting:,} fit")
+    say(
+        f"{counted(num_layouts, 'legal layout')} on {counted(cluster.num_gpus, 'GPU')}, "
+        f"{best.num_priced:,} priced, {best.num_fitting:,} fit"
+    )
     rejected["out of memory"] += best.out_of_memory
     rejected["slower than the best by a proven bound"] += best.bounded_out
     sized = Sized(pricer=pricer, screened=best, num_layouts=num_layouts, rejected={k: v for k, v in rejected.items() if v})

@@ -12,7 +12,7 @@ from planner.search.sized import Progress, Sized
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.plan import NearestMiss
-from planner.units import format_bytes
+from planner.units import counted, format_bytes
 
 
 def check_given(job: Job, clusters: list[ClusterSpec]) -> None:
@@ -41,7 +41,7 @@ def nothing_fits(job: Job, sizes: list[Sized], say: Progress) -> InfeasibleError
         layout=layout, device_bytes=device, usable_bytes=usable, missing_bytes=device - usable, remedy=remedy, changes=changes
     )
     message = (
-        f"none of {sized.num_layouts:,} legal layouts fits {sized.pricer.cluster.num_gpus:,} GPUs: "
+        f"none of {counted(sized.num_layouts, 'legal layout')} fits {counted(sized.pricer.cluster.num_gpus, 'GPU')}: "
         f"the smallest needs {format_bytes(device)} of {format_bytes(usable)}"
     )
     return InfeasibleError(message, remedy=remedy, nearest_miss=miss.model_dump(mode="json"), rejected=dict(rejected))

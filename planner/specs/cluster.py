@@ -32,7 +32,7 @@ from planner.specs.gpu import (
     whole_number,
 )
 from planner.specs.validation import build
-from planner.units import GIGA, format_bytes
+from planner.units import GIGA, counted, format_bytes
 
 RANK_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 DEFAULT_GPUS_PER_NODE = 8
@@ -58,7 +58,7 @@ def parse_num_gpus(value: object) -> tuple[int, ...]:
         return tuple(first << step for step in range((last // first).bit_length()))
     if isinstance(value, list | tuple):
         if not 1 <= len(value) <= MAX_CHOICES:
-            raise ValueError(f"must list 1 to {MAX_CHOICES} sizes; use for example [64, 128]")
+            raise ValueError(f"must list 1 to {counted(MAX_CHOICES, 'size')}; use for example [64, 128]")
         return tuple(sorted({whole_number(item) for item in value}))
     return (whole_number(value),)
 
@@ -235,8 +235,8 @@ def resolve(request: ClusterRequest, gpu: GpuSpec, num_gpus: int, field: str) ->
     if num_gpus % per_node:
         near = sorted({per_node * (num_gpus // per_node), per_node * (num_gpus // per_node + 1)})
         divisor = max(size for size in range(1, per_node + 1) if num_gpus % size == 0)
-        remedy = f"use {near[0]} or {near[1]} GPUs, or gpus_per_node: {divisor}"
-        raise SpecError(Fault(f"{field}.num_gpus", num_gpus, f"must fill whole nodes of {per_node} GPUs", remedy))
+        remedy = f"use {near[0]} or {counted(near[1], 'GPU')}, or gpus_per_node: {divisor}"
+        raise SpecError(Fault(f"{field}.num_gpus", num_gpus, f"must fill whole nodes of {counted(per_node, 'GPU')}", remedy))
     spec = ClusterSpec(
         gpu=gpu, num_gpus=num_gpus, gpus_per_node=per_node,
         fabric=_Fabric(gpu, per_node, num_gpus, f"{field}.fabric").levels(request.fabric),
@@ -299,7 +299,7 @@ class _Fabric:
             if not kept or size > kept[-1].gpus:
                 kept.append(level._replace(gpus=size))
         if kept[-1].gpus < self.num_gpus:
-            rule = f"joins {kept[-1].gpus} of {self.num_gpus} GPUs"
+            rule = f"joins {kept[-1].gpus} of {counted(self.num_gpus, 'GPU')}"
             self._fault(kept[-1].place, "gpus", kept[-1].gpus, rule, "leave gpus out of the outermost level, or add one that joins all")
         complete = [self._complete(level, kept[order - 1].gpus if order else 1, len(typed)) for order, level in enumerate(kept)]
         if self.faults:
@@ -341,9 +341,9 @@ class _Fabric:
                 self._fault(outer.place, "gpus", outer.gpus, rule, f"use {inner.gpus * max(2, outer.gpus // inner.gpus)}")
         for level in sized:
             if level.gpus < self.num_gpus and self.num_gpus % level.gpus:
-                rule = f"does not divide {self.num_gpus} GPUs"
+                rule = f"does not divide {counted(self.num_gpus, 'GPU')}"
                 divisor = max(size for size in range(1, level.gpus) if self.num_gpus % size == 0)
-                self._fault(level.place, "gpus", level.gpus, rule, f"use {divisor}, or a multiple of {level.gpus} GPUs")
+                self._fault(level.place, "gpus", level.gpus, rule, f"use {divisor}, or a multiple of {counted(level.gpus, 'GPU')}")
 
     def _complete(self, level: _Sized, inner: int, num_typed: int) -> FabricLevel:
         request = level.request

@@ -16,6 +16,7 @@ from planner.errors import Fault, SpecError, UnknownNameError
 from planner.specs.families import FAMILIES, TEXT_PARTS, Family, generic_family
 from planner.specs.model import BaseLoader, ModelSpec
 from planner.specs.model_keys import Keys, read_keys
+from planner.units import counted
 
 MAX_CONFIG_BYTES = 10_000_000
 PUBLISHED = frozenset({"architectures", "transformers_version", "text_config"})  # keys that only a published config.json has
@@ -239,7 +240,7 @@ def _missing_and_clashing(values: Values, family: Family, keys: Keys, field: str
     hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
     derived = "head_dim" not in values and not values.get("kv_lora_rank")
     if derived and isinstance(hidden, int) and isinstance(heads, int) and hidden % heads:
-        rule = f"{heads} heads do not divide hidden_size {hidden}"
+        rule = f"{counted(heads, 'head')} do not divide hidden_size {hidden}"
         faults.append(Fault(f"{field}.{keys.given_as.get('num_attention_heads', 'num_attention_heads')}", heads, rule, "give head_dim"))
     return faults + _pair_faults(values, keys, field)
 
@@ -253,7 +254,9 @@ def _pair_faults(values: Values, keys: Keys, field: str) -> list[Fault]:
         rule, remedy = f"does not divide {heads} attention heads", "give a divisor of num_attention_heads"
         faults.append(Fault(f"{field}.num_key_value_heads", kv, rule, remedy))
     if keys.faults and isinstance(experts, int) and isinstance(chosen, int) and chosen > experts:
-        faults.append(Fault(f"{field}.num_experts_per_tok", chosen, f"is more than the {experts} experts", f"give 1 to {experts}"))
+        faults.append(
+            Fault(f"{field}.num_experts_per_tok", chosen, f"is more than the {counted(experts, 'expert')}", f"give 1 to {experts}")
+        )
     for key in ("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"):
         if key in keys.given_as and values.get(key) and "num_experts" not in values and _not_faulty("num_experts", keys, field):
             rule, remedy = "is given without a number of experts", "give n_routed_experts, num_local_experts or num_experts"
@@ -271,7 +274,9 @@ def _layer_list_faults(values: Values, field: str) -> list[Fault]:
     kinds, layers = values.get("layer_types"), _get(values, "num_hidden_layers", 0)
     faults = []
     if isinstance(kinds, list) and len(kinds) != layers:
-        faults.append(Fault(f"{field}.layer_types", len(kinds), f"must name each of {layers} layers", "give as many as num_hidden_layers"))
+        faults.append(
+            Fault(f"{field}.layer_types", len(kinds), f"must name each of {counted(layers, 'layer')}", "give as many as num_hidden_layers")
+        )
     if isinstance(kinds, list) and not _LAYER_TYPES.issuperset(kinds):
         odd, remedy = next(kind for kind in kinds if kind not in _LAYER_TYPES), f"supported: {', '.join(sorted(_LAYER_TYPES))}"
         faults.append(Fault(f"{field}.layer_types", odd, "is not a supported kind of layer", remedy))

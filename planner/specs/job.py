@@ -93,7 +93,12 @@ class Job(BaseModel):
         if faults or model is None or cluster is None or training is None:
             raise SpecError(faults)
         labels = {key: values[key] for key in LABELS if key in values}
-        request = {**values, "model": _standing_alone(values["model"], model), "cluster": machine}
+        request = {
+            **values,
+            "model": _standing_alone(values["model"], model),
+            "cluster": machine,
+            "training": {**values["training"], "seq_len": training.seq_len},  # "8k" is a number now
+        }
         return cls(
             id=job_id, model=model, cluster=cluster, training=training, layout=layout, search=search, probe=probe,
             labels=labels, request=request,

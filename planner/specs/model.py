@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from planner.errors import Fault
+from planner.units import counted
 
 MlpKind = Literal["swiglu", "gelu", "squared-relu"]
 NormKind = Literal["rmsnorm", "layernorm"]
@@ -127,12 +128,12 @@ class ModelSpec(BaseModel):
         no_window = any(self.sliding_mask) and self.sliding_window == 0
         no_moe, needed = moe and self.num_moe_layers == 0, "is needed by a MoE model"
         return [
-            (self.num_experts_per_tok > self.num_experts, chosen, f"is more than the {self.num_experts} experts", remedy),
+            (self.num_experts_per_tok > self.num_experts, chosen, f"is more than the {counted(self.num_experts, 'expert')}", remedy),
             (moe and self.num_experts_per_tok == 0, chosen, needed, remedy),
             (moe and self.moe_intermediate_size == 0, "moe_intermediate_size", needed, "give the width of one expert"),
             (no_moe, "first_k_dense_replace", "leaves no MoE layer", f"give less than {layers}, or leave the experts out"),
             (no_mlp, "intermediate_size", "is needed by dense layers", "give the width of the dense MLP"),
-            (mask_length, "sliding_mask", f"needs one value for each of {layers} layers", "give as many values as layers"),
+            (mask_length, "sliding_mask", f"needs one value for each of {counted(layers, 'layer')}", "give as many values as layers"),
             (no_window, "sliding_window", "is needed where layers use it", "give the window in tokens"),
         ]
 

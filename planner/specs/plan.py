@@ -158,7 +158,11 @@ class VersusCurrent(BaseModel):
 
 
 class Plan(BaseModel):
-    """Same job, seed, calibration and model version: same plan, but for id, times and dates."""
+    """Same job, seed, calibration and model version: same plan, but for id, times and dates.
+
+    num_parameters, num_active_parameters: of the model as it was understood, all and those that one
+    token uses (experts that it is not sent to left out); None in plans that were stored before.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -180,3 +184,5 @@ class Plan(BaseModel):
     regret: Regret | None = None
     sensitivity: list[SensitivityStep] = []
     probing: dict[str, Any] | None = None
+    num_parameters: int | None = None
+    num_active_parameters: int | None = None

@@ -10,6 +10,7 @@ from planner.errors import Fault, SpecError
 from planner.specs.job import Job
 from planner.specs.trainers import resolve_layout
 from planner.specs.validation import build
+from planner.units import counted
 
 MOST_JOBS = 200
 Count = Annotated[int, Field(strict=True, ge=0, le=100)]
@@ -101,4 +102,4 @@ def _check_anchor(anchor: object, field: str, jobs: Sequence[Job]) -> None:
     if not set(held) & set(sizes):
         shown = ", ".join(map(str, sizes))
         remedy = "correct its degrees: dp_replicate x dp_shard x cp x tp x pp is the number of GPUs"
-        raise SpecError(Fault(field, anchor, f"takes {held[0]} GPUs; the sweep's jobs have {shown}", remedy))
+        raise SpecError(Fault(field, anchor, f"takes {counted(held[0], 'GPU')}; the sweep's jobs have {shown}", remedy))

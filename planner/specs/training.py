@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from planner.specs.release import Release, release_of
 from planner.specs.trainers import check_torch_release
 from planner.specs.validation import build
-from planner.units import parse_count
+from planner.units import parse_count, parse_tokens
 
 Trainer = Literal["torchtitan", "megatron", "megatron-deepspeed", "fsdp", "internevo"]
 Optimizer = Literal["adamw", "adamw-bf16-states", "muon", "adafactor", "sgd"]
@@ -39,13 +39,16 @@ class Checkpointing(BaseModel):
 class TrainingSpec(BaseModel):
     """The contract's `training` mapping.
 
-    seq_len: tokens.  global_batch_size: sequences a step.  total_tokens: tokens of the whole run, for time and cost ("15T" is read too).
+    seq_len: tokens; "8k" is 8,192 and "1M" 1,048,576.
+    global_batch_size: sequences a step.  total_tokens: tokens of the whole run, for time and cost ("15T" is read too).
     moe_imbalance: load of the busiest expert rank over the mean (1 = balanced); None lets the model expect it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    seq_len: Annotated[int, Field(strict=True, gt=0, le=MAX_SEQ_LEN)]
+    seq_len: Annotated[
+        int, BeforeValidator(parse_tokens), Field(strict=True, gt=0, le=MAX_SEQ_LEN)
+    ]
     global_batch_size: Annotated[int, Field(strict=True, gt=0, le=MAX_BATCH)]
     trainer: Trainer = "torchtitan"
     trainer_version: str | None = None

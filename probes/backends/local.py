@@ -19,6 +19,7 @@ from pathlib import Path
 from planner.catalog.clusters import gpu_names
 from planner.errors import Fault, ProbeError, SpecError
 from planner.specs.cluster import ClusterSpec
+from planner.units import counted
 from probes import guardian
 from probes.backends.nvidia import Gpu, Survey, is_same_gpu, survey
 from probes.launch import Held, Launcher, Watch
@@ -85,7 +86,7 @@ class LocalPool:
                 return self.launcher.run(task, held, watch)
         if wanted > MAX_CPU_PROCESSES:
             raise ProbeError(
-                f"the CPU pool runs {MAX_CPU_PROCESSES} processes at most, and this layout has {wanted}; make num_gpus smaller"
+                f"the CPU pool runs {counted(MAX_CPU_PROCESSES, 'process')} at most, and this layout has {wanted}; make num_gpus smaller"
             )
         with self._cpu(wanted, watch) as held:
             return self.launcher.run(task, held, watch)
@@ -159,7 +160,9 @@ def too_few(wanted: int, capacity: Capacity) -> ProbeError:
     """The one clear line."""
     if capacity.num_devices == 0:
         return ProbeError(f"no NVIDIA GPU to probe on: {capacity.why_none}; {NO_GPU}")
-    return ProbeError(f"the layout needs {wanted} GPUs, this machine has {capacity.num_devices}; use --emulate for one rank of it")
+    return ProbeError(
+        f"the layout needs {counted(wanted, 'GPU')}, this machine has {capacity.num_devices}; use --emulate for one rank of it"
+    )
 
 
 def _pause(watch: Watch) -> None:

@@ -10,15 +10,18 @@ import torch
 import torch.distributed as dist
 
 from planner.calibration.kernels import Shape
+from planner.units import counted
 from probes.kernels.base import Prepared, Unavailable, dtype_of
 
 
 def prepare(shape: Shape, device: torch.device) -> Prepared | None:
     """The collective; None on a rank outside the group. All processes must call it, in the same order. Raises Unavailable on all."""
     if not dist.is_initialized():
-        raise Unavailable(f"{shape.name} between {shape['ranks']} ranks needs torchrun with {shape.num_gpus} processes")
+        raise Unavailable(f"{shape.name} between {shape['ranks']} ranks needs torchrun with {counted(shape.num_gpus, 'process')}")
     if shape.num_gpus > dist.get_world_size():
-        raise Unavailable(f"{shape['ranks']} ranks {shape['stride']} apart need {shape.num_gpus} processes, not {dist.get_world_size()}")
+        raise Unavailable(
+            f"{shape['ranks']} ranks {shape['stride']} apart need {counted(shape.num_gpus, 'process')}, not {dist.get_world_size()}"
+        )
     if shape.name not in NAMES:
         raise Unavailable(f"{shape.name} is none of {', '.join(NAMES)}")
     members = [shape["stride"] * place for place in range(shape["ranks"])]

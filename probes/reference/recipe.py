@@ -14,6 +14,7 @@ from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.trainers import TORCH_SCHEDULES, TRAINERS
 from planner.specs.training import TrainingSpec
+from planner.units import counted
 from planner.work.axes import expected_imbalance
 from probes.protocol import ProbeTask
 
@@ -128,7 +129,9 @@ def with_layers(model: ModelSpec, num_layers: int) -> ModelSpec:
     """The model's first layers alone, embedding and head as they were. Raises SpecError where nothing sound is left."""
     if not 1 <= num_layers <= model.num_hidden_layers:
         remedy = f"use 1 to {model.num_hidden_layers}"
-        raise SpecError(Fault("num_layers", num_layers, f"is not among the {model.num_hidden_layers} layers of {model.name}", remedy))
+        raise SpecError(
+            Fault("num_layers", num_layers, f"is not among the {counted(model.num_hidden_layers, 'layer')} of {model.name}", remedy)
+        )
     fewer = model.model_copy(
         update={
             "num_hidden_layers": num_layers,

@@ -33,7 +33,7 @@ def warned(words: str, layout: dict[str, Any], cluster: dict[str, Any] | None = 
         ("leaves the 8-GPU intra-node domain", {"layout": {"tp": 16}}, {"layout": {"tp": 8}}),
         ("only 4 microbatches for 4 pipeline ranks", {"layout": {"pp": 4, "micro_batch_size": 4}}, {"layout": {"pp": 4}}),
         ("past the critical batch", {"layout": {"tp": 8}, "global_batch_size": 8192}, {"layout": {"tp": 8}, "global_batch_size": 4096}),
-        ("FSDP over 1024 ranks is latency-bound: HSDP", {"layout": {"dp_shard": 1024}, "cluster": {"num_gpus": 1024},
+        ("FSDP over 1,024 ranks is latency-bound: HSDP", {"layout": {"dp_shard": 1024}, "cluster": {"num_gpus": 1024},
          "global_batch_size": 1024, "trainer": "torchtitan"}, {"layout": {"dp_shard": 256, "dp_replicate": 4},
          "cluster": {"num_gpus": 1024}, "global_batch_size": 1024, "trainer": "torchtitan"}),
         ("of the step waits for communication", {"layout": {"tp": 16}, "cluster": {"fabric": FABRIC}}, {"layout": {"tp": 1}}),

@@ -166,12 +166,20 @@ def test_what_is_missing_is_said_in_flags(arguments: list[str], capsys: pytest.C
     assert run(["recommend", *arguments]) == 2
     told = capsys.readouterr().err
     for flag in ("--model", "--gpu", "--num-gpus", "--seq-len", "--global-batch-size"):
-        assert (f"error: {flag}=" in told) == (flag not in arguments), told
+        assert (f"error: {flag} is required" in told) == (flag not in arguments), told
+    assert "None" not in told
+
+
+@pytest.mark.parametrize("typed", ["8k", "8K", "8192"])
+def test_a_sequence_may_be_8k_tokens_long(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job = [typed if word == "8192" else word for word in MAIN_JOB]
+    assert run(["recommend", *job, "--top-k", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["job"]["training"]["seq_len"] == 8192
 
 
 def test_a_named_gpu_is_shown_by_its_full_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recommend", *MAIN_JOB, "--gpu", "H100", "--top-k", "1"]) == 0
-    assert "llama3-8b on 8 GPUs (h100-sxm-80gb)" in capsys.readouterr().out
+    assert "llama3-8b (8.03B parameters) on 8 GPUs (h100-sxm-80gb)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ def test_what_is_no_file_stays_as_it_was_asked() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("training__seq_len", "8k", "must be a whole number; give digits alone"),
+        ("training__seq_len", "8x", "must be a whole number, or one with k or M; give for example 8192"),
+        ("training__global_batch_size", "8k", "must be a whole number; give digits alone"),
         ("training__seq_len", -1, "must be above 0; give a number above 0"),
         ("training__moe_imbalance", 0.5, "must be at least 1; give 1 or more"),
         ("training__total_tokens", "many", 'must be a number; give for example 2e12 or "15T"'),
@@ -121,3 +122,10 @@ def test_releases_of_torch(version: str) -> None:
 
 def test_tokens_are_read_with_a_suffix() -> None:
     assert Job.from_user(values(training__total_tokens="15T")).training.total_tokens == 15e12
+
+
+def test_a_length_with_a_suffix_is_kept_as_the_number_it_means() -> None:
+    """Two jobs that ask the same are the same question, however its length was written."""
+    job = Job.from_user(values(training__seq_len="8k"))
+    assert job.training.seq_len == 8192
+    assert job.request["training"]["seq_len"] == 8192

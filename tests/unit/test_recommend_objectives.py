@@ -122,7 +122,7 @@ def test_layouts_of_different_sizes_are_no_near_copies(plans: dict[str, Plan]) -
 def test_sizes_that_hold_nothing_are_named() -> None:
     plan = plan_of("time", [1, 8])
     assert [option.num_gpus for option in plan.sizes] == [8]
-    assert "no layout fits on 1 GPUs" in plan.warnings
+    assert "no layout fits on 1 GPU" in plan.warnings
 
 
 FRAGILE = {"mtbf_gpu_hours": 40}

@@ -5,7 +5,18 @@ import math
 import pytest
 
 from planner import units
-from planner.units import counted, format_bandwidth, format_bytes, format_count, format_seconds, parse_count, parse_quantity, three_digits
+from planner.units import (
+    counted,
+    format_bandwidth,
+    format_bytes,
+    format_count,
+    format_seconds,
+    parse_count,
+    parse_quantity,
+    parse_tokens,
+    three_digits,
+    times_as_fast,
+)
 
 
 def test_constants_are_what_their_names_say() -> None:
@@ -28,6 +39,27 @@ def test_counts_have_no_exponents(count: float, text: str) -> None:
 @pytest.mark.parametrize(("count", "text"), [(0, "0 probes"), (1, "1 probe"), (2, "2 probes"), (2000, "2,000 probes")])
 def test_one_thing_is_not_several(count: int, text: str) -> None:
     assert counted(count, "probe") == text
+
+
+@pytest.mark.parametrize(
+    ("noun", "text"),
+    [("batch", "2 batches"), ("GPU", "2 GPUs"), ("process", "2 processes"), ("legal layout", "2 legal layouts")],
+)
+def test_nouns_have_their_plural(noun: str, text: str) -> None:
+    assert counted(2, noun) == text
+    assert counted(1, noun) == f"1 {noun}"
+
+
+@pytest.mark.parametrize(
+    ("speedup", "text"),
+    [
+        (1.168, "1.17 times as fast"), (0.953, "0.95 times as fast"), (1.004, "as fast within 0.5%"), (0.996, "as fast within 0.5%"),
+        (12.34, "12.3 times as fast"), (1234.0, "1,230 times as fast"), (0.0123, "0.012 times as fast"),
+    ],
+)  # fmt: skip
+def test_speeds_are_compared_as_ratios(speedup: float, text: str) -> None:
+    """A step that takes 14.6% less time is 1.17 times as fast: a share of time saved reads like a share of speed gained."""
+    assert times_as_fast(speedup) == text
 
 
 @pytest.mark.parametrize(
@@ -56,9 +88,23 @@ def test_counts_are_read_with_their_suffix(typed: str, count: float) -> None:
     assert parse_count(typed) == count
 
 
+@pytest.mark.parametrize(
+    ("typed", "tokens"),
+    [("8k", 8192), ("8K", 8192), ("8 K", 8192), ("128K", 131_072), ("1M", 1_048_576), ("1.5k", 1536), (8192, 8192)],
+)
+def test_lengths_of_sequences_are_powers_of_two(typed: object, tokens: int) -> None:
+    assert parse_tokens(typed) == tokens
+
+
+@pytest.mark.parametrize("typed", ["8x", "k", "1.3k", "", "8192", "8 GiB"])
+def test_what_is_no_length_is_refused(typed: str) -> None:
+    with pytest.raises(ValueError, match=r"must be a whole number.*; give for example 8192"):
+        parse_tokens(typed)
+
+
 @pytest.mark.parametrize("typed", ["15X", "T", "1,000", "", "15 GB"])
 def test_what_is_no_count_is_refused(typed: str) -> None:
-    with pytest.raises(ValueError, match="must be a number; give"):
+    with pytest.raises(ValueError, match=r"must be a number; give"):
         parse_count(typed)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn
+from planner.units import times
 
 DRAWS = 1024
 TOLERANCE = 0.01
@@ -26,7 +27,8 @@ class Regret:
         verdict = "below" if self.expected_share <= tolerance else "above"
         return (
             f"expected regret {self.expected_share:.2%}, {verdict} the tolerance of {tolerance:.2%}; with probability "
-            f"{self.probability_other_better:.0%} another layout is truly faster, by more than {self.share_95:.1%} in 5 of 100 cases"
+            f"{self.probability_other_better:.0%} another layout is truly faster, more than "
+            f"{times(1.0 + self.share_95)} as fast in 5 of 100 cases"
         )
 
 

@@ -176,11 +176,13 @@ class ProbeStudy:
         if spent.probes >= budget.probes:
             return f"the budget of {counted(budget.probes, 'probe')} is spent"
         if spent.failures_in_a_row >= MOST_FAILURES:
-            return f"{spent.failures_in_a_row} probes in a row failed, the last with: {self._last_failure()}"
+            return f"{counted(spent.failures_in_a_row, 'probe')} in a row failed, the last with: {self._last_failure()}"
         if self._affordable()[1].any():
             return None
         if not self.settings.whole and not self.rungs.can_look():
-            return f"the pool is smaller than {self.candidates.setting.num_gpus} GPUs, and nothing on it could stand for a layout"
+            return (
+                f"the pool is smaller than {counted(self.candidates.setting.num_gpus, 'GPU')}, and nothing on it could stand for a layout"
+            )
         return f"the {max(self.gpu_seconds_left(), 0.0):.3g} GPU-seconds left do not pay for another probe"
 
     def ask(self) -> Asked | None:
