@@ -15,8 +15,8 @@ BUSY_WAIT_SHARE = 0.25
 
 
 def warnings_for(pricer: Pricer, layout: Layout, estimate: Estimate) -> list[str]:
-    """Warnings for a layout, most costly first."""
-    return list(_warnings(pricer, layout, estimate))
+    """Warnings for a layout: what its estimate assumes, then rules of thumb, most costly first."""
+    return [*estimate.warnings, *_warnings(pricer, layout, estimate)]
 
 
 def _warnings(pricer: Pricer, layout: Layout, estimate: Estimate) -> Iterator[str]:

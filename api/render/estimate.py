@@ -136,4 +136,6 @@ def estimate_view(estimate: Estimate, job: "Job", width: int, *, letters: bool, 
     sections = [*top, verdict, indented(key_figures(estimate, width)), ""]
     sections += [*memory_section(estimate, width, letters=letters), ""]
     sections += [*time_section(estimate, width, letters=letters), ""]
+    if estimate.warnings:
+        sections += [Text("Warnings", style="bold yellow"), indented(bullets(estimate.warnings, "!", "yellow")), ""]
     return Group(*sections, basis_line(estimate), Text(f"Kept as {kept_id}", style="dim"))

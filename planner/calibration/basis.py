@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 
 from planner.cost.calibration import Calibration
-from planner.cost.profile import KERNELS
 from planner.specs.estimate import Basis
 from planner.specs.gpu import GpuSpec
+from planner.specs.gpu_families import is_known_family
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
@@ -44,10 +44,13 @@ def _has_peak(job: Job) -> bool:
 
 def basis(calibration: Calibration, trainer: str, gpu: GpuSpec, model: ModelSpec, layout: Layout) -> Mapping[str, Basis]:
     """By feature of the layout: `calibrated` where runs of this trainer on this GPU family had it; `interpolated` where this trainer's
-    or this family's other runs did; `extrapolated` where neither; `datasheet` for a GPU family without any kernel timing.
+    or this family's other runs did; `extrapolated` where neither. On an unknown GPU family, whose kernels are a stand-in's, other
+    trainers' and families' runs say too little: `extrapolated` until it is measured itself.
     """
-    known = any(gpu.family.startswith(family) for family in KERNELS)
-    return {feature: _one(calibration, trainer, gpu.family, feature) if known else "datasheet" for feature in features(model, layout)}
+    found = {feature: _one(calibration, trainer, gpu.family, feature) for feature in features(model, layout)}
+    if is_known_family(gpu.family):
+        return found
+    return {feature: "calibrated" if basis == "calibrated" else "extrapolated" for feature, basis in found.items()}
 
 
 def memory_basis(calibration: Calibration, trainer: str) -> Basis:

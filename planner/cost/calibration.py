@@ -15,6 +15,7 @@ import numpy as np
 from planner.columns import FloatColumn
 from planner.cost.profile import KERNELS, PROFILES, AttentionCurve, KernelProfile, Profile, kernel_profile
 from planner.specs.gpu import GpuSpec
+from planner.specs.gpu_families import KERNEL_ROWS, is_known_family
 from planner.units import GIB
 
 Scope = Literal["trainer", "family"]
@@ -23,6 +24,9 @@ OWN_SHARE = 1.0  # standard deviation of an own shift over that of the shared on
 DIRECTIONS = 6
 MOST_MEMORY_RATE = 0.97
 LARGEST_DOUBT = 0.3  # of a GPU family without kernel timings; judgement
+# What else differs between families and is not known of one without any timing, as the known ones differ from each other: share of the
+# memory bandwidth (0.70 to 0.85), float8 against bf16 (1.5 to 2.3 times), the communication library inside a node (0.52 to 0.81).
+UNKNOWN_FAMILY_SD: Mapping[str, float] = {"memory": 0.08, "low_precision_gemm": 0.20, "intra_node": 0.20}
 RATES = frozenset({"gemm", "flash2", "vendor"})
 
 
@@ -114,7 +118,14 @@ def kernels_at(gpu: GpuSpec, shifts: FloatColumn) -> KernelProfile:
 
 def doubt(family: str) -> float:
     """How unsure a GPU family's kernel rates are while no training run on it was measured."""
-    return next((kernels.doubt for name, kernels in KERNELS.items() if family.startswith(name)), LARGEST_DOUBT)
+    return KERNELS[KERNEL_ROWS[family]].doubt if is_known_family(family) else LARGEST_DOUBT
+
+
+def place_sd(family: str) -> FloatColumn:
+    """What each knob differs by on a cluster never seen, (K,): by place, and of an unknown GPU family what families differ by."""
+    if is_known_family(family):
+        return PLACE_SD
+    return np.asarray(np.hypot(PLACE_SD, [UNKNOWN_FAMILY_SD.get(knob.name, 0.0) for knob in KNOBS]))
 
 
 def _scaled(curve: AttentionCurve, factor: float, backward: float) -> AttentionCurve:
@@ -169,7 +180,7 @@ class Calibration:
 
     def _effective(self, trainer: str, family: str) -> tuple[FloatColumn, FloatColumn]:
         pick = np.zeros((len(KNOBS), len(self.keys)))
-        unseen = (self.place * PLACE_SD) ** 2
+        unseen = (self.place * place_sd(family)) ** 2
         for place, knob in enumerate(KNOBS):
             for scope in ("", knob.own(trainer, family)):
                 at = self._at.get((knob.name, scope))
@@ -189,9 +200,10 @@ class Calibration:
         covariance[:known, :known] = self.covariance
         covariance[range(known, count), range(known, count)] = [knob.variance(scope) for knob, scope in fresh]
         place = {key: at for at, key in enumerate(keys)}
+        widest = np.max([place_sd(family) for _, family in scopes], axis=0)
         for knob, scope in wanted:
             if scope:
-                covariance[place[knob.name, scope], place[knob.name, scope]] += (self.place * knob.place_sd) ** 2
+                covariance[place[knob.name, scope], place[knob.name, scope]] += (self.place * widest[PLACE[knob.name]]) ** 2
         shifts = np.concatenate([self.shifts, np.zeros(count - known)])
         return replace(self, keys=keys, shifts=shifts, covariance=covariance, place=0.0)
 

@@ -17,6 +17,7 @@ from planner.errors import Fault, SpecError
 from planner.rules import violations
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Basis, Estimate, Interval, Memory, StageMemory, TimeBreakdown, Violation
+from planner.specs.gpu_families import unknown_family
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
@@ -103,6 +104,7 @@ class _Columns:
             memory=self._memory(row),
             time=self._time(row),
             basis=self._basis(row),
+            warnings=[text for text in (unknown_family(pricer.cluster.gpu),) if text],
             model_version=MODEL_VERSION,
             calibration_id=pricer.calibration.id,
         )

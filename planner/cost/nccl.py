@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.specs.cluster import ClusterSpec
+from planner.specs.gpu_families import is_known_family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +114,18 @@ IDEAL = Library(
     source="datasheet bandwidth and latency",
 )
 _BY_TOPOLOGY: Mapping[str, str] = {"tree": "pcie"}  # boards that share a PCIe root, whatever their family
-_NEAREST: Mapping[str, str] = {"volta": "ampere", "ada": "pcie", "rtx-blackwell": "pcie"}
+# Families without a row of their own. CDNA's meshes are priced with the generic figures, as when the shipped calibration was fitted.
+_NEAREST: Mapping[str, str] = {
+    "volta": "ampere", "ada": "pcie", "rtx-blackwell": "pcie", "cdna2": "other", "cdna3": "other", "cdna4": "other", "tpu": "other",
+    "cpu": "other",
+}  # fmt: skip
 
 
 def library_of(cluster: ClusterSpec) -> Library:
-    """The library as measured on this family of GPU; PCIe boards by their bus; an unknown family gets the generic figures."""
+    """The library as measured on this family of GPU; PCIe boards by their bus; an unknown family gets the generic figures.
+
+    Generic figures have the basis `extrapolated`; of an unknown family an estimate says so besides (`gpu_families.unknown_family`).
+    """
     gpu = cluster.gpu
     key = _BY_TOPOLOGY.get(gpu.scale_up.topology) or _NEAREST.get(gpu.family, gpu.family)
-    return LIBRARIES.get(key, LIBRARIES["other"])
+    return LIBRARIES[key] if is_known_family(gpu.family) or key == "pcie" else LIBRARIES["other"]

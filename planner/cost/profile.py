@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.specs.gpu import GpuSpec
+from planner.specs.gpu_families import kernel_family
 from planner.units import GIB
 
 
@@ -204,5 +205,5 @@ PROFILES: Mapping[str, Profile] = {
 
 
 def kernel_profile(gpu: GpuSpec) -> KernelProfile:
-    """The family's kernels; a family not listed is priced like the nearest one named here, and its basis says extrapolated."""
-    return KERNELS.get(gpu.family) or next((KERNELS[key] for key in KERNELS if gpu.family.startswith(key)), KERNELS["ampere"])
+    """The kernels that price this GPU, see `kernel_family`."""
+    return KERNELS[kernel_family(gpu)]

@@ -11,6 +11,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.compute import Device
+from planner.specs.gpu_families import kernel_family
 from planner.specs.layout import PRECISIONS
 from planner.work.ops import Gemm
 from planner.work.precision import TWO_BYTES, Operands, Recipe, column
@@ -55,7 +56,7 @@ class Quantisation:
         """For linear layers. A weight gathered in low precision, or quantised once a step, is not quantised in a microbatch."""
         codes, recipes = batch.precision, model.recipes
         low = np.array([recipe.low for recipe in recipes])[codes] & (batch.param_dtype == 0)
-        tables = _tables(recipes, device.gpu.family in TRANSPOSING)
+        tables = _tables(recipes, kernel_family(device.gpu) in TRANSPOSING)
         arrive = _weights_arrive_quantised(batch, recipes)
         found: dict[str, dict[str, FloatColumn]] = {"moves": {}, "turned": {}, "column_amax": {}, "row_amax": {}}
         for (table, operand), (compiled, eager) in tables.items() if low.any() else ():

@@ -17,6 +17,7 @@ from planner.cost.profile import Profile
 from planner.cost.quantisation import TRANSPOSING, gathers_low, kept_low
 from planner.cost.topology import Fabric
 from planner.specs.cluster import ClusterSpec
+from planner.specs.gpu_families import kernel_family
 from planner.specs.model import LayerKind, ModelSpec
 from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
@@ -103,13 +104,13 @@ class Update:
     def copy_bytes(self, batch: LayoutBatch) -> FloatColumn:
         """Bytes of the quantised copies of one weight that stay from step to step, (N,), less the parameter where they replace it."""
         codes, recipes = batch.precision, self.recipes
-        copies = column("weight_copies", codes, recipes) if self.device.gpu.family in TRANSPOSING else 1.0
+        copies = column("weight_copies", codes, recipes) if kernel_family(self.device.gpu) in TRANSPOSING else 1.0
         return np.asarray(column("weight_copy_bytes", codes, recipes) * copies - np.where(kept_low(batch, recipes), TWO_BYTES, 0.0))
 
     def _requantised_bytes(self, batch: LayoutBatch, owned_layers: FloatColumn, local_layers: FloatColumn) -> FloatColumn:
         """Weights that are quantised once a step, and weights read for the scales with which they will be gathered."""
         codes, recipes = batch.precision, self.recipes
-        turned = float(self.device.gpu.family in TRANSPOSING)
+        turned = float(kernel_family(self.device.gpu) in TRANSPOSING)
         each = sum(column(f"{name}.weight", codes, recipes) for name in ("scale", "cast"))
         each = each + turned * column("transposed.weight", codes, recipes)
         own = np.where(kept_low(batch, recipes), owned_layers, local_layers)

@@ -8,7 +8,7 @@ from planner.columns import BoolColumn, LayoutBatch
 from planner.cost.memory import OPTIMIZER_STATE_BYTES
 from planner.rules.base import Context, Rule, choices, in_set, sharding_degree
 from planner.schedules import SCHEDULES
-from planner.specs.gpu import GpuSpec
+from planner.specs.gpu_families import kernel_family
 from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, PRECISIONS, Layout
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.units import format_bytes
@@ -33,22 +33,24 @@ SINGLES = frozenset({"fp32", "tf32"})
 TITAN_03_PRECISIONS = frozenset({"bf16", "float8-rowwise", "mxfp8", "nvfp4"})
 
 
-# Precisions without kernels on a family although it has the units. Blocks of 128 came with Hopper (Transformer Engine; torchao asks for
-# SM90). Microscaling on compute capability 12.0: Transformer Engine refuses mxfp8 ("not supported on 12.0+ architectures yet",
-# Megatron-LM issue 4175), its nvfp4 recipe has no kernels there (TransformerEngine issue 2255), torchao's are built for SM100.
-NO_KERNELS: Mapping[str, frozenset[str]] = {"ada": frozenset({"float8-blockwise"}), "rtx-blackwell": frozenset({"mxfp8", "nvfp4"})}
+_FLOAT8 = frozenset({"float8-tensorwise", "float8-rowwise", "float8-delayed", "float8-blockwise"})
+# Precisions without kernels on a family, or with none that anybody timed, although a GPU may list the units; by `kernel_family`. Blocks of
+# 128 came with Hopper (Transformer Engine; torchao asks for SM90). Microscaling on compute capability 12.0: Transformer Engine refuses
+# mxfp8 ("not supported on 12.0+ architectures yet", Megatron-LM issue 4175), its nvfp4 recipe has no kernels there (TransformerEngine
+# issue 2255), torchao's are built for SM100.
+NO_KERNELS: Mapping[str, frozenset[str]] = {
+    "volta": _FLOAT8 | {"mxfp8", "nvfp4"}, "ampere": _FLOAT8 | {"mxfp8", "nvfp4"}, "hopper": frozenset({"mxfp8", "nvfp4"}),
+    "blackwell": frozenset(), "ada": frozenset({"float8-blockwise", "mxfp8", "nvfp4"}), "rtx-blackwell": frozenset({"mxfp8", "nvfp4"}),
+    "cdna": frozenset({"nvfp4"}), "tpu": _FLOAT8 | {"mxfp8", "nvfp4"}, "cpu": _FLOAT8 | {"mxfp8", "nvfp4"},
+}  # fmt: skip
 
 
 def gpu_precisions(c: Context) -> tuple[str, ...]:
     """Precisions the GPU has units and the libraries have kernels for."""
     gpu = c.cluster.gpu
     able = (name for name, dtypes in NEEDS.items() if all(dtype in gpu.peak_flops_per_second for dtype in dtypes))
-    return tuple(name for name in able if name not in _without_kernels(gpu))
-
-
-def _without_kernels(gpu: GpuSpec) -> frozenset[str]:
-    """Precisions no library computes on this GPU: NVFP4 is NVIDIA's, the rest by family. A family not listed lacks none for certain."""
-    return NO_KERNELS.get(gpu.family, frozenset()) | (frozenset({"nvfp4"}) if gpu.vendor != "nvidia" else frozenset())
+    lacking = NO_KERNELS[kernel_family(gpu)] | (frozenset({"nvfp4"}) if gpu.vendor != "nvidia" else frozenset())
+    return tuple(name for name in able if name not in lacking)
 
 
 def trainer_precisions(c: Context) -> frozenset[str]:

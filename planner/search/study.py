@@ -50,7 +50,9 @@ def sampler(name: str, seed: int) -> BaseSampler:
         return optuna.samplers.GPSampler(seed=seed, n_startup_trials=8)
     if name == "nsga2":
         return optuna.samplers.NSGAIISampler(seed=seed, population_size=8)
-    return optuna.samplers.RandomSampler(seed=seed)
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    raise SpecError(Fault("search.sampler", name, "no sampler of this name", "use cost-model, tpe, gp, nsga2 or random"))
 
 
 def record(trials: Sequence[Trial], study_name: str, storage: Any = None) -> optuna.Study:

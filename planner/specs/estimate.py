@@ -79,7 +79,7 @@ class TimeBreakdown(BaseModel):
 
 
 class Estimate(BaseModel):
-    """One answer. With `valid` false the numbers are null and `violations` says why."""
+    """One answer. With `valid` false the numbers are null and `violations` says why. warnings: what the numbers assume for want of data."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -100,6 +100,7 @@ class Estimate(BaseModel):
     memory: Memory | None = None
     time: TimeBreakdown | None = None
     basis: dict[str, Basis] | None = None
+    warnings: list[str] = []
     model_version: str
     calibration_id: str
 

@@ -1,0 +1,166 @@
+"""What prices a GPU nobody has timed: a stand-in's curves, said aloud, with wider intervals; never a family by accident."""
+
+import math
+from datetime import UTC, datetime
+
+import pytest
+
+from planner.calibration.basis import basis
+from planner.catalog.calibrations import shipped_calibration
+from planner.catalog.clusters import gpu_names, load_gpu
+from planner.cost.calibration import LARGEST_DOUBT, PLACE_SD, doubt, place_sd
+from planner.cost.estimate import estimate_job
+from planner.cost.nccl import LIBRARIES, library_of
+from planner.cost.profile import KERNELS
+from planner.errors import SpecError
+from planner.ports import Ports
+from planner.recommend import recommend
+from planner.rules.base import Context
+from planner.rules.features import NO_KERNELS, gpu_precisions
+from planner.search.study import sampler
+from planner.specs.cluster import ClusterSpec
+from planner.specs.gpu import GpuSpec
+from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_family, kernel_family, unknown_family
+from planner.specs.job import Job
+from planner.specs.model import ModelSpec
+from planner.specs.trainers import TRAINERS
+from planner.specs.training import TrainingSpec
+from planner.work.precision import recipes_for
+
+NEW = {
+    "name": "x1", "memory": "192 GB", "memory_bandwidth": "8 TB/s", "peak_flops": {"bf16": "2 PFLOP/s", "fp8": "4 PFLOP/s"},
+    "power_limit": "1000 W", "num_sms": 148, "scale_up": {"bandwidth": "900 GB/s", "latency": "2 us"},
+    "scale_out": {"bandwidth": "400 Gb/s", "latency": "4 us"},
+}  # fmt: skip
+
+
+def new_gpu(**changes: object) -> GpuSpec:
+    return GpuSpec.from_user({**NEW, **changes})
+
+
+def job(gpu: object, **layout: object) -> Job:
+    return Job.from_user(
+        {
+            "model": "llama3-8b", "cluster": {"gpu": gpu, "num_gpus": 8}, "training": {"seq_len": 8192, "global_batch_size": 64},
+            "layout": {"dp_shard": 8, **layout},
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_every_gpu_of_the_catalogue_is_of_a_known_family(name):
+    gpu = load_gpu(name)
+    assert is_known_family(gpu.family)
+    assert gpu.family in KNOWN_FAMILIES
+    assert unknown_family(gpu) == ""
+    assert place_sd(gpu.family) is PLACE_SD
+    assert estimate_job(job(name, param_dtype="float32" if "bf16" not in gpu.peak_flops_per_second else "bfloat16")).warnings == []
+
+
+def test_the_table_of_families_is_the_table_of_kernels():
+    assert set(KERNEL_ROWS.values()) == KERNELS.keys() == NO_KERNELS.keys()
+
+
+@pytest.mark.parametrize("row", KERNELS)
+def test_what_is_not_refused_on_a_family_has_a_curve_there(row):
+    recipes = [recipe for trainer in TRAINERS.values() for recipe in recipes_for(trainer, None)]
+    assert {recipe.name for recipe in recipes if recipe.gain_key not in KERNELS[row].gemm} <= NO_KERNELS[row]
+
+
+@pytest.mark.parametrize("family", KNOWN_FAMILIES)
+def test_every_known_family_has_kernels_and_a_library(family):
+    gpu = new_gpu(family=family)
+    assert kernel_family(gpu) in KERNELS
+    assert library_of(ClusterSpec.from_user({"gpu": {**NEW, "family": family}, "num_gpus": 8})) in LIBRARIES.values()
+
+
+@pytest.mark.parametrize(
+    ("changes", "row"),
+    [
+        ({"peak_flops": {"bf16": 1e15}}, "ampere"),
+        ({"peak_flops": {"fp16": 1e14}}, "volta"),
+        ({}, "hopper"),
+        ({"peak_flops": {"bf16": 1e15, "fp8": 2e15, "fp4": 4e15}}, "blackwell"),
+        ({"family": "cdna5", "vendor": "amd"}, "cdna"),
+        ({"family": "udna", "vendor": "amd"}, "cdna"),
+        ({"family": "trillium", "vendor": "google"}, "tpu"),
+        ({"family": "blackwell-ultra"}, "blackwell"),
+    ],
+)
+def test_an_unknown_family_is_priced_with_the_nearest_and_says_so(changes, row):
+    gpu = new_gpu(**changes)
+    assert not is_known_family(gpu.family)
+    assert kernel_family(gpu) == row
+    assert f"kernel curves of {row} " in unknown_family(gpu)
+    assert all(family in unknown_family(gpu) for family in KNOWN_FAMILIES)
+
+
+def test_its_estimate_is_extrapolated_warns_and_is_unsure():
+    known, unknown = (estimate_job(job({**NEW, "family": family})) for family in ("hopper", "rubin"))
+    assert "datasheet" not in unknown.basis.values()
+    assert {kind for key, kind in unknown.basis.items() if key != "memory"} == {"extrapolated"}
+    assert len(unknown.warnings) == 1
+    assert "family 'rubin' of GPU x1 is unknown" in unknown.warnings[0]
+    assert known.warnings == []
+    assert unknown.time_sd > 1.5 * known.time_sd
+    assert "no family is given for GPU x1" in estimate_job(job(NEW)).warnings[0]
+
+
+class Fixed:
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def new_id(self, kind: str) -> str:
+        return f"{kind}-1"
+
+
+def test_a_plan_warns_too():
+    fixed = Fixed()
+    plan = recommend(Job.from_user({**job(NEW).request, "layout": None}), ports=Ports(clock=fixed, ids=fixed))
+    assert any("no family is given" in text for text in plan.warnings)
+
+
+def test_what_is_unknown_besides_kernel_rates():
+    assert doubt("rubin") == doubt("cdna5") == LARGEST_DOUBT
+    assert doubt("cdna3") == KERNELS["cdna"].doubt
+    wider = place_sd("rubin") > PLACE_SD
+    assert 0 < wider.sum() < len(PLACE_SD)
+
+
+def test_measuring_at_one_place_takes_the_doubt_along_and_lets_it_shrink():
+    prior = shipped_calibration()
+    here = prior.at_one_place([("torchtitan", "rubin")])
+    before, after = (math.sqrt(c.effective_covariance("torchtitan", "rubin").trace()) for c in (prior, here))
+    assert after == pytest.approx(before)
+    assert here.place == 0.0
+
+
+def test_a_measured_unknown_family_is_calibrated_where_it_was_measured():
+    calibration = shipped_calibration()
+    taught = type(calibration)(**{**vars_of(calibration), "seen": calibration.seen | {("torchtitan", "rubin", "compute")}})
+    found = basis(taught, "torchtitan", new_gpu(family="rubin"), job(NEW).model, job(NEW).layout)
+    assert found["compute"] == "calibrated"
+    assert found["fsdp"] == "extrapolated"
+
+
+def vars_of(calibration):
+    return {name: getattr(calibration, name) for name in calibration.__dataclass_fields__}
+
+
+@pytest.mark.parametrize("vendor", ["nvidia", "amd", "google", "cpu"])
+@pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
+def test_a_precision_nobody_timed_is_refused_not_priced_as_nothing(vendor, trainer):
+    gpu = {**NEW, "vendor": vendor, "peak_flops": {"fp32": 1e14, "bf16": 1e15, "fp8": 2e15, "fp4": 4e15}}
+    context = Context(
+        model=ModelSpec.from_user("llama3-8b"), cluster=ClusterSpec.from_user({"gpu": gpu, "num_gpus": 8}),
+        training=TrainingSpec.from_user({"seq_len": 8192, "global_batch_size": 64, "trainer": trainer}),
+    )  # fmt: skip
+    for precision in gpu_precisions(context):
+        request = {**job(gpu).request, "layout": {"dp_shard": 8, "precision": precision, "compile": trainer == "torchtitan"}}
+        estimate = estimate_job(Job.from_user({**request, "training": {**request["training"], "trainer": trainer}}))
+        assert not estimate.valid or estimate.step_seconds > 0
+
+
+def test_an_unknown_sampler_is_refused():
+    with pytest.raises(SpecError, match="no sampler of this name"):
+        sampler("simulated-annealing", 0)
