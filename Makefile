@@ -25,6 +25,6 @@ $(VENV)/.test: pyproject.toml setup.py constraints.txt
 
 benchmarks: $(VENV)/.test
 	$(BIN)/python benchmarks/screening.py
-	$(BIN)/planner-cli accuracy
+	$(BIN)/planner-cli accuracy --recompute
 
 .PHONY: recommend test benchmarks

@@ -1,6 +1,6 @@
 """`planner-cli accuracy`: predicted against measured, over published rows or a file of one's own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +8,8 @@ import typer
 
 if TYPE_CHECKING:
     from planner.calibration.accuracy import Row
+    from planner.calibration.comparison import Comparison
+    from planner.calibration.outcome import Compared, Outcome
 
 NAME = "accuracy"
 PUBLIC_ROWS = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
@@ -23,36 +25,40 @@ def command(
     ] = None,
     rows: Annotated[bool, typer.Option("--rows", help="Print every row too.")] = False,
     markdown: Annotated[Path | None, typer.Option(help="Write the whole report with every row to this file, as docs/accuracy.md.")] = None,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Predict and fit anew instead of printing the report that ships; takes a minute or two.")
+    ] = False,
+    save: Annotated[Path | None, typer.Option(help="With --recompute: write what was computed here, as the report that ships.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Errors of time and memory on measured runs, predicted without having seen them; by trainer, GPU, model family and technique.
 
+    The report on the published rows ships with the planner and is printed at once; --recompute makes it anew, --jobs one of other rows.
     --where takes several values at a comma, and may be given again: a row then meets all of them. Keys: trainer, platform (the trainer on
     the GPU's family), gpu, family (the model's), model, group (the source), complete (its publisher states everything).
     """
     import json as json_module
 
-    from api.cli.output import make_console, note, show
+    from api.cli.output import make_console, show
     from api.cli.simulate import write_text
     from api.errors import fault
     from planner.calibration.report import report
-    from planner.catalog.calibrations import shipped_calibration
 
     wanted = [_wanted(text) for text in where or ()]
-    measured, malformed = read_rows(jobs)
-    for line, error in malformed:
-        note(f"line {line}: {error}")
-    if not measured:
-        raise fault("--jobs", jobs, "holds no line that could be read", "write one measured JSON job a line")
-    _check_some(measured, wanted)
-    note("fitting again without each source, model and GPU in turn ...")
-    result = report(measured, shipped_calibration(), lambda row: _meets(row, wanted))
+    anew = recompute or jobs is not None
+    if save is not None and not anew:
+        raise fault("--save", str(save), "is what was computed, and nothing is", "add --recompute, or leave --save out")
+    compared, malformed = _computed(jobs, quiet=json) if anew else (_shipped(), 0)
+    _check_some(compared.rows, wanted)
+    if save is not None:
+        write_text(save, compared.as_document(), "--save")
+    result = report(compared, lambda row: _meets(row, wanted))
     if markdown is not None:
         from api.render.accuracy_document import document
 
         write_text(markdown, document(result), "--markdown")
     if json:
-        body = {"malformed": len(malformed), **result.as_dict()}
+        body = {"malformed": malformed, **result.as_dict()}
         typer.echo(json_module.dumps(body if not rows else {**body, "rows": [_row(row) for row in result.rows]}, indent=2))
         return
     from api.render.accuracy import accuracy_view, rows_view
@@ -61,6 +67,38 @@ def command(
     show(accuracy_view(result), console)
     if rows:
         show(rows_view(result.rows), console)
+
+
+def _shipped() -> "Comparison":
+    """The report that ships; says so where the rows beside the code, or the calibration, are others now."""
+    from api.cli.output import note
+    from planner.calibration.comparison import digest_of
+    from planner.catalog.calibrations import shipped_calibration, shipped_comparison
+
+    compared = shipped_comparison()
+    digest = digest_of(PUBLIC_ROWS.read_text(encoding="utf-8")) if PUBLIC_ROWS.exists() else None
+    for change in compared.stale(shipped_calibration().id, digest):
+        note(f"note: this report was made before a change ({change}); --recompute makes it anew")
+    return compared
+
+
+def _computed(jobs: str | None, *, quiet: bool) -> "tuple[Comparison, int]":
+    """(predictions made now, number of lines that could not be read)."""
+    from api.cli.output import note
+    from api.cli.working import working
+    from api.errors import fault
+    from planner.calibration.comparison import Comparison, digest_of
+    from planner.catalog.calibrations import shipped_calibration
+
+    text = _text(jobs)
+    with working("predicting", total=text.count("\n"), quiet=quiet) as shown:
+        measured, malformed = _read(text, shown.done)
+    for line, error in malformed:
+        note(f"line {line}: {error}")
+    if not measured:
+        raise fault("--jobs", jobs, "holds no line that could be read", "write one measured JSON job a line")
+    with working("fitting again without each source, model and GPU in turn", quiet=quiet):
+        return Comparison.of(measured, shipped_calibration(), digest_of(text)), len(malformed)
 
 
 def _wanted(text: str) -> tuple[str, list[str]]:
@@ -73,11 +111,11 @@ def _wanted(text: str) -> tuple[str, list[str]]:
     return key, [value.strip().lower() for value in values.split(",")]
 
 
-def _meets(row: "Row", wanted: Sequence[tuple[str, list[str]]]) -> bool:
+def _meets(row: "Outcome", wanted: Sequence[tuple[str, list[str]]]) -> bool:
     return all(row.label(key).lower() in values for key, values in wanted)
 
 
-def _check_some(rows: "Sequence[Row]", wanted: Sequence[tuple[str, list[str]]]) -> None:
+def _check_some(rows: "Sequence[Outcome]", wanted: Sequence[tuple[str, list[str]]]) -> None:
     """Raises SpecError for a value that no row has, and where no row meets all."""
     from api.errors import fault
 
@@ -92,6 +130,10 @@ def _check_some(rows: "Sequence[Row]", wanted: Sequence[tuple[str, list[str]]]) 
 
 def read_rows(path: str | None) -> "tuple[list[Row], list[tuple[int, str]]]":
     """(rows with their estimates, (line, error) of what could not be read). Raises SpecError for a file that is not there."""
+    return _read(_text(path), lambda: None)
+
+
+def _read(text: str, done: "Callable[[], None]") -> "tuple[list[Row], list[tuple[int, str]]]":
     from api.reading import read_json
     from api.service import Refusal, estimate_many, parse_for_estimate
     from planner.calibration.accuracy import Row
@@ -99,11 +141,12 @@ def read_rows(path: str | None) -> "tuple[list[Row], list[tuple[int, str]]]":
 
     rows: list[Row] = []
     malformed: list[tuple[int, str]] = []
-    for number, text in enumerate(_lines(path), start=1):
-        if not text.strip():
+    for number, line in enumerate(text.splitlines(), start=1):
+        done()
+        if not line.strip():
             continue
         try:
-            job = parse_for_estimate(read_json(text, "job"), allow_files=True)
+            job = parse_for_estimate(read_json(line, "job"), allow_files=True)
         except PlannerError as error:
             malformed.append((number, str(error)))
             continue
@@ -115,27 +158,29 @@ def read_rows(path: str | None) -> "tuple[list[Row], list[tuple[int, str]]]":
     return rows, malformed
 
 
-def _lines(path: str | None) -> list[str]:
+def _text(path: str | None) -> str:
     from api.errors import fault
 
-    chosen = PUBLIC_ROWS if path is None else Path(path)
+    if path is None and not PUBLIC_ROWS.exists():
+        rule = "needs the published rows, which are in the repository and not in the installed package"
+        raise fault("--recompute", None, rule, "run it in a checkout, or give --jobs FILE.jsonl with measured jobs")
+    chosen = PUBLIC_ROWS if path is None else Path(path).expanduser()
     try:
-        return chosen.read_text(encoding="utf-8").splitlines()
+        return chosen.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise fault("--jobs", str(chosen), f"cannot be read ({reason})", "give a file with one JSON job a line") from None
 
 
-def _row(row: "Row") -> dict[str, object]:
-    estimate = row.estimate
+def _row(row: "Compared") -> dict[str, object]:
     return {
-        "id": row.job.id,
+        "id": row.id,
         "status": row.status,
         "measured_step_seconds": row.measured_seconds,
-        "step_seconds": estimate.step_seconds,
+        "step_seconds": row.predicted_seconds,
         "measured_peak_allocated_bytes": row.measured_allocated_bytes,
-        "peak_allocated_bytes": estimate.peak_allocated_bytes,
+        "peak_allocated_bytes": row.peak_allocated_bytes,
         "measured_peak_reserved_bytes": row.measured_reserved_bytes,
-        "peak_reserved_bytes": estimate.peak_reserved_bytes,
-        "fits": estimate.fits,
+        "peak_reserved_bytes": row.peak_reserved_bytes,
+        "fits": row.fits,
     }

@@ -7,7 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from planner.calibration.accuracy import BASELINE_MFU, Errors, Row, Summary
+from planner.calibration.accuracy import BASELINE_MFU, Errors, Summary
+from planner.calibration.outcome import Compared
 from planner.calibration.report import Figures, Report
 from planner.units import counted
 
@@ -89,7 +90,7 @@ def _cells(summary: Summary, name: str, seen: Summary | None) -> tuple[str, ...]
     )  # fmt: skip
 
 
-def rows_view(rows: Sequence[Row]) -> RenderableType:
+def rows_view(rows: Sequence[Compared]) -> RenderableType:
     """Every row: predicted beside measured."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("id", "layout", "measured s", "predicted s", "error"):
@@ -99,12 +100,11 @@ def rows_view(rows: Sequence[Row]) -> RenderableType:
     return table
 
 
-def row_cells(row: Row) -> tuple[str, str, str, str, str]:
+def row_cells(row: Compared) -> tuple[str, str, str, str, str]:
     """id, layout, measured and predicted seconds, error."""
-    predicted, measured = row.estimate.step_seconds, row.measured_seconds
+    predicted, measured = row.predicted_seconds, row.measured_seconds
     error = "-" if predicted is None or measured is None else f"{predicted / measured - 1:+.1%}"
-    layout = row.job.layout.short() if row.job.layout else "-"
-    return str(row.job.id), layout, _number(measured, row.status), _number(predicted, "refused"), error
+    return row.id, row.layout, _number(measured, row.status), _number(predicted, "refused"), error
 
 
 def _number(value: float | None, otherwise: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from api.render.accuracy import COLUMNS, NOTES, headlines, row_cells, table_rows
-from planner.calibration.accuracy import Row
+from planner.calibration.outcome import Compared
 from planner.calibration.report import Report
 
 GIB_PER_BYTE = 2.0**-30
@@ -17,7 +17,7 @@ DOUBTS = {
 
 def document(report: Report) -> str:
     """The whole report. Rows are predicted without their source; memory in GiB."""
-    written = f"Written by `planner-cli accuracy --markdown docs/accuracy.md`; calibration `{report.calibration_id}`."
+    written = f"Written by `planner-cli accuracy --recompute --markdown docs/accuracy.md`; calibration `{report.calibration_id}`."
     lines = ["# Accuracy", "", written, ""]
     lines += [f"- {line}" for line in headlines(report)]
     lines += ["", *_table(("rows of", *COLUMNS), [cells for cells in table_rows(report) if cells is not None]), ""]
@@ -30,17 +30,16 @@ def document(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(row: Row) -> tuple[str, ...]:
-    estimate = row.estimate
+def _row(row: Compared) -> tuple[str, ...]:
     inside = "-"
-    if estimate.interval is not None and row.measured_seconds is not None:
-        low, high = estimate.interval.step_seconds
+    if row.interval_seconds is not None and row.measured_seconds is not None:
+        low, high = row.interval_seconds
         inside = "yes" if low <= row.measured_seconds <= high else "no"
     allocated = row.predicted_allocated_bytes if row.measured_allocated_bytes else None
     reserved = row.predicted_reserved_bytes if row.measured_reserved_bytes else None
     return (
         *row_cells(row), inside, _gib(row.measured_allocated_bytes), _gib(allocated), _gib(row.measured_reserved_bytes), _gib(reserved),
-        "yes" if estimate.fits else "no", DOUBTS.get(str(row.job.id), ""),
+        "yes" if row.fits else "no", DOUBTS.get(row.id, ""),
     )  # fmt: skip
 
 

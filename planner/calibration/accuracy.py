@@ -6,13 +6,17 @@ Rows are never dropped: a row without an estimate is counted as unanswered. The 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from planner.calibration.basis import features
-from planner.specs.estimate import Estimate
-from planner.specs.job import Job
+from planner.calibration.outcome import Compared, Outcome, rounded, rounded_or_none
 
+if TYPE_CHECKING:  # a stored report is read without what prices layouts
+    from planner.specs.estimate import Estimate
+    from planner.specs.job import Job
+
+OutcomeT = TypeVar("OutcomeT", bound=Outcome)
 BASELINE_MFU = 0.40
 REGRET_AT = (1, 3, 5)
 
@@ -24,8 +28,8 @@ class Row:
     last_rank: the measured peaks are of the last rank, not of the worst (the row's `memory_of`).
     """
 
-    job: Job
-    estimate: Estimate
+    job: "Job"
+    estimate: "Estimate"
     status: str
     measured_seconds: float | None
     measured_allocated_bytes: float | None
@@ -33,7 +37,7 @@ class Row:
     last_rank: bool = False
 
     @classmethod
-    def build(cls, job: Job, estimate: Estimate) -> "Row":
+    def build(cls, job: "Job", estimate: "Estimate") -> "Row":
         """From a job whose labels hold `measured`."""
         measured = job.labels.get("measured") or {}
         return cls(
@@ -44,6 +48,57 @@ class Row:
             measured_allocated_bytes=measured.get("peak_allocated_bytes"),
             measured_reserved_bytes=measured.get("peak_reserved_bytes"),
             last_rank=measured.get("memory_of") == "last-rank",
+        )
+
+    @property
+    def valid(self) -> bool:
+        """Whether the layout can run at all, as far as the planner knows."""
+        return self.estimate.valid
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is predicted to fit."""
+        return bool(self.estimate.fits)
+
+    @property
+    def predicted_seconds(self) -> float | None:
+        """Of a step; None for a refused layout."""
+        return self.estimate.step_seconds
+
+    @property
+    def interval_seconds(self) -> tuple[float, float] | None:
+        """The 90% interval of the step."""
+        return None if self.estimate.interval is None else self.estimate.interval.step_seconds
+
+    @property
+    def sweep(self) -> str | None:
+        """The sweep that the run belongs to."""
+        name = self.job.labels.get("sweep")
+        return str(name) if name else None
+
+    def compared(self, *, seen: bool) -> Compared:
+        """Its numbers alone, to DIGITS. seen: whether the calibration was fitted to it."""
+        estimate, interval = self.estimate, self.interval_seconds
+        return Compared(
+            id=str(self.job.id),
+            layout=self.job.layout.short() if self.job.layout else "-",
+            labels={key: self.label(key) for key in LABELS},
+            used=tuple(self.techniques()),
+            seen=seen,
+            status=self.status,
+            valid=self.valid,
+            fits=self.fits,
+            measured_seconds=self.measured_seconds,
+            measured_allocated_bytes=self.measured_allocated_bytes,
+            measured_reserved_bytes=self.measured_reserved_bytes,
+            predicted_seconds=rounded_or_none(self.predicted_seconds),
+            interval_seconds=interval and (rounded(interval[0]), rounded(interval[1])),
+            predicted_allocated_bytes=rounded_or_none(self.predicted_allocated_bytes),
+            predicted_reserved_bytes=rounded_or_none(self.predicted_reserved_bytes),
+            peak_allocated_bytes=rounded_or_none(estimate.peak_allocated_bytes),
+            peak_reserved_bytes=rounded_or_none(estimate.peak_reserved_bytes),
+            baseline_seconds=rounded_or_none(self.baseline_seconds),
+            sweep=self.sweep,
         )
 
     @property
@@ -77,6 +132,8 @@ class Row:
 
     def techniques(self) -> list[str]:
         """What the layout uses: its features (axes, precision, experts), checkpointing and compile."""
+        from planner.calibration.basis import features
+
         layout = self.job.layout
         if layout is None:
             return []
@@ -149,9 +206,9 @@ def family_of(model: str) -> str:
     return "".join(takewhile(str.isalpha, model.lower())) or "-"
 
 
-def summarise(rows: Sequence[Row], name: str) -> Summary:
+def summarise(rows: Sequence[Outcome], name: str) -> Summary:
     """All figures over these rows."""
-    answered = [row for row in rows if row.estimate.valid]
+    answered = [row for row in rows if row.valid]
     inside = [_inside(row) for row in answered]
     covered = [flag for flag in inside if flag is not None]
     ran = [row for row in answered if row.status == "ok"]
@@ -159,58 +216,58 @@ def summarise(rows: Sequence[Row], name: str) -> Summary:
         name=name,
         rows=len(rows),
         unanswered=len(rows) - len(answered),
-        time=Errors.of((row.estimate.step_seconds, row.measured_seconds) for row in answered),
+        time=Errors.of((row.predicted_seconds, row.measured_seconds) for row in answered),
         baseline=Errors.of((row.baseline_seconds, row.measured_seconds) for row in answered),
         allocated=Errors.of((row.predicted_allocated_bytes, row.measured_allocated_bytes) for row in answered),
         reserved=Errors.of((row.predicted_reserved_bytes, row.measured_reserved_bytes) for row in answered),
         coverage=float(np.mean(covered)) if covered else None,
-        out_of_memory_missed=sum(row.status == "oom" and bool(row.estimate.fits) for row in answered),
-        refused=sum(not row.estimate.fits for row in ran),
+        out_of_memory_missed=sum(row.status == "oom" and row.fits for row in answered),
+        refused=sum(not row.fits for row in ran),
     )
 
 
-def by_label(rows: Sequence[Row], key: str) -> list[Summary]:
+def by_label(rows: Sequence[Outcome], key: str) -> list[Summary]:
     """One summary for each value of a label, most rows first."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[Outcome]] = {}
     for row in rows:
         groups.setdefault(row.label(key), []).append(row)
     return [summarise(members, f"{key} {value}") for value, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))]
 
 
-def by_technique(rows: Sequence[Row]) -> list[Summary]:
+def by_technique(rows: Sequence[Outcome]) -> list[Summary]:
     """One summary for each technique; a row counts under every one that it uses. Most rows first."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[Outcome]] = {}
     for row in rows:
         for name in row.techniques():
             groups.setdefault(name, []).append(row)
     return [summarise(members, f"technique {name}") for name, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))]
 
 
-def sweeps(rows: Sequence[Row], least: int = 3) -> dict[str, list[Row]]:
+def sweeps(rows: Sequence[OutcomeT], least: int = 3) -> dict[str, list[OutcomeT]]:
     """Rows that measure the same job under different layouts, by their `sweep` label; sweeps of fewer than `least` are left out."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[OutcomeT]] = {}
     for row in rows:
-        if row.job.labels.get("sweep") and row.measured_seconds and row.estimate.step_seconds:
-            groups.setdefault(str(row.job.labels["sweep"]), []).append(row)
+        if row.sweep and row.measured_seconds and row.predicted_seconds:
+            groups.setdefault(str(row.sweep), []).append(row)
     return {key: members for key, members in groups.items() if len(members) >= least}
 
 
-def mean_over_sweeps(rows: Sequence[Row], figure: Callable[[Sequence[Row]], float]) -> float | None:
+def mean_over_sweeps(rows: Sequence[OutcomeT], figure: Callable[[Sequence[OutcomeT]], float]) -> float | None:
     """Mean of a figure over all sweeps; None without any."""
     values = [figure(members) for members in sweeps(rows).values()]
     return float(np.mean(values)) if values else None
 
 
-def regret(members: Sequence[Row], first: int) -> float:
+def regret(members: Sequence[Outcome], first: int) -> float:
     """How much slower than the best measured layout is the best measured of our first `first` picks."""
-    order = sorted(members, key=lambda row: row.estimate.step_seconds or np.inf)
+    order = sorted(members, key=lambda row: row.predicted_seconds or np.inf)
     best = min(row.measured_seconds or np.inf for row in members)
     return min(row.measured_seconds or np.inf for row in order[:first]) / best - 1.0
 
 
-def rank_correlation(members: Sequence[Row]) -> float:
+def rank_correlation(members: Sequence[Outcome]) -> float:
     """Spearman correlation of predicted and measured step times within a sweep (ties share their rank)."""
-    predicted = _ranks(np.array([row.estimate.step_seconds for row in members], dtype=float))
+    predicted = _ranks(np.array([row.predicted_seconds for row in members], dtype=float))
     measured = _ranks(np.array([row.measured_seconds for row in members], dtype=float))
     if predicted.std() == 0 or measured.std() == 0:
         return 0.0
@@ -224,8 +281,8 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return order
 
 
-def _inside(row: Row) -> bool | None:
-    if row.estimate.interval is None or row.measured_seconds is None:
+def _inside(row: Outcome) -> bool | None:
+    if row.interval_seconds is None or row.measured_seconds is None:
         return None
-    low, high = row.estimate.interval.step_seconds
+    low, high = row.interval_seconds
     return low <= row.measured_seconds <= high

@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.calibration.accuracy import (
     REGRET_AT,
-    Row,
+    OutcomeT,
     Summary,
     by_label,
     by_technique,
@@ -16,11 +16,10 @@ from planner.calibration.accuracy import (
     summarise,
     sweeps,
 )
-from planner.calibration.held_out import Fitted, is_fitted
-from planner.cost.calibration import Calibration
+from planner.calibration.comparison import Comparison
+from planner.calibration.outcome import Compared, Outcome
 
 GROUPINGS = ("complete", "trainer", "platform", "gpu", "family", "group")
-LEFT_OUT_BY = ("group", "model", "gpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,7 @@ class Figures:
     spearman: float | None
 
     @classmethod
-    def of(cls, rows: Sequence[Row], name: str) -> "Figures":
+    def of(cls, rows: Sequence[Outcome], name: str) -> "Figures":
         """All figures of these rows."""
         return cls(
             overall=summarise(rows, name),
@@ -59,42 +58,42 @@ class Report:
     in_sample: Figures | None
     left_out: dict[str, Summary]
     complete: dict[str, Summary]
-    rows: tuple[Row, ...]
+    rows: tuple[Compared, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-safe form, without the rows."""
-        return {key: value for key, value in asdict(self).items() if key != "rows"}
+        return {key: value for key, value in asdict(replace(self, rows=())).items() if key != "rows"}
 
 
-def report(rows: Sequence[Row], calibration: Calibration, keep: Callable[[Row], bool] = lambda _: True) -> Report:
-    """All figures over rows that hold a job, its estimate and what was measured. keep: rows to report; the fit sees the others too."""
-    num_fitted = sum(is_fitted(row, calibration) for row in rows)
-    fitted = Fitted.find(rows, calibration) if num_fitted else None
-    if fitted is None:
-        unseen = [row for row in rows if keep(row) and not is_fitted(row, calibration)]
-        seen = Figures.of([row for row in rows if keep(row)], "all rows, in sample") if num_fitted else None
+def report(found: Comparison, keep: Callable[[Outcome], bool] = lambda _: True) -> Report:
+    """All figures. keep: rows to report; what was left out of the fit stays the same."""
+    rows = [row for row in found.rows if keep(row)]
+    num_fitted = sum(row.seen for row in found.rows)
+    if not found.left_out:
+        unseen = [row for row in rows if not row.seen]
+        seen = Figures.of(rows, "all rows, in sample") if num_fitted else None
         return Report(
-            calibration_id=calibration.id, num_fitted=num_fitted, headline=Figures.of(unseen, "rows not seen"), in_sample=seen, left_out={},
-            complete={}, rows=tuple(unseen),
+            calibration_id=found.calibration_id, num_fitted=num_fitted, headline=Figures.of(unseen, "rows not seen"), in_sample=seen,
+            left_out={}, complete={}, rows=tuple(unseen),
         )  # fmt: skip
-    out = {by: [row for row in fitted.left_out(rows, by) if keep(row)] for by in LEFT_OUT_BY}
+    out = {by: [row for row in members if keep(row)] for by, members in found.left_out.items()}
     return Report(
-        calibration_id=calibration.id,
+        calibration_id=found.calibration_id,
         num_fitted=num_fitted,
         headline=Figures.of(out["group"], "left out by source"),
-        in_sample=Figures.of([row for row in rows if keep(row)], "in sample"),
-        left_out={by: summarise(found, f"left out by {by}") for by, found in out.items()},
-        complete={by: summarise(complete(found), f"left out by {by}, complete rows") for by, found in out.items()},
+        in_sample=Figures.of(rows, "in sample"),
+        left_out={by: summarise(members, f"left out by {by}") for by, members in out.items()},
+        complete={by: summarise(complete(members), f"left out by {by}, complete rows") for by, members in out.items()},
         rows=tuple(out["group"]),
     )
 
 
-def complete(rows: Sequence[Row]) -> list[Row]:
+def complete(rows: Sequence[OutcomeT]) -> list[OutcomeT]:
     """Rows whose publisher states everything."""
-    return [row for row in rows if row.job.labels.get("complete") is True]
+    return [row for row in rows if row.label("complete") == "True"]
 
 
-def by_platform(rows: Sequence[Row]) -> list[Summary]:
+def by_platform(rows: Sequence[Outcome]) -> list[Summary]:
     """One summary for each trainer on a family of GPUs, followed by one of its complete rows where it has any. Most rows first."""
     stated = {summary.name: summary for summary in by_label(complete(rows), "platform")}
     found = []
@@ -105,5 +104,5 @@ def by_platform(rows: Sequence[Row]) -> list[Summary]:
     return found
 
 
-def _regret_at(first: int) -> Callable[[Sequence[Row]], float]:
+def _regret_at(first: int) -> Callable[[Sequence[Outcome]], float]:
     return lambda members: regret(members, first)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.calibration.comparison import Comparison
 from planner.columns import FloatColumn
 from planner.cost.calibration import KNOBS, PLACE, Calibration
 
@@ -18,6 +19,13 @@ DIGITS = 5
 def shipped_calibration() -> Calibration:
     """What the published runs have taught."""
     return from_document(json.loads(files("planner.catalog").joinpath("calibrations/shipped.json").read_text(encoding="utf-8")))
+
+
+@lru_cache(maxsize=1)
+def shipped_comparison() -> Comparison:
+    """Published runs beside what that calibration predicts of them."""
+    text = files("planner.catalog").joinpath("calibrations/accuracy.json").read_text(encoding="utf-8")
+    return Comparison.from_document(text)
 
 
 def from_document(document: Mapping[str, Any]) -> Calibration:

@@ -96,6 +96,7 @@ class _Row:
 
     years: of the version, where it is a date; empty for all.  overlapped: not where the run switched it off.
     """
+
     transport: Transport
     schedules: frozenset[str] | None = None
     years: tuple[str, ...] = ()

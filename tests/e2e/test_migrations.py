@@ -1,11 +1,10 @@
-"""Migrations on real databases: up, down, up; models equal tables; many processes at once; from an installed wheel."""
+"""Migrations on real databases: up, down, up; models equal tables; many processes at once."""
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import inspect, text
 
 from api.errors import NotReadyError
 from api.storage.engine import make_engine, normalise_url
@@ -131,35 +130,3 @@ def test_the_folder_of_migrations_does_not_shadow_alembic() -> None:
     )
     assert "site-packages" in done.stdout
     assert not (ROOT / "alembic" / "__init__.py").exists()
-
-
-@pytest.mark.slow
-def test_an_installed_package_carries_its_migrations(tmp_path: Path) -> None:
-    """Builds as pip does, from a copy, and upgrades a database with the built files alone on the path."""
-    import shutil
-
-    pytest.importorskip("setuptools", minversion="77")
-    source, built = tmp_path / "source", tmp_path / "built"
-    ignored = shutil.ignore_patterns(".git", "build", "*.egg-info", "__pycache__", ".venv", "tests", "benchmarks", ".*_cache")
-    shutil.copytree(ROOT, source, ignore=ignored)
-    build = "import setuptools, sys; sys.argv = ['setup.py', '-q', 'build', '--build-lib', sys.argv[1]]; exec(open('setup.py').read())"
-    environment = {key: value for key, value in clean_environment().items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", build, str(built)], cwd=source, env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    environment |= {"PYTHONPATH": str(built), "PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"}
-    shutil.rmtree(source)
-    run = subprocess.run(
-        [sys.executable, "-m", "api.cli", "db", "upgrade"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr
-    engine = create_engine(environment["PLANNER_DATABASE_URL"])
-    assert current_revision(engine) == HEAD
-    engine.dispose()

@@ -24,7 +24,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def told(capsys: pytest.CaptureFixture[str], jobs: str, where: list[str] | None = None, markdown: Path | None = None) -> dict[str, Any]:
-    command(jobs=jobs, where=where, rows=False, markdown=markdown, json=True)
+    command(jobs=jobs, where=where, rows=False, markdown=markdown, recompute=False, save=None, json=True)
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -59,7 +59,7 @@ def test_figures_of_the_rows_asked_for_are_those_of_their_groups_together(few: s
 )
 def test_what_no_row_has_is_refused(few: str, where: list[str], says: str) -> None:
     with pytest.raises(SpecError, match=says):
-        command(jobs=few, where=where, rows=False, markdown=None, json=True)
+        command(jobs=few, where=where, rows=False, markdown=None, recompute=False, save=None, json=True)
 
 
 def test_the_document_and_the_table_name_complete_rows_of_a_platform(few: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_the_document_and_the_table_name_complete_rows_of_a_platform(few: str, t
     slower = [{**row, "measured": {**row["measured"], "step_seconds": row["measured"]["step_seconds"] * 1.01}} for row in rows]
     unseen.write_text("".join(f"{json.dumps(row)}\n" for row in slower), encoding="utf-8")
     written = tmp_path / "accuracy.md"
-    command(jobs=str(unseen), where=None, rows=False, markdown=written, json=False)
+    command(jobs=str(unseen), where=None, rows=False, markdown=written, recompute=False, save=None, json=False)
     printed = capsys.readouterr().out
     assert "megatron on hopper, complete" in printed
     assert "| megatron on hopper, complete | 2 |" in written.read_text(encoding="utf-8")

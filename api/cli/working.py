@@ -1,0 +1,57 @@
+"""What is shown while a command works: a spinner or a bar on stderr where a person watches, else nothing."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+@dataclass(slots=True)
+class Working:
+    """What a command says of its progress. shown: None where nobody watches."""
+
+    shown: "Progress | None" = None
+    line: "TaskID | None" = None
+
+    def say(self, words: str) -> None:
+        """What is being done now."""
+        if self.shown is not None and self.line is not None:
+            self.shown.update(self.line, words=words)
+
+    def done(self, count: int = 1) -> None:
+        """So many more of the total are done."""
+        if self.shown is not None and self.line is not None:
+            self.shown.advance(self.line, count)
+
+
+@contextmanager
+def working(words: str, *, total: int | None = None, quiet: bool = False) -> Iterator[Working]:
+    """A spinner with words and the seconds so far; of a `total` a bar. It goes away in the end.
+
+    quiet: show nothing, as for --json, whose caller reads what is printed.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield Working()
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    bar: tuple[ProgressColumn, ...] = ()
+    if total is not None:
+        bar = (BarColumn(bar_width=20), MofNCompleteColumn())
+    said = TextColumn("{task.fields[words]}", markup=False)
+    columns = (SpinnerColumn(), *bar, TimeElapsedColumn(), said)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        yield Working(shown, shown.add_task("", total=total, words=words))

@@ -1,0 +1,111 @@
+"""All measured runs beside their predictions, with and without having seen them: what a report is made of, and how it is stored.
+
+The one that ships is `catalog/calibrations/accuracy.json`; `planner-cli accuracy --recompute --save`
+writes it. Its stamp (calibration, version of the model, digest of the rows) tells when it is stale.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from planner.calibration.outcome import Compared
+from planner.version import MODEL_VERSION
+
+if TYPE_CHECKING:
+    from planner.calibration.accuracy import Row
+    from planner.cost.calibration import Calibration
+
+LEFT_OUT_BY = ("group", "model", "gpu")
+TIME = ("predicted_seconds", "interval_seconds")  # all that a fit without the run changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """rows: as the calibration predicts them.  left_out: as it does when fitted without their source, model or GPU, in the same order.
+
+    left_out is empty where the fit could not be done again, because not all of its runs are there.
+    rows_digest: of the text that the rows were read from; see `digest_of`.
+    """
+
+    calibration_id: str
+    model_version: str
+    rows_digest: str
+    rows: tuple[Compared, ...]
+    left_out: Mapping[str, tuple[Compared, ...]]
+
+    @classmethod
+    def of(cls, rows: "Sequence[Row]", calibration: "Calibration", rows_digest: str) -> "Comparison":
+        """Fits again without each source, model and GPU in turn: minutes of work for some hundred rows."""
+        from planner.calibration.held_out import Fitted, is_fitted
+
+        seen = [is_fitted(row, calibration) for row in rows]
+        fitted = Fitted.find(rows, calibration) if any(seen) else None
+
+        def told(found: "Sequence[Row]") -> tuple[Compared, ...]:
+            return tuple(row.compared(seen=known) for row, known in zip(found, seen, strict=True))
+
+        out = {} if fitted is None else {by: fitted.left_out(rows, by) for by in LEFT_OUT_BY}
+        return cls(
+            calibration_id=calibration.id,
+            model_version=MODEL_VERSION,
+            rows_digest=rows_digest,
+            rows=told(rows),
+            left_out={by: told(found) for by, found in out.items()},
+        )
+
+    def as_document(self) -> str:
+        """JSON with one row a line; `from_document` reads it back without loss."""
+        head = {"calibration_id": self.calibration_id, "model_version": self.model_version}
+        lines = [json.dumps(self._line(place), ensure_ascii=False) for place in range(len(self.rows))]
+        stamp = json.dumps({**head, "rows_digest": self.rows_digest})
+        return f'{stamp[:-1]}, "rows": [\n' + ",\n".join(lines) + "\n]}\n"
+
+    def _line(self, place: int) -> dict[str, Any]:
+        row = asdict(self.rows[place])
+        out = {by: _time(found[place]) for by, found in self.left_out.items()}
+        return {**row, "left_out": out}
+
+    @classmethod
+    def from_document(cls, text: str) -> "Comparison":
+        """What `as_document` wrote."""
+        document = json.loads(text)
+        lines = document["rows"]
+        rows = tuple(_row(line) for line in lines)
+        names = lines[0]["left_out"] if lines else ()
+        out = {by: tuple(_with_time(row, line["left_out"][by]) for row, line in zip(rows, lines, strict=True)) for by in names}
+        return cls(**{key: document[key] for key in ("calibration_id", "model_version", "rows_digest")}, rows=rows, left_out=out)
+
+    def stale(self, calibration_id: str, rows_digest: str | None) -> list[str]:
+        """What has changed since it was made, in words; rows_digest None where the rows are not at hand."""
+        now = (
+            ("calibration", self.calibration_id, calibration_id),
+            ("model version", self.model_version, MODEL_VERSION),
+            ("digest of the rows", self.rows_digest, rows_digest or self.rows_digest),
+        )
+        return [f"{name} {before}, now {after}" for name, before, after in now if before != after]
+
+
+def digest_of(text: str) -> str:
+    """Names the rows of a text: the beginning of its SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _time(row: Compared) -> list[float] | None:
+    """[predicted, low, high] seconds."""
+    if row.predicted_seconds is None or row.interval_seconds is None:
+        return None
+    return [row.predicted_seconds, *row.interval_seconds]
+
+
+def _with_time(row: Compared, time: Sequence[float] | None) -> Compared:
+    return row if time is None else replace(row, predicted_seconds=time[0], interval_seconds=(time[1], time[2]))
+
+
+def _row(line: Mapping[str, Any]) -> Compared:
+    values = {key: value for key, value in line.items() if key != "left_out"}
+    interval = values["interval_seconds"]
+    return Compared(**{
+        **values, "used": tuple(values["used"]), "interval_seconds": interval and (interval[0], interval[1]),
+    })  # fmt: skip

@@ -1,0 +1,90 @@
+"""A measured run beside its prediction, by its numbers: what every figure of the accuracy report is made of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+DIGITS = 8  # of what a report keeps, so that a stored one and one made anew are the same
+
+
+class Outcome(Protocol):
+    """What the figures need of a measured run beside its prediction: a `Row`, or a `Compared` read from a stored report.
+
+    Seconds and bytes; None where not measured, not answered, or without an interval.
+    predicted_*_bytes: of the rank that the run reported.  sweep: its runs are one job under several layouts.
+    """
+
+    @property
+    def status(self) -> str: ...  # noqa: D102
+    @property
+    def valid(self) -> bool: ...  # noqa: D102
+    @property
+    def fits(self) -> bool: ...  # noqa: D102
+    @property
+    def measured_seconds(self) -> float | None: ...  # noqa: D102
+    @property
+    def measured_allocated_bytes(self) -> float | None: ...  # noqa: D102
+    @property
+    def measured_reserved_bytes(self) -> float | None: ...  # noqa: D102
+    @property
+    def predicted_seconds(self) -> float | None: ...  # noqa: D102
+    @property
+    def interval_seconds(self) -> tuple[float, float] | None: ...  # noqa: D102
+    @property
+    def predicted_allocated_bytes(self) -> float | None: ...  # noqa: D102
+    @property
+    def predicted_reserved_bytes(self) -> float | None: ...  # noqa: D102
+    @property
+    def baseline_seconds(self) -> float | None: ...  # noqa: D102
+    @property
+    def sweep(self) -> str | None: ...  # noqa: D102
+
+    def label(self, key: str) -> str: ...  # noqa: D102
+    def techniques(self) -> Sequence[str]: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """An `Outcome` by its numbers alone, as a stored report holds them. layout: in words, "-" without one.
+
+    labels: values by the keys of `accuracy.LABELS`.  seen: whether the calibration was fitted to this run.
+    peak_*_bytes: predicted, of the worst rank; `predicted_*_bytes` of the one that the run reported.
+    """
+
+    id: str
+    layout: str
+    labels: Mapping[str, str]
+    used: tuple[str, ...]
+    seen: bool
+    status: str
+    valid: bool
+    fits: bool
+    measured_seconds: float | None
+    measured_allocated_bytes: float | None
+    measured_reserved_bytes: float | None
+    predicted_seconds: float | None
+    interval_seconds: tuple[float, float] | None
+    predicted_allocated_bytes: float | None
+    predicted_reserved_bytes: float | None
+    peak_allocated_bytes: float | None
+    peak_reserved_bytes: float | None
+    baseline_seconds: float | None
+    sweep: str | None
+
+    def label(self, key: str) -> str:
+        """Value of a grouping key, one of LABELS."""
+        return self.labels[key]
+
+    def techniques(self) -> Sequence[str]:
+        """What the layout uses."""
+        return self.used
+
+
+def rounded(value: float) -> float:
+    """To DIGITS significant digits."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def rounded_or_none(value: float | None) -> float | None:
+    """The same of what may be missing."""
+    return None if value is None else rounded(value)
