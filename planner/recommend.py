@@ -15,9 +15,8 @@ from planner.calibration.intervals import TimeSpread, time_spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.calibration import Calibration
 from planner.cost.estimate import estimate_layouts
-from planner.cost.price import Pricer
 from planner.cost.run import run_estimate
-from planner.explain import BETTER, changed_fields, difference, next_bottleneck, regret, winner_reasons
+from planner.explain import BETTER, difference, next_bottleneck, regret, winner_reasons
 from planner.export import export
 from planner.export.base import Export
 from planner.ports import Ports
@@ -33,9 +32,10 @@ from planner.specs.estimate import Estimate
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.plan import ParetoPoint, Plan, RankedLayout, Searched, SizeOption, VersusCurrent
+from planner.specs.plan import ParetoPoint, Plan, RankedLayout, Searched, SizeOption
 from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
+from planner.versus import versus_current
 
 if TYPE_CHECKING:  # they bring Optuna, which a plan on paper can start without
     from planner.search.probed import Probing
@@ -215,7 +215,7 @@ def _plan(job: Job, ports: Ports, sizes: list[Sized], ranked: list[Choice], seco
         rejected=dict(total.most_common()),
         nearest_miss=None,
         searched=_searched(sizes, winner.sized, seconds),
-        versus_current=_versus_current(job, winner.sized, winner.layout, estimates[0]),
+        versus_current=versus_current(job, winner.layout, estimates[0], winner.sized.pricer),
         headline=_headline(entries),
         warnings=_warnings(job, winner, estimates[0], entries[0], sizes),
         seed=job.search.seed,
@@ -329,18 +329,3 @@ def _pareto(job: Job, ranked: list[Choice]) -> list[ParetoPoint]:
             )
         )
     return points
-
-
-def _versus_current(job: Job, sized: Sized, winner: Layout, estimate: Estimate) -> VersusCurrent | None:
-    if job.layout is None:
-        return None
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    current = estimate_layouts(pricer, [job.layout])[0]
-    speedup = current.step_seconds / estimate.step_seconds if current.step_seconds and estimate.step_seconds else None
-    return VersusCurrent(
-        layout=job.layout,
-        estimate=current,
-        speedup=speedup,
-        changed=changed_fields(job.layout, winner),
-        reasons=difference(current, estimate, job.layout, winner),
-    )

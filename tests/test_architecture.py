@@ -20,6 +20,7 @@ THIRD_PARTY = {
     "planner/specs": {"numpy", "packaging", "pydantic"},
     "planner/catalog": {"yaml", "numpy"},
     "planner/search": {"numpy", "optuna"},
+    "planner/intake": {"tomlkit"},
 }
 # Of the standard library: clock, environment, processes, network, randomness without a seed.
 IMPURE = {
@@ -33,7 +34,7 @@ READERS = tuple(f"planner/{name}.py" for name in ("catalog/clusters", "catalog/m
 INNER = (
     "units", "errors", "version", "specs", "columns", "schedules", "work", "rules", "cost", "calibration", "export", "search", "explain",
 )  # fmt: skip
-OUTER = {"catalog", "ports", "queues", "advice", "timeline", "collective", "recommend"}
+OUTER = {"catalog", "ports", "queues", "advice", "intake", "versus", "timeline", "collective", "recommend"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,14 +65,17 @@ def _notes_02(draft: Draft, converter: str, tensorwise: bool) -> None:
 
 
 def read_precision_02(settings: Mapping[str, object]) -> dict[str, object]:
-    """Precision and float8_all_gather; inverse of `precision_02`."""
-    converters = settings["model.converters"]
-    assert isinstance(converters, list)
-    if not converters:
-        return {"precision": "bf16", "float8_all_gather": False}
-    if MX in converters:
+    """Precision and float8_all_gather; inverse of `precision_02`. Converters that are not precisions are nobody's business here.
+
+    settings: what a file says over `titan_defaults.DEFAULTS`.
+    """
+    listed = settings["model.converters"]
+    converters = listed if isinstance(listed, list) else []
+    if MX in converters or "mx" in converters:
         return {"precision": "mxfp8", "float8_all_gather": False}
-    if settings.get(f"{FLOAT8}.recipe_name") == "rowwise":
+    if FLOAT8 not in converters and "float8" not in converters:
+        return {"precision": "bf16", "float8_all_gather": False}
+    if str(settings.get(f"{FLOAT8}.recipe_name")).startswith("rowwise"):
         return {"precision": "float8-rowwise", "float8_all_gather": False}
     return {"precision": "float8-tensorwise", "float8_all_gather": settings[f"{FLOAT8}.enable_fsdp_float8_all_gather"]}
 
@@ -125,9 +128,3 @@ def ac_subcommand(kind: str, number: float) -> tuple[str, ...]:
         "memory-budget": ("activation-checkpoint:memory-budget", "--activation-checkpoint.memory-budget", f"{number:g}"),
     }  # fmt: skip
     return tuple(words.get(kind, words["none"]))
-
-
-def read_ac(subcommand: Sequence[str]) -> str:
-    """`ac` from a subcommand; inverse of `ac_subcommand`."""
-    name = subcommand[0].partition(":")[2]
-    return {"selective": "selective-op", "memory-budget": f"memory-budget-{subcommand[-1]}"}.get(name, name)

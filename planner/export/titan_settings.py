@@ -13,7 +13,10 @@ from planner.specs.titan_models import even_split, module_names, uniform_layers_
 from planner.specs.trainers import SINGLE_STAGE_SCHEDULES, TORCH_SCHEDULES
 from planner.units import counted
 
-P, T = "parallelism.", "training."
+P, T, AC = "parallelism.", "training.", "activation_checkpoint."
+RESHARD, SCHEDULE, ROTATE = P + "fsdp_reshard_after_forward", P + "pipeline_parallel_schedule", P + "context_parallel_rotate_method"
+MODULES, LAYERS = P + "module_fqns_per_model_part", P + "pipeline_parallel_layers_per_stage"
+COMPONENTS, IN_BACKWARD = "compile.components", "optimizer.early_step_in_backward"
 HEAD = {"0.2": "output", "0.3": "lm_head"}
 # fields of the layout and the key that says them in both lines, where value and value are the same
 SAME_KEYS: Mapping[str, str] = {
@@ -58,7 +61,8 @@ def _reshard(draft: Draft) -> str:
     return "default" if layout.pp == 1 and sharded else "always"
 
 
-def _read_reshard(policy: object, pp: int, sharded: bool) -> int:
+def read_reshard(policy: object, pp: int, sharded: bool) -> int:
+    """The zero_stage that a policy means. sharded: parameters are sharded at all (dp_shard x cp > 1)."""
     if policy == "default":
         return (3 if pp == 1 else 2) if sharded else 0
     return 3 if policy == "always" else 2
@@ -162,38 +166,57 @@ def _only_03(draft: Draft) -> Settings:
 
 
 def read_settings(settings: Mapping[str, object], line: str, num_layers: int) -> dict[str, object]:
-    """Fields of the layout that these settings say; inverse of `layout_settings`. AC and precision are read elsewhere in 0.3."""
+    """Fields of the layout that these settings say; inverse of `layout_settings`. Precision is read elsewhere.
+
+    settings: what a file says over `titan_defaults.DEFAULTS`, with dp_shard as a number.  AC is left out where they lack it.
+    """
     values: dict[str, object] = {name: settings[key] for name, key in SAME_KEYS.items()}
     tp, pp, cp, dp_shard = (_int(settings[SAME_KEYS[name]]) for name in ("tp", "pp", "cp", "dp_shard"))
+    components = settings[COMPONENTS]
+    values["compile"] = bool(values["compile"]) and isinstance(components, list) and "model" in components
     values["async_tp"] = settings[ASYNC_TP[line]]
-    values["zero_stage"] = _read_reshard(settings[P + "fsdp_reshard_after_forward"], pp, dp_shard * cp > 1)
-    schedule = settings.get(P + "pipeline_parallel_schedule", "1F1B")
+    values["zero_stage"] = read_reshard(settings[RESHARD], pp, dp_shard * cp > 1)
+    schedule = schedule_name(str(settings[SCHEDULE]))
     values["pp_schedule"] = schedule
     values["micro_batch_size"] = settings[(P + "pipeline_parallel_microbatch_size") if pp > 1 else (T + "local_batch_size")]
-    values.update(_read_stages(settings, pp, str(schedule), num_layers))
+    values.update(read_stages(settings, pp, schedule, num_layers))
+    values.update(_read_ac(settings, line))
     if line == "0.3":
         rest = {"etp": 1, "cp_method": "allgather", "optimizer_in_backward": False}
         return {**values, **rest, "sequence_parallel": settings[P + "enable_sequence_parallel"]}
-    mode, option = settings["activation_checkpoint.mode"], settings.get("activation_checkpoint.selective_ac_option")
-    budget = settings.get("activation_checkpoint.memory_budget")
-    words = {"memory_budget": f"memory-budget-{budget}", "selective": "selective-op" if option == "op" else f"selective-layer-{option}"}
     return {
         **values, "etp": settings[P + "expert_tensor_parallel_degree"], "sequence_parallel": tp > 1,
-        "cp_method": settings.get(P + "context_parallel_rotate_method", "allgather"),
-        "optimizer_in_backward": settings["optimizer.early_step_in_backward"], "ac": words.get(str(mode), mode),
+        "cp_method": settings[ROTATE], "optimizer_in_backward": settings[IN_BACKWARD],
     }  # fmt: skip
 
 
-def _read_stages(settings: Mapping[str, object], pp: int, schedule: str, num_layers: int) -> dict[str, object]:
+def schedule_name(text: str) -> str:
+    """TorchTitan takes a schedule's name in any case, as torch does."""
+    return next((name for name in TORCH_SCHEDULES if name.lower() == text.lower()), text)
+
+
+def _read_ac(settings: Mapping[str, object], line: str) -> dict[str, object]:
+    mode = settings[AC + "mode"]
+    if mode == "memory_budget":
+        return {"ac": f"memory-budget-{settings[AC + 'memory_budget']}"}
+    if mode != "selective":
+        return {"ac": mode}
+    option = "op" if line == "0.3" else settings[AC + "selective_ac_option"]
+    return {"ac": "selective-op" if option == "op" else f"selective-layer-{option}"}
+
+
+def read_stages(settings: Mapping[str, object], pp: int, schedule: str, num_layers: int) -> dict[str, object]:
+    """virtual_stages and layers_per_stage as TorchTitan makes them of its settings."""
     if pp == 1:
         return {"virtual_stages": 1, "layers_per_stage": None}
-    parts, uniform = settings.get(P + "module_fqns_per_model_part"), settings.get(P + "pipeline_parallel_layers_per_stage")
+    parts, uniform = settings.get(MODULES), settings.get(LAYERS)
     if isinstance(parts, list):
         split = tuple(sum(name.startswith("layers.") for name in part) for part in parts)
-        return {"virtual_stages": len(parts) // pp, "layers_per_stage": split}
-    if uniform is not None:
-        return {"virtual_stages": -(-(num_layers + 2) // _int(uniform)) // pp, "layers_per_stage": None}
-    return {"virtual_stages": _default_stages(schedule), "layers_per_stage": None}
+        return {"virtual_stages": max(1, len(parts) // pp), "layers_per_stage": split}
+    first, last = (_int(settings[P + f"pipeline_parallel_{end}_stage_less_layers"]) for end in ("first", "last"))
+    stages = pp * _default_stages(schedule) if uniform is None else -(-(num_layers + first + last) // _int(uniform))
+    own = None if (first, last) == (1, 1) else even_split(num_layers, stages, first, last)
+    return {"virtual_stages": max(1, stages // pp), "layers_per_stage": own}
 
 
 def _int(value: object) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from planner.errors import UnknownNameError
 from planner.export.base import Draft, Export, Settings, Value, flatten, overlay_gaps, safe_name, write_toml
-from planner.export.commands import Launch, read_flags
+from planner.export.commands import Launch
 from planner.export.titan_modules import (
     CONFIG_MODULE,
     JOB_MODULE,
@@ -21,11 +21,12 @@ from planner.export.titan_modules import (
     plain_attention_02,
     register_02,
 )  # fmt: skip
-from planner.export.titan_precision import ac_subcommand, precision_02, precision_03, read_ac, read_precision_02, read_precision_03
-from planner.export.titan_settings import layout_settings, read_settings, training_settings
+from planner.export.titan_precision import ac_subcommand, precision_02, precision_03, read_precision_02, read_precision_03
+from planner.export.titan_settings import AC, layout_settings, read_settings, training_settings
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
+from planner.specs.titan_defaults import DEFAULTS
 from planner.specs.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
 from planner.specs.training import TrainingSpec
 from planner.units import counted
@@ -33,6 +34,8 @@ from planner.units import counted
 VERSIONS = {"0.2": "0.2.2", "0.2.0": "0.2.0", "0.2.1": "0.2.1", "0.2.2": "0.2.2", "0.3": "0.3.0", "0.3.0": "0.3.0"}
 DEFAULT_VERSION = "0.2.2"
 CONFIG_FILE = "train.toml"
+AC_COMMAND = "activation-checkpoint:"
+LIST_FLAGS = frozenset({"compile.components", "model.converters", "quantize.linear.float8.filter_fqns"})
 YOURS = "Data set, tokenizer folder, learning rate and number of steps are not part of a layout: set your own."
 
 
@@ -177,24 +180,68 @@ def _finish(draft: Draft, *, arguments: tuple[str, ...], subcommand: tuple[str, 
 
 def parse_back(exported: Export) -> Layout:
     """The layout that an export says, read from its TOML or its flags; inverse of `export`."""
+    line = _line(exported.version)
+    settings = {**DEFAULTS[line], **read_export(exported)}
+    module = exported.files.get(f"{JOB_MODULE}.py")
+    precision = read_precision_02(settings) if line == "0.2" else read_precision_03(module)
+    return overlay_gaps({**read_settings(settings, line, exported.num_layers), **precision}, exported.gaps)
+
+
+def read_export(exported: Export) -> dict[str, object]:
+    """The dotted settings that an export writes, of its TOML or of its flags."""
     if _line(exported.version) == "0.2":
-        settings = flatten(tomllib.loads(exported.files[CONFIG_FILE]))
-        values = {**read_settings(settings, "0.2", exported.num_layers), **read_precision_02(settings)}
-        return overlay_gaps(values, exported.gaps)
-    cut = next(place for place, item in enumerate(exported.arguments) if item.startswith("activation-checkpoint:"))
-    settings = _read_flags(exported.arguments[:cut])
-    values = {**read_settings(settings, "0.3", exported.num_layers), **read_precision_03(exported.files.get(f"{JOB_MODULE}.py"))}
-    return overlay_gaps({**values, "ac": read_ac(exported.arguments[cut:])}, exported.gaps)
+        return flatten(tomllib.loads(exported.files[CONFIG_FILE]))
+    return read_titan_flags(exported.arguments)
 
 
-def _read_flags(arguments: Sequence[str]) -> dict[str, object]:
+def read_titan_flags(arguments: Sequence[str]) -> dict[str, object]:
+    """Dotted settings of TorchTitan's flags, with --module and --config as `module` and `config`, and 0.3's
+    subcommand of activation checkpointing as the settings that 0.2 has for it. A value keeps the kind it is written in.
+    """
     settings: dict[str, object] = {}
-    for flag, words in read_flags(arguments).items():
-        table, _, name = flag.removeprefix("--").rpartition(".")
-        if not words:
-            settings[f"{table}.{name.removeprefix('no_')}"] = not name.startswith("no_")
+    for flag, words in titan_flags(arguments).items():
+        table, _, name = flag.rpartition(".")
+        if name == "memory_budget":
+            settings[flag] = words[0] if words else "0.5"
+        elif not words:
+            settings[f"{table}.{name.removeprefix('no_')}" if table else name] = not name.startswith("no_")
         elif name == "module_fqns_per_model_part":
-            settings[f"{table}.{name}"] = [word.split(",") for word in words]
+            settings[flag] = [word.split(",") for word in words]
+        elif flag in LIST_FLAGS:
+            settings[flag] = words[0].split(",") if words[0] else []
         else:
-            settings[f"{table}.{name}"] = int(words[0]) if words[0].isdigit() else words[0]
+            settings[flag] = plain_value(words[0])
     return settings
+
+
+def titan_flags(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """Flag (as a dotted setting) -> its words. --a.b=c and --a.b c are the same, and so are - and _ in a name, as tyro has it."""
+    flags: dict[str, list[str]] = {}
+    name = None
+    for word in arguments:
+        if word.startswith(AC_COMMAND):
+            flags[AC + "mode"] = [word.removeprefix(AC_COMMAND).replace("-", "_")]
+            name = None
+        elif word.startswith("--"):
+            key, equals, value = word.removeprefix("--").partition("=")
+            name = key.replace("-", "_")
+            flags[name] = [value] if equals else []
+        elif name is not None:
+            flags[name].append(word)
+    return flags
+
+
+def plain_value(word: str) -> object:
+    """A word of a command line as the value it means."""
+    if word in ("True", "true", "False", "false"):
+        return word in ("True", "true")
+    if word in ("None", "null"):
+        return None
+    try:
+        return int(word)
+    except ValueError:
+        pass
+    try:
+        return float(word)
+    except ValueError:
+        return word

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.errors import Fault, SpecError
 from planner.specs.cluster import ClusterSpec, cluster_request
+from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.model_document import inline_keys
@@ -15,7 +16,7 @@ from planner.specs.training import TrainingSpec
 from planner.specs.validation import build, closest
 
 LABELS = ("group", "sweep", "complete", "source", "trust", "notes", "measured")
-KEYS = ("id", "model", "cluster", "training", "layout", "search", "probe")
+KEYS = ("id", "model", "cluster", "training", "layout", "current", "search", "probe")
 
 
 class SearchSpec(BaseModel):
@@ -44,7 +45,8 @@ class ProbeSpec(BaseModel):
 
 
 class Job(BaseModel):
-    """A parsed job. `layout` is the one to price (`estimate`) or the one run today (`plan`), already fully set.
+    """A parsed job. `layout` is the one to price (`estimate`) or the one run today (`plan`), already fully set; `current` the file
+    that it was read from (`planner.intake.current.complete` reads it, before a job is parsed).
 
     request: the mapping as it came in, echoed in the plan, but that files which it named are read into it: a stored plan must be
     answerable when they have changed or gone.  labels: what travels along and is ignored by the model.
@@ -57,6 +59,7 @@ class Job(BaseModel):
     cluster: ClusterSpec
     training: TrainingSpec
     layout: Layout | None
+    current: CurrentSpec | None = None
     search: SearchSpec
     probe: ProbeSpec | None
     labels: dict[str, Any]
@@ -82,6 +85,9 @@ class Job(BaseModel):
         training = parts.parse("training", TrainingSpec.from_user)
         search = parts.parse("search", lambda value: build(SearchSpec, value, "search")) or SearchSpec()
         probe = parts.parse("probe", lambda value: build(ProbeSpec, value, "probe"))
+        current = parts.parse("current", lambda value: build(CurrentSpec, value, "current"))
+        if current is not None and values.get("layout") is None:
+            faults.append(Fault("current", current.name, "was not read into a layout", "send it with `recommend --current`, or POST /plan"))
         layout = None
         if cluster is not None and training is not None:
             layout = parts.parse(
@@ -100,7 +106,7 @@ class Job(BaseModel):
             "training": {**values["training"], "seq_len": training.seq_len},  # "8k" is a number now
         }
         return cls(
-            id=job_id, model=model, cluster=cluster, training=training, layout=layout, search=search, probe=probe,
+            id=job_id, model=model, cluster=cluster, training=training, layout=layout, current=current, search=search, probe=probe,
             labels=labels, request=request,
         )  # fmt: skip
 

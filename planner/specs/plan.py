@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from planner.specs.estimate import Estimate
+from planner.specs.estimate import Estimate, Violation
 from planner.specs.layout import FieldValue, Layout
 from planner.specs.run import RunEstimate
 
@@ -146,7 +146,16 @@ class Searched(BaseModel):
 
 
 class VersusCurrent(BaseModel):
-    """The winner against the layout run today."""
+    """The winner against the layout run today.
+
+    times_as_fast: its step time over the winner's, for the same batch; None where it cannot run. `speedup` is its older name.
+    keep: what is gained cannot be told from what the model does not know.  gain_sd: standard deviation of the logarithm of
+    times_as_fast.  changed: fields that change what is run, (today, winner).  missing_bytes: by how much it would run out of
+    memory; None where it fits.  violations: what its trainer refuses.
+    source: where it was read from, `format` and `name`; None for a layout that came by itself.  measured: of its own log.
+    diff: of its files, as patch -p1 takes it.  files: their new texts, and modules that they then name.  settings: the same
+    change by the trainer's names.  notes: what was read and is not priced, or what the files cannot say.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -155,6 +164,17 @@ class VersusCurrent(BaseModel):
     speedup: float | None
     changed: dict[str, tuple[FieldValue, FieldValue]]
     reasons: list[str]
+    times_as_fast: float | None = None
+    gain_sd: float | None = None
+    keep: bool = False
+    missing_bytes: float | None = None
+    violations: list[Violation] = []
+    source: dict[str, str] | None = None
+    measured: dict[str, Any] | None = None
+    diff: str = ""
+    files: dict[str, str] = {}
+    settings: dict[str, tuple[Any, Any]] = {}
+    notes: list[str] = []
 
 
 class Plan(BaseModel):

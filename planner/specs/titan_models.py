@@ -162,20 +162,20 @@ def module_names(split: tuple[int, ...], head: str) -> list[list[str]]:
     return stages
 
 
-def even_split(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
+def even_split(num_layers: int, num_stages: int, first: int = 1, last: int = 1) -> tuple[int, ...] | None:
     """Layers a stage as TorchTitan splits them; None where it refuses (a stage without anything in it).
 
-    The embedding and the head count as one layer each; the first stages take what is left over.
-    Source: torchtitan 0.2.2 distributed/pipeline_parallel.py generate_llm_fqn_per_model_part with weights of 1.
+    The embedding counts as `first` layers and the head as `last`; the first stages take what is left over.
+    Source: torchtitan 0.2.2 distributed/pipeline_parallel.py generate_llm_fqn_per_model_part.
     """
-    each, extra = divmod(num_layers + 2, num_stages)
-    if each == 0:
+    each, extra = divmod(num_layers + first + last, num_stages)
+    if each < max(1, first, last):
         return None
     if num_stages == 1:
         return (num_layers,)
     split = [each + (stage < extra) for stage in range(num_stages)]
-    split[0] -= 1
-    split[-1] -= 1
+    split[0] -= first
+    split[-1] -= last
     return tuple(split)
 
 

@@ -1,0 +1,43 @@
+"""A layout without what has no effect in it, so that two that train alike compare equal."""
+
+from planner.specs.layout import FieldValue, Layout
+from planner.specs.titan_models import even_split
+from planner.specs.trainers import TRAINERS
+
+
+def canonical(layout: Layout, num_layers: int, trainer: str) -> Layout:
+    """The layout with every field that does nothing in it at its plainest value, and its trainer's own split as None."""
+    rules = TRAINERS[trainer]
+    plain: dict[str, object] = {}
+    stages = layout.pp * layout.virtual_stages
+    if layout.pp == 1:
+        plain |= {"pp_schedule": "1F1B", "virtual_stages": 1, "layers_per_stage": None}
+    elif layout.layers_per_stage == _own_split(num_layers, stages, fsdp_style=rules.fsdp_style):
+        plain |= {"layers_per_stage": None}
+    if layout.cp == 1:
+        plain |= {"cp_method": "allgather"}
+    if layout.tp == 1:
+        plain |= {"sequence_parallel": False, "async_tp": False}
+    if layout.ep == 1:
+        plain |= {"etp": 1}
+    if rules.fsdp_style and layout.dp_shard * layout.cp == 1:
+        plain |= {"zero_stage": 0}
+    if layout.precision != "float8-tensorwise" and rules.fsdp_style:
+        plain |= {"float8_all_gather": False}
+    if rules.fsdp_style and not layout.compile:
+        plain |= {"async_tp": False}
+    if not rules.fsdp_style and layout.zero_stage == 0:  # one data-parallel group, however it is written
+        plain |= {"dp_replicate": 1, "dp_shard": layout.dp_degree}
+    return layout.model_copy(update=plain)
+
+
+def _own_split(num_layers: int, stages: int, *, fsdp_style: bool) -> tuple[int, ...] | None:
+    if fsdp_style:
+        return even_split(num_layers, stages)
+    return None if num_layers % stages else (num_layers // stages,) * stages
+
+
+def really_changed(first: Layout, second: Layout, num_layers: int, trainer: str) -> dict[str, tuple[FieldValue, FieldValue]]:
+    """Fields that change what is run, with both values."""
+    a, b = (canonical(layout, num_layers, trainer).model_dump() for layout in (first, second))
+    return {name: (a[name], b[name]) for name in a if a[name] != b[name]}

@@ -1,0 +1,166 @@
+"""The one entry: a job whose `current` says what is run today, completed by what that says."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.errors import Fault, PlannerError, SpecError
+from planner.intake.said import LABELS, ModelSaid, Run, Said
+from planner.intake.torchtitan import TitanSaid, read_toml
+from planner.specs.cluster import ClusterSpec
+from planner.specs.current import CurrentFormat, CurrentSpec
+from planner.specs.model import ModelSpec
+from planner.specs.validation import build
+
+_TITAN_FLAG = re.compile(r"--(?:training|parallelism|activation_checkpoint|job|compile|model)\.\w|run_train\.sh|torchtitan")
+_MEGATRON_FLAG = re.compile(r"--(?:tensor-model-parallel-size|pipeline-model-parallel-size|micro-batch-size|num-attention-heads)\b")
+_LOG = re.compile(r"\[titan\] \d{4}-|\bstep:\s*\d+\s+loss:")
+TABLES = frozenset({"job", "model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer", "metrics"})
+EXAMPLES = {
+    "model": "add --model, for example --model llama3-8b",
+    "cluster.gpu": "add --gpu, for example --gpu h100-sxm-80gb",
+    "cluster.num_gpus": "add --num-gpus, for example --num-gpus 8",
+    "training.seq_len": "add --seq-len, for example --seq-len 8192",
+    "training.global_batch_size": "add --global-batch-size, for example --global-batch-size 512",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Current:
+    """What was read: the job's parts, and what stands beside them. said: None where a job was read already (a log)."""
+
+    spec: CurrentSpec
+    format: CurrentFormat
+    said: Said | None
+    run: Run | None
+
+
+def format_of(text: str, name: str) -> CurrentFormat | None:
+    """What a text is, by its name and its words; None for what is no trainer's (a job or a layout in YAML, say)."""
+    suffix = name.lower().rpartition(".")[2]
+    if suffix == "toml" or _is_toml(text):
+        return "torchtitan-toml"
+    if suffix in ("json", "yaml", "yml"):
+        return None
+    if _LOG.search(text):
+        return "torchtitan-log"
+    if _MEGATRON_FLAG.search(text):
+        return "megatron-arguments"
+    return "torchtitan-command" if _TITAN_FLAG.search(text) else None
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        return bool(TABLES & set(tomllib.loads(text)))
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return False
+
+
+def read(spec: CurrentSpec) -> Said:
+    """What a config or a script says. Raises SpecError for a text that is neither."""
+    kind = spec.format or format_of(spec.text, spec.name)
+    if kind == "torchtitan-toml":
+        modules = {name.removesuffix(".py"): text for name, text in spec.files.items() if name.endswith(".py")}
+        given, spelling = read_toml(spec.text, spec.name)
+        return TitanSaid(line="0.2", given=given, spelling=spelling, modules=modules)
+    remedy = "give a TorchTitan TOML or command, a Megatron argument script, a TorchTitan log, or a layout in JSON"
+    raise SpecError(Fault("current", spec.name, "is no trainer's configuration that can be read", remedy))
+
+
+def complete(values: Mapping[str, object]) -> dict[str, object]:
+    """The job with model, cluster, training and layout filled in from its `current`; what the job says itself holds.
+
+    A job without `current`, or with a layout beside it, stays as it is. Raises SpecError naming everything that neither says.
+    """
+    raw = values.get("current")
+    if raw is None or values.get("layout") is not None:
+        return dict(values)
+    spec = build(CurrentSpec, raw, "current")
+    if spec.job:
+        return _merged(spec.job, values)
+    said = read(spec)
+    job = dict(values)
+    job["cluster"] = _cluster(said, values.get("cluster"))
+    named = said.model
+    if values.get("model") is None:
+        job["model"] = named.value
+    missing = _missing(spec.name, job, named)
+    if missing:
+        raise SpecError(missing)
+    model = ModelSpec.from_user(job["model"])
+    run = said.run(model, _num_gpus(said, job["cluster"]))
+    asked = values.get("training")
+    given = asked.get("trainer") if isinstance(asked, Mapping) else None
+    if given not in (None, said.trainer):
+        remedy = "leave the trainer out, or compare with a layout in JSON"
+        raise SpecError(Fault("training.trainer", given, f"is not what {spec.name} is written for: {said.trainer}", remedy))
+    job["training"] = {**run.training, **(asked if isinstance(asked, Mapping) else {})}
+    job["layout"] = dict(run.layout)
+    return job
+
+
+def _merged(read_job: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
+    job = dict(values)
+    for part, ours in read_job.items():
+        theirs = values.get(part)
+        if isinstance(ours, Mapping) and (theirs is None or isinstance(theirs, Mapping)):
+            job[part] = {**ours, **(theirs or {})}
+        elif theirs is None:
+            job[part] = ours
+    return job
+
+
+def _cluster(said: Said, given: object) -> object:
+    """The job's cluster, completed by the launcher's words; a cluster by name, or with another number of GPUs, keeps its own."""
+    if isinstance(given, str):
+        return given
+    known = dict(given) if isinstance(given, Mapping) else {}
+    machine = said.machine.keys()
+    if known.get("num_gpus") not in (None, machine.get("num_gpus")):
+        machine.pop("gpus_per_node", None)
+    return {**machine, **known}
+
+
+def _num_gpus(said: Said, cluster: object) -> int:
+    """GPUs of the run: the launcher's, else those of the job (of several sizes, the largest)."""
+    given = cluster.get("num_gpus") if isinstance(cluster, Mapping) else None
+    launched = said.machine.num_gpus
+    if launched is not None and (given is None or given == launched):
+        return launched
+    return ClusterSpec.from_user(cluster, allow_files=False).num_gpus
+
+
+def _missing(name: str, job: Mapping[str, object], model: ModelSaid) -> list[Fault]:
+    """Everything that neither the text nor the job says, each with the flag that says it."""
+    cluster = job.get("cluster")
+    known = cluster if isinstance(cluster, Mapping) else {"gpu": cluster, "num_gpus": cluster}
+    missing = []
+    if job.get("model") is None:
+        why = f": {model.lacking}" if model.lacking else ""
+        missing.append(Fault("model", None, f"is not in {name}{why}", EXAMPLES["model"]))
+    for key in ("gpu", "num_gpus"):
+        if known.get(key) is None:
+            missing.append(Fault(f"cluster.{key}", None, f"is not in {name}", EXAMPLES[f"cluster.{key}"]))
+    return missing
+
+
+def read_again(values: Mapping[str, object], model: ModelSpec, num_gpus: int) -> Current | None:
+    """What a stored job's `current` says, for comparing; None for a job without one, or whose layout came by itself."""
+    raw = values.get("current")
+    if raw is None:
+        return None
+    spec = build(CurrentSpec, raw, "current")
+    kind = spec.format or format_of(spec.text, spec.name) or "layout"
+    if spec.job or kind in ("layout", "torchtitan-log"):
+        return Current(spec=spec, format=kind, said=None, run=None)
+    try:
+        said = read(spec)
+        return Current(spec=spec, format=kind, said=said, run=said.run(model, num_gpus))
+    except PlannerError:
+        return Current(spec=spec, format=kind, said=None, run=None)
+
+
+def label(current: Current) -> str:
+    """Its kind in words."""
+    return LABELS[current.format]

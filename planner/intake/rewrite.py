@@ -1,0 +1,61 @@
+"""A user's own file turned into another layout: only what must change is changed, and the difference is shown as a patch."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from planner.export.base import Export, Value
+from planner.intake.current import Current
+from planner.intake.edit_toml import edit_toml
+from planner.intake.titan_changes import titan_changes
+from planner.intake.torchtitan import TitanSaid, former_name
+from planner.specs.layout import Layout
+
+NO_NEWLINE = "\\ No newline at end of file\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """files: name -> new text, of the user's files that change and of modules of ours that they then name.
+
+    diff: unified, as patch -p1 takes it; of the user's files alone.  settings: what changes, by the trainer's names, as
+    (before, after); None where it is not set.  notes: what the files cannot say.
+    """
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    diff: str = ""
+    settings: Mapping[str, tuple[object, object]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def rewrite(current: Current, winner: Layout, exported: Export) -> Rewritten:
+    """The files of what is run today, for the layout that was exported for the same release of the same trainer."""
+    said, spec = current.said, current.spec
+    if isinstance(said, TitanSaid) and current.format == "torchtitan-toml":
+        changes, notes = titan_changes(said, winner, exported)
+        text = edit_toml(spec.text, {former_name(key, said.spelling): value for key, value in changes.items()})
+        files = {spec.name: text}
+        return Rewritten(
+            files={**files, **_modules(exported, changes)}, diff=_diffs({spec.name: spec.text}, files),
+            settings={key: (said.given.get(key), value) for key, value in changes.items()}, notes=tuple(notes),
+        )  # fmt: skip
+    return Rewritten()
+
+
+def _modules(exported: Export, changes: Mapping[str, Value | None]) -> dict[str, str]:
+    """Python modules of the export that the changed settings name."""
+    words = {str(value) for value in changes.values()}
+    return {name: text for name, text in exported.files.items() if name.endswith(".py") and name.removesuffix(".py") in words}
+
+
+def _diffs(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    return "".join(unified(name, text, after[name]) for name, text in before.items() if name in after)
+
+
+def unified(name: str, before: str, after: str) -> str:
+    """The difference as patch takes it; empty for equal texts."""
+    lines = []
+    old, new = (text.splitlines(keepends=True) for text in (before, after))
+    for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"):
+        lines.append(line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}")
+    return "".join(lines)

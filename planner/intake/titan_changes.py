@@ -1,0 +1,167 @@
+"""Which of TorchTitan's settings must change so that a run becomes another layout; what means the same already stays as it is."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from planner.export.base import Export, Value
+from planner.export.titan_modules import JOB_MODULE, MODEL_MODULE
+from planner.export.titan_precision import EXPERTS, FLOAT8, MX
+from planner.export.titan_settings import (
+    AC,
+    COMPONENTS,
+    IN_BACKWARD,
+    LAYERS,
+    MODULES,
+    RESHARD,
+    ROTATE,
+    SAME_KEYS,
+    SCHEDULE,
+    P,
+    T,
+    read_reshard,
+    read_stages,
+    schedule_name,
+)
+from planner.export.torchtitan import read_export
+from planner.intake.torchtitan import SHARD, TitanSaid
+from planner.specs.layout import Layout
+
+CUSTOM_CONFIG, CUSTOM_IMPORT = "job.custom_config_module", "experimental.custom_import"
+_FORMER = {"float8": FLOAT8, "mx": MX}  # names of converters before 0.2
+PRECISION_CONVERTERS = frozenset({FLOAT8, MX, *EXPERTS.values(), *_FORMER})
+_OTHERS = frozenset({
+    *SAME_KEYS.values(), T + "local_batch_size", T + "global_batch_size", COMPONENTS, "compile.enable_async_tensor_parallel",
+    AC + "mode", AC + "selective_ac_option", AC + "memory_budget", IN_BACKWARD,
+})  # fmt: skip
+STAGES = (MODULES, LAYERS, P + "pipeline_parallel_first_stage_less_layers", P + "pipeline_parallel_last_stage_less_layers")
+
+
+def titan_changes(said: TitanSaid, winner: Layout, exported: Export) -> tuple[dict[str, Value | None], list[str]]:
+    """(setting -> its new value, None to leave it out; what cannot be said in the user's own file).
+
+    exported: the winner's export for the release that the user runs.
+    """
+    wanted = {key: _value(value) for key, value in read_export(exported).items()}
+    changes, notes = _modules(said, winner, wanted)
+    now = replace(said, given={**said.given, **changes}).settings
+    for key, value in wanted.items():
+        if _is_layout(key) and not _inert(key, winner) and not _means(key, now, value, winner, wanted):
+            changes[key] = value
+    if winner.pp > 1:
+        _stages(said, changes, wanted, exported.num_layers)
+    if said.line == "0.2":
+        _converters(said, changes, wanted, winner)
+    elif winner.ac.startswith("memory-budget") and AC + "memory_budget" in changes:
+        changes[AC + "mode"] = "memory_budget"  # one word of the command line says both
+    return changes, notes
+
+
+def _value(value: object) -> Value:
+    assert isinstance(value, bool | int | float | str | list), "an export writes nothing else"
+    return value
+
+
+def _is_layout(key: str) -> bool:
+    return (key.startswith(P) and key not in STAGES) or key in _OTHERS
+
+
+def _inert(key: str, winner: Layout) -> bool:
+    """Whether the setting does nothing in this layout."""
+    if key.startswith(P + "pipeline_parallel_") and key != SAME_KEYS["pp"]:
+        return winner.pp == 1
+    if key in (P + "enable_sequence_parallel", P + "disable_loss_parallel"):
+        return winner.tp == 1
+    if key.endswith("enable_async_tensor_parallel"):
+        return winner.tp == 1 or not winner.compile
+    if key == COMPONENTS:
+        return not winner.compile
+    return (key == ROTATE and winner.cp == 1) or (key == P + "expert_tensor_parallel_degree" and winner.ep == 1)
+
+
+def _means(key: str, now: Mapping[str, object], value: Value, winner: Layout, wanted: Mapping[str, object]) -> bool:
+    """Whether the setting as it stands means the wanted value already."""
+    held = now.get(key)
+    if key == SHARD and held == -1:
+        return True  # what is left over is what the product of the degrees leaves
+    if key == RESHARD:
+        return read_reshard(held, winner.pp, winner.dp_shard * winner.cp > 1) == winner.zero_stage
+    if key == T + "global_batch_size" and isinstance(held, int) and held < 0:
+        return value == _number(wanted[T + "local_batch_size"]) * winner.dp_degree
+    if key == SCHEDULE:
+        return schedule_name(str(held)) == value
+    if key == COMPONENTS:
+        return isinstance(held, list) and "model" in held
+    if isinstance(value, int | float) and isinstance(held, int | float | str):
+        try:
+            return math.isclose(float(held), float(value))
+        except ValueError:
+            return False
+    return held == value
+
+
+def _number(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _stages(said: TitanSaid, changes: dict[str, Value | None], wanted: Mapping[str, Value], num_layers: int) -> None:
+    """Settings of the split: the wanted ones, unless what the file has means the same with the new degrees."""
+    now = {**said.settings, **{key: value for key, value in changes.items() if value is not None}}
+    degree, schedule = _number(now[SAME_KEYS["pp"]]), schedule_name(str(now[SCHEDULE]))
+    means = read_stages(now, degree, schedule, num_layers)
+    bare = {key: value for key, value in now.items() if key not in (MODULES, LAYERS)}
+    goal = {**bare, **dict.fromkeys(STAGES[2:], 1), **{key: wanted[key] for key in (MODULES, LAYERS) if key in wanted}}
+    if means == read_stages(goal, degree, schedule, num_layers):
+        return
+    for key in (MODULES, LAYERS):
+        if key in wanted:
+            changes[key] = wanted[key]
+        elif key in said.given:
+            changes[key] = None
+    if MODULES not in wanted:
+        changes.update(dict.fromkeys((key for key in STAGES[2:] if key in said.given and said.given[key] != 1), 1))
+
+
+def _converters(said: TitanSaid, changes: dict[str, Value | None], wanted: Mapping[str, Value], winner: Layout) -> None:
+    """0.2's converters: the precision's are exchanged, a user's own stay; settings of theirs that the user has made stay too."""
+    now = said.settings
+    held, goal = _names(now["model.converters"]), _names(wanted["model.converters"])
+    kept = [name for name in held if name not in PRECISION_CONVERTERS]
+    if {_FORMER.get(name, name) for name in held if name not in kept} != set(goal):
+        changes["model.converters"] = [*kept, *goal]
+    for key, value in wanted.items():
+        if key.startswith("quantize.") and not (key in said.given and key.endswith("fqns")) and now.get(key) != value:
+            changes[key] = value
+    recipe = f"{FLOAT8}.recipe_name"
+    if winner.precision == "float8-tensorwise" and said.given.get(recipe) not in (None, "tensorwise"):
+        changes[recipe] = "tensorwise"
+
+
+def _names(value: object) -> list[str]:
+    return [str(name) for name in value] if isinstance(value, list) else []
+
+
+def _modules(said: TitanSaid, winner: Layout, wanted: Mapping[str, Value]) -> tuple[dict[str, Value | None], list[str]]:
+    """Settings that name modules of ours, where the layout needs one and the user has none in its place."""
+    if said.line == "0.3":
+        return _modules_03(said, winner, wanted)
+    changes: dict[str, Value | None] = {}
+    notes = []
+    own = said.given.get(CUSTOM_CONFIG)
+    if CUSTOM_CONFIG in wanted and own and own != wanted[CUSTOM_CONFIG]:
+        notes.append(f"your {own} must let training.mixed_precision_reduce be bfloat16, as our {wanted[CUSTOM_CONFIG]} does")
+    elif CUSTOM_CONFIG in wanted and not own:
+        changes[CUSTOM_CONFIG] = wanted[CUSTOM_CONFIG]
+    if wanted.get(CUSTOM_IMPORT) == MODEL_MODULE and not said.given.get(CUSTOM_IMPORT) and said.model.value is not None:
+        changes |= {key: wanted[key] for key in (CUSTOM_IMPORT, "model.name", "model.flavor")}
+    return changes, notes
+
+
+def _modules_03(said: TitanSaid, winner: Layout, wanted: Mapping[str, Value]) -> tuple[dict[str, Value | None], list[str]]:
+    """0.3 says a precision in the model's module: another one, or a dtype that no flag takes, needs another module."""
+    ours = said.given.get("module") == JOB_MODULE
+    if said.precision == winner.precision and (ours or winner.reduce_dtype == "float32"):
+        return {}, []
+    note = f"--config {wanted['config']} brings its own data set, learning rate and schedule: copy yours into it"
+    return {"module": wanted["module"], "config": wanted["config"]}, [note]

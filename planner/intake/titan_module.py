@@ -1,0 +1,105 @@
+"""The model and the precision in a Python module that TorchTitan imports: read as syntax, never run.
+
+Read are calls with literal arguments: `...ModelArgs(dim=4096, ...)` and `replace(llama3_args["8B"], ...)` of 0.2, and
+`model_registry("8B", ...)` or `...Model.Config(dim=..., layers=..._layers(n_layers=..., ...))` of 0.3.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+
+from planner.errors import SpecError
+from planner.intake.said import ModelSaid
+from planner.intake.shapes import named
+
+# TorchTitan's name of a shape -> Hugging Face's; the same in 0.2's ModelArgs and 0.3's builders where both have it
+_KEYS: Mapping[str, str] = {
+    "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads",
+    "vocab_size": "vocab_size", "head_dim": "head_dim", "hidden_dim": "intermediate_size", "inter_dim": "intermediate_size",
+    "dense_hidden_dim": "intermediate_size", "moe_inter_dim": "moe_intermediate_size", "moe_hidden_dim": "moe_intermediate_size",
+    "n_dense_layers": "first_k_dense_replace", "q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank",
+    "qk_nope_head_dim": "qk_nope_head_dim", "qk_rope_head_dim": "qk_rope_head_dim", "v_head_dim": "v_head_dim",
+    "enable_weight_tying": "tie_word_embeddings", "num_experts": "num_experts", "top_k": "num_experts_per_tok",
+    "router_top_k": "num_experts_per_tok", "num_shared_experts": "n_shared_experts", "rope_theta": "rope_theta",
+}  # fmt: skip
+_FAMILY = re.compile(r"(?:from torchtitan\.models\.(\w+) import|from torchtitan\.models import (\w+))")
+_NAME = re.compile(r'^"""(\S+) for TorchTitan ')
+
+
+def read_module(source: str) -> ModelSaid:
+    """The model that the module registers or asks for."""
+    from planner.intake.torchtitan import model_of
+
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return ModelSaid(value=None, lacking="its module is no Python that can be read")
+    found = _FAMILY.search(source)
+    family = "" if found is None else found[1] or found[2]
+    hint = _NAME.search(source)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for call in calls:
+        flavor = _flavor(call)
+        if flavor is not None and flavor != "custom":
+            return model_of(family, flavor, hint[1] if hint else "")
+    keys: dict[str, object] = {}
+    for call in calls:
+        name = _called(call)
+        if name.endswith(("ModelArgs", "MoEArgs", "_layers")) or (name == "Config" and {"dim", "vocab_size"} <= set(_literals(call))):
+            keys.update(_literals(call))
+    if "dim" not in keys or "n_layers" not in keys:
+        return ModelSaid(value=None, lacking="its module holds no shapes that can be read")
+    try:
+        return named(_hugging_face(keys, family), hint=hint[1] if hint else "")
+    except SpecError as error:
+        return ModelSaid(value=None, lacking=f"the shapes in its module make no model ({error})")
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _literals(call: ast.Call) -> dict[str, object]:
+    return dict(_pairs(call))
+
+
+def _pairs(call: ast.Call) -> Iterator[tuple[str, object]]:
+    for keyword in call.keywords:
+        if keyword.arg is not None:
+            try:
+                yield keyword.arg, ast.literal_eval(keyword.value)
+            except (ValueError, SyntaxError):
+                continue
+
+
+def _flavor(call: ast.Call) -> str | None:
+    """The flavor of model_registry("8B") and of replace(llama3_args["8B"], ...)."""
+    first = call.args[0] if call.args else None
+    if _called(call) == "model_registry" and isinstance(first, ast.Constant) and isinstance(first.value, str):
+        return first.value
+    if _called(call) == "replace" and isinstance(first, ast.Subscript) and isinstance(first.slice, ast.Constant):
+        return str(first.slice.value)
+    return None
+
+
+def _hugging_face(keys: Mapping[str, object], family: str) -> dict[str, object]:
+    """Hugging Face's keys of TorchTitan's shapes."""
+    found = {ours: keys[theirs] for theirs, ours in _KEYS.items() if keys.get(theirs) is not None}
+    width, multiple = keys.get("ffn_dim_multiplier"), keys.get("multiple_of", 256)
+    if family == "llama3" and "intermediate_size" not in found and isinstance(multiple, int) and isinstance(keys["dim"], int):
+        wide = int(2 * 4 * keys["dim"] / 3)
+        wide = int(width * wide) if isinstance(width, int | float) else wide
+        found["intermediate_size"] = multiple * -(-wide // multiple)
+    found.setdefault("tie_word_embeddings", False)
+    if family == "qwen3":
+        found["qk_norm"] = "head" if keys.get("qk_norm", True) else "none"
+    if found.get("num_experts") and not keys.get("moe_enabled", True):
+        found.pop("num_experts")
+    if found.get("num_experts"):
+        if family != "deepseek_v3":
+            found.pop("intermediate_size", None)  # the width of dense layers, of which there are none
+        if keys.get("score_func", keys.get("router_score_func")) == "sigmoid":
+            found["router_correction_bias"] = True
+        if isinstance(found.get("n_shared_experts"), int) and isinstance(found.get("moe_intermediate_size"), int):
+            found["shared_expert_intermediate_size"] = found["n_shared_experts"] * found["moe_intermediate_size"]
+    return found

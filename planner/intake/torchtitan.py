@@ -1,0 +1,200 @@
+"""TorchTitan's settings, from a TOML or from flags, as a job and a layout.
+
+Sources: torchtitan 0.2.2 config/job_config.py, train.py (batch sizes), distributed/parallel_dims.py; 0.3.0
+config/configs.py, trainer.py, models/*/config_registry.py.
+"""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from planner.catalog.models import load_model, model_entry, model_names
+from planner.errors import Fault, SpecError
+from planner.export.base import flatten
+from planner.export.titan_precision import read_precision_02, read_precision_03
+from planner.export.titan_settings import CHECKPOINT_MODES, SAME_KEYS, STEP, P, T, read_settings
+from planner.intake.said import Machine, ModelSaid, Run
+from planner.intake.titan_module import read_module
+from planner.specs.model import ModelSpec
+from planner.specs.titan_defaults import CONFIGS_03, DEFAULTS, FORMER_NAMES
+from planner.specs.titan_models import FLAVORS, shape_of
+
+SHARD = SAME_KEYS["dp_shard"]
+DEGREES = tuple(SAME_KEYS[name] for name in ("dp_replicate", "cp", "tp", "pp"))
+OPTIMIZERS = {"adamw": "adamw", "adam": "adamw"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TitanSaid:
+    """A TorchTitan run. given: dotted settings as the text has them, by today's names; line: "0.2" or "0.3".
+
+    modules: Python modules that it names and that lie beside it, by name.  spelling: today's name -> the name in the text, where
+    they differ.  said_version: the release, where the text says it.
+    """
+
+    line: str
+    given: Mapping[str, object]
+    machine: Machine = field(default_factory=Machine)
+    modules: Mapping[str, str] = field(default_factory=dict)
+    spelling: Mapping[str, str] = field(default_factory=dict)
+    said_version: str | None = None
+
+    @property
+    def trainer(self) -> str:
+        """Always TorchTitan."""
+        return "torchtitan"
+
+    @property
+    def version(self) -> str | None:
+        """The release that the text names, or the newest of its line that is exported."""
+        return self.said_version or {"0.2": "0.2.2", "0.3": "0.3.0"}[self.line]
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Every setting: what is given, over what 0.3's --config sets, over the release's defaults."""
+        config = CONFIGS_03.get(str(self.given.get("config"))) if self.line == "0.3" else None
+        return {**DEFAULTS[self.line], **({} if config is None else config[3]), **self.given}
+
+    @property
+    def model(self) -> ModelSaid:
+        """The catalogue's model behind module and flavor, or the shapes in a module of the user's own."""
+        if self.line == "0.2":
+            settings = self.settings
+            custom = self.modules.get(str(settings.get("experimental.custom_import")))
+            if custom is not None:
+                return read_module(custom)
+            return model_of(str(settings["model.name"]), str(settings["model.flavor"]), str(settings.get("model.hf_assets_path", "")))
+        module, config = str(self.given.get("module", "")), str(self.given.get("config", ""))
+        if config in CONFIGS_03:
+            return model_of(CONFIGS_03[config][0], CONFIGS_03[config][1], str(self.given.get("hf_assets_path", "")))
+        if module in self.modules:
+            return read_module(self.modules[module])
+        return ModelSaid(value=None, lacking=f"--module {module} --config {config} is no model of TorchTitan's that is known here")
+
+    def run(self, model: ModelSpec, num_gpus: int) -> Run:
+        """The run on this many GPUs. Raises SpecError for a setting of the wrong kind."""
+        settings = self.settings
+        _check_kinds(settings)
+        if settings[SHARD] == -1:
+            settings[SHARD] = max(1, num_gpus // math.prod(_int(settings, key) for key in DEGREES))
+        layout = {**read_settings(settings, self.line, model.num_hidden_layers), **self._precision(settings)}
+        notes, refusals = self._aside(settings, layout)
+        local, asked = _int(settings, T + "local_batch_size"), _int(settings, T + "global_batch_size")
+        ranks = _int(settings, SHARD) * _int(settings, SAME_KEYS["dp_replicate"])
+        batch = local * ranks if asked < 0 else asked
+        if batch % (local * ranks):
+            rule = f"is no multiple of {local} sequences on each of {ranks} data-parallel ranks, where TorchTitan stops"
+            refusals.append(Fault(T + "global_batch_size", batch, rule, f"use a multiple of {local * ranks}"))
+        elif _int(settings, SAME_KEYS["pp"]) > 1 and batch > local * ranks:
+            passes = batch // (local * ranks)
+            notes.append(f"it runs the pipeline {passes} times a step, {local} sequences each; priced as one pass of all microbatches")
+        return Run(training=self._training(settings, batch), layout=layout, notes=tuple(notes), refusals=tuple(refusals))
+
+    @property
+    def precision(self) -> str:
+        """The precision that its settings or its module say."""
+        return str(self._precision(self.settings)["precision"])
+
+    def _precision(self, settings: Mapping[str, object]) -> dict[str, object]:
+        if self.line == "0.2":
+            return read_precision_02(settings)
+        config = CONFIGS_03.get(str(settings.get("config")))
+        if config is not None:
+            return {"precision": config[2], "float8_all_gather": False}
+        return read_precision_03(self.modules.get(str(settings.get("module"))))
+
+    def _training(self, settings: Mapping[str, object], batch: int) -> dict[str, object]:
+        norm = settings[T + "max_norm"]
+        training: dict[str, object] = {
+            "trainer": "torchtitan", "trainer_version": self.version, "seq_len": settings[T + "seq_len"], "global_batch_size": batch,
+            "max_grad_norm": norm if isinstance(norm, int | float) and 0 < norm < math.inf else None,
+        }  # fmt: skip
+        if settings["optimizer.implementation"] == "fused_opt_states_bf16":
+            training["optimizer"] = "adamw-bf16-states"
+        if settings.get(P + "disable_loss_parallel"):
+            training["vocab_parallel_loss"] = False
+        if settings["checkpoint.enable"]:
+            mode = next((name for name, word in CHECKPOINT_MODES.items() if word == settings["checkpoint.async_mode"]), "sync")
+            training["checkpoint"] = {"interval_steps": settings["checkpoint.interval"], "mode": mode}
+        return training
+
+    def _aside(self, settings: Mapping[str, object], layout: dict[str, object]) -> tuple[list[str], list[Fault]]:
+        """What is not priced as it is written, and what the trainer refuses; both in words of the file."""
+        refusals = []
+        local, micro = _int(settings, T + "local_batch_size"), _int(settings, P + "pipeline_parallel_microbatch_size")
+        if _int(settings, SAME_KEYS["pp"]) > 1 and local % micro:
+            rule = f"is no multiple of pipeline_parallel_microbatch_size {micro}, where TorchTitan stops"
+            refusals.append(Fault(T + "local_batch_size", local, rule, "correct one of them"))
+        only_loss = bool(settings["compile.enable"]) and not layout["compile"]
+        rows = (
+            (str(settings["optimizer.name"]).lower() not in OPTIMIZERS, f"optimizer {settings['optimizer.name']} is priced as AdamW"),
+            (bool(settings.get(P + "pipeline_parallel_schedule_csv")), "the schedule in pipeline_parallel_schedule_csv is not read"),
+            (settings.get(P + "expert_parallel_comm_backend", "standard") != "standard", "DeepEP is priced as the standard all-to-all"),
+            (settings.get("quantize.linear.float8.recipe_name") == "rowwise_with_gw_hp", "float8 rowwise_with_gw_hp is priced as rowwise"),
+            (only_loss, "only the loss is compiled; priced without torch.compile"),
+            (self.line == "0.3" and not settings[T + "disable_cuda_graphs"], "CUDA graphs are on; priced without them"),
+        )
+        return [words for holds, words in rows if holds], refusals
+
+
+def read_toml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
+    """(dotted settings of a TOML by today's names, today's name -> name in the text where they differ).
+
+    Raises SpecError for a text that is no TOML.
+    """
+    try:
+        given = flatten(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SpecError(Fault("current", name, f"is not valid TOML ({error})", "correct the file")) from None
+    spelling = {FORMER_NAMES[key]: key for key in given if key in FORMER_NAMES}
+    return {FORMER_NAMES.get(key, key): value for key, value in given.items()}, spelling
+
+
+def former_name(key: str, spelling: Mapping[str, str]) -> str:
+    """The setting by the name that the user's text has for it; a new one of an old table goes beside its neighbours."""
+    return spelling.get(key, key)
+
+
+def model_of(module: str, flavor: str, assets: str = "") -> ModelSaid:
+    """The catalogue's model that TorchTitan's module and flavor are; `assets`, a folder of its tokenizer, decides between equals."""
+    base = flavor.removesuffix("_flex").removesuffix("_varlen").removesuffix("_irope")
+    shapes = {shape for shape, known in FLAVORS.items() if known.module == module and known.flavor == base}
+    named = [name for name, shape in _shapes() if shape in shapes]
+    if not named:
+        return ModelSaid(value=None, lacking=f"the shapes of {module} {flavor} are not in the catalogue")
+    folder = assets.rstrip("/").rpartition("/")[2].lower()
+    exact = [name for name in named if folder and any(alias.lower().endswith(folder) for alias in (*model_entry(name).aliases, name))]
+    return ModelSaid(value=(exact or named)[0])
+
+
+@lru_cache(maxsize=1)
+def _shapes() -> tuple[tuple[str, object], ...]:
+    return tuple((name, shape_of(load_model(name))) for name in model_names())
+
+
+def _int(settings: Mapping[str, object], key: str) -> int:
+    value = settings[key]
+    assert isinstance(value, int), f"{key} was checked"
+    return value
+
+
+def _check_kinds(settings: Mapping[str, object]) -> None:
+    """Raises SpecError for settings that TorchTitan would not take, each by its own name."""
+    whole = [*SAME_KEYS.values(), *(key for key, value in DEFAULTS["0.2"].items() if isinstance(value, int) and value is not True)]
+    faults = []
+    for key in dict.fromkeys([*whole, P + "pipeline_parallel_layers_per_stage"]):
+        value, usual = settings.get(key), DEFAULTS["0.2"].get(key, DEFAULTS["0.3"].get(key, 1))
+        if value is None and key not in DEFAULTS["0.2"]:
+            continue
+        if isinstance(usual, bool):
+            if not isinstance(value, bool):
+                faults.append(Fault(key, value, "is not true or false", "correct the file"))
+        elif isinstance(usual, int) and not isinstance(usual, bool) and key != STEP:
+            least = 1
+            allowed = isinstance(value, int) and not isinstance(value, bool)
+            if not allowed or (isinstance(value, int) and value < least and not (value == -1 and usual == -1)):
+                faults.append(Fault(key, value, "is not a positive whole number", "correct the file"))
+    if faults:
+        raise SpecError(faults)

@@ -1,0 +1,25 @@
+"""What is run today, as a job carries it: the text of a trainer's config, script or log, or the job that was read from it."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+CurrentFormat = Literal["torchtitan-toml", "torchtitan-command", "megatron-arguments", "torchtitan-log", "layout"]
+MAX_TEXT = 2_000_000
+
+
+class CurrentSpec(BaseModel):
+    """The job's `current`.
+
+    format: None lets the text decide.  files: other files that the text names, by the name it uses (a script's TOML).
+    job: for a log, what was read from it, in the form of a job.  measured: what that run was measured at.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(default="current", max_length=400)
+    format: CurrentFormat | None = None
+    text: str = Field(default="", max_length=MAX_TEXT)
+    files: dict[str, str] = Field(default_factory=dict)
+    job: dict[str, Any] = Field(default_factory=dict)
+    measured: dict[str, Any] | None = None
