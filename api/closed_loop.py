@@ -12,6 +12,7 @@ from api.identity import hash_of_job
 from api.learning import kernel_probes, learned, teach_ended, timings_of
 from api.leases import Heart, is_gone, lease, lease_after
 from api.probing import Asked, enqueue, pool_of, probes_of, recover, run_all
+from api.service import parse_job
 from planner.errors import ConflictError, PlannerError, SpecError, StoreError
 from planner.ports import Lease, PlanLabels, ProbeRecord, TaskEnd, TaskEvent, TaskFilter, TaskRecord
 from planner.specs.job import Job
@@ -53,7 +54,7 @@ def ask_study(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool
 
     ours: it is held by us from the start; else it waits in the queue. Raises SpecError for a job or pool that cannot be.
     """
-    job = Job.from_user(values, allow_files=allow_files)
+    job = parse_job(values, allow_files=allow_files)
     if job.probe is None:
         raise fault("probe", None, "is required to spend probes", "add probe: {max_probes: 5}")
     pool = pool_of(wiring, job.probe.pool, allow_files=allow_files, field="probe.pool")

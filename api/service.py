@@ -25,7 +25,16 @@ def parse_job(values: object, *, allow_files: bool) -> "Job":
     """The job that a person or a program wrote. allow_files: False for what came over a network. Raises SpecError."""
     from planner.specs.job import Job
 
-    return Job.from_user(values, allow_files=allow_files)
+    return Job.from_user(completed(values), allow_files=allow_files)
+
+
+def completed(values: object) -> object:
+    """A job whose `current` is a trainer's text, with what that says filled in; every other job as it is. Raises SpecError."""
+    if not isinstance(values, Mapping) or values.get("current") is None:
+        return values
+    from planner.intake.current import complete
+
+    return complete(values)
 
 
 def make_plan(wiring: Wiring, values: object, *, allow_files: bool, progress: Callable[[str], None] | None = None) -> "Plan":

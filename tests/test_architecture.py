@@ -29,7 +29,9 @@ IMPURE = {
 }  # fmt: skip
 IMPURE_CALLS = {"print", "open", "input", "exec", "eval", "breakpoint"}
 IMPURE_METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "mkdir", "unlink", "now", "utcnow", "today"}
-READERS = tuple(f"planner/{name}.py" for name in ("catalog/clusters", "catalog/models", "catalog/calibrations", "specs/huggingface"))
+READERS = tuple(
+    f"planner/{name}.py" for name in ("catalog/clusters", "catalog/models", "catalog/calibrations", "specs/huggingface", "intake/files")
+)
 # Inside planner/, from the inside out: a package reaches itself and what stands before it.
 INNER = (
     "units", "errors", "version", "specs", "columns", "schedules", "work", "rules", "cost", "calibration", "export", "search", "explain",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.errors import fault
+from api.intake import read_current_file, read_job_file
 from api.reading import check_plain, read_mapping_file, read_yaml
 from planner.errors import Fault, SpecError
 
@@ -32,7 +33,7 @@ class JobFlags:
 
     def values(self) -> dict[str, Any]:
         """The job as a mapping. Raises SpecError."""
-        values = read_mapping_file(self.job, "--job") if self.job is not None else {}
+        values = read_job_file(self.job, "--job") if self.job is not None else {}
         if self.model is not None:
             values["model"] = self.model
         cluster = self._cluster(values.get("cluster"))
@@ -41,7 +42,7 @@ class JobFlags:
         self._overlay(values, "training", {key: value for key, value in self.training.items() if value is not None})
         self._overlay(values, "search", self._search(values.get("search")))
         if self.current is not None:
-            values["layout"] = read_layout(self.current)
+            values.update(read_current_file(self.current))
         if self.probe is not None:
             self._overlay(values, "probe", {"max_probes": self.probe})
         check_plain(values, "job")
@@ -112,15 +113,6 @@ def spelled_out(cluster: object) -> Mapping[str, Any]:
 
         return {key: item for key, item in cluster_document(cluster).items() if key not in CATALOG_LABELS}
     return cluster if isinstance(cluster, Mapping) else {}
-
-
-def read_layout(path: str) -> Mapping[str, Any]:
-    """A layout from a file: the mapping itself, or under `layout` as in a job."""
-    mapping = read_mapping_file(path, "--current")
-    inner = mapping.get("layout", mapping)
-    if not isinstance(inner, Mapping):
-        raise fault("--current", path, "holds no layout", "write keys such as dp_shard, tp and pp")
-    return inner
 
 
 def _each_once(pairs: Iterable[tuple[str, Any]], flag: str, remedy: str) -> dict[str, Any]:

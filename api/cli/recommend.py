@@ -35,7 +35,9 @@ def command(
     allow: Annotated[list[str] | None, typer.Option(help="Allow only these values: precision=bf16,float8-rowwise.")] = None,
     objective: Annotated[str | None, typer.Option(help="throughput (default), memory, time, cost or energy.")] = None,
     probe: Annotated[int | None, typer.Option(help="Measure up to this many layouts on real GPUs.")] = None,
-    current: Annotated[str | None, typer.Option(help="File with the layout you run today, to compare with.")] = None,
+    current: Annotated[
+        str | None, typer.Option(help="What you run today: a TorchTitan TOML, command or log, a Megatron script, a layout in JSON.")
+    ] = None,
     sampler: Annotated[str | None, typer.Option(help="How layouts beyond enumeration are sampled.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler.")] = None,
     save_dir: Annotated[Path | None, typer.Option(help="Write the plan and runnable files of every rank here.")] = None,
@@ -61,7 +63,7 @@ def command(
         search={"top_k": top_k, "objective": objective, "sampler": sampler, "seed": seed},
     )  # fmt: skip
     values = flags.values()
-    if job is None:
+    if job is None and values.get("current") is None:
         check_complete(values)
     if save_dir is not None:
         save_dir = save_dir.expanduser()

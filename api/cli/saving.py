@@ -53,12 +53,14 @@ def write_folder(target: Path, files: Mapping[str, str], field: str = "--save-di
 def save_plan(plan: "Plan", target: Path) -> None:
     """plan.json, plan.txt, and one folder a rank with the files of its export. Raises SpecError."""
     from api.cli.output import PIPED_WIDTH, as_text
+    from api.render.current import current_files
     from api.render.plan import plan_view
 
     files = {
         "plan.json": plan.model_dump_json(indent=2) + "\n",
         "plan.txt": as_text(plan_view(plan, PIPED_WIDTH, letters=True, saved=str(target)), PIPED_WIDTH),
     }
+    files |= current_files(plan)
     for entry in plan.ranked:
         for export in entry.export.values():
             files.update({f"rank-{entry.rank:02d}/{name}": text for name, text in export.get("files", {}).items()})

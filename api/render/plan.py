@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from api.render.current import current_section
 from api.render.estimate import INDENT, NARROW, basis_line, bullets, heading, indented, key_figures, memory_section, time_section
 from api.render.figures import parameters, percent, rate, seconds, size
 from api.render.probing import measured_line, probing_section
@@ -29,6 +30,7 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         Text.assemble(("Best: ", "bold green"), (winner.layout.short(), "bold")),
         *measured_line(plan),
         indented(key_figures(winner.estimate, width)),
+        *current_section(plan, width, saved=saved),
         ranked_table(plan, width),
         *probing_section(plan, width),
         *memory_section(winner.estimate, width, letters=letters),
@@ -165,16 +167,12 @@ def mass(grams: float) -> str:
 
 
 def _reasons(plan: Plan) -> list[tuple[str, list[str]]]:
-    current = plan.versus_current
     sections = [("Why this one", plan.ranked[0].reasons)]
     probed = plan.probing is not None  # then the measured table decides, and says the regret
     if len(plan.ranked) > 1:
         sections.append(("Number 2 against number 1" + (", on paper" if probed else ""), plan.headline[1:]))
     if plan.regret is not None and not probed:
         sections.append(("How sure", [plan.regret.statement]))
-    if current is not None:
-        faster = f"{current.speedup:.2f} times as fast as" if current.speedup is not None else "Instead of"
-        sections.append((f"{faster} your {current.layout.short()}", current.reasons))
     return sections
 
 

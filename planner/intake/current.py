@@ -68,6 +68,16 @@ def read(spec: CurrentSpec) -> Said:
     raise SpecError(Fault("current", spec.name, "is no trainer's configuration that can be read", remedy))
 
 
+def named_files(name: str, text: str) -> tuple[str, ...]:
+    """Files that a text names and that may say more of it, by the paths it gives: modules of a model, a script's TOML."""
+    kind = format_of(text, name)
+    if kind == "torchtitan-toml":
+        given, _ = read_toml(text, name)
+        module = given.get("experimental.custom_import")
+        return (f"{module.replace('.', '/')}.py",) if isinstance(module, str) and module else ()
+    return ()
+
+
 def complete(values: Mapping[str, object]) -> dict[str, object]:
     """The job with model, cluster, training and layout filled in from its `current`; what the job says itself holds.
 

@@ -128,10 +128,14 @@ def _converters(said: TitanSaid, changes: dict[str, Value | None], wanted: Mappi
     now = said.settings
     held, goal = _names(now["model.converters"]), _names(wanted["model.converters"])
     kept = [name for name in held if name not in PRECISION_CONVERTERS]
-    if {_FORMER.get(name, name) for name in held if name not in kept} != set(goal):
+    same = {_FORMER.get(name, name) for name in held if name not in kept} == set(goal)
+    if not same:
         changes["model.converters"] = [*kept, *goal]
+    gather = f"{FLOAT8}.enable_fsdp_float8_all_gather"
     for key, value in wanted.items():
-        if key.startswith("quantize.") and not (key in said.given and key.endswith("fqns")) and now.get(key) != value:
+        theirs = key in said.given and key.endswith("fqns")
+        decides = not same or key in (gather, f"{FLOAT8}.recipe_name") or (gather in changes and "precompute" in key)
+        if key.startswith("quantize.") and decides and not theirs and now.get(key) != value:
             changes[key] = value
     recipe = f"{FLOAT8}.recipe_name"
     if winner.precision == "float8-tensorwise" and said.given.get(recipe) not in (None, "tensorwise"):

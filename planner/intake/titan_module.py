@@ -100,6 +100,7 @@ def _hugging_face(keys: Mapping[str, object], family: str) -> dict[str, object]:
             found.pop("intermediate_size", None)  # the width of dense layers, of which there are none
         if keys.get("score_func", keys.get("router_score_func")) == "sigmoid":
             found["router_correction_bias"] = True
-        if isinstance(found.get("n_shared_experts"), int) and isinstance(found.get("moe_intermediate_size"), int):
-            found["shared_expert_intermediate_size"] = found["n_shared_experts"] * found["moe_intermediate_size"]
+        shared, width_of_one = found.get("n_shared_experts"), found.get("moe_intermediate_size")
+        if isinstance(shared, int) and isinstance(width_of_one, int):
+            found["shared_expert_intermediate_size"] = shared * width_of_one
     return found

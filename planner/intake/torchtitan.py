@@ -128,7 +128,9 @@ class TitanSaid:
             rule = f"is no multiple of pipeline_parallel_microbatch_size {micro}, where TorchTitan stops"
             refusals.append(Fault(T + "local_batch_size", local, rule, "correct one of them"))
         only_loss = bool(settings["compile.enable"]) and not layout["compile"]
+        former = sorted(self.spelling.values())
         rows = (
+            (bool(former), f"{', '.join(former)}: names from before 0.2, read as 0.2's"),
             (str(settings["optimizer.name"]).lower() not in OPTIMIZERS, f"optimizer {settings['optimizer.name']} is priced as AdamW"),
             (bool(settings.get(P + "pipeline_parallel_schedule_csv")), "the schedule in pipeline_parallel_schedule_csv is not read"),
             (settings.get(P + "expert_parallel_comm_backend", "standard") != "standard", "DeepEP is priced as the standard all-to-all"),
@@ -148,6 +150,9 @@ def read_toml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
         given = flatten(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SpecError(Fault("current", name, f"is not valid TOML ({error})", "correct the file")) from None
+    converters = given.get("model.converters")
+    if isinstance(converters, str):  # before 0.2
+        given["model.converters"] = [name.strip() for name in converters.split(",") if name.strip()]
     spelling = {FORMER_NAMES[key]: key for key in given if key in FORMER_NAMES}
     return {FORMER_NAMES.get(key, key): value for key, value in given.items()}, spelling
 

@@ -1,0 +1,56 @@
+"""The one place where a user's trainer config is read from disk, with the files that it names."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from planner.errors import Fault, SpecError
+from planner.intake.current import format_of, named_files
+from planner.specs.current import MAX_TEXT
+
+REMEDY = "give a TorchTitan TOML or command, a Megatron argument script, or a layout in JSON"
+
+
+def gather(name: str, text: str, lookup: Callable[[str], str | None]) -> dict[str, object] | None:
+    """The job's `current` of a text, with the files it names; None for a text that is no trainer's. lookup: None for no such file."""
+    kind = format_of(text, name)
+    if kind is None or kind == "torchtitan-log":
+        return None
+    files = {}
+    waiting = list(named_files(name, text))
+    while waiting:
+        wanted = waiting.pop()
+        found = None if wanted in files else lookup(wanted)
+        if found is not None:
+            files[wanted] = found
+            waiting += named_files(wanted, found)
+    return {"name": name, "format": kind, "text": text, **({"files": files} if files else {})}
+
+
+def beside(path: Path) -> Callable[[str], str | None]:
+    """Looks a named file up: as the path is written, or in the folder of the file that names it."""
+
+    def lookup(name: str) -> str | None:
+        for place in (Path(name), path.parent / name, path.parent / Path(name).name):
+            try:
+                text = place.read_text(encoding="utf-8") if place.is_file() and place.stat().st_size <= MAX_TEXT else None
+            except (OSError, ValueError):
+                text = None
+            if text is not None:
+                return text
+        return None
+
+    return lookup
+
+
+def read_file(path: str) -> dict[str, object]:
+    """The job's `current` of a file. Raises SpecError for a file that cannot be read, or is no trainer's."""
+    place = Path(path).expanduser()
+    try:
+        text = place.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        rule = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise SpecError(Fault("current", path, rule, REMEDY)) from None
+    found = gather(place.name, text, beside(place))
+    if found is None:
+        raise SpecError(Fault("current", path, "is no trainer's configuration that can be read", REMEDY))
+    return found

@@ -1,0 +1,73 @@
+"""Real-looking files of users, and helpers that the intake tests share."""
+
+import math
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from export_cases import layout, layouts, model, training
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from planner.export import export
+from planner.export.base import Export
+from planner.intake.canonical import canonical
+from planner.intake.current import complete
+from planner.intake.files import gather
+from planner.specs.cluster import ClusterSpec
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+from planner.specs.plan import VersusCurrent
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "current"
+
+
+def read_job(name: str, text: str, files: Mapping[str, str] | None = None, **given: object) -> Job:
+    """The job of a text, on H100s unless it says so."""
+    current = gather(name, text, dict(files or {}).get)
+    assert current is not None, f"{name} was not taken for a trainer's file"
+    given.setdefault("cluster", {"gpu": "h100-sxm-80gb"})
+    return Job.from_user(complete({"current": current, **given}))
+
+
+def fixture_job(name: str, **given: object) -> Job:
+    return read_job(name, (FOLDER / name).read_text(encoding="utf-8"), **given)
+
+
+def machine(num_gpus: int) -> dict[str, object]:
+    """A cluster of any size: whole nodes of at most 8."""
+    return {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, "gpus_per_node": math.gcd(8, num_gpus)}
+
+
+@st.composite
+def runnable(draw: Any, name: str, to: str, version: str) -> Layout:
+    """Any layout that the export of this trainer can run, however odd."""
+    chosen = draw(layouts(model(name).num_hidden_layers))
+    for _ in range(4):  # a value that is refused gives way to the plainest one
+        made = exported(chosen, name, chosen.num_gpus, to, version, global_batch_size=4 * chosen.micro_batch_size * chosen.dp_degree)
+        refused = {fault.field for fault in made.blockers} & set(Layout.model_fields)
+        if not refused:
+            break
+        plainest = layout(chosen.num_gpus, to, **{axis: getattr(chosen, axis) for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp")})
+        chosen = chosen.model_copy(update={field: getattr(plainest, field) for field in refused})
+    assume(not made.blockers)
+    return chosen
+
+
+def exported(chosen: Layout, name: str, num_gpus: int, to: str, version: str | None = None, **more: object) -> Export:
+    trainer = {"trainer": to} if to != "torchtitan" else {}
+    return export(chosen, model(name), ClusterSpec.from_user(machine(num_gpus)), training(**trainer, **more), to=to, version=version)
+
+
+def same_run(first: Layout, second: Layout, num_layers: int, trainer: str) -> bool:
+    return canonical(first, num_layers, trainer) == canonical(second, num_layers, trainer)
+
+
+def patched(versus: VersusCurrent, text: str, folder: Path) -> str:
+    """The user's text after `patch -p1` with the plan's diff."""
+    assert versus.source is not None
+    place = folder / versus.source["name"]
+    place.write_text(text, encoding="utf-8")
+    subprocess.run(["patch", "-p1", "-s"], input=versus.diff, text=True, cwd=folder, check=True, timeout=60)
+    return place.read_text(encoding="utf-8")
