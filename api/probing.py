@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from api.errors import fault, lines_of
 from api.leases import Heart, lease, lease_after
+from api.naming import plan_id_of
+from api.plans import job_of
 from api.wiring import Wiring
 from planner.calibration.kernels import Shape
 from planner.errors import ConflictError, PlannerError, SpecError
@@ -77,17 +79,14 @@ def ask_job(values: Mapping[str, Any], *, allow_files: bool) -> list[Asked]:
 
 def ask_plan(wiring: Wiring, plan_id: str, top_k: int, options: Mapping[str, Any]) -> list[Asked]:
     """The best layouts of a stored plan, as its job's `probe` says where the options do not. Raises NotFoundError, SpecError."""
-    plan = wiring.store.get_plan(plan_id)
+    plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     if not 1 <= top_k <= len(plan.ranked):
         raise fault("top_k", top_k, f"the plan ranks {counted(len(plan.ranked), 'layout')}", f"use 1 to {len(plan.ranked)}")
     asked = []
     for entry in plan.ranked[:top_k]:
-        job = {key: value for key, value in plan.job.items() if key not in ("search", "probe", "layout", "measured")}
-        if isinstance(job["cluster"], Mapping):
-            job["cluster"] = {**job["cluster"], "num_gpus": entry.num_gpus}
-        job["layout"] = entry.layout.model_dump(mode="json")
-        request, parsed = ProbeRequest.from_user({**wished_in(plan.job), **options, "job": job}, allow_files=False)
-        asked.append(Asked(request=request, job=parsed, plan_id=plan_id, plan_rank=entry.rank))
+        values = {**wished_in(plan.job), **options, "job": job_of(plan, entry)}
+        request, parsed = ProbeRequest.from_user(values, allow_files=False)
+        asked.append(Asked(request=request, job=parsed, plan_id=plan.id, plan_rank=entry.rank))
     return asked
 
 

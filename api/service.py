@@ -160,11 +160,10 @@ def export_rank(plan: "Plan", rank: int, *, to: str | None, version: str | None)
 
     to: a format; None for the one of the plan's trainer, or TorchTitan's where that has none.
     """
+    from api.plans import entry_of
     from planner.export import FORMATS, export
 
-    entry = next((entry for entry in plan.ranked if entry.rank == rank), None)
-    if entry is None:
-        raise SpecError(Fault("rank", rank, f"the plan ranks 1 to {len(plan.ranked)}", "choose one of them"))
+    entry = entry_of(plan, rank)
     job = parse_job(plan.job, allow_files=True)
     own = job.training.trainer if job.training.trainer in FORMATS else FORMATS[0]
     return export(entry.layout, job.model, job.cluster.with_num_gpus(entry.num_gpus), job.training, to=to or own, version=version)

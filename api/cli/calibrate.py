@@ -4,11 +4,15 @@ from typing import Annotated
 
 import typer
 
+from api.cli.typed import complete_gpu
+
 NAME = "calibrate"
 
 
 def command(
-    gpu: Annotated[str | None, typer.Option(help="Only from measurements on this GPU; with --pool the GPU to measure.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(autocompletion=complete_gpu, help="Only from measurements on this GPU; with --pool the GPU to measure.")
+    ] = None,
     pool: Annotated[str | None, typer.Option(help="First measure a small grid on this pool: local, slurm, slurm:PARTITION.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:

@@ -4,13 +4,17 @@ from typing import Annotated
 
 import typer
 
+from api.cli.typed import complete_cluster
+
 NAME = "collective"
 
 
 def command(
     op: Annotated[str, typer.Option(help="all-reduce, all-gather, reduce-scatter, broadcast, all-to-all or p2p.")],
     size: Annotated[str, typer.Option(help='The whole buffer, for example "1 GiB"; all-to-all: what one rank sends.')],
-    cluster: Annotated[str, typer.Option(help="Name of a cluster, as in `catalog clusters`, or a YAML file.")],
+    cluster: Annotated[
+        str, typer.Option(autocompletion=complete_cluster, help="Name of a cluster, as in `catalog clusters`, or a YAML file.")
+    ],
     algorithm: Annotated[str | None, typer.Option(help="ring, tree, hierarchical, switch, ...: its closed form.")] = None,
     num_ranks: Annotated[int | None, typer.Option(help="Ranks of the group; all GPUs unless given.")] = None,
     stride: Annotated[int, typer.Option(help="Distance of neighbours in the group, in ranks.")] = 1,

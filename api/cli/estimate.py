@@ -6,6 +6,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from api.cli.given import PlanOption, RankOption, layout_given
+
 if TYPE_CHECKING:
     from api.service import Refusal
 
@@ -17,27 +19,30 @@ MAX_LINE_BYTES = 10_000_000
 def command(
     job: Annotated[str | None, typer.Option(help="YAML or JSON file of a job with a layout, - for stdin.")] = None,
     jobs: Annotated[str | None, typer.Option(help="File with one JSON job a line, - for stdin; answers one JSON line each.")] = None,
+    plan: PlanOption = None,
+    rank: RankOption = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Price layouts: time, memory, and how sure."""
     from api.errors import fault
 
-    if (job is None) == (jobs is None):
-        raise fault("--job", job, "exactly one of --job and --jobs is needed", "give --job FILE, or --jobs FILE.jsonl")
+    if sum(given is not None for given in (job, jobs, plan)) != 1:
+        remedy = "give --job FILE, --jobs FILE.jsonl, or --plan PLAN_ID --rank N"
+        raise fault("--job", job, "exactly one of --job, --jobs and --plan is needed", remedy)
     if jobs is not None:
         _many(jobs)
-    elif job is not None:
-        _one(job, as_json=json)
+    else:
+        _one(job, plan, rank, as_json=json)
 
 
-def _one(path: str, *, as_json: bool) -> None:
+def _one(path: str | None, plan: str | None, rank: int | None, *, as_json: bool) -> None:
     from api.cli.output import letters_only, make_console, show
-    from api.reading import read_mapping_file
     from api.service import estimate_one
     from api.wiring import wire
 
-    values = read_mapping_file(path, "--job")
-    kept_id, estimate = estimate_one(wire(), values, allow_files=True)
+    wiring = wire()
+    values = layout_given(wiring, path, plan, rank)
+    kept_id, estimate = estimate_one(wiring, values, allow_files=True)
     if as_json:
         typer.echo(estimate.model_dump_json(indent=2))
         return

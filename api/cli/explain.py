@@ -4,11 +4,13 @@ from typing import Annotated
 
 import typer
 
+from api.cli.given import PlanId
+
 NAME = "explain"
 
 
 def command(
-    plan_id: Annotated[str, typer.Argument(metavar="PLAN_ID", help="Id that `recommend` printed.")],
+    plan_id: PlanId,
     rank: Annotated[int, typer.Option(help="Which of its layouts.")] = 1,
     versus: Annotated[int | None, typer.Option(help="Compare with the layout of this rank.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
@@ -17,10 +19,12 @@ def command(
     import json as encoder
 
     from api.cli.output import say
+    from api.naming import plan_id_of
     from api.wiring import wire
     from planner.explain import explain
 
-    plan = wire().store.get_plan(plan_id)
+    wiring = wire()
+    plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     lines = explain(plan, rank, versus)
     if json:
         typer.echo(encoder.dumps({"id": plan.id, "rank": rank, "versus": versus, "lines": lines}))

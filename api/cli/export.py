@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from api.cli.given import PlanId
+
 NAME = "export"
 
 
 def command(
-    plan_id: Annotated[str, typer.Argument(metavar="PLAN_ID", help="Id that `recommend` printed.")],
+    plan_id: PlanId,
     rank: Annotated[int, typer.Option(help="Which of its layouts.")] = 1,
     format: Annotated[str | None, typer.Option("--format", help="torchtitan or megatron; the plan's trainer unless given.")] = None,
     trainer_version: Annotated[str | None, typer.Option(help="Version of the trainer that will run it.")] = None,
@@ -23,11 +25,14 @@ def command(
     from api.cli.output import note, say
     from api.cli.saving import write_folder
     from api.errors import lines_of
+    from api.naming import plan_id_of
     from api.service import export_rank
     from api.wiring import wire
     from planner.errors import SpecError
 
-    exported = export_rank(wire().store.get_plan(plan_id), rank, to=format, version=trainer_version)
+    wiring = wire()
+    plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
+    exported = export_rank(plan, rank, to=format, version=trainer_version)
     if save_dir is not None:
         save_dir = save_dir.expanduser()
         write_folder(save_dir, exported.files)

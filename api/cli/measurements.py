@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from api.cli.typed import complete_gpu, complete_model
+
 app = typer.Typer(help="What was measured: import, export, list.", rich_markup_mode=None)
 Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
-Model = Annotated[str | None, typer.Option(help="Only of this model.")]
-Gpu = Annotated[str | None, typer.Option(help="Only on this GPU.")]
+Model = Annotated[str | None, typer.Option(autocompletion=complete_model, help="Only of this model.")]
+Gpu = Annotated[str | None, typer.Option(autocompletion=complete_gpu, help="Only on this GPU.")]
 Status = Annotated[str | None, typer.Option(help="Only ok, oom or failed.")]
 Rung = Annotated[str | None, typer.Option(help="Only probed, imitated, emulated or published.")]
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from api.cli.typed import complete_plan
+
 if TYPE_CHECKING:
     from api.probing import Asked
     from api.render.probe import Probed
@@ -19,7 +21,10 @@ NAME = "probe"
 
 def command(
     job: Annotated[str | None, typer.Option(help="YAML or JSON file of a job with a layout, - for stdin.")] = None,
-    plan: Annotated[str | None, typer.Option(help="Id of a stored plan, whose best layouts are measured.")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(autocompletion=complete_plan, help="Stored plan, whose best layouts are measured, by its id or its beginning."),
+    ] = None,
     top_k: Annotated[int, typer.Option(help="How many of the plan's layouts.")] = 1,
     pool: Annotated[str | None, typer.Option(help="local (default), slurm, slurm:PARTITION, or replay:FILE.")] = None,
     trainer: Annotated[str | None, typer.Option(help="reference (default: ours, torch alone) or torchtitan.")] = None,

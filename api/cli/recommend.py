@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.typed import tokens_typed
+from api.cli.typed import complete_cluster, complete_gpu, complete_model, complete_trainer, tokens_typed
 
 if TYPE_CHECKING:
     from planner.specs.plan import Plan
@@ -14,18 +14,22 @@ NAME = "recommend"
 
 
 def command(
-    model: Annotated[str | None, typer.Option(help="Catalogue name, Hugging Face id, or path to a config.json.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="Name of the GPU, as in `catalog gpus`.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Name of a cluster, or a YAML file; instead of --gpu.")] = None,
+    model: Annotated[
+        str | None, typer.Option(autocompletion=complete_model, help="Catalogue name, Hugging Face id, or path to a config.json.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(autocompletion=complete_gpu, help="Name of the GPU, as in `catalog gpus`.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(autocompletion=complete_cluster, help="Name of a cluster, or a YAML file; instead of --gpu.")
+    ] = None,
     num_gpus: Annotated[str | None, typer.Option(help='A number, a range "64..1024", or a list "64,96".')] = None,
     seq_len: Annotated[
         int | None,
-        typer.Option(
-            parser=tokens_typed, metavar="TOKENS", help="Of a sequence: 8192, or 8k for the same."
-        ),
+        typer.Option(parser=tokens_typed, metavar="TOKENS", help="Of a sequence: 8192, or 8k for the same."),
     ] = None,
     global_batch_size: Annotated[int | None, typer.Option(help="Sequences of a step.")] = None,
-    trainer: Annotated[str | None, typer.Option(help="Software whose rules apply: torchtitan (default), megatron, ...")] = None,
+    trainer: Annotated[
+        str | None, typer.Option(autocompletion=complete_trainer, help="Software whose rules apply: torchtitan (default), megatron, ...")
+    ] = None,
     job: Annotated[str | None, typer.Option(help="YAML or JSON file of the job, - for stdin; flags override it.")] = None,
     total_tokens: Annotated[str | None, typer.Option(help='Tokens of the whole run, for its time and price: "15T".')] = None,
     checkpoint: Annotated[str | None, typer.Option(help='Steps between saves, and how: "500", "500:async-pinned".')] = None,

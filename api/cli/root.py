@@ -19,6 +19,7 @@ from api.cli import (
     explain,
     export,
     measurements,
+    plans,
     probe,
     recommend,
     serve,
@@ -29,20 +30,23 @@ from api.cli import (
 from api.cli.output import error_line, flush_output
 from planner.errors import PlannerError
 
+PROGRAM = "planner-cli"
+COMPLETING = "_PLANNER_CLI_COMPLETE"
 EXIT_BUG, EXIT_USAGE, EXIT_BACKEND, EXIT_INTERRUPTED = 1, 2, 4, 130
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of stdout; artefacts and databases have errors of their own
 ClickError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 app = typer.Typer(
-    name="planner-cli",
+    name=PROGRAM,
     help="Finds the parallel layout that trains a large model fastest on a given cluster, and says how sure it is.",
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 for module in (recommend, estimate, explain, simulate, collective, probe, calibrate, catalog, export, accuracy, serve, worker, doctor):
     app.command(module.NAME)(module.command)
+app.command("plans")(plans.list_plans)
+app.command("show")(plans.show_plan)
 app.add_typer(measurements.app, name="measurements")
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(db.app, name="db")
@@ -67,7 +71,9 @@ def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code; nothing escapes as a traceback unless PLANNER_DEBUG is set."""
     command = typer.main.get_command(app)
     try:
-        with command.make_context("planner-cli", list(arguments)) as context:
+        if COMPLETING in os.environ:  # the shell asks what could come next; the answer ends in SystemExit
+            command.main(list(arguments), prog_name=PROGRAM)
+        with command.make_context(PROGRAM, list(arguments)) as context:
             command.invoke(context)
         flush_output()
         return 0

@@ -5,11 +5,15 @@ from typing import Annotated
 
 import typer
 
+from api.cli.given import PlanOption, RankOption, layout_given
+
 NAME = "simulate"
 
 
 def command(
-    job: Annotated[str, typer.Option(help="YAML or JSON file of a job whose layout has pp > 1, - for stdin.")],
+    job: Annotated[str | None, typer.Option(help="YAML or JSON file of a job whose layout has pp > 1, - for stdin.")] = None,
+    plan: PlanOption = None,
+    rank: RankOption = None,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace here; Perfetto opens it.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write torch's pipeline schedule CSV here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
@@ -18,11 +22,11 @@ def command(
     import json as json_module
 
     from api.cli.output import make_console, note, show
-    from api.reading import read_mapping_file
     from api.service import check_one_size, parse_job
+    from api.wiring import wire
     from planner.timeline import timeline
 
-    parsed = parse_job(read_mapping_file(job, "--job"), allow_files=True)
+    parsed = parse_job(layout_given(wire(), job, plan, rank), allow_files=True)
     check_one_size(parsed)
     played = timeline(parsed)
     for flag, path, text in (("--trace", trace, None if trace is None else json_module.dumps(played.trace)), ("--csv", csv, played.csv)):

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from api.cli.typed import complete_sweep
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Known jobs measured now, or by workers on a schedule.", rich_markup_mode=None)
 Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
 File = Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON of the sweep, - for stdin.")]
-Id = Annotated[str, typer.Argument(metavar="SWEEP_ID")]
+Id = Annotated[str, typer.Argument(metavar="SWEEP_ID", autocompletion=complete_sweep, help="Its id, or the beginning of it.")]
 
 
 @app.callback()
@@ -24,7 +26,9 @@ def _group() -> None:
 
 @app.command()
 def run(
-    file: Annotated[str, typer.Argument(metavar="FILE|SWEEP_ID", help="A sweep's file, or the id of a stored one.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE|SWEEP_ID", autocompletion=complete_sweep, help="A sweep's file, or the id of a stored one.")
+    ],
     json: Json = False,
 ) -> None:
     """Measure now and print the report; a run that died goes on where it stopped."""
@@ -35,6 +39,7 @@ def run(
     from api.cli.studying import bar, gentle_interrupt
     from api.closed_loop import Onlooker
     from api.errors import answer_to
+    from api.naming import sweep_id_of
     from api.reading import read_mapping_file
     from api.sweeping import PREFIX, add_sweep, failure_in, failure_of, report_lines, run_now, run_sweep
     from api.wiring import wire
@@ -42,7 +47,7 @@ def run(
     wiring = wire()
     stored = file.startswith(f"{PREFIX}-") and not Path(file).exists()
     if stored:
-        sweep = wiring.sweeps.get(file)
+        sweep = wiring.sweeps.get(sweep_id_of(wiring, file))
     else:
         sweep = add_sweep(wiring, {**read_mapping_file(file, "FILE", "sweep."), "schedule": None}, allow_files=True)
         note(f"stored as {sweep.id}; `planner-cli sweep run {sweep.id}` runs it again, or goes on after an interruption")
@@ -122,11 +127,12 @@ def show(sweep_id: Id, json: Json = False) -> None:
     import json as encoder
 
     from api.cli.output import say
+    from api.naming import sweep_id_of
     from api.sweeping import report_lines, sweep_detail
     from api.wiring import wire
 
     wiring = wire()
-    detail = sweep_detail(wiring, wiring.sweeps.get(sweep_id))
+    detail = sweep_detail(wiring, wiring.sweeps.get(sweep_id_of(wiring, sweep_id)))
     if json:
         say(encoder.dumps(detail, indent=2))
         return
@@ -143,20 +149,23 @@ def show(sweep_id: Id, json: Json = False) -> None:
 @app.command()
 def pause(sweep_id: Id, json: Json = False) -> None:
     """No more runs until it is resumed: queued ones are cancelled, a running one goes on."""
+    from api.naming import sweep_id_of
     from api.sweeping import pause_sweep
     from api.wiring import wire
 
     wiring = wire()
-    _say_state(wiring, pause_sweep(wiring, sweep_id), as_json=json)
+    _say_state(wiring, pause_sweep(wiring, sweep_id_of(wiring, sweep_id)), as_json=json)
 
 
 @app.command()
 def resume(sweep_id: Id, json: Json = False) -> None:
     """Runs again from the next moment of its schedule on."""
+    from api.naming import sweep_id_of
     from api.sweeping import next_due
     from api.wiring import wire
 
     wiring = wire()
+    sweep_id = sweep_id_of(wiring, sweep_id)
     due = next_due(wiring.sweeps.get(sweep_id).spec.get("schedule"), wiring.clock.now())
     _say_state(wiring, wiring.sweeps.change(sweep_id, "active", due), as_json=json)
 
@@ -164,11 +173,12 @@ def resume(sweep_id: Id, json: Json = False) -> None:
 @app.command()
 def cancel(sweep_id: Id, json: Json = False) -> None:
     """Never again; what runs of it is asked to stop."""
+    from api.naming import sweep_id_of
     from api.sweeping import cancel_sweep
     from api.wiring import wire
 
     wiring = wire()
-    _say_state(wiring, cancel_sweep(wiring, sweep_id), as_json=json)
+    _say_state(wiring, cancel_sweep(wiring, sweep_id_of(wiring, sweep_id)), as_json=json)
 
 
 def _say_state(wiring: "Wiring", sweep: "SweepRecord", *, as_json: bool) -> None:

@@ -10,9 +10,11 @@ import anyio
 from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import Response, StreamingResponse
 
-from api.closed_loop import ask_study, named_in
+from api.closed_loop import ask_study
 from api.events import MEDIA_TYPE as EVENTS
 from api.events import OPEN, follow, follow_study
+from api.naming import plan_id_of
+from api.plans import page_of_plans, state_of, study_of
 from api.probing import probes_of
 from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
 from api.routes.parameters import Cursor, PageSize, Reader
@@ -20,10 +22,8 @@ from api.schemas import JobBody, PlanAccepted, PlanLine, PlanList, PlanState, Pr
 from api.security import demand, needs
 from api.service import make_plan
 from api.settings import ApiKey
-from api.storage.common import cursor_of
-from api.wiring import Wiring
 from planner.errors import NotFoundError
-from planner.ports import PlanPage, PlanSummary, ProbeRecord, TaskEvent, TaskFilter, TaskRecord
+from planner.ports import ProbeRecord, TaskEvent
 from planner.specs.plan import Plan
 
 router = APIRouter(tags=["plans"])
@@ -93,20 +93,23 @@ async def list_plans(
     return PlanList(items=[PlanLine(**asdict(item)) for item in page.items], next_cursor=page.next_cursor)
 
 
-@router.get("/plans/{plan_id}", response_model=None, responses={200: {"model": Plan}, **problems(401, 403, 404, 503)})
+@router.get("/plans/{plan_id}", response_model=None, responses={200: {"model": Plan}, **problems(401, 403, 404, 422, 503)})
 async def get_plan(request: Request, plan_id: str, _: Reader) -> Response:
-    """One stored plan, as it was answered; of a plan that still spends probes, or that came to nothing, how it stands."""
+    """One stored plan, by its id or a beginning that it alone has.
+
+    Of a plan that still spends probes, or that came to nothing, how it stands.
+    """
     wiring = wiring_of(request)
 
     def work() -> str:
+        name = plan_id_of(wiring, plan_id, "plan_id")
         try:
-            return wiring.store.get_plan(plan_id).model_dump_json()
+            return wiring.store.get_plan(name).model_dump_json()
         except NotFoundError:
-            task = study_of(wiring, plan_id)
+            task = study_of(wiring, name)
             if task is None:
                 raise
-            state = {"id": task.id, "status": task.state, "progress": task.progress, "failure": task.failure, "message": task.message}
-            return json.dumps(state)
+            return json.dumps(state_of(task))
 
     return Response(await in_thread(request, work), media_type=JSON)
 
@@ -157,32 +160,3 @@ async def cancel_plan(request: Request, plan_id: str, _: Annotated[ApiKey, Depen
         return PlanState(id=plan_id, status=DONE if task is None else task.state, cancelled_probes=[record.id for record in ended])
 
     return await in_thread(request, work)
-
-
-def page_of_plans(wiring: Wiring, cursor: str | None, limit: int) -> PlanPage:
-    """Plans and open studies under one cursor: both are in order of (created_at, id). A study's plan takes its place when it is made."""
-    stored = wiring.store.list_plans(cursor, limit)
-    studies = [wiring.tasks.list(TaskFilter(kind="study", state=state), cursor, limit) for state in OPEN]
-    ids = {item.id for item in stored.items}
-    lines = [*stored.items, *(_line_of(task) for page in studies for task in page.items if task.id not in ids)]
-    lines.sort(key=lambda line: (line.created_at, line.id), reverse=True)
-    more = len(lines) > limit or any((stored.next_cursor, *(page.next_cursor for page in studies)))
-    last = lines[:limit][-1] if more else None
-    return PlanPage(items=tuple(lines[:limit]), next_cursor=None if last is None else cursor_of(last.created_at, last.id))
-
-
-def _line_of(study: TaskRecord) -> PlanSummary:
-    named = named_in(study)
-    return PlanSummary(
-        id=study.id, created_at=study.created_at, model=named.model, gpu=named.gpu, num_gpus=named.num_gpus,
-        layout=None, tokens_per_second_per_gpu=None, status=study.state, model_version=None,
-    )  # fmt: skip
-
-
-def study_of(wiring: Wiring, plan_id: str) -> TaskRecord | None:
-    """The study that makes, or made, this plan; None for a plan on paper."""
-    try:
-        task = wiring.tasks.get(plan_id)
-    except NotFoundError:
-        return None
-    return task if task.kind == "study" else None

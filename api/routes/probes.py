@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from api.catalog import gpu_name_of, model_name_of
 from api.errors import fault
+from api.naming import probe_id_of
 from api.probing import PREFIX, SERVICE_ATTEMPTS, ask_job, ask_plan, enqueue, pool_of, recover, wished_in
 from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
 from api.routes.parameters import Cursor, PageSize, Reader, Text
@@ -88,14 +89,14 @@ async def list_probes(
     return await in_thread(request, work)
 
 
-@router.get("/probes/{probe_id}", responses=problems(401, 403, 404, 503))
+@router.get("/probes/{probe_id}", responses=problems(401, 403, 404, 422, 503))
 async def get_probe(request: Request, probe_id: str, _: Reader) -> ProbeDetail:
     """One probe with the results of its runs."""
     wiring = wiring_of(request)
 
     def work() -> ProbeDetail:
         recover(wiring)
-        return _detail(wiring.probes.get(probe_id))
+        return _detail(wiring.probes.get(probe_id_of(wiring, probe_id, "probe_id")))
 
     return await in_thread(request, work)
 

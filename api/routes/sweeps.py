@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
+from api.naming import sweep_id_of
 from api.requests import JSON, answer_once, in_thread, posted_bare, read_body, wiring_of
 from api.routes.parameters import Cursor, PageSize, Reader
 from api.routes.plans import body_of, problems
@@ -52,11 +53,11 @@ async def list_sweeps(
     return await in_thread(request, work)
 
 
-@router.get("/sweeps/{sweep_id}", responses=problems(401, 403, 404, 503))
+@router.get("/sweeps/{sweep_id}", responses=problems(401, 403, 404, 422, 503))
 async def get_sweep(request: Request, sweep_id: str, _: Reader) -> dict[str, Any]:
     """One sweep with its newest runs and their reports."""
     wiring = wiring_of(request)
-    return await in_thread(request, lambda: sweep_detail(wiring, wiring.sweeps.get(sweep_id)))
+    return await in_thread(request, lambda: sweep_detail(wiring, wiring.sweeps.get(sweep_id_of(wiring, sweep_id, "sweep_id"))))
 
 
 @router.post("/sweeps/{sweep_id}/run", response_model=None, status_code=202, responses=problems(401, 403, 404, 409, 422, 503))

@@ -3,7 +3,9 @@
 import base64
 import binascii
 from datetime import datetime
+from typing import Any
 
+from sqlalchemy import Engine, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -25,6 +27,15 @@ def flush_new(session: Session, what: str) -> None:
 def is_id(text: str) -> bool:
     """Ours are printable ASCII; PostgreSQL refuses to look for anything with a NUL in it."""
     return text.isascii() and text.isprintable()
+
+
+def ids_starting(engine: Engine, table: Any, beginning: str, limit: int) -> list[str]:
+    """At most `limit` ids of a table that begin so, newest first."""
+    from api.storage.engine import store_errors
+
+    query = select(table.id).where(table.id.startswith(beginning, autoescape=True)).order_by(table.id.desc()).limit(limit)
+    with store_errors(engine), Session(engine) as session:
+        return list(session.scalars(query))
 
 
 def plain_text(value: str, longest: int = SHOWN_CHARACTERS) -> str:

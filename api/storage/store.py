@@ -37,7 +37,7 @@ class SqlStore:
         with store_errors(self.engine), Session(self.engine) as session:
             row = session.get(PlanRow, plan_id) if is_id(plan_id) else None
             if row is None:
-                raise NotFoundError(f"no plan of id {plan_id[:SHOWN_CHARACTERS]!r}; give the id that `recommend` printed")
+                raise NotFoundError(f"no plan of id {plan_id[:SHOWN_CHARACTERS]!r}; `planner-cli plans` lists them")
             return Plan.model_validate(row.body)
 
     def list_plans(self, cursor: str | None = None, limit: int = 50) -> PlanPage:

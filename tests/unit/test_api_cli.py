@@ -284,7 +284,7 @@ def test_a_usage_error_names_its_option_and_value(capsys: pytest.CaptureFixture[
 def test_what_is_not_there_comes_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", "plan-nope", "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
-    assert (error["message"], error["remedy"]) == ("no plan of id 'plan-nope'", "give the id that `recommend` printed")
+    assert (error["message"], error["remedy"]) == ("no plan of id 'plan-nope'", "`planner-cli plans` lists them")
 
 
 def test_calibrate_knows_its_gpu_by_name(capsys: pytest.CaptureFixture[str]) -> None:

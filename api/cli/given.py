@@ -1,0 +1,38 @@
+"""The layout that a command is about: of a job's file, or of a stored plan by its rank."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from api.cli.typed import complete_plan
+
+if TYPE_CHECKING:
+    from api.wiring import Wiring
+
+PlanId = Annotated[
+    str,
+    typer.Argument(metavar="PLAN_ID", autocompletion=complete_plan, help="Id that `recommend` printed, or its beginning."),
+]
+PlanOption = Annotated[
+    str | None,
+    typer.Option(metavar="PLAN_ID", autocompletion=complete_plan, help="A stored plan, by its id or the beginning of it."),
+]
+RankOption = Annotated[int | None, typer.Option(help="Which layout of the plan; 1 unless given.")]
+
+
+def layout_given(wiring: "Wiring", job: str | None, plan: str | None, rank: int | None) -> dict[str, Any]:
+    """The job with its layout, as a mapping. Raises SpecError unless exactly one of file and plan is given."""
+    from api.errors import fault
+    from api.naming import plan_id_of
+    from api.plans import entry_of, job_of
+    from api.reading import read_mapping_file
+
+    if (job is None) == (plan is None):
+        rule = "exactly one of --job and --plan is needed"
+        raise fault("--job", job, rule, "give --job FILE, or --plan PLAN_ID --rank N")
+    if job is not None:
+        if rank is not None:
+            raise fault("--rank", rank, "is of a plan's layouts", "add --plan PLAN_ID, or leave --rank out")
+        return read_mapping_file(job, "--job")
+    stored = wiring.store.get_plan(plan_id_of(wiring, str(plan), "--plan"))
+    return job_of(stored, entry_of(stored, 1 if rank is None else rank, "--rank"))

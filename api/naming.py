@@ -1,0 +1,60 @@
+"""Ids cut short: any beginning that one object alone has names it, with or without the kind of object before it."""
+
+from typing import TYPE_CHECKING
+
+from api.errors import fault
+from api.wiring import Wiring
+from planner.units import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from api.storage.tables import PlanRow, ProbeRow, SweepRow, TaskRow
+
+    Rows = type[PlanRow] | type[ProbeRow] | type[SweepRow] | type[TaskRow]
+
+SHOWN = 4  # of the ids that a beginning could mean
+LONGEST = 100
+
+
+def plan_id_of(wiring: Wiring, text: str, field: str = "PLAN_ID") -> str:
+    """The id of the plan, or of the study that makes one, that begins so; the text itself where none does. Raises SpecError where
+    several do.
+    """
+    from api.storage.tables import PlanRow, TaskRow
+
+    return _only(wiring, text, "plan", field, (PlanRow, TaskRow))
+
+
+def probe_id_of(wiring: Wiring, text: str, field: str = "PROBE_ID") -> str:
+    """The same of a probe."""
+    from api.storage.tables import ProbeRow
+
+    return _only(wiring, text, "probe", field, (ProbeRow,))
+
+
+def sweep_id_of(wiring: Wiring, text: str, field: str = "SWEEP_ID") -> str:
+    """The same of a sweep."""
+    from api.storage.tables import SweepRow
+
+    return _only(wiring, text, "sweep", field, (SweepRow,))
+
+
+def _only(wiring: Wiring, text: str, kind: str, field: str, tables: "Sequence[Rows]") -> str:
+    from api.storage.common import ids_starting, is_id
+
+    typed = text.strip().lower()
+    if not typed or not is_id(typed) or len(typed) > LONGEST:
+        return text
+    engine = wiring.store.engine
+    beginnings = [typed] if typed.startswith(f"{kind}-") else [f"{kind}-{typed}"]
+    found = sorted(
+        {name for start in beginnings for table in tables for name in ids_starting(engine, table, start, SHOWN + 1)}, reverse=True
+    )
+    if typed in found or len(found) == 1:
+        return typed if typed in found else found[0]
+    if not found:
+        return text
+    shown = ", ".join(found[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
+    number = counted(len(found), kind) if len(found) <= SHOWN else f"more than {counted(SHOWN, kind)}"
+    raise fault(field, text, f"is the beginning of {number}: {shown}", "give more of it")

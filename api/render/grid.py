@@ -1,0 +1,120 @@
+"""Tables for terminals of any width: no word of a cell is ever cut.
+
+What does not fit beside the others goes on a line of its own below its row (the layout), and then
+columns are left out, the least telling first. Widths are in characters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+GAP = 2
+INDENT = 4  # of what stands below its row
+READABLE = 26  # a column that wraps is not made narrower than this while it can have its own line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column. right: numbers.  wraps: may take several lines, broken between words.
+
+    below: goes under its row where there is no room beside the others.  drop: columns are left out in
+    the order of this number where even that does not help; None: never.
+    """
+
+    name: str
+    right: bool = False
+    wraps: bool = False
+    below: bool = False
+    drop: int | None = None
+
+
+def number(name: str, drop: int | None = None) -> Column:
+    """A column of figures."""
+    return Column(name=name, right=True, drop=drop)
+
+
+def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, bold: Sequence[bool] = ()) -> Text:
+    """The table as lines of at most `width` characters, or of the longest word where that is wider.
+
+    rows: cells in the order of the columns.  bold: which rows stand out.
+    """
+    shown, under = _fitting(columns, rows, width)
+    widths = _widths(columns, rows, shown, width)
+    lines = [Text(_line([[columns[i].name] for i in shown], columns, shown, widths)[0], style="bold")]
+    lines.append(Text("─" * min(width, sum(widths) + GAP * (len(widths) - 1)), style="dim"))
+    for place, row in enumerate(rows):
+        style = "bold" if place < len(bold) and bold[place] else ""
+        cells = [wrapped(row[i], size) for i, size in zip(shown, widths, strict=True)]
+        lines += [Text(line, style=style) for line in _line(cells, columns, shown, widths)]
+        for i in under:
+            lines += [Text(" " * INDENT + line, style=style) for line in wrapped(row[i], width - INDENT)]
+    return Text("\n").join(lines)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width`, broken at spaces; a longer word has a line of its own."""
+    lines: list[str] = []
+    for paragraph in text.split("\n"):
+        line = ""
+        for word in paragraph.split(" "):
+            if line and len(line) + 1 + len(word) > width:
+                lines.append(line)
+                line = word
+            else:
+                line = f"{line} {word}" if line else word
+        lines.append(line)
+    return lines
+
+
+def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[int]]:
+    """(columns beside each other, columns below their row)."""
+    shown = list(range(len(columns)))
+    if _least(columns, rows, shown) <= width:
+        return shown, []
+    under = [i for i in shown if columns[i].below and any(row[i] for row in rows)]
+    shown = [i for i in shown if not columns[i].below]
+    leaving = sorted((i for i in shown if columns[i].drop is not None), key=lambda i: columns[i].drop or 0)
+    for i in leaving:
+        if _least(columns, rows, shown) <= width:
+            break
+        shown.remove(i)
+    return shown, under
+
+
+def _least(columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int]) -> int:
+    """Width below which these columns cannot stand beside each other."""
+    return sum(_narrowest(columns[i], [row[i] for row in rows]) for i in shown) + GAP * (len(shown) - 1)
+
+
+def _narrowest(column: Column, cells: Sequence[str]) -> int:
+    whole = max((len(cell) for cell in cells), default=0)
+    if column.wraps:
+        words = max((len(word) for cell in cells for word in cell.split()), default=0)
+        whole = max(words, min(whole, READABLE if column.below else 0))
+    return max(whole, len(column.name))
+
+
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int], width: int) -> list[int]:
+    """What is left over goes to the columns that wrap, in turn."""
+    widths = [_narrowest(columns[i], [row[i] for row in rows]) for i in shown]
+    left = width - sum(widths) - GAP * (len(widths) - 1)
+    wanting = [place for place, i in enumerate(shown) if columns[i].wraps]
+    natural = [max((len(row[i]) for row in rows), default=0) for i in shown]
+    while left > 0 and (growing := [place for place in wanting if widths[place] < natural[place]]):
+        for place in growing[:left]:
+            widths[place] += 1
+        left -= min(left, len(growing))
+    return widths
+
+
+def _line(cells: Sequence[Sequence[str]], columns: Sequence[Column], shown: Sequence[int], widths: Sequence[int]) -> list[str]:
+    """One row of the table: as many lines as its tallest cell."""
+    lines = []
+    for place in range(max((len(cell) for cell in cells), default=0)):
+        parts = []
+        for cell, i, size in zip(cells, shown, widths, strict=True):
+            text = cell[place] if place < len(cell) else ""
+            parts.append(text.rjust(size) if columns[i].right else text.ljust(size))
+        lines.append((" " * GAP).join(parts).rstrip())
+    return lines
