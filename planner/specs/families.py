@@ -42,6 +42,15 @@ _LLAMA4 |= {"attention_chunk_size": 8192, "sliding_window_pattern": 4}
 _GPT_OSS: dict[str, object] = {"attention_sinks": True, "router_bias": True, "expert_bias": True, "attention_bias": True}
 _GPT_OSS |= {"sliding_window_pattern": 2}
 _NO_AUX: dict[str, object] = {"topk_method": "noaux_tc"}
+_COHERE: dict[str, object] = {"norm": "layernorm", "norm_bias": False, "norms_per_layer": 1, "parallel_residual": True}
+_COHERE |= {"tie_word_embeddings": True}
+_COHERE2 = {**_COHERE, "sliding_window": 4096, "sliding_window_pattern": 4}
+_FALCON: dict[str, object] = {"norm": "layernorm", "hidden_act": "gelu", "tie_word_embeddings": True, "expansion_ratio": 4}
+_GPTJ = {**_PHI, "attention_bias": False, "expansion_ratio": 4}
+_GPT_NEO = {**_GPT2, "attention_bias": False, "attention_output_bias": True, "sliding_window": 256}
+_TIED: dict[str, object] = {"tie_word_embeddings": True}
+_QK_HEAD: dict[str, object] = {"qk_norm": "head"}
+_QK_FULL: dict[str, object] = {"qk_norm": "full"}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
@@ -76,12 +85,84 @@ FAMILIES: dict[str, Family] = {
     "granite": Family(),
     "seed_oss": Family(bias_on_output=False),
     "smollm3": Family(defaults={"tie_word_embeddings": True}),
+    "cohere": Family(defaults=_COHERE),
+    "cohere2": Family(defaults=_COHERE2),
+    "falcon": Family(defaults=_FALCON, gated=False),
+    "dbrx": Family(defaults={"norm": "layernorm", "norm_bias": False}, needs_experts=True),
+    "olmo": Family(defaults={"norm": "layernorm", "norm_bias": False}),  # its norms have no weights: 0.004% too many at 7B
+    "olmoe": Family(defaults=_QK_FULL, expert_width_key="intermediate_size", needs_experts=True),
+    "flex_olmo": Family(defaults=_QK_FULL, expert_width_key="intermediate_size", needs_experts=True),
+    "ernie4_5": Family(defaults=_TIED),
+    "ernie4_5_moe": Family(defaults=_TIED, needs_experts=True),
+    "minimax_m2": Family(expert_width_key="intermediate_size", needs_experts=True),
+    "granitemoe": Family(expert_width_key="intermediate_size", needs_experts=True),
+    "granitemoeshared": Family(expert_width_key="intermediate_size", needs_experts=True),
+    "granitemoehybrid": Family(expert_width_key="intermediate_size"),
+    "stablelm": Family(defaults={"norm": "layernorm"}, bias_on_output=False),
+    "gpt_bigcode": Family(defaults=_GPT2, gated=False),
+    "gptj": Family(defaults=_GPTJ, gated=False),
+    "codegen": Family(defaults=_GPTJ, gated=False),
+    "gpt_neo": Family(defaults=_GPT_NEO, gated=False),
+    "opt": Family(defaults={**_GPT2, "hidden_act": "relu"}, gated=False),
+    "exaone": Family(),
+    "exaone4": Family(defaults=_QK_HEAD),
+    "hunyuan_v1_dense": Family(defaults={**_QK_HEAD, **_TIED}),
+    "hunyuan_v1_moe": Family(defaults={**_QK_HEAD, **_TIED}, expert_width_key="intermediate_size", needs_experts=True),
+    "glm": Family(bias_on_output=False),
+    "glm4": Family(defaults={"norms_per_layer": 4}, bias_on_output=False),
+    "chatglm": Family(),
+    "internlm": Family(defaults={"attention_bias": True}),
+    "internlm2": Family(),
+    "internlm3": Family(),
+    "baichuan": Family(),
+    "qwen": Family(),
+    "deepseek": Family(),
+    "phimoe": Family(defaults={"norm": "layernorm"}, expert_width_key="intermediate_size", needs_experts=True),
+    "apertus": Family(defaults={**_QK_HEAD, "hidden_act": "xielu"}, gated=False),
+    "arcee": Family(defaults={"hidden_act": "relu2"}, gated=False),
+    "helium": Family(),
+    "mimo": Family(defaults=_QWEN2),
+    "dots1": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
+    "persimmon": Family(defaults={**_LAYERNORM_BIASED, **_QK_HEAD, "hidden_act": "relu2"}, gated=False),
+    "bailing_moe": Family(needs_experts=True),
+    "bailing_moe_v2": Family(needs_experts=True),
 }
+# model types whose language model is another's
+SAME_NETWORK: Mapping[str, str] = {
+    "code_llama": "llama", "Yi": "llama", "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe", "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe", "phi3_v": "phi3",
+    "hunyuan": "hunyuan_v1_moe",
+}  # fmt: skip
 
 # a multimodal config holds the language model under `text_config`; the type to assume where that part names none
 TEXT_PARTS = {
     "gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral", "llava": "llama",
-    "kimi_vl": "deepseek_v3", "kimi_k25": "kimi_k2",
+    "kimi_vl": "deepseek_v3", "kimi_k25": "kimi_k2", "llava_next": "llama", "llava_onevision": "qwen2", "paligemma": "gemma",
+    "aya_vision": "cohere2", "cohere2_vision": "cohere2", "idefics3": "llama", "smolvlm": "llama", "internvl": "qwen2",
+    "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe", "glm4v": "glm4",
+    "glm4v_moe": "glm4_moe",
+}  # fmt: skip
+# what a text_config leaves out because it is the default of the configuration class; a config.json of its own writes it all
+_LLAMA_CLASS: dict[str, object] = {
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000,
+}  # fmt: skip
+_QWEN2_CLASS = {**_LLAMA_CLASS, "intermediate_size": 22016, "num_key_value_heads": 32, "vocab_size": 151_936}
+_GLM4_CLASS = {
+    **_LLAMA_CLASS, "intermediate_size": 13696, "num_hidden_layers": 40, "num_key_value_heads": 2, "vocab_size": 151_552,
+    "attention_bias": True,
+}  # fmt: skip
+_GEMMA_CLASS = {**_LLAMA_CLASS, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28, "num_attention_heads": 16}
+CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "llama": _LLAMA_CLASS,
+    "mistral": {**_LLAMA_CLASS, "intermediate_size": 14336, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": _QWEN2_CLASS,
+    "qwen3": {**_QWEN2_CLASS, "head_dim": 128},
+    "gemma": {**_GEMMA_CLASS, "num_key_value_heads": 16, "vocab_size": 256_000},
+    "cohere2": {
+        **_LLAMA_CLASS, "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40, "num_attention_heads": 64,
+        "vocab_size": 256_000,
+    },
+    "glm4": _GLM4_CLASS,
 }  # fmt: skip
 
 

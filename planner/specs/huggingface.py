@@ -5,6 +5,7 @@ tie_word_embeddings false; the rest by `model_type` (families.FAMILIES) or, in a
 the kind of MLP (families.generic_family: swiglu as Llama, gelu as GPT-3 with LayerNorm and biases).
 """
 
+import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from planner.errors import Fault, SpecError, UnknownNameError
-from planner.specs.families import FAMILIES, TEXT_PARTS, Family, generic_family
+from planner.specs.dialects import translated
+from planner.specs.families import CLASS_DEFAULTS, FAMILIES, SAME_NETWORK, TEXT_PARTS, Family, generic_family
+from planner.specs.missing_blocks import REMEDY, refusal
 from planner.specs.model import BaseLoader, ModelSpec
 from planner.specs.model_keys import Keys, read_keys
 from planner.units import counted
@@ -94,11 +97,26 @@ def _from_file(text: str, field: str) -> ModelSpec:
 def _from_config(config: dict[str, object], field: str, name: str) -> ModelSpec:
     config = _language_part(config, field)
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
+    if not isinstance(model_type, str) or _network(model_type) not in FAMILIES:
         rule = "model_type is missing" if model_type is None else f"model_type {str(model_type)[:80]!r} is not supported"
-        remedy = f"supported: {', '.join(sorted(FAMILIES))}; or give the shapes inline without model_type"
-        raise SpecError(Fault(f"{field}.model_type", model_type, rule, remedy))
+        raise SpecError(_unsupported(model_type, config, rule, field))
     return build_model(config, field=field, name=name, ignore_unknown=True)
+
+
+def _network(model_type: str) -> str:
+    """The family whose network a model type has."""
+    return SAME_NETWORK.get(model_type, model_type)
+
+
+def _unsupported(model_type: object, config: Mapping[str, object], rule: str, field: str) -> Fault:
+    """Which block is missing where we know, else the nearest type that we read and what to do."""
+    block = refusal(model_type, config) if isinstance(model_type, str) else ""
+    if block:
+        return Fault(f"{field}.model_type", model_type, f"{rule}: it has {block}; our operations have no such block", REMEDY)
+    close = difflib.get_close_matches(str(model_type)[:80].lower(), sorted(FAMILIES), n=1, cutoff=0.4)
+    nearest = f"the nearest type we read is {close[0]}; " if close and model_type is not None else ""
+    remedy = f"{nearest}give model_type: TYPE where the layers are those of a type we read ({len(FAMILIES)}, such as llama, qwen3_moe)"
+    return Fault(f"{field}.model_type", model_type, rule, f"{remedy}, or give the shapes inline without model_type")
 
 
 def _read_config(text: str, field: str) -> tuple[Path, dict[str, object]]:
@@ -144,7 +162,7 @@ def _language_part(config: dict[str, object], field: str) -> dict[str, object]:
         rule = f"model_type {str(outer)[:80]!r} with a text_config is not supported"
         raise SpecError(Fault(f"{field}.model_type", outer, rule, f"supported: {', '.join(sorted(TEXT_PARTS))}"))
     shared = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
-    return {**shared, **text, "model_type": inner_type}
+    return {**shared, **CLASS_DEFAULTS.get(_network(str(inner_type)), {}), **text, "model_type": inner_type}
 
 
 # ---- keys to fields -----------------------------------------------------------------------------------------------
@@ -163,7 +181,7 @@ def build_model(
     raw: keys as written, with `base`, `name`, `mlp` of ours.  name: used when raw has none.  ignore_unknown: for a file.
     Raises SpecError with every fault found.
     """
-    keys = read_keys(raw, field, ignore_unknown)
+    keys = read_keys(translated(raw, field), field, ignore_unknown)
     values = _with_base(keys, field, base_loader)
     family = _family(values, keys, field)
     values = {**family.defaults, **{k: v for k, v in values.items() if v is not None}}
@@ -198,7 +216,7 @@ def _with_base(keys: Keys, field: str, base_loader: BaseLoader | None) -> Values
     if not isinstance(base, str):
         return own
     try:
-        found = read_keys((base_loader or _packaged_model)(base), f"{field}.base", False)
+        found = read_keys(translated((base_loader or _packaged_model)(base), f"{field}.base"), f"{field}.base", False)
     except UnknownNameError as unknown:
         raise _unknown_name(f"{field}.base", base) from unknown
     inherited = dict(found.values)
@@ -212,10 +230,9 @@ def _with_base(keys: Keys, field: str, base_loader: BaseLoader | None) -> Values
 def _family(values: Values, keys: Keys, field: str) -> Family:
     model_type = values.get("model_type")
     if isinstance(model_type, str):
-        if model_type in FAMILIES:
-            return FAMILIES[model_type]
-        remedy = f"supported: {', '.join(sorted(FAMILIES))}; or leave model_type out"
-        keys.faults.append(Fault(f"{field}.model_type", model_type, "is not a supported model type", remedy))
+        if _network(model_type) in FAMILIES:
+            return FAMILIES[_network(model_type)]
+        keys.faults.append(_unsupported(model_type, values, "is not a supported model type", field))
     return generic_family(_mlp_kind(values, gated=False))
 
 

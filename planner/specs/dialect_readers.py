@@ -1,0 +1,343 @@
+"""What the modeling code of single families derives from its own switches, in the common keys.
+
+Each function takes a config whose keys have the common names where a name is all that differs
+(`dialects.DIALECTS`), and returns it in the common keys. Sources: transformers,
+src/transformers/models/<model_type>/configuration_*.py and modeling_*.py; for types that
+transformers does not ship, the modeling file published beside the weights.
+"""
+
+from collections.abc import Mapping, Sequence
+
+MAX_LAYERS = 2**16  # more of one kind are taken for a typing error
+Values = dict[str, object]
+
+
+class MissingBlock(Exception):
+    """A config asks for a block we have no operations for. key: where it says so."""
+
+    def __init__(self, key: str, block: str) -> None:
+        super().__init__(block)
+        self.key, self.block = key, block
+
+
+def _flag(values: Values, key: str, default: bool) -> bool:
+    value = values.get(key, default)
+    return value if isinstance(value, bool) else default
+
+
+def _count(values: Values, key: str) -> int:
+    value = values.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _one_of_each_layer(values: Values, *keys: str) -> Values:
+    """A list of one value a layer as that value. Raises MissingBlock where the layers differ."""
+    found = dict(values)
+    for key in keys:
+        value = values.get(key)
+        if isinstance(value, Sequence) and not isinstance(value, str) and value:
+            if any(item != value[0] for item in value):
+                raise MissingBlock(key, "layers that differ in width")
+            found[key] = value[0]
+    return found
+
+
+def _without(values: Values, *keys: str) -> Values:
+    return {key: value for key, value in values.items() if key not in keys}
+
+
+def cohere(values: Values) -> Values:
+    """Query-key norms have a weight of every head: Command R+."""
+    return {
+        **_without(values, "use_qk_norm"),
+        "qk_norm": "full" if _flag(values, "use_qk_norm", False) else "none",
+    }
+
+
+def falcon(values: Values) -> Values:
+    """One KV head (7B), groups of them (40B, 180B, 11B) or as many as heads (RW).
+
+    One or two norms stand before parallel branches.
+    """
+    new, parallel = (
+        _flag(values, "new_decoder_architecture", False),
+        _flag(values, "parallel_attn", True),
+    )
+    heads = values.get("num_attention_heads")
+    grouped = values.get("num_kv_heads") or heads
+    alone = 1 if _flag(values, "multi_query", True) else heads
+    norms = (values.get("num_ln_in_parallel_attn") or 2) if new else (1 if parallel else 2)
+    bias, bare = _flag(values, "bias", False), _without(values, *_FALCON_SWITCHES)
+    positions: Values = {"position_embedding": "none"} if _flag(values, "alibi", False) else {}
+    return {
+        **bare,
+        **positions,
+        "num_key_value_heads": grouped if new else alone,
+        "norms_per_layer": norms,
+        "parallel_residual": new or parallel,
+        "attention_bias": bias,
+        "mlp_bias": bias,
+    }
+
+
+_FALCON_SWITCHES = (
+    "new_decoder_architecture",
+    "parallel_attn",
+    "num_kv_heads",
+    "multi_query",
+    "num_ln_in_parallel_attn",
+    "bias",
+    "alibi",
+)
+
+
+def dbrx(values: Values) -> Values:
+    """The activation stands in a mapping of its own."""
+    activation = values.get("ffn_act_fn")
+    named = activation.get("name", "silu") if isinstance(activation, Mapping) else "silu"
+    return {**_without(values, "ffn_act_fn"), "hidden_act": named}
+
+
+def ernie_moe(values: Values) -> Values:
+    """Experts from a first to a last layer, in every n-th from one on; the others are dense."""
+    if any(
+        isinstance(values.get(key), Sequence) for key in ("num_experts", "moe_intermediate_size")
+    ):
+        raise MissingBlock("moe_num_experts", "experts of two kinds (text and vision)")
+    layers = min(_count(values, "num_hidden_layers"), MAX_LAYERS)
+    interval = _count(values, "moe_layer_interval") or 1
+    first, last = _count(values, "moe_layer_start_index"), values.get("moe_layer_end_index")
+    last = last if isinstance(last, int) and last >= 0 else layers - 1
+    dense = [i for i in range(layers) if not (first <= i <= last and (i + 1) % interval == 0)]
+    bare = _without(
+        values,
+        "moe_layer_start_index",
+        "moe_layer_end_index",
+        "moe_layer_interval",
+        "moe_use_aux_free",
+    )
+    leading = dense == list(range(len(dense)))
+    place: Values = {"first_k_dense_replace": len(dense)} if leading else {"dense_layers": dense}
+    return {**bare, **place, "router_correction_bias": _flag(values, "moe_use_aux_free", True)}
+
+
+def minimax_m2(values: Values) -> Values:
+    """`attn_type_list` names softmax attention 1 and lightning attention 0."""
+    kinds = values.get("attn_type_list")
+    if isinstance(kinds, Sequence) and any(kind != 1 for kind in kinds):
+        linear = sum(kind != 1 for kind in kinds)
+        raise MissingBlock(
+            "attn_type_list", f"lightning (linear) attention in {linear} of {len(kinds)} layers"
+        )
+    width = "full" if values.get("qk_norm_type", "per_layer") == "per_layer" else "head"
+    normed = _flag(values, "use_qk_norm", True)
+    return {
+        **_without(values, "attn_type_list", "qk_norm_type", "use_qk_norm", "use_routing_bias"),
+        "qk_norm": width if normed else "none",
+        "router_correction_bias": _flag(values, "use_routing_bias", True),
+    }
+
+
+def granite_hybrid(values: Values) -> Values:
+    """Granite 4: without Mamba layers an ordinary transformer.
+
+    Without experts its MLP is what is called the shared one.
+    """
+    kinds = values.get("layer_types", values.get("layers_block_type"))
+    listed = list(kinds) if isinstance(kinds, Sequence) and not isinstance(kinds, str) else []
+    state_space = sum(kind != "attention" for kind in listed)
+    if state_space or not listed:
+        share = f"{state_space} of {len(listed)}" if listed else "most"
+        raise MissingBlock("layer_types", f"Mamba-2 (state space) in {share} layers")
+    inert = [key for key in values if key.startswith("mamba_")]
+    bare = _without(values, "layer_types", "layers_block_type", "position_embedding_type", *inert)
+    if _count(values, "num_local_experts"):
+        return bare
+    width = values.get("shared_expert_intermediate_size")
+    drop = ("num_local_experts", "num_experts_per_tok", "shared_expert_intermediate_size")
+    return {**_without(bare, *drop), "intermediate_size": width}
+
+
+def stablelm(values: Values) -> Values:
+    """A parallel residual has one norm; query-key norms are one LayerNorm without bias a head."""
+    one = {"norms_per_layer": 1} if _flag(values, "use_parallel_residual", False) else {}
+    norm = "full" if _flag(values, "qk_layernorm", False) else "none"
+    return {**_without(values, "qk_layernorm"), **one, "qk_norm": norm}
+
+
+def bigcode(values: Values) -> Values:
+    """One KV head for all query heads, unless switched off."""
+    return {
+        **_without(values, "multi_query"),
+        **({"num_key_value_heads": 1} if _flag(values, "multi_query", True) else {}),
+    }
+
+
+def gpt_neo(values: Values) -> Values:
+    """Every other layer looks back on a window; `attention_types` says the same in short."""
+    kinds = values.get("attention_layers")
+    named = {"global": "full_attention", "local": "sliding_attention"}
+    if not isinstance(kinds, Sequence):
+        short = values.get("attention_types")
+        pairs = [pair for pair in short if _is_pair(pair)] if isinstance(short, Sequence) else []
+        kinds = [kind for part, times in pairs for _ in range(times) for kind in part]
+    if not kinds:
+        raise MissingBlock("attention_types", "windows in an order that cannot be read")
+    types = [named.get(str(kind), str(kind)) for kind in kinds]
+    return {**_without(values, "attention_layers", "attention_types"), "layer_types": types}
+
+
+def _is_pair(value: object) -> bool:
+    """A list of kinds and how often it repeats."""
+    if not isinstance(value, Sequence) or len(value) != 2:
+        return False
+    return isinstance(value[0], Sequence) and isinstance(value[1], int) and value[1] <= MAX_LAYERS
+
+
+def opt(values: Values) -> Values:
+    """Positions start at 2.
+
+    The 350M model projects its embedding, has its norms behind the branches and none at the end.
+    """
+    narrow = values.get("word_embed_proj_dim")
+    if narrow not in (None, values.get("hidden_size")):
+        raise MissingBlock(
+            "word_embed_proj_dim",
+            f"an embedding of {narrow} with projections into and out of the hidden size",
+        )
+    if not _flag(values, "do_layer_norm_before", True) or _flag(
+        values, "_remove_final_layer_norm", False
+    ):
+        raise MissingBlock("do_layer_norm_before", "a network without a final norm")
+    if not _flag(values, "layer_norm_elementwise_affine", True):
+        raise MissingBlock("layer_norm_elementwise_affine", "norms without weights")
+    rows = _count(values, "max_position_embeddings")
+    return {
+        **_without(values, *_OPT_SWITCHES),
+        **({"max_position_embeddings": rows + 2} if rows else {}),
+    }
+
+
+_OPT_SWITCHES = (
+    "word_embed_proj_dim",
+    "do_layer_norm_before",
+    "_remove_final_layer_norm",
+    "layer_norm_elementwise_affine",
+)
+
+
+def exaone4(values: Values) -> Values:
+    """The pattern of windows may be written "LLLG"."""
+    pattern = values.get("sliding_window_pattern")
+    if not isinstance(pattern, str):
+        return values
+    if not pattern.endswith("G") or "G" in pattern[:-1]:
+        raise MissingBlock("sliding_window_pattern", f"windows in the order {pattern}")
+    return {**values, "sliding_window_pattern": len(pattern)}
+
+
+def _hunyuan(values: Values) -> Values:
+    if _flag(values, "use_cla", False):
+        raise MissingBlock(
+            "use_cla", "cross-layer attention (keys and values shared between layers)"
+        )
+    return _without(
+        values, "use_cla", "cla_share_factor", "use_qk_norm", "use_mla", "kv_lora_rank", "norm_type"
+    )
+
+
+def hunyuan_dense(values: Values) -> Values:
+    """Dense, although its config counts one expert."""
+    return _without(_hunyuan(values), "num_experts")
+
+
+def hunyuan_moe(values: Values) -> Values:
+    """One value a layer, all alike; the shared expert is as wide as a routed one."""
+    if _flag(values, "use_mla", False):
+        raise MissingBlock("use_mla", "a latent attention of its own")
+    if _count(values, "moe_layer_num_skipped"):
+        raise MissingBlock("moe_layer_num_skipped", "leading dense layers of an unknown width")
+    listed = _one_of_each_layer(
+        values, "moe_intermediate_size", "num_experts_per_tok", "n_shared_experts", "num_experts"
+    )
+    return _without(_hunyuan(listed), "moe_layer_num_skipped", "use_mixed_mlp_moe")
+
+
+def qwen(values: Values) -> Values:
+    """The first Qwen: `intermediate_size` counts gate and up together.
+
+    Only queries, keys and values have biases.
+    """
+    width = _count(values, "intermediate_size")
+    if width % 2:
+        raise MissingBlock("intermediate_size", "a gate and an up projection of different widths")
+    return {
+        **_without(values, "no_bias"),
+        "intermediate_size": width // 2,
+        "attention_bias": True,
+        "attention_output_bias": False,
+    }
+
+
+def chatglm(values: Values) -> Values:
+    """ChatGLM2 and later: groups of KV heads, biases on queries, keys and values alone."""
+    groups = (
+        values.get("multi_query_group_num")
+        if _flag(values, "multi_query_attention", False)
+        else None
+    )
+    if not _flag(values, "rmsnorm", True) or _flag(
+        values, "apply_residual_connection_post_layernorm", False
+    ):
+        raise MissingBlock("rmsnorm", "GLM's first layers (LayerNorm, residual behind the norm)")
+    if not _flag(values, "post_layer_norm", True):
+        raise MissingBlock("post_layer_norm", "a network without a final norm")
+    linear, qkv = _flag(values, "add_bias_linear", False), _flag(values, "add_qkv_bias", False)
+    switches = (
+        "multi_query_group_num",
+        "multi_query_attention",
+        "rmsnorm",
+        "add_bias_linear",
+        "add_qkv_bias",
+        "post_layer_norm",
+    )
+    bare = _without(values, *switches, "apply_residual_connection_post_layernorm")
+    biases = {"attention_bias": linear or qkv, "attention_output_bias": linear, "mlp_bias": linear}
+    return {**bare, **biases, **({"num_key_value_heads": groups} if groups else {})}
+
+
+def internlm3(values: Values) -> Values:
+    """Biases of queries, keys and values apart from all others."""
+    bias = _flag(values, "bias", False)
+    own = {
+        "attention_bias": _flag(values, "qkv_bias", False),
+        "attention_output_bias": bias,
+        "mlp_bias": bias,
+    }
+    return {**_without(values, "bias", "qkv_bias"), **own}
+
+
+def baichuan(values: Values) -> Values:
+    """The 13B models have ALiBi and no `max_position_embeddings`."""
+    return (
+        values if "max_position_embeddings" in values else {**values, "position_embedding": "none"}
+    )
+
+
+def bailing(values: Values) -> Values:
+    """Ling: biases by two switches, query-key norm and corrected router in its second version."""
+    bias = _flag(values, "use_bias", False)
+    norm = "head" if _flag(values, "use_qk_norm", False) else "none"
+    corrected = _flag(values, "moe_router_enable_expert_bias", False)
+    own = {
+        "attention_bias": bias or _flag(values, "use_qkv_bias", False),
+        "attention_output_bias": bias,
+        "mlp_bias": bias,
+    }
+    switches = ("use_bias", "use_qkv_bias", "use_qk_norm", "moe_router_enable_expert_bias")
+    return {
+        **_without(values, *switches),
+        **own,
+        "qk_norm": norm,
+        "router_correction_bias": corrected,
+    }

@@ -1,0 +1,330 @@
+"""How families write their config.json: other names, nested parts, and who reads the rest.
+
+What cannot be expressed is refused by the name of the block (`missing_blocks`): a wrong count is
+worse than none. A family that writes Hugging Face's common keys needs no row here, only one in
+`families`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from planner.specs import dialect_readers as read
+from planner.specs.dialect_readers import MissingBlock, Values
+from planner.specs.families import SAME_NETWORK
+from planner.specs.missing_blocks import check_blocks, missing
+
+Prepare = Callable[[Values], Values]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How one family writes its keys.
+
+    renames: its name of a key -> the common one.  parts: nested mappings whose keys are the
+    model's own.  inert: keys without bearing on work and memory, or that say again what another
+    key says.  prepare: the rest, on renamed keys.
+    """
+
+    renames: Mapping[str, str] = field(default_factory=dict)
+    parts: tuple[str, ...] = ()
+    inert: frozenset[str] = frozenset()
+    prepare: Prepare | None = None
+
+
+_ERNIE_MOE = Dialect(
+    renames={
+        "moe_num_experts": "num_experts",
+        "moe_k": "num_experts_per_tok",
+        "moe_num_shared_experts": "n_shared_experts",
+    },
+    inert=frozenset(
+        {
+            "moe_capacity",
+            "moe_gate",
+            "moe_norm_min",
+            "moe_gate_act",
+            "moe_aux_loss_lambda",
+            "moe_z_loss_lambda",
+            "moe_dropout_prob",
+            "moe_orthogonal_loss_lambda",
+            "moe_use_hard_gate",
+            "moe_multimodal_dispatch_use_allgather",
+            "moe_all_to_all_dropout",
+            "moe_group",
+            "moe_norm_gate_logits",
+        }
+    ),
+    prepare=read.ernie_moe,
+)
+_COHERE = Dialect(
+    inert=frozenset(
+        {
+            "model_max_length",
+            "position_embedding_type",
+            "rotary_pct",
+            "use_embedding_sharing",
+            "use_gated_activation",
+            "use_parallel_block",
+            "use_parallel_embedding",
+            "layer_switch",
+            "order_of_interleaved_layers",
+        }
+    ),
+    prepare=read.cohere,
+)
+_BAILING = Dialect(
+    renames={
+        "num_shared_experts": "n_shared_experts",
+        "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
+    },
+    inert=frozenset(
+        {"norm_head", "norm_softmax", "embedding_dropout", "output_dropout", "score_function"}
+    ),
+    prepare=read.bailing,
+)
+_HUNYUAN = {
+    "num_shared_expert": "n_shared_experts",
+    "moe_topk": "num_experts_per_tok",
+    "attention_head_dim": "head_dim",
+}
+_HUNYUAN_INERT = frozenset(
+    {
+        "add_classification_head",
+        "anyres_pooling_size",
+        "class_num",
+        "dense_list",
+        "eod_token_id",
+        "im_end_id",
+        "im_newline_id",
+        "im_start_id",
+        "image_token_id",
+        "mask_init_id",
+        "max_image_size",
+        "moe_drop_tokens",
+        "moe_random_routing_dropped_token",
+        "pool_type",
+        "q_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "use_rotary_pos_emb",
+        "sep_token_id",
+        "org_vocab_size",
+        "text_end_id",
+        "text_start_id",
+        "video_end_id",
+        "video_start_id",
+        "vit_input_resolution",
+        "vit_mapping_type",
+        "vit_norm_type",
+        "vit_patch",
+        "vit_path",
+        "vit_remove_prenorm",
+        "vit_token",
+        "vit_type",
+        "vit_used_rms_norm",
+        "vit_add_patchemb_bias",
+        "group_limited_greedy",
+        "n_group",
+        "topk_group",
+        "xdrope_section",
+    }
+)
+
+DIALECTS: Mapping[str, Dialect] = {
+    "cohere": _COHERE,
+    "cohere2": _COHERE,
+    "falcon": Dialect(
+        renames={
+            "ffn_hidden_size": "intermediate_size",
+            "activation": "hidden_act",
+            "n_head_kv": "num_kv_heads",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+        },
+        inert=frozenset(
+            {"ff_factor", "apply_residual_connection_post_layernorm", "hidden_dropout"}
+        ),
+        prepare=read.falcon,
+    ),
+    "dbrx": Dialect(
+        renames={
+            "kv_n_heads": "num_key_value_heads",
+            "ffn_hidden_size": "moe_intermediate_size",
+            "moe_num_experts": "num_experts",
+            "moe_top_k": "num_experts_per_tok",
+        },
+        parts=("attn_config", "ffn_config"),
+        inert=frozenset(
+            {
+                "moe_jitter_eps",
+                "moe_loss_weight",
+                "emb_pdrop",
+                "attn_pdrop",
+                "moe_normalize_expert_weights",
+                "uniform_expert_assignment",
+            }
+        ),
+        prepare=read.dbrx,
+    ),
+    "ernie4_5_moe": _ERNIE_MOE,
+    "minimax_m2": Dialect(
+        renames={"shared_intermediate_size": "shared_expert_intermediate_size"},
+        inert=frozenset(
+            {
+                "mtp_transformer_layers",
+                "num_mtp_modules",
+                "use_mtp",
+                "shared_moe_mode",
+                "layernorm_full_attention_beta",
+                "layernorm_linear_attention_beta",
+                "layernorm_mlp_beta",
+                "max_model_len",
+            }
+        ),
+        prepare=read.minimax_m2,
+    ),
+    "granitemoeshared": Dialect(
+        renames={"shared_intermediate_size": "shared_expert_intermediate_size"}
+    ),
+    "granitemoehybrid": Dialect(
+        renames={"shared_intermediate_size": "shared_expert_intermediate_size"},
+        inert=frozenset({"normalization_function"}),
+        prepare=read.granite_hybrid,
+    ),
+    "stablelm": Dialect(renames={"use_qkv_bias": "attention_bias"}, prepare=read.stablelm),
+    "gpt_bigcode": Dialect(
+        inert=frozenset(
+            {
+                "attention_softmax_in_fp32",
+                "inference_runner",
+                "max_batch_size",
+                "max_sequence_length",
+                "pad_key_length",
+                "pre_allocate_kv_cache",
+                "scale_attention_softmax_in_fp32",
+                "scale_attn_weights",
+                "validate_runner_input",
+            }
+        ),
+        prepare=read.bigcode,
+    ),
+    "gptj": Dialect(inert=frozenset({"rotary", "scale_attn_weights"})),
+    "codegen": Dialect(inert=frozenset({"scale_attn_weights"})),
+    "gpt_neo": Dialect(
+        renames={
+            "num_heads": "num_attention_heads",
+            "num_layers": "num_hidden_layers",
+            "window_size": "sliding_window",
+        },
+        inert=frozenset({"embed_dropout", "resid_dropout"}),
+        prepare=read.gpt_neo,
+    ),
+    "opt": Dialect(
+        renames={"enable_bias": "use_bias"},
+        inert=frozenset({"activation_dropout", "dropout", "init_std", "layerdrop", "prefix"}),
+        prepare=read.opt,
+    ),
+    "exaone": Dialect(
+        renames={"num_layers": "num_hidden_layers"},
+        inert=frozenset({"embed_dropout"}),
+    ),
+    "exaone4": Dialect(prepare=read.exaone4),
+    "seed_oss": Dialect(
+        renames={"attention_out_bias": "attention_output_bias"},
+        inert=frozenset({"residual_dropout"}),
+    ),
+    "hunyuan_v1_dense": Dialect(renames=_HUNYUAN, inert=_HUNYUAN_INERT, prepare=read.hunyuan_dense),
+    "hunyuan_v1_moe": Dialect(renames=_HUNYUAN, inert=_HUNYUAN_INERT, prepare=read.hunyuan_moe),
+    "qwen": Dialect(
+        renames={"kv_channels": "head_dim", "seq_length": "max_position_embeddings"},
+        inert=frozenset(
+            {
+                "attn_dropout_prob",
+                "emb_dropout_prob",
+                "fp16",
+                "bf16",
+                "fp32",
+                "onnx_safe",
+                "scale_attn_weights",
+                "use_cache_kernel",
+                "use_cache_quantization",
+                "use_dynamic_ntk",
+                "use_flash_attn",
+                "use_logn_attn",
+                "softmax_in_fp32",
+            }
+        ),
+        prepare=read.qwen,
+    ),
+    "chatglm": Dialect(
+        renames={
+            "num_layers": "num_hidden_layers",
+            "ffn_hidden_size": "intermediate_size",
+            "padded_vocab_size": "vocab_size",
+            "kv_channels": "head_dim",
+            "seq_length": "max_position_embeddings",
+        },
+        inert=frozenset(
+            {
+                "apply_query_key_layer_scaling",
+                "attention_softmax_in_fp32",
+                "bias_dropout_fusion",
+                "classifier_dropout",
+                "fp32_residual_connection",
+                "layernorm_epsilon",
+                "original_rope",
+                "pre_seq_len",
+                "prefix_projection",
+                "quantization_bit",
+            }
+        ),
+        prepare=read.chatglm,
+    ),
+    "internlm": Dialect(renames={"bias": "attention_bias"}),
+    "internlm2": Dialect(renames={"bias": "attention_bias"}),
+    "internlm3": Dialect(prepare=read.internlm3),
+    "baichuan": Dialect(
+        inert=frozenset(
+            {"model_max_length", "gradient_checkpointing", "z_loss_weight", "_from_model_config"}
+        ),
+        prepare=read.baichuan,
+    ),
+    "phimoe": Dialect(inert=frozenset({"input_jitter_noise"})),
+    "apertus": Dialect(inert=frozenset({"qk_norm", "post_norm", "hidden_dropout"})),
+    "persimmon": Dialect(inert=frozenset({"qk_layernorm"})),
+    "bailing_moe": _BAILING,
+    "bailing_moe_v2": _BAILING,
+}
+
+
+def translated(raw: Mapping[str, object], prefix: str) -> Mapping[str, object]:
+    """The config in common keys; the same object where its family has no dialect.
+
+    raw: keys as written, the language model's own.  prefix: field of the mapping, "model".
+    Raises SpecError for a block we have no operations for.
+    """
+    model_type = raw.get("model_type")
+    check_blocks(raw, prefix)
+    dialect = None
+    if isinstance(model_type, str):
+        dialect = DIALECTS.get(SAME_NETWORK.get(model_type, model_type))
+    if dialect is None:
+        return raw
+    values: Values = {key: value for key, value in raw.items() if key not in dialect.parts}
+    for part in dialect.parts:
+        inner = raw.get(part)
+        values |= (
+            {key: value for key, value in inner.items() if key != "model_type"}
+            if isinstance(inner, Mapping)
+            else {}
+        )
+    values = {
+        dialect.renames.get(key, key): value
+        for key, value in values.items()
+        if key not in dialect.inert
+    }
+    try:
+        return dialect.prepare(values) if dialect.prepare is not None else values
+    except MissingBlock as found:
+        raise missing(prefix, found.key, raw.get(found.key), found.block) from None

@@ -1,0 +1,166 @@
+"""Blocks of published models that no operation of ours stands for: refused by name."""
+
+from collections.abc import Mapping, Sequence
+
+from planner.errors import Fault, SpecError
+
+REMEDY = (
+    "give the shapes of a transformer of softmax attention and MLP or expert layers inline, "
+    "without model_type, where a rough bound will do"
+)
+
+_MAMBA, _MAMBA2 = "Mamba (state space) layers", "Mamba-2 (state space) layers"
+_BOTH_WAYS = "attention both ways (an encoder)"
+_TWO_STACKS = "an encoder and a decoder with cross-attention"
+# model_type -> the block that our operations lack
+NO_OPERATIONS: Mapping[str, str] = {
+    "jamba": _MAMBA,
+    "mamba": _MAMBA,
+    "falcon_mamba": _MAMBA,
+    "mamba2": _MAMBA2,
+    "nemotron_h": _MAMBA2,
+    "bamba": _MAMBA2,
+    "falcon_h1": "Mamba-2 (state space) heads beside those of attention",
+    "zamba": _MAMBA,
+    "zamba2": _MAMBA2,
+    "plamo2": _MAMBA2,
+    "rwkv": "RWKV time mixing (a linear recurrence)",
+    "rwkv5": "RWKV time mixing (a linear recurrence)",
+    "rwkv6": "RWKV time mixing (a linear recurrence)",
+    "rwkv7": "RWKV time mixing (a linear recurrence)",
+    "xlstm": "xLSTM (recurrent) layers",
+    "recurrent_gemma": "RG-LRU (recurrent) layers",
+    "qwen3_next": "gated DeltaNet (linear attention)",
+    "qwen3_5": "gated DeltaNet (linear attention)",
+    "qwen3_5_moe": "gated DeltaNet (linear attention)",
+    "kimi_linear": "Kimi Delta Attention (linear attention)",
+    "minimax": "lightning (linear) attention",
+    "minimax_text_01": "lightning (linear) attention",
+    "minimax_m1": "lightning (linear) attention",
+    "bailing_moe_linear": "lightning (linear) attention",
+    "lfm2": "gated short convolutions",
+    "lfm2_moe": "gated short convolutions",
+    "deepseek_v32": "sparse attention with an indexer (DSA)",
+    "glm_moe_dsa": "sparse attention with an indexer (DSA)",
+    "deepseek_v4": "compressed sparse attention",
+    "longcat_flash": "two attentions and a shortcut mixture of experts in each layer",
+    "arctic": "a dense MLP beside the mixture of experts (dense residual)",
+    "snowflake_arctic": "a dense MLP beside the mixture of experts",
+    "jetmoe": "a mixture of attention heads",
+    "gemma3n": "per-layer embeddings, AltUp and LAuReL",
+    "gemma3n_text": "per-layer embeddings, AltUp and LAuReL",
+    "diffllama": "differential attention",
+    "doge": "dynamic-mask attention",
+    "bitnet": "ternary weights with norms inside attention and MLP",
+    "blt": "byte patches (three transformers in one)",
+    "nemotron-nas": "layers that differ in width (block_configs)",
+    "deci": "layers that differ in width (block_configs)",
+    "openelm": "layers that differ in width",
+    "mllama": "cross-attention layers on images",
+    "mllama_text_model": "cross-attention layers on images",
+    "idefics": "cross-attention layers on images",
+    "bert": _BOTH_WAYS,
+    "roberta": _BOTH_WAYS,
+    "xlm-roberta": _BOTH_WAYS,
+    "electra": _BOTH_WAYS,
+    "deberta": _BOTH_WAYS,
+    "deberta-v2": _BOTH_WAYS,
+    "modernbert": _BOTH_WAYS,
+    "albert": _BOTH_WAYS,
+    "distilbert": _BOTH_WAYS,
+    "t5": _TWO_STACKS,
+    "mt5": _TWO_STACKS,
+    "umt5": _TWO_STACKS,
+    "bart": _TWO_STACKS,
+    "mbart": _TWO_STACKS,
+    "pegasus": _TWO_STACKS,
+    "whisper": _TWO_STACKS,
+    "t5gemma": _TWO_STACKS,
+    "switch_transformers": _TWO_STACKS,
+    "m2m_100": _TWO_STACKS,
+    "nllb-moe": _TWO_STACKS,
+}
+# key of any config, switched on -> the block it stands for
+BLOCK_KEYS: Mapping[str, str] = {
+    "linear_num_value_heads": "gated DeltaNet (linear attention)",
+    "linear_key_head_dim": "gated DeltaNet (linear attention)",
+    "linear_attn_config": "linear attention",
+    "mamba_num_heads": _MAMBA2,
+    "mamba_d_state": _MAMBA,
+    "mamba_d_ssm": _MAMBA2,
+    "ssm_state_size": _MAMBA,
+    "ssm_cfg": _MAMBA,
+    "hybrid_override_pattern": _MAMBA2,
+    "conv_L_cache": "gated short convolutions",
+    "index_topk": "sparse attention with an indexer (DSA)",
+    "index_n_heads": "sparse attention with an indexer (DSA)",
+    "cross_attention_layers": "cross-attention layers",
+    "add_cross_attention": "cross-attention layers",
+    "is_encoder_decoder": _TWO_STACKS,
+    "use_cla": "cross-layer attention (keys and values shared between layers)",
+    "num_kv_shared_layers": "keys and values shared between layers",
+    "altup_num_inputs": "AltUp",
+    "hidden_size_per_layer_input": "per-layer embeddings",
+    "zero_expert_num": "experts that compute nothing",
+    "attn_output_gate": "a gate on the output of attention",
+    "block_configs": "layers that differ in width",
+    "parallel_attn_mlp_res": "a dense MLP beside the mixture of experts (dense residual)",
+    "moe_latent_size": "experts on a latent of their own",
+}
+
+
+def refusal(model_type: str, config: Mapping[str, object]) -> str:
+    """What a type has that we cannot price, and in how many layers; empty if nothing is known."""
+    block = NO_OPERATIONS.get(model_type, "")
+    return f"{block}{_share(config)}" if block else ""
+
+
+def _share(config: Mapping[str, object]) -> str:
+    """In how many layers: from a list of kinds, a pattern of letters or an interval."""
+    kinds = config.get("layer_types", config.get("layers_block_type"))
+    pattern, interval, layers = (
+        config.get(key)
+        for key in ("hybrid_override_pattern", "full_attention_interval", "num_hidden_layers")
+    )
+    attention = config.get("attn_type_list")
+    if isinstance(kinds, Sequence) and not isinstance(kinds, str) and kinds:
+        other, total = sum(kind in _OTHER_KINDS for kind in kinds), len(kinds)
+    elif isinstance(attention, Sequence) and attention:
+        other, total = sum(kind == 0 for kind in attention), len(attention)
+    elif isinstance(pattern, str) and pattern:
+        other, total = pattern.count("M"), len(pattern)
+    elif isinstance(interval, int) and isinstance(layers, int) and interval > 0:
+        other, total = layers - layers // interval, layers
+    else:
+        return ""
+    return f" in {other} of {total} layers" if other else ""
+
+
+_OTHER_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "conv", "m"})
+
+
+# types whose dialect decides about the key
+READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
+    "use_cla": ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan"),
+    "mamba_d_state": ("granitemoehybrid",),
+}
+
+
+def check_blocks(raw: Mapping[str, object], prefix: str) -> None:
+    """Raises SpecError where a key of the config is switched on that stands for a block we lack."""
+    model_type = raw.get("model_type")
+    for key, block in BLOCK_KEYS.items():
+        if raw.get(key) and model_type not in READ_BY_DIALECT.get(key, ()):
+            raise missing(prefix, key, raw[key], f"{block}{_share(raw)}")
+
+
+def missing(prefix: str, key: str, value: object, block: str) -> SpecError:
+    """The refusal of a config whose `key` asks for this block."""
+    return SpecError(
+        Fault(
+            f"{prefix}.{key}",
+            value,
+            f"stands for {block}; our operations have no such block",
+            REMEDY,
+        )
+    )

@@ -1,0 +1,481 @@
+"""Model types: what config.json means, held to published counts, and what is refused by name."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.errors import SpecError
+from planner.specs.dialects import DIALECTS
+from planner.specs.families import CLASS_DEFAULTS, FAMILIES, SAME_NETWORK, TEXT_PARTS
+from planner.specs.missing_blocks import NO_OPERATIONS
+from planner.specs.model import ModelSpec
+
+CONFIGS = Path(__file__).parents[1] / "fixtures" / "hf_types"
+# Parameters of the network that transformers 4.57.6 builds from the file (on the meta device; tied
+# tables count once) or, for types it does not ship, of the weights beside the file; the id on
+# huggingface.co whose config.json it is.
+PUBLISHED = {
+    "command-r-35b": (34_980_831_232, "CohereForAI/c4ai-command-r-v01"),
+    "command-r-plus": (103_810_674_688, "CohereForAI/c4ai-command-r-plus"),
+    "aya-expanse-8b": (8_028_033_024, "CohereForAI/aya-expanse-8b"),
+    "command-r7b": (8_028_033_024, "CohereForAI/c4ai-command-r7b-12-2024"),
+    "command-a-111b": (111_057_580_032, "CohereForAI/c4ai-command-a-03-2025"),
+    "olmoe-1b-7b": (6_919_161_856, "allenai/OLMoE-1B-7B-0924"),
+    "falcon-7b": (6_921_720_704, "tiiuae/falcon-7b"),
+    "falcon-40b": (41_303_293_952, "tiiuae/falcon-40b"),
+    "falcon-180b": (178_557_088_768, "tiiuae/falcon-180B"),
+    "falcon-11b": (11_102_822_400, "tiiuae/falcon-11B"),
+    "falcon-rw-1b": (1_311_625_216, "tiiuae/falcon-rw-1b"),
+    "dbrx": (131_596_523_520, "databricks/dbrx-base"),
+    "ernie-4.5-0.3b": (360_748_032, "baidu/ERNIE-4.5-0.3B-PT"),
+    "ernie-4.5-21b-a3b": (21_825_437_888, "baidu/ERNIE-4.5-21B-A3B-PT"),
+    "ernie-4.5-300b-a47b": (299_484_163_264, "baidu/ERNIE-4.5-300B-A47B-PT"),
+    "minimax-m2": (229_000_000_000, "MiniMaxAI/MiniMax-M2"),
+    "granite-3.1-8b": (8_170_848_256, "ibm-granite/granite-3.1-8b-base"),
+    "granite-3.1-3b-a800m": (3_298_793_472, "ibm-granite/granite-3.1-3b-a800m-base"),
+    "stablelm-3b-4e1t": (2_795_443_200, "stabilityai/stablelm-3b-4e1t"),
+    "stablelm-2-12b": (12_143_185_920, "stabilityai/stablelm-2-12b"),
+    "stablelm-2-1.6b": (1_644_515_328, "stabilityai/stablelm-2-1_6b"),
+    "starcoder-15b": (15_517_456_384, "bigcode/starcoder"),
+    "gpt-j-6b": (6_050_882_784, "EleutherAI/gpt-j-6b"),
+    "codegen-16b": (16_032_155_648, "Salesforce/codegen-16B-mono"),
+    "gpt-neo-2.7b": (2_651_307_520, "EleutherAI/gpt-neo-2.7B"),
+    "opt-6.7b": (6_658_473_984, "facebook/opt-6.7b"),
+    "opt-66b": (65_719_701_504, "facebook/opt-66b"),
+    "exaone4-32b": (32_003_216_384, "LGAI-EXAONE/EXAONE-4.0-32B"),
+    "seed-oss-36b": (36_151_104_512, "ByteDance-Seed/Seed-OSS-36B-Base"),
+    "hunyuan-7b": (7_504_932_864, "tencent/Hunyuan-7B-Pretrain"),
+    "hunyuan-a13b": (80_393_183_232, "tencent/Hunyuan-A13B-Pretrain"),
+    "glm-4-9b-0414": (9_400_094_720, "zai-org/GLM-4-9B-0414"),
+    "glm-4-32b-0414": (32_566_081_536, "zai-org/GLM-4-32B-0414"),
+    "glm-4-9b-hf": (9_399_951_360, "zai-org/glm-4-9b-hf"),
+    "phi-3.5-moe": (41_873_153_344, "microsoft/Phi-3.5-MoE-instruct"),
+    "apertus-8b": (8_053_338_176, "swiss-ai/Apertus-8B-2509"),
+    "afm-4.5b": (4_619_184_640, "arcee-ai/AFM-4.5B-Base"),
+    "olmo-7b": (6_888_095_744, "allenai/OLMo-7B-hf"),
+    "helium-1-2b": (2_172_643_840, "kyutai/helium-1-2b"),
+    "dots.llm1": (142_774_381_696, "rednote-hilab/dots.llm1.base"),
+    "flex-olmo-7x7b": (33_270_665_216, "allenai/FlexOlmo-7x7B-1T"),
+    "persimmon-8b": (9_397_175_296, "adept/persimmon-8b-base"),
+    "qwen-7b": (7_721_324_544, "Qwen/Qwen-7B"),
+    "chatglm3-6b": (6_243_584_000, "zai-org/chatglm3-6b"),
+    "internlm2-7b": (7_737_708_544, "internlm/internlm2-7b"),
+    "internlm3-8b": (8_804_241_408, "internlm/internlm3-8b-instruct"),
+    "baichuan2-7b": (7_505_973_248, "baichuan-inc/Baichuan2-7B-Base"),
+    "baichuan2-13b": (13_896_668_160, "baichuan-inc/Baichuan2-13B-Base"),
+    "exaone-3.5-7.8b": (7_818_448_896, "LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct"),
+    "deepseek-moe-16b": (16_375_728_128, "deepseek-ai/deepseek-moe-16b-base"),
+    "ling-lite": (16_801_974_272, "inclusionAI/Ling-lite"),
+    "ling-mini-2.0": (16_255_643_392, "inclusionAI/Ling-mini-base-2.0-20T"),
+}
+# How far ours may be off: OLMo's norms have no weights, Persimmon's query-key norms have biases,
+# xIELU two scalars a layer; of MiniMax-M2 a rounded count is published.
+NOT_EXACT = {"olmo-7b": 5e-5, "persimmon-8b": 1e-6, "apertus-8b": 1e-8, "minimax-m2": 2e-3}
+# billions a token meets, as the publisher rounds them
+ACTIVE = {
+    "olmoe-1b-7b": (1.3, 0.05),
+    "dbrx": (36, 0.5),
+    "ernie-4.5-300b-a47b": (47, 1),
+    "ernie-4.5-21b-a3b": (3, 0.4),
+    "phi-3.5-moe": (6.6, 0.1),
+    "minimax-m2": (10, 1.1),
+    "hunyuan-a13b": (13, 0.5),
+    "dots.llm1": (14, 0.5),
+    "deepseek-moe-16b": (2.8, 0.05),
+    "ling-lite": (2.75, 0.01),
+    "granite-3.1-3b-a800m": (0.8, 0.1),
+    "ling-mini-2.0": (1.4, 0.05),
+}
+
+
+def config(name: str) -> dict[str, object]:
+    return json.loads((CONFIGS / f"{name}.json").read_text())
+
+
+def read(keys: dict[str, object]) -> ModelSpec:
+    return ModelSpec.from_user({"architectures": ["AnyForCausalLM"], **keys})
+
+
+def fault_of(keys: dict[str, object]):
+    with pytest.raises(SpecError) as caught:
+        read(keys)
+    return caught.value.faults[0]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_of_the_published_network(name):
+    counted = ModelSpec.from_user(str(CONFIGS / f"{name}.json")).total_parameters()
+    assert counted == pytest.approx(PUBLISHED[name][0], rel=NOT_EXACT.get(name, 0.0), abs=0)
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_active_parameters_are_those_of_the_publisher(name):
+    billions, tolerance = ACTIVE[name]
+    assert read(config(name)).active_parameters() / 1e9 == pytest.approx(billions, abs=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "command-r-plus",
+            {
+                "parallel_residual": True,
+                "norms_per_layer": 1,
+                "norm_bias": False,
+                "qk_norm": "full",
+            },
+        ),
+        (
+            "command-r-35b",
+            {"qk_norm": "none", "num_key_value_heads": 64, "tie_word_embeddings": True},
+        ),
+        ("command-a-111b", {"sliding_window": 4096, "sliding_layers": 48}),
+        (
+            "falcon-7b",
+            {
+                "num_key_value_heads": 1,
+                "norms_per_layer": 1,
+                "parallel_residual": True,
+                "intermediate_size": 4 * 4544,
+            },
+        ),
+        (
+            "falcon-40b",
+            {
+                "num_key_value_heads": 8,
+                "norms_per_layer": 2,
+                "parallel_residual": True,
+                "mlp": "gelu",
+            },
+        ),
+        ("falcon-11b", {"norms_per_layer": 1, "tie_word_embeddings": False}),
+        (
+            "falcon-rw-1b",
+            {
+                "num_key_value_heads": 32,
+                "position_embedding": "none",
+                "parallel_residual": False,
+                "attention_bias": True,
+            },
+        ),
+        (
+            "dbrx",
+            {
+                "num_experts": 16,
+                "num_experts_per_tok": 4,
+                "moe_intermediate_size": 10752,
+                "num_key_value_heads": 8,
+            },
+        ),
+        (
+            "ernie-4.5-300b-a47b",
+            {"first_k_dense_replace": 3, "num_moe_layers": 51, "router_correction_bias": True},
+        ),
+        ("ernie-4.5-21b-a3b", {"shared_expert_intermediate_size": 2 * 1536, "num_moe_layers": 27}),
+        (
+            "minimax-m2",
+            {
+                "qk_norm": "full",
+                "router_correction_bias": True,
+                "num_experts": 256,
+                "shared_expert_intermediate_size": 0,
+            },
+        ),
+        (
+            "olmoe-1b-7b",
+            {
+                "qk_norm": "full",
+                "num_experts": 64,
+                "moe_intermediate_size": 1024,
+                "intermediate_size": 0,
+            },
+        ),
+        (
+            "gpt-neo-2.7b",
+            {
+                "sliding_layers": 16,
+                "sliding_window": 256,
+                "position_embedding": "learned",
+                "attention_bias": False,
+            },
+        ),
+        (
+            "opt-66b",
+            {"max_position_embeddings": 2050, "position_embedding": "learned", "mlp": "gelu"},
+        ),
+        ("exaone4-32b", {"sliding_layers": 48, "qk_norm": "head"}),
+        ("glm-4-9b-0414", {"norms_per_layer": 4, "attention_output_bias": False}),
+        ("qwen-7b", {"intermediate_size": 11008, "attention_bias": True, "mlp_bias": False}),
+        ("baichuan2-13b", {"position_embedding": "none"}),
+        ("baichuan2-7b", {"position_embedding": "rope"}),
+        ("afm-4.5b", {"mlp": "squared-relu", "norm": "rmsnorm"}),
+        ("starcoder-15b", {"num_key_value_heads": 1}),
+        (
+            "hunyuan-a13b",
+            {"n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 3072},
+        ),
+        ("stablelm-2-12b", {"parallel_residual": True, "norms_per_layer": 1, "qk_norm": "full"}),
+    ],
+)
+def test_what_the_switches_of_a_family_mean(name, expected):
+    model = read(config(name))
+    assert {key: getattr(model, key) for key in expected} == expected
+
+
+def test_experts_between_two_layers_and_in_every_second():
+    keys = {
+        **config("ernie-4.5-21b-a3b"),
+        "num_hidden_layers": 8,
+        "moe_layer_start_index": 2,
+        "moe_layer_end_index": 6,
+    }
+    assert [kind.moe for kind in read(keys).layer_kinds()] == [i in range(2, 7) for i in range(8)]
+    keys |= {"moe_layer_interval": 2}
+    assert [i for i, kind in enumerate(read(keys).layer_kinds()) if kind.moe] == [3, 5]
+
+
+QWEN3_NEXT = {
+    "model_type": "qwen3_next",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "vocab_size": 151936,
+    "full_attention_interval": 4,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+NEMOTRON_H = {
+    "model_type": "nemotron_h",
+    "hidden_size": 4096,
+    "num_hidden_layers": 52,
+    "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+    "ssm_state_size": 128,
+    "mamba_num_heads": 128,
+}
+LIGHTNING = {
+    "model_type": "minimax_text_01",
+    "num_hidden_layers": 80,
+    "attn_type_list": ([0] * 7 + [1]) * 10,
+}
+GRANITE_H = {
+    "model_type": "granitemoehybrid",
+    "num_hidden_layers": 40,
+    "layer_types": (["mamba"] * 9 + ["attention"]) * 4,
+    "mamba_d_state": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (QWEN3_NEXT, "gated DeltaNet (linear attention) in 36 of 48 layers"),
+        (
+            {
+                **QWEN3_NEXT,
+                "full_attention_interval": None,
+                "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 12,
+            },
+            "36 of 48",
+        ),
+        (NEMOTRON_H, "Mamba-2 (state space) layers in 24 of 52 layers"),
+        (LIGHTNING, "lightning (linear) attention in 70 of 80 layers"),
+        (
+            {**LIGHTNING, "model_type": "minimax_m2"},
+            "lightning (linear) attention in 70 of 80 layers",
+        ),
+        (GRANITE_H, "Mamba-2 (state space) in 36 of 40 layers"),
+        ({"model_type": "jamba"}, "Mamba"),
+        ({"model_type": "mamba"}, "Mamba"),
+        ({"model_type": "rwkv"}, "RWKV time mixing"),
+        ({"model_type": "arctic"}, "dense MLP beside the mixture of experts"),
+        ({"model_type": "gemma3n"}, "per-layer embeddings"),
+        ({"model_type": "deepseek_v32", "kv_lora_rank": 512}, "indexer"),
+        ({"model_type": "t5"}, "encoder and a decoder"),
+        (
+            {"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}},
+            "cross-attention layers on images",
+        ),
+        (config("opt-350m"), "projections into and out of the hidden size"),
+        ({**config("hunyuan-a13b"), "use_cla": True}, "cross-layer attention"),
+        ({**config("hunyuan-a13b"), "moe_topk": [8] * 31 + [4]}, "layers that differ in width"),
+        ({**config("ernie-4.5-21b-a3b"), "moe_num_experts": [64, 64]}, "experts of two kinds"),
+        ({**config("falcon-7b"), "is_encoder_decoder": True}, "an encoder and a decoder"),
+        ({"model_type": "llama", "index_topk": 2048}, "sparse attention with an indexer"),
+    ],
+)
+def test_a_block_we_lack_is_refused_by_name(keys, words):
+    fault = fault_of(keys)
+    assert words in fault.rule
+    assert "our operations have no such block" in fault.rule
+    assert "inline" in fault.remedy
+
+
+def test_an_unknown_type_names_the_nearest_and_what_to_do():
+    fault = fault_of({"model_type": "olmo4", "hidden_size": 64})
+    assert "'olmo4' is not supported" in fault.rule
+    assert "the nearest type we read is olmo" in fault.remedy
+    assert "inline without model_type" in fault.remedy
+    with pytest.raises(SpecError) as caught:
+        ModelSpec.from_user(
+            {
+                "model_type": "qwen3_next",
+                "hidden_size": 64,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "vocab_size": 9,
+            }
+        )
+    assert "gated DeltaNet" in str(caught.value)
+
+
+def test_every_type_is_either_read_or_refused():
+    assert not FAMILIES.keys() & NO_OPERATIONS.keys()
+    assert (
+        DIALECTS.keys()
+        | set(SAME_NETWORK.values())
+        | CLASS_DEFAULTS.keys()
+        | set(TEXT_PARTS.values())
+        <= FAMILIES.keys()
+    )
+    assert not SAME_NETWORK.keys() & (FAMILIES.keys() | NO_OPERATIONS.keys())
+
+
+GRANITE_MICRO = {
+    "model_type": "granitemoehybrid",
+    "hidden_size": 2560,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "vocab_size": 100352,
+    "tie_word_embeddings": True,
+    "layer_types": ["attention"] * 40,
+    "mamba_d_state": 256,
+    "mamba_n_heads": 128,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 8192,
+    "position_embedding_type": "rope",
+    "normalization_function": "rmsnorm",
+}
+
+
+def test_granite_4_without_mamba_and_experts_is_dense():
+    """Granite 4 writes all its models with one type; those without Mamba are transformers."""
+    model = read(GRANITE_MICRO)
+    assert (model.is_moe, model.intermediate_size) == (False, 8192)
+    assert model.total_parameters() == pytest.approx(3.4e9, abs=0.05e9)
+
+
+class TestWrappers:
+    """The language model of a vision-language config."""
+
+    def test_what_the_class_would_have_filled_in(self):
+        llava = {
+            "model_type": "llava",
+            "text_config": {"model_type": "llama", "vocab_size": 32064},
+            "vision_config": {"hidden_size": 1024},
+        }
+        model = ModelSpec.from_user(llava)
+        assert (
+            model.hidden_size,
+            model.intermediate_size,
+            model.num_hidden_layers,
+            model.vocab_size,
+        ) == (4096, 11008, 32, 32064)
+        pixtral = {
+            "hidden_size": 5120,
+            "head_dim": 128,
+            "num_hidden_layers": 40,
+            "model_type": "mistral",
+            "vocab_size": 131072,
+        }
+        model = ModelSpec.from_user(
+            {"model_type": "llava", "text_config": {**pixtral, "sliding_window": None}}
+        )
+        assert (model.num_key_value_heads, model.num_attention_heads, model.sliding_layers) == (
+            8,
+            32,
+            0,
+        )
+        assert model.total_parameters() == pytest.approx(
+            12.2e9, abs=0.1e9
+        )  # Mistral NeMo, Pixtral's language model
+
+    def test_a_flat_one(self):
+        qwen = {
+            "model_type": "qwen2_5_vl",
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "vocab_size": 152064,
+            "tie_word_embeddings": False,
+            "vision_config": {"depth": 32},
+        }
+        assert read(qwen).total_parameters() == 7_615_616_512  # Qwen2.5-7B
+
+    def test_a_text_type_of_its_own(self):
+        text = {
+            "model_type": "qwen3_vl_moe_text",
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 48,
+            "head_dim": 128,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "vocab_size": 151936,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "decoder_sparse_step": 1,
+        }
+        model = ModelSpec.from_user(
+            {"model_type": "qwen3_vl_moe", "text_config": text, "tie_word_embeddings": False}
+        )
+        assert model.total_parameters() == 30_532_122_624  # Qwen3-30B-A3B
+
+    def test_a_wrapper_around_a_network_we_lack(self):
+        fault = fault_of(
+            {
+                "model_type": "mllama",
+                "text_config": {"model_type": "mllama_text_model", "hidden_size": 4096},
+            }
+        )
+        assert fault.field == "model.model_type"
+
+
+JUNK = (None, True, -1, 0, 3.5, 10**12, "x", "", [], [1, 2], [[1]], [["global"], "x"], {}, {"a": 1})
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.json")))
+def test_junk_in_any_key_is_a_fault_or_read_never_a_crash(name):
+    keys = config(name)
+    for key in keys:
+        for junk in JUNK:
+            with contextlib.suppress(SpecError):
+                assert read({**keys, key: junk}).total_parameters() > 0
+
+
+def test_a_family_can_be_named_inline_and_as_a_base():
+    keys = {
+        key: value
+        for key, value in config("falcon-40b").items()
+        if key not in ("architectures", "transformers_version", "torch_dtype")
+    }
+    model = ModelSpec.from_user({**keys, "name": "f"})
+    assert model.total_parameters() == PUBLISHED["falcon-40b"][0]
+    short = ModelSpec.from_user(
+        {"base": "mine", "num_hidden_layers": 2}, base_loader=lambda name: keys
+    )
+    assert (short.num_key_value_heads, short.num_hidden_layers, short.norms_per_layer) == (8, 2, 2)
