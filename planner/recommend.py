@@ -32,10 +32,9 @@ from planner.specs.estimate import Estimate
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.plan import ParetoPoint, Plan, RankedLayout, Searched, SizeOption
+from planner.specs.plan import ParetoPoint, Plan, RankedLayout, Searched, SizeOption, VersusCurrent
 from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
-from planner.versus import versus_current
 
 if TYPE_CHECKING:  # they bring Optuna, which a plan on paper can start without
     from planner.search.probed import Probing
@@ -215,7 +214,7 @@ def _plan(job: Job, ports: Ports, sizes: list[Sized], ranked: list[Choice], seco
         rejected=dict(total.most_common()),
         nearest_miss=None,
         searched=_searched(sizes, winner.sized, seconds),
-        versus_current=versus_current(job, winner.layout, estimates[0], winner.sized.pricer),
+        versus_current=None if job.layout is None else _versus_current(job, winner, estimates[0]),
         headline=_headline(entries),
         warnings=_warnings(job, winner, estimates[0], entries[0], sizes),
         seed=job.search.seed,
@@ -329,3 +328,9 @@ def _pareto(job: Job, ranked: list[Choice]) -> list[ParetoPoint]:
             )
         )
     return points
+
+
+def _versus_current(job: Job, winner: Choice, estimate: Estimate) -> VersusCurrent | None:
+    from planner.versus import versus_current  # what reads trainers' files is not needed without one
+
+    return versus_current(job, winner.layout, estimate, winner.sized.pricer)

@@ -85,11 +85,15 @@ def command(
     if json:
         typer.echo(plan.model_dump_json(indent=2))
     else:
+        from api.render.current import difference_lines
         from api.render.plan import plan_view
 
         console = make_console()
         saved = str(save_dir) if save_dir is not None else None
         show(plan_view(plan, console.width, letters=letters_only(console), saved=saved), console)
+        difference = difference_lines(plan)
+        if difference and save_dir is None:
+            typer.echo(f"\n{difference}", nl=False)
     _exit(plan, interrupted)
 
 

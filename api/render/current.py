@@ -9,8 +9,6 @@ from api.render.figures import NONE, percent, rate, seconds, size
 from planner.intake.said import LABELS
 from planner.specs.plan import Plan, RankedLayout, VersusCurrent
 
-LONG_DIFF = 60  # lines; a longer one is left to --save-dir
-
 
 def current_section(plan: Plan, width: int, *, saved: str | None) -> list[RenderableType]:
     """Nothing for a job that says nothing of today. saved: folder in which the new files lie already."""
@@ -98,23 +96,18 @@ def _shown(value: object) -> str:
 
 
 def _difference(versus: VersusCurrent, saved: str | None) -> list[RenderableType]:
-    lines = versus.diff.splitlines()
-    if not lines:
+    if not versus.diff:
         return []
     ours = sorted(name for name in versus.files if name.endswith(".py"))
     also = f", with {', '.join(ours)} beside it" if ours else ""
     if saved is not None:
         return [indented(Text(f"The new files and their difference are in {saved}/current{also}", style="dim"))]
-    if len(lines) > LONG_DIFF:
-        return [indented(Text(f"The difference is {len(lines)} lines long: --save-dir writes it, and the new file{also}.", style="dim"))]
-    title = f"The difference of your file, as patch -p1 takes it{also}"
-    return [indented(Text(title, style="dim")), *(_whole_line(line) for line in lines)]
+    return [indented(Text(f"The difference of your file is at the end{also}.", style="dim"))]
 
 
-def _whole_line(line: str) -> Text:
-    """One line of a patch, never folded: folded, it would not apply."""
-    style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
-    return Text(line, style=style, no_wrap=True, overflow="ignore")
+def difference_lines(plan: Plan) -> str:
+    """The difference of the user's file, word for word as patch takes it; empty without one."""
+    return "" if plan.versus_current is None else plan.versus_current.diff
 
 
 def current_files(plan: Plan) -> dict[str, str]:

@@ -5,7 +5,7 @@ config/manager.py (registry of configs), trainer.py (what it refuses).
 """
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from planner.errors import UnknownNameError
 from planner.export.base import Draft, Export, Settings, Value, flatten, overlay_gaps, safe_name, write_toml
@@ -126,11 +126,12 @@ def _export_03(draft: Draft) -> Export:
     module, config = _job_03(draft)
     draft.notes.append("CUDA graphs, new in 0.3 and on by default, are switched off: the plan is priced without them.")
     subcommand = ac_subcommand(*parse_ac(draft.layout.ac))
-    arguments = ("--module", module, "--config", config, *_flags(settings))
+    arguments = ("--module", module, "--config", config, *flag_words(settings))
     return _finish(draft, arguments=arguments, subcommand=subcommand)
 
 
-def _flags(settings: Settings) -> list[str]:
+def flag_words(settings: Mapping[str, Value]) -> list[str]:
+    """Dotted settings as flags; inverse of `read_titan_flags`."""
     flags: list[str] = []
     for key, value in settings.items():
         table, _, name = key.rpartition(".")

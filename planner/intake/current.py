@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.errors import Fault, PlannerError, SpecError
+from planner.intake import titan_command
 from planner.intake.said import LABELS, ModelSaid, Run, Said
 from planner.intake.torchtitan import TitanSaid, read_toml
 from planner.specs.cluster import ClusterSpec
@@ -64,6 +65,8 @@ def read(spec: CurrentSpec) -> Said:
         modules = {name.removesuffix(".py"): text for name, text in spec.files.items() if name.endswith(".py")}
         given, spelling = read_toml(spec.text, spec.name)
         return TitanSaid(line="0.2", given=given, spelling=spelling, modules=modules)
+    if kind == "torchtitan-command":
+        return titan_command.say(spec)
     remedy = "give a TorchTitan TOML or command, a Megatron argument script, a TorchTitan log, or a layout in JSON"
     raise SpecError(Fault("current", spec.name, "is no trainer's configuration that can be read", remedy))
 
@@ -75,7 +78,7 @@ def named_files(name: str, text: str) -> tuple[str, ...]:
         given, _ = read_toml(text, name)
         module = given.get("experimental.custom_import")
         return (f"{module.replace('.', '/')}.py",) if isinstance(module, str) and module else ()
-    return ()
+    return titan_command.named_by(text) if kind == "torchtitan-command" else ()
 
 
 def complete(values: Mapping[str, object]) -> dict[str, object]:

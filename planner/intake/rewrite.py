@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from planner.export.base import Export, Value
+from planner.intake import titan_command
 from planner.intake.current import Current
 from planner.intake.edit_toml import edit_toml
 from planner.intake.titan_changes import titan_changes
@@ -36,16 +37,24 @@ def rewrite(current: Current, winner: Layout, exported: Export) -> Rewritten:
         text = edit_toml(spec.text, {former_name(key, said.spelling): value for key, value in changes.items()})
         files = {spec.name: text}
         return Rewritten(
-            files={**files, **_modules(exported, changes)}, diff=_diffs({spec.name: spec.text}, files),
+            files={**files, **_modules(exported, said, changes, spec.files)}, diff=_diffs({**spec.files, spec.name: spec.text}, files),
+            settings={key: (said.given.get(key), value) for key, value in changes.items()}, notes=tuple(notes),
+        )  # fmt: skip
+    if isinstance(said, TitanSaid) and current.format == "torchtitan-command":
+        changes, notes = titan_changes(said, winner, exported)
+        files = titan_command.edited_command(spec, changes, said.spelling, said.line)
+        return Rewritten(
+            files={**files, **_modules(exported, said, changes, spec.files)}, diff=_diffs(titan_command.before(spec), files),
             settings={key: (said.given.get(key), value) for key, value in changes.items()}, notes=tuple(notes),
         )  # fmt: skip
     return Rewritten()
 
 
-def _modules(exported: Export, changes: Mapping[str, Value | None]) -> dict[str, str]:
-    """Python modules of the export that the changed settings name."""
-    words = {str(value) for value in changes.values()}
-    return {name: text for name, text in exported.files.items() if name.endswith(".py") and name.removesuffix(".py") in words}
+def _modules(exported: Export, said: TitanSaid, changes: Mapping[str, Value | None], files: Mapping[str, str]) -> dict[str, str]:
+    """Python modules of the export that the new settings name, but those that lie there already, word for word."""
+    words = {str(value) for value in {**said.given, **changes}.values()}
+    named = {name: text for name, text in exported.files.items() if name.endswith(".py") and name.removesuffix(".py") in words}
+    return {name: text for name, text in named.items() if files.get(name) != text}
 
 
 def _diffs(before: Mapping[str, str], after: Mapping[str, str]) -> str:

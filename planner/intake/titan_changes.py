@@ -167,5 +167,7 @@ def _modules_03(said: TitanSaid, winner: Layout, wanted: Mapping[str, Value]) ->
     ours = said.given.get("module") == JOB_MODULE
     if said.precision == winner.precision and (ours or winner.reduce_dtype == "float32"):
         return {}, []
+    if said.given.get("config") == wanted["config"]:
+        return {}, []  # its module is written anew
     note = f"--config {wanted['config']} brings its own data set, learning rate and schedule: copy yours into it"
     return {"module": wanted["module"], "config": wanted["config"]}, [note]

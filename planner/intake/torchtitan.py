@@ -14,7 +14,7 @@ from planner.catalog.models import load_model, model_entry, model_names
 from planner.errors import Fault, SpecError
 from planner.export.base import flatten
 from planner.export.titan_precision import read_precision_02, read_precision_03
-from planner.export.titan_settings import CHECKPOINT_MODES, SAME_KEYS, STEP, P, T, read_settings
+from planner.export.titan_settings import CHECKPOINT_MODES, LAYERS, SAME_KEYS, P, T, read_settings
 from planner.intake.said import Machine, ModelSaid, Run
 from planner.intake.titan_module import read_module
 from planner.specs.model import ModelSpec
@@ -31,7 +31,7 @@ class TitanSaid:
     """A TorchTitan run. given: dotted settings as the text has them, by today's names; line: "0.2" or "0.3".
 
     modules: Python modules that it names and that lie beside it, by name.  spelling: today's name -> the name in the text, where
-    they differ.  said_version: the release, where the text says it.
+    they differ.  said_version: the release, where the text says it.  skipped: parts of a script that only running it could decide.
     """
 
     line: str
@@ -40,6 +40,7 @@ class TitanSaid:
     modules: Mapping[str, str] = field(default_factory=dict)
     spelling: Mapping[str, str] = field(default_factory=dict)
     said_version: str | None = None
+    skipped: tuple[str, ...] = ()
 
     @property
     def trainer(self) -> str:
@@ -76,7 +77,7 @@ class TitanSaid:
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
         """The run on this many GPUs. Raises SpecError for a setting of the wrong kind."""
         settings = self.settings
-        _check_kinds(settings)
+        _check_kinds(settings, self.line)
         if settings[SHARD] == -1:
             settings[SHARD] = max(1, num_gpus // math.prod(_int(settings, key) for key in DEGREES))
         layout = {**read_settings(settings, self.line, model.num_hidden_layers), **self._precision(settings)}
@@ -130,6 +131,7 @@ class TitanSaid:
         only_loss = bool(settings["compile.enable"]) and not layout["compile"]
         former = sorted(self.spelling.values())
         rows = (
+            (bool(self.skipped), f"not read, since only running it tells: {'; '.join(self.skipped)}"),
             (bool(former), f"{', '.join(former)}: names from before 0.2, read as 0.2's"),
             (str(settings["optimizer.name"]).lower() not in OPTIMIZERS, f"optimizer {settings['optimizer.name']} is priced as AdamW"),
             (bool(settings.get(P + "pipeline_parallel_schedule_csv")), "the schedule in pipeline_parallel_schedule_csv is not read"),
@@ -185,21 +187,18 @@ def _int(settings: Mapping[str, object], key: str) -> int:
     return value
 
 
-def _check_kinds(settings: Mapping[str, object]) -> None:
+def _check_kinds(settings: Mapping[str, object], line: str) -> None:
     """Raises SpecError for settings that TorchTitan would not take, each by its own name."""
-    whole = [*SAME_KEYS.values(), *(key for key, value in DEFAULTS["0.2"].items() if isinstance(value, int) and value is not True)]
     faults = []
-    for key in dict.fromkeys([*whole, P + "pipeline_parallel_layers_per_stage"]):
-        value, usual = settings.get(key), DEFAULTS["0.2"].get(key, DEFAULTS["0.3"].get(key, 1))
-        if value is None and key not in DEFAULTS["0.2"]:
-            continue
-        if isinstance(usual, bool):
-            if not isinstance(value, bool):
-                faults.append(Fault(key, value, "is not true or false", "correct the file"))
-        elif isinstance(usual, int) and not isinstance(usual, bool) and key != STEP:
-            least = 1
-            allowed = isinstance(value, int) and not isinstance(value, bool)
-            if not allowed or (isinstance(value, int) and value < least and not (value == -1 and usual == -1)):
+    layers = settings.get(LAYERS)
+    checked: dict[str, object] = {**DEFAULTS[line], **({} if layers is None else {LAYERS: 1})}
+    for key, usual in checked.items():
+        value = settings[key]
+        if isinstance(usual, bool) and not isinstance(value, bool):
+            faults.append(Fault(key, value, "is not true or false", "correct the file"))
+        elif isinstance(usual, int) and not isinstance(usual, bool):
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or (isinstance(value, int) and value < 1 and value != usual):
                 faults.append(Fault(key, value, "is not a positive whole number", "correct the file"))
     if faults:
         raise SpecError(faults)

@@ -1,0 +1,195 @@
+"""The flags of one command in a script: where each is written, and the script with a few of them changed."""
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.intake.shell import Field, Script, Span
+
+AC = "activation_checkpoint"
+SUBCOMMAND = "activation-checkpoint:"  # TorchTitan 0.3's, a word without dashes that ends the flag before it
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One flag and its values. name: without dashes, with _ for -.  joined: written as --name=value."""
+
+    name: str
+    flag: Field
+    values: tuple[Field, ...]
+    joined: bool
+
+    @property
+    def words(self) -> list[str]:
+        """Its values."""
+        return [self.flag.text.partition("=")[2]] if self.joined else [value.text for value in self.values]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of a script. end: where its last word ends."""
+
+    script: Script
+    fields: tuple[Field, ...]
+    end: int
+
+    @property
+    def flags(self) -> tuple[Placed, ...]:
+        """Every flag, in order."""
+        return tuple(_placed(self.fields))
+
+    def words(self) -> dict[str, list[str]]:
+        """Flag -> its values; given twice, the last counts."""
+        return {placed.name: placed.words for placed in self.flags}
+
+
+def plain_name(flag: str) -> str:
+    """--tensor-model-parallel-size -> tensor_model_parallel_size."""
+    return flag.lstrip("-").partition("=")[0].replace("-", "_")
+
+
+def _placed(fields: Sequence[Field]) -> Iterator[Placed]:
+    groups: list[list[Field]] = []
+    for field in fields:
+        if (field.text.startswith("--") and len(field.text) > 2) or field.text.startswith(SUBCOMMAND):
+            groups.append([field])
+        elif groups:
+            groups[-1].append(field)
+    for flag, *values in groups:
+        joined = "=" in flag.text
+        yield Placed(plain_name(flag.text), flag, () if joined else tuple(values), joined)
+
+
+def edit_flags(text: str, read: Callable[[str], Command], changes: Mapping[str, Sequence[str] | None], spell: Callable[[str], str]) -> str:
+    """The script with these flags set to these words, or left out where there are none (None).
+
+    A value is changed where it is written, in a variable if need be; where another flag shares that variable, in its own place.
+    read: the command in a text.  spell: a new flag as it is to be written, with its dashes.
+    """
+    before = read(text)
+    wanted = {**before.words(), **{name: list(words) for name, words in changes.items() if words is not None}}
+    wanted = {name: words for name, words in wanted.items() if changes.get(name, ()) is not None}
+    tries = []
+    for at_definition in (True, False):
+        new = _Edit(before, at_definition=at_definition).changed(changes, spell)
+        if read(new).words() == wanted:
+            return new
+        tries.append(new)
+    return tries[0]
+
+
+@dataclass(slots=True)
+class _Edit:
+    command: Command
+    at_definition: bool
+
+    def changed(self, changes: Mapping[str, Sequence[str] | None], spell: Callable[[str], str]) -> str:
+        text = self.command.script.text
+        places = {placed.name: placed for placed in self.command.flags}
+        edits: dict[Span, str] = {}
+        new: list[str] = []
+        for name, words in changes.items():
+            placed = places.get(name)
+            if placed is None:
+                if words is not None:
+                    new.append(" ".join([spell(name), *map(shlex.quote, words)]))
+            elif words is None:
+                edits[_line_of(text, *_whole(text, placed))] = ""
+            elif placed.words != list(words):
+                edits.update(self.value(text, placed, words))
+        for (start, end), replacement in sorted(edits.items(), reverse=True):
+            text = text[:start] + replacement + text[end:]
+        return self.added(text, new, sorted(edits.items())) if new else text
+
+    def value(self, text: str, placed: Placed, words: Sequence[str]) -> dict[Span, str]:
+        """One value for one value where it stands; a value more or less, the whole flag anew."""
+        flag = placed.flag.text
+        if placed.joined and placed.flag.outer is not None:
+            return {placed.flag.outer: f"{flag.partition('=')[0]}={shlex.quote(' '.join(words))}"}
+        spans = [self.place(value) for value in placed.values]
+        if len(words) == len(spans) and all(spans):
+            return {span: _fitting(text, span, word) for span, word in zip(spans, words, strict=True) if span is not None}
+        start, end = _whole(text, placed)
+        return {(start, end): " ".join([flag.partition("=")[0], *map(shlex.quote, words)])}
+
+    def place(self, value: Field) -> Span | None:
+        """Where to write another value: where this one is written, or the variable that brings it."""
+        if self.at_definition and value.span is not None:
+            return value.span
+        return value.reference or value.span or value.outer
+
+    def added(self, text: str, new: Sequence[str], edits: Sequence[tuple[Span, str]]) -> str:
+        """New flags after the last one that is written in the script, in the manner of its line."""
+        kept = [placed for placed in self.command.flags if placed.flag.span is not None and _is_setting(placed)]
+        kept = [placed for placed in kept if not any(span[0] <= _whole(self.command.script.text, placed)[0] < span[1] for span, _ in edits)]
+        moved = sum(len(replacement) - (end - start) for (start, end), replacement in edits)
+        if not kept:
+            last = next((field.outer[0] for field in self.command.fields if field.text.startswith(SUBCOMMAND) and field.outer), None)
+            end = _moved(last, edits) - 1 if last is not None else self.command.end + moved
+            return text[:end] + "".join(f" {flag}" for flag in new) + text[end:]
+        start, end = _whole(self.command.script.text, kept[-1])
+        start, end = (_moved(place, edits) for place in (start, end))
+        line_start = text.rfind("\n", 0, start) + 1
+        indent = text[line_start:start]
+        if indent.strip():
+            return text[:end] + "".join(f" {flag}" for flag in new) + text[end:]
+        previous = text[:line_start].rstrip("\n").rpartition("\n")[2]
+        continued = previous.rstrip().endswith("\\") or text[end:].partition("\n")[0].strip() == "\\"
+        parting = f" \\\n{indent}" if continued else f"\n{indent}"
+        return text[:end] + "".join(parting + flag for flag in new) + text[end:]
+
+
+def _is_setting(placed: Placed) -> bool:
+    return not placed.name.startswith(("nproc", "nnodes", "rdzv", "local_ranks", "role", "tee", "master", "node_rank", "standalone", AC))
+
+
+def _moved(place: int, edits: Sequence[tuple[Span, str]]) -> int:
+    return place + sum(len(new) - (end - start) for (start, end), new in edits if end <= place)
+
+
+def _fitting(text: str, span: Span, word: str) -> str:
+    """A word as it can stand at a place: bare between quotes, else quoted where it must be."""
+    inside = span[0] > 0 and text[span[0] - 1] in "'\"" and text[span[1] : span[1] + 1] == text[span[0] - 1]
+    return word if inside else shlex.quote(word)
+
+
+def _written(text: str, field: Field) -> Span | None:
+    """Where a field is written, with quotes of its own; a variable's text does not give up the quotes of its assignment."""
+    if field.outer is not None and field.span is not None and field.outer[0] <= field.span[0] and field.span[1] <= field.outer[1]:
+        return field.outer
+    span = field.span
+    if span is None:
+        return field.reference or field.outer
+    start, end = span
+    quoted = start > 1 and text[start - 1] in "'\"" and text[end : end + 1] == text[start - 1] and text[start - 2] != "="
+    return (start - 1, end + 1) if quoted else span
+
+
+def _whole(text: str, placed: Placed) -> Span:
+    """From the flag to its last value that stands after it in the same place (a variable's value stands elsewhere)."""
+    start, end = _written(text, placed.flag) or (0, 0)
+    for value in placed.values:
+        for span in (value.outer, _written(text, value), value.reference):
+            if span is not None and span[0] >= end and not text[end : span[0]].replace("\\\n", "").strip():
+                end = span[1]
+                break
+    return start, end
+
+
+def _line_of(text: str, start: int, end: int) -> Span:
+    """What to remove with a flag: its line where it has one to itself, with the sign that continues it, else the blanks before it."""
+    line_start = text.rfind("\n", 0, start) + 1
+    line_end = text.find("\n", end)
+    line_end = len(text) if line_end < 0 else line_end
+    before, after = text[line_start:start], text[end:line_end]
+    if before.strip() or re.sub(r"\s*\\?\s*(#.*)?$", "", after):
+        blanks = len(before) - len(before.rstrip(" \t"))
+        return start - blanks, end
+    if after.strip() == "\\" or line_start == 0:
+        return line_start, min(line_end + 1, len(text))
+    previous_end = line_start - 1
+    previous = text[:previous_end]
+    if previous.rstrip(" \t").endswith("\\"):  # it was the last of the command: the line before it is now
+        return len(previous.rstrip(" \t")[:-1].rstrip(" \t")), line_end
+    return line_start, min(line_end + 1, len(text))

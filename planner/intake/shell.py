@@ -1,0 +1,519 @@
+"""Launch scripts read as text: variables, arrays, continued lines and simple conditions; nothing is run.
+
+Every character of a word remembers where in the script it stands, so that a value can be changed where it was written. What
+only a running shell knows (a command's output, a variable that nobody sets) reads as empty, and its name is kept in `unset`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+Span = tuple[int, int]
+NAME = re.compile(r"[A-Za-z_]\w*")
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?=)")
+BRACED = re.compile(r"\{([A-Za-z_]\w*|[0-9@*#?])(\[[@*0-9]+\])?(?:(:?[-=?+])(.*))?\}", re.DOTALL)
+DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset", "env"})
+SBATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
+_BREAKS = " \t\n;&|()<>"
+_SUMS = re.compile(r"[\d+\-*/%() ]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """Text whose characters know where they stand. at: offset in the script, -1 for none.  ref: span of the outermost `$NAME`
+    that brought the character here.
+    """
+
+    text: str = ""
+    at: tuple[int, ...] = ()
+    ref: tuple[Span | None, ...] = ()
+
+    def __add__(self, other: "Chars") -> "Chars":
+        return Chars(self.text + other.text, self.at + other.at, self.ref + other.ref)
+
+    def cut(self, start: int, end: int) -> "Chars":
+        """Characters from start to end."""
+        return Chars(self.text[start:end], self.at[start:end], self.ref[start:end])
+
+    def through(self, span: Span) -> "Chars":
+        """The same, brought here by what stands at this span, where nothing nearer did."""
+        return Chars(self.text, self.at, tuple(span if old is None else old for old in self.ref))
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One word of a command. outer: span of the written word, quotes and all, where it stands for this field alone."""
+
+    chars: Chars
+    outer: Span | None
+
+    @property
+    def text(self) -> str:
+        """What the command gets."""
+        return self.chars.text
+
+    @property
+    def span(self) -> Span | None:
+        """Where the text is written as it is; None for one that was put together."""
+        at = self.chars.at
+        whole = bool(at) and at[0] >= 0 and all(b == a + 1 for a, b in pairwise(at))
+        return (at[0], at[-1] + 1) if whole else None
+
+    @property
+    def reference(self) -> Span | None:
+        """The one `$NAME` that the whole text comes from."""
+        refs = set(self.chars.ref)
+        return next(iter(refs)) if len(refs) == 1 else None
+
+
+@dataclass(slots=True)
+class Script:
+    """What was read. commands: words of every command, in order, with variables put in.  ends: where the last word of each ends
+    in the text.  unset: names that nobody sets.
+
+    variables: as they are at the end.  skipped: first lines of branches that were not read.
+    """
+
+    text: str
+    commands: list[list[Field]] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    variables: dict[str, list[Field]] = field(default_factory=dict)
+    unset: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    batch: dict[str, str] = field(default_factory=dict)
+
+    def value(self, name: str) -> str | None:
+        """A variable's text; None for one that nobody sets."""
+        found = self.variables.get(name)
+        return None if found is None else " ".join(part.text for part in found)
+
+
+def read_script(text: str, environment: Mapping[str, str] | None = None) -> Script:
+    """The script. environment: variables that are set before it starts; #SBATCH lines set Slurm's own."""
+    script = Script(text, batch=_batch(text))
+    nodes = script.batch.get("nodes")
+    per_node = script.batch.get("gpus-per-node") or script.batch.get("gres")
+    gpus = re.search(r"(\d+)$", per_node) if per_node else None
+    known = {**(environment or {})}
+    if nodes and nodes.isdigit():
+        known |= {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
+    if gpus:
+        known |= {"SLURM_GPUS_ON_NODE": gpus[1], "SLURM_GPUS_PER_NODE": gpus[1]}
+    for name, value in known.items():
+        script.variables[name] = [Field(Chars(value, (-1,) * len(value), (None,) * len(value)), None)]
+    _Reader(script).statements()
+    return script
+
+
+def _batch(text: str) -> dict[str, str]:
+    """Options of #SBATCH lines by their long names."""
+    short = {"N": "nodes", "n": "ntasks", "G": "gpus"}
+    found: dict[str, str] = {}
+    for line in SBATCH.findall(text):
+        for option in re.finditer(r"(?:--([\w-]+)|-([NnG]))(?:=|\s+)?([^\s#-][^\s#]*)?", line):
+            found[option[1] or short[option[2]]] = option[3] or ""
+    return found
+
+
+@dataclass(slots=True)
+class _Branch:
+    """One `if`: whether its present branch is read, and whether an earlier one was."""
+
+    reading: bool
+    taken: bool
+
+
+@dataclass(slots=True)
+class _Reader:
+    script: Script
+    here: int = 0
+    last: int = 0
+    branches: list[_Branch] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return self.script.text
+
+    @property
+    def reading(self) -> bool:
+        return all(branch.reading for branch in self.branches)
+
+    def statements(self) -> None:
+        while self.here < len(self.text):
+            words = list(self.command())
+            if words:
+                self.control(words)
+
+    # ---- control words -------------------------------------------------------------------------------------------------
+
+    def control(self, words: list[Field]) -> None:
+        first = words[0].text
+        if first in ("then", "do", "{", "(", "!", "time", "exec", "sudo", "nohup"):
+            if len(words) > 1:
+                self.control(words[1:])
+        elif first == "if":
+            holds = self.holds(words[1:]) if self.reading else False
+            self.branches.append(_Branch(holds, holds))
+        elif first == "elif" and self.branches:
+            branch = self.branches[-1]
+            branch.reading = not branch.taken
+            branch.reading = branch.reading and self.holds(words[1:])
+            branch.taken = branch.taken or branch.reading
+        elif first == "else" and self.branches:
+            self.branches[-1].reading = not self.branches[-1].taken
+            if len(words) > 1:
+                self.control(words[1:])
+        elif first == "case":
+            self.branches.append(_Branch(False, True))
+        elif first in ("fi", "esac") and self.branches:
+            self.branches.pop()
+        elif first in ("for", "while", "until", "done", "}", "function", "set", "cd", "echo", "[", "[[", "source", "."):
+            if first == "for" and len(words) > 3 and words[2].text == "in" and self.reading:
+                self.script.variables[words[1].text] = [words[3]]
+        elif self.reading:
+            self.script.commands.append(words)
+            self.script.ends.append(self.last)
+        elif any(word.text.startswith("--") for word in words):
+            self.script.skipped.append(" ".join(word.text for word in words[:4]))
+
+    def holds(self, words: list[Field]) -> bool:
+        """Whether a simple test holds; one that only a running shell could decide does not."""
+        texts = [word.text for word in words]
+        if texts and texts[0] in ("[", "[[", "test"):
+            texts = texts[1:]
+        texts = texts[:-1] if texts and texts[-1] in ("]", "]]") else texts
+        if texts and texts[0] == "!":
+            return not self.holds([word for word in words if word.text not in ("!", "[", "[[", "]", "]]", "test")])
+        if len(texts) == 2 and texts[0] in ("-n", "-z"):
+            return bool(texts[1]) == (texts[0] == "-n")
+        if len(texts) == 1:
+            return texts[0] in ("-z", "true")  # [ -z ] of nothing; a name alone is a command
+        if len(texts) != 3:
+            return False
+        left, test, right = texts
+        if test in ("=", "=="):
+            return left == right
+        if test == "!=":
+            return left != right
+        numbers = {"-eq": "==", "-ne": "!=", "-gt": ">", "-ge": ">=", "-lt": "<", "-le": "<="}
+        if test in numbers and left.lstrip("-").isdigit() and right.lstrip("-").isdigit():
+            a, b = int(left), int(right)
+            return {"==": a == b, "!=": a != b, ">": a > b, ">=": a >= b, "<": a < b, "<=": a <= b}[numbers[test]]
+        return False
+
+    # ---- one command ---------------------------------------------------------------------------------------------------
+
+    def command(self) -> Iterator[Field]:
+        """Words up to the end of the command; assignments are carried out on the way."""
+        starting = True
+        while self.here < len(self.text):
+            if not self.skip_blanks():
+                return
+            found = ASSIGNMENT.match(self.text, self.here) if starting else None
+            if found is not None:
+                self.assign(found)
+                continue
+            place = self.here
+            words = self.word()
+            if self.here == place:
+                self.here += 1  # a sign that ends commands, or nothing that can be read
+                return
+            if starting and len(words) == 1 and words[0].text in DECLARING:
+                self.flags_of_declaration()
+                continue
+            self.last = self.here
+            starting = starting and len(words) == 1 and words[0].text in ("if", "then", "else", "do", "elif", "{")
+            yield from words
+
+    def flags_of_declaration(self) -> None:
+        """The -x and -a of `declare -x`."""
+        while (found := re.compile(r"[ \t]+-\w+").match(self.text, self.here)) is not None:
+            self.here = found.end()
+
+    def skip_blanks(self) -> bool:
+        """To the next word; False, past the sign, where the command ends."""
+        while self.here < len(self.text):
+            char = self.text[self.here]
+            if char in " \t":
+                self.here += 1
+            elif self.text.startswith("\\\n", self.here):
+                self.here += 2
+            elif char == "#" and (self.here == 0 or self.text[self.here - 1] in " \t\n;"):
+                end = self.text.find("\n", self.here)
+                self.here = len(self.text) if end < 0 else end
+            elif char in "<>" or (char.isdigit() and self.text[self.here + 1 : self.here + 2] in (">", "<")):
+                self.redirection()
+            elif char in "\n;&|)(":
+                self.here += 1
+                return False
+            else:
+                return True
+        return False
+
+    def redirection(self) -> None:
+        """Past `2>&1`, `> log` and a here-document."""
+        found = re.compile(r"\d?(?:<<-?\s*['\"]?(\w+)['\"]?|[<>]{1,3}&?\s*[^\s;&|]*)").match(self.text, self.here)
+        assert found is not None, "it was recognised by the same signs"
+        self.here = max(found.end(), self.here + 1)
+        if found[1]:
+            end = re.compile(rf"^\s*{re.escape(found[1])}\s*$", re.MULTILINE).search(self.text, self.here)
+            self.here = len(self.text) if end is None else end.end()
+
+    def assign(self, found: re.Match[str]) -> None:
+        self.here = found.end()
+        name, adding = found[1], found[3] == "+="
+        if self.text.startswith("(", self.here):
+            self.here += 1
+            value = list(self.array())
+        else:
+            whole = self.quoted_word()
+            value = [Field(whole, None)]
+        if not self.reading or found[2]:
+            if any(part.text.startswith("--") for part in value):
+                self.script.skipped.append(found[0].strip())
+            return
+        before = self.script.variables.get(name, [])
+        if adding and self.text[found.end() : found.end() + 1] != "(":
+            head = before[0].chars if before else Chars()
+            self.script.variables[name] = [Field(head + value[0].chars, None), *before[1:]]
+        else:
+            self.script.variables[name] = [*before, *value] if adding else value
+
+    def array(self) -> Iterator[Field]:
+        """Words up to the closing bracket, over as many lines as there are."""
+        while self.here < len(self.text):
+            char = self.text[self.here]
+            if char == ")":
+                self.here += 1
+                return
+            if char in " \t\n":
+                self.here += 1
+            elif self.text.startswith("\\\n", self.here):
+                self.here += 2
+            elif char == "#":
+                end = self.text.find("\n", self.here)
+                self.here = len(self.text) if end < 0 else end
+            else:
+                place = self.here
+                yield from self.word()
+                self.here += self.here == place
+
+    # ---- words ---------------------------------------------------------------------------------------------------------
+
+    def word(self) -> list[Field]:
+        """The next word as fields: unquoted variables are split where they hold blanks, arrays give one field an element."""
+        start = self.here
+        fields: list[Chars] = [Chars()]
+        quoted = False
+        plain = True
+        while self.here < len(self.text) and self.text[self.here] not in _BREAKS:
+            was_quoted = self.text[self.here] in "'\""
+            for number, (chars, splits) in enumerate(self.piece()):
+                if number:
+                    fields.append(Chars())
+                parts = _split(chars) if splits else [chars]
+                plain = plain and not splits and number == 0
+                for place, part in enumerate(parts):
+                    if place:
+                        fields.append(Chars())
+                    fields[-1] = fields[-1] + part
+            quoted = quoted or was_quoted
+        outer = (start, self.here)
+        every = {'"$@"', '"$*"', '"${@}"'}  # of which there are none when a script is only read
+        quoted = quoted and self.text[start : self.here] not in every
+        kept = [chars for chars in fields if chars.text or (quoted and len(fields) == 1)]
+        whole = plain or len(kept) == 1
+        return [Field(chars, outer if whole else None) for chars in kept]
+
+    def quoted_word(self) -> Chars:
+        """The value of an assignment: never split."""
+        value = Chars()
+        while self.here < len(self.text) and self.text[self.here] not in _BREAKS:
+            for number, (chars, _) in enumerate(self.piece()):
+                value = value + (Chars(" ", (-1,), (None,)) if number else Chars()) + chars
+        return value
+
+    def piece(self) -> list[tuple[Chars, bool]]:
+        """One quoted text, variable or character: [(what it stands for, whether blanks in it split the word)]."""
+        char = self.text[self.here]
+        if char == "'":
+            return [(self.until("'"), False)]
+        if char == '"':
+            return self.double_quoted()
+        if char == "\\":
+            self.here += 2
+            if self.text[self.here - 1 : self.here] == "\n":
+                return []
+            return [(self.literal(self.here - 1, min(self.here, len(self.text))), False)]
+        if char in "$`":
+            return [(chars, True) for chars in self.expansion()]
+        self.here += 1
+        return [(self.literal(self.here - 1, self.here), False)]
+
+    def literal(self, start: int, end: int) -> Chars:
+        return Chars(self.text[start:end], tuple(range(start, end)), (None,) * (end - start))
+
+    def until(self, sign: str) -> Chars:
+        start = self.here + 1
+        end = self.text.find(sign, start)
+        end = len(self.text) if end < 0 else end
+        self.here = end + 1
+        return self.literal(start, end)
+
+    def double_quoted(self) -> list[tuple[Chars, bool]]:
+        self.here += 1
+        found = [Chars()]
+        while self.here < len(self.text) and self.text[self.here] != '"':
+            char = self.text[self.here]
+            if self.text.startswith("\\\n", self.here):
+                self.here += 2
+            elif char == "\\" and self.text[self.here + 1 : self.here + 2] in ("$", '"', "\\", "`"):
+                self.here += 2
+                found[-1] = found[-1] + self.literal(self.here - 1, self.here)
+            elif char in "$`":
+                for number, chars in enumerate(self.expansion()):
+                    if number:
+                        found.append(Chars())
+                    found[-1] = found[-1] + chars
+            else:
+                self.here += 1
+                found[-1] = found[-1] + self.literal(self.here - 1, self.here)
+        self.here += 1
+        return [(chars, False) for chars in found]
+
+    def expansion(self) -> list[Chars]:
+        """What `$...` at this place stands for; several for an array."""
+        start = self.here
+        if self.text.startswith("$((", start):
+            return [self.arithmetic(start)]
+        if self.text.startswith("$(", start) or self.text[start] == "`":
+            self.skip_command(start)
+            return [Chars()]
+        braced = self.braces(start)
+        if braced is not None:
+            return braced
+        name = NAME.match(self.text, start + 1)
+        if name is not None:
+            self.here = name.end()
+            return self.lookup(name[0], (start, self.here))
+        special = self.text[start + 1 : start + 2] in "0123456789@*#?!$-"
+        self.here = start + (2 if special and start + 1 < len(self.text) else 1)
+        return [Chars()] if special else [self.literal(start, start + 1)]
+
+    def braces(self, start: int) -> list[Chars] | None:
+        if not self.text.startswith("${", start):
+            return None
+        depth, end = 0, start + 1
+        while end < len(self.text):
+            depth += {"{": 1, "}": -1}.get(self.text[end], 0)
+            end += 1
+            if not depth:
+                break
+        self.here = end
+        found = BRACED.fullmatch(self.text[start + 1 : end])
+        if found is None or not NAME.match(found[1]):
+            inner = NAME.match(self.text, start + 2)
+            return [Chars()] if found is not None or inner is None else self.lookup(inner[0], (start, end))
+        sign = found[3] or ""
+        known = self.script.value(found[1])
+        absent = known is None or (sign.startswith(":") and not known)
+        if sign.endswith("+"):
+            return [Chars()] if absent else [self.nested(start, found)]
+        if absent and sign.endswith(("-", "=")):
+            default = self.nested(start, found)
+            if sign.endswith("="):
+                self.script.variables[found[1]] = [Field(default, None)]
+            return [default]
+        return self.lookup(found[1], (start, end))
+
+    def nested(self, start: int, found: re.Match[str]) -> Chars:
+        """The text after `:-`, itself read."""
+        after = self.here
+        self.here = start + 1 + found.start(4)
+        end = start + 1 + found.end(4)
+        value = Chars()
+        while self.here < end:
+            for chars, _ in self.piece():
+                value = value + chars
+        self.here = after
+        return value
+
+    def lookup(self, name: str, span: Span) -> list[Chars]:
+        found = self.script.variables.get(name)
+        if found is None:
+            if name not in self.script.unset:
+                self.script.unset.append(name)
+            return [Chars()]
+        return [part.chars.through(span) for part in found] or [Chars()]
+
+    def arithmetic(self, start: int) -> Chars:
+        end = self.text.find("))", start)
+        end = len(self.text) if end < 0 else end
+        self.here = end + 2
+        words = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda found: self.script.value(found[1]) or "?", self.text[start + 3 : end])
+        number = _sum(words)
+        value = "" if number is None else str(number)
+        return Chars(value, (-1,) * len(value), ((start, self.here),) * len(value))
+
+    def skip_command(self, start: int) -> None:
+        """Past `$(...)` or a text in backquotes."""
+        if self.text[start] == "`":
+            end = self.text.find("`", start + 1)
+            self.here = len(self.text) if end < 0 else end + 1
+            return
+        depth, self.here = 0, start + 1
+        while self.here < len(self.text):
+            depth += {"(": 1, ")": -1}.get(self.text[self.here], 0)
+            self.here += 1
+            if not depth:
+                return
+
+
+def _split(chars: Chars) -> list[Chars]:
+    """At blanks, as an unquoted variable is; blanks at the ends part it from its neighbours."""
+    parts, start = [], 0
+    for found in re.finditer(r"\s+", chars.text):
+        parts.append(chars.cut(start, found.start()))
+        start = found.end()
+    return [*parts, chars.cut(start, len(chars.text))]
+
+
+def _sum(words: str) -> int | None:
+    """Value of a sum of whole numbers as the shell has it; None for anything else."""
+    if not _SUMS.fullmatch(words) or "**" in words:
+        return None
+    tokens = re.findall(r"\d+|[+\-*/%()]", words)
+    try:
+        value, rest = _terms(tokens)
+    except (IndexError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+    return value if not rest else None
+
+
+def _terms(tokens: list[str]) -> tuple[int, list[str]]:
+    value, tokens = _factors(tokens)
+    while tokens and tokens[0] in "+-":
+        sign, tokens = tokens[0], tokens[1:]
+        more, tokens = _factors(tokens)
+        value = value + more if sign == "+" else value - more
+    return value, tokens
+
+
+def _factors(tokens: list[str]) -> tuple[int, list[str]]:
+    value, tokens = _factor(tokens)
+    while tokens and tokens[0] in "*/%":
+        sign, tokens = tokens[0], tokens[1:]
+        more, tokens = _factor(tokens)
+        value = value * more if sign == "*" else value // more if sign == "/" else value % more
+    return value, tokens
+
+
+def _factor(tokens: list[str]) -> tuple[int, list[str]]:
+    if tokens[0] == "(":
+        value, rest = _terms(tokens[1:])
+        return value, rest[1:]
+    if tokens[0] == "-":
+        value, rest = _factor(tokens[1:])
+        return -value, rest
+    return int(tokens[0]), tokens[1:]

@@ -1,0 +1,175 @@
+"""TorchTitan started from a command line or a script: 0.2's flags over a TOML, 0.3's --module and --config with flags.
+
+Sources: torchtitan 0.2.2 and 0.3.0 run_train.sh (NGPU, CONFIG_FILE; MODULE, CONFIG), config/manager.py.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from planner.errors import Fault, SpecError
+from planner.export.base import Value
+from planner.export.titan_settings import AC
+from planner.export.torchtitan import AC_COMMAND, flag_words, read_titan_flags
+from planner.intake.edit_toml import edit_toml
+from planner.intake.flags import Command, edit_flags
+from planner.intake.launch import machine_of
+from planner.intake.shell import read_script
+from planner.intake.torchtitan import TitanSaid, read_toml
+from planner.specs.current import CurrentSpec
+
+_PROGRAM = re.compile(r"run_train\.sh|torchtitan|(?:^|/)train\.py$")
+_SETTING = re.compile(r"--(?:training|parallelism|activation_checkpoint|job|compile|model|optimizer|checkpoint|comm)\.\w|--module\b")
+_OPTION = re.compile(r"--[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TitanCommand:
+    """A command and the TOML that it starts from. toml: (name as the command gives it, text); None where it names none."""
+
+    command: Command
+    toml: tuple[str, str] | None
+    given: Mapping[str, object]
+
+
+def find_command(text: str) -> Command:
+    """The command that starts TorchTitan: of several, the one with most settings. Raises SpecError where there is none."""
+    script = read_script(text)
+    rated = [(_rating([field.text for field in fields]), place) for place, fields in enumerate(script.commands)]
+    best = max(rated, default=(0, 0))
+    if best[0] == 0:
+        remedy = "give the script or the line that starts torchtitan.train"
+        raise SpecError(Fault("current", None, "holds no command that starts TorchTitan", remedy))
+    return Command(script, tuple(script.commands[best[1]]), script.ends[best[1]])
+
+
+def _rating(words: Sequence[str]) -> int:
+    programs = sum(bool(_PROGRAM.search(word)) for word in words if not word.startswith("--"))
+    return programs + sum(bool(_SETTING.match(word)) for word in words)
+
+
+def config_file(command: Command) -> str | None:
+    """The TOML that the command names."""
+    words = command.words()
+    named = words.get("job.config_file")
+    if named:
+        return named[0]
+    starts_script = any("run_train.sh" in field.text for field in command.fields)
+    return command.script.value("CONFIG_FILE") if starts_script else None
+
+
+def named_by(text: str) -> tuple[str, ...]:
+    """Files that a command names: its TOML, and the module of 0.3's job."""
+    command = find_command(text)
+    module = command.words().get("module")
+    toml = config_file(command)
+    return (*((toml,) if toml else ()), *((f"{module[0].replace('.', '/')}.py",) if module else ()))
+
+
+def read_command(spec: CurrentSpec) -> TitanCommand:
+    """Raises SpecError for a TOML that is named and not there."""
+    command = find_command(spec.text)
+    name = config_file(command)
+    if name and name not in spec.files:
+        remedy = "keep the TOML beside the script, or give the TOML itself"
+        raise SpecError(Fault("current", spec.name, f"starts from {name}, which is not there", remedy))
+    given = read_titan_flags(_titan_words(command))
+    if "config" not in given and "module" not in given:
+        for key, variable in (("module", "MODULE"), ("config", "CONFIG")):
+            value = command.script.value(variable)
+            if value is not None and not name and any("run_train.sh" in field.text for field in command.fields):
+                given[key] = value
+    return TitanCommand(command=command, toml=(name, spec.files[name]) if name else None, given=given)
+
+
+def _titan_words(command: Command) -> list[str]:
+    """The part of the command that TorchTitan gets: what follows the program."""
+    words = [field.text for field in command.fields]
+    start = next((place for place, word in enumerate(words) if _PROGRAM.search(word) and not word.startswith("--")), -1)
+    return words[start + 1 :]
+
+
+def say(spec: CurrentSpec) -> TitanSaid:
+    """What a command says, over its TOML. Raises SpecError."""
+    found = read_command(spec)
+    below: dict[str, object] = {}
+    spelling: dict[str, str] = {}
+    if found.toml is not None:
+        below, spelling = read_toml(found.toml[1], found.toml[0])
+    modules = {name.removesuffix(".py").replace("/", "."): text for name, text in spec.files.items() if name.endswith(".py")}
+    return TitanSaid(
+        line="0.3" if "module" in found.given else "0.2", given={**below, **found.given}, spelling=spelling, modules=modules,
+        machine=machine_of(found.command.script, found.command), skipped=tuple(found.command.script.skipped),
+    )  # fmt: skip
+
+
+def edited_command(spec: CurrentSpec, changes: Mapping[str, Value | None], spelling: Mapping[str, str], line: str) -> dict[str, str]:
+    """The script, and its TOML, with these settings: a setting is changed where it is given; a new one goes into the TOML, where
+    there is one, else to the flags.
+    """
+    found = read_command(spec)
+    in_toml: dict[str, Value | None] = {}
+    in_flags: dict[str, Value | None] = {}
+    for key, value in changes.items():
+        flagged = key in found.given or found.toml is None
+        (in_flags if flagged else in_toml)[key] = value
+    files = {}
+    if in_toml and found.toml is not None:
+        name, text = found.toml
+        files[_shown(name)] = edit_toml(text, {spelling.get(key, key): value for key, value in in_toml.items()})
+    if in_flags:
+        files[spec.name] = _with_flags(spec.text, found, in_flags, line)
+    return files
+
+
+def before(spec: CurrentSpec) -> dict[str, str]:
+    """The user's own texts by the names that `edited_command` gives them."""
+    found = read_command(spec)
+    toml = {} if found.toml is None else {_shown(found.toml[0]): found.toml[1]}
+    return {**toml, spec.name: spec.text}
+
+
+def _shown(name: str) -> str:
+    """A path as a patch may have it."""
+    parts = [part for part in PurePosixPath(name).parts if part not in ("/", "..", ".")]
+    return "/".join(parts)
+
+
+def _with_flags(text: str, found: TitanCommand, changes: Mapping[str, Value | None], line: str) -> str:
+    held = found.command.words()
+    words: dict[str, Sequence[str] | None] = {}
+    subcommand: list[str] = []
+    for key, value in changes.items():
+        if line == "0.3" and key.startswith(AC):
+            continue
+        if value is None:
+            words[key] = None
+            continue
+        spelled = flag_words({key: value})
+        name = spelled[0].removeprefix("--")
+        table, _, last = key.rpartition(".")
+        other = f"{table}.{last}" if name != key else f"{table}.no_{last}"
+        if isinstance(value, bool) and other in held:
+            words[other] = None
+        words[name] = spelled[1:]
+    new = edit_flags(text, find_command, words, lambda name: f"--{name}") if words else text
+    if line == "0.3" and any(key.startswith(AC) for key in changes):
+        mode = str(changes.get(AC + "mode") or found.given.get(AC + "mode", "selective")).replace("_", "-")
+        budget = changes.get(AC + "memory_budget", found.given.get(AC + "memory_budget"))
+        subcommand = [f"{AC_COMMAND}{mode}", *(["--activation-checkpoint.memory-budget", f"{budget}"] if mode == "memory-budget" else [])]
+        new = _with_subcommand(new, subcommand)
+    return new
+
+
+def _with_subcommand(text: str, subcommand: Sequence[str]) -> str:
+    """0.3's choice of activation checkpointing, which comes last on the line."""
+    command = find_command(text)
+    old = next((field for field in command.fields if field.text.startswith(AC_COMMAND)), None)
+    words = " ".join(subcommand)
+    if old is not None and old.outer is not None:
+        end = command.end if command.end > old.outer[1] else old.outer[1]
+        tail = text[old.outer[1] : end]
+        kept = re.sub(r"[ \t]*(?:\\\n[ \t]*)?--activation[-_]checkpoint\.memory[-_]budget[ =]\S+", "", tail)
+        return text[: old.outer[0]] + words + kept + text[end:]
+    return f"{text[: command.end]} {words}{text[command.end :]}"
