@@ -22,6 +22,7 @@ from planner.export.base import Export
 from planner.ports import Ports
 from planner.rules import Context
 from planner.search import pareto
+from planner.search.near_batch import near_batch
 from planner.search.neighbours import Neighbour, neighbours
 from planner.search.refusals import refused_choices
 from planner.search.screen import OOM_LIMIT
@@ -252,7 +253,20 @@ def _searched(sizes: list[Sized], winner: Sized, seconds: float) -> Searched:
 def _warnings(job: Job, winner: Choice, estimate: Estimate, entry: RankedLayout, sizes: list[Sized]) -> list[str]:
     pricer = winner.sized.pricer
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
-    return [*warnings_for(pricer, winner.layout, estimate), *_run_warnings(entry, sizes), *refused_choices(context, job.search)]
+    return [
+        *warnings_for(pricer, winner.layout, estimate),
+        *_near_batch(job, winner, estimate),
+        *_run_warnings(entry, sizes),
+        *refused_choices(context, job.search),
+    ]
+
+
+def _near_batch(job: Job, winner: Choice, estimate: Estimate) -> list[str]:
+    """A batch size near the one asked for that would train much faster, where speed is what counts."""
+    if job.search.objective not in BETTER or estimate.step_seconds is None:
+        return []
+    found = near_batch(winner.sized.pricer, winner.layout, estimate.step_seconds, job.search)
+    return [] if found is None else [found.sentence(job.training.global_batch_size, winner.layout)]
 
 
 def _run_warnings(winner: RankedLayout, sizes: list[Sized]) -> list[str]:

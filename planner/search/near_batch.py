@@ -1,0 +1,129 @@
+"""A global batch size near the one asked for that would train much faster a token, because it divides among the ranks.
+
+Data parallelism splits a batch evenly, and so do microbatches of a pipeline: 63 sequences leave 64 GPUs
+without either. What a batch offers is the divisor that it shares with the number of GPUs.
+"""
+
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+
+from planner.cost.price import Pricer
+from planner.cost.simulation import refine
+from planner.rules import Context
+from planner.rules.base import divisors
+from planner.search.floors import OOM_LIMIT
+from planner.search.screen import screen
+from planner.search.space import build_space
+from planner.specs.job import SearchSpec
+from planner.specs.layout import FieldValue, Layout
+from planner.units import counted, times
+
+NEAR = 0.25  # of the batch: further away it is another experiment; judgement
+WORTH = 1.10  # times as fast a token from which on it is pointed out; judgement
+TRIED = 3  # batch sizes that are priced
+SAME = 0.02  # a gain this close to the largest is as good, and the nearer batch is named; judgement
+REFINED = 16  # of the layouts priced at a batch, those that are played out
+# What the winner has settled and another batch leaves as it is.
+SETTLED = (
+    "precision", "param_dtype", "reduce_dtype", "master_dtype", "compile", "optimizer_in_backward", "cpu_offload",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearBatch:
+    """The batch and its best layout. speedup: tokens a second over those of the plan's winner."""
+
+    global_batch_size: int
+    speedup: float
+    layout: Layout
+
+    def sentence(self, asked: int, winner: Layout) -> str:
+        """The same in words."""
+        ranks = counted(winner.dp_degree, "data-parallel rank")
+        return (
+            f"global_batch_size {self.global_batch_size:,} instead of {asked:,} would be at least "
+            f"{times(self.speedup)} as fast a token, with {self.layout.short()}; "
+            f"number 1 can split {counted(asked, 'sequence')} over {ranks} alone, on {counted(winner.num_gpus, 'GPU')}"
+        )
+
+
+def near_batch(pricer: Pricer, winner: Layout, step_seconds: float, search: SearchSpec) -> NearBatch | None:
+    """The nearest of the best batch sizes that gain more than WORTH; None where none does.
+
+    Nothing is priced unless a near batch shares a larger divisor with the number of GPUs than the one
+    asked for. Then the winner's precision and switches are kept, and degrees, microbatch and
+    checkpointing are searched, so that the gain is at least what is said.
+    step_seconds: of the winner, as predicted.
+    """
+    asked = pricer.training.global_batch_size
+    found = []
+    for size in nearby(asked, pricer.cluster.num_gpus):
+        best = _best(pricer, winner, size, search)
+        if best is not None:
+            seconds, layout = best
+            speedup = (size / seconds) / (asked / step_seconds)
+            found.append(NearBatch(global_batch_size=size, speedup=speedup, layout=layout))
+    gaining = [one for one in found if one.speedup > WORTH]
+    if not gaining:
+        return None
+    most = max(one.speedup for one in gaining)
+    alike = [one for one in gaining if one.speedup > most * (1.0 - SAME)]
+    return min(alike, key=lambda one: abs(one.global_batch_size - asked))
+
+
+def nearby(asked: int, num_gpus: int) -> list[int]:
+    """Batch sizes within NEAR that divide among more ranks, those that divide among most first; at most TRIED.
+
+    One that is further away than another must divide among more ranks than it.
+    """
+    near = {
+        size
+        for degree in divisors(num_gpus)
+        for size in (asked // degree * degree, -(-asked // degree) * degree)
+        if size > 0 and abs(size - asked) <= NEAR * asked and gcd(size, num_gpus) > gcd(asked, num_gpus)
+    }
+    kept: list[int] = []
+    for size in sorted(near, key=lambda size: (abs(size - asked), -size)):
+        if not kept or gcd(size, num_gpus) > gcd(kept[-1], num_gpus):
+            kept.append(size)
+    return kept[::-1][:TRIED]
+
+
+def _best(pricer: Pricer, winner: Layout, size: int, search: SearchSpec) -> tuple[float, Layout] | None:
+    """(step seconds, layout) of the fastest that fits at this batch; None where none does."""
+    training = pricer.training.model_copy(update={"global_batch_size": size})
+    other = Pricer.build(pricer.model, pricer.cluster, training, pricer.calibration)
+    context = Context(model=other.model, cluster=other.cluster, training=training)
+    screened = screen(other, build_space(context, _narrowed(search, winner)), count=1, slack=1.0, keep=REFINED)
+    if not screened.num_fitting:
+        return None
+    rows = np.flatnonzero(screened.oom <= OOM_LIMIT)[:REFINED]
+    batch = screened.batch.take(rows)
+    seconds = refine(other, batch, other.price(batch)).step_seconds
+    first = int(np.argmin(seconds))
+    return float(seconds[first]), batch.row(first)
+
+
+def _narrowed(search: SearchSpec, winner: Layout) -> SearchSpec:
+    """The user's own choices, and the winner's where they leave a field open that a batch does not touch."""
+    chosen = {*search.fix, *search.allow}
+    fix = {name: getattr(winner, name) for name in SETTLED if name not in chosen}
+    allow = {name: values for name, values in _open(winner).items() if name not in chosen}
+    return search.model_copy(update={"fix": {**search.fix, **fix}, "allow": {**search.allow, **allow}})
+
+
+def _open(winner: Layout) -> dict[str, list[FieldValue]]:
+    """Values that are enough to find a layout as good as the winner's kind.
+
+    Who can split the batch over more ranks needs no more of the other axes than the winner has.
+    """
+    degrees: dict[str, list[FieldValue]] = {name: list(divisors(getattr(winner, name))) for name in ("tp", "cp", "pp")}
+    experts = [degree for degree in (winner.ep // 2, winner.ep, 2 * winner.ep) if degree > 0]
+    return {
+        **degrees,
+        "ep": list(dict.fromkeys(experts)) if winner.ep > 1 else [1],
+        "ac": list(dict.fromkeys((winner.ac, "none", "full"))),
+        "pp_schedule": list(dict.fromkeys((winner.pp_schedule, "1F1B"))),
+    }

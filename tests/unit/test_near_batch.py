@@ -1,0 +1,94 @@
+"""A batch size near the one asked for that would be much faster: which are tried, what is promised, and that the promise is kept."""
+
+from math import gcd
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import planner.recommend
+from api.wiring import SystemClock
+from planner.ports import Ports
+from planner.recommend import recommend
+from planner.search.near_batch import NEAR, TRIED, WORTH, nearby
+from planner.specs.job import Job
+from planner.specs.plan import Plan
+
+WORDS = "global_batch_size "
+
+
+class Ids:
+    def new_id(self, prefix: str) -> str:
+        return prefix
+
+
+def plan_of(batch: int, **search: object) -> Plan:
+    job = {
+        "model": "llama3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+        "training": {"seq_len": 8192, "global_batch_size": batch},
+        "search": {"top_k": 2, **search},
+    }
+    return recommend(Job.from_user(job), ports=Ports(clock=SystemClock(), ids=Ids()))
+
+
+def hints(plan: Plan) -> list[str]:
+    return [line for line in plan.warnings if line.startswith(WORDS)]
+
+
+@pytest.fixture(scope="module")
+def odd() -> Plan:
+    return plan_of(63)
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_gpus", "sizes"),
+    [(63, 64, [64]), (64, 64, []), (512, 256, []), (100, 64, [96, 104]), (7, 8, [8]), (1, 64, []), (9, 48, [8])],
+)
+def test_batches_that_divide_among_more_ranks_are_near(asked: int, num_gpus: int, sizes: list[int]) -> None:
+    assert nearby(asked, num_gpus) == sizes
+
+
+@given(asked=st.integers(1, 5000), num_gpus=st.integers(1, 2048))
+def test_only_near_sizes_that_share_more_with_the_gpus_are_tried(asked: int, num_gpus: int) -> None:
+    found = nearby(asked, num_gpus)
+    assert len(found) <= TRIED
+    assert all(abs(size - asked) <= NEAR * asked and gcd(size, num_gpus) > gcd(asked, num_gpus) for size in found)
+
+
+def test_a_batch_that_does_not_divide_is_pointed_out_and_the_promise_is_kept(odd: Plan) -> None:
+    (hint,) = hints(odd)
+    assert hint.startswith("global_batch_size 64 instead of 63 would be at least ")
+    promised = float(hint.partition("at least ")[2].split()[0])
+    even = plan_of(64)
+    before = odd.ranked[0].estimate.tokens_per_second_per_gpu or 0.0
+    after = max(entry.estimate.tokens_per_second_per_gpu or 0.0 for entry in even.ranked)
+    assert promised > WORTH
+    assert after / before >= promised - 0.005
+    assert hints(even) == []
+
+
+def test_nothing_is_priced_for_a_batch_that_divides(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a batch of 64 on 64 GPUs has no better neighbour")
+
+    monkeypatch.setattr("planner.search.near_batch.screen", never)
+    assert hints(plan_of(64)) == []
+
+
+def test_what_the_user_fixed_stays(odd: Plan) -> None:
+    """With the degrees fixed no other batch is faster a token."""
+    layout = odd.ranked[0].layout
+    degrees = {name: getattr(layout, name) for name in ("dp_replicate", "dp_shard", "tp", "cp", "pp")}
+    assert hints(plan_of(63, fix=degrees)) == []
+
+
+def test_where_speed_is_not_what_counts_nothing_is_said() -> None:
+    assert hints(plan_of(63, objective="memory")) == []
+
+
+def test_it_is_asked_of_the_winner_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(planner.recommend, "near_batch", lambda *given: asked.append(given))
+    plan = plan_of(64)
+    assert [given[1] for given in asked] == [plan.ranked[0].layout]
