@@ -72,7 +72,7 @@ def _rewritten(job: Job, cluster: ClusterSpec, winner: Layout, current: Current)
         return Rewritten()
     exported = export(winner, job.model, cluster, job.training, to=current.said.trainer, version=current.said.version)
     plain = canonical(winner, job.model.num_hidden_layers, job.training.trainer)
-    return rewrite(current, plain, exported)
+    return rewrite(current, plain, exported, job.training.global_batch_size)
 
 
 def _notes(layout: Layout, winner: Layout, current: Current | None, written: Rewritten) -> list[str]:

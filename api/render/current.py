@@ -7,6 +7,7 @@ from rich.text import Text
 from api.render.estimate import NARROW, bullets, heading, indented
 from api.render.figures import NONE, percent, rate, seconds, size
 from planner.intake.said import LABELS
+from planner.specs.layout import in_runs
 from planner.specs.plan import Plan, RankedLayout, VersusCurrent
 
 
@@ -91,7 +92,7 @@ def changes(versus: VersusCurrent) -> Table:
 
 def _shown(value: object) -> str:
     if isinstance(value, tuple | list):
-        return ",".join(map(str, value))
+        return in_runs(value)
     return {True: "on", False: "off", None: "its own"}.get(value, str(value)) if isinstance(value, bool | None) else str(value)
 
 

@@ -5,13 +5,11 @@ cp_comm_type), pipeline_parallel_layer_layout.py ("Ett|ttL"), distributed/distri
 fork sail-sg/zero-bubble-pipeline-parallelism, README.
 """
 
-import re
-from collections.abc import Mapping
-
 from planner.errors import UnknownNameError
 from planner.export.base import Draft, Export, overlay_gaps, safe_name, train_steps
 from planner.export.commands import Launch, read_flags
 from planner.export.megatron_model import model_arguments
+from planner.export.megatron_read import CP_TYPES, FP8_RECIPES, SHARDING, plain_names, read_arguments
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
@@ -21,9 +19,6 @@ from planner.units import counted
 VERSIONS = ("0.14", "0.14.0")
 DEFAULT_VERSION = "0.14"
 YOURS = "Data, tokenizer and learning rate are not part of a layout: --mock-data and NullTokenizer stand for your own."
-CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}
-SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
-FP8_RECIPES = {"float8-tensorwise": "tensorwise", "float8-delayed": "delayed", "float8-blockwise": "blockwise", "mxfp8": "mxfp8"}
 ZERO_BUBBLE_PENDING = {"ZB-1p": 1, "ZB-2p": 2}
 OPTIMIZERS = {"adamw": ("--optimizer", "adam"), "sgd": ("--optimizer", "sgd")}
 BF16_STATES = ("--optimizer", "adam", "--use-precision-aware-optimizer", "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16")
@@ -104,10 +99,6 @@ def pipeline_layout(split: tuple[int, ...]) -> str:
     """Megatron's layout string: E embedding, t*n layers, L loss, stages in the order of the layers: "Et*2|t*3|t*2L"."""
     stages = [f"t*{count}" if count else "" for count in split]
     return "|".join(["E" + stages[0], *stages[1:]]) + "L"
-
-
-def _read_layout(text: str) -> tuple[int, ...]:
-    return tuple(sum(int(count) for count in re.findall(r"t\*(\d+)", stage)) for stage in text.split("|"))
 
 
 def _sharding(draft: Draft) -> list[str]:
@@ -207,53 +198,5 @@ def _training(draft: Draft) -> list[str]:
 
 def parse_back(exported: Export) -> Layout:
     """The layout that an export says, read from its arguments and the size of the run; inverse of `export`."""
-    flags = read_flags(exported.arguments)
-    one = {flag: values[0] for flag, values in flags.items() if values}
-    values: dict[str, object] = {
-        "tp": int(one["--tensor-model-parallel-size"]), "pp": int(one["--pipeline-model-parallel-size"]),
-        "cp": int(one["--context-parallel-size"]), "ep": int(one["--expert-model-parallel-size"]),
-        "etp": int(one["--expert-tensor-parallel-size"]), "micro_batch_size": int(one["--micro-batch-size"]),
-        "cp_method": next(name for name, word in CP_TYPES.items() if word == one["--cp-comm-type"]),
-        "sequence_parallel": "--sequence-parallel" in flags, "async_tp": "--tp-comm-overlap" in flags, "compile": False,
-        "optimizer_in_backward": False, "cpu_offload": "--optimizer-cpu-offload" in flags, "master_dtype": "float32",
-        "reduce_dtype": "bfloat16" if "--grad-reduce-in-bf16" in flags else "float32",
-    }  # fmt: skip
-    values.update(_read_data_parallel(one, flags, exported.num_gpus))
-    for part in (_read_stages(one, flags), _read_recompute(one), _read_precision(one, flags)):
-        values.update(part)
-    return overlay_gaps(values, exported.gaps)
-
-
-def _read_data_parallel(one: Mapping[str, str], flags: Mapping[str, list[str]], num_gpus: int) -> dict[str, object]:
-    held = int(one["--tensor-model-parallel-size"]) * int(one["--pipeline-model-parallel-size"]) * int(one["--context-parallel-size"])
-    replicas = int(one.get("--num-distributed-optimizer-instances", "1"))
-    strategy = one.get("--data-parallel-sharding-strategy")
-    stage = next((stage for stage, word in SHARDING.items() if word == strategy), int("--use-distributed-optimizer" in flags))
-    return {"dp_replicate": replicas, "dp_shard": max(1, num_gpus // held // replicas), "zero_stage": stage}
-
-
-def _read_stages(one: Mapping[str, str], flags: Mapping[str, list[str]]) -> dict[str, object]:
-    degree = int(one["--pipeline-model-parallel-size"])
-    text = one.get("--pipeline-model-parallel-layout")
-    split = None if text is None else _read_layout(text)
-    virtual = int(one.get("--num-virtual-stages-per-pipeline-rank", "1")) if split is None else len(split) // degree
-    schedule = "1F1B" if virtual == 1 else "Interleaved1F1B"
-    if "--enable-zero-bubble" in flags:
-        schedule = "ZB-1p" if int(one["--zero-bubble-max-pending-backward"]) == degree else "ZB-2p"
-    return {"layers_per_stage": split, "virtual_stages": virtual, "pp_schedule": schedule}
-
-
-def _read_recompute(one: Mapping[str, str]) -> dict[str, object]:
-    granularity = one.get("--recompute-granularity")
-    return {"ac": {None: "none", "full": "full", "selective": "selective-attention"}[granularity]}
-
-
-def _read_precision(one: Mapping[str, str], flags: Mapping[str, list[str]]) -> dict[str, object]:
-    recipe = one.get("--fp8-recipe")
-    plain = "fp16" if "--fp16" in flags else "bf16"
-    sixteen = "--bf16" in flags or "--fp16" in flags
-    return {
-        "precision": next((name for name, word in FP8_RECIPES.items() if word == recipe), plain),
-        "float8_all_gather": "--fp8-param-gather" in flags,
-        "param_dtype": "bfloat16" if sixteen else "float32",
-    }
+    words = plain_names(read_flags(exported.arguments))
+    return overlay_gaps(read_arguments(words, exported.num_layers, exported.num_gpus), exported.gaps)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.errors import Fault, PlannerError, SpecError
-from planner.intake import titan_command
+from planner.intake import megatron, titan_command
 from planner.intake.said import LABELS, ModelSaid, Run, Said
 from planner.intake.torchtitan import TitanSaid, read_toml
 from planner.specs.cluster import ClusterSpec
@@ -67,6 +67,8 @@ def read(spec: CurrentSpec) -> Said:
         return TitanSaid(line="0.2", given=given, spelling=spelling, modules=modules)
     if kind == "torchtitan-command":
         return titan_command.say(spec)
+    if kind == "megatron-arguments":
+        return megatron.say(spec)
     remedy = "give a TorchTitan TOML or command, a Megatron argument script, a TorchTitan log, or a layout in JSON"
     raise SpecError(Fault("current", spec.name, "is no trainer's configuration that can be read", remedy))
 

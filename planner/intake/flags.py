@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from planner.intake.shell import Field, Script, Span
 
+Changes = Mapping[str, Sequence[str] | None]
 AC = "activation_checkpoint"
 SUBCOMMAND = "activation-checkpoint:"  # TorchTitan 0.3's, a word without dashes that ends the flag before it
 
@@ -61,18 +62,21 @@ def _placed(fields: Sequence[Field]) -> Iterator[Placed]:
         yield Placed(plain_name(flag.text), flag, () if joined else tuple(values), joined)
 
 
-def edit_flags(text: str, read: Callable[[str], Command], changes: Mapping[str, Sequence[str] | None], spell: Callable[[str], str]) -> str:
+def edit_flags(
+    text: str, read: Callable[[str], Command], changes: Changes, spell: Callable[[str], str], near: Callable[[str], bool]
+) -> str:
     """The script with these flags set to these words, or left out where there are none (None).
 
     A value is changed where it is written, in a variable if need be; where another flag shares that variable, in its own place.
     read: the command in a text.  spell: a new flag as it is to be written, with its dashes.
+    near: flags, by their plain names, beside which new ones go.
     """
     before = read(text)
     wanted = {**before.words(), **{name: list(words) for name, words in changes.items() if words is not None}}
     wanted = {name: words for name, words in wanted.items() if changes.get(name, ()) is not None}
     tries = []
     for at_definition in (True, False):
-        new = _Edit(before, at_definition=at_definition).changed(changes, spell)
+        new = _Edit(before, near, at_definition).changed(changes, spell)
         if read(new).words() == wanted:
             return new
         tries.append(new)
@@ -82,9 +86,10 @@ def edit_flags(text: str, read: Callable[[str], Command], changes: Mapping[str, 
 @dataclass(slots=True)
 class _Edit:
     command: Command
+    near: Callable[[str], bool]
     at_definition: bool
 
-    def changed(self, changes: Mapping[str, Sequence[str] | None], spell: Callable[[str], str]) -> str:
+    def changed(self, changes: Changes, spell: Callable[[str], str]) -> str:
         text = self.command.script.text
         places = {placed.name: placed for placed in self.command.flags}
         edits: dict[Span, str] = {}
@@ -123,6 +128,7 @@ class _Edit:
         """New flags after the last one that is written in the script, in the manner of its line."""
         kept = [placed for placed in self.command.flags if placed.flag.span is not None and _is_setting(placed)]
         kept = [placed for placed in kept if not any(span[0] <= _whole(self.command.script.text, placed)[0] < span[1] for span, _ in edits)]
+        kept = [placed for placed in kept if self.near(placed.name)] or kept
         moved = sum(len(replacement) - (end - start) for (start, end), replacement in edits)
         if not kept:
             last = next((field.outer[0] for field in self.command.fields if field.text.startswith(SUBCOMMAND) and field.outer), None)

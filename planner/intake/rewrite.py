@@ -1,11 +1,11 @@
 """A user's own file turned into another layout: only what must change is changed, and the difference is shown as a patch."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.export.base import Export, Value
-from planner.intake import titan_command
+from planner.intake import megatron, titan_command
 from planner.intake.current import Current
 from planner.intake.edit_toml import edit_toml
 from planner.intake.titan_changes import titan_changes
@@ -29,7 +29,7 @@ class Rewritten:
     notes: tuple[str, ...] = ()
 
 
-def rewrite(current: Current, winner: Layout, exported: Export) -> Rewritten:
+def rewrite(current: Current, winner: Layout, exported: Export, global_batch_size: int) -> Rewritten:
     """The files of what is run today, for the layout that was exported for the same release of the same trainer."""
     said, spec = current.said, current.spec
     if isinstance(said, TitanSaid) and current.format == "torchtitan-toml":
@@ -47,7 +47,17 @@ def rewrite(current: Current, winner: Layout, exported: Export) -> Rewritten:
             files={**files, **_modules(exported, said, changes, spec.files)}, diff=_diffs(titan_command.before(spec), files),
             settings={key: (said.given.get(key), value) for key, value in changes.items()}, notes=tuple(notes),
         )  # fmt: skip
+    if isinstance(said, megatron.MegatronSaid):
+        words, notes = megatron.megatron_changes(said, winner, exported, global_batch_size)
+        files = {spec.name: megatron.edited_script(spec, words)}
+        settings = {f"--{name.replace('_', '-')}": (_spelled(said.words.get(name)), _spelled(new)) for name, new in words.items()}
+        return Rewritten(files=files, diff=_diffs({spec.name: spec.text}, files), settings=settings, notes=tuple(notes))
     return Rewritten()
+
+
+def _spelled(words: Sequence[str] | None) -> object:
+    """An argument's values: None where it is not given, true for a bare flag."""
+    return None if words is None else " ".join(words) if words else True
 
 
 def _modules(exported: Export, said: TitanSaid, changes: Mapping[str, Value | None], files: Mapping[str, str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from planner.catalog.models import load_model, model_names
+from planner.catalog.models import load_model, model_entry, model_names
 from planner.intake.said import ModelSaid
 from planner.specs.model import ModelSpec
 
@@ -11,17 +11,33 @@ from planner.specs.model import ModelSpec
 OPEN = frozenset({"name", "max_position_embeddings"})
 
 
-def named(keys: Mapping[str, object], *, leave_open: frozenset[str] = frozenset(), hint: str = "") -> ModelSaid:
+def named(keys: Mapping[str, object], *, hint: str = "") -> ModelSaid:
     """The catalogue's name for a model of these Hugging Face keys, else the keys themselves, called `hint` where it says one.
 
-    leave_open: fields that are not compared.  hint: decides between equals.  Raises SpecError for keys that make no model.
+    hint: a name or an alias, or its last part; decides between equals.  Raises SpecError for keys that make no model.
     """
-    model = ModelSpec.from_user({"name": hint or "your-model", **keys})
-    compared = _comparable(model, leave_open)
-    same = [name for name in model_names() if _comparable(load_model(name), leave_open) == compared]
+    same = _same(keys, hint, frozenset())
     if not same:
         return ModelSaid(value={"name": hint or "your-model", **keys})
-    return ModelSaid(value=next((name for name in same if name == hint), same[0]))
+    return ModelSaid(value=next((name for name in same if _is_called(name, hint)), same[0]))
+
+
+def by_hint(keys: Mapping[str, object], *, leave_open: frozenset[str], hint: str) -> str | None:
+    """The catalogue's one model of these keys but for the fields left open; None where the hint does not decide between several."""
+    same = _same(keys, hint, leave_open)
+    called = [name for name in same if _is_called(name, hint)]
+    kinds = {_comparable(load_model(name), frozenset()) for name in same}
+    return called[0] if called else same[0] if len(kinds) == 1 else None
+
+
+def _same(keys: Mapping[str, object], hint: str, leave_open: frozenset[str]) -> list[str]:
+    compared = _comparable(ModelSpec.from_user({"name": hint or "your-model", **keys}), leave_open)
+    return [name for name in model_names() if _comparable(load_model(name), leave_open) == compared]
+
+
+def _is_called(name: str, hint: str) -> bool:
+    names = (name, *(alias.rpartition("/")[2] for alias in model_entry(name).aliases))
+    return bool(hint) and hint.lower() in (known.lower() for known in names)
 
 
 @lru_cache(maxsize=512)

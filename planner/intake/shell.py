@@ -72,7 +72,7 @@ class Script:
     """What was read. commands: words of every command, in order, with variables put in.  ends: where the last word of each ends
     in the text.  unset: names that nobody sets.
 
-    variables: as they are at the end.  skipped: first lines of branches that were not read.
+    variables: as they are at the end.  skipped: commands and values of branches that were not read.
     """
 
     text: str
@@ -175,7 +175,7 @@ class _Reader:
             self.script.commands.append(words)
             self.script.ends.append(self.last)
         elif any(word.text.startswith("--") for word in words):
-            self.script.skipped.append(" ".join(word.text for word in words[:4]))
+            self.script.skipped.append(" ".join(word.text for word in words))
 
     def holds(self, words: list[Field]) -> bool:
         """Whether a simple test holds; one that only a running shell could decide does not."""
@@ -271,7 +271,7 @@ class _Reader:
             value = [Field(whole, None)]
         if not self.reading or found[2]:
             if any(part.text.startswith("--") for part in value):
-                self.script.skipped.append(found[0].strip())
+                self.script.skipped.append(" ".join(part.text for part in value))
             return
         before = self.script.variables.get(name, [])
         if adding and self.text[found.end() : found.end() + 1] != "(":

@@ -98,9 +98,10 @@ def say(spec: CurrentSpec) -> TitanSaid:
     if found.toml is not None:
         below, spelling = read_toml(found.toml[1], found.toml[0])
     modules = {name.removesuffix(".py").replace("/", "."): text for name, text in spec.files.items() if name.endswith(".py")}
+    skipped = tuple(text for text in found.command.script.skipped if _SETTING.search(text))
     return TitanSaid(
         line="0.3" if "module" in found.given else "0.2", given={**below, **found.given}, spelling=spelling, modules=modules,
-        machine=machine_of(found.command.script, found.command), skipped=tuple(found.command.script.skipped),
+        machine=machine_of(found.command.script, found.command), skipped=skipped,
     )  # fmt: skip
 
 
@@ -153,7 +154,7 @@ def _with_flags(text: str, found: TitanCommand, changes: Mapping[str, Value | No
         if isinstance(value, bool) and other in held:
             words[other] = None
         words[name] = spelled[1:]
-    new = edit_flags(text, find_command, words, lambda name: f"--{name}") if words else text
+    new = edit_flags(text, find_command, words, lambda name: f"--{name}", lambda name: "." in name) if words else text
     if line == "0.3" and any(key.startswith(AC) for key in changes):
         mode = str(changes.get(AC + "mode") or found.given.get(AC + "mode", "selective")).replace("_", "-")
         budget = changes.get(AC + "memory_budget", found.given.get(AC + "memory_budget"))

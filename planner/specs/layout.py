@@ -123,7 +123,7 @@ class Layout(BaseModel):
             stages = f" x{self.virtual_stages}" if self.virtual_stages > 1 else ""
             parts.append(f"pp {self.pp} {self.pp_schedule}{stages}")
         if self.layers_per_stage is not None:
-            parts.append(f"layers {_runs(self.layers_per_stage)}")
+            parts.append(f"layers {in_runs(self.layers_per_stage)}")
         parts += [f"mbs {self.micro_batch_size}", f"ac {self.ac}", self.precision + ("+gather" if self.float8_all_gather else "")]
         dtypes = (("params", self.param_dtype), ("grads", self.reduce_dtype), ("masters", self.master_dtype))
         parts += [f"{name} {dtype}" for name, dtype in dtypes if dtype != ("bfloat16" if name == "params" else "float32")]
@@ -140,7 +140,7 @@ class Layout(BaseModel):
         return {0: "ddp", 1: "zero1", 2: "fsdp/zero2", 3: "fsdp"}[self.zero_stage]
 
 
-def _runs(numbers: Sequence[int]) -> str:
+def in_runs(numbers: Sequence[int]) -> str:
     """9, six times 10, 9 as "9,10x6,9"."""
     found = [(value, len(list(same))) for value, same in groupby(numbers)]
     return ",".join(f"{value}x{count}" if count > 1 else str(value) for value, count in found)
