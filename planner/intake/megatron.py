@@ -296,17 +296,16 @@ def megatron_changes(
     layers, goal = exported.num_layers, winner.model_dump()
     changes: dict[str, Sequence[str] | None] = {}
     words: dict[str, Sequence[str]] = dict(said.words)
-    for _ in range(2):  # what one argument leaves out may follow from another: etp from tp
-        for fields, names in GROUPS:
-            now = canonical(Layout.model_validate(read_arguments(words, layers, winner.num_gpus)), layers, "megatron").model_dump()
-            if all(now[name] == goal[name] for name in fields):
-                continue
-            for name in names:
-                if name in wanted and list(words.get(name, [""])) != list(wanted[name]):
-                    changes[name] = words[name] = wanted[name]
-                elif name not in wanted and name in words:
-                    changes[name] = None
-                    del words[name]
+    for fields, names in GROUPS:
+        now = canonical(Layout.model_validate(read_arguments(words, layers, winner.num_gpus)), layers, "megatron").model_dump()
+        if all(now[name] == goal[name] for name in fields):
+            continue
+        for name in names:
+            if name in wanted and list(words.get(name, [""])) != list(wanted[name]):
+                changes[name] = words[name] = wanted[name]
+            elif name not in wanted and name in words:
+                changes[name] = None
+                del words[name]
     micro = winner.micro_batch_size * winner.dp_degree
     if whole(words, "global_batch_size", micro) != global_batch_size:
         changes["global_batch_size"] = [str(global_batch_size)]

@@ -27,12 +27,14 @@ def edited(text: str, winner: Layout, name: str, batch: int) -> str:
 def test_an_example_script() -> None:
     job = fixture_job("pretrain_llama3_70b.sh")
     assert (job.model.name, job.cluster.num_gpus, job.cluster.gpus_per_node) == ("llama3-70b", 64, 8)
-    assert job.layout == layout(64, "megatron", tp=8, pp=4, virtual_stages=4, pp_schedule="Interleaved1F1B", ac="full", cp_method="alltoall")
+    want = {"tp": 8, "pp": 4, "virtual_stages": 4, "pp_schedule": "Interleaved1F1B", "ac": "full", "cp_method": "alltoall"}
+    assert job.layout == layout(64, "megatron", **want)
     assert (job.training.trainer, job.training.seq_len, job.training.global_batch_size) == ("megatron", 8192, 256)
 
 
 def test_shapes_that_the_catalogue_lacks_become_a_model_of_their_own() -> None:
-    text = SCRIPT.replace("--num-layers 80", "--num-layers 16 --vocab-size 50000").replace("--num-layers-per-virtual-pipeline-stage 5\n", "\n")
+    text = SCRIPT.replace("--num-layers 80", "--num-layers 16 --vocab-size 50000")
+    text = text.replace("--num-layers-per-virtual-pipeline-stage 5\n", "\n")
     job = read_job("train.sh", text)
     assert (job.model.num_hidden_layers, job.model.vocab_size, job.model.hidden_size) == (16, 50000, 8192)
 
