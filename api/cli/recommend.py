@@ -52,8 +52,9 @@ def command(
 
     gc.disable()  # one short answer: collecting the millions of objects that imports leave costs more than it frees
     from api.cli.flags import JobFlags, check_complete, parse_checkpoint
-    from api.cli.output import letters_only, make_console, note, progress, show
+    from api.cli.output import note
     from api.cli.saving import check_target, save_plan
+    from api.cli.working import working
     from api.service import make_plan
     from api.wiring import wire
 
@@ -74,7 +75,8 @@ def command(
         check_target(save_dir)
     interrupted = False
     if values.get("probe") is None:
-        plan = make_plan(wire(), values, allow_files=True, progress=progress)
+        with working("looking at all layouts", quiet=json) as shown:
+            plan = make_plan(wire(), values, allow_files=True, progress=shown.say)
     else:
         from api.cli.studying import make_plan_with_probes
 
@@ -85,16 +87,21 @@ def command(
     if json:
         typer.echo(plan.model_dump_json(indent=2))
     else:
-        from api.render.current import difference_lines
-        from api.render.plan import plan_view
-
-        console = make_console()
-        saved = str(save_dir) if save_dir is not None else None
-        show(plan_view(plan, console.width, letters=letters_only(console), saved=saved), console)
-        difference = difference_lines(plan)
-        if difference and save_dir is None:
-            typer.echo(f"\n{difference}", nl=False)
+        print_plan(plan, str(save_dir) if save_dir is not None else None)
     _exit(plan, interrupted)
+
+
+def print_plan(plan: "Plan", saved: str | None = None) -> None:
+    """The screen of a plan. saved: folder in which the files of every rank lie already."""
+    from api.cli.output import letters_only, make_console, show
+    from api.render.current import difference_lines
+    from api.render.plan import plan_view
+
+    console = make_console()
+    show(plan_view(plan, console.width, letters=letters_only(console), saved=saved), console)
+    difference = difference_lines(plan)
+    if difference and saved is None:
+        typer.echo(f"\n{difference}", nl=False)
 
 
 def _exit(plan: "Plan", interrupted: bool) -> None:
