@@ -38,6 +38,10 @@ def command(
     fix: Annotated[list[str] | None, typer.Option(help="Fix a layout field: tp=8. May be repeated.")] = None,
     allow: Annotated[list[str] | None, typer.Option(help="Allow only these values: precision=bf16,float8-rowwise.")] = None,
     objective: Annotated[str | None, typer.Option(help="throughput (default), memory, time, cost or energy.")] = None,
+    prefer: Annotated[
+        str | None,
+        typer.Option(help="simplest of what cannot be told apart (default), or fastest on paper."),
+    ] = None,
     probe: Annotated[int | None, typer.Option(help="Measure up to this many layouts on real GPUs.")] = None,
     current: Annotated[
         str | None, typer.Option(help="What you run today: a TorchTitan TOML, command or log, a Megatron script, a layout in JSON.")
@@ -65,7 +69,7 @@ def command(
             "checkpoint": None if checkpoint is None else parse_checkpoint(checkpoint),
         },
         price_per_gpu_hour=price_per_gpu_hour,
-        search={"top_k": top_k, "objective": objective, "sampler": sampler, "seed": seed},
+        search={"top_k": top_k, "objective": objective, "sampler": sampler, "seed": seed, "prefer": prefer},
     )  # fmt: skip
     values = flags.values()
     if job is None and values.get("current") is None:
