@@ -1,8 +1,8 @@
 """The catalogue of models: one YAML a model in `models/`, in the format of a user's own inline model.
 
-Beside the Hugging Face keys each file has `aliases` (Hugging Face ids, older names), `source` (where the shapes were
-published), and `published_parameters` with `published_parameters_exact` (true: the weights' own count; false: a figure
-rounded by its publisher).
+Beside the Hugging Face keys each file has `aliases` (Hugging Face ids, older names), `source` (where they were
+published), `variants` (the keys in which an alias differs from the rest; null: not known), and `published_parameters`
+with `published_parameters_exact` (true: the weights' own count; false: a figure rounded by its publisher).
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from planner.errors import UnknownNameError
 from planner.specs.huggingface import build_model
 from planner.specs.model import ModelSpec
 
-_ABOUT = frozenset({"aliases", "source", "published_parameters", "published_parameters_exact", "notes"})
+_ABOUT = frozenset({"aliases", "source", "published_parameters", "published_parameters_exact", "notes", "variants"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,8 @@ class ModelEntry:
     """One file of the catalogue.
 
     keys: Hugging Face keys of the shapes, with `name`.  published_parameters: elements as the publisher counts them
-    (None: nothing published).  exact: whether that figure is the weights' own count rather than a rounded one.
+    (None: nothing published).  exact: whether that figure is the weights' own count rather than a rounded one.  variants: lower-case
+    alias -> the keys in which it differs.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ModelEntry:
     published_parameters: int | None
     exact: bool
     notes: str
+    variants: Mapping[str, Mapping[str, object]]
 
 
 @lru_cache(maxsize=1)
@@ -55,6 +57,7 @@ def _entry(name: str, text: str) -> ModelEntry:
         published_parameters=None if published is None else int(published),
         exact=bool(document.get("published_parameters_exact", False)),
         notes=document.get("notes", ""),
+        variants={alias.lower(): keys for alias, keys in document.get("variants", {}).items()},
     )
 
 
@@ -88,7 +91,8 @@ def model_entry(name: str) -> ModelEntry:
 
 def model_keys(name: str) -> Mapping[str, object]:
     """Hugging Face keys of a name or alias, as an inline mapping would give them. Raises UnknownNameError."""
-    return model_entry(name).keys
+    entry = model_entry(name)
+    return {**entry.keys, **entry.variants.get(name.strip().lower(), {})}
 
 
 @lru_cache(maxsize=256)

@@ -4,13 +4,26 @@ Sources: torchtitan 0.2.2 protocols/train_spec.py (register_train_spec), models/
 (job.custom_config_module); 0.3.0 config/manager.py (--module), models/*/__init__.py, components/quantization.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 
+from planner.export.titan_network import (
+    IMPORTS_03,
+    UNKNOWN_THETA,
+    adjusted_03,
+    divides_scores,
+    model_args_02,
+    moe_args_02,
+    own_rope_02,
+    rope_class_02,
+    scores,
+)
 from planner.specs.model import ModelSpec
-from planner.specs.titan_models import class_for
+from planner.specs.titan_models import Flavor, class_for
+from planner.specs.titan_networks import softmax_mscale
 
+REPLACES_FLEX = "with SDPA, since context parallelism refuses FlexAttention"  # in the first line of a module that does
 MODEL_MODULE, CONFIG_MODULE, JOB_MODULE = "planner_model", "planner_config", "planner_job"
-ROPE_THETA = 500_000.0
 
 WIDER_REDUCE_02 = '''"""Lets TorchTitan 0.2 reduce gradients in bfloat16: its own config accepts float32 alone, its FSDP takes both."""
 
@@ -33,7 +46,9 @@ class JobConfig:
 '''
 
 _ARGS_CLASS = {"llama3": "TransformerModelArgs", "qwen3": "Qwen3ModelArgs", "deepseek_v3": "DeepSeekV3ModelArgs"}
-_TABLE_02 = {"llama3": "llama3_args", "qwen3": "qwen3_args", "deepseek_v3": "deepseekv3_args"}
+_TABLE_02 = {
+    "llama3": "llama3_args", "qwen3": "qwen3_args", "deepseek_v3": "deepseekv3_args", "llama4": "llama4_args", "gpt_oss": "gptoss_configs",
+}  # fmt: skip
 
 
 def _lines(arguments: Sequence[tuple[str, object]], indent: int) -> str:
@@ -42,11 +57,9 @@ def _lines(arguments: Sequence[tuple[str, object]], indent: int) -> str:
 
 def _moe_args(model: ModelSpec) -> str:
     shared = model.shared_expert_intermediate_size // model.moe_intermediate_size
-    score = "sigmoid" if model.router_correction_bias else "softmax"
-    pairs = (
-        ("num_experts", model.num_experts), ("num_shared_experts", shared), ("top_k", model.num_experts_per_tok), ("score_func", score),
-        ("route_norm", True), ("score_before_experts", False),
-    )  # fmt: skip
+    pairs = [
+        ("num_experts", model.num_experts), ("num_shared_experts", shared), ("top_k", model.num_experts_per_tok), *moe_args_02(model),
+    ]  # fmt: skip
     return f"    moe_args=MoEArgs(\n{_lines(pairs, 8)}\n    ),\n"
 
 
@@ -55,7 +68,7 @@ def _shape_args(model: ModelSpec) -> list[tuple[str, object]]:
     kind = class_for(model)
     pairs: list[tuple[str, object]] = [
         ("dim", model.hidden_size), ("n_layers", model.num_hidden_layers), ("n_heads", model.num_attention_heads),
-        ("vocab_size", model.vocab_size), ("rope_theta", ROPE_THETA),
+        ("vocab_size", model.vocab_size), *model_args_02(model, kind),
     ]  # fmt: skip
     if kind == "deepseek_v3":
         return [
@@ -77,32 +90,60 @@ def _shape_args(model: ModelSpec) -> list[tuple[str, object]]:
 def register_02(model: ModelSpec, name: str) -> str:
     """Module for experimental.custom_import that registers the shapes as model `planner_model`, flavour `custom`."""
     kind = class_for(model)
+    names = [_ARGS_CLASS[kind], "get_train_spec"]
+    scaling = f"from torchtitan.models.{kind}.model.args import RoPEScalingArgs\n" if kind == "llama3" else ""
     moe = "from torchtitan.models.moe import MoEArgs\n" if model.is_moe else ""
+    heading, own, replaced = "", "", ""
+    if model.rope_scaling is not None and own_rope_02(model, kind):
+        heading, own = "import math\n" * (model.rope_scaling.rope_type == "llama3"), rope_class_02(model.rope_scaling, kind)
+        names.append({"llama3": "Transformer", "qwen3": "Qwen3Model"}[kind])
+        replaced = ", model_cls=ScaledModel"
+    torch = "import torch\n" if own else ""
     return f'''"""{name} for TorchTitan 0.2: registers its shapes as model {MODEL_MODULE}, flavour custom."""
 
-from dataclasses import replace
+{heading}from dataclasses import replace
 
-from torchtitan.models.{kind} import {_ARGS_CLASS[kind]}, get_train_spec
-{moe}from torchtitan.protocols.train_spec import register_train_spec
+{torch}from torchtitan.models.{kind} import {", ".join(sorted(names))}
+{scaling}{moe}from torchtitan.protocols.train_spec import register_train_spec
 
-ARGS = {_ARGS_CLASS[kind]}(
+{own}{chr(10) * bool(own)}ARGS = {_ARGS_CLASS[kind]}(
 {_lines(_shape_args(model), 4)}
 {_moe_args(model) if model.is_moe else ""})
 
-register_train_spec("{MODEL_MODULE}", replace(get_train_spec(), model_args={{"custom": ARGS}}))
+register_train_spec("{MODEL_MODULE}", replace(get_train_spec(), model_args={{"custom": ARGS}}{replaced}))
 '''
 
 
-def plain_attention_02(module: str, flavor: str) -> str:
-    """Module for experimental.custom_import: a shipped flavour with SDPA instead of FlexAttention, which excludes CP."""
-    return f'''"""TorchTitan 0.2's {module} {flavor} with SDPA: context parallelism refuses its FlexAttention."""
+def changed_flavor_02(
+    model: ModelSpec, name: str, flavor: Flavor, fields: Collection[str], version: str, *, plain_attention: bool
+) -> str:
+    """Module for experimental.custom_import: a shipped flavour with this model's own numbers in these fields.
+
+    plain_attention: also with SDPA instead of FlexAttention, which excludes CP.
+    """
+    module, shipped = flavor.module, f'{_TABLE_02[flavor.module]}["{flavor.flavor}"]'
+    pairs = model_args_02(model, module, fields)
+    moe = moe_args_02(model, fields) if model.is_moe else []
+    if plain_attention:
+        pairs += [("use_flex_attn", False)] if version == "0.2.0" else [("attn_type", "sdpa")]
+        pairs.append(("attn_mask_type", "causal"))
+    routed = f"    moe_args=replace(\n        {shipped}.moe_args,\n{_lines(moe, 8)}\n    ),\n" if moe else ""
+    scaling = (
+        f"from torchtitan.models.{module}.model.args import RoPEScalingArgs\n" if any("RoPEScalingArgs" in str(v) for _, v in pairs) else ""
+    )
+    why = [REPLACES_FLEX] * plain_attention
+    why += ["with the numbers of the model's own config.json"] * bool(fields)
+    return f'''"""{name} for TorchTitan 0.2: its {module} {flavor.flavor}, {" and ".join(why)}."""
 
 from dataclasses import replace
 
-from torchtitan.models.{module} import {_TABLE_02[module]}, get_train_spec
-from torchtitan.protocols.train_spec import register_train_spec
+from torchtitan.models.{module} import {", ".join(sorted([_TABLE_02[module], "get_train_spec"]))}
+{scaling}from torchtitan.protocols.train_spec import register_train_spec
 
-ARGS = replace({_TABLE_02[module]}["{flavor}"], attn_type="sdpa", attn_mask_type="causal")
+ARGS = replace(
+    {shipped},
+{_lines(pairs, 4)}
+{routed})
 
 register_train_spec("{MODEL_MODULE}", replace(get_train_spec(), model_args={{"custom": ARGS}}))
 '''
@@ -110,7 +151,7 @@ register_train_spec("{MODEL_MODULE}", replace(get_train_spec(), model_args={{"cu
 
 _CONFIG_03 = {"llama3": "Llama3Model", "qwen3": "Qwen3Model", "deepseek_v3": "DeepSeekV3Model"}
 _ROPE_03 = {"llama3": "ComplexRoPE", "qwen3": "CosSinRoPE", "deepseek_v3": "ComplexRoPE"}
-_TABLE_03 = {"llama3": "llama3_configs", "qwen3": "qwen3_configs", "deepseek_v3": "deepseekv3_configs"}
+_TABLE_03 = {"llama3": "llama3_configs", "qwen3": "qwen3_configs", "deepseek_v3": "deepseekv3_configs", "gpt_oss": "gptoss_configs"}
 _NORM_03 = {"qwen3": "family._qwen3_norm({dim})"}
 _HEAD_INIT_03 = {"qwen3": "family._LINEAR_INIT"}
 
@@ -125,11 +166,12 @@ def _layer_args_03(model: ModelSpec, kind: str) -> tuple[str, list[tuple[str, ob
         return "_build_dsv3_layers", [
             *pairs, ("n_dense_layers", model.first_k_dense_replace), ("q_lora_rank", model.q_lora_rank),
             ("kv_lora_rank", model.kv_lora_rank), ("qk_nope_head_dim", model.qk_nope_head_dim),
-            ("qk_rope_head_dim", model.qk_rope_head_dim), ("v_head_dim", model.v_head_dim), ("mscale", 1.0),
+            ("qk_rope_head_dim", model.qk_rope_head_dim), ("v_head_dim", model.v_head_dim),
+            ("mscale", 1.0 if model.rope_scaling is None else softmax_mscale(model.rope_scaling)),
             ("dense_hidden_dim", model.intermediate_size or model.moe_intermediate_size),
             ("moe_hidden_dim", model.moe_intermediate_size), ("num_experts", model.num_experts), ("num_shared_experts", shared),
-            ("router_top_k", model.num_experts_per_tok), ("router_route_norm", True),
-            ("router_score_func", "sigmoid" if model.router_correction_bias else "softmax"), ("non_blocking_capacity_factor", None),
+            ("router_top_k", model.num_experts_per_tok), ("router_route_norm", divides_scores(model)),
+            ("router_score_func", scores(model)), ("non_blocking_capacity_factor", None),
         ]  # fmt: skip
     pairs.append(("n_kv_heads", model.num_key_value_heads))
     if kind == "llama3":
@@ -151,10 +193,10 @@ def model_03(model: ModelSpec) -> tuple[str, str]:
     embedding_init = "family._EMBEDDING_SKIP_INIT" if model.tie_word_embeddings else "family._EMBEDDING_INIT"
     rotary = model.qk_rope_head_dim if model.uses_mla else model.head_dim
     moe = ", moe_comm_backend=moe_comm_backend" if model.is_moe else ""
-    return kind, f'''
+    return kind, f'''{adjusted_03(model, kind)}
 def custom_model(attn_backend, moe_comm_backend="standard", **kwargs):
     """The shapes, in the form of the tables in torchtitan/models/{kind}/__init__.py."""
-    return family.{_CONFIG_03[kind]}.Config(
+    config = family.{_CONFIG_03[kind]}.Config(
         dim={dim},
         vocab_size={vocab},
         enable_weight_tying={model.tie_word_embeddings},
@@ -163,13 +205,27 @@ def custom_model(attn_backend, moe_comm_backend="standard", **kwargs):
         lm_head=Linear.Config(in_features={dim}, out_features={vocab}, param_init={head_init}),
         layers=family.{builder}(
 {_lines(pairs, 12)}
-            rope={_ROPE_03[kind]}.Config(dim={rotary}, max_seq_len=131072, theta={ROPE_THETA}),
+            rope={_ROPE_03[kind]}.Config(dim={rotary}, max_seq_len=131072, theta={model.rope_theta or UNKNOWN_THETA}),
             attn_backend=attn_backend{moe},
         ),
     )
+    return adjusted(config)
 
 
 family.{_TABLE_03[kind]}["custom"] = custom_model
+'''
+
+
+def changed_flavor_03(model: ModelSpec, flavor: Flavor, fields: Collection[str]) -> str:
+    """Source that registers a shipped flavour with this model's own numbers in these fields as `custom`."""
+    table = f"family.{_TABLE_03[flavor.module]}"
+    return f'''{adjusted_03(model, flavor.module, fields)}
+def custom_model(**kwargs):
+    """TorchTitan's {flavor.flavor} with the numbers of the model's own config.json."""
+    return adjusted({table}["{flavor.flavor}"](**kwargs))
+
+
+{table}["custom"] = custom_model
 '''
 
 
@@ -190,8 +246,9 @@ def job_03(name: str, family: str, flavor: str, converters: Sequence[str], custo
     if any("nvfp4_bf16_tail_fqns(" in converter for converter in converters):
         quantization += "from torchtitan.components.quantization.nvfp4 import nvfp4_bf16_tail_fqns\n"
     widths = "from dataclasses import dataclass\nfrom typing import Literal\n\n" if wide_reduce else ""
-    layers = f"from torchtitan.models.common import {_ROPE_03[family]}, Embedding, Linear\n" if custom else ""
-    norm = "from torchtitan.models.common.nn_modules import RMSNorm\n" if "RMSNorm" in custom else ""
+    layers = f"from torchtitan.models.common import {_ROPE_03[family]}, Embedding, Linear\n" if "Embedding.Config" in custom else ""
+    used = set(re.findall(r"\b(\w+)\.Config\b", custom))
+    norm = "".join(f"{line}\n" for line in sorted(line for name, line in IMPORTS_03.items() if name in used))
     training = "Training()" if wide_reduce else "TrainingConfig()"
     listed = "".join(f"\n            {converter}," for converter in converters)
     return f'''"""{name} for TorchTitan 0.3: what the command line cannot say. The flags beside it say the rest."""

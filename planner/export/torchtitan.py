@@ -6,6 +6,7 @@ config/manager.py (registry of configs), trainer.py (what it refuses).
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from planner.errors import UnknownNameError
 from planner.export.base import Draft, Export, Settings, Value, flatten, overlay_gaps, safe_name, write_toml
@@ -14,13 +15,14 @@ from planner.export.titan_modules import (
     CONFIG_MODULE,
     JOB_MODULE,
     MODEL_MODULE,
-    ROPE_THETA,
     WIDER_REDUCE_02,
+    changed_flavor_02,
+    changed_flavor_03,
     job_03,
     model_03,
-    plain_attention_02,
     register_02,
 )  # fmt: skip
+from planner.export.titan_network import name_what_is_left_out
 from planner.export.titan_precision import ac_subcommand, precision_02, precision_03, read_precision_02, read_precision_03
 from planner.export.titan_settings import AC, layout_settings, read_settings, training_settings
 from planner.specs.cluster import ClusterSpec
@@ -28,6 +30,7 @@ from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.titan_defaults import DEFAULTS
 from planner.specs.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
+from planner.specs.titan_networks import differences
 from planner.specs.training import TrainingSpec
 from planner.units import counted
 
@@ -86,15 +89,32 @@ def _model_02(draft: Draft) -> Settings:
     layout, model = draft.layout, draft.model
     flavor = find_flavor(model, "0.2")
     assets: Settings = {"model.hf_assets_path": f"./assets/hf/{safe_name(model.name)}"}
-    if flavor is not None and flavor.flex and layout.cp > 1:
-        draft.files[f"{MODEL_MODULE}.py"] = plain_attention_02(flavor.module, flavor.flavor)
-    elif flavor is not None:
+    if flavor is not None:
         _check_flavor(draft, flavor, "0.2")
-        long = flavor.long_context if model.sliding_layers and draft.training.seq_len > model.sliding_window and layout.cp == 1 else None
-        return {"model.name": flavor.module, "model.flavor": long or flavor.flavor, **assets}
+        name_what_is_left_out(draft, flavor.module, "0.2", flavor)
+        changes = _changes(draft, flavor)
+        plain = flavor.flex and layout.cp > 1
+        windowed = model.sliding_layers and draft.training.seq_len > model.sliding_window and layout.cp == 1
+        shipped = replace(flavor, flavor=flavor.long_context) if windowed and flavor.long_context else flavor
+        if not changes and not plain:
+            return {"model.name": shipped.module, "model.flavor": shipped.flavor, **assets}
+        draft.files[f"{MODEL_MODULE}.py"] = changed_flavor_02(
+            model, safe_name(model.name), shipped, changes, draft.version, plain_attention=plain
+        )
     elif _can_register(draft, "0.2"):
         draft.files[f"{MODEL_MODULE}.py"] = register_02(model, safe_name(model.name))
     return {"model.name": MODEL_MODULE, "model.flavor": "custom", **assets, "experimental.custom_import": MODEL_MODULE}
+
+
+def _changes(draft: Draft, flavor: Flavor) -> dict[str, object]:
+    """Fields in which the model is not what TorchTitan ships under these shapes; a note names them."""
+    changes = differences(draft.model, flavor.module, flavor.flavor)
+    if draft.version == "0.2.0":
+        changes = {field: value for field, value in changes.items() if field not in ("n_group", "topk_group")}
+    if changes:
+        names = ", ".join(changes)
+        draft.notes.append(f"TorchTitan's {flavor.module} {flavor.flavor} has other values of {names}: the export sets the model's own.")
+    return changes
 
 
 def _check_flavor(draft: Draft, flavor: Flavor, line: str) -> None:
@@ -114,7 +134,8 @@ def _can_register(draft: Draft, line: str) -> bool:
     kind = class_for(model)
     _check_flavor(draft, Flavor(module=kind, flavor="custom"), line)
     name = safe_name(model.name)
-    draft.notes.append(f"TorchTitan ships no {name}: its shapes are registered with the class of {kind}, rope_theta {ROPE_THETA:g}.")
+    draft.notes.append(f"TorchTitan ships no {name}: it is registered with the class of {kind}.")
+    name_what_is_left_out(draft, kind, line, None)
     if model.sliding_layers and model.sliding_window < draft.training.seq_len:
         rule, remedy = f"is not in TorchTitan's {kind}", "expect the time of full attention"
         draft.gap("model.sliding_window", model.sliding_window, rule, remedy, blocking=False)
@@ -152,9 +173,15 @@ def _job_03(draft: Draft) -> tuple[str, str]:
     wide_reduce = draft.layout.reduce_dtype != "float32"
     if flavor is not None:
         _check_flavor(draft, flavor, "0.3")
-    if flavor is not None and flavor.config is not None and not converters and not wide_reduce:
+    changes: dict[str, object] = {}
+    if flavor is not None:
+        name_what_is_left_out(draft, flavor.module, "0.3", flavor)
+        changes = _changes(draft, flavor)
+    if flavor is not None and flavor.config is not None and not converters and not wide_reduce and not changes:
         return flavor.module, flavor.config
     family, name, custom = ("", "custom", "") if flavor is None else (flavor.module, flavor.flavor, "")
+    if flavor is not None and changes:
+        name, custom = "custom", changed_flavor_03(draft.model, flavor, changes)
     if flavor is None and _can_register(draft, "0.3"):
         family, custom = model_03(draft.model)
     if not family and converters:

@@ -6,9 +6,10 @@ from functools import lru_cache
 from planner.catalog.models import load_model, model_entry, model_names
 from planner.intake.said import ModelSaid
 from planner.specs.model import ModelSpec
+from planner.specs.network import NETWORK_FIELDS
 
-# Fields that say nothing about what one step computes, or that arguments of a trainer leave open.
-OPEN = frozenset({"name", "max_position_embeddings"})
+# Fields that shapes do not depend on, or that arguments of a trainer leave open. What the keys do say of a network is compared.
+OPEN = frozenset({"name", "max_position_embeddings"}) | NETWORK_FIELDS
 
 
 def named(keys: Mapping[str, object], *, hint: str = "") -> ModelSaid:
@@ -31,8 +32,15 @@ def by_hint(keys: Mapping[str, object], *, leave_open: frozenset[str], hint: str
 
 
 def _same(keys: Mapping[str, object], hint: str, leave_open: frozenset[str]) -> list[str]:
-    compared = _comparable(ModelSpec.from_user({"name": hint or "your-model", **keys}), leave_open)
-    return [name for name in model_names() if _comparable(load_model(name), leave_open) == compared]
+    model = ModelSpec.from_user({"name": hint or "your-model", **keys})
+    compared = _comparable(model, leave_open)
+    network = [field for field in NETWORK_FIELDS.intersection(keys) if keys[field] is not None]
+    return [
+        name
+        for name in model_names()
+        if _comparable(load_model(name), leave_open) == compared
+        and all(getattr(load_model(name), field) == getattr(model, field) for field in network)
+    ]
 
 
 def _is_called(name: str, hint: str) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.export.base import Export, Value
-from planner.export.titan_modules import JOB_MODULE, MODEL_MODULE
+from planner.export.titan_modules import JOB_MODULE, MODEL_MODULE, REPLACES_FLEX
 from planner.export.titan_precision import EXPERTS, FLOAT8, MX
 from planner.export.titan_settings import (
     AC,
@@ -43,7 +43,7 @@ def titan_changes(said: TitanSaid, winner: Layout, exported: Export) -> tuple[di
     exported: the winner's export for the release that the user runs.
     """
     wanted = {key: _value(value) for key, value in read_export(exported).items()}
-    changes, notes = _modules(said, winner, wanted)
+    changes, notes = _modules(said, winner, wanted, exported)
     now = replace(said, given={**said.given, **changes}).settings
     for key, value in wanted.items():
         if _is_layout(key) and not _inert(key, winner) and not _means(key, now, value, winner, wanted):
@@ -146,8 +146,13 @@ def _names(value: object) -> list[str]:
     return [str(name) for name in value] if isinstance(value, list) else []
 
 
-def _modules(said: TitanSaid, winner: Layout, wanted: Mapping[str, Value]) -> tuple[dict[str, Value | None], list[str]]:
-    """Settings that name modules of ours, where the layout needs one and the user has none in its place."""
+def _modules(
+    said: TitanSaid, winner: Layout, wanted: Mapping[str, Value], exported: Export
+) -> tuple[dict[str, Value | None], list[str]]:
+    """Settings that name modules of ours, where the layout needs one and the user has none in its place.
+
+    The model itself stays the user's: a module of ours that only sets the published numbers is not named.
+    """
     if said.line == "0.3":
         return _modules_03(said, winner, wanted)
     changes: dict[str, Value | None] = {}
@@ -157,7 +162,8 @@ def _modules(said: TitanSaid, winner: Layout, wanted: Mapping[str, Value]) -> tu
         notes.append(f"your {own} must let training.mixed_precision_reduce be bfloat16, as our {wanted[CUSTOM_CONFIG]} does")
     elif CUSTOM_CONFIG in wanted and not own:
         changes[CUSTOM_CONFIG] = wanted[CUSTOM_CONFIG]
-    if wanted.get(CUSTOM_IMPORT) == MODEL_MODULE and not said.given.get(CUSTOM_IMPORT) and said.model.value is not None:
+    needed = REPLACES_FLEX in exported.files.get(f"{MODEL_MODULE}.py", "")
+    if needed and not said.given.get(CUSTOM_IMPORT) and said.model.value is not None:
         changes |= {key: wanted[key] for key in (CUSTOM_IMPORT, "model.name", "model.flavor")}
     return changes, notes
 

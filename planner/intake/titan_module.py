@@ -21,6 +21,9 @@ _KEYS: Mapping[str, str] = {
     "qk_nope_head_dim": "qk_nope_head_dim", "qk_rope_head_dim": "qk_rope_head_dim", "v_head_dim": "v_head_dim",
     "enable_weight_tying": "tie_word_embeddings", "num_experts": "num_experts", "top_k": "num_experts_per_tok",
     "router_top_k": "num_experts_per_tok", "num_shared_experts": "n_shared_experts", "rope_theta": "rope_theta",
+    "norm_eps": "norm_eps", "route_norm": "norm_topk_prob", "router_route_norm": "norm_topk_prob", "score_func": "scoring_func",
+    "router_score_func": "scoring_func", "route_scale": "routed_scaling_factor", "num_expert_groups": "n_group",
+    "num_limited_groups": "topk_group",
 }  # fmt: skip
 _FAMILY = re.compile(r"(?:from torchtitan\.models\.(\w+) import|from torchtitan\.models import (\w+))")
 _NAME = re.compile(r'^"""(\S+) for TorchTitan ')
@@ -73,12 +76,14 @@ def _pairs(call: ast.Call) -> Iterator[tuple[str, object]]:
 
 
 def _flavor(call: ast.Call) -> str | None:
-    """The flavor of model_registry("8B") and of replace(llama3_args["8B"], ...)."""
+    """The flavor of model_registry("8B"), replace(llama3_args["8B"], ...) and llama3_configs["8B"](...)."""
     first = call.args[0] if call.args else None
     if _called(call) == "model_registry" and isinstance(first, ast.Constant) and isinstance(first.value, str):
         return first.value
     if _called(call) == "replace" and isinstance(first, ast.Subscript) and isinstance(first.slice, ast.Constant):
         return str(first.slice.value)
+    if isinstance(call.func, ast.Subscript) and isinstance(call.func.slice, ast.Constant):
+        return str(call.func.slice.value)
     return None
 
 

@@ -20,6 +20,7 @@ from planner.intake.titan_module import read_module
 from planner.specs.model import ModelSpec
 from planner.specs.titan_defaults import CONFIGS_03, DEFAULTS, FORMER_NAMES
 from planner.specs.titan_models import FLAVORS, shape_of
+from planner.specs.titan_networks import differences
 
 SHARD = SAME_KEYS["dp_shard"]
 DEGREES = tuple(SAME_KEYS[name] for name in ("dp_replicate", "cp", "tp", "pp"))
@@ -165,7 +166,10 @@ def former_name(key: str, spelling: Mapping[str, str]) -> str:
 
 
 def model_of(module: str, flavor: str, assets: str = "") -> ModelSaid:
-    """The catalogue's model that TorchTitan's module and flavor are; `assets`, a folder of its tokenizer, decides between equals."""
+    """The catalogue's model that TorchTitan's module and flavor are.
+
+    Of those with the same shapes, the one in `assets`, a folder of its tokenizer, else the one that differs least elsewhere.
+    """
     base = flavor.removesuffix("_flex").removesuffix("_varlen").removesuffix("_irope")
     shapes = {shape for shape, known in FLAVORS.items() if known.module == module and known.flavor == base}
     named = [name for name, shape in _shapes() if shape in shapes]
@@ -173,7 +177,7 @@ def model_of(module: str, flavor: str, assets: str = "") -> ModelSaid:
         return ModelSaid(value=None, lacking=f"the shapes of {module} {flavor} are not in the catalogue")
     folder = assets.rstrip("/").rpartition("/")[2].lower()
     exact = [name for name in named if folder and any(alias.lower().endswith(folder) for alias in (*model_entry(name).aliases, name))]
-    return ModelSaid(value=(exact or named)[0])
+    return ModelSaid(value=min(exact or named, key=lambda name: len(differences(load_model(name), module, base))))
 
 
 @lru_cache(maxsize=1)

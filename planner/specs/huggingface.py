@@ -19,6 +19,7 @@ from planner.specs.families import CLASS_DEFAULTS, FAMILIES, SAME_NETWORK, TEXT_
 from planner.specs.missing_blocks import REMEDY, refusal
 from planner.specs.model import BaseLoader, ModelSpec
 from planner.specs.model_keys import Keys, read_keys
+from planner.specs.network_keys import complete, network_fields, rope_faults
 from planner.units import counted
 
 MAX_CONFIG_BYTES = 10_000_000
@@ -184,11 +185,12 @@ def build_model(
     keys = read_keys(translated(raw, field), field, ignore_unknown)
     values = _with_base(keys, field, base_loader)
     family = _family(values, keys, field)
-    values = {**family.defaults, **{k: v for k, v in values.items() if v is not None}}
-    keys.faults.extend(_missing_and_clashing(values, family, keys, field))
+    given, values = values, {**family.defaults, **{k: v for k, v in values.items() if v is not None}}
+    whole = complete(given, family.defaults, published=ignore_unknown)
+    keys.faults.extend([*_missing_and_clashing(values, family, keys, field), *rope_faults(whole, field)])
     if keys.faults:
         raise SpecError(keys.faults)
-    fields = _fields(values, family, name)
+    fields = {**_fields(values, family, name), **network_fields(whole)}
     draft = ModelSpec.model_construct(None, **fields)
     faults = [_as_given(fault, keys, field) for fault in draft.clashes(field)] or _layer_list_faults(values, field)
     if faults:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.errors import Fault, SpecError
 from planner.specs.job import Job
+from planner.specs.network import NETWORK_FIELDS
 from planner.specs.validation import build
 
 Status = Literal["ok", "oom", "failed"]
@@ -60,10 +61,11 @@ class MeasurementKey:
 def question_hash(job: Job, num_gpus: int | None = None) -> str:
     """SHA-256 of model, cluster and training as they were understood, so that a name, its alias and its shapes meet.
 
-    Layout, search and probe are left out: they are answers and effort. num_gpus: one size of a job that leaves it open.
+    Layout, search and probe are left out: they are answers and effort; so are the model's `network.Network` fields, which change
+    neither time nor memory. num_gpus: one size of a job that leaves it open.
     """
     cluster = job.cluster if num_gpus is None else job.cluster.with_num_gpus(num_gpus)
-    model = {**job.model.model_dump(mode="json"), "name": ""}
+    model = {**job.model.model_dump(mode="json", exclude=set(NETWORK_FIELDS)), "name": ""}
     asked = {
         "model": model,
         "cluster": cluster.model_dump(mode="json", exclude={"request", "num_gpus_choices"}),

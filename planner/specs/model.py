@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from planner.errors import Fault
+from planner.specs.network import NETWORK_FIELDS, Network
 from planner.units import counted
 
 MlpKind = Literal["swiglu", "gelu", "squared-relu"]
@@ -36,8 +38,12 @@ class LayerKind:
     window: int
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(Network):
     """Normalised shapes of one decoder-only transformer; names follow Hugging Face's config.json.
+
+    The fields below are those that work and memory depend on. Those that change only what the network computes
+    (rotary base and scaling, norm epsilon, router, multipliers, caps) are inherited from `network.Network`, which
+    describes each.
 
     Counts are of elements, not bytes. A dense model has num_experts 0, a model without MLA kv_lora_rank 0.
     intermediate_size is the width of *dense* MLP layers (0: there are none), moe_intermediate_size of one routed
@@ -97,6 +103,10 @@ class ModelSpec(BaseModel):
     sliding_window: Count = 0
     sliding_mask: tuple[StrictBool, ...] = ()
 
+    def __hash__(self) -> int:
+        """Of the shapes alone: caches of work and memory ask for it often, and models that differ elsewhere are still told apart."""
+        return hash(_SHAPE(self.__dict__))
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         faults = self.clashes()
@@ -126,6 +136,9 @@ class ModelSpec(BaseModel):
         no_mlp = self.intermediate_size == 0 and self.num_moe_layers < layers
         mask_length = self.sliding_mask != () and len(self.sliding_mask) != layers
         no_window = any(self.sliding_mask) and self.sliding_window == 0
+        rope_length = self.rope_mask != () and len(self.rope_mask) != layers
+        groups = self.n_group > 0 and self.num_experts % self.n_group != 0
+        chosen_groups = self.n_group > 0 and not 1 <= self.topk_group <= self.n_group
         no_moe, needed = moe and self.num_moe_layers == 0, "is needed by a MoE model"
         return [
             (self.num_experts_per_tok > self.num_experts, chosen, f"is more than the {counted(self.num_experts, 'expert')}", remedy),
@@ -135,6 +148,9 @@ class ModelSpec(BaseModel):
             (no_mlp, "intermediate_size", "is needed by dense layers", "give the width of the dense MLP"),
             (mask_length, "sliding_mask", f"needs one value for each of {counted(layers, 'layer')}", "give as many values as layers"),
             (no_window, "sliding_window", "is needed where layers use it", "give the window in tokens"),
+            (rope_length, "rope_mask", f"needs one value for each of {layers} layers", "give as many values as layers"),
+            (groups, "n_group", f"does not divide {self.num_experts} experts", "give a divisor of num_experts, or 0"),
+            (chosen_groups, "topk_group", f"is not 1 to {self.n_group} groups", f"give 1 to {self.n_group}"),
         ]
 
     @classmethod
@@ -313,6 +329,9 @@ class ModelSpec(BaseModel):
         widths = self.qk_head_dim + self.v_dim
         attention = 6 * self.num_hidden_layers * self.num_attention_heads * widths * seq_len
         return 6 * self.matmul_parameters_per_token() + attention
+
+
+_SHAPE = itemgetter(*(name for name in ModelSpec.model_fields if name not in NETWORK_FIELDS))
 
 
 @lru_cache(maxsize=256)

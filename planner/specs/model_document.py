@@ -1,6 +1,7 @@
 """A model as the inline mapping that means it: what a stored job holds instead of the path of a file that may change or go."""
 
 from planner.specs.model import ModelSpec
+from planner.specs.network import Network
 
 _WINDOW = frozenset({"sliding_window", "sliding_mask"})
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
@@ -16,9 +17,10 @@ def inline_keys(model: ModelSpec) -> dict[str, object]:
     """Keys from which `ModelSpec.from_user` makes the same model. A mask over layers becomes Hugging Face's `layer_types`."""
     left_out = _WINDOW | (frozenset() if model.is_moe else _MOE_ONLY) | (frozenset() if model.uses_mla else _MLA_ONLY)
     unset = frozenset(name for name in ("max_position_embeddings", "intermediate_size") if getattr(model, name) == 0)
+    unset |= frozenset(name for name, field in Network.model_fields.items() if getattr(model, name) == field.default)
     keys: dict[str, object] = {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in model.model_dump().items()
+        for name, value in model.model_dump(exclude_none=True).items()
         if name not in left_out | unset
     }
     if model.sliding_mask:

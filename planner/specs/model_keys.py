@@ -5,6 +5,7 @@ most common names plus the fields of `ModelSpec`.
 """
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -25,18 +26,32 @@ NOT_NEGATIVE = {
     "num_experts": _SMALL, "n_shared_experts": _SMALL, "shared_expert_intermediate_size": _WIDTH, "first_k_dense_replace": _SMALL,
     "kv_lora_rank": _WIDTH, "q_lora_rank": _WIDTH, "qk_nope_head_dim": _SMALL, "qk_rope_head_dim": _SMALL, "v_head_dim": _SMALL,
     "sliding_window": _TOKENS, "max_window_layers": _SMALL, "norms_per_layer": 8, "moe_layer_offset": _SMALL,
+    "n_group": _SMALL, "topk_group": _SMALL, "num_nextn_predict_layers": _SMALL, "no_rope_layer_interval": _SMALL,
+    "original_max_position_embeddings": _TOKENS,
 }  # fmt: skip
+# real numbers above 0, and those that may be 0
+NUMBERS = frozenset({
+    "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "norm_eps", "swiglu_limit", "attn_logit_softcapping",
+    "final_logit_softcapping", "clip_qkv", "query_pre_attn_scalar", "attention_multiplier", "embedding_multiplier",
+    "residual_multiplier", "logits_scaling", "logits_multiplier", "routed_scaling_factor",
+})  # fmt: skip
+WEIGHTS = frozenset({
+    "router_aux_loss_coef", "router_z_loss_coef", "router_jitter_noise", "dropout", "attention_dropout", "hidden_dropout",
+    "attn_pdrop", "embd_pdrop", "resid_pdrop", "residual_dropout", "embedding_dropout",
+})  # fmt: skip
+MAPPINGS = frozenset({"rope_scaling", "rope_parameters"})
 BOOLEAN = frozenset({
     "tie_word_embeddings", "attention_bias", "attention_output_bias", "mlp_bias", "lm_head_bias", "attention_sinks",
     "parallel_residual", "norm_bias", "embedding_norm", "shared_expert_gate", "router_bias", "router_correction_bias",
-    "expert_bias", "use_sliding_window", "use_qk_norm", "use_bias", "no_bias",
+    "expert_bias", "use_sliding_window", "use_qk_norm", "use_bias", "no_bias", "alibi", "norm_plus_one", "post_norm", "qk_l2_norm",
+    "attn_temperature_tuning", "norm_topk_prob", "moe_apply_router_weight_on_input", "seq_aux",
 })  # fmt: skip
 CHOICES = {
     "mlp": ("swiglu", "gelu", "squared-relu"), "norm": ("rmsnorm", "layernorm"), "qk_norm": ("none", "head", "full"),
     "position_embedding": ("rope", "learned", "none"),
 }  # fmt: skip
-TEXT = frozenset({"name", "base", "model_type", "hidden_act", "topk_method"})
-LAYER_LISTS = frozenset({"layer_types", "mlp_only_layers", "dense_layers"})
+TEXT = frozenset({"name", "base", "model_type", "hidden_act", "topk_method", "scoring_func"})
+LAYER_LISTS = frozenset({"layer_types", "mlp_only_layers", "dense_layers", "no_rope_layers", "rope_mask", "unread_keys"})
 ALIASES = {
     "n_embd": "hidden_size", "n_embed": "hidden_size", "d_model": "hidden_size", "n_layer": "num_hidden_layers",
     "n_layers": "num_hidden_layers", "n_head": "num_attention_heads", "n_heads": "num_attention_heads",
@@ -44,20 +59,35 @@ ALIASES = {
     "n_ctx": "max_position_embeddings", "max_seq_len": "max_position_embeddings", "n_routed_experts": "num_experts",
     "num_local_experts": "num_experts", "num_shared_experts": "n_shared_experts", "experts_per_token": "num_experts_per_tok",
     "moe_topk": "num_experts_per_tok", "activation_function": "hidden_act", "hidden_activation": "hidden_act",
-    "use_parallel_residual": "parallel_residual",
+    "use_parallel_residual": "parallel_residual", "rms_norm_eps": "norm_eps", "layer_norm_eps": "norm_eps",
+    "layer_norm_epsilon": "norm_eps", "norm_epsilon": "norm_eps", "layernorm_epsilon": "norm_eps", "rotary_emb_base": "rope_theta",
+    "rotary_pct": "partial_rotary_factor", "aux_loss_alpha": "router_aux_loss_coef", "logit_scale": "logits_multiplier",
+    "_sliding_window_pattern": "sliding_window_pattern",
 }  # fmt: skip
-# keys of config.json without bearing on shapes: an inline mapping may carry them too
+# keys of config.json that change nothing in the network: an inline mapping may carry them too
 WITHOUT_BEARING = frozenset({
-    "_name_or_path", "architectures", "attention_dropout", "attn_logit_softcapping", "attn_pdrop", "auto_map", "aux_loss_alpha",
-    "bos_token_id", "cache_implementation", "dtype", "embd_pdrop", "eos_token_id", "ep_size", "final_logit_softcapping", "hidden_dropout",
-    "initializer_range", "layer_norm_eps", "layer_norm_epsilon", "n_group", "norm_topk_prob", "num_nextn_predict_layers",
-    "original_max_position_embeddings", "output_router_logits", "pad_token_id", "partial_rotary_factor", "pretraining_tp",
-    "quantization_config", "query_pre_attn_scalar", "resid_pdrop", "rms_norm_eps", "rope_interleave", "rope_parameters", "rope_scaling",
-    "rope_theta", "rotary_emb_base", "rotary_pct", "routed_scaling_factor", "router_aux_loss_coef", "router_jitter_noise",
-    "scoring_func", "seq_aux", "swiglu_limit", "topk_group", "torch_dtype", "transformers_version", "use_cache",
+    "_name_or_path", "architectures", "auto_map", "bos_token_id", "cache_implementation", "dtype", "eos_token_id", "ep_size",
+    "initializer_range", "output_router_logits", "pad_token_id", "pretraining_tp", "quantization_config", "rope_interleave",
+    "torch_dtype", "transformers_version", "use_cache",
+})  # fmt: skip
+# the same, but only a config.json has them: every other key there that we do not know is named in `unread_keys`
+_OF_A_FILE = frozenset({
+    "_attn_implementation", "attention_softmax_in_fp32", "attn_config.attn_impl",
+    "attn_implementation", "chunk_size_feed_forward", "embedding_fraction",
+    "for_llm_compressor", "gradient_checkpointing", "id2label", "init_config", "init_device",
+    "initial_context_length", "initializer_factor", "is_decoder", "label2id", "language",
+    "learned_pos_emb", "masked_softmax_fusion", "mlp_type", "model_name", "norm_type",
+    "num_labels", "offset_alibi", "output_attentions", "output_hidden_states", "problem_type",
+    "return_dict", "sep_token_id", "seq_length", "skip_bias_add", "skip_bias_add_qkv",
+    "sliding_window_size", "slow_but_exact", "summary_activation", "summary_first_dropout",
+    "summary_proj_to_logits", "summary_type", "summary_use_proj", "task_specific_params",
+    "text_config", "tokenizer_class", "tokenizer_name", "torchscript", "unk_token_id",
+    "verbose", "vision_config",
 })  # fmt: skip
 
-CANONICAL = frozenset({*POSITIVE, *NOT_NEGATIVE, *BOOLEAN, *CHOICES, *TEXT, *LAYER_LISTS})
+_OF_ATTENTION = frozenset({"alibi", "clip_qkv", "rope_theta"})
+
+CANONICAL = frozenset({*POSITIVE, *NOT_NEGATIVE, *NUMBERS, *WEIGHTS, *MAPPINGS, *BOOLEAN, *CHOICES, *TEXT, *LAYER_LISTS})
 KNOWN = CANONICAL | ALIASES.keys() | WITHOUT_BEARING
 
 
@@ -74,16 +104,31 @@ def read_keys(raw: Mapping[str, object], prefix: str, ignore_unknown: bool) -> K
     """Canonical keys of one mapping.
 
     raw: keys as written.  prefix: field of the mapping, "model".  ignore_unknown: true for a config.json, whose other
-    keys are none of our business; false for an inline mapping, where an unknown key is a fault naming the closest one.
+    keys are listed in `unread_keys` where they are switched on; false for an inline mapping, where an unknown key is a
+    fault naming the closest one.
     """
     keys = Keys({}, {})
-    for key, value in raw.items():
+    unread = []
+    for key, value in _with_parts(raw).items():
         if not isinstance(key, str) or key not in KNOWN:
             if not ignore_unknown:
                 keys.faults.append(_unknown_key(key, value, prefix))
+            elif value and isinstance(key, str) and key not in _OF_A_FILE:
+                unread.append(key[:MAX_NAME_LENGTH])
         elif key not in WITHOUT_BEARING:
             _add(keys, key, value, prefix)
+    if unread:
+        keys.values["unread_keys"] = sorted(unread)
     return keys
+
+
+def _with_parts(raw: Mapping[str, object]) -> Mapping[str, object]:
+    """The keys with those of MPT's `attn_config` in place of it; what we do not know there becomes `attn_config.key`."""
+    part = raw.get("attn_config")
+    if not isinstance(part, Mapping):
+        return raw
+    inner = {key if key in _OF_ATTENTION else f"attn_config.{key}": value for key, value in part.items()}
+    return {**{key: value for key, value in raw.items() if key != "attn_config"}, **inner}
 
 
 def _add(keys: Keys, key: str, value: object, prefix: str) -> None:
@@ -121,6 +166,10 @@ def check_value(key: str, value: object) -> tuple[str, str] | None:
                 f"give {least} to {most}"
             )
         return None
+    if key in NUMBERS or key in WEIGHTS:
+        return _check_number(key, value)
+    if key in MAPPINGS:
+        return None if isinstance(value, Mapping) else ("must be a mapping", "give it as in the model's config.json, or null")
     if key in BOOLEAN:
         return None if isinstance(value, bool) else ("must be true or false", "give true or false without quotes")
     if key in CHOICES:
@@ -133,8 +182,19 @@ def check_value(key: str, value: object) -> tuple[str, str] | None:
     return None
 
 
+def _check_number(key: str, value: object) -> tuple[str, str] | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return "must be a number", "give it without quotes"
+    if value < 0 or (value == 0 and key in NUMBERS):
+        return ("must be positive" if key in NUMBERS else "must not be negative"), "give it as in the model's config.json"
+    if key == "partial_rotary_factor" and value > 1:
+        return "must be a fraction", "give more than 0 and at most 1"
+    return None
+
+
 def _check_list(key: str, value: object) -> tuple[str, str] | None:
-    kind, what = (str, "texts") if key == "layer_types" else (int, "layer numbers")
-    if isinstance(value, (list, tuple)) and all(isinstance(v, kind) and not isinstance(v, bool) for v in value):
+    kind, what = (str, "texts") if key in ("layer_types", "unread_keys") else (int, "layer numbers")
+    flags = key in ("no_rope_layers", "rope_mask")
+    if isinstance(value, (list, tuple)) and all(isinstance(v, kind) and (flags or not isinstance(v, bool)) for v in value):
         return None
     return f"must be a list of {what}", "see the model's config.json for an example"

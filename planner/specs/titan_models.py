@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.specs.model import ModelSpec
+from planner.specs.titan_networks import lacks, shipped_lacks
 
 # hidden, layers, heads, kv heads (0: MLA), head dim, tied, vocabulary, dense width, experts, experts a token, expert width,
 # shared width, first dense layers, MoE every n-th layer, query-key norm
@@ -89,16 +90,20 @@ def shape_of(model: ModelSpec) -> Shape:
 
 
 def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
-    """The model TorchTitan ships that has these shapes; None where it ships none.  line: "0.2" or "0.3"."""
+    """The model TorchTitan ships that has these shapes; None where it ships none.  line: "0.2" or "0.3".
+
+    Its other numbers may differ (`titan_networks.differences`): an export then changes them. A model with something that the
+    shipped one cannot be told (`titan_networks.shipped_lacks`) is not that model.
+    """
     flavor = FLAVORS.get(shape_of(model))
     if flavor is None or line not in flavor.versions:
         return None
     exotic = model.attention_sinks != (flavor.module == "gpt_oss") or model.mlp != "swiglu" or model.norm != "rmsnorm"
-    return None if exotic else flavor
+    return None if exotic or shipped_lacks(model, flavor.module, line) else flavor
 
 
-def unsupported(model: ModelSpec) -> list[str]:
-    """What no TorchTitan model class has, in words; empty for a model that can be registered."""
+def unsupported(model: ModelSpec, line: str = "0.2") -> list[str]:
+    """What no TorchTitan model class has, in words; empty for a model that can be registered. line: "0.2" or "0.3"."""
     rows = (
         (model.mlp != "swiglu", f"{model.mlp} MLP"),
         (model.norm != "rmsnorm", "LayerNorm"),
@@ -115,7 +120,7 @@ def unsupported(model: ModelSpec) -> list[str]:
         (model.is_moe and (model.moe_layer_freq != 1 or bool(model.dense_layers)), "dense layers between MoE layers"),
         (model.is_moe and not model.uses_mla and model.first_k_dense_replace > 0, "leading dense layers without MLA"),
     )
-    return [words for broken, words in rows if broken]
+    return [words for broken, words in rows if broken] + [words for _, words in lacks(model, class_for(model), line)]
 
 
 def class_for(model: ModelSpec) -> str:
@@ -133,7 +138,7 @@ def lacking(model: ModelSpec, line: str) -> list[str]:
     """
     if find_flavor(model, line) is not None:
         return []
-    words = unsupported(model)
+    words = unsupported(model, line)
     if words or line == "0.2":
         return words
     kind = class_for(model)

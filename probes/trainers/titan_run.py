@@ -17,6 +17,7 @@ from planner.catalog.clusters import gpu_names, load_gpu
 from planner.catalog.models import load_model, model_names
 from planner.errors import Fault, SpecError
 from planner.specs.job import Job
+from planner.specs.network import NETWORK_FIELDS
 from planner.units import GIB
 from probes.backends.nvidia import Gpu, is_same_gpu
 from probes.failures import Evidence
@@ -130,7 +131,8 @@ def _model(plain: str) -> str | None:
         return None
     count = int(found["count"].replace(",", ""))
     models = [model for name in model_names() if (model := load_model(name)).total_parameters() == count]
-    shapes = {str({**model.model_dump(), "name": "", "max_position_embeddings": 0}) for model in models}
+    elsewhere = {"name", "max_position_embeddings", *NETWORK_FIELDS}
+    shapes = {str(model.model_dump(exclude=elsewhere)) for model in models}
     return models[0].name if len(shapes) == 1 else None
 
 

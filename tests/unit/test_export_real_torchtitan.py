@@ -1,55 +1,25 @@
 """Exports read by the installed TorchTitan itself: its ConfigManager, its model classes, its pipeline split.
 
-Runs where torchtitan is installed (pip install torch==2.13.0, torchtitan==0.2.2 or 0.3.0, and triton, which it imports).
+Runs where torchtitan is installed, as `make test` does (see titan-constraints.txt).
 """
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from export_cases import cluster, layout, model, training
+from real_torchtitan import INSTALLED, LINE, LOOK_AT_ALL, needs_torchtitan, only_02, only_03, run_python, written
 
-from planner.export.base import Export
 from planner.export.torchtitan import export
 from planner.specs.layout import PRECISIONS, Layout
 from planner.specs.titan_models import FLAVORS, even_split, module_names, shape_of
+from planner.specs.titan_networks import rope_numbers, shipped_facts
 from planner.specs.trainers import TRAINERS
 from planner.work.precision import bf16_tail, recipes_for, stays_16_bit
 
-try:
-    INSTALLED = version("torchtitan") if importlib.util.find_spec("torchtitan") else ""
-except PackageNotFoundError:
-    INSTALLED = ""
-LINE = INSTALLED.rpartition(".")[0]
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.slow,
-    pytest.mark.skipif(LINE not in ("0.2", "0.3"), reason=f"needs torchtitan 0.2.x or 0.3.x, found {INSTALLED or 'none'}"),
-]
-only_02 = pytest.mark.skipif(LINE != "0.2", reason="about torchtitan 0.2.x")
-only_03 = pytest.mark.skipif(LINE != "0.3", reason="about torchtitan 0.3.x")
-
-
-def run_python(code: str, folder: Path, *arguments: str) -> object:
-    """The JSON that the last line of a program prints; the program runs where torchtitan's own trainer would."""
-    # no GPU is wanted: what is read here is what every rank reads before it looks for one
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def written(exported: Export, folder: Path) -> Export:
-    for name, text in exported.files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return exported
+pytestmark = needs_torchtitan
 
 
 PARSE = """
@@ -130,66 +100,48 @@ def test_converters_are_known_to_it(name: str, precision: str, tmp_path: Path) -
     assert set(said["model"]["converters"]) <= set(known)
 
 
-COUNT_02 = """
-import json, sys, importlib, torch
-from torchtitan.config import ConfigManager
-from torchtitan.protocols.train_spec import get_train_spec
-config = ConfigManager().parse_args(sys.argv[1:])
-if config.experimental.custom_import:
-    importlib.import_module(config.experimental.custom_import)
-spec = get_train_spec(config.model.name)
-args = spec.model_args[config.model.flavor]
-args.update_from_config(config)
-with torch.device("meta"):
-    model = spec.model_cls(args)
-print(json.dumps([sum({id(p): p.numel() for p in model.parameters()}.values()), args.n_layers, spec.pipelining_fn is not None]))
-"""
-CUSTOM = ("llama2-7b", "llama3.2-1b", "mistral-nemo-12b", "mixtral-8x7b", "kimi-k2")
-SHIPPED = ("llama3-8b", "llama3-70b", "qwen3-0.6b", "qwen3-32b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b")
+COMMON = (
+    "llama3-8b", "llama3-70b", "llama3.1-8b", "qwen3-0.6b", "qwen3-32b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3",
+    "gpt-oss-20b", "llama2-7b", "llama3.2-1b", "kimi-k2",
+)  # fmt: skip
+ONLY = {
+    "0.2": ("llama4-scout", "llama4-maverick", "qwen3-235b-a22b", "mistral-nemo-12b", "mixtral-8x7b"),
+    "0.3": ("llama3.1-405b", "qwen3-4b"),
+}
+BUILT = (*COMMON, *ONLY["0.3" if LINE == "0.3" else "0.2"])
 
 
-@only_02
-@pytest.mark.parametrize("name", [*SHIPPED, "llama4-scout", "llama4-maverick", "qwen3-235b-a22b", *CUSTOM])
-def test_its_model_has_our_number_of_parameters(name: str, tmp_path: Path) -> None:
-    spec = model(name)
-    exported = written(export(layout(8), spec, cluster(8), training(seq_len=4096, global_batch_size=8), INSTALLED), tmp_path)
-    assert exported.blockers == ()
-    said = run_python(COUNT_02, tmp_path, *exported.arguments)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the real package makes of each catalogue model's export; one process for all."""
+    root = tmp_path_factory.mktemp("built")
+    cases = []
+    for name in BUILT:
+        made = export(layout(8), model(name), cluster(8), training(seq_len=4096, global_batch_size=8), INSTALLED)
+        assert made.blockers == ()
+        cases.append((name, str(root / name), written(made, root / name).arguments))
+    answers = run_python(LOOK_AT_ALL, root, json.dumps(cases))
+    assert isinstance(answers, dict)
+    return answers
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_its_model_has_our_number_of_parameters(name: str, built: dict[str, Any]) -> None:
+    spec, said = model(name), built[name]
     buffers = spec.num_moe_layers * spec.num_experts * spec.router_correction_bias  # counted with the weights when published
     tied = 0 if not spec.tie_word_embeddings else spec.embedding_parameters()  # TorchTitan ties them after it has built both
-    assert isinstance(said, list)
-    assert said[1] == spec.num_hidden_layers
-    assert said[0] in (spec.total_parameters() - buffers, spec.total_parameters() - buffers + tied)
+    assert said["layers"] == spec.num_hidden_layers
+    assert said["parameters"] in (spec.total_parameters() - buffers, spec.total_parameters() - buffers + tied)
+    assert said["rope_theta"] == spec.rope_theta
+    assert set(said["eps"]) - {None} == {spec.norm_eps}
 
 
 @only_02
 def test_cp_replaces_its_flex_attention(tmp_path: Path) -> None:
     exported = written(export(layout(16, cp=2), model("deepseek-v3"), cluster(16), training(), INSTALLED), tmp_path)
-    assert run_python(COUNT_02, tmp_path, *exported.arguments)
-
-
-COUNT_03 = """
-import json, sys, torch
-from torchtitan.config import ConfigManager
-config = ConfigManager().parse_args(sys.argv[1:])
-with torch.device("meta"):
-    model = config.model_spec.model.build()
-print(json.dumps([sum({id(p): p.numel() for p in model.parameters()}.values()), len(config.model_spec.model.layers), True]))
-"""
-
-
-@only_03
-@pytest.mark.parametrize("name", [*SHIPPED, "llama3.1-405b", "qwen3-4b", "llama2-7b", "kimi-k2", "llama3.2-1b"])
-def test_its_new_model_has_our_number_of_parameters(name: str, tmp_path: Path) -> None:
-    spec = model(name)
-    exported = written(export(layout(8), spec, cluster(8), training(seq_len=4096, global_batch_size=8), INSTALLED), tmp_path)
-    assert exported.blockers == ()
-    said = run_python(COUNT_03, tmp_path, *exported.arguments)
-    assert isinstance(said, list)
-    buffers = spec.num_moe_layers * spec.num_experts * spec.router_correction_bias
-    tied = spec.embedding_parameters() if spec.tie_word_embeddings else 0
-    assert said[1] == spec.num_hidden_layers
-    assert said[0] in (spec.total_parameters() - buffers, spec.total_parameters() - buffers + tied)
+    said = run_python(LOOK_AT_ALL, tmp_path, json.dumps([("it", str(tmp_path), exported.arguments)]))
+    assert isinstance(said, dict)
+    assert said["it"]["layers"] == 61
 
 
 CONVERT_03 = """
@@ -299,3 +251,92 @@ print(json.dumps({m: list(importlib.import_module("torchtitan.models." + m).get_
     for flavor in FLAVORS.values():
         if "0.2" in flavor.versions:
             assert {flavor.flavor, flavor.long_context or flavor.flavor} <= set(shipped[flavor.module])
+
+
+FACTS_02 = """
+import dataclasses, importlib, json
+TABLES = {"llama3": "llama3_args", "qwen3": "qwen3_args", "deepseek_v3": "deepseekv3_args", "llama4": "llama4_args"}
+TABLES["gpt_oss"] = "gptoss_configs"
+print(json.dumps({f"{module} {flavor}": dataclasses.asdict(args) for module, table in TABLES.items()
+    for flavor, args in getattr(importlib.import_module("torchtitan.models." + module), table).items()}, default=str))
+"""
+
+
+@only_02
+def test_what_we_say_of_its_flavors_is_so(tmp_path: Path) -> None:
+    theirs = run_python(FACTS_02, tmp_path)
+    assert isinstance(theirs, dict)
+    for flavor in FLAVORS.values():
+        if "0.2" in flavor.versions:
+            ours, args = shipped_facts(flavor.module, flavor.flavor), theirs[f"{flavor.module} {flavor.flavor}"]
+            moe = args.get("moe_args") or {}
+            names = {
+                "scoring_func": "score_func", "norm_topk_prob": "route_norm", "routed_scaling_factor": "route_scale",
+                "moe_apply_router_weight_on_input": "score_before_experts",
+            }  # fmt: skip
+            for field in ("rope_theta", "norm_eps"):
+                assert args[field] == ours[field], (flavor, field)
+            for field in names.keys() & ours.keys():
+                assert moe[names[field]] == ours[field], (flavor, field)
+            for field, key in (("n_group", "num_expert_groups"), ("topk_group", "num_limited_groups")):
+                assert (moe.get(key) or 0) == ours.get(field, 0), (flavor, field)
+            _check_scaling(flavor.module, args, ours["rope_scaling"])
+
+
+def _check_scaling(module: str, args: dict[str, Any], ours: Any) -> None:
+    numbers = rope_numbers(ours)
+    if module in ("llama3", "llama4"):
+        said = args["rope_scaling_args"]
+        keys = ("scaling_factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+        assert numbers == (() if said is None else ("llama3", *(said[key] for key in keys)))
+    elif module == "qwen3":
+        assert numbers == ()
+    else:
+        ends = ("beta_fast", "beta_slow") if module == "deepseek_v3" else ("ntk_beta", "ntk_alpha")
+        assert numbers[:5] == ("yarn", args["rope_factor"], args["original_seq_len"], *(args[key] for key in ends))
+        assert module == "gpt_oss" or ours.mscale_all_dim == args["mscale"]
+
+
+FACTS_03 = """
+import importlib, json
+from torchtitan.models.common.moe import TokenChoiceTopKRouter
+from torchtitan.models.common.nn_modules import RMSNorm
+from torchtitan.models.common.rope import RoPE
+answers = {}
+for module, flavor in json.loads(__import__("sys").argv[1]):
+    config = importlib.import_module("torchtitan.models." + module).model_registry(flavor, attn_backend="flex").model
+    rope = next(found for _, found, _, _ in config.traverse(RoPE.Config))
+    router = next((found for _, found, _, _ in config.traverse(TokenChoiceTopKRouter.Config)), None)
+    answers[f"{module} {flavor}"] = {
+        "rope_theta": rope.theta, "scaling": rope.scaling, "rope": {key: getattr(rope, key) for key in (
+            "scaling_factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "rope_factor",
+            "original_seq_len", "beta_fast", "beta_slow", "truncate")},
+        "eps": list({found.eps for _, found, _, _ in config.traverse(RMSNorm.Config)}),
+        "mscale": getattr(config.layers[0].attention, "mscale", None),
+        "router": None if router is None else [router.score_func, router.route_norm, router.route_scale, router.num_expert_groups,
+            router.num_limited_groups]}
+print(json.dumps(answers))
+"""
+
+
+@only_03
+def test_what_we_say_of_its_new_flavors_is_so(tmp_path: Path) -> None:
+    ours = [flavor for flavor in FLAVORS.values() if "0.3" in flavor.versions]
+    theirs = run_python(FACTS_03, tmp_path, json.dumps([(flavor.module, flavor.flavor) for flavor in ours]))
+    assert isinstance(theirs, dict)
+    for flavor in ours:
+        facts, said = shipped_facts(flavor.module, flavor.flavor), theirs[f"{flavor.module} {flavor.flavor}"]
+        assert (said["rope_theta"], said["eps"]) == (facts["rope_theta"], [facts["norm_eps"]]), flavor
+        if said["router"] is not None:
+            keys = ("scoring_func", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group")
+            assert [value or 0 for value in said["router"]] == [facts.get(key) or 0 for key in keys], flavor
+        scaling: Any = facts["rope_scaling"]
+        assert said["scaling"] == {None: "none", "llama3": "llama", "yarn": "yarn"}[scaling and scaling.rope_type]
+        rope = said["rope"]
+        if said["scaling"] == "llama":
+            want = [rope[key] for key in ("scaling_factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")]
+            assert list(rope_numbers(scaling)[1:]) == want
+        if said["scaling"] == "yarn":
+            assert list(rope_numbers(scaling)[1:5]) == [rope[key] for key in ("rope_factor", "original_seq_len", "beta_fast", "beta_slow")]
+            assert scaling.truncate is rope["truncate"]
+            assert flavor.module == "gpt_oss" or said["mscale"] == scaling.mscale_all_dim

@@ -29,7 +29,7 @@ def toml_of(exported: Export) -> dict:
     return tomllib.loads(exported.files["train.toml"])
 
 
-def make(version: str = "0.2.2", name: str = "llama3-70b", job: dict | None = None, num_gpus: int = 256, **values: object) -> Export:
+def make(version: str = "0.2.2", name: str = "llama3.1-70b", job: dict | None = None, num_gpus: int = 256, **values: object) -> Export:
     return export(layout(num_gpus, **values), model(name), cluster(num_gpus), training(**(job or {})), version)
 
 
@@ -268,8 +268,9 @@ def test_qwen3_cannot_be_pipelined_in_02() -> None:
 
 def test_deepseek_with_cp_brings_plain_attention() -> None:
     exported = make(name="deepseek-v3", cp=2)
-    assert 'attn_type="sdpa"' in exported.files["planner_model.py"]
-    assert "planner_model.py" not in make(name="deepseek-v3").files
+    assert "attn_type='sdpa'" in exported.files["planner_model.py"]
+    assert "sdpa" not in make(name="deepseek-v3").files["planner_model.py"]
+    assert "use_flex_attn=False" in make("0.2.0", name="deepseek-v3", cp=2).files["planner_model.py"]
 
 
 def test_what_03_lost_is_a_blocker() -> None:
@@ -293,7 +294,7 @@ def test_03_takes_its_own_config_where_flags_can_say_the_rest() -> None:
 
 
 def test_launch_on_one_node_and_on_many() -> None:
-    one = make(num_gpus=8, name="llama3-8b")
+    one = make(num_gpus=8, name="llama3.1-8b")
     words = list(one.command)
     assert words[:4] == ["env", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "torchrun", "--standalone"]
     assert "--nproc_per_node=8" in words

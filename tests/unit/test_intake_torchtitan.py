@@ -31,7 +31,7 @@ def edited(text: str, winner: Layout, name: str, num_gpus: int, **more: object) 
 
 def test_a_file_takes_torchtitans_defaults_for_what_it_leaves_out() -> None:
     job = read_job("train.toml", '[model]\nflavor = "8B"\n', cluster={"gpu": "h100-sxm-80gb", "num_gpus": 16})
-    assert (job.model.name, job.training.seq_len, job.training.global_batch_size) == ("llama3-8b", 2048, 8 * 16)
+    assert (job.model.name, job.training.seq_len, job.training.global_batch_size) == ("llama3.1-8b", 2048, 8 * 16)
     assert job.layout == layout(16, micro_batch_size=8, ac="selective-layer-2")
 
 

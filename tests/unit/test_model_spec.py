@@ -176,7 +176,7 @@ class TestInline:
         assert caught.value.faults[0].field == "model.base"
 
     def test_keys_without_bearing_may_travel_along(self):
-        assert ModelSpec.from_user({**DENSE, "rope_theta": 5e5, "torch_dtype": "bfloat16"}) == ModelSpec.from_user(DENSE)
+        assert ModelSpec.from_user({**DENSE, "pretraining_tp": 1, "torch_dtype": "bfloat16"}) == ModelSpec.from_user(DENSE)
 
     @pytest.mark.parametrize(
         ("keys", "billions"),

@@ -1,0 +1,377 @@
+"""A network's own numbers (`specs.network`) in TorchTitan's words: model arguments in 0.2, configs changed in place in 0.3.
+
+Sources: torchtitan 0.2.2 models/*/model/args.py, models/moe/moe.py (MoEArgs); 0.3.0 models/common/{rope,moe,nn_modules}.py,
+models/deepseek_v3/model.py (Attention.Config.mscale), config/configurable.py (traverse).
+"""
+
+from collections.abc import Collection, Sequence
+
+from planner.export.base import Draft
+from planner.specs.model import ModelSpec
+from planner.specs.network import RopeScaling
+from planner.specs.titan_models import Flavor
+from planner.specs.titan_networks import left_out_by_shipped, shipped_facts, softmax_mscale, unknown
+
+UNKNOWN_THETA = 10_000.0  # the default of transformers and of TorchTitan's classes, written where nobody said it
+Pairs = list[tuple[str, object]]
+_MOE_ARGS = {
+    "scoring_func": "score_func",
+    "norm_topk_prob": "route_norm",
+    "routed_scaling_factor": "route_scale",
+    "moe_apply_router_weight_on_input": "score_before_experts",
+}
+_GROUPED = frozenset({"n_group", "topk_group"})
+EVERYTHING = frozenset({"rope_theta", "rope_scaling", "norm_eps", *_MOE_ARGS, *_GROUPED})
+
+
+class Source(str):
+    """Python text that stands for itself where a value is written."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """The text without quotes."""
+        return str(self)
+
+
+def scores(model: ModelSpec) -> str:
+    """The router's score function; where nobody said it, that of the models that have or lack a correction bias."""
+    return model.scoring_func or ("sigmoid" if model.router_correction_bias else "softmax")
+
+
+def divides_scores(model: ModelSpec) -> bool:
+    """Whether the chosen experts' scores are divided by their sum; the rule of most models where nobody said it."""
+    return model.norm_topk_prob is not False
+
+
+def model_args_02(model: ModelSpec, kind: str, fields: Collection[str] = EVERYTHING) -> Pairs:
+    """Arguments of a 0.2 model class for these fields; the router's are in `moe_args_02`."""
+    pairs: Pairs = []
+    if "rope_theta" in fields:
+        pairs.append(("rope_theta", model.rope_theta or UNKNOWN_THETA))
+    if "norm_eps" in fields and model.norm_eps is not None:
+        pairs.append(("norm_eps", model.norm_eps))
+    return pairs + (_scaling_02(model.rope_scaling, kind) if "rope_scaling" in fields else [])
+
+
+def _scaling_02(scaling: RopeScaling | None, kind: str) -> Pairs:
+    if kind == "llama3":  # its class always scales: a factor of 1 is none
+        return [
+            (
+                "rope_scaling_args",
+                _llama3_02(scaling) if scaling and scaling.rope_type == "llama3" else _unscaled(),
+            )
+        ]
+    if kind == "llama4":
+        return [("rope_scaling_args", _llama3_02(scaling) if scaling else None)]
+    if kind == "deepseek_v3":
+        if scaling is None:
+            return [("rope_factor", 1.0)]
+        return [
+            ("rope_factor", scaling.factor),
+            ("original_seq_len", scaling.original_max_position_embeddings),
+            ("beta_fast", _whole(scaling.beta_fast)),
+            ("beta_slow", _whole(scaling.beta_slow)),
+            ("mscale", softmax_mscale(scaling)),
+        ]
+    if kind == "gpt_oss" and scaling is not None:
+        return [
+            ("rope_factor", scaling.factor),
+            ("original_seq_len", scaling.original_max_position_embeddings),
+            ("ntk_alpha", scaling.beta_slow),
+            ("ntk_beta", scaling.beta_fast),
+        ]
+    return [("rope_factor", 1.0)] if kind == "gpt_oss" else []
+
+
+def _whole(value: float) -> float | int:
+    return int(value) if value == int(value) else value
+
+
+def _unscaled() -> Source:
+    return Source("RoPEScalingArgs(scaling_factor=1.0)")
+
+
+def _llama3_02(scaling: RopeScaling) -> Source:
+    numbers = (
+        ("scaling_factor", scaling.factor),
+        ("low_freq_factor", scaling.low_freq_factor),
+        ("high_freq_factor", scaling.high_freq_factor),
+        ("original_max_position_embeddings", scaling.original_max_position_embeddings),
+    )
+    return Source(f"RoPEScalingArgs({', '.join(f'{name}={value!r}' for name, value in numbers)})")
+
+
+def moe_args_02(model: ModelSpec, fields: Collection[str] = EVERYTHING) -> Pairs:
+    """Arguments of MoEArgs for these fields."""
+    values = {
+        "scoring_func": scores(model),
+        "norm_topk_prob": divides_scores(model),
+        "routed_scaling_factor": model.routed_scaling_factor,
+        "moe_apply_router_weight_on_input": model.moe_apply_router_weight_on_input,
+    }
+    pairs: Pairs = [(name, values[field]) for field, name in _MOE_ARGS.items() if field in fields]
+    chosen = fields is not EVERYTHING and not _GROUPED.isdisjoint(fields)
+    if chosen or (fields is EVERYTHING and model.n_group > 1):
+        pairs += [
+            ("num_expert_groups", model.n_group or None),
+            ("num_limited_groups", model.topk_group or None),
+        ]
+    return pairs
+
+
+def own_rope_02(model: ModelSpec, kind: str) -> bool:
+    """Whether TorchTitan 0.2's class computes no frequencies like these, so that the export has to."""
+    scaling = model.rope_scaling
+    return scaling is not None and (
+        scaling.rope_type == "linear" or (scaling.rope_type == "llama3" and kind == "qwen3")
+    )
+
+
+def rope_class_02(scaling: RopeScaling, kind: str) -> str:
+    """Source of a class `ScaledModel`: the family's model with scaled rotary frequencies.
+
+    Both families compute angles = position x frequency and keep them in a table; the table is made again from scaled
+    frequencies, in the family's own form. Source of the formulas: transformers, modeling_rope_utils.py
+    (_compute_linear_scaling_rope_parameters, _compute_llama3_parameters).
+    """
+    base, method, width, table = {
+        "llama3": (
+            "Transformer",
+            "_precompute_freqs_cis",
+            "self.model_args.dim // self.model_args.n_heads",
+            "torch.polar(torch.ones_like(angles), angles)",
+        ),
+        "qwen3": (
+            "Qwen3Model",
+            "_precompute_rope_cache",
+            "self.model_args.head_dim",
+            "torch.cat([angles.cos(), angles.cos(), angles.sin(), angles.sin()], dim=-1)",
+        ),
+    }[kind]
+    return f'''
+def scaled(frequencies):
+    """Rotary frequencies with the {scaling.rope_type} scaling of the model's config.json."""
+{
+        _SCALED[scaling.rope_type].format(
+            factor=scaling.factor,
+            low=scaling.low_freq_factor,
+            high=scaling.high_freq_factor,
+            before=scaling.original_max_position_embeddings,
+        )
+    }
+
+class ScaledModel({base}):
+    """TorchTitan's model, whose table of rotary angles knows no such scaling, with the table made from scaled frequencies."""
+
+    def {method}(self):
+        width = {width}
+        frequencies = scaled(1.0 / self.model_args.rope_theta ** (torch.arange(0, width, 2).float() / width))
+        angles = torch.outer(torch.arange(self.model_args.max_seq_len).float(), frequencies)
+        return {table}
+
+'''
+
+
+_SCALED = {
+    "linear": "    return frequencies / {factor}\n",
+    "llama3": """    turns = {before} * frequencies / (2 * math.pi)  # within the context that was trained first
+    share = ((turns - {low}) / ({high} - {low})).clamp(0, 1)
+    return frequencies * (share + (1 - share) / {factor})
+""",
+}
+
+
+# ---- 0.3 ----------------------------------------------------------------------------------------------------------
+
+
+def adjusted_03(model: ModelSpec, kind: str, fields: Collection[str] = EVERYTHING) -> str:
+    """Source of a function `adjusted` that sets these fields in a built config of the family, every layer alike.
+
+    Empty where there is nothing to set.
+    """
+    blocks = (
+        [_loop("RMSNorm", [("eps", model.norm_eps)])]
+        if "norm_eps" in fields and model.norm_eps is not None
+        else []
+    )
+    rope: Pairs = [("theta", model.rope_theta or UNKNOWN_THETA)] if "rope_theta" in fields else []
+    if "rope_scaling" in fields:
+        rope += _scaling_03(model.rope_scaling)
+    if rope:
+        blocks.append(_loop("RoPE", rope))
+    if "rope_scaling" in fields and kind == "deepseek_v3" and model.rope_scaling is not None:
+        blocks.append(_loop("Attention", [("mscale", softmax_mscale(model.rope_scaling))]))
+    router = _router_03(model, fields) if model.is_moe else []
+    if router:
+        blocks.append(_loop("TokenChoiceTopKRouter", router))
+    if not blocks:
+        return ""
+    return f'''
+def adjusted(config):
+    """The model's own numbers, as in its config.json, where TorchTitan's tables have others."""
+{"".join(blocks)}    return config
+
+'''
+
+
+def _loop(name: str, pairs: Sequence[tuple[str, object]]) -> str:
+    lines = "".join(f"        found.{key} = {value!r}\n" for key, value in pairs)
+    return f"    for _, found, _, _ in config.traverse({name}.Config):\n{lines}"
+
+
+def _scaling_03(scaling: RopeScaling | None) -> Pairs:
+    if scaling is None:
+        return [("scaling", "none")]
+    if scaling.rope_type == "llama3":
+        return [
+            ("scaling", "llama"),
+            ("scaling_factor", scaling.factor),
+            ("low_freq_factor", scaling.low_freq_factor),
+            ("high_freq_factor", scaling.high_freq_factor),
+            ("original_max_position_embeddings", scaling.original_max_position_embeddings),
+        ]
+    return [
+        ("scaling", "yarn"),
+        ("rope_factor", scaling.factor),
+        ("beta_fast", scaling.beta_fast),
+        ("beta_slow", scaling.beta_slow),
+        ("original_seq_len", scaling.original_max_position_embeddings),
+        ("truncate", scaling.truncate),
+    ]
+
+
+def _router_03(model: ModelSpec, fields: Collection[str]) -> Pairs:
+    values: dict[str, Pairs] = {
+        "scoring_func": [("score_func", scores(model))],
+        "norm_topk_prob": [("route_norm", divides_scores(model))],
+        "routed_scaling_factor": [("route_scale", model.routed_scaling_factor)],
+    }
+    pairs = [pair for field, found in values.items() if field in fields for pair in found]
+    if not _GROUPED.isdisjoint(fields):
+        pairs += [
+            ("num_expert_groups", model.n_group or None),
+            ("num_limited_groups", model.topk_group or None),
+        ]
+    return pairs
+
+
+IMPORTS_03 = {
+    "RMSNorm": "from torchtitan.models.common.nn_modules import RMSNorm",
+    "RoPE": "from torchtitan.models.common.rope import RoPE",
+    "TokenChoiceTopKRouter": "from torchtitan.models.common.moe import TokenChoiceTopKRouter",
+    "Attention": "from torchtitan.models.deepseek_v3.model import Attention",
+}
+
+
+# ---- what is not carried ------------------------------------------------------------------------------------------
+
+
+def name_what_is_left_out(draft: Draft, kind: str, line: str, flavor: Flavor | None) -> None:
+    """Gaps for what no setting says. None blocks: each changes the loss, a regulariser, or what TorchTitan calls this model too."""
+    model = draft.model
+    for name in unknown(model):
+        _unknown(draft, name, kind, flavor)
+    if flavor is not None:
+        for name, words in left_out_by_shipped(model, flavor.module, line):
+            rule = f"is not in TorchTitan's {flavor.module}, its own form of this model: {words}"
+            draft.gap(
+                f"model.{name}",
+                getattr(model, name),
+                rule,
+                "weights trained so are not those of transformers",
+                blocking=False,
+            )
+    balance = "it balances experts by a bias" if kind != "qwen3" or line == "0.3" else "and qwen3 is not balanced"
+    scaling, seq_len = model.rope_scaling, draft.training.seq_len
+    before = 0 if scaling is None else scaling.original_max_position_embeddings
+    rows: tuple[tuple[bool, str, str], ...] = (
+        (
+            model.num_nextn_predict_layers > 0,
+            "num_nextn_predict_layers",
+            "is left out: multi-token prediction is not priced",
+        ),
+        (
+            bool(model.router_aux_loss_coef),
+            "router_aux_loss_coef",
+            f"is left out: TorchTitan has no auxiliary loss, {balance}",
+        ),
+        (
+            bool(model.router_z_loss_coef),
+            "router_z_loss_coef",
+            "is left out: TorchTitan has no z-loss",
+        ),
+        (
+            model.router_jitter_noise > 0,
+            "router_jitter_noise",
+            "is left out: TorchTitan has no router noise",
+        ),
+        (
+            model.dropout > 0,
+            "dropout",
+            "is left out: TorchTitan has no dropout, and none is priced",
+        ),
+        (
+            model.n_group > 1 and model.topk_method == "group_limited_greedy",
+            "topk_method",
+            "is not in TorchTitan, which ranks groups by their two best experts",
+        ),
+        (
+            model.n_group > 1 and draft.version in ("0.2.0",),
+            "n_group",
+            f"is not in TorchTitan {draft.version}: a token chooses among all experts",
+        ),
+        (
+            kind == "deepseek_v3" and line == "0.2" and 0 < seq_len <= before,
+            "rope_scaling",
+            f"holds in TorchTitan beyond {before} tokens only, and here sequences have {seq_len}",
+        ),
+        (
+            kind == "deepseek_v3" and line == "0.2" and model.norm_eps is not None,
+            "norm_eps",
+            "holds for every norm but the last, which has torch's own epsilon in TorchTitan 0.2",
+        ),
+        (
+            model.norm_plus_one,
+            "norm_plus_one",
+            "is not in TorchTitan: its norms hold 1 + weight as the weight",
+        ),
+        (bool(model.unread_keys), "unread_keys", "are keys of the config.json that we do not know"),
+    )
+    for broken, name, rule in rows:
+        if broken:
+            remedy = (
+                "check that none changes the network"
+                if name == "unread_keys"
+                else "nothing to do where that is what you want"
+            )
+            value = getattr(model, name)
+            draft.gap(f"model.{name}", _brief(value), rule, remedy, blocking=False)
+
+
+def _brief(value: object) -> object:
+    if isinstance(value, RopeScaling):
+        return f"{value.rope_type} x{value.factor:g}" if value.factor else value.rope_type
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _unknown(draft: Draft, name: str, kind: str, flavor: Flavor | None) -> None:
+    guesses = {
+        "rope_theta": UNKNOWN_THETA,
+        "norm_eps": "the class's own",
+        "scoring_func": scores(draft.model),
+        "norm_topk_prob": True,
+    }
+    written = (
+        guesses[name]
+        if flavor is None
+        else shipped_facts(flavor.module, flavor.flavor).get(name, guesses[name])
+    )
+    owner = (
+        "is unknown"
+        if flavor is None
+        else f"is unknown; TorchTitan's {flavor.flavor} is taken for it"
+    )
+    shown = f"{written:g}" if isinstance(written, float) else str(written)
+    remedy = f"give {name} as in the model's config.json"
+    draft.gap(f"model.{name}", None, f"{owner}: {shown} is used", remedy, blocking=False)

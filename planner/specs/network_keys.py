@@ -1,0 +1,391 @@
+"""From the keys of a config.json to the fields of `Network`, with what each family's code fixes or assumes.
+
+`HARDWIRED` holds what a family's modeling code does whatever its config says; `CLASS_DEFAULTS` what its configuration
+class holds where a *published* config.json leaves a key out. An inline mapping is not completed by the latter: a key
+that a person did not write is unknown.
+Sources: transformers, src/transformers/models/<model_type>/configuration_*.py and modeling_*.py; the repositories of
+DeepSeek-V3 and Kimi-K2 for their own code.
+"""
+
+import math
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from planner.errors import Fault
+from planner.specs.network import RopeScaling
+
+Values = Mapping[str, object]
+_ROPE: dict[str, object] = {"rope_theta": 10_000.0}
+_LLAMA = {**_ROPE, "norm_eps": 1e-6, "hidden_act": "silu"}
+_ROPE_1E5 = {**_LLAMA, "norm_eps": 1e-5}
+_LAYERNORM = {**_ROPE, "norm_eps": 1e-5}
+_MOE = {"router_aux_loss_coef": 0.001}
+_SOFTMAX: dict[str, object] = {"scoring_func": "softmax"}
+_NOAUX: dict[str, object] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+_GEMMA: dict[str, object] = {"norm_plus_one": True, "embedding_multiplier": "sqrt(hidden_size)"}
+_GEMMA_DEFAULTS = {**_LLAMA, "hidden_act": "gelu_pytorch_tanh"}
+_DROPOUTS = (
+    "attention_dropout",
+    "hidden_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "resid_pdrop",
+    "residual_dropout",
+    "embedding_dropout",
+)
+_CHOSEN_SOFTMAX = {
+    **_SOFTMAX,
+    "norm_topk_prob": True,
+}  # a softmax over the chosen logits is the same as one divided by their sum
+_YARN_GPT_OSS = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+HARDWIRED: Mapping[str, Values] = {
+    "mixtral": _CHOSEN_SOFTMAX,
+    "qwen2_moe": _SOFTMAX,
+    "qwen3_moe": _SOFTMAX,
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA,
+    "deepseek_v3": _NOAUX,
+    "kimi_k2": _NOAUX,
+    "glm4_moe": _NOAUX,
+    "llama4_text": {
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": False,
+        "moe_apply_router_weight_on_input": True,
+    },
+    "gpt_oss": _CHOSEN_SOFTMAX,
+    "bloom": {"alibi": True},
+    "nemotron": {"norm_plus_one": True},
+    "olmo2": {"post_norm": True},
+    "olmo3": {"post_norm": True},
+}
+CLASS_DEFAULTS: Mapping[str, Values] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "ministral": _LLAMA,
+    "mixtral": {**_ROPE_1E5, **_MOE, "rope_theta": 1e6},
+    "qwen2": _LLAMA,
+    "qwen2_moe": {**_LLAMA, **_MOE, "norm_topk_prob": False},
+    "qwen3": _LLAMA,
+    "qwen3_moe": {**_LLAMA, **_MOE, "norm_topk_prob": False},
+    "gemma": _GEMMA_DEFAULTS,
+    "gemma2": {
+        **_GEMMA_DEFAULTS,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "query_pre_attn_scalar": 256,
+    },
+    "gemma3_text": {
+        **_GEMMA_DEFAULTS,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "query_pre_attn_scalar": 256,
+    },
+    "deepseek_v2": {
+        **_LLAMA,
+        **_SOFTMAX,
+        "topk_method": "greedy",
+        "norm_topk_prob": False,
+        "router_aux_loss_coef": 0.001,
+        "seq_aux": True,
+    },
+    "deepseek_v3": {
+        **_LLAMA,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+    },
+    "kimi_k2": {**_LLAMA, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+    "glm4_moe": {
+        **_ROPE_1E5,
+        "partial_rotary_factor": 0.5,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+    },
+    "llama4_text": {
+        **_ROPE_1E5,
+        **_MOE,
+        "rope_theta": 500_000.0,
+        "qk_l2_norm": True,
+        "attn_temperature_tuning": True,
+        "no_rope_layer_interval": 4,
+    },
+    "gpt_oss": {
+        **_ROPE_1E5,
+        "rope_theta": 150_000.0,
+        "rope_scaling": _YARN_GPT_OSS,
+        "swiglu_limit": 7.0,
+        "router_aux_loss_coef": 0.9,
+    },
+    "gpt2": {"norm_eps": 1e-5, "hidden_act": "gelu_new", "dropout": 0.1},
+    "gpt_neox": {**_LAYERNORM, "hidden_act": "gelu", "partial_rotary_factor": 0.25},
+    "phi": {**_LAYERNORM, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
+    "phi3": _ROPE_1E5,
+    "starcoder2": {**_LAYERNORM, "hidden_act": "gelu_pytorch_tanh"},
+    "bloom": {"norm_eps": 1e-5, "hidden_act": "gelu_new"},
+    "mpt": {"norm_eps": 1e-5, "hidden_act": "gelu", "alibi": True},
+    "nemotron": {**_LAYERNORM, "hidden_act": "relu2", "partial_rotary_factor": 0.5},
+    "olmo2": _ROPE_1E5,
+    "olmo3": _ROPE_1E5,
+    "granite": _LLAMA,
+    "seed_oss": _LLAMA,
+    "smollm3": {**_LLAMA, "rope_theta": 2_000_000.0, "no_rope_layer_interval": 4},
+}
+
+ACTIVATIONS: Mapping[str, str] = {
+    "silu": "silu",
+    "swish": "silu",
+    "swiglu": "silu",
+    "gelu": "gelu",
+    "geglu": "gelu",
+    "gelu_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "squared-relu": "relu2",
+    "squared_relu": "relu2",
+}
+_ROPE_FIELDS = frozenset(RopeScaling.model_fields)
+_NOT_SCALED = frozenset(
+    {"default", "none", "mrope"}
+)  # mrope: sections for images; text positions are plain
+_NAMES_OF_TYPES = {"su": "longrope", "ntk": "dynamic"}
+_BY_LAYER = ("full_attention", "sliding_attention")
+_PLAIN = (
+    "rope_theta",
+    "rope_local_base_freq",
+    "alibi",
+    "norm_eps",
+    "norm_plus_one",
+    "post_norm",
+    "qk_l2_norm",
+    "swiglu_limit",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "clip_qkv",
+    "attn_temperature_tuning",
+    "residual_multiplier",
+    "partial_rotary_factor",
+    "scoring_func",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+    "topk_method",
+    "router_aux_loss_coef",
+    "moe_apply_router_weight_on_input",
+    "router_z_loss_coef",
+    "seq_aux",
+    "router_jitter_noise",
+    "num_nextn_predict_layers",
+)
+_MOE_ONLY = frozenset(
+    {
+        "scoring_func",
+        "norm_topk_prob",
+        "routed_scaling_factor",
+        "topk_method",
+        "router_aux_loss_coef",
+        "router_z_loss_coef",
+        "seq_aux",
+        "router_jitter_noise",
+        "moe_apply_router_weight_on_input",
+    }
+)
+
+
+def complete(given: Values, family_defaults: Values, *, published: bool) -> dict[str, object]:
+    """The keys with what the family's code and, for a published config, its configuration class add.
+
+    given: canonical keys as written.  family_defaults: `Family.defaults`.  A key given as null overrides the
+    configuration class, as it does in transformers; what code fixes it does not.
+    """
+    model_type = str(given.get("model_type"))
+    said = dict(given)
+    if "rope_parameters" in said:
+        said.setdefault("rope_scaling", None)
+    if model_type == "llama4_text" and said.get("use_qk_norm") is not None:
+        said.setdefault("qk_l2_norm", said["use_qk_norm"])
+    defaults = CLASS_DEFAULTS.get(model_type, {}) if published else {}
+    if any(key in said for key in _DROPOUTS):
+        defaults = {key: value for key, value in defaults.items() if key != "dropout"}
+    fixed = {
+        key: value for key, value in HARDWIRED.get(model_type, {}).items() if said.get(key) is None
+    }
+    return {**family_defaults, **defaults, **said, **fixed}
+
+
+def network_fields(values: Values) -> dict[str, object]:
+    """Fields of `Network` from checked canonical keys, as `complete` left them."""
+    rope = _rope(values)
+    values = {**values, **rope}
+    moe = bool(values.get("num_experts"))
+    fields = {
+        key: values[key]
+        for key in _PLAIN
+        if values.get(key) is not None and (moe or key not in _MOE_ONLY)
+    }
+    scaling = rope.get("rope_scaling")
+    fields["rope_scaling"] = None if scaling is None else RopeScaling.model_validate(scaling)
+    fields |= _multipliers(values)
+    groups = values.get("n_group")
+    if moe and isinstance(groups, int) and groups > 1:
+        fields |= {"n_group": groups, "topk_group": values.get("topk_group") or 0}
+    act = values.get("hidden_act")
+    if isinstance(act, str) and act in ACTIVATIONS:
+        fields["hidden_act"] = ACTIVATIONS[act]
+    dropped = [
+        values[key] for key in (*_DROPOUTS, "dropout") if isinstance(values.get(key), (int, float))
+    ]
+    fields["dropout"] = max(
+        (float(rate) for rate in dropped if isinstance(rate, (int, float))), default=0.0
+    )
+    fields["rope_mask"] = _rope_mask(values)
+    unread = values.get("unread_keys")
+    fields["unread_keys"] = tuple(unread) if isinstance(unread, (list, tuple)) else ()
+    if values.get("position_embedding", "rope") != "rope":
+        return {
+            key: value
+            for key, value in fields.items()
+            if not key.startswith(("rope_", "partial_rotary"))
+        }
+    return fields
+
+
+def _multipliers(values: Values) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    asked = values.get("query_pre_attn_scalar")
+    if values.get("attention_multiplier") is not None:
+        fields["attention_multiplier"] = values["attention_multiplier"]
+    elif isinstance(asked, (int, float)) and asked != values.get("head_dim"):
+        fields["attention_multiplier"] = asked**-0.5
+    if values.get("embedding_multiplier") == "sqrt(hidden_size)":
+        hidden = values.get("hidden_size")
+        fields["embedding_multiplier"] = math.sqrt(hidden) if isinstance(hidden, int) else 1.0
+    elif values.get("embedding_multiplier") is not None:
+        fields["embedding_multiplier"] = values["embedding_multiplier"]
+    divisor = values.get("logits_scaling")
+    if values.get("logits_multiplier") is not None:
+        fields["logits_multiplier"] = values["logits_multiplier"]
+    elif isinstance(divisor, (int, float)) and divisor:
+        fields["logits_multiplier"] = 1 / divisor
+    return fields
+
+
+def _rope_mask(values: Values) -> tuple[bool, ...]:
+    """`no_rope_layers` holds 1 for a layer that rotates; an empty list means that every n-th does not."""
+    layers = values.get("num_hidden_layers")
+    given, interval = values.get("rope_mask"), values.get("no_rope_layer_interval")
+    if isinstance(given, (list, tuple)) and given:
+        mask = tuple(bool(item) for item in given)
+    elif isinstance(values.get("no_rope_layers"), (list, tuple)) and values["no_rope_layers"]:
+        mask = tuple(bool(item) for item in values["no_rope_layers"])  # type: ignore[attr-defined]
+    elif isinstance(interval, int) and isinstance(layers, int) and interval > 0:
+        mask = tuple((index + 1) % interval != 0 for index in range(layers))
+    else:
+        return ()
+    return () if all(mask) else mask
+
+
+def _rope(values: Values) -> dict[str, object]:
+    """rope_theta, rope_local_base_freq, partial_rotary_factor and rope_scaling, from either form of the config."""
+    found: dict[str, object] = {}
+    scaling, parameters = values.get("rope_scaling"), values.get("rope_parameters")
+    if isinstance(parameters, Mapping):
+        scaling = parameters
+        if any(kind in parameters for kind in _BY_LAYER):
+            scaling = parameters.get("full_attention") or {}
+            local = parameters.get("sliding_attention")
+            if isinstance(local, Mapping) and "rope_theta" in local:
+                found["rope_local_base_freq"] = local["rope_theta"]
+    if isinstance(scaling, Mapping):
+        found |= {
+            key: scaling[key] for key in ("rope_theta", "partial_rotary_factor") if key in scaling
+        }
+        found["rope_scaling"] = _scaling(scaling, values)
+    return found
+
+
+def _scaling(given: Values, values: Values) -> dict[str, object] | None:
+    kind = given.get("rope_type", given.get("type", "default"))
+    if not isinstance(kind, str) or kind in _NOT_SCALED:
+        return None
+    read = {
+        key: _plain(value)
+        for key, value in given.items()
+        if key in _ROPE_FIELDS and value is not None
+    }
+    read["rope_type"] = _NAMES_OF_TYPES.get(kind, kind)
+    if not read.get("original_max_position_embeddings"):
+        before = values.get("original_max_position_embeddings") or values.get(
+            "max_position_embeddings"
+        )
+        read["original_max_position_embeddings"] = before or 0
+    longest, before = (
+        values.get("max_position_embeddings"),
+        read["original_max_position_embeddings"],
+    )
+    if (
+        kind in ("longrope", "su")
+        and "factor" not in read
+        and isinstance(longest, int)
+        and isinstance(before, int)
+        and before
+    ):
+        read["factor"] = longest / before
+    return read
+
+
+def _plain(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def rope_faults(values: Values, field: str) -> list[Fault]:
+    """What is wrong inside rope_scaling or rope_parameters; empty where they can be read."""
+    key = (
+        "rope_parameters" if isinstance(values.get("rope_parameters"), Mapping) else "rope_scaling"
+    )
+    scaling = _rope(values).get("rope_scaling")
+    if not isinstance(scaling, dict):
+        return []
+    needed = {
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+        "longrope": ("short_factor", "long_factor"),
+    }
+    faults = [
+        Fault(
+            f"{field}.{key}.{name}",
+            None,
+            f"is needed by {scaling['rope_type']} scaling",
+            "give it as in the model's config.json",
+        )
+        for name in needed.get(
+            str(scaling["rope_type"]),
+            () if scaling["rope_type"] not in ("linear", "dynamic", "yarn") else ("factor",),
+        )
+        if name not in scaling
+    ]
+    try:
+        RopeScaling.model_validate(scaling)
+    except ValidationError as error:
+        faults += [
+            Fault(
+                f"{field}.{key}.{'.'.join(map(str, item['loc']))}",
+                item["input"],
+                item["msg"].lower(),
+                "give a number above 0",
+            )
+            for item in error.errors()
+        ]
+    return faults

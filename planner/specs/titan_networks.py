@@ -1,0 +1,283 @@
+"""Which of a network's fields TorchTitan's model classes can be told, and what the models that it ships have there.
+
+Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/model/{args,model}.py and their `__init__.py`,
+models/moe/moe.py; 0.3.0 models/*/__init__.py, models/common/{rope,moe,nn_modules}.py.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from planner.specs.model import ModelSpec
+from planner.specs.network import RopeScaling, yarn_mscale
+
+# Scaling of rotary frequencies that a class has. TorchTitan's qwen3 has none: an export for 0.2 computes llama3's and linear's itself.
+SCALINGS: Mapping[str, frozenset[str]] = {
+    "llama3": frozenset({"llama3", "linear"}),
+    "qwen3": frozenset({"llama3", "linear"}),
+    "deepseek_v3": frozenset({"yarn"}),
+    "llama4": frozenset({"llama3"}),
+    "gpt_oss": frozenset({"yarn"}),
+}
+SCALINGS_03: Mapping[str, frozenset[str]] = {
+    **SCALINGS,
+    "llama3": frozenset({"llama3"}),
+    "qwen3": frozenset(),
+}
+# Where TorchTitan ships a model under its publisher's name, it differs from the published config in these fields; see `shipped_lacks`.
+OWN_WAY: Mapping[str, frozenset[str]] = {
+    "llama4": frozenset({"qk_l2_norm", "attn_temperature_tuning", "rope_mask"}),
+    "gpt_oss": frozenset({"swiglu_limit"}),
+}
+
+
+def lacks(model: ModelSpec, kind: str, line: str) -> list[tuple[str, str]]:
+    """(field, what it is) for everything about the network that TorchTitan's class `kind` cannot be told. line: "0.2" or "0.3".
+
+    A model with any of these would train, but as another network than the config says.
+    """
+    scaling = model.rope_scaling
+    types = (SCALINGS if line == "0.2" else SCALINGS_03).get(kind, frozenset())
+    unlike = model.rope_local_base_freq not in (None, model.rope_theta)
+    rows = (
+        (
+            scaling is not None and scaling.rope_type not in types,
+            "rope_scaling",
+            f"{scaling and scaling.rope_type} scaling of RoPE",
+        ),
+        (
+            kind == "deepseek_v3"
+            and scaling is not None
+            and scaling.rope_type == "yarn"
+            and not _one_mscale(scaling),
+            "rope_scaling",
+            "YaRN with an mscale that differs from mscale_all_dim",
+        ),
+        (
+            model.partial_rotary_factor != 1,
+            "partial_rotary_factor",
+            f"RoPE on {model.partial_rotary_factor:.0%} of each head",
+        ),
+        (bool(model.rope_mask), "rope_mask", "layers without RoPE"),
+        (
+            unlike and bool(model.sliding_mask),
+            "rope_local_base_freq",
+            "another RoPE base in windowed layers",
+        ),
+        (model.alibi, "alibi", "ALiBi"),
+        (model.post_norm, "post_norm", "norms after attention and MLP"),
+        (model.qk_l2_norm, "qk_l2_norm", "query-key norm without weights"),
+        (model.hidden_act not in (None, "silu"), "hidden_act", f"{model.hidden_act} activation"),
+        (model.swiglu_limit is not None, "swiglu_limit", "clamped SwiGLU"),
+        (
+            model.attention_multiplier is not None,
+            "attention_multiplier",
+            "its own scale of attention scores",
+        ),
+        (
+            model.attn_logit_softcapping is not None,
+            "attn_logit_softcapping",
+            "soft cap on attention scores",
+        ),
+        (
+            model.final_logit_softcapping is not None,
+            "final_logit_softcapping",
+            "soft cap on logits",
+        ),
+        (model.clip_qkv is not None, "clip_qkv", "clamped queries, keys and values"),
+        (model.attn_temperature_tuning, "attn_temperature_tuning", "attention temperature"),
+        (model.embedding_multiplier != 1, "embedding_multiplier", "scaled embedding"),
+        (model.residual_multiplier != 1, "residual_multiplier", "scaled residual"),
+        (model.logits_multiplier != 1, "logits_multiplier", "scaled logits"),
+        (
+            model.scoring_func not in (None, "softmax", "sigmoid"),
+            "scoring_func",
+            f"{model.scoring_func} router",
+        ),
+        (
+            model.moe_apply_router_weight_on_input and kind != "llama4" and line == "0.3",
+            "moe_apply_router_weight_on_input",
+            "router scores on the experts' input",
+        ),
+        (
+            line == "0.3" and kind == "qwen3" and model.is_moe and model.n_group > 1,
+            "n_group",
+            "groups of experts without MLA",
+        ),
+    )
+    return [(field, words) for broken, field, words in rows if broken]
+
+
+def _one_mscale(scaling: RopeScaling) -> bool:
+    """Whether YaRN's factor of rotated widths is 1, so that only the softmax is scaled, as DeepSeek's class does."""
+    return (scaling.mscale or 1.0) == (scaling.mscale_all_dim or 0.0)
+
+
+def softmax_mscale(scaling: RopeScaling) -> float:
+    """DeepSeekV3ModelArgs.mscale of this YaRN scaling."""
+    return float(scaling.mscale_all_dim or 0.0)
+
+
+def shipped_lacks(model: ModelSpec, module: str, line: str) -> list[tuple[str, str]]:
+    """The same for a model that TorchTitan ships: what its own rendering of that model is known to leave out is not counted."""
+    return [
+        (field, words)
+        for field, words in lacks(model, module, line)
+        if field not in OWN_WAY.get(module, ())
+    ]
+
+
+def left_out_by_shipped(model: ModelSpec, module: str, line: str) -> list[tuple[str, str]]:
+    """What TorchTitan's own rendering of a published model leaves out: named by the export, no reason to refuse it."""
+    return [
+        (field, words)
+        for field, words in lacks(model, module, line)
+        if field in OWN_WAY.get(module, ())
+    ]
+
+
+def _yarn(mscale: float) -> RopeScaling:
+    return RopeScaling(
+        rope_type="yarn",
+        factor=40.0,
+        original_max_position_embeddings=4096,
+        mscale=mscale,
+        mscale_all_dim=mscale,
+    )
+
+
+_LLAMA31 = RopeScaling(
+    rope_type="llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)
+_SCOUT = RopeScaling(
+    rope_type="llama3",
+    factor=16.0,
+    low_freq_factor=1.0,
+    high_freq_factor=1.0,
+    original_max_position_embeddings=8192,
+)
+_OSS = RopeScaling(
+    rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, truncate=False
+)
+Facts = Mapping[str, object]
+_LLAMA3: Facts = {"rope_theta": 5e5, "rope_scaling": _LLAMA31, "norm_eps": 1e-5}
+_QWEN3: Facts = {"rope_theta": 1e6, "rope_scaling": None, "norm_eps": 1e-6}
+_QWEN3_MOE: Facts = {
+    **_QWEN3,
+    "scoring_func": "softmax",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "n_group": 0,
+}
+_DEEPSEEK: Facts = {
+    "rope_theta": 1e4,
+    "rope_scaling": _yarn(1.0),
+    "norm_eps": 1e-5,
+    "scoring_func": "softmax",
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+    "n_group": 0,
+    "topk_group": 0,
+}
+_LLAMA4: Facts = {
+    "rope_theta": 5e5,
+    "norm_eps": 1e-5,
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+    "n_group": 0,
+    "moe_apply_router_weight_on_input": True,
+}
+_GPT_OSS: Facts = {
+    "rope_theta": 150_000.0,
+    "rope_scaling": _OSS,
+    "norm_eps": 1e-5,
+    "scoring_func": "softmax",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+}
+_SHIPPED: Mapping[tuple[str, str], Facts] = MappingProxyType(
+    {
+        **{("llama3", flavor): _LLAMA3 for flavor in ("1B", "3B", "8B", "70B", "405B")},
+        **{("qwen3", flavor): _QWEN3 for flavor in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
+        ("qwen3", "30B-A3B"): _QWEN3_MOE,
+        ("qwen3", "235B-A22B"): {**_QWEN3_MOE, "rope_theta": 5e6},
+        ("deepseek_v3", "16B"): {**_DEEPSEEK, "rope_scaling": _yarn(0.70)},
+        ("deepseek_v3", "236B"): {
+            **_DEEPSEEK,
+            "n_group": 8,
+            "topk_group": 3,
+            "routed_scaling_factor": 16.0,
+        },
+        ("deepseek_v3", "671B"): {
+            **_DEEPSEEK,
+            "scoring_func": "sigmoid",
+            "norm_topk_prob": True,
+            "n_group": 8,
+            "topk_group": 4,
+            "routed_scaling_factor": 2.5,
+        },
+        ("llama4", "17bx16e"): {**_LLAMA4, "rope_scaling": _SCOUT},
+        ("llama4", "17bx128e"): {**_LLAMA4, "rope_scaling": None},
+        ("gpt_oss", "20b"): _GPT_OSS,
+        ("gpt_oss", "120b"): _GPT_OSS,
+    }
+)
+_MAY_BE_UNKNOWN = frozenset({"rope_theta", "norm_eps", "scoring_func", "norm_topk_prob"})
+
+
+def shipped_facts(module: str, flavor: str) -> Facts:
+    """What a model that TorchTitan ships has in fields of `network.Network`."""
+    return _SHIPPED[module, flavor]
+
+
+def differences(model: ModelSpec, module: str, flavor: str) -> dict[str, object]:
+    """Field -> the model's value, where it is known and the model that TorchTitan ships has another."""
+    return {
+        field: getattr(model, field)
+        for field, theirs in shipped_facts(module, flavor).items()
+        if not _same(model, field, theirs)
+    }
+
+
+def _same(model: ModelSpec, field: str, theirs: object) -> bool:
+    ours = getattr(model, field)
+    if field == "rope_scaling":
+        return model.rope_theta is None or rope_numbers(ours) == rope_numbers(
+            theirs if isinstance(theirs, RopeScaling) else None
+        )
+    return ours == theirs or (ours is None and field in _MAY_BE_UNKNOWN)
+
+
+def rope_numbers(scaling: RopeScaling | None) -> tuple[object, ...]:
+    """The numbers that decide a scaling, so that two that mean the same compare equal."""
+    if scaling is None:
+        return ()
+    common = (scaling.rope_type, scaling.factor, scaling.original_max_position_embeddings)
+    if scaling.rope_type == "llama3":
+        return (*common, scaling.low_freq_factor, scaling.high_freq_factor)
+    if scaling.rope_type == "yarn":
+        factor = scaling.factor or 1.0
+        grown = (
+            yarn_mscale(factor, scaling.mscale or 1.0),
+            yarn_mscale(factor, scaling.mscale_all_dim or 0.0),
+        )
+        return (
+            *common,
+            scaling.beta_fast,
+            scaling.beta_slow,
+            *grown,
+            scaling.truncate,
+            scaling.attention_factor,
+        )
+    return (*common, scaling.short_factor, scaling.long_factor, scaling.attention_factor)
+
+
+def unknown(model: ModelSpec) -> list[str]:
+    """Fields that every network of this kind has and that nobody gave."""
+    wanted = ["rope_theta"] * (model.position_embedding == "rope") + ["norm_eps"]
+    wanted += ["scoring_func", "norm_topk_prob"] * model.is_moe
+    return [field for field in wanted if getattr(model, field) is None]
