@@ -24,7 +24,7 @@ class JobBody(BaseModel):
     cluster: str | dict[str, Any] = Field(description="Catalogue name, or gpu, num_gpus, fabric, ...")
     training: dict[str, Any] = Field(description="seq_len, global_batch_size, trainer, ...")
     layout: dict[str, Any] | None = Field(None, description="Estimate: the layout to price. Plan: what runs today.")
-    search: dict[str, Any] | None = Field(None, description="Plan only: top_k, fix, allow, objective, sampler, seed.")
+    search: dict[str, Any] | None = Field(None, description="Plan only: top_k, fix, allow, objective, sampler, seed, prefer.")
     probe: dict[str, Any] | None = Field(None, description="Plan only: max_probes, max_gpu_seconds, pool, trainer, steps.")
 
 

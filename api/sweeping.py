@@ -160,6 +160,8 @@ class _Run:
     jobs: int = 0
     probes: int = 0
     gpu_seconds: float = 0.0
+    layouts: int = 0  # that are done with
+    layouts_left: int = 0  # of this job
 
     def report(self) -> dict[str, Any]:
         """Everything measured, job by job."""
@@ -191,8 +193,11 @@ class _Run:
         except PlannerError as error:
             return {**name, "failure": error.kind, "error": "; ".join(lines_of(error)), "layouts": [], "winner": None, "new_winner": False}
         lines = []
-        for wanted in self._wanted(job, plan):
+        chosen = list(self._wanted(job, plan))
+        for place, wanted in enumerate(chosen, start=1):
+            self.layouts_left = len(chosen) - place + 1
             lines.append(self._line(wanted, done))
+            self.layouts, self.layouts_left = self.layouts + 1, len(chosen) - place
             self._tell(_words(lines[-1]))
         times = {line["layout"]: line["step_seconds"] for line in lines if line["step_seconds"]}
         winner = min(times, key=times.__getitem__) if times else None
@@ -299,7 +304,16 @@ class _Run:
 
     def _tell(self, words: str) -> None:
         self.heart.words = words
-        self.onlooker.tell({"event": "sweep", "message": words, "jobs": self.jobs, "jobs_left": len(self.spec.jobs) - self.jobs})
+        jobs_left = len(self.spec.jobs) - self.jobs
+        body = {"event": "sweep", "message": words, "jobs": self.jobs, "jobs_left": jobs_left}
+        self.onlooker.tell({**body, "layouts": self.layouts, "layouts_left": self._layouts_left(jobs_left)})
+
+    def _layouts_left(self, jobs_left: int) -> int:
+        """Of this job as chosen, of later ones as many as are asked for: fewer where a plan has fewer."""
+        measure = self.spec.measure
+        each = measure.top_k + measure.informative + len(measure.anchors)
+        begun = bool(self.layouts_left) or self.layouts > 0
+        return self.layouts_left + each * max(0, jobs_left - 1 if begun else jobs_left)
 
     def _watch(self, layout: Layout) -> Watch:
         def say(words: str) -> None:

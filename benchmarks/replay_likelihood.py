@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 from replay_strategies import Truth
 
-from planner.search.probing import features
-from planner.search.probing.surrogate import TIME, Field, Weights
+from planner.calibration import likeness
+from planner.calibration.correlated import TIME, Field, Weights
 
 RUN_SD = 0.01
 WEIGHTS = {
@@ -52,7 +52,7 @@ def log_likelihood(truth: Truth, weights: Weights, stretch: float, scale: float)
     """Of the errors on the layouts that ran, under the surrogate's prior and run-to-run noise."""
     candidates = truth.candidates
     ran = np.flatnonzero(np.isfinite(truth.log_seconds))
-    groups = features.groups(candidates.batch, candidates.setting.global_batch_size, stretch=stretch)
+    groups = likeness.groups(candidates.batch, candidates.setting.global_batch_size, stretch=stretch)
     field = Field(sd=scale * candidates.prior.sd, factor=candidates.prior.factor, groups=groups, weights=weights)
     covariance = field.between(ran, ran) + RUN_SD**2 * np.eye(len(ran))
     error = (truth.log_seconds - candidates.prior.log_seconds)[ran]

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.calibration.intervals import TimeSpread
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import Fault, SpecError
@@ -86,29 +85,31 @@ def next_bottleneck(estimate: Estimate) -> str:
     return f"{sentence}; the next bottleneck would be {WORDS[key]}: {format_seconds(seconds)} ({seconds / left:.0%})"
 
 
-def regret(scores: FloatColumn, spread: TimeSpread, search: SearchSpec) -> Regret | None:
+def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> Regret | None:
     """How likely another layout is truly better than the first, and by how much; None for one layout, or where time is no part of it.
 
-    True score = predicted x exp(deviation), the deviations drawn jointly from the calibration's posterior: what layouts share cancels,
-    what they load on differently does not. scores (K,): what the objective minimises, the winner's first.
+    True score = predicted x exp(deviation), the deviations drawn jointly: what layouts share cancels, what they load on differently does
+    not.  scores (K,): what is expected of the objective, the winner's first.  covariance (K, K): of their logs (`search.ranking`).
     """
     if len(scores) < 2 or search.objective not in BETTER:
         return None
-    truth = np.log(scores) + spread.draws(REGRET_DRAWS, search.seed)
+    values, vectors = np.linalg.eigh(covariance)
+    random = np.random.default_rng(search.seed).standard_normal((REGRET_DRAWS, len(scores)))
+    truth = np.log(scores) + (random * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
     lost = truth[:, 0] - truth.min(axis=1)
     probability, mean, share_95 = float((lost > 0).mean()), float(np.expm1(lost).mean()), float(np.expm1(np.quantile(lost, 0.95)))
-    joint = np.corrcoef(truth[:, 0], truth[:, 1])[0, 1]
+    sd = float(np.sqrt(covariance[0, 0]))
+    joint = float(covariance[0, 1] / (sd * np.sqrt(covariance[1, 1])))
     others, better = len(scores) - 1, BETTER[search.objective]
     other = "the other layout" if others == 1 else f"one of the other {counted(others, 'layout')}"
     statement = (
         f"with probability {probability:.0%} {other} shown is truly {better}: "
         f"{AGAINST_BEST[search.objective].format(times(1.0 + mean))} on average, "
         f"more than {times(1.0 + share_95)} in 5 of 100 cases "
-        f"(estimates spread by {spread.sd[0]:.0%}, those of numbers 1 and 2 are correlated {joint:.2f}); probes narrow this"
+        f"(estimates spread by {sd:.0%}, those of numbers 1 and 2 are correlated {joint:.2f}); probes narrow this"
     )
     return Regret(
-        probability_other_better=probability, expected_share=mean, share_95=share_95, time_sd=float(spread.sd[0]), correlation=float(joint),
-        statement=statement,
+        probability_other_better=probability, expected_share=mean, share_95=share_95, time_sd=sd, correlation=joint, statement=statement,
     )  # fmt: skip
 
 

@@ -5,14 +5,11 @@ enumerate -> screen all -> simulate the best -> sample what cannot be enumerated
 
 import math
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.advice import warnings_for
-from planner.calibration.intervals import TimeSpread, time_spread
-from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.calibration import Calibration
 from planner.cost.estimate import estimate_layouts
 from planner.cost.run import run_estimate
@@ -24,13 +21,19 @@ from planner.rules import Context
 from planner.search import pareto
 from planner.search.near_batch import near_batch
 from planner.search.neighbours import Neighbour, neighbours
+from planner.search.ranking import (
+    Ranking,
+    covariance,
+    fastest_on_paper,
+    rank,
+    unproven_warning,
+)
 from planner.search.refusals import refused_choices
 from planner.search.screen import OOM_LIMIT
 from planner.search.sensitivity import sensitivity
 from planner.search.sized import Choice, Progress, Sized, rate, search_size
 from planner.search.unfit import check_given, nothing_fits
 from planner.specs.estimate import Estimate
-from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import ParetoPoint, Plan, RankedLayout, Searched, SizeOption, VersusCurrent
@@ -41,7 +44,6 @@ if TYPE_CHECKING:  # they bring Optuna, which a plan on paper can start without
     from planner.search.probed import Probing
     from planner.search.probing.loop import Outcome, Ranked
 
-SPARE = 3  # times top_k that are looked at when some cannot be exported
 SHOWN_REASONS = 16  # one for every field that a neighbour changes, and what needs saying besides
 
 EXPORTS = {
@@ -77,7 +79,8 @@ def recommend(
         raise nothing_fits(job, sizes, say)
     for sized in fitting:
         rate(job, sized, several=len(sizes) > 1)
-    ranked = _rank(job, fitting)
+    ranking = rank(job, fitting)
+    ranked = ranking.choices
     outcome: Outcome | None = None
     known: list[Ranked] = []
     if probing is not None:
@@ -90,8 +93,21 @@ def recommend(
         ranked = [Choice(sized, row) for row in range(len(known))]
     say("explaining the winner")
     plan = _plan(job, ports, sizes, ranked, (ports.clock.now() - started).total_seconds())
+    if outcome is None:
+        plan = _with_preference(plan, job, ranking)
     plan = plan if plan_id is None else plan.model_copy(update={"id": plan_id})
     return plan if outcome is None else _with_measurements(plan, outcome, known)
+
+
+def _with_preference(plan: Plan, job: Job, ranking: Ranking) -> Plan:
+    """The plan with what the fastest on paper would gain, and what number 1 rests on that nobody measured."""
+    unproven = unproven_warning(job, ranking)
+    return plan.model_copy(
+        update={
+            "fastest_on_paper": fastest_on_paper(job, ranking),
+            "warnings": [*([unproven] if unproven else []), *plan.warnings],
+        }
+    )
 
 
 def _with_measurements(plan: Plan, outcome: "Outcome", known: "list[Ranked]") -> Plan:
@@ -115,72 +131,15 @@ def _with_measurements(plan: Plan, outcome: "Outcome", known: "list[Ranked]") ->
     return plan.model_copy(update={"ranked": entries, "probing": summary(outcome)})
 
 
-def _rank(job: Job, sizes: list[Sized]) -> list[Choice]:
-    """The layouts to show, best first, that differ in something that matters."""
-    found = [Choice(sized, row) for sized in sizes for row in range(len(sized.candidates))]
-    batch = LayoutBatch.from_layouts([choice.layout for choice in found])
-    step, device = (np.array([choice.sized.candidates[choice.row][i] for choice in found]) for i in (0, 1))
-    order = _best_first(np.array([choice.score for choice in found]), step)
-    # A layout of another size is no near copy: the size travels in a column that copies must share.
-    sized_pp = batch.pp + MAX_GPUS * np.array([choice.sized.pricer.cluster.num_gpus for choice in found])
-    chosen = pareto.different(replace(batch, pp=sized_pp), step, device, order, SPARE * job.search.top_k)
-    place = {id(found[row]): rank for rank, row in enumerate(order)}
-    shown = _runnable(job, [found[row] for row in chosen])[: job.search.top_k]
-    return _by_expectation(job, sorted(shown, key=lambda choice: place[id(choice)]))
-
-
-def _by_expectation(job: Job, choices: list[Choice]) -> list[Choice]:
-    """The choices by what is expected of them: a prediction that is less sure counts as slower, by exp(sd^2 / 2), the mean of a log-normal.
-
-    What all choices share cancels. An objective that time is no part of keeps its order.
-    """
-    if job.search.objective not in BETTER or len(choices) < 2:
-        return choices
-    own = _deviations(choices).sd
-    expected = [choice.score * float(np.exp((sd**2 - own.min() ** 2) / 2.0)) for choice, sd in zip(choices, own, strict=True)]
-    return [choices[place] for place in np.argsort(expected, kind="stable")]
-
-
-def _deviations(choices: list[Choice]) -> TimeSpread:
-    """How unsure each choice's step time is, and what the choices share; the directions are the same at every size."""
-    spreads: dict[int, TimeSpread] = {}
-    for sized in {id(choice.sized): choice.sized for choice in choices}.values():
-        places = [place for place, choice in enumerate(choices) if choice.sized is sized]
-        batch = LayoutBatch.from_layouts([choices[place].layout for place in places])
-        found = time_spread(sized.pricer, batch, sized.pricer.price(batch))
-        spreads.update((place, found.take([index])) for index, place in enumerate(places))
-    return TimeSpread.join([spreads[place] for place in range(len(choices))])
-
-
-def _runnable(job: Job, choices: list[Choice]) -> list[Choice]:
-    """The choices that the trainer's export can run, up to top_k; all of them where it can run none (a model it does not ship)."""
-    able: list[Choice] = []
-    for choice in choices:
-        exported = _exported(job, choice)
-        if exported is None or not exported.blockers:
-            able.append(choice)
-        else:
-            reason = f"{exported.trainer} {exported.version} cannot run it"
-            choice.sized.rejected[reason] = choice.sized.rejected.get(reason, 0) + 1
-        if len(able) == job.search.top_k:
-            break
-    return able or choices
-
-
 def _exported(job: Job, choice: Choice) -> Export | None:
     target = EXPORTS.get(job.training.trainer)
     return None if target is None else export(choice.layout, job.model, choice.sized.pricer.cluster, job.training, to=target)
 
 
-def _best_first(scores: FloatColumn, step_seconds: FloatColumn) -> IntColumn:
-    """Order by score; scores within a millionth are ties (runs that wait for the same upload, say), and the faster step wins."""
-    return np.lexsort((step_seconds, np.round(np.log(scores), 6)))
-
-
 def _options(sizes: list[Sized]) -> list[SizeOption]:
-    """The best candidate of every size, with the front of time against cost (GPU-hours where the GPUs are free)."""
+    """The candidate to put first at every size, with the front of time against cost (GPU-hours where the GPUs are free)."""
     runs_of = [(sized, sized.runs) for sized in sizes if sized.runs is not None]
-    best = [(sized, runs, int(_best_first(sized.scores, runs.step_seconds)[0])) for sized, runs in runs_of]
+    best = [(sized, runs, sized.first) for sized, runs in runs_of]
     points = np.array([(runs.wall_seconds[row], runs.bill.cost[row], runs.bill.gpu_hours[row]) for _, runs, row in best])
     beaten = np.all(points[None] <= points[:, None], axis=2) & np.any(points[None] < points[:, None], axis=2)
     return [
@@ -223,7 +182,7 @@ def _plan(job: Job, ports: Ports, sizes: list[Sized], ranked: list[Choice], seco
         calibration_id=winner.sized.pricer.calibration.id,
         sensitivity=sensitivity(winner.sized.pricer, winner.layout),
         sizes=_options([sized for sized in sizes if sized.candidates]),
-        regret=regret(np.array([choice.score for choice in ranked]), _deviations(ranked), job.search),
+        regret=regret(np.array([choice.expected for choice in ranked]), covariance(job, ranked), job.search),
         num_parameters=job.model.total_parameters(),
         num_active_parameters=job.model.active_parameters(),
     )

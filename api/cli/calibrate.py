@@ -21,6 +21,8 @@ def command(
 
     from api.calibrating import gpu_of, grid_of, knobs_moved
     from api.cli.output import note, say
+    from api.cli.studying import bar, sweep_stand
+    from api.cli.working import working
     from api.closed_loop import Onlooker
     from api.importing import all_of
     from api.learning import kernel_probes, teach
@@ -36,12 +38,15 @@ def command(
     if pool is not None:
         gpu = gpu or gpu_of(wiring, pool)
         sweep = add_sweep(wiring, grid_of(wiring, gpu, pool), allow_files=True)
-        ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), Onlooker(tell=lambda body: note(body["message"])))
+        onlooker = Onlooker()
+        with bar(onlooker, "layouts", sweep_stand):
+            ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), onlooker)
         note(ended.message or "")
         failure = failure_of(ended) if ended.result is None else failure_in(ended.result)
         if failure is not None:
             raise failure
-    made = teach(wiring, all_of(wiring, MeasurementFilter(gpu=gpu)), kernel_probes(wiring, gpu))
+    with working("learning from all measurements", quiet=json):
+        made = teach(wiring, all_of(wiring, MeasurementFilter(gpu=gpu)), kernel_probes(wiring, gpu))
     if json:
         rows = [{"id": one.id, "trainer": one.trainer, "gpu": one.gpu, "runs": one.num_runs, **knobs_moved(one)} for one in made]
         say(encoder.dumps(rows, indent=2))

@@ -37,12 +37,14 @@ def command(
 
 def _one(path: str | None, plan: str | None, rank: int | None, *, as_json: bool) -> None:
     from api.cli.output import letters_only, make_console, show
+    from api.cli.working import working
     from api.service import estimate_one
     from api.wiring import wire
 
     wiring = wire()
     values = layout_given(wiring, path, plan, rank)
-    kept_id, estimate = estimate_one(wiring, values, allow_files=True)
+    with working("pricing", quiet=as_json):
+        kept_id, estimate = estimate_one(wiring, values, allow_files=True)
     if as_json:
         typer.echo(estimate.model_dump_json(indent=2))
         return
@@ -59,10 +61,12 @@ def _many(path: str) -> None:
     import json
 
     from api.cli.output import note
+    from api.cli.working import working
     from api.errors import fault
     from api.learning import Learnt
     from api.service import Refusal, estimate_many
     from api.wiring import wire
+    from planner.units import counted
 
     learnt = Learnt(wire())
     num_readable = 0
@@ -75,12 +79,16 @@ def _many(path: str) -> None:
         sys.stdout.flush()
         chunk.clear()
 
-    for value in _lines(path):
-        num_readable += not isinstance(value, Refusal)
-        chunk.append(value)
-        if len(chunk) >= CHUNK:
-            answer()
-    answer()
+    num_lines = 0
+    with working("pricing", quiet=sys.stdout.isatty()) as shown:  # answers on the same terminal are progress enough
+        for num_lines, value in enumerate(_lines(path), start=1):
+            num_readable += not isinstance(value, Refusal)
+            chunk.append(value)
+            if len(chunk) >= CHUNK:
+                shown.say(f"{num_lines:,} lines")
+                answer()
+        shown.say(counted(num_lines, "line"))
+        answer()
     if learnt.shipped_alone:
         note(f"priced with the shipped calibration alone: {learnt.shipped_alone}")
     if not num_readable:

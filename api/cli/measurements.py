@@ -31,6 +31,7 @@ def import_(
     import json as encoder
 
     from api.cli.output import note, say
+    from api.cli.working import working
     from api.errors import fault
     from api.importing import FORMATS, read_file, store_new
     from api.learning import teach_stored, words_of
@@ -41,9 +42,10 @@ def import_(
         raise fault("--format", format, "is no format", f"use {', '.join(FORMATS)}")
     wiring = wire()
     given = None if job is None else read_mapping_file(job, "--job")
-    measurements = read_file(wiring, file, next((known for known in FORMATS if known == format), None), given)
-    stored = store_new(wiring, measurements)
-    learnt = teach_stored(wiring, stored.new)
+    with working("reading and learning", quiet=json):
+        measurements = read_file(wiring, file, next((known for known in FORMATS if known == format), None), given)
+        stored = store_new(wiring, measurements)
+        learnt = teach_stored(wiring, stored.new)
     for record in learnt:
         note(words_of(record))
     if json:

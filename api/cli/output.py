@@ -23,12 +23,6 @@ def note(text: str) -> None:
     sys.stderr.write(_printable(f"{text}\n", sys.stderr.encoding))
 
 
-def progress(text: str) -> None:
-    """One line on stderr, only where a person watches."""
-    if sys.stderr.isatty():
-        note(text)
-
-
 def say(text: str) -> None:
     """One line on stdout."""
     sys.stdout.write(_printable(f"{text}\n", sys.stdout.encoding))

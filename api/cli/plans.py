@@ -44,7 +44,7 @@ def show_plan(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Print a stored plan again, as `recommend` printed it."""
-    from api.cli.output import letters_only, make_console, show
+    from api.cli.recommend import print_plan
     from api.naming import plan_id_of
     from api.wiring import wire
     from planner.errors import NotFoundError
@@ -60,10 +60,7 @@ def show_plan(
     if json:
         typer.echo(plan.model_dump_json(indent=2))
         return
-    from api.render.plan import plan_view
-
-    console = make_console()
-    show(plan_view(plan, console.width, letters=letters_only(console)), console)
+    print_plan(plan)
 
 
 def _say_study(wiring: "Wiring", name: str, *, as_json: bool) -> bool:

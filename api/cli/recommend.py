@@ -38,6 +38,10 @@ def command(
     fix: Annotated[list[str] | None, typer.Option(help="Fix a layout field: tp=8. May be repeated.")] = None,
     allow: Annotated[list[str] | None, typer.Option(help="Allow only these values: precision=bf16,float8-rowwise.")] = None,
     objective: Annotated[str | None, typer.Option(help="throughput (default), memory, time, cost or energy.")] = None,
+    prefer: Annotated[
+        str | None,
+        typer.Option(help="simplest of what cannot be told apart (default), or fastest on paper."),
+    ] = None,
     probe: Annotated[int | None, typer.Option(help="Measure up to this many layouts on real GPUs.")] = None,
     current: Annotated[
         str | None, typer.Option(help="What you run today: a TorchTitan TOML, command or log, a Megatron script, a layout in JSON.")
@@ -52,8 +56,9 @@ def command(
 
     gc.disable()  # one short answer: collecting the millions of objects that imports leave costs more than it frees
     from api.cli.flags import JobFlags, check_complete, parse_checkpoint
-    from api.cli.output import letters_only, make_console, note, progress, show
+    from api.cli.output import note
     from api.cli.saving import check_target, save_plan
+    from api.cli.working import working
     from api.service import make_plan
     from api.wiring import wire
 
@@ -64,7 +69,7 @@ def command(
             "checkpoint": None if checkpoint is None else parse_checkpoint(checkpoint),
         },
         price_per_gpu_hour=price_per_gpu_hour,
-        search={"top_k": top_k, "objective": objective, "sampler": sampler, "seed": seed},
+        search={"top_k": top_k, "objective": objective, "sampler": sampler, "seed": seed, "prefer": prefer},
     )  # fmt: skip
     values = flags.values()
     if job is None and values.get("current") is None:
@@ -74,7 +79,8 @@ def command(
         check_target(save_dir)
     interrupted = False
     if values.get("probe") is None:
-        plan = make_plan(wire(), values, allow_files=True, progress=progress)
+        with working("looking at all layouts", quiet=json) as shown:
+            plan = make_plan(wire(), values, allow_files=True, progress=shown.say)
     else:
         from api.cli.studying import make_plan_with_probes
 
@@ -85,16 +91,21 @@ def command(
     if json:
         typer.echo(plan.model_dump_json(indent=2))
     else:
-        from api.render.current import difference_lines
-        from api.render.plan import plan_view
-
-        console = make_console()
-        saved = str(save_dir) if save_dir is not None else None
-        show(plan_view(plan, console.width, letters=letters_only(console), saved=saved), console)
-        difference = difference_lines(plan)
-        if difference and save_dir is None:
-            typer.echo(f"\n{difference}", nl=False)
+        print_plan(plan, str(save_dir) if save_dir is not None else None)
     _exit(plan, interrupted)
+
+
+def print_plan(plan: "Plan", saved: str | None = None) -> None:
+    """The screen of a plan. saved: folder in which the files of every rank lie already."""
+    from api.cli.output import letters_only, make_console, show
+    from api.render.current import difference_lines
+    from api.render.plan import plan_view
+
+    console = make_console()
+    show(plan_view(plan, console.width, letters=letters_only(console), saved=saved), console)
+    difference = difference_lines(plan)
+    if difference and saved is None:
+        typer.echo(f"\n{difference}", nl=False)
 
 
 def _exit(plan: "Plan", interrupted: bool) -> None:

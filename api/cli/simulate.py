@@ -22,13 +22,15 @@ def command(
     import json as json_module
 
     from api.cli.output import make_console, note, show
+    from api.cli.working import working
     from api.service import check_one_size, parse_job
     from api.wiring import wire
     from planner.timeline import timeline
 
     parsed = parse_job(layout_given(wire(), job, plan, rank), allow_files=True)
     check_one_size(parsed)
-    played = timeline(parsed)
+    with working("playing out the step", quiet=json):
+        played = timeline(parsed)
     for flag, path, text in (("--trace", trace, None if trace is None else json_module.dumps(played.trace)), ("--csv", csv, played.csv)):
         if path is not None and text is not None:
             write_text(path, text, flag)

@@ -94,6 +94,12 @@ def _stand(body: Mapping[str, Any]) -> Stand:
     return Stand(done=probes, total=total, words=_summary(body), line=_line(body), passing=passing)
 
 
+def sweep_stand(body: Mapping[str, Any]) -> Stand:
+    """How far a run of a sweep is: by the layouts measured, of later jobs as many as are asked for."""
+    done, words = int(body["layouts"]), str(body["message"])
+    return Stand(done=done, total=done + int(body["layouts_left"]), words=words, line=words)
+
+
 def _summary(body: Mapping[str, Any]) -> str:
     best = "" if body["best_step_seconds"] is None else f"best {body['best_step_seconds']:.4g} s a step · "
     regret = "" if body["expected_regret"] is None else f"expected regret {body['expected_regret']:.1%} · "

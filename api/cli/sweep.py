@@ -1,15 +1,12 @@
 """`planner-cli sweep`: known jobs measured again and again, now or every night."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from api.cli.typed import complete_sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from api.cli.studying import Stand
     from api.wiring import Wiring
     from planner.ports import SweepRecord
 
@@ -36,7 +33,7 @@ def run(
     from pathlib import Path
 
     from api.cli.output import error_line, note, say
-    from api.cli.studying import bar, gentle_interrupt
+    from api.cli.studying import bar, gentle_interrupt, sweep_stand
     from api.closed_loop import Onlooker
     from api.errors import answer_to
     from api.naming import sweep_id_of
@@ -52,7 +49,7 @@ def run(
         sweep = add_sweep(wiring, {**read_mapping_file(file, "FILE", "sweep."), "schedule": None}, allow_files=True)
         note(f"stored as {sweep.id}; `planner-cli sweep run {sweep.id}` runs it again, or goes on after an interruption")
     onlooker = Onlooker()
-    with gentle_interrupt(onlooker) as interrupted, bar(onlooker, "jobs", _stand):
+    with gentle_interrupt(onlooker) as interrupted, bar(onlooker, "layouts", sweep_stand):
         ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), onlooker)
     without_report = failure_of(ended)
     if without_report is not None:
@@ -69,12 +66,6 @@ def run(
     if failure is not None:
         error_line(str(failure))
         raise typer.Exit(answer_to(failure).exit_code)
-
-
-def _stand(body: "Mapping[str, Any]") -> "Stand":
-    from api.cli.studying import Stand
-
-    return Stand(done=body["jobs"], total=body["jobs"] + body["jobs_left"], words=body["message"], line=body["message"])
 
 
 @app.command()

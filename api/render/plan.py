@@ -28,6 +28,7 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
     sections: list[RenderableType] = [
         Text(question(plan), style="dim"),
         Text.assemble(("Best: ", "bold green"), (winner.layout.short(), "bold")),
+        *_on_paper(plan),
         *measured_line(plan),
         indented(key_figures(winner.estimate, width)),
         *current_section(plan, width, saved=saved),
@@ -50,6 +51,18 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         sections += [Text("Warnings", style="bold yellow"), indented(bullets(plan.warnings, "!", "yellow")), ""]
     sections += [*_launch(plan, winner, width, saved), "", searched_line(plan), basis_line(winner.estimate), _kept(plan)]
     return Group(*sections)
+
+
+def _on_paper(plan: Plan) -> list[RenderableType]:
+    """The fastest prediction, where a simpler layout stands before it, and what it would gain."""
+    other = plan.fastest_on_paper
+    if other is None:
+        return []
+    where = f" (number {other.rank})" if other.rank is not None else ""
+    return [
+        Text.assemble((f"Fastest on paper{where}: ", "dim"), other.layout.short()),
+        indented(Text(f"{other.statement}.", style="dim")),
+    ]
 
 
 def question(plan: Plan) -> str:

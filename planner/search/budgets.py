@@ -15,19 +15,40 @@ from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
 from planner.search.floors import OOM_LIMIT, Floors
+from planner.search.mechanisms import Setting, points
 from planner.search.space import Space
 from planner.work.checkpointing import FULL, MEMORY_BUDGET
 
 ROUND = 2 * CHUNK  # layouts expanded at once
 STEPS = 100  # budgets are multiples of 1 / STEPS
+# Judgement: a budget that leaves one chance in 200 of running out of memory costs less by that than a smaller one costs in time.
+SAFE_RISK = 0.005
+FEW_POINTS = 2  # cells with more mechanisms than these are not simple however small their budget
 
 
-def best_budgets(pricer: Pricer, space: Space, floors: Floors, worth_seconds: float, keep: int) -> LayoutBatch:
-    """The `keep` fastest fitting layouts with a memory budget, among those that can be faster than `worth_seconds`; may be empty.
+def best_budgets(
+    pricer: Pricer, space: Space, floors: Floors, worth_seconds: float, keep: int
+) -> LayoutBatch:
+    """The `keep` fastest fitting layouts with a memory budget that can beat `worth_seconds`, and as many simple ones; may be empty.
 
-    floors: of the space's cells.
+    Each comes with the largest budget that fits at all and with the largest that is safe.  floors: of the space's cells.
     """
-    cells, bare = _worth(space, floors, worth_seconds)
+    full = np.flatnonzero(space.cells.ac_kind == FULL)
+    setting = Setting.of(pricer.model, pricer.cluster)
+    simple = full[points(space.cells.take(full), setting) <= FEW_POINTS]
+    found = [_best_of(pricer, space, floors, rows, worth_seconds, keep) for rows in (full, simple)]
+    fastest = LayoutBatch.concatenate(found)
+    safe, _ = largest_budgets(pricer, fastest, np.inf, len(fastest), risk=SAFE_RISK)
+    return LayoutBatch.concatenate([fastest, safe])
+
+
+def _best_of(
+    pricer: Pricer, space: Space, floors: Floors, rows: IntColumn, worth_seconds: float, keep: int
+) -> LayoutBatch:
+    """The `keep` fastest layouts of these cells at their largest budget that fits."""
+    if not len(rows):
+        return space.cells.take(slice(0, 0))
+    cells, bare = _worth(rows, floors, worth_seconds)
     ends = np.cumsum(space.cell_sizes[cells])
     found, seconds, limit, first = space.cells.take(slice(0, 0)), np.zeros(0), worth_seconds, 0
     while first < len(cells) and bare[first] < limit:
@@ -41,9 +62,8 @@ def best_budgets(pricer: Pricer, space: Space, floors: Floors, worth_seconds: fl
     return found
 
 
-def _worth(space: Space, floors: Floors, worth_seconds: float) -> tuple[IntColumn, FloatColumn]:
-    """(cells with full checkpointing that may fit and whose time without any is below `worth_seconds`, that time), fastest first."""
-    rows = np.flatnonzero(space.cells.ac_kind == FULL)
+def _worth(rows: IntColumn, floors: Floors, worth_seconds: float) -> tuple[IntColumn, FloatColumn]:
+    """(those of these cells that may fit and whose time without recomputation is below `worth_seconds`, that time), fastest first."""
     bare = floors.bare(rows)
     order = np.argsort(bare, kind="stable")[: int((bare < worth_seconds).sum())]
     rows, bare = rows[order], bare[order]
@@ -65,8 +85,12 @@ def _with_budget(batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
     return replace(batch, ac_kind=np.full(len(batch), MEMORY_BUDGET), ac_value=np.round(hundredths / STEPS, 2))
 
 
-def largest_budgets(pricer: Pricer, bases: LayoutBatch, limit: float, keep: int) -> tuple[LayoutBatch, FloatColumn]:
+def largest_budgets(
+    pricer: Pricer, bases: LayoutBatch, limit: float, keep: int, *, risk: float = OOM_LIMIT
+) -> tuple[LayoutBatch, FloatColumn]:
     """Of each base that can beat the limit the largest budget below 1 that fits, with its step seconds.
+
+    risk: the most that P(out of memory) may be.
 
     Time falls and memory grows with the budget. Between `low`, which fits, and `high`, which does not, lies the answer; the step at `high`
     bounds it from below. A base that fits without recomputation needs no budget, and budget 0 is full recomputation.
@@ -79,7 +103,7 @@ def largest_budgets(pricer: Pricer, bases: LayoutBatch, limit: float, keep: int)
     low, high = np.full(len(bases), 0), np.full(len(bases), STEPS)
     while len(bases) and (high - low > 1).any():
         middle = (low + high) // 2
-        seconds, fits = _price(pricer, _with_budget(bases, middle))
+        seconds, fits = _price(pricer, _with_budget(bases, middle), risk)
         low, low_seconds = np.where(fits, middle, low), np.where(fits, seconds, low_seconds)
         high, high_seconds = np.where(fits, high, middle), np.where(fits, high_seconds, seconds)
         limit = min(limit, float(np.partition(low_seconds, keep - 1)[keep - 1])) if len(bases) >= keep else limit
@@ -89,12 +113,14 @@ def largest_budgets(pricer: Pricer, bases: LayoutBatch, limit: float, keep: int)
     return _with_budget(bases, low).take(low > 0), low_seconds[low > 0]
 
 
-def _price(pricer: Pricer, batch: LayoutBatch) -> tuple[FloatColumn, BoolColumn]:
+def _price(
+    pricer: Pricer, batch: LayoutBatch, risk: float = OOM_LIMIT
+) -> tuple[FloatColumn, BoolColumn]:
     """(step seconds, whether it fits), (N,)."""
     seconds, fits = np.zeros(len(batch)), np.zeros(len(batch), dtype=np.bool_)
     for start in range(0, len(batch), CHUNK):
         rows = slice(start, start + CHUNK)
         prices = pricer.price(batch.take(rows))
         seconds[rows] = prices.step_seconds
-        fits[rows] = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= OOM_LIMIT
+        fits[rows] = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= risk
     return seconds, fits

@@ -15,6 +15,7 @@ from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.search.floors import BAND, OOM_LIMIT, Floors
 from planner.search.pareto import STRUCTURE
+from planner.search.preference import Weighed, leaders
 from planner.search.space import Space
 
 __all__ = ["OOM_LIMIT", "Screened", "screen"]
@@ -163,6 +164,7 @@ class _Pool:
             self.num_fitting += int(fits.sum())
             value, other = (prices.device_bytes, prices.step_seconds) if self.smallest else (prices.step_seconds, prices.device_bytes)
             chosen = _worth_keeping(value, other, prices.device_bytes, fits, self.keep)
+            chosen = np.union1d(chosen, _simplest(pricer, part, value, oom, fits))
             self.parts.append((part.take(chosen), prices.step_seconds[chosen], prices.device_bytes[chosen], oom[chosen]))
             self._note(part.take(chosen), value[chosen], fits[chosen])
             if not self.smallest:
@@ -212,7 +214,11 @@ class _Pool:
         fits = oom <= OOM_LIMIT
         value, other = (device, step) if self.smallest else (step, device)
         order = np.lexsort((other, value, ~fits))
-        kept = order if not fits.any() else _front_and_best(order, other, fits, self.keep)
+        kept = order
+        if fits.any():
+            simple = _simplest(floors.pricer, batch, value, oom, fits)
+            kept = _front_and_best(order, other, fits, self.keep)
+            kept = order[np.isin(order, np.union1d(kept, simple))]
         return Screened(
             batch=batch.take(kept), step_seconds=step[kept], device_bytes=device[kept], oom=oom[kept], num_priced=self.num_priced,
             num_fitting=self.num_fitting, bounded_out=bounded_out, out_of_memory=too_large + self.num_priced - self.num_fitting,
@@ -226,6 +232,15 @@ def _worth_keeping(value: FloatColumn, other: FloatColumn, device: FloatColumn, 
         return np.argsort(device, kind="stable")[:8]
     rows = np.flatnonzero(fits)
     return _front_and_best(rows[np.argsort(value[rows], kind="stable")], other, fits, keep)
+
+
+def _simplest(
+    pricer: Pricer, batch: LayoutBatch, value: FloatColumn, oom: FloatColumn, fits: BoolColumn
+) -> IntColumn:
+    """Indices of the best of every number of points that fit, with what running out of memory costs."""
+    rows = np.flatnonzero(fits)
+    weighed = Weighed.of(batch.take(rows), pricer)
+    return np.asarray(rows[leaders(weighed.expected(value[rows], oom[rows]), weighed.points)])
 
 
 def _front_and_best(order: IntColumn, other: FloatColumn, fits: BoolColumn, keep: int) -> IntColumn:

@@ -17,6 +17,7 @@ from planner.cost.simulation import first_groups, refine
 from planner.rules import Context
 from planner.search.budgets import best_budgets
 from planner.search.floors import OOM_LIMIT
+from planner.search.preference import Weighed, leaders
 from planner.search.screen import Screened, screen
 from planner.search.space import Space, build_space
 from planner.search.splits import uneven
@@ -32,15 +33,18 @@ SPLIT_SEEDS = 3  # of each pipeline
 SPLIT_SLACK = 1.06  # judgement: an uneven split has gained up to 5% over the trainer's own
 SAMPLED_SEEDS = 4
 SAMPLED_TRIALS = 32
+LEAST_WANTED = 10
 
 Progress = Callable[[str], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # one search is not another, however alike
 class Sized:
     """The search at one cluster size.
 
-    candidates: (step seconds, device bytes, layout), fastest first; runs and scores (what the objective minimises) are their columns.
+    candidates: (step seconds, device bytes, layout), fastest first.  Their columns: runs; scores, what the objective minimises; oom, P(out
+    of memory); expected, the scores with what that and unproven mechanisms cost, where the simplest is to come first; weighed, what they
+    use.  first: the candidate to put first (`ranking`).
     """
 
     pricer: Pricer
@@ -52,6 +56,10 @@ class Sized:
     study: dict[str, object] | None = None
     runs: RunColumns | None = None
     scores: FloatColumn = field(default_factory=lambda: np.zeros(0))
+    oom: FloatColumn = field(default_factory=lambda: np.zeros(0))
+    expected: FloatColumn = field(default_factory=lambda: np.zeros(0))
+    weighed: Weighed | None = None
+    first: int = 0
 
 
 class Choice(NamedTuple):
@@ -69,6 +77,21 @@ class Choice(NamedTuple):
     def score(self) -> float:
         """What the objective minimises."""
         return float(self.sized.scores[self.row])
+
+    @property
+    def expected(self) -> float:
+        """The score with what is expected to come on top of it."""
+        return float(self.sized.expected[self.row])
+
+    @property
+    def step_seconds(self) -> float:
+        """Of the candidate, simulated."""
+        return self.sized.candidates[self.row][0]
+
+    @property
+    def oom(self) -> float:
+        """P(out of memory)."""
+        return float(self.sized.oom[self.row])
 
 
 def search_size(job: Job, cluster: ClusterSpec, say: Progress, calibration: Calibration | None = None) -> Sized:
@@ -104,15 +127,27 @@ def search_size(job: Job, cluster: ClusterSpec, say: Progress, calibration: Cali
 def _screen(job: Job, pricer: Pricer, *, offload: bool = False, oversized: bool = False) -> tuple[Space, Screened]:
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     space = build_space(context, job.search, offload=offload, oversized=oversized)
-    return space, screen(pricer, space, count=job.search.top_k, smallest=job.search.objective == "memory")
+    return space, screen(
+        pricer, space, count=_wanted(job), smallest=job.search.objective == "memory"
+    )
+
+
+def _wanted(job: Job) -> int:
+    """Different layouts to be certain of: at least LEAST_WANTED, so that asking for fewer never changes the answer."""
+    return max(job.search.top_k, LEAST_WANTED)
 
 
 def _simulate(job: Job, sized: Sized, space: Space) -> None:
     """Simulated step times of the best screened layouts, with and without memory budgets, then of layouts sampled beyond."""
     pricer, screened = sized.pricer, sized.screened
-    best = screened.batch.take(first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS))
+    chosen = first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS)
+    weighed = Weighed.of(screened.batch, pricer)
+    expected = weighed.expected(screened.step_seconds, screened.oom)
+    simplest = leaders(expected, weighed.points)
+    best = screened.batch.take(np.union1d(chosen, simplest))
     if job.search.objective != "memory" and _free_budgets(job, pricer):
-        worth = float(max(SPLIT_SLACK * screened.step_seconds[0], screened.step_seconds[: job.search.top_k][-1]))
+        shown = screened.step_seconds[: _wanted(job)]
+        worth = float(max(SPLIT_SLACK * screened.step_seconds[0], shown[-1]))
         best = LayoutBatch.concatenate([best, best_budgets(pricer, space, screened.floors, worth, BUDGETS_SIMULATED)])
     _consider(sized, best)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
@@ -173,11 +208,21 @@ def _sample(job: Job, sized: Sized) -> None:
 
 
 def rate(job: Job, sized: Sized, *, several: bool) -> None:
-    """Whole runs of all candidates, and what the objective minimises."""
-    batch = LayoutBatch.from_layouts([layout for *_, layout in sized.candidates])
+    """Whole runs of all candidates, what the objective minimises, and what is expected of it."""
+    known: dict[Layout, tuple[float, float, Layout]] = {}
+    for candidate in sized.candidates:
+        known.setdefault(candidate[2], candidate)
+    sized.candidates = list(known.values())
+    batch = LayoutBatch.from_layouts(list(known))
     step, device = (np.array([candidate[i] for candidate in sized.candidates]) for i in (0, 1))
-    sized.runs = run_columns(sized.pricer, batch, step, busy_seconds(sized.pricer.price(batch)))
+    prices = sized.pricer.price(batch)
+    sized.runs = run_columns(sized.pricer, batch, step, busy_seconds(prices))
+    sized.oom = oom_probability(sized.pricer.profile, sized.pricer.cluster, prices.least_device_bytes)
     sized.scores = _score(job.search.objective, sized.runs, device, several=several)
+    sized.weighed = Weighed.of(batch, sized.pricer)
+    sized.expected = sized.scores
+    if job.search.simplest_first:
+        sized.expected = sized.weighed.expected(sized.scores, sized.oom)
 
 
 def _score(objective: str, runs: RunColumns, device_bytes: FloatColumn, *, several: bool) -> FloatColumn:

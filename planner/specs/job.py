@@ -20,7 +20,10 @@ KEYS = ("id", "model", "cluster", "training", "layout", "current", "search", "pr
 
 
 class SearchSpec(BaseModel):
-    """The contract's `search`: how many answers, what is fixed, what may vary, what is optimised."""
+    """The contract's `search`: how many answers, what is fixed, what may vary, what is optimised.
+
+    prefer: which layout comes first, the `simplest` of those that cannot be told from the best, or the `fastest` on paper.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,6 +33,12 @@ class SearchSpec(BaseModel):
     objective: Literal["throughput", "memory", "time", "cost", "energy"] = "throughput"
     sampler: Literal["cost-model", "tpe", "gp", "nsga2", "random"] = "cost-model"
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = 0
+    prefer: Literal["simplest", "fastest"] = "simplest"
+
+    @property
+    def simplest_first(self) -> bool:
+        """Whether the simplest of what cannot be told apart comes first; the least memory is no matter of taste."""
+        return self.prefer == "simplest" and self.objective != "memory"
 
 
 class ProbeSpec(BaseModel):

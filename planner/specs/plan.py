@@ -177,6 +177,29 @@ class VersusCurrent(BaseModel):
     notes: list[str] = []
 
 
+class FastestOnPaper(BaseModel):
+    """The layout with the lowest prediction, where a simpler one that cannot be told from it comes first (docs/decisions/0006).
+
+    rank: where it stands; None where nothing but the first is shown.  times_as_fast: the first one's objective over its own.
+    difference_sd: standard deviation of the logarithm of that, errors correlated.  adds: mechanisms that the first does without;
+    unmeasured: those of them that no published run has.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    rank: int | None
+    layout: Layout
+    num_gpus: int
+    step_seconds: float
+    tokens_per_second_per_gpu: float
+    oom_probability: float
+    times_as_fast: float
+    difference_sd: float
+    adds: list[str]
+    unmeasured: list[str]
+    statement: str
+
+
 class Plan(BaseModel):
     """Same job, seed, calibration and model version: same plan, but for id, times and dates.
 
@@ -202,6 +225,7 @@ class Plan(BaseModel):
     calibration_id: str
     sizes: list[SizeOption] = []
     regret: Regret | None = None
+    fastest_on_paper: FastestOnPaper | None = None
     sensitivity: list[SensitivityStep] = []
     probing: dict[str, Any] | None = None
     num_parameters: int | None = None

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from planner.search.probing import features, normal
-from planner.search.probing.surrogate import SCALE_SD, SCALES, TIME, Field, Seen, condition
+from planner.calibration import likeness
+from planner.calibration.correlated import TIME, Field
+from planner.search.probing import normal
+from planner.search.probing.surrogate import SCALE_SD, SCALES, Seen, condition
 from tests.unit.probing_cases import JOB, small
 
 GLOBAL_BATCH = JOB.training.global_batch_size
@@ -136,7 +138,7 @@ def test_groups_are_correlations(prior: Field) -> None:
 def test_fields_that_never_differ_make_no_group() -> None:
     batch = small().batch
     rows = np.flatnonzero((batch.tp == 1) & (batch.pp == 1))
-    names = {group.name for group in features.groups(batch.take(rows), GLOBAL_BATCH)}
+    names = {group.name for group in likeness.groups(batch.take(rows), GLOBAL_BATCH)}
     assert names.isdisjoint({"tp", "pp", "bubble"})
     assert "checkpointing" in names
 

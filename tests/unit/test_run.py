@@ -282,10 +282,15 @@ def searched(objective: str) -> SearchSpec:
     return SearchSpec.model_validate({"objective": objective})
 
 
+def covariance(spread: TimeSpread) -> np.ndarray:
+    """Of layouts whose own errors have nothing in common."""
+    return spread.loadings.T @ spread.loadings + np.diag(spread.own_sd**2) + spread.shared_sd**2
+
+
 def test_regret_of_two_layouts_in_closed_form() -> None:
     # Two equal predictions: either is better with one half. z of the difference: log(1.1) / (0.067 sqrt 2) = 1.006, Q = 0.157.
-    even = regret(np.array([1.0, 1.0]), independent(2, 0.067), searched("throughput"))
-    apart = regret(np.array([1.0, 1.1]), independent(2, 0.067), searched("cost"))
+    even = regret(np.array([1.0, 1.0]), covariance(independent(2, 0.067)), searched("throughput"))
+    apart = regret(np.array([1.0, 1.1]), covariance(independent(2, 0.067)), searched("cost"))
     assert even is not None
     assert apart is not None
     assert even.probability_other_better == pytest.approx(0.5, abs=0.03)
@@ -298,15 +303,15 @@ def test_regret_of_two_layouts_in_closed_form() -> None:
     assert even.time_sd == pytest.approx(np.hypot(0.3, 0.067))
     assert even.correlation == pytest.approx(0.3**2 / (0.3**2 + 0.067**2), abs=0.01)
     assert "cheaper" in apart.statement
-    assert regret(np.array([1.0]), independent(1, 0.1), searched("throughput")) is None
-    assert regret(np.array([1.0, 2.0]), independent(2, 0.1), searched("memory")) is None
+    assert regret(np.array([1.0]), covariance(independent(1, 0.1)), searched("throughput")) is None
+    assert regret(np.array([1.0, 2.0]), covariance(independent(2, 0.1)), searched("memory")) is None
 
 
 def test_what_layouts_load_on_alike_is_no_regret() -> None:
     scores = np.array([1.0, 1.03, 1.08])
     alike = TimeSpread(loadings=np.array([[0.2, 0.2, 0.2]]), own_sd=np.zeros(3), shared_sd=0.1)
     unlike = TimeSpread(loadings=np.array([[0.2, -0.2, 0.0]]), own_sd=np.zeros(3), shared_sd=0.1)
-    same, different = (regret(scores, spread, searched("time")) for spread in (alike, unlike))
+    same, different = (regret(scores, covariance(spread), searched("time")) for spread in (alike, unlike))
     assert same is not None
     assert different is not None
     assert same.expected_share == same.probability_other_better == 0.0

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.calibration import likeness
 from planner.calibration.intervals import TimeSpread, memory_deviation, oom_probability, time_spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.cost.simulation import refine
 from planner.errors import InfeasibleError
-from planner.search.probing import features
 from planner.search.screen import OOM_LIMIT
 from planner.search.space import Space
 from planner.specs.layout import Layout
@@ -35,7 +35,7 @@ class Prior:
     """What is believed before any probe, from any source.
 
     log_seconds (N,): mean of the logarithm of step seconds.  sd (N,): standard deviation of each candidate's own error around it, alike
-    for alike layouts (`features`).  factor (N, Q): errors that candidates share on top, covariance factor @ factor.T (of draws: the draws
+    for alike layouts (`likeness`).  factor (N, Q): errors that candidates share on top, covariance factor @ factor.T (of draws: the draws
     less their mean over the root of their number).  oom_probability (N,): P(device memory > usable).
     memory_sd (N,): standard deviation of the logarithm of memory.
     """
@@ -83,13 +83,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """N legal layouts, fastest prediction first. memory: predicted bytes by MEMORY_KINDS, (N,) each.  groups: see `features`."""
+    """N legal layouts, fastest prediction first. memory: predicted bytes by MEMORY_KINDS, (N,) each.  groups: see `likeness`."""
 
     batch: LayoutBatch
     prior: Prior
     memory: Mapping[str, FloatColumn]
     setting: Setting
-    groups: tuple[features.Group, ...]
+    groups: tuple[likeness.Group, ...]
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -101,7 +101,7 @@ class Candidates:
         rows = batch.take(order)
         return cls(
             batch=rows, prior=prior.take(order), memory={kind: column[order] for kind, column in memory.items()}, setting=setting,
-            groups=features.groups(rows, setting.global_batch_size),
+            groups=likeness.groups(rows, setting.global_batch_size),
         )  # fmt: skip
 
     def find(self, layout: Layout) -> int | None:

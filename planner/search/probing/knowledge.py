@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.calibration.correlated import MEMORY, TIME, Field
 from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.search.probing import normal, pruning
 from planner.search.probing.candidates import MEMORY_KINDS, Candidates
 from planner.search.probing.stopping import Regret, expected_regret
-from planner.search.probing.surrogate import MEMORY, TIME, Field, Posterior, Seen, condition
+from planner.search.probing.surrogate import Posterior, Seen, condition
 from planner.search.screen import OOM_LIMIT
 from planner.specs.measurement import Measured
 

@@ -1,85 +1,22 @@
 """A small Gaussian process on the cost model's error, over a finite set of candidates; one for log step seconds, one for log memory.
 
-Covariance of the errors of candidates i and j, before any probe:
-  scale^2 [ sum_q factor_iq factor_jq + sd_i sd_j (shift + additive mean_g k_g(i, j) + joint prod_g k_g(i, j) + quirk [i = j]) ]
-with k_g the groups of `features`. `scale` is learnt: how wrong the model turns out to be against what the prior says.
+Covariance of the errors of candidates i and j, before any probe: scale^2 times that of `calibration.correlated`.
+`scale` is learnt: how wrong the model turns out to be against what the prior says.
 Letters: N candidates, Q shared directions, n observations, A and B rows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
 
+from planner.calibration.correlated import Field
 from planner.columns import FloatColumn, IntColumn
-from planner.search.probing.features import Group
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """Shares of a candidate's own variance, summing to 1. quirk: what no other layout shares, not even a near twin."""
-
-    shift: float
-    additive: float
-    joint: float
-    quirk: float
-
-
-# Near the maximum of the marginal likelihood of the published sweeps, each predicted by a calibration without its group
-# (`benchmarks/replay.py --likelihood`); apart from BLOOM's rows, whose own scatter asks for more quirks, the likelihood is flat around it.
-TIME = Weights(shift=0.3, additive=0.35, joint=0.34, quirk=0.01)
-# Judgement: a memory model is wrong by the same share for most layouts (fragmentation, context).
-MEMORY = Weights(shift=0.4, additive=0.3, joint=0.295, quirk=0.005)
 SCALES = np.exp(np.linspace(-1.5, 1.2, 8))
 SCALE_SD = 0.5  # judgement: the prior's sd is within a factor of 2.7 of the truth in 95 of 100 cases
 JITTER = 1e-10
 FEW, ROUNDING = 8, 1e-9  # observations behind a bound; what a bound gives away so that rounding does not break it
-
-
-@dataclass(frozen=True, kw_only=True)
-class Field:
-    """The errors of N candidates before any probe. known: columns of the covariance worked out so far, by row."""
-
-    sd: FloatColumn
-    factor: FloatColumn
-    groups: tuple[Group, ...]
-    weights: Weights
-    known: dict[int, FloatColumn] = field(default_factory=dict, compare=False, repr=False)
-
-    @cached_property
-    def variance(self) -> FloatColumn:
-        """Of every candidate, (N,)."""
-        return np.asarray(np.einsum("nq,nq->n", self.factor, self.factor) + self.sd**2)
-
-    def column(self, row: int) -> FloatColumn:
-        """Covariance of every candidate with this one, (N,)."""
-        if row not in self.known:
-            mean, product = np.zeros(len(self.sd)), np.ones(len(self.sd))
-            for group in self.groups:
-                alike = group.column(row)
-                mean += alike
-                product *= alike
-            correlation = self._correlation(mean, product)
-            correlation[row] += self.weights.quirk
-            self.known[row] = self.factor @ self.factor[row] + self.sd * self.sd[row] * correlation
-        return self.known[row]
-
-    def between(self, first: IntColumn, second: IntColumn) -> FloatColumn:
-        """Covariance of rows `first` (A,) with rows `second` (B,), (A, B)."""
-        mean, product = np.zeros((len(first), len(second))), np.ones((len(first), len(second)))
-        for group in self.groups:
-            alike = group.between(first, second)
-            mean += alike
-            product *= alike
-        correlation = self._correlation(mean, product) + self.weights.quirk * (first[:, None] == second[None, :])
-        own = self.sd[first][:, None] * self.sd[second][None, :] * correlation
-        return np.asarray(self.factor[first] @ self.factor[second].T + own)
-
-    def _correlation(self, total: FloatColumn, product: FloatColumn) -> FloatColumn:
-        mean = total / len(self.groups) if self.groups else np.ones_like(total)
-        w = self.weights
-        return np.asarray(w.shift + w.additive * mean + w.joint * product)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

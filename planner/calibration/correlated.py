@@ -1,0 +1,85 @@
+"""The cost model's errors on several layouts: how large they are, and how far they are correlated.
+
+Covariance of the errors of candidates i and j, before any probe:
+  sum_q factor_iq factor_jq + sd_i sd_j (shift + additive mean_g k_g(i, j) + joint prod_g k_g(i, j) + quirk [i = j])
+with k_g the groups of `likeness`: what the calibration's posterior moves is shared, and a layout's own error is as alike as the layouts.
+Letters: N candidates, Q shared directions, A and B rows.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from planner.calibration.intervals import TimeSpread
+from planner.calibration.likeness import Group, groups
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Shares of a candidate's own variance, summing to 1. quirk: what no other layout shares, not even a near twin."""
+
+    shift: float
+    additive: float
+    joint: float
+    quirk: float
+
+
+# Near the maximum of the marginal likelihood of the published sweeps, each predicted by a calibration without its group
+# (`benchmarks/replay.py --likelihood`); apart from BLOOM's rows, whose own scatter asks for more quirks, the likelihood is flat around it.
+TIME = Weights(shift=0.3, additive=0.35, joint=0.34, quirk=0.01)
+# Judgement: a memory model is wrong by the same share for most layouts (fragmentation, context).
+MEMORY = Weights(shift=0.4, additive=0.3, joint=0.295, quirk=0.005)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """The errors of N candidates before any probe. known: columns of the covariance worked out so far, by row."""
+
+    sd: FloatColumn
+    factor: FloatColumn
+    groups: tuple[Group, ...]
+    weights: Weights
+    known: dict[int, FloatColumn] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, batch: LayoutBatch, spread: TimeSpread, global_batch_size: int) -> "Field":
+        """Of the logs of these layouts' step times, but for what all runs on one cluster have in common."""
+        return cls(
+            sd=spread.own_sd, factor=spread.loadings.T, groups=groups(batch, global_batch_size), weights=TIME
+        )  # fmt: skip
+
+    @cached_property
+    def variance(self) -> FloatColumn:
+        """Of every candidate, (N,)."""
+        return np.asarray(np.einsum("nq,nq->n", self.factor, self.factor) + self.sd**2)
+
+    def column(self, row: int) -> FloatColumn:
+        """Covariance of every candidate with this one, (N,)."""
+        if row not in self.known:
+            mean, product = np.zeros(len(self.sd)), np.ones(len(self.sd))
+            for group in self.groups:
+                alike = group.column(row)
+                mean += alike
+                product *= alike
+            correlation = self._correlation(mean, product)
+            correlation[row] += self.weights.quirk
+            self.known[row] = self.factor @ self.factor[row] + self.sd * self.sd[row] * correlation
+        return self.known[row]
+
+    def between(self, first: IntColumn, second: IntColumn) -> FloatColumn:
+        """Covariance of rows `first` (A,) with rows `second` (B,), (A, B)."""
+        mean, product = np.zeros((len(first), len(second))), np.ones((len(first), len(second)))
+        for group in self.groups:
+            alike = group.between(first, second)
+            mean += alike
+            product *= alike
+        correlation = self._correlation(mean, product) + self.weights.quirk * (first[:, None] == second[None, :])
+        own = self.sd[first][:, None] * self.sd[second][None, :] * correlation
+        return np.asarray(self.factor[first] @ self.factor[second].T + own)
+
+    def _correlation(self, total: FloatColumn, product: FloatColumn) -> FloatColumn:
+        mean = total / len(self.groups) if self.groups else np.ones_like(total)
+        w = self.weights
+        return np.asarray(w.shift + w.additive * mean + w.joint * product)

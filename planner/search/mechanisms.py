@@ -1,0 +1,170 @@
+"""What a layout switches on beside plain FSDP inside the measured range: each mechanism with its points and whether anybody measured it.
+
+A point is one more thing that has to be configured, can break, and was left out of somebody's tests. Points are a judgement, written down
+once here and in docs/decisions/0006; the numbers that they are weighed with are in `preference`. Whether a mechanism is measured is a fact:
+a test holds the column against the published runs in benchmarks/measured.
+Letters: N layouts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.columns import TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch
+from planner.specs.cluster import ClusterSpec
+from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES, Layout
+from planner.specs.model import ModelSpec
+
+MANY_EXPERTS = 16  # models with fewer have been trained without expert parallelism
+WIDE = 256  # twice the widest sharding of the published runs; where fabrics stop being flat (leaf and spine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is the same for all layouts. domain: GPUs of one scale-up domain (NVLink or its like).  num_experts: 0 in dense models."""
+
+    domain: int
+    num_experts: int
+
+    @classmethod
+    def of(cls, model: ModelSpec, cluster: ClusterSpec) -> "Setting":
+        """Of one job."""
+        return cls(domain=cluster.fabric[0].gpus, num_experts=model.num_experts)
+
+
+Mask = Callable[[LayoutBatch, Setting], BoolColumn]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mechanism:
+    """name: as a reader would say it.  points: what it weighs.  measured: whether a published run has it.
+
+    used: where a layout has it, (N,).
+    """
+
+    name: str
+    points: int
+    measured: bool
+    used: Mask
+
+
+def _where(condition: Callable[[LayoutBatch], BoolColumn]) -> Mask:
+    return lambda x, setting: np.asarray(condition(x))
+
+
+def _ac(*names: str) -> Mask:
+    return _where(lambda x: np.isin(x.ac_kind, [AC_KINDS.index(name) for name in names]))
+
+
+def _precision(*names: str) -> Mask:
+    return _where(lambda x: np.isin(x.precision, [PRECISIONS.index(name) for name in names]))
+
+
+def _schedule(*names: str) -> Mask:
+    codes = [SCHEDULES.index(name) for name in names]
+    return _where(lambda x: (x.pp > 1) & np.isin(x.pp_schedule, codes))
+
+
+MECHANISMS: tuple[Mechanism, ...] = (
+    Mechanism(
+        name=f"weights gathered from more than {WIDE} ranks", points=2, measured=False,
+        used=_where(lambda x: (x.zero_stage >= 2) & (x.dp_shard * x.cp > WIDE)),
+    ),
+    Mechanism(
+        name="replicated shard groups (HSDP)", points=1, measured=True,
+        used=_where(lambda x: (x.dp_replicate > 1) & (x.dp_shard > 1)),
+    ),
+    Mechanism(
+        name="tensor parallelism", points=1, measured=True, used=_where(lambda x: x.tp > 1)
+    ),
+    Mechanism(
+        name="tensor parallelism across nodes", points=2, measured=False,
+        used=lambda x, c: np.asarray(x.tp > c.domain),
+    ),
+    Mechanism(name="async TP", points=1, measured=True, used=_where(lambda x: x.async_tp)),
+    Mechanism(
+        name="context parallelism", points=2, measured=True, used=_where(lambda x: x.cp > 1)
+    ),
+    Mechanism(
+        name="keys and values passed round a ring", points=0, measured=False,
+        used=_where(lambda x: (x.cp > 1) & (x.cp_method == CP_METHODS.index("alltoall"))),
+    ),
+    Mechanism(name="a pipeline", points=2, measured=True, used=_where(lambda x: x.pp > 1)),
+    Mechanism(
+        name="several stages a pipeline rank", points=1, measured=True,
+        used=_schedule("Interleaved1F1B"),
+    ),
+    Mechanism(
+        name="a schedule nobody published runs of", points=1, measured=False,
+        used=_schedule("GPipe", "LoopedBFS"),
+    ),
+    Mechanism(
+        name="a split backward in Megatron's fork", points=2, measured=True,
+        used=_schedule("ZB-1p", "ZB-2p"),
+    ),
+    Mechanism(
+        name="a split backward", points=2, measured=False,
+        used=_schedule("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"),
+    ),
+    Mechanism(
+        name="a layer split of its own", points=1, measured=False,
+        used=_where(lambda x: (x.pp > 1) & (x.split != TRAINER_SPLIT)),
+    ),
+    Mechanism(
+        name="all of many experts gathered on every rank", points=1, measured=False,
+        used=lambda x, c: np.asarray((x.ep * x.etp == 1) & (c.num_experts >= MANY_EXPERTS)),
+    ),
+    Mechanism(
+        name="expert parallelism across nodes", points=2, measured=True,
+        used=lambda x, c: np.asarray(x.ep * x.etp > c.domain),
+    ),
+    Mechanism(
+        name="experts cut by TP", points=1, measured=True, used=_where(lambda x: x.etp > 1)
+    ),
+    Mechanism(
+        name="checkpointing of every n-th layer", points=1, measured=True,
+        used=_ac("selective-layer"),
+    ),
+    Mechanism(
+        name="an activation memory budget", points=2, measured=False, used=_ac("memory-budget")
+    ),
+    Mechanism(
+        name="float8", points=1, measured=True,
+        used=_precision(
+            "float8-tensorwise", "float8-rowwise", "float8-delayed", "float8-blockwise"
+        ),
+    ),
+    Mechanism(
+        name="microscaling formats", points=2, measured=True, used=_precision("mxfp8", "nvfp4")
+    ),
+    Mechanism(
+        name="the optimizer in the backward", points=1, measured=False,
+        used=_where(lambda x: x.optimizer_in_backward),
+    ),
+    Mechanism(
+        name="CPU offload", points=2, measured=False, used=_where(lambda x: x.cpu_offload)
+    ),
+)  # fmt: skip
+
+
+UNMEASURED = tuple(mechanism for mechanism in MECHANISMS if not mechanism.measured)
+
+
+def points(batch: LayoutBatch, setting: Setting) -> IntColumn:
+    """Sum of the points of what each layout uses, (N,)."""
+    total = np.zeros(len(batch), dtype=np.int64)
+    for mechanism in MECHANISMS:
+        total += mechanism.points * mechanism.used(batch, setting)
+    return total
+
+
+def unmeasured(batch: LayoutBatch, setting: Setting) -> BoolColumn:
+    """Which of the mechanisms that no published run has each layout uses, (N, len(UNMEASURED))."""
+    return np.stack([mechanism.used(batch, setting) for mechanism in UNMEASURED], axis=1)
+
+
+def used_by(layout: Layout, setting: Setting) -> tuple[Mechanism, ...]:
+    """The mechanisms of one layout, in the order of the table."""
+    batch = LayoutBatch.from_layouts([layout])
+    return tuple(mechanism for mechanism in MECHANISMS if mechanism.used(batch, setting)[0])

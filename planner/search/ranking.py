@@ -1,0 +1,222 @@
+"""The layouts to show, best first: which one comes first is `preference`'s to say, the others follow by what is expected of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.calibration.correlated import Field
+from planner.calibration.intervals import TimeSpread, time_spread
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.search import pareto
+from planner.search.mechanisms import Mechanism, Setting, used_by
+from planner.search.preference import Weighed, difference_sd, prefer
+from planner.search.sized import Choice, Sized
+from planner.specs.gpu import MAX_GPUS
+from planner.specs.job import Job
+from planner.specs.plan import FastestOnPaper
+
+NOTICEABLE = 0.005
+TIMES_AS = {"cost": "times as cheap", "energy": "times as frugal"}  # else: as fast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """choices: to show, best first.  fastest: the lowest score of all that fit, shown or not.
+
+    proven: the one to put first of those whose every mechanism has published runs, where the first is none of them; shown or not.
+    """
+
+    choices: list[Choice]
+    fastest: Choice
+    proven: Choice | None
+
+
+def rank(job: Job, sizes: list[Sized]) -> Ranking:
+    """The choices of all sizes that differ in something that matters, the preferred one first and the fastest on paper next.
+
+    The winner is the best of what is preferred at every size, which `Sized.first` says from then on.
+    """
+    for sized in sizes:
+        sized.first = _preferred(job, sized, np.ones(len(sized.candidates), dtype=np.bool_))
+    found = [Choice(sized, row) for sized in sizes for row in range(len(sized.candidates))]
+    chosen = _best([Choice(sized, sized.first) for sized in sizes])
+    fastest, proven = _best(found), _proven(job, chosen)
+    ahead = [chosen]
+    if not is_twin(chosen, fastest):
+        ahead.append(fastest)
+    if proven is not None:
+        ahead.append(proven)
+    shown = _shown(job, found, list(dict.fromkeys(ahead)))
+    return Ranking(choices=shown, fastest=fastest, proven=proven)
+
+
+def _shown(job: Job, found: list[Choice], ahead: list[Choice]) -> list[Choice]:
+    """The first choices as given, then others that differ from them and each other, by expectation."""
+    expected, step = (np.array([getattr(choice, name) for choice in found]) for name in ("expected", "step_seconds"))
+    device = np.array([choice.sized.candidates[choice.row][1] for choice in found])
+    first = [found.index(choice) for choice in ahead]
+    order = [*first, *(row for row in best_first(expected, step) if row not in first)]
+    # A layout of another size is no near copy: the size travels in a column that copies must share.
+    batch = LayoutBatch.from_layouts([choice.layout for choice in found])
+    num_gpus = np.array([choice.sized.pricer.cluster.num_gpus for choice in found])
+    apart = replace(batch, pp=batch.pp + MAX_GPUS * num_gpus)
+    rows = pareto.different(apart, step, device, np.array(order), job.search.top_k)
+    behind = [found[row] for row in order if row in set(rows.tolist()) and row not in first]
+    return [*ahead, *_by_expectation(job, behind)][: job.search.top_k]
+
+
+def _preferred(job: Job, sized: Sized, among: BoolColumn) -> int:
+    """Row of the candidate to put first. among: mask of those that may be, (N,)."""
+    scores = np.where(among, sized.expected, np.inf)
+    step = np.array([step for step, *_ in sized.candidates])
+    if not job.search.simplest_first or sized.weighed is None:
+        return int(best_first(scores, step)[0])
+    batch = LayoutBatch.from_layouts([layout for *_, layout in sized.candidates])
+
+    def spread_of(near: IntColumn) -> TimeSpread:
+        some = batch.take(near)
+        return time_spread(sized.pricer, some, sized.pricer.price(some))
+
+    return prefer(batch, sized.weighed, scores, job.training.global_batch_size, spread_of).row
+
+
+def _proven(job: Job, chosen: Choice) -> Choice | None:
+    """The one to put first of those that rest on nothing unmeasured; None where the chosen one is or nothing is."""
+    weighed = chosen.sized.weighed
+    if not job.search.simplest_first or weighed is None:
+        return None
+    if weighed.proven[chosen.row] or not weighed.proven.any():
+        return None
+    return Choice(chosen.sized, _preferred(job, chosen.sized, weighed.proven))
+
+
+def _best(choices: list[Choice]) -> Choice:
+    """The lowest score; of ties the faster step."""
+    scores, steps = (
+        np.array([getattr(choice, name) for choice in choices]) for name in ("score", "step_seconds")
+    )
+    return choices[int(best_first(scores, steps)[0])]
+
+
+def is_twin(first: Choice, fastest: Choice) -> bool:
+    """Whether the fastest is the first but for a gain that nobody would notice and nothing that it adds."""
+    return first.score / fastest.score < 1.0 + NOTICEABLE and not _only_in(fastest, first)
+
+
+def _by_expectation(job: Job, choices: list[Choice]) -> list[Choice]:
+    """The choices by what is expected of them: a prediction that is less sure counts as slower, by exp(sd^2 / 2), the mean of a log-normal.
+
+    What all choices share cancels. An objective that time is no part of keeps its order.
+    """
+    if job.search.objective == "memory" or len(choices) < 2:
+        return choices
+    sd = deviations(choices).sd
+    expected = np.array([choice.expected for choice in choices]) * np.exp((sd**2 - sd.min() ** 2) / 2.0)
+    return [choices[place] for place in np.argsort(expected, kind="stable")]
+
+
+def deviations(choices: list[Choice]) -> TimeSpread:
+    """How unsure each choice's step time is, and what the choices share; the directions are the same at every size."""
+    spreads: dict[int, TimeSpread] = {}
+    for sized in {id(choice.sized): choice.sized for choice in choices}.values():
+        places = [place for place, choice in enumerate(choices) if choice.sized is sized]
+        batch = LayoutBatch.from_layouts([choices[place].layout for place in places])
+        found = time_spread(sized.pricer, batch, sized.pricer.price(batch))
+        spreads.update((place, found.take([index])) for index, place in enumerate(places))
+    return TimeSpread.join([spreads[place] for place in range(len(choices))])
+
+
+def covariance(job: Job, choices: list[Choice]) -> FloatColumn:
+    """Of the logs of the choices' step times, errors correlated as far as the layouts are alike, (K, K)."""
+    spread = deviations(choices)
+    batch = LayoutBatch.from_layouts([choice.layout for choice in choices])
+    errors = Field.of(batch, spread, job.training.global_batch_size)
+    rows = np.arange(len(batch))
+    return np.asarray(errors.between(rows, rows) + spread.shared_sd**2)
+
+
+def best_first(scores: FloatColumn, step_seconds: FloatColumn) -> IntColumn:
+    """Order by score; scores within a millionth are ties (runs that wait for the same upload, say), and the faster step wins."""
+    return np.lexsort((step_seconds, np.round(np.log(scores), 6)))
+
+
+def fastest_on_paper(job: Job, ranking: Ranking) -> FastestOnPaper | None:
+    """What the layout with the lowest score would gain over the first, and what it would take; None where they are one."""
+    first, fastest = ranking.choices[0], ranking.fastest
+    if not job.search.simplest_first or is_twin(first, fastest):
+        return None
+    num_gpus = fastest.sized.pricer.cluster.num_gpus
+    adds = _only_in(fastest, first)
+    step = fastest.step_seconds
+    tokens = job.training.global_batch_size * job.training.seq_len / num_gpus / step
+    found = FastestOnPaper(
+        rank=2 if len(ranking.choices) > 1 else None,
+        layout=fastest.layout,
+        num_gpus=num_gpus,
+        step_seconds=step,
+        tokens_per_second_per_gpu=tokens,
+        oom_probability=fastest.oom,
+        times_as_fast=first.score / fastest.score,
+        difference_sd=_difference_sd(job, first, fastest),
+        adds=[one.name for one in adds],
+        unmeasured=[one.name for one in adds if not one.measured],
+        statement="",
+    )
+    words = TIMES_AS.get(job.search.objective, "times as fast")
+    return found.model_copy(update={"statement": _statement(found, words)})
+
+
+def unproven_warning(job: Job, ranking: Ranking) -> str | None:
+    """What the first choice rests on that nobody measured, and the best choice without it."""
+    first = ranking.choices[0]
+    setting = Setting.of(first.sized.pricer.model, first.sized.pricer.cluster)
+    rests = [one.name for one in used_by(first.layout, setting) if not one.measured]
+    if not rests or not job.search.simplest_first:
+        return None
+    sentence = f"number 1 rests on {enumerated(rests)}, which no published run has"
+    proven = ranking.proven
+    if proven is None:
+        return f"{sentence}, and nothing else fits: probe before booking"
+    times = proven.score / first.score
+    place = next((i for i, one in enumerate(ranking.choices, 1) if one is proven), None)
+    where = f" (number {place})" if place is not None else ""
+    return (
+        f"{sentence}: probe before booking; the best without it, {proven.layout.short()}{where}, "
+        f"takes {times:.2f} times as long on paper"
+    )
+
+
+def _only_in(choice: Choice, other: Choice) -> list[Mechanism]:
+    """What the first uses and the second does not."""
+    first, second = (
+        used_by(one.layout, Setting.of(one.sized.pricer.model, one.sized.pricer.cluster))
+        for one in (choice, other)
+    )
+    return [mechanism for mechanism in first if mechanism not in second]
+
+
+def _difference_sd(job: Job, first: Choice, second: Choice) -> float:
+    pair = LayoutBatch.from_layouts([first.layout, second.layout])
+    errors = Field.of(pair, deviations([first, second]), job.training.global_batch_size)
+    return float(difference_sd(errors, Weighed.of(pair, second.sized.pricer), 0)[1])
+
+
+def _statement(found: FastestOnPaper, words: str) -> str:
+    gain = f"{found.times_as_fast:.3f}" if found.times_as_fast < 1.01 else f"{found.times_as_fast:.2f}"
+    adds = f"; it adds {enumerated(found.adds)}" if found.adds else ""
+    unmeasured = found.unmeasured
+    if unmeasured and len(unmeasured) < len(found.adds):
+        adds += f" (no published run has {enumerated(unmeasured, 'or')})"
+    elif unmeasured:
+        adds += ", which no published run has"
+    return (
+        f"{gain} {words} on paper ({found.tokens_per_second_per_gpu:,.0f} tokens/s/GPU), out of memory with "
+        f"probability {found.oom_probability:.1%}{adds}. Predictions of two such layouts are off against each "
+        f"other by {found.difference_sd:.1%} (one standard deviation)"
+    )
+
+
+def enumerated(words: Sequence[str], last: str = "and") -> str:
+    """a, b and c."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"

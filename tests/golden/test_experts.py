@@ -1,0 +1,61 @@
+"""Number one of well-known jobs is a layout that an engineer who runs such clusters would accept (experts.yaml says why)."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from planner.ports import Ports
+from planner.recommend import recommend
+from planner.specs.job import Job
+from planner.specs.plan import Plan
+
+CASES = yaml.safe_load((Path(__file__).parent / "experts.yaml").read_text(encoding="utf-8"))
+MOST_RISK = 0.01
+
+
+class Fixed:
+    """A clock that stands still, and ids that count."""
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def new_id(self, prefix: str) -> str:
+        return f"{prefix}-1"
+
+
+def plan_of(job: dict[str, Any]) -> Plan:
+    values = {**job, "search": {"top_k": 3}}
+    return recommend(Job.from_user(values), ports=Ports(clock=Fixed(), ids=Fixed()))
+
+
+def accepted(value: object, wanted: object) -> bool:
+    if isinstance(wanted, dict):
+        assert isinstance(value, int)
+        return value <= wanted["at_most"]
+    return value in wanted if isinstance(wanted, list) else value == wanted
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case["name"], marks=[pytest.mark.slow] if case.get("slow") else [])
+        for case in CASES
+    ],
+)
+def test_number_one_is_what_an_expert_would_run(case: dict[str, Any]) -> None:
+    plan = plan_of(case["job"])
+    first = plan.ranked[0]
+    refused = {
+        name: getattr(first.layout, name)
+        for name, wanted in case["accept"].items()
+        if not accepted(getattr(first.layout, name), wanted)
+    }
+    assert not refused, f"{first.layout.short()}: {case['why']}"
+    assert first.estimate.oom_probability is not None
+    assert first.estimate.oom_probability <= MOST_RISK
+    assert first.layout.short() == plan.headline[0]
+    for exported in first.export.values():
+        assert exported["blockers"] == []

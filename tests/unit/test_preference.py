@@ -1,0 +1,218 @@
+"""Which layout comes first: expected throughput, what can be told apart, and what a mechanism has to bring."""
+
+import json
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.calibration.correlated import Field
+from planner.calibration.intervals import TimeSpread
+from planner.columns import LayoutBatch
+from planner.ports import Ports
+from planner.recommend import recommend
+from planner.search import mechanisms, preference
+from planner.search.mechanisms import MECHANISMS, Setting, points, unmeasured, used_by
+from planner.search.preference import (
+    MOST_GIVEN_UP,
+    UNPROVEN,
+    WORTH,
+    Weighed,
+    difference_sd,
+    leaders,
+    prefer,
+)
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+from planner.specs.plan import Plan
+from planner.specs.trainers import resolve_layout
+
+ROWS = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
+NODE = Setting(domain=8, num_experts=0)
+PLAIN = {"dp_shard": 8, "ac": "none"}
+PIPED = {"dp_shard": 4, "pp": 2, "ac": "none"}
+BUDGET = {"dp_shard": 8, "ac": "memory-budget-0.5", "compile": True}
+
+
+def layouts(*values: dict) -> LayoutBatch:
+    return LayoutBatch.from_layouts([layout(one) for one in values])
+
+
+def layout(values: dict) -> Layout:
+    return resolve_layout(values, trainer="torchtitan", num_gpus=8)
+
+
+def chosen(values: list[dict], seconds: list[float], oom: list[float] | None = None, own: float = 0.06) -> int:
+    """The place of the layout that comes first."""
+    batch = layouts(*values)
+    weighed = Weighed(points=points(batch, NODE), unmeasured=unmeasured(batch, NODE))
+    expected = weighed.expected(np.array(seconds), np.array(oom or [0.0] * len(seconds)))
+
+    def spread_of(near: np.ndarray) -> TimeSpread:
+        count = len(near)
+        return TimeSpread(loadings=np.zeros((1, count)), own_sd=np.full(count, own), shared_sd=0.1)
+
+    return prefer(batch, weighed, expected, 64, spread_of).row
+
+
+# ---- the rule ------------------------------------------------------------------------------------
+
+
+def test_the_faster_comes_first_where_nothing_else_differs() -> None:
+    assert chosen([PLAIN, PLAIN | {"zero_stage": 2}], [10.0, 9.99]) == 1
+
+
+def test_a_pipeline_that_gains_less_than_it_must_bring_stands_back() -> None:
+    gain = WORTH * 2 - 0.005
+    assert chosen([PLAIN, PIPED], [10.0, 10.0 * np.exp(-gain)]) == 0
+
+
+def test_a_pipeline_that_brings_enough_comes_first() -> None:
+    gain = WORTH * 2 + 0.005
+    assert chosen([PLAIN, PIPED], [10.0, 10.0 * np.exp(-gain)]) == 1
+
+
+def test_what_can_be_told_apart_is_not_given_up() -> None:
+    """The same gain, once from a model that hardly errs."""
+    gain = WORTH * 2 - 0.005
+    assert chosen([PLAIN, PIPED], [10.0, 10.0 * np.exp(-gain)], own=0.005) == 1
+
+
+def test_nobody_gives_up_more_than_the_limit_for_simplicity() -> None:
+    """Nine points would be worth 18%, and the model could not tell."""
+    many = PIPED | {"tp": 2, "dp_shard": 1, "cp": 2, "pp_schedule": "Interleaved1F1B", "precision": "float8-rowwise"}
+    slower = 10.0 * (1.0 + MOST_GIVEN_UP + 0.01)
+    assert points(layouts(many), NODE)[0] > 5
+    assert chosen([PLAIN, many], [slower, 10.0], own=0.5) == 1
+
+
+def test_the_risk_of_running_out_of_memory_is_lost_throughput() -> None:
+    safe, tight = PLAIN, PLAIN | {"zero_stage": 2}
+    assert chosen([safe, tight], [10.0, 9.8], [0.0, 0.01]) == 1
+    assert chosen([safe, tight], [10.0, 9.8], [0.0, 0.04]) == 0
+
+
+def test_what_nobody_measured_has_to_bring_more() -> None:
+    full = PLAIN | {"ac": "full", "compile": True}
+    gain = WORTH * 2 + UNPROVEN - 0.005
+    assert chosen([full, BUDGET], [10.0, 10.0 * np.exp(-gain)]) == 0
+    assert chosen([full, BUDGET], [10.0, 10.0 * np.exp(-gain - 0.01)]) == 1
+
+
+def test_leaders_are_the_best_of_each_number_of_points() -> None:
+    seconds, weights = np.array([5.0, 3.0, 4.0, 1.0, 2.0]), np.array([0, 0, 0, 2, 2])
+    assert leaders(seconds, weights, 2).tolist() == [1, 2, 3, 4]
+
+
+def test_near_twins_are_told_apart_sooner_than_strangers() -> None:
+    batch = layouts(BUDGET, BUDGET | {"ac": "memory-budget-0.52"}, PIPED)
+    spread = TimeSpread(loadings=np.zeros((1, 3)), own_sd=np.full(3, 0.06), shared_sd=0.1)
+    weighed = Weighed(points=points(batch, NODE), unmeasured=unmeasured(batch, NODE))
+    sd = difference_sd(Field.of(batch, spread, 64), weighed, 0)
+    assert sd[0] == 0.0
+    assert sd[1] < 0.015 < 0.04 < sd[2]
+
+
+# ---- the table of mechanisms ---------------------------------------------------------------------
+
+
+def test_measured_says_whether_a_published_run_has_the_mechanism() -> None:
+    count: Counter[str] = Counter()
+    for line in ROWS.read_text(encoding="utf-8").splitlines():
+        job = Job.from_user(json.loads(line))
+        assert job.layout is not None
+        count.update(one.name for one in used_by(job.layout, Setting.of(job.model, job.cluster)))
+    assert {one.name: one.measured for one in MECHANISMS} == {
+        one.name: count[one.name] > 0 for one in MECHANISMS
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"dp_shard": 8}, []),
+        ({"dp_replicate": 8, "dp_shard": 1}, []),
+        ({"dp_replicate": 2, "dp_shard": 4}, ["replicated shard groups (HSDP)"]),
+        ({"tp": 8, "compile": True, "async_tp": True}, ["tensor parallelism", "async TP"]),
+        (PIPED, ["a pipeline"]),
+        (PIPED | {"layers_per_stage": (20, 12)}, ["a pipeline", "a layer split of its own"]),
+        (PIPED | {"pp_schedule": "Interleaved1F1B"}, ["a pipeline", "several stages a pipeline rank"]),
+        (BUDGET, ["an activation memory budget"]),
+        ({"cp": 2, "cp_method": "alltoall"}, ["context parallelism", "keys and values passed round a ring"]),
+    ],
+)
+def test_what_a_layout_uses(values: dict, names: list[str]) -> None:
+    assert [one.name for one in used_by(layout(values), NODE)] == names
+
+
+def test_experts_cost_nothing_inside_a_node_and_something_across() -> None:
+    batch = layouts({"ep": 1}, {"ep": 8}, {"ep": 8, "tp": 2, "dp_shard": 8, "etp": 2})
+    assert points(batch, Setting(domain=8, num_experts=64)).tolist() == [1, 0, 4]
+    assert points(batch, Setting(domain=8, num_experts=8)).tolist() == [0, 0, 4]
+
+
+def test_names_are_unique() -> None:
+    assert len({one.name for one in mechanisms.MECHANISMS}) == len(mechanisms.MECHANISMS)
+
+
+# ---- the plan ------------------------------------------------------------------------------------
+
+
+class Fixed:
+    """A clock that stands still, and ids that count."""
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def new_id(self, prefix: str) -> str:
+        return f"{prefix}-1"
+
+
+def plan_of(**search: object) -> Plan:
+    job = {
+        "model": "llama3.1-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 8192, "global_batch_size": 64},
+        "search": search,
+    }
+    return recommend(Job.from_user(job), ports=Ports(clock=Fixed(), ids=Fixed()))
+
+
+def test_the_first_does_not_depend_on_how_many_are_asked_for() -> None:
+    one, three, ten = (plan_of(top_k=count) for count in (1, 3, 10))
+    assert one.ranked[0].layout == three.ranked[0].layout == ten.ranked[0].layout
+    assert [len(plan.ranked) for plan in (one, three, ten)] == [1, 3, 10]
+
+
+def test_the_fastest_on_paper_is_the_second_line_with_what_it_would_gain() -> None:
+    plan = plan_of(top_k=3)
+    first, second, other = plan.ranked[0], plan.ranked[1], plan.fastest_on_paper
+    assert other is not None
+    assert other.rank == 2
+    assert other.layout == second.layout
+    assert other.times_as_fast == pytest.approx(
+        first.estimate.step_seconds / second.estimate.step_seconds, rel=1e-3
+    )
+    assert other.adds == [
+        one.name
+        for one in used_by(second.layout, NODE)
+        if one.name not in {known.name for known in used_by(first.layout, NODE)}
+    ]
+    assert f"{other.oom_probability:.1%}" in other.statement
+
+
+def test_prefer_fastest_puts_the_fastest_first() -> None:
+    simplest, fastest = plan_of(top_k=3), plan_of(top_k=3, prefer="fastest")
+    assert fastest.fastest_on_paper is None
+    assert simplest.fastest_on_paper is not None
+    assert fastest.ranked[0].layout == simplest.fastest_on_paper.layout
+
+
+def test_the_numbers_of_the_rule_are_those_of_the_decision() -> None:
+    text = (Path(__file__).parents[2] / "docs/decisions/0006-simplest-of-what-cannot-be-told-apart.md").read_text(encoding="utf-8")
+    for value in (f"{MOST_GIVEN_UP:.0%}", f"{WORTH:.0%}", f"{UNPROVEN:.0%}", f"{preference.SURE:g} standard deviation"):
+        assert value in text
+    for one in MECHANISMS:
+        assert f"| {one.name} | {one.points} | {'yes' if one.measured else 'no'} |" in text
