@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from planner.catalog.models import load_model, model_entry
 from planner.errors import SpecError
 from planner.specs.dialects import DIALECTS
 from planner.specs.families import CLASS_DEFAULTS, FAMILIES, SAME_NETWORK, TEXT_PARTS
 from planner.specs.missing_blocks import NO_OPERATIONS
 from planner.specs.model import ModelSpec
+from planner.specs.network import NETWORK_FIELDS
 
+NOT_SHAPES = {"name", *NETWORK_FIELDS}
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "hf_types"
 # Parameters of the network that transformers 4.57.6 builds from the file (on the meta device; tied
 # tables count once) or, for types it does not ship, of the weights beside the file; the id on
@@ -73,6 +76,39 @@ PUBLISHED = {
 # How far ours may be off: OLMo's norms have no weights, Persimmon's query-key norms have biases,
 # xIELU two scalars a layer; of MiniMax-M2 a rounded count is published.
 NOT_EXACT = {"olmo-7b": 5e-5, "persimmon-8b": 1e-6, "apertus-8b": 1e-8, "minimax-m2": 2e-3}
+# catalogue name -> the file whose shapes it has
+CATALOGUE = {
+    "command-r-35b": "command-r-35b",
+    "command-r-plus-104b": "command-r-plus",
+    "command-r7b": "command-r7b",
+    "command-a-111b": "command-a-111b",
+    "olmoe-1b-7b": "olmoe-1b-7b",
+    "falcon-7b": "falcon-7b",
+    "falcon-40b": "falcon-40b",
+    "falcon-180b": "falcon-180b",
+    "falcon2-11b": "falcon-11b",
+    "dbrx": "dbrx",
+    "ernie4.5-0.3b": "ernie-4.5-0.3b",
+    "ernie4.5-21b-a3b": "ernie-4.5-21b-a3b",
+    "ernie4.5-300b-a47b": "ernie-4.5-300b-a47b",
+    "minimax-m2": "minimax-m2",
+    "granite3.1-8b": "granite-3.1-8b",
+    "exaone4-32b": "exaone4-32b",
+    "seed-oss-36b": "seed-oss-36b",
+    "hunyuan-a13b": "hunyuan-a13b",
+    "glm4-32b": "glm-4-32b-0414",
+    "glm4-9b": "glm-4-9b-0414",
+    "phi3.5-moe": "phi-3.5-moe",
+    "deepseek-moe-16b": "deepseek-moe-16b",
+    "starcoder-15b": "starcoder-15b",
+    "stablelm2-12b": "stablelm-2-12b",
+    "gpt-j-6b": "gpt-j-6b",
+    "opt-6.7b": "opt-6.7b",
+    "opt-66b": "opt-66b",
+    "internlm2-7b": "internlm2-7b",
+    "baichuan2-13b": "baichuan2-13b",
+    "dots.llm1-143b": "dots.llm1",
+}
 # billions a token meets, as the publisher rounds them
 ACTIVE = {
     "olmoe-1b-7b": (1.3, 0.05),
@@ -108,6 +144,15 @@ def fault_of(keys: dict[str, object]):
 def test_parameters_are_those_of_the_published_network(name):
     counted = ModelSpec.from_user(str(CONFIGS / f"{name}.json")).total_parameters()
     assert counted == pytest.approx(PUBLISHED[name][0], rel=NOT_EXACT.get(name, 0.0), abs=0)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_the_catalogue_has_the_shapes_of_the_published_file(name):
+    shapes = {key: value for key, value in load_model(name) if key not in NOT_SHAPES}
+    published = ModelSpec.from_user(str(CONFIGS / f"{CATALOGUE[name]}.json"))
+    assert shapes == {key: getattr(published, key) for key in shapes}
+    assert PUBLISHED[CATALOGUE[name]][1] in model_entry(name).source
+    assert load_model(PUBLISHED[CATALOGUE[name]][1]).name == name
 
 
 @pytest.mark.parametrize("name", ACTIVE)
