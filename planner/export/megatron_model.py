@@ -6,6 +6,7 @@ Source: Megatron-LM core 0.14 megatron/training/arguments.py, megatron/core/tran
 from itertools import groupby
 
 from planner.export.base import Draft
+from planner.export.megatron_network import name_what_is_left_out, norm_arguments, rope_arguments, router_arguments
 from planner.specs.megatron_models import lacking
 from planner.specs.model import ModelSpec
 
@@ -20,7 +21,7 @@ def model_arguments(draft: Draft) -> list[str]:
         "--vocab-size", str(max(1, model.vocab_size - 1)), "--make-vocab-size-divisible-by", "1",
         "--normalization", "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm", "--attention-dropout", "0.0", "--hidden-dropout", "0.0",
     ]  # fmt: skip
-    arguments += _positions(model)
+    arguments += [*_positions(model), *rope_arguments(draft), *norm_arguments(model)]
     arguments += {"swiglu": ["--swiglu"], "squared-relu": ["--squared-relu"], "gelu": []}[model.mlp]
     if not (model.mlp_bias or model.attention_output_bias):
         arguments.append("--disable-bias-linear")
@@ -30,7 +31,7 @@ def model_arguments(draft: Draft) -> list[str]:
     if model.qk_norm == "head":
         arguments.append("--qk-layernorm")
     arguments += _mla(model) if model.uses_mla else _attention(model)
-    arguments += _experts(model) if model.is_moe else []
+    arguments += [*_experts(model), *router_arguments(draft)] if model.is_moe else []
     if model.is_moe and draft.layout.param_dtype == "bfloat16" and draft.layout.precision != "fp16":
         arguments.append("--moe-grouped-gemm")  # refuses any other dtype
     _check(draft)
@@ -42,7 +43,7 @@ def _positions(model: ModelSpec) -> list[str]:
         return ["--position-embedding-type", "learned_absolute"]
     if model.position_embedding == "none":
         return ["--position-embedding-type", "none"]
-    return ["--position-embedding-type", "rope", "--rotary-base", "500000"]
+    return ["--position-embedding-type", "rope"]
 
 
 def _attention(model: ModelSpec) -> list[str]:
@@ -64,12 +65,9 @@ def _experts(model: ModelSpec) -> list[str]:
     arguments = [
         "--num-experts", str(model.num_experts), "--moe-router-topk", str(model.num_experts_per_tok),
         "--moe-ffn-hidden-size", str(model.moe_intermediate_size), "--moe-token-dispatcher-type", "alltoall",
-        "--moe-router-load-balancing-type", "none" if model.router_correction_bias else "aux_loss",
     ]  # fmt: skip
     if model.shared_expert_intermediate_size:
         arguments += ["--moe-shared-expert-intermediate-size", str(model.shared_expert_intermediate_size)]
-    if model.router_correction_bias:
-        arguments += ["--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias"]
     places = [int(kind.moe) for kind in model.layer_kinds()]
     if not all(places):
         arguments += ["--moe-layer-freq", _pattern(places)]
@@ -90,5 +88,4 @@ def _check(draft: Draft) -> None:
     if any(model.sliding_mask) and not all(model.sliding_mask):
         rule = "holds for some layers only, which no argument of 0.14 says (0.15: --window-attn-skip-freq)"
         draft.gap("model.sliding_window", model.sliding_window, rule, "expect the time of full attention", blocking=False)
-    if model.position_embedding == "rope":
-        draft.notes.append("--rotary-base 500000 is assumed: set your model's own.")
+    name_what_is_left_out(draft)

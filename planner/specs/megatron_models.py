@@ -19,4 +19,34 @@ def lacking(model: ModelSpec) -> list[str]:
         (model.router_bias or model.expert_bias, "biased router or experts"),
         (model.uses_mla and model.attention_bias, "biases with MLA"),
     )
-    return [words for broken, words in rows if broken]
+    return [words for broken, words in (*rows, *_network_rows(model)) if broken]
+
+
+def _network_rows(model: ModelSpec) -> list[tuple[bool, str]]:
+    """Operations of the network that Megatron-LM does not have; numbers it cannot be told are named by the export."""
+    scaling, router = model.rope_scaling, model.scoring_func
+    types = {"yarn"} if model.uses_mla else {"llama3", "linear"}
+    gated = model.mlp == "swiglu" and model.hidden_act not in (None, "silu")
+    sums = model.scoring_func == "sigmoid" and model.norm_topk_prob is False
+    return [
+        (scaling is not None and scaling.rope_type not in types, f"{scaling and scaling.rope_type} scaling of RoPE"),
+        (
+            scaling is not None and scaling.rope_type == "linear" and not float(scaling.factor or 1).is_integer(),
+            "linear scaling of RoPE by a broken factor",
+        ),
+        (model.rope_local_base_freq not in (None, model.rope_theta) and bool(model.sliding_mask), "another RoPE base in windowed layers"),
+        (model.uses_mla and (model.partial_rotary_factor != 1 or bool(model.rope_mask)), "MLA with a part of RoPE"),
+        (model.alibi, "ALiBi"),
+        (model.post_norm, "norms after attention and MLP"),
+        (gated, f"a gate with {model.hidden_act}"),
+        (model.mlp == "gelu" and model.hidden_act == "relu", "relu"),
+        (model.swiglu_limit is not None, "clamped SwiGLU"),
+        (model.attention_multiplier is not None, "its own scale of attention scores"),
+        (model.attn_logit_softcapping is not None, "soft cap on attention scores"),
+        (model.final_logit_softcapping is not None, "soft cap on logits"),
+        (model.clip_qkv is not None, "clamped queries, keys and values"),
+        (model.embedding_multiplier != 1, "scaled embedding"),
+        (model.residual_multiplier != 1 or model.logits_multiplier != 1, "scaled residual or logits"),
+        (router not in (None, "softmax", "sigmoid"), f"{router} router"),
+        (sums and model.num_experts_per_tok > 1, "sigmoid scores that are not divided by their sum"),
+    ]

@@ -13,6 +13,7 @@ from planner.export.base import Export
 from planner.export.commands import read_flags
 from planner.export.megatron import export, parse_back, pipeline_layout
 from planner.specs.layout import Layout
+from planner.specs.model import ModelSpec
 
 
 def make(name: str = "llama3-70b", job: dict | None = None, num_gpus: int = 256, **values: object) -> Export:
@@ -80,7 +81,9 @@ def test_experts_and_latent_attention() -> None:
 def test_windows_of_some_layers() -> None:
     exported = make("llama4-scout")
     assert "--window-size" not in flags_of(exported)
-    assert [gap.fault.field for gap in exported.gaps] == ["model.sliding_window"]
+    assert [gap.fault.field for gap in exported.gaps] == ["model.rope_scaling", "model.sliding_window"]
+    assert "high_freq" not in str(exported.gaps[0])
+    assert flags_of(exported)["--no-rope-freq"] == ["[" + ",".join(["0,0,0,1"] * 12) + "]"]
     assert flags_of(make("mistral-7b"))["--window-size"] == ["4096,0"]
 
 
@@ -176,3 +179,52 @@ def test_scripts_and_versions() -> None:
     assert export_to(layout(256, "megatron"), model(), cluster(256), training(), to="megatron").version == "0.14"
     with pytest.raises(UnknownNameError, match="Megatron-LM version"):
         export(layout(256), model(), cluster(256), training(), "0.1")
+
+
+# model -> arguments that its published config.json asks for, beside the shapes
+NETWORKS = {
+    "llama3-8b": {"--rotary-base": ["500000"], "--use-rope-scaling": None, "--norm-epsilon": ["1e-05"]},
+    "llama3.2-1b": {"--rotary-base": ["500000"], "--use-rope-scaling": [], "--rope-scaling-factor": ["32"]},
+    "qwen3-8b": {"--rotary-base": ["1000000"], "--norm-epsilon": ["1e-06"], "--use-rope-scaling": None},
+    "mixtral-8x7b": {
+        "--rotary-base": ["1000000"], "--moe-aux-loss-coeff": ["0.02"], "--moe-router-pre-softmax": None,
+        "--moe-router-load-balancing-type": ["aux_loss"],
+    },
+    "deepseek-v2": {
+        "--rotary-base": ["10000"], "--rope-type": ["yarn"], "--rotary-scaling-factor": ["40"], "--mscale": ["0.707"],
+        "--mscale-all-dim": ["0.707"], "--moe-router-pre-softmax": [], "--moe-router-num-groups": ["8"],
+        "--moe-router-group-topk": ["3"], "--moe-router-topk-scaling-factor": ["16"],
+        "--moe-router-load-balancing-type": ["seq_aux_loss"],
+    },
+    "deepseek-v3": {
+        "--moe-router-score-function": ["sigmoid"], "--moe-router-enable-expert-bias": [], "--moe-router-num-groups": ["8"],
+        "--moe-router-topk-scaling-factor": ["2.5"], "--moe-router-load-balancing-type": ["none"], "--norm-epsilon": ["1e-06"],
+    },
+    "kimi-k2": {"--rotary-base": ["50000"], "--moe-router-topk-scaling-factor": ["2.827"], "--moe-router-num-groups": None},
+    "glm4.5-air": {"--rotary-percent": ["0.5"], "--rotary-base": ["1000000"]},
+    "nemotron4-340b": {"--apply-layernorm-1p": [], "--rotary-percent": ["0.5"], "--squared-relu": []},
+    "smollm3-3b": {"--rotary-base": ["5000000"], "--no-rope-freq": ["[" + ",".join(["0,0,0,1"] * 9) + "]"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_network_is_the_configs(name: str) -> None:
+    flags = flags_of(make(name))
+    assert {flag: flags.get(flag) for flag in NETWORKS[name]} == NETWORKS[name]
+
+
+def test_an_operation_it_lacks_blocks_and_a_number_it_cannot_be_told_is_named() -> None:
+    (blocker,) = make("gemma2-9b").blockers
+    assert "soft cap on attention scores" in blocker.rule
+    kimi = make("kimi-k2")
+    assert kimi.blockers == ()
+    assert "(32.0, 1.0, 4096)" in next(str(gap) for gap in kimi.gaps if gap.fault.field == "model.rope_scaling")
+
+
+def test_unknown_numbers_are_said() -> None:
+    shapes = {
+        "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1024, "intermediate_size": 1024,
+    }  # fmt: skip
+    exported = export(layout(8, "megatron"), ModelSpec.from_user(shapes), cluster(8), training(), "0.14")
+    assert {gap.fault.field for gap in exported.gaps} >= {"model.rope_theta", "model.norm_eps"}
+    assert flags_of(exported)["--rotary-base"] == ["10000"]
