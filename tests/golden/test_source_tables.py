@@ -98,7 +98,7 @@ def recommended(check: dict[str, Any]) -> float:
 
 
 def winner(job: dict[str, Any], fix: dict[str, Any]) -> RankedLayout:
-    return recommend(Job.from_user({**job, "search": {"top_k": 1, "fix": fix}}), ports=Ports(clock=SystemClock(), ids=Ids())).ranked[0]
+    return recommend(Job.from_user({**job, "search": {"top_k": 1, "fix": fix, "prefer": "fastest"}}), ports=Ports(clock=SystemClock(), ids=Ids())).ranked[0]
 
 
 def refused(check: dict[str, Any]) -> float:
