@@ -6,7 +6,9 @@ from typing import Any
 
 from api.errors import fault
 from api.reading import read_text, read_yaml
+from planner.errors import SpecError
 
+MEASURED = ("status", "step_seconds", "tokens_per_second_per_gpu", "peak_reserved_bytes", "steps")
 REMEDY = "give a TorchTitan TOML or command, a Megatron argument script, a TorchTitan log, or YAML or JSON"
 
 
@@ -46,8 +48,32 @@ def _trainers(path: str, text: str) -> dict[str, Any] | None:
 
 
 def _log(name: str, text: str) -> dict[str, Any]:
-    """What a log says of its job, and what it measured."""
-    raise NotImplementedError
+    """What a log says of its job, and what it measured. Raises SpecError for one that says nothing of a layout."""
+    from planner.intake.titan_printed import printed_run, words_of_precision
+    from planner.specs.job import Job
+    from probes.trainers.titan_run import check_log, log_numbers, said_by
+
+    check_log(text, name)
+    said, doubts = said_by(text)
+    said = dict(printed_run(text, said) or said)
+    notes = []
+    for doubt in doubts:
+        field = doubt.field.partition(".")[2]
+        if field not in said["layout"]:
+            taken = words_of_precision(text) if field == "precision" else "selective-op"
+            said["layout"] = {**said["layout"], field: taken}
+            notes += [] if taken == "bf16" else [f"{doubt.rule}: taken as {taken}"]
+    if not said["layout"]:
+        raise fault("current", name, "names no mesh of GPUs", "give the log from its first line on, or the config itself")
+    stand_in = {"gpu": "h100-sxm-80gb", **said["cluster"]}  # the numbers need neither the GPU nor the model
+    measured = None
+    if "num_gpus" in stand_in and {"seq_len", "global_batch_size"} <= said["training"].keys():
+        try:
+            measured = log_numbers(text, Job.from_user({**said, "cluster": stand_in, "model": said.get("model") or "llama3-8b"}), name)
+        except SpecError:
+            notes.append("no step of it was timed")
+    kept = {key: measured[key] for key in MEASURED if measured.get(key) is not None} if measured else None
+    return {"name": name, "format": "torchtitan-log", "job": said, **({"measured": kept} if kept else {}), "notes": notes}
 
 
 def _mapping(path: str, text: str, field: str) -> dict[str, Any]:

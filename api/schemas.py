@@ -24,6 +24,9 @@ class JobBody(BaseModel):
     cluster: str | dict[str, Any] = Field(description="Catalogue name, or gpu, num_gpus, fabric, ...")
     training: dict[str, Any] = Field(description="seq_len, global_batch_size, trainer, ...")
     layout: dict[str, Any] | None = Field(None, description="Estimate: the layout to price. Plan: what runs today.")
+    current: dict[str, Any] | None = Field(
+        None, description="What runs today, as text: {name, text, files}; a TorchTitan TOML or command, or a Megatron script."
+    )
     search: dict[str, Any] | None = Field(None, description="Plan only: top_k, fix, allow, objective, sampler, seed, prefer.")
     probe: dict[str, Any] | None = Field(None, description="Plan only: max_probes, max_gpu_seconds, pool, trainer, steps.")
 

@@ -76,7 +76,7 @@ def _rewritten(job: Job, cluster: ClusterSpec, winner: Layout, current: Current)
 
 
 def _notes(layout: Layout, winner: Layout, current: Current | None, written: Rewritten) -> list[str]:
-    notes = list(() if current is None or current.run is None else current.run.notes)
+    notes = [] if current is None else [*current.spec.notes, *(() if current.run is None else current.run.notes)]
     if layout.num_gpus != winner.num_gpus:
         notes.append(f"number 1 runs on {winner.num_gpus:,} GPUs instead of {layout.num_gpus:,}")
     return [*notes, *written.notes]

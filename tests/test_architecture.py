@@ -36,7 +36,7 @@ READERS = tuple(
 INNER = (
     "units", "errors", "version", "specs", "columns", "schedules", "work", "rules", "cost", "calibration", "export", "search", "explain",
 )  # fmt: skip
-OUTER = {"catalog", "ports", "queues", "advice", "intake", "versus", "timeline", "collective", "recommend"}
+OUTER = {"__init__", "catalog", "ports", "queues", "advice", "intake", "versus", "timeline", "collective", "recommend"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

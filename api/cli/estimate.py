@@ -6,10 +6,11 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.given import PlanOption, RankOption, layout_given
+from api.cli.given import GpuOption, ModelOption, NumGpusOption, PlanOption, RankOption, completed_by, layout_given
 
 if TYPE_CHECKING:
     from api.service import Refusal
+    from api.wiring import Wiring
 
 NAME = "estimate"
 CHUNK = 256
@@ -17,10 +18,15 @@ MAX_LINE_BYTES = 10_000_000
 
 
 def command(
-    job: Annotated[str | None, typer.Option(help="YAML or JSON file of a job with a layout, - for stdin.")] = None,
+    job: Annotated[
+        str | None, typer.Option(help="Job with a layout in YAML or JSON, - for stdin; or a trainer's config, script or log.")
+    ] = None,
     jobs: Annotated[str | None, typer.Option(help="File with one JSON job a line, - for stdin; answers one JSON line each.")] = None,
     plan: PlanOption = None,
     rank: RankOption = None,
+    model: ModelOption = None,
+    gpu: GpuOption = None,
+    num_gpus: NumGpusOption = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Price layouts: time, memory, and how sure."""
@@ -32,17 +38,17 @@ def command(
     if jobs is not None:
         _many(jobs)
     else:
-        _one(job, plan, rank, as_json=json)
+        from api.wiring import wire
+
+        wiring = wire()
+        _one(wiring, completed_by(layout_given(wiring, job, plan, rank), model=model, gpu=gpu, num_gpus=num_gpus), as_json=json)
 
 
-def _one(path: str | None, plan: str | None, rank: int | None, *, as_json: bool) -> None:
+def _one(wiring: "Wiring", values: dict[str, Any], *, as_json: bool) -> None:
     from api.cli.output import letters_only, make_console, show
     from api.cli.working import working
     from api.service import estimate_one
-    from api.wiring import wire
 
-    wiring = wire()
-    values = layout_given(wiring, path, plan, rank)
     with working("pricing", quiet=as_json):
         kept_id, estimate = estimate_one(wiring, values, allow_files=True)
     if as_json:

@@ -104,11 +104,12 @@ def _uneven(words: Words, num_layers: int, stages: int) -> tuple[int, ...] | Non
 
 
 def read_layout(text: str) -> tuple[int, ...]:
-    """Layers of each stage in Megatron's layout string: "Et*3|(tt|)*29mL" has 31 stages."""
-    while (found := _GROUP.search(text)) is not None and len(text) < MOST_STAGES:
-        text = text[: found.start()] + found[1] * int(found[2]) + text[found.end() :]
-    while (found := _ONE.search(text)) is not None and len(text) < MOST_STAGES:
-        text = text[: found.start()] + found[1] * int(found[2]) + text[found.end() :]
+    """Layers of each stage in Megatron's layout string: "Et*3|(tt|)*29mL" has 31 stages. Raises SpecError for an endless one."""
+    for pattern in (_GROUP, _ONE):
+        while (found := pattern.search(text)) is not None:
+            if len(found[1]) * int(found[2]) + len(text) > MOST_STAGES:
+                raise SpecError(Fault("--pipeline-model-parallel-layout", text[:80], "is longer than any pipeline", "correct it"))
+            text = text[: found.start()] + found[1] * int(found[2]) + text[found.end() :]
     return tuple(stage.count("t") for stage in text.replace(",", "").split("|"))
 
 

@@ -93,16 +93,16 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
         return dict(values)
     spec = build(CurrentSpec, raw, "current")
     if spec.job:
-        return _merged(spec.job, values)
+        job = _merged(spec.job, values)
+        _raise_missing(spec.name, job, ModelSaid(value=None))
+        return job
     said = read(spec)
     job = dict(values)
     job["cluster"] = _cluster(said, values.get("cluster"))
     named = said.model
     if values.get("model") is None:
         job["model"] = named.value
-    missing = _missing(spec.name, job, named)
-    if missing:
-        raise SpecError(missing)
+    _raise_missing(spec.name, job, named)
     model = ModelSpec.from_user(job["model"])
     run = said.run(model, _num_gpus(said, job["cluster"]))
     asked = values.get("training")
@@ -146,18 +146,20 @@ def _num_gpus(said: Said, cluster: object) -> int:
     return ClusterSpec.from_user(cluster, allow_files=False).num_gpus
 
 
-def _missing(name: str, job: Mapping[str, object], model: ModelSaid) -> list[Fault]:
-    """Everything that neither the text nor the job says, each with the flag that says it."""
-    cluster = job.get("cluster")
+def _raise_missing(name: str, job: Mapping[str, object], model: ModelSaid) -> None:
+    """Raises SpecError with everything that neither the text nor the job says, each with the flag that says it."""
+    cluster, training = job.get("cluster"), job.get("training")
     known = cluster if isinstance(cluster, Mapping) else {"gpu": cluster, "num_gpus": cluster}
-    missing = []
+    trained = training if isinstance(training, Mapping) else {}
+    fields = [f"cluster.{key}" for key in ("gpu", "num_gpus") if known.get(key) is None]
+    if job.get("layout") is not None:  # of a log; a config has defaults for both
+        fields += [f"training.{key}" for key in ("seq_len", "global_batch_size") if trained.get(key) is None]
+    why = f": {model.lacking}" if model.lacking else ""
+    missing = [Fault(field, None, f"is not in {name}", EXAMPLES[field]) for field in fields]
     if job.get("model") is None:
-        why = f": {model.lacking}" if model.lacking else ""
-        missing.append(Fault("model", None, f"is not in {name}{why}", EXAMPLES["model"]))
-    for key in ("gpu", "num_gpus"):
-        if known.get(key) is None:
-            missing.append(Fault(f"cluster.{key}", None, f"is not in {name}", EXAMPLES[f"cluster.{key}"]))
-    return missing
+        missing.insert(0, Fault("model", None, f"is not in {name}{why}", EXAMPLES["model"]))
+    if missing:
+        raise SpecError(missing)
 
 
 def read_again(values: Mapping[str, object], model: ModelSpec, num_gpus: int) -> Current | None:

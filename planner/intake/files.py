@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from planner.errors import Fault, SpecError
-from planner.intake.current import format_of, named_files
+from planner.intake.current import complete, format_of, named_files
 from planner.specs.current import MAX_TEXT
+from planner.specs.job import Job
 
 REMEDY = "give a TorchTitan TOML or command, a Megatron argument script, or a layout in JSON"
 
@@ -54,3 +55,12 @@ def read_file(path: str) -> dict[str, object]:
     if found is None:
         raise SpecError(Fault("current", path, "is no trainer's configuration that can be read", REMEDY))
     return found
+
+
+def read_current(path: str | Path, **given: object) -> Job:
+    """The job and layout that a TorchTitan TOML, a TorchTitan command or a Megatron script runs.
+
+    given: parts of the job (model, cluster, training, ...) that complete the file or override it; a TOML, say, names no GPU.
+    Raises SpecError naming everything that neither says. (Logs are read by `planner-cli recommend --current`.)
+    """
+    return Job.from_user(complete({**given, "current": read_file(str(path))}))

@@ -9,13 +9,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from planner.errors import Fault, SpecError
+
 Span = tuple[int, int]
+MAX_WORDS = 10_000
+MAX_SCRIPT = 200_000  # characters of a script, and of what a variable may grow to
 NAME = re.compile(r"[A-Za-z_]\w*")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?=)")
 BRACED = re.compile(r"\{([A-Za-z_]\w*|[0-9@*#?])(\[[@*0-9]+\])?(?:(:?[-=?+])(.*))?\}", re.DOTALL)
 DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset", "env"})
 SBATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
 _BREAKS = " \t\n;&|()<>"
+_RUN, _QUOTED_RUN = re.compile(r"[^ \t\n;&|()<>'\"\\$`]+"), re.compile(r"[^\"\\$`]+")
 _SUMS = re.compile(r"[\d+\-*/%() ]+")
 
 
@@ -30,6 +35,8 @@ class Chars:
     ref: tuple[Span | None, ...] = ()
 
     def __add__(self, other: "Chars") -> "Chars":
+        if len(self.text) + len(other.text) > MAX_SCRIPT:
+            raise SpecError(Fault("current", None, "holds a variable that grows without end", "give a plain launch script"))
         return Chars(self.text + other.text, self.at + other.at, self.ref + other.ref)
 
     def cut(self, start: int, end: int) -> "Chars":
@@ -90,7 +97,12 @@ class Script:
 
 
 def read_script(text: str, environment: Mapping[str, str] | None = None) -> Script:
-    """The script. environment: variables that are set before it starts; #SBATCH lines set Slurm's own."""
+    """The script. environment: variables that are set before it starts; #SBATCH lines set Slurm's own.
+
+    Raises SpecError for a text that is far beyond a launch script.
+    """
+    if len(text) > MAX_SCRIPT:
+        raise SpecError(Fault("current", None, f"is longer than {MAX_SCRIPT:,} characters", "give the launch script alone"))
     script = Script(text, batch=_batch(text))
     nodes = script.batch.get("nodes")
     per_node = script.batch.get("gpus-per-node") or script.batch.get("gres")
@@ -102,7 +114,10 @@ def read_script(text: str, environment: Mapping[str, str] | None = None) -> Scri
         known |= {"SLURM_GPUS_ON_NODE": gpus[1], "SLURM_GPUS_PER_NODE": gpus[1]}
     for name, value in known.items():
         script.variables[name] = [Field(Chars(value, (-1,) * len(value), (None,) * len(value)), None)]
-    _Reader(script).statements()
+    try:
+        _Reader(script).statements()
+    except RecursionError:
+        raise SpecError(Fault("current", None, "is nested too deeply", "give a plain launch script")) from None
     return script
 
 
@@ -129,6 +144,7 @@ class _Reader:
     script: Script
     here: int = 0
     last: int = 0
+    stop: int | None = None
     branches: list[_Branch] = field(default_factory=list)
 
     @property
@@ -148,11 +164,12 @@ class _Reader:
     # ---- control words -------------------------------------------------------------------------------------------------
 
     def control(self, words: list[Field]) -> None:
+        while words and words[0].text in ("then", "do", "{", "(", "!", "time", "exec", "sudo", "nohup"):
+            words = words[1:]
+        if not words:
+            return
         first = words[0].text
-        if first in ("then", "do", "{", "(", "!", "time", "exec", "sudo", "nohup"):
-            if len(words) > 1:
-                self.control(words[1:])
-        elif first == "if":
+        if first == "if":
             holds = self.holds(words[1:]) if self.reading else False
             self.branches.append(_Branch(holds, holds))
         elif first == "elif" and self.branches:
@@ -279,6 +296,8 @@ class _Reader:
             self.script.variables[name] = [Field(head + value[0].chars, None), *before[1:]]
         else:
             self.script.variables[name] = [*before, *value] if adding else value
+        if len(self.script.variables[name]) > MAX_WORDS:
+            raise SpecError(Fault("current", None, "holds an array that grows without end", "give a plain launch script"))
 
     def array(self) -> Iterator[Field]:
         """Words up to the closing bracket, over as many lines as there are."""
@@ -348,11 +367,16 @@ class _Reader:
             return [(self.literal(self.here - 1, min(self.here, len(self.text))), False)]
         if char in "$`":
             return [(chars, True) for chars in self.expansion()]
-        self.here += 1
-        return [(self.literal(self.here - 1, self.here), False)]
+        return [(self.run(_RUN), False)]
 
     def literal(self, start: int, end: int) -> Chars:
         return Chars(self.text[start:end], tuple(range(start, end)), (None,) * (end - start))
+
+    def run(self, pattern: re.Pattern[str]) -> Chars:
+        """The characters here that mean themselves, at least one."""
+        start, found = self.here, pattern.match(self.text, self.here, len(self.text) if self.stop is None else self.stop)
+        self.here = max(start + 1, start if found is None else found.end())
+        return self.literal(start, self.here)
 
     def until(self, sign: str) -> Chars:
         start = self.here + 1
@@ -377,8 +401,7 @@ class _Reader:
                         found.append(Chars())
                     found[-1] = found[-1] + chars
             else:
-                self.here += 1
-                found[-1] = found[-1] + self.literal(self.here - 1, self.here)
+                found[-1] = found[-1] + self.run(_QUOTED_RUN)
         self.here += 1
         return [(chars, False) for chars in found]
 
@@ -429,14 +452,15 @@ class _Reader:
 
     def nested(self, start: int, found: re.Match[str]) -> Chars:
         """The text after `:-`, itself read."""
-        after = self.here
+        after, before = self.here, self.stop
         self.here = start + 1 + found.start(4)
         end = start + 1 + found.end(4)
+        self.stop = end
         value = Chars()
         while self.here < end:
             for chars, _ in self.piece():
                 value = value + chars
-        self.here = after
+        self.here, self.stop = after, before
         return value
 
     def lookup(self, name: str, span: Span) -> list[Chars]:

@@ -12,7 +12,8 @@ class CurrentSpec(BaseModel):
     """The job's `current`.
 
     format: None lets the text decide.  files: other files that the text names, by the name it uses (a script's TOML).
-    job: for a log, what was read from it, in the form of a job.  measured: what that run was measured at.
+    job: for a log, what was read from it, in the form of a job.  measured: what that run was measured at.  notes: what of it had to be
+    assumed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -23,3 +24,4 @@ class CurrentSpec(BaseModel):
     files: dict[str, str] = Field(default_factory=dict)
     job: dict[str, Any] = Field(default_factory=dict)
     measured: dict[str, Any] | None = None
+    notes: list[str] = Field(default_factory=list)
