@@ -123,7 +123,7 @@ def test_a_log_that_prints_its_config_says_the_rest() -> None:
     layout, training = found["layout"], found["training"]
     assert isinstance(layout, dict)
     assert isinstance(training, dict)
-    assert (found["model"], layout["ac"], layout["zero_stage"], layout["dp_shard"]) == ("llama3-8b", "selective-layer-3", 2, 8)
+    assert (found["model"], layout["ac"], layout["zero_stage"], layout["dp_shard"]) == ("llama3.1-8b", "selective-layer-3", 2, 8)
     assert (training["global_batch_size"], training["trainer_version"]) == (16, "0.2.1")
 
 
