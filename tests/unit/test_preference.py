@@ -115,6 +115,15 @@ def test_near_twins_are_told_apart_sooner_than_strangers() -> None:
     assert sd[1] < 0.015 < 0.04 < sd[2]
 
 
+def test_what_only_one_of_two_rests_on_unmeasured_keeps_them_from_being_told_apart() -> None:
+    batch = layouts(PLAIN | {"ac": "full", "compile": True}, BUDGET, BUDGET | {"zero_stage": 2})
+    spread = TimeSpread(loadings=np.zeros((1, 3)), own_sd=np.full(3, 1e-6), shared_sd=0.1)
+    weighed = Weighed(points=points(batch, NODE), unmeasured=unmeasured(batch, NODE))
+    errors = Field.of(batch, spread, 64)
+    assert difference_sd(errors, weighed, 0) == pytest.approx([0.0, UNPROVEN, UNPROVEN], abs=1e-5)
+    assert difference_sd(errors, weighed, 1) == pytest.approx([UNPROVEN, 0.0, 0.0], abs=1e-5)
+
+
 # ---- the table of mechanisms ---------------------------------------------------------------------
 
 
