@@ -235,7 +235,9 @@ def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:
     lines = [f"#{rank} {chosen.layout.short()}"]
     if versus is None:
         steps = [step_sentence(step) for step in plan.sensitivity] if rank == 1 else []
-        return [*lines, *chosen.reasons, *(["one step in each field:", *steps] if steps else [])]
+        paper = plan.fastest_on_paper if rank == 1 else None
+        instead = [f"fastest on paper: {paper.layout.short()}: {paper.statement}"] if paper else []
+        return [*lines, *instead, *chosen.reasons, *(["one step in each field:", *steps] if steps else [])]
     other = _ranked(plan, versus, "versus")
     return [*lines, f"against #{versus} {other.layout.short()}", *difference(other.estimate, chosen.estimate, other.layout, chosen.layout)]
 
