@@ -11,7 +11,7 @@ from api.errors import fault, lines_of
 from api.identity import hash_of_job
 from api.learning import kernel_probes, learned, teach_ended, timings_of
 from api.leases import Heart, is_gone, lease, lease_after
-from api.probing import Asked, enqueue, pool_of, probes_of, recover, run_all
+from api.probing import BACKEND, Asked, enqueue, pool_of, probes_of, recover, run_all
 from api.service import parse_job
 from planner.errors import ConflictError, PlannerError, SpecError, StoreError
 from planner.ports import Lease, PlanLabels, ProbeRecord, TaskEnd, TaskEvent, TaskFilter, TaskRecord
@@ -19,6 +19,7 @@ from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, Rung, question_hash
 from probes.campaign import Campaign, ProbeRequest
 from probes.launch import Watch
+from probes.preflight import Need
 from probes.protocol import FailureKind
 from probes.reference.recipe import refusal
 from probes.replay import ReplayPool
@@ -37,6 +38,8 @@ PROBE_SECONDS = 600.0
 MICRO_SECONDS = 180.0
 WARMUP_STEPS = 3  # of a request that does not say
 MOST_RANKS, MOST_DEPTHS = 3, 2  # runs of an emulation, of an imitation, one after the other
+OF_THE_PLACE = frozenset({FailureKind.IMPORT, FailureKind.LOST_GPU, BACKEND})  # classes that need not be the layout's
+BROKEN = "environment"  # as `planner.search.probing.study` knows it, which is not imported for a plan on paper
 Tell = Callable[[Mapping[str, Any]], None]
 
 
@@ -61,6 +64,7 @@ def ask_study(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool
     if not pool.capacity(job.cluster).num_devices:
         remedy = "probe from a machine that has one, through slurm, or try the loop with cluster.gpu: cpu"
         raise fault("probe.pool", job.probe.pool, f"has no {job.cluster.gpu.name}", remedy)
+    pool.check(Need.of(job, job.probe.trainer), wait=ours)  # before anything is stored
     asked_hash = hash_of_job(job.request)
     left = _left_unfinished(wiring, asked_hash)
     if left is not None and ours:
@@ -180,6 +184,7 @@ def _planned(runner: "Runner") -> "Plan":
     own = runner.done_before()
     known = [one for one in runner.measured_before() if one.id not in {each.id for each in own.measurements}]
     pool = wiring.pool(job.probe.pool)
+    pool.check(Need.of(job, job.probe.trainer))
     capacity, real = pool.capacity(job.cluster), not isinstance(pool, ReplayPool)  # a recording holds what was asked then
     probing = Probing(
         measure=runner.measure, known=known, resumed=own.measurements, reasons=own.reasons, as_probes=own.as_probes, on_event=runner.told,
@@ -212,6 +217,7 @@ class Runner:
     onlooker: Onlooker
     heart: TaskHeart
     untaught: list[ProbeRecord] = field(default_factory=list)
+    ran: set[str] = field(default_factory=set)
 
     def measure(self, asked: "Sequence[Question]") -> "Iterable[tuple[Question, Measurement | Timed]]":
         """Each question with its measurement or timings, in order; timings that were interrupted are none."""
@@ -233,10 +239,28 @@ class Runner:
                 continue
             measurement = self._result(record)
             if measurement is not None:
+                measurement = self._blamed(measurement)
                 self.untaught.append(record)
                 if question.rung == "probed":
                     self.teach()
                 yield question, measurement
+
+    def _blamed(self, measurement: Measurement) -> Measurement:
+        """The measurement; one that says so, where not the layout failed but the place that was to run it.
+
+        It is asked anew whether anything can run there. A package that is missing is the layout's own (a precision's, say) only where
+        another layout has run.
+        """
+        failure, probe = measurement.measured.failure, self.job.probe
+        self.ran.update({measurement.id} if failure is None else ())
+        if failure not in OF_THE_PLACE or probe is None:
+            return measurement
+        try:
+            self.wiring.pool(probe.pool).check(Need.of(self.job, probe.trainer))
+        except PlannerError as error:
+            return _broken(measurement, "; ".join(lines_of(error)))
+        nothing_runs = failure == FailureKind.IMPORT and not self.ran
+        return _broken(measurement, measurement.measured.message or failure) if nothing_runs else measurement
 
     def teach(self) -> None:
         """Teaches what was measured since the last time: at once what ran itself, looks with it, for making a calibration takes as long as
@@ -309,7 +333,8 @@ class Runner:
     def done_before(self) -> "DoneBefore":
         """What this study has measured already: it counts against its budget."""
         records = probes_of(self.wiring, self.study.id)
-        found = {record.id: one for record in records if (one := self._result(record)) is not None}
+        found = {record.id: _of_the_layout(one) for record in records if (one := self._result(record)) is not None}
+        self.ran.update(one.id for one in found.values() if one.measured.failure is None)
         said = self.wiring.tasks.events(self.study.id)
         asked = {found[record.id].id: body for record in records if record.id in found and (body := _question(record, said)) is not None}
         return DoneBefore(
@@ -331,6 +356,19 @@ class Runner:
         self.heart.words = body["message"]
         self.wiring.tasks.say(self.study, body, self.wiring.clock.now())
         self.onlooker.tell(body)
+
+
+def _of_the_layout(measurement: Measurement) -> Measurement:
+    """What was measured before a study went on; what the place of the probes lacked then says nothing of the layout."""
+    if measurement.measured.failure not in OF_THE_PLACE:
+        return measurement
+    numbers = measurement.measured.model_copy(update={"failure": FailureKind.INTERRUPTED.value})
+    return measurement.model_copy(update={"measured": numbers})
+
+
+def _broken(measurement: Measurement, message: str) -> Measurement:
+    numbers = measurement.measured.model_copy(update={"failure": BROKEN, "message": message})
+    return measurement.model_copy(update={"measured": numbers})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from probes import guardian
 from probes.campaign import Answer, Campaign, Pool, ProbeRequest
 from probes.launch import Watch
 from probes.outcome import BEGIN, TASK, conclude
+from probes.preflight import Need
 from probes.protocol import FailureKind, OutOfMemory, ProbeResult
 
 PREFIX = "probe"
@@ -99,6 +100,18 @@ def pool_of(wiring: Wiring, name: str, *, allow_files: bool, field: str = "pool"
     except SpecError as error:
         remedies = {} if allow_files else {"remedy": NO_FILES}
         raise SpecError([replace(one, field=field, **remedies) for one in error.faults]) from None
+
+
+def check_ready(wiring: Wiring, asked: Sequence[Asked]) -> None:
+    """Says at once what would stop every one of these probes, before anything is stored. Raises ProbeError, SpecError."""
+    checked = set[tuple[str, str, str]]()
+    for one in asked:
+        pool = wiring.pool(one.request.pool)
+        tasks = Campaign.of(one.request, one.job, "probe-0", pool.capacity(one.job.cluster)).tasks
+        for task in tasks[:1]:  # the others run the same program on the same devices
+            if (one.request.pool, one.request.trainer, task.device) not in checked:
+                pool.check(Need(job=one.job, trainer=one.request.trainer, device=task.device))
+                checked.add((one.request.pool, one.request.trainer, task.device))
 
 
 def probes_of(wiring: Wiring, parent_id: str) -> list[ProbeRecord]:

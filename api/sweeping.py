@@ -21,6 +21,7 @@ from planner.specs.trainers import resolve_layout
 from planner.units import counted
 from probes.campaign import ProbeRequest
 from probes.launch import Watch
+from probes.preflight import Need
 from probes.protocol import FailureKind
 
 if TYPE_CHECKING:
@@ -48,17 +49,32 @@ def next_due(schedule: str | None, after: datetime) -> datetime | None:
     return found
 
 
-def add_sweep(wiring: "Wiring", values: object, *, allow_files: bool) -> SweepRecord:
-    """Stores a sweep; with a schedule, workers run it from now on. Raises SpecError."""
+def add_sweep(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool = False) -> SweepRecord:
+    """Stores a sweep; with a schedule, workers run it from now on. Raises SpecError.
+
+    ours: we run it ourselves at once, so that a pool that can run nothing is a ProbeError before anything is stored.
+    """
     spec = SweepSpec.from_user(values, allow_files=allow_files)
     now = wiring.clock.now()
     pool_of(wiring, spec.pool, allow_files=allow_files, field="sweep.pool")
+    if ours:
+        check_sweep(wiring, spec)
     record = SweepRecord(
         id=wiring.ids.new_id(PREFIX), created_at=now, name=spec.name, spec=spec.model_dump(mode="json"),
         next_due_at=next_due(spec.schedule, now),
     )  # fmt: skip
     wiring.sweeps.add(record)
     return record
+
+
+def check_sweep(wiring: "Wiring", spec: SweepSpec) -> None:
+    """Raises ProbeError where the sweep's pool can run none of its probes: before anything is stored or spent."""
+    pool, checked = wiring.pool(spec.pool), set[str]()
+    for values in spec.jobs:
+        need = Need.of(Job.from_user(values, allow_files=False), spec.trainer)
+        if need.device not in checked:
+            pool.check(need)
+            checked.add(need.device)
 
 
 def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
@@ -136,6 +152,7 @@ def run_sweep(
     spec = SweepSpec.model_validate(dict(held.request))
     with TaskHeart(wiring, held, onlooker.stop) as heart:
         try:
+            check_sweep(wiring, spec)
             report = _Run(wiring=wiring, held=held, spec=spec, onlooker=onlooker, heart=heart).report()
         except PlannerError as error:
             end = TaskEnd(state="failed", failure=error.kind, message="; ".join(lines_of(error)))

@@ -20,6 +20,7 @@ from probes.backends.local import Capacity, too_few
 from probes.emulate import combine, ranks_of_interest
 from probes.imitate import Imitation, extrapolate, imitate
 from probes.launch import Watch
+from probes.preflight import Need
 from probes.protocol import Measured, OutOfMemory, ProbeResult, ProbeTask
 
 MOST_KERNELS = 1000
@@ -32,6 +33,10 @@ class Pool(Protocol):
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
         """Devices for a job on this cluster's GPU, free or not."""
+        ...
+
+    def check(self, need: Need, *, wait: bool = True) -> None:
+        """Raises ProbeError with what would stop every probe. wait: also what can only be told when devices are free."""
         ...
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:

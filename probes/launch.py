@@ -21,6 +21,7 @@ from pathlib import Path
 from planner.errors import ProbeError
 from probes import guardian
 from probes.outcome import BEGIN, END, LOG, RESULT, TASK, Begin, conclude, write_result
+from probes.preflight import Need, check
 from probes.programs import Program, program_of
 from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
 
@@ -119,6 +120,11 @@ class Launcher:
 
     def __init__(self, settings: LaunchSettings) -> None:
         self.settings = settings
+
+    def check(self, need: Need) -> None:
+        """Raises ProbeError where no probe can run here, whatever its layout."""
+        settings = self.settings
+        check(need, python=settings.python, program=settings.worker, folder=settings.folder.absolute(), root=ROOT)
 
     def run(self, task: ProbeTask, held: Held | None = None, watch: Watch | None = None) -> ProbeResult:
         """The probe, to its end. A port that somebody else took meanwhile is tried again with another one. Raises ProbeError."""

@@ -18,6 +18,7 @@ from planner.specs.measurement import Measured as Numbers
 from planner.specs.measurement import Measurement
 from probes.backends.local import Capacity
 from probes.launch import Watch
+from probes.preflight import Need
 from probes.protocol import (
     Environment,
     Failed,
@@ -67,6 +68,9 @@ class ReplayPool:
     def capacity(self, cluster: ClusterSpec) -> Capacity:
         """As many devices as any recording had."""
         return Capacity(num_devices=UNLIMITED, device="cpu" if cluster.gpu.name == "cpu" else "cuda")
+
+    def check(self, need: Need, *, wait: bool = True) -> None:
+        """Nothing can be missing: recordings are read already."""
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
         """The next recording of this task, under its id."""

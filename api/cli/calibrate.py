@@ -37,7 +37,7 @@ def command(
         gpu = load_gpu(gpu, field="--gpu").name
     if pool is not None:
         gpu = gpu or gpu_of(wiring, pool)
-        sweep = add_sweep(wiring, grid_of(wiring, gpu, pool), allow_files=True)
+        sweep = add_sweep(wiring, grid_of(wiring, gpu, pool), allow_files=True, ours=True)
         onlooker = Onlooker()
         with bar(onlooker, "layouts", sweep_stand):
             ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), onlooker)

@@ -39,7 +39,7 @@ def command(
     """Run layouts for a few steps and record time, memory and what went wrong."""
     from api.cli.output import note
     from api.learning import teach_ended, words_of
-    from api.probing import enqueue, recover, run_all
+    from api.probing import check_ready, enqueue, recover, run_all
     from api.wiring import wire
 
     given = {"pool": pool, "trainer": trainer, "steps": steps}  # else the job's own `probe` says it
@@ -49,7 +49,7 @@ def command(
     }  # fmt: skip
     wiring = wire()
     asked = _asked(wiring, job, plan, top_k, options)
-    _check_pool(wiring, asked)
+    check_ready(wiring, asked)
     recover(wiring)
     records = enqueue(wiring, asked, max_attempts=1, ours=True)
     with _watched(records) as watches:
@@ -70,15 +70,6 @@ def _asked(wiring: "Wiring", job: str | None, plan: str | None, top_k: int, opti
         return ask_plan(wiring, plan, top_k, options)
     values = read_mapping_file(str(job), "--job")
     return ask_job({**wished_in(values), **options, "job": values}, allow_files=True)
-
-
-def _check_pool(wiring: "Wiring", asked: "Sequence[Asked]") -> None:
-    """Says at once what a pool can never do, before anything is stored. Raises ProbeError, SpecError."""
-    from probes.campaign import Campaign
-
-    for one in asked:
-        pool = wiring.pool(one.request.pool)
-        Campaign.of(one.request, one.job, "probe-0", pool.capacity(one.job.cluster))
 
 
 @contextmanager

@@ -114,9 +114,12 @@ def _line(body: Mapping[str, Any]) -> str:
 
 
 def failure_of(plan: "Plan") -> str | None:
-    """The last failure's own words where probes were run and none gave a number."""
+    """The last failure's own words where probes were run, or were to run and could not, and none gave a number."""
     probing = plan.probing or {}
     trials = probing.get("trials", [])
-    if not probing.get("probes") or any(trial.get("value") for trial in trials) or all(trial["state"] != "fail" for trial in trials):
+    if any(trial.get("value") for trial in trials):
+        return None
+    failed = probing.get("probes") and any(trial["state"] == "fail" for trial in trials)
+    if not failed and not probing.get("broken"):
         return None
     return str(probing["stopped"])

@@ -46,7 +46,7 @@ def run(
     if stored:
         sweep = wiring.sweeps.get(sweep_id_of(wiring, file))
     else:
-        sweep = add_sweep(wiring, {**read_mapping_file(file, "FILE", "sweep."), "schedule": None}, allow_files=True)
+        sweep = add_sweep(wiring, {**read_mapping_file(file, "FILE", "sweep."), "schedule": None}, allow_files=True, ours=True)
         note(f"stored as {sweep.id}; `planner-cli sweep run {sweep.id}` runs it again, or goes on after an interruption")
     onlooker = Onlooker()
     with gentle_interrupt(onlooker) as interrupted, bar(onlooker, "layouts", sweep_stand):

@@ -191,6 +191,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "probes": outcome.spent.probes, "looks": outcome.spent.looks, "gpu_seconds": outcome.spent.gpu_seconds, "stopped": outcome.stopped,
+        "broken": outcome.broken,
         "expected_regret": outcome.regret.expected_share, "trials": trials,
         "ruled_out": [{"layout": layout.short(), "reason": reason} for layout, reason in outcome.pruned[:MOST_RULED_OUT]],
         "num_ruled_out": len(outcome.pruned),

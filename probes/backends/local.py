@@ -23,6 +23,7 @@ from planner.units import counted
 from probes import guardian
 from probes.backends.nvidia import Gpu, Survey, is_same_gpu, survey
 from probes.launch import Held, Launcher, Watch
+from probes.preflight import Need
 from probes.protocol import ProbeResult, ProbeTask
 
 MAX_CPU_PROCESSES = 16  # judgement: beyond it even a tiny model tells nothing but how the machine swaps
@@ -73,6 +74,10 @@ class LocalPool:
             rule = f"is not what this machine has: {others[0].name}"
             raise SpecError(Fault("cluster.gpu", cluster.gpu.name, rule, "name this machine's GPU, as in `planner-cli catalog gpus`"))
         return Capacity(num_devices=len(gpus), device="cuda")
+
+    def check(self, need: Need, *, wait: bool = True) -> None:
+        """Raises ProbeError where this machine can run no probe at all: no torch, no driver, no place for files."""
+        self.launcher.check(need)
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
         """One probe, when its devices are free. Raises ProbeError where they never can be, SpecError for another GPU."""

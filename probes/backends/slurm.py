@@ -8,6 +8,7 @@ probes has to be one that all nodes share. Exit codes pass through too many hand
 import math
 import re
 import shutil
+import subprocess
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +17,17 @@ from planner.errors import ProbeError
 from planner.specs.cluster import ClusterSpec
 from probes.backends.local import Capacity
 from probes.backends.nvidia import Gpu, is_same_gpu
-from probes.launch import GuardianSpec, Held, LaunchSettings, Watch, environment, prepare, supervise, with_free_port
+from probes.launch import ROOT, GuardianSpec, Held, LaunchSettings, Watch, environment, prepare, supervise, with_free_port
 from probes.outcome import END, LOG, Begin, conclude, read_end, read_logs, write_result
+from probes.preflight import CHECK_SECONDS, Need, ask, check_folder, check_trainer, command, problem_in
 from probes.protocol import Failed, ProbeResult, ProbeTask
 
 UNLIMITED = 2**20
 MINUTE = 60.0
 QUEUE_SECONDS = 3600.0
 SLACK_SECONDS = 120.0  # for Slurm to start the step, and for the nodes' guardians to end it
+CHECK_MINUTES = 10  # of the job that asks a node whether it has torch
+COMMANDS = ("srun", "scancel")
 REFUSED = re.compile(r"^srun: (?:error|fatal): (?P<words>.*)$", re.MULTILINE)
 
 
@@ -58,11 +62,31 @@ class SlurmPool:
         """What the cluster has is for Slurm to say, when it is asked."""
         return Capacity(num_devices=UNLIMITED, device="cpu" if cluster.gpu.name == "cpu" else "cuda")
 
+    def check(self, need: Need, *, wait: bool = True) -> None:
+        """Raises ProbeError where no probe can run: Slurm's commands are missing, or its nodes have no torch. wait: ask a node."""
+        _check_commands()
+        check_folder(self.settings.folder.absolute())
+        if not wait:
+            return
+        check_trainer(need, self.settings.python)
+        name = f"planner-check-{uuid.uuid4().hex[:12]}"
+        srun = self._srun(name, nodes=1, per_node=1, device=need.device, minutes=CHECK_MINUTES)
+        asking = command(self.settings.python, need.device, self.settings.worker)
+        try:
+            done = ask([*srun, *asking], root=ROOT, seconds=self.queue_seconds + CHECK_SECONDS)
+        finally:
+            subprocess.run(["scancel", "--name", name], capture_output=True, check=False)  # nothing is left where all went well
+        refused = REFUSED.search(done.stderr)
+        if refused is not None and not done.stdout:
+            raise _refused(refused["words"])
+        problem = problem_in(done, self.settings.python)
+        if problem is not None:
+            raise ProbeError(f"on a node of the cluster {problem}")
+
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
         """One probe, to its end. Raises ProbeError with Slurm's own words where it refuses the job."""
         watch = watch or Watch()
-        if shutil.which("srun") is None:
-            raise ProbeError("Slurm's srun is not installed here; use --pool local, or a machine that submits to the cluster")
+        _check_commands()
         shape = Shape.of(task)
         onlooker = watch
         return _checked(with_free_port(self.settings.port_tries, lambda attempt: self._once(task, shape, attempt, onlooker), onlooker))
@@ -78,7 +102,7 @@ class SlurmPool:
             env.pop(key)  # which interface and which GPUs is for the node to say
         inside = [self.settings.python, "-m", "probes.backends.slurm_node", self.settings.worker, str(attempt)]
         spec = GuardianSpec(
-            argv=[*self._srun(task, shape, name), *inside], env=env, cwd=str(folder), output=str(folder / LOG), end=str(folder / END),
+            argv=[*self._srun_of(task, shape, name), *inside], env=env, cwd=str(folder), output=str(folder / LOG), end=str(folder / END),
             token=begin.token, time_limit_seconds=self.queue_seconds + task.time_limit_seconds + SLACK_SECONDS,
             on_end=[["scancel", "--name", name]],
         )  # fmt: skip
@@ -92,18 +116,31 @@ class SlurmPool:
             return
         refused = REFUSED.search(read_logs(folder))
         if refused is not None:
-            raise ProbeError(f"Slurm: {refused['words']}; ask it for what it has (`sinfo`)")
+            raise _refused(refused["words"])
         if read_end(folder, begin).reason == "time-limit":
             raise ProbeError(f"Slurm had no nodes for it within {self.queue_seconds:g} s; ask it for what waits (`squeue`)")
 
-    def _srun(self, task: ProbeTask, shape: Shape, name: str) -> list[str]:
+    def _srun_of(self, task: ProbeTask, shape: Shape, name: str) -> list[str]:
         minutes = math.ceil((task.time_limit_seconds + SLACK_SECONDS) / MINUTE)
-        gpus = ["--gpus-per-node", str(shape.per_node)] if task.device == "cuda" else []
+        return self._srun(name, nodes=shape.nodes, per_node=shape.per_node, device=task.device, minutes=minutes)
+
+    def _srun(self, name: str, *, nodes: int, per_node: int, device: str, minutes: int) -> list[str]:
+        gpus = ["--gpus-per-node", str(per_node)] if device == "cuda" else []
         partition = ["--partition", self.partition] if self.partition else []
         return [
-            "srun", "--job-name", name, "--nodes", str(shape.nodes), "--ntasks-per-node", "1", "--time", str(minutes), *partition, *gpus,
+            "srun", "--job-name", name, "--nodes", str(nodes), "--ntasks-per-node", "1", "--time", str(minutes), *partition, *gpus,
             "--kill-on-bad-exit=1", "--export=ALL", "--input=none",
         ]  # fmt: skip
+
+
+def _check_commands() -> None:
+    missing = [name for name in COMMANDS if shutil.which(name) is None]
+    if missing:
+        raise ProbeError(f"Slurm's {missing[0]} is not installed here; use --pool local, or a machine that submits to the cluster")
+
+
+def _refused(words: str) -> ProbeError:
+    return ProbeError(f"Slurm: {words}; ask it for what it has (`sinfo`)")
 
 
 def _checked(result: ProbeResult) -> ProbeResult:

@@ -69,6 +69,13 @@ class TitanTrainer:
                 continue
         return found
 
+    def unsuited(self, job: Job, device: str) -> Failed | None:
+        """Why no probe of this job can run here, whatever its layout: what is missing, or what TorchTitan cannot do."""
+        clash = _clash(self.versions())
+        if clash is not None:
+            return _refusal(FailureKind.IMPORT, clash)
+        return _unsuited_job(job, on_gpus=device == "cuda")
+
     def command(self, task: ProbeTask) -> TrainerCommand | Failed:
         """The run of a task; a failure where TorchTitan is absent, of another line, or cannot run the layout. Raises SpecError."""
         job = task.parsed()
@@ -123,25 +130,32 @@ def _refusal(kind: FailureKind, message: str) -> Failed:
 
 def _unsuited(task: ProbeTask, job: Job, versions: Mapping[str, str]) -> Failed | None:
     """Why this TorchTitan cannot run this task at all, in one line; None where it may."""
-    clash = _clash(task, versions)
+    clash = _clash(versions, emulate=task.emulate_rank is not None)
     if clash is not None:
         return _refusal(FailureKind.IMPORT, clash)
-    rules = (
-        (task.device != "cuda" or task.fake_tensors, "torchtitan trains on GPUs alone; use --trainer reference for a CPU or fake tensors"),
-        (job.layout is None, "a probe needs a layout; add layout to the job"),
-        (
-            job.layout is not None and job.layout.pp > 1 and task.emulate_rank is not None,
-            "torchtitan's fake_backend cannot emulate a pipeline stage: stages tell each other their shapes; use --trainer reference",
-        ),
-        (
-            job.model.vocab_size < MIN_VOCAB,
-            f"vocab_size {job.model.vocab_size} is below the {MIN_VOCAB} words of a probe's text; use --trainer reference",
-        ),
-    )
-    return next((_refusal(FailureKind.INVALID_LAYOUT, text) for broken, text in rules if broken), None)
+    refused = _unsuited_job(job, on_gpus=task.device == "cuda" and not task.fake_tensors)
+    if refused is not None:
+        return refused
+    if job.layout is None:
+        return _refusal(FailureKind.INVALID_LAYOUT, "a probe needs a layout; add layout to the job")
+    if job.layout.pp > 1 and task.emulate_rank is not None:
+        text = "torchtitan's fake_backend cannot emulate a pipeline stage: stages tell each other their shapes; use --trainer reference"
+        return _refusal(FailureKind.INVALID_LAYOUT, text)
+    return None
 
 
-def _clash(task: ProbeTask, versions: Mapping[str, str]) -> str | None:
+def _unsuited_job(job: Job, *, on_gpus: bool) -> Failed | None:
+    """The same of a job with any layout."""
+    if not on_gpus:
+        text = "torchtitan trains on GPUs alone; use --trainer reference for a CPU or fake tensors"
+    elif job.model.vocab_size < MIN_VOCAB:
+        text = f"vocab_size {job.model.vocab_size} is below the {MIN_VOCAB} words of a probe's text; use --trainer reference"
+    else:
+        return None
+    return _refusal(FailureKind.INVALID_LAYOUT, text)
+
+
+def _clash(versions: Mapping[str, str], *, emulate: bool = False) -> str | None:
     """What is missing or of a wrong version, and the command that mends it."""
     titan, torch = versions.get("torchtitan"), versions.get("torch", "")
     if titan is None:
@@ -156,7 +170,7 @@ def _clash(task: ProbeTask, versions: Mapping[str, str]) -> str | None:
     if needed is not None and _release(torch) < needed:
         wanted = ".".join(str(part) for part in needed)
         return f"torchtitan {titan} needs torch {wanted} or a nightly of it, not {torch}; or pip install torchtitan=={SUGGESTED}"
-    if task.emulate_rank is not None and titan.startswith("0.2.0"):
+    if emulate and titan.startswith("0.2.0"):
         return f"torchtitan {titan} has no fake_backend mode to emulate a rank; pip install torchtitan=={SUGGESTED}"
     return None
 

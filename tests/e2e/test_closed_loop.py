@@ -226,6 +226,51 @@ def test_failing_probes_end_in_exit_4_with_their_own_words(cli: Cli, tmp_path: P
     assert "KeyError: 'rope'" in done.stderr
 
 
+def without_torch(folder: Path) -> dict[str, str]:
+    """An interpreter of the probes as one is on whose path torch cannot be found."""
+    (folder / "hide" / "torch").mkdir(parents=True)
+    (folder / "hide" / "torch" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    python = folder / "no-torch"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder}/hide:$PYTHONPATH exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return {"PLANNER_PROBE_PYTHON": str(python), "PLANNER_PROBE_PROGRAM": "probes.worker"}
+
+
+def test_without_torch_nothing_is_spent_or_stored_and_the_extra_is_named(
+    cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+) -> None:
+    assert cli("db", "upgrade").returncode == 0
+    layout = {"dp_shard": 2, "ac": "none"}
+    asked = {key: JOB[key] for key in ("model", "cluster", "training")}
+    for arguments in (
+        ("recommend", "--job", written(tmp_path, JOB)),
+        ("probe", "--job", written(tmp_path, {**asked, "layout": layout}, "one.json")),
+        ("sweep", "run", written(tmp_path, SWEEP, "sweep.json")),
+        ("calibrate", "--pool", "local", "--gpu", "cpu"),
+    ):
+        done = cli(*arguments, env={**surroundings, **without_torch(tmp_path / str(arguments[0]))})
+        assert (done.returncode, done.stdout) == (4, ""), (arguments, done.stderr)
+        (line,) = done.stderr.splitlines()
+        assert "cannot import torch (No module named 'torch')" in line
+        assert "pip install 'planner[probe]'" in line
+    wiring = wire(settings_of(sqlite_url, surroundings))
+    assert not wiring.tasks.list().items
+    assert not wiring.probes.list().items
+    assert not wiring.sweeps.list().items
+
+
+def test_what_is_missing_in_mid_study_stops_it_with_that_reason(
+    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
+) -> None:
+    done = cli("recommend", "--job", written(tmp_path, {**JOB, "notes": "missing"}), "--json", env=surroundings)
+    assert done.returncode == 4, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: no probe can run here: ")
+    assert "a_package_that_nobody_has" in done.stderr.splitlines()[-1]
+    probing = json.loads(done.stdout)["probing"]
+    assert (probing["probes"], probing["num_ruled_out"]) == (0, 0), "it was no layout that failed"
+    assert len([line for line in done.stderr.splitlines() if line.startswith("probe ")]) == 1, "and no second one is tried"
+
+
 def test_a_sweep_measures_learns_and_reports_changes(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
     first = cli("sweep", "run", written(tmp_path, SWEEP, "sweep.json"), "--json", env=surroundings)
     assert first.returncode == 0, first.stderr
@@ -432,6 +477,15 @@ def test_over_http_a_plan_with_probes_is_accepted_followed_and_answered(client: 
     job = {key: JOB[key] for key in ("model", "cluster", "training")} | {"layout": {"dp_shard": 2}}
     assert client.post("/estimate", json=job).json()["calibration_id"] == learnt["id"]
     assert [one["calibration_id"] for one in client.post("/estimate", json=[job]).json()] == [learnt["id"]]
+
+
+def test_over_http_without_torch_a_plan_with_probes_is_a_failed_backend(tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]) -> None:
+    given = {**surroundings, **without_torch(tmp_path)}
+    with TestClient(create_app(settings_of(sqlite_url, given))) as client:
+        answer = client.post("/plan", json=JOB)
+        assert (answer.status_code, answer.headers["content-type"]) == (502, "application/problem+json")
+        assert "pip install 'planner[probe]'" in answer.text
+        assert client.get("/plans").json()["items"] == []
 
 
 def test_over_http_a_plan_with_probes_needs_the_scope_of_probes(tmp_path: Path, sqlite_url: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.stand_ins import torchrun
 
 TORCHRUN = ["-m", "torch.distributed.run"]
+SELFCHECK = ["-m", "probes.selfcheck"]
 
 
 def install(folder: Path) -> Path:
@@ -23,6 +24,8 @@ def main() -> None:
     if arguments[:2] == TORCHRUN:
         number = arguments[arguments.index("--nproc-per-node") + 1]
         arguments = [torchrun.__file__, number, *arguments[arguments.index("probes.inside") + 1 :]]
+    if arguments[:2] == SELFCHECK:
+        arguments = ["-c", "print('{\"problem\": null}')"]
     os.execv(sys.executable, [sys.executable, *arguments])
 
 

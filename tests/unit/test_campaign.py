@@ -18,6 +18,7 @@ from probes.campaign import Answer, Campaign, ProbeRequest
 from probes.emulate import ranks_of_interest
 from probes.imitate import extrapolate, fewer_layers, imitate, period
 from probes.launch import Watch
+from probes.preflight import Need
 from probes.protocol import Environment, Failed, FailureKind, Measured, Outcome, OutOfMemory, ProbeResult, ProbeTask, RankMemory
 
 World = Callable[[ProbeTask], Outcome]
@@ -38,6 +39,9 @@ class FakePool:
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
         return Capacity(num_devices=self.devices, device="cuda", why_none="it has none")
+
+    def check(self, need: Need, *, wait: bool = True) -> None:
+        """Nothing is missing."""
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
         self.tasks.append(task)

@@ -12,7 +12,7 @@ from planner.search.probing.fidelity import Look, MicroProbe, Observed, direct
 from planner.search.probing.knowledge import RUN_SD, Knowledge, noise_variance
 from planner.search.probing.loop import Event, Result, one_at_a_time, run
 from planner.search.probing.rungs import CheaperRung, ProbeCost, Way
-from planner.search.probing.study import LOOKS_A_PROBE, UNABLE, Asked, Budget, MicroResult, ProbeStudy, Settings
+from planner.search.probing.study import BROKEN, LOOKS_A_PROBE, UNABLE, Asked, Budget, MicroResult, ProbeStudy, Settings
 from planner.search.probing.trials import MEMORY_CONSTRAINT
 from planner.specs.measurement import Measured, Measurement
 from tests.unit.probing_cases import Machine, failed, measurement, out_of_memory, small, subset
@@ -175,6 +175,21 @@ def test_a_failure_is_a_failed_trial_with_its_class_and_not_asked_again() -> Non
     assert following.row != asked.row
     assert study.knowledge.excluded[asked.row] == "failed: invalid-layout"
     assert machine.asked == []
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_where_no_probe_can_run_the_study_stops_and_blames_no_layout(parallel: int) -> None:
+    machine = Machine.wrong_by(small(), 0.1)
+    told = Measured(status="failed", rung="probed", failure=BROKEN, message="no torch", gpu_seconds=5.0)
+
+    def breaks_after_two(asked: Asked) -> Measurement:
+        return machine.run(asked) if len(machine.asked) < 2 else measurement(asked, told)
+
+    outcome = run(small(), settings(parallel=parallel), one_at_a_time(breaks_after_two))
+    assert (outcome.stopped, outcome.broken) == ("no probe can run here: no torch", "no torch")
+    assert outcome.spent.probes == 2, "what could not run is no probe"
+    assert {one.row for one in outcome.ranked if one.record} == {one.row for one in machine.asked}
+    assert not outcome.pruned, "and rules nothing out"
 
 
 def test_an_interrupted_probe_is_as_if_not_asked_but_paid_for() -> None:

@@ -30,6 +30,7 @@ LEAST_LOOK_GAIN = 2e-3  # of a step; below it a look before the winner is run is
 LOOKS_A_PROBE = 4  # judgement: a look may cost hardly any GPU-seconds, but each is a launch that somebody waits for
 MOST_PASSED_OVER = 300  # candidates that no rung can look at within the budget, before a question is given up
 INTERRUPTED = "interrupted"
+BROKEN = "environment"  # the place that runs probes cannot run any: nothing of the layout
 UNABLE = "unable"  # a look that cannot be had: the pool knows before it starts anything
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
 NO_COUNTS: Mapping[str, bool] = MappingProxyType({})
@@ -128,6 +129,7 @@ class ProbeStudy:
         self._micro_done: set[str] = set()
         self._next = 0
         self._stale = False
+        self.broken: str | None = None
 
     # ---- from the database ----
 
@@ -168,6 +170,8 @@ class ProbeStudy:
 
     def finished(self) -> str | None:
         """Why no more should be asked; None while measuring can pay and may be paid for."""
+        if self.broken is not None:
+            return f"no probe can run here: {self.broken}"
         spent, budget = self.spent, self.settings.budget
         if self.knowledge.timed() and not self.knowledge.pending and (spent.probes >= budget.probes or self._unconfirmed() is None):
             regret = self.regret()
@@ -231,6 +235,11 @@ class ProbeStudy:
             self._pay(measured, asked.row, rung, counts=False)
             self.give_up(asked)
             return []
+        if measured.failure == BROKEN:
+            self.broken = measured.message or measured.failure
+            self._pay(measured, asked.row, rung, counts=False)
+            self.give_up(asked, failure=BROKEN)
+            return []
         del self._running[asked.number]
         if measured.failure == UNABLE:
             return self._passed_over(asked, measured)
@@ -261,13 +270,13 @@ class ProbeStudy:
         if not (self.settings.whole and self._costs()[row] <= left) and not self._rungs_left(row):
             self.knowledge.close(row)
 
-    def give_up(self, asked: Asked) -> None:
+    def give_up(self, asked: Asked, *, failure: str = INTERRUPTED) -> None:
         """The probe will not answer (interrupted, or its runner is gone): as if it had not been asked."""
         del self._running[asked.number]
         if asked.row is not None:
             self.knowledge.forget(asked.row)
         if asked.number in self._open:
-            self.trials.close(self._open.pop(asked.number), TrialState.FAIL, {"failure": INTERRUPTED})
+            self.trials.close(self._open.pop(asked.number), TrialState.FAIL, {"failure": failure})
             self._stale = True
 
     def regret(self) -> Regret:
@@ -475,7 +484,7 @@ class ProbeStudy:
         failures = self.spent.failures_in_a_row
         if counts:
             failures = failures + 1 if measured.status == "failed" else 0
-        looks = self.spent.looks + (rung is not None and not counts and not interrupted)
+        looks = self.spent.looks + (rung is not None and not counts and not interrupted and self.broken is None)
         self.spent = Spent(
             probes=self.spent.probes + counts, looks=looks, gpu_seconds=self.spent.gpu_seconds + cost, failures_in_a_row=failures
         )  # fmt: skip

@@ -1,0 +1,145 @@
+"""Whether a probe can run here at all, asked once before the first one: what is missing stops every probe alike.
+
+Asked of the very interpreter that will run the probes, so that a torch in another environment counts for nothing.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.errors import ProbeError
+from planner.specs.job import Job
+from probes.protocol import Failed
+
+CHECK_SECONDS = 300.0  # importing torch from a cold network disk takes minutes
+STANDS_SECONDS = 120.0  # for so long an answer without a problem is taken as it is
+EXTRA = "pip install 'planner[probe]'"
+CUDA_TORCH = "install a build of torch for this machine's driver"
+TAIL_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What is going to be run. job: any job of those to be measured.  device: `cuda` or `cpu`.  trainer: as in `ProbeTask`."""
+
+    job: Job
+    trainer: str
+    device: str
+
+    @classmethod
+    def of(cls, job: Job, trainer: str) -> "Need":
+        """For runs of whole layouts of a job."""
+        return cls(
+            job=job, trainer=trainer, device="cpu" if job.cluster.gpu.name == "cpu" else "cuda"
+        )
+
+
+_good_until: dict[tuple[str, str, str], float] = {}
+
+
+def check(need: Need, *, python: str, program: str, folder: Path, root: Path) -> None:
+    """Raises ProbeError with what would stop every probe, and what to do about it.
+
+    python: the interpreter of probes.  program: the reference program, a module or a file.
+    folder: of probes.  root: holds our packages.
+    """
+    if sys.platform != "linux":
+        raise ProbeError(
+            f"probes run on Linux alone, not on {sys.platform}; probe on a Linux machine, or use --pool replay:FILE"
+        )
+    check_folder(folder)
+    check_trainer(need, python)
+    reference = need.trainer == "reference"
+    asked = (python, need.device, program if reference else "torch")
+    if _good_until.get(asked, 0.0) > time.monotonic():
+        return
+    problem = problem_in(ask(command(python, *asked[1:]), root=root, seconds=CHECK_SECONDS), python)
+    if problem is not None:
+        raise ProbeError(problem)
+    _good_until[asked] = time.monotonic() + STANDS_SECONDS
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ProbeError where no folder of a probe can be made."""
+    reason = "it may not be written"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not folder.is_dir():
+        reason = "it is no folder" if folder.exists() else "it cannot be made"
+    elif os.access(folder, os.W_OK | os.X_OK):
+        return
+    raise ProbeError(
+        f"{folder}: no folder for probes ({reason}); set PLANNER_PROBE_FOLDER to a place that may be written"
+    )
+
+
+def check_trainer(need: Need, python: str) -> None:
+    """Raises ProbeError where the trainer is missing, of a wrong version, or trains no such job."""
+    if need.trainer == "reference":
+        return
+    from probes.trainers.torchtitan import TitanTrainer
+
+    refused = TitanTrainer(python=python).unsuited(need.job, need.device)
+    if isinstance(refused, Failed):
+        raise ProbeError(refused.message)
+
+
+def command(python: str, device: str, program: str) -> list[str]:
+    """The command that asks an interpreter."""
+    return [python, "-m", "probes.selfcheck", device, program]
+
+
+def ask(
+    command: Sequence[str], *, root: Path, seconds: float
+) -> "subprocess.CompletedProcess[str]":
+    """What that command says. Raises ProbeError where it says nothing in this time, or is none."""
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, check=False, cwd=os.sep,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        slow = f"{command[0]} did not say within {seconds:.0f} s whether torch can be imported"
+        raise ProbeError(f"{slow}; probe from an environment on a faster disk") from None
+    except OSError as error:
+        text = f"{command[0]}: no interpreter for probes ({error.strerror}); set PLANNER_PROBE_PYTHON to one that has torch"
+        raise ProbeError(text) from None
+
+
+def problem_in(done: "subprocess.CompletedProcess[str]", python: str) -> str | None:
+    """What an interpreter said is wrong with it, in one line with its remedy; None where nothing is."""
+    said = _said(done.stdout)
+    if said is None:
+        tail = (
+            " ".join(done.stderr.split())[-TAIL_CHARACTERS:]
+            or f"it ended with {done.returncode} and said nothing"
+        )
+        return f"{python} cannot be asked whether it has torch ({tail}); set PLANNER_PROBE_PYTHON to one that has it"
+    problem = said.get("problem")
+    return None if problem is None else f"{python} {problem}; {remedy(said.get('package'), python)}"
+
+
+def remedy(package: str | None, python: str) -> str:
+    """What to do about a package that an interpreter cannot import; None: it is its torch that has no GPU."""
+    if package is None:
+        return CUDA_TORCH
+    if python == sys.executable:
+        return EXTRA
+    return f"{EXTRA} for it, or set PLANNER_PROBE_PYTHON to an interpreter that has {package}"
+
+
+def _said(stdout: str) -> Mapping[str, Any] | None:
+    """The last line, where it is JSON: sites may greet before it."""
+    lines = stdout.strip().splitlines()
+    with contextlib.suppress(ValueError):
+        body = json.loads(lines[-1]) if lines else None
+        return body if isinstance(body, dict) else None
+    return None
