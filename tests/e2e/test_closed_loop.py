@@ -479,7 +479,9 @@ def test_over_http_a_plan_with_probes_is_accepted_followed_and_answered(client: 
     assert [one["calibration_id"] for one in client.post("/estimate", json=[job]).json()] == [learnt["id"]]
 
 
-def test_over_http_without_torch_a_plan_with_probes_is_a_failed_backend(tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]) -> None:
+def test_over_http_without_torch_a_plan_with_probes_is_a_failed_backend(
+    tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+) -> None:
     given = {**surroundings, **without_torch(tmp_path)}
     with TestClient(create_app(settings_of(sqlite_url, given))) as client:
         answer = client.post("/plan", json=JOB)

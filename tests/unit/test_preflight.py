@@ -16,7 +16,11 @@ from probes.preflight import Need, ask, command, problem_in
 from probes.replay import ReplayPool
 
 CPU = Job.from_user(
-    {"model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2}, "training": {"seq_len": 64, "global_batch_size": 4}}
+    {
+        "model": "debug-tiny",
+        "cluster": {"gpu": "cpu", "num_gpus": 2},
+        "training": {"seq_len": 64, "global_batch_size": 4},
+    }
 )
 NEED = Need.of(CPU, "reference")
 
@@ -49,8 +53,13 @@ def test_an_interpreter_without_a_problem_is_asked_once(tmp_path: Path) -> None:
     assert asked(tmp_path) == 1, "its answer stands for a while"
 
 
-def test_what_is_missing_is_named_with_the_extra_that_brings_it_and_asked_again(tmp_path: Path) -> None:
-    local = pool(tmp_path, interpreter(tmp_path, '{"problem": "cannot import torch (no such)", "package": "torch"}'))
+def test_what_is_missing_is_named_with_the_extra_that_brings_it_and_asked_again(
+    tmp_path: Path,
+) -> None:
+    local = pool(
+        tmp_path,
+        interpreter(tmp_path, '{"problem": "cannot import torch (no such)", "package": "torch"}'),
+    )
     for _ in range(2):
         with pytest.raises(ProbeError) as caught:
             local.check(NEED)
@@ -62,27 +71,41 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it_and_asked_again(
 
 
 @pytest.mark.parametrize(
-    ("says", "code", "words"), [("no json here", 1, "ended with 1 and said nothing"), ("[1]", 0, "cannot be asked whether it has torch")]
+    ("says", "code", "words"),
+    [
+        ("no json here", 1, "ended with 1 and said nothing"),
+        ("[1]", 0, "cannot be asked whether it has torch"),
+    ],
 )
-def test_an_interpreter_that_cannot_be_asked_says_so(tmp_path: Path, says: str, code: int, words: str) -> None:
+def test_an_interpreter_that_cannot_be_asked_says_so(
+    tmp_path: Path, says: str, code: int, words: str
+) -> None:
     with pytest.raises(ProbeError, match=words):
         pool(tmp_path, interpreter(tmp_path, says, code)).check(NEED)
 
 
 def test_no_interpreter_and_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ProbeError, match="no interpreter for probes .*set PLANNER_PROBE_PYTHON"):
+    with pytest.raises(ProbeError, match=r"no interpreter for probes .*set PLANNER_PROBE_PYTHON"):
         pool(tmp_path, str(tmp_path / "none")).check(NEED)
     (tmp_path / "probes").rmdir()
     (tmp_path / "probes").write_text("a file")
-    with pytest.raises(ProbeError, match="it is no folder.*PLANNER_PROBE_FOLDER"):
+    with pytest.raises(ProbeError, match=r"it is no folder.*PLANNER_PROBE_FOLDER"):
         pool(tmp_path, sys.executable).check(NEED)
 
 
 def test_the_program_of_the_check_says_what_cannot_be_imported(tmp_path: Path) -> None:
     """By the real program, with a torch in the way that is broken or absent."""
     for raised, words, package in (
-        ("ModuleNotFoundError(\"No module named 'torch'\", name='torch')", "cannot import torch (No module named 'torch')", "torch"),
-        ("OSError('libcudart.so.12: cannot open shared object file')", "cannot import torch (OSError: libcudart.so.12", "torch"),
+        (
+            "ModuleNotFoundError(\"No module named 'torch'\", name='torch')",
+            "cannot import torch (No module named 'torch')",
+            "torch",
+        ),
+        (
+            "OSError('libcudart.so.12: cannot open shared object file')",
+            "cannot import torch (OSError: libcudart.so.12",
+            "torch",
+        ),
     ):
         (tmp_path / "torch").mkdir(exist_ok=True)
         (tmp_path / "torch" / "__init__.py").write_text(f"raise {raised}\n")
@@ -96,9 +119,14 @@ def test_the_program_of_the_check_says_what_cannot_be_imported(tmp_path: Path) -
         assert said.endswith("; pip install 'planner[probe]'"), package
 
 
-def test_a_program_that_cannot_be_imported_stops_probes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_cannot_be_imported_stops_probes_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(selfcheck, "LAUNCHER", "json")
-    assert selfcheck.found("cpu", "a_program_that_nobody_has")["package"] == "a_program_that_nobody_has"
+    assert (
+        selfcheck.found("cpu", "a_program_that_nobody_has")["package"]
+        == "a_program_that_nobody_has"
+    )
     assert selfcheck.found("cpu", "program.py") == {"problem": None, "package": None}
 
 
@@ -119,7 +147,9 @@ def test_torchtitan_is_asked_for_before_anything_runs(tmp_path: Path) -> None:
         pool(tmp_path, python).check(Need.of(CPU, "torchtitan"))
 
 
-def test_slurm_without_its_commands_and_a_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_without_its_commands_and_a_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     slurm = SlurmPool(LaunchSettings(folder=tmp_path, python=interpreter(tmp_path, "{}")))
     for wait in (False, True):
@@ -128,14 +158,18 @@ def test_slurm_without_its_commands_and_a_recording(tmp_path: Path, monkeypatch:
     ReplayPool([]).check(NEED)
 
 
-def test_slurm_asks_a_node_and_gives_its_own_words_where_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_asks_a_node_and_gives_its_own_words_where_it_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "scancel").write_text("#!/bin/sh\n")
     (tmp_path / "scancel").chmod(0o755)
-    slurm = SlurmPool(LaunchSettings(folder=tmp_path, python="python-of-the-nodes"), partition="gpu")
+    slurm = SlurmPool(
+        LaunchSettings(folder=tmp_path, python="python-of-the-nodes"), partition="gpu"
+    )
 
     def says(script: str) -> None:
-        (tmp_path / "srun").write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/asked\n{script}\n")
+        (tmp_path / "srun").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n{script}\n')
         (tmp_path / "srun").chmod(0o755)
 
     says("echo '{\"problem\": null}'")
@@ -143,8 +177,10 @@ def test_slurm_asks_a_node_and_gives_its_own_words_where_it_refuses(tmp_path: Pa
     line = (tmp_path / "asked").read_text()
     assert "--partition gpu" in line
     assert "python-of-the-nodes -m probes.selfcheck cpu probes.worker" in line
-    says("echo '{\"problem\": \"cannot import torch (none)\", \"package\": \"torch\"}'")
-    with pytest.raises(ProbeError, match="on a node of the cluster python-of-the-nodes cannot import torch"):
+    says('echo \'{"problem": "cannot import torch (none)", "package": "torch"}\'')
+    with pytest.raises(
+        ProbeError, match="on a node of the cluster python-of-the-nodes cannot import torch"
+    ):
         slurm.check(NEED)
     slurm.check(NEED, wait=False)
     says("echo 'srun: error: invalid partition specified: gpu' >&2; exit 1")
