@@ -428,6 +428,7 @@ def event_body(event: "Event") -> dict[str, Any]:
         "rung": None if asked is None else asked.rung,
         "counts": None if asked is None else asked.counts,
         "best_step_seconds": event.best_seconds,
+        "best_rung": event.best_rung,
         "best_layout": None if event.best_layout is None else event.best_layout.short(),
         "expected_regret": None if event.regret is None else event.regret.expected_share,
         "probes": event.spent.probes,

@@ -3,7 +3,6 @@
 enumerate -> screen all -> simulate the best -> sample what cannot be enumerated -> choose different ones -> estimate, explain, export.
 """
 
-import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -112,22 +111,12 @@ def _with_preference(plan: Plan, job: Job, ranking: Ranking) -> Plan:
 
 def _with_measurements(plan: Plan, outcome: "Outcome", known: "list[Ranked]") -> Plan:
     """The plan of layouts ranked by measurements and model together, each with what was measured of it."""
-    from planner.search.probed import summary
-    from planner.search.probing.knowledge import REALLY
+    from planner.search.probed import summary, with_measurement
 
-    entries = []
-    for entry, one in zip(plan.ranked, known, strict=True):
-        record = one.record
-        if record is None or record.log_seconds is None:
-            entries.append(entry.model_copy(update={"expected_step_seconds": one.expected_seconds}))
-            continue
-        measured = {
-            "status": record.status, "step_seconds": record.step_seconds, "runs": record.runs, "memory_margin": record.margin,
-            "rung": record.rung, "relative_error": math.sqrt(record.variance or 0.0),
-        }  # fmt: skip
-        source = "probed" if record.rung in REALLY else "emulated"
-        update = {"measurement": measured, "source": source, "expected_step_seconds": one.expected_seconds}
-        entries.append(entry.model_copy(update=update))
+    best = known[0]
+    entries = [
+        with_measurement(entry, one, best) for entry, one in zip(plan.ranked, known, strict=True)
+    ]
     return plan.model_copy(update={"ranked": entries, "probing": summary(outcome)})
 
 

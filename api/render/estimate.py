@@ -68,15 +68,16 @@ def time_section(estimate: Estimate, width: int, *, letters: bool, overhead: boo
     ]
 
 
-def key_figures(estimate: Estimate, width: int) -> Table:
-    """The figures of the headline: name, value, and what belongs to it, which narrow terminals show below the value."""
+def key_figures(estimate: Estimate, width: int, *, step_seconds: float | None = None) -> Table:
+    """The figures of the headline: name, value, and what belongs to it, which narrow terminals show below the value.
+
+    step_seconds: of a step where it was measured; the prediction then stands beside it.
+    """
     table = Table.grid(padding=(0, 2))
     interval = estimate.interval
     peak = interval_of(interval.peak_reserved_bytes if interval else None, "bytes")
     rows = (
-        ("throughput", f"{rate(estimate.tokens_per_second_per_gpu)} tokens/s/GPU", rate_interval(estimate)),
-        ("step", seconds(estimate.step_seconds), interval_of(interval.step_seconds if interval else None, "seconds")),
-        ("MFU", percent(estimate.mfu), f"HFU {percent(estimate.hfu)} with recomputed work{_count_of_work(estimate)}"),
+        *_speed_rows(estimate, step_seconds),
         (
             "memory",
             f"{size(estimate.device_bytes)} of {size(estimate.usable_bytes)}",
@@ -91,6 +92,23 @@ def key_figures(estimate: Estimate, width: int) -> Table:
         else:
             table.add_row(Text(name, style="dim"), *cells)
     return table
+
+
+def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[tuple[str, str, str], ...]:
+    """Throughput, step and utilisation: one value each, the measured one where there is one."""
+    tokens, step, interval = estimate.tokens_per_second_per_gpu, estimate.step_seconds, estimate.interval
+    if step_seconds is None or step is None:
+        return (
+            ("throughput", f"{rate(tokens)} tokens/s/GPU", rate_interval(estimate)),
+            ("step", seconds(step), interval_of(interval.step_seconds if interval else None, "seconds")),
+            ("MFU", percent(estimate.mfu), f"HFU {percent(estimate.hfu)} with recomputed work{_count_of_work(estimate)}"),
+        )
+    faster = step / step_seconds
+    return (
+        ("throughput", f"{rate(None if tokens is None else tokens * faster)} tokens/s/GPU", f"predicted {rate(tokens)}"),
+        ("step", seconds(step_seconds), f"predicted {seconds(step)}"),
+        ("MFU", percent(None if estimate.mfu is None else estimate.mfu * faster), f"predicted {percent(estimate.mfu)}"),
+    )
 
 
 def _count_of_work(estimate: Estimate) -> str:

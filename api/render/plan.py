@@ -30,14 +30,14 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         Text.assemble(("Best: ", "bold green"), (winner.layout.short(), "bold")),
         *_on_paper(plan),
         *measured_line(plan),
-        indented(key_figures(winner.estimate, width)),
+        indented(key_figures(winner.estimate, width, step_seconds=winner.expected_step_seconds)),
         *current_section(plan, width, saved=saved),
         ranked_table(plan, width),
         *probing_section(plan, width),
         *memory_section(winner.estimate, width, letters=letters),
         "",
         # The first of the reasons says what costs most.
-        *time_section(winner.estimate, width, letters=letters, overhead=False, beside=" on paper" if winner.measurement else ""),
+        *time_section(winner.estimate, width, letters=letters, overhead=False, beside=_as_predicted(winner)),
         "",
     ]
     if winner.run is not None:
@@ -63,6 +63,11 @@ def _on_paper(plan: Plan) -> list[RenderableType]:
         Text.assemble((f"Fastest on paper{where}: ", "dim"), other.layout.short()),
         indented(Text(f"{other.statement}.", style="dim")),
     ]
+
+
+def _as_predicted(winner: RankedLayout) -> str:
+    """What the bar of a step is of, where another step stands in the headline."""
+    return " as predicted" if winner.expected_step_seconds else ""
 
 
 def question(plan: Plan) -> str:
@@ -100,7 +105,7 @@ def ranked_table(plan: Plan, width: int) -> Table:
     if width >= NARROW:
         table.add_column("source", no_wrap=True)
     sizes = {entry.num_gpus for entry in plan.ranked}
-    for entry in plan.ranked[:SHOWN_RANKS]:
+    for entry in (one for one in plan.ranked if one.rank <= SHOWN_RANKS or one.source == "probed"):
         estimate = entry.estimate
         layout = f"{counted(entry.num_gpus, 'GPU')}: {entry.layout.short()}" if len(sizes) > 1 else entry.layout.short()
         step = entry.expected_step_seconds or estimate.step_seconds  # of measurements and model together, where probes were spent

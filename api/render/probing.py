@@ -14,12 +14,12 @@ from planner.specs.layout import Layout
 from planner.specs.plan import Plan
 from planner.units import counted, format_seconds
 
+LEAST_FASTER = 1.005  # what is shown as 1.01 or more
 SHOWN_MEASURED = 20
 SHOWN_LINES = 12  # of a kind: failures, say
 REALLY = ("probed", "published")  # rungs on which the layout itself ran
-LOOKED = {"imitated": "imitated by smaller layouts", "emulated": "single ranks of it"}  # the rungs on which it did not
-HOW = {**dict.fromkeys(REALLY, "ran itself"), "imitated": "imitated", "emulated": "single ranks"}
-SAME = 0.01  # a measured step is taken for what it is where all that is known expects the same within this
+STOOD_FOR = {"imitated": "smaller runs that stood for it", "emulated": "single ranks of it"}  # where it did not
+HOW = {**dict.fromkeys(REALLY, "ran itself"), "imitated": "smaller runs", "emulated": "single ranks"}
 
 
 def probing_section(plan: Plan, width: int) -> Iterator[RenderableType]:
@@ -36,9 +36,24 @@ def probing_section(plan: Plan, width: int) -> Iterator[RenderableType]:
     refused = [f"{counted(one['layouts'], 'layout')} cannot be run by the probe program: {one['reason']}" for one in reasons]
     full = [f"out of memory: {_layout(trial).short()}" for trial in trials if trial.get("status") == "oom"]
     failed = [f"failed: {_layout(trial).short()}: {_words(trial)}" for trial in trials if trial["state"] == "fail"]
-    lines = [*more, _sentence(plan.probing), *_first(refused), *_first(full), *_first(failed)]
+    lines = [*more, *_faster_on_paper(plan), _sentence(plan.probing), *_first(refused), *_first(full), *_first(failed)]
     yield from (indented(Text(line)) for line in lines)
     yield ""
+
+
+def _faster_on_paper(plan: Plan) -> list[str]:
+    """What was not measured and is expected to beat the fastest that was: the next to probe."""
+    best = plan.ranked[0]
+    if best.source != "probed" or not best.expected_step_seconds:
+        return []
+    rivals = [entry for entry in plan.ranked[1:] if entry.measurement is None and entry.expected_step_seconds]
+    if not rivals:
+        return []
+    entry = min(rivals, key=lambda entry: entry.expected_step_seconds or 0.0)
+    faster = best.expected_step_seconds / (entry.expected_step_seconds or best.expected_step_seconds)
+    if faster <= LEAST_FASTER:
+        return []
+    return [f"expected {faster:.2f} times as fast as number 1 and not measured, the next to probe: {entry.layout.short()}"]
 
 
 def _measured_table(plan: Plan, trials: list[dict[str, Any]], width: int) -> Table:
@@ -61,24 +76,29 @@ def _measured_table(plan: Plan, trials: list[dict[str, Any]], width: int) -> Tab
 
 
 def measured_line(plan: Plan) -> Iterator[RenderableType]:
-    """The winner's speed where it was measured, and what is expected of it now; the figures below it are the cost model's."""
+    """How the winner's speed is known, where probes were spent; the figures below it are of the same step."""
     winner = plan.ranked[0]
-    found, predicted, expected = winner.measurement or {}, winner.estimate.step_seconds, winner.expected_step_seconds
-    step, rung = found.get("step_seconds"), found.get("rung", "")
-    tokens = winner.estimate.tokens_per_second_per_gpu
-    if step and predicted and tokens:
-        speed = f"{tokens * predicted / step:,.0f} tokens/s/GPU"
-        noisy = expected is not None and abs(expected / step - 1.0) > SAME
-        weighed = f"; {format_seconds(expected or step)} expected, as such a measurement is noisy and others differ" if noisy else ""
-        how = ", ".join(["Measured", *filter(None, [LOOKED.get(rung)])])
-        said = f"{_with_error(step, rung, found.get('relative_error'))} a step, {speed}{weighed}. The cost model on paper:"
-        yield indented(Text.assemble((f"{how}: ", "bold"), said))
+    found, expected = winner.measurement or {}, winner.expected_step_seconds
+    step, rung, runs = found.get("step_seconds"), found.get("rung", ""), int(found.get("runs") or 1)
+    if not expected:
+        return
+    if step and rung in REALLY:
+        mean = found.get("mean_step_seconds") or step
+        over = f", the fastest of {counted(runs, 'run')} (mean {format_seconds(mean)})" if runs > 1 else ", over 1 run"
+        title, said = "Measured", f"{format_seconds(step)} a step{over}"
+    elif step:
+        title = "Not run itself"
+        shown = f"{_with_error(step, rung, found.get('relative_error'))} a step by {STOOD_FOR[rung]}"
+        said = f"{shown}; {format_seconds(expected)} expected with all that was measured"
+    else:
+        title, said = "Not measured", f"{format_seconds(expected)} a step expected by what was measured of others"
+    yield indented(Text.assemble((f"{title}: ", "bold"), f"{said}; predicted {seconds(winner.estimate.step_seconds)}."))
 
 
 def _sentence(probing: dict[str, Any]) -> str:
     regret = f"expected regret of number 1: {probing['expected_regret']:.1%}"
     ruled_out = f"; {counted(probing['num_ruled_out'], 'layout')} ruled out by what ran out of memory" if probing["num_ruled_out"] else ""
-    looks = f" and {counted(probing['looks'], 'cheaper look')}" if probing.get("looks") else ""
+    looks = f" and {counted(probing['looks'], 'smaller run')}" if probing.get("looks") else ""
     spent = f"{counted(probing['probes'], 'probe')}{looks}, {probing['gpu_seconds']:.0f} GPU-seconds"
     return f"{spent}; {regret}{ruled_out}; stopped: {probing['stopped']}"
 

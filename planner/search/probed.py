@@ -1,5 +1,6 @@
 """The search at one size with probes to spend: candidates, the closed loop, and its outcome as the size's candidates."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,7 @@ from planner.search.space import build_space
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measurement
+from planner.specs.plan import RankedLayout
 
 EMULATED_SD = 0.06  # what an emulated rank says of the whole step beside run-to-run noise: its communication is predicted; judgement
 EMULATED_STAGES = 3
@@ -171,12 +173,38 @@ def emulation(candidates: Candidates) -> CheaperRung:
 
 
 def measured_candidates(sized: Sized, outcome: Outcome, top_k: int) -> tuple[Sized, list[Ranked]]:
-    """The size with the outcome's best as its candidates, winner first, and what is known of each."""
-    ranked = list(outcome.ranked[:top_k])
+    """The size with the outcome's best as its candidates, winner first, and what is known of each.
+
+    The first top_k, and whatever ran itself beyond them: what was measured is always listed.
+    """
+    ran = [one for one in outcome.ranked[top_k:] if one.record is not None and one.record.measured]
+    ranked = [*outcome.ranked[:top_k], *ran]
     batch = LayoutBatch.from_layouts([one.layout for one in ranked])
     device = sized.pricer.price(batch).device_bytes
     found = [(one.expected_seconds, float(device[row]), one.layout) for row, one in enumerate(ranked)]
     return replace(sized, candidates=found), ranked
+
+
+def with_measurement(entry: RankedLayout, one: Ranked, best: Ranked) -> RankedLayout:
+    """A layout of the plan with what was measured of it, and what is expected of it beside number one."""
+    record = one.record
+    update: dict[str, Any] = {"expected_step_seconds": one.expected_seconds}
+    if record is None or record.log_seconds is None:
+        faster = best.expected_seconds / one.expected_seconds
+        if best.record is not None and best.record.measured and faster > LEAST_FASTER:
+            hint = f"expected {faster:.2f} times as fast as number 1, and not measured: probe it next"
+            update["reasons"] = [hint, *entry.reasons]
+        return entry.model_copy(update=update)
+    update["source"] = "probed" if record.measured else "emulated"
+    update["measurement"] = {
+        "status": record.status, "step_seconds": record.step_seconds, "runs": record.runs,
+        "mean_step_seconds": record.mean_step_seconds, "memory_margin": record.margin,
+        "rung": record.rung, "relative_error": math.sqrt(record.variance or 0.0),
+    }  # fmt: skip
+    return entry.model_copy(update=update)
+
+
+LEAST_FASTER = 1.005  # what is shown as 1.01 or more; judgement
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:

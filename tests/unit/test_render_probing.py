@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from api.cli.output import as_text
-from api.cli.studying import failure_of
+from api.cli.studying import _stand, failure_of
 from api.render.plan import plan_view
 from planner.specs.plan import Plan
+from planner.units import format_seconds
 
 WIDTH = 240  # no line of these folds
 
@@ -60,7 +61,7 @@ def test_every_measured_layout_is_shown_fastest_first(plan: Plan) -> None:
     assert " ran itself " in other
     assert "±" not in other, "what ran itself is as sure as it looks"
     assert ranked.startswith(second.layout.short())
-    assert " imitated " in ranked
+    assert " smaller runs " in ranked
     assert " ± 6% " in ranked
     assert ranked.endswith(" 2.00")
     assert " single ranks " in emulated
@@ -116,11 +117,76 @@ def test_layouts_that_no_probe_can_run_are_counted_with_the_reason(plan: Plan, c
     assert f"{words} cannot be run by the probe program: no pipeline schedule of that name" in section(shown)
 
 
-@pytest.mark.parametrize(("rung", "said"), [("probed", ": 2 s a step"), ("imitated", " layouts: 2 s ± 7% a step")])
-def test_the_winner_says_how_sure_its_measurement_is(plan: Plan, rung: str, said: str) -> None:
+def with_winner(plan: Plan, source: str = "probed", expected: float = 2.0, **measured: Any) -> Plan:
     winner, *others = plan.ranked
-    measured = winner.model_copy(update={"measurement": {"step_seconds": 2.0, "rung": rung, "relative_error": 0.07}})
-    assert said in "\n".join(lines_of(plan.model_copy(update={"ranked": [measured, *others]})))
+    found = {"step_seconds": 2.0, "rung": "probed", "runs": 1, "relative_error": 0.07, **measured}
+    update = {"measurement": found, "expected_step_seconds": expected, "source": source}
+    return plan.model_copy(update={"ranked": [winner.model_copy(update=update), *others]})
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({}, "Measured: 2 s a step, over 1 run; predicted "),
+        (
+            {"runs": 3, "mean_step_seconds": 2.25},
+            "Measured: 2 s a step, the fastest of 3 runs (mean 2.25 s); predicted ",
+        ),
+        (
+            {"rung": "imitated", "expected": 2.5, "source": "emulated"},
+            "Not run itself: 2 s ± 7% a step by smaller runs that stood for it; "
+            "2.5 s expected with all that was measured; predicted ",
+        ),
+    ],
+)
+def test_the_winner_says_how_its_step_is_known(plan: Plan, found: dict[str, Any], said: str) -> None:
+    assert said in "\n".join(lines_of(with_winner(plan, **found)))
+
+
+def test_the_headline_has_one_step_the_measured_one(plan: Plan) -> None:
+    predicted = plan.ranked[0].estimate.step_seconds
+    assert predicted
+    lines = lines_of(with_winner(plan, expected=2.0))
+    paper = format_seconds(predicted)
+    assert f"step 2 s predicted {paper}" in lines
+    table = next(line for line in lines if line.startswith("1 "))
+    assert " 2 s " in table
+    assert table.endswith("probed")
+    mentions = [line for line in lines[: lines.index(table)] if paper in line]
+    assert mentions
+    assert all("predicted" in line for line in mentions), "the prediction is never taken for the step"
+    assert f"Time of one step: {paper} as predicted" in lines
+
+
+def test_what_was_measured_is_in_the_table_beyond_its_usual_end(plan: Plan) -> None:
+    entry = plan.ranked[0]
+    many = [
+        entry.model_copy(update={"rank": rank, "source": "probed" if rank == 14 else "simulated"})
+        for rank in range(1, 15)
+    ]
+    lines = lines_of(plan.model_copy(update={"ranked": many}))
+    ranks = [line.split()[0] for line in lines if line.endswith((" probed", " simulated"))]
+    assert ranks == [*map(str, range(1, 11)), "14"]
+
+
+def test_what_may_be_faster_still_is_named_as_the_next_to_probe(plan: Plan) -> None:
+    shown = with_winner(plan, expected=2.0)
+    winner, second, *others = shown.ranked
+    for expected, words in ((1.8, "expected 1.11 times as fast as number 1 and not measured"), (2.2, None)):
+        rival = second.model_copy(update={"expected_step_seconds": expected})
+        lines = section(probed(shown.model_copy(update={"ranked": [winner, rival, *others]}), []))
+        assert any(words is not None and words in line for line in lines) is (words is not None)
+
+
+@pytest.mark.parametrize(
+    ("rung", "words"), [("probed", "best 35.3 ms a step"), ("imitated", "35.3 ms a step expected of the leader")]
+)
+def test_a_line_of_progress_says_whether_the_best_was_measured(rung: str, words: str) -> None:
+    body = {
+        "event": "told", "layout": "fsdp 2", "message": "40 ms a step", "best_step_seconds": 0.0353, "best_rung": rung,
+        "expected_regret": None, "gpu_seconds_left": 10.0, "probes": 1, "probes_left": 1,
+    }  # fmt: skip
+    assert words in _stand(body).line
 
 
 def test_where_probes_decide_the_models_comparison_is_on_paper_and_its_own_doubt_left_out(plan: Plan) -> None:

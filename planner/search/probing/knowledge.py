@@ -31,10 +31,12 @@ CHUNK, FIRST = 8192, 256  # rows whose bound is looked at together; those of the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What is known of one measured candidate. log_seconds: mean over its probes, weighted by their precision; variance: of that mean.
+    """What is known of one measured candidate. log_seconds: of its fastest run, for what disturbs a
+    run (others on the network, clocks, a straggler) only slows it; so no further run makes it slower.
 
-    runs: how many probes gave a time.  margin: measured (or attempted) memory over usable, less 1; None when unknown.  rung: `probed` where
-    the layout itself ran, else how it was looked at.
+    variance: of what all its runs say.  mean_log_seconds: over its runs, weighted by their precision.
+    runs: how many probes gave a time.  margin: measured (or attempted) memory over usable, less 1;
+    None when unknown.  rung: `probed` where the layout itself ran, else how it was looked at.
     """
 
     row: int
@@ -45,11 +47,23 @@ class Record:
     margin: float | None
     message: str
     rung: str = REALLY[0]
+    mean_log_seconds: float | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether the layout itself ran and gave a time."""
+        return self.rung in REALLY and self.log_seconds is not None
 
     @property
     def step_seconds(self) -> float | None:
-        """Averaged step seconds."""
+        """Of a step in its fastest run."""
         return None if self.log_seconds is None else float(np.exp(self.log_seconds))
+
+    @property
+    def mean_step_seconds(self) -> float | None:
+        """Of a step over its runs; that of the one run where there is but one."""
+        mean = self.log_seconds if self.mean_log_seconds is None else self.mean_log_seconds
+        return None if mean is None else float(np.exp(mean))
 
 
 def noise_variance(measured: Measured, rung_sd: float = 0.0) -> float:
@@ -115,7 +129,7 @@ class Knowledge:
         self.closed: BoolColumn = np.zeros(count, dtype=np.bool_)
         self.pending: list[int] = []
         self._beliefs: Beliefs | None = None
-        self._regret: Regret | None = None
+        self._regrets: dict[int, Regret] = {}
 
     # ---- learning ----
 
@@ -169,14 +183,15 @@ class Knowledge:
         for look in self.looks.pop(row, {}).values():  # the layout itself stands for itself, and shows what its looks were worth
             self.surprises.append((look.log_seconds - value) ** 2 / (look.variance + variance))
         before = self.records.get(row)
-        runs = 1
-        if before is not None and before.rung in REALLY and before.log_seconds is not None and before.variance is not None:
+        fastest, mean, runs = value, value, 1
+        if before is not None and before.measured and before.log_seconds is not None and before.variance is not None:
             precision = 1.0 / before.variance + 1.0 / variance
-            value = (before.log_seconds / before.variance + value / variance) / precision
-            variance, runs = 1.0 / precision, 1 + before.runs
+            mean_before = before.log_seconds if before.mean_log_seconds is None else before.mean_log_seconds
+            mean = (mean_before / before.variance + value / variance) / precision
+            fastest, variance, runs = min(value, before.log_seconds), 1.0 / precision, 1 + before.runs
         self.records[row] = Record(
-            row=row, status="ok", log_seconds=value, variance=variance, runs=runs, margin=self._margin_of(row, residual), message="",
-            rung=measured.rung,
+            row=row, status="ok", log_seconds=fastest, variance=variance, runs=runs, margin=self._margin_of(row, residual), message="",
+            rung=measured.rung, mean_log_seconds=mean,
         )  # fmt: skip
         self._weigh_looks()
 
@@ -272,7 +287,7 @@ class Knowledge:
         self._touch()
 
     def _touch(self) -> None:
-        self._beliefs = self._regret = None
+        self._beliefs, self._regrets = None, {}
 
     def margin(self, row: int, measured: Measured) -> float:
         """By how much of the usable memory it ran out: held and asked for where the report says so, else the prediction; at least 0."""
@@ -317,25 +332,41 @@ class Knowledge:
         return free
 
     def repeatable(self) -> list[Record]:
-        """Candidates that ran themselves and could be run and paid for once more, fastest first."""
-        return [one for one in self.timed() if one.rung in REALLY and self.whole_affordable[one.row] and one.row not in self.pending]
+        """Candidates that ran themselves and could be run and paid for once more, fastest first.
 
-    def regret(self, *, seed: int = 0) -> Regret:
-        """Of the winner against all candidates that are not ruled out."""
-        if self._regret is None:
-            beliefs = self.beliefs()
-            rivals = [row for row in beliefs.promising(~self.barred, RIVALS) if row != beliefs.winner]
-            rows = np.array([beliefs.winner, *rivals])
-            fits = 1.0 - beliefs.risk(rows)
-            self._regret = expected_regret(beliefs.log_seconds[rows], beliefs.time.covariance(rows), fits, 0, seed=seed)
-        return self._regret
+        Without the fastest of all: no further run changes that it is.
+        """
+        ran = [one for one in self.timed() if one.measured]
+        return [one for one in ran[1:] if self.whole_affordable[one.row] and one.row not in self.pending]
+
+    def regret(self, *, seed: int = 0, of: int | None = None) -> Regret:
+        """Of the winner, or of another row, against all candidates that are not ruled out.
+
+        What ran stands for itself in it: by its own time and noise, whatever is expected from others.
+        """
+        beliefs = self.beliefs()
+        compared = beliefs.winner if of is None else of
+        if compared not in self._regrets:
+            rivals = [row for row in beliefs.promising(~self.barred, RIVALS) if row != compared]
+            rows = np.array([compared, *rivals])
+            mean, covariance = beliefs.log_seconds[rows], beliefs.time.covariance(rows)
+            for place, row in enumerate(rows):
+                record = self.records.get(int(row))
+                if record is not None and record.measured:
+                    mean[place], covariance[place], covariance[:, place] = record.log_seconds, 0.0, 0.0
+                    covariance[place, place] = record.variance
+            self._regrets[compared] = expected_regret(mean, covariance, 1.0 - beliefs.risk(rows), 0, seed=seed)
+        return self._regrets[compared]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beliefs:
-    """A snapshot. log_seconds (N,): expected log step seconds.  winner: the fastest measured, else the fastest expected that fits.
+    """A snapshot. log_seconds (N,): expected log step seconds, measurements and model together.
 
-    best: expected log seconds of the winner, or of something under way that should be faster.
+    winner: the answer so far: the fastest of the layouts that ran themselves; where none has, the leader.
+    leader: the fastest expected of all that was measured in whatever way (what is asked next is judged
+    by it), else the fastest expected that fits.  measured: whether anything was measured.
+    best: expected log seconds of the leader, or of something under way that should be faster.
     """
 
     knowledge: Knowledge
@@ -343,6 +374,7 @@ class Beliefs:
     memory: Posterior
     log_seconds: FloatColumn
     winner: int
+    leader: int
     best: float
     measured: bool
     known_promising: dict[tuple[bytes, int, float], list[int]] = field(default_factory=dict, compare=False, repr=False)
@@ -360,9 +392,25 @@ class Beliefs:
         log_seconds = prior + time.mean
         timed = knowledge.timed()
         rows = [record.row for record in timed if not knowledge.barred[record.row]]
-        winner = min(rows, key=lambda row: float(log_seconds[row])) if rows else _first_that_fits(knowledge, memory, log_seconds)
-        best = min(float(log_seconds[row]) for row in (winner, *knowledge.pending))
-        return cls(knowledge=knowledge, time=time, memory=memory, log_seconds=log_seconds, winner=winner, best=best, measured=bool(rows))
+        leader = min(rows, key=lambda row: float(log_seconds[row])) if rows else _first_that_fits(knowledge, memory, log_seconds)
+        ran = [record.row for record in timed if record.measured and not knowledge.barred[record.row]]
+        best = min(float(log_seconds[row]) for row in (leader, *knowledge.pending))
+        return cls(
+            knowledge=knowledge, time=time, memory=memory, log_seconds=log_seconds, winner=ran[0] if ran else leader, leader=leader,
+            best=best, measured=bool(rows),
+        )  # fmt: skip
+
+    def expected_seconds(self, row: int) -> float:
+        """Of a step: of what ran itself as it was measured, else by measurements and model together."""
+        record = self.knowledge.records.get(row)
+        own = record.log_seconds if record is not None and record.measured else None
+        return float(np.exp(self.log_seconds[row] if own is None else own))
+
+    def deviation(self, row: int) -> float:
+        """Standard deviation of the logarithm of that."""
+        record = self.knowledge.records.get(row)
+        own = record.variance if record is not None and record.measured else None
+        return float(np.sqrt(self.time.variance(np.array([row]))[0] if own is None else own))
 
     def risk(self, rows: IntColumn) -> FloatColumn:
         """P(device memory > usable) of these rows; 0 for what ran and what needs no more than it."""

@@ -19,7 +19,7 @@ from planner.search.probing.stopping import Regret
 from planner.search.probing.study import NO_COUNTS, NO_REASONS, Asked, MicroResult, ProbeStudy, Settings, Spent
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
-from planner.units import counted
+from planner.units import counted, format_seconds
 
 SHOWN = 20
 
@@ -29,7 +29,8 @@ Measure = Callable[[Sequence[Asked]], Iterable[tuple[Asked, Result]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One step of the loop, for a bar or a stream. best_seconds: measured step seconds of the winner so far, None before the first.
+    """One step of the loop, for a bar or a stream. best_seconds: of a step of the best so far: measured where the layout itself ran
+    (then it never rises), expected where only smaller runs stood for it (`best_rung` says which); None before the first.
 
     kind: `asked` (probe about to run), `told` (its result), `stopped`.  ruled_out: how many candidates the result excluded.
     """
@@ -39,6 +40,7 @@ class Event:
     result: Result | None
     best_seconds: float | None
     best_layout: Layout | None
+    best_rung: str | None
     regret: Regret | None
     spent: Spent
     gpu_seconds_left: float
@@ -49,7 +51,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """One candidate after the study. expected_seconds: of a step, measurements and model together; sd: of its logarithm.
+    """One candidate after the study. expected_seconds: of a step: as measured where it ran itself, else by measurements and model
+    together; sd: of its logarithm.
 
     record: what was measured of it, None if nothing.  risk: P(device memory > usable).
     """
@@ -64,7 +67,7 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the study found. ranked: the winner (the fastest measured, else the fastest expected), then the rest by expected seconds.
+    """What the study found. ranked: the winner (the fastest that ran, else the fastest expected), then the rest by expected seconds.
 
     stopped: why, in words with numbers.  pruned: layouts ruled out without a probe, with the reason.  ignored: ids of measurements of
     layouts that are no candidates.  refused: how many candidates the probes' program cannot run, by reason.
@@ -136,13 +139,13 @@ def outcome(study: ProbeStudy, stopped: str) -> Outcome:
     open_rows = np.flatnonzero(~knowledge.barred)
     fastest = open_rows[np.argsort(beliefs.log_seconds[open_rows], kind="stable")][:SHOWN]
     measured = [record.row for record in knowledge.timed() if not knowledge.barred[record.row]]
-    rest = sorted({*map(int, fastest), *measured} - {beliefs.winner}, key=lambda row: float(beliefs.log_seconds[row]))
-    rows = np.array([beliefs.winner, *rest])
-    sd, risk = np.sqrt(beliefs.time.variance(rows)), beliefs.risk(rows)
+    rest = sorted({*map(int, fastest), *measured} - {beliefs.winner}, key=lambda row: (beliefs.expected_seconds(row), row))
+    rows = [beliefs.winner, *rest]
+    risk = beliefs.risk(np.array(rows))
     ranked = tuple(
         Ranked(
-            row=int(row), layout=study.candidates.batch.row(int(row)), expected_seconds=float(np.exp(beliefs.log_seconds[row])),
-            sd=float(sd[place]), risk=float(risk[place]), record=knowledge.records.get(int(row)),
+            row=row, layout=study.candidates.batch.row(row), expected_seconds=beliefs.expected_seconds(row),
+            sd=beliefs.deviation(row), risk=float(risk[place]), record=knowledge.records.get(row),
         )
         for place, row in enumerate(rows)
     )  # fmt: skip
@@ -166,7 +169,7 @@ def _told(result: Result) -> str:
         return ", ".join(f"{one.look.name} {np.expm1(one.log_ratio):+.0%}" for one in result.observed) + " against the prediction"
     measured = result.measured
     if measured.status == "ok" and measured.step_seconds:
-        return f"{measured.step_seconds:.4g} s a step{_looked_at(measured)}"
+        return f"{format_seconds(measured.step_seconds)} a step{_looked_at(measured)}"
     return {"oom": "out of memory", "failed": f"failed: {measured.failure}"}.get(measured.status, "no step time") + (
         f" ({measured.message})" if measured.message else ""
     )
@@ -192,7 +195,8 @@ def _event(
     record = study.knowledge.records.get(beliefs.winner) if beliefs.measured else None
     return Event(
         kind=kind, asked=asked, result=result, message=message, ruled_out=ruled_out, spent=study.spent,
-        best_seconds=record.step_seconds if record else None,
+        best_seconds=beliefs.expected_seconds(beliefs.winner) if record else None,
+        best_rung=record.rung if record else None,
         best_layout=study.candidates.batch.row(beliefs.winner) if record else None,
         regret=study.regret() if kind != "asked" else None,
         gpu_seconds_left=study.settings.budget.gpu_seconds - study.spent.gpu_seconds,

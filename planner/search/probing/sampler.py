@@ -167,8 +167,8 @@ class CostModelSampler(FiniteSampler):
         """See the class."""
         beliefs = self.knowledge.beliefs()
         free = self.knowledge.untried()
-        if not beliefs.measured and not self.knowledge.pending and free[beliefs.winner]:
-            return Pick(row=beliefs.winner, reason=f"the model's first: {_predicted(beliefs, beliefs.winner)}")
+        if not beliefs.measured and not self.knowledge.pending and free[beliefs.leader]:
+            return Pick(row=beliefs.leader, reason=f"the model's first: {_predicted(beliefs, beliefs.leader)}")
         best = beliefs.promising(free, 1, risk_limit=self.risk_limit) if free.any() else []
         if not best and free.any():
             return self._least_risky(beliefs, free)
@@ -195,19 +195,16 @@ class CostModelSampler(FiniteSampler):
         return Pick(row=row, reason=f"the likeliest to fit of what is left: {_predicted(beliefs, row)}")
 
     def _repeat(self, beliefs: Beliefs, least: float) -> Pick | None:
-        """The measured layout whose second look is worth most, if more than `least`.
+        """The measured layout that may turn out to be the fastest when it runs once more, if that is worth more than `least`.
 
-        Worth of a look at a layout d from the best other, belief variance v, noise t: E[max(0, s Z - |d|)], s = v / sqrt(v + t).
+        Worth for a layout d behind the fastest, its own variance v, noise t: E[max(0, s Z - d)], s = v / sqrt(v + t).
         """
         timed = self.knowledge.repeatable()
-        if len(timed) < 2:
+        best = self.knowledge.records[beliefs.winner].log_seconds if timed else None
+        if best is None:
             return None
-        rows = np.array([record.row for record in timed])
-        mean = beliefs.log_seconds[rows]
-        order = np.argsort(mean, kind="stable")
-        gap = mean - mean[order[0]]
-        gap[order[0]] = mean[order[1]] - mean[order[0]]
-        variance = beliefs.time.variance(rows)
+        gap = np.array([record.log_seconds or 0.0 for record in timed]) - best
+        variance = np.array([record.variance or 0.0 for record in timed])
         worth = normal.expected_excess(gap, variance / np.sqrt(variance + RUN_SD**2))
         place = int(np.argmax(worth))
         if worth[place] <= least:

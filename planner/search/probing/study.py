@@ -200,7 +200,7 @@ class ProbeStudy:
         if micro is not None:
             return self._start(micro)
         leader = self._unconfirmed()
-        decided = leader is not None and self.regret().expected_share <= self.settings.tolerance
+        decided = leader is not None and self.knowledge.regret(seed=self.settings.seed, of=leader).expected_share <= self.settings.tolerance
         last = self.spent.probes + under_way + 1 >= self.settings.budget.probes
         if leader is not None and (decided or last or not self._look_pays(beside=leader)):
             return self._confirm(leader)
@@ -341,8 +341,8 @@ class ProbeStudy:
         return self._start(asked)
 
     def _unconfirmed(self) -> int | None:
-        """The winner, where it has only been looked at and can be run."""
-        winner = self.knowledge.beliefs().winner
+        """The leader, where it has only been looked at and can be run."""
+        winner = self.knowledge.beliefs().leader
         record = self.knowledge.records.get(winner)
         looked = record is not None and record.rung not in REALLY and winner not in self.knowledge.pending
         return winner if looked and self._payable(winner) else None

@@ -1,8 +1,8 @@
 """Optuna's side of a study: an in-memory study with one trial a candidate, written from our records and rebuilt from them at will.
 
-Complete: ran, or was looked at by a cheaper `rung`; its value is the averaged step seconds. Pruned with a positive constraint: ran out
-of memory. Pruned without: no rung could look at it. Failed: gave no numbers, with its class. The constraint is memory over usable
-memory, less 1.
+Complete: ran, or was looked at by a cheaper `rung`; its value is the step seconds of its fastest run.
+Pruned with a positive constraint: ran out of memory. Pruned without: no rung could look at it.
+Failed: gave no numbers, with its class. The constraint is memory over usable memory, less 1.
 """
 
 import warnings
