@@ -68,13 +68,19 @@ def add_sweep(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool
 
 
 def check_sweep(wiring: "Wiring", spec: SweepSpec) -> None:
-    """Raises ProbeError where the sweep's pool can run none of its probes: before anything is stored or spent."""
-    pool, checked = wiring.pool(spec.pool), set[str]()
+    """Raises what is wrong where the sweep's pool can run none of its jobs: before anything is stored or spent."""
+    pool, failures = wiring.pool(spec.pool), dict[str, PlannerError | None]()
     for values in spec.jobs:
         need = Need.of(Job.from_user(values, allow_files=False), spec.trainer)
-        if need.device not in checked:
-            pool.check(need)
-            checked.add(need.device)
+        if need.job.cluster.gpu.name not in failures:
+            try:
+                pool.check(need)
+            except PlannerError as error:
+                failures[need.job.cluster.gpu.name] = error
+            else:
+                failures[need.job.cluster.gpu.name] = None
+    if all(failures.values()):
+        raise next(error for error in failures.values() if error is not None)
 
 
 def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:

@@ -76,7 +76,14 @@ class LocalPool:
         return Capacity(num_devices=len(gpus), device="cuda")
 
     def check(self, need: Need, *, wait: bool = True) -> None:
-        """Raises ProbeError where this machine can run no probe at all: no torch, no driver, no place for files."""
+        """Raises ProbeError where this machine can run no probe at all: no GPU, no torch, no place for files.
+
+        SpecError where it has another GPU than the job says.
+        """
+        if need.device == "cuda":
+            capacity = self.capacity(need.job.cluster)
+            if not capacity.num_devices:
+                raise too_few(1, capacity)
         self.launcher.check(need)
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:

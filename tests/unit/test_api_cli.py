@@ -321,7 +321,7 @@ def test_sweeps_answer_in_json_and_a_cancelled_one_runs_no_more(tmp_path: Path, 
     assert "was cancelled" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
-def test_a_sweep_that_measured_nothing_is_exit_4(
+def test_a_sweep_that_could_measure_nothing_is_exit_4_and_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi: no GPU
@@ -331,9 +331,9 @@ def test_a_sweep_that_measured_nothing_is_exit_4(
     path.write_text(SWEEP)
     assert run(["sweep", "run", str(path), "--json"]) == 4
     told = capsys.readouterr()
-    assert json.loads(told.out)["jobs"][0]["layouts"][0]["status"] == "failed"
-    assert "error: no NVIDIA GPU" in told.err
-    assert "\n\n" not in told.err
+    assert json.loads(told.out)["error"]["message"].startswith("no NVIDIA GPU to probe on")
+    assert run(["sweep", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
 
 
 def test_a_probe_is_run_as_its_job_says_unless_flags_say_otherwise(tmp_path: Path) -> None:

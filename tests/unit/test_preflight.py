@@ -9,7 +9,8 @@ import pytest
 from planner.errors import ProbeError
 from planner.specs.job import Job
 from probes import preflight, selfcheck
-from probes.backends.local import LocalPool
+from probes.backends.local import LocalPool, PoolSettings
+from probes.backends.nvidia import Survey
 from probes.backends.slurm import SlurmPool
 from probes.launch import ROOT, Launcher, LaunchSettings
 from probes.preflight import Need, ask, command, problem_in
@@ -128,6 +129,15 @@ def test_a_program_that_cannot_be_imported_stops_probes_too(
         == "a_program_that_nobody_has"
     )
     assert selfcheck.found("cpu", "program.py") == {"problem": None, "package": None}
+
+
+def test_a_machine_without_the_gpu_says_so_before_it_is_asked_for_torch(tmp_path: Path) -> None:
+    asked_for = {"model": "debug-tiny", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
+    job = Job.from_user({**asked_for, "training": {"seq_len": 64, "global_batch_size": 8}})
+    launcher = Launcher(LaunchSettings(folder=tmp_path, python=str(tmp_path / "none")))
+    local = LocalPool(launcher, PoolSettings(look=lambda: Survey(gpus=(), problem="no nvidia-smi")))
+    with pytest.raises(ProbeError, match="no NVIDIA GPU to probe on: no nvidia-smi"):
+        local.check(Need.of(job, "reference"))
 
 
 @pytest.mark.torch
