@@ -87,12 +87,13 @@ def recommend(
 
         say("spending probes")
         outcome = probe_size(job, ranked[0].sized, probing, [choice.layout for choice in ranked if choice.sized is ranked[0].sized])
-        sized, known = measured_candidates(ranked[0].sized, outcome, job.search.top_k)
-        rate(job, sized, several=False)
-        ranked = [Choice(sized, row) for row in range(len(known))]
+        if outcome.learnt:
+            sized, known = measured_candidates(ranked[0].sized, outcome, job.search.top_k)
+            rate(job, sized, several=False)
+            ranked = [Choice(sized, row) for row in range(len(known))]
     say("explaining the winner")
     plan = _plan(job, ports, sizes, ranked, (ports.clock.now() - started).total_seconds())
-    if outcome is None:
+    if not known:
         plan = _with_preference(plan, job, ranking)
     plan = plan if plan_id is None else plan.model_copy(update={"id": plan_id})
     return plan if outcome is None else _with_measurements(plan, outcome, known)
@@ -113,10 +114,9 @@ def _with_measurements(plan: Plan, outcome: "Outcome", known: "list[Ranked]") ->
     """The plan of layouts ranked by measurements and model together, each with what was measured of it."""
     from planner.search.probed import summary, with_measurement
 
-    best = known[0]
-    entries = [
-        with_measurement(entry, one, best) for entry, one in zip(plan.ranked, known, strict=True)
-    ]
+    if not known:  # nothing was learnt: the plan on paper stands
+        return plan.model_copy(update={"probing": summary(outcome)})
+    entries = [with_measurement(entry, one, known[0]) for entry, one in zip(plan.ranked, known, strict=True)]
     return plan.model_copy(update={"ranked": entries, "probing": summary(outcome)})
 
 

@@ -95,6 +95,7 @@ def probe_size(job: Job, sized: Sized, probing: Probing, include: Sequence[Layou
         whole=probing.num_devices >= pricer.cluster.num_gpus, rungs=_rungs(pricer, candidates, probing),
         micro_probes=micro_probes, observed=observed,
         gpu_seconds_before=probing.micro.gpu_seconds_before if probing.micro else 0.0,
+        first=candidates.find(include[0]) if include else None,
     )  # fmt: skip
     found = run(
         candidates, settings, _reading(probing.measure, kernels), known=probing.known, resumed=probing.resumed, reasons=probing.reasons,

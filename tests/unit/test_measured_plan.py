@@ -14,7 +14,7 @@ from planner.recommend import recommend
 from planner.search.probed import Probing, with_measurement
 from planner.search.probing.knowledge import Record
 from planner.search.probing.loop import Event, Ranked
-from planner.search.probing.study import Asked
+from planner.search.probing.study import BROKEN, Asked
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
@@ -132,3 +132,28 @@ def test_whatever_was_measured_in_few_probes_an_answer_is_a_measured_one(seed: i
     assert winner.expected_step_seconds == pytest.approx(min(step for _, step in pool.told))
     slower = [entry for entry in others if entry.measurement]
     assert all((entry.expected_step_seconds or 0.0) >= winner.expected_step_seconds for entry in slower)
+
+
+def on_paper() -> Plan:
+    return recommend(Job.from_user(REQUEST), ports=Ports(clock=SystemClock(), ids=Ids()))
+
+
+def test_number_one_on_paper_is_measured_first(played: tuple[Pool, Plan]) -> None:
+    pool, _ = played
+    assert pool.told[0][0] == on_paper().ranked[0].layout
+
+
+def test_where_no_probe_can_run_the_plan_on_paper_stands() -> None:
+    def broken(asked: Sequence[Asked]) -> Iterator[tuple[Asked, Measurement]]:
+        for one in asked:
+            assert one.layout is not None
+            job = Job.from_user({**REQUEST, "layout": one.layout.model_dump(mode="json")})
+            numbers = Measured(status="failed", rung="probed", failure=BROKEN, message="no driver")
+            yield one, Measurement(id="m", created_at="", job=job, measured=numbers)
+
+    ports = Ports(clock=SystemClock(), ids=Ids())
+    plan = recommend(Job.from_user(REQUEST), ports=ports, probing=Probing(measure=broken, num_devices=2))
+    assert [entry.layout for entry in plan.ranked] == [entry.layout for entry in on_paper().ranked]
+    assert {entry.expected_step_seconds for entry in plan.ranked} == {None}
+    assert plan.probing is not None
+    assert (plan.probing["probes"], plan.probing["broken"]) == (0, "no driver")

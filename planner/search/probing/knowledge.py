@@ -128,6 +128,7 @@ class Knowledge:
         self.whole_affordable: BoolColumn = self.affordable
         self.closed: BoolColumn = np.zeros(count, dtype=np.bool_)
         self.pending: list[int] = []
+        self.first: int | None = None  # to be measured before all others: the answer without probes
         self._beliefs: Beliefs | None = None
         self._regrets: dict[int, Regret] = {}
 

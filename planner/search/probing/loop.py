@@ -72,6 +72,7 @@ class Outcome:
     stopped: why, in words with numbers.  pruned: layouts ruled out without a probe, with the reason.  ignored: ids of measurements of
     layouts that are no candidates.  refused: how many candidates the probes' program cannot run, by reason.
     broken: what kept any probe from running where they were to run, None where they could.
+    learnt: whether anything at all is known that the model did not know before.
     """
 
     ranked: tuple[Ranked, ...]
@@ -83,6 +84,7 @@ class Outcome:
     study: optuna.Study
     refused: Mapping[str, int] = field(default_factory=dict)
     broken: str | None = None
+    learnt: bool = True
 
 
 def run(
@@ -152,7 +154,7 @@ def outcome(study: ProbeStudy, stopped: str) -> Outcome:
     pruned = [(study.candidates.batch.row(row), reason) for row, reason in knowledge.excluded.items() if row not in knowledge.records]
     return Outcome(
         ranked=ranked, regret=study.regret(), stopped=stopped, spent=study.spent, pruned=tuple(pruned), ignored=tuple(study.ignored),
-        study=study.optuna_study(), broken=study.broken,
+        study=study.optuna_study(), broken=study.broken, learnt=bool(knowledge.records or knowledge.times),
     )  # fmt: skip
 
 

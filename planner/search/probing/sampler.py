@@ -167,6 +167,9 @@ class CostModelSampler(FiniteSampler):
         """See the class."""
         beliefs = self.knowledge.beliefs()
         free = self.knowledge.untried()
+        first = self.knowledge.first
+        if first is not None and not beliefs.measured and not self.knowledge.pending and free[first]:
+            return Pick(row=first, reason=f"number 1 on paper: {_predicted(beliefs, first)}")
         if not beliefs.measured and not self.knowledge.pending and free[beliefs.leader]:
             return Pick(row=beliefs.leader, reason=f"the model's first: {_predicted(beliefs, beliefs.leader)}")
         best = beliefs.promising(free, 1, risk_limit=self.risk_limit) if free.any() else []

@@ -53,6 +53,7 @@ class Settings:
     themselves can be run; else looks at them are all there is, and count as probes.
     refused (N,): what the program of the probes cannot run.  observed: what kernels timed before say.
     gpu_seconds_before: spent by this study on timing kernels, before it was resumed.
+    first: the row of number 1 on paper, measured before all others: what would be run without probes.
     """
 
     sampler: str = "cost-model"
@@ -68,6 +69,7 @@ class Settings:
     micro_probes: tuple[MicroProbe, ...] = ()
     observed: tuple[Observed, ...] = ()
     gpu_seconds_before: float = 0.0
+    first: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,7 @@ class ProbeStudy:
     def __init__(self, candidates: Candidates, settings: Settings) -> None:
         self.candidates, self.settings = candidates, settings
         self.knowledge = Knowledge(candidates)
+        self.knowledge.first = settings.first
         self.spent = Spent(gpu_seconds=settings.gpu_seconds_before)
         self._observe(settings.observed)
         self.trials = Trials(sampler_for(settings.sampler, self.knowledge, seed=settings.seed, risk_limit=settings.risk_limit))
