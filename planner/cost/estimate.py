@@ -1,6 +1,6 @@
 """From a job with a layout to the contract's estimate: rules first, then the price of a batch of one, then its simulated schedule."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -71,6 +71,14 @@ def _refused(faults: Sequence[Violation], job_id: str | int | None, calibration_
     return Estimate(id=job_id, valid=False, violations=list(faults), model_version=MODEL_VERSION, calibration_id=calibration_id)
 
 
+def _unpriced(model: ModelSpec) -> Iterator[str]:
+    """What the config of the model has and the numbers leave out."""
+    if model.left_out:
+        yield f"the language model alone is priced: {', '.join(model.left_out)} of its config left out"
+    if model.unread_keys:
+        yield f"unknown keys of its config.json, which may change the network: {', '.join(model.unread_keys)}"
+
+
 class _Columns:
     """Priced and simulated columns, read row by row into estimates."""
 
@@ -104,7 +112,7 @@ class _Columns:
             memory=self._memory(row),
             time=self._time(row),
             basis=self._basis(row),
-            warnings=[text for text in (unknown_family(pricer.cluster.gpu),) if text],
+            warnings=[text for text in (unknown_family(pricer.cluster.gpu), *_unpriced(pricer.model)) if text],
             model_version=MODEL_VERSION,
             calibration_id=pricer.calibration.id,
         )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 MAX_LAYERS = 2**16  # more of one kind are taken for a typing error
 Values = dict[str, object]
+ALIBI: Values = {"position_embedding": "none", "alibi": True}
 
 
 class MissingBlock(Exception):
@@ -54,6 +55,33 @@ def cohere(values: Values) -> Values:
     }
 
 
+def cohere2(values: Values) -> Values:
+    """As Command R, with windows of RoPE and every n-th layer full and without it."""
+    return {**cohere(values), **_full_without_rope(values, 4)}
+
+
+def _full_without_rope(values: Values, interval: int) -> Values:
+    """Layers with a window rotate, full ones do not. interval: where no key says it."""
+    kinds = values.get("layer_types")
+    if isinstance(kinds, Sequence) and not isinstance(kinds, str) and kinds:
+        return {"no_rope_layers": [int(kind == "sliding_attention") for kind in kinds]}
+    return {"no_rope_layer_interval": _count(values, "sliding_window_pattern") or interval}
+
+
+def rotated(values: Values) -> Values:
+    """`rotary_dim` of a head's width as the share of it."""
+    bare, width = _without(values, "rotary_dim"), _count(values, "rotary_dim")
+    hidden = _count(values, "hidden_size") or _count(values, "n_embd")
+    heads = _count(values, "num_attention_heads") or _count(values, "n_head")
+    head = _count(values, "head_dim") or (hidden // heads if heads > 0 else 0)
+    return {**bare, "partial_rotary_factor": width / head} if 0 < width <= head else bare
+
+
+def dots(values: Values) -> Values:
+    """Its config calls the sigmoid router of DeepSeek-V3 by the name of its top-k."""
+    return {**values, "scoring_func": "sigmoid"}
+
+
 def falcon(values: Values) -> Values:
     """One KV head (7B), groups of them (40B, 180B, 11B) or as many as heads (RW).
 
@@ -68,7 +96,7 @@ def falcon(values: Values) -> Values:
     alone = 1 if _flag(values, "multi_query", True) else heads
     norms = (values.get("num_ln_in_parallel_attn") or 2) if new else (1 if parallel else 2)
     bias, bare = _flag(values, "bias", False), _without(values, *_FALCON_SWITCHES)
-    positions: Values = {"position_embedding": "none"} if _flag(values, "alibi", False) else {}
+    positions = ALIBI if _flag(values, "alibi", False) else {}
     return {
         **bare,
         **positions,
@@ -132,7 +160,9 @@ def minimax_m2(values: Values) -> Values:
     width = "full" if values.get("qk_norm_type", "per_layer") == "per_layer" else "head"
     normed = _flag(values, "use_qk_norm", True)
     return {
-        **_without(values, "attn_type_list", "qk_norm_type", "use_qk_norm", "use_routing_bias"),
+        **_without(
+            rotated(values), "attn_type_list", "qk_norm_type", "use_qk_norm", "use_routing_bias"
+        ),
         "qk_norm": width if normed else "none",
         "router_correction_bias": _flag(values, "use_routing_bias", True),
     }
@@ -227,13 +257,14 @@ _OPT_SWITCHES = (
 
 
 def exaone4(values: Values) -> Values:
-    """The pattern of windows may be written "LLLG"."""
+    """The pattern of windows may be written "LLLG"; with windows, full layers do not rotate."""
     pattern = values.get("sliding_window_pattern")
-    if not isinstance(pattern, str):
-        return values
-    if not pattern.endswith("G") or "G" in pattern[:-1]:
-        raise MissingBlock("sliding_window_pattern", f"windows in the order {pattern}")
-    return {**values, "sliding_window_pattern": len(pattern)}
+    found = dict(values)
+    if isinstance(pattern, str):
+        if not pattern.endswith("G") or "G" in pattern[:-1]:
+            raise MissingBlock("sliding_window_pattern", f"windows in the order {pattern}")
+        found["sliding_window_pattern"] = len(pattern)
+    return {**found, **(_full_without_rope(found, 4) if found.get("sliding_window") else {})}
 
 
 def _hunyuan(values: Values) -> Values:
@@ -300,10 +331,13 @@ def chatglm(values: Values) -> Values:
         "add_bias_linear",
         "add_qkv_bias",
         "post_layer_norm",
+        "rope_ratio",
     )
     bare = _without(values, *switches, "apply_residual_connection_post_layernorm")
+    ratio = values.get("rope_ratio")
+    theta = {"rope_theta": 10_000.0 * ratio} if isinstance(ratio, (int, float)) else {}
     biases = {"attention_bias": linear or qkv, "attention_output_bias": linear, "mlp_bias": linear}
-    return {**bare, **biases, **({"num_key_value_heads": groups} if groups else {})}
+    return {**bare, **biases, **theta, **({"num_key_value_heads": groups} if groups else {})}
 
 
 def internlm3(values: Values) -> Values:
@@ -319,9 +353,7 @@ def internlm3(values: Values) -> Values:
 
 def baichuan(values: Values) -> Values:
     """The 13B models have ALiBi and no `max_position_embeddings`."""
-    return (
-        values if "max_position_embeddings" in values else {**values, "position_embedding": "none"}
-    )
+    return values if "max_position_embeddings" in values else {**values, **ALIBI}
 
 
 def bailing(values: Values) -> Values:

@@ -6,7 +6,7 @@ worse than none. A family that writes Hugging Face's common keys needs no row he
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.specs import dialect_readers as read
 from planner.specs.dialect_readers import MissingBlock, Values
@@ -76,9 +76,17 @@ _BAILING = Dialect(
     renames={
         "num_shared_experts": "n_shared_experts",
         "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
+        "score_function": "scoring_func",
     },
     inert=frozenset(
-        {"norm_head", "norm_softmax", "embedding_dropout", "output_dropout", "score_function"}
+        {
+            "norm_head",
+            "norm_softmax",
+            "embedding_dropout",
+            "output_dropout",
+            "router_dtype",
+            "use_rmsnorm",
+        }
     ),
     prepare=read.bailing,
 )
@@ -133,7 +141,8 @@ _HUNYUAN_INERT = frozenset(
 
 DIALECTS: Mapping[str, Dialect] = {
     "cohere": _COHERE,
-    "cohere2": _COHERE,
+    "cohere2": replace(_COHERE, prepare=read.cohere2),
+    "dots1": Dialect(prepare=read.dots),
     "falcon": Dialect(
         renames={
             "ffn_hidden_size": "intermediate_size",
@@ -143,7 +152,10 @@ DIALECTS: Mapping[str, Dialect] = {
             "n_head": "num_attention_heads",
         },
         inert=frozenset(
-            {"ff_factor", "apply_residual_connection_post_layernorm", "hidden_dropout"}
+            {
+                "ff_factor",
+                "apply_residual_connection_post_layernorm",
+            }
         ),
         prepare=read.falcon,
     ),
@@ -209,8 +221,8 @@ DIALECTS: Mapping[str, Dialect] = {
         ),
         prepare=read.bigcode,
     ),
-    "gptj": Dialect(inert=frozenset({"rotary", "scale_attn_weights"})),
-    "codegen": Dialect(inert=frozenset({"scale_attn_weights"})),
+    "gptj": Dialect(inert=frozenset({"rotary", "scale_attn_weights"}), prepare=read.rotated),
+    "codegen": Dialect(inert=frozenset({"scale_attn_weights"}), prepare=read.rotated),
     "gpt_neo": Dialect(
         renames={
             "num_heads": "num_attention_heads",
@@ -222,7 +234,7 @@ DIALECTS: Mapping[str, Dialect] = {
     ),
     "opt": Dialect(
         renames={"enable_bias": "use_bias"},
-        inert=frozenset({"activation_dropout", "dropout", "init_std", "layerdrop", "prefix"}),
+        inert=frozenset({"activation_dropout", "init_std", "layerdrop", "prefix"}),
         prepare=read.opt,
     ),
     "exaone": Dialect(
@@ -232,7 +244,6 @@ DIALECTS: Mapping[str, Dialect] = {
     "exaone4": Dialect(prepare=read.exaone4),
     "seed_oss": Dialect(
         renames={"attention_out_bias": "attention_output_bias"},
-        inert=frozenset({"residual_dropout"}),
     ),
     "hunyuan_v1_dense": Dialect(renames=_HUNYUAN, inert=_HUNYUAN_INERT, prepare=read.hunyuan_dense),
     "hunyuan_v1_moe": Dialect(renames=_HUNYUAN, inert=_HUNYUAN_INERT, prepare=read.hunyuan_moe),
@@ -272,7 +283,6 @@ DIALECTS: Mapping[str, Dialect] = {
                 "bias_dropout_fusion",
                 "classifier_dropout",
                 "fp32_residual_connection",
-                "layernorm_epsilon",
                 "original_rope",
                 "pre_seq_len",
                 "prefix_projection",
@@ -291,7 +301,14 @@ DIALECTS: Mapping[str, Dialect] = {
         prepare=read.baichuan,
     ),
     "phimoe": Dialect(inert=frozenset({"input_jitter_noise"})),
-    "apertus": Dialect(inert=frozenset({"qk_norm", "post_norm", "hidden_dropout"})),
+    "apertus": Dialect(
+        inert=frozenset(
+            {
+                "qk_norm",
+                "post_norm",
+            }
+        )
+    ),
     "persimmon": Dialect(inert=frozenset({"qk_layernorm"})),
     "bailing_moe": _BAILING,
     "bailing_moe_v2": _BAILING,
@@ -306,9 +323,10 @@ def translated(raw: Mapping[str, object], prefix: str) -> Mapping[str, object]:
     """
     model_type = raw.get("model_type")
     check_blocks(raw, prefix)
-    dialect = None
-    if isinstance(model_type, str):
-        dialect = DIALECTS.get(SAME_NETWORK.get(model_type, model_type))
+    if isinstance(model_type, str) and model_type in SAME_NETWORK:
+        model_type = SAME_NETWORK[model_type]
+        raw = {**raw, "model_type": model_type}
+    dialect = DIALECTS.get(model_type) if isinstance(model_type, str) else None
     if dialect is None:
         return raw
     values: Values = {key: value for key, value in raw.items() if key not in dialect.parts}

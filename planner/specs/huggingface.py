@@ -33,6 +33,7 @@ _GATED_ACTIVATIONS = frozenset({"silu", "swish", "swiglu", "geglu", "glu"})
 _SQUARED_RELU = frozenset({"relu2", "squared-relu", "squared_relu"})
 _WINDOWED_TYPES = frozenset({"sliding_attention", "chunked_attention"})
 _LAYER_TYPES = _WINDOWED_TYPES | {"full_attention"}
+_OTHER_PARTS = frozenset({"vision_config", "audio_config", "speech_config", "projector_config", "qformer_config", "image_config"})
 Values = dict[str, object]
 T = TypeVar("T", int, str, bool)
 
@@ -153,17 +154,19 @@ def _reject_constant(constant: str) -> object:
 
 
 def _language_part(config: dict[str, object], field: str) -> dict[str, object]:
-    """The language model's own keys: those under `text_config` in a multimodal config."""
+    """The language model's own keys: those under `text_config` in a multimodal config, and what it leaves out."""
     text = config.get("text_config")
+    parts = sorted(key for key, part in config.items() if key.endswith("_config") and key in _OTHER_PARTS and part)
+    beside = {"left_out": parts} if parts else {}
     if not isinstance(text, dict):
-        return config
+        return {**config, **beside}
     outer = config.get("model_type")
     inner_type = text.get("model_type") or (TEXT_PARTS.get(outer) if isinstance(outer, str) else None)
     if inner_type is None:
         rule = f"model_type {str(outer)[:80]!r} with a text_config is not supported"
         raise SpecError(Fault(f"{field}.model_type", outer, rule, f"supported: {', '.join(sorted(TEXT_PARTS))}"))
     shared = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
-    return {**shared, **CLASS_DEFAULTS.get(_network(str(inner_type)), {}), **text, "model_type": inner_type}
+    return {**beside, **shared, **CLASS_DEFAULTS.get(_network(str(inner_type)), {}), **text, "model_type": inner_type}
 
 
 # ---- keys to fields -----------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ def lacking(model: ModelSpec) -> list[str]:
         (model.norms_per_layer != 2, "other norms than two a layer"),
         (model.embedding_norm, "a norm after the embedding"),
         (model.qk_norm == "full", "query-key norm over the whole projection"),
+        (model.qk_norm_after_rope, "query-key norm after RoPE"),
+        (model.hidden_act == "xielu", "xIELU activation"),
         (model.attention_sinks, "attention sinks"),
         (model.shared_expert_gate, "gate on the shared expert"),
         (model.lm_head_bias, "bias on the head"),

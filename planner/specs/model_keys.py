@@ -44,14 +44,14 @@ BOOLEAN = frozenset({
     "tie_word_embeddings", "attention_bias", "attention_output_bias", "mlp_bias", "lm_head_bias", "attention_sinks",
     "parallel_residual", "norm_bias", "embedding_norm", "shared_expert_gate", "router_bias", "router_correction_bias",
     "expert_bias", "use_sliding_window", "use_qk_norm", "use_bias", "no_bias", "alibi", "norm_plus_one", "post_norm", "qk_l2_norm",
-    "attn_temperature_tuning", "norm_topk_prob", "moe_apply_router_weight_on_input", "seq_aux",
+    "qk_norm_after_rope", "attn_temperature_tuning", "norm_topk_prob", "moe_apply_router_weight_on_input", "seq_aux",
 })  # fmt: skip
 CHOICES = {
     "mlp": ("swiglu", "gelu", "squared-relu"), "norm": ("rmsnorm", "layernorm"), "qk_norm": ("none", "head", "full"),
     "position_embedding": ("rope", "learned", "none"),
 }  # fmt: skip
 TEXT = frozenset({"name", "base", "model_type", "hidden_act", "topk_method", "scoring_func"})
-LAYER_LISTS = frozenset({"layer_types", "mlp_only_layers", "dense_layers", "no_rope_layers", "rope_mask", "unread_keys"})
+LAYER_LISTS = frozenset({"layer_types", "mlp_only_layers", "dense_layers", "no_rope_layers", "rope_mask", "unread_keys", "left_out"})
 ALIASES = {
     "n_embd": "hidden_size", "n_embed": "hidden_size", "d_model": "hidden_size", "n_layer": "num_hidden_layers",
     "n_layers": "num_hidden_layers", "n_head": "num_attention_heads", "n_heads": "num_attention_heads",
@@ -193,7 +193,7 @@ def _check_number(key: str, value: object) -> tuple[str, str] | None:
 
 
 def _check_list(key: str, value: object) -> tuple[str, str] | None:
-    kind, what = (str, "texts") if key in ("layer_types", "unread_keys") else (int, "layer numbers")
+    kind, what = (str, "texts") if key in ("layer_types", "unread_keys", "left_out") else (int, "layer numbers")
     flags = key in ("no_rope_layers", "rope_mask")
     if isinstance(value, (list, tuple)) and all(isinstance(v, kind) and (flags or not isinstance(v, bool)) for v in value):
         return None

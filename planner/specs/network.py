@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 Number = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Whole = Annotated[StrictInt, Field(ge=0)]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
 TopkMethod = Literal["greedy", "group_limited_greedy", "noaux_tc"]
 
 
@@ -55,7 +55,8 @@ class Network(BaseModel):
 
     norm_eps: epsilon of the norms.  norm_plus_one: norms multiply by 1 + weight (Gemma, Nemotron).  post_norm: norms
     follow attention and MLP instead of coming before them (OLMo 2).  qk_l2_norm: queries and keys are normalised
-    without weights (Llama 4).  hidden_act: activation of the MLP.  swiglu_limit: clamp of gpt-oss's activation.
+    without weights (Llama 4).  qk_norm_after_rope: their norm follows the rotation (Hunyuan).  hidden_act: activation
+    of the MLP.  swiglu_limit: clamp of gpt-oss's activation.
 
     attention_multiplier: factor of query times key; None: 1 / sqrt(head_dim).  attn_logit_softcapping,
     final_logit_softcapping: x -> cap * tanh(x / cap) on attention scores and logits.  clip_qkv: clamp of queries, keys
@@ -71,7 +72,8 @@ class Network(BaseModel):
     the auxiliary loss is taken a sequence at a time.  router_jitter_noise: noise on the router's input.
     num_nextn_predict_layers: layers for multi-token prediction, which are neither priced nor counted.
 
-    unread_keys: keys of the config.json that we do not know, so that an export can say so.
+    unread_keys: keys of the config.json that we do not know, so that an export can say so.  left_out: parts of a
+    multimodal config beside the language model, which alone is priced.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -87,6 +89,7 @@ class Network(BaseModel):
     norm_plus_one: StrictBool = False
     post_norm: StrictBool = False
     qk_l2_norm: StrictBool = False
+    qk_norm_after_rope: StrictBool = False
     hidden_act: Activation | None = None
     swiglu_limit: Number | None = None
 
@@ -114,6 +117,7 @@ class Network(BaseModel):
     num_nextn_predict_layers: Whole = 0
 
     unread_keys: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 NETWORK_FIELDS = frozenset(Network.model_fields)

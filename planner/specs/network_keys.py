@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from planner.errors import Fault
 from planner.specs.network import RopeScaling
+from planner.specs.network_families import ASSUMED_BY_CLASS, FIXED_BY_CODE
 
 Values = Mapping[str, object]
 _ROPE: dict[str, object] = {"rope_theta": 10_000.0}
@@ -67,6 +68,7 @@ HARDWIRED: Mapping[str, Values] = {
     "nemotron": {"norm_plus_one": True},
     "olmo2": {"post_norm": True},
     "olmo3": {"post_norm": True},
+    **FIXED_BY_CODE,
 }
 CLASS_DEFAULTS: Mapping[str, Values] = {
     "llama": _LLAMA,
@@ -141,6 +143,7 @@ CLASS_DEFAULTS: Mapping[str, Values] = {
     "granite": _LLAMA,
     "seed_oss": _LLAMA,
     "smollm3": {**_LLAMA, "rope_theta": 2_000_000.0, "no_rope_layer_interval": 4},
+    **ASSUMED_BY_CLASS,
 }
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -155,6 +158,7 @@ ACTIVATIONS: Mapping[str, str] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "xielu",
     "squared-relu": "relu2",
     "squared_relu": "relu2",
 }
@@ -172,6 +176,7 @@ _PLAIN = (
     "norm_plus_one",
     "post_norm",
     "qk_l2_norm",
+    "qk_norm_after_rope",
     "swiglu_limit",
     "attn_logit_softcapping",
     "final_logit_softcapping",
@@ -252,8 +257,9 @@ def network_fields(values: Values) -> dict[str, object]:
         (float(rate) for rate in dropped if isinstance(rate, (int, float))), default=0.0
     )
     fields["rope_mask"] = _rope_mask(values)
-    unread = values.get("unread_keys")
-    fields["unread_keys"] = tuple(unread) if isinstance(unread, (list, tuple)) else ()
+    for key in ("unread_keys", "left_out"):
+        named = values.get(key)
+        fields[key] = tuple(named) if isinstance(named, (list, tuple)) else ()
     if values.get("position_embedding", "rope") != "rope":
         return {
             key: value

@@ -66,6 +66,7 @@ def lacks(model: ModelSpec, kind: str, line: str) -> list[tuple[str, str]]:
         (model.alibi, "alibi", "ALiBi"),
         (model.post_norm, "post_norm", "norms after attention and MLP"),
         (model.qk_l2_norm, "qk_l2_norm", "query-key norm without weights"),
+        (model.qk_norm_after_rope, "qk_norm_after_rope", "query-key norm after RoPE"),
         (model.hidden_act not in (None, "silu"), "hidden_act", f"{model.hidden_act} activation"),
         (model.swiglu_limit is not None, "swiglu_limit", "clamped SwiGLU"),
         (

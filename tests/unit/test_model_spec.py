@@ -26,7 +26,7 @@ def faults_of(value, **kwargs):
 
 
 def without_name(model):
-    return model.model_dump(exclude={"name"})
+    return model.model_dump(exclude={"name", "left_out"})
 
 
 class TestCatalogue:

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from planner.catalog.models import load_model, model_entry
+from planner.cost.estimate import estimate_job
 from planner.errors import SpecError
 from planner.specs.dialects import DIALECTS
 from planner.specs.families import CLASS_DEFAULTS, FAMILIES, SAME_NETWORK, TEXT_PARTS
+from planner.specs.job import Job
 from planner.specs.missing_blocks import NO_OPERATIONS
 from planner.specs.model import ModelSpec
-from planner.specs.network import NETWORK_FIELDS
 
-NOT_SHAPES = {"name", *NETWORK_FIELDS}
+NOT_SHAPES = {"name"}
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "hf_types"
 # Parameters of the network that transformers 4.57.6 builds from the file (on the meta device; tied
 # tables count once) or, for types it does not ship, of the weights beside the file; the id on
@@ -282,6 +283,13 @@ def test_experts_between_two_layers_and_in_every_second():
     assert [i for i, kind in enumerate(read(keys).layer_kinds()) if kind.moe] == [3, 5]
 
 
+DENSE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "intermediate_size": 2816,
+    "vocab_size": 32000,
+}
 QWEN3_NEXT = {
     "model_type": "qwen3_next",
     "hidden_size": 2048,
@@ -421,6 +429,37 @@ def test_granite_4_without_mamba_and_experts_is_dense():
     assert model.total_parameters() == pytest.approx(3.4e9, abs=0.05e9)
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "command-a-111b",
+            {"logits_multiplier": 0.25, "rope_mask": (True, True, True, False) * 16},
+        ),
+        ("exaone4-32b", {"post_norm": True, "rope_mask": (True, True, True, False) * 16}),
+        ("falcon-40b", {"rope_theta": 10_000.0, "alibi": False}),
+        ("falcon-rw-1b", {"alibi": True, "rope_theta": None}),
+        ("gpt-j-6b", {"partial_rotary_factor": 0.25}),
+        ("minimax-m2", {"partial_rotary_factor": 0.5, "scoring_func": "sigmoid"}),
+        ("dbrx", {"clip_qkv": 8.0, "scoring_func": "softmax", "norm_topk_prob": True}),
+        ("gpt-neo-2.7b", {"attention_multiplier": 1.0}),
+        ("phi-3.5-moe", {"scoring_func": "sparsemixer"}),
+        ("hunyuan-a13b", {"qk_norm_after_rope": True}),
+        ("apertus-8b", {"hidden_act": "xielu"}),
+        ("granite-3.1-3b-a800m", {"residual_multiplier": 0.22, "embedding_multiplier": 12.0}),
+        ("ling-mini-2.0", {"scoring_func": "sigmoid", "n_group": 8, "topk_group": 4}),
+    ],
+)
+def test_what_the_network_computes(name, expected):
+    model = read(config(name))
+    assert {key: getattr(model, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_no_key_of_a_published_file_stays_unread(name):
+    assert read(config(name)).unread_keys == ()
+
+
 class TestWrappers:
     """The language model of a vision-language config."""
 
@@ -455,6 +494,22 @@ class TestWrappers:
         assert model.total_parameters() == pytest.approx(
             12.2e9, abs=0.1e9
         )  # Mistral NeMo, Pixtral's language model
+
+    def test_what_is_left_out_is_said_where_the_numbers_are(self):
+        text = {**DENSE, "model_type": "llama", "odd_switch": 3}
+        wrapped = {"model_type": "llava", "text_config": text, "vision_config": {"depth": 3}}
+        job = {
+            "model": wrapped,
+            "cluster": {"gpu": "h100", "num_gpus": 8},
+            "training": {"seq_len": 1024, "global_batch_size": 8},
+            "layout": {"dp_shard": 8},
+        }
+        first, again = (Job.from_user(one) for one in (job, Job.from_user(job).request))
+        assert first.model == again.model
+        said = " ".join(estimate_job(first).warnings)
+        assert "vision_config" in said
+        assert "odd_switch" in said
+        assert estimate_job(Job.from_user({**job, "model": DENSE})).warnings == []
 
     def test_a_flat_one(self):
         qwen = {

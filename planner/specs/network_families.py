@@ -1,0 +1,58 @@
+"""What the code of the families in `dialects` fixes in a network, and what their classes assume.
+
+The same two tables as in `network_keys`, which joins them. Sources: transformers,
+src/transformers/models/<model_type>/configuration_*.py and modeling_*.py; for types that
+transformers does not ship, the modeling file published beside the weights.
+"""
+
+from collections.abc import Mapping
+
+Values = Mapping[str, object]
+
+_ROPE: Values = {"rope_theta": 10_000.0}
+_LAYERNORM: Values = {**_ROPE, "norm_eps": 1e-5}
+_SOFTMAX: Values = {"scoring_func": "softmax"}
+_CHOSEN: Values = {**_SOFTMAX, "norm_topk_prob": True}
+_CHATGLM: Values = {"hidden_act": "silu", "partial_rotary_factor": 0.5}
+
+FIXED_BY_CODE: Mapping[str, Values] = {
+    "olmoe": _SOFTMAX,
+    "flex_olmo": {**_SOFTMAX, "post_norm": True},
+    "dbrx": _CHOSEN,
+    "ernie4_5_moe": _CHOSEN,
+    "minimax_m2": {"scoring_func": "sigmoid", "norm_topk_prob": True},
+    "granitemoe": _CHOSEN,
+    "granitemoeshared": _CHOSEN,
+    "granitemoehybrid": _CHOSEN,
+    "phimoe": {"scoring_func": "sparsemixer"},
+    "exaone4": {"post_norm": True},
+    "hunyuan_v1_dense": {"qk_norm_after_rope": True},
+    "hunyuan_v1_moe": {**_CHOSEN, "qk_norm_after_rope": True},
+    "bailing_moe": _SOFTMAX,
+    "dots1": {"topk_method": "noaux_tc"},
+    "deepseek": _SOFTMAX,
+    "gpt_neo": {"attention_multiplier": 1.0},
+    "chatglm": _CHATGLM,
+    "qwen": {"hidden_act": "silu"},
+}
+ASSUMED_BY_CLASS: Mapping[str, Values] = {
+    "cohere": {**_LAYERNORM, "hidden_act": "silu", "logits_multiplier": 0.0625},
+    "cohere2": {**_LAYERNORM, "hidden_act": "silu", "logits_multiplier": 0.0625},
+    "falcon": _LAYERNORM,
+    "dbrx": {**_LAYERNORM, "hidden_act": "silu", "router_aux_loss_coef": 0.05},
+    "olmo": _LAYERNORM,
+    "olmoe": {**_LAYERNORM, "norm_topk_prob": False},
+    "ernie4_5_moe": {"num_nextn_predict_layers": 0},
+    "stablelm": {**_LAYERNORM, "partial_rotary_factor": 0.25},
+    "gpt_bigcode": {"norm_eps": 1e-5},
+    "gptj": _LAYERNORM,
+    "codegen": _LAYERNORM,
+    "gpt_neo": {"norm_eps": 1e-5},
+    "opt": {"norm_eps": 1e-5},
+    "persimmon": {"partial_rotary_factor": 0.5},
+    "baichuan": _ROPE,
+    "internlm": _ROPE,
+    "chatglm": {**_ROPE, "norm_eps": 1e-5},
+    "glm": {"partial_rotary_factor": 0.5},
+    "glm4": {"partial_rotary_factor": 0.5},
+}
