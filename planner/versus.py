@@ -3,8 +3,7 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
+from planner.calibration.correlated import Field
 from planner.calibration.intervals import time_spread
 from planner.columns import LayoutBatch
 from planner.cost.estimate import estimate_layouts
@@ -15,13 +14,12 @@ from planner.export import FORMATS, export
 from planner.intake.canonical import canonical, really_changed
 from planner.intake.current import Current, read_again
 from planner.intake.rewrite import Rewritten, rewrite
+from planner.search.preference import MOST_GIVEN_UP, SURE, Weighed, difference_sd
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate, Violation
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import VersusCurrent
-
-TELL_APART = 1.0  # standard deviations of the difference that a gain must exceed before a change is advised
 
 
 def versus_current(job: Job, winner: Layout, estimate: Estimate, pricer: Pricer) -> VersusCurrent | None:
@@ -37,7 +35,8 @@ def versus_current(job: Job, winner: Layout, estimate: Estimate, pricer: Pricer)
     changed = really_changed(layout, winner, job.model.num_hidden_layers, job.training.trainer)
     sd = _gain_sd(pricer, layout, winner) if times is not None and priced is pricer else None
     current = read_again(job.request, job.model, layout.num_gpus)
-    keep = bool(today.fits) and times is not None and (not changed or (sd is not None and math.log(times) <= TELL_APART * sd))
+    runs = bool(today.fits) and not today.violations
+    keep = runs and times is not None and (not changed or (sd is not None and not _tells_apart(times, sd)))
     written = Rewritten() if current is None or not changed else _rewritten(job, cluster, winner, current)
     return VersusCurrent(
         layout=layout, estimate=today, speedup=times, times_as_fast=times, gain_sd=sd, keep=keep, changed=changed,
@@ -50,11 +49,15 @@ def versus_current(job: Job, winner: Layout, estimate: Estimate, pricer: Pricer)
 
 
 def _gain_sd(pricer: Pricer, layout: Layout, winner: Layout) -> float:
-    """Standard deviation of log(today's step / winner's step): what both share cancels."""
+    """Standard deviation of log(today's step / winner's step), as the choice of number 1 has it."""
     batch = LayoutBatch.from_layouts([layout, winner])
-    spread = time_spread(pricer, batch, pricer.price(batch))
-    apart = spread.loadings[:, 0] - spread.loadings[:, 1]
-    return float(np.sqrt((apart**2).sum() + (spread.own_sd**2).sum()))
+    errors = Field.of(batch, time_spread(pricer, batch, pricer.price(batch)), pricer.training.global_batch_size)
+    return float(difference_sd(errors, Weighed.of(batch, pricer), 1)[0])
+
+
+def _tells_apart(times: float, sd: float) -> bool:
+    """Whether a gain is one by the rule that chooses number 1; a change that is none is not worth a new launch."""
+    return math.log(times) > min(SURE * sd, math.log1p(MOST_GIVEN_UP))
 
 
 def _missing(estimate: Estimate) -> float | None:

@@ -9,6 +9,7 @@ from api.render.figures import NONE, percent, rate, seconds, size
 from planner.intake.said import LABELS
 from planner.specs.layout import in_runs
 from planner.specs.plan import Plan, RankedLayout, VersusCurrent
+from planner.units import counted, times_as_fast
 
 
 def current_section(plan: Plan, width: int, *, saved: str | None) -> list[RenderableType]:
@@ -71,15 +72,15 @@ def verdict(versus: VersusCurrent) -> list[str]:
 
 
 def _advice(versus: VersusCurrent) -> list[str]:
-    times = versus.times_as_fast
+    times, changed = versus.times_as_fast, len(versus.changed)
     if times is None:
         return []
     if not versus.changed:
         return ["It is number 1: keep it." if versus.keep else "It is the layout of number 1."]
     if versus.keep:
         told = f"within what the model can tell apart ({versus.gain_sd:.1%})" if versus.gain_sd is not None else "too close to tell"
-        return [f"Keep it: number 1 is {times:.2f} times as fast, {told}."]
-    return [f"Number 1 is {times:.2f} times as fast."]
+        return [f"Keep it: number 1 is {times_as_fast(times)}, {told}."]
+    return [f"Number 1 is {times_as_fast(times)}; {counted(changed, 'field')} change{'s' * (changed == 1)}."]
 
 
 def changes(versus: VersusCurrent) -> Table:
@@ -97,7 +98,7 @@ def _shown(value: object) -> str:
 
 
 def _difference(versus: VersusCurrent, saved: str | None) -> list[RenderableType]:
-    if not versus.diff:
+    if not versus.diff or versus.keep:
         return []
     ours = sorted(name for name in versus.files if name.endswith(".py"))
     also = f", with {', '.join(ours)} beside it" if ours else ""
@@ -107,8 +108,9 @@ def _difference(versus: VersusCurrent, saved: str | None) -> list[RenderableType
 
 
 def difference_lines(plan: Plan) -> str:
-    """The difference of the user's file, word for word as patch takes it; empty without one."""
-    return "" if plan.versus_current is None else plan.versus_current.diff
+    """The difference of the user's file, word for word as patch takes it; empty without one, or where it is best kept."""
+    versus = plan.versus_current
+    return "" if versus is None or versus.keep else versus.diff
 
 
 def current_files(plan: Plan) -> dict[str, str]:

@@ -35,7 +35,7 @@ def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_the_answer_says_how_many_times_as_fast_and_what_changes(capsys: pytest.CaptureFixture[str]) -> None:
     shown = answered(capsys, "recommend", "--current", str(FOLDER / "llama3_8b.toml"), *FEW, "--global-batch-size", "64")
     assert "What you run today: llama3_8b.toml (TorchTitan TOML)" in shown
-    assert re.search(r"Number 1 is 1\.\d+ times as fast\.", shown)
+    assert re.search(r"Number 1 is 1\.\d+ times as fast; \d fields change\.", shown)
     assert "% faster" not in shown.partition("What you run today")[2].partition("tok/s/GPU     MFU")[0]
     assert re.search(r"precision +bf16 -> float8", shown)
     assert "\n+enable = true\n" in shown
