@@ -156,7 +156,8 @@ def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: "Estimate") -> S
 
 
 def export_rank(plan: "Plan", rank: int, *, to: str | None, version: str | None) -> "Export":
-    """The files and command of one ranked layout of a stored plan. Raises SpecError for a rank, format or version that is not there.
+    """The files and command of one ranked layout of a stored plan. Raises SpecError for a rank or format that is not there, and
+    with every blocker of a layout that the trainer cannot run.
 
     to: a format; None for the one of the plan's trainer, or TorchTitan's where that has none.
     """
@@ -166,4 +167,5 @@ def export_rank(plan: "Plan", rank: int, *, to: str | None, version: str | None)
     entry = entry_of(plan, rank)
     job = parse_job(plan.job, allow_files=True)
     own = job.training.trainer if job.training.trainer in FORMATS else FORMATS[0]
-    return export(entry.layout, job.model, job.cluster.with_num_gpus(entry.num_gpus), job.training, to=to or own, version=version)
+    cluster = job.cluster.with_num_gpus(entry.num_gpus)
+    return export(entry.layout, job.model, cluster, job.training, to=to or own, version=version).require_runnable()

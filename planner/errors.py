@@ -4,6 +4,7 @@ PlannerError
   SpecError            the request is wrong: field, value, rule, remedy      -> HTTP 422, exit 2
     UnknownNameError   no such model, GPU, cluster, schedule; names the closest
   InfeasibleError      the request is sound but nothing fits                 -> HTTP 409, exit 3
+    UnsupportedError   ... but its trainer cannot run it; names what could
   MissingDataError     no peak or calibration for this op, dtype and GPU     -> HTTP 422, exit 2
   ProbeError           a probe or a backend failed                           -> HTTP 502, exit 4
   StoreError           storage: NotFoundError (404), ConflictError (409)
@@ -112,6 +113,23 @@ class InfeasibleError(PlannerError):
             "nearest_miss": self.nearest_miss,
             "rejected": self.rejected,
         }
+
+
+class UnsupportedError(InfeasibleError):
+    """A sound request that its trainer cannot run, whatever the layout: why, and which trainers could.
+
+    could: trainers we know that can, with their release.  violations: one for each thing the trainer lacks.
+    """
+
+    kind = "nothing_runs"
+
+    def __init__(self, message: str, *, remedy: str, field: str, could: Sequence[str], violations: Sequence[object]) -> None:
+        self.could, self.violations = tuple(could), tuple(violations)
+        super().__init__(message, remedy=remedy, field=field)
+
+    def as_dict(self) -> dict[str, object]:
+        """The contract's error object, with what could run it."""
+        return {**super().as_dict(), "could": list(self.could), "violations": list(self.violations)}
 
 
 class MissingDataError(SpecError):

@@ -17,6 +17,7 @@ from planner.export import export
 from planner.export.base import Export
 from planner.ports import Ports
 from planner.rules import Context
+from planner.rules.support import check_supported, fork_needed
 from planner.search import pareto
 from planner.search.near_batch import near_batch
 from planner.search.neighbours import Neighbour, neighbours
@@ -63,7 +64,8 @@ def recommend(
     probing: "Probing | None" = None,
     plan_id: str | None = None,
 ) -> Plan:
-    """The plan of a job. Raises InfeasibleError when nothing fits, SpecError for a request that cannot be searched.
+    """The plan of a job. Raises InfeasibleError when nothing fits, UnsupportedError when the trainer cannot run the job at
+    all, SpecError for a request that cannot be searched.
 
     calibration: what was learnt on the job's GPU; the shipped one unless given.  probing: how to spend the job's probes at the winner's
     size; without it the plan is one on paper.  plan_id: the name under which it was promised.
@@ -71,6 +73,7 @@ def recommend(
     started = ports.clock.now()
     say = progress or (lambda _: None)
     clusters = [job.cluster.with_num_gpus(count) for count in job.cluster.num_gpus_choices]
+    check_supported(Context(model=job.model, cluster=cluster, training=job.training) for cluster in clusters)
     check_given(job, clusters)
     sizes = [search_size(job, cluster, say, calibration) for cluster in clusters]
     fitting = [size for size in sizes if size.candidates]
@@ -122,7 +125,11 @@ def _with_measurements(plan: Plan, outcome: "Outcome", known: "list[Ranked]") ->
 
 def _exported(job: Job, choice: Choice) -> Export | None:
     target = EXPORTS.get(job.training.trainer)
-    return None if target is None else export(choice.layout, job.model, choice.sized.pricer.cluster, job.training, to=target)
+    if target is None:
+        return None
+    exported = export(choice.layout, job.model, choice.sized.pricer.cluster, job.training, to=target)
+    # another program's settings for a trainer that has none of its own: only where that can run the layout
+    return None if target != job.training.trainer and exported.blockers else exported
 
 
 def _options(sizes: list[Sized]) -> list[SizeOption]:
@@ -202,6 +209,7 @@ def _warnings(job: Job, winner: Choice, estimate: Estimate, entry: RankedLayout,
     pricer = winner.sized.pricer
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     return [
+        *_about_trainer(context),
         *warnings_for(pricer, winner.layout, estimate),
         *_near_batch(job, winner, estimate),
         *_run_warnings(entry, sizes),
@@ -215,6 +223,13 @@ def _near_batch(job: Job, winner: Choice, estimate: Estimate) -> list[str]:
         return []
     found = near_batch(winner.sized.pricer, winner.layout, estimate.step_seconds, job.search)
     return [] if found is None else [found.sentence(job.training.global_batch_size, winner.layout)]
+
+
+def _about_trainer(context: Context) -> list[str]:
+    """Which release's rules were taken in place of the one named, and the fork that these GPUs take."""
+    fork = fork_needed(context)
+    through = [f"on {context.cluster.gpu.name} {context.trainer.name} runs through the fork {fork}"] if fork else []
+    return [note for note in (context.release.note,) if note] + through
 
 
 def _run_warnings(winner: RankedLayout, sizes: list[Sized]) -> list[str]:

@@ -24,11 +24,9 @@ def command(
 
     from api.cli.output import note, say
     from api.cli.saving import write_folder
-    from api.errors import lines_of
     from api.naming import plan_id_of
     from api.service import export_rank
     from api.wiring import wire
-    from planner.errors import SpecError
 
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
@@ -39,9 +37,6 @@ def command(
     if json:
         typer.echo(encoder.dumps(exported.as_dict(), indent=2, default=str))
         return
-    if exported.blockers:
-        for line in lines_of(SpecError(exported.blockers)):
-            note(f"warning: {line}")
     for line in exported.notes:
         note(f"note: {line}")
     if save_dir is not None:

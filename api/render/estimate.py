@@ -147,6 +147,10 @@ def estimate_view(estimate: Estimate, job: "Job", width: int, *, letters: bool, 
     """The whole screen of `estimate --job`."""
     layout = job.layout.short() if job.layout is not None else ""
     top: list[RenderableType] = [Text(question_line(job), style="dim"), Text(layout, style="bold"), ""]
+    if estimate.unsupported:
+        lacking = [f"{v.rule}; {v.remedy}" for v in estimate.unsupported]
+        words = "Nothing can run this as it stands; the figures are what the hardware could do:"
+        top = [top[0], Text(words, style="bold red"), indented(bullets(lacking)), *top[1:]]
     if not estimate.valid:
         faults = [f"{v.field}={v.value}: {v.rule}; {v.remedy}" for v in estimate.violations]
         return Group(*top, Text("This layout cannot run:", style="bold red"), indented(bullets(faults)))

@@ -14,7 +14,8 @@ from planner.cost.schedule_columns import num_microbatches
 from planner.cost.simulation import Refined, refine
 from planner.cost.step_seconds import PARTS
 from planner.errors import Fault, SpecError
-from planner.rules import violations
+from planner.rules import Context, violations
+from planner.rules.support import obstacles
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Basis, Estimate, Interval, Memory, StageMemory, TimeBreakdown, Violation
 from planner.specs.gpu_families import unknown_family
@@ -42,6 +43,7 @@ def estimate_job(job: Job, calibration: Calibration | None = None) -> Estimate:
 
 def estimate_layouts(pricer: Pricer, layouts: Sequence[Layout], *, job_id: str | int | None = None) -> list[Estimate]:
     """Estimates of many layouts of one job, in order; the legal ones are priced together."""
+    lacking = obstacles(Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training))
     broken = [violations(layout, pricer.model, pricer.cluster, pricer.training) for layout in layouts]
     legal = [index for index, faults in enumerate(broken) if not faults]
     answers = [_refused(faults, job_id, pricer.calibration.id) for faults in broken]
@@ -52,7 +54,7 @@ def estimate_layouts(pricer: Pricer, layouts: Sequence[Layout], *, job_id: str |
         columns = _Columns(pricer, [layouts[index] for index in legal], batch, prices, refined)
         for row, index in enumerate(legal):
             answers[index] = columns.estimate(row, job_id)
-    return answers
+    return [answer.model_copy(update={"unsupported": lacking}) for answer in answers] if lacking else answers
 
 
 def simulated_columns(pricer: Pricer, layouts: Sequence[Layout]) -> list[tuple[float, float, float]]:

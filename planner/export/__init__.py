@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from planner.errors import UnknownNameError
+from planner.errors import Fault, UnknownNameError
 
 if TYPE_CHECKING:
     from planner.export.base import Export
@@ -23,11 +23,29 @@ def export(
     to: str = "torchtitan",
     version: str | None = None,
 ) -> "Export":
-    """The layout in the words of one of FORMATS. Raises UnknownNameError for a format or a version we do not write."""
+    """The layout in the words of one of FORMATS. Raises UnknownNameError for a format we do not write.
+
+    Its blockers are what the rules say of that trainer's release, and nothing else: a legal layout has none.
+    """
     from planner.export.megatron import export as to_megatron
     from planner.export.torchtitan import export as to_torchtitan
 
     writers = {"torchtitan": to_torchtitan, "megatron": to_megatron}
     if to not in writers:
         raise UnknownNameError("format", to, FORMATS, "export format")
-    return writers[to](layout, model, cluster, training, version)
+    written = writers[to](layout, model, cluster, training, version)
+    own = version or (training.trainer_version if training.trainer == to else None)
+    target = training.model_copy(update={"trainer": to, "trainer_version": own})
+    return written.refused(_refusals(layout, model, cluster, target))
+
+
+def _refusals(
+    layout: "Layout", model: "ModelSpec", cluster: "ClusterSpec", training: "TrainingSpec"
+) -> "list[Fault]":
+    """What the rules say against the layout, of the whole job first."""
+    from planner.rules import Context, violations
+    from planner.rules.support import obstacles
+
+    context = Context(model=model, cluster=cluster, training=training)
+    found = [*obstacles(context), *violations(layout, model, cluster, training)]
+    return [Fault(one.field, one.value, one.rule, one.remedy) for one in found]

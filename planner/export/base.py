@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.errors import Fault, SpecError
 from planner.specs.cluster import RANK_ORDER, ClusterSpec
@@ -55,6 +55,12 @@ class Export:
     def blockers(self) -> tuple[Fault, ...]:
         """What keeps the trainer from running this layout as it was priced; empty for a layout it can run."""
         return tuple(gap.fault for gap in self.gaps if gap.blocking)
+
+    def refused(self, faults: Sequence[Fault]) -> "Export":
+        """The same with what the rules refuse; of a field that they speak of, in their words alone."""
+        named = {fault.field for fault in faults}
+        own = (gap for gap in self.gaps if not (gap.blocking and gap.fault.field in named))
+        return replace(self, gaps=(*own, *(Gap(fault, blocking=True) for fault in faults)))
 
     def require_runnable(self) -> "Export":
         """The export itself. Raises SpecError with every blocker."""

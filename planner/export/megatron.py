@@ -5,7 +5,7 @@ cp_comm_type), pipeline_parallel_layer_layout.py ("Ett|ttL"), distributed/distri
 fork sail-sg/zero-bubble-pipeline-parallelism, README.
 """
 
-from planner.errors import UnknownNameError
+from planner.cost.stages import stage_layers
 from planner.export.base import Draft, Export, overlay_gaps, safe_name, train_steps
 from planner.export.commands import Launch, read_flags
 from planner.export.megatron_model import model_arguments
@@ -13,13 +13,20 @@ from planner.export.megatron_read import CP_TYPES, FP8_RECIPES, SHARDING, plain_
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
+from planner.specs.release import release_of
 from planner.specs.training import TrainingSpec
 from planner.units import counted
 
-VERSIONS = ("0.14", "0.14.0")
-DEFAULT_VERSION = "0.14"
+WRITTEN = "0.14"  # the release whose arguments we write; later ones read them too
 YOURS = "Data, tokenizer and learning rate are not part of a layout: --mock-data and NullTokenizer stand for your own."
+FORKS = {"amd": "ROCm/Megatron-LM"}
+NVFP4_SINCE = "0.15"  # megatron/core/fp4_utils.py
 ZERO_BUBBLE_PENDING = {"ZB-1p": 1, "ZB-2p": 2}
+# Of the embedding and the loss, none counts as a layer, the loss, or both: transformer_config.py, get_num_layers_to_build.
+ENDS_COUNTED = (
+    (), ("--account-for-loss-in-pipeline-split",),
+    ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
+)  # fmt: skip
 OPTIMIZERS = {"adamw": ("--optimizer", "adam"), "sgd": ("--optimizer", "sgd")}
 BF16_STATES = ("--optimizer", "adam", "--use-precision-aware-optimizer", "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16")
 
@@ -27,12 +34,16 @@ BF16_STATES = ("--optimizer", "adam", "--use-precision-aware-optimizer", "--exp-
 def export(layout: Layout, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, version: str | None = None) -> Export:
     """The layout as arguments of Megatron-LM's pretrain_gpt.py.
 
-    Raises UnknownNameError for a version we do not write. What Megatron-LM cannot run is in the export's `blockers`.
+    The arguments are those of core 0.14; for another release, a date or a distribution a note says so.
     """
-    asked = version or DEFAULT_VERSION
-    if asked not in VERSIONS:
-        raise UnknownNameError("trainer_version", asked, VERSIONS, "Megatron-LM version that is exported")
-    draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=asked)
+    release = release_of("megatron", version or (training.trainer_version if training.trainer == "megatron" else None))
+    newer = NVFP4_SINCE if layout.precision == "nvfp4" and release.since(NVFP4_SINCE) else WRITTEN
+    draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=newer)
+    if release.number != newer or not release.exact:
+        draft.notes.append(f"Written for Megatron-LM core {newer}: check the arguments against your {release.named.text}.")
+    fork = FORKS.get(cluster.gpu.vendor)
+    if fork is not None:
+        draft.notes.append(f"On GPUs of {cluster.gpu.vendor} run it in the fork {fork}, with its Transformer Engine.")
     draft.check_common()
     draft.notes.append(YOURS)
     groups = (_degrees, _pipeline, _sharding, _recompute, _precision, _rest, _training, model_arguments)
@@ -46,7 +57,7 @@ def export(layout: Layout, model: ModelSpec, cluster: ClusterSpec, training: Tra
     )  # fmt: skip
     draft.notes.append("Run in the root of Megatron-LM, where pretrain_gpt.py is.")
     return Export(
-        trainer="megatron", version=asked, num_layers=model.num_hidden_layers, num_gpus=layout.num_gpus, files=launch.files(),
+        trainer="megatron", version=newer, num_layers=model.num_hidden_layers, num_gpus=layout.num_gpus, files=launch.files(),
         command=launch.command(), arguments=arguments, notes=tuple(draft.notes), gaps=tuple(draft.gaps),
     )  # fmt: skip
 
@@ -72,13 +83,23 @@ def _pipeline(draft: Draft) -> list[str]:
     split = draft.layer_split if layout.pp > 1 else None
     if split is not None:
         return [*arguments, "--pipeline-model-parallel-layout", pipeline_layout(split)]
+    if layout.pp == 1:
+        return arguments
     stages = layout.pp * layout.virtual_stages
-    if layout.pp > 1 and layout.layers_per_stage is None and layers % stages:
-        rule, remedy = f"do not divide into {stages} equal stages, Megatron-LM's own split", "give layers_per_stage"
-        draft.gap("model.num_hidden_layers", layers, rule, remedy)
-    if layout.pp > 1 and layout.virtual_stages > 1:
+    ends = ends_counted(layers, stages) if layout.layers_per_stage is None else 0
+    if ends is None:
+        sizes = stage_layers(layers, stages, counts_ends=False)
+        rule = f"is written out: {stages} stages do not divide {layers} layers, nor with embedding and loss counted"
+        draft.gap("layers_per_stage", None, rule, "nothing to do", blocking=False)
+        return [*arguments, "--pipeline-model-parallel-layout", pipeline_layout(sizes)]
+    if layout.virtual_stages > 1:
         arguments += ["--num-virtual-stages-per-pipeline-rank", str(layout.virtual_stages)]
-    return arguments
+    return [*arguments, *ENDS_COUNTED[ends]]
+
+
+def ends_counted(layers: int, stages: int) -> int | None:
+    """How many of embedding and loss count as layers, so that the stages divide them; None where nothing makes them divide."""
+    return next((ends for ends in range(len(ENDS_COUNTED)) if (layers + ends) % stages == 0), None)
 
 
 def _schedule(draft: Draft) -> list[str]:
@@ -145,8 +166,10 @@ def _precision(draft: Draft) -> list[str]:
         draft.gap("precision", name, "computes in 16 bits or fewer; float32 parameters do not", "use param_dtype bfloat16")
     elif name in FP8_RECIPES:
         arguments += ["--fp8-format", "hybrid", "--fp8-recipe", FP8_RECIPES[name]]
+    elif name == "nvfp4" and draft.version == NVFP4_SINCE:
+        arguments += ["--fp4-format", "e2m1", "--fp4-recipe", "nvfp4"]
     elif name not in ("bf16", "fp16"):
-        draft.gap("precision", name, "is not in Megatron-LM core 0.14", f"use bf16 or one of {', '.join(FP8_RECIPES)}")
+        draft.gap("precision", name, f"is not in Megatron-LM core {draft.version}", f"use bf16 or one of {', '.join(FP8_RECIPES)}")
     if layout.float8_all_gather:
         if "--fp8-recipe" in arguments:
             arguments.append("--fp8-param-gather")

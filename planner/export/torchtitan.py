@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from planner.errors import UnknownNameError
 from planner.export.base import Draft, Export, Settings, Value, flatten, overlay_gaps, safe_name, write_toml
 from planner.export.commands import Launch
 from planner.export.titan_modules import (
@@ -28,14 +27,16 @@ from planner.export.titan_settings import AC, layout_settings, read_settings, tr
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
+from planner.specs.release import RELEASES, release_of
 from planner.specs.titan_defaults import DEFAULTS
 from planner.specs.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
 from planner.specs.titan_networks import differences
 from planner.specs.training import TrainingSpec
 from planner.units import counted
 
-VERSIONS = {"0.2": "0.2.2", "0.2.0": "0.2.0", "0.2.1": "0.2.1", "0.2.2": "0.2.2", "0.3": "0.3.0", "0.3.0": "0.3.0"}
-DEFAULT_VERSION = "0.2.2"
+OLDEST = "0.2.0"
+WRITTEN = tuple(known.number for known in RELEASES["torchtitan"] if release_of("torchtitan", known.number).since(OLDEST))
+"""The releases whose settings we write."""
 CONFIG_FILE = "train.toml"
 AC_COMMAND = "activation-checkpoint:"
 LIST_FLAGS = frozenset({"compile.components", "model.converters", "quantize.linear.float8.filter_fqns"})
@@ -45,12 +46,15 @@ YOURS = "Data set, tokenizer folder, learning rate and number of steps are not p
 def export(layout: Layout, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, version: str | None = None) -> Export:
     """The layout for one version of TorchTitan (default: the job's `trainer_version`, else 0.2.2).
 
-    Raises UnknownNameError for a version we do not write. What the version cannot run is in the export's `blockers`.
+    A release we do not know is written as the newest before it, and one before 0.2.0 as 0.2.0; a note says so.
     """
-    asked = version or (training.trainer_version if training.trainer == "torchtitan" else None) or DEFAULT_VERSION
-    if asked not in VERSIONS:
-        raise UnknownNameError("trainer_version", asked, VERSIONS, "TorchTitan version that is exported")
-    draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=VERSIONS[asked])
+    release = release_of("torchtitan", version or (training.trainer_version if training.trainer == "torchtitan" else None))
+    number = release.number if release.since(OLDEST) else OLDEST
+    draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=number)
+    if number != release.number or not release.exact:
+        draft.notes.append(f"Written for TorchTitan {number}: {release.named.text} is no release whose settings we write.")
+    if cluster.gpu.vendor == "cpu":
+        draft.notes.append("TorchTitan itself needs GPUs: on a CPU pool `planner-cli probe` runs this layout with the reference program.")
     draft.check_common()
     draft.notes.append(YOURS)
     return _export_02(draft) if _line(draft.version) == "0.2" else _export_03(draft)

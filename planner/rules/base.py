@@ -15,6 +15,8 @@ from planner.rules.limits import LIMITS, TrainerLimits
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
+from planner.specs.release import Release
+from planner.specs.titan_models import line_of
 from planner.specs.trainers import TRAINERS, TrainerRules
 from planner.specs.training import TrainingSpec
 
@@ -36,6 +38,16 @@ class Context:
     def limits(self) -> TrainerLimits:
         """What the trainer refuses beyond that."""
         return LIMITS[self.training.trainer]
+
+    @property
+    def release(self) -> Release:
+        """The trainer's release whose rules hold."""
+        return self.training.release
+
+    @cached_property
+    def titan_line(self) -> str:
+        """"0.2" or "0.3" where TorchTitan trains; "" elsewhere."""
+        return line_of(self.release) if self.trainer.name == "torchtitan" else ""
 
     @property
     def num_kv_heads(self) -> int:

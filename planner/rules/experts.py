@@ -52,6 +52,13 @@ EXPERT_RULES: tuple[Rule, ...] = (
         remedy=lambda x, c: f"set etp to 1 or {x.tp}",
     ),
     Rule(
+        key="TorchTitan 0.3 never splits experts over TP", field="etp", reads=frozenset({"ep", "etp"}),
+        applies=lambda c: c.model.is_moe and c.titan_line == "0.3",
+        broken=lambda x, c: np.asarray((x.ep > 1) & (x.etp != 1)),
+        rule=lambda x, c: f"TorchTitan {c.release.number} has no setting for etp={x.etp}: with ep={x.ep} experts are whole",
+        remedy=lambda x, c: "set etp to 1, or training.trainer_version to 0.2.2",
+    ),
+    Rule(
         key="etp does not divide the expert width", field="etp", reads=frozenset({"ep", "etp", "tp"}),
         applies=lambda c: c.model.is_moe,
         broken=_etp_width,

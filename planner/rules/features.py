@@ -12,7 +12,7 @@ from planner.specs.gpu_families import kernel_family
 from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, PRECISIONS, Layout
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.units import format_bytes
-from planner.work.precision import Recipe, recipes_for, titan_line
+from planner.work.precision import Recipe, bf16_tail, recipes_for
 from planner.work.quantised import local_shape, low_share, products
 
 TENSORWISE, MXFP8 = PRECISIONS.index("float8-tensorwise"), PRECISIONS.index("mxfp8")
@@ -54,9 +54,33 @@ def gpu_precisions(c: Context) -> tuple[str, ...]:
 
 
 def trainer_precisions(c: Context) -> frozenset[str]:
-    """Precisions that the trainer's release has recipes for."""
-    newer = c.trainer.name == "torchtitan" and titan_line(c.training.trainer_version) == "0.3"
-    return TITAN_03_PRECISIONS if newer else c.trainer.precisions
+    """Precisions that the trainer's release has recipes for, of those that convert anything of the model."""
+    if c.titan_line == "0.3":
+        return TITAN_03_PRECISIONS - (frozenset({"nvfp4"}) if _nvfp4_converts_nothing(c) else frozenset())
+    if c.trainer.name == "megatron" and c.release.before("0.15"):  # core/fp4_utils.py came with 0.15
+        return c.trainer.precisions - {"nvfp4"}
+    return c.trainer.precisions
+
+
+def _nvfp4_converts_nothing(c: Context) -> bool:
+    """TorchTitan 0.3's converter leaves experts alone, and the last layers of any model (components/quantization/nvfp4.py)."""
+    recipe = recipes_for(c.trainer, c.training.trainer_version)[PRECISIONS.index("nvfp4")]
+    return c.model.is_moe or bf16_tail(recipe, c.model.num_hidden_layers) >= c.model.num_hidden_layers
+
+
+def trainer_ac_kinds(c: Context) -> frozenset[str]:
+    """Modes of activation checkpointing that the trainer's release has. TorchTitan 0.3 has no setting for every n-th layer."""
+    return c.trainer.ac_kinds - (frozenset({"selective-layer"}) if c.titan_line == "0.3" else frozenset())
+
+
+def trainer_cp_methods(c: Context) -> frozenset[str]:
+    """How the trainer's release passes keys and values round. TorchTitan 0.3 gathers them and has no setting."""
+    return c.trainer.cp_methods - (frozenset({"alltoall"}) if c.titan_line == "0.3" else frozenset())
+
+
+def steps_in_backward(c: Context) -> bool:
+    """Whether the trainer's release offers optimizer-in-backward: gone from TorchTitan 0.3."""
+    return c.limits.optimizer_in_backward and c.titan_line != "0.3"
 
 
 def _both(c: Context) -> str:
@@ -114,8 +138,13 @@ def _offending(x: Layout, c: Context) -> str:
 
 
 def scale_up_gpus(c: Context) -> int:
-    """GPUs that see each other's memory over NVLink or its like: symmetric memory, and so async TP, ends there."""
+    """GPUs that the innermost level of the fabric joins."""
     return c.cluster.fabric[0].gpus
+
+
+def peer_gpus(c: Context) -> int:
+    """GPUs that see each other's memory: symmetric memory, and so async TP, ends there; 1 where none does."""
+    return scale_up_gpus(c) if c.cluster.fabric[0].peer_memory else 1
 
 
 def node_bytes(c: Context) -> float:
@@ -176,7 +205,7 @@ _PRECISION_RULES: tuple[Rule, ...] = (
     Rule(
         key="trainer lacks the precision", field="precision", reads=frozenset({"precision"}),
         broken=lambda x, c: ~in_set(x.precision, PRECISIONS, trainer_precisions(c)),
-        rule=lambda x, c: f"{c.trainer.name} does not train in {x.precision}",
+        rule=lambda x, c: f"{_release(c)} does not train {c.model.name} in {x.precision}",
         remedy=lambda x, c: f"use {_both(c)}",
     ),
     Rule(
@@ -190,6 +219,20 @@ _PRECISION_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: (x.param_dtype == DTYPES.index("float32")) & np.bool_(not SINGLES & set(c.cluster.gpu.peak_flops_per_second)),
         rule=lambda x, c: f"{c.cluster.gpu.name} lists no fp32 or tf32 matrix units, which param_dtype float32 needs",
         remedy=lambda x, c: "set param_dtype to bfloat16",
+    ),
+    Rule(
+        key="fp32 parameters exclude low precision", field="precision", reads=frozenset({"precision", "param_dtype"}),
+        applies=lambda c: c.trainer.name == "megatron",  # arguments.py: --fp16, --bf16 and the fp8 recipes set params_dtype
+        broken=lambda x, c: np.asarray((x.param_dtype == DTYPES.index("float32")) & (x.precision != PRECISIONS.index("bf16"))),
+        rule=lambda x, c: f"{x.precision} computes in 16 bits or fewer; float32 parameters of {c.trainer.name} do not",
+        remedy=lambda x, c: "set param_dtype to bfloat16, or precision to bf16",
+    ),
+    Rule(
+        key="trainer keeps fp32 masters", field="master_dtype", reads=frozenset({"master_dtype"}),
+        applies=lambda c: c.trainer.name == "megatron",  # --main-params-dtype takes fp32 and fp16
+        broken=lambda x, c: x.master_dtype != DTYPES.index("float32"),
+        rule=lambda x, c: f"{c.trainer.name} keeps main parameters in fp32 or fp16, not {x.master_dtype}",
+        remedy=lambda x, c: "set master_dtype to float32",
     ),
     Rule(
         key="low precision needs aligned weights", field="precision", reads=frozenset({"precision", "tp", "etp"}),
@@ -235,9 +278,9 @@ _PRECISION_RULES: tuple[Rule, ...] = (
 _SWITCH_RULES: tuple[Rule, ...] = (
     Rule(
         key="trainer lacks the activation checkpointing", field="ac", reads=frozenset({"ac_kind"}),
-        broken=lambda x, c: ~in_set(x.ac_kind, AC_KINDS, c.trainer.ac_kinds),
-        rule=lambda x, c: f"{c.trainer.name} has no activation checkpointing {x.ac}",
-        remedy=lambda x, c: f"use {choices(kind for kind in AC_KINDS if kind in c.trainer.ac_kinds)}",
+        broken=lambda x, c: ~in_set(x.ac_kind, AC_KINDS, trainer_ac_kinds(c)),
+        rule=lambda x, c: f"{_release(c)} has no activation checkpointing {x.ac}",
+        remedy=lambda x, c: f"use {choices(kind for kind in AC_KINDS if kind in trainer_ac_kinds(c))}",
     ),
     Rule(
         key="memory-budget checkpointing needs compile", field="ac", reads=frozenset({"ac_kind", "compile"}),
@@ -255,10 +298,17 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         remedy=lambda x, c: "set ac to none, or pp_schedule to Interleaved1F1B or 1F1B",
     ),
     Rule(
+        key="TorchTitan 0.2 always shards sequences over TP", field="sequence_parallel", reads=frozenset({"tp", "sequence_parallel"}),
+        applies=lambda c: c.titan_line == "0.2" and c.release.since("0.2"),
+        broken=lambda x, c: np.asarray((x.tp > 1) & ~x.sequence_parallel),
+        rule=lambda x, c: f"TorchTitan {c.release.number} has no tp={x.tp} without sequence parallelism",
+        remedy=lambda x, c: "set sequence_parallel to true, or training.trainer_version to 0.3.0",
+    ),
+    Rule(
         key="trainer lacks the CP method", field="cp_method", reads=frozenset({"cp", "cp_method"}),
-        broken=lambda x, c: (x.cp > 1) & ~in_set(x.cp_method, CP_METHODS, c.trainer.cp_methods),
-        rule=lambda x, c: f"{c.trainer.name} has no cp_method {x.cp_method}",
-        remedy=lambda x, c: f"use {choices(name for name in CP_METHODS if name in c.trainer.cp_methods)}",
+        broken=lambda x, c: (x.cp > 1) & ~in_set(x.cp_method, CP_METHODS, trainer_cp_methods(c)),
+        rule=lambda x, c: f"{_release(c)} has no cp_method {x.cp_method}",
+        remedy=lambda x, c: f"use {choices(name for name in CP_METHODS if name in trainer_cp_methods(c))}",
     ),
     Rule(
         key="trainer does not compile", field="compile", reads=frozenset({"compile"}),
@@ -289,15 +339,15 @@ _SWITCH_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         key="async TP needs NVLink between all TP ranks", field="async_tp", reads=frozenset({"async_tp", "tp"}),
-        broken=lambda x, c: np.asarray(x.async_tp & ((x.tp > scale_up_gpus(c)) | (c.cluster.gpu.vendor != "nvidia"))),
+        broken=lambda x, c: np.asarray(x.async_tp & (x.tp > _joined_gpus(c))),
         rule=lambda x, c: f"async_tp copies through symmetric memory, which joins {_joined(c)}; tp is {x.tp}",
-        remedy=lambda x, c: f"set async_tp to false{f', or tp to at most {scale_up_gpus(c)}' if c.cluster.gpu.vendor == 'nvidia' else ''}",
+        remedy=lambda x, c: "set async_tp to false" + (f", or tp to at most {_joined_gpus(c)}" if _joined_gpus(c) > 1 else ""),
     ),
     Rule(
         key="trainer lacks optimizer-in-backward", field="optimizer_in_backward", reads=frozenset({"optimizer_in_backward"}),
-        applies=lambda c: not c.limits.optimizer_in_backward,
+        applies=lambda c: not steps_in_backward(c),
         broken=lambda x, c: np.asarray(x.optimizer_in_backward),
-        rule=lambda x, c: f"{c.trainer.name} steps the optimizer after the backward only",
+        rule=lambda x, c: f"{_release(c)} steps the optimizer after the backward only",
         remedy=lambda x, c: "set optimizer_in_backward to false",
     ),
     Rule(
@@ -317,8 +367,22 @@ _SWITCH_RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
+def _joined_gpus(c: Context) -> int:
+    """GPUs over which async TP works: torch's micro-pipelined matmuls are written for NVIDIA's."""
+    return peer_gpus(c) if c.cluster.gpu.vendor == "nvidia" else 1
+
+
 def _joined(c: Context) -> str:
-    return f"{scale_up_gpus(c)} GPUs here" if c.cluster.gpu.vendor == "nvidia" else f"NVIDIA GPUs, not {c.cluster.gpu.name}"
+    if c.cluster.gpu.vendor != "nvidia":
+        return f"NVIDIA GPUs, not {c.cluster.gpu.name}"
+    if peer_gpus(c) == 1:
+        return f"no two {c.cluster.gpu.name}: over {c.cluster.fabric[0].name} they cannot read each other's memory"
+    return f"{peer_gpus(c)} GPUs here"
+
+
+def _release(c: Context) -> str:
+    """The trainer, with its release where rules differ by it."""
+    return c.trainer.name if c.release.number == "0" else f"{c.trainer.name} {c.release.number}"
 
 
 FEATURE_RULES: tuple[Rule, ...] = (*_ZERO_RULES, *_PRECISION_RULES, *_SWITCH_RULES)

@@ -11,7 +11,7 @@ from planner.schedules import SCHEDULES
 from planner.schedules.base import Runtime, Schedule, ScheduleRule
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.layout import Layout
-from planner.specs.titan_models import pipelines, unsupported
+from planner.specs.titan_models import lacking, pipelines
 from planner.units import counted
 
 # A simulation plays out about pp x stages x (microbatches until the order repeats) actions; at this bound it takes seconds and 0.5 GB.
@@ -22,6 +22,7 @@ ENDS = 2  # embedding and head: each may count as one layer of the split
 # Megatron's microbatch_group_size_per_vp_stage may be set to the size of a round, so that equal rounds suffice: torch's
 # condition. Five microbatches over four ranks were run (public row mci-small-050).
 _ROUNDS_AS_TORCH: Mapping[str, Runtime] = {"Interleaved1F1B": "torch", "InterleavedZeroBubble": "torch"}
+ZERO_BUBBLE = ("ZB-1p", "ZB-2p")
 _LOOPED = ("Interleaved1F1B", "InterleavedZeroBubble")
 
 
@@ -48,7 +49,8 @@ def _too_many_stages(x: LayoutBatch, c: Context) -> BoolColumn:
     return np.asarray((x.pp <= _most_stages(c)) & (num_stages(x) > _most_stages(c)))
 
 
-def _even(stages: IntColumn, c: Context) -> BoolColumn:
+def divides_layers(stages: IntColumn, c: Context) -> BoolColumn:
+    """Whether so many stages divide the layers, or would with the embedding and the head counted as layers. (N,)."""
     fits = np.zeros(np.shape(stages), dtype=np.bool_)
     for ends in range(ENDS + 1):
         fits |= (c.model.num_hidden_layers + ends) % stages == 0
@@ -57,17 +59,36 @@ def _even(stages: IntColumn, c: Context) -> BoolColumn:
 
 def _uneven_split(x: LayoutBatch, c: Context) -> BoolColumn:
     stages = num_stages(x)
-    return np.asarray((x.split == TRAINER_SPLIT) & (stages <= _most_stages(c)) & ~_even(stages, c))
+    own = (x.pp > 1) & (x.split == TRAINER_SPLIT) & (stages <= _most_stages(c))
+    return np.asarray(own & ~divides_layers(stages, c) & _without_layout(x, c))
 
 
 def _uneven_remedy(x: Layout, c: Context) -> str:
-    fitting = [n for n in range(1, _most_stages(c) + 1) if n % x.pp == 0 and bool(_even(np.array([n]), c)[0])]
-    return f"give layers_per_stage{f', or {choices(fitting)} stages' if fitting else ''}"
+    fitting = [n for n in range(1, _most_stages(c) + 1) if n % x.pp == 0 and bool(divides_layers(np.array([n]), c)[0])]
+    own = "" if x.pp_schedule in ZERO_BUBBLE else "give layers_per_stage"
+    stages = f"use {choices(fitting)} stages" if fitting else ""
+    return ", or ".join(text for text in (own, stages) if text) or "use another pp"
 
 
-def titan_line(c: Context) -> str:
-    """TorchTitan's release line that the job runs on: 0.2, which is exported by default, unless `trainer_version` says 0.3."""
-    return "0.3" if (c.training.trainer_version or "").startswith("0.3") else "0.2"
+def _cannot_pipeline(c: Context) -> bool:
+    """Whether TorchTitan has the model, and no way to cut it into stages."""
+    line = c.titan_line
+    return bool(line) and not lacking(c.model, line) and not pipelines(c.model, line)
+
+
+def _pipelines_in_03(c: Context) -> bool:
+    return not lacking(c.model, "0.3") and pipelines(c.model, "0.3")
+
+
+def _without_layout(x: LayoutBatch, c: Context) -> BoolColumn:
+    """Pipelines that Megatron can only split evenly: before 0.13, and under the schedules of the zero-bubble fork."""
+    fork = in_set(x.pp_schedule, SCHEDULE_NAMES, ZERO_BUBBLE)
+    return np.asarray(fork | np.bool_(not writes_splits(c)))
+
+
+def writes_splits(c: Context) -> bool:
+    """Whether the trainer's release can be told any split: Megatron's --pipeline-model-parallel-layout came with core 0.13."""
+    return c.trainer.name != "megatron" or c.release.since("0.13")
 
 
 def _split_column(x: LayoutBatch, values: list[int]) -> IntColumn:
@@ -106,10 +127,10 @@ _SPLIT_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         key="TorchTitan cannot pipeline the model", field="pp", reads=frozenset({"pp"}),
-        applies=lambda c: c.trainer.name == "torchtitan" and not unsupported(c.model) and not pipelines(c.model, titan_line(c)),
+        applies=_cannot_pipeline,
         broken=lambda x, c: np.asarray(x.pp > 1),
-        rule=lambda x, c: f"TorchTitan {titan_line(c)}'s model for {c.model.name} has no pipelining_fn",
-        remedy=lambda x, c: "set pp to 1" + (", or trainer_version to 0.3.0" if pipelines(c.model, "0.3") else ""),
+        rule=lambda x, c: f"TorchTitan {c.titan_line}'s model for {c.model.name} has no pipelining_fn",
+        remedy=lambda x, c: "set pp to 1" + (", or trainer_version to 0.3.0" if _pipelines_in_03(c) else ""),
     ),
     Rule(
         key="more pipeline stages than layers", field="virtual_stages", reads=frozenset({"pp", "virtual_stages"}),
@@ -118,7 +139,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         remedy=lambda x, c: f"set virtual_stages to at most {max(1, _most_stages(c) // x.pp)}",
     ),
     Rule(
-        key="stages do not divide the layers", field="virtual_stages", reads=frozenset({"pp", "virtual_stages", "split"}),
+        key="stages do not divide the layers", field="virtual_stages", reads=frozenset({"pp", "virtual_stages", "split", "pp_schedule"}),
         applies=lambda c: c.limits.split == "even",
         broken=_uneven_split,
         rule=lambda x, c: (
@@ -147,6 +168,23 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: (x.pp > 1) & ~in_set(x.pp_schedule, SCHEDULE_NAMES, c.trainer.schedules),
         rule=lambda x, c: f"{c.trainer.name} has no schedule {x.pp_schedule}",
         remedy=lambda x, c: f"use {choices(name for name in SCHEDULE_NAMES if name in c.trainer.schedules)}",
+    ),
+    Rule(
+        key="zero bubble is a fork's", field="pp_schedule", reads=frozenset({"pp", "pp_schedule"}),
+        # a release says that it is NVIDIA's own; a date or a free text may be the fork's
+        applies=lambda c: c.trainer.name == "megatron" and c.release.exact,
+        broken=lambda x, c: (x.pp > 1) & in_set(x.pp_schedule, SCHEDULE_NAMES, ZERO_BUBBLE),
+        rule=lambda x, c: f"{x.pp_schedule} is in the fork sail-sg/zero-bubble-pipeline-parallelism, not in Megatron-LM {c.release.number}",
+        remedy=lambda x, c: "use 1F1B, or name the fork: training.trainer_version zero-bubble",
+    ),
+    Rule(
+        key="zero bubble takes the trainer's own split", field="layers_per_stage",
+        reads=frozenset({"pp", "pp_schedule", "split"}),
+        # Megatron's layout string came after the fork left its repository
+        applies=lambda c: c.trainer.name == "megatron",
+        broken=lambda x, c: (x.pp > 1) & (x.split != TRAINER_SPLIT) & in_set(x.pp_schedule, SCHEDULE_NAMES, ZERO_BUBBLE),
+        rule=lambda x, c: f"the fork that has {x.pp_schedule} reads no --pipeline-model-parallel-layout",
+        remedy=lambda x, c: "leave layers_per_stage out, or use 1F1B",
     ),
     Rule(
         key="interleaving needs pp microbatches", field="micro_batch_size",

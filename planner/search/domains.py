@@ -15,6 +15,7 @@ from planner.errors import Fault, SpecError
 from planner.rules import Context
 from planner.rules.base import divisors, in_set, num_microbatches, sharding_degree
 from planner.rules.features import SPLITTING, gpu_precisions, scale_up_gpus
+from planner.rules.pipeline import divides_layers
 from planner.specs.job import SearchSpec
 from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES, Layout, check_layout_values, parse_ac
 
@@ -96,6 +97,12 @@ def _pays(x: LayoutBatch, c: Context) -> BoolColumn:
     return np.asarray((x.pp_schedule == SCHEDULES.index("1F1B")) | ((x.pp > 1) & ~(recomputes & c.trainer.fsdp_style)))
 
 
+def _stages_pay(x: LayoutBatch, c: Context) -> BoolColumn:
+    """Evenly split stages where the trainer's split is even and the pipeline's ranks can have them."""
+    even = np.bool_(c.limits.split != "even") | ~divides_layers(x.pp, c) | divides_layers(x.pp * x.virtual_stages, c)
+    return np.asarray(np.where(x.pp > 1, even, x.virtual_stages == 1))
+
+
 def _steps_once(x: LayoutBatch, c: Context) -> BoolColumn:
     return np.asarray(~x.optimizer_in_backward | ((num_microbatches(x, c) == 1) & (sharding_degree(x, c) > 1)))
 
@@ -164,7 +171,8 @@ KEEPS: Mapping[str, Keep] = {
         "in torch (torchtitan issue 773: 13 against 128 tokens/s, pytorch issue 136766)",
     ),
     "virtual_stages": Keep(
-        reads=frozenset({"pp", "virtual_stages"}), mask=lambda x, c: (x.pp > 1) | (x.virtual_stages == 1), reason="ignored at pp 1",
+        reads=frozenset({"pp", "virtual_stages"}), mask=_stages_pay,
+        reason="ignored at pp 1; of a trainer that splits evenly, stages that do not divide the layers where others of the same pp do",
     ),
     "zero_stage": Keep(
         reads=frozenset({"zero_stage", "sharding_degree"}), mask=lambda x, c: (sharding_degree(x, c) > 1) == (x.zero_stage > 0),
@@ -186,7 +194,7 @@ KEEPS: Mapping[str, Keep] = {
 # ---- the table ----------------------------------------------------------------------------------------------------------
 
 _TORCH_ORDER = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "InterleavedZeroBubble", "DualPipeV", "LoopedBFS", "GPipe")
-_MEGATRON_ORDER = ("1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p", "GPipe")
+_MEGATRON_ORDER = ("1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p")
 _TORCH_FLOAT8 = ("float8-tensorwise", "float8-rowwise", "mxfp8")
 _TE_FLOAT8 = ("float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8")
 VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)

@@ -80,6 +80,7 @@ class LevelRequest(Frozen):
     topology: Topology | None = None
     shape: tuple[Count, ...] | None = None
     oversubscription: AtLeastOne = 1.0
+    peer_memory: bool | None = None
 
 
 class ClusterRequest(Frozen):
@@ -101,7 +102,11 @@ class ClusterRequest(Frozen):
 
 
 class FabricLevel(Frozen):
-    """One level of a fabric, complete.  bandwidth: of one GPU, one direction, before `oversubscription` divides it."""
+    """One level of a fabric, complete.
+
+    bandwidth: of one GPU, one direction, before `oversubscription` divides it.
+    peer_memory: whether its GPUs read and write each other's memory.
+    """
 
     name: str
     gpus: Count
@@ -110,6 +115,7 @@ class FabricLevel(Frozen):
     topology: Topology
     shape: tuple[Count, ...] | None = None
     oversubscription: AtLeastOne = 1.0
+    peer_memory: bool = False
 
 
 class ClusterSpec(Frozen):
@@ -358,8 +364,18 @@ class _Fabric:
             bandwidth_bytes_per_second=default.bandwidth_bytes_per_second if request.bandwidth is None else request.bandwidth,
             latency_seconds=default.latency_seconds if request.latency is None else request.latency,
             topology=topology, shape=self._shape(level, inner, topology, default.topology == "torus"),
-            oversubscription=request.oversubscription,
+            oversubscription=request.oversubscription, peer_memory=self._peer_memory(request, scale_up=scale_up),
         )  # fmt: skip
+
+    def _peer_memory(self, request: LevelRequest, *, scale_up: bool) -> bool:
+        """As typed, or as the GPU's own fabric has it; of another fabric in its place, where it is faster than PCIe."""
+        if request.peer_memory is not None:
+            return request.peer_memory
+        usual = self.gpu.scale_up.peer_memory
+        if scale_up and request.bandwidth is None and usual is not None:
+            return usual
+        bandwidth = self.gpu.scale_up.bandwidth_bytes_per_second if request.bandwidth is None else request.bandwidth
+        return scale_up and bandwidth > self.gpu.pcie_bandwidth_bytes_per_second
 
     def _shape(self, level: _Sized, inner: int, topology: Topology, torus_by_default: bool) -> tuple[int, ...] | None:
         shape, points = level.request.shape, level.gpus // inner

@@ -79,13 +79,18 @@ class TimeBreakdown(BaseModel):
 
 
 class Estimate(BaseModel):
-    """One answer. With `valid` false the numbers are null and `violations` says why. warnings: what the numbers assume for want of data."""
+    """One answer. With `valid` false the numbers are null and `violations` says why.
+
+    warnings: what the numbers assume for want of data.  unsupported: what keeps the trainer from running this job whatever
+    its layout (model, vendor, optimizer); the numbers then say what the hardware could do.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     id: str | int | None = None
     valid: bool
     violations: list[Violation]
+    unsupported: list[Violation] = []
     fits: bool | None = None
     oom_probability: float | None = None
     step_seconds: float | None = None

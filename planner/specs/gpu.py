@@ -99,10 +99,13 @@ class ScaleUp(ScaleOut):
     """The fabric inside a node (NVLink, Infinity Fabric, PCIe) or a rack (NVL72, TPU pod).
 
     gpus: largest domain.  spans_nodes: whether the domain goes beyond the GPUs of one host.
+    peer_memory: whether GPUs of a domain read and write each other's memory (NVLink, Infinity Fabric; what torch's symmetric
+    memory needs); left out, it is taken to be so where the fabric is faster than PCIe.
     """
 
     gpus: Count = 8
     spans_nodes: bool = False
+    peer_memory: bool | None = None
 
 
 class GpuSpec(Frozen):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.specs.model import ModelSpec
+from planner.specs.release import Release
 from planner.specs.titan_networks import lacks, shipped_lacks
 
 # hidden, layers, heads, kv heads (0: MLA), head dim, tied, vocabulary, dense width, experts, experts a token, expert width,
@@ -76,6 +77,11 @@ WITH_PIPELINE = {
     "0.2": frozenset({"llama3", "llama4", "deepseek_v3"}),
     "0.3": frozenset({"llama3", "qwen3", "deepseek_v3", "gpt_oss"}),
 }
+
+
+def line_of(release: Release) -> str:
+    """The line whose models and settings a release of TorchTitan has, as far as we know them: "0.2" or "0.3"."""
+    return "0.3" if release.since("0.3") else "0.2"
 
 
 def shape_of(model: ModelSpec) -> Shape:
@@ -150,7 +156,10 @@ def lacking(model: ModelSpec, line: str) -> list[str]:
 
 
 def pipelines(model: ModelSpec, line: str) -> bool:
-    """Whether the TorchTitan model that would train these shapes can be split into pipeline stages. line: "0.2" or "0.3"."""
+    """Whether the TorchTitan model that would train these shapes can be split into pipeline stages. line: "0.2" or "0.3".
+
+    Of a model that it ships the module decides, of any other the class that takes its shapes.
+    """
     flavor = find_flavor(model, line)
     return (flavor.module if flavor else class_for(model)) in WITH_PIPELINE[line]
 

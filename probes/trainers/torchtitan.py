@@ -16,7 +16,7 @@ from pathlib import Path
 
 from planner.errors import SpecError
 from planner.export.base import Export
-from planner.export.torchtitan import VERSIONS, export
+from planner.export.torchtitan import WRITTEN, export
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
@@ -161,7 +161,7 @@ def _clash(versions: Mapping[str, str], *, emulate: bool = False) -> str | None:
     if titan is None:
         return f"torchtitan is not installed; pip install torchtitan=={SUGGESTED}, or use --trainer reference"
     if line(titan) is None:
-        known = ", ".join(sorted(name for name in VERSIONS if name.count(".") == 2))
+        known = ", ".join(WRITTEN)
         return f"torchtitan {titan} is installed and the planner writes for {known}; pip install torchtitan=={SUGGESTED}"
     missing = [name for name in PACKAGES if name not in versions]
     if missing:
@@ -186,7 +186,8 @@ def _line(version: str) -> str:
 def line(version: str) -> str | None:
     """The version whose export serves an installed one: itself, or its line ("0.2", "0.3"); None where the planner writes for neither."""
     short = _line(version)
-    return version if version in VERSIONS else short if short in VERSIONS else None
+    lines = {_line(written) for written in WRITTEN}
+    return version if version in WRITTEN else short if short in lines else None
 
 
 def _model(job: Job, task: ProbeTask) -> ModelSpec:

@@ -69,6 +69,7 @@ def priced(draw: np.random.Generator, model: str, gpu: str, trainer: str) -> Pri
                 "seq_len": int(draw.choice((1024, 4096, 8192, 65536))),
                 "global_batch_size": num_gpus * int(draw.choice((1, 2, 4, 16))),
                 "trainer": trainer,
+                **({"trainer_version": "zero-bubble, main of 2026-06"} if trainer == "megatron" else {}),  # the fork, with nvfp4
                 "max_grad_norm": None if draw.random() < 0.3 else 1.0,
                 "attention_kernel": "unfused" if draw.random() < 0.1 else "flash",
                 "optimizer": str(draw.choice(("adamw", "adamw-bf16-states", "muon", "adafactor", "sgd"))),

@@ -345,8 +345,10 @@ def test_versions() -> None:
     assert make("0.3").version == "0.3.0"
     assert export(layout(256), model(), cluster(256), training(trainer_version="0.2.1")).version == "0.2.1"
     assert export(layout(256), model(), cluster(256), training()).version == "0.2.2"
-    with pytest.raises(UnknownNameError, match="TorchTitan version"):
-        make("9.9")
+    for asked, written in (("9.9", "0.3.0"), ("0.2.3", "0.2.2"), ("v0.3.0", "0.3.0"), ("2025-11-04", "0.2.0"), ("0.1.0", "0.2.0")):
+        exported = make(asked)
+        assert exported.version == written
+        assert any("Written for TorchTitan" in note for note in exported.notes) == (asked != "v0.3.0")
     with pytest.raises(UnknownNameError, match="export format"):
         export_to(layout(256), model(), cluster(256), training(), to="nemo")
     assert export_to(layout(256), model(), cluster(256), training()).trainer == "torchtitan"

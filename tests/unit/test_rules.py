@@ -21,6 +21,8 @@ from planner.specs.training import TrainingSpec
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 MEGATRON: dict[str, Any] = {"trainer": "megatron"}
+FORK: dict[str, Any] = {**MEGATRON, "trainer_version": "zero-bubble"}
+TITAN_03: dict[str, Any] = {"trainer_version": "0.3.0"}
 H100, A100, B200 = "h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb"
 
 
@@ -73,6 +75,7 @@ CASES = [
     Case("microbatch does not divide the local batch", {"micro_batch_size": 3}, {"micro_batch_size": 2}, text="the 4 sequences"),
     Case("GPU lacks fp32 matmuls", {"param_dtype": "float32"}, {}, {"gpu": "tpu-v5p"}, "lists no fp32"),
     Case("TorchTitan cannot pipeline the model", {"pp": 2}, {"pp": 1}, {"model": "qwen3-8b"}, "has no pipelining_fn"),
+    Case("TorchTitan cannot pipeline the model", {"pp": 2}, {"pp": 1}, {"model": "gpt-oss-120b"}, "has no pipelining_fn"),
     Case("more pipeline ranks than layers", {"pp": 64}, {"pp": 16},
          {"num_gpus": 64, "global_batch_size": 256}, "pp=64 exceeds the 32 layers"),
     Case("pipeline too long to be simulated", {"pp": 512}, {"pp": 256},
@@ -81,8 +84,13 @@ CASES = [
         "more pipeline stages than layers", {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 3},
         {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}, text="48 stages exceed the 32 layers",
     ),
-    Case("stages do not divide the layers", {"pp": 4}, {"pp": 2}, {"model": {"base": "llama3-8b", "num_hidden_layers": 29}, **MEGATRON},
-         "4 stages do not divide 29 layers"),
+    Case("stages do not divide the layers", {"pp": 4}, {"pp": 2}, {"model": {"base": "llama3-8b", "num_hidden_layers": 29}, **MEGATRON,
+         "trainer_version": "core_v0.12.1"}, "4 stages do not divide 29 layers"),
+    Case("stages do not divide the layers", {"pp": 4, "pp_schedule": "ZB-1p"}, {"pp": 2, "pp_schedule": "ZB-1p"},
+         {"model": {"base": "llama3-8b", "num_hidden_layers": 29}, **FORK}, "4 stages do not divide 29 layers"),
+    Case("zero bubble is a fork's", {"pp": 2, "pp_schedule": "ZB-2p"}, {"pp": 2}, MEGATRON, "is in the fork sail-sg"),
+    Case("zero bubble takes the trainer's own split", {"pp": 2, "pp_schedule": "ZB-1p", "layers_per_stage": [15, 17]},
+         {"pp": 2, "layers_per_stage": [15, 17]}, FORK),
     Case("layers_per_stage has the wrong length", {"pp": 2, "layers_per_stage": [8, 8, 16]}, {"pp": 2, "layers_per_stage": [17, 15]},
          text="lists 3 stages, pp x virtual_stages makes 2"),
     Case("layers_per_stage does not sum to the layers", {"pp": 2, "layers_per_stage": [16, 17]}, {"pp": 2, "layers_per_stage": [15, 17]},
@@ -96,7 +104,7 @@ CASES = [
              {"pp": 4, "pp_schedule": name, "virtual_stages": good, "ac": "full"}, job)
         for name, bad, good, job in (
             ("GPipe", 2, 1, {}), ("1F1B", 2, 1, {}), ("Interleaved1F1B", 1, 2, {}), ("LoopedBFS", 1, 2, {}), ("ZBVZeroBubble", 1, 2, {}),
-            ("InterleavedZeroBubble", 1, 2, {}), ("DualPipeV", 3, 2, {}), ("ZB-1p", 2, 1, MEGATRON), ("ZB-2p", 2, 1, MEGATRON),
+            ("InterleavedZeroBubble", 1, 2, {}), ("DualPipeV", 3, 2, {}), ("ZB-1p", 2, 1, FORK), ("ZB-2p", 2, 1, FORK),
         )
     ),
     *(
@@ -110,6 +118,7 @@ CASES = [
     Case("expert parallelism without experts", {"ep": 2}, {"ep": 1}, text="llama3-8b has no experts"),
     Case("ep does not divide the experts", {"ep": 16}, {"ep": 8}, MOE, "ep=16 does not divide 8 experts"),
     Case("etp is neither 1 nor tp", {"tp": 4, "ep": 2, "etp": 2}, {"tp": 4, "ep": 2, "etp": 4}, MOE, "neither 1 nor tp=4"),
+    Case("TorchTitan 0.3 never splits experts over TP", {"tp": 2, "ep": 2, "etp": 2}, {"tp": 2, "ep": 2}, {**MOE, **TITAN_03}, "etp=2"),
     Case("etp does not divide the expert width", {"ep": 2, "etp": 3}, {"ep": 2, "etp": 1}, {**MOE, **MEGATRON, "num_gpus": 24,
          "global_batch_size": 48}, "moe_intermediate_size 14336"),
     Case("ep x etp does not divide its ranks", {"pp": 8, "ep": 8}, {"pp": 2, "ep": 8}, {**MOE, "trainer_version": "0.3.0"}, "2 ranks"),
@@ -125,14 +134,23 @@ CASES = [
     Case("CPU offload needs shards", {"zero_stage": 0, "cpu_offload": True}, {"zero_stage": 1, "cpu_offload": True}, MEGATRON),
     Case("host memory too small for CPU offload", {"cpu_offload": True}, {"cpu_offload": False},
          {"gpu": "l4", "model": "llama3.1-405b"}, "of host memory in each node"),
-    Case("trainer lacks the precision", {"precision": "fp16"}, {"precision": "float8-rowwise"}, text="torchtitan does not train in fp16"),
+    Case("trainer lacks the precision", {"precision": "fp16"}, {"precision": "float8-rowwise"},
+         text="torchtitan 0.2.2 does not train llama3-8b in fp16"),
     Case("GPU lacks the precision", {"precision": "float8-rowwise"}, {"precision": "bf16"}, {"gpu": A100}, "has no fp8 units"),
     Case("GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-tensorwise"}, text="has no microscaling units"),
     Case(
         "GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-rowwise"}, {"gpu": "rtx-5090"},
         "has no kernels for mxfp8 in any library",
     ),
-    Case("GPU lacks the precision", {"precision": "nvfp4"}, {"precision": "float8-blockwise"}, MEGATRON),
+    Case("GPU lacks the precision", {"precision": "nvfp4"}, {"precision": "float8-blockwise"}, {**MEGATRON, "trainer_version": "0.16"}),
+    Case("trainer lacks the precision", {"precision": "nvfp4"}, {"precision": "mxfp8"}, {**MEGATRON, "gpu": B200},
+         "megatron 0.14 does not"),
+    Case("trainer lacks the precision", {"precision": "nvfp4"}, {"precision": "mxfp8"}, {**MOE, **TITAN_03, "gpu": B200},
+         "mixtral-8x7b in nvfp4"),
+    Case("trainer lacks the precision", {"precision": "float8-tensorwise"}, {"precision": "float8-rowwise"}, TITAN_03),
+    Case("fp32 parameters exclude low precision", {"param_dtype": "float32", "precision": "float8-tensorwise"},
+         {"param_dtype": "float32"}, MEGATRON, "float32 parameters of megatron do not"),
+    Case("trainer keeps fp32 masters", {"master_dtype": "bfloat16"}, {}, MEGATRON, "main parameters in fp32 or fp16"),
     Case("low precision needs aligned weights", {"tp": 8, "precision": "float8-blockwise"}, {"tp": 4, "precision": "float8-blockwise"},
          {"trainer": "fsdp", "model": {"base": "llama3-8b", "intermediate_size": 14848}}, "mlp_w1 of"),
     Case("low precision needs aligned tokens", {"cp": 8, "precision": "mxfp8"}, {"cp": 2, "precision": "mxfp8"},
@@ -144,11 +162,16 @@ CASES = [
          {"precision": "float8-tensorwise", "float8_all_gather": True}),
     Case("float8 all-gather needs dp_shard", {"dp_replicate": 16, "precision": "float8-tensorwise", "float8_all_gather": True},
          {"dp_replicate": 2, "precision": "float8-tensorwise", "float8_all_gather": True}),
-    Case("trainer lacks the activation checkpointing", {"ac": "selective-attention"}, {"ac": "full"}, text="torchtitan has no"),
+    Case("trainer lacks the activation checkpointing", {"ac": "selective-attention"}, {"ac": "full"}, text="torchtitan 0.2.2 has no"),
+    Case("trainer lacks the activation checkpointing", {"ac": "selective-layer-2"}, {"ac": "selective-op"}, TITAN_03,
+         "torchtitan 0.3.0 has no"),
+    Case("TorchTitan 0.2 always shards sequences over TP", {"tp": 2, "sequence_parallel": False}, {"tp": 2},
+         text="no tp=2 without"),
     Case("memory-budget checkpointing needs compile", {"ac": "memory-budget-0.5"}, {"ac": "memory-budget-0.5", "compile": True}),
     Case("selective checkpointing excludes schedules that split the backward", {"pp": 2, "pp_schedule": "ZBVZeroBubble"},
          {"pp": 2, "pp_schedule": "ZBVZeroBubble", "ac": "full"}),
     Case("trainer lacks the CP method", {"cp": 2, "cp_method": "ulysses"}, {"cp": 2, "cp_method": "alltoall"}),
+    Case("trainer lacks the CP method", {"cp": 2, "cp_method": "alltoall"}, {"cp": 2}, TITAN_03, "torchtitan 0.3.0 has no"),
     Case("trainer does not compile", {"compile": True}, {"compile": False}, MEGATRON),
     Case("compile excludes schedules that split the backward", {"pp": 2, "pp_schedule": "ZBVZeroBubble", "compile": True},
          {"pp": 2, "pp_schedule": "Interleaved1F1B", "compile": True}),
@@ -158,6 +181,14 @@ CASES = [
          {"tp": 2, "async_tp": True, "compile": True}),
     Case("async TP needs NVLink between all TP ranks", {"tp": 16, "async_tp": True, "compile": True},
          {"tp": 8, "async_tp": True, "compile": True}, {**DS3, "num_gpus": 64}, "joins 8 GPUs here"),
+    *(
+        Case("async TP needs NVLink between all TP ranks", {"tp": 2, "async_tp": True, "compile": True}, {"tp": 2, "compile": True},
+             {"gpu": gpu}, text)
+        for gpu, text in (
+            ("rtx-4090", "no two rtx-4090"), ("l4", "cannot read each other's memory"), ("mi300x-192gb", "NVIDIA GPUs, not mi300x"),
+        )
+    ),
+    Case("trainer lacks optimizer-in-backward", {"optimizer_in_backward": True}, {}, {**TITAN_03, "max_grad_norm": None}, "0.3.0 steps"),
     Case("trainer lacks optimizer-in-backward", {"optimizer_in_backward": True}, {}, {**MEGATRON, "max_grad_norm": None}),
     Case("optimizer-in-backward excludes gradient clipping", {"optimizer_in_backward": True}, {}, text="max_grad_norm is 1"),
     Case("optimizer-in-backward excludes pipelines and experts", {"pp": 2, "optimizer_in_backward": True}, {"optimizer_in_backward": True},
@@ -232,6 +263,9 @@ def test_a_batch_agrees_with_its_rows() -> None:
         assert [not violations(x, c.model, c.cluster, c.training) for x in layouts] == legal.tolist()
 
 
+VERSIONS = {("torchtitan", "unfused"): TITAN_03, ("megatron", "unfused"): {"trainer_version": "0.12"}}
+
+
 class Spy:
     """A batch that notes which columns are read."""
 
@@ -247,7 +281,7 @@ def test_rules_read_what_they_say() -> None:
     """No more than they say in any job, and all of it in some job."""
     read: dict[int, set[str]] = {}
     for trainer, model, kernel in itertools.product(sorted(TRAINERS), ("llama3-8b", "deepseek-v3", "qwen3-8b"), ("flash", "unfused")):
-        c = context(model, trainer=trainer, attention_kernel=kernel)
+        c = context(model, trainer=trainer, attention_kernel=kernel, **VERSIONS.get((trainer, kernel), {}))
         for rule in rules_for(c):
             spy = Spy(LayoutBatch.from_layouts([resolve(c, {})]))
             rule.broken(spy, c)  # type: ignore[arg-type]
