@@ -46,7 +46,10 @@ def test_recommend_in_words_then_explain_and_export(cli: Cli, tmp_path: Path) ->
     assert exported.returncode == 0, exported.stderr
     assert (tmp_path / "run" / "launch.sh").stat().st_mode & 0o100
     assert "[parallelism]" in (tmp_path / "run" / "train.toml").read_text()
-    assert cli("export", plan_id, "--format", "megatron", "--json").returncode == 0
+    refused = cli("export", plan_id, "--format", "megatron", "--save-dir", tmp_path / "megatron")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "megatron runs fused kernels and does not use torch.compile" in refused.stderr
+    assert not (tmp_path / "megatron").exists()
 
 
 def test_recommend_as_json_is_the_stored_plan(cli: Cli, tmp_path: Path, job: dict[str, Any]) -> None:
