@@ -94,6 +94,9 @@ def _pipeline(draft: Draft) -> list[str]:
         return [*arguments, "--pipeline-model-parallel-layout", pipeline_layout(sizes)]
     if layout.virtual_stages > 1:
         arguments += ["--num-virtual-stages-per-pipeline-rank", str(layout.virtual_stages)]
+    if ends:
+        counted_as = "the loss counts as a layer" if ends == 1 else "embedding and loss count as layers"
+        draft.gap("layers_per_stage", None, f"divides over {stages} stages where {counted_as}", "nothing to do", blocking=False)
     return [*arguments, *ENDS_COUNTED[ends]]
 
 

@@ -6,7 +6,6 @@ Source: Megatron-LM core 0.14 megatron/training/arguments.py, megatron/core/tran
 import re
 from collections.abc import Mapping, Sequence
 
-from planner.cost.stages import stage_layers
 from planner.errors import Fault, SpecError
 
 Words = Mapping[str, Sequence[str]]
@@ -85,15 +84,14 @@ def _stages(words: Words, num_layers: int) -> dict[str, object]:
 
 
 def _uneven(words: Words, num_layers: int, stages: int) -> tuple[int, ...] | None:
-    """Layers a stage where the ends hold another number than the rest; None for the split that is the trainer's own to us."""
+    """Layers a stage where the ends hold another number than the rest; None for an even split."""
     embedding, loss = ("account_for_embedding_in_pipeline_split" in words, "account_for_loss_in_pipeline_split" in words)
     if embedding or loss:
         each, left = divmod(num_layers + embedding + loss, stages)
         split = [each] * stages
         split[0] -= embedding
         split[-1] -= loss
-        own = stage_layers(num_layers, stages, counts_ends=False)
-        return None if left or tuple(split) == own else tuple(split)
+        return tuple(split) if not left else None
     first, last = word(words, "decoder_first_pipeline_num_layers"), word(words, "decoder_last_pipeline_num_layers")
     if first is None and last is None:
         return None
