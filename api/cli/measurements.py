@@ -8,6 +8,7 @@ import typer
 from api.cli.typed import complete_gpu, complete_model
 
 app = typer.Typer(help="What was measured: import, export, list.", rich_markup_mode=None)
+SHOWN = 10  # measurements of an import, each with its prediction
 Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
 Model = Annotated[str | None, typer.Option(autocompletion=complete_model, help="Only of this model.")]
 Gpu = Annotated[str | None, typer.Option(autocompletion=complete_gpu, help="Only on this GPU.")]
@@ -27,11 +28,12 @@ def import_(
     job: Annotated[str | None, typer.Option(help="Job of the run, with its layout: what a log does not say.")] = None,
     json: Json = False,
 ) -> None:
-    """Store measurements and learn from them; the same import twice changes nothing."""
+    """Store measurements and learn from them; the same import twice changes nothing. The first new ones are compared with predictions."""
     import json as encoder
 
     from api.cli.output import note, say
     from api.cli.working import working
+    from api.comparing import beside
     from api.errors import fault
     from api.importing import FORMATS, read_file, store_new
     from api.learning import teach_stored, words_of
@@ -48,12 +50,16 @@ def import_(
         learnt = teach_stored(wiring, stored.new)
     for record in learnt:
         note(words_of(record))
+    fresh = [one for one in measurements if one.id in set(stored.new)]
     if json:
-        say(encoder.dumps({"new": stored.new, "known": stored.known, "calibrations": [record.id for record in learnt]}))
+        compared = [one.as_dict() for one in beside(fresh[:SHOWN])]
+        body = {"new": stored.new, "known": stored.known, "calibrations": [record.id for record in learnt]}
+        say(encoder.dumps({**body, "compared": compared}))
         return
     say(f"{len(stored.new)} stored" + (f", {len(stored.known)} were there already" if stored.known else ""))
-    for name in stored.new[:10]:
-        say(f"  {name}")
+    for one in beside(fresh[:SHOWN]):
+        said = one.sentence()
+        say(f"  {one.id}" + (f": {said}" if said else ""))
 
 
 @app.command("export")
@@ -100,18 +106,24 @@ def list_(
     cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
     json: Json = False,
 ) -> None:
-    """Show stored measurements, newest first."""
+    """Show stored measurements, newest first, each beside its prediction; ratio: measured over predicted tokens a second."""
     import json as encoder
 
     from api.cli.output import make_console, note, say, show
+    from api.cli.working import working
+    from api.comparing import beside
     from api.importing import filter_of, row_of
     from api.render.probe import measurements_table
     from api.wiring import wire
 
     page = wire().measurements.list(filter_of(model=model, gpu=gpu, status=status, rung=rung), cursor, limit)
+    with working("predicting the same runs", quiet=json):
+        predicted = beside(page.items)
     if json:
-        say(encoder.dumps({"items": [row_of(one) for one in page.items], "next_cursor": page.next_cursor}, indent=2))
+        compared = [one.as_dict() for one in predicted]
+        say(encoder.dumps({"items": [row_of(one) for one in page.items], "compared": compared, "next_cursor": page.next_cursor}, indent=2))
         return
-    show(measurements_table(page.items), make_console())
+    console = make_console()
+    show(measurements_table(page.items, predicted, console.width), console)
     if page.next_cursor is not None:
         note(f"more: --cursor {page.next_cursor}")

@@ -72,8 +72,12 @@ def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: in
     shown = list(range(len(columns)))
     if _least(columns, rows, shown) <= width:
         return shown, []
-    under = [i for i in shown if columns[i].below and any(row[i] for row in rows)]
-    shown = [i for i in shown if not columns[i].below]
+    under: list[int] = []
+    for i in [i for i in reversed(shown) if columns[i].below]:
+        if _least(columns, rows, shown) <= width:
+            break
+        shown.remove(i)
+        under.insert(0, i)
     leaving = sorted((i for i in shown if columns[i].drop is not None), key=lambda i: columns[i].drop or 0)
     for i in leaving:
         if _least(columns, rows, shown) <= width:

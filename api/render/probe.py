@@ -8,7 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from api.comparing import Beside
 from api.render.figures import NONE, rate, seconds, size
+from api.render.grid import Column, grid, number
 from planner.ports import ProbeRecord
 from planner.specs.estimate import Estimate
 from planner.specs.measurement import Measurement
@@ -106,19 +108,29 @@ def _traceback(record: ProbeRecord) -> str:
     return ""
 
 
-def measurements_table(measurements: Sequence[Measurement]) -> RenderableType:
-    """One line a measurement."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("id", no_wrap=True)
-    for name in ("job", "layout", "rung"):
-        table.add_column(name, overflow="fold")
-    for name in ("status", "step", "tokens/s/GPU", "reserved"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in measurements:
+MEASUREMENT_COLUMNS = (
+    Column(name="id"),
+    Column(name="job", wraps=True, below=True),
+    Column(name="layout", wraps=True, below=True),
+    Column(name="rung", drop=1),
+    Column(name="status", drop=2),
+    number("step", drop=3),
+    number("tokens/s/GPU"),
+    number("predicted"),
+    number("ratio"),
+    number("reserved", drop=0),
+)
+
+
+def measurements_table(measurements: Sequence[Measurement], beside: Sequence[Beside], width: int) -> Text:
+    """One line a measurement. beside: what is predicted of each, in the same order; ratio: measured over predicted."""
+    rows = []
+    for one, said in zip(measurements, beside, strict=True):
         numbers, job = one.measured, one.job
-        table.add_row(
-            one.id, f"{job.model.name}, {job.cluster.num_gpus} x {job.cluster.gpu.name}",
+        rows.append((
+            one.id, f"{job.model.name}, {job.cluster.num_gpus:,} x {job.cluster.gpu.name}",
             job.layout.short() if job.layout is not None else NONE, numbers.rung, numbers.status, seconds(numbers.step_seconds),
-            rate(numbers.tokens_per_second_per_gpu), size(numbers.peak_reserved_bytes),
-        )  # fmt: skip
-    return table
+            rate(said.measured_tokens_per_second_per_gpu), rate(said.predicted_tokens_per_second_per_gpu),
+            NONE if said.ratio is None else f"{said.ratio:.2f}", size(numbers.peak_reserved_bytes),
+        ))  # fmt: skip
+    return grid(MEASUREMENT_COLUMNS, rows, width)
