@@ -64,9 +64,9 @@ def command(
     from api.render.accuracy import accuracy_view, rows_view
 
     console = make_console()
-    show(accuracy_view(result), console)
+    show(accuracy_view(result, console.width), console)
     if rows:
-        show(rows_view(result.rows), console)
+        show(rows_view(result.rows, console.width), console)
 
 
 def _shipped() -> "Comparison":

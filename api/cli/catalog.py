@@ -34,4 +34,4 @@ def command(
     from api.render.catalog import catalog_table
 
     console = make_console()
-    show(catalog_table(kind, lines), console)
+    show(catalog_table(kind, lines, console.width), console)

@@ -31,4 +31,5 @@ def command(
     from api.cli.output import make_console, show
     from api.render.collective import collective_view
 
-    show(collective_view(answer), make_console())
+    console = make_console()
+    show(collective_view(answer, console.width), console)

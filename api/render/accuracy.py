@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from api.render.grid import Column, grid, number
 from planner.calibration.accuracy import BASELINE_MFU, Errors, Summary
 from planner.calibration.outcome import Compared
 from planner.calibration.report import Figures, Report
 from planner.units import counted
 
 COLUMNS = ("rows", "time", "seen", "bias", "p90", "40%", "mem", "resv", "in90", "oom", "refu")
+DROPPED = {name: place for place, name in enumerate(("refu", "oom", "resv", "mem", "40%", "bias", "seen"))}  # where there is no room
 NOTES = (
     "time: mean of |predicted / measured - 1| of the step time, predicted without the run's source; bias, p90 of the same.",
     "seen: the same error where the calibration has seen the run (in sample).",
@@ -22,19 +22,13 @@ NOTES = (
 )
 
 
-def accuracy_view(report: Report) -> RenderableType:
-    """Headline, then all rows and every group, then ranking quality."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
-    table.add_column("rows of", no_wrap=True)
-    for name in COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for place, cells in enumerate(table_rows(report)):
-        if cells is None:
-            table.add_section()
-        else:
-            table.add_row(*cells, style="bold" if place == 0 else None)
-    lines = [*headlines(report), *NOTES]
-    return Group(*(Text(line) for line in headlines(report)), table, *(Text(line) for line in lines[len(headlines(report)) :]))
+def accuracy_view(report: Report, width: int) -> RenderableType:
+    """Headline, then all rows and every group, then ranking quality; on narrow terminals fewer columns."""
+    columns = [Column(name="rows of"), *(number(name, drop=DROPPED.get(name)) for name in COLUMNS)]
+    blank = ("",) * len(columns)
+    rows = [blank if cells is None else cells for cells in table_rows(report)]
+    table = grid(columns, rows, width, bold=[place == 0 for place in range(len(rows))], gap=1)
+    return Group(*(Text(line) for line in headlines(report)), "", table, "", *(Text(line) for line in NOTES))
 
 
 def headlines(report: Report) -> list[str]:
@@ -90,14 +84,12 @@ def _cells(summary: Summary, name: str, seen: Summary | None) -> tuple[str, ...]
     )  # fmt: skip
 
 
-def rows_view(rows: Sequence[Compared]) -> RenderableType:
+ROW = (Column(name="id"), Column(name="layout", wraps=True, below=True), number("measured s"), number("predicted s"), number("error"))
+
+
+def rows_view(rows: Sequence[Compared], width: int) -> RenderableType:
     """Every row: predicted beside measured."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("id", "layout", "measured s", "predicted s", "error"):
-        table.add_column(name, justify="left" if name in ("id", "layout") else "right")
-    for row in rows:
-        table.add_row(*row_cells(row))
-    return table
+    return grid(ROW, [row_cells(row) for row in rows], width)
 
 
 def row_cells(row: Compared) -> tuple[str, str, str, str, str]:

@@ -1,35 +1,50 @@
 """Lists of the catalogue as tables."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.text import Text
 
+from api.render.grid import Column, grid
 from planner.units import TERA, format_bandwidth, format_bytes, format_count
 
 
-def catalog_table(kind: str, lines: Sequence[dict[str, Any]]) -> Table:
-    """One row an entry; of `defaults` one column a trainer, because there are many fields."""
+def catalog_table(kind: str, lines: Sequence[dict[str, Any]], width: int) -> Text:
+    """One row an entry; of `defaults` one column a trainer, because there are many fields.
+
+    On narrow terminals text that does not fit stands below its row, and the last columns are left out.
+    """
     if kind == "defaults":
-        return _defaults_table(lines)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for key in lines[0] if lines else ():
-        numeric = not isinstance(lines[0][key], str)
-        table.add_column(_title(key), justify="right" if numeric else "left", no_wrap=key == "name")
-    for line in lines:
-        table.add_row(*(_shown(key, value) for key, value in line.items()))
-    return table
+        return _defaults_table(lines, width)
+    keys = list(lines[0]) if lines else []
+    columns = []
+    for place, key in enumerate(keys):
+        text = isinstance(lines[0][key], str) and key != "name"
+        drop = None if place == 0 else len(keys) - place
+        columns.append(Column(name=_title(key), right=not isinstance(lines[0][key], str), wraps=text, below=text, drop=drop))
+    return grid(columns, [[_shown(key, line[key]) for key in keys] for line in lines], width)
 
 
-def _defaults_table(lines: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("field", no_wrap=True)
-    for line in lines:
-        table.add_column(str(line["name"]))
-    for key in (key for key in lines[0] if key != "name"):
-        table.add_row(key, *(_shown(key, line.get(key)) for line in lines))
-    return table
+def _defaults_table(lines: Sequence[dict[str, Any]], width: int) -> Text:
+    """Trainers that do not fit beside the others follow in a table of their own."""
+    keys = [key for key in lines[0] if key != "name"]
+    parts, taken = [], 0
+    while taken < len(lines):
+        counts = range(len(lines) - taken, 0, -1)
+        some = next(count for count in counts if count == 1 or _fits(keys, lines[taken : taken + count], width))
+        parts.append(_trainers(keys, lines[taken : taken + some], width))
+        taken += some
+    return Text("\n\n").join(parts)
+
+
+def _fits(keys: Sequence[str], lines: Sequence[dict[str, Any]], width: int) -> bool:
+    return max(len(line) for line in _trainers(keys, lines, sys.maxsize).plain.split("\n")) <= width
+
+
+def _trainers(keys: Sequence[str], lines: Sequence[dict[str, Any]], width: int) -> Text:
+    columns = [Column(name="field"), *(Column(name=str(line["name"])) for line in lines)]
+    return grid(columns, [(key, *(_shown(key, line.get(key)) for line in lines)) for key in keys], width)
 
 
 def _title(key: str) -> str:

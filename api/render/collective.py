@@ -1,18 +1,18 @@
 """One collective in words and a table: the choice first, then every algorithm that could have run."""
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from api.render.grid import Column, grid
 from planner.specs.collective import CollectiveAnswer
 from planner.units import counted, format_bandwidth, format_bytes, format_seconds
 
 COLUMNS = ("algorithm", "protocol", "library", "closed form", "steps", "sent a rank", "")
+DROPPED = {"sent a rank": 0, "steps": 1, "protocol": 2}  # where there is no room
 NOTE = "library: with its measured curves; closed form: on bandwidth and latency alone. * what the library may choose by itself"
 
 
-def collective_view(answer: CollectiveAnswer) -> RenderableType:
+def collective_view(answer: CollectiveAnswer, width: int) -> RenderableType:
     """The answer, why, and the candidates, fastest first."""
     apart = f", {answer.stride} apart" if answer.stride > 1 else ""
     lines = (
@@ -24,18 +24,19 @@ def collective_view(answer: CollectiveAnswer) -> RenderableType:
         f"{format_bandwidth(answer.bus_bandwidth_bytes_per_second)}",
         f"Why: {answer.why}",
     )
-    return Group(*(Text(line) for line in lines), _candidates(answer), Text(NOTE, style="dim"))
+    return Group(*(Text(line) for line in lines), "", _candidates(answer, width), "", Text(NOTE, style="dim"))
 
 
-def _candidates(answer: CollectiveAnswer) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("algorithm", "protocol", "") else "right")
+def _candidates(answer: CollectiveAnswer, width: int) -> RenderableType:
+    columns = [
+        Column(name=name, right=name not in ("algorithm", "protocol", ""), drop=DROPPED.get(name)) for name in COLUMNS
+    ]
+    rows = []
     for found in answer.candidates:
         answered = found.algorithm == answer.algorithm
         asked = " <- closed form" if answered and answer.basis == "datasheet" else " <- chosen" if answered else ""
-        table.add_row(
+        rows.append((
             found.algorithm, found.protocol, format_seconds(found.seconds), format_seconds(found.closed_form_seconds), str(found.steps),
-            format_bytes(found.wire_bytes_per_rank), f"{'*' if found.automatic else ' '}{asked}", style="bold" if answered else "",
-        )  # fmt: skip
-    return table
+            format_bytes(found.wire_bytes_per_rank), f"{'*' if found.automatic else ' '}{asked}".rstrip(),
+        ))  # fmt: skip
+    return grid(columns, rows, width, bold=[found.algorithm == answer.algorithm for found in answer.candidates])

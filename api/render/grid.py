@@ -34,19 +34,20 @@ def number(name: str, drop: int | None = None) -> Column:
     return Column(name=name, right=True, drop=drop)
 
 
-def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, bold: Sequence[bool] = ()) -> Text:
+def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, bold: Sequence[bool] = (), gap: int = GAP) -> Text:
     """The table as lines of at most `width` characters, or of the longest word where that is wider.
 
-    rows: cells in the order of the columns.  bold: which rows stand out.
+    rows: cells in the order of the columns.  bold: which rows stand out.  gap: blanks between columns.
     """
-    shown, under = _fitting(columns, rows, width)
-    widths = _widths(columns, rows, shown, width)
-    lines = [Text(_line([[columns[i].name] for i in shown], columns, shown, widths)[0], style="bold")]
-    lines.append(Text("─" * min(width, sum(widths) + GAP * (len(widths) - 1)), style="dim"))
+    shown, under = _fitting(columns, rows, width, gap)
+    widths = _widths(columns, rows, shown, width, gap)
+    heads = [wrapped(columns[i].name, size) for i, size in zip(shown, widths, strict=True)]
+    lines = [Text(line, style="bold") for line in _line(heads, columns, shown, widths, gap)]
+    lines.append(Text("─" * min(width, sum(widths) + gap * (len(widths) - 1)), style="dim"))
     for place, row in enumerate(rows):
         style = "bold" if place < len(bold) and bold[place] else ""
-        cells = [wrapped(row[i], size) for i, size in zip(shown, widths, strict=True)]
-        lines += [Text(line, style=style) for line in _line(cells, columns, shown, widths)]
+        cells = [wrapped(row[i], size) if columns[i].wraps else [row[i]] for i, size in zip(shown, widths, strict=True)]
+        lines += [Text(line, style=style) for line in _line(cells, columns, shown, widths, gap)]
         for i in under:
             lines += [Text(" " * INDENT + line, style=style) for line in wrapped(row[i], width - INDENT)]
     return Text("\n").join(lines)
@@ -67,28 +68,28 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[int]]:
+def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, gap: int) -> tuple[list[int], list[int]]:
     """(columns beside each other, columns below their row)."""
     shown = list(range(len(columns)))
-    if _least(columns, rows, shown) <= width:
+    if _least(columns, rows, shown, gap) <= width:
         return shown, []
     under: list[int] = []
     for i in [i for i in reversed(shown) if columns[i].below]:
-        if _least(columns, rows, shown) <= width:
+        if _least(columns, rows, shown, gap) <= width:
             break
         shown.remove(i)
         under.insert(0, i)
     leaving = sorted((i for i in shown if columns[i].drop is not None), key=lambda i: columns[i].drop or 0)
     for i in leaving:
-        if _least(columns, rows, shown) <= width:
+        if _least(columns, rows, shown, gap) <= width:
             break
         shown.remove(i)
     return shown, under
 
 
-def _least(columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int]) -> int:
+def _least(columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int], gap: int) -> int:
     """Width below which these columns cannot stand beside each other."""
-    return sum(_narrowest(columns[i], [row[i] for row in rows]) for i in shown) + GAP * (len(shown) - 1)
+    return sum(_narrowest(columns[i], [row[i] for row in rows]) for i in shown) + gap * (len(shown) - 1)
 
 
 def _narrowest(column: Column, cells: Sequence[str]) -> int:
@@ -96,23 +97,22 @@ def _narrowest(column: Column, cells: Sequence[str]) -> int:
     if column.wraps:
         words = max((len(word) for cell in cells for word in cell.split()), default=0)
         whole = max(words, min(whole, READABLE if column.below else 0))
-    return max(whole, len(column.name))
+    return max(whole, *(len(word) for word in column.name.split(" ")))
 
 
-def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int], width: int) -> list[int]:
-    """What is left over goes to the columns that wrap, in turn."""
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int], width: int, gap: int) -> list[int]:
+    """What is left over goes to the columns that wrap, or whose heading does, in turn."""
     widths = [_narrowest(columns[i], [row[i] for row in rows]) for i in shown]
-    left = width - sum(widths) - GAP * (len(widths) - 1)
-    wanting = [place for place, i in enumerate(shown) if columns[i].wraps]
-    natural = [max((len(row[i]) for row in rows), default=0) for i in shown]
-    while left > 0 and (growing := [place for place in wanting if widths[place] < natural[place]]):
+    left = width - sum(widths) - gap * (len(widths) - 1)
+    natural = [max((len(cell) for cell in (columns[i].name, *(row[i] for row in rows))), default=0) for i in shown]
+    while left > 0 and (growing := [place for place, size in enumerate(widths) if size < natural[place]]):
         for place in growing[:left]:
             widths[place] += 1
         left -= min(left, len(growing))
     return widths
 
 
-def _line(cells: Sequence[Sequence[str]], columns: Sequence[Column], shown: Sequence[int], widths: Sequence[int]) -> list[str]:
+def _line(cells: Sequence[Sequence[str]], columns: Sequence[Column], shown: Sequence[int], widths: Sequence[int], gap: int) -> list[str]:
     """One row of the table: as many lines as its tallest cell."""
     lines = []
     for place in range(max((len(cell) for cell in cells), default=0)):
@@ -120,5 +120,5 @@ def _line(cells: Sequence[Sequence[str]], columns: Sequence[Column], shown: Sequ
         for cell, i, size in zip(cells, shown, widths, strict=True):
             text = cell[place] if place < len(cell) else ""
             parts.append(text.rjust(size) if columns[i].right else text.ljust(size))
-        lines.append((" " * GAP).join(parts).rstrip())
+        lines.append((" " * gap).join(parts).rstrip())
     return lines

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from api.render.current import current_section
-from api.render.estimate import INDENT, NARROW, basis_line, bullets, heading, indented, key_figures, memory_section, time_section
+from api.render.estimate import INDENT, basis_line, bullets, heading, indented, key_figures, memory_section, time_section
 from api.render.figures import parameters, percent, rate, seconds, size
+from api.render.grid import Column, grid, number
 from api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
 from planner.specs.plan import Plan, RankedLayout
@@ -32,7 +32,9 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         *measured_line(plan),
         indented(key_figures(winner.estimate, width, step_seconds=winner.expected_step_seconds)),
         *current_section(plan, width, saved=saved),
+        "",
         ranked_table(plan, width),
+        "",
         *probing_section(plan, width),
         *memory_section(winner.estimate, width, letters=letters),
         "",
@@ -43,7 +45,7 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
     if winner.run is not None:
         sections += [*run_section(winner.run, winner.num_gpus), ""]
     if len(plan.sizes) > 1:
-        sections += [heading("How many GPUs"), indented(sizes_table(plan)), ""]
+        sections += [heading("How many GPUs"), indented(sizes_table(plan, width - INDENT)), ""]
     for title, lines in _reasons(plan):
         if lines:
             sections += [heading(title), indented(bullets(lines)), ""]
@@ -94,29 +96,32 @@ def short_path(model: str) -> str:
     return path.name if path.is_absolute() else model
 
 
-def ranked_table(plan: Plan, width: int) -> Table:
-    """The ranked layouts, best first; on narrow terminals their speed alone."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=False)
-    figures = ("tok/s/GPU", "MFU", "step", "memory") if width >= NARROW else ("tok/s/GPU", "step")
-    table.add_column("#", justify="right", no_wrap=True)
-    table.add_column("layout", overflow="fold", ratio=1)
-    for name in figures:
-        table.add_column(name, justify="right", no_wrap=True)
-    if width >= NARROW:
-        table.add_column("source", no_wrap=True)
+RANKED = (
+    number("#"),
+    Column(name="layout", wraps=True, below=True),
+    number("tok/s/GPU"),
+    number("MFU", drop=2),
+    number("step"),
+    number("memory", drop=1),
+    Column(name="source", drop=0),
+)
+
+
+def ranked_table(plan: Plan, width: int) -> Text:
+    """The ranked layouts, best first; on narrow terminals each below its figures, on very narrow ones its speed alone."""
     sizes = {entry.num_gpus for entry in plan.ranked}
-    for entry in (one for one in plan.ranked if one.rank <= SHOWN_RANKS or one.source == "probed"):
+    shown = [entry for entry in plan.ranked if entry.rank <= SHOWN_RANKS or entry.source == "probed"]
+    rows = []
+    for entry in shown:
         estimate = entry.estimate
         layout = f"{counted(entry.num_gpus, 'GPU')}: {entry.layout.short()}" if len(sizes) > 1 else entry.layout.short()
         step = entry.expected_step_seconds or estimate.step_seconds  # of measurements and model together, where probes were spent
         faster = entry.expected_speedup
-        shown = {
-            "tok/s/GPU": rate(_times(estimate.tokens_per_second_per_gpu, faster)), "MFU": percent(_times(estimate.mfu, faster)),
-            "step": seconds(step), "memory": size(estimate.device_bytes),
-        }  # fmt: skip
-        last = (entry.source,) if width >= NARROW else ()
-        table.add_row(str(entry.rank), layout, *(shown[name] for name in figures), *last, style="bold" if entry.rank == 1 else "")
-    return table
+        rows.append((
+            str(entry.rank), layout, rate(_times(estimate.tokens_per_second_per_gpu, faster)), percent(_times(estimate.mfu, faster)),
+            seconds(step), size(estimate.device_bytes), entry.source,
+        ))  # fmt: skip
+    return grid(RANKED, rows, width, bold=[entry.rank == 1 for entry in shown])
 
 
 def _times(value: float | None, factor: float) -> float | None:
@@ -152,20 +157,23 @@ def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:
     return [heading(title + given), indented(table), *(indented(line) for line in assumed)]
 
 
-def sizes_table(plan: Plan) -> Table:
+SIZES = (
+    number("GPUs"), number("tok/s"), number("time"), number("price"), number("energy", drop=1), number("CO2", drop=0),
+    Column(name=""), Column(name="layout", wraps=True, below=True),
+)  # fmt: skip
+
+
+def sizes_table(plan: Plan, width: int) -> Text:
     """The best layout of every number of GPUs; a star marks the front of time against price, bold the chosen size."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=False)
-    for name in ("GPUs", "tok/s", "time", "price", "energy", "CO2", ""):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("layout", overflow="fold", ratio=1)
-    for option in plan.sizes:
-        table.add_row(
+    rows = [
+        (
             f"{option.num_gpus:,}", rate(option.tokens_per_second), seconds(option.time_to_train_seconds), money(option.cost),
             energy(option.energy_joules), mass(option.co2_grams), "*" if option.on_front else "", option.layout.short(),
-            style="bold" if option.num_gpus == plan.ranked[0].num_gpus else "",
-        )  # fmt: skip
-    table.caption = "* no other size is both sooner done and cheaper"
-    return table
+        )
+        for option in plan.sizes
+    ]  # fmt: skip
+    table = grid(SIZES, rows, width, bold=[option.num_gpus == plan.ranked[0].num_gpus for option in plan.sizes])
+    return Text("\n").join([table, Text("* no other size is both sooner done and cheaper", style="dim")])
 
 
 def money(dollars: float) -> str:

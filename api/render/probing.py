@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from api.render.estimate import NARROW, heading, indented
+from api.render.estimate import INDENT, heading, indented
 from api.render.figures import NONE, seconds
+from api.render.grid import Column, grid, number
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan
 from planner.units import counted, format_seconds
@@ -30,7 +29,7 @@ def probing_section(plan: Plan, width: int) -> Iterator[RenderableType]:
     measured = sorted((trial for trial in trials if trial.get("value")), key=lambda trial: float(trial["value"]))
     yield heading("Measured")
     if measured:
-        yield indented(_measured_table(plan, measured[:SHOWN_MEASURED], width))
+        yield indented(_measured_table(plan, measured[:SHOWN_MEASURED], width - INDENT))
     more = [f"and {len(measured) - SHOWN_MEASURED:,} more"] if len(measured) > SHOWN_MEASURED else []
     reasons = plan.probing.get("refused", [])
     refused = [f"{counted(one['layouts'], 'layout')} cannot be run by the probe program: {one['reason']}" for one in reasons]
@@ -56,23 +55,23 @@ def _faster_on_paper(plan: Plan) -> list[str]:
     return [f"expected {faster:.2f} times as fast as number 1 and not measured, the next to probe: {entry.layout.short()}"]
 
 
-def _measured_table(plan: Plan, trials: list[dict[str, Any]], width: int) -> Table:
+MEASURED = (
+    Column(name="layout", wraps=True, below=True), Column(name="how"), number("measured"), number("predicted", drop=0), number("ratio"),
+)  # fmt: skip
+
+
+def _measured_table(plan: Plan, trials: list[dict[str, Any]], width: int) -> Text:
     """Measured steps in this order, beside the predictions of those that are ranked; number 1 in bold. Narrow: the ratio alone."""
     ranked = {entry.layout: entry for entry in plan.ranked}
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=False)
-    table.add_column("layout", overflow="fold")
-    table.add_column("how", no_wrap=True)
-    beside = ("predicted", "ratio") if width >= NARROW else ("ratio",)
-    for name in ("measured", *beside):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = []
     for trial in trials:
         layout, rung, step = _layout(trial), trial.get("rung", ""), float(trial["value"])
         entry = ranked.get(layout)
         predicted = entry.estimate.step_seconds if entry is not None else None
-        compared = {"predicted": seconds(predicted), "ratio": f"{step / predicted:.2f}" if predicted else NONE}
-        row = (layout.short(), HOW.get(rung, NONE), _with_error(step, rung, trial.get("log_seconds_sd")))
-        table.add_row(*row, *(compared[name] for name in beside), style="bold" if layout == plan.ranked[0].layout else "")
-    return table
+        ratio = f"{step / predicted:.2f}" if predicted else NONE
+        measured = _with_error(step, rung, trial.get("log_seconds_sd"))
+        rows.append((layout.short(), HOW.get(rung, NONE), measured, seconds(predicted), ratio))
+    return grid(MEASURED, rows, width, bold=[_layout(trial) == plan.ranked[0].layout for trial in trials])
 
 
 def measured_line(plan: Plan) -> Iterator[RenderableType]:

@@ -1,0 +1,97 @@
+"""What commands print at 80, 100 and 120 columns: no line is too long and no word is broken."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import RenderableType
+
+from api.catalog import catalog_list
+from api.cli.output import as_text
+from api.collectives import ask_collective
+from api.comparing import beside
+from api.render.accuracy import accuracy_view, rows_view
+from api.render.catalog import catalog_table
+from api.render.collective import collective_view
+from api.render.estimate import bullets, key_figures
+from api.render.plan import ranked_table, run_section, sizes_table
+from api.render.probe import measurements_table
+from api.render.timeline import timeline_view
+from planner.calibration.report import report
+from planner.catalog.calibrations import shipped_comparison
+from planner.specs.job import Job
+from planner.specs.measurement import Measurement
+from planner.specs.plan import Plan, SizeOption
+from planner.timeline import timeline
+
+PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
+WIDTHS = (80, 100, 120)
+WIDE = 1000
+KINDS = ("models", "gpus", "clusters", "schedules", "defaults")
+LONG = {"pp": 8, "dp_shard": 4, "tp": 2, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B", "ac": "memory-budget-0.73", "compile": True,
+        "precision": "float8-tensorwise"}  # fmt: skip
+View = Callable[[int], RenderableType]
+
+
+def check(view: View) -> None:
+    whole = {word for line in as_text(view(WIDE), WIDE).splitlines() for word in line.split()}
+    for width in WIDTHS:
+        lines = as_text(view(width), width).splitlines()
+        assert max(map(len, lines)) <= width
+        words = {word for line in lines for word in line.split() if word.strip("─")}
+        assert words - whole == set(), f"at {width} columns"
+        assert "…" not in "".join(lines)
+
+
+def test_a_plan(plan: Plan) -> None:
+    long = plan.ranked[0].layout.model_copy(update=LONG)
+    entries = [entry.model_copy(update={"layout": long}) for entry in plan.ranked]
+    wordy = plan.model_copy(update={"ranked": entries})
+    check(lambda width: ranked_table(wordy, width))
+    check(lambda width: key_figures(entries[0].estimate, width))
+    check(lambda width: bullets([*plan.ranked[0].reasons, *plan.headline]))
+    run = plan.ranked[0].run
+    assert run is not None
+    check(lambda width: run_section(run, 8)[1])
+    options = [
+        SizeOption(
+            num_gpus=size, layout=long, tokens_per_second=1.5e6 * size, step_seconds=1.25, time_to_train_seconds=1e6 * size, cost=1e6 * size,
+            energy_joules=1e12 * size, co2_grams=1e8 * size, on_front=True,
+        )
+        for size in (8, 16384)
+    ]  # fmt: skip
+    check(lambda width: sizes_table(plan.model_copy(update={"sizes": options}), width))
+
+
+def test_measurements() -> None:
+    rows = [json.loads(line) for line in PUBLIC.read_text(encoding="utf-8").splitlines()[:200:40]]
+    found = [
+        Measurement.from_row(row, measurement_id=f"measurement-{row['id']:>024}", created_at="2026-11-22T00:00:00+00:00", allow_files=False)
+        for row in rows
+    ]
+    said = beside(found)
+    check(lambda width: measurements_table(found, said, width))
+
+
+def test_accuracy() -> None:
+    result = report(shipped_comparison())
+    check(lambda width: accuracy_view(result, width))
+    check(lambda width: rows_view(result.rows, width))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_catalogue(kind: str) -> None:
+    lines = catalog_list(kind)
+    check(lambda width: catalog_table(kind, lines, width))
+
+
+def test_collectives_and_pipelines() -> None:
+    answer = ask_collective({"op": "all-reduce", "size": "1 GiB", "cluster": "h100-256"}, allow_files=False)
+    check(lambda width: collective_view(answer, width))
+    job = {
+        "model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "training": {"seq_len": 2048, "global_batch_size": 16},
+        "layout": {"pp": 4},
+    }  # fmt: skip
+    played = timeline(Job.from_user(job))
+    check(lambda width: timeline_view(played))
