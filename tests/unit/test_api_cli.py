@@ -216,7 +216,7 @@ def test_narrow_terminals_show_layout_and_speed_whole(
     head, _, _ = shown.partition("Memory of the fullest")
     assert "…" not in head
     assert "tokens/s/GPU" in head
-    assert " 1   fsdp" in head
+    assert "\n    fsdp" in head, "the layout stands below its row"
     assert max(map(len, head.splitlines())) <= int(columns)
 
 

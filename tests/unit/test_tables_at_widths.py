@@ -56,8 +56,8 @@ def test_a_plan(plan: Plan) -> None:
     check(lambda width: run_section(run, 8)[1])
     options = [
         SizeOption(
-            num_gpus=size, layout=long, tokens_per_second=1.5e6 * size, step_seconds=1.25, time_to_train_seconds=1e6 * size, cost=1e6 * size,
-            energy_joules=1e12 * size, co2_grams=1e8 * size, on_front=True,
+            num_gpus=size, layout=long, tokens_per_second=1.5e6 * size, step_seconds=1.25,
+            time_to_train_seconds=1e6 * size, cost=1e6 * size, energy_joules=1e12 * size, co2_grams=1e8 * size, on_front=True,
         )
         for size in (8, 16384)
     ]  # fmt: skip
