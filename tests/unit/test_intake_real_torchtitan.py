@@ -1,0 +1,90 @@
+"""What the installed TorchTitan itself says of our table of its defaults, and of a file that was edited."""
+
+import math
+from pathlib import Path
+
+from current_cases import FOLDER, exported
+from export_cases import layout
+from real_torchtitan import LINE, needs_torchtitan, only_02, only_03, run_python
+
+from planner.intake.current import read
+from planner.intake.edit_toml import edit_toml
+from planner.intake.titan_changes import titan_changes
+from planner.intake.torchtitan import TitanSaid
+from planner.specs.current import CurrentSpec
+from planner.specs.titan_defaults import CONFIGS_03, DEFAULTS
+
+pytestmark = needs_torchtitan
+FLAT = """
+import dataclasses, json, sys
+def flat(value, prefix=""):
+    if not dataclasses.is_dataclass(value):
+        return {prefix[:-1]: value}
+    found = {}
+    for f in dataclasses.fields(value):
+        if f.name != "model_spec":
+            found.update(flat(getattr(value, f.name), f"{prefix}{f.name}."))
+    return found
+"""
+
+
+def same(ours: object, theirs: object) -> bool:
+    if isinstance(ours, float) and isinstance(theirs, int | float):
+        return math.isclose(ours, theirs)
+    return ours == theirs
+
+
+@only_02
+def test_defaults_of_0_2(tmp_path: Path) -> None:
+    code = FLAT + "from torchtitan.config import JobConfig\nprint(json.dumps(flat(JobConfig()), default=str))"
+    said = run_python(code, tmp_path)
+    assert isinstance(said, dict)
+    assert {key: said.get(key) for key, value in DEFAULTS["0.2"].items() if not same(value, said.get(key))} == {}
+
+
+@only_03
+def test_defaults_and_configs_of_0_3(tmp_path: Path) -> None:
+    code = FLAT + (
+        "from torchtitan.config import ConfigManager\nfrom torchtitan.trainer import Trainer\n"
+        "answers = {'': flat(Trainer.Config())}\n"
+        "for name, module in json.loads(sys.argv[1]).items():\n"
+        "    config, _ = ConfigManager()._load_config(['--module', module, '--config', name])\n"
+        "    kind = type(config.activation_checkpoint).__qualname__.partition('AC')[0]\n"
+        "    answers[name] = {**flat(config), 'kind': kind, 'flavor': config.model_spec.flavor}\n"
+        "print(json.dumps(answers, default=str))"
+    )
+    import json
+
+    said = run_python(code, tmp_path, json.dumps({name: config[0] for name, config in CONFIGS_03.items()}))
+    assert isinstance(said, dict)
+    elsewhere = ("activation_checkpoint.", "optimizer.name")  # a class of its own; of each group of parameters
+    base = {key: value for key, value in DEFAULTS["0.3"].items() if not key.startswith(elsewhere)}
+    assert {key: said[""].get(key) for key, value in base.items() if not same(value, said[""].get(key))} == {}
+    kinds = {"selective": "Selective", "full": "Full"}
+    for name, (_, flavor, _, sets) in CONFIGS_03.items():
+        wanted = {**base, **{key: value for key, value in sets.items() if not key.startswith(elsewhere)}}
+        found = said[name]
+        assert {key: found.get(key) for key, value in wanted.items() if not same(value, found.get(key))} == {}, name
+        assert (found["kind"], found["flavor"]) == (kinds[str(sets["activation_checkpoint.mode"])], flavor), name
+
+
+@only_02
+def test_an_edited_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    text = (FOLDER / "train.toml").read_text(encoding="utf-8")
+    values = {"tp": 2, "pp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 4, "ac": "memory-budget-0.4", "compile": True}
+    winner = layout(64, **values, precision="float8-tensorwise", float8_all_gather=True, async_tp=True)
+    said = read(CurrentSpec(name="train.toml", text=text))
+    assert isinstance(said, TitanSaid)
+    changes, _ = titan_changes(said, winner, exported(winner, "llama3-8b", 64, "torchtitan", "0.2.2", global_batch_size=64))
+    (tmp_path / "train.toml").write_text(edit_toml(text, changes), encoding="utf-8")
+    code = FLAT + (
+        "from torchtitan.config import ConfigManager\n"
+        "config = ConfigManager().parse_args(['--job.config_file', 'train.toml'])\n"
+        "print(json.dumps(flat(config), default=str))"
+    )
+    parsed = run_python(code, tmp_path)
+    assert isinstance(parsed, dict)
+    for key, value in changes.items():
+        assert same(value, parsed[key]) or (value is None and parsed[key] is None), key
+    assert parsed["metrics.enable_tensorboard"], "what we do not know stays"
+    assert LINE == "0.2"
