@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from planner.errors import Fault, SpecError
+from planner.specs.gpu_families import VENDORS
 from planner.specs.validation import build
 from planner.units import EXAMPLES, GIB, GIGA, KIB, KILO, MEGA, MIB, PETA, TERA, TIB, parse_quantity
 
@@ -148,6 +149,20 @@ class GpuSpec(Frozen):
     price_per_gpu_hour: NonNegativeNumber = 2.0
     sources: Mapping[str, str] = Field(default_factory=dict)
     notes: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _vendor_of_the_family(cls, given: object) -> object:
+        """A known family says whose it is."""
+        vendor = VENDORS.get(str(given.get("family"))) if isinstance(given, Mapping) else None
+        return {"vendor": vendor, **given} if vendor is not None and isinstance(given, Mapping) else given
+
+    @model_validator(mode="after")
+    def _family_of_its_vendor(self) -> "GpuSpec":
+        vendor = VENDORS.get(self.family, self.vendor)
+        if vendor != self.vendor:
+            raise ValueError(f"has family {self.family}, which is {vendor}'s, and vendor {self.vendor}; set vendor to {vendor}")
+        return self
 
     @model_validator(mode="after")
     def _peaks_hold_at_the_limit(self) -> "GpuSpec":

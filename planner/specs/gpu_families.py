@@ -1,8 +1,10 @@
 """The GPU families whose kernels are known, and what stands in for one that is not: said to the user, never silent."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from planner.specs.gpu import GpuSpec
+if TYPE_CHECKING:
+    from planner.specs.gpu import GpuSpec
 
 # Family -> row of `cost.profile.KERNELS` whose curves are its own. The generations of CDNA were timed together.
 KERNEL_ROWS: Mapping[str, str] = {
@@ -10,6 +12,9 @@ KERNEL_ROWS: Mapping[str, str] = {
     "cdna2": "cdna", "cdna3": "cdna", "cdna4": "cdna", "tpu": "tpu", "cpu": "cpu",
 }  # fmt: skip
 KNOWN_FAMILIES = tuple(sorted(KERNEL_ROWS))
+# Who makes the GPUs of a row: an inline GPU that names its family need not name its vendor, and must not name another.
+_MAKERS: Mapping[str, str] = {"cdna": "amd", "tpu": "google", "cpu": "cpu"}
+VENDORS: Mapping[str, str] = {family: _MAKERS.get(row, "nvidia") for family, row in KERNEL_ROWS.items()}
 # The row that stands in for a family nobody timed: by vendor, the newest with units the GPU has too ("" fits every GPU). Judgement.
 _STAND_INS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "nvidia": (("fp4", "blackwell"), ("fp8", "hopper"), ("bf16", "ampere"), ("", "volta")),
@@ -22,7 +27,7 @@ def is_known_family(family: str) -> bool:
     return family in KERNEL_ROWS
 
 
-def kernel_family(gpu: GpuSpec) -> str:
+def kernel_family(gpu: "GpuSpec") -> str:
     """The row of `cost.profile.KERNELS` that prices this GPU.
 
     Its own family's; of an unknown one the row whose name it continues ("cdna5"), else the vendor's newest with the same units.
@@ -34,13 +39,14 @@ def kernel_family(gpu: GpuSpec) -> str:
     return continued[0] if continued else next(fitting)
 
 
-def unknown_family(gpu: GpuSpec) -> str:
+def unknown_family(gpu: "GpuSpec") -> str:
     """What to tell who describes a GPU of an unknown family; empty for a known one."""
     if is_known_family(gpu.family):
         return ""
     unset = gpu.family == type(gpu).model_fields["family"].default
     named = f"no family is given for GPU {gpu.name}" if unset else f"family {gpu.family!r} of GPU {gpu.name} is unknown"
+    vendor = "" if "vendor" in gpu.model_fields_set else f", taken for one of {gpu.vendor}'s as no vendor is given"
     return (
-        f"{named}: priced with the kernel curves of {kernel_family(gpu)} and generic communication curves, intervals widened; "
+        f"{named}{vendor}: priced with the kernel curves of {kernel_family(gpu)} and generic communication curves, intervals widened; "
         f"known families: {', '.join(KNOWN_FAMILIES)}; `planner-cli calibrate` times its kernels"
     )

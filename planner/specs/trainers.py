@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planner.errors import Fault, SpecError
-from planner.specs.layout import AC_KINDS, PRECISIONS, SCHEDULES, Layout, check_layout_values
+from planner.specs.layout import AC_KINDS, SCHEDULES, Layout, check_layout_values
 from planner.specs.release import named
 
 TORCH_SCHEDULES = frozenset({"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
@@ -139,7 +139,9 @@ _FSDP = replace(
     name="fsdp",
     ac="none",
     layout_defaults={**_COMMON, "reduce_dtype": "bfloat16"},
-    precisions=frozenset(PRECISIONS) - {"nvfp4"},
+    precisions=frozenset(
+        {"bf16", "fp16", "float8-tensorwise", "float8-rowwise", "float8-delayed", "float8-blockwise", "mxfp8"}
+    ),
     ac_kinds=frozenset(AC_KINDS),
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
     repeats_kv_until=NEVER,  # flash-attn and SDPA read grouped heads as they are
@@ -159,7 +161,7 @@ _MEGATRON = TrainerRules(
     layout_defaults=_COMMON,
     zero_stages=frozenset({0, 1, 2, 3}),
     schedules=frozenset({"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p"}),
-    precisions=frozenset(PRECISIONS) - {"float8-rowwise"},
+    precisions=frozenset({"bf16", "fp16", "float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4"}),
     ac_kinds=frozenset({"none", "full", "selective-attention", "selective-layer"}),
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
     fsdp_style=False,

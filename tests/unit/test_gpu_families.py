@@ -95,6 +95,15 @@ def test_an_unknown_family_is_priced_with_the_nearest_and_says_so(changes, row):
     assert all(family in unknown_family(gpu) for family in KNOWN_FAMILIES)
 
 
+def test_a_known_family_says_its_vendor_and_no_other():
+    assert new_gpu(family="cdna3").vendor == "amd"
+    assert new_gpu(family="hopper").vendor == new_gpu(family="hopper", vendor="nvidia").vendor == "nvidia"
+    with pytest.raises(SpecError, match="family hopper, which is nvidia's, and vendor amd"):
+        new_gpu(family="hopper", vendor="amd")
+    assert "taken for one of nvidia's" in unknown_family(new_gpu(family="udna"))
+    assert "taken for one of" not in unknown_family(new_gpu(family="udna", vendor="amd"))
+
+
 def test_its_estimate_is_extrapolated_warns_and_is_unsure():
     known, unknown = (estimate_job(job({**NEW, "family": family})) for family in ("hopper", "rubin"))
     assert "datasheet" not in unknown.basis.values()
@@ -150,7 +159,7 @@ def vars_of(calibration):
 @pytest.mark.parametrize("vendor", ["nvidia", "amd", "google", "cpu"])
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
 def test_a_precision_nobody_timed_is_refused_not_priced_as_nothing(vendor, trainer):
-    gpu = {**NEW, "vendor": vendor, "peak_flops": {"fp32": 1e14, "bf16": 1e15, "fp8": 2e15, "fp4": 4e15}}
+    gpu = {**NEW, "family": "future", "vendor": vendor, "peak_flops": {"fp32": 1e14, "bf16": 1e15, "fp8": 2e15, "fp4": 4e15}}
     context = Context(
         model=ModelSpec.from_user("llama3-8b"), cluster=ClusterSpec.from_user({"gpu": gpu, "num_gpus": 8}),
         training=TrainingSpec.from_user({"seq_len": 8192, "global_batch_size": 64, "trainer": trainer}),
