@@ -15,6 +15,8 @@ class Launch:
 
     program: what torchrun starts.  arguments: the trainer's settings.  subcommand: arguments that must come last, after
     anything the user appends.  environment: variables of every process.  own_modules: the folder holds Python modules.
+    root_variable: environment variable with the folder of the program, where it lies in a checkout of the trainer and
+    not in an installed package; the current folder unless it is set.
     """
 
     name: str
@@ -25,6 +27,7 @@ class Launch:
     subcommand: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     own_modules: bool = False
+    root_variable: str = ""
 
     @property
     def processes_per_node(self) -> int:
@@ -37,9 +40,11 @@ class Launch:
         return -(-self.num_gpus // self.processes_per_node)
 
     def command(self) -> tuple[str, ...]:
-        """What to paste in the export's folder: torchrun on one node, sbatch for several."""
+        """What to paste in the export's folder: torchrun or launch.sh on one node, sbatch for several."""
         if self.num_nodes > 1:
             return ("sbatch", "slurm.sbatch")
+        if self.root_variable:
+            return ("bash", "launch.sh")
         variables = [f"{name}={value}" for name, value in self.environment.items()] + ["PYTHONPATH=."] * self.own_modules
         prefix = ["env", *variables] if variables else []
         torchrun = ["torchrun", "--standalone", f"--nproc_per_node={self.processes_per_node}"]
@@ -65,17 +70,33 @@ class Launch:
             f"# {self.name} on {counted(self.num_gpus, 'GPU')} ({self.num_nodes} x "
             f"{self.processes_per_node}). Further flags may be appended.",
             "set -euo pipefail",
-            'cd "$(dirname "${BASH_SOURCE[0]}")"',
+            *self._place(),
             *([head] if self.num_nodes > 1 else []),
             *(f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()),
             *(['export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"'] if self.own_modules else []),
             "",
             f"exec {self._rendezvous()} \\",
-            f"  {shlex.join(self.program)} \\",
+            f"  {self._program()} \\",
             *(f"  {shlex.join(group)} \\" for group in flag_groups(self.arguments)),
             f'  "$@"{" " + shlex.join(self.subcommand) if self.subcommand else ""}',
         ]
         return "\n".join(lines) + "\n"
+
+    def _place(self) -> list[str]:
+        """Lines that go to the export's folder, or that find the trainer's."""
+        if not self.root_variable:
+            return ['cd "$(dirname "${BASH_SOURCE[0]}")"']
+        name, program = self.root_variable, self.program[0]
+        missing = f"set {name} to the folder of {program}, or start this script there"
+        return [
+            f'{name}="${{{name}:-$PWD}}"',
+            f'[ -f "${name}/{program}" ] || {{ echo "{missing}" >&2; exit 2; }}',
+        ]
+
+    def _program(self) -> str:
+        if not self.root_variable:
+            return shlex.join(self.program)
+        return f'"${self.root_variable}"/{shlex.join(self.program)}'
 
     def _slurm_script(self) -> str:
         lines = [
@@ -88,10 +109,13 @@ class Launch:
             "#SBATCH --output=%x-%j.log",
             "# Add your own --partition, --account and --time.",
             "set -euo pipefail",
-            'cd "$SLURM_SUBMIT_DIR"',
-            'HEAD_NODE="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
+            '# The folder of this script: Slurm runs a copy of it elsewhere.',
+            'SCRIPT="$(scontrol show job "$SLURM_JOB_ID" | sed -n "s/^ *Command=//p")"',
+            'FOLDER="${SCRIPT%/slurm.sbatch*}"',
+            '[ -f "$FOLDER/launch.sh" ] || FOLDER="$SLURM_SUBMIT_DIR"',
+            'HEAD_NODE="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"',
             "export HEAD_NODE",
-            "srun --kill-on-bad-exit=1 bash launch.sh",
+            'srun --kill-on-bad-exit=1 bash "$FOLDER/launch.sh"',
         ]
         return "\n".join(lines) + "\n"
 

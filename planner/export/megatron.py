@@ -18,6 +18,7 @@ from planner.specs.training import TrainingSpec
 from planner.units import counted
 
 WRITTEN = "0.14"  # the release whose arguments we write; later ones read them too
+ROOT = "MEGATRON_PATH"
 YOURS = "Data, tokenizer and learning rate are not part of a layout: --mock-data and NullTokenizer stand for your own."
 FORKS = {"amd": "ROCm/Megatron-LM"}
 NVFP4_SINCE = "0.15"  # megatron/core/fp4_utils.py
@@ -54,8 +55,9 @@ def export(layout: Layout, model: ModelSpec, cluster: ClusterSpec, training: Tra
     launch = Launch(
         name=safe_name(model.name), num_gpus=layout.num_gpus, gpus_per_node=cluster.gpus_per_node, program=("pretrain_gpt.py",),
         arguments=arguments, environment={**connections, **expandable},
+        root_variable=ROOT,
     )  # fmt: skip
-    draft.notes.append("Run in the root of Megatron-LM, where pretrain_gpt.py is.")
+    draft.notes.append(f"Set {ROOT} to the root of Megatron-LM, where pretrain_gpt.py is, or run launch.sh there.")
     return Export(
         trainer="megatron", version=newer, num_layers=model.num_hidden_layers, num_gpus=layout.num_gpus, files=launch.files(),
         command=launch.command(), arguments=arguments, notes=tuple(draft.notes), gaps=tuple(draft.gaps),

@@ -1,0 +1,143 @@
+"""The scripts of an export, run: from their own folder and from another one, with stand-ins for torchrun and Slurm."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from export_cases import cluster, layout, model, training
+
+from planner.export.base import Export
+from planner.export.megatron import export as to_megatron
+from planner.export.torchtitan import export as to_torchtitan
+
+STAND_INS = {
+    "torchrun": (
+        "import json, os, sys\n"
+        'said = {"cwd": os.getcwd(), "words": sys.argv[1:], "path": os.environ.get("PYTHONPATH", "")}\n'
+        "print(json.dumps(said))\n"
+    ),
+    "scontrol": (
+        "import os, sys\n"
+        'print("   Command=" + os.environ["SUBMITTED"] if sys.argv[1:3] == ["show", "job"] else "host1\\nhost2")\n'
+    ),
+    "srun": "import os, sys\nwords = [word for word in sys.argv[1:] if not word.startswith('--')]\nos.execvp(words[0], words)\n",
+}
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for name, text in STAND_INS.items():
+        (folder / name).write_text(f"#!/usr/bin/env python3\n{text}")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def placed(exported: Export, folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name, text in exported.files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def run(
+    tools: Path, words: list[str], where: Path, **variables: str
+) -> "subprocess.CompletedProcess[str]":
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("PYTHONPATH", "MEGATRON_PATH", "HEAD_NODE")
+    }
+    environment = {**kept, "PATH": f"{tools}:{kept['PATH']}", **variables}
+    return subprocess.run(
+        words, cwd=where, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def titan(num_gpus: int = 8) -> Export:
+    return to_torchtitan(
+        layout(num_gpus), model("llama2-7b"), cluster(num_gpus), training(), "0.2.2"
+    )
+
+
+def megatron(num_gpus: int = 8) -> Export:
+    return to_megatron(
+        layout(num_gpus, "megatron"),
+        model("llama2-7b"),
+        cluster(num_gpus),
+        training(trainer="megatron"),
+    )
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_torchtitan_runs_from_its_folder_and_from_elsewhere(
+    tools: Path, tmp_path: Path, inside: bool
+) -> None:
+    folder = placed(titan(), tmp_path / "my run")
+    done = run(
+        tools,
+        ["bash", "launch.sh" if inside else str(folder / "launch.sh"), "--metrics.log_freq", "1"],
+        folder if inside else tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["cwd"], said["path"]) == (
+        str(folder),
+        str(folder),
+    )  # train.toml and planner_model.py are found
+    assert said["words"][-4:] == ["--job.config_file", "train.toml", "--metrics.log_freq", "1"]
+
+
+def test_the_command_to_paste_is_the_script(tools: Path, tmp_path: Path) -> None:
+    exported = titan()
+    folder = placed(exported, tmp_path / "run")
+    pasted, script = (
+        run(tools, list(exported.command), folder),
+        run(tools, ["bash", "launch.sh"], folder),
+    )
+    assert json.loads(pasted.stdout)["words"] == json.loads(script.stdout)["words"]
+
+
+def test_megatron_runs_in_its_checkout_and_from_anywhere_once_it_is_named(
+    tools: Path, tmp_path: Path
+) -> None:
+    exported = megatron()
+    folder, checkout = placed(exported, tmp_path / "run"), tmp_path / "Megatron-LM"
+    checkout.mkdir()
+    (checkout / "pretrain_gpt.py").write_text("")
+    there = run(tools, ["bash", str(folder / "launch.sh")], checkout)
+    named = run(tools, list(exported.command), folder, MEGATRON_PATH=str(checkout))
+    for done in (there, named):
+        assert done.returncode == 0, done.stderr
+        words = json.loads(done.stdout)["words"]
+        assert words[2] == str(checkout / "pretrain_gpt.py")
+        assert tuple(words[3:]) == exported.arguments
+    lost = run(tools, list(exported.command), folder)
+    assert lost.returncode == 2
+    assert "set MEGATRON_PATH" in lost.stderr
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("make", [titan, megatron])
+def test_the_batch_script_finds_its_launcher(
+    make, inside: bool, tools: Path, tmp_path: Path
+) -> None:
+    exported = make(16)
+    folder = placed(exported, tmp_path / "my run")
+    (tmp_path / "pretrain_gpt.py").write_text("")
+    assert exported.command == ("sbatch", "slurm.sbatch")
+    variables = {
+        "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "host[1-2]", "SLURM_SUBMIT_DIR": str(folder if inside else tmp_path),
+        "SUBMITTED": str(folder / "slurm.sbatch"), "MEGATRON_PATH": str(tmp_path),
+    }  # fmt: skip
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    (spool / "slurm_script").write_text((folder / "slurm.sbatch").read_text())  # Slurm runs a copy
+    done = run(
+        tools, ["bash", str(spool / "slurm_script")], folder if inside else tmp_path, **variables
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--rdzv_endpoint=host1:29500" in json.loads(done.stdout)["words"]
