@@ -7,7 +7,7 @@ TEST_PROCESSES ?= 2
 recommend: $(VENV)/.base
 	$(BIN)/planner-cli recommend --model llama3.1-8b --gpu h100-sxm-80gb --num-gpus 8 --seq-len 8192 --global-batch-size 128
 
-test: $(VENV)/.test
+test: $(VENV)/.test $(VENV)/.titan
 	$(BIN)/ruff check planner api probes tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 15
@@ -21,6 +21,11 @@ $(VENV)/.test: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,postgres]'
+	touch $@
+
+# TorchTitan's own dependencies stay out of the environment: the tests run it in processes of its own.
+$(VENV)/.titan: titan-requirements.txt $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/titan --requirement titan-requirements.txt
 	touch $@
 
 benchmarks: $(VENV)/.test

@@ -1,25 +1,23 @@
 """The installed TorchTitan: which it is, and programs that it runs in a process of its own.
 
-A missing one skips what needs it on a developer's machine and fails in CI (environment variable CI), where it is
-installed for exactly these tests.
+`make test` puts it into the folder `titan` of the environment (titan-requirements.txt); TORCHTITAN_PATH names another
+folder. A missing one skips what needs it on a developer's machine and fails in CI (environment variable CI).
 """
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
 from planner.export.base import Export
 
-try:
-    INSTALLED = version("torchtitan") if importlib.util.find_spec("torchtitan") else ""
-except PackageNotFoundError:
-    INSTALLED = ""
+FOLDER = os.environ.get("TORCHTITAN_PATH", str(Path(sys.prefix) / "titan"))
+_FOUND = next(iter(distributions(name="torchtitan", path=[FOLDER, *sys.path])), None)
+INSTALLED = "" if _FOUND is None else _FOUND.version
 LINE = INSTALLED.rpartition(".")[0]
 MISSING = f"needs torchtitan 0.2.x or 0.3.x, found {INSTALLED or 'none'}"
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
@@ -36,7 +34,7 @@ def run_python(code: str, folder: Path, *arguments: str) -> object:
     """The JSON that the last line of a program prints, run where torchtitan's own trainer would."""
     assert LINE in ("0.2", "0.3"), MISSING
     # no GPU is wanted: what is read here is what every rank reads before it looks for one
-    search = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    search = os.pathsep.join([str(folder), FOLDER, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=folder,

@@ -1,6 +1,6 @@
 """Exports read by the installed TorchTitan itself: its ConfigManager, its model classes, its pipeline split.
 
-Runs where torchtitan is installed, as `make test` does (see titan-constraints.txt).
+Runs where torchtitan is installed, as `make test` installs it (titan-requirements.txt).
 """
 
 import importlib.util
