@@ -22,14 +22,28 @@ from planner.work.precision import bf16_tail, recipes_for, stays_16_bit
 pytestmark = needs_torchtitan
 
 
+# argv[1]: a JSON list of [name, folder, arguments]. Prints name -> its config; "converters": those that 0.2 knows.
 PARSE = """
-import dataclasses, json, sys
+import dataclasses, importlib, json, os, sys
 from torchtitan.config import ConfigManager
-config = ConfigManager().parse_args(sys.argv[1:])
-sections = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "model_spec"}
-plain = {n: dataclasses.asdict(s) for n, s in sections.items() if dataclasses.is_dataclass(s)}
-plain["activation_checkpoint_class"] = type(sections["activation_checkpoint"]).__qualname__
-print(json.dumps(plain, default=str))
+answers = {}
+for name, folder, arguments in json.loads(sys.argv[1]):
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    for own in ("planner_model", "planner_job", "planner_config"):
+        sys.modules.pop(own, None)
+    importlib.invalidate_caches()
+    config = ConfigManager().parse_args(arguments)
+    sections = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "model_spec"}
+    plain = {n: dataclasses.asdict(s) for n, s in sections.items() if dataclasses.is_dataclass(s)}
+    plain["activation_checkpoint_class"] = type(sections["activation_checkpoint"]).__qualname__
+    answers[name] = plain
+    sys.path.remove(folder)
+if sys.argv[2] == "0.2":
+    import torchtitan.components.quantization.float8, torchtitan.components.quantization.mx
+    from torchtitan.protocols import model_converter
+    answers["converters"] = list(model_converter._registry_model_converter_cls)
+print(json.dumps(answers, default=str))
 """
 LAYOUTS: list[dict] = [
     {"tp": 8, "ac": "full", "compile": True, "async_tp": True, "micro_batch_size": 2},
@@ -40,13 +54,34 @@ LAYOUTS: list[dict] = [
 ]
 
 
-@pytest.mark.parametrize("values", LAYOUTS)
-def test_its_config_manager_reads_what_we_meant(values: dict, tmp_path: Path) -> None:
-    chosen = layout(256, **values)
-    job = training(max_grad_norm=None, checkpoint={"interval_steps": 50})
-    exported = written(export(chosen, model(), cluster(256), job, INSTALLED), tmp_path)
-    assert exported.blockers == ()
-    said = run_python(PARSE, tmp_path, *exported.arguments)
+JOB = {"max_grad_norm": None, "checkpoint": {"interval_steps": 50}}
+LOW = ("float8-tensorwise", "float8-rowwise", "mxfp8")
+CONVERTED = [(name, precision) for name in ("llama3-70b", "qwen3-30b-a3b") for precision in LOW]
+
+
+@pytest.fixture(scope="module")
+def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the real ConfigManager reads of each export; one process for all."""
+    root = tmp_path_factory.mktemp("parsed")
+    exports = {
+        str(place): export(layout(256, **values), model(), cluster(256), training(**JOB), INSTALLED)
+        for place, values in enumerate(LAYOUTS)
+    }
+    if LINE == "0.2":
+        for name, precision in CONVERTED:
+            chosen = layout(256, precision=precision, ep=1)
+            exports[f"{name} {precision}"] = export(chosen, model(name), cluster(256), training(), INSTALLED)
+    folders = {name: root / str(place) for place, name in enumerate(exports)}
+    cases = [(name, str(folders[name]), written(made, folders[name]).arguments) for name, made in exports.items()]
+    answers = run_python(PARSE, root, json.dumps(cases), LINE)
+    assert isinstance(answers, dict)
+    return answers
+
+
+@pytest.mark.parametrize("place", range(len(LAYOUTS)))
+def test_its_config_manager_reads_what_we_meant(place: int, parsed: dict[str, Any]) -> None:
+    chosen, said = layout(256, **LAYOUTS[place]), parsed[str(place)]
+    assert export(chosen, model(), cluster(256), training(**JOB), INSTALLED).blockers == ()
     assert isinstance(said, dict)
     check_common(said, chosen)
     activation = said.get("activation_checkpoint") or {}
@@ -84,20 +119,11 @@ def check_common(said: dict, chosen: Layout) -> None:
 
 
 @only_02
-@pytest.mark.parametrize("name", ["llama3-70b", "qwen3-30b-a3b"])
-@pytest.mark.parametrize("precision", ["float8-tensorwise", "float8-rowwise", "mxfp8"])
-def test_converters_are_known_to_it(name: str, precision: str, tmp_path: Path) -> None:
-    exported = written(export(layout(256, precision=precision, ep=1), model(name), cluster(256), training(), INSTALLED), tmp_path)
-    said = run_python(PARSE, tmp_path, *exported.arguments)
-    assert isinstance(said, dict)
-    known = run_python(
-        "import json, torchtitan.components.quantization.float8, torchtitan.components.quantization.mx\n"
-        "from torchtitan.protocols import model_converter\nprint(json.dumps(list(model_converter._registry_model_converter_cls)))",
-        tmp_path,
-    )
-    assert isinstance(known, list)
-    assert said["model"]["converters"]
-    assert set(said["model"]["converters"]) <= set(known)
+@pytest.mark.parametrize(("name", "precision"), CONVERTED)
+def test_converters_are_known_to_it(name: str, precision: str, parsed: dict[str, Any]) -> None:
+    converters = parsed[f"{name} {precision}"]["model"]["converters"]
+    assert converters
+    assert set(converters) <= set(parsed["converters"])
 
 
 COMMON = (
