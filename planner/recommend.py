@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # they bring Optuna, which a plan on paper can start without
     from planner.search.probed import Probing
     from planner.search.probing.loop import Outcome, Ranked
 
+MOST_REASONS = 3  # of those for which most was rejected, where fewer layouts are found than asked for
 SHOWN_REASONS = 16  # one for every field that a neighbour changes, and what needs saying besides
 
 EXPORTS = {
@@ -172,7 +173,7 @@ def _plan(job: Job, ports: Ports, sizes: list[Sized], ranked: list[Choice], seco
         searched=_searched(sizes, winner.sized, seconds),
         versus_current=None if job.layout is None else _versus_current(job, winner, estimates[0]),
         headline=_headline(entries),
-        warnings=_warnings(job, winner, estimates[0], entries[0], sizes),
+        warnings=[*_warnings(job, winner, estimates[0], entries[0], sizes), *fewer_than_asked(job.search.top_k, len(ranked), sizes)],
         seed=job.search.seed,
         model_version=MODEL_VERSION,
         calibration_id=winner.sized.pricer.calibration.id,
@@ -230,6 +231,19 @@ def _about_trainer(context: Context) -> list[str]:
     fork = fork_needed(context)
     through = [f"on {context.cluster.gpu.name} {context.trainer.name} runs through the fork {fork}"] if fork else []
     return [note for note in (context.release.note,) if note] + through
+
+
+def fewer_than_asked(asked: int, found: int, sizes: list[Sized]) -> list[str]:
+    """Why there are fewer layouts than asked for, in one sentence; none where there are as many."""
+    if found >= asked:
+        return []
+    total = Counter[str]()
+    for sized in sizes:
+        total.update(sized.rejected)
+    fitting, legal = sum(sized.screened.num_fitting for sized in sizes), sum(sized.num_layouts for sized in sizes)
+    few = f"{found} of the {asked} layouts asked for: {fitting:,} of {legal:,} legal ones fit"
+    why = ", ".join(f"{reason} ({count:,})" for reason, count in total.most_common(MOST_REASONS))
+    return [f"{few}; rejected: {why}" if why else few]
 
 
 def _run_warnings(winner: RankedLayout, sizes: list[Sized]) -> list[str]:
