@@ -98,7 +98,9 @@ def recommended(check: dict[str, Any]) -> float:
 
 
 def winner(job: dict[str, Any], fix: dict[str, Any]) -> RankedLayout:
-    return recommend(Job.from_user({**job, "search": {"top_k": 1, "fix": fix, "prefer": "fastest"}}), ports=Ports(clock=SystemClock(), ids=Ids())).ranked[0]
+    search = {"top_k": 1, "fix": fix, "prefer": "fastest"}
+    ports = Ports(clock=SystemClock(), ids=Ids())
+    return recommend(Job.from_user({**job, "search": search}), ports=ports).ranked[0]
 
 
 def refused(check: dict[str, Any]) -> float:
