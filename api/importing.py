@@ -20,6 +20,7 @@ from api.wiring import Wiring
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError
 from planner.ports import MeasurementFilter
 from planner.specs.measurement import Measurement, Rung, Status
+from planner.specs.near_files import with_near_file
 
 Format = Literal["rows", "csv", "torchtitan", "tensorboard"]
 FORMATS: tuple[Format, ...] = ("rows", "csv", "torchtitan", "tensorboard")
@@ -79,7 +80,8 @@ def _from_events(wiring: Wiring, place: Path, job: Mapping[str, Any] | None) -> 
     from probes.trainers.titan_run import completed, event_numbers
 
     if not place.exists():
-        raise fault("FILE", str(place), "no such file or folder", "give a log, rows, or a folder of event files")
+        remedy = with_near_file("give a log, rows, or a folder of event files", place)
+        raise fault("FILE", str(place), "no such file or folder", remedy)
     parsed = completed({}, (), job or {}, str(place))
     return _of_row(wiring, {**parsed.request, "source": str(place), "measured": event_numbers(place, parsed)}, "", True)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from api.errors import fault
+from planner.specs.near_files import with_near_file
 
 if TYPE_CHECKING:
     import yaml
@@ -188,7 +189,7 @@ def read_text(path: str, field: str, remedy: str = "give the path of a YAML or J
     except UnicodeDecodeError:
         raise fault(field, path, "is not UTF-8 text", remedy) from None
     except FileNotFoundError:
-        raise fault(field, path, "no such file", remedy) from None
+        raise fault(field, path, "no such file", with_near_file(remedy, Path(path).expanduser())) from None
     except (OSError, ValueError, RuntimeError) as error:
         raise fault(field, path, f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy) from None
 

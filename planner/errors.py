@@ -84,11 +84,13 @@ class UnknownNameError(SpecError):
 
     kind = "unknown_name"
 
-    def __init__(self, field: str, value: str, known: Iterable[str], what: str) -> None:
+    def __init__(self, field: str, value: str, known: Iterable[str], what: str, *, also: str = "") -> None:
+        """also: what can be done where no known name is meant."""
         names = sorted(known)
         close = difflib.get_close_matches(str(value).lower(), names, n=3, cutoff=0.5)
         remedy = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
-        super().__init__(Fault(field, value, f"no {what} of this name", remedy))
+        both = remedy if not also else f"{remedy} Or {also}" if close else f"{remedy}; or {also}"
+        super().__init__(Fault(field, value, f"no {what} of this name", both))
 
 
 class InfeasibleError(PlannerError):

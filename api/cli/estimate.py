@@ -137,7 +137,9 @@ def _raw_lines(path: str) -> Iterator[bytes]:
         with file.open("rb") as stream:
             yield from _bounded(stream)
     except FileNotFoundError:
-        raise fault("--jobs", path, "no such file", remedy) from None
+        from planner.specs.near_files import with_near_file
+
+        raise fault("--jobs", path, "no such file", with_near_file(remedy, Path(path).expanduser())) from None
     except BrokenPipeError:
         raise
     except (OSError, ValueError, RuntimeError) as error:

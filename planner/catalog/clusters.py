@@ -60,11 +60,17 @@ def gpu_aliases() -> Mapping[str, str]:
     return dict(_aliases("gpus"))
 
 
+UNKNOWN = {  # what to do where no name of the catalogue is meant
+    "gpus": "describe it by the nearest one, for example gpu: {base: h100-sxm-80gb, name: mine, memory: 96 GiB}",
+    "clusters": "write gpu and num_gpus out, inline or in a YAML file",
+}
+
+
 def _find(kind: str, name: str, field: str, what: str) -> str:
     known = _aliases(kind)
     typed = _normal(name)
     if typed not in known:
-        raise UnknownNameError(field, name, known, what)
+        raise UnknownNameError(field, name, known, what, also=UNKNOWN[kind])
     return known[typed]
 
 

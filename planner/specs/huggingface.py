@@ -7,6 +7,7 @@ the kind of MLP (families.generic_family: swiglu as Llama, gelu as GPT-3 with La
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -19,9 +20,12 @@ from planner.specs.families import CLASS_DEFAULTS, FAMILIES, SAME_NETWORK, TEXT_
 from planner.specs.missing_blocks import REMEDY, refusal
 from planner.specs.model import BaseLoader, ModelSpec
 from planner.specs.model_keys import Keys, read_keys
+from planner.specs.near_files import with_near_file
 from planner.specs.network_keys import complete, network_fields, rope_faults
 from planner.units import counted
 
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
 MAX_CONFIG_BYTES = 10_000_000
 PUBLISHED = frozenset({"architectures", "transformers_version", "text_config"})  # keys that only a published config.json has
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -66,17 +70,29 @@ def _from_text(text: str, field: str, loader: BaseLoader, allow_files: bool) -> 
         keys = loader(text)
     except UnknownNameError as unknown:
         if not _looks_like_path(text, allow_files):
-            raise _unknown_name(field, text) from unknown
+            raise _unknown_name(field, text, _instead_of(text, allow_files)) from unknown
         if not allow_files:
             raise SpecError(Fault(field, text, "files are not read here", "send the keys of the config.json as a mapping")) from None
         return _from_file(text, field)
     return build_model(keys, field=field, base_loader=loader)
 
 
-def _unknown_name(field: str, name: str) -> UnknownNameError:
+def _unknown_name(field: str, name: str, also: str) -> SpecError:
     from planner.catalog.models import model_names
 
-    return UnknownNameError(field, name, model_names(), "model")
+    if Path(name).suffix in WEIGHTS:
+        remedy = "give the config.json that stands beside them, or the folder of both"
+        return SpecError(Fault(field, name, "is a file of weights", remedy))
+    return UnknownNameError(field, name, model_names(), "model", also=also)
+
+
+def _instead_of(name: str, allow_files: bool) -> str:
+    """What to do about a model that the catalogue does not know."""
+    if not allow_files:
+        return "send the keys of its config.json as a mapping"
+    if HUB_ID.fullmatch(name):
+        return f"download config.json of {name} from Hugging Face and pass its path"
+    return "pass the path of its config.json as downloaded from Hugging Face"
 
 
 def _looks_like_path(text: str, allow_files: bool) -> bool:
@@ -132,7 +148,7 @@ def _read_config(text: str, field: str) -> tuple[Path, dict[str, object]]:
             if not path.is_file():
                 raise fault("this folder holds no config.json", "give a folder or file as downloaded from Hugging Face")
         if not path.is_file():
-            raise fault("no such file", "give an existing config.json or a catalogue name")
+            raise fault("no such file", with_near_file("give an existing config.json or a catalogue name", path))
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise fault("this file is over 10 MB, too large for a config.json", "give the config.json, not the weights or tokenizer")
         content = path.read_bytes().decode("utf-8")
@@ -223,7 +239,7 @@ def _with_base(keys: Keys, field: str, base_loader: BaseLoader | None) -> Values
     try:
         found = read_keys(translated((base_loader or _packaged_model)(base), f"{field}.base"), f"{field}.base", False)
     except UnknownNameError as unknown:
-        raise _unknown_name(f"{field}.base", base) from unknown
+        raise _unknown_name(f"{field}.base", base, "leave base out and write the keys of its config.json") from unknown
     inherited = dict(found.values)
     kinds, layers = inherited.get("layer_types"), own.get("num_hidden_layers")
     if isinstance(kinds, list) and isinstance(layers, int):

@@ -1,0 +1,78 @@
+"""An error names the nearest thing one could do: a file beside the one that is missing, a config.json to download, a GPU to start from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.cli.root import run
+from api.reading import read_text
+from planner.catalog.clusters import load_gpu
+from planner.errors import Fault, SpecError
+from planner.specs.cluster import ClusterSpec
+from planner.specs.gpu import GpuSpec
+from planner.specs.model import ModelSpec
+from planner.specs.near_files import near_file
+
+
+def remedy_of(call: Any) -> str:
+    with pytest.raises(SpecError) as caught:
+        call()
+    return caught.value.faults[0].remedy
+
+
+def test_a_model_of_the_hub_that_is_not_known_is_one_download_away() -> None:
+    remedy = remedy_of(lambda: ModelSpec.from_user("mistralai/Mistral-Large-9"))
+    assert "download config.json of mistralai/Mistral-Large-9 from Hugging Face and pass its path" in remedy
+    assert "did you mean mistral-" in remedy
+    assert "config.json" in remedy_of(lambda: ModelSpec.from_user("my-own"))
+    assert "send the keys of its config.json" in remedy_of(lambda: ModelSpec.from_user("mistralai/Mistral-Large-9", allow_files=False))
+
+
+def test_weights_are_not_a_model(tmp_path: Path) -> None:
+    assert "the config.json that stands beside them" in remedy_of(lambda: ModelSpec.from_user("model-00001.safetensors"))
+
+
+def test_a_gpu_that_is_not_known_is_described_by_the_nearest_one() -> None:
+    remedy = remedy_of(lambda: load_gpu("h1000"))
+    assert remedy.startswith("did you mean h100")
+    example = "{base: h100-sxm-80gb, name: mine, memory: 96 GiB}"
+    assert example in remedy
+    assert GpuSpec.from_user({"base": "h100-sxm-80gb", "name": "mine", "memory": "96 GiB"}).memory_bytes == 96 * 2**30
+
+
+def test_a_cluster_that_is_not_known_is_written_out() -> None:
+    assert "write gpu and num_gpus out" in remedy_of(lambda: ClusterSpec.from_user("my-cluster"))
+
+
+def test_a_missing_file_names_the_one_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("")
+    (tmp_path / "unlike.txt").write_text("")
+    assert near_file(tmp_path / "jobs.yaml") == f"did you mean {tmp_path}/job.yaml?"
+    assert near_file(tmp_path / "job.json") == f"did you mean {tmp_path}/job.yaml?"
+    assert near_file(tmp_path / "train.toml") is None
+    assert near_file(tmp_path / "no" / "job.yaml") == f"the folder {tmp_path}/no does not exist"
+    assert remedy_of(lambda: read_text(str(tmp_path / "jbo.yaml"), "--job")).startswith(f"did you mean {tmp_path}/job.yaml? Or give")
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    assert f"{tmp_path}/config.json" in remedy_of(lambda: ModelSpec.from_user(str(tmp_path / "confg.json")))
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("is required", "layout is required; add it"),
+        ("no such thing", "layout: no such thing; add it"),
+        ("must be 1", "layout must be 1; add it"),
+    ],
+)
+def test_what_was_not_given_has_no_value(rule: str, says: str) -> None:
+    assert str(Fault("layout", None, rule, "add it")) == says
+
+
+def test_short_and_long_help_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for flag in ("-h", "--help"):
+        assert run(["show", flag]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] != ""
