@@ -1,0 +1,85 @@
+"""What a config.json says about a network beyond its shapes: read, kept, and without bearing on what a job is found by."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.catalog.models import load_model, model_names
+from planner.errors import SpecError
+from planner.specs.job import Job
+from planner.specs.measurement import question_hash
+from planner.specs.model import ModelSpec
+from planner.specs.model_document import inline_keys
+from planner.specs.titan_models import FLAVORS
+from planner.specs.titan_networks import shipped_facts
+
+SHAPES = {
+    "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "vocab_size": 32000, "intermediate_size": 4096,
+}  # fmt: skip
+
+
+def published(**keys: object) -> ModelSpec:
+    return ModelSpec.from_user({**SHAPES, "architectures": ["X"], "model_type": "llama", **keys})
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_the_catalogue_knows_each_models_positions(name: str) -> None:
+    model = load_model(name)
+    assert (model.rope_theta is not None) == (model.position_embedding == "rope")
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_model_is_kept_whole_by_its_inline_keys(name: str) -> None:
+    assert ModelSpec.from_user(inline_keys(load_model(name))) == load_model(name)
+
+
+def test_both_forms_of_a_config_mean_the_same() -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    old = published(rope_theta=1e6, rope_scaling={**scaling, "type": "yarn"})
+    new = published(rope_parameters={**scaling, "rope_theta": 1e6})
+    assert old == new
+    assert new.rope_scaling is not None
+    assert (new.rope_theta, new.rope_scaling.factor) == (1e6, 4.0)
+
+
+def test_a_class_default_holds_for_a_published_config_and_not_for_a_persons_shapes() -> None:
+    assert published().rope_theta == 10_000.0
+    assert ModelSpec.from_user(SHAPES).rope_theta is None
+    assert ModelSpec.from_user({**SHAPES, "model_type": "llama"}).rope_theta is None
+
+
+def test_a_scaling_that_lacks_its_numbers_is_a_fault() -> None:
+    with pytest.raises(SpecError, match=r"rope_scaling\.low_freq_factor"):
+        published(rope_scaling={"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0})
+    with pytest.raises(SpecError, match=r"rope_scaling\.factor"):
+        published(rope_scaling={"rope_type": "linear", "factor": -1})
+
+
+def test_keys_that_we_do_not_know_are_remembered() -> None:
+    assert published(wonder_factor=3, another=None, use_something=False).unread_keys == ("wonder_factor",)
+
+
+def test_a_network_does_not_change_what_a_job_is_found_by() -> None:
+    job = {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "training": {"seq_len": 8192, "global_batch_size": 64}}
+    hashes = {question_hash(Job.from_user({**job, "model": name})) for name in ("llama3.1-8b",)}
+    other = {**inline_keys(load_model("llama3.1-8b")), "rope_theta": 777.0, "norm_eps": 1e-3}
+    assert question_hash(Job.from_user({**job, "model": other})) in hashes
+
+
+def test_an_alias_may_differ_in_a_number() -> None:
+    assert ModelSpec.from_user("Qwen/Qwen3-235B-A22B-Instruct-2507").rope_theta == 5e6
+    assert ModelSpec.from_user("Qwen/Qwen3-235B-A22B").rope_theta == 1e6
+    assert ModelSpec.from_user("moonshotai/Kimi-K2-Thinking").rope_theta is None  # not confirmed, so not said
+
+
+def test_every_shipped_flavor_has_its_facts() -> None:
+    for flavor in FLAVORS.values():
+        assert {"rope_theta", "norm_eps", "rope_scaling"} <= shipped_facts(flavor.module, flavor.flavor).keys()
+
+
+def test_a_file_is_read_to_the_same_network(tmp_path: Path) -> None:
+    text = json.dumps({**SHAPES, "architectures": ["X"], "model_type": "qwen3", "rope_theta": 5_000_000, "rms_norm_eps": 1e-6})
+    (tmp_path / "config.json").write_text(text)
+    model = ModelSpec.from_user(str(tmp_path))
+    assert (model.rope_theta, model.norm_eps, model.hidden_act) == (5e6, 1e-6, "silu")
