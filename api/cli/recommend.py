@@ -30,7 +30,7 @@ def command(
     trainer: Annotated[
         str | None, typer.Option(autocompletion=complete_trainer, help="Software whose rules apply: torchtitan (default), megatron, ...")
     ] = None,
-    job: Annotated[str | None, typer.Option(help="YAML or JSON file of the job, - for stdin; flags override it.")] = None,
+    job: Annotated[str | None, typer.Option(help="Job in YAML or JSON, - for stdin, or what --current takes; flags override it.")] = None,
     total_tokens: Annotated[str | None, typer.Option(help='Tokens of the whole run, for its time and price: "15T".')] = None,
     checkpoint: Annotated[str | None, typer.Option(help='Steps between saves, and how: "500", "500:async-pinned".')] = None,
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="USD; else the GPU's usual price.")] = None,
