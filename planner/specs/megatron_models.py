@@ -24,6 +24,9 @@ def lacking(model: ModelSpec) -> list[str]:
     return [words for broken, words in (*rows, *_network_rows(model)) if broken]
 
 
+_ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh", "relu2")
+
+
 def _network_rows(model: ModelSpec) -> list[tuple[bool, str]]:
     """Operations of the network that Megatron-LM does not have; numbers it cannot be told are named by the export."""
     scaling, router = model.rope_scaling, model.scoring_func
@@ -41,7 +44,7 @@ def _network_rows(model: ModelSpec) -> list[tuple[bool, str]]:
         (model.alibi, "ALiBi"),
         (model.post_norm, "norms after attention and MLP"),
         (gated, f"a gate with {model.hidden_act}"),
-        (model.mlp == "gelu" and model.hidden_act == "relu", "relu"),
+        (model.hidden_act not in _ACTIVATIONS, f"{model.hidden_act} activation"),
         (model.swiglu_limit is not None, "clamped SwiGLU"),
         (model.attention_multiplier is not None, "its own scale of attention scores"),
         (model.attn_logit_softcapping is not None, "soft cap on attention scores"),

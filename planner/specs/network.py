@@ -5,15 +5,13 @@ the trainer's model, or names those that the trainer has no place for. `ModelSpe
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 Number = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Whole = Annotated[StrictInt, Field(ge=0)]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
-TopkMethod = Literal["greedy", "group_limited_greedy", "noaux_tc"]
 
 
 class RopeScaling(BaseModel):
@@ -90,7 +88,7 @@ class Network(BaseModel):
     post_norm: StrictBool = False
     qk_l2_norm: StrictBool = False
     qk_norm_after_rope: StrictBool = False
-    hidden_act: Activation | None = None
+    hidden_act: str | None = None
     swiglu_limit: Number | None = None
 
     attention_multiplier: Number | None = None

@@ -68,6 +68,8 @@ HARDWIRED: Mapping[str, Values] = {
     "nemotron": {"norm_plus_one": True},
     "olmo2": {"post_norm": True},
     "olmo3": {"post_norm": True},
+    "exaone4": {"post_norm": True},
+    "flex_olmo": {"post_norm": True},
     **FIXED_BY_CODE,
 }
 CLASS_DEFAULTS: Mapping[str, Values] = {
@@ -248,8 +250,8 @@ def network_fields(values: Values) -> dict[str, object]:
     if moe and isinstance(groups, int) and groups > 1:
         fields |= {"n_group": groups, "topk_group": values.get("topk_group") or 0}
     act = values.get("hidden_act")
-    if isinstance(act, str) and act in ACTIVATIONS:
-        fields["hidden_act"] = ACTIVATIONS[act]
+    if isinstance(act, str):
+        fields["hidden_act"] = ACTIVATIONS.get(act, act)
     dropped = [
         values[key] for key in (*_DROPOUTS, "dropout") if isinstance(values.get(key), (int, float))
     ]

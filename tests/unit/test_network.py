@@ -9,9 +9,10 @@ from planner.catalog.models import load_model, model_names
 from planner.errors import SpecError
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
+from planner.specs.megatron_models import lacking as megatron_lacks
 from planner.specs.model import ModelSpec
 from planner.specs.model_document import inline_keys
-from planner.specs.titan_models import FLAVORS
+from planner.specs.titan_models import FLAVORS, lacking
 from planner.specs.titan_networks import shipped_facts
 
 SHAPES = {
@@ -65,6 +66,13 @@ def test_a_network_does_not_change_what_a_job_is_found_by() -> None:
     hashes = {question_hash(Job.from_user({**job, "model": name})) for name in ("llama3.1-8b",)}
     other = {**inline_keys(load_model("llama3.1-8b")), "rope_theta": 777.0, "norm_eps": 1e-3}
     assert question_hash(Job.from_user({**job, "model": other})) in hashes
+
+
+def test_an_activation_that_no_class_has_is_kept_and_refused() -> None:
+    model = published(hidden_act="xielu")
+    assert model.hidden_act == "xielu"
+    assert "xielu activation" in lacking(model, "0.2")
+    assert "xielu activation" in megatron_lacks(model)
 
 
 def test_an_alias_may_differ_in_a_number() -> None:
