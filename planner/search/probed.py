@@ -173,13 +173,15 @@ def emulation(candidates: Candidates) -> CheaperRung:
     return CheaperRung(name="emulated", ways=ways, least_gpus=ranks.astype(np.float64), shows_memory=True)
 
 
-def measured_candidates(sized: Sized, outcome: Outcome, top_k: int) -> tuple[Sized, list[Ranked]]:
-    """The size with the outcome's best as its candidates, winner first, and what is known of each.
-
-    The first top_k, and whatever ran itself beyond them: what was measured is always listed.
-    """
+def listed(outcome: Outcome, top_k: int) -> list[Ranked]:
+    """What a plan shows: the first top_k, and whatever ran itself beyond them, in order of the outcome."""
     ran = [one for one in outcome.ranked[top_k:] if one.record is not None and one.record.measured]
-    ranked = [*outcome.ranked[:top_k], *ran]
+    return [*outcome.ranked[:top_k], *ran]
+
+
+def measured_candidates(sized: Sized, outcome: Outcome, top_k: int) -> tuple[Sized, list[Ranked]]:
+    """The size with the outcome's best as its candidates, winner first, and what is known of each."""
+    ranked = listed(outcome, top_k)
     batch = LayoutBatch.from_layouts([one.layout for one in ranked])
     device = sized.pricer.price(batch).device_bytes
     found = [(one.expected_seconds, float(device[row]), one.layout) for row, one in enumerate(ranked)]

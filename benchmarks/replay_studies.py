@@ -1,0 +1,162 @@
+"""Replayed studies that must stand by their measurements: published sweeps and generated landscapes, with noise, over seeds.
+
+    python benchmarks/replay_studies.py [--seeds N] [--probes N]        exit 1 where a promise is broken
+
+Each study is the product's own loop (`planner.search.probing.loop.run`: stopping rule, repeats and
+smaller runs included) on a hidden truth, its result read as a plan reads it. Promised of every one:
+
+- the answer is a measured layout wherever one was measured, and no measurement is faster than its own;
+- measured layouts stand in the order of their measurements, and all that fitted are listed;
+- the best so far never gets worse while probes are added, and is the answer's step in the end.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import numpy as np
+from landscapes import JOBS, NOISE_SD, generate
+from replay_strategies import JOB, START_SECONDS, STEPS, Look, Truth
+from replay_sweeps import published_sweeps
+
+from planner.search.probed import listed
+from planner.search.probing.loop import Event, Outcome, run
+from planner.search.probing.rungs import ProbeCost
+from planner.search.probing.study import Asked, Budget, Settings
+from planner.specs.measurement import Measured, Measurement
+
+SEEDS, PROBES, TOP_K = 5, 8, 3
+ERRORS = (0.05, 0.30)
+NOISES = (NOISE_SD, 0.10)  # a quiet cluster, and one that others use too
+CLOSE = 1e-12  # of a step, between two ways to add the same numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One study. told: row and step seconds of every run of a layout itself, in order; None out of memory."""
+
+    name: str
+    outcome: Outcome
+    told: Sequence[tuple[int, float | None]]
+    events: Sequence[Event]
+    looks: int
+
+
+@dataclass(kw_only=True)
+class Machine:
+    """Runs what a study asks for by a hidden truth."""
+
+    truth: Truth
+    rng: np.random.Generator
+    told: list[tuple[int, float | None]] = field(default_factory=list)
+    looks: int = 0
+
+    def measure(self, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Measurement]]:
+        """A `Measure`."""
+        for one in asked:
+            assert one.row is not None, "these studies time no kernels"
+            if one.rung == "probed":
+                numbers = self.truth.probe(one.row, self.rng)
+                self.told.append((one.row, numbers.step_seconds))
+            else:
+                numbers = self.truth.look(Look(row=one.row, num_gpus=one.num_gpus), self.rng)
+                self.looks += 1
+            yield one, self._stored(numbers)
+
+    def _stored(self, numbers: Measured) -> Measurement:
+        name = f"m-{len(self.told)}-{self.looks}"
+        return Measurement(id=name, created_at="", job=JOB, measured=numbers)
+
+
+def play(truth: Truth, seed: int, *, probes: int, tolerance: float, parallel: int = 1) -> Played:
+    """One study to its end. tolerance: of the regret at which it stops; below 0 it spends all its probes."""
+    machine, events = Machine(truth=truth, rng=np.random.default_rng([seed, 1])), list[Event]()
+    rungs = (truth.imitations.rung(),) if truth.imitations is not None else ()
+    settings = Settings(
+        seed=seed, budget=Budget(probes=probes, gpu_seconds=1e15), tolerance=tolerance, rungs=rungs,
+        parallel=parallel, cost=ProbeCost(start_seconds=START_SECONDS, steps=STEPS),
+    )  # fmt: skip
+    outcome = run(truth.candidates, settings, machine.measure, on_event=events.append)
+    return Played(name=truth.name, outcome=outcome, told=machine.told, events=events, looks=machine.looks)
+
+
+def violations(played: Played, top_k: int = TOP_K) -> list[str]:
+    """The promises that a study broke, in words with numbers."""
+    times: dict[int, float] = {}
+    for row, seconds in played.told:
+        if seconds is None:
+            times.pop(row, None)  # it ran out of memory
+        elif row in times or not any(row == other and step is None for other, step in played.told):
+            times[row] = min(seconds, times.get(row, np.inf))
+    shown = listed(played.outcome, top_k)
+    best = [event.best_seconds for event in played.events if event.best_rung == "probed" and event.best_seconds]
+    broken = [
+        f"the best so far rose from {before:.6g} s to {after:.6g} s"
+        for before, after in zip(best, best[1:], strict=False) if after > before * (1.0 + CLOSE)
+    ]  # fmt: skip
+    if not times:
+        return broken
+    fastest, winner = min(times.values()), shown[0]
+    if winner.row not in times:
+        broken.append("the answer was not measured")
+    elif times[winner.row] > fastest * (1.0 + CLOSE):
+        broken.append(f"the answer was measured at {times[winner.row]:.6g} s, another at {fastest:.6g} s")
+    if abs(winner.expected_seconds / fastest - 1.0) > 1e-9:
+        broken.append(f"the headline says {winner.expected_seconds:.6g} s, the best measured is {fastest:.6g} s")
+    if best and abs(best[-1] / fastest - 1.0) > 1e-9:
+        broken.append(f"the last line said {best[-1]:.6g} s, the best measured is {fastest:.6g} s")
+    missing = set(times) - {one.row for one in shown}
+    if missing:
+        broken.append(f"{len(missing)} measured layouts are not listed")
+    order = [times[one.row] for one in shown if one.row in times]
+    if order != sorted(order):
+        broken.append("a measured layout stands below a slower measured one")
+    return broken
+
+
+def studies(seeds: int, probes: int) -> Iterator[tuple[str, Played]]:
+    """(kind, study) of all truths: every seed with noise, stopped by the regret and not, one at a time and three."""
+    sweeps = published_sweeps()
+    for seed, noise in product(range(seeds), NOISES):
+        for truth in sweeps:
+            noisy = replace(truth, noise_sd=noise)
+            yield "published sweeps", play(noisy, seed, probes=probes, tolerance=-1.0)
+    for seed, error, noise in product(range(seeds), ERRORS, NOISES):
+        for name in JOBS:
+            truth = Truth.of_landscape(generate(name, error, seed), noise)
+            whole = seed % 2 == 0
+            parallel = 3 if seed % 3 == 2 else 1
+            yield "generated landscapes", play(
+                truth, seed, probes=probes, tolerance=-1.0 if whole else 0.01, parallel=parallel
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--probes", type=int, default=PROBES)
+    options = parser.parse_args()
+    counts: dict[str, list[int]] = {}
+    broken = 0
+    for kind, played in studies(options.seeds, options.probes):
+        found = violations(played)
+        repeats = len(played.told) - len({row for row, _ in played.told})
+        tally = counts.setdefault(kind, [0, 0, 0, 0, 0])
+        ooms = sum(seconds is None for _, seconds in played.told)
+        for place, value in enumerate((1, len(played.told), repeats, played.looks, ooms)):
+            tally[place] += value
+        broken += len(found)
+        if tally[0] % 10 == 0:
+            print(f"{kind}: {tally[0]} studies so far", file=sys.stderr, flush=True)
+        for line in found:
+            print(f"{kind}, {played.name}: {line}")
+    for kind, (number, probes, repeats, looks, ooms) in counts.items():
+        print(f"{kind}: {number} studies, {probes} probes ({repeats} repeats, {ooms} out of memory), {looks} smaller runs")
+    print(f"{sum(tally[0] for tally in counts.values())} replayed studies, {broken} broken promises")
+    sys.exit(1 if broken else 0)
+
+
+if __name__ == "__main__":
+    main()
