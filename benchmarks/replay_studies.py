@@ -14,7 +14,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 from landscapes import JOBS, NOISE_SD, generate
@@ -94,7 +94,7 @@ def violations(played: Played, top_k: int = TOP_K) -> list[str]:
     best = [event.best_seconds for event in played.events if event.best_rung == "probed" and event.best_seconds]
     broken = [
         f"the best so far rose from {before:.6g} s to {after:.6g} s"
-        for before, after in zip(best, best[1:], strict=False) if after > before * (1.0 + CLOSE)
+        for before, after in pairwise(best) if after > before * (1.0 + CLOSE)
     ]  # fmt: skip
     if not times:
         return broken

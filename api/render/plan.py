@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from api.render.current import current_section
-from api.render.estimate import INDENT, basis_line, bullets, heading, indented, key_figures, memory_section, time_section
+from api.render.estimate import INDENT, NARROW, basis_line, bullets, heading, indented, key_figures, memory_section, time_section
 from api.render.figures import parameters, percent, rate, seconds, size
 from api.render.grid import Column, grid, number
 from api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
-from planner.specs.plan import Plan, RankedLayout
+from planner.specs.plan import SOURCES, Plan, RankedLayout
 from planner.specs.run import RunEstimate
 from planner.units import HOUR, KILO, MEGA, counted, format_bytes, format_count, format_seconds, three_digits
 
@@ -34,6 +34,7 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         *current_section(plan, width, saved=saved),
         "",
         ranked_table(plan, width),
+        *sources_line(plan, width),
         "",
         *probing_section(plan, width),
         *memory_section(winner.estimate, width, letters=letters),
@@ -122,6 +123,13 @@ def ranked_table(plan: Plan, width: int) -> Text:
             seconds(step), size(estimate.device_bytes), entry.source,
         ))  # fmt: skip
     return grid(RANKED, rows, width, bold=[entry.rank == 1 for entry in shown])
+
+
+def sources_line(plan: Plan, width: int) -> list[RenderableType]:
+    """What the words of the column `source` mean, of those that are shown; nothing where the column is not."""
+    shown = {entry.source for entry in plan.ranked} if width >= NARROW else set()
+    said = "; ".join(f"{name}: {means}" for name, means in SOURCES.items() if name in shown)
+    return [indented(Text(said, style="dim"))] if said else []
 
 
 def _times(value: float | None, factor: float) -> float | None:

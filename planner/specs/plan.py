@@ -1,14 +1,22 @@
 """A plan: the contract's section 4, a ranked answer."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from planner.specs.estimate import Estimate, Violation
 from planner.specs.layout import FieldValue, Layout
 from planner.specs.run import RunEstimate
 
 Source = Literal["screened", "simulated", "emulated", "probed"]
+SOURCES: Mapping[Source, str] = MappingProxyType({
+    "screened": "priced by closed form",
+    "simulated": "its pipeline played out action by action",
+    "emulated": "smaller runs, or single ranks of it, measured in its place",
+    "probed": "measured here",
+})  # fmt: skip
 
 
 class RankedLayout(BaseModel):
@@ -24,7 +32,7 @@ class RankedLayout(BaseModel):
     num_gpus: int
     estimate: Estimate
     measurement: dict[str, Any] | None = None
-    source: Source
+    source: Source = Field(description="; ".join(f"{name}: {means}" for name, means in SOURCES.items()))
     reasons: list[str]
     export: dict[str, Any]
     run: RunEstimate | None = None

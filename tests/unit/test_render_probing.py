@@ -7,8 +7,9 @@ import pytest
 from api.cli.output import as_text
 from api.cli.studying import _stand, failure_of
 from api.render.plan import plan_view
-from planner.specs.plan import Plan
+from planner.specs.plan import SOURCES, Plan, RankedLayout
 from planner.units import format_seconds
+from tests.conftest import ROOT
 
 WIDTH = 240  # no line of these folds
 
@@ -206,3 +207,14 @@ def test_probing_failed_only_where_no_layout_at_all_was_measured(plan: Plan) -> 
     full = {**broken, "state": "pruned"}
     assert failure_of(probed(plan, [full])) is None
     assert failure_of(plan) is None
+
+
+def test_sources_that_are_shown_are_explained_and_no_others(plan: Plan) -> None:
+    shown = {entry.source for entry in plan.ranked}
+    (line,) = [line for line in lines_of(plan) if line.startswith(tuple(f"{name}: " for name in SOURCES))]
+    assert {name for name in SOURCES if f"{name}: {SOURCES[name]}" in line} == shown
+    described = str(RankedLayout.model_fields["source"].description)
+    page = (ROOT / "api" / "web" / "index.html").read_text(encoding="utf-8")
+    for name, means in SOURCES.items():
+        assert f"{name}: {means}" in described
+        assert f'{name}: "{means}"' in page

@@ -1,5 +1,6 @@
 """The proof by replay: hidden truths are what they say they are, strategies play by the rules, and the demands hold where they are met."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import landscapes
 import replay
+import replay_studies
 from replay_report import OURS, TRIVIAL, document, out_of_memory, quantile_to_goal, regret_at
 from replay_strategies import FAMILY_KNOWN, LOOKING, STRATEGIES, Look, Truth, looking
 from replay_sweeps import own_sweeps, published_sweeps
@@ -251,3 +253,14 @@ def test_the_committed_page_is_of_these_strategies() -> None:
     for kind in (replay.MEASURED, *replay.GENERATED):
         assert f"## {kind[0].upper()}{kind[1:]}" in page
     assert (ROOT / "docs" / "replay.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
+@pytest.mark.parametrize(("seed", "noise", "tolerance"), [(0, 0.01, -1.0), (1, 0.10, -1.0), (2, 0.10, 0.01)])
+def test_replayed_studies_stand_by_what_they_measured(seed: int, noise: float, tolerance: float) -> None:
+    truth = Truth.of_landscape(landscapes.generate(SMALL, 0.30, seed), noise)
+    played = replay_studies.play(truth, seed, probes=6, tolerance=tolerance)
+    assert played.told
+    assert replay_studies.violations(played) == []
+    swapped = dataclasses.replace(played.outcome, ranked=played.outcome.ranked[::-1])
+    broken = replay_studies.violations(dataclasses.replace(played, outcome=swapped, events=played.events[::-1]))
+    assert any("answer" in line for line in broken), "another answer would be told"
