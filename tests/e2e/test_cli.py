@@ -90,7 +90,8 @@ def test_save_dir_is_whole_replaced_and_never_someone_elses(cli: Cli, tmp_path: 
 def test_current_layout_is_compared(cli: Cli, tmp_path: Path) -> None:
     current = write(tmp_path, "layout.json", {"layout": {"tp": 8, "ac": "full"}})
     done = cli("recommend", *MAIN_JOB, "--current", current)
-    assert "times as fast as your" in done.stdout, done.stderr
+    assert "Number 1 is 2.5" in done.stdout, done.stderr
+    assert " times as fast; 8 fields change." in done.stdout
 
 
 NOTHING_FITS = {
