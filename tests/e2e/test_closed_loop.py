@@ -300,7 +300,7 @@ def test_on_a_terminal_a_sweep_shows_how_far_it_is(tmp_path: Path, sqlite_url: s
         os.close(far)
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(pieces(near)))
     assert running.returncode == 0, shown
-    assert re.search(r"jobs.* 0/1 ", shown)
+    assert re.search(r"layouts.* 3/3 ", shown)
     assert shown.count(": 0.125 s") >= 3
 
 
@@ -623,8 +623,10 @@ def test_a_pool_smaller_than_the_layouts_decides_by_imitations(
     done = cli("recommend", "--job", written(tmp_path, sized(32, max_probes=2)), env=surroundings)
     assert done.returncode == 0, done.stderr
     assert "imitated alone" in done.stderr
-    assert "Measured, imitated by smaller layouts:" in done.stdout
-    assert re.search(r" imitated +\S+ m?s ± \d+% +\S+ [mu]?s +[\d.]+\n", done.stdout), "a measured layout is found among the ranked"
+    assert "Not run itself: " in done.stdout
+    assert "by smaller runs that stood for it" in done.stdout
+    found = r" smaller runs +\S+ m?s ± \d+% +\S+ [mu]?s +[\d.]+\n"
+    assert re.search(found, done.stdout), "a measured layout is found among the ranked"
     wiring = wire(Settings(database_url=sqlite_url))
     (study,) = wiring.tasks.list().items
     plan = wiring.store.get_plan(study.id)
