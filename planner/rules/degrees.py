@@ -7,6 +7,7 @@ import numpy as np
 from planner.columns import BoolColumn, LayoutBatch
 from planner.rules.base import Context, Rule, choices, divides, divisors
 from planner.specs.layout import CP_METHODS, Layout
+from planner.specs.titan_models import cuts_sequences, lacking
 from planner.units import counted
 
 PRODUCT_KEY = "degrees do not multiply to num_gpus"
@@ -92,6 +93,11 @@ def _ulysses_heads(c: Context) -> int:
     return math.gcd(c.model.num_attention_heads, c.num_kv_heads)
 
 
+def _titan_without_cp(c: Context) -> bool:
+    line = c.titan_line
+    return bool(line) and not lacking(c.model, line) and not cuts_sequences(c.model, line)
+
+
 DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
         key=PRODUCT_KEY, field="dp_shard",
@@ -158,6 +164,13 @@ DEGREE_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: np.asarray(x.cp > 1),
         rule=lambda x, c: f"cp={x.cp} with unfused attention: no trainer passes keys and values round without a flash kernel",
         remedy=lambda x, c: "set cp to 1, or training.attention_kernel to flash",
+    ),
+    Rule(
+        key="TorchTitan's model lacks context parallelism", field="cp", reads=frozenset({"cp"}),
+        applies=_titan_without_cp,
+        broken=lambda x, c: np.asarray(x.cp > 1),
+        rule=lambda x, c: f"cp={x.cp}: TorchTitan {c.titan_line}'s model for {c.model.name} refuses context parallelism",
+        remedy=lambda x, c: "set cp to 1, or trainer_version to 0.3.0",
     ),
     Rule(
         key="data-parallel ranks do not divide the global batch", field="dp_shard", reads=frozenset({"dp_replicate", "dp_shard"}),

@@ -76,6 +76,7 @@ CASES = [
     Case("GPU lacks fp32 matmuls", {"param_dtype": "float32"}, {}, {"gpu": "tpu-v5p"}, "lists no fp32"),
     Case("TorchTitan cannot pipeline the model", {"pp": 2}, {"pp": 1}, {"model": "qwen3-8b"}, "has no pipelining_fn"),
     Case("TorchTitan cannot pipeline the model", {"pp": 2}, {"pp": 1}, {"model": "gpt-oss-120b"}, "has no pipelining_fn"),
+    Case("TorchTitan's model lacks context parallelism", {"cp": 2}, {"cp": 1}, {"model": "gpt-oss-20b"}, "refuses context parallelism"),
     Case("more pipeline ranks than layers", {"pp": 64}, {"pp": 16},
          {"num_gpus": 64, "global_batch_size": 256}, "pp=64 exceeds the 32 layers"),
     Case("pipeline too long to be simulated", {"pp": 512}, {"pp": 256},
@@ -280,7 +281,8 @@ class Spy:
 def test_rules_read_what_they_say() -> None:
     """No more than they say in any job, and all of it in some job."""
     read: dict[int, set[str]] = {}
-    for trainer, model, kernel in itertools.product(sorted(TRAINERS), ("llama3-8b", "deepseek-v3", "qwen3-8b"), ("flash", "unfused")):
+    models = ("llama3-8b", "deepseek-v3", "qwen3-8b", "gpt-oss-20b")
+    for trainer, model, kernel in itertools.product(sorted(TRAINERS), models, ("flash", "unfused")):
         c = context(model, trainer=trainer, attention_kernel=kernel, **VERSIONS.get((trainer, kernel), {}))
         for rule in rules_for(c):
             spy = Spy(LayoutBatch.from_layouts([resolve(c, {})]))
