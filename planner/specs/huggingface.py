@@ -244,6 +244,10 @@ def _with_base(keys: Keys, field: str, base_loader: BaseLoader | None) -> Values
     kinds, layers = inherited.get("layer_types"), own.get("num_hidden_layers")
     if isinstance(kinds, list) and isinstance(layers, int):
         inherited["layer_types"] = [kinds[i % len(kinds)] for i in range(layers)]
+    experts, groups = own.get("num_experts"), inherited.get("n_group")
+    if isinstance(experts, int) and isinstance(groups, int) and groups > 0 and experts % groups:
+        # groups are of the experts that the base has; other experts in a number that they do not divide have none
+        inherited = {key: value for key, value in inherited.items() if key not in ("n_group", "topk_group")}
     inherited["name"] = f"{inherited.get('name', base)}-variant" if len(own) else inherited.get("name", base)
     return {**inherited, **own}
 

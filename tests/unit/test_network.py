@@ -91,3 +91,13 @@ def test_a_file_is_read_to_the_same_network(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     model = ModelSpec.from_user(str(tmp_path))
     assert (model.rope_theta, model.norm_eps, model.hidden_act) == (5e6, 1e-6, "silu")
+
+
+def test_a_variant_with_experts_that_the_bases_groups_do_not_divide_has_no_groups() -> None:
+    base = ModelSpec.from_user({"base": "deepseek-v3"})
+    same = ModelSpec.from_user({"base": "deepseek-v3", "n_routed_experts": 64})
+    fewer = ModelSpec.from_user({"base": "deepseek-v3", "n_routed_experts": 4, "num_experts_per_tok": 2})
+    assert (same.n_group, same.topk_group) == (base.n_group, base.topk_group) == (8, 4)
+    assert fewer.n_group == 0
+    with pytest.raises(SpecError, match="does not divide 4 experts"):
+        ModelSpec.from_user({"base": "deepseek-v3", "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 8})
