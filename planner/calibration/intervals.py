@@ -49,13 +49,6 @@ class TimeSpread:
         """Standard deviation of each layout alone, (N,)."""
         return np.asarray(np.sqrt((self.loadings**2).sum(axis=0) + self.own_sd**2 + self.shared_sd**2))
 
-    def draws(self, count: int, seed: int) -> FloatColumn:
-        """Joint draws of the deviations, (W, N)."""
-        random = np.random.default_rng(seed)
-        common = random.standard_normal((count, len(self.loadings))) @ self.loadings
-        own = random.standard_normal((count, len(self.own_sd))) * self.own_sd
-        return np.asarray(common + own + self.shared_sd * random.standard_normal((count, 1)))
-
     @classmethod
     def join(cls, parts: "Sequence[TimeSpread]") -> "TimeSpread":
         """Of all layouts of these parts, in order; they share directions and what is common."""

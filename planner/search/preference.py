@@ -60,18 +60,6 @@ class Weighed:
         return np.asarray(scores * unproven / np.maximum(1.0 - oom, 1e-9))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preferred:
-    """row: of the layout to put first.  difference_sd (N,): of the log of its time over each other's; NaN where nobody looked.
-
-    expected (N,): what is minimised, see `Weighed.expected`.
-    """
-
-    row: int
-    difference_sd: FloatColumn
-    expected: FloatColumn
-
-
 def leaders(scores: FloatColumn, points: IntColumn, count: int = PER_CLASS) -> IntColumn:
     """Rows of the `count` lowest scores among those with equally many points, fewest points first. scores, points (N,)."""
     order = np.lexsort((scores, points))
@@ -94,8 +82,8 @@ def prefer(
     expected: FloatColumn,
     global_batch_size: int,
     spread_of: Callable[[IntColumn], TimeSpread],
-) -> Preferred:
-    """The layout to put first. expected (N,): see `Weighed.expected`.  spread_of: how sure the time of some of them is."""
+) -> int:
+    """Row of the layout to put first. expected (N,): see `Weighed.expected`.  spread_of: how sure the time of some of them is."""
     near = np.flatnonzero(expected <= expected.min() * (1.0 + MOST_GIVEN_UP))
     near = near[leaders(expected[near], weighed.points[near])]
     weighed = weighed.take(near)
@@ -108,6 +96,4 @@ def prefer(
     tolerance = np.minimum(SURE * difference_sd(errors, weighed, best), np.log1p(MOST_GIVEN_UP))
     value = np.where(mean - mean[best] <= tolerance, mean + WORTH * points, np.inf)
     chosen = int(np.lexsort((points, np.round(value, 9)))[0])
-    known = np.full(len(layouts), np.nan)
-    known[near] = difference_sd(errors, weighed, chosen)
-    return Preferred(row=int(near[chosen]), difference_sd=known, expected=expected)
+    return int(near[chosen])

@@ -78,7 +78,7 @@ def _preferred(job: Job, sized: Sized, among: BoolColumn) -> int:
         some = batch.take(near)
         return time_spread(sized.pricer, some, sized.pricer.price(some))
 
-    return prefer(batch, sized.weighed, scores, job.training.global_batch_size, spread_of).row
+    return prefer(batch, sized.weighed, scores, job.training.global_batch_size, spread_of)
 
 
 def _proven(job: Job, chosen: Choice) -> Choice | None:

@@ -10,6 +10,7 @@ from planner.calibration.accuracy import Row
 from planner.calibration.basis import basis, memory_basis, seen
 from planner.calibration.conformal import MEMORY_PRIOR, held_out_stretch, stretch, stretches
 from planner.calibration.conformal import memory_deviation as fitted_deviation
+from planner.calibration.correlated import Field
 from planner.calibration.intervals import TWO_SIDED_90, memory_deviation, oom_probability, spread, time_spread
 from planner.catalog.calibrations import shipped_calibration
 from planner.columns import LayoutBatch
@@ -47,15 +48,15 @@ def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
     assert found.own_sd == pytest.approx(calibration.run_sd)
 
 
-def test_draws_have_the_deviations_they_were_drawn_with_and_share_what_is_common() -> None:
+def test_errors_of_layouts_share_what_the_posterior_moves_and_are_as_alike_as_they_are() -> None:
     p = pricer()
     found = time_spread(p, batch(), p.price(batch()))
-    draws = found.draws(20_000, seed=1)
-    assert draws.std(axis=0) == pytest.approx(found.sd, rel=0.03)
-    first = np.corrcoef(draws[:, 0], draws[:, 1])[0, 1]
-    common = (found.loadings[:, 0] * found.loadings[:, 1]).sum() + found.shared_sd**2
-    assert first == pytest.approx(common / (found.sd[0] * found.sd[1]), abs=0.03)
-    assert (draws == found.draws(20_000, seed=1)).all()
+    errors = Field.of(batch(), found, p.training.global_batch_size)
+    together = errors.between(np.arange(len(batch())), np.arange(len(batch())))
+    shared = found.loadings.T @ found.loadings
+    assert np.sqrt(np.diag(together) + found.shared_sd**2) == pytest.approx(found.sd)
+    assert (together >= shared - 1e-12).all(), "own errors are never against each other"
+    assert (together - shared <= found.own_sd[:, None] * found.own_sd[None, :] * (1 + 1e-9)).all()
     assert found.take([2, 0]).sd == pytest.approx(found.sd[[2, 0]])
 
 

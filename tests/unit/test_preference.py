@@ -54,7 +54,7 @@ def chosen(values: list[dict], seconds: list[float], oom: list[float] | None = N
         count = len(near)
         return TimeSpread(loadings=np.zeros((1, count)), own_sd=np.full(count, own), shared_sd=0.1)
 
-    return prefer(batch, weighed, expected, 64, spread_of).row
+    return prefer(batch, weighed, expected, 64, spread_of)
 
 
 # ---- the rule ------------------------------------------------------------------------------------
