@@ -24,8 +24,8 @@ from planner.search import mechanisms
 
 SURE = 1.0  # deviations: five in six that the one ahead is truly faster
 MOST_GIVEN_UP = 0.05  # judgement: more than this nobody gives up for a simpler launch
-WORTH = 0.02  # judgement: what a point has to bring, about what one release of a trainer moves a layout by
-UNPROVEN = 0.03  # judgement: what runs of a new mechanism have fallen behind their prediction by, before anybody tuned it
+WORTH = 0.02  # judgement: what a point has to bring
+UNPROVEN = 0.03  # judgement: the share of a prediction that is lost where nobody has measured a mechanism
 PER_CLASS = 8  # candidates with equally many points that are looked at
 
 
