@@ -9,6 +9,7 @@ recommend: $(VENV)/.base
 
 test: $(VENV)/.test $(VENV)/.titan
 	$(BIN)/ruff check planner api probes tests benchmarks
+	$(BIN)/ruff format --check planner api probes tests benchmarks alembic setup.py
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 15
 

@@ -1,4 +1,6 @@
-"""Alembic's entry: runs migrations on the connection that `api.storage.migrate` holds, or on PLANNER_DATABASE_URL."""
+"""Alembic's entry: runs migrations on the connection that `api.storage.migrate` holds, or on
+PLANNER_DATABASE_URL.
+"""
 
 from sqlalchemy import Connection
 
@@ -25,7 +27,11 @@ connection = context.config.attributes.get("connection")
 if connection is not None:
     _run(connection)
 elif context.is_offline_mode():
-    context.configure(url=normalise_url(load_settings().database_url), version_table=VERSION_TABLE, literal_binds=True)
+    context.configure(
+        url=normalise_url(load_settings().database_url),
+        version_table=VERSION_TABLE,
+        literal_binds=True,
+    )
     with context.begin_transaction():
         context.run_migrations()
 else:

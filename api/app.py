@@ -1,4 +1,6 @@
-"""The FastAPI app. `planner-cli serve` runs it; `uvicorn --factory api.app:create_app` does too (then mind the address yourself)."""
+"""The FastAPI app. `planner-cli serve` runs it; `uvicorn --factory api.app:create_app` does too
+(then mind the address yourself).
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,19 +11,36 @@ from fastapi import FastAPI
 
 from api import problems
 from api.metrics import Counted, Metrics
-from api.routes import catalog, estimates, health, measurements, operations, plans, probes, simulations, sweeps, web
+from api.routes import (
+    catalog,
+    estimates,
+    health,
+    measurements,
+    operations,
+    plans,
+    probes,
+    simulations,
+    sweeps,
+    web,
+)
 from api.settings import Settings
 from api.wiring import Wiring, wire
 from api.workers import ProbeWorkers, TaskWorkers
 from planner.errors import StoreError
 
-ABOUT = "Finds the parallel layout that trains a large model fastest on a given cluster, and says how sure it is."
+ABOUT = (
+    "Finds the parallel layout that trains a large model fastest on a given cluster, and says how "
+    "sure it is."
+)
 
 
 def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -> FastAPI:
-    """The service on these settings, or on the environment's. Raises SpecError for wrong settings."""
+    """The service on these settings, or on the environment's. Raises SpecError for wrong
+    settings.
+    """
     outside = wiring or wire(settings)
-    _ = outside.settings.keys, outside.engine  # a wrong setting stops the start, not the first request
+    # a wrong setting stops the start, not the first request
+    _ = outside.settings.keys, outside.engine
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -42,13 +61,26 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     app.state.metrics = Metrics(_version())
     app.add_middleware(Counted, metrics=app.state.metrics)
     problems.install(app)
-    for module in (plans, estimates, simulations, probes, sweeps, measurements, catalog, operations, health, web):
+    for module in (
+        plans,
+        estimates,
+        simulations,
+        probes,
+        sweeps,
+        measurements,
+        catalog,
+        operations,
+        health,
+        web,
+    ):
         app.include_router(module.router)
     return app
 
 
 def _first_use(wiring: Wiring) -> None:
-    """Creates a SQLite database at the start. A database that is down or not migrated shows in /readyz, and may come up later."""
+    """Creates a SQLite database at the start. A database that is down or not migrated shows in
+    /readyz, and may come up later.
+    """
     try:
         _ = wiring.store
     except StoreError as error:

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 MOST_NAMED = 4  # GPUs that a message lists
 MOVED = 0.005  # relative change of a knob that is worth a line
 TINY: dict[str, Any] = {
-    "name": "calibration-tiny", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "name": "calibration-tiny", "hidden_size": 128, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 4,
     "intermediate_size": 512, "vocab_size": 2048, "mlp": "swiglu", "tie_word_embeddings": False,
 }  # fmt: skip
 
 
 def gpu_of(wiring: "Wiring", pool: str) -> str:
-    """The catalogue's name of the GPU that a pool has. Raises ProbeError where it has none, SpecError where only a person can know."""
+    """The catalogue's name of the GPU that a pool has. Raises ProbeError where it has none,
+    SpecError where only a person can know.
+    """
     found, why = [], ""
     place = wiring.pool(pool)
     for name in gpu_names():
@@ -37,15 +40,27 @@ def gpu_of(wiring: "Wiring", pool: str) -> str:
             break
         found.append(name)
     if why:
-        raise ProbeError(f"pool {pool} has no GPU ({why}); name another pool, or --gpu cpu to calibrate the CPU")
+        raise ProbeError(
+            f"pool {pool} has no GPU ({why}); name another pool, or --gpu cpu to calibrate the CPU"
+        )
     if len(found) != 1:
-        among = f"may be any of {', '.join(found)}" if 0 < len(found) <= MOST_NAMED else "is not told by this pool"
-        raise fault("--gpu", None, among, "name the pool's GPU, for example --gpu h100-sxm-80gb or --gpu cpu")
+        among = (
+            f"may be any of {', '.join(found)}"
+            if 0 < len(found) <= MOST_NAMED
+            else "is not told by this pool"
+        )
+        raise fault(
+            "--gpu",
+            None,
+            among,
+            "name the pool's GPU, for example --gpu h100-sxm-80gb or --gpu cpu",
+        )
     return found[0]
 
 
 def grid_of(wiring: "Wiring", gpu: str, pool: str) -> dict[str, Any]:
-    """A sweep of short jobs on the devices that the pool has: two models, two lengths, the plan's best and fixed anchors.
+    """A sweep of short jobs on the devices that the pool has: two models, two lengths, the plan's
+    best and fixed anchors.
 
     Raises SpecError, ProbeError for a pool without devices.
     """
@@ -55,16 +70,36 @@ def grid_of(wiring: "Wiring", gpu: str, pool: str) -> dict[str, Any]:
     models: list[Any] = [TINY] if on_cpu else ["llama3.2-1b", "llama3.2-3b"]
     lengths = (64, 128) if on_cpu else (2048, 8192)
     trainings = [{"seq_len": length, "global_batch_size": 4 * num_gpus} for length in lengths]
-    measure = {"top_k": 1, "anchors": [{"ac": "full", "micro_batch_size": 2}, {"ac": "none", "compile": False}]}
+    measure = {
+        "top_k": 1,
+        "anchors": [{"ac": "full", "micro_batch_size": 2}, {"ac": "none", "compile": False}],
+    }
     return {
-        "name": f"calibrate {gpu}", "models": models, "clusters": [{"gpu": gpu, "num_gpus": num_gpus}], "trainings": trainings,
-        "pool": pool, "measure": measure, "steps": 5,
-    }  # fmt: skip
+        "name": f"calibrate {gpu}",
+        "models": models,
+        "clusters": [{"gpu": gpu, "num_gpus": num_gpus}],
+        "trainings": trainings,
+        "pool": pool,
+        "measure": measure,
+        "steps": 5,
+    }
 
 
 def knobs_moved(record: "CalibrationRecord") -> dict[str, Any]:
-    """Knobs whose value for this trainer and GPU differs from the shipped calibration's: name -> (before, after)."""
+    """Knobs whose value for this trainer and GPU differs from the shipped calibration's: name ->
+    (before, after).
+    """
     family = load_gpu(record.gpu).family
-    before, after = (calibration.shift(record.trainer, family) for calibration in (shipped_calibration(), from_document(record.document)))
-    pairs = {knob.name: (knob.moved(before[place]), knob.moved(after[place])) for place, knob in enumerate(KNOBS)}
-    return {"knobs": {name: pair for name, pair in pairs.items() if abs(pair[1] / pair[0] - 1.0) > MOVED}}
+    before, after = (
+        calibration.shift(record.trainer, family)
+        for calibration in (shipped_calibration(), from_document(record.document))
+    )
+    pairs = {
+        knob.name: (knob.moved(before[place]), knob.moved(after[place]))
+        for place, knob in enumerate(KNOBS)
+    }
+    return {
+        "knobs": {
+            name: pair for name, pair in pairs.items() if abs(pair[1] / pair[0] - 1.0) > MOVED
+        }
+    }

@@ -1,4 +1,6 @@
-"""Calibrations as the service lists them: which numbers of the cost model were moved by measured runs, how far, and how sure they are."""
+"""Calibrations as the service lists them: which numbers of the cost model were moved by measured
+runs, how far, and how sure they are.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -16,10 +18,14 @@ if TYPE_CHECKING:
 UNSEEN = "none that was measured"
 
 
-def calibration_page(wiring: "Wiring", cursor: str | None, limit: int) -> tuple[list[CalibrationLine], str | None]:
-    """(calibrations that an estimate may name, where the next page starts): what ships, the prior, what was learnt here, newest first.
+def calibration_page(
+    wiring: "Wiring", cursor: str | None, limit: int
+) -> tuple[list[CalibrationLine], str | None]:
+    """(calibrations that an estimate may name, where the next page starts): what ships, the prior,
+    what was learnt here, newest first.
 
-    in_use: of the shipped one and of the newest of every trainer and GPU.  Raises SpecError for a wrong cursor.
+    in_use: of the shipped one and of the newest of every trainer and GPU.  Raises SpecError for a
+        wrong cursor.
     """
     from planner.catalog.calibrations import shipped_calibration
     from planner.cost.calibration import Calibration
@@ -31,7 +37,9 @@ def calibration_page(wiring: "Wiring", cursor: str | None, limit: int) -> tuple[
     if len(lines) == limit:
         last = start + limit == len(packaged) and not wiring.calibrations.list(None, 1).items
         return lines, None if last else places[start + limit - 1]
-    page = wiring.calibrations.list(None if cursor is None or cursor in places else cursor, limit - len(lines))
+    page = wiring.calibrations.list(
+        None if cursor is None or cursor in places else cursor, limit - len(lines)
+    )
     return [*lines, *(_learnt_line(wiring, record) for record in page.items)], page.next_cursor
 
 
@@ -39,8 +47,17 @@ def _learnt_line(wiring: "Wiring", record: "CalibrationRecord") -> CalibrationLi
     from planner.catalog.calibrations import from_document, shipped_calibration
 
     newest = wiring.calibrations.latest(record.trainer, record.gpu)
-    in_use = newest is not None and newest.id == record.id and record.id.startswith(f"{shipped_calibration().id}+")
-    own = {"runs": record.num_runs, "trainer": record.trainer, "gpu": record.gpu, "software": dict(record.software)}
+    in_use = (
+        newest is not None
+        and newest.id == record.id
+        and record.id.startswith(f"{shipped_calibration().id}+")
+    )
+    own = {
+        "runs": record.num_runs,
+        "trainer": record.trainer,
+        "gpu": record.gpu,
+        "software": dict(record.software),
+    }
     return _line(from_document(record.document), in_use=in_use).model_copy(update=own)
 
 
@@ -48,19 +65,38 @@ def _line(calibration: "Calibration", *, in_use: bool) -> CalibrationLine:
     from planner.cost.calibration import KNOBS
 
     return CalibrationLine(
-        id=calibration.id, in_use=in_use, runs=len(calibration.fitted), run_sd=calibration.run_sd, group_sd=calibration.group_sd,
-        memory_sd=calibration.memory_sd, memory_sd_bytes=calibration.memory_sd_bytes, time_factor=dict(calibration.time_factor),
-        knobs=[value for place, knob in enumerate(KNOBS) for value in _values(calibration, knob, place)],
-    )  # fmt: skip
+        id=calibration.id,
+        in_use=in_use,
+        runs=len(calibration.fitted),
+        run_sd=calibration.run_sd,
+        group_sd=calibration.group_sd,
+        memory_sd=calibration.memory_sd,
+        memory_sd_bytes=calibration.memory_sd_bytes,
+        time_factor=dict(calibration.time_factor),
+        knobs=[
+            value for place, knob in enumerate(KNOBS) for value in _values(calibration, knob, place)
+        ],
+    )
 
 
 def _values(calibration: "Calibration", knob: "Knob", place: int) -> list[KnobValue]:
-    """One value for each trainer, or each GPU family, that the calibration knows apart; the rest share the first."""
+    """One value for each trainer, or each GPU family, that the calibration knows apart; the rest
+    share the first.
+    """
     own = sorted({scope for name, scope in calibration.keys if name == knob.name and scope})
     values = []
     for scope in ["", *own]:
         trainer = family = scope or UNSEEN
         shift = float(calibration.shift(trainer, family)[place])
         sd = float(np.sqrt(calibration.effective_covariance(trainer, family)[place, place]))
-        values.append(KnobValue(name=knob.name, scope=knob.scope, of=scope or None, prior=knob.prior, value=knob.moved(shift), shift_sd=sd))
+        values.append(
+            KnobValue(
+                name=knob.name,
+                scope=knob.scope,
+                of=scope or None,
+                prior=knob.prior,
+                value=knob.moved(shift),
+                shift_sd=sd,
+            )
+        )
     return values

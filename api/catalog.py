@@ -37,14 +37,18 @@ def catalog_entry(kind: str, name: str) -> Entry:
 
 
 def model_name_of(text: str) -> str:
-    """The catalogue's name behind a name or alias, any case; a model that it does not hold keeps its own."""
+    """The catalogue's name behind a name or alias, any case; a model that it does not hold keeps
+    its own.
+    """
     from planner.catalog.models import is_model_name, model_entry
 
     return model_entry(text).name if is_model_name(text) else text
 
 
 def gpu_name_of(text: str) -> str:
-    """The catalogue's name behind a name or alias, any case; a GPU that it does not hold keeps its own."""
+    """The catalogue's name behind a name or alias, any case; a GPU that it does not hold keeps its
+    own.
+    """
     from planner.catalog.clusters import load_gpu
 
     try:
@@ -53,7 +57,7 @@ def gpu_name_of(text: str) -> str:
         return text
 
 
-# ---- models ---------------------------------------------------------------------------------------------------------
+# ---- models --------------------------------------------------------------------------------------
 
 
 def _model_names() -> list[str]:
@@ -67,10 +71,14 @@ def _model_line(name: str) -> Entry:
 
     model = load_model(name)
     return {
-        "name": name, "parameters": model.total_parameters(), "active_parameters": model.active_parameters(),
-        "num_hidden_layers": model.num_hidden_layers, "hidden_size": model.hidden_size, "num_experts": model.num_experts,
+        "name": name,
+        "parameters": model.total_parameters(),
+        "active_parameters": model.active_parameters(),
+        "num_hidden_layers": model.num_hidden_layers,
+        "hidden_size": model.hidden_size,
+        "num_experts": model.num_experts,
         "vocab_size": model.vocab_size,
-    }  # fmt: skip
+    }
 
 
 def _model_entry(name: str) -> Entry:
@@ -78,13 +86,19 @@ def _model_entry(name: str) -> Entry:
 
     entry, model = model_entry(name), load_model(name)
     return {
-        "name": entry.name, "aliases": list(entry.aliases), "source": entry.source, "notes": entry.notes,
-        "published_parameters": entry.published_parameters, "published_parameters_exact": entry.exact,
-        "parameters": model.total_parameters(), "active_parameters": model.active_parameters(), "model": dict(entry.keys),
-    }  # fmt: skip
+        "name": entry.name,
+        "aliases": list(entry.aliases),
+        "source": entry.source,
+        "notes": entry.notes,
+        "published_parameters": entry.published_parameters,
+        "published_parameters_exact": entry.exact,
+        "parameters": model.total_parameters(),
+        "active_parameters": model.active_parameters(),
+        "model": dict(entry.keys),
+    }
 
 
-# ---- GPUs and clusters ----------------------------------------------------------------------------------------------
+# ---- GPUs and clusters ---------------------------------------------------------------------------
 
 
 def _gpu_names() -> list[str]:
@@ -98,10 +112,13 @@ def _gpu_line(name: str) -> Entry:
 
     gpu = load_gpu(name)
     return {
-        "name": name, "memory_bytes": gpu.memory_bytes, "memory_bandwidth_bytes_per_second": gpu.memory_bandwidth_bytes_per_second,
-        "bf16_flops_per_second": gpu.peak_flops_per_second.get("bf16"), "fp8_flops_per_second": gpu.peak_flops_per_second.get("fp8"),
+        "name": name,
+        "memory_bytes": gpu.memory_bytes,
+        "memory_bandwidth_bytes_per_second": gpu.memory_bandwidth_bytes_per_second,
+        "bf16_flops_per_second": gpu.peak_flops_per_second.get("bf16"),
+        "fp8_flops_per_second": gpu.peak_flops_per_second.get("fp8"),
         "power_limit_watts": gpu.power_limit_watts,
-    }  # fmt: skip
+    }
 
 
 def _gpu_entry(name: str) -> Entry:
@@ -120,16 +137,25 @@ def _cluster_line(name: str) -> Entry:
     from planner.catalog.clusters import load_cluster
 
     cluster = load_cluster(name)
-    return {"name": name, "gpu": cluster.gpu.name, "num_gpus": cluster.num_gpus, "gpus_per_node": cluster.gpus_per_node}
+    return {
+        "name": name,
+        "gpu": cluster.gpu.name,
+        "num_gpus": cluster.num_gpus,
+        "gpus_per_node": cluster.gpus_per_node,
+    }
 
 
 def _cluster_entry(name: str) -> Entry:
     from planner.catalog.clusters import cluster_document, load_cluster
 
-    return {"name": name, **cluster_document(name), "resolved": load_cluster(name).model_dump(mode="json")}
+    return {
+        "name": name,
+        **cluster_document(name),
+        "resolved": load_cluster(name).model_dump(mode="json"),
+    }
 
 
-# ---- schedules and defaults -----------------------------------------------------------------------------------------
+# ---- schedules and defaults ----------------------------------------------------------------------
 
 
 def _schedule_names() -> list[str]:
@@ -143,7 +169,12 @@ def _schedule_line(name: str) -> Entry:
 
     found = schedule(name)
     stages = "1" if found.single_stage else "2" if found.v_shaped else "2 or more"
-    return {"name": name, "stages_per_rank": stages, "splits_backward": found.splits_backward, "about": _first_line(found)}
+    return {
+        "name": name,
+        "stages_per_rank": stages,
+        "splits_backward": found.splits_backward,
+        "about": _first_line(found),
+    }
 
 
 def _schedule_entry(name: str) -> Entry:
@@ -153,7 +184,12 @@ def _schedule_entry(name: str) -> Entry:
     found = schedule(name)
     rules = [rule.rule.replace("{", "").replace("}", "") for rule in found.rules()]
     trainers = [trainer.name for trainer in TRAINERS.values() if name in trainer.schedules]
-    return {**_schedule_line(name), "v_shaped": found.v_shaped, "rules": rules, "trainers": trainers}
+    return {
+        **_schedule_line(name),
+        "v_shaped": found.v_shaped,
+        "rules": rules,
+        "trainers": trainers,
+    }
 
 
 def _first_line(thing: object) -> str:
@@ -178,9 +214,12 @@ def _trainer_entry(name: str) -> Entry:
 def _trainer_line(name: str) -> Entry:
     entry = _trainer_entry(name)
     return {
-        "name": name, "zero_stage": entry["zero_stage"], "zero_stage_under_pp": entry["zero_stage_under_pp"], "ac": entry["ac"],
+        "name": name,
+        "zero_stage": entry["zero_stage"],
+        "zero_stage_under_pp": entry["zero_stage_under_pp"],
+        "ac": entry["ac"],
         **entry["layout_defaults"],
-    }  # fmt: skip
+    }
 
 
 def _plain(value: object) -> object:

@@ -1,4 +1,6 @@
-"""A question about one collective, as both edges ask it: parsed, checked, and put to the planner."""
+"""A question about one collective, as both edges ask it: parsed, checked, and put to the
+planner.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,29 +32,46 @@ Count = Annotated[int, Field(strict=True, ge=1, le=MAX_GPUS)]
 
 
 class CollectiveRequest(BaseModel):
-    """Body of POST /collective. size: the whole buffer (all-to-all: what one rank sends), in bytes or as text with a unit."""
+    """Body of POST /collective. size: the whole buffer (all-to-all: what one rank sends), in bytes
+    or as text with a unit.
+    """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", json_schema_extra={"example": {"op": "all-reduce", "size": "1 GiB", "cluster": "h100-64"}}
+        frozen=True,
+        extra="forbid",
+        json_schema_extra={"example": {"op": "all-reduce", "size": "1 GiB", "cluster": "h100-64"}},
     )
 
-    op: str = Field(description="all-reduce, all-gather, reduce-scatter, broadcast, all-to-all or p2p.")
+    op: str = Field(
+        description="all-reduce, all-gather, reduce-scatter, broadcast, all-to-all or p2p."
+    )
     size: Annotated[float, BeforeValidator(_size, json_schema_input_type=float | str)]
     cluster: Annotated[Any, WithJsonSchema({"type": ["string", "object"]})] = Field(
         description="Catalogue name, or gpu, num_gpus, fabric, ..."
     )
-    algorithm: str | None = Field(None, description="Its closed form; without, the library's own choice with measured curves.")
-    num_ranks: Count | None = Field(None, description="Ranks of the group; all GPUs unless given, two for p2p.")
+    algorithm: str | None = Field(
+        None, description="Its closed form; without, the library's own choice with measured curves."
+    )
+    num_ranks: Count | None = Field(
+        None, description="Ranks of the group; all GPUs unless given, two for p2p."
+    )
     stride: Count = Field(1, description="Distance of neighbours in the group, in ranks.")
 
 
 def ask_collective(values: object, *, allow_files: bool) -> "CollectiveAnswer":
-    """Seconds, steps and bytes of one operation. Raises SpecError with every fault of the request."""
+    """Seconds, steps and bytes of one operation. Raises SpecError with every fault of the
+    request.
+    """
     from planner.collective import collective
     from planner.specs.cluster import ClusterSpec
 
     if not isinstance(values, Mapping):
-        raise fault("request", values, "must be a mapping of keys to values", f"known keys: {', '.join(CollectiveRequest.model_fields)}")
+        raise fault(
+            "request",
+            values,
+            "must be a mapping of keys to values",
+            f"known keys: {', '.join(CollectiveRequest.model_fields)}",
+        )
     faults: list[Fault] = []
     cluster = None
     try:
@@ -66,4 +85,11 @@ def ask_collective(values: object, *, allow_files: bool) -> "CollectiveAnswer":
             faults.extend(error.faults)
     if faults or cluster is None:
         raise SpecError(faults)
-    return collective(asked.op, asked.size, cluster, num_ranks=asked.num_ranks, stride=asked.stride, algorithm=asked.algorithm)
+    return collective(
+        asked.op,
+        asked.size,
+        cluster,
+        num_ranks=asked.num_ranks,
+        stride=asked.stride,
+        algorithm=asked.algorithm,
+    )

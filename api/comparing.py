@@ -9,7 +9,8 @@ from planner.specs.measurement import Measurement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """Tokens a second a GPU of one measurement, measured and predicted by the shipped calibration, which has not learnt from it here.
+    """Tokens a second a GPU of one measurement, measured and predicted by the shipped calibration,
+    which has not learnt from it here.
 
     None where it was not measured (out of memory, say), or the planner refuses the layout.
     """
@@ -22,7 +23,10 @@ class Beside:
     @property
     def ratio(self) -> float | None:
         """Measured over predicted: below 1 the run is slower than was predicted."""
-        measured, predicted = self.measured_tokens_per_second_per_gpu, self.predicted_tokens_per_second_per_gpu
+        measured, predicted = (
+            self.measured_tokens_per_second_per_gpu,
+            self.predicted_tokens_per_second_per_gpu,
+        )
         return measured / predicted if measured and predicted else None
 
     def as_dict(self) -> dict[str, object]:
@@ -30,11 +34,19 @@ class Beside:
         return {**asdict(self), "ratio": self.ratio}
 
     def sentence(self) -> str:
-        """Measured 5,762 tokens/s/GPU, predicted 5,870: ratio 0.98; empty where one of the two is missing."""
+        """Measured 5,762 tokens/s/GPU, predicted 5,870: ratio 0.98; empty where one of the two is
+        missing.
+        """
         if self.ratio is None:
             return ""
-        measured, predicted = self.measured_tokens_per_second_per_gpu, self.predicted_tokens_per_second_per_gpu
-        return f"measured {measured:,.0f} tokens/s/GPU, predicted {predicted:,.0f}: ratio {self.ratio:.2f}"
+        measured, predicted = (
+            self.measured_tokens_per_second_per_gpu,
+            self.predicted_tokens_per_second_per_gpu,
+        )
+        return (
+            f"measured {measured:,.0f} tokens/s/GPU, predicted {predicted:,.0f}: ratio "
+            f"{self.ratio:.2f}"
+        )
 
 
 def beside(measurements: Sequence[Measurement]) -> list[Beside]:
@@ -57,6 +69,8 @@ def _beside(measurement: Measurement) -> Beside:
     return Beside(
         id=measurement.id,
         measured_tokens_per_second_per_gpu=measured,
-        predicted_tokens_per_second_per_gpu=None if estimate is None else estimate.tokens_per_second_per_gpu,
+        predicted_tokens_per_second_per_gpu=None
+        if estimate is None
+        else estimate.tokens_per_second_per_gpu,
         predicted_step_seconds=None if estimate is None else estimate.step_seconds,
     )

@@ -1,4 +1,5 @@
-"""The only table from errors to HTTP status and exit code; the command line and the service both read it.
+"""The only table from errors to HTTP status and exit code; the command line and the service both
+read it.
 
 Also the errors that exist at the edge alone: who asks, and in what envelope.
 """
@@ -18,7 +19,14 @@ from planner.errors import (
     StoreError,
 )
 
-EXIT_OK, EXIT_BUG, EXIT_REQUEST, EXIT_NOTHING_FITS, EXIT_BACKEND, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
+EXIT_OK, EXIT_BUG, EXIT_REQUEST, EXIT_NOTHING_FITS, EXIT_BACKEND, EXIT_INTERRUPTED = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    130,
+)
 
 
 class UnauthenticatedError(PartedError):
@@ -90,13 +98,17 @@ TABLE: dict[type[PlannerError], Answer] = {
 
 
 def answer_to(error: PlannerError) -> Answer:
-    """The row of the error's class, of a retold one that of its kind, or of the nearest class above it."""
+    """The row of the error's class, of a retold one that of its kind, or of the nearest class above
+    it.
+    """
     told = _class_of(error.kind) if isinstance(error, RetoldError) else type(error)
     return next(TABLE[cls] for cls in told.__mro__ if cls in TABLE)
 
 
 def _class_of(kind: str) -> type[PlannerError]:
-    """The error of this kind that stands highest in the tree; their base for one that is none of ours (a bug)."""
+    """The error of this kind that stands highest in the tree; their base for one that is none of
+    ours (a bug).
+    """
     classes = [PlannerError]
     for cls in classes:
         classes.extend(cls.__subclasses__())
@@ -104,7 +116,9 @@ def _class_of(kind: str) -> type[PlannerError]:
 
 
 def lines_of(error: PlannerError) -> list[str]:
-    """What a person reads: one line a fault; without a fault the message and what to do about it."""
+    """What a person reads: one line a fault; without a fault the message and what to do about
+    it.
+    """
     if isinstance(error, SpecError):
         return [_one_line(str(fault)) for fault in error.faults]
     remedy = getattr(error, "remedy", None)

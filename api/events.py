@@ -15,7 +15,9 @@ OPEN: tuple[Literal["queued", "running"], ...] = ("queued", "running")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One look at a plan: its probes, a study's events since the last look, and how it ended; None while it goes on."""
+    """One look at a plan: its probes, a study's events since the last look, and how it ended; None
+    while it goes on.
+    """
 
     probes: Sequence[ProbeRecord]
     ended: str | None
@@ -34,17 +36,27 @@ def encoded(name: str, data: dict[str, Any], number: int | None = None) -> str:
 def described(record: ProbeRecord) -> dict[str, Any]:
     """What a follower is told of a probe."""
     return {
-        "id": record.id, "rank": record.plan_rank, "state": record.state, "progress": record.progress, "failure": record.failure,
-        "message": record.message, "measurement_id": record.measurement_id,
-    }  # fmt: skip
+        "id": record.id,
+        "rank": record.plan_rank,
+        "state": record.state,
+        "progress": record.progress,
+        "failure": record.failure,
+        "message": record.message,
+        "measurement_id": record.measurement_id,
+    }
 
 
 async def follow(
-    plan_id: str, status: str, read: Callable[[], Awaitable[list[ProbeRecord]]], wait: Callable[[float], Awaitable[None]]
+    plan_id: str,
+    status: str,
+    read: Callable[[], Awaitable[list[ProbeRecord]]],
+    wait: Callable[[float], Awaitable[None]],
 ) -> AsyncIterator[str]:
-    """A `probe` event for every probe of the plan and every change of one, then `done`; at once `done` where none is queued or running.
+    """A `probe` event for every probe of the plan and every change of one, then `done`; at once
+    `done` where none is queued or running.
 
-    A client that comes back is told where everything stands, so nothing is lost between two connections.  read: the plan's probes now.
+    A client that comes back is told where everything stands, so nothing is lost between two
+    connections.  read: the plan's probes now.
     """
 
     async def look() -> Look:
@@ -63,10 +75,11 @@ async def follow_study(
     wait: Callable[[float], Awaitable[None]],
     after: int = 0,
 ) -> AsyncIterator[str]:
-    """`study` events (asked, told, stopped, in order) and `probe` events of a plan that spends probes, then `done` with how it ended.
+    """`study` events (asked, told, stopped, in order) and `probe` events of a plan that spends
+    probes, then `done` with how it ended.
 
-    stand: the study's state and its events after a number.  after: the last that the client has had; where its probes stand is told anew,
-    so that it misses nothing.
+    stand: the study's state and its events after a number.  after: the last that the client has
+    had; where its probes stand is told anew, so that it misses nothing.
     """
 
     async def look() -> Look:
@@ -79,15 +92,23 @@ async def follow_study(
         yield part
 
 
-async def _told(plan_id: str, look: Callable[[], Awaitable[Look]], wait: Callable[[float], Awaitable[None]]) -> AsyncIterator[str]:
-    """What every look shows anew, and a sign of life where that is nothing for long, until a look shows the end."""
+async def _told(
+    plan_id: str, look: Callable[[], Awaitable[Look]], wait: Callable[[float], Awaitable[None]]
+) -> AsyncIterator[str]:
+    """What every look shows anew, and a sign of life where that is nothing for long, until a look
+    shows the end.
+    """
     told: dict[str, dict[str, Any]] = {}
     silent = 0
     while True:
         seen = await look()
         for event in seen.events:
             silent = 0
-            yield encoded("study", {"number": event.number, "at": event.created_at.isoformat(), **event.body}, event.number)
+            yield encoded(
+                "study",
+                {"number": event.number, "at": event.created_at.isoformat(), **event.body},
+                event.number,
+            )
         for record in sorted(seen.probes, key=lambda record: record.id):
             now = described(record)
             if told.get(record.id) != now:

@@ -13,12 +13,16 @@ _LABELS = frozenset({"id", "group", "sweep", "complete", "source", "trust", "not
 
 
 class TimeOrderedIds:
-    """Ids such as "plan-1j9x3k2d4-7fq0m2zt": milliseconds, then 40 random bits. Later ones sort after earlier ones."""
+    """Ids such as "plan-1j9x3k2d4-7fq0m2zt": milliseconds, then 40 random bits. Later ones sort
+    after earlier ones.
+    """
 
     def new_id(self, prefix: str) -> str:
         """A fresh name of this kind of object."""
         milliseconds = time.time_ns() // 1_000_000
-        return f"{prefix}-{_letters(milliseconds, _TIME_LETTERS)}-{_letters(int.from_bytes(os.urandom(5), 'big'), _RANDOM_LETTERS)}"
+        random = int.from_bytes(os.urandom(5), "big")
+        when = _letters(milliseconds, _TIME_LETTERS)
+        return f"{prefix}-{when}-{_letters(random, _RANDOM_LETTERS)}"
 
 
 def _letters(number: int, width: int) -> str:

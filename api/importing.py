@@ -1,6 +1,8 @@
-"""Measurements in and out: rows as JSON lines or CSV, a user's own TorchTitan log or TensorBoard files.
+"""Measurements in and out: rows as JSON lines or CSV, a user's own TorchTitan log or TensorBoard
+files.
 
-In CSV a nested key is a column with dots ("training.seq_len"); a cell that is JSON means its value, everything else is text.
+In CSV a nested key is a column with dots ("training.seq_len"); a cell that is JSON means its value,
+everything else is text.
 """
 
 import csv
@@ -47,13 +49,28 @@ def guess_format(path: Path, text: str | None) -> Format:
     return "csv" if path.suffix.lower() == ".csv" else "torchtitan"
 
 
-def read_file(wiring: Wiring, path: str, format: Format | None, job: Mapping[str, Any] | None) -> list[Measurement]:
-    """The measurements of a file or of a TensorBoard folder. Raises SpecError; for rows with the faults of every line."""
+def read_file(
+    wiring: Wiring, path: str, format: Format | None, job: Mapping[str, Any] | None
+) -> list[Measurement]:
+    """The measurements of a file or of a TensorBoard folder. Raises SpecError; for rows with the
+    faults of every line.
+    """
     place = Path(path).expanduser()
     binary = path != "-" and (place.is_dir() or "tfevents" in place.name)
     if format == "tensorboard" and not binary:
-        raise fault("--format", format, f"{path} is no folder and no event file", "give the folder of events.out.tfevents.*")
-    text = None if binary else read_text(path, "FILE", "give the path of rows, of a TorchTitan log, or of a TensorBoard folder")
+        raise fault(
+            "--format",
+            format,
+            f"{path} is no folder and no event file",
+            "give the folder of events.out.tfevents.*",
+        )
+    text = (
+        None
+        if binary
+        else read_text(
+            path, "FILE", "give the path of rows, of a TorchTitan log, or of a TensorBoard folder"
+        )
+    )
     chosen = format or guess_format(place, text)
     if chosen == "tensorboard":
         return [_from_events(wiring, place, job)]
@@ -62,7 +79,13 @@ def read_file(wiring: Wiring, path: str, format: Format | None, job: Mapping[str
 
 
 def read_measurements(
-    wiring: Wiring, text: str, format: Format, *, job: Mapping[str, Any] | None = None, source: str = "", allow_files: bool = False
+    wiring: Wiring,
+    text: str,
+    format: Format,
+    *,
+    job: Mapping[str, Any] | None = None,
+    source: str = "",
+    allow_files: bool = False,
 ) -> list[Measurement]:
     """The measurements of a text. Raises SpecError."""
     if format == "torchtitan":
@@ -71,7 +94,14 @@ def read_measurements(
         check_log(text, source or "the log")
         said, doubts = said_by(text)
         parsed = completed(said, doubts, job or {}, source or "the log")
-        return [_of_row(wiring, {**parsed.request, "source": source, "measured": log_numbers(text, parsed, source)}, "", allow_files)]
+        return [
+            _of_row(
+                wiring,
+                {**parsed.request, "source": source, "measured": log_numbers(text, parsed, source)},
+                "",
+                allow_files,
+            )
+        ]
     rows = csv_rows(text) if format == "csv" else json_rows(text)
     return of_rows(wiring, rows, allow_files=allow_files)
 
@@ -83,36 +113,67 @@ def _from_events(wiring: Wiring, place: Path, job: Mapping[str, Any] | None) -> 
         remedy = with_near_file("give a log, rows, or a folder of event files", place)
         raise fault("FILE", str(place), "no such file or folder", remedy)
     parsed = completed({}, (), job or {}, str(place))
-    return _of_row(wiring, {**parsed.request, "source": str(place), "measured": event_numbers(place, parsed)}, "", True)
+    return _of_row(
+        wiring,
+        {**parsed.request, "source": str(place), "measured": event_numbers(place, parsed)},
+        "",
+        True,
+    )
 
 
-def of_rows(wiring: Wiring, rows: Iterable[tuple[str, object]], *, allow_files: bool) -> list[Measurement]:
-    """From (where, row) pairs. Raises SpecError with the faults of all rows, each named by where it is."""
+def of_rows(
+    wiring: Wiring, rows: Iterable[tuple[str, object]], *, allow_files: bool
+) -> list[Measurement]:
+    """From (where, row) pairs. Raises SpecError with the faults of all rows, each named by where it
+    is.
+    """
     found, faults = [], []
     for where, row in rows:
         try:
             found.append(_of_row(wiring, row, where, allow_files))
         except SpecError as error:
-            faults += [Fault(f"{where} {one.field}".strip(), one.value, one.rule, one.remedy) for one in error.faults]
+            faults += [
+                Fault(f"{where} {one.field}".strip(), one.value, one.rule, one.remedy)
+                for one in error.faults
+            ]
     if faults:
         raise SpecError(faults)
     if not found:
-        raise fault("rows", None, "hold no measurement", "write one JSON object a line, with model, cluster, training, layout, measured")
+        raise fault(
+            "rows",
+            None,
+            "hold no measurement",
+            "write one JSON object a line, with model, cluster, training, layout, measured",
+        )
     return found
 
 
 def _of_row(wiring: Wiring, row: object, where: str, allow_files: bool) -> Measurement:
     if not isinstance(row, Mapping):
-        raise fault("row", row, "is no JSON object", "write model, cluster, training, layout and measured")
+        raise fault(
+            "row", row, "is no JSON object", "write model, cluster, training, layout and measured"
+        )
     check_plain(dict(row), where or "row")
     measured = row.get("measured")
     at = measured.get("created_at") if isinstance(measured, Mapping) else None
     asked = row.get("id")
-    usable = isinstance(asked, str) and 0 < len(asked) <= ID_LENGTH and asked.isascii() and asked.isprintable()
-    name = str(asked) if usable else f"measurement-{hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:24]}"
+    usable = (
+        isinstance(asked, str)
+        and 0 < len(asked) <= ID_LENGTH
+        and asked.isascii()
+        and asked.isprintable()
+    )
+    content = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
+    name = str(asked) if usable else f"measurement-{content[:24]}"
     created_at = _moment(at) if isinstance(at, str) else wiring.clock.now().isoformat()
-    values = {**row, "measured": {k: v for k, v in measured.items() if k != "created_at"}} if isinstance(measured, Mapping) else row
-    return Measurement.from_row(values, measurement_id=name, created_at=created_at, allow_files=allow_files)
+    values = (
+        {**row, "measured": {k: v for k, v in measured.items() if k != "created_at"}}
+        if isinstance(measured, Mapping)
+        else row
+    )
+    return Measurement.from_row(
+        values, measurement_id=name, created_at=created_at, allow_files=allow_files
+    )
 
 
 def _moment(text: str) -> str:
@@ -123,12 +184,19 @@ def _moment(text: str) -> str:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise fault("measured.created_at", text, "is no moment with a time zone", "write for example 2026-11-21T12:00:00+00:00")
+        raise fault(
+            "measured.created_at",
+            text,
+            "is no moment with a time zone",
+            "write for example 2026-11-21T12:00:00+00:00",
+        )
     return text
 
 
 def store_new(wiring: Wiring, measurements: Sequence[Measurement]) -> Stored:
-    """Stores what is not there yet; the same import twice changes nothing. Raises ConflictError for an id with other content."""
+    """Stores what is not there yet; the same import twice changes nothing. Raises ConflictError for
+    an id with other content.
+    """
     store = wiring.measurements
     new: dict[str, Measurement] = {}
     known: list[str] = []
@@ -142,31 +210,49 @@ def store_new(wiring: Wiring, measurements: Sequence[Measurement]) -> Stored:
         elif _content(before) == _content(one):
             known.append(one.id)
         else:
-            raise ConflictError(f"measurement {one.id} exists with other content; give the row another id, or leave its id out")
+            raise ConflictError(
+                f"measurement {one.id} exists with other content; give the row another id, or "
+                "leave its id out"
+            )
     store.add(list(new.values()))
     return Stored(new=tuple(new), known=tuple(known))
 
 
 def _content(measurement: Measurement) -> dict[str, Any]:
-    """What it says, whatever id its row had: an export names rows by the measurement, not by the job."""
+    """What it says, whatever id its row had: an export names rows by the measurement, not by the
+    job.
+    """
     return {key: value for key, value in measurement.as_row().items() if key != "id"}
 
 
 def filter_of(
-    *, model: str | None = None, gpu: str | None = None, status: str | None = None, rung: str | None = None, job_hash: str | None = None
+    *,
+    model: str | None = None,
+    gpu: str | None = None,
+    status: str | None = None,
+    rung: str | None = None,
+    job_hash: str | None = None,
 ) -> MeasurementFilter:
-    """Which measurements to list; model and gpu by any name of the catalogue. Raises SpecError for a status or rung that is none."""
+    """Which measurements to list; model and gpu by any name of the catalogue. Raises SpecError for
+    a status or rung that is none.
+    """
     faults = [
         Fault(field, value, "is not one of the known values", f"use {', '.join(known)}")
-        for field, value, known in (("status", status, get_args(Status)), ("rung", rung, get_args(Rung)))
+        for field, value, known in (
+            ("status", status, get_args(Status)),
+            ("rung", rung, get_args(Rung)),
+        )
         if value is not None and value not in known
     ]
     if faults:
         raise SpecError(faults)
     return MeasurementFilter(
-        model=None if model is None else model_name_of(model), gpu=None if gpu is None else gpu_name_of(gpu), status=status, rung=rung,
+        model=None if model is None else model_name_of(model),
+        gpu=None if gpu is None else gpu_name_of(gpu),
+        status=status,
+        rung=rung,
         job_hash=job_hash,
-    )  # fmt: skip
+    )
 
 
 def all_of(wiring: Wiring, wanted: MeasurementFilter) -> Iterator[Measurement]:
@@ -180,20 +266,29 @@ def all_of(wiring: Wiring, wanted: MeasurementFilter) -> Iterator[Measurement]:
             return
 
 
-# ---- rows -----------------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
 
 
 def row_of(measurement: Measurement) -> dict[str, Any]:
-    """A row as `benchmarks/measured/public.jsonl` has them, from which the import makes the same measurement."""
+    """A row as `benchmarks/measured/public.jsonl` has them, from which the import makes the same
+    measurement.
+    """
     row = measurement.as_row()
-    return {**row, "id": measurement.id, "measured": {**row["measured"], "created_at": measurement.created_at}}
+    return {
+        **row,
+        "id": measurement.id,
+        "measured": {**row["measured"], "created_at": measurement.created_at},
+    }
 
 
 def json_rows(text: str) -> Iterator[tuple[str, object]]:
     """(where, row) of JSON lines, or of one JSON list or object."""
     stripped = text.strip()
     if stripped.startswith("["):
-        yield from ((f"row {number}", row) for number, row in enumerate(read_json(stripped, "rows"), start=1))
+        yield from (
+            (f"row {number}", row)
+            for number, row in enumerate(read_json(stripped, "rows"), start=1)
+        )
         return
     lines = [line for line in text.splitlines() if line.strip()]
     if lines and stripped.startswith("{") and not lines[0].rstrip().endswith("}"):
@@ -210,7 +305,12 @@ def csv_rows(text: str) -> Iterator[tuple[str, object]]:
     reader = csv.DictReader(io.StringIO(text))
     for number, cells in enumerate(reader, start=2):
         if None in cells or None in cells.values():
-            raise fault(f"line {number}", None, "has other columns than the header", "quote cells that hold commas")
+            raise fault(
+                f"line {number}",
+                None,
+                "has other columns than the header",
+                "quote cells that hold commas",
+            )
         row: dict[str, Any] = {}
         for column, cell in cells.items():
             if cell != "":
@@ -246,14 +346,18 @@ def to_csv(measurements: Iterable[Measurement]) -> str:
 def _flat(row: Mapping[str, Any]) -> dict[str, str]:
     cells = {}
     for key, value in row.items():
-        inner = value.items() if key in OPEN_PARTS and isinstance(value, Mapping) else [(None, value)]
+        inner = (
+            value.items() if key in OPEN_PARTS and isinstance(value, Mapping) else [(None, value)]
+        )
         for name, item in inner:
             cells[key if name is None else f"{key}.{name}"] = _cell(item)
     return cells
 
 
 def _cell(value: object) -> str:
-    """Text as it is, unless it would be read as something else; null is a value too (`max_grad_norm: null` is no clipping)."""
+    """Text as it is, unless it would be read as something else; null is a value too
+    (`max_grad_norm: null` is no clipping).
+    """
     if isinstance(value, str) and value and _value(value) == value:
         return value
     return json.dumps(value)

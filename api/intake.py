@@ -1,4 +1,6 @@
-"""A user's file behind `--current` and `--job`: a trainer's config, script or log, or a job or layout in YAML or JSON."""
+"""A user's file behind `--current` and `--job`: a trainer's config, script or log, or a job or
+layout in YAML or JSON.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,18 +11,25 @@ from api.reading import read_text, read_yaml
 from planner.errors import SpecError
 
 MEASURED = ("status", "step_seconds", "tokens_per_second_per_gpu", "peak_reserved_bytes", "steps")
-REMEDY = "give a TorchTitan TOML or command, a Megatron argument script, a TorchTitan log, or YAML or JSON"
+REMEDY = (
+    "give a TorchTitan TOML or command, a Megatron argument script, a TorchTitan log, or YAML or "
+    "JSON"
+)
 
 
 def read_job_file(path: str, field: str) -> dict[str, Any]:
-    """The job that a file holds, or that says what a trainer's file says under `current`. Raises SpecError."""
+    """The job that a file holds, or that says what a trainer's file says under `current`. Raises
+    SpecError.
+    """
     text = _text(path, field)
     theirs = _trainers(path, text)
     return {"current": theirs} if theirs is not None else _mapping(path, text, field)
 
 
 def read_current_file(path: str) -> dict[str, Any]:
-    """What `--current` adds to a job: `current` for a trainer's file, `layout` for a layout or a job that holds one."""
+    """What `--current` adds to a job: `current` for a trainer's file, `layout` for a layout or a
+    job that holds one.
+    """
     text = _text(path, "--current")
     theirs = _trainers(path, text)
     if theirs is not None:
@@ -48,7 +57,9 @@ def _trainers(path: str, text: str) -> dict[str, Any] | None:
 
 
 def _log(name: str, text: str) -> dict[str, Any]:
-    """What a log says of its job, and what it measured. Raises SpecError for one that says nothing of a layout."""
+    """What a log says of its job, and what it measured. Raises SpecError for one that says nothing
+    of a layout.
+    """
     from planner.intake.titan_printed import printed_run, words_of_precision
     from planner.specs.job import Job
     from probes.trainers.titan_run import check_log, log_numbers, said_by
@@ -64,21 +75,48 @@ def _log(name: str, text: str) -> dict[str, Any]:
             said["layout"] = {**said["layout"], field: taken}
             notes += [] if taken == "bf16" else [f"{doubt.rule}: taken as {taken}"]
     if not said["layout"]:
-        raise fault("current", name, "names no mesh of GPUs", "give the log from its first line on, or the config itself")
-    stand_in = {"gpu": "h100-sxm-80gb", **said["cluster"]}  # the numbers need neither the GPU nor the model
+        raise fault(
+            "current",
+            name,
+            "names no mesh of GPUs",
+            "give the log from its first line on, or the config itself",
+        )
+    # the numbers need neither the GPU nor the model
+    stand_in = {"gpu": "h100-sxm-80gb", **said["cluster"]}
     measured = None
     if "num_gpus" in stand_in and {"seq_len", "global_batch_size"} <= said["training"].keys():
         try:
-            measured = log_numbers(text, Job.from_user({**said, "cluster": stand_in, "model": said.get("model") or "llama3-8b"}), name)
+            measured = log_numbers(
+                text,
+                Job.from_user(
+                    {**said, "cluster": stand_in, "model": said.get("model") or "llama3-8b"}
+                ),
+                name,
+            )
         except SpecError:
             notes.append("no step of it was timed")
-    kept = {key: measured[key] for key in MEASURED if measured.get(key) is not None} if measured else None
-    return {"name": name, "format": "torchtitan-log", "job": said, **({"measured": kept} if kept else {}), "notes": notes}
+    kept = (
+        {key: measured[key] for key in MEASURED if measured.get(key) is not None}
+        if measured
+        else None
+    )
+    return {
+        "name": name,
+        "format": "torchtitan-log",
+        "job": said,
+        **({"measured": kept} if kept else {}),
+        "notes": notes,
+    }
 
 
 def _mapping(path: str, text: str, field: str) -> dict[str, Any]:
     value = read_yaml(text, field, shown=path)
     if not isinstance(value, dict):
         shown = type(value).__name__ if value is not None else "nothing"
-        raise fault(field, path, f"holds {shown}, not a mapping of keys to values", "write keys such as model, cluster and training")
+        raise fault(
+            field,
+            path,
+            f"holds {shown}, not a mapping of keys to values",
+            "write keys such as model, cluster and training",
+        )
     return value

@@ -1,4 +1,6 @@
-"""Who holds what is being worked on, and for how long: owners, leases, and the heart that prolongs one."""
+"""Who holds what is being worked on, and for how long: owners, leases, and the heart that prolongs
+one.
+"""
 
 import logging
 import os
@@ -34,7 +36,9 @@ def lease(wiring: "Wiring") -> Lease:
 def lease_after(wiring: "Wiring", other: datetime | None) -> Lease:
     """A lease from now on, or from the end of a dead owner's where that would still last."""
     now = lease(wiring)
-    return now if other is None else replace(now, now=max(now.now, other + timedelta(microseconds=1)))
+    return (
+        now if other is None else replace(now, now=max(now.now, other + timedelta(microseconds=1)))
+    )
 
 
 def is_gone(name: str | None) -> bool:
@@ -54,7 +58,8 @@ def is_gone(name: str | None) -> bool:
 
 @dataclass
 class Heart(ABC, Generic[Record]):
-    """Prolongs a lease while its work runs; sets `stop` when somebody asks to cancel or the lease is lost.
+    """Prolongs a lease while its work runs; sets `stop` when somebody asks to cancel or the lease
+    is lost.
 
     words: what the work says, for the next beat.
     """
@@ -69,7 +74,9 @@ class Heart(ABC, Generic[Record]):
 
     def __enter__(self) -> Self:
         self._owner = owner()
-        self._thread = threading.Thread(target=self._run, name=f"heart of {self.held.id}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"heart of {self.held.id}", daemon=True
+        )
         self._thread.start()
         return self
 
@@ -79,7 +86,9 @@ class Heart(ABC, Generic[Record]):
 
     @abstractmethod
     def _prolong(self, now: Lease) -> bool:
-        """Stores the new lease; whether somebody asked to cancel. Raises ConflictError where the lease is lost."""
+        """Stores the new lease; whether somebody asked to cancel. Raises ConflictError where the
+        lease is lost.
+        """
 
     def _run(self) -> None:
         while not self._done.wait(BEAT_SECONDS):
@@ -87,12 +96,15 @@ class Heart(ABC, Generic[Record]):
 
     def _beat(self) -> None:
         try:
-            asked = self._prolong(Lease(owner=self._owner, now=self.wiring.clock.now(), seconds=LEASE_SECONDS))
+            asked = self._prolong(
+                Lease(owner=self._owner, now=self.wiring.clock.now(), seconds=LEASE_SECONDS)
+            )
         except ConflictError:
             self.lost = True
             self.stop.set()
         except PlannerError as error:
-            log.warning("%s: no heartbeat: %s", self.held.id, error)  # the lease lasts for several more
+            # the lease lasts for several more
+            log.warning("%s: no heartbeat: %s", self.held.id, error)
         else:
             if asked:
                 self.cancelled = True

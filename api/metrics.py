@@ -1,33 +1,58 @@
-"""What a Prometheus server may scrape: requests by route, how long they took, plans in the making."""
+"""What a Prometheus server may scrape: requests by route, how long they took, plans in the
+making.
+"""
 
 import time
 from http import HTTPStatus
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
-UNKNOWN_PATH = "unknown"  # one label for all paths that are no route: a scanner must not make a time series each
+# one label for all paths that are no route: a scanner must not make a time series each
+UNKNOWN_PATH = "unknown"
 SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
 
 class Metrics:
-    """The numbers of one app, in a registry of its own so that several apps can live in one process."""
+    """The numbers of one app, in a registry of its own so that several apps can live in one
+    process.
+    """
 
     def __init__(self, version: str) -> None:
         self.registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
         labels = ("method", "path", "status")
-        self.requests = Counter("planner_http_requests_total", "Requests answered.", labels, registry=self.registry)
-        self.seconds = Histogram(
-            "planner_http_request_seconds", "Time to answer.", ("method", "path"), buckets=SECONDS, registry=self.registry
+        self.requests = Counter(
+            "planner_http_requests_total", "Requests answered.", labels, registry=self.registry
         )
-        self.open = Gauge("planner_http_requests_open", "Requests being answered.", registry=self.registry)
-        info = Gauge("planner_info", "Version of the service; always 1.", ("version",), registry=self.registry)
+        self.seconds = Histogram(
+            "planner_http_request_seconds",
+            "Time to answer.",
+            ("method", "path"),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.open = Gauge(
+            "planner_http_requests_open", "Requests being answered.", registry=self.registry
+        )
+        info = Gauge(
+            "planner_info",
+            "Version of the service; always 1.",
+            ("version",),
+            registry=self.registry,
+        )
         info.labels(version).set(1)
 
     def text(self) -> bytes:
@@ -36,7 +61,9 @@ class Metrics:
 
 
 class Counted:
-    """ASGI middleware that counts and times every request under its route's template, never its path."""
+    """ASGI middleware that counts and times every request under its route's template, never its
+    path.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -62,4 +89,6 @@ class Counted:
             self.metrics.open.dec()
             path = getattr(scope.get("route"), "path", UNKNOWN_PATH)
             self.metrics.requests.labels(scope["method"], path, str(status)).inc()
-            self.metrics.seconds.labels(scope["method"], path).observe(time.perf_counter() - started)
+            self.metrics.seconds.labels(scope["method"], path).observe(
+                time.perf_counter() - started
+            )

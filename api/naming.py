@@ -1,4 +1,6 @@
-"""Ids cut short: any beginning that one object alone has names it, with or without the kind of object before it."""
+"""Ids cut short: any beginning that one object alone has names it, with or without the kind of
+object before it.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -18,8 +20,8 @@ LONGEST = 100
 
 
 def plan_id_of(wiring: Wiring, text: str, field: str = "PLAN_ID") -> str:
-    """The id of the plan, or of the study that makes one, that begins so; the text itself where none does. Raises SpecError where
-    several do.
+    """The id of the plan, or of the study that makes one, that begins so; the text itself where
+    none does. Raises SpecError where several do.
     """
     from api.storage.tables import PlanRow, TaskRow
 
@@ -49,12 +51,20 @@ def _only(wiring: Wiring, text: str, kind: str, field: str, tables: "Sequence[Ro
     engine = wiring.store.engine
     beginnings = [typed] if typed.startswith(f"{kind}-") else [f"{kind}-{typed}"]
     found = sorted(
-        {name for start in beginnings for table in tables for name in ids_starting(engine, table, start, SHOWN + 1)}, reverse=True
+        {
+            name
+            for start in beginnings
+            for table in tables
+            for name in ids_starting(engine, table, start, SHOWN + 1)
+        },
+        reverse=True,
     )
     if typed in found or len(found) == 1:
         return typed if typed in found else found[0]
     if not found:
         return text
     shown = ", ".join(found[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
-    number = counted(len(found), kind) if len(found) <= SHOWN else f"more than {counted(SHOWN, kind)}"
+    number = (
+        counted(len(found), kind) if len(found) <= SHOWN else f"more than {counted(SHOWN, kind)}"
+    )
     raise fault(field, text, f"is the beginning of {number}: {shown}", "give more of it")

@@ -1,4 +1,6 @@
-"""Pages of lists that are in memory: the catalogue and what ships. Pages of tables are the stores' own (`api.storage.common`)."""
+"""Pages of lists that are in memory: the catalogue and what ships. Pages of tables are the stores'
+own (`api.storage.common`).
+"""
 
 import base64
 import binascii
@@ -25,11 +27,20 @@ def place_of(cursor: str) -> str:
 
 def unknown_cursor(cursor: str) -> Exception:
     """The error for a cursor that names no place in the list."""
-    return fault("cursor", cursor, "is not a cursor that this service gave", "leave it out to start at the first")
+    return fault(
+        "cursor",
+        cursor,
+        "is not a cursor that this service gave",
+        "leave it out to start at the first",
+    )
 
 
-def page_of(items: Sequence[Item], name_of: Callable[[Item], str], cursor: str | None, limit: int) -> tuple[list[Item], str | None]:
-    """(items of the page, cursor of the next one; None on the last). Raises SpecError for a cursor of no item."""
+def page_of(
+    items: Sequence[Item], name_of: Callable[[Item], str], cursor: str | None, limit: int
+) -> tuple[list[Item], str | None]:
+    """(items of the page, cursor of the next one; None on the last). Raises SpecError for a cursor
+    of no item.
+    """
     names = [name_of(item) for item in items]
     start = 0
     if cursor is not None:

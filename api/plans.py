@@ -1,4 +1,6 @@
-"""Plans as both edges list and look them up: stored ones, and those that probes are still spent on."""
+"""Plans as both edges list and look them up: stored ones, and those that probes are still spent
+on.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -14,15 +16,25 @@ LEFT_OUT = ("search", "probe", "layout", "measured")  # of a plan's job: what no
 
 
 def page_of_plans(wiring: Wiring, cursor: str | None, limit: int) -> PlanPage:
-    """Plans and open studies under one cursor: both are in order of (created_at, id). A study's plan takes its place when it is made."""
+    """Plans and open studies under one cursor: both are in order of (created_at, id). A study's
+    plan takes its place when it is made.
+    """
     stored = wiring.store.list_plans(cursor, limit)
-    studies = [wiring.tasks.list(TaskFilter(kind="study", state=state), cursor, limit) for state in OPEN]
+    studies = [
+        wiring.tasks.list(TaskFilter(kind="study", state=state), cursor, limit) for state in OPEN
+    ]
     ids = {item.id for item in stored.items}
-    lines = [*stored.items, *(_line_of(task) for page in studies for task in page.items if task.id not in ids)]
+    lines = [
+        *stored.items,
+        *(_line_of(task) for page in studies for task in page.items if task.id not in ids),
+    ]
     lines.sort(key=lambda line: (line.created_at, line.id), reverse=True)
     more = len(lines) > limit or any((stored.next_cursor, *(page.next_cursor for page in studies)))
     last = lines[:limit][-1] if more else None
-    return PlanPage(items=tuple(lines[:limit]), next_cursor=None if last is None else cursor_of(last.created_at, last.id))
+    return PlanPage(
+        items=tuple(lines[:limit]),
+        next_cursor=None if last is None else cursor_of(last.created_at, last.id),
+    )
 
 
 def _line_of(study: TaskRecord) -> PlanSummary:
@@ -30,9 +42,16 @@ def _line_of(study: TaskRecord) -> PlanSummary:
 
     named = named_in(study)
     return PlanSummary(
-        id=study.id, created_at=study.created_at, model=named.model, gpu=named.gpu, num_gpus=named.num_gpus,
-        layout=None, tokens_per_second_per_gpu=None, status=study.state, model_version=None,
-    )  # fmt: skip
+        id=study.id,
+        created_at=study.created_at,
+        model=named.model,
+        gpu=named.gpu,
+        num_gpus=named.num_gpus,
+        layout=None,
+        tokens_per_second_per_gpu=None,
+        status=study.state,
+        model_version=None,
+    )
 
 
 def study_of(wiring: Wiring, plan_id: str) -> TaskRecord | None:
@@ -47,21 +66,28 @@ def study_of(wiring: Wiring, plan_id: str) -> TaskRecord | None:
 def state_of(study: TaskRecord) -> dict[str, Any]:
     """How a plan stands that is not made yet, or came to nothing."""
     return {
-        "id": study.id, "status": study.state, "progress": study.progress, "failure": study.failure,
+        "id": study.id,
+        "status": study.state,
+        "progress": study.progress,
+        "failure": study.failure,
         "message": study.message,
-    }  # fmt: skip
+    }
 
 
 def entry_of(plan: Plan, rank: int, field: str = "rank") -> RankedLayout:
     """The layout of this rank. Raises SpecError for a rank that is not there."""
     entry = next((entry for entry in plan.ranked if entry.rank == rank), None)
     if entry is None:
-        raise SpecError(Fault(field, rank, f"the plan ranks 1 to {len(plan.ranked)}", "choose one of them"))
+        raise SpecError(
+            Fault(field, rank, f"the plan ranks 1 to {len(plan.ranked)}", "choose one of them")
+        )
     return entry
 
 
 def job_of(plan: Plan, entry: RankedLayout) -> dict[str, Any]:
-    """The job that prices, plays out or measures one of a plan's layouts, at the size that it was found at."""
+    """The job that prices, plays out or measures one of a plan's layouts, at the size that it was
+    found at.
+    """
     job = {key: value for key, value in plan.job.items() if key not in LEFT_OUT}
     if isinstance(job["cluster"], Mapping):
         job["cluster"] = {**job["cluster"], "num_gpus": entry.num_gpus}

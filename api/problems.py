@@ -25,12 +25,21 @@ def problem(request: Request, error: PlannerError) -> Response:
     """The answer to an error of the planner's tree."""
     status = answer_to(error).status
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
-    return _response(request, status, {**error.as_dict(), "detail": "; ".join(lines_of(error))}, headers)
+    return _response(
+        request, status, {**error.as_dict(), "detail": "; ".join(lines_of(error))}, headers
+    )
 
 
-def _response(request: Request, status: HTTPStatus, members: Mapping[str, object], headers: dict[str, str] | None = None) -> Response:
+def _response(
+    request: Request,
+    status: HTTPStatus,
+    members: Mapping[str, object],
+    headers: dict[str, str] | None = None,
+) -> Response:
     body = {"title": status.phrase, "status": int(status), "instance": request.url.path, **members}
-    return Response(json.dumps(body, default=str), status_code=status, media_type=MEDIA_TYPE, headers=headers)
+    return Response(
+        json.dumps(body, default=str), status_code=status, media_type=MEDIA_TYPE, headers=headers
+    )
 
 
 def install(app: FastAPI) -> None:
@@ -47,15 +56,24 @@ def install(app: FastAPI) -> None:
         status = HTTPStatus(error.status_code)
         kind = status.phrase.lower().replace(" ", "_").replace("-", "_")
         members = {
-            "type": kind, "field": None, "value": None, "message": str(error.detail), "remedy": _REMEDIES.get(status),
+            "type": kind,
+            "field": None,
+            "value": None,
+            "message": str(error.detail),
+            "remedy": _REMEDIES.get(status),
             "detail": f"{request.method} {request.url.path}: {error.detail}",
-        }  # fmt: skip
+        }
         return _response(request, status, members, dict(error.headers or {}))
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:
         faults = [
-            Fault(".".join(str(part) for part in item["loc"][1:]) or "request", item.get("input"), item["msg"].lower(), "correct the value")
+            Fault(
+                ".".join(str(part) for part in item["loc"][1:]) or "request",
+                item.get("input"),
+                item["msg"].lower(),
+                "correct the value",
+            )
             for item in error.errors()
         ]
         return problem(request, SpecError(faults))
@@ -63,7 +81,11 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
         members: dict[str, object] = {
-            "type": "bug", "field": None, "value": None, "message": "a bug of ours", "remedy": "report it with the time of this request",
+            "type": "bug",
+            "field": None,
+            "value": None,
+            "message": "a bug of ours",
+            "remedy": "report it with the time of this request",
             "detail": "the service failed; its log has the details",
-        }  # fmt: skip
+        }
         return _response(request, HTTPStatus.INTERNAL_SERVER_ERROR, members)

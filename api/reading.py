@@ -1,6 +1,7 @@
 """Reading what people and programs wrote: JSON and YAML text into plain values, or one clear error.
 
-Plain means null, true/false, finite numbers, text, lists and mappings, nested at most MAX_DEPTH deep.
+Plain means null, true/false, finite numbers, text, lists and mappings, nested at most MAX_DEPTH
+deep.
 """
 
 import json
@@ -20,21 +21,30 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 10_000_000
 MAX_DEPTH = 64
 MAX_VALUES = 200_000
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # would act on the terminal that shows it
+# would act on the terminal that shows it
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def read_json(text: str | bytes, field: str, within: str = "") -> Any:
-    """The value of a JSON text. within: see `check_plain`. Raises SpecError for broken JSON, NaN, Infinity, or nesting beyond reason."""
+    """The value of a JSON text. within: see `check_plain`. Raises SpecError for broken JSON, NaN,
+    Infinity, or nesting beyond reason.
+    """
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_once)
+        value = json.loads(
+            text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_once
+        )
     except UnicodeDecodeError:
         raise fault(field, None, "is not UTF-8 text", "save it as UTF-8") from None
     except RecursionError:
-        raise fault(field, None, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting") from None
+        raise fault(
+            field, None, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting"
+        ) from None
     except ValueError as error:
-        raise fault(field, _glimpse(text), f"is not valid JSON ({error})", "correct the JSON") from None
+        raise fault(
+            field, _glimpse(text), f"is not valid JSON ({error})", "correct the JSON"
+        ) from None
     check_plain(value, field, within)
     return value
 
@@ -64,9 +74,11 @@ def _glimpse(text: str | bytes) -> str:
 
 
 def read_yaml(text: str, field: str, shown: str | None = None, within: str = "") -> Any:
-    """The value of a YAML (or JSON) text. Dates stay text; duplicate keys, tags, endless aliases and NaN are refused.
+    """The value of a YAML (or JSON) text. Dates stay text; duplicate keys, tags, endless aliases
+    and NaN are refused.
 
-    shown: what an error names as faulty, such as the file's name; else the beginning of the text.  within: see `check_plain`.
+    shown: what an error names as faulty, such as the file's name; else the beginning of the text.
+        within: see `check_plain`.
     """
     import yaml
 
@@ -76,9 +88,13 @@ def read_yaml(text: str, field: str, shown: str | None = None, within: str = "")
         _check_nesting(text, loader, field, shown)
         value = yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
-        raise fault(field, shown, f"is not valid YAML ({_yaml_problem(error)})", "correct the file") from None
+        raise fault(
+            field, shown, f"is not valid YAML ({_yaml_problem(error)})", "correct the file"
+        ) from None
     except (ValueError, OverflowError, RecursionError) as error:
-        raise fault(field, shown, f"holds a value that cannot be read ({error})", "correct the file") from None
+        raise fault(
+            field, shown, f"holds a value that cannot be read ({error})", "correct the file"
+        ) from None
     check_plain(value, field, within)
     return value
 
@@ -92,15 +108,23 @@ def _loader() -> "type[yaml.SafeLoader]":
         """YAML's plain types without dates, and no key twice."""
 
         yaml_implicit_resolvers = {  # noqa: RUF012  (YAML's own form)
-            first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
+            first: [
+                (tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"
+            ]
             for first, found in base.yaml_implicit_resolvers.items()
         }
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen: set[str] = set()
-            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"):
+            for key in (
+                key
+                for key, _ in node.value
+                if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"
+            ):
                 if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"key {key.value!r} is given twice", key.start_mark
+                    )
                 seen.add(key.value)
             mapping: dict[Any, Any] = super().construct_mapping(node, deep)
             return mapping
@@ -117,7 +141,9 @@ def _check_nesting(text: str, loader: Any, field: str, shown: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
-                raise fault(field, shown, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting")
+                raise fault(
+                    field, shown, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting"
+                )
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -130,9 +156,11 @@ def _yaml_problem(error: Any) -> str:
 
 
 def check_plain(value: object, field: str, within: str = "") -> None:
-    """Raises SpecError unless the value is plain, finite and of sane size; counts what YAML aliases repeat.
+    """Raises SpecError unless the value is plain, finite and of sane size; counts what YAML aliases
+    repeat.
 
-    within: what the names of its keys begin with in an error, "sweep." for a sweep; `field` names the whole.
+    within: what the names of its keys begin with in an error, "sweep." for a sweep; `field` names
+        the whole.
     """
     seen = 0
     stack = [(value, field, 0)]
@@ -141,22 +169,43 @@ def check_plain(value: object, field: str, within: str = "") -> None:
         inside = f"{where}." if where != field else within
         seen += 1
         if depth > MAX_DEPTH:
-            raise fault(field, None, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting")
+            raise fault(
+                field, None, f"is nested deeper than {MAX_DEPTH} levels", "remove the nesting"
+            )
         if seen > MAX_VALUES:
-            raise fault(field, None, f"holds more than {MAX_VALUES:,} values", "send fewer jobs at once, or remove YAML aliases")
+            raise fault(
+                field,
+                None,
+                f"holds more than {MAX_VALUES:,} values",
+                "send fewer jobs at once, or remove YAML aliases",
+            )
         if isinstance(item, float) and not math.isfinite(item):
             raise fault(where, str(item), "is not a finite number", "give a finite number")
         if isinstance(item, str) and not _is_unicode(item):
-            raise fault(where, _spelled(item), "is not valid Unicode", "remove the lone surrogate characters")
+            raise fault(
+                where,
+                _spelled(item),
+                "is not valid Unicode",
+                "remove the lone surrogate characters",
+            )
         if isinstance(item, str) and (place := CONTROL.search(item)):
-            raise fault(where, _spelled(item), f"holds the control character {place[0]!a}", "remove it")
+            raise fault(
+                where, _spelled(item), f"holds the control character {place[0]!a}", "remove it"
+            )
         if isinstance(item, Mapping):
-            stack.extend((key, f"a key of {where}", depth + 1) for key in item if isinstance(key, str))
+            stack.extend(
+                (key, f"a key of {where}", depth + 1) for key in item if isinstance(key, str)
+            )
             stack.extend((child, f"{inside}{key}", depth + 1) for key, child in item.items())
         elif isinstance(item, list):
             stack.extend((child, f"{inside}{index}", depth + 1) for index, child in enumerate(item))
         elif item is not None and not isinstance(item, bool | int | float | str):
-            raise fault(where, repr(item)[:40], "is not a plain value", "use text, numbers, true or false, lists and mappings")
+            raise fault(
+                where,
+                repr(item)[:40],
+                "is not a plain value",
+                "use text, numbers, true or false, lists and mappings",
+            )
 
 
 def _spelled(text: str) -> str:
@@ -164,7 +213,9 @@ def _spelled(text: str) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """False for half of a surrogate pair, which JSON can escape but no database or network accepts."""
+    """False for half of a surrogate pair, which JSON can escape but no database or network
+    accepts.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -173,7 +224,9 @@ def _is_unicode(text: str) -> bool:
 
 
 def read_text(path: str, field: str, remedy: str = "give the path of a YAML or JSON file") -> str:
-    """Text of a file, "-" for standard input. Raises SpecError for anything that is not a UTF-8 file of sane size."""
+    """Text of a file, "-" for standard input. Raises SpecError for anything that is not a UTF-8
+    file of sane size.
+    """
     try:
         if path == "-":
             data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
@@ -184,14 +237,23 @@ def read_text(path: str, field: str, remedy: str = "give the path of a YAML or J
             with file.open("rb") as stream:
                 data = stream.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
-            raise fault(field, path, f"is larger than {MAX_FILE_BYTES // 1_000_000} MB", "a job is a few kilobytes; give the right file")
+            raise fault(
+                field,
+                path,
+                f"is larger than {MAX_FILE_BYTES // 1_000_000} MB",
+                "a job is a few kilobytes; give the right file",
+            )
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise fault(field, path, "is not UTF-8 text", remedy) from None
     except FileNotFoundError:
-        raise fault(field, path, "no such file", with_near_file(remedy, Path(path).expanduser())) from None
+        raise fault(
+            field, path, "no such file", with_near_file(remedy, Path(path).expanduser())
+        ) from None
     except (OSError, ValueError, RuntimeError) as error:
-        raise fault(field, path, f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy) from None
+        raise fault(
+            field, path, f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy
+        ) from None
 
 
 def read_mapping_file(path: str, field: str, within: str = "") -> dict[str, Any]:
@@ -199,5 +261,10 @@ def read_mapping_file(path: str, field: str, within: str = "") -> dict[str, Any]
     value = read_yaml(read_text(path, field), field, shown=path, within=within)
     if not isinstance(value, dict):
         shown = type(value).__name__ if value is not None else "nothing"
-        raise fault(field, path, f"holds {shown}, not a mapping of keys to values", "write keys such as model, cluster and training")
+        raise fault(
+            field,
+            path,
+            f"holds {shown}, not a mapping of keys to values",
+            "write keys such as model, cluster and training",
+        )
     return value

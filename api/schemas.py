@@ -20,15 +20,28 @@ class JobBody(BaseModel):
     )
 
     id: str | int | None = Field(None, description="Echoed back.")
-    model: str | dict[str, Any] = Field(description="Catalogue name, Hugging Face id, or the keys of a config.json.")
-    cluster: str | dict[str, Any] = Field(description="Catalogue name, or gpu, num_gpus, fabric, ...")
-    training: dict[str, Any] = Field(description="seq_len, global_batch_size, trainer, ...")
-    layout: dict[str, Any] | None = Field(None, description="Estimate: the layout to price. Plan: what runs today.")
-    current: dict[str, Any] | None = Field(
-        None, description="What runs today, as text: {name, text, files}; a TorchTitan TOML or command, or a Megatron script."
+    model: str | dict[str, Any] = Field(
+        description="Catalogue name, Hugging Face id, or the keys of a config.json."
     )
-    search: dict[str, Any] | None = Field(None, description="Plan only: top_k, fix, allow, objective, sampler, seed, prefer.")
-    probe: dict[str, Any] | None = Field(None, description="Plan only: max_probes, max_gpu_seconds, pool, trainer, steps.")
+    cluster: str | dict[str, Any] = Field(
+        description="Catalogue name, or gpu, num_gpus, fabric, ..."
+    )
+    training: dict[str, Any] = Field(description="seq_len, global_batch_size, trainer, ...")
+    layout: dict[str, Any] | None = Field(
+        None, description="Estimate: the layout to price. Plan: what runs today."
+    )
+    current: dict[str, Any] | None = Field(
+        None,
+        description="What runs today, as text: {name, text, files}; a TorchTitan TOML or "
+        "command, or a "
+        "Megatron script.",
+    )
+    search: dict[str, Any] | None = Field(
+        None, description="Plan only: top_k, fix, allow, objective, sampler, seed, prefer."
+    )
+    probe: dict[str, Any] | None = Field(
+        None, description="Plan only: max_probes, max_gpu_seconds, pool, trainer, steps."
+    )
 
 
 class Problem(BaseModel):
@@ -46,7 +59,8 @@ class Problem(BaseModel):
 
 
 class PlanLine(BaseModel):
-    """One plan of a list. status: "done"; "cancelled" with the best so far; "queued" or "running" while probes are spent on it.
+    """One plan of a list. status: "done"; "cancelled" with the best so far; "queued" or "running"
+    while probes are spent on it.
 
     layout, tokens_per_second_per_gpu, model_version: null until there is a plan.
     """
@@ -63,7 +77,9 @@ class PlanLine(BaseModel):
 
 
 class PlanList(BaseModel):
-    """A page of plans, newest first. next_cursor: pass it as `cursor` to get the next page; null on the last."""
+    """A page of plans, newest first. next_cursor: pass it as `cursor` to get the next page; null on
+    the last.
+    """
 
     items: list[PlanLine]
     next_cursor: str | None
@@ -76,9 +92,14 @@ class ProbeBody(BaseModel):
     plan: str | None = Field(None, description="Instead of a job: id of a stored plan.")
     top_k: int = Field(1, description="How many of the plan's layouts.")
     trainer: Literal["reference", "torchtitan"] = "reference"
-    emulate: bool = Field(False, description="One process stands for a rank; communication comes from the cost model.")
+    emulate: bool = Field(
+        False, description="One process stands for a rank; communication comes from the cost model."
+    )
     imitate_gpus: int | None = Field(
-        None, description="By smaller layouts on at most so many GPUs, where the pool could hold the layout too; not with `emulate`."
+        None,
+        description="By smaller layouts on at most so many GPUs, where the pool could "
+        "hold the layout "
+        "too; not with `emulate`.",
     )
     pool: str = Field("local", description="local, slurm or slurm:PARTITION.")
     warmup_steps: int = 3
@@ -96,7 +117,9 @@ class ProbesAccepted(BaseModel):
 
 
 class ProbeLine(BaseModel):
-    """One probe of a list. failure: "oom", "backend" or a class of failure, with its root cause in `message`."""
+    """One probe of a list. failure: "oom", "backend" or a class of failure, with its root cause in
+    `message`.
+    """
 
     id: str
     created_at: datetime
@@ -128,14 +151,18 @@ class ProbeDetail(ProbeLine):
 
 
 class ProbeList(BaseModel):
-    """A page of probes, newest first. next_cursor: pass it as `cursor` to get the next page; null on the last."""
+    """A page of probes, newest first. next_cursor: pass it as `cursor` to get the next page; null
+    on the last.
+    """
 
     items: list[ProbeLine]
     next_cursor: str | None
 
 
 class MeasurementList(BaseModel):
-    """A page of measured rows, newest first. next_cursor: pass it as `cursor` to get the next page; null on the last."""
+    """A page of measured rows, newest first. next_cursor: pass it as `cursor` to get the next page;
+    null on the last.
+    """
 
     items: list[dict[str, Any]]
     next_cursor: str | None
@@ -156,7 +183,9 @@ class PlanAccepted(BaseModel):
 
 
 class PlanState(BaseModel):
-    """A plan after DELETE. status: "done" stays; cancelled_probes: probes of the plan that were queued or running and were told to end."""
+    """A plan after DELETE. status: "done" stays; cancelled_probes: probes of the plan that were
+    queued or running and were told to end.
+    """
 
     id: str
     status: str
@@ -164,9 +193,11 @@ class PlanState(BaseModel):
 
 
 class KnobValue(BaseModel):
-    """One number of the cost model. of: the trainer or GPU family it holds for; null for all that no run has touched.
+    """One number of the cost model. of: the trainer or GPU family it holds for; null for all that
+    no run has touched.
 
-    prior, value: before and after the measured runs.  shift_sd: standard deviation of log value (of its odds for shares).
+    prior, value: before and after the measured runs.  shift_sd: standard deviation of log value (of
+        its odds for shares).
     """
 
     name: str
@@ -178,9 +209,11 @@ class KnobValue(BaseModel):
 
 
 class CalibrationLine(BaseModel):
-    """One calibration. runs: measured runs it rests on.  run_sd, group_sd, memory_sd: deviations of log measured over predicted.
+    """One calibration. runs: measured runs it rests on.  run_sd, group_sd, memory_sd: deviations of
+    log measured over predicted.
 
-    time_factor: by trainer, stretch of time intervals so that they cover runs left out of the fit ("" for other trainers).
+    time_factor: by trainer, stretch of time intervals so that they cover runs left out of the fit
+        ("" for other trainers).
     trainer, gpu, software: what it was learnt for here; null for what ships.
     """
 
@@ -199,14 +232,18 @@ class CalibrationLine(BaseModel):
 
 
 class CalibrationList(BaseModel):
-    """A page of calibrations: what ships, then what was learnt, newest first. next_cursor: as in every list; null on the last."""
+    """A page of calibrations: what ships, then what was learnt, newest first. next_cursor: as in
+    every list; null on the last.
+    """
 
     items: list[CalibrationLine]
     next_cursor: str | None
 
 
 class CatalogList(BaseModel):
-    """A page of one part of the catalogue. next_cursor: pass it as `cursor` to get the next page; null on the last."""
+    """A page of one part of the catalogue. next_cursor: pass it as `cursor` to get the next page;
+    null on the last.
+    """
 
     kind: str
     items: list[dict[str, Any]]

@@ -22,14 +22,18 @@ ESTIMATE_PREFIX = "estimate"
 
 
 def parse_job(values: object, *, allow_files: bool) -> "Job":
-    """The job that a person or a program wrote. allow_files: False for what came over a network. Raises SpecError."""
+    """The job that a person or a program wrote. allow_files: False for what came over a network.
+    Raises SpecError.
+    """
     from planner.specs.job import Job
 
     return Job.from_user(completed(values), allow_files=allow_files)
 
 
 def completed(values: object) -> object:
-    """A job whose `current` is a trainer's text, with what that says filled in; every other job as it is. Raises SpecError."""
+    """A job whose `current` is a trainer's text, with what that says filled in; every other job as
+    it is. Raises SpecError.
+    """
     if not isinstance(values, Mapping) or values.get("current") is None:
         return values
     from planner.intake.current import complete
@@ -37,17 +41,34 @@ def completed(values: object) -> object:
     return complete(values)
 
 
-def make_plan(wiring: Wiring, values: object, *, allow_files: bool, progress: Callable[[str], None] | None = None) -> "Plan":
-    """Plans on paper and keeps the plan. Raises SpecError, InfeasibleError; StoreError before any work is done."""
+def make_plan(
+    wiring: Wiring,
+    values: object,
+    *,
+    allow_files: bool,
+    progress: Callable[[str], None] | None = None,
+) -> "Plan":
+    """Plans on paper and keeps the plan. Raises SpecError, InfeasibleError; StoreError before any
+    work is done.
+    """
     job = parse_job(values, allow_files=allow_files)
     if job.probe is not None:
-        raise SpecError(Fault("probe", "given", "a plan on paper has no probes", "remove it, or ask for a study"))
+        raise SpecError(
+            Fault(
+                "probe", "given", "a plan on paper has no probes", "remove it, or ask for a study"
+            )
+        )
     store = wiring.store
     from api.learning import learned
     from planner.recommend import recommend
 
     plan = recommend(job, ports=wiring.ports, progress=progress, calibration=learned(wiring, job))
-    store.save_plan(plan, PlanLabels(job_hash=hash_of_job(job.request), model=job.model.name, gpu=job.cluster.gpu.name))
+    store.save_plan(
+        plan,
+        PlanLabels(
+            job_hash=hash_of_job(job.request), model=job.model.name, gpu=job.cluster.gpu.name
+        ),
+    )
     return plan
 
 
@@ -66,30 +87,47 @@ class Refusal:
 def refusal(values: object, error: PlannerError) -> Refusal:
     """A Refusal that echoes the id of the malformed job if it has a usable one."""
     job_id = values.get("id") if isinstance(values, Mapping) else None
-    return Refusal(job_id if isinstance(job_id, str | int) and not isinstance(job_id, bool) else None, error)
+    return Refusal(
+        job_id if isinstance(job_id, str | int) and not isinstance(job_id, bool) else None, error
+    )
 
 
 def parse_for_estimate(values: object, *, allow_files: bool) -> "Job":
     """A job with a layout. Raises SpecError."""
     job = parse_job(values, allow_files=allow_files)
     if job.layout is None:
-        raise SpecError(Fault("layout", None, "is required to estimate", "add layout, for example {tp: 8}, or ask for a plan"))
+        raise SpecError(
+            Fault(
+                "layout",
+                None,
+                "is required to estimate",
+                "add layout, for example {tp: 8}, or ask for a plan",
+            )
+        )
     check_one_size(job)
     return job
 
 
 def check_one_size(job: "Job") -> None:
-    """Raises SpecError for a job whose number of GPUs is open: a layout is priced on one; plans choose among several."""
+    """Raises SpecError for a job whose number of GPUs is open: a layout is priced on one; plans
+    choose among several.
+    """
     sizes = job.cluster.num_gpus_choices
     if len(sizes) > 1:
-        asked, remedy = job.request["cluster"]["num_gpus"], f"choose one of {', '.join(map(str, sizes))}, or ask for a plan"
-        raise SpecError(Fault("cluster.num_gpus", asked, "is several sizes, a layout is priced on one", remedy))
+        asked, remedy = (
+            job.request["cluster"]["num_gpus"],
+            f"choose one of {', '.join(map(str, sizes))}, or ask for a plan",
+        )
+        raise SpecError(
+            Fault("cluster.num_gpus", asked, "is several sizes, a layout is priced on one", remedy)
+        )
 
 
 def estimate_many(
     jobs: Sequence[object], *, allow_files: bool, calibration_of: "CalibrationOf" = lambda _: None
 ) -> "list[Estimate | Refusal]":
-    """One answer an element, in order; a malformed element does not disturb the others. Nothing is kept.
+    """One answer an element, in order; a malformed element does not disturb the others. Nothing is
+    kept.
 
     calibration_of: what to price each job with; the shipped calibration unless it says another.
     """
@@ -108,7 +146,11 @@ def estimate_many(
 def _parsed(jobs: Sequence[object], allow_files: bool) -> "Iterator[Job | Refusal]":
     for values in jobs:
         try:
-            yield values if isinstance(values, Refusal) else parse_for_estimate(values, allow_files=allow_files)
+            yield (
+                values
+                if isinstance(values, Refusal)
+                else parse_for_estimate(values, allow_files=allow_files)
+            )
         except PlannerError as error:
             yield refusal(values, error)
 
@@ -123,7 +165,9 @@ def _estimate_or_refusal(job: "Job", calibration_of: "CalibrationOf") -> "Estima
 
 
 def estimate_one(wiring: Wiring, values: object, *, allow_files: bool) -> "tuple[str, Estimate]":
-    """(id under which it is kept, estimate). Raises SpecError for a malformed job, StoreError before any work is done."""
+    """(id under which it is kept, estimate). Raises SpecError for a malformed job, StoreError
+    before any work is done.
+    """
     job = parse_for_estimate(values, allow_files=allow_files)
     store = wiring.store
     from api.learning import learned
@@ -134,14 +178,18 @@ def estimate_one(wiring: Wiring, values: object, *, allow_files: bool) -> "tuple
     return kept.id, kept.estimate
 
 
-def estimate_and_keep(wiring: Wiring, jobs: Sequence[object], *, allow_files: bool) -> "list[Estimate | Refusal]":
+def estimate_and_keep(
+    wiring: Wiring, jobs: Sequence[object], *, allow_files: bool
+) -> "list[Estimate | Refusal]":
     """Like estimate_many; well-formed elements are kept."""
     store = wiring.store
     from api.learning import Learnt
 
     answers = estimate_many(jobs, allow_files=allow_files, calibration_of=Learnt(wiring))
     kept: list[StoredEstimate | Refusal] = [
-        answer if isinstance(answer, Refusal) else _to_keep(wiring, values if isinstance(values, dict) else {}, answer)
+        answer
+        if isinstance(answer, Refusal)
+        else _to_keep(wiring, values if isinstance(values, dict) else {}, answer)
         for values, answer in zip(jobs, answers, strict=True)
     ]
     store.save_estimates([entry for entry in kept if isinstance(entry, StoredEstimate)])
@@ -156,8 +204,8 @@ def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: "Estimate") -> S
 
 
 def export_rank(plan: "Plan", rank: int, *, to: str | None, version: str | None) -> "Export":
-    """The files and command of one ranked layout of a stored plan. Raises SpecError for a rank or format that is not there, and
-    with every blocker of a layout that the trainer cannot run.
+    """The files and command of one ranked layout of a stored plan. Raises SpecError for a rank or
+    format that is not there, and with every blocker of a layout that the trainer cannot run.
 
     to: a format; None for the one of the plan's trainer, or TorchTitan's where that has none.
     """
@@ -168,4 +216,6 @@ def export_rank(plan: "Plan", rank: int, *, to: str | None, version: str | None)
     job = parse_job(plan.job, allow_files=True)
     own = job.training.trainer if job.training.trainer in FORMATS else FORMATS[0]
     cluster = job.cluster.with_num_gpus(entry.num_gpus)
-    return export(entry.layout, job.model, cluster, job.training, to=to or own, version=version).require_runnable()
+    return export(
+        entry.layout, job.model, cluster, job.training, to=to or own, version=version
+    ).require_runnable()

@@ -33,20 +33,31 @@ class ApiKey:
 
 
 def parse_api_keys(text: str) -> tuple[ApiKey, ...]:
-    """Keys from "name:scope+scope:sha256,...". Raises SpecError; the message never shows the text, which may hold secrets."""
+    """Keys from "name:scope+scope:sha256,...". Raises SpecError; the message never shows the text,
+    which may hold secrets.
+    """
     keys = [_parse_key(item) for item in re.split(r"[,\s]+", text.strip()) if item]
     if len({key.name for key in keys}) < len(keys):
-        raise fault("PLANNER_API_KEYS", "***", "two keys have the same name", "give each its own name")
+        raise fault(
+            "PLANNER_API_KEYS", "***", "two keys have the same name", "give each its own name"
+        )
     return tuple(keys)
 
 
 def _parse_key(item: str) -> ApiKey:
     parts = item.split(":")
     if len(parts) != 3 or not parts[0] or not _SHA256.match(parts[2].lower()):
-        raise fault("PLANNER_API_KEYS", "***", "a key is not of the form name:scopes:sha256", _KEY_EXAMPLE)
+        raise fault(
+            "PLANNER_API_KEYS", "***", "a key is not of the form name:scopes:sha256", _KEY_EXAMPLE
+        )
     scopes = frozenset(parts[1].split("+"))
     if not scopes <= SCOPES:
-        raise fault("PLANNER_API_KEYS", "***", f"key {parts[0]} has an unknown scope", f"scopes: {', '.join(sorted(SCOPES))}")
+        raise fault(
+            "PLANNER_API_KEYS",
+            "***",
+            f"key {parts[0]} has an unknown scope",
+            f"scopes: {', '.join(sorted(SCOPES))}",
+        )
     return ApiKey(parts[0], scopes, parts[2].lower())
 
 
@@ -67,12 +78,15 @@ def default_probe_folder() -> Path:
 class Settings(BaseSettings):
     """What an operator may set.
 
-    database_url: SQLAlchemy URL of SQLite or PostgreSQL.  api_keys: see parse_api_keys; empty: no keys are asked for, and
-    only loopback addresses are served.  max_body_bytes: of one request.  planning_threads: plans computed at once.
-    probe_folder: files of running and failed probes; for Slurm a folder that all nodes share.  lease_folder: locks on this machine's GPUs;
-    the same for all its users.  probe_workers: probes that the service runs at once; 0 leaves them to others on the same database.
+    database_url: SQLAlchemy URL of SQLite or PostgreSQL.  api_keys: see parse_api_keys; empty: no
+    keys are asked for, and only loopback addresses are served.  max_body_bytes: of one request.
+    planning_threads: plans computed at once.
+    probe_folder: files of running and failed probes; for Slurm a folder that all nodes share.
+    lease_folder: locks on this machine's GPUs; the same for all its users.  probe_workers: probes
+        that the service runs at once; 0 leaves them to others on the same database.
     task_workers: the same of studies and sweep runs.
-    probe_python: interpreter that has torch, where it is another than ours.  probe_program: the reference program, a module or a file.
+    probe_python: interpreter that has torch, where it is another than ours.  probe_program: the
+        reference program, a module or a file.
     """
 
     model_config = SettingsConfigDict(env_prefix="PLANNER_", extra="ignore")
@@ -103,7 +117,10 @@ def load_settings() -> Settings:
     except ValidationError as error:
         faults = [
             Fault(
-                f"PLANNER_{str(item['loc'][0]).upper()}", item["input"], item["msg"].lower(), "correct or unset this environment variable"
+                f"PLANNER_{str(item['loc'][0]).upper()}",
+                item["input"],
+                item["msg"].lower(),
+                "correct or unset this environment variable",
             )
             for item in error.errors(include_url=False)
         ]

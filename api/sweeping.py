@@ -1,4 +1,6 @@
-"""Sweeps: a run measures what its spec names of every job, compares with the run before, and reports in the morning."""
+"""Sweeps: a run measures what its spec names of every job, compares with the run before, and
+reports in the morning.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -6,7 +8,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from api.closed_loop import Onlooker, TaskHeart, gpu_seconds_of, held_from_the_start, job_with_layout, take_over
+from api.closed_loop import (
+    Onlooker,
+    TaskHeart,
+    gpu_seconds_of,
+    held_from_the_start,
+    job_with_layout,
+    take_over,
+)
 from api.errors import RetoldError, fault, lines_of
 from api.learning import learned, teach_ended
 from api.leases import is_gone, lease
@@ -31,12 +40,23 @@ if TYPE_CHECKING:
 PREFIX, RUN_PREFIX = "sweep", "sweep-run"
 LOOKED_AT = 30  # ranked layouts among which the least sure are sought
 CHANGED = 0.03  # a step this much slower or faster than before is worth a line; judgement
-PASSING = frozenset({FailureKind.PORT, FailureKind.KILLED, FailureKind.LOST_GPU, FailureKind.HANG, FailureKind.CRASH})  # may go well again
+# may go well again
+PASSING = frozenset(
+    {
+        FailureKind.PORT,
+        FailureKind.KILLED,
+        FailureKind.LOST_GPU,
+        FailureKind.HANG,
+        FailureKind.CRASH,
+    }
+)
 MISSED_SECONDS = 3600.0  # a moment this long past was missed
 
 
 def next_due(schedule: str | None, after: datetime) -> datetime | None:
-    """The first moment of a cron schedule (UTC) after this one; None without a schedule. Raises SpecError."""
+    """The first moment of a cron schedule (UTC) after this one; None without a schedule. Raises
+    SpecError.
+    """
     if schedule is None:
         return None
     from cronsim import CronSim, CronSimError
@@ -45,14 +65,19 @@ def next_due(schedule: str | None, after: datetime) -> datetime | None:
         found: datetime = next(CronSim(schedule, after.astimezone(UTC)))
     except (CronSimError, StopIteration):
         remedy = 'write minute, hour, day, month and weekday, for example "0 2 * * *"'
-        raise fault("sweep.schedule", schedule, "is no cron schedule that ever comes due", remedy) from None
+        raise fault(
+            "sweep.schedule", schedule, "is no cron schedule that ever comes due", remedy
+        ) from None
     return found
 
 
-def add_sweep(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool = False) -> SweepRecord:
+def add_sweep(
+    wiring: "Wiring", values: object, *, allow_files: bool, ours: bool = False
+) -> SweepRecord:
     """Stores a sweep; with a schedule, workers run it from now on. Raises SpecError.
 
-    ours: we run it ourselves at once, so that a pool that can run nothing is a ProbeError before anything is stored.
+    ours: we run it ourselves at once, so that a pool that can run nothing is a ProbeError before
+        anything is stored.
     """
     spec = SweepSpec.from_user(values, allow_files=allow_files)
     now = wiring.clock.now()
@@ -60,15 +85,20 @@ def add_sweep(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool
     if ours:
         check_sweep(wiring, spec)
     record = SweepRecord(
-        id=wiring.ids.new_id(PREFIX), created_at=now, name=spec.name, spec=spec.model_dump(mode="json"),
+        id=wiring.ids.new_id(PREFIX),
+        created_at=now,
+        name=spec.name,
+        spec=spec.model_dump(mode="json"),
         next_due_at=next_due(spec.schedule, now),
-    )  # fmt: skip
+    )
     wiring.sweeps.add(record)
     return record
 
 
 def check_sweep(wiring: "Wiring", spec: SweepSpec) -> None:
-    """Raises what is wrong where the sweep's pool can run none of its jobs: before anything is stored or spent."""
+    """Raises what is wrong where the sweep's pool can run none of its jobs: before anything is
+    stored or spent.
+    """
     pool, failures = wiring.pool(spec.pool), dict[str, PlannerError | None]()
     for values in spec.jobs:
         need = Need.of(Job.from_user(values, allow_files=False), spec.trainer)
@@ -84,7 +114,8 @@ def check_sweep(wiring: "Wiring", spec: SweepSpec) -> None:
 
 
 def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
-    """A run of this sweep at this moment: held by us, or queued for a worker. One that a dead process of ours left goes on.
+    """A run of this sweep at this moment: held by us, or queued for a worker. One that a dead
+    process of ours left goes on.
 
     Raises ConflictError for a sweep that was cancelled.
     """
@@ -92,7 +123,9 @@ def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
         raise ConflictError(f"sweep {sweep.id} was cancelled; schedule it anew")
     now = lease(wiring)
     if ours:
-        for left in wiring.tasks.list(TaskFilter(kind="sweep", state="running", parent_id=sweep.id)).items:
+        for left in wiring.tasks.list(
+            TaskFilter(kind="sweep", state="running", parent_id=sweep.id)
+        ).items:
             if (left.lease_until is not None and left.lease_until < now.now) or is_gone(left.owner):
                 taken = take_over(wiring, left)
                 if taken is not None:
@@ -104,7 +137,9 @@ def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
 
 
 def schedule_due(wiring: "Wiring") -> list[TaskRecord]:
-    """Turns every moment that has come into a task, once; what was missed for long is skipped or made up once, as the sweep says."""
+    """Turns every moment that has come into a task, once; what was missed for long is skipped or
+    made up once, as the sweep says.
+    """
     made = []
     now = wiring.clock.now()
     for sweep in wiring.sweeps.due(now):
@@ -117,7 +152,9 @@ def schedule_due(wiring: "Wiring") -> list[TaskRecord]:
 
 
 def _moment_to_keep(sweep: SweepRecord, spec: SweepSpec, now: datetime) -> datetime | None:
-    """The moment that a run is made for: the newest that has come just now, else what was missed, where the sweep makes it up."""
+    """The moment that a run is made for: the newest that has come just now, else what was missed,
+    where the sweep makes it up.
+    """
     assert sweep.next_due_at is not None, "only what has a moment comes due"
     fresh = now - timedelta(seconds=MISSED_SECONDS)
     kept = sweep.next_due_at if sweep.next_due_at >= fresh or spec.missed == "catch-up" else None
@@ -129,12 +166,16 @@ def _moment_to_keep(sweep: SweepRecord, spec: SweepSpec, now: datetime) -> datet
 
 def _task(wiring: "Wiring", sweep: SweepRecord, moment: datetime) -> TaskRecord:
     return TaskRecord(
-        id=wiring.ids.new_id(RUN_PREFIX), kind="sweep", created_at=wiring.clock.now(), request=dict(sweep.spec), parent_id=sweep.id,
+        id=wiring.ids.new_id(RUN_PREFIX),
+        kind="sweep",
+        created_at=wiring.clock.now(),
+        request=dict(sweep.spec),
+        parent_id=sweep.id,
         due_at=moment,
-    )  # fmt: skip
+    )
 
 
-# ---- one run ----------------------------------------------------------------------------------------------------------
+# ---- one run -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +189,14 @@ class Wanted:
 
 
 def run_sweep(
-    wiring: "Wiring", held: TaskRecord, onlooker: Onlooker, *, keep_when_stopped: Callable[[], bool] = lambda: False
+    wiring: "Wiring",
+    held: TaskRecord,
+    onlooker: Onlooker,
+    *,
+    keep_when_stopped: Callable[[], bool] = lambda: False,
 ) -> TaskRecord:
-    """Measures, learns, compares, and ends the task with its report. A stopped run reports what it has.
+    """Measures, learns, compares, and ends the task with its report. A stopped run reports what it
+    has.
 
     keep_when_stopped: true where the worker itself goes down; the run then waits for the next one.
     """
@@ -159,7 +205,9 @@ def run_sweep(
     with TaskHeart(wiring, held, onlooker.stop) as heart:
         try:
             check_sweep(wiring, spec)
-            report = _Run(wiring=wiring, held=held, spec=spec, onlooker=onlooker, heart=heart).report()
+            report = _Run(
+                wiring=wiring, held=held, spec=spec, onlooker=onlooker, heart=heart
+            ).report()
         except PlannerError as error:
             end = TaskEnd(state="failed", failure=error.kind, message="; ".join(lines_of(error)))
             return wiring.tasks.finish(held, end, wiring.clock.now())
@@ -170,7 +218,8 @@ def run_sweep(
     return wiring.tasks.finish(held, end, wiring.clock.now())
 
 
-Done = defaultdict[tuple[str, str], list[ProbeRecord]]  # attempts that have ended, oldest first, by question and layout
+# attempts that have ended, oldest first, by question and layout
+Done = defaultdict[tuple[str, str], list[ProbeRecord]]
 
 
 @dataclass(kw_only=True)
@@ -196,25 +245,56 @@ class _Run:
                 done[record.job_hash, record.layout].append(record)
         jobs = [self._job(index, values, done) for index, values in enumerate(self.spec.jobs)]
         lines = [line for job in jobs for line in job["layouts"]]
-        changed = [line for line in lines if line.get("change") is not None and abs(line["change"]) > CHANGED]
-        failed = [line for line in lines if line["status"] in ("failed", "oom")] + [job for job in jobs if job.get("error")]
+        changed = [
+            line
+            for line in lines
+            if line.get("change") is not None and abs(line["change"]) > CHANGED
+        ]
+        failed = [line for line in lines if line["status"] in ("failed", "oom")] + [
+            job for job in jobs if job.get("error")
+        ]
         winners = [job for job in jobs if job["new_winner"]]
         headline = (
-            f"{sum(line['status'] == 'ok' for line in lines)} of {counted(len(lines), 'layout')} measured, "
-            f"{len(changed)} changed by more than {CHANGED:.0%}, {counted(len(winners), 'new winner')}, {counted(len(failed), 'failure')}"
+            f"{sum(line['status'] == 'ok' for line in lines)} of "
+            f"{counted(len(lines), 'layout')} measured, "
+            f"{len(changed)} changed by more than {CHANGED:.0%}, "
+            f"{counted(len(winners), 'new winner')}, {counted(len(failed), 'failure')}"
         )
-        return {"headline": headline, "probes": self.probes, "gpu_seconds": round(self.gpu_seconds, 1), "jobs": jobs}
+        return {
+            "headline": headline,
+            "probes": self.probes,
+            "gpu_seconds": round(self.gpu_seconds, 1),
+            "jobs": jobs,
+        }
 
     def _job(self, index: int, values: Mapping[str, Any], done: Done) -> dict[str, Any]:
         from planner.recommend import recommend
 
         job, self.jobs = Job.from_user(values, allow_files=False), index
-        self._tell(f"job {index + 1} of {len(self.spec.jobs)}: {job.model.name} on {job.cluster.num_gpus} {job.cluster.gpu.name}")
-        name = {"model": job.model.name, "gpu": job.cluster.gpu.name, "num_gpus": job.cluster.num_gpus}
+        self._tell(
+            f"job {index + 1} of {len(self.spec.jobs)}: {job.model.name} on "
+            f"{job.cluster.num_gpus} {job.cluster.gpu.name}"
+        )
+        name = {
+            "model": job.model.name,
+            "gpu": job.cluster.gpu.name,
+            "num_gpus": job.cluster.num_gpus,
+        }
         try:
-            plan = recommend(job, ports=self.wiring.ports, calibration=learned(self.wiring, job, until=self.held.started_at))
+            plan = recommend(
+                job,
+                ports=self.wiring.ports,
+                calibration=learned(self.wiring, job, until=self.held.started_at),
+            )
         except PlannerError as error:
-            return {**name, "failure": error.kind, "error": "; ".join(lines_of(error)), "layouts": [], "winner": None, "new_winner": False}
+            return {
+                **name,
+                "failure": error.kind,
+                "error": "; ".join(lines_of(error)),
+                "layouts": [],
+                "winner": None,
+                "new_winner": False,
+            }
         lines = []
         chosen = list(self._wanted(job, plan))
         for place, wanted in enumerate(chosen, start=1):
@@ -225,21 +305,43 @@ class _Run:
         times = {line["layout"]: line["step_seconds"] for line in lines if line["step_seconds"]}
         winner = min(times, key=times.__getitem__) if times else None
         before, seconds_before = self._winner_before(index)
-        new = bool(before and winner and before != winner and times[winner] < times.get(before, seconds_before))
-        return {**name, "layouts": lines, "winner": winner, "winner_before": before, "new_winner": new}
+        new = bool(
+            before
+            and winner
+            and before != winner
+            and times[winner] < times.get(before, seconds_before)
+        )
+        return {
+            **name,
+            "layouts": lines,
+            "winner": winner,
+            "winner_before": before,
+            "new_winner": new,
+        }
 
     def _wanted(self, job: Job, plan: "Plan") -> Iterator[Wanted]:
         """Anchors first: they are what changes are seen by. Each layout once."""
         measure, named = self.spec.measure, set[Layout]()
-        ranked = [(entry.layout, entry.estimate.step_seconds, entry.estimate.time_sd) for entry in plan.ranked[:LOOKED_AT]]
+        ranked = [
+            (entry.layout, entry.estimate.step_seconds, entry.estimate.time_sd)
+            for entry in plan.ranked[:LOOKED_AT]
+        ]
         unsure = sorted(ranked[measure.top_k :], key=lambda entry: -entry[2])[: measure.informative]
         anchors = [
-            resolve_layout(values, trainer=job.training.trainer, num_gpus=job.cluster.num_gpus, field="sweep.measure.anchors")
+            resolve_layout(
+                values,
+                trainer=job.training.trainer,
+                num_gpus=job.cluster.num_gpus,
+                field="sweep.measure.anchors",
+            )
             for values in measure.anchors
         ]
         for layout, seconds, why in (
             *((layout, None, "anchor") for layout in anchors),
-            *((layout, seconds, f"rank {rank}") for rank, (layout, seconds, _) in enumerate(ranked[: measure.top_k], start=1)),
+            *(
+                (layout, seconds, f"rank {rank}")
+                for rank, (layout, seconds, _) in enumerate(ranked[: measure.top_k], start=1)
+            ),
             *((layout, seconds, f"least sure ({sd:.0%})") for layout, seconds, sd in unsure),
         ):
             if layout not in named:
@@ -249,25 +351,48 @@ class _Run:
     def _line(self, wanted: Wanted, done: Done) -> dict[str, Any]:
         asked = self._asked(wanted)
         line: dict[str, Any] = {
-            "layout": wanted.layout.short(), "why": wanted.why, "predicted_step_seconds": wanted.predicted_seconds, "status": "skipped",
-            "step_seconds": None, "change": None, "message": None,
-        }  # fmt: skip
+            "layout": wanted.layout.short(),
+            "why": wanted.why,
+            "predicted_step_seconds": wanted.predicted_seconds,
+            "status": "skipped",
+            "step_seconds": None,
+            "change": None,
+            "message": None,
+        }
         if isinstance(asked, str):
             return {**line, "failure": SpecError.kind, "message": asked}
         record = self._probe(asked, done[_question(asked), wanted.layout.short()])
         if record is None:
-            return {**line, "message": "stopped" if self.onlooker.stop.is_set() else "the budget is spent"}
+            return {
+                **line,
+                "message": "stopped" if self.onlooker.stop.is_set() else "the budget is spent",
+            }
         if record.measurement_id is None:
-            return {**line, "status": "failed", "failure": record.failure, "message": record.message}
+            return {
+                **line,
+                "status": "failed",
+                "failure": record.failure,
+                "message": record.message,
+            }
         measurement = self.wiring.measurements.get(record.measurement_id)
         seconds = measurement.measured.step_seconds
         before = self._before(measurement)
-        change = seconds / before.measured.step_seconds - 1.0 if seconds and before and before.measured.step_seconds else None
+        change = (
+            seconds / before.measured.step_seconds - 1.0
+            if seconds and before and before.measured.step_seconds
+            else None
+        )
         versions = _versions(before, measurement) if before else {}
         return {
-            **line, "status": measurement.measured.status, "step_seconds": seconds, "measurement_id": measurement.id,
-            "software": dict(measurement.software), "change": change, "versions_changed": versions, "message": measurement.measured.message,
-        }  # fmt: skip
+            **line,
+            "status": measurement.measured.status,
+            "step_seconds": seconds,
+            "measurement_id": measurement.id,
+            "software": dict(measurement.software),
+            "change": change,
+            "versions_changed": versions,
+            "message": measurement.measured.message,
+        }
 
     def _asked(self, wanted: Wanted) -> Asked | str:
         """The probe of this layout; why not, where the layout cannot be run."""
@@ -276,9 +401,11 @@ class _Run:
             return f"takes {wanted.layout.num_gpus} GPUs, the job has {', '.join(map(str, sizes))}"
         layout = wanted.layout.model_dump(mode="json")
         request = {
-            "job": job_with_layout(wanted.job, layout, wanted.layout.num_gpus), "pool": self.spec.pool, "trainer": self.spec.trainer,
+            "job": job_with_layout(wanted.job, layout, wanted.layout.num_gpus),
+            "pool": self.spec.pool,
+            "trainer": self.spec.trainer,
             "steps": self.spec.steps,
-        }  # fmt: skip
+        }
         try:
             parsed, job = ProbeRequest.from_user(request, allow_files=False)
         except PlannerError as error:
@@ -286,7 +413,8 @@ class _Run:
         return Asked(request=parsed, job=job, plan_id=self.held.id)
 
     def _probe(self, asked: Asked, before: Sequence[ProbeRecord]) -> ProbeRecord | None:
-        """Runs it, again after a failure that may pass; None where the budget or a stop leaves no room.
+        """Runs it, again after a failure that may pass; None where the budget or a stop leaves no
+        room.
 
         before: its attempts in this run by a process that died.
         """
@@ -296,43 +424,69 @@ class _Run:
             if record is not None and record.failure not in PASSING:
                 return record
             left = self.spec.budget.max_gpu_seconds - self.gpu_seconds
-            if self.onlooker.stop.is_set() or self.probes >= self.spec.budget.max_probes or left <= 0:
+            if (
+                self.onlooker.stop.is_set()
+                or self.probes >= self.spec.budget.max_probes
+                or left <= 0
+            ):
                 return record
-            limit = min(asked.request.time_limit_seconds, max(1.0, left / asked.job.layout.num_gpus))
-            limited = replace(asked, request=asked.request.model_copy(update={"time_limit_seconds": limit}))
+            limit = min(
+                asked.request.time_limit_seconds, max(1.0, left / asked.job.layout.num_gpus)
+            )
+            limited = replace(
+                asked, request=asked.request.model_copy(update={"time_limit_seconds": limit})
+            )
             (stored,) = enqueue(self.wiring, [limited], max_attempts=1, ours=True)
             (record,) = run_all(self.wiring, [stored], {stored.id: self._watch(asked.job.layout)})
-            self.probes, self.gpu_seconds = self.probes + 1, self.gpu_seconds + gpu_seconds_of(record)
+            self.probes, self.gpu_seconds = (
+                self.probes + 1,
+                self.gpu_seconds + gpu_seconds_of(record),
+            )
             teach_ended(self.wiring, [record])
         return record
 
     def _before(self, measurement: Measurement) -> Measurement | None:
         """The newest earlier measurement of the same question, layout and rung."""
         same = [
-            one for one in self.wiring.measurements.matching(measurement.key().job_hash)
-            if one.key().layout_hash == measurement.key().layout_hash and one.measured.rung == measurement.measured.rung
-            and (one.created_at, one.id) < (measurement.created_at, measurement.id) and one.measured.status == "ok"
-        ]  # fmt: skip
+            one
+            for one in self.wiring.measurements.matching(measurement.key().job_hash)
+            if one.key().layout_hash == measurement.key().layout_hash
+            and one.measured.rung == measurement.measured.rung
+            and (one.created_at, one.id) < (measurement.created_at, measurement.id)
+            and one.measured.status == "ok"
+        ]
         return same[-1] if same else None
 
     def _winner_before(self, index: int) -> tuple[str | None, float]:
-        """(the winner of this job in the newest run that ended before this one, its step time then)."""
-        runs = self.wiring.tasks.list(TaskFilter(kind="sweep", parent_id=self.held.parent_id, state="done")).items
+        """(the winner of this job in the newest run that ended before this one, its step time
+        then).
+        """
+        runs = self.wiring.tasks.list(
+            TaskFilter(kind="sweep", parent_id=self.held.parent_id, state="done")
+        ).items
         for run in runs:
             jobs = (run.result or {}).get("jobs", [])
             if run.id != self.held.id and index < len(jobs) and jobs[index]["winner"]:
                 winner = str(jobs[index]["winner"])
-                return winner, next(float(line["step_seconds"]) for line in jobs[index]["layouts"] if line["layout"] == winner)
+                return winner, next(
+                    float(line["step_seconds"])
+                    for line in jobs[index]["layouts"]
+                    if line["layout"] == winner
+                )
         return None, float("inf")
 
     def _tell(self, words: str) -> None:
         self.heart.words = words
         jobs_left = len(self.spec.jobs) - self.jobs
         body = {"event": "sweep", "message": words, "jobs": self.jobs, "jobs_left": jobs_left}
-        self.onlooker.tell({**body, "layouts": self.layouts, "layouts_left": self._layouts_left(jobs_left)})
+        self.onlooker.tell(
+            {**body, "layouts": self.layouts, "layouts_left": self._layouts_left(jobs_left)}
+        )
 
     def _layouts_left(self, jobs_left: int) -> int:
-        """Of this job as chosen, of later ones as many as are asked for: fewer where a plan has fewer."""
+        """Of this job as chosen, of later ones as many as are asked for: fewer where a plan has
+        fewer.
+        """
         measure = self.spec.measure
         each = measure.top_k + measure.informative + len(measure.anchors)
         begun = bool(self.layouts_left) or self.layouts > 0
@@ -365,7 +519,8 @@ def _versions(before: Measurement, after: Measurement) -> dict[str, list[str | N
 
 
 def failure_in(result: Mapping[str, Any]) -> RetoldError | None:
-    """Why a run measured nothing: its first probe that failed, its first job without a plan, its first layout that cannot be run.
+    """Why a run measured nothing: its first probe that failed, its first job without a plan, its
+    first layout that cannot be run.
 
     None where it measured something, and where a stop or the budget kept it from it.
     """
@@ -385,7 +540,11 @@ def failure_in(result: Mapping[str, Any]) -> RetoldError | None:
 
 def failure_of(run: TaskRecord) -> RetoldError | None:
     """What ended a run without a report; None where it has one."""
-    return None if run.result is not None else RetoldError(run.failure or ProbeError.kind, run.message or "the run gave no report")
+    return (
+        None
+        if run.result is not None
+        else RetoldError(run.failure or ProbeError.kind, run.message or "the run gave no report")
+    )
 
 
 def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
@@ -394,7 +553,9 @@ def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
     spent = f"{counted(result['probes'], 'probe')}, {result['gpu_seconds']:.0f} GPU-seconds"
     yield "; ".join((spent, *_software(result)))
     for job in result["jobs"]:
-        yield f"{job['model']} on {job['num_gpus']} {job['gpu']}" + (f": {job['error']}" if job.get("error") else "")
+        yield f"{job['model']} on {job['num_gpus']} {job['gpu']}" + (
+            f": {job['error']}" if job.get("error") else ""
+        )
         if job["new_winner"]:
             yield f"  new winner: {job['winner']} (before: {job['winner_before']})"
         for line in job["layouts"]:
@@ -404,16 +565,32 @@ def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
 def _software(result: Mapping[str, Any]) -> Iterator[str]:
     """Under which versions it was measured: one entry for each set of them."""
     sets = (line.get("software") or {} for job in result["jobs"] for line in job["layouts"])
-    yield from dict.fromkeys(", ".join(f"{name} {version}" for name, version in sorted(each.items())) for each in sets if each)
+    yield from dict.fromkeys(
+        ", ".join(f"{name} {version}" for name, version in sorted(each.items()))
+        for each in sets
+        if each
+    )
 
 
 def _words(line: Mapping[str, Any]) -> str:
     if line["status"] != "ok":
-        return f"{line['layout']} [{line['why']}]: {line['status']}" + (f", {line['message']}" if line["message"] else "")
-    predicted = "" if not line["predicted_step_seconds"] else f", predicted {line['predicted_step_seconds']:.4g} s"
+        return f"{line['layout']} [{line['why']}]: {line['status']}" + (
+            f", {line['message']}" if line["message"] else ""
+        )
+    predicted = (
+        ""
+        if not line["predicted_step_seconds"]
+        else f", predicted {line['predicted_step_seconds']:.4g} s"
+    )
     change = "" if line["change"] is None else f", {line['change']:+.1%} since the last run"
-    versions = "".join(f", {name} {old} -> {new}" for name, (old, new) in (line.get("versions_changed") or {}).items())
-    return f"{line['layout']} [{line['why']}]: {line['step_seconds']:.4g} s{predicted}{change}{versions}"
+    versions = "".join(
+        f", {name} {old} -> {new}"
+        for name, (old, new) in (line.get("versions_changed") or {}).items()
+    )
+    return (
+        f"{line['layout']} [{line['why']}]: {line['step_seconds']:.4g} "
+        f"s{predicted}{change}{versions}"
+    )
 
 
 def all_sweeps(wiring: "Wiring") -> Iterator[SweepRecord]:
@@ -429,29 +606,43 @@ def all_sweeps(wiring: "Wiring") -> Iterator[SweepRecord]:
 
 def sweep_detail(wiring: "Wiring", sweep: SweepRecord, runs: int = 10) -> dict[str, Any]:
     """A sweep with its newest runs and their reports, JSON-safe."""
-    tasks: Sequence[TaskRecord] = wiring.tasks.list(TaskFilter(kind="sweep", parent_id=sweep.id), None, runs).items
+    tasks: Sequence[TaskRecord] = wiring.tasks.list(
+        TaskFilter(kind="sweep", parent_id=sweep.id), None, runs
+    ).items
     return {
-        "id": sweep.id, "name": sweep.name, "created_at": sweep.created_at.isoformat(), "state": sweep.state, "spec": dict(sweep.spec),
+        "id": sweep.id,
+        "name": sweep.name,
+        "created_at": sweep.created_at.isoformat(),
+        "state": sweep.state,
+        "spec": dict(sweep.spec),
         "next_due_at": None if sweep.next_due_at is None else sweep.next_due_at.isoformat(),
         "runs": [
             {
-                "id": task.id, "due_at": None if task.due_at is None else task.due_at.isoformat(), "state": task.state,
-                "progress": task.progress, "message": task.message, "report": None if task.result is None else dict(task.result),
+                "id": task.id,
+                "due_at": None if task.due_at is None else task.due_at.isoformat(),
+                "state": task.state,
+                "progress": task.progress,
+                "message": task.message,
+                "report": None if task.result is None else dict(task.result),
             }
             for task in tasks
         ],
-    }  # fmt: skip
+    }
 
 
 def pause_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
-    """No more runs until it is resumed: what is queued of it is cancelled, what runs goes on. Raises NotFoundError, ConflictError."""
+    """No more runs until it is resumed: what is queued of it is cancelled, what runs goes on.
+    Raises NotFoundError, ConflictError.
+    """
     sweep = wiring.sweeps.change(sweep_id, "paused", None)
     _cancel_runs(wiring, sweep_id, "queued")
     return sweep
 
 
 def cancel_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
-    """Never again; its queued runs are cancelled, its running one is asked to stop. Raises NotFoundError."""
+    """Never again; its queued runs are cancelled, its running one is asked to stop. Raises
+    NotFoundError.
+    """
     sweep = wiring.sweeps.change(sweep_id, "cancelled", None)
     _cancel_runs(wiring, sweep_id, "queued", "running")
     return sweep
@@ -459,5 +650,7 @@ def cancel_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
 
 def _cancel_runs(wiring: "Wiring", sweep_id: str, *states: Literal["queued", "running"]) -> None:
     for state in states:
-        for task in wiring.tasks.list(TaskFilter(kind="sweep", state=state, parent_id=sweep_id)).items:
+        for task in wiring.tasks.list(
+            TaskFilter(kind="sweep", state=state, parent_id=sweep_id)
+        ).items:
             wiring.tasks.cancel(task.id, wiring.clock.now())

@@ -103,13 +103,19 @@ class Wiring:
         return SqlCalibrationStore(self.store.engine)
 
     def pool(self, name: str) -> "Pool":
-        """The pool of this name: local, slurm, slurm:PARTITION, or replay:FILE. Raises SpecError for another, ProbeError for bad files."""
+        """The pool of this name: local, slurm, slurm:PARTITION, or replay:FILE. Raises SpecError
+        for another, ProbeError for bad files.
+        """
         from api.errors import fault
         from probes.launch import Launcher, LaunchSettings
 
         settings = self.settings
         kind, _, rest = name.partition(":")
-        launch = LaunchSettings(folder=settings.probe_folder, python=settings.probe_python, worker=settings.probe_program)
+        launch = LaunchSettings(
+            folder=settings.probe_folder,
+            python=settings.probe_python,
+            worker=settings.probe_program,
+        )
         if name == "local":
             from probes.backends.local import LocalPool, PoolSettings
 
@@ -122,7 +128,9 @@ class Wiring:
             from probes.replay import ReplayPool
 
             return ReplayPool.from_file(Path(rest))
-        raise fault("pool", name, "is no pool", "use local, slurm, slurm:PARTITION, or replay:FILE.jsonl")
+        raise fault(
+            "pool", name, "is no pool", "use local, slurm, slurm:PARTITION, or replay:FILE.jsonl"
+        )
 
 
 def wire(settings: "Settings | None" = None) -> Wiring:

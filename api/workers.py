@@ -26,18 +26,24 @@ Record = TypeVar("Record", TaskRecord, ProbeRecord)
 class Workers(ABC, Generic[Record]):
     """Threads that claim and run, and again; on a stop what runs goes back into the queue.
 
-    noun: what they run, in the log and the threads' names.  tell: what starts and what ends, a line each.
+    noun: what they run, in the log and the threads' names.  tell: what starts and what ends, a line
+        each.
     """
 
     noun: ClassVar[str]
 
-    def __init__(self, wiring: "Wiring", number: int, tell: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, wiring: "Wiring", number: int, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.wiring, self.tell, self.log = wiring, tell, logging.getLogger(f"planner.{self.noun}s")
         self._stop, self._wake = threading.Event(), threading.Event()
         self._running: set[threading.Event] = set()  # what stops each
-        self._ended = [threading.Event() for _ in range(number)]  # a join that Ctrl-C interrupts takes the thread for dead (bpo-45274)
+        # a join that Ctrl-C interrupts takes the thread for dead (bpo-45274)
+        self._ended = [threading.Event() for _ in range(number)]
         self._threads = [
-            threading.Thread(target=self._serve, args=(ended,), name=f"{self.noun}s {index}", daemon=True)
+            threading.Thread(
+                target=self._serve, args=(ended,), name=f"{self.noun}s {index}", daemon=True
+            )
             for index, ended in enumerate(self._ended)
         ]
 
@@ -122,10 +128,15 @@ class TaskWorkers(Workers[TaskRecord]):
     noun = "task"
 
     def _next(self) -> TaskRecord | None:
-        """What the dead left first: those whose lease has ended, and at once those known to be gone from this host."""
+        """What the dead left first: those whose lease has ended, and at once those known to be gone
+        from this host.
+        """
         schedule_due(self.wiring)
         running = self.wiring.tasks.list(TaskFilter(state="running"), None, RUNNING_LOOKED_AT).items
-        for dead in (*self.wiring.tasks.expired(self.wiring.clock.now()), *(task for task in running if is_gone(task.owner))):
+        for dead in (
+            *self.wiring.tasks.expired(self.wiring.clock.now()),
+            *(task for task in running if is_gone(task.owner)),
+        ):
             heir = take_over(self.wiring, dead)
             if heir is not None:
                 return heir
@@ -150,11 +161,15 @@ class TaskWorkers(Workers[TaskRecord]):
         return self.wiring.tasks.get(held.id)
 
     def _fail(self, held: TaskRecord, message: str) -> None:
-        self.wiring.tasks.finish(held, TaskEnd(state="failed", failure="bug", message=message), self.wiring.clock.now())
+        self.wiring.tasks.finish(
+            held, TaskEnd(state="failed", failure="bug", message=message), self.wiring.clock.now()
+        )
 
 
 class ProbeWorkers(Workers[ProbeRecord]):
-    """They conclude what the dead left, measure what is queued, and teach the calibration what came of it."""
+    """They conclude what the dead left, measure what is queued, and teach the calibration what came
+    of it.
+    """
 
     noun = "probe"
 
@@ -173,11 +188,17 @@ class ProbeWorkers(Workers[ProbeRecord]):
         return self.wiring.probes.get(held.id)
 
     def _fail(self, held: ProbeRecord, message: str) -> None:
-        self.wiring.probes.finish(held, ProbeEnd(state="failed", failure=BACKEND, message=message), self.wiring.clock.now())
+        self.wiring.probes.finish(
+            held,
+            ProbeEnd(state="failed", failure=BACKEND, message=message),
+            self.wiring.clock.now(),
+        )
 
 
 def is_idle(wiring: "Wiring") -> bool:
     """Whether nothing is queued, running or due."""
     open_tasks = [wiring.tasks.list(TaskFilter(state=state), None, 1).items for state in OPEN]
     open_probes = [wiring.probes.list(ProbeFilter(state=state), None, 1).items for state in OPEN]
-    return not any(open_tasks) and not any(open_probes) and not wiring.sweeps.due(wiring.clock.now())
+    return (
+        not any(open_tasks) and not any(open_probes) and not wiring.sweeps.due(wiring.clock.now())
+    )

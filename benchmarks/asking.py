@@ -1,8 +1,10 @@
-"""How long choosing the next probe takes among many candidates: `python benchmarks/asking.py [--candidates 100000] [--probes 20]`.
+"""How long choosing the next probe takes among many candidates: `python benchmarks/asking.py
+[--candidates 100000] [--probes 20]`.
 
-Legal layouts of one real job with the calibration's own beliefs and all cheaper rungs; results of probes are the predictions with an error,
-and a look is made and told like a probe. One line a question: wall-clock time of all of it (what to ask and why, the study's book-keeping
-included); whether measuring can still pay is looked at before.
+Legal layouts of one real job with the calibration's own beliefs and all cheaper rungs; results of
+probes are the predictions with an error, and a look is made and told like a probe. One line a
+question: wall-clock time of all of it (what to ask and why, the study's book-keeping included);
+    whether measuring can still pay is looked at before.
 """
 
 import argparse
@@ -22,8 +24,10 @@ from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 
 JOB = {
-    "model": "llama3.1-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 512}, "training": {"seq_len": 8192, "global_batch_size": 1024},
-}  # fmt: skip
+    "model": "llama3.1-70b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 512},
+    "training": {"seq_len": 8192, "global_batch_size": 1024},
+}
 EVERYTHING = 1e9  # times the best step: no candidate is left out for being slow
 ERROR = 0.1
 LIMIT_SECONDS = 0.1
@@ -31,18 +35,24 @@ LIMIT_SECONDS = 0.1
 
 def candidates_of(job: Job, pricer: Pricer, most: int) -> Candidates:
     """So many of the job's legal layouts."""
-    space = build_space(Context(model=job.model, cluster=job.cluster, training=job.training), job.search)
+    space = build_space(
+        Context(model=job.model, cluster=job.cluster, training=job.training), job.search
+    )
     return enumerate_candidates(pricer, space, most=most, slack=EVERYTHING)
 
 
 def answer(job: Job, asked: Asked, log_seconds: float) -> Measurement:
     """What a probe would have measured."""
-    measured = Measured.model_validate({"rung": asked.rung, "step_seconds": float(np.exp(log_seconds))})
+    measured = Measured.model_validate(
+        {"rung": asked.rung, "step_seconds": float(np.exp(log_seconds))}
+    )
     return Measurement(id=f"m-{asked.number}", created_at="", job=job, measured=measured)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--candidates", type=int, default=100_000)
     parser.add_argument("--probes", type=int, default=20)
     options = parser.parse_args()
@@ -52,8 +62,12 @@ def main() -> None:
     micro_probes = Kernels.of(pricer, candidates).probes([], num_gpus=8, start_seconds=10.0)
     budget = Budget(probes=options.probes, gpu_seconds=1e15)
     rungs = (emulation(candidates), Imitations(pricer, candidates, job.cluster.num_gpus).rung())
-    study = ProbeStudy(candidates, Settings(budget=budget, micro_probes=micro_probes, rungs=rungs, tolerance=0.0))
-    truth = candidates.prior.log_seconds + ERROR * np.random.default_rng(0).standard_normal(len(candidates))
+    study = ProbeStudy(
+        candidates, Settings(budget=budget, micro_probes=micro_probes, rungs=rungs, tolerance=0.0)
+    )
+    truth = candidates.prior.log_seconds + ERROR * np.random.default_rng(0).standard_normal(
+        len(candidates)
+    )
     print(f"{len(candidates):,} candidates")
     each = []
     while study.finished() is None:
@@ -63,10 +77,17 @@ def main() -> None:
         if asked is None:
             break
         print(f"  {study.spent.probes:3d} results: {1e3 * each[-1]:6.1f} ms, {asked.rung}")
-        told = MicroResult(observed=(), gpu_seconds=20.0) if asked.row is None else answer(job, asked, float(truth[asked.row]))
+        told = (
+            MicroResult(observed=(), gpu_seconds=20.0)
+            if asked.row is None
+            else answer(job, asked, float(truth[asked.row]))
+        )
         study.tell(asked, told)
     verdict = "reached" if np.median(each) < LIMIT_SECONDS else "missed"
-    print(f"median {1e3 * np.median(each):.1f} ms, longest {1e3 * max(each):.1f} ms; at most {1e3 * LIMIT_SECONDS:.0f} ms: {verdict}")
+    print(
+        f"median {1e3 * np.median(each):.1f} ms, longest {1e3 * max(each):.1f} ms; at most "
+        f"{1e3 * LIMIT_SECONDS:.0f} ms: {verdict}"
+    )
 
 
 if __name__ == "__main__":

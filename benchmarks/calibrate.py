@@ -1,9 +1,10 @@
-"""Fits the calibration that ships to the measured runs, and says how it moved and how it does on what it has not seen.
+"""Fits the calibration that ships to the measured runs, and says how it moved and how it does on
+what it has not seen.
 
     python benchmarks/calibrate.py [--write]      writes planner/catalog/calibrations/shipped.json
 
-The time intervals are stretched by what covers 90% of the runs left out by source (`planner.calibration.conformal`).
-Takes two minutes.
+The time intervals are stretched by what covers 90% of the runs left out by source
+(`planner.calibration.conformal`). Takes two minutes.
 """
 
 import argparse
@@ -27,17 +28,27 @@ SHIPPED = FOLDER.parent / "planner" / "catalog" / "calibrations" / "shipped.json
 
 def measured_rows() -> list[dict]:
     """Every measured row of `benchmarks/measured/`, of training runs."""
-    return [json.loads(line) for path in sorted((FOLDER / "measured").glob("*.jsonl")) for line in path.read_text().splitlines()]
+    return [
+        json.loads(line)
+        for path in sorted((FOLDER / "measured").glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--id", default="public-2026-11-21", help="name of the calibration")
     options = parser.parse_args()
     rows = measured_rows()
     jobs = [Job.from_user(row) for row in rows]
-    timed = [(job, row["measured"]["step_seconds"]) for job, row in zip(jobs, rows, strict=True) if "step_seconds" in row["measured"]]
+    timed = [
+        (job, row["measured"]["step_seconds"])
+        for job, row in zip(jobs, rows, strict=True)
+        if "step_seconds" in row["measured"]
+    ]
     data = Data.of([job for job, _ in timed], [seconds for _, seconds in timed])
     calibration, linear = fit(data)
     log_seconds, deviation = linear.left_out(data.sources)
@@ -45,17 +56,30 @@ def main() -> None:
     factors = stretches(np.abs(log_seconds - data.log_seconds) / deviation, trainers, data.sources)
     relative, fixed = memory_deviation([Row.build(job, estimate_job(job)) for job in jobs])
     shipped = {
-        **to_document(calibration), "id": options.id, "time_factor": factors, "memory_sd": relative, "memory_sd_bytes": fixed,
-        "seen": sorted(list(triple) for triple in seen(jobs)), "fitted": sorted(fingerprint(job, seconds) for job, seconds in timed),
-    }  # fmt: skip
+        **to_document(calibration),
+        "id": options.id,
+        "time_factor": factors,
+        "memory_sd": relative,
+        "memory_sd_bytes": fixed,
+        "seen": sorted(list(triple) for triple in seen(jobs)),
+        "fitted": sorted(fingerprint(job, seconds) for job, seconds in timed),
+    }
     for knob in KNOBS:
         found = zip(calibration.keys, calibration.shifts, strict=True)
-        moved = {scope or "all": f"{shift:+.2f}" for (name, scope), shift in found if name == knob.name}
+        moved = {
+            scope or "all": f"{shift:+.2f}" for (name, scope), shift in found if name == knob.name
+        }
         print(f"{knob.name:22s} prior {knob.prior:.3g} sd {knob.sd}  shifts {moved}")
     error = np.expm1(linear.predicted - data.log_seconds)
     out = np.expm1(log_seconds - data.log_seconds)
-    print(f"step time, {len(error)} runs: MAPE {np.abs(out).mean():.1%} left out by source, {np.abs(error).mean():.1%} in sample")
-    print(f"stretch of intervals {factors}; memory deviation {relative:.3f} and {fixed / 2**30:.2f} GiB")
+    print(
+        f"step time, {len(error)} runs: MAPE {np.abs(out).mean():.1%} left out by source, "
+        f"{np.abs(error).mean():.1%} in sample"
+    )
+    print(
+        f"stretch of intervals {factors}; memory deviation {relative:.3f} and {fixed / 2**30:.2f} "
+        "GiB"
+    )
     if options.write:
         SHIPPED.write_text(json.dumps(shipped, separators=(",", ":")) + "\n", encoding="utf-8")
 

@@ -1,9 +1,11 @@
-"""Fits the communication curves of `planner.cost.nccl.LIBRARIES` to published nccl-tests sweeps, and prints fit and error.
+"""Fits the communication curves of `planner.cost.nccl.LIBRARIES` to published nccl-tests sweeps,
+and prints fit and error.
 
     python benchmarks/fit_collectives.py [--csv benchmarks/measured/micro.csv] [--fit hopper]
 
-Without --fit: mean absolute error of the library as it stands, per GPU and operation (and number of GPUs beyond one node).
-With --fit FAMILY: Nelder-Mead over base, hop and share of each protocol, starting from the library as it stands.
+Without --fit: mean absolute error of the library as it stands, per GPU and operation (and number of
+GPUs beyond one node). With --fit FAMILY: Nelder-Mead over base, hop and share of each protocol,
+starting from the library as it stands.
 """
 
 import argparse
@@ -22,11 +24,19 @@ from planner.specs.cluster import ClusterSpec
 from planner.units import GIGA, parse_quantity
 
 GPUS = {
-    "A100-SXM-80GB": "a100-sxm-80gb", "H100-SXM-80GB": "h100-sxm-80gb", "H200-SXM-141GB": "h200-sxm-141gb",
-    "B200-SXM-180GB": "b200-sxm-180gb", "B300-SXM-288GB": "b300-sxm-288gb", "MI300X-192GB": "mi300x-192gb",
-    "GB200-NVL72": "gb200-nvl72-186gb", "GB300-NVL72": "gb300-nvl72-288gb", "A100-PCIe-80GB": "a100-pcie-80gb",
+    "A100-SXM-80GB": "a100-sxm-80gb", "H100-SXM-80GB": "h100-sxm-80gb",
+    "H200-SXM-141GB": "h200-sxm-141gb",
+    "B200-SXM-180GB": "b200-sxm-180gb", "B300-SXM-288GB": "b300-sxm-288gb",
+    "MI300X-192GB": "mi300x-192gb",
+    "GB200-NVL72": "gb200-nvl72-186gb", "GB300-NVL72": "gb300-nvl72-288gb",
+    "A100-PCIe-80GB": "a100-pcie-80gb",
 }  # fmt: skip
-OPERATIONS = {"all_gather": "all-gather", "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "alltoall": "all-to-all"}
+OPERATIONS = {
+    "all_gather": "all-gather",
+    "all_reduce": "all-reduce",
+    "reduce_scatter": "reduce-scatter",
+    "alltoall": "all-to-all",
+}
 # Rows that are not NCCL's default choice, or a peer's own fit.
 SKIP = ("NVLS off", "nvlstree", "fitted")
 
@@ -48,19 +58,35 @@ def bus_factor(operation: str, ranks: int) -> float:
 def read(path: pathlib.Path) -> list[Sample]:
     samples = []
     for row in csv.DictReader(path.read_text().splitlines()):
-        found = re.match(r"(?:nccl )?(all_gather|all_reduce|reduce_scatter|alltoall) busbw", row["what"])
+        found = re.match(
+            r"(?:nccl )?(all_gather|all_reduce|reduce_scatter|alltoall) busbw", row["what"]
+        )
         if not found or row["gpu"] not in GPUS or any(word in row["what"] for word in SKIP):
             continue
         operation, ranks = OPERATIONS[found[1]], int(row["ranks"])
-        text = re.sub(r"(\d)([KMG]iB)", r"\1 \2", row["shape_message"].replace("bytes", "B")) or "4 GiB"
+        text = (
+            re.sub(r"(\d)([KMG]iB)", r"\1 \2", row["shape_message"].replace("bytes", "B"))
+            or "4 GiB"
+        )
         size, rate = parse_quantity(text, "bytes"), float(row["value"]) * GIGA
         sweep = "nccl-tests" if row["what"].startswith("nccl") else "torch"
-        samples.append(Sample(GPUS[row["gpu"]], operation, size, ranks, size * bus_factor(operation, ranks) / rate, sweep))
+        samples.append(
+            Sample(
+                GPUS[row["gpu"]],
+                operation,
+                size,
+                ranks,
+                size * bus_factor(operation, ranks) / rate,
+                sweep,
+            )
+        )
     return samples
 
 
 def fabric_of(gpu: str, ranks: int, library: Library | None = None) -> Fabric:
-    return Fabric.build(ClusterSpec.from_user({"gpu": gpu, "num_gpus": max(8, ranks)}), library=library)
+    return Fabric.build(
+        ClusterSpec.from_user({"gpu": gpu, "num_gpus": max(8, ranks)}), library=library
+    )
 
 
 def predicted(samples: list[Sample], library: Library | None = None) -> np.ndarray:
@@ -69,9 +95,14 @@ def predicted(samples: list[Sample], library: Library | None = None) -> np.ndarr
     for index, s in enumerate(samples):
         groups[s.gpu, s.operation, s.ranks > 8].append(index)
     for (gpu, operation, _), at in groups.items():
-        size, ranks = (np.array([getattr(samples[i], name) for i in at], dtype=float) for name in ("size_bytes", "ranks"))
+        size, ranks = (
+            np.array([getattr(samples[i], name) for i in at], dtype=float)
+            for name in ("size_bytes", "ranks")
+        )
         fabric = fabric_of(gpu, int(ranks.max()), library)
-        out[at] = collective_seconds(operation, size, ranks, np.ones_like(ranks), fabric, base_seconds=0.0)
+        out[at] = collective_seconds(
+            operation, size, ranks, np.ones_like(ranks), fabric, base_seconds=0.0
+        )
     return out
 
 
@@ -80,16 +111,32 @@ def rebuilt(library: Library, values: np.ndarray) -> Library:
 
     def moved(protocols: tuple[Protocol, ...]) -> tuple[Protocol, ...]:
         return tuple(
-            dataclasses.replace(p, base_seconds=next(rows), inner_hop=next(rows), inner_share=min(next(rows), 1.0)) for p in protocols
+            dataclasses.replace(
+                p, base_seconds=next(rows), inner_hop=next(rows), inner_share=min(next(rows), 1.0)
+            )
+            for p in protocols
         )
 
-    collectives, exchange, in_switch = moved(library.collectives), moved(library.exchange), moved(library.in_switch)
-    return dataclasses.replace(library, collectives=collectives, exchange=exchange, in_switch=in_switch, copy_share=next(rows))
+    collectives, exchange, in_switch = (
+        moved(library.collectives),
+        moved(library.exchange),
+        moved(library.in_switch),
+    )
+    return dataclasses.replace(
+        library,
+        collectives=collectives,
+        exchange=exchange,
+        in_switch=in_switch,
+        copy_share=next(rows),
+    )
 
 
 def values_of(library: Library) -> np.ndarray:
     protocols = (*library.collectives, *library.exchange, *library.in_switch)
-    return np.array([x for p in protocols for x in (p.base_seconds, p.inner_hop, p.inner_share)] + [library.copy_share])
+    return np.array(
+        [x for p in protocols for x in (p.base_seconds, p.inner_hop, p.inner_share)]
+        + [library.copy_share]
+    )
 
 
 def fit(family: str, samples: list[Sample], evaluations: int) -> Library:
@@ -103,12 +150,19 @@ def fit(family: str, samples: list[Sample], evaluations: int) -> Library:
 
     def loss(moves: np.ndarray) -> float:
         library = rebuilt(start, values_of(start) * np.exp(moves))
-        return float(weight @ np.abs(np.log(predicted(used, library)) - measured)) + 2e-4 * float(moves @ moves)
+        return float(weight @ np.abs(np.log(predicted(used, library)) - measured)) + 2e-4 * float(
+            moves @ moves
+        )
 
     best, moves = loss(np.zeros_like(values_of(start))), np.zeros_like(values_of(start))
     for _ in range(3):
         simplex = np.vstack([moves, moves + np.eye(len(moves)) * 0.25])
-        found = minimize(loss, moves, method="Nelder-Mead", options={"maxfev": evaluations, "initial_simplex": simplex, "adaptive": True})
+        found = minimize(
+            loss,
+            moves,
+            method="Nelder-Mead",
+            options={"maxfev": evaluations, "initial_simplex": simplex, "adaptive": True},
+        )
         best, moves = found.fun, found.x
         print(f"{family}: loss {best:.4f}")
     return rebuilt(start, values_of(start) * np.exp(moves))
@@ -119,17 +173,28 @@ def report(samples: list[Sample], library: Library | None = None) -> None:
     groups: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for index, s in enumerate(samples):
         large = s.ranks > 8 and s.size_bytes >= 2**26
-        where = "one domain" if s.ranks <= 8 else f"{s.ranks} GPUs, from 64 MiB" if large else f"{s.ranks} GPUs, below 64 MiB"
+        where = (
+            "one domain"
+            if s.ranks <= 8
+            else f"{s.ranks} GPUs, from 64 MiB"
+            if large
+            else f"{s.ranks} GPUs, below 64 MiB"
+        )
         groups[s.gpu, s.operation, s.sweep, where].append(index)
     for key, at in groups.items():
         e = error[at]
         size, worst = np.abs(e).mean(), np.abs(e).max()
-        print(f"{' '.join(key):62s} rows {len(at):3d}  mean |error| {size:6.1%}  bias {e.mean():+6.1%}  worst {worst:6.1%}")
+        print(
+            f"{' '.join(key):62s} rows {len(at):3d}  mean |error| {size:6.1%}  bias "
+            f"{e.mean():+6.1%}  worst {worst:6.1%}"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--csv", type=pathlib.Path, default=pathlib.Path(__file__).parent / "measured" / "micro.csv")
+    parser.add_argument(
+        "--csv", type=pathlib.Path, default=pathlib.Path(__file__).parent / "measured" / "micro.csv"
+    )
     parser.add_argument("--fit", choices=sorted(LIBRARIES))
     parser.add_argument("--evaluations", type=int, default=1500)
     given = parser.parse_args()
@@ -137,10 +202,17 @@ def main() -> None:
     if not given.fit:
         report(samples)
         return
-    own = [s for s in samples if ClusterSpec.from_user({"gpu": s.gpu, "num_gpus": 8}).gpu.family == given.fit]
+    own = [
+        s
+        for s in samples
+        if ClusterSpec.from_user({"gpu": s.gpu, "num_gpus": 8}).gpu.family == given.fit
+    ]
     library = fit(given.fit, own, given.evaluations)
     for protocol in (*library.collectives, *library.exchange, *library.in_switch):
-        print(f"  {protocol.name:7s} ({protocol.base_seconds * 1e6:.1f}, {protocol.inner_hop:.2f}, {protocol.inner_share:.3f})")
+        print(
+            f"  {protocol.name:7s} ({protocol.base_seconds * 1e6:.1f}, {protocol.inner_hop:.2f}, "
+            f"{protocol.inner_share:.3f})"
+        )
     print(f"  copy_share {library.copy_share:.2f}")
     report(own, library)
 

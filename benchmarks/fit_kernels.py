@@ -1,10 +1,13 @@
-"""Fits the kernel curves of `planner.cost.profile.KERNELS` to published kernel timings, and prints fit and error.
+"""Fits the kernel curves of `planner.cost.profile.KERNELS` to published kernel timings, and prints
+fit and error.
 
-Products also beside what ships says of them alone (`planner.calibration.kernels.alone`): mean and deviation of log measured over predicted.
+Products also beside what ships says of them alone (`planner.calibration.kernels.alone`): mean and
+deviation of log measured over predicted.
 
     python benchmarks/fit_kernels.py [--csv benchmarks/measured/micro.csv]
 
-GEMM: share of the dense peak and half depth per GPU and dtype, through the cost model's own `Device.gemm_seconds`.
+GEMM: share of the dense peak and half depth per GPU and dtype, through the cost model's own
+    `Device.gemm_seconds`.
 Attention: share of the bf16 peak and half context, forward (causal) and backward.
 """
 
@@ -27,7 +30,8 @@ from planner.specs.job import Job
 from planner.work.precision import RECIPES
 
 GPUS = {
-    "A100-SXM-80GB": "a100-sxm-80gb", "H100-SXM-80GB": "h100-sxm-80gb", "H200-SXM-141GB": "h200-sxm-141gb",
+    "A100-SXM-80GB": "a100-sxm-80gb", "H100-SXM-80GB": "h100-sxm-80gb",
+    "H200-SXM-141GB": "h200-sxm-141gb",
     "B200-SXM-180GB": "b200-sxm-180gb", "GB200-NVL72": "gb200-nvl72-186gb",
 }  # fmt: skip
 DTYPES = {
@@ -48,13 +52,18 @@ def read(path: pathlib.Path) -> dict[tuple[str, str], list[tuple[dict[str, float
     rows: dict[tuple[str, str], list[tuple[dict[str, float], float]]] = {}
     for row in csv.DictReader(path.open()):
         if row["unit"].startswith("TFLOP/s") and row["gpu"] in GPUS:
-            rows.setdefault((GPUS[row["gpu"]], row["what"]), []).append((numbers(row["shape_message"]), float(row["value"]) * 1e12))
+            rows.setdefault((GPUS[row["gpu"]], row["what"]), []).append(
+                (numbers(row["shape_message"]), float(row["value"]) * 1e12)
+            )
     return rows
 
 
 def fit(residuals, start: list[float]) -> tuple[np.ndarray, float]:
     best = minimize(
-        lambda x: float(np.median(np.abs(residuals(np.exp(x))))) + 0.5 * float(np.mean(np.abs(residuals(np.exp(x))))),
+        lambda x: (
+            float(np.median(np.abs(residuals(np.exp(x)))))
+            + 0.5 * float(np.mean(np.abs(residuals(np.exp(x)))))
+        ),
         np.log(start),
         method="Nelder-Mead",
     )
@@ -64,37 +73,67 @@ def fit(residuals, start: list[float]) -> tuple[np.ndarray, float]:
 
 def fit_gemm(gpu: str, recipe: str, rows: list[tuple[dict[str, float], float]]) -> None:
     rows = [(shape, rate) for shape, rate in rows if {"m", "n", "k"} <= shape.keys()]
-    m, n, k, b = (np.array([shape.get(axis, 1.0) for shape, _ in rows]) for axis in ("m", "n", "k", "b"))
+    m, n, k, b = (
+        np.array([shape.get(axis, 1.0) for shape, _ in rows]) for axis in ("m", "n", "k", "b")
+    )
     measured = np.array([rate for _, rate in rows])
     cluster = ClusterSpec.from_user(
-        {"gpu": gpu, "num_gpus": 8 if "nvl72" not in gpu else 4, "gpus_per_node": 8 if "nvl72" not in gpu else 4}
+        {
+            "gpu": gpu,
+            "num_gpus": 8 if "nvl72" not in gpu else 4,
+            "gpus_per_node": 8 if "nvl72" not in gpu else 4,
+        }
     )
     key, code = RECIPES[CODE[recipe]].gain_key, np.full(len(rows), CODE[recipe])
     profile = dataclasses.replace(PROFILES["torchtitan"], compute=1.0)
     base = kernel_profile(load_gpu(gpu))
 
     def residuals(x: np.ndarray) -> np.ndarray:
-        kernels = dataclasses.replace(base, gemm={**base.gemm, key: x[0]}, gemm_half_depth={**base.gemm_half_depth, key: x[1]})
+        kernels = dataclasses.replace(
+            base, gemm={**base.gemm, key: x[0]}, gemm_half_depth={**base.gemm_half_depth, key: x[1]}
+        )
         seconds = Device.build(cluster, kernels, profile).gemm_seconds(m, n, k, b, code)
         return np.log(2 * b * m * n * k / seconds / measured)
 
     (share, half), error = fit(residuals, [0.7, 300.0])
-    print(f"{gpu:20s} {recipe:18s} {len(rows):4d} rows  share {share:.3f}  half depth {half:6.0f}  mean error {error:.1%}")
+    print(
+        f"{gpu:20s} {recipe:18s} {len(rows):4d} rows  share {share:.3f}  half depth {half:6.0f}  "
+        f"mean error {error:.1%}"
+    )
 
 
 def shipped_gemm(gpu: str, recipe: str, rows: list[tuple[dict[str, float], float]]) -> None:
     """The products beside the shipped calibration's prediction of them alone."""
     nvl = "nvl72" in gpu
     cluster = {"gpu": gpu, "num_gpus": 4 if nvl else 8, "gpus_per_node": 4 if nvl else 8}
-    job = Job.from_user({"model": "llama3-8b", "cluster": cluster, "training": {"seq_len": 4096, "global_batch_size": 64}})
+    job = Job.from_user(
+        {
+            "model": "llama3-8b",
+            "cluster": cluster,
+            "training": {"seq_len": 4096, "global_batch_size": 64},
+        }
+    )
     shapes, seconds = [], []
     for sizes, rate in rows:
         if {"m", "n", "k"} <= sizes.keys():
             groups = {"groups": sizes["b"]} if sizes.get("b", 1) > 1 else {}
-            shapes.append(Shape.of("grouped-gemm" if groups else "gemm", dtype=recipe, **{key: sizes[key] for key in "mnk"}, **groups))
+            shapes.append(
+                Shape.of(
+                    "grouped-gemm" if groups else "gemm",
+                    dtype=recipe,
+                    **{key: sizes[key] for key in "mnk"},
+                    **groups,
+                )
+            )
             seconds.append(2.0 * sizes.get("b", 1) * sizes["m"] * sizes["n"] * sizes["k"] / rate)
-    ratio = np.log(np.array(seconds) / shape_seconds(alone(Pricer.build(job.model, job.cluster, job.training)), shapes))
-    print(f"{gpu:20s} {recipe:18s} {len(shapes):4d} rows  shipped, alone: mean {ratio.mean():+.3f}  deviation {ratio.std():.3f}")
+    ratio = np.log(
+        np.array(seconds)
+        / shape_seconds(alone(Pricer.build(job.model, job.cluster, job.training)), shapes)
+    )
+    print(
+        f"{gpu:20s} {recipe:18s} {len(shapes):4d} rows  shipped, alone: mean {ratio.mean():+.3f}  "
+        f"deviation {ratio.std():.3f}"
+    )
 
 
 def fit_attention(gpu: str, what: str, rows: list[tuple[dict[str, float], float]]) -> None:
@@ -103,13 +142,22 @@ def fit_attention(gpu: str, what: str, rows: list[tuple[dict[str, float], float]
         return
     context, rate = np.array([shape["s"] for shape, _ in rows]), np.array([r for _, r in rows])
     peak = load_gpu(gpu).peak_flops_per_second["bf16"]
-    (share, half), error = fit(lambda x: np.log(peak * x[0] * context / (context + x[1]) / rate), [0.5, 500.0])
-    print(f"{gpu:20s} {what[:32]:32s} {len(rows):4d} rows  share {share:.3f}  half context {half:6.0f}  mean error {error:.1%}")
+    (share, half), error = fit(
+        lambda x: np.log(peak * x[0] * context / (context + x[1]) / rate), [0.5, 500.0]
+    )
+    print(
+        f"{gpu:20s} {what[:32]:32s} {len(rows):4d} rows  share {share:.3f}  half context "
+        f"{half:6.0f}  mean error {error:.1%}"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=pathlib.Path, default=pathlib.Path(__file__).parent / "measured" / "micro.csv")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--csv", type=pathlib.Path, default=pathlib.Path(__file__).parent / "measured" / "micro.csv"
+    )
     rows = read(parser.parse_args().csv)
     for (gpu, what), members in sorted(rows.items()):
         if what in DTYPES:

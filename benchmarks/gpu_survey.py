@@ -1,16 +1,21 @@
-"""Measures the GPU of this machine for the planner, and writes rows like those of `measured/public.jsonl`. No thought needed:
+"""Measures the GPU of this machine for the planner, and writes rows like those of
+`measured/public.jsonl`. No thought needed:
 
     python benchmarks/gpu_survey.py --seconds 560
 
-Call it again until it says that nothing is left: what is in the files already is passed over, and the rest comes most informative first.
-Needs torch with CUDA, numpy, pydantic and pyyaml. `--tiny` tries every path on a CPU in a few minutes.
+Call it again until it says that nothing is left: what is in the files already is passed over, and
+the rest comes most informative first. Needs torch with CUDA, numpy, pydantic and pyyaml. `--tiny`
+tries every path on a CPU in a few minutes.
 
-`--fake GPU` counts the memory of the same ranks with fake tensors, on any machine with torch, into measured/fake-GPU.runs.jsonl.
+`--fake GPU` counts the memory of the same ranks with fake tensors, on any machine with torch, into
+measured/fake-GPU.runs.jsonl.
 
-  measured/own-GPU.micro.jsonl  kernels that the runs below consist of and that nothing measured covers (`python -m probes.micro`)
-  measured/own-GPU.runs.jsonl   real training on one GPU and single ranks of large worlds (`survey_grid.py`), with what ran out of memory
+  measured/own-GPU.micro.jsonl  kernels that the runs below consist of and that nothing measured
+  covers (`python -m probes.micro`) measured/own-GPU.runs.jsonl   real training on one GPU and
+  single ranks of large worlds (`survey_grid.py`), with what ran out of memory
 
-An emulated rank's step_seconds hold no communication (rung: emulated). `predicted_against_measured.py` makes the table.
+An emulated rank's step_seconds hold no communication (rung: emulated).
+`predicted_against_measured.py` makes the table.
 """
 
 import argparse
@@ -52,13 +57,15 @@ LEAST_SECONDS = 30.0  # with less left, nothing is started
 LONG_STEP_SECONDS = 4.0  # a step predicted longer is repeated less often
 COLD_START_SECONDS = 120.0  # first import of torch from a cold disk; judgement
 START_SECONDS, COMPILE_SECONDS = 10.0, 25.0  # of a process until its first step; judgement
-FAKE_SECONDS = 60.0  # of a case with fake tensors: 20 to 140, whatever the model would take on a GPU
+# of a case with fake tensors: 20 to 140, whatever the model would take on a GPU
+FAKE_SECONDS = 60.0
 NOT_YET = {FailureKind.INTERRUPTED, FailureKind.TIMEOUT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where the survey runs: the GPU's catalogue name, and what CUDA_VISIBLE_DEVICES shall say (None on a CPU).
+    """Where the survey runs: the GPU's catalogue name, and what CUDA_VISIBLE_DEVICES shall say
+    (None on a CPU).
 
     fake: no GPU, fake tensors in its place.
     """
@@ -93,13 +100,18 @@ def find_machine() -> Machine:
     for name in gpu_names():
         if nvidia.is_same_gpu(load_gpu(name), gpu):
             return Machine(gpu=name, name=gpu.name, devices=(gpu.uuid,))
-    sys.exit(f"{gpu.name} is not in the catalogue; add planner/catalog/gpus/NAME.yaml (README, 'Each kind of change has one home')")
+    sys.exit(
+        f"{gpu.name} is not in the catalogue; add planner/catalog/gpus/NAME.yaml (README, 'Each "
+        "kind of change has one home')"
+    )
 
 
 def choose_machine(fake: str, *, tiny: bool) -> Machine:
     """The machine that the flags ask for, else this one's GPU."""
     if fake:
-        return Machine(gpu=load_gpu(fake, field="--fake").name, name="fake tensors", devices=None, fake=True)
+        return Machine(
+            gpu=load_gpu(fake, field="--fake").name, name="fake tensors", devices=None, fake=True
+        )
     return Machine(gpu="cpu", name="CPU", devices=None) if tiny else find_machine()
 
 
@@ -115,19 +127,28 @@ def read_rows(*paths: Path) -> list[dict[str, Any]]:
     return rows
 
 
-# ---- kernels -------------------------------------------------------------------------------------------------------------
+# ---- kernels -------------------------------------------------------------------------------------
 
 
 def wanted_shapes(listed: Iterable[Case], measured: list[Shape], seconds: float) -> list[Shape]:
-    """The kernels of all cases that nothing measured covers, as far as the time goes, most valuable first."""
+    """The kernels of all cases that nothing measured covers, as far as the time goes, most valuable
+    first.
+    """
     shares: dict[Shape, Use] = {}
     for case in listed:
         job = Job.from_user(case.job)
         assert job.layout is not None
-        for use in uses(Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts([job.layout])):
+        for use in uses(
+            Pricer.build(job.model, job.cluster, job.training),
+            LayoutBatch.from_layouts([job.layout]),
+        ):
             known = shares.get(use.shape)
             total = use.share + (known.share if known else 0.0)
-            shares[use.shape] = Use(shape=use.shape, seconds=max(use.seconds, known.seconds if known else 0.0), share=total)
+            shares[use.shape] = Use(
+                shape=use.shape,
+                seconds=max(use.seconds, known.seconds if known else 0.0),
+                share=total,
+            )
     return [gap.use.shape for gap in choose(shares.values(), measured, budget_seconds=seconds)]
 
 
@@ -136,36 +157,64 @@ def measured_shapes(rows: Iterable[dict[str, Any]]) -> list[Shape]:
     return [Shape.from_dict(row) for row in rows if "sizes" in row]
 
 
-def time_kernels(machine: Machine, shapes: list[Shape], out: Path, seconds: float, until: float) -> None:
-    """Runs the micro-probes; their lines are added to `out`. until: of `time.monotonic`, when they end at the latest."""
+def time_kernels(
+    machine: Machine, shapes: list[Shape], out: Path, seconds: float, until: float
+) -> None:
+    """Runs the micro-probes; their lines are added to `out`. until: of `time.monotonic`, when they
+    end at the latest.
+    """
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder) / "shapes.jsonl"
-        listed.write_text("".join(json.dumps(shape.as_dict()) + "\n" for shape in shapes), encoding="utf-8")
-        command = [sys.executable, "-m", "probes.micro", "--shapes", str(listed), "--out", str(out), "--device", machine.device]
+        listed.write_text(
+            "".join(json.dumps(shape.as_dict()) + "\n" for shape in shapes), encoding="utf-8"
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "probes.micro",
+            "--shapes",
+            str(listed),
+            "--out",
+            str(out),
+            "--device",
+            machine.device,
+        ]
         limit = max(1.0, min(seconds + COLD_START_SECONDS, until - time.monotonic()))
         try:
-            done = subprocess.run([*command, "--seconds", str(seconds)], cwd=MEASURED.parents[1], timeout=limit, check=False)
+            done = subprocess.run(
+                [*command, "--seconds", str(seconds)],
+                cwd=MEASURED.parents[1],
+                timeout=limit,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             say("micro-probes: stopped at their time limit")
         else:
             say(f"micro-probes: {len(shapes)} shapes asked, exit {done.returncode}")
 
 
-# ---- runs ----------------------------------------------------------------------------------------------------------------
+# ---- runs ----------------------------------------------------------------------------------------
 
 
 def task_of(case: Case, machine: Machine, time_limit_seconds: float) -> ProbeTask:
     """The probe of a case; one whose steps are long is repeated less often."""
     long = predicted_step_seconds(case) > LONG_STEP_SECONDS
     return ProbeTask(
-        id=case.id.replace("/", "."), job=case.job, device=machine.device, emulate_rank=case.rank,
-        fake_tensors=machine.fake, steps=min(case.steps, 2) if long else case.steps, warmup_steps=1 if long else case.warmup_steps,
+        id=case.id.replace("/", "."),
+        job=case.job,
+        device=machine.device,
+        emulate_rank=case.rank,
+        fake_tensors=machine.fake,
+        steps=min(case.steps, 2) if long else case.steps,
+        warmup_steps=1 if long else case.warmup_steps,
         time_limit_seconds=time_limit_seconds,
-    )  # fmt: skip
+    )
 
 
 def predicted_step_seconds(case: Case) -> float:
-    """A step of the case as it will run: without communication and bubbles where a rank is emulated. 0 where nothing is predicted."""
+    """A step of the case as it will run: without communication and bubbles where a rank is
+    emulated. 0 where nothing is predicted.
+    """
     alone_seconds, whole_seconds = _predicted(json.dumps(case.job))
     return whole_seconds if case.rank is None else alone_seconds
 
@@ -177,7 +226,13 @@ def _predicted(job: str) -> tuple[float, float]:
     if estimate.time is None or estimate.step_seconds is None:
         return 0.0, 0.0
     parts = estimate.time
-    return parts.compute_seconds + parts.recompute_seconds + parts.optimizer_seconds + parts.other_seconds, estimate.step_seconds
+    return (
+        parts.compute_seconds
+        + parts.recompute_seconds
+        + parts.optimizer_seconds
+        + parts.other_seconds,
+        estimate.step_seconds,
+    )
 
 
 def expected_seconds(case: Case, machine: Machine) -> float:
@@ -185,27 +240,53 @@ def expected_seconds(case: Case, machine: Machine) -> float:
     if machine.fake:
         return FAKE_SECONDS
     task = task_of(case, machine, machine.case_seconds)
-    compiled = COMPILE_SECONDS if case.job["layout"].get("compile") and machine.device == "cuda" else 0.0
-    return START_SECONDS + compiled + predicted_step_seconds(case) * (task.steps + task.warmup_steps)
+    compiled = (
+        COMPILE_SECONDS if case.job["layout"].get("compile") and machine.device == "cuda" else 0.0
+    )
+    return (
+        START_SECONDS + compiled + predicted_step_seconds(case) * (task.steps + task.warmup_steps)
+    )
 
 
 def alone(python: str, task: ProbeTask, program: Program, *, port: int) -> list[str]:
-    """The command of a single process, without torchrun: a survey starts many, and torchrun imports torch once more."""
-    variables = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    """The command of a single process, without torchrun: a survey starts many, and torchrun imports
+    torch once more.
+    """
+    variables = {
+        "RANK": 0,
+        "LOCAL_RANK": 0,
+        "WORLD_SIZE": 1,
+        "LOCAL_WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     words = [f"{name}={value}" for name, value in variables.items()]
-    return ["env", *words, python, "-m", "probes.inside", RESULT, program.target, *program.arguments]
+    return [
+        "env",
+        *words,
+        python,
+        "-m",
+        "probes.inside",
+        RESULT,
+        program.target,
+        *program.arguments,
+    ]
 
 
 Run = Callable[[ProbeTask, Machine, Path], ProbeResult]
 
 
-def guarded(task: ProbeTask, machine: Machine, folder: Path, worker: str = "probes.worker") -> ProbeResult:
+def guarded(
+    task: ProbeTask, machine: Machine, folder: Path, worker: str = "probes.worker"
+) -> ProbeResult:
     """One probe under the guardian, as every other probe runs."""
     launcher = Launcher(LaunchSettings(folder=folder, command=alone, worker=worker))
     return launcher.run(task, Held(devices=machine.devices, gpu_name=machine.name))
 
 
-def plain(task: ProbeTask, machine: Machine, folder: Path, worker: str = "probes.worker") -> ProbeResult:
+def plain(
+    task: ProbeTask, machine: Machine, folder: Path, worker: str = "probes.worker"
+) -> ProbeResult:
     """One probe as a child of ours, for machines whose kernel lacks what the guardian needs."""
     held = Held(devices=machine.devices, gpu_name=machine.name)
     settings = LaunchSettings(folder=folder, command=alone, worker=worker)
@@ -213,15 +294,28 @@ def plain(task: ProbeTask, machine: Machine, folder: Path, worker: str = "probes
     place, program = prepare(settings, task, begin, Watch())
     if isinstance(program, Failed):
         return write_result(place, task, begin, program)
-    command, variables = alone(sys.executable, task, program, port=free_port()), environment(task, held, program.env)
+    command, variables = (
+        alone(sys.executable, task, program, port=free_port()),
+        environment(task, held, program.env),
+    )
     started, limit = time.monotonic(), task.time_limit_seconds
     with (place / LOG).open("wb") as log:
         try:
-            code = subprocess.run(command, cwd=place, env=variables, stdout=log, stderr=log, timeout=limit, check=False).returncode
+            code = subprocess.run(
+                command,
+                cwd=place,
+                env=variables,
+                stdout=log,
+                stderr=log,
+                timeout=limit,
+                check=False,
+            ).returncode
             reason = "exit"
         except subprocess.TimeoutExpired:
             code, reason = -9, "time-limit"
-    (place / END).write_text(json.dumps(asdict(End(reason=reason, exit_code=code, seconds=time.monotonic() - started))))
+    (place / END).write_text(
+        json.dumps(asdict(End(reason=reason, exit_code=code, seconds=time.monotonic() - started)))
+    )
     return conclude(place)
 
 
@@ -231,11 +325,25 @@ def row_of(case: Case, result: ProbeResult, machine: Machine) -> dict[str, Any]:
     state = result.environment.model_dump(exclude_none=True)
     row["measured"] |= {**case.labels, "environment": state, "measured_at": result.started_at}
     if result.outcome.status == "ok":
-        row["measured"]["steps_seconds"] = [round(seconds, 6) for seconds in result.outcome.step_seconds_each]
-    source = f"benchmarks/gpu_survey.py on one {machine.name}" if not machine.fake else "benchmarks/gpu_survey.py --fake"
+        row["measured"]["steps_seconds"] = [
+            round(seconds, 6) for seconds in result.outcome.step_seconds_each
+        ]
+    source = (
+        f"benchmarks/gpu_survey.py on one {machine.name}"
+        if not machine.fake
+        else "benchmarks/gpu_survey.py --fake"
+    )
     kind = "a single rank, communication left out" if case.rank is not None else "one GPU"
     kind = "memory of one rank from fake tensors" if machine.fake else kind
-    return {"id": case.id, "group": machine.source, "complete": True, **row, "source": source, "trust": "high", "notes": kind}
+    return {
+        "id": case.id,
+        "group": machine.source,
+        "complete": True,
+        **row,
+        "source": source,
+        "trust": "high",
+        "notes": kind,
+    }
 
 
 def say(text: str) -> None:
@@ -247,7 +355,11 @@ def describe(case: Case, result: ProbeResult, seconds: float) -> str:
     out = result.outcome
     if out.status == "ok":
         peak = max((memory.peak_allocated_bytes or 0 for memory in out.memory), default=0)
-        step = "-" if out.step_seconds is None else f"{out.step_seconds:.4f} s (predicted {predicted_step_seconds(case):.4f})"
+        step = (
+            "-"
+            if out.step_seconds is None
+            else f"{out.step_seconds:.4f} s (predicted {predicted_step_seconds(case):.4f})"
+        )
         return f"{case.id}: {step}, peak {peak / 2**30:.2f} GiB, took {seconds:.0f} s"
     kind = f"failed ({out.kind})" if isinstance(out, Failed) else "out of memory"
     return f"{case.id}: {kind}: {' '.join(out.message.split())[:160]}, took {seconds:.0f} s"
@@ -263,12 +375,19 @@ def run_cases(machine: Machine, left: list[Case], out: Path, until: float, run: 
                 break
             if expected_seconds(case, machine) > remaining:
                 continue
-            started, task = time.monotonic(), task_of(case, machine, min(remaining, machine.case_seconds))
+            started, task = (
+                time.monotonic(),
+                task_of(case, machine, min(remaining, machine.case_seconds)),
+            )
             result = run(task, machine, Path(folder))
             took = time.monotonic() - started
             say(describe(case, result, took))
             outcome = result.outcome
-            if isinstance(outcome, Failed) and outcome.kind in NOT_YET and took < machine.case_seconds:
+            if (
+                isinstance(outcome, Failed)
+                and outcome.kind in NOT_YET
+                and took < machine.case_seconds
+            ):
                 continue  # the survey's own end came first: next time
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row_of(case, result, machine)) + "\n")
@@ -277,14 +396,38 @@ def run_cases(machine: Machine, left: list[Case], out: Path, until: float, run: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=560.0, help="wall-clock seconds, all in all")
-    parser.add_argument("--out", type=Path, default=MEASURED, help="folder for the files; those in benchmarks/measured count as done too")
-    parser.add_argument("--only", default="", help="cases whose name starts so (train/, rank/70b), or micro")
-    parser.add_argument("--retry-failed", action="store_true", help="try again what failed otherwise than out of memory")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=560.0, help="wall-clock seconds, all in all"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=MEASURED,
+        help="folder for the files; those in benchmarks/measured count as done too",
+    )
+    parser.add_argument(
+        "--only", default="", help="cases whose name starts so (train/, rank/70b), or micro"
+    )
+    parser.add_argument(
+        "--retry-failed",
+        action="store_true",
+        help="try again what failed otherwise than out of memory",
+    )
     parser.add_argument("--tiny", action="store_true", help="a few tiny cases on the CPU")
-    parser.add_argument("--fake", metavar="GPU", default="", help="memory of ranks with fake tensors, for a GPU of the catalogue")
-    parser.add_argument("--plain", action="store_true", help="start probes without the guardian, where its kernel features are missing")
+    parser.add_argument(
+        "--fake",
+        metavar="GPU",
+        default="",
+        help="memory of ranks with fake tensors, for a GPU of the catalogue",
+    )
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="start probes without the guardian, where its kernel features are missing",
+    )
     parser.add_argument("--list", action="store_true", help="say what is left and stop")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
@@ -294,21 +437,41 @@ def main() -> None:
     micro, runs = options.out / f"{name}.micro.jsonl", options.out / f"{name}.runs.jsonl"
     listed = fake_cases(machine.gpu) if machine.fake else cases(machine.gpu, tiny=options.tiny)
     rows = read_rows(runs, MEASURED / runs.name)
-    done = {row["id"] for row in rows if not (options.retry_failed and row["measured"]["status"] == "failed")}
+    done = {
+        row["id"]
+        for row in rows
+        if not (options.retry_failed and row["measured"]["status"] == "failed")
+    }
     left = [case for case in listed if case.id not in done and case.id.startswith(options.only)]
     no_kernels = machine.fake or options.only not in ("", "micro")
-    kernels = [] if no_kernels else shapes_left(listed, read_rows(micro, MEASURED / micro.name), options.seconds)
-    say(f"{machine.name} ({machine.gpu}): {len(left)} of {len(listed)} cases and {len(kernels)} kernels to do")
+    kernels = (
+        []
+        if no_kernels
+        else shapes_left(listed, read_rows(micro, MEASURED / micro.name), options.seconds)
+    )
+    say(
+        f"{machine.name} ({machine.gpu}): {len(left)} of {len(listed)} cases and {len(kernels)} "
+        "kernels to do"
+    )
     if options.list:
         say("\n".join(case.id for case in left))
         return
     try:
         if kernels:
-            time_kernels(machine, kernels, micro, min(MICRO_SECONDS, MICRO_SHARE * options.seconds), until)
-        added = run_cases(machine, left, runs, until, plain if options.plain else guarded) if options.only != "micro" else 0
+            time_kernels(
+                machine, kernels, micro, min(MICRO_SECONDS, MICRO_SHARE * options.seconds), until
+            )
+        added = (
+            run_cases(machine, left, runs, until, plain if options.plain else guarded)
+            if options.only != "micro"
+            else 0
+        )
     except PlannerError as error:
         sys.exit(str(error))
-    say(f"{added} rows added to {runs}; {len(left) - added} cases left{'' if len(left) == added else ': call again'}")
+    say(
+        f"{added} rows added to {runs}; {len(left) - added} cases "
+        f"left{'' if len(left) == added else ': call again'}"
+    )
 
 
 def shapes_left(listed: list[Case], rows: list[dict[str, Any]], seconds: float) -> list[Shape]:

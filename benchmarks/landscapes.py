@@ -1,8 +1,11 @@
-"""Generated landscapes: hidden step times of the legal layouts of real jobs, whose distance from the cost model has a chosen size.
+"""Generated landscapes: hidden step times of the legal layouts of real jobs, whose distance from
+the cost model has a chosen size.
 
-The truth is another kind of model: a utilisation law in tokens and width instead of a kernel roofline, communication that overlaps by a
-p-norm instead of prefetch by prefetch, ring formulas on two bandwidths instead of a topology, a bubble formula instead of a simulated
-schedule. Its coefficients are drawn at random for every seed; how widely decides how wrong the cost model is about it.
+The truth is another kind of model: a utilisation law in tokens and width instead of a kernel
+roofline, communication that overlaps by a p-norm instead of prefetch by prefetch, ring formulas on
+two bandwidths instead of a topology, a bubble formula instead of a simulated schedule. Its
+coefficients are drawn at random for every seed; how widely decides how wrong the cost model is
+about it.
 Letters: N candidates.
 """
 
@@ -22,7 +25,9 @@ from planner.specs.job import Job, SearchSpec
 from planner.specs.layout import AC_KINDS, PRECISIONS, SCHEDULES
 
 
-def _job(model: str, gpu: str, num_gpus: int, seq_len: int, global_batch_size: int) -> dict[str, Any]:
+def _job(
+    model: str, gpu: str, num_gpus: int, seq_len: int, global_batch_size: int
+) -> dict[str, Any]:
     training = {"seq_len": seq_len, "global_batch_size": global_batch_size}
     return {"model": model, "cluster": {"gpu": gpu, "num_gpus": num_gpus}, "training": training}
 
@@ -36,13 +41,15 @@ JOBS: Mapping[str, dict[str, Any]] = {
     "70B on 128 H200": _job("llama3.1-70b", "h200-sxm-141gb", 128, 8192, 256),
 }
 MOST = 20_000
-# Published sweeps predicted by a calibration without their source: 7.4% between sweeps, 6.7% within (`replay.py --likelihood`).
+# Published sweeps predicted by a calibration without their source: 7.4% between sweeps, 6.7% within
+# (`replay.py --likelihood`).
 COMMON_SHARE = 0.5
 QUIRK_SD = 0.003  # judgement: what a layout has that no law says
 NOISE_SD = 0.01  # judgement: one run against the next
 
-# Centre and spread (of the logarithm) of each coefficient. Centres: orders of magnitude from public reports; spreads: judgements of how far
-# a real machine may lie from them. None of them is fitted to the cost model.
+# Centre and spread (of the logarithm) of each coefficient. Centres: orders of magnitude from public
+# reports; spreads: judgements of how far a real machine may lie from them. None of them is fitted
+# to the cost model.
 COEFFICIENTS: Mapping[str, tuple[float, float]] = {
     "utilisation": (0.72, 0.25),  # of the dense peak by large matrix products
     "half_tokens": (500.0, 0.7),  # tokens of a microbatch at which half of it is reached
@@ -74,9 +81,11 @@ LEAST_TEMPERATURE, MOST_TEMPERATURE = 1.0, 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landscape:
-    """Hidden truth of one job's candidates. log_seconds (N,): of a step.  memory_ratio (N,): true over predicted memory.
+    """Hidden truth of one job's candidates. log_seconds (N,): of a step.  memory_ratio (N,): true
+    over predicted memory.
 
-    elsewhere: log of true over predicted step seconds of one layout (a batch of it) on another number of GPUs, by the same laws.
+    elsewhere: log of true over predicted step seconds of one layout (a batch of it) on another
+        number of GPUs, by the same laws.
     """
 
     job: str
@@ -99,8 +108,9 @@ def prepared(name: str) -> tuple[Pricer, Candidates]:
 def generate(name: str, error: float, seed: int) -> Landscape:
     """A landscape on which the cost model's root mean square log error is `error` in expectation.
 
-    COMMON_SHARE of its variance is one number for all candidates, the rest is how the laws differ from the cost model: if they differ more
-    than that, the truth is the geometric mean of both at the right distance; if less, all coefficients are spread wider until they do.
+    COMMON_SHARE of its variance is one number for all candidates, the rest is how the laws differ
+    from the cost model: if they differ more than that, the truth is the geometric mean of both at
+        the right distance; if less, all coefficients are spread wider until they do.
     """
     pricer, candidates = prepared(name)
     rng = np.random.default_rng([seed, sorted(JOBS).index(name)])
@@ -120,14 +130,28 @@ def generate(name: str, error: float, seed: int) -> Landscape:
         temperature, difference = high, apart(high)
     mean, stretch = difference.mean(), own / difference.std()
     common = error * np.sqrt(COMMON_SHARE) * rng.standard_normal()
-    truth = predicted + common + (difference - mean) * stretch + QUIRK_SD * rng.standard_normal(len(candidates))
+    truth = (
+        predicted
+        + common
+        + (difference - mean) * stretch
+        + QUIRK_SD * rng.standard_normal(len(candidates))
+    )
 
     def elsewhere(other: Pricer, batch: LayoutBatch) -> float:
-        apart_there = log_law(other, batch, normals, temperature) - np.log(other.price(batch).step_seconds)
+        apart_there = log_law(other, batch, normals, temperature) - np.log(
+            other.price(batch).step_seconds
+        )
         return float(common + (apart_there[0] - mean) * stretch)
 
     ratio = _memory_ratio(candidates, rng)
-    return Landscape(job=name, error=error, candidates=candidates, log_seconds=truth, memory_ratio=ratio, elsewhere=elsewhere)
+    return Landscape(
+        job=name,
+        error=error,
+        candidates=candidates,
+        log_seconds=truth,
+        memory_ratio=ratio,
+        elsewhere=elsewhere,
+    )
 
 
 FAMILY_DRAWS, FAMILY_SEED = 200, 10_000
@@ -135,28 +159,44 @@ FAMILY_DRAWS, FAMILY_SEED = 200, 10_000
 
 @cache
 def knowing_the_family(name: str, error: float) -> Candidates:
-    """The candidates with a prior that no planner can have: the covariance of FAMILY_DRAWS other landscapes of this job and error.
+    """The candidates with a prior that no planner can have: the covariance of FAMILY_DRAWS other
+    landscapes of this job and error.
 
-    What it cannot reach is out of reach of any strategy that improves by expectation: the probes are too few for what is unknown.
+    What it cannot reach is out of reach of any strategy that improves by expectation: the probes
+    are too few for what is unknown.
     """
     _, candidates = prepared(name)
-    others = [generate(name, error, FAMILY_SEED + draw).log_seconds - candidates.prior.log_seconds for draw in range(FAMILY_DRAWS)]
+    others = [
+        generate(name, error, FAMILY_SEED + draw).log_seconds - candidates.prior.log_seconds
+        for draw in range(FAMILY_DRAWS)
+    ]
     factor = np.stack(others, axis=1) / np.sqrt(FAMILY_DRAWS)
-    return replace(candidates, prior=replace(candidates.prior, factor=factor, sd=np.full(len(candidates), QUIRK_SD)))
+    return replace(
+        candidates,
+        prior=replace(candidates.prior, factor=factor, sd=np.full(len(candidates), QUIRK_SD)),
+    )
 
 
 def _memory_ratio(candidates: Candidates, rng: np.random.Generator) -> np.ndarray:
-    """True over predicted memory: the prior's deviation, a third of the variance for all, by checkpointing, by pipeline depth each."""
+    """True over predicted memory: the prior's deviation, a third of the variance for all, by
+    checkpointing, by pipeline depth each.
+    """
     batch, sd = candidates.batch, candidates.prior.memory_sd / np.sqrt(3.0)
     by_kind, by_depth = rng.standard_normal(len(AC_KINDS)), rng.standard_normal(32)
     depth = np.log2(batch.pp).round().astype(int)
     return np.exp(sd * (rng.standard_normal() + by_kind[batch.ac_kind] + by_depth[depth]))
 
 
-def log_law(pricer: Pricer, batch: LayoutBatch, normals: np.ndarray, temperature: float) -> np.ndarray:
+def log_law(
+    pricer: Pricer, batch: LayoutBatch, normals: np.ndarray, temperature: float
+) -> np.ndarray:
     """Log step seconds by the alternative laws, (N,)."""
     spread = zip(COEFFICIENTS.items(), normals, strict=False)
-    laws = _Laws(pricer, batch, {name: centre * np.exp(temperature * sd * z) for (name, (centre, sd)), z in spread})
+    laws = _Laws(
+        pricer,
+        batch,
+        {name: centre * np.exp(temperature * sd * z) for (name, (centre, sd)), z in spread},
+    )
     schedule = np.exp(temperature * SCHEDULE_SD * normals[len(COEFFICIENTS) :])[batch.pp_schedule]
     return np.log(laws.step_seconds(schedule))
 
@@ -165,65 +205,146 @@ class _Laws:
     """The laws over N layouts with one set of coefficients c."""
 
     def __init__(self, pricer: Pricer, batch: LayoutBatch, c: Mapping[str, float]) -> None:
-        self.model, self.training, self.cluster, self.x, self.c = pricer.model, pricer.training, pricer.cluster, batch, c
-        self.tokens = self.training.global_batch_size * self.training.seq_len / self.cluster.num_gpus
-        self.rounds = np.maximum(self.training.global_batch_size / (batch.micro_batch_size * batch.dp_replicate * batch.dp_shard), 1.0)
+        self.model, self.training, self.cluster, self.x, self.c = (
+            pricer.model,
+            pricer.training,
+            pricer.cluster,
+            batch,
+            c,
+        )
+        self.tokens = (
+            self.training.global_batch_size * self.training.seq_len / self.cluster.num_gpus
+        )
+        self.rounds = np.maximum(
+            self.training.global_batch_size
+            / (batch.micro_batch_size * batch.dp_replicate * batch.dp_shard),
+            1.0,
+        )
         self.piped = batch.pp > 1
         self.nvlink = self.cluster.fabric[0].bandwidth_bytes_per_second * c["nvlink"]
-        self.network = self.cluster.fabric[-1].bandwidth_bytes_per_second * c["network"] if len(self.cluster.fabric) > 1 else self.nvlink
+        self.network = (
+            self.cluster.fabric[-1].bandwidth_bytes_per_second * c["network"]
+            if len(self.cluster.fabric) > 1
+            else self.nvlink
+        )
 
     def step_seconds(self, schedule: np.ndarray) -> np.ndarray:
-        """(N,). schedule: factor of each layout's schedule.  p-norm of compute with TP, CP and EP, and of the sharded data parallelism."""
+        """(N,). schedule: factor of each layout's schedule.  p-norm of compute with TP, CP and EP,
+        and of the sharded data parallelism.
+        """
         c, x = self.c, self.x
         p = max(c["overlap"], 1.05)
         body = ((self._compute() + self._layerwise()) ** p + self._sharded() ** p) ** (1.0 / p)
         bubble = (x.pp - 1) / (self.rounds * x.virtual_stages) * c["bubble"]
-        zero_bubble = np.isin(x.pp_schedule, [SCHEDULES.index(name) for name in SCHEDULES if "Z" in name or "Dual" in name])
+        zero_bubble = np.isin(
+            x.pp_schedule,
+            [SCHEDULES.index(name) for name in SCHEDULES if "Z" in name or "Dual" in name],
+        )
         bubble = np.where(zero_bubble, bubble * min(c["zero_bubble"], 1.0), bubble)
         body = body * np.where(self.piped, (1.0 + bubble) * schedule * (1.0 + c["pipeline"]), 1.0)
         layers = self.model.num_hidden_layers / x.pp * np.where(x.compile, 0.5, 1.0)
-        return body + self.rounds * (layers * c["layer_seconds"] + np.where(self.piped, x.virtual_stages * c["stage_seconds"], 0.0))
+        return body + self.rounds * (
+            layers * c["layer_seconds"]
+            + np.where(self.piped, x.virtual_stages * c["stage_seconds"], 0.0)
+        )
 
     def _compute(self) -> np.ndarray:
-        """6 N T (Kaplan et al. 2020) over the peak times a utilisation that saturates in tokens and in width (Hill)."""
+        """6 N T (Kaplan et al. 2020) over the peak times a utilisation that saturates in tokens and
+        in width (Hill).
+        """
         c, x, m = self.c, self.x, self.model
         work = m.torchtitan_flops_per_token(self.training.seq_len) * self.tokens
         tokens = x.micro_batch_size * self.training.seq_len / x.cp
         width = m.hidden_size / (2.0 if m.is_moe else 1.0) / x.tp
-        utilisation = min(c["utilisation"], 0.95) * tokens / (tokens + c["half_tokens"]) * width / (width + c["half_width"])
+        utilisation = (
+            min(c["utilisation"], 0.95)
+            * tokens
+            / (tokens + c["half_tokens"])
+            * width
+            / (width + c["half_width"])
+        )
         gain = np.where(x.precision == PRECISIONS.index("bf16"), 1.0, max(c["low_precision"], 1.0))
         gain = gain * np.where(x.precision == PRECISIONS.index("float8-rowwise"), c["rowwise"], 1.0)
-        gain = gain * np.where(x.float8_all_gather, c["float8_gather"], 1.0) * np.where(x.compile, c["compile"], 1.0)
+        gain = (
+            gain
+            * np.where(x.float8_all_gather, c["float8_gather"], 1.0)
+            * np.where(x.compile, c["compile"], 1.0)
+        )
         everything, some = c["recompute_all"], min(c["recompute_some"], c["recompute_all"])
-        redone = np.array([{"none": 0.0, "full": everything}.get(kind, some) for kind in AC_KINDS])[x.ac_kind]
-        redone = np.where(x.ac_kind == AC_KINDS.index("selective-layer"), everything / np.maximum(x.ac_value, 1.0), redone)
-        return work * (1.0 + redone) / (self.cluster.gpu.peak_flops_per_second["bf16"] * utilisation * gain)
+        redone = np.array([{"none": 0.0, "full": everything}.get(kind, some) for kind in AC_KINDS])[
+            x.ac_kind
+        ]
+        redone = np.where(
+            x.ac_kind == AC_KINDS.index("selective-layer"),
+            everything / np.maximum(x.ac_value, 1.0),
+            redone,
+        )
+        return (
+            work
+            * (1.0 + redone)
+            / (self.cluster.gpu.peak_flops_per_second["bf16"] * utilisation * gain)
+        )
 
     def _layerwise(self) -> np.ndarray:
-        """Tensor, context and expert parallelism: bytes of activations a layer over the bandwidth of what the group spans."""
+        """Tensor, context and expert parallelism: bytes of activations a layer over the bandwidth
+        of what the group spans.
+        """
         c, x, m = self.c, self.x, self.model
         layers = m.num_hidden_layers
-        tensor = layers * 16.0 * self.tokens * m.hidden_size * (x.tp - 1) / self._speed(x.tp) * c["tensor"]
+        tensor = (
+            layers
+            * 16.0
+            * self.tokens
+            * m.hidden_size
+            * (x.tp - 1)
+            / self._speed(x.tp)
+            * c["tensor"]
+        )
         tensor = np.where(x.async_tp, tensor * min(c["async_tensor"], 1.0), tensor)
         keys = m.num_key_value_heads * m.qk_head_dim
-        context = layers * 12.0 * self.tokens * keys * (x.cp - 1) / self._speed(x.tp * x.cp) * c["context"]
+        context = (
+            layers
+            * 12.0
+            * self.tokens
+            * keys
+            * (x.cp - 1)
+            / self._speed(x.tp * x.cp)
+            * c["context"]
+        )
         if not m.is_moe:
             return tensor + context
         routed = layers * 8.0 * self.tokens * m.hidden_size * m.num_experts_per_tok
-        return tensor + context + np.where(x.ep > 1, routed / self._speed(x.tp * x.ep) * c["expert"], 0.0)
+        return (
+            tensor
+            + context
+            + np.where(x.ep > 1, routed / self._speed(x.tp * x.ep) * c["expert"], 0.0)
+        )
 
     def _sharded(self) -> np.ndarray:
-        """Gathers and scatters of bf16 parameters and gradients by a ring over the sharding group, and the replicas' all-reduce."""
+        """Gathers and scatters of bf16 parameters and gradients by a ring over the sharding group,
+        and the replicas' all-reduce.
+        """
         c, x = self.c, self.x
         passes = np.where(self.piped, 1.0, self.rounds)
         gathers = np.where(x.zero_stage == 3, 2.0 * self.rounds, passes)
         inner, per_node = x.dp_shard * x.cp, self.cluster.gpus_per_node
         local = np.maximum(per_node / x.tp, 1.0)
-        speed = np.where(inner * x.tp <= per_node, self.nvlink, np.minimum(self.nvlink, self.network * local))
+        speed = np.where(
+            inner * x.tp <= per_node, self.nvlink, np.minimum(self.nvlink, self.network * local)
+        )
         held = 2.0 * self.model.total_parameters() / (x.tp * x.pp)
-        sharded = held * (gathers + 2.0 * passes) / speed * (inner - 1) / inner * (1.0 + c["congestion"] * inner)
+        sharded = (
+            held
+            * (gathers + 2.0 * passes)
+            / speed
+            * (inner - 1)
+            / inner
+            * (1.0 + c["congestion"] * inner)
+        )
         beside = np.clip(per_node / (x.tp * inner), 1.0, per_node)
-        replicas = np.where(x.dp_replicate > 1, 4.0 * held / x.dp_shard / (self.network * beside), 0.0)
+        replicas = np.where(
+            x.dp_replicate > 1, 4.0 * held / x.dp_shard / (self.network * beside), 0.0
+        )
         return (sharded + replicas) * c["sharded"]
 
     def _speed(self, span: np.ndarray) -> np.ndarray:

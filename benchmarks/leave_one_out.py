@@ -1,9 +1,10 @@
-"""Error on runs that the calibration has not seen, by fitting anew without one source (or model, GPU, trainer) at a time.
+"""Error on runs that the calibration has not seen, by fitting anew without one source (or model,
+GPU, trainer) at a time.
 
     python benchmarks/leave_one_out.py [--by group|model|gpu|trainer]
 
-`planner-cli accuracy` gets the same figures from one linearisation; this is the check of that shortcut.
-Takes ten minutes by group.
+`planner-cli accuracy` gets the same figures from one linearisation; this is the check of that
+shortcut. Takes ten minutes by group.
 """
 
 import argparse
@@ -25,13 +26,16 @@ KEYS = {
 def line(name: str, error: np.ndarray, shortcut: np.ndarray) -> str:
     size = np.abs(error)
     return (
-        f"{name:34s} {len(error):4d} rows  MAPE {size.mean():6.1%} (linearised {np.abs(shortcut).mean():6.1%})  bias {error.mean():+6.1%}  "
+        f"{name:34s} {len(error):4d} rows  MAPE {size.mean():6.1%} (linearised "
+        f"{np.abs(shortcut).mean():6.1%})  bias {error.mean():+6.1%}  "
         f"median {np.median(size):6.1%}  p90 {np.quantile(size, 0.9):6.1%}"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--by", choices=sorted(KEYS), default="group")
     options = parser.parse_args()
     rows = [row for row in measured_rows() if "step_seconds" in row["measured"]]

@@ -1,11 +1,14 @@
-"""Does the real TorchTitan read what we export? Every catalogue model that it can train, layouts from all over the space.
+"""Does the real TorchTitan read what we export? Every catalogue model that it can train, layouts
+from all over the space.
 
     python -m benchmarks.parsed_exports [--layouts 3] [--models a,b] [--titan FOLDER]
 
-Exports a seeded sample of legal layouts of each model on 8, 64 and 512 H100 for TorchTitan 0.2.2, and lets the installed package read
-them in one process of its own: its ConfigManager parses the TOML, the model module is imported, the train spec found, the flavor taken
-and updated from the config, as `torchtitan.train` does before it touches a GPU. FOLDER: where `make test` put torchtitan
-(`titan` in the environment). Exits 1 where one is not read.
+Exports a seeded sample of legal layouts of each model on 8, 64 and 512 H100 for TorchTitan 0.2.2,
+and lets the installed package read
+them in one process of its own: its ConfigManager parses the TOML, the model module is imported, the
+train spec found, the flavor taken and updated from the config, as `torchtitan.train` does before it
+touches a GPU. FOLDER: where `make test` put torchtitan (`titan` in the environment). Exits 1 where
+one is not read.
 """
 
 import argparse
@@ -47,7 +50,9 @@ for name, folder, arguments in json.load(open(sys.argv[1])):
 """
 
 
-def write_all(models: Sequence[str], layouts: int, root: Path) -> tuple[list[list[object]], Counter[str]]:
+def write_all(
+    models: Sequence[str], layouts: int, root: Path
+) -> tuple[list[list[object]], Counter[str]]:
     """([name, folder, arguments] of every export, models refused by reason)."""
     cases: list[list[object]] = []
     refused: Counter[str] = Counter()
@@ -65,7 +70,9 @@ def write_all(models: Sequence[str], layouts: int, root: Path) -> tuple[list[lis
                 folder.mkdir()
                 for name, text in made.files.items():
                     (folder / name).write_text(text, encoding="utf-8")
-                cases.append([f"{model} x{num_gpus}: {layout.short()}", str(folder), list(made.arguments)])
+                cases.append(
+                    [f"{model} x{num_gpus}: {layout.short()}", str(folder), list(made.arguments)]
+                )
     return cases, refused
 
 
@@ -78,7 +85,11 @@ def read_all(cases: list[list[object]], root: Path, titan: str) -> list[tuple[st
         "PYTHONPATH": os.pathsep.join([titan, os.environ.get("PYTHONPATH", "")]),
     }
     done = subprocess.run(
-        [sys.executable, "-c", READ, str(listing)], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", READ, str(listing)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
@@ -87,10 +98,14 @@ def read_all(cases: list[list[object]], root: Path, titan: str) -> list[tuple[st
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layouts", type=int, default=3)
     parser.add_argument("--models", default="")
-    parser.add_argument("--titan", default=os.environ.get("TORCHTITAN_PATH", str(Path(sys.prefix) / "titan")))
+    parser.add_argument(
+        "--titan", default=os.environ.get("TORCHTITAN_PATH", str(Path(sys.prefix) / "titan"))
+    )
     asked = parser.parse_args(argv)
     models = [name for name in asked.models.split(",") if name] or list(model_names())
     with tempfile.TemporaryDirectory() as folder:

@@ -2,8 +2,8 @@
 
     python benchmarks/peak_holders.py fake/rank/70b-on-256/0 [--gpu h100-sxm-80gb] [--rows 20]
 
-The cases are those of `gpu_survey.py --fake`. Beside them, what the cost model says of the same rank: the place to look when
-`predicted_against_measured.py` shows a memory error.
+The cases are those of `gpu_survey.py --fake`. Beside them, what the cost model says of the same
+rank: the place to look when `predicted_against_measured.py` shows a memory error.
 """
 
 import argparse
@@ -26,13 +26,16 @@ from probes.reference.memory import Tracker
 from probes.reference.recipe import Recipe
 from probes.reference.step import Trainer
 
-GROWTH = 1.0005  # a new peak is written down when it is higher than the last by this; every byte would take hours
+# a new peak is written down when it is higher than the last by this; every byte would take hours
+GROWTH = 1.0005
 OURS, TORCHS = "probes/reference", ("_fully_shard", "checkpoint", "parallel/loss")
 Label = tuple[str, tuple[int, ...], str, str]
 
 
 class Holders(Tracker):
-    """A tracker that knows, at the highest moment, which operation made each live storage, of what shape, called from where."""
+    """A tracker that knows, at the highest moment, which operation made each live storage, of what
+    shape, called from where.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +55,12 @@ class Holders(Tracker):
     def _see(self, tensor: torch.Tensor) -> None:
         key = id(tensor.untyped_storage())
         if key not in self._held:
-            self._labels[key] = (self._operation, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), caller())
+            self._labels[key] = (
+                self._operation,
+                tuple(tensor.shape),
+                str(tensor.dtype).removeprefix("torch."),
+                caller(),
+            )
         super()._see(tensor)
 
     def _count(self, key: int, reference: Any, size: int) -> None:
@@ -67,11 +75,15 @@ class Holders(Tracker):
 
 
 def caller() -> str:
-    """The innermost frame that says something: ours, or torch's sharding, recomputation or loss; empty inside autograd."""
+    """The innermost frame that says something: ours, or torch's sharding, recomputation or loss;
+    empty inside autograd.
+    """
     frame = sys._getframe(3)
     while frame is not None:
         name = frame.f_code.co_filename
-        if (OURS in name and not name.endswith("memory.py")) or any(part in name for part in TORCHS):
+        if (OURS in name and not name.endswith("memory.py")) or any(
+            part in name for part in TORCHS
+        ):
             return f"{Path(name).name}:{frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
@@ -79,7 +91,9 @@ def caller() -> str:
 
 def track(case: Case) -> Holders:
     """One steady step of the case's rank."""
-    task = ProbeTask(id="peak", job=case.job, device="cpu", emulate_rank=case.rank, fake_tensors=True)
+    task = ProbeTask(
+        id="peak", job=case.job, device="cpu", emulate_rank=case.rank, fake_tensors=True
+    )
     recipe = Recipe.of(task)
     emulate.enter_world(recipe)
     trainer = Trainer(recipe, torch.device("cpu"))
@@ -92,23 +106,35 @@ def track(case: Case) -> Holders:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("case")
     parser.add_argument("--gpu", default="h100-sxm-80gb")
     parser.add_argument("--rows", type=int, default=20)
     options = parser.parse_args()
     case = next((case for case in fake_cases(options.gpu) if case.id == options.case), None)
     if case is None:
-        raise SystemExit(f"{options.case} is no case; see gpu_survey.py --fake {options.gpu} --list")
+        raise SystemExit(
+            f"{options.case} is no case; see gpu_survey.py --fake {options.gpu} --list"
+        )
     holders = track(case)
     print(f"{case.id}: peak {holders.peak / GIB:.2f} GiB")
     for label, num_bytes in holders.at_peak.most_common(options.rows):
         operation, shape, dtype, place = label
-        print(f"{num_bytes / GIB:8.2f} GiB  {holders.number[label]:4d} x {list(shape)} {dtype}  {operation}  {place}")
+        print(
+            f"{num_bytes / GIB:8.2f} GiB  {holders.number[label]:4d} x {list(shape)} {dtype}  "
+            f"{operation}  {place}"
+        )
     memory = estimate_job(Job.from_user(case.job)).memory
     if memory is not None:
         parts = memory.stages[case.labels.get("pipeline_rank", 0)].model_dump()
-        print("predicted: " + ", ".join(f"{name.removesuffix('_bytes')} {value / GIB:.2f}" for name, value in parts.items()))
+        print(
+            "predicted: "
+            + ", ".join(
+                f"{name.removesuffix('_bytes')} {value / GIB:.2f}" for name, value in parts.items()
+            )
+        )
 
 
 if __name__ == "__main__":

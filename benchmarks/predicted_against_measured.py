@@ -2,10 +2,11 @@
 
     python benchmarks/predicted_against_measured.py [ROWS.jsonl ...] [--json OUT] [--markdown]
 
-Step time of real runs: as shipped, and after calibration on the other half of the grid. The grid is cut in two by every second run in
-the order of its names; each half is judged by the calibration that the other half made of the shipped one.
-Emulated ranks have no communication, so they are held against the predicted compute, recomputation and update of a step; their memory
-against that of their pipeline rank. Goals: 8% of step time after calibration, 3% of allocated memory.
+Step time of real runs: as shipped, and after calibration on the other half of the grid. The grid is
+cut in two by every second run in the order of its names; each half is judged by the calibration
+that the other half made of the shipped one. Emulated ranks have no communication, so they are held
+against the predicted compute, recomputation and update of a step; their memory against that of
+their pipeline rank. Goals: 8% of step time after calibration, 3% of allocated memory.
 """
 
 import argparse
@@ -32,7 +33,8 @@ TIME_GOAL, MEMORY_GOAL = 0.08, 0.03
 class Line:
     """One row of the table. Seconds and bytes; None where not measured or not predicted.
 
-    calibrated_seconds: by what the other half of the grid taught; None for emulated ranks and for what did not run.
+    calibrated_seconds: by what the other half of the grid taught; None for emulated ranks and for
+        what did not run.
     """
 
     id: str
@@ -50,7 +52,13 @@ class Line:
 
 def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """Rows of these files; of rows with one name, the last."""
-    rows = {row["id"]: row for path in paths for text in path.read_text().splitlines() if text.strip() for row in [json.loads(text)]}
+    rows = {
+        row["id"]: row
+        for path in paths
+        for text in path.read_text().splitlines()
+        if text.strip()
+        for row in [json.loads(text)]
+    }
     return [rows[name] for name in sorted(rows)]
 
 
@@ -61,17 +69,31 @@ def line_of(row: dict[str, Any]) -> Line:
     stage = measured.get("pipeline_rank", 0) if emulated else None
     allocated, reserved = memory_of(estimate, stage)
     return Line(
-        id=row["id"], emulated=emulated, status=measured["status"], measured_seconds=measured.get("step_seconds"),
-        predicted_seconds=busy_seconds(estimate) if emulated else estimate.step_seconds, calibrated_seconds=None,
-        measured_allocated=measured.get("peak_allocated_bytes"), predicted_allocated=allocated,
-        measured_reserved=measured.get("peak_reserved_bytes"), predicted_reserved=reserved, predicted_fits=estimate.fits,
-    )  # fmt: skip
+        id=row["id"],
+        emulated=emulated,
+        status=measured["status"],
+        measured_seconds=measured.get("step_seconds"),
+        predicted_seconds=busy_seconds(estimate) if emulated else estimate.step_seconds,
+        calibrated_seconds=None,
+        measured_allocated=measured.get("peak_allocated_bytes"),
+        predicted_allocated=allocated,
+        measured_reserved=measured.get("peak_reserved_bytes"),
+        predicted_reserved=reserved,
+        predicted_fits=estimate.fits,
+    )
 
 
 def busy_seconds(estimate: Estimate) -> float | None:
     """What a rank does by itself in a step: no communication, no bubble."""
     parts = estimate.time
-    return None if parts is None else parts.compute_seconds + parts.recompute_seconds + parts.optimizer_seconds + parts.other_seconds
+    return (
+        None
+        if parts is None
+        else parts.compute_seconds
+        + parts.recompute_seconds
+        + parts.optimizer_seconds
+        + parts.other_seconds
+    )
 
 
 def memory_of(estimate: Estimate, stage: int | None) -> tuple[float | None, float | None]:
@@ -83,22 +105,37 @@ def memory_of(estimate: Estimate, stage: int | None) -> tuple[float | None, floa
 
 
 def calibrated(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Step seconds of the real runs, each predicted by a calibration that the other half of them made of the shipped one.
+    """Step seconds of the real runs, each predicted by a calibration that the other half of them
+    made of the shipped one.
 
-    What the other half says of its source (the row's `group`: this machine) counts too, since these runs come from there as well.
+    What the other half says of its source (the row's `group`: this machine) counts too, since these
+    runs come from there as well.
     """
-    real = [row for row in rows if row["measured"].get("rung") != "emulated" and row["measured"].get("step_seconds")]
+    real = [
+        row
+        for row in rows
+        if row["measured"].get("rung") != "emulated" and row["measured"].get("step_seconds")
+    ]
     if len(real) < 4:
         return {}
-    data = Data.of([Job.from_user(row) for row in real], [row["measured"]["step_seconds"] for row in real])
+    data = Data.of(
+        [Job.from_user(row) for row in real], [row["measured"]["step_seconds"] for row in real]
+    )
     half = np.arange(len(real)) % 2 == 0
     seconds = np.zeros(len(real))
     for taught in (half, ~half):
         calibration, linear = fit(data.take(taught), shipped_calibration())
         unknowns, _ = linear.solve()
-        offsets = {key[1]: unknowns[place] for place, key in enumerate(linear.unknowns.keys) if key[0] == SOURCE}
+        offsets = {
+            key[1]: unknowns[place]
+            for place, key in enumerate(linear.unknowns.keys)
+            if key[0] == SOURCE
+        }
         held = data.take(~taught)
-        seconds[~taught] = np.exp(predict(held, calibration) + np.array([offsets.get(source, 0.0) for source in held.sources]))
+        seconds[~taught] = np.exp(
+            predict(held, calibration)
+            + np.array([offsets.get(source, 0.0) for source in held.sources])
+        )
     return {row["id"]: float(value) for row, value in zip(real, seconds, strict=True)}
 
 
@@ -109,7 +146,7 @@ def table(rows: Sequence[dict[str, Any]]) -> list[Line]:
     return sorted(lines, key=lambda line: (line.emulated, line.id))
 
 
-# ---- on the screen -------------------------------------------------------------------------------------------------------
+# ---- on the screen -------------------------------------------------------------------------------
 
 
 def error(predicted: float | None, measured: float | None) -> float | None:
@@ -119,26 +156,56 @@ def error(predicted: float | None, measured: float | None) -> float | None:
 
 def shown(lines: Sequence[Line], *, markdown: bool) -> list[str]:
     """The table as text."""
-    head = ["run", "measured s", "shipped", "calibrated", "allocated GiB", "predicted", "reserved GiB", "predicted"]
+    head = [
+        "run",
+        "measured s",
+        "shipped",
+        "calibrated",
+        "allocated GiB",
+        "predicted",
+        "reserved GiB",
+        "predicted",
+    ]
     body = [head, *(cells(line) for line in lines)]
     if markdown:
-        return ["| " + " | ".join(row) + " |" for row in [body[0], ["---", *["---:"] * (len(head) - 1)], *body[1:]]]
+        return [
+            "| " + " | ".join(row) + " |"
+            for row in [body[0], ["---", *["---:"] * (len(head) - 1)], *body[1:]]
+        ]
     widths = [max(len(row[place]) for row in body) for place in range(len(head))]
     aligned = [[cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in body]
-    return ["  ".join([row[0].ljust(widths[0]), *right[1:]]) for row, right in zip(body, aligned, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *right[1:]])
+        for row, right in zip(body, aligned, strict=True)
+    ]
 
 
 def cells(line: Line) -> list[str]:
     """One row: measured numbers, and predictions by how far they are off."""
     if line.status != "ok":
-        said = {True: "predicted to fit", False: "predicted not to fit", None: "not predicted"}[line.predicted_fits]
-        return [line.id, line.status, said, "-", "-", gib(line.predicted_allocated), "-", gib(line.predicted_reserved)]
+        said = {True: "predicted to fit", False: "predicted not to fit", None: "not predicted"}[
+            line.predicted_fits
+        ]
+        return [
+            line.id,
+            line.status,
+            said,
+            "-",
+            "-",
+            gib(line.predicted_allocated),
+            "-",
+            gib(line.predicted_reserved),
+        ]
     return [
-        line.id, "-" if line.measured_seconds is None else f"{line.measured_seconds:.4f}",
-        percent(error(line.predicted_seconds, line.measured_seconds)), percent(error(line.calibrated_seconds, line.measured_seconds)),
-        gib(line.measured_allocated), percent(error(line.predicted_allocated, line.measured_allocated)),
-        gib(line.measured_reserved), percent(error(line.predicted_reserved, line.measured_reserved)),
-    ]  # fmt: skip
+        line.id,
+        "-" if line.measured_seconds is None else f"{line.measured_seconds:.4f}",
+        percent(error(line.predicted_seconds, line.measured_seconds)),
+        percent(error(line.calibrated_seconds, line.measured_seconds)),
+        gib(line.measured_allocated),
+        percent(error(line.predicted_allocated, line.measured_allocated)),
+        gib(line.measured_reserved),
+        percent(error(line.predicted_reserved, line.measured_reserved)),
+    ]
 
 
 def gib(num_bytes: float | None) -> str:
@@ -151,38 +218,78 @@ def percent(share: float | None) -> str:
 
 def summary(lines: Sequence[Line]) -> dict[str, dict[str, float]]:
     """Errors by quantity: rows, mean and worst size, bias."""
-    real, ranks = [line for line in lines if not line.emulated], [line for line in lines if line.emulated]
+    real, ranks = (
+        [line for line in lines if not line.emulated],
+        [line for line in lines if line.emulated],
+    )
     pairs = {
-        "step time of real runs, as shipped": [(line.predicted_seconds, line.measured_seconds) for line in real],
-        "step time of real runs, calibrated on the other half": [(line.calibrated_seconds, line.measured_seconds) for line in real],
-        "busy time of emulated ranks, as shipped": [(line.predicted_seconds, line.measured_seconds) for line in ranks],
-        "allocated memory of real runs": [(line.predicted_allocated, line.measured_allocated) for line in real],
-        "allocated memory of emulated ranks": [(line.predicted_allocated, line.measured_allocated) for line in ranks],
-        "reserved memory of all": [(line.predicted_reserved, line.measured_reserved) for line in lines],
+        "step time of real runs, as shipped": [
+            (line.predicted_seconds, line.measured_seconds) for line in real
+        ],
+        "step time of real runs, calibrated on the other half": [
+            (line.calibrated_seconds, line.measured_seconds) for line in real
+        ],
+        "busy time of emulated ranks, as shipped": [
+            (line.predicted_seconds, line.measured_seconds) for line in ranks
+        ],
+        "allocated memory of real runs": [
+            (line.predicted_allocated, line.measured_allocated) for line in real
+        ],
+        "allocated memory of emulated ranks": [
+            (line.predicted_allocated, line.measured_allocated) for line in ranks
+        ],
+        "reserved memory of all": [
+            (line.predicted_reserved, line.measured_reserved) for line in lines
+        ],
     }
     found = {}
     for name, members in pairs.items():
-        errors = np.array([value for predicted, measured in members if (value := error(predicted, measured)) is not None])
+        errors = np.array(
+            [
+                value
+                for predicted, measured in members
+                if (value := error(predicted, measured)) is not None
+            ]
+        )
         if len(errors):
             size = np.abs(errors)
-            found[name] = {"rows": len(errors), "mean": float(size.mean()), "worst": float(size.max()), "bias": float(errors.mean())}
+            found[name] = {
+                "rows": len(errors),
+                "mean": float(size.mean()),
+                "worst": float(size.max()),
+                "bias": float(errors.mean()),
+            }
     return found
 
 
 def verdicts(lines: Sequence[Line], figures: dict[str, dict[str, float]]) -> list[str]:
     """The goals, and how out-of-memory was foreseen."""
     goals = (
-        ("step time of real runs, calibrated on the other half", TIME_GOAL), ("allocated memory of emulated ranks", MEMORY_GOAL),
-    )  # fmt: skip
-    said = [f"goal {goal:.0%}: {name}: {'met' if figures[name]['mean'] <= goal else 'missed'}" for name, goal in goals if name in figures]
-    ended = [line for line in lines if line.status in ("ok", "oom") and line.predicted_fits is not None]
+        ("step time of real runs, calibrated on the other half", TIME_GOAL),
+        ("allocated memory of emulated ranks", MEMORY_GOAL),
+    )
+    said = [
+        f"goal {goal:.0%}: {name}: {'met' if figures[name]['mean'] <= goal else 'missed'}"
+        for name, goal in goals
+        if name in figures
+    ]
+    ended = [
+        line for line in lines if line.status in ("ok", "oom") and line.predicted_fits is not None
+    ]
     right = sum(line.predicted_fits == (line.status == "ok") for line in ended)
     return [*said, f"out of memory or not: {right} of {len(ended)} foreseen"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", type=Path, help="files of rows; benchmarks/measured/*.runs.jsonl unless given")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "rows",
+        nargs="*",
+        type=Path,
+        help="files of rows; benchmarks/measured/*.runs.jsonl unless given",
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
@@ -193,10 +300,16 @@ def main() -> None:
     figures = summary(lines)
     print("\n".join(shown(lines, markdown=options.markdown)), end="\n\n")
     for name, values in figures.items():
-        print(f"{name}: {values['rows']} rows, mean {values['mean']:.1%}, worst {values['worst']:.1%}, bias {values['bias']:+.1%}")
+        print(
+            f"{name}: {values['rows']} rows, mean {values['mean']:.1%}, worst "
+            f"{values['worst']:.1%}, bias {values['bias']:+.1%}"
+        )
     print("\n".join(verdicts(lines, figures)))
     if options.json:
-        options.json.write_text(json.dumps({"summary": figures, "rows": [asdict(line) for line in lines]}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"summary": figures, "rows": [asdict(line) for line in lines]}, indent=1)
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,17 @@
-"""Proof by replay: measured sweeps and generated landscapes as hidden truth, strategies that spend probes on them.
+"""Proof by replay: measured sweeps and generated landscapes as hidden truth, strategies that spend
+probes on them.
 
-    python benchmarks/replay.py [--seeds N] [--only KIND] [--write]        docs/replay.md and docs/replay.svg with --write
-    python benchmarks/replay.py --likelihood                               what the published sweeps say about the surrogate's weights
-    python benchmarks/replay.py --looks                                    how far looks by smaller layouts are off, and what they claim
+    python benchmarks/replay.py [--seeds N] [--only KIND] [--write]        docs/replay.md and
+    docs/replay.svg with --write
+    python benchmarks/replay.py --likelihood                               what the published sweeps
+    say about the surrogate's weights
+    python benchmarks/replay.py --looks                                    how far looks by smaller
+    layouts are off, and what they claim
 
-A strategy sees the cost model's predictions and the results of its own probes, nothing else. Regret is how much slower the best layout
-that it measured is than the best that fits. Sweeps are published rows of one job, predicted by a calibration without their source;
-landscapes are `landscapes.py`, with the whole legal set as candidates.
+A strategy sees the cost model's predictions and the results of its own probes, nothing else. Regret
+is how much slower the best layout that it measured is than the best that fits. Sweeps are published
+rows of one job, predicted by a calibration without their source; landscapes are `landscapes.py`,
+with the whole legal set as candidates.
 """
 
 import argparse
@@ -19,25 +24,38 @@ from itertools import product
 
 import numpy as np
 from landscapes import JOBS, NOISE_SD, generate
-from replay_strategies import FAMILY_KNOWN, LOOKING, START_SECONDS, STEPS, STRATEGIES, Look, Truth, looking
+from replay_strategies import (
+    FAMILY_KNOWN,
+    LOOKING,
+    START_SECONDS,
+    STEPS,
+    STRATEGIES,
+    Look,
+    Truth,
+    looking,
+)
 from replay_sweeps import own_sweeps, published_sweeps
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 PROBES = 12
 GOAL = 0.02
 ERRORS = (0.05, 0.10, 0.30)
-SEEDS = 15  # landscapes of each job and error; with 5, chance decided whether nine of ten were reached
+# landscapes of each job and error; with 5, chance decided whether nine of ten were reached
+SEEDS = 15
 WITHOUT_CHANCE = ("cost-model", "best-first", "grid", "history-pruning")
-SLOW = {"tpe-as-shipped": 3, "gp-as-shipped": 2, "tpe": 3, "gp": 2, "nsga2": 3}  # fewer seeds for what asks slowly
+# fewer seeds for what asks slowly
+SLOW = {"tpe-as-shipped": 3, "gp-as-shipped": 2, "tpe": 3, "gp": 2, "nsga2": 3}
 MEASURED, OWN = "measured sweeps", "own GPU grid"
 FIXED = {MEASURED: published_sweeps, OWN: own_sweeps}  # truths that are the same for every seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One strategy on one hidden truth. regret (PROBES,): after each probe, infinite before the first success.
+    """One strategy on one hidden truth. regret (PROBES,): after each probe, infinite before the
+    first success.
 
-    to_goal: probes until the regret is at most GOAL; PROBES + 1 if never.  gpu_seconds: until then.  oom: probes out of memory by then.
+    to_goal: probes until the regret is at most GOAL; PROBES + 1 if never.  gpu_seconds: until then.
+        oom: probes out of memory by then.
     """
 
     strategy: str
@@ -59,7 +77,11 @@ class Run:
 def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:
     """Plays one strategy on one truth."""
     candidates = truth.family() if strategy == FAMILY_KNOWN and truth.family else truth.candidates
-    ask = looking(truth, seed, PROBES) if strategy == LOOKING else STRATEGIES[strategy](candidates, seed, PROBES)
+    ask = (
+        looking(truth, seed, PROBES)
+        if strategy == LOOKING
+        else STRATEGIES[strategy](candidates, seed, PROBES)
+    )
     rng = np.random.default_rng([seed, 1])
     best, regret, gpu_seconds, ooms, spent = np.inf, [], [], [], 0.0
     num_oom = looks = 0
@@ -88,9 +110,16 @@ def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:
     last = len(regret) - 1 if reached is None else reached
     padded = regret + [regret[-1]] * (PROBES - len(regret))
     return Run(
-        strategy=strategy, kind=kind, truth=truth.name, seed=seed, regret=tuple(padded),
-        to_goal=PROBES + 1 if reached is None else reached + 1, gpu_seconds=gpu_seconds[last], probes=len(regret), oom=ooms[-1],
-    )  # fmt: skip
+        strategy=strategy,
+        kind=kind,
+        truth=truth.name,
+        seed=seed,
+        regret=tuple(padded),
+        to_goal=PROBES + 1 if reached is None else reached + 1,
+        gpu_seconds=gpu_seconds[last],
+        probes=len(regret),
+        oom=ooms[-1],
+    )
 
 
 def truths(kind: str, seed: int) -> Iterator[Truth]:
@@ -107,14 +136,22 @@ GENERATED = tuple(f"generated, error {error:.0%}" for error in ERRORS)
 KINDS = (MEASURED, OWN, *GENERATED)
 
 
-def play(kinds: Sequence[str], strategies: Sequence[str], seeds: int, say: Callable[[str], None]) -> list[Run]:
-    """All runs. A measured sweep has no noise of its own, so that strategies without chance play it once."""
+def play(
+    kinds: Sequence[str], strategies: Sequence[str], seeds: int, say: Callable[[str], None]
+) -> list[Run]:
+    """All runs. A measured sweep has no noise of its own, so that strategies without chance play it
+    once.
+    """
     runs: list[Run] = []
     for kind in kinds:
         for seed in range(seeds):
             chosen = [name for name in strategies if seed < SLOW.get(name, seeds)]
             if kind in FIXED:
-                chosen = [name for name in chosen if name not in (FAMILY_KNOWN, LOOKING) and not (seed and name in WITHOUT_CHANCE)]
+                chosen = [
+                    name
+                    for name in chosen
+                    if name not in (FAMILY_KNOWN, LOOKING) and not (seed and name in WITHOUT_CHANCE)
+                ]
             for truth in truths(kind, seed) if chosen else ():
                 runs += [replay(truth, name, seed, kind) for name in chosen]
             say(f"{kind}: seed {seed + 1} of {seeds}")
@@ -122,19 +159,35 @@ def play(kinds: Sequence[str], strategies: Sequence[str], seeds: int, say: Calla
 
 
 def print_looks() -> None:
-    """Root mean squares of errors of looks, and of what they claim, by what stood for what; landscapes on which the model is 10% wrong."""
+    """Root mean squares of errors of looks, and of what they claim, by what stood for what;
+    landscapes on which the model is 10% wrong.
+    """
     found: dict[str, list[tuple[float, float]]] = {}
     for name, seed in product(JOBS, range(LOOK_SEEDS)):
         truth = Truth.of_landscape(generate(name, 0.10, seed), NOISE_SD)
         assert truth.imitations is not None, "a landscape follows laws"
         rng = np.random.default_rng(seed)
-        per_node, num_gpus = truth.imitations.pricer.cluster.gpus_per_node, truth.candidates.setting.num_gpus
+        per_node, num_gpus = (
+            truth.imitations.pricer.cluster.gpus_per_node,
+            truth.candidates.setting.num_gpus,
+        )
         for row in rng.choice(min(LOOKED_AT, len(truth.candidates)), LOOKS, replace=False):
             for way in truth.imitations.ways(int(row)):
                 told = truth.look(Look(row=int(row), num_gpus=way.num_gpus), rng)
                 error = np.log(told.step_seconds or np.nan) - truth.log_seconds[row]
-                kind = "one node" if num_gpus <= per_node else "one node for several" if way.num_gpus <= per_node else "several nodes"
-                found.setdefault(kind, []).append((float(error), float((told.model_extra or {})["relative_error"]["step_seconds"])))
+                kind = (
+                    "one node"
+                    if num_gpus <= per_node
+                    else "one node for several"
+                    if way.num_gpus <= per_node
+                    else "several nodes"
+                )
+                found.setdefault(kind, []).append(
+                    (
+                        float(error),
+                        float((told.model_extra or {})["relative_error"]["step_seconds"]),
+                    )
+                )
     for kind, pairs in found.items():
         error, claimed = np.sqrt(np.mean(np.square(pairs), axis=0))
         print(f"{kind:22s} {len(pairs):5d} looks  off by {error:.1%}  claimed {claimed:.1%}")
@@ -144,14 +197,33 @@ LOOK_SEEDS, LOOKED_AT, LOOKS = 3, 300, 40  # landscapes of each job; of its fast
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--only", action="append", choices=KINDS, help="this kind of truth; may be repeated")
-    parser.add_argument("--strategy", action="append", choices=sorted(STRATEGIES), help="this strategy; may be repeated")
-    parser.add_argument("--likelihood", action="store_true", help="the surrogate's weights against the published sweeps, and nothing else")
-    parser.add_argument("--looks", action="store_true", help="errors of looks by smaller layouts, and nothing else")
-    parser.add_argument("--runs", type=pathlib.Path, help="keep the runs in this file, or read them where it exists")
-    parser.add_argument("--write", action="store_true", help="write docs/replay.md and docs/replay.svg")
+    parser.add_argument(
+        "--only", action="append", choices=KINDS, help="this kind of truth; may be repeated"
+    )
+    parser.add_argument(
+        "--strategy",
+        action="append",
+        choices=sorted(STRATEGIES),
+        help="this strategy; may be repeated",
+    )
+    parser.add_argument(
+        "--likelihood",
+        action="store_true",
+        help="the surrogate's weights against the published sweeps, and nothing else",
+    )
+    parser.add_argument(
+        "--looks", action="store_true", help="errors of looks by smaller layouts, and nothing else"
+    )
+    parser.add_argument(
+        "--runs", type=pathlib.Path, help="keep the runs in this file, or read them where it exists"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/replay.md and docs/replay.svg"
+    )
     options = parser.parse_args()
     if options.likelihood:
         from replay_likelihood import print_likelihood
@@ -164,9 +236,17 @@ def main() -> None:
     from replay_report import document, plot, summary_lines
 
     if options.runs and options.runs.exists():
-        runs = [Run(**{**row, "regret": tuple(row["regret"])}) for row in json.loads(options.runs.read_text())]
+        runs = [
+            Run(**{**row, "regret": tuple(row["regret"])})
+            for row in json.loads(options.runs.read_text())
+        ]
     else:
-        runs = play(options.only or KINDS, options.strategy or list(STRATEGIES), options.seeds, lambda line: print(line, file=sys.stderr))
+        runs = play(
+            options.only or KINDS,
+            options.strategy or list(STRATEGIES),
+            options.seeds,
+            lambda line: print(line, file=sys.stderr),
+        )
         if options.runs:
             options.runs.write_text(json.dumps([asdict(run) for run in runs]))
     print("\n".join(summary_lines(runs)))

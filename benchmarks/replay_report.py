@@ -1,4 +1,6 @@
-"""Tables and plot of the replay: means with confidence intervals over runs, drawn again by hidden truth."""
+"""Tables and plot of the replay: means with confidence intervals over runs, drawn again by hidden
+truth.
+"""
 
 import pathlib
 from collections.abc import Callable, Sequence
@@ -13,7 +15,12 @@ SHOWN = (1, 2, 3, 5, 8, 12)
 MOST_REGRET = 1.0  # what counts while nothing was measured, and at most
 RESAMPLES = 1000
 COVERAGE = (5.0, 95.0)
-OURS, TRIVIAL, KNOWING, LOOKING = "cost-model", "best-first", "cost-model, family known", "cost-model with looks"
+OURS, TRIVIAL, KNOWING, LOOKING = (
+    "cost-model",
+    "best-first",
+    "cost-model, family known",
+    "cost-model with looks",
+)
 Figure = Callable[["Sequence[Run]"], float]
 
 
@@ -24,7 +31,9 @@ def regret_at(probes: int) -> Figure:
 
 def quantile_to_goal(share: float) -> Figure:
     """Probes after which this share of the runs is within the goal."""
-    return lambda runs: float(np.sort([run.to_goal for run in runs])[int(np.ceil(share * len(runs))) - 1])
+    return lambda runs: float(
+        np.sort([run.to_goal for run in runs])[int(np.ceil(share * len(runs))) - 1]
+    )
 
 
 def within(probes: int) -> Figure:
@@ -43,13 +52,20 @@ def gpu_hours(runs: "Sequence[Run]") -> float:
 
 
 def interval(runs: "Sequence[Run]", figure: Figure) -> tuple[float, float]:
-    """90% interval of a figure, by drawing the hidden truths again with replacement (the runs on one truth stay together)."""
+    """90% interval of a figure, by drawing the hidden truths again with replacement (the runs on
+    one truth stay together).
+    """
     rng = np.random.default_rng(0)
     by_truth: dict[str, list[Run]] = {}
     for run in runs:
         by_truth.setdefault(f"{run.truth} {run.seed if run.generated else ''}", []).append(run)
     truths = list(by_truth.values())
-    drawn = [figure([run for place in rng.integers(len(truths), size=len(truths)) for run in truths[place]]) for _ in range(RESAMPLES)]
+    drawn = [
+        figure(
+            [run for place in rng.integers(len(truths), size=len(truths)) for run in truths[place]]
+        )
+        for _ in range(RESAMPLES)
+    ]
     low, high = np.percentile(drawn, COVERAGE)
     return float(low), float(high)
 
@@ -61,9 +77,14 @@ def summary_lines(runs: "Sequence[Run]") -> list[str]:
         lines.append(kind)
         for name, mine in by_strategy.items():
             regrets = " ".join(f"@{n} {regret_at(n)(mine):.3f}" for n in SHOWN)
-            reached = f"median {quantile_to_goal(0.5)(mine):.0f} ninth {quantile_to_goal(0.9)(mine):.0f}"
+            reached = (
+                f"median {quantile_to_goal(0.5)(mine):.0f} ninth {quantile_to_goal(0.9)(mine):.0f}"
+            )
             shares = f"<=3 {within(3)(mine):.0%} <=5 {within(5)(mine):.0%}"
-            lines.append(f"  {name:25s} {len(mine):4d} runs  regret {regrets}  to 2%: {reached} {shares}  oom {out_of_memory(mine):.1%}")
+            lines.append(
+                f"  {name:25s} {len(mine):4d} runs  regret {regrets}  to 2%: {reached} {shares}  "
+                f"oom {out_of_memory(mine):.1%}"
+            )
     return lines
 
 
@@ -74,7 +95,7 @@ def _grouped(runs: "Sequence[Run]") -> dict[str, dict[str, "list[Run]"]]:
     return grouped
 
 
-# ---- docs/replay.md ------------------------------------------------------------------------------------------------------
+# ---- docs/replay.md ------------------------------------------------------------------------------
 
 HEAD = """# Replay: what strategies reach with few probes
 
@@ -99,17 +120,24 @@ in vain, at 60 s to start and 13 steps a probe. Brackets: 90% intervals by drawi
 
 ![Regret against number of probes](replay.svg)
 
-"""
+"""  # noqa: E501
 
 
 def document(runs: "Sequence[Run]") -> str:
     """The page."""
     probes = len(runs[0].regret)
-    parts = [HEAD.format(probes=probes, most=MOST_REGRET), "## What must be reached\n\n", *_verdicts(runs), "\n"]
+    parts = [
+        HEAD.format(probes=probes, most=MOST_REGRET),
+        "## What must be reached\n\n",
+        *_verdicts(runs),
+        "\n",
+    ]
     for kind, by_strategy in _grouped(runs).items():
         columns = " | ".join(f"@{n}" for n in SHOWN)
         parts.append(f"## {kind[0].upper()}{kind[1:]}\n\n")
-        parts.append(f"| strategy | runs | {columns} | to 2%, median | nine of ten | OOM | GPU-hours |\n")
+        parts.append(
+            f"| strategy | runs | {columns} | to 2%, median | nine of ten | OOM | GPU-hours |\n"
+        )
         parts.append("|---|" + "---:|" * (len(SHOWN) + 5) + "\n")
         parts += [_row(name, mine, probes) for name, mine in by_strategy.items()]
         parts.append("\n")
@@ -132,10 +160,16 @@ def _count(value: float, probes: int) -> str:
 
 def _verdicts(runs: "Sequence[Run]") -> list[str]:
     """The issue's demands, kind by kind and over all kinds, with reached or missed."""
-    lines = ["| truth | median to 2% (at most 3) | nine of ten (at most 5) | OOM (at most 5%) | regret never above best-first |\n"]
+    lines = [
+        "| truth | median to 2% (at most 3) | nine of ten (at most 5) | OOM (at most 5%) | regret "
+        "never above best-first |\n"
+    ]
     lines.append("|---|---:|---:|---:|---|\n")
     grouped = _grouped(runs)
-    everything = {name: [run for kinds in grouped.values() for run in kinds.get(name, [])] for name in (OURS, TRIVIAL)}
+    everything = {
+        name: [run for kinds in grouped.values() for run in kinds.get(name, [])]
+        for name in (OURS, TRIVIAL)
+    }
     for kind, by_strategy in {**grouped, "all of them": everything}.items():
         for name, words in ((OURS, kind), (LOOKING, f"{kind}, with looks")):
             if name in by_strategy and TRIVIAL in by_strategy:
@@ -148,8 +182,16 @@ def _verdict(kind: str, ours: "Sequence[Run]", trivial: "Sequence[Run]") -> str:
     figures = ((quantile_to_goal(0.5)(ours), 3.0), (quantile_to_goal(0.9)(ours), 5.0))
     cells = [f"{_count(value, probes)} {_reached(value <= limit)}" for value, limit in figures]
     cells.append(f"{out_of_memory(ours):.1%} {_reached(out_of_memory(ours) <= 0.05)}")
-    worse = [n for n in range(1, max(run.probes for run in ours) + 1) if regret_at(n)(ours) > regret_at(n)(trivial) + 1e-9]
-    cells.append("reached at every number of probes" if not worse else f"missed at {', '.join(map(str, worse))} probes")
+    worse = [
+        n
+        for n in range(1, max(run.probes for run in ours) + 1)
+        if regret_at(n)(ours) > regret_at(n)(trivial) + 1e-9
+    ]
+    cells.append(
+        "reached at every number of probes"
+        if not worse
+        else f"missed at {', '.join(map(str, worse))} probes"
+    )
     return f"| {kind} | " + " | ".join(cells) + " |\n"
 
 
@@ -157,16 +199,20 @@ def _reached(yes: bool) -> str:
     return "reached" if yes else "**missed**"
 
 
-# ---- docs/replay.svg -----------------------------------------------------------------------------------------------------
+# ---- docs/replay.svg -----------------------------------------------------------------------------
 
 COLOURS = {
-    OURS: "#d62728", LOOKING: "#ff7f0e", KNOWING: "#888888", TRIVIAL: "#1f77b4", "tpe": "#2ca02c", "gp-as-shipped": "#9467bd",
-    "tpe-as-shipped": "#8c564b", "random": "#e377c2", "grid": "#bcbd22", "history-pruning": "#17becf",
+    OURS: "#d62728", LOOKING: "#ff7f0e", KNOWING: "#888888", TRIVIAL: "#1f77b4", "tpe": "#2ca02c",
+    "gp-as-shipped": "#9467bd",
+    "tpe-as-shipped": "#8c564b", "random": "#e377c2", "grid": "#bcbd22",
+    "history-pruning": "#17becf",
 }  # fmt: skip
 
 
 def plot(runs: "Sequence[Run]", path: pathlib.Path) -> None:
-    """Mean regret against number of probes, one panel a kind, 90% band around ours and the trivial baseline."""
+    """Mean regret against number of probes, one panel a kind, 90% band around ours and the trivial
+    baseline.
+    """
     import matplotlib
 
     matplotlib.use("svg")
@@ -175,13 +221,21 @@ def plot(runs: "Sequence[Run]", path: pathlib.Path) -> None:
 
     matplotlib.rcParams.update({"svg.hashsalt": "replay", "font.size": 9})
     grouped = _grouped(runs)
-    figure, axes = pyplot.subplots(1, len(grouped), figsize=(4.0 * len(grouped), 3.6), squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, len(grouped), figsize=(4.0 * len(grouped), 3.6), squeeze=False
+    )
     for axis, (kind, by_strategy) in zip(axes[0], grouped.items(), strict=True):
         for name, colour in COLOURS.items():
             if name in by_strategy:
                 _line(axis, name, colour, by_strategy[name])
         axis.axhline(0.02, color="black", linewidth=0.6, linestyle=":")
-        axis.set(title=kind, xlabel="probes", yscale="log", ylim=(5e-4, 1.2), xlim=(1, len(runs[0].regret)))
+        axis.set(
+            title=kind,
+            xlabel="probes",
+            yscale="log",
+            ylim=(5e-4, 1.2),
+            xlim=(1, len(runs[0].regret)),
+        )
         axis.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100.0 * share:g}%"))
     axes[0][0].set_ylabel("mean regret")
     axes[0][-1].legend(fontsize=6.5, loc="lower left")
@@ -193,7 +247,20 @@ def plot(runs: "Sequence[Run]", path: pathlib.Path) -> None:
 def _line(axis: object, name: str, colour: str, runs: "Sequence[Run]") -> None:
     probes = np.arange(1, len(runs[0].regret) + 1)
     mean = np.array([regret_at(int(n))(runs) for n in probes])
-    axis.plot(probes, np.maximum(mean, 1e-4), color=colour, label=name, linewidth=1.8 if name == OURS else 1.0)  # type: ignore[attr-defined]
+    axis.plot(
+        probes,
+        np.maximum(mean, 1e-4),
+        color=colour,
+        label=name,
+        linewidth=1.8 if name == OURS else 1.0,
+    )  # type: ignore[attr-defined]
     if name in (OURS, TRIVIAL):
         band = np.array([interval(runs, regret_at(int(n))) for n in probes])
-        axis.fill_between(probes, np.maximum(band[:, 0], 1e-4), np.maximum(band[:, 1], 1e-4), color=colour, alpha=0.15, linewidth=0)  # type: ignore[attr-defined]
+        axis.fill_between(
+            probes,
+            np.maximum(band[:, 0], 1e-4),
+            np.maximum(band[:, 1], 1e-4),
+            color=colour,
+            alpha=0.15,
+            linewidth=0,
+        )  # type: ignore[attr-defined]

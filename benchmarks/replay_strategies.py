@@ -1,7 +1,9 @@
-"""Strategies that spend probes, each a generator: it yields the row to probe and is sent what came of it.
+"""Strategies that spend probes, each a generator: it yields the row to probe and is sent what came
+of it.
 
-Ours go through the product's own ask and tell. Baselines see the same legal candidates, which is more than the tools they stand for have:
-an Optuna sampler as shipped would mostly propose layouts that are not legal, here it gets the nearest legal one.
+Ours go through the product's own ask and tell. Baselines see the same legal candidates, which is
+more than the tools they stand for have: an Optuna sampler as shipped would mostly propose layouts
+    that are not legal, here it gets the nearest legal one.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -40,15 +42,32 @@ class Look:
 
 Ask = Generator[int | Look, Measured, None]
 START_SECONDS, STEPS = 60.0, 13
-FAMILY_KNOWN = "cost-model, family known"  # no planner can have this: see landscapes.knowing_the_family
-GRID_ORDER = ("tp", "pp", "cp", "ep", "etp", "dp_replicate", "precision", "compile", "pp_schedule", "virtual_stages", "micro_batch_size",
-              "ac_kind", "ac_value", "zero_stage")  # fmt: skip
-JOB = Job.from_user(JOBS["8B on 8 H100"])  # a study reads results by their row, so any job may carry them
+# no planner can have this: see landscapes.knowing_the_family
+FAMILY_KNOWN = "cost-model, family known"
+GRID_ORDER = (
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "etp",
+    "dp_replicate",
+    "precision",
+    "compile",
+    "pp_schedule",
+    "virtual_stages",
+    "micro_batch_size",
+    "ac_kind",
+    "ac_value",
+    "zero_stage",
+)
+# a study reads results by their row, so any job may carry them
+JOB = Job.from_user(JOBS["8B on 8 H100"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """What a probe of each candidate would say, (N,). log_seconds: infinite where it does not run.  memory_ratio: true over predicted.
+    """What a probe of each candidate would say, (N,). log_seconds: infinite where it does not run.
+    memory_ratio: true over predicted.
 
     out_of_memory: runs out.  noise_sd: of the logarithm of a measured step around the truth.
     """
@@ -59,19 +78,29 @@ class Truth:
     memory_ratio: np.ndarray
     out_of_memory: np.ndarray
     noise_sd: float
-    elsewhere: Callable[[Pricer, LayoutBatch], float] | None = None  # see landscapes.Landscape; None where only the layouts themselves ran
+    # see landscapes.Landscape; None where only the layouts themselves ran
+    elsewhere: Callable[[Pricer, LayoutBatch], float] | None = None
     imitations: Imitations | None = None
-    family: Callable[[], Candidates] | None = None  # the candidates with the truth's own covariance as prior
+    # the candidates with the truth's own covariance as prior
+    family: Callable[[], Candidates] | None = None
 
     @classmethod
     def of_landscape(cls, land: Landscape, noise_sd: float) -> "Truth":
-        """A landscape's, out of memory where its true memory passes what is usable: what the prior believes of that, times the ratio."""
+        """A landscape's, out of memory where its true memory passes what is usable: what the prior
+        believes of that, times the ratio.
+        """
         log_share = Knowledge(land.candidates).log_share + np.log(land.memory_ratio)
         return cls(
-            name=land.job, candidates=land.candidates, log_seconds=land.log_seconds, memory_ratio=land.memory_ratio,
-            out_of_memory=log_share > 0.0, noise_sd=noise_sd, elsewhere=land.elsewhere, imitations=imitations(land.job),
+            name=land.job,
+            candidates=land.candidates,
+            log_seconds=land.log_seconds,
+            memory_ratio=land.memory_ratio,
+            out_of_memory=log_share > 0.0,
+            noise_sd=noise_sd,
+            elsewhere=land.elsewhere,
+            imitations=imitations(land.job),
             family=partial(knowing_the_family, land.job, land.error),
-        )  # fmt: skip
+        )
 
     def best_log_seconds(self) -> float:
         """Of the fastest layout that fits."""
@@ -82,28 +111,50 @@ class Truth:
         if self.out_of_memory[row]:
             return Measured(status="oom", rung="probed", message="out of memory")
         seconds = float(np.exp(self.log_seconds[row] + self.noise_sd * rng.standard_normal()))
-        memory = {kind: float(column[row] * self.memory_ratio[row]) for kind, column in self.candidates.memory.items()}
+        memory = {
+            kind: float(column[row] * self.memory_ratio[row])
+            for kind, column in self.candidates.memory.items()
+        }
         return Measured(rung="probed", step_seconds=seconds, **memory)
 
     def look(self, asked: Look, rng: np.random.Generator) -> Measured:
-        """A run of the smaller layout by the same laws, read as `probes.imitate.extrapolate` reads it.
+        """A run of the smaller layout by the same laws, read as `probes.imitate.extrapolate` reads
+        it.
 
         What differs from the layout on paper is added, with the error that is claimed for that.
         """
         assert self.elsewhere is not None, "only what follows laws can be asked elsewhere"
         assert self.imitations is not None, "only what follows laws can be asked elsewhere"
-        small, pricer = next(found for found in self.imitations.smaller(asked.row) if found[0].num_gpus == asked.num_gpus)
+        small, pricer = next(
+            found
+            for found in self.imitations.smaller(asked.row)
+            if found[0].num_gpus == asked.num_gpus
+        )
         way = next(way for way in self.imitations.ways(asked.row) if way.num_gpus == asked.num_gpus)
         batch = LayoutBatch.from_layouts([small])
-        predicted, whole = float(pricer.price(batch).step_seconds[0]), float(np.exp(self.candidates.prior.log_seconds[asked.row]))
-        depths = TWO_DEPTHS_SD if way.runs == 2 else 0.0  # what runs are shallower layouts: what they say of the whole depth is off by this
-        quirk, noise = QUIRK_SD * rng.standard_normal(), float(np.hypot(self.noise_sd, depths)) * rng.standard_normal()
+        predicted, whole = (
+            float(pricer.price(batch).step_seconds[0]),
+            float(np.exp(self.candidates.prior.log_seconds[asked.row])),
+        )
+        # what runs are shallower layouts: what they say of the whole depth is off by this
+        depths = TWO_DEPTHS_SD if way.runs == 2 else 0.0
+        quirk, noise = (
+            QUIRK_SD * rng.standard_normal(),
+            float(np.hypot(self.noise_sd, depths)) * rng.standard_normal(),
+        )
         ran = predicted * float(np.exp(self.elsewhere(pricer, batch) + quirk + noise))
         value = ran + whole - predicted if ran + whole > predicted else ran * whole / predicted
         off = imitation_sd(self.imitations.pricer.cluster, pricer.cluster, abs(value - ran) / value)
-        seconds = asked.num_gpus * way.runs * (START_SECONDS + STEPS * ran * way.step_seconds / predicted)
+        seconds = (
+            asked.num_gpus * way.runs * (START_SECONDS + STEPS * ran * way.step_seconds / predicted)
+        )
         error = float(np.linalg.norm([RUN_NOISE * ran / value, depths * ran / value, off]))
-        numbers = {"rung": "imitated", "step_seconds": value, "gpu_seconds": seconds, "relative_error": {"step_seconds": error}}
+        numbers = {
+            "rung": "imitated",
+            "step_seconds": value,
+            "gpu_seconds": seconds,
+            "relative_error": {"step_seconds": error},
+        }
         return Measured.model_validate(numbers)
 
 
@@ -130,7 +181,10 @@ def product(sampler: str) -> "Strategy":
     """Our study with this sampler, stopping rule off."""
 
     def ask(candidates: Candidates, seed: int, probes: int) -> Ask:
-        study = ProbeStudy(candidates, Settings(sampler=sampler, seed=seed, budget=Budget(probes=probes, gpu_seconds=1e15)))
+        study = ProbeStudy(
+            candidates,
+            Settings(sampler=sampler, seed=seed, budget=Budget(probes=probes, gpu_seconds=1e15)),
+        )
         while (asked := study.ask()) is not None:
             measured = yield asked.row or 0
             study.tell(asked, Measurement(id="", created_at="", job=JOB, measured=measured))
@@ -139,7 +193,9 @@ def product(sampler: str) -> "Strategy":
 
 
 def as_shipped(make: Callable[[int], optuna.samplers.BaseSampler]) -> "Strategy":
-    """Optuna's sampler with its own defaults, without our predictions, our pruning or our memory model."""
+    """Optuna's sampler with its own defaults, without our predictions, our pruning or our memory
+    model.
+    """
 
     def ask(candidates: Candidates, seed: int, probes: int) -> Ask:
         knowledge = Knowledge(candidates)
@@ -153,7 +209,13 @@ def as_shipped(make: Callable[[int], optuna.samplers.BaseSampler]) -> "Strategy"
                 knowledge.learn(row, measured)
             else:  # the one layout that ran out, and nothing that follows from it
                 knowledge.records[row] = Record(
-                    row=row, status="oom", log_seconds=None, variance=None, runs=0, margin=None, message="out of memory"
+                    row=row,
+                    status="oom",
+                    log_seconds=None,
+                    variance=None,
+                    runs=0,
+                    margin=None,
+                    message="out of memory",
                 )
             trials.finish(trial, knowledge.records[row], {})
 
@@ -180,10 +242,12 @@ def random(candidates: Candidates, seed: int, probes: int) -> Ask:
 
 
 def history_pruning(candidates: Candidates, seed: int, probes: int) -> Ask:
-    """A grid that skips what its history decides, after PaddlePaddle's auto_tuner (python/paddle/distributed/auto_tuner/prune.py).
+    """A grid that skips what its history decides, after PaddlePaddle's auto_tuner
+    (python/paddle/distributed/auto_tuner/prune.py).
 
-    With everything else equal: a smaller microbatch than one that ran, a higher ZeRO stage than one that ran, and recomputation where it
-    ran without are skipped; so is a larger microbatch than one that ran out. Larger microbatches come first.
+    With everything else equal: a smaller microbatch than one that ran, a higher ZeRO stage than one
+    that ran, and recomputation where it ran without are skipped; so is a larger microbatch than one
+    that ran out. Larger microbatches come first.
     """
     x = candidates.batch
     order = _grid(candidates, descending=("micro_batch_size",))
@@ -197,17 +261,24 @@ def history_pruning(candidates: Candidates, seed: int, probes: int) -> Ask:
         ran = measured.status == "ok"
 
         def beside(*free: str, row: int = int(row)) -> np.ndarray:
-            return np.logical_and.reduce([getattr(x, name) == getattr(x, name)[row] for name in names if name not in free])
+            return np.logical_and.reduce(
+                [getattr(x, name) == getattr(x, name)[row] for name in names if name not in free]
+            )
 
         size = x.micro_batch_size
         skipped |= beside("micro_batch_size") & ((size < size[row]) if ran else (size > size[row]))
         if ran:
             skipped |= beside("zero_stage") & (x.zero_stage > x.zero_stage[row])
-            skipped |= beside("ac_kind", "ac_value") & (x.ac_kind != none) & (x.ac_kind[row] == none)
+            skipped |= (
+                beside("ac_kind", "ac_value") & (x.ac_kind != none) & (x.ac_kind[row] == none)
+            )
 
 
 def _grid(candidates: Candidates, descending: tuple[str, ...] = ()) -> np.ndarray:
-    keys = [np.asarray(getattr(candidates.batch, name), dtype=float) * (-1 if name in descending else 1) for name in GRID_ORDER]
+    keys = [
+        np.asarray(getattr(candidates.batch, name), dtype=float) * (-1 if name in descending else 1)
+        for name in GRID_ORDER
+    ]
     return np.lexsort(keys[::-1])
 
 
@@ -225,5 +296,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     "grid": grid,
     "history-pruning": history_pruning,
     "tpe-as-shipped": as_shipped(lambda seed: optuna.samplers.TPESampler(seed=seed)),
-    "gp-as-shipped": as_shipped(lambda seed: optuna.samplers.GPSampler(seed=seed, warn_independent_sampling=False)),
+    "gp-as-shipped": as_shipped(
+        lambda seed: optuna.samplers.GPSampler(seed=seed, warn_independent_sampling=False)
+    ),
 }

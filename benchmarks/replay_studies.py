@@ -1,11 +1,14 @@
-"""Replayed studies that must stand by their measurements: published sweeps and generated landscapes, with noise, over seeds.
+"""Replayed studies that must stand by their measurements: published sweeps and generated
+landscapes, with noise, over seeds.
 
-    python benchmarks/replay_studies.py [--seeds N] [--probes N]        exit 1 where a promise is broken
+    python benchmarks/replay_studies.py [--seeds N] [--probes N]        exit 1 where a promise is
+    broken
 
 Each study is the product's own loop (`planner.search.probing.loop.run`: stopping rule, repeats and
 smaller runs included) on a hidden truth, its result read as a plan reads it. Promised of every one:
 
-- the answer is a measured layout wherever one was measured, and no measurement is faster than its own;
+- the answer is a measured layout wherever one was measured, and no measurement is faster than its
+  own;
 - measured layouts stand in the order of their measurements, and all that fitted are listed;
 - the best so far never gets worse while probes are added, and is the answer's step in the end.
 """
@@ -35,7 +38,9 @@ CLOSE = 1e-12  # of a step, between two ways to add the same numbers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """One study. told: row and step seconds of every run of a layout itself, in order; None out of memory."""
+    """One study. told: row and step seconds of every run of a layout itself, in order; None out of
+    memory.
+    """
 
     name: str
     outcome: Outcome
@@ -71,15 +76,23 @@ class Machine:
 
 
 def play(truth: Truth, seed: int, *, probes: int, tolerance: float, parallel: int = 1) -> Played:
-    """One study to its end. tolerance: of the regret at which it stops; below 0 it spends all its probes."""
+    """One study to its end. tolerance: of the regret at which it stops; below 0 it spends all its
+    probes.
+    """
     machine, events = Machine(truth=truth, rng=np.random.default_rng([seed, 1])), list[Event]()
     rungs = (truth.imitations.rung(),) if truth.imitations is not None else ()
     settings = Settings(
-        seed=seed, budget=Budget(probes=probes, gpu_seconds=1e15), tolerance=tolerance, rungs=rungs,
-        parallel=parallel, cost=ProbeCost(start_seconds=START_SECONDS, steps=STEPS),
-    )  # fmt: skip
+        seed=seed,
+        budget=Budget(probes=probes, gpu_seconds=1e15),
+        tolerance=tolerance,
+        rungs=rungs,
+        parallel=parallel,
+        cost=ProbeCost(start_seconds=START_SECONDS, steps=STEPS),
+    )
     outcome = run(truth.candidates, settings, machine.measure, on_event=events.append)
-    return Played(name=truth.name, outcome=outcome, told=machine.told, events=events, looks=machine.looks)
+    return Played(
+        name=truth.name, outcome=outcome, told=machine.told, events=events, looks=machine.looks
+    )
 
 
 def violations(played: Played, top_k: int = TOP_K) -> list[str]:
@@ -91,20 +104,30 @@ def violations(played: Played, top_k: int = TOP_K) -> list[str]:
         elif row in times or not any(row == other and step is None for other, step in played.told):
             times[row] = min(seconds, times.get(row, np.inf))
     shown = listed(played.outcome, top_k)
-    best = [event.best_seconds for event in played.events if event.best_rung == "probed" and event.best_seconds]
+    best = [
+        event.best_seconds
+        for event in played.events
+        if event.best_rung == "probed" and event.best_seconds
+    ]
     broken = [
         f"the best so far rose from {before:.6g} s to {after:.6g} s"
-        for before, after in pairwise(best) if after > before * (1.0 + CLOSE)
-    ]  # fmt: skip
+        for before, after in pairwise(best)
+        if after > before * (1.0 + CLOSE)
+    ]
     if not times:
         return broken
     fastest, winner = min(times.values()), shown[0]
     if winner.row not in times:
         broken.append("the answer was not measured")
     elif times[winner.row] > fastest * (1.0 + CLOSE):
-        broken.append(f"the answer was measured at {times[winner.row]:.6g} s, another at {fastest:.6g} s")
+        broken.append(
+            f"the answer was measured at {times[winner.row]:.6g} s, another at {fastest:.6g} s"
+        )
     if abs(winner.expected_seconds / fastest - 1.0) > 1e-9:
-        broken.append(f"the headline says {winner.expected_seconds:.6g} s, the best measured is {fastest:.6g} s")
+        broken.append(
+            f"the headline says {winner.expected_seconds:.6g} s, the best measured is "
+            f"{fastest:.6g} s"
+        )
     if best and abs(best[-1] / fastest - 1.0) > 1e-9:
         broken.append(f"the last line said {best[-1]:.6g} s, the best measured is {fastest:.6g} s")
     missing = set(times) - {one.row for one in shown}
@@ -117,7 +140,9 @@ def violations(played: Played, top_k: int = TOP_K) -> list[str]:
 
 
 def studies(seeds: int, probes: int) -> Iterator[tuple[str, Played]]:
-    """(kind, study) of all truths: every seed with noise, stopped by the regret and not, one at a time and three."""
+    """(kind, study) of all truths: every seed with noise, stopped by the regret and not, one at a
+    time and three.
+    """
     sweeps = published_sweeps()
     for seed, noise in product(range(seeds), NOISES):
         for truth in sweeps:
@@ -128,13 +153,18 @@ def studies(seeds: int, probes: int) -> Iterator[tuple[str, Played]]:
             truth = Truth.of_landscape(generate(name, error, seed), noise)
             whole = seed % 2 == 0
             parallel = 3 if seed % 3 == 2 else 1
-            yield "generated landscapes", play(
-                truth, seed, probes=probes, tolerance=-1.0 if whole else 0.01, parallel=parallel
+            yield (
+                "generated landscapes",
+                play(
+                    truth, seed, probes=probes, tolerance=-1.0 if whole else 0.01, parallel=parallel
+                ),
             )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--probes", type=int, default=PROBES)
     options = parser.parse_args()
@@ -153,8 +183,13 @@ def main() -> None:
         for line in found:
             print(f"{kind}, {played.name}: {line}")
     for kind, (number, probes, repeats, looks, ooms) in counts.items():
-        print(f"{kind}: {number} studies, {probes} probes ({repeats} repeats, {ooms} out of memory), {looks} smaller runs")
-    print(f"{sum(tally[0] for tally in counts.values())} replayed studies, {broken} broken promises")
+        print(
+            f"{kind}: {number} studies, {probes} probes ({repeats} repeats, {ooms} out of "
+            f"memory), {looks} smaller runs"
+        )
+    print(
+        f"{sum(tally[0] for tally in counts.values())} replayed studies, {broken} broken promises"
+    )
     sys.exit(1 if broken else 0)
 
 

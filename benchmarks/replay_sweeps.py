@@ -1,6 +1,8 @@
-"""Measured sweeps as hidden truth: rows that measure one job under different layouts, predicted without their source.
+"""Measured sweeps as hidden truth: rows that measure one job under different layouts, predicted
+without their source.
 
-Published ones, and those of one's own GPU (`gpu_survey.py`), which the shipped calibration has not seen.
+Published ones, and those of one's own GPU (`gpu_survey.py`), which the shipped calibration has not
+seen.
 """
 
 import json
@@ -30,30 +32,51 @@ NAME_DIGITS = 10
 
 @lru_cache(maxsize=1)
 def published_sweeps() -> tuple[Truth, ...]:
-    """Sweeps of at least FEWEST layouts, out-of-memory ones included, of which at least two ran; repeats of a layout are averaged."""
+    """Sweeps of at least FEWEST layouts, out-of-memory ones included, of which at least two ran;
+    repeats of a layout are averaged.
+    """
     raw = [json.loads(text) for text in ROWS.read_text().splitlines()]
     jobs = [Job.from_user(row) for row in raw]
-    rows = [Row.build(job, estimate) for job, estimate in zip(jobs, estimate_jobs(jobs), strict=True)]
+    rows = [
+        Row.build(job, estimate) for job, estimate in zip(jobs, estimate_jobs(jobs), strict=True)
+    ]
     fitted = Fitted.find(rows, shipped_calibration())
-    assert fitted is not None, "the shipped calibration was not fitted to these rows: run benchmarks/calibrate.py"
+    assert fitted is not None, (
+        "the shipped calibration was not fitted to these rows: run benchmarks/calibrate.py"
+    )
     sweeps: dict[str, dict[object, list[Row]]] = {}
     for row in fitted.left_out(rows, "group"):
         if row.estimate.step_seconds and (row.measured_seconds or row.status == "oom"):
-            sweeps.setdefault(str(row.job.labels["sweep"]), {}).setdefault(row.job.layout, []).append(row)
-    return tuple(_truth(name, list(groups.values())) for name, groups in sweeps.items() if _is_sweep(groups))
+            sweeps.setdefault(str(row.job.labels["sweep"]), {}).setdefault(
+                row.job.layout, []
+            ).append(row)
+    return tuple(
+        _truth(name, list(groups.values())) for name, groups in sweeps.items() if _is_sweep(groups)
+    )
 
 
 def own_sweeps(folder: pathlib.Path = MEASURED) -> tuple[Truth, ...]:
-    """Sweeps of the surveys in a folder: real runs (no emulated ranks) of one job; of repeats the last. Empty without a survey."""
+    """Sweeps of the surveys in a folder: real runs (no emulated ranks) of one job; of repeats the
+    last. Empty without a survey.
+    """
     sweeps: dict[str, dict[object, list[Row]]] = {}
     for path in sorted(folder.glob(OWN)):
-        raw = {row["id"]: row for text in path.read_text().splitlines() if text.strip() for row in [json.loads(text)]}
-        jobs = [Job.from_user(row) for row in raw.values() if row["measured"].get("rung") != "emulated"]
+        raw = {
+            row["id"]: row
+            for text in path.read_text().splitlines()
+            if text.strip()
+            for row in [json.loads(text)]
+        }
+        jobs = [
+            Job.from_user(row) for row in raw.values() if row["measured"].get("rung") != "emulated"
+        ]
         for job, estimate in zip(jobs, estimate_jobs(jobs), strict=True):
             row = Row.build(job, estimate)
             if estimate.step_seconds and (row.measured_seconds or row.status == "oom"):
                 sweeps.setdefault(question_hash(job)[:NAME_DIGITS], {})[job.layout] = [row]
-    return tuple(_truth(name, list(groups.values())) for name, groups in sweeps.items() if _is_sweep(groups))
+    return tuple(
+        _truth(name, list(groups.values())) for name, groups in sweeps.items() if _is_sweep(groups)
+    )
 
 
 def _is_sweep(groups: dict[object, list[Row]]) -> bool:
@@ -61,30 +84,49 @@ def _is_sweep(groups: dict[object, list[Row]]) -> bool:
 
 
 def _truth(name: str, groups: list[list[Row]]) -> Truth:
-    """Candidates sorted as `Candidates.build` sorts them, with what was measured in the same order."""
+    """Candidates sorted as `Candidates.build` sorts them, with what was measured in the same
+    order.
+    """
     first = [rows[0] for rows in groups]
     job = first[0].job
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    batch = LayoutBatch.from_layouts([row.job.layout for row in first if row.job.layout is not None])
+    batch = LayoutBatch.from_layouts(
+        [row.job.layout for row in first if row.job.layout is not None]
+    )
     prices = pricer.price(batch)
     memory = {kind: getattr(prices, kind) for kind in MEMORY_KINDS}
     predicted = np.array([row.estimate.step_seconds for row in first])
     prior = Prior(
-        log_seconds=np.log(predicted), sd=np.array([_deviation(row) for row in first]), factor=np.zeros((len(first), 0)),
+        log_seconds=np.log(predicted),
+        sd=np.array([_deviation(row) for row in first]),
+        factor=np.zeros((len(first), 0)),
         oom_probability=np.array([row.estimate.oom_probability for row in first]),
         memory_sd=memory_deviation(pricer.profile, prices.device_bytes),
-    )  # fmt: skip
+    )
     setting = Setting(
-        usable_bytes=float(job.cluster.usable_memory_bytes), num_gpus=job.cluster.num_gpus, global_batch_size=job.training.global_batch_size
+        usable_bytes=float(job.cluster.usable_memory_bytes),
+        num_gpus=job.cluster.num_gpus,
+        global_batch_size=job.training.global_batch_size,
     )
     order = np.argsort(prior.log_seconds, kind="stable")
-    seconds = np.array([np.mean([np.log(row.measured_seconds) if row.measured_seconds else np.inf for row in rows]) for rows in groups])
+    seconds = np.array(
+        [
+            np.mean(
+                [np.log(row.measured_seconds) if row.measured_seconds else np.inf for row in rows]
+            )
+            for rows in groups
+        ]
+    )
     ratio = np.array([_memory_ratio(row) for row in first])
     out = np.array([row.status == "oom" for row in first])
     return Truth(
-        name=f"{job.labels['group']} {name}", candidates=Candidates.build(batch, prior, memory, setting), log_seconds=seconds[order],
-        memory_ratio=ratio[order], out_of_memory=out[order], noise_sd=0.0,
-    )  # fmt: skip
+        name=f"{job.labels['group']} {name}",
+        candidates=Candidates.build(batch, prior, memory, setting),
+        log_seconds=seconds[order],
+        memory_ratio=ratio[order],
+        out_of_memory=out[order],
+        noise_sd=0.0,
+    )
 
 
 def _deviation(row: Row) -> float:

@@ -1,11 +1,14 @@
-"""Does every layout that a search may rank run? All models x all GPUs x trainers x sizes, each exported.
+"""Does every layout that a search may rank run? All models x all GPUs x trainers x sizes, each
+exported.
 
-    python -m benchmarks.runnable [--layouts 24] [--plans 40] [--workers 2] [--shard 1/4] [--models a,b] [--gpus a,b]
+    python -m benchmarks.runnable [--layouts 24] [--plans 40] [--workers 2] [--shard 1/4] [--models
+    a,b] [--gpus a,b]
 
 For every combination: is it refused before the search, and why; else a seeded sample of its legal
-layouts, spread over the cells of its space, with the splits and memory budgets that later stages add, is
-exported, and every blocker counts as a failure. GPUs that no rule tells apart share one space, whose cells
-include those whose states no memory would hold. `--plans` searches a sample in full and exports all it ranks.
+layouts, spread over the cells of its space, with the splits and memory budgets that later stages
+add, is exported, and every blocker counts as a failure. GPUs that no rule tells apart share one
+space, whose cells include those whose states no memory would hold. `--plans` searches a sample in
+full and exports all it ranks.
 """
 
 import argparse
@@ -56,21 +59,25 @@ class Combination:
     def job(self) -> dict[str, object]:
         """As a person would ask it."""
         training = {
-            "seq_len": SEQ_LEN, "global_batch_size": SEQUENCES_PER_GPU * self.num_gpus,
-            "trainer": self.trainer, "trainer_version": self.version,
-        }  # fmt: skip
+            "seq_len": SEQ_LEN,
+            "global_batch_size": SEQUENCES_PER_GPU * self.num_gpus,
+            "trainer": self.trainer,
+            "trainer_version": self.version,
+        }
         return {
-            "model": self.model, "cluster": {"gpu": self.gpu, "num_gpus": self.num_gpus},
+            "model": self.model,
+            "cluster": {"gpu": self.gpu, "num_gpus": self.num_gpus},
             "training": training,
-        }  # fmt: skip
+        }
 
     def context(self) -> Context:
         """The same, parsed; models and clusters are parsed once."""
         training = self.job()["training"]
         return Context(
-            model=_model(self.model), cluster=_cluster(self.gpu, self.num_gpus),
+            model=_model(self.model),
+            cluster=_cluster(self.gpu, self.num_gpus),
             training=TrainingSpec.from_user(training),
-        )  # fmt: skip
+        )
 
     def seed(self) -> int:
         """Of its sample, the same in every process."""
@@ -116,9 +123,13 @@ def told_apart(c: Context) -> tuple[object, ...]:
     """What rules read of a cluster but its memory, of which `oversized` spaces are free."""
     gpu = c.cluster.gpu
     return (
-        gpu.vendor, gpu_precisions(c), tuple(sorted(gpu.peak_flops_per_second)), peer_gpus(c),
-        scale_up_gpus(c), c.cluster.gpus_per_node,
-    )  # fmt: skip
+        gpu.vendor,
+        gpu_precisions(c),
+        tuple(sorted(gpu.peak_flops_per_second)),
+        peer_gpus(c),
+        scale_up_gpus(c),
+        c.cluster.gpus_per_node,
+    )
 
 
 def reason(c: Context) -> str | None:
@@ -127,12 +138,18 @@ def reason(c: Context) -> str | None:
     if not found:
         return None
     first = found[0]
-    what = c.cluster.gpu.vendor if first.field == "cluster.gpu" else first.rule.partition("for lack of: ")[2]
+    what = (
+        c.cluster.gpu.vendor
+        if first.field == "cluster.gpu"
+        else first.rule.partition("for lack of: ")[2]
+    )
     return f"{first.field}: {what or first.rule}"
 
 
 def sample(c: Context, count: int, seed: int) -> list[Layout]:
-    """Legal layouts spread over the space, some with an uneven split or a memory budget. Empty where none is legal."""
+    """Legal layouts spread over the space, some with an uneven split or a memory budget. Empty
+    where none is legal.
+    """
     space = build_space(c, oversized=True)
     if not len(space.cells):
         return []
@@ -144,9 +161,10 @@ def sample(c: Context, count: int, seed: int) -> list[Layout]:
         layout = batch.row(int(draw.integers(len(batch))))
         found.append(layout)
         found += [
-            one for one in (_with_budget(layout), _uneven(layout, c, draw))
+            one
+            for one in (_with_budget(layout), _uneven(layout, c, draw))
             if one is not None and not violations(one, c.model, c.cluster, c.training)
-        ]  # fmt: skip
+        ]
     return found
 
 
@@ -217,7 +235,9 @@ def plan(one: Combination) -> Tally:
     for entry in found.ranked:
         written = export(entry.layout, job.model, job.cluster, job.training, to=one.trainer)
         tally.plans[f"{key}: layouts ranked"] += 1
-        tally.blocked += [f"{one}: ranked {entry.layout.short()}: {fault}" for fault in written.blockers]
+        tally.blocked += [
+            f"{one}: ranked {entry.layout.short()}: {fault}" for fault in written.blockers
+        ]
     return tally
 
 

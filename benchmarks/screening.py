@@ -1,10 +1,12 @@
-"""How fast and how faithful the screen is: layouts priced a second on one core, and screened against simulated step times.
+"""How fast and how faithful the screen is: layouts priced a second on one core, and screened
+against simulated step times.
 
     python benchmarks/screening.py [--runs N] [--sample N]
 
-Speed: the whole path of a search for a layout, from its cell (expansion, slicing, pricing of time and memory, probability of
-running out of memory), on one core. Faithfulness: Spearman correlation over random legal layouts; and where the best of the
-first FIRST screened layouts, once simulated, stood among the screened.
+Speed: the whole path of a search for a layout, from its cell (expansion, slicing, pricing of time
+and memory, probability of running out of memory), on one core. Faithfulness: Spearman correlation
+over random legal layouts; and where the best of the first FIRST screened layouts, once simulated,
+stood among the screened.
 """
 
 import argparse
@@ -15,7 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 if __name__ == "__main__":  # before NumPy starts its threads
-    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+    os.environ.update(
+        dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    )
 
 import numpy as np
 
@@ -43,7 +47,8 @@ FIRST, MOST_PRICED, TOP_K = 1000, 400_000, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faithfulness:
-    """spearman: over the sample.  by_schedule: over the pipelined layouts of each schedule.  winner_place: 0 is the first screened.
+    """spearman: over the sample.  by_schedule: over the pipelined layouts of each schedule.
+    winner_place: 0 is the first screened.
     winner_gain: simulated step of the first screened over that of the simulated winner, minus one.
     top_spearman: over the `first` screened.
     """
@@ -64,18 +69,25 @@ def prepared(name: str) -> tuple[Pricer, Space]:
         cluster=ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}),
         training=TrainingSpec.from_user(training),
     )
-    return Pricer.build(context.model, context.cluster, context.training), build_space(context, SearchSpec())
+    return Pricer.build(context.model, context.cluster, context.training), build_space(
+        context, SearchSpec()
+    )
 
 
 def priced_a_second(pricer: Pricer, space: Space) -> tuple[int, float, float]:
-    """(layouts, layouts a second of processor time, of wall time): cell after cell in the space's order, in rounds as a search does.
+    """(layouts, layouts a second of processor time, of wall time): cell after cell in the space's
+    order, in rounds as a search does.
 
     Processor time is what a core does when nothing else wants it; wall time is what happened here.
     """
     sizes = np.cumsum(space.cell_sizes)
     num_cells = int(np.searchsorted(sizes, MOST_PRICED)) + 1
     started, started_wall, count = time.process_time(), time.perf_counter(), 0
-    ends = np.searchsorted(sizes[:num_cells], np.arange(CHUNK, sizes[min(num_cells, len(sizes)) - 1] + CHUNK, CHUNK), side="right")
+    ends = np.searchsorted(
+        sizes[:num_cells],
+        np.arange(CHUNK, sizes[min(num_cells, len(sizes)) - 1] + CHUNK, CHUNK),
+        side="right",
+    )
     for first, last in zip([0, *ends[:-1]], ends, strict=True):
         if last <= first:
             continue
@@ -84,7 +96,11 @@ def priced_a_second(pricer: Pricer, space: Space) -> tuple[int, float, float]:
             part = batch.take(slice(start, start + CHUNK))
             oom_probability(pricer.profile, pricer.cluster, pricer.price(part).device_bytes)
         count += len(batch)
-    return count, count / (time.process_time() - started), count / (time.perf_counter() - started_wall)
+    return (
+        count,
+        count / (time.process_time() - started),
+        count / (time.perf_counter() - started_wall),
+    )
 
 
 def random_layouts(space: Space, count: int, seed: int) -> LayoutBatch:
@@ -113,7 +129,9 @@ def spearman(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else 1.0
 
 
-def faithfulness(pricer: Pricer, space: Space, sample: int, first: int = FIRST, seed: int = 0) -> Faithfulness:
+def faithfulness(
+    pricer: Pricer, space: Space, sample: int, first: int = FIRST, seed: int = 0
+) -> Faithfulness:
     """Screened against simulated on random legal layouts, and at the top of the screen."""
     batch = random_layouts(space, sample, seed)
     prices = pricer.price(batch)
@@ -124,22 +142,33 @@ def faithfulness(pricer: Pricer, space: Space, sample: int, first: int = FIRST, 
         rows = piped & (batch.pp_schedule == code)
         if rows.sum() > 2:
             error = np.abs(prices.step_seconds[rows] / simulated[rows] - 1.0)
-            by_schedule[schedule] = (int(rows.sum()), spearman(prices.step_seconds[rows], simulated[rows]), float(error.mean()))
+            by_schedule[schedule] = (
+                int(rows.sum()),
+                spearman(prices.step_seconds[rows], simulated[rows]),
+                float(error.mean()),
+            )
     found = screen(pricer, space, count=TOP_K, keep=first)
     best = found.batch.take(slice(0, min(first, int((found.oom <= 0.05).sum()))))
     best_prices = pricer.price(best)
     best_simulated = refine(pricer, best, best_prices).step_seconds
     place = int(np.argmin(best_simulated))
     return Faithfulness(
-        spearman=spearman(prices.step_seconds, simulated), top_spearman=spearman(best_prices.step_seconds, best_simulated),
-        by_schedule=by_schedule, sample=len(batch), winner_place=place,
+        spearman=spearman(prices.step_seconds, simulated),
+        top_spearman=spearman(best_prices.step_seconds, best_simulated),
+        by_schedule=by_schedule,
+        sample=len(batch),
+        winner_place=place,
         winner_gain=float(best_simulated[0] / best_simulated[place] - 1.0),
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="the median of this many timed runs is printed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--runs", type=int, default=5, help="the median of this many timed runs is printed"
+    )
     parser.add_argument("--sample", type=int, default=500, help="random layouts simulated a job")
     options = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
@@ -150,13 +179,25 @@ def main() -> None:
         rates = sorted(rate for _, rate, _ in runs)
         wall = statistics.median(rate for *_, rate in runs)
         print(f"{name}: {space.num_layouts:,} layouts in {len(space.cells):,} cells")
-        print(f"  {statistics.median(rates):,.0f} layouts/s of one core ({rates[0]:,.0f} to {rates[-1]:,.0f}; {runs[0][0]:,} priced)")
+        print(
+            f"  {statistics.median(rates):,.0f} layouts/s of one core ({rates[0]:,.0f} to "
+            f"{rates[-1]:,.0f}; {runs[0][0]:,} priced)"
+        )
         print(f"  {wall:,.0f} layouts/s by the wall clock")
         f = faithfulness(pricer, space, options.sample)
-        print(f"  Spearman {f.spearman:.4f} of screened against simulated on {f.sample} random layouts")
+        print(
+            f"  Spearman {f.spearman:.4f} of screened against simulated on {f.sample} random "
+            "layouts"
+        )
         for schedule, (count, correlation, error) in f.by_schedule.items():
-            print(f"    {schedule:22s} {count:4d} layouts  Spearman {correlation:.4f}  mean error {error:.2%}")
-        print(f"  simulated winner of the first {FIRST}: number {f.winner_place + 1} screened, {f.winner_gain:.2%} faster than number 1")
+            print(
+                f"    {schedule:22s} {count:4d} layouts  Spearman {correlation:.4f}  mean error "
+                f"{error:.2%}"
+            )
+        print(
+            f"  simulated winner of the first {FIRST}: number {f.winner_place + 1} screened, "
+            f"{f.winner_gain:.2%} faster than number 1"
+        )
         print(f"  Spearman {f.top_spearman:.4f} over those {FIRST}")
 
 

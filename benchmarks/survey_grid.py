@@ -1,7 +1,9 @@
-"""What `gpu_survey.py` runs on one GPU, most informative first: real training runs, and single ranks of large worlds.
+"""What `gpu_survey.py` runs on one GPU, most informative first: real training runs, and single
+ranks of large worlds.
 
-A `Case` is a job and, for a rank of a larger world, which rank. Every third real run or so is a new corner of the space (model,
-sequence, microbatch, recomputation, compile, precision, optimizer in backward), so that a survey that is cut short still spans it. Runs
+A `Case` is a job and, for a rank of a larger world, which rank. Every third real run or so is a new
+corner of the space (model, sequence, microbatch, recomputation, compile, precision, optimizer in
+backward), so that a survey that is cut short still spans it. Runs
 that cannot fit are kept in: where memory ends is a measurement.
 """
 
@@ -15,13 +17,25 @@ from planner.specs.job import Job
 from probes.emulate import ranks_of_interest
 
 LLAMA_05B = {
-    "name": "llama-0.5b", "base": "llama3.2-1b", "hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
-    "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 4096, "tie_word_embeddings": False,
+    "name": "llama-0.5b", "base": "llama3.2-1b", "hidden_size": 1024, "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 4096,
+    "tie_word_embeddings": False,
 }  # fmt: skip
-# experts and latent attention of the real widths; few layers, because one rank is asked for and each kind of layer counts once
+# experts and latent attention of the real widths; few layers, because one rank is asked for and
+# each kind of layer counts once
 DEEPSEEK_V3_5 = {"base": "deepseek-v3", "name": "deepseek-v3-5-layers", "num_hidden_layers": 5}
-TINY = {"base": "debug-tiny", "name": "debug-tiny", "vocab_size": 512, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}  # fmt: skip
+TINY = {
+    "base": "debug-tiny",
+    "name": "debug-tiny",
+    "vocab_size": 512,
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +55,22 @@ def cases(gpu: str, *, tiny: bool = False) -> list[Case]:
     if tiny:
         return [*_tiny_train(gpu), *_tiny_ranks(gpu)]
     train, ranks = list(_train(gpu)), list(_ranks(gpu))
-    mixed = (case for pair in zip_longest(_every(train, 2), ranks) for part in pair if part is not None for case in _as_list(part))
+    mixed = (
+        case
+        for pair in zip_longest(_every(train, 2), ranks)
+        for part in pair
+        if part is not None
+        for case in _as_list(part)
+    )
     return list(mixed)
 
 
 def fake_cases(gpu: str) -> list[Case]:
-    """The same ranks and runs for fake tensors, which need no GPU and give memory alone: without what only a GPU's compiler can show.
+    """The same ranks and runs for fake tensors, which need no GPU and give memory alone: without
+    what only a GPU's compiler can show.
 
-    Compiled code is a closed box to the tracker, so those cases run eagerly; memory budgets and float8 exist compiled only.
+    Compiled code is a closed box to the tracker, so those cases run eagerly; memory budgets and
+    float8 exist compiled only.
     """
     found: dict[str, Case] = {}
     for case in sorted(cases(gpu), key=lambda case: case.rank is None):
@@ -57,7 +79,15 @@ def fake_cases(gpu: str) -> list[Case]:
             continue
         name = f"fake/{case.id.replace('/compile', '/eager')}"
         labels = {**case.labels, "fake_tensors": True}
-        case = replace(case, id=name, job={**case.job, "layout": layout}, rank=case.rank or 0, steps=1, warmup_steps=1, labels=labels)
+        case = replace(
+            case,
+            id=name,
+            job={**case.job, "layout": layout},
+            rank=case.rank or 0,
+            steps=1,
+            warmup_steps=1,
+            labels=labels,
+        )
         found.setdefault(name, case)
     return list(found.values())
 
@@ -70,40 +100,68 @@ def _as_list(part: Case | list[Case]) -> list[Case]:
     return part if isinstance(part, list) else [part]
 
 
-def _case(name: str, gpu: str, num_gpus: int, model: object, training: dict[str, Any], layout: dict[str, Any], **rest: Any) -> Case:
+def _case(
+    name: str,
+    gpu: str,
+    num_gpus: int,
+    model: object,
+    training: dict[str, Any],
+    layout: dict[str, Any],
+    **rest: Any,
+) -> Case:
     job = {
-        "model": model, "cluster": {"gpu": gpu, "num_gpus": num_gpus}, "training": {"trainer": "torchtitan", **training}, "layout": layout,
-    }  # fmt: skip
+        "model": model,
+        "cluster": {"gpu": gpu, "num_gpus": num_gpus},
+        "training": {"trainer": "torchtitan", **training},
+        "layout": layout,
+    }
     return Case(id=name, job=job, **rest)
 
 
-# ---- real runs on one GPU ------------------------------------------------------------------------------------------------
+# ---- real runs on one GPU ------------------------------------------------------------------------
 
-Run = tuple[object, int, int, str, bool, dict[str, Any]]  # model, sequence, microbatch, recomputation, compile, further fields
+# model, sequence, microbatch, recomputation, compile, further fields
+Run = tuple[object, int, int, str, bool, dict[str, Any]]
 EIGHT, THREE, ONE, HALF = "llama3-8b", "llama3.2-3b", "llama3.2-1b", LLAMA_05B
 BF16_STATES = {"master_dtype": "bfloat16"}
 EARLY = {"optimizer_in_backward": True}
 CORE: tuple[Run, ...] = (
-    (ONE, 8192, 1, "none", False, {}), (ONE, 8192, 1, "selective-op", True, {}), (EIGHT, 8192, 1, "full", True, BF16_STATES),
-    (HALF, 2048, 16, "none", True, {}), (THREE, 8192, 2, "full", False, {}), (ONE, 32768, 1, "full", True, {}),
-    (EIGHT, 4096, 1, "selective-op", False, BF16_STATES), (THREE, 4096, 4, "selective-op", True, {}),
-    (ONE, 8192, 4, "none", True, {"precision": "float8-rowwise"}), (HALF, 512, 8, "none", False, {}), (EIGHT, 8192, 1, "full", True, EARLY),
-    (ONE, 8192, 8, "selective-op", True, {}), (THREE, 8192, 8, "none", True, {}), (ONE, 2048, 4, "full", False, {}),
+    (ONE, 8192, 1, "none", False, {}), (ONE, 8192, 1, "selective-op", True, {}),
+    (EIGHT, 8192, 1, "full", True, BF16_STATES),
+    (HALF, 2048, 16, "none", True, {}), (THREE, 8192, 2, "full", False, {}),
+    (ONE, 32768, 1, "full", True, {}),
+    (EIGHT, 4096, 1, "selective-op", False, BF16_STATES),
+    (THREE, 4096, 4, "selective-op", True, {}),
+    (ONE, 8192, 4, "none", True, {"precision": "float8-rowwise"}),
+    (HALF, 512, 8, "none", False, {}), (EIGHT, 8192, 1, "full", True, EARLY),
+    (ONE, 8192, 8, "selective-op", True, {}), (THREE, 8192, 8, "none", True, {}),
+    (ONE, 2048, 4, "full", False, {}),
 )  # fmt: skip
 REST: tuple[Run, ...] = (
-    (ONE, 8192, 1, "full", False, {}), (ONE, 8192, 1, "none", True, {}), (ONE, 8192, 2, "selective-layer-2", True, {}),
-    (THREE, 8192, 1, "none", True, {}), (EIGHT, 8192, 1, "full", True, {}), (HALF, 1024, 4, "none", False, {}),
-    (ONE, 16384, 1, "selective-op", True, {}), (THREE, 8192, 2, "selective-op", True, {}), (ONE, 4096, 4, "full", True, {}),
-    (EIGHT, 8192, 2, "full", True, BF16_STATES), (ONE, 8192, 4, "none", True, {"precision": "float8-tensorwise"}),
-    (HALF, 1024, 32, "none", True, {}), (ONE, 8192, 16, "none", True, {}), (THREE, 4096, 4, "full", False, {}),
-    (ONE, 8192, 4, "selective-op", False, {}), (EIGHT, 4096, 4, "full", True, BF16_STATES | EARLY), (THREE, 8192, 4, "full", True, EARLY),
-    (ONE, 2048, 16, "selective-op", True, {}), (HALF, 8192, 4, "full", True, {}), (ONE, 65536, 1, "full", True, {}),
+    (ONE, 8192, 1, "full", False, {}), (ONE, 8192, 1, "none", True, {}),
+    (ONE, 8192, 2, "selective-layer-2", True, {}),
+    (THREE, 8192, 1, "none", True, {}), (EIGHT, 8192, 1, "full", True, {}),
+    (HALF, 1024, 4, "none", False, {}),
+    (ONE, 16384, 1, "selective-op", True, {}), (THREE, 8192, 2, "selective-op", True, {}),
+    (ONE, 4096, 4, "full", True, {}),
+    (EIGHT, 8192, 2, "full", True, BF16_STATES),
+    (ONE, 8192, 4, "none", True, {"precision": "float8-tensorwise"}),
+    (HALF, 1024, 32, "none", True, {}), (ONE, 8192, 16, "none", True, {}),
+    (THREE, 4096, 4, "full", False, {}),
+    (ONE, 8192, 4, "selective-op", False, {}), (EIGHT, 4096, 4, "full", True, BF16_STATES | EARLY),
+    (THREE, 8192, 4, "full", True, EARLY),
+    (ONE, 2048, 16, "selective-op", True, {}), (HALF, 8192, 4, "full", True, {}),
+    (ONE, 65536, 1, "full", True, {}),
     (EIGHT, 16384, 1, "full", True, BF16_STATES), (THREE, 16384, 1, "selective-op", True, {}),
     (ONE, 8192, 8, "selective-layer-2", True, {}),
-    (EIGHT, 8192, 1, "none", True, BF16_STATES), (THREE, 8192, 4, "full", True, {"precision": "float8-rowwise"}),
-    (ONE, 8192, 2, "memory-budget-0.5", True, {}), (HALF, 2048, 64, "full", True, {}), (ONE, 8192, 16, "full", True, {}),
-    (EIGHT, 8192, 1, "full", True, BF16_STATES | {"precision": "float8-rowwise"}), (THREE, 2048, 8, "none", False, {}),
-    (ONE, 8192, 1, "none", False, {"param_dtype": "float32"}), (ONE, 4096, 4, "selective-op", True, {"reduce_dtype": "bfloat16"}),
+    (EIGHT, 8192, 1, "none", True, BF16_STATES),
+    (THREE, 8192, 4, "full", True, {"precision": "float8-rowwise"}),
+    (ONE, 8192, 2, "memory-budget-0.5", True, {}), (HALF, 2048, 64, "full", True, {}),
+    (ONE, 8192, 16, "full", True, {}),
+    (EIGHT, 8192, 1, "full", True, BF16_STATES | {"precision": "float8-rowwise"}),
+    (THREE, 2048, 8, "none", False, {}),
+    (ONE, 8192, 1, "none", False, {"param_dtype": "float32"}),
+    (ONE, 4096, 4, "selective-op", True, {"reduce_dtype": "bfloat16"}),
 )  # fmt: skip
 
 
@@ -115,7 +173,14 @@ def _train(gpu: str) -> Iterator[Case]:
 def _one_gpu(gpu: str, run: Run, steps: int = 8) -> Case:
     model, seq_len, microbatch, ac, compiled, further = run
     short = model if isinstance(model, str) else model["name"]  # type: ignore[index]
-    words = [str(short), f"s{seq_len}", f"b{microbatch}", ac, "compile" if compiled else "eager", *(f"{k}-{v}" for k, v in further.items())]
+    words = [
+        str(short),
+        f"s{seq_len}",
+        f"b{microbatch}",
+        ac,
+        "compile" if compiled else "eager",
+        *(f"{k}-{v}" for k, v in further.items()),
+    ]
     training = {"seq_len": seq_len, "global_batch_size": microbatch}
     if further.get("optimizer_in_backward"):
         training["max_grad_norm"] = None
@@ -123,32 +188,40 @@ def _one_gpu(gpu: str, run: Run, steps: int = 8) -> Case:
     return _case("train/" + "/".join(words), gpu, 1, model, training, layout, steps=steps)
 
 
-# ---- single ranks of large worlds ----------------------------------------------------------------------------------------
+# ---- single ranks of large worlds ----------------------------------------------------------------
 
-World = tuple[str, int, object, dict[str, Any], dict[str, Any]]  # name, GPUs, model, training, layout
+# name, GPUs, model, training, layout
+World = tuple[str, int, object, dict[str, Any], dict[str, Any]]
 LONG = {"seq_len": 131072, "global_batch_size": 1}
 WORLDS: tuple[World, ...] = (
-    ("8b-on-8", 8, "llama3.1-8b", {"seq_len": 8192, "global_batch_size": 16}, {"micro_batch_size": 2, "ac": "selective-op"}),
+    ("8b-on-8", 8, "llama3.1-8b", {"seq_len": 8192, "global_batch_size": 16},
+        {"micro_batch_size": 2, "ac": "selective-op"}),
     ("70b-on-256", 256, "llama3-70b", {"seq_len": 8192, "global_batch_size": 512},
      {"dp_shard": 32, "tp": 8, "micro_batch_size": 16, "ac": "full", "compile": True}),
     ("405b-on-512", 512, "llama3.1-405b", {"seq_len": 8192, "global_batch_size": 64},
      {"dp_shard": 4, "tp": 8, "pp": 16, "ac": "full", "compile": True}),
-    ("8b-on-8-full", 8, "llama3.1-8b", {"seq_len": 8192, "global_batch_size": 16}, {"micro_batch_size": 2, "ac": "full", "compile": True}),
-    ("mixtral-on-64", 64, "mixtral-8x7b", {"seq_len": 4096, "global_batch_size": 64}, {"ep": 8, "ac": "full"}),
+    ("8b-on-8-full", 8, "llama3.1-8b", {"seq_len": 8192, "global_batch_size": 16},
+        {"micro_batch_size": 2, "ac": "full", "compile": True}),
+    ("mixtral-on-64", 64, "mixtral-8x7b", {"seq_len": 4096, "global_batch_size": 64},
+        {"ep": 8, "ac": "full"}),
     ("8b-131k-cp8", 8, "llama3.1-8b", LONG, {"cp": 8, "dp_shard": 1, "ac": "full"}),
-    ("8b-on-64", 64, "llama3.1-8b", {"seq_len": 8192, "global_batch_size": 64}, {"ac": "none", "compile": True}),
-    ("deepseek-v3-on-256", 256, DEEPSEEK_V3_5, {"seq_len": 4096, "global_batch_size": 256}, {"ep": 64, "ac": "full"}),
+    ("8b-on-64", 64, "llama3.1-8b", {"seq_len": 8192, "global_batch_size": 64},
+        {"ac": "none", "compile": True}),
+    ("deepseek-v3-on-256", 256, DEEPSEEK_V3_5, {"seq_len": 4096, "global_batch_size": 256},
+        {"ep": 64, "ac": "full"}),
     ("70b-on-256-selective", 256, "llama3-70b", {"seq_len": 8192, "global_batch_size": 64},
      {"dp_shard": 32, "tp": 8, "micro_batch_size": 2, "ac": "selective-op"}),
     ("8b-on-64-hsdp-zero2", 64, "llama3.1-8b", {"seq_len": 8192, "global_batch_size": 128},
-     {"dp_replicate": 8, "dp_shard": 8, "zero_stage": 2, "micro_batch_size": 2, "ac": "selective-op", "compile": True}),
+     {"dp_replicate": 8, "dp_shard": 8, "zero_stage": 2, "micro_batch_size": 2,
+         "ac": "selective-op", "compile": True}),
     ("8b-on-64-tp8", 64, "llama3.1-8b", {"seq_len": 8192, "global_batch_size": 96},
      {"dp_shard": 8, "tp": 8, "micro_batch_size": 12, "ac": "selective-op", "compile": True}),
     ("70b-on-256-pp4", 256, "llama3-70b", {"seq_len": 8192, "global_batch_size": 128},
      {"dp_shard": 8, "tp": 8, "pp": 4, "pp_schedule": "Interleaved1F1B", "ac": "full"}),
     ("deepseek-v2-lite-on-8", 8, "deepseek-v2-lite", {"seq_len": 4096, "global_batch_size": 16},
      {"ep": 8, "micro_batch_size": 2, "ac": "selective-op"}),
-    ("8b-262k-cp16", 16, "llama3.1-8b", {"seq_len": 262144, "global_batch_size": 1}, {"cp": 16, "dp_shard": 1, "ac": "full"}),
+    ("8b-262k-cp16", 16, "llama3.1-8b", {"seq_len": 262144, "global_batch_size": 1},
+        {"cp": 16, "dp_shard": 1, "ac": "full"}),
     ("8b-on-8-float8", 8, "llama3.1-8b", {"seq_len": 8192, "global_batch_size": 16},
      {"micro_batch_size": 2, "ac": "selective-op", "precision": "float8-rowwise", "compile": True}),
 )  # fmt: skip
@@ -160,7 +233,9 @@ def _ranks(gpu: str) -> Iterator[Case]:
 
 
 def _emulated(gpu: str, world: World, steps: int = 3) -> Iterator[Case]:
-    """The ranks of a world that differ: the first of the first, the middle and the last pipeline stage."""
+    """The ranks of a world that differ: the first of the first, the middle and the last pipeline
+    stage.
+    """
     name, num_gpus, model, training, layout = world
     job = Job.from_user(_case(name, gpu, num_gpus, model, training, layout).job)
     assert job.layout is not None
@@ -168,18 +243,33 @@ def _emulated(gpu: str, world: World, steps: int = 3) -> Iterator[Case]:
     for rank in ranks_of_interest(job.layout, cluster):
         stage = rank * job.layout.pp // num_gpus
         labels = {"emulated_rank": rank, "pipeline_rank": stage}
-        yield _case(f"rank/{name}/{rank}", gpu, num_gpus, model, training, layout, rank=rank, steps=steps, warmup_steps=2, labels=labels)
+        yield _case(
+            f"rank/{name}/{rank}",
+            gpu,
+            num_gpus,
+            model,
+            training,
+            layout,
+            rank=rank,
+            steps=steps,
+            warmup_steps=2,
+            labels=labels,
+        )
 
 
-# ---- for a CPU -----------------------------------------------------------------------------------------------------------
+# ---- for a CPU -----------------------------------------------------------------------------------
 
 TINY_RUNS: tuple[Run, ...] = (
-    (TINY, 64, 2, "none", False, {}), (TINY, 64, 2, "full", False, {}), (TINY, 128, 1, "selective-op", False, {}),
-    (TINY, 64, 4, "selective-layer-2", False, {}), (TINY, 64, 1, "none", False, EARLY), (TINY, 64, 2, "none", True, {}),
+    (TINY, 64, 2, "none", False, {}), (TINY, 64, 2, "full", False, {}),
+    (TINY, 128, 1, "selective-op", False, {}),
+    (TINY, 64, 4, "selective-layer-2", False, {}), (TINY, 64, 1, "none", False, EARLY),
+    (TINY, 64, 2, "none", True, {}),
 )  # fmt: skip
 TINY_WORLDS: tuple[World, ...] = (
-    ("tiny-on-8", 8, TINY, {"seq_len": 64, "global_batch_size": 8}, {"dp_shard": 4, "tp": 2, "ac": "full"}),
-    ("tiny-pp3", 6, TINY | {"num_hidden_layers": 4}, {"seq_len": 64, "global_batch_size": 8}, {"dp_shard": 2, "pp": 3, "ac": "none"}),
+    ("tiny-on-8", 8, TINY, {"seq_len": 64, "global_batch_size": 8},
+        {"dp_shard": 4, "tp": 2, "ac": "full"}),
+    ("tiny-pp3", 6, TINY | {"num_hidden_layers": 4}, {"seq_len": 64, "global_batch_size": 8},
+        {"dp_shard": 2, "pp": 3, "ac": "none"}),
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Specs in, numbers out: the library that prices and ranks layouts for distributed training.
 
-`read_current(path)` is what a trainer's own config or script runs, as a job; it is loaded when it is asked for.
+`read_current(path)` is what a trainer's own config or script runs, as a job; it is loaded when it
+is asked for.
 """
 
 from typing import TYPE_CHECKING

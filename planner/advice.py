@@ -1,4 +1,6 @@
-"""Rules of thumb as warnings: where a winner leaves well-trodden ground, each with the number that triggered it and its source."""
+"""Rules of thumb as warnings: where a winner leaves well-trodden ground, each with the number that
+triggered it and its source.
+"""
 
 from collections.abc import Iterator
 
@@ -7,7 +9,8 @@ from planner.specs.estimate import Estimate
 from planner.specs.layout import Layout
 from planner.units import counted
 
-# Judgement from McCandlish 2018 and the batch sizes of published runs: tokens a step beyond which more data parallelism stops paying.
+# Judgement from McCandlish 2018 and the batch sizes of published runs: tokens a step beyond which
+# more data parallelism stops paying.
 CRITICAL_BATCH_TOKENS = 60e6
 SMALL_BATCH_PER_STAGE = 2
 WIDE_SHARDING = 512
@@ -23,16 +26,29 @@ def _warnings(pricer: Pricer, layout: Layout, estimate: Estimate) -> Iterator[st
     cluster, training = pricer.cluster, pricer.training
     domain = cluster.fabric[0].gpus
     if layout.tp > domain:
-        yield f"tp {layout.tp} leaves the {domain}-GPU {cluster.fabric[0].name} domain: its communication is on every layer's path"
+        yield (
+            f"tp {layout.tp} leaves the {domain}-GPU {cluster.fabric[0].name} domain: its "
+            "communication is on every layer's path"
+        )
     tokens = training.global_batch_size * training.seq_len
     if tokens > CRITICAL_BATCH_TOKENS:
-        yield f"{tokens / 1e6:.0f}M tokens a step is past the critical batch of most runs (McCandlish 2018): more replicas buy little"
+        yield (
+            f"{tokens / 1e6:.0f}M tokens a step is past the critical batch of most runs "
+            "(McCandlish 2018): more replicas buy little"
+        )
     microbatches = layout.num_microbatches(training.global_batch_size)
     if layout.pp > 1 and microbatches < SMALL_BATCH_PER_STAGE * layout.pp:
         few = f"only {counted(microbatches, 'microbatch')} for {layout.pp} pipeline ranks"
         yield f"{few}: the bubble is large; a larger global batch would shrink it"
-    if layout.zero_stage == 3 and layout.dp_shard * layout.cp > WIDE_SHARDING and layout.dp_replicate == 1:
-        yield f"FSDP over {counted(layout.dp_shard * layout.cp, 'rank')} is latency-bound: HSDP (dp_replicate > 1) is the usual remedy"
+    if (
+        layout.zero_stage == 3
+        and layout.dp_shard * layout.cp > WIDE_SHARDING
+        and layout.dp_replicate == 1
+    ):
+        yield (
+            f"FSDP over {counted(layout.dp_shard * layout.cp, 'rank')} is latency-bound: HSDP "
+            "(dp_replicate > 1) is the usual remedy"
+        )
     if estimate.time is not None and estimate.step_seconds:
         exposed = sum(estimate.time.exposed_communication_seconds.values())
         if exposed > BUSY_WAIT_SHARE * estimate.step_seconds:

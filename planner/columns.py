@@ -1,6 +1,8 @@
-"""`LayoutBatch`: layouts as columns of shape (N,), the one form in which they are checked, priced and ranked.
+"""`LayoutBatch`: layouts as columns of shape (N,), the one form in which they are checked, priced
+and ranked.
 
-A single layout is a batch of one. Words become codes: the index into the tuple of names in `specs.layout`.
+A single layout is a batch of one. Words become codes: the index into the tuple of names in
+`specs.layout`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, PRECISIONS, SCHEDULES, Layout, format_ac, parse_ac
+from planner.specs.layout import (
+    AC_KINDS,
+    CP_METHODS,
+    DTYPES,
+    PRECISIONS,
+    SCHEDULES,
+    Layout,
+    format_ac,
+    parse_ac,
+)
 
 Column = NDArray[Any]
 IntColumn = NDArray[np.int64]
@@ -25,7 +36,16 @@ CODES: Mapping[str, tuple[str, ...]] = {
     "reduce_dtype": DTYPES,
     "master_dtype": DTYPES,
 }
-FLAGS = frozenset({"sequence_parallel", "async_tp", "float8_all_gather", "compile", "optimizer_in_backward", "cpu_offload"})
+FLAGS = frozenset(
+    {
+        "sequence_parallel",
+        "async_tp",
+        "float8_all_gather",
+        "compile",
+        "optimizer_in_backward",
+        "cpu_offload",
+    }
+)
 TRAINER_SPLIT = -1
 
 
@@ -34,7 +54,8 @@ class LayoutBatch:
     """N layouts. Integers and codes are int64, flags bool, `ac_value` float64.
 
     ac_kind: index into AC_KINDS; ac_value: N of selective-layer-N or X of memory-budget-X, else 0.
-    split: index into `splits` (layers per stage, first stage first), TRAINER_SPLIT for the trainer's own.
+    split: index into `splits` (layers per stage, first stage first), TRAINER_SPLIT for the
+        trainer's own.
     """
 
     dp_replicate: IntColumn
@@ -75,18 +96,30 @@ class LayoutBatch:
 
     def take(self, rows: Column | slice) -> "LayoutBatch":
         """The rows at these indices (or where this mask is true)."""
-        return LayoutBatch(**{name: column[rows] for name, column in self.columns()}, splits=self.splits)
+        return LayoutBatch(
+            **{name: column[rows] for name, column in self.columns()}, splits=self.splits
+        )
 
     @classmethod
     def from_layouts(cls, layouts: Sequence[Layout]) -> "LayoutBatch":
         """Columns from N layouts; inverse of `row`."""
-        splits = tuple(dict.fromkeys(layout.layers_per_stage for layout in layouts if layout.layers_per_stage is not None))
+        splits = tuple(
+            dict.fromkeys(
+                layout.layers_per_stage for layout in layouts if layout.layers_per_stage is not None
+            )
+        )
         parsed = [parse_ac(layout.ac) for layout in layouts]
         columns: dict[str, Column] = {
             "ac_kind": np.array([AC_KINDS.index(kind) for kind, _ in parsed], dtype=np.int64),
             "ac_value": np.array([value for _, value in parsed], dtype=np.float64),
             "split": np.array(
-                [TRAINER_SPLIT if x.layers_per_stage is None else splits.index(x.layers_per_stage) for x in layouts], dtype=np.int64
+                [
+                    TRAINER_SPLIT
+                    if x.layers_per_stage is None
+                    else splits.index(x.layers_per_stage)
+                    for x in layouts
+                ],
+                dtype=np.int64,
             ),
         }
         for f in fields(cls):
@@ -126,5 +159,7 @@ class LayoutBatch:
 
 
 def _renumbered(batch: LayoutBatch, splits: tuple[tuple[int, ...], ...]) -> IntColumn:
-    places = np.array([splits.index(split) for split in batch.splits] + [TRAINER_SPLIT], dtype=np.int64)
+    places = np.array(
+        [splits.index(split) for split in batch.splits] + [TRAINER_SPLIT], dtype=np.int64
+    )
     return places[batch.split]

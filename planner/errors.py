@@ -44,7 +44,13 @@ class PlannerError(Exception):
 
     def as_dict(self) -> dict[str, object]:
         """The error object of the contract: type, field, value, message, remedy."""
-        return {"type": self.kind, "field": None, "value": None, "message": str(self), "remedy": None}
+        return {
+            "type": self.kind,
+            "field": None,
+            "value": None,
+            "message": str(self),
+            "remedy": None,
+        }
 
 
 class SpecError(PlannerError):
@@ -75,7 +81,9 @@ class SpecError(PlannerError):
             "remedy": first.remedy,
         }
         if len(self.faults) > 1:
-            body["errors"] = [{**asdict(fault), "value": _plain(fault.value)} for fault in self.faults]
+            body["errors"] = [
+                {**asdict(fault), "value": _plain(fault.value)} for fault in self.faults
+            ]
         return body
 
 
@@ -84,24 +92,43 @@ class UnknownNameError(SpecError):
 
     kind = "unknown_name"
 
-    def __init__(self, field: str, value: str, known: Iterable[str], what: str, *, also: str = "") -> None:
+    def __init__(
+        self, field: str, value: str, known: Iterable[str], what: str, *, also: str = ""
+    ) -> None:
         """also: what can be done where no known name is meant."""
         names = sorted(known)
         close = difflib.get_close_matches(str(value).lower(), names, n=3, cutoff=0.5)
-        remedy = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
+        remedy = (
+            f"did you mean {' or '.join(close)}?"
+            if close
+            else f"known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
+        )
         both = remedy if not also else f"{remedy} Or {also}" if close else f"{remedy}; or {also}"
         super().__init__(Fault(field, value, f"no {what} of this name", both))
 
 
 class InfeasibleError(PlannerError):
-    """A sound request for which no layout fits: the binding limit, the nearest miss and the smallest change that would fit."""
+    """A sound request for which no layout fits: the binding limit, the nearest miss and the
+    smallest change that would fit.
+    """
 
     kind = "nothing_fits"
 
     def __init__(
-        self, message: str, *, remedy: str, field: str = "cluster", nearest_miss: object = None, rejected: object = None
+        self,
+        message: str,
+        *,
+        remedy: str,
+        field: str = "cluster",
+        nearest_miss: object = None,
+        rejected: object = None,
     ) -> None:
-        self.remedy, self.field, self.nearest_miss, self.rejected = remedy, field, nearest_miss, rejected
+        self.remedy, self.field, self.nearest_miss, self.rejected = (
+            remedy,
+            field,
+            nearest_miss,
+            rejected,
+        )
         super().__init__(message)
 
     def as_dict(self) -> dict[str, object]:
@@ -118,14 +145,24 @@ class InfeasibleError(PlannerError):
 
 
 class UnsupportedError(InfeasibleError):
-    """A sound request that its trainer cannot run, whatever the layout: why, and which trainers could.
+    """A sound request that its trainer cannot run, whatever the layout: why, and which trainers
+    could.
 
-    could: trainers we know that can, with their release.  violations: one for each thing the trainer lacks.
+    could: trainers we know that can, with their release.  violations: one for each thing the
+        trainer lacks.
     """
 
     kind = "nothing_runs"
 
-    def __init__(self, message: str, *, remedy: str, field: str, could: Sequence[str], violations: Sequence[object]) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str,
+        field: str,
+        could: Sequence[str],
+        violations: Sequence[object],
+    ) -> None:
         self.could, self.violations = tuple(could), tuple(violations)
         super().__init__(message, remedy=remedy, field=field)
 
@@ -135,7 +172,9 @@ class UnsupportedError(InfeasibleError):
 
 
 class MissingDataError(SpecError):
-    """No peak or calibration for this operation, dtype and GPU; the remedy says which would supply it."""
+    """No peak or calibration for this operation, dtype and GPU; the remedy says which would supply
+    it.
+    """
 
     kind = "missing_data"
 
@@ -152,7 +191,11 @@ class PartedError(PlannerError):
     def as_dict(self) -> dict[str, object]:
         """The contract's error object, with what to do about it as its remedy."""
         message, parted, remedy = str(self).rpartition("; ")
-        return {**super().as_dict(), "message": message if parted else remedy, "remedy": remedy if parted else None}
+        return {
+            **super().as_dict(),
+            "message": message if parted else remedy,
+            "remedy": remedy if parted else None,
+        }
 
 
 class StoreError(PartedError):

@@ -1,4 +1,6 @@
-"""Why this layout and not that one, in plain words with numbers. Every sentence is read off an estimate or a priced neighbour."""
+"""Why this layout and not that one, in plain words with numbers. Every sentence is read off an
+estimate or a priced neighbour.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -63,15 +65,22 @@ def bottleneck(estimate: Estimate) -> str:
     parts = {key: value for key, value in time_parts(estimate).items() if key != "compute"}
     step = estimate.step_seconds or 1.0
     key, seconds = next(iter(parts.items()))
-    return f"{WORDS[key]}: {format_seconds(seconds)} of {format_seconds(step)} ({seconds / step:.0%})"
+    return (
+        f"{WORDS[key]}: {format_seconds(seconds)} of {format_seconds(step)} ({seconds / step:.0%})"
+    )
 
 
 def next_bottleneck(estimate: Estimate) -> str:
-    """What would limit the step if the largest cost beside compute vanished, to first order: the other costs stay as they are.
+    """What would limit the step if the largest cost beside compute vanished, to first order: the
+    other costs stay as they are.
 
     Empty where nothing but compute takes time.
     """
-    parts = [(key, seconds) for key, seconds in time_parts(estimate).items() if key != "compute" and seconds > 0]
+    parts = [
+        (key, seconds)
+        for key, seconds in time_parts(estimate).items()
+        if key != "compute" and seconds > 0
+    ]
     step = estimate.step_seconds or 1.0
     if not parts:
         return ""
@@ -82,14 +91,19 @@ def next_bottleneck(estimate: Estimate) -> str:
     if not rest or rest[0][1] < NOTICEABLE * left:
         return f"{sentence}, nearly all of it {WORDS['compute']}"
     key, seconds = rest[0]
-    return f"{sentence}; the next bottleneck would be {WORDS[key]}: {format_seconds(seconds)} ({seconds / left:.0%})"
+    return (
+        f"{sentence}; the next bottleneck would be {WORDS[key]}: {format_seconds(seconds)} "
+        f"({seconds / left:.0%})"
+    )
 
 
 def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> Regret | None:
-    """How likely another layout is truly better than the first, and by how much; None for one layout, or where time is no part of it.
+    """How likely another layout is truly better than the first, and by how much; None for one
+    layout, or where time is no part of it.
 
-    True score = predicted x exp(deviation), the deviations drawn jointly: what layouts share cancels, what they load on differently does
-    not.  scores (K,): what is expected of the objective, the winner's first.  covariance (K, K): of their logs (`search.ranking`).
+    True score = predicted x exp(deviation), the deviations drawn jointly: what layouts share
+    cancels, what they load on differently does not.  scores (K,): what is expected of the
+    objective, the winner's first.  covariance (K, K): of their logs (`search.ranking`).
     """
     if len(scores) < 2 or search.objective not in BETTER:
         return None
@@ -97,7 +111,11 @@ def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> 
     random = np.random.default_rng(search.seed).standard_normal((REGRET_DRAWS, len(scores)))
     truth = np.log(scores) + (random * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
     lost = truth[:, 0] - truth.min(axis=1)
-    probability, mean, share_95 = float((lost > 0).mean()), float(np.expm1(lost).mean()), float(np.expm1(np.quantile(lost, 0.95)))
+    probability, mean, share_95 = (
+        float((lost > 0).mean()),
+        float(np.expm1(lost).mean()),
+        float(np.expm1(np.quantile(lost, 0.95))),
+    )
     sd = float(np.sqrt(covariance[0, 0]))
     joint = float(covariance[0, 1] / (sd * np.sqrt(covariance[1, 1])))
     others, better = len(scores) - 1, BETTER[search.objective]
@@ -106,11 +124,17 @@ def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> 
         f"with probability {probability:.0%} {other} shown is truly {better}: "
         f"{AGAINST_BEST[search.objective].format(times(1.0 + mean))} on average, "
         f"more than {times(1.0 + share_95)} in 5 of 100 cases "
-        f"(estimates spread by {sd:.0%}, those of numbers 1 and 2 are correlated {joint:.2f}); probes narrow this"
+        f"(estimates spread by {sd:.0%}, those of numbers 1 and 2 are correlated "
+        f"{joint:.2f}); probes narrow this"
     )
     return Regret(
-        probability_other_better=probability, expected_share=mean, share_95=share_95, time_sd=sd, correlation=joint, statement=statement,
-    )  # fmt: skip
+        probability_other_better=probability,
+        expected_share=mean,
+        share_95=share_95,
+        time_sd=sd,
+        correlation=joint,
+        statement=statement,
+    )
 
 
 def memory_sentence(estimate: Estimate) -> str:
@@ -120,41 +144,65 @@ def memory_sentence(estimate: Estimate) -> str:
     worst = estimate.memory.worst_stage
     where = f" on pipeline rank {worst}" if len(estimate.memory.stages) > 1 else ""
     return (
-        f"memory peaks{where} at {format_bytes(estimate.device_bytes)} of {format_bytes(estimate.usable_bytes)} usable; "
+        f"memory peaks{where} at {format_bytes(estimate.device_bytes)} of "
+        f"{format_bytes(estimate.usable_bytes)} usable; "
         f"probability of running out {estimate.oom_probability or 0.0:.1%}"
     )
 
 
 def precision_sentences(pricer: Pricer, layout: Layout, estimate: Estimate) -> list[str]:
-    """What low precision leaves in 16 bits, and what it costs beside its products; nothing for 16-bit layouts."""
+    """What low precision leaves in 16 bits, and what it costs beside its products; nothing for
+    16-bit layouts.
+    """
     recipe = pricer.recipes[PRECISIONS.index(layout.precision)]
-    return list(_precision(pricer, layout, recipe, estimate.step_seconds or 1.0)) if recipe.low else []
+    return (
+        list(_precision(pricer, layout, recipe, estimate.step_seconds or 1.0)) if recipe.low else []
+    )
 
 
 def _precision(pricer: Pricer, layout: Layout, recipe: Recipe, step: float) -> Iterator[str]:
     shares = quantised_model(pricer.model, pricer.recipes).shares
-    high = [name for name, share in shares.items() if share[PRECISIONS.index(layout.precision)] == 0]
+    high = [
+        name for name, share in shares.items() if share[PRECISIONS.index(layout.precision)] == 0
+    ]
     tail, layers = bf16_tail(recipe, pricer.model.num_hidden_layers), pricer.model.num_hidden_layers
     if high or tail:
         kept = [*high, *([f"the last {tail} of {layers} layers"] if tail else [])]
         yield f"{recipe.name} leaves {', '.join(kept)} in 16 bits, as {pricer.rules.name} does"
     casts = replace(
-        recipe, scale=NOTHING, cast=NOTHING, eager_scale=NOTHING, eager_cast=NOTHING, transposed=NOTHING, fused_kernels=0.0,
-        eager_kernels=0.0, padding=0.0,
-    )  # fmt: skip
+        recipe,
+        scale=NOTHING,
+        cast=NOTHING,
+        eager_scale=NOTHING,
+        eager_cast=NOTHING,
+        transposed=NOTHING,
+        fused_kernels=0.0,
+        eager_kernels=0.0,
+        padding=0.0,
+    )
     seconds = _seconds(pricer, layout, recipe) - _seconds(pricer, layout, casts)
     if seconds > NOTICEABLE * step:
-        yield f"scaling and casting for {recipe.name} takes {format_seconds(seconds)} a step ({seconds / step:.1%})"
+        yield (
+            f"scaling and casting for {recipe.name} takes {format_seconds(seconds)} a step "
+            f"({seconds / step:.1%})"
+        )
     if layout.tp > 1 and recipe.tp_wire_bytes >= TWO_BYTES:
-        seconds = _seconds(pricer, layout, recipe) - _seconds(pricer, layout, replace(recipe, tp_wire_bytes=1.0))
+        seconds = _seconds(pricer, layout, recipe) - _seconds(
+            pricer, layout, replace(recipe, tp_wire_bytes=1.0)
+        )
         if seconds > NOTICEABLE * step:
-            yield f"TP all-gathers stay in 16 bits under {recipe.name}: in 8 bits a step would take {format_seconds(seconds)} less"
+            yield (
+                f"TP all-gathers stay in 16 bits under {recipe.name}: in 8 bits a step would take "
+                f"{format_seconds(seconds)} less"
+            )
 
 
 def _seconds(pricer: Pricer, layout: Layout, recipe: Recipe) -> float:
     """Screened step of a layout if its precision had this recipe."""
     recipes = tuple(recipe if known.name == recipe.name else known for known in pricer.recipes)
-    return float(replace(pricer, recipes=recipes).price(LayoutBatch.from_layouts([layout])).step_seconds[0])
+    return float(
+        replace(pricer, recipes=recipes).price(LayoutBatch.from_layouts([layout])).step_seconds[0]
+    )
 
 
 def _change(neighbour: Neighbour, usable_bytes: float) -> str:
@@ -164,16 +212,27 @@ def _change(neighbour: Neighbour, usable_bytes: float) -> str:
         close = ", too close to be safe" if neighbour.device_bytes <= usable_bytes else ""
         return f"{name} {neighbour.new} instead of {neighbour.old} would need {need}{close}"
     effect = times_as_fast(1.0 / neighbour.step_ratio)
-    return f"{name} {neighbour.new} instead of {neighbour.old}: {effect}, {format_bytes(neighbour.device_bytes)}"
+    return (
+        f"{name} {neighbour.new} instead of {neighbour.old}: {effect}, "
+        f"{format_bytes(neighbour.device_bytes)}"
+    )
 
 
-def winner_reasons(pricer: Pricer, layout: Layout, estimate: Estimate, found: Sequence[Neighbour]) -> list[str]:
-    """What holds the winner in place: the bottleneck, the memory, what would be faster but does not fit, and the closest alternatives."""
+def winner_reasons(
+    pricer: Pricer, layout: Layout, estimate: Estimate, found: Sequence[Neighbour]
+) -> list[str]:
+    """What holds the winner in place: the bottleneck, the memory, what would be faster but does not
+    fit, and the closest alternatives.
+    """
     usable = pricer.cluster.usable_memory_bytes
-    refused = sorted((n for n in found if not n.fits and n.step_ratio < 1.0), key=lambda n: n.step_ratio)
+    refused = sorted(
+        (n for n in found if not n.fits and n.step_ratio < 1.0), key=lambda n: n.step_ratio
+    )
     tempting = {n.field: n for n in reversed(refused)}
     closest = [
-        best for name in dict.fromkeys(n.field for n in found) if (best := fastest(found, name)) is not None and _noticeable(best, estimate)
+        best
+        for name in dict.fromkeys(n.field for n in found)
+        if (best := fastest(found, name)) is not None and _noticeable(best, estimate)
     ]
     return [
         f"bottleneck is {bottleneck(estimate)}",
@@ -193,17 +252,26 @@ def _noticeable(neighbour: Neighbour, estimate: Estimate) -> bool:
     return abs(neighbour.step_ratio - 1.0) > NOTICEABLE or memory > 2 * NOTICEABLE
 
 
-def difference(ours: Estimate, theirs: Estimate, our_layout: Layout, their_layout: Layout) -> list[str]:
-    """What the second layout gains and loses against the first: the fields that differ, then the costs that moved most."""
+def difference(
+    ours: Estimate, theirs: Estimate, our_layout: Layout, their_layout: Layout
+) -> list[str]:
+    """What the second layout gains and loses against the first: the fields that differ, then the
+    costs that moved most.
+    """
     if ours.step_seconds is None or theirs.step_seconds is None:
         pairs = ((our_layout, ours), (their_layout, theirs))
         return [
-            f"{layout.short()} cannot run: " + "; ".join(f"{v.field} {v.rule}" for v in e.violations) for layout, e in pairs if not e.valid
+            f"{layout.short()} cannot run: "
+            + "; ".join(f"{v.field} {v.rule}" for v in e.violations)
+            for layout, e in pairs
+            if not e.valid
         ]
     lines = []
     fields = changed_fields(our_layout, their_layout)
     if fields:
-        lines.append("differs in " + ", ".join(f"{name} {a} -> {b}" for name, (a, b) in fields.items()))
+        lines.append(
+            "differs in " + ", ".join(f"{name} {a} -> {b}" for name, (a, b) in fields.items())
+        )
     lines.append(
         f"{times_as_fast(ours.step_seconds / theirs.step_seconds)}: "
         f"{format_seconds(theirs.step_seconds)} against {format_seconds(ours.step_seconds)} a step"
@@ -227,7 +295,8 @@ def changed_fields(first: Layout, second: Layout) -> dict[str, tuple[FieldValue,
 
 
 def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:
-    """Why the layout of this rank, and for number 1 what one step in each field does; or what it loses against rank `versus`.
+    """Why the layout of this rank, and for number 1 what one step in each field does; or what it
+    loses against rank `versus`.
 
     Raises SpecError for a rank that is not there.
     """
@@ -237,9 +306,18 @@ def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:
         steps = [step_sentence(step) for step in plan.sensitivity] if rank == 1 else []
         paper = plan.fastest_on_paper if rank == 1 else None
         instead = [f"fastest on paper: {paper.layout.short()}: {paper.statement}"] if paper else []
-        return [*lines, *instead, *chosen.reasons, *(["one step in each field:", *steps] if steps else [])]
+        return [
+            *lines,
+            *instead,
+            *chosen.reasons,
+            *(["one step in each field:", *steps] if steps else []),
+        ]
     other = _ranked(plan, versus, "versus")
-    return [*lines, f"against #{versus} {other.layout.short()}", *difference(other.estimate, chosen.estimate, other.layout, chosen.layout)]
+    return [
+        *lines,
+        f"against #{versus} {other.layout.short()}",
+        *difference(other.estimate, chosen.estimate, other.layout, chosen.layout),
+    ]
 
 
 def step_sentence(step: SensitivityStep) -> str:
@@ -248,11 +326,16 @@ def step_sentence(step: SensitivityStep) -> str:
     if step.refused is not None or step.step_ratio is None or step.device_bytes is None:
         return f"{change}: refused, {step.refused}"
     effect = times_as_fast(1.0 / step.step_ratio)
-    return f"{change}: {effect}, {format_bytes(step.device_bytes)}{'' if step.fits else ', does not fit'}"
+    return (
+        f"{change}: {effect}, "
+        f"{format_bytes(step.device_bytes)}{'' if step.fits else ', does not fit'}"
+    )
 
 
 def _ranked(plan: Plan, rank: int, field: str) -> RankedLayout:
     for entry in plan.ranked:
         if entry.rank == rank:
             return entry
-    raise SpecError(Fault(field, rank, f"the plan ranks 1 to {len(plan.ranked)}", "choose one of them"))
+    raise SpecError(
+        Fault(field, rank, f"the plan ranks 1 to {len(plan.ranked)}", "choose one of them")
+    )

@@ -1,7 +1,8 @@
 """What the planner asks of the outside world. Only `api/wiring.py` chooses who answers.
 
-Stores raise StoreError when the database cannot answer, NotFoundError for an unknown id, ConflictError for an id that
-exists already. Every implementation passes `tests/contract/test_store_contract.py`.
+Stores raise StoreError when the database cannot answer, NotFoundError for an unknown id,
+ConflictError for an id that exists already. Every implementation passes
+`tests/contract/test_store_contract.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +54,8 @@ class IdFactory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLabels:
-    """What a stored plan is found by. job_hash: of the job without its id and labels, so that equal questions meet.
+    """What a stored plan is found by. job_hash: of the job without its id and labels, so that equal
+    questions meet.
 
     status: "done"; "cancelled" of the best so far where somebody ended the study.
     """
@@ -84,7 +86,9 @@ class PlanSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPage:
-    """Part of a list, newest first. next_cursor: where the next page starts; None on the last one."""
+    """Part of a list, newest first. next_cursor: where the next page starts; None on the last
+    one.
+    """
 
     items: tuple[PlanSummary, ...]
     next_cursor: str | None
@@ -102,7 +106,9 @@ class PlanStore(Protocol):
         ...
 
     def list_plans(self, cursor: str | None, limit: int) -> PlanPage:
-        """At most `limit` plans, newest first, from `cursor` on. Raises SpecError for a cursor that no page gave."""
+        """At most `limit` plans, newest first, from `cursor` on. Raises SpecError for a cursor that
+        no page gave.
+        """
         ...
 
 
@@ -130,7 +136,9 @@ class EstimateStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementFilter:
-    """Which measurements to list; None is any. job_hash, layout_hash, software_hash: see `MeasurementKey`."""
+    """Which measurements to list; None is any. job_hash, layout_hash, software_hash: see
+    `MeasurementKey`.
+    """
 
     model: str | None = None
     gpu: str | None = None
@@ -143,14 +151,18 @@ class MeasurementFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementPage:
-    """Part of a list, newest first. next_cursor: where the next page starts; None on the last one."""
+    """Part of a list, newest first. next_cursor: where the next page starts; None on the last
+    one.
+    """
 
     items: tuple[Measurement, ...]
     next_cursor: str | None
 
 
 class MeasurementStore(Protocol):
-    """Keeps what was measured, one entry a run: a repeated measurement is a second entry. Passes `tests/contract`."""
+    """Keeps what was measured, one entry a run: a repeated measurement is a second entry. Passes
+    `tests/contract`.
+    """
 
     def add(self, measurements: Sequence[Measurement]) -> None:
         """Stores all or none. Raises ConflictError when an id is taken."""
@@ -161,17 +173,23 @@ class MeasurementStore(Protocol):
         ...
 
     def list(self, wanted: MeasurementFilter, cursor: str | None, limit: int) -> MeasurementPage:
-        """At most `limit` of the wanted ones, newest first, from `cursor` on. Raises SpecError for a cursor that no page gave."""
+        """At most `limit` of the wanted ones, newest first, from `cursor` on. Raises SpecError for
+        a cursor that no page gave.
+        """
         ...
 
     def matching(self, job_hash: str) -> Sequence[Measurement]:
-        """Measurements of this question (`planner.specs.measurement.question_hash`), oldest first."""
+        """Measurements of this question (`planner.specs.measurement.question_hash`), oldest
+        first.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRecord:
-    """What runs of one trainer on one GPU under one software have taught. document: the posterior, JSON-safe."""
+    """What runs of one trainer on one GPU under one software have taught. document: the posterior,
+    JSON-safe.
+    """
 
     id: str
     created_at: datetime
@@ -184,7 +202,9 @@ class CalibrationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationPage:
-    """Part of a list, newest first. next_cursor: where the next page starts; None on the last one."""
+    """Part of a list, newest first. next_cursor: where the next page starts; None on the last
+    one.
+    """
 
     items: tuple[CalibrationRecord, ...]
     next_cursor: str | None
@@ -201,8 +221,12 @@ class CalibrationStore(Protocol):
         """The calibration of this id. Raises NotFoundError."""
         ...
 
-    def latest(self, trainer: str, gpu: str, *, until: datetime | None = None) -> CalibrationRecord | None:
-        """The newest of this trainer on this GPU, or the newest at a moment; None when nothing was learnt."""
+    def latest(
+        self, trainer: str, gpu: str, *, until: datetime | None = None
+    ) -> CalibrationRecord | None:
+        """The newest of this trainer on this GPU, or the newest at a moment; None when nothing was
+        learnt.
+        """
         ...
 
     def list(self, cursor: str | None, limit: int) -> CalibrationPage:

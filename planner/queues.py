@@ -1,6 +1,8 @@
-"""Work in line, as the planner's ports know it: probes, studies and sweeps, each a queue whose entries are held under leases.
+"""Work in line, as the planner's ports know it: probes, studies and sweeps, each a queue whose
+entries are held under leases.
 
-Whoever holds the newest fencing token of an entry may write it. Stores raise what `planner.ports` says.
+Whoever holds the newest fencing token of an entry may write it. Stores raise what `planner.ports`
+says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +19,12 @@ ProbeState = Literal["queued", "running", "done", "failed", "cancelled"]
 class ProbeRecord:
     """One layout to measure, and how far that is.
 
-    request: job with its layout, and how to measure it.  owner: who runs it, "host:pid:...".  fencing_token: rises with every claim;
-    only its holder may write.  lease_until: after it the owner counts as dead.  attempts: claims so far, of max_attempts.
-    folder: where its files lie on the owner's host.  results: result files of its runs.  failure: class of what went wrong, "oom" or
-    a `probes.protocol.FailureKind`, with the root cause in `message`.
+    request: job with its layout, and how to measure it.  owner: who runs it, "host:pid:...".
+    fencing_token: rises with every claim; only its holder may write.  lease_until: after it the
+        owner counts as dead.  attempts: claims so far, of max_attempts.
+    folder: where its files lie on the owner's host.  results: result files of its runs.  failure:
+    class of what went wrong, "oom" or a `probes.protocol.FailureKind`, with the root cause in
+    `message`.
     """
 
     id: str
@@ -54,7 +58,9 @@ class ProbeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeEnd:
-    """How a probe ended. measurements: stored with it in one transaction, the probe's own first, then of smaller runs that served it."""
+    """How a probe ended. measurements: stored with it in one transaction, the probe's own first,
+    then of smaller runs that served it.
+    """
 
     state: Literal["done", "failed", "cancelled"]
     results: tuple[Mapping[str, Any], ...] = ()
@@ -76,7 +82,9 @@ class ProbeFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePage:
-    """Part of a list, newest first. next_cursor: where the next page starts; None on the last one."""
+    """Part of a list, newest first. next_cursor: where the next page starts; None on the last
+    one.
+    """
 
     items: tuple[ProbeRecord, ...]
     next_cursor: str | None
@@ -84,7 +92,9 @@ class ProbePage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A claim on a probe. The owner is believed to live until `seconds` after its last heartbeat."""
+    """A claim on a probe. The owner is believed to live until `seconds` after its last
+    heartbeat.
+    """
 
     owner: str
     now: datetime
@@ -92,7 +102,9 @@ class Lease:
 
 
 class ProbeStore(Protocol):
-    """A queue of probes with leases. Who holds the newest fencing token writes; anyone older gets ConflictError."""
+    """A queue of probes with leases. Who holds the newest fencing token writes; anyone older gets
+    ConflictError.
+    """
 
     def add(self, records: Sequence[ProbeRecord]) -> None:
         """Stores all or none. Raises ConflictError when an id is taken."""
@@ -103,31 +115,52 @@ class ProbeStore(Protocol):
         ...
 
     def list(self, wanted: ProbeFilter, cursor: str | None, limit: int) -> ProbePage:
-        """At most `limit` of the wanted ones, newest first, from `cursor` on. Raises SpecError for a cursor that no page gave."""
+        """At most `limit` of the wanted ones, newest first, from `cursor` on. Raises SpecError for
+        a cursor that no page gave.
+        """
         ...
 
     def claim(self, lease: Lease, *, probe_id: str | None = None) -> ProbeRecord | None:
-        """The oldest queued probe, or the queued one of this id, now running and ours; None when there is none."""
+        """The oldest queued probe, or the queued one of this id, now running and ours; None when
+        there is none.
+        """
         ...
 
     def take_over(self, probe_id: str, lease: Lease) -> ProbeRecord | None:
-        """A running probe whose lease has ended, now ours; None when somebody else was quicker or its owner came back."""
+        """A running probe whose lease has ended, now ours; None when somebody else was quicker or
+        its owner came back.
+        """
         ...
 
-    def heartbeat(self, held: ProbeRecord, lease: Lease, *, progress: str | None = None, folder: str | None = None) -> bool:
-        """Prolongs the lease. Returns whether somebody asked to cancel. Raises ConflictError when the lease was lost."""
+    def heartbeat(
+        self,
+        held: ProbeRecord,
+        lease: Lease,
+        *,
+        progress: str | None = None,
+        folder: str | None = None,
+    ) -> bool:
+        """Prolongs the lease. Returns whether somebody asked to cancel. Raises ConflictError when
+        the lease was lost.
+        """
         ...
 
     def finish(self, held: ProbeRecord, end: ProbeEnd, now: datetime) -> ProbeRecord:
-        """Ends it and stores its measurements, all or nothing. Raises ConflictError when the lease was lost."""
+        """Ends it and stores its measurements, all or nothing. Raises ConflictError when the lease
+        was lost.
+        """
         ...
 
     def release(self, held: ProbeRecord, *, counts: bool) -> ProbeRecord:
-        """Back into the queue. counts: whether the attempt was one. Raises ConflictError when the lease was lost."""
+        """Back into the queue. counts: whether the attempt was one. Raises ConflictError when the
+        lease was lost.
+        """
         ...
 
     def cancel(self, probe_id: str, now: datetime) -> ProbeRecord:
-        """A queued probe is cancelled; of a running one its owner is asked; an ended one stays as it is. Raises NotFoundError."""
+        """A queued probe is cancelled; of a running one its owner is asked; an ended one stays as
+        it is. Raises NotFoundError.
+        """
         ...
 
     def expired(self, now: datetime) -> Sequence[ProbeRecord]:
@@ -141,10 +174,13 @@ TaskKind = Literal["study", "sweep"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRecord:
-    """Work that takes probes: a study of one job (its id is that of the plan it will make), or one run of a sweep.
+    """Work that takes probes: a study of one job (its id is that of the plan it will make), or one
+    run of a sweep.
 
-    request: what it was asked.  parent_id, due_at: the sweep and the moment that it is for; a moment is worked on once.
-    result: what it came to: of a study nothing (the plan is stored), of a sweep's run its report.  Leases as in ProbeRecord.
+    request: what it was asked.  parent_id, due_at: the sweep and the moment that it is for; a
+        moment is worked on once.
+    result: what it came to: of a study nothing (the plan is stored), of a sweep's run its report.
+        Leases as in ProbeRecord.
     """
 
     id: str
@@ -182,7 +218,9 @@ class TaskFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPage:
-    """Part of a list, newest first. next_cursor: where the next page starts; None on the last one."""
+    """Part of a list, newest first. next_cursor: where the next page starts; None on the last
+    one.
+    """
 
     items: tuple[TaskRecord, ...]
     next_cursor: str | None
@@ -219,19 +257,27 @@ class TaskStore(Protocol):
         ...
 
     def list(self, wanted: TaskFilter, cursor: str | None, limit: int) -> TaskPage:
-        """At most `limit` of the wanted ones, newest first, from `cursor` on. Raises SpecError for a cursor that no page gave."""
+        """At most `limit` of the wanted ones, newest first, from `cursor` on. Raises SpecError for
+        a cursor that no page gave.
+        """
         ...
 
     def claim(self, lease: Lease, *, task_id: str | None = None) -> TaskRecord | None:
-        """The oldest queued task, or the queued one of this id, now running and ours; None when there is none."""
+        """The oldest queued task, or the queued one of this id, now running and ours; None when
+        there is none.
+        """
         ...
 
     def take_over(self, task_id: str, lease: Lease) -> TaskRecord | None:
-        """A running task whose lease has ended, now ours; None when somebody else was quicker or its owner came back."""
+        """A running task whose lease has ended, now ours; None when somebody else was quicker or
+        its owner came back.
+        """
         ...
 
     def heartbeat(self, held: TaskRecord, lease: Lease, *, progress: str | None = None) -> bool:
-        """Prolongs the lease. Returns whether somebody asked to cancel. Raises ConflictError when the lease was lost."""
+        """Prolongs the lease. Returns whether somebody asked to cancel. Raises ConflictError when
+        the lease was lost.
+        """
         ...
 
     def finish(self, held: TaskRecord, end: TaskEnd, now: datetime) -> TaskRecord:
@@ -239,11 +285,15 @@ class TaskStore(Protocol):
         ...
 
     def release(self, held: TaskRecord, *, counts: bool) -> TaskRecord:
-        """Back into the queue. counts: whether the attempt was one. Raises ConflictError when the lease was lost."""
+        """Back into the queue. counts: whether the attempt was one. Raises ConflictError when the
+        lease was lost.
+        """
         ...
 
     def cancel(self, task_id: str, now: datetime) -> TaskRecord:
-        """A queued task is cancelled; of a running one its owner is asked; an ended one stays as it is. Raises NotFoundError."""
+        """A queued task is cancelled; of a running one its owner is asked; an ended one stays as it
+        is. Raises NotFoundError.
+        """
         ...
 
     def expired(self, now: datetime) -> Sequence[TaskRecord]:
@@ -264,7 +314,9 @@ SweepState = Literal["active", "paused", "cancelled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecord:
-    """A stored sweep. spec: as `planner.specs.sweep` reads it.  next_due_at: None without a schedule, or when not active."""
+    """A stored sweep. spec: as `planner.specs.sweep` reads it.  next_due_at: None without a
+    schedule, or when not active.
+    """
 
     id: str
     created_at: datetime
@@ -276,7 +328,9 @@ class SweepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPage:
-    """Part of a list, newest first. next_cursor: where the next page starts; None on the last one."""
+    """Part of a list, newest first. next_cursor: where the next page starts; None on the last
+    one.
+    """
 
     items: tuple[SweepRecord, ...]
     next_cursor: str | None
@@ -301,10 +355,16 @@ class SweepStore(Protocol):
         """Active sweeps whose moment has come, earliest first."""
         ...
 
-    def advance(self, sweep: SweepRecord, next_due_at: datetime | None, task: TaskRecord | None) -> bool:
-        """Moves the sweep from the moment it was read with to the next, and adds the task, in one transaction; False if another did."""
+    def advance(
+        self, sweep: SweepRecord, next_due_at: datetime | None, task: TaskRecord | None
+    ) -> bool:
+        """Moves the sweep from the moment it was read with to the next, and adds the task, in one
+        transaction; False if another did.
+        """
         ...
 
     def change(self, sweep_id: str, state: SweepState, next_due_at: datetime | None) -> SweepRecord:
-        """Pauses, resumes or cancels it. Raises NotFoundError; ConflictError for one that was cancelled."""
+        """Pauses, resumes or cancels it. Raises NotFoundError; ConflictError for one that was
+        cancelled.
+        """
         ...

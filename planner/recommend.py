@@ -1,6 +1,7 @@
 """The use case: a job in, a ranked and explained plan out.
 
-enumerate -> screen all -> simulate the best -> sample what cannot be enumerated -> choose different ones -> estimate, explain, export.
+enumerate -> screen all -> simulate the best -> sample what cannot be enumerated -> choose different
+ones -> estimate, explain, export.
 """
 
 from collections import Counter
@@ -21,13 +22,7 @@ from planner.rules.support import check_supported, fork_needed
 from planner.search import pareto
 from planner.search.near_batch import near_batch
 from planner.search.neighbours import Neighbour, neighbours
-from planner.search.ranking import (
-    Ranking,
-    covariance,
-    fastest_on_paper,
-    rank,
-    unproven_warning,
-)
+from planner.search.ranking import Ranking, covariance, fastest_on_paper, rank, unproven_warning
 from planner.search.refusals import refused_choices
 from planner.search.screen import OOM_LIMIT
 from planner.search.sensitivity import sensitivity
@@ -44,7 +39,8 @@ if TYPE_CHECKING:  # they bring Optuna, which a plan on paper can start without
     from planner.search.probed import Probing
     from planner.search.probing.loop import Outcome, Ranked
 
-MOST_REASONS = 3  # of those for which most was rejected, where fewer layouts are found than asked for
+# of those for which most was rejected, where fewer layouts are found than asked for
+MOST_REASONS = 3
 SHOWN_REASONS = 16  # one for every field that a neighbour changes, and what needs saying besides
 
 EXPORTS = {
@@ -65,16 +61,19 @@ def recommend(
     probing: "Probing | None" = None,
     plan_id: str | None = None,
 ) -> Plan:
-    """The plan of a job. Raises InfeasibleError when nothing fits, UnsupportedError when the trainer cannot run the job at
-    all, SpecError for a request that cannot be searched.
+    """The plan of a job. Raises InfeasibleError when nothing fits, UnsupportedError when the
+    trainer cannot run the job at all, SpecError for a request that cannot be searched.
 
-    calibration: what was learnt on the job's GPU; the shipped one unless given.  probing: how to spend the job's probes at the winner's
-    size; without it the plan is one on paper.  plan_id: the name under which it was promised.
+    calibration: what was learnt on the job's GPU; the shipped one unless given.  probing: how to
+    spend the job's probes at the winner's size; without it the plan is one on paper.  plan_id: the
+    name under which it was promised.
     """
     started = ports.clock.now()
     say = progress or (lambda _: None)
     clusters = [job.cluster.with_num_gpus(count) for count in job.cluster.num_gpus_choices]
-    check_supported(Context(model=job.model, cluster=cluster, training=job.training) for cluster in clusters)
+    check_supported(
+        Context(model=job.model, cluster=cluster, training=job.training) for cluster in clusters
+    )
     check_given(job, clusters)
     sizes = [search_size(job, cluster, say, calibration) for cluster in clusters]
     fitting = [size for size in sizes if size.candidates]
@@ -90,7 +89,12 @@ def recommend(
         from planner.search.probed import measured_candidates, probe_size
 
         say("spending probes")
-        outcome = probe_size(job, ranked[0].sized, probing, [choice.layout for choice in ranked if choice.sized is ranked[0].sized])
+        outcome = probe_size(
+            job,
+            ranked[0].sized,
+            probing,
+            [choice.layout for choice in ranked if choice.sized is ranked[0].sized],
+        )
         if outcome.learnt:
             sized, known = measured_candidates(ranked[0].sized, outcome, job.search.top_k)
             rate(job, sized, several=False)
@@ -104,7 +108,9 @@ def recommend(
 
 
 def _with_preference(plan: Plan, job: Job, ranking: Ranking) -> Plan:
-    """The plan with what the fastest on paper would gain, and what number 1 rests on that nobody measured."""
+    """The plan with what the fastest on paper would gain, and what number 1 rests on that nobody
+    measured.
+    """
     unproven = unproven_warning(job, ranking)
     return plan.model_copy(
         update={
@@ -115,12 +121,17 @@ def _with_preference(plan: Plan, job: Job, ranking: Ranking) -> Plan:
 
 
 def _with_measurements(plan: Plan, outcome: "Outcome", known: "list[Ranked]") -> Plan:
-    """The plan of layouts ranked by measurements and model together, each with what was measured of it."""
+    """The plan of layouts ranked by measurements and model together, each with what was measured of
+    it.
+    """
     from planner.search.probed import summary, with_measurement
 
     if not known:  # nothing was learnt: the plan on paper stands
         return plan.model_copy(update={"probing": summary(outcome)})
-    entries = [with_measurement(entry, one, known[0]) for entry, one in zip(plan.ranked, known, strict=True)]
+    entries = [
+        with_measurement(entry, one, known[0])
+        for entry, one in zip(plan.ranked, known, strict=True)
+    ]
     return plan.model_copy(update={"ranked": entries, "probing": summary(outcome)})
 
 
@@ -128,17 +139,29 @@ def _exported(job: Job, choice: Choice) -> Export | None:
     target = EXPORTS.get(job.training.trainer)
     if target is None:
         return None
-    exported = export(choice.layout, job.model, choice.sized.pricer.cluster, job.training, to=target)
-    # another program's settings for a trainer that has none of its own: only where that can run the layout
+    exported = export(
+        choice.layout, job.model, choice.sized.pricer.cluster, job.training, to=target
+    )
+    # another program's settings for a trainer that has none of its own: only where that can run the
+    # layout
     return None if target != job.training.trainer and exported.blockers else exported
 
 
 def _options(sizes: list[Sized]) -> list[SizeOption]:
-    """The candidate to put first at every size, with the front of time against cost (GPU-hours where the GPUs are free)."""
+    """The candidate to put first at every size, with the front of time against cost (GPU-hours
+    where the GPUs are free).
+    """
     runs_of = [(sized, sized.runs) for sized in sizes if sized.runs is not None]
     best = [(sized, runs, sized.first) for sized, runs in runs_of]
-    points = np.array([(runs.wall_seconds[row], runs.bill.cost[row], runs.bill.gpu_hours[row]) for _, runs, row in best])
-    beaten = np.all(points[None] <= points[:, None], axis=2) & np.any(points[None] < points[:, None], axis=2)
+    points = np.array(
+        [
+            (runs.wall_seconds[row], runs.bill.cost[row], runs.bill.gpu_hours[row])
+            for _, runs, row in best
+        ]
+    )
+    beaten = np.all(points[None] <= points[:, None], axis=2) & np.any(
+        points[None] < points[:, None], axis=2
+    )
     return [
         SizeOption(
             num_gpus=sized.pricer.cluster.num_gpus,
@@ -157,7 +180,10 @@ def _options(sizes: list[Sized]) -> list[SizeOption]:
 
 def _plan(job: Job, ports: Ports, sizes: list[Sized], ranked: list[Choice], seconds: float) -> Plan:
     estimates = _estimates(ranked)
-    entries = [_entry(job, rank, choice, estimates[rank - 1]) for rank, choice in enumerate(ranked, start=1)]
+    entries = [
+        _entry(job, rank, choice, estimates[rank - 1])
+        for rank, choice in enumerate(ranked, start=1)
+    ]
     winner = ranked[0]
     total = Counter[str]()
     for sized in sizes:
@@ -173,13 +199,18 @@ def _plan(job: Job, ports: Ports, sizes: list[Sized], ranked: list[Choice], seco
         searched=_searched(sizes, winner.sized, seconds),
         versus_current=None if job.layout is None else _versus_current(job, winner, estimates[0]),
         headline=_headline(entries),
-        warnings=[*_warnings(job, winner, estimates[0], entries[0], sizes), *fewer_than_asked(job.search.top_k, len(ranked), sizes)],
+        warnings=[
+            *_warnings(job, winner, estimates[0], entries[0], sizes),
+            *fewer_than_asked(job.search.top_k, len(ranked), sizes),
+        ],
         seed=job.search.seed,
         model_version=MODEL_VERSION,
         calibration_id=winner.sized.pricer.calibration.id,
         sensitivity=sensitivity(winner.sized.pricer, winner.layout),
         sizes=_options([sized for sized in sizes if sized.candidates]),
-        regret=regret(np.array([choice.expected for choice in ranked]), covariance(job, ranked), job.search),
+        regret=regret(
+            np.array([choice.expected for choice in ranked]), covariance(job, ranked), job.search
+        ),
         num_parameters=job.model.total_parameters(),
         num_active_parameters=job.model.active_parameters(),
     )
@@ -190,7 +221,13 @@ def _estimates(ranked: list[Choice]) -> list[Estimate]:
     answers: dict[int, Estimate] = {}
     for sized in {id(choice.sized): choice.sized for choice in ranked}.values():
         places = [place for place, choice in enumerate(ranked) if choice.sized is sized]
-        answers.update(zip(places, estimate_layouts(sized.pricer, [ranked[place].layout for place in places]), strict=True))
+        answers.update(
+            zip(
+                places,
+                estimate_layouts(sized.pricer, [ranked[place].layout for place in places]),
+                strict=True,
+            )
+        )
     return [answers[place] for place in range(len(ranked))]
 
 
@@ -206,7 +243,9 @@ def _searched(sizes: list[Sized], winner: Sized, seconds: float) -> Searched:
     )
 
 
-def _warnings(job: Job, winner: Choice, estimate: Estimate, entry: RankedLayout, sizes: list[Sized]) -> list[str]:
+def _warnings(
+    job: Job, winner: Choice, estimate: Estimate, entry: RankedLayout, sizes: list[Sized]
+) -> list[str]:
     pricer = winner.sized.pricer
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     return [
@@ -219,7 +258,9 @@ def _warnings(job: Job, winner: Choice, estimate: Estimate, entry: RankedLayout,
 
 
 def _near_batch(job: Job, winner: Choice, estimate: Estimate) -> list[str]:
-    """A batch size near the one asked for that would train much faster, where speed is what counts."""
+    """A batch size near the one asked for that would train much faster, where speed is what
+    counts.
+    """
     if job.search.objective not in BETTER or estimate.step_seconds is None:
         return []
     found = near_batch(winner.sized.pricer, winner.layout, estimate.step_seconds, job.search)
@@ -227,9 +268,15 @@ def _near_batch(job: Job, winner: Choice, estimate: Estimate) -> list[str]:
 
 
 def _about_trainer(context: Context) -> list[str]:
-    """Which release's rules were taken in place of the one named, and the fork that these GPUs take."""
+    """Which release's rules were taken in place of the one named, and the fork that these GPUs
+    take.
+    """
     fork = fork_needed(context)
-    through = [f"on {context.cluster.gpu.name} {context.trainer.name} runs through the fork {fork}"] if fork else []
+    through = (
+        [f"on {context.cluster.gpu.name} {context.trainer.name} runs through the fork {fork}"]
+        if fork
+        else []
+    )
     return [note for note in (context.release.note,) if note] + through
 
 
@@ -240,7 +287,10 @@ def fewer_than_asked(asked: int, found: int, sizes: list[Sized]) -> list[str]:
     total = Counter[str]()
     for sized in sizes:
         total.update(sized.rejected)
-    fitting, legal = sum(sized.screened.num_fitting for sized in sizes), sum(sized.num_layouts for sized in sizes)
+    fitting, legal = (
+        sum(sized.screened.num_fitting for sized in sizes),
+        sum(sized.num_layouts for sized in sizes),
+    )
     few = f"{found} of the {asked} layouts asked for: {fitting:,} of {legal:,} legal ones fit"
     why = ", ".join(f"{reason} ({count:,})" for reason, count in total.most_common(MOST_REASONS))
     return [f"{few}; rejected: {why}" if why else few]
@@ -249,7 +299,11 @@ def fewer_than_asked(asked: int, found: int, sizes: list[Sized]) -> list[str]:
 def _run_warnings(winner: RankedLayout, sizes: list[Sized]) -> list[str]:
     """What the whole run of the winner runs into, and the sizes that are no choice."""
     unfit = [f"{sized.pricer.cluster.num_gpus:,}" for sized in sizes if not sized.candidates]
-    nothing = [f"no layout fits on {', '.join(unfit)} {'GPU' if unfit == ['1'] else 'GPUs'}"] if unfit else []
+    nothing = (
+        [f"no layout fits on {', '.join(unfit)} {'GPU' if unfit == ['1'] else 'GPUs'}"]
+        if unfit
+        else []
+    )
     return [*(winner.run.warnings if winner.run is not None else []), *nothing]
 
 
@@ -270,7 +324,9 @@ def _entry(job: Job, rank: int, choice: Choice, estimate: Estimate) -> RankedLay
 
 
 def _reasons(job: Job, rank: int, sized: Sized, layout: Layout, estimate: Estimate) -> list[str]:
-    """The winner's reasons in full, with its neighbours that the search allows; for the others what costs them most and what they need."""
+    """The winner's reasons in full, with its neighbours that the search allows; for the others what
+    costs them most and what they need.
+    """
     found = [n for n in neighbours(sized.pricer, layout) if _allowed(job, n)] if rank == 1 else []
     lines = winner_reasons(sized.pricer, layout, estimate, found)[:SHOWN_REASONS]
     following = next_bottleneck(estimate) if rank == 1 else ""
@@ -292,12 +348,17 @@ def _headline(entries: list[RankedLayout]) -> list[str]:
         ours, theirs = winner.run, second.run
         return [
             winner.layout.short(),
-            f"number 2 is {second.layout.short()} on {counted(second.num_gpus, 'GPU')} instead of {winner.num_gpus:,}",
-            f"trains for {format_seconds(theirs.time_to_train_seconds)} instead of {format_seconds(ours.time_to_train_seconds)}, "
+            f"number 2 is {second.layout.short()} on {counted(second.num_gpus, 'GPU')} "
+            f"instead of {winner.num_gpus:,}",
+            f"trains for {format_seconds(theirs.time_to_train_seconds)} instead of "
+            f"{format_seconds(ours.time_to_train_seconds)}, "
             f"for ${theirs.cost:,.0f} instead of ${ours.cost:,.0f}, "
             f"with {theirs.joules_per_token / ours.joules_per_token - 1.0:+.1%} energy",
         ]
-    return [winner.layout.short(), *difference(winner.estimate, second.estimate, winner.layout, second.layout)]
+    return [
+        winner.layout.short(),
+        *difference(winner.estimate, second.estimate, winner.layout, second.layout),
+    ]
 
 
 def _pareto(job: Job, ranked: list[Choice]) -> list[ParetoPoint]:
@@ -315,13 +376,18 @@ def _pareto(job: Job, ranked: list[Choice]) -> list[ParetoPoint]:
         headroom = sized.pricer.cluster.usable_memory_bytes - float(screened.device_bytes[row])
         points.append(
             ParetoPoint(
-                layout=layout, tokens_per_second_per_gpu=tokens / step, headroom_bytes=headroom, step_seconds=step, rank=places.get(layout)
+                layout=layout,
+                tokens_per_second_per_gpu=tokens / step,
+                headroom_bytes=headroom,
+                step_seconds=step,
+                rank=places.get(layout),
             )
         )
     return points
 
 
 def _versus_current(job: Job, winner: Choice, estimate: Estimate) -> VersusCurrent | None:
-    from planner.versus import versus_current  # what reads trainers' files is not needed without one
+    # what reads trainers' files is not needed without one
+    from planner.versus import versus_current
 
     return versus_current(job, winner.layout, estimate, winner.sized.pricer)

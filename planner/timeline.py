@@ -1,4 +1,6 @@
-"""The use case of `simulate`: one layout's pipeline played out action by action, with each rank's memory and torch's schedule CSV."""
+"""The use case of `simulate`: one layout's pipeline played out action by action, with each rank's
+memory and torch's schedule CSV.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +24,9 @@ MOST_ACTIONS = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineTimeline:
-    """One simulated step: the estimate, the Chrome trace (Perfetto opens it), the compute-only CSV that torch loads, idle share by rank."""
+    """One simulated step: the estimate, the Chrome trace (Perfetto opens it), the compute-only CSV
+    that torch loads, idle share by rank.
+    """
 
     estimate: Estimate
     trace: dict[str, Any]
@@ -32,15 +36,24 @@ class PipelineTimeline:
 
 
 def timeline(job: Job) -> PipelineTimeline:
-    """Plays one step of the job's layout. Raises SpecError without a legal layout with pp > 1, or for a step too long to draw."""
+    """Plays one step of the job's layout. Raises SpecError without a legal layout with pp > 1, or
+    for a step too long to draw.
+    """
     if job.layout is None or job.layout.pp == 1:
         raise SpecError(
-            Fault("layout.pp", None if job.layout is None else 1, "a timeline needs a pipeline", "give a layout with pp of 2 or more")
+            Fault(
+                "layout.pp",
+                None if job.layout is None else 1,
+                "a timeline needs a pipeline",
+                "give a layout with pp of 2 or more",
+            )
         )
     pricer = Pricer.build(job.model, job.cluster, job.training)
     (estimate,) = estimate_layouts(pricer, [job.layout], job_id=job.id)
     if not estimate.valid:
-        raise SpecError([Fault(f"layout.{v.field}", v.value, v.rule, v.remedy) for v in estimate.violations])
+        raise SpecError(
+            [Fault(f"layout.{v.field}", v.value, v.rule, v.remedy) for v in estimate.violations]
+        )
     batch = LayoutBatch.from_layouts([job.layout])
     count = int(num_microbatches(batch, job.training)[0])
     if 3 * count * job.layout.pp * job.layout.virtual_stages > MOST_ACTIONS:
@@ -52,10 +65,19 @@ def timeline(job: Job) -> PipelineTimeline:
                 "use a smaller batch for the drawing; the pattern repeats",
             )
         )
-    simulation = play(pricer, batch, pricer.price(batch, every_rank=True), np.zeros(1, dtype=np.int64), keep_times=True)
+    simulation = play(
+        pricer,
+        batch,
+        pricer.price(batch, every_rank=True),
+        np.zeros(1, dtype=np.int64),
+        keep_times=True,
+    )
     schedule = SCHEDULES[job.layout.pp_schedule]
     makespan = float(simulation.makespan_seconds_C[0])
     return PipelineTimeline(
-        estimate=estimate, trace=chrome_trace(simulation), csv=to_csv(schedule.actions(job.layout.pp, job.layout.virtual_stages, count)),
-        bubble_share=tuple(float(idle) / makespan for idle in simulation.bubble_seconds_CR[0]), makespan_seconds=makespan,
-    )  # fmt: skip
+        estimate=estimate,
+        trace=chrome_trace(simulation),
+        csv=to_csv(schedule.actions(job.layout.pp, job.layout.virtual_stages, count)),
+        bubble_share=tuple(float(idle) / makespan for idle in simulation.bubble_seconds_CR[0]),
+        makespan_seconds=makespan,
+    )

@@ -1,4 +1,5 @@
-"""The only place where 1024 and 1e9 appear: parse quantities at the way in, format them at the way out.
+"""The only place where 1024 and 1e9 appear: parse quantities at the way in, format them at the way
+out.
 
 Inside the planner every quantity is SI: bytes, seconds, bytes per second, FLOP, watts.
 GB is 10^9 bytes and GiB is 2^30 bytes. Bandwidth in bits ("400 Gb/s") is divided by eight.
@@ -19,7 +20,9 @@ _COUNTS = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "B": GIGA, "G": GIGA, "T": 
 _LENGTHS = {"k": KIB, "K": KIB, "Ki": KIB, "m": MIB, "M": MIB, "Mi": MIB}
 _BINARY = {"Ki": float(KIB), "Mi": float(MIB), "Gi": float(GIB), "Ti": float(TIB)}
 _TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": HOUR, "d": DAY}
-_NUMBER_AND_UNIT = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµ/]*)\s*$")
+_NUMBER_AND_UNIT = re.compile(
+    r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµ/]*)\s*$"
+)
 
 
 def _bytes_factor(unit: str) -> float | None:
@@ -34,7 +37,9 @@ def _bytes_factor(unit: str) -> float | None:
 
 
 def _factor(kind: str, unit: str) -> float | None:
-    """SI value of one `unit` of a quantity of this kind; None where the unit does not fit the kind."""
+    """SI value of one `unit` of a quantity of this kind; None where the unit does not fit the
+    kind.
+    """
     if unit == "":
         return 1.0
     if kind == "bytes":
@@ -63,7 +68,8 @@ def parse_quantity(value: object, kind: str) -> float:
     """SI number from a bare number or a string with a unit.
 
     value: 50e9, "50e9", "400 Gb/s", "80 GiB", "700 W", "5 us".  kind: a key of EXAMPLES.
-    Raises ValueError with the rule when the text is no number, the unit does not fit, or the number is not finite.
+    Raises ValueError with the rule when the text is no number, the unit does not fit, or the number
+    is not finite.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(f"must be a number in SI units or a text such as {EXAMPLES[kind]}")
@@ -81,7 +87,8 @@ def parse_quantity(value: object, kind: str) -> float:
 
 
 def parse_count(value: object) -> object:
-    """15e12 from "15T", "15 T" or "15e12"; what is no text stays as it is. Suffixes k, M, B (or G) and T.
+    """15e12 from "15T", "15 T" or "15e12"; what is no text stays as it is. Suffixes k, M, B (or G)
+    and T.
 
     Raises ValueError with the rule and remedy when the text is no number.
     """
@@ -107,7 +114,9 @@ def parse_tokens(value: object) -> object:
     factor = _LENGTHS.get(match.group(2)) if match else None
     length = float(match.group(1)) * factor if match and factor else math.nan
     if not length.is_integer():
-        raise ValueError("must be a whole number, or one with k or M; give for example 8192, or 8k for the same")
+        raise ValueError(
+            "must be a whole number, or one with k or M; give for example 8192, or 8k for the same"
+        )
     return int(length)
 
 
@@ -157,7 +166,8 @@ def plural(noun: str) -> str:
 
 
 def times_as_fast(speedup: float) -> str:
-    """How fast one thing is against another, by the ratio of their rates: 1.17 -> "1.17 times as fast".
+    """How fast one thing is against another, by the ratio of their rates: 1.17 -> "1.17 times as
+    fast".
 
     One wording for gains and losses (0.95 is a loss), because a share of time saved reads like a
     share of speed gained: a step 50% shorter is twice as fast. Within SAME_SPEED it says so.
@@ -175,5 +185,7 @@ def times(ratio: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three significant digits, thousands apart, never an exponent: 1234.5 -> "1,230", 0.1234 -> "0.123"."""
+    """Three significant digits, thousands apart, never an exponent: 1234.5 -> "1,230", 0.1234 ->
+    "0.123".
+    """
     return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= ROUNDS_UP * 100 else f"{value:.3g}"

@@ -1,4 +1,6 @@
-"""The winner against what is run today: how many times as fast, what changes, and the difference in the user's own file."""
+"""The winner against what is run today: how many times as fast, what changes, and the difference in
+the user's own file.
+"""
 
 import math
 from collections.abc import Sequence
@@ -22,64 +24,123 @@ from planner.specs.layout import Layout
 from planner.specs.plan import VersusCurrent
 
 
-def versus_current(job: Job, winner: Layout, estimate: Estimate, pricer: Pricer) -> VersusCurrent | None:
-    """None for a job that says nothing of today. estimate: of the winner, as `pricer` at its size has it."""
+def versus_current(
+    job: Job, winner: Layout, estimate: Estimate, pricer: Pricer
+) -> VersusCurrent | None:
+    """None for a job that says nothing of today. estimate: of the winner, as `pricer` at its size
+    has it.
+    """
     layout = job.layout
     if layout is None:
         return None
-    own = job.cluster.with_num_gpus(layout.num_gpus) if layout.num_gpus in job.cluster.num_gpus_choices else job.cluster
+    own = (
+        job.cluster.with_num_gpus(layout.num_gpus)
+        if layout.num_gpus in job.cluster.num_gpus_choices
+        else job.cluster
+    )
     cluster = pricer.cluster
-    priced = pricer if own.num_gpus == cluster.num_gpus else Pricer.build(job.model, own, job.training, pricer.calibration)
+    priced = (
+        pricer
+        if own.num_gpus == cluster.num_gpus
+        else Pricer.build(job.model, own, job.training, pricer.calibration)
+    )
     today = estimate_layouts(priced, [layout])[0]
-    times = today.step_seconds / estimate.step_seconds if today.step_seconds and estimate.step_seconds else None
+    times = (
+        today.step_seconds / estimate.step_seconds
+        if today.step_seconds and estimate.step_seconds
+        else None
+    )
     changed = really_changed(layout, winner, job.model.num_hidden_layers, job.training.trainer)
     sd = _gain_sd(pricer, layout, winner) if times is not None and priced is pricer else None
     current = read_again(job.request, job.model, layout.num_gpus)
     runs = bool(today.fits) and not today.violations
-    keep = runs and times is not None and (not changed or (sd is not None and not _tells_apart(times, sd)))
-    written = Rewritten() if current is None or not changed else _rewritten(job, cluster, winner, current)
+    keep = (
+        runs
+        and times is not None
+        and (not changed or (sd is not None and not _tells_apart(times, sd)))
+    )
+    written = (
+        Rewritten() if current is None or not changed else _rewritten(job, cluster, winner, current)
+    )
     return VersusCurrent(
-        layout=layout, estimate=today, speedup=times, times_as_fast=times, gain_sd=sd, keep=keep, changed=changed,
-        reasons=difference(today, estimate, layout, winner), missing_bytes=_missing(today),
-        violations=[*today.violations, *_as_violations(() if current is None or current.run is None else current.run.refusals)],
+        layout=layout,
+        estimate=today,
+        speedup=times,
+        times_as_fast=times,
+        gain_sd=sd,
+        keep=keep,
+        changed=changed,
+        reasons=difference(today, estimate, layout, winner),
+        missing_bytes=_missing(today),
+        violations=[
+            *today.violations,
+            *_as_violations(() if current is None or current.run is None else current.run.refusals),
+        ],
         source=None if current is None else {"format": current.format, "name": current.spec.name},
-        measured=None if current is None else current.spec.measured, diff=written.diff, files=dict(written.files),
-        settings=dict(written.settings), notes=_notes(layout, winner, current, written),
-    )  # fmt: skip
+        measured=None if current is None else current.spec.measured,
+        diff=written.diff,
+        files=dict(written.files),
+        settings=dict(written.settings),
+        notes=_notes(layout, winner, current, written),
+    )
 
 
 def _gain_sd(pricer: Pricer, layout: Layout, winner: Layout) -> float:
     """Standard deviation of log(today's step / winner's step), as the choice of number 1 has it."""
     batch = LayoutBatch.from_layouts([layout, winner])
-    errors = Field.of(batch, time_spread(pricer, batch, pricer.price(batch)), pricer.training.global_batch_size)
+    errors = Field.of(
+        batch, time_spread(pricer, batch, pricer.price(batch)), pricer.training.global_batch_size
+    )
     return float(difference_sd(errors, Weighed.of(batch, pricer), 1)[0])
 
 
 def _tells_apart(times: float, sd: float) -> bool:
-    """Whether a gain is one by the rule that chooses number 1; a change that is none is not worth a new launch."""
+    """Whether a gain is one by the rule that chooses number 1; a change that is none is not worth a
+    new launch.
+    """
     return math.log(times) > min(SURE * sd, math.log1p(MOST_GIVEN_UP))
 
 
 def _missing(estimate: Estimate) -> float | None:
-    if estimate.device_bytes is None or estimate.usable_bytes is None or estimate.device_bytes <= estimate.usable_bytes:
+    if (
+        estimate.device_bytes is None
+        or estimate.usable_bytes is None
+        or estimate.device_bytes <= estimate.usable_bytes
+    ):
         return None
     return estimate.device_bytes - estimate.usable_bytes
 
 
 def _as_violations(faults: Sequence[Fault]) -> list[Violation]:
-    return [Violation(field=fault.field, value=fault.value, rule=fault.rule, remedy=fault.remedy) for fault in faults]
+    return [
+        Violation(field=fault.field, value=fault.value, rule=fault.rule, remedy=fault.remedy)
+        for fault in faults
+    ]
 
 
 def _rewritten(job: Job, cluster: ClusterSpec, winner: Layout, current: Current) -> Rewritten:
     if current.said is None or current.said.trainer not in FORMATS:
         return Rewritten()
-    exported = export(winner, job.model, cluster, job.training, to=current.said.trainer, version=current.said.version)
+    exported = export(
+        winner,
+        job.model,
+        cluster,
+        job.training,
+        to=current.said.trainer,
+        version=current.said.version,
+    )
     plain = canonical(winner, job.model.num_hidden_layers, job.training.trainer)
     return rewrite(current, plain, exported, job.training.global_batch_size)
 
 
-def _notes(layout: Layout, winner: Layout, current: Current | None, written: Rewritten) -> list[str]:
-    notes = [] if current is None else [*current.spec.notes, *(() if current.run is None else current.run.notes)]
+def _notes(
+    layout: Layout, winner: Layout, current: Current | None, written: Rewritten
+) -> list[str]:
+    notes = (
+        []
+        if current is None
+        else [*current.spec.notes, *(() if current.run is None else current.run.notes)]
+    )
     if layout.num_gpus != winner.num_gpus:
         notes.append(f"number 1 runs on {winner.num_gpus:,} GPUs instead of {layout.num_gpus:,}")
     return [*notes, *written.notes]

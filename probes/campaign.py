@@ -1,4 +1,6 @@
-"""One question to a pool: what does this layout do? Answered by one run, by ranks of it, or by smaller runs that imitate it."""
+"""One question to a pool: what does this layout do? Answered by one run, by ranks of it, or by
+smaller runs that imitate it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +29,9 @@ MOST_KERNELS = 1000
 
 
 class Pool(Protocol):
-    """Where probes run. `run` raises ProbeError where the pool itself cannot work; failures of the probe are in the result."""
+    """Where probes run. `run` raises ProbeError where the pool itself cannot work; failures of the
+    probe are in the result.
+    """
 
     name: str
 
@@ -36,7 +40,9 @@ class Pool(Protocol):
         ...
 
     def check(self, need: Need, *, wait: bool = True) -> None:
-        """Raises ProbeError with what would stop every probe. wait: also what can only be told when devices are free."""
+        """Raises ProbeError with what would stop every probe. wait: also what can only be told when
+        devices are free.
+        """
         ...
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
@@ -45,8 +51,9 @@ class Pool(Protocol):
 
 
 class ProbeRequest(BaseModel):
-    """A layout to measure, and how. job: a job with its layout; kernels are timed without one.  imitate_gpus: by smaller layouts on at most
-    so many GPUs, where the pool could hold it too.  The rest as in `probes.protocol.ProbeTask`.
+    """A layout to measure, and how. job: a job with its layout; kernels are timed without one.
+    imitate_gpus: by smaller layouts on at most so many GPUs, where the pool could hold it too.  The
+        rest as in `probes.protocol.ProbeTask`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,20 +72,45 @@ class ProbeRequest(BaseModel):
 
     @classmethod
     def from_user(cls, values: object, *, allow_files: bool = True) -> "tuple[ProbeRequest, Job]":
-        """The request and its job, files read into it. Raises SpecError for a wrong request and for an impossible layout."""
+        """The request and its job, files read into it. Raises SpecError for a wrong request and for
+        an impossible layout.
+        """
         request = build(cls, values, "")
         if request.imitate_gpus is not None and (request.emulate or request.kernels):
-            raise SpecError(Fault("imitate_gpus", request.imitate_gpus, "is another way than emulate and kernels", "leave one of them out"))
+            raise SpecError(
+                Fault(
+                    "imitate_gpus",
+                    request.imitate_gpus,
+                    "is another way than emulate and kernels",
+                    "leave one of them out",
+                )
+            )
         job = Job.from_user(request.job, allow_files=allow_files)
-        kept = {key: value for key, value in job.request.items() if key not in ("search", "probe", "measured")}
+        kept = {
+            key: value
+            for key, value in job.request.items()
+            if key not in ("search", "probe", "measured")
+        }
         if request.kernels:
             _check_kernels(request)
             return request.model_copy(update={"job": kept}), job
         if job.layout is None:
-            raise SpecError(Fault("layout", None, "is required to probe", "add the layout to measure, or probe a plan"))
+            raise SpecError(
+                Fault(
+                    "layout",
+                    None,
+                    "is required to probe",
+                    "add the layout to measure, or probe a plan",
+                )
+            )
         broken = violations(job.layout, job.model, job.cluster, job.training)
         if broken:
-            raise SpecError([Fault(f"layout.{fault.field}", fault.value, fault.rule, fault.remedy) for fault in broken])
+            raise SpecError(
+                [
+                    Fault(f"layout.{fault.field}", fault.value, fault.rule, fault.remedy)
+                    for fault in broken
+                ]
+            )
         if request.imitate_gpus is not None:
             _check_imitation(request.imitate_gpus, job.layout)
         return request.model_copy(update={"job": kept}), job
@@ -86,8 +118,20 @@ class ProbeRequest(BaseModel):
     def task(self, job: Job, task_id: str, **more: Any) -> ProbeTask:
         """The task of one run."""
         device = "cpu" if job.cluster.gpu.name == "cpu" else "cuda"
-        common = self.model_dump(include={"trainer", "warmup_steps", "steps", "breakdown", "seed", "time_limit_seconds", "kernels"})
-        return ProbeTask.model_validate({"id": task_id, "job": job.request, "device": device, **common, **more})
+        common = self.model_dump(
+            include={
+                "trainer",
+                "warmup_steps",
+                "steps",
+                "breakdown",
+                "seed",
+                "time_limit_seconds",
+                "kernels",
+            }
+        )
+        return ProbeTask.model_validate(
+            {"id": task_id, "job": job.request, "device": device, **common, **more}
+        )
 
 
 def _check_imitation(num_gpus: int, layout: Layout) -> None:
@@ -95,10 +139,24 @@ def _check_imitation(num_gpus: int, layout: Layout) -> None:
     replica = layout.tp * layout.cp * layout.pp
     itself = "leave it out to run the layout itself"
     if num_gpus >= layout.num_gpus:
-        raise SpecError(Fault("imitate_gpus", num_gpus, f"must be fewer than the layout's {counted(layout.num_gpus, 'GPU')}", itself))
+        raise SpecError(
+            Fault(
+                "imitate_gpus",
+                num_gpus,
+                f"must be fewer than the layout's {counted(layout.num_gpus, 'GPU')}",
+                itself,
+            )
+        )
     if num_gpus < replica:
         remedy = f"use at least {replica}" if replica < layout.num_gpus else itself
-        raise SpecError(Fault("imitate_gpus", num_gpus, f"cannot hold one replica: tp x cp x pp is {replica}", remedy))
+        raise SpecError(
+            Fault(
+                "imitate_gpus",
+                num_gpus,
+                f"cannot hold one replica: tp x cp x pp is {replica}",
+                remedy,
+            )
+        )
 
 
 def _check_kernels(request: ProbeRequest) -> None:
@@ -107,16 +165,27 @@ def _check_kernels(request: ProbeRequest) -> None:
         try:
             Shape.from_dict(values)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise SpecError(Fault(f"kernels.{place}", values, f"is no kernel ({error})", "give kind, name, dtype and sizes")) from None
+            raise SpecError(
+                Fault(
+                    f"kernels.{place}",
+                    values,
+                    f"is no kernel ({error})",
+                    "give kind, name, dtype and sizes",
+                )
+            ) from None
     if request.trainer != "reference":
-        raise SpecError(Fault("trainer", request.trainer, "times no kernels alone", "use the reference program"))
+        raise SpecError(
+            Fault("trainer", request.trainer, "times no kernels alone", "use the reference program")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of a request. measurements: of the request's own job first; empty where nothing was measured.
+    """What came of a request. measurements: of the request's own job first; empty where nothing was
+    measured.
 
-    failed: the run that gave no numbers, in full; out of memory is a measurement and a failed run at once.
+    failed: the run that gave no numbers, in full; out of memory is a measurement and a failed run
+        at once.
     """
 
     results: tuple[ProbeResult, ...]
@@ -148,19 +217,32 @@ class Campaign:
             fake = capacity.num_devices == 0 or capacity.device == "cpu"
             how = {"fake_tensors": True, "device": "cpu"} if fake else {}
             ranks = ranks_of_interest(job.layout, job.cluster)
-            tasks = tuple(request.task(job, f"{probe_id}-rank{rank}", emulate_rank=rank, **how) for rank in ranks)
+            tasks = tuple(
+                request.task(job, f"{probe_id}-rank{rank}", emulate_rank=rank, **how)
+                for rank in ranks
+            )
             notes = ("without a GPU: memory and counts only, no times",) if fake else ()
             return cls(job=job, tasks=tasks, ranks=ranks, notes=notes)
-        most = capacity.num_devices if request.imitate_gpus is None else min(request.imitate_gpus, capacity.num_devices)
+        most = (
+            capacity.num_devices
+            if request.imitate_gpus is None
+            else min(request.imitate_gpus, capacity.num_devices)
+        )
         if job.layout.num_gpus <= most:
             return cls(job=job, tasks=(request.task(job, probe_id),))
         imitation = imitate(job, most) if most else None
         if imitation is None and most < capacity.num_devices:
             few = f"{counted(most, 'GPU')} or fewer" if most > 1 else "1 GPU"
-            raise ProbeError(f"no smaller layout on {few} resembles {job.layout.short()}; allow more, or run it whole")
+            raise ProbeError(
+                f"no smaller layout on {few} resembles {job.layout.short()}; allow more, or run "
+                "it whole"
+            )
         if imitation is None:
             raise too_few(job.layout.num_gpus, capacity)
-        tasks = tuple(request.task(small, f"{probe_id}-small{number}") for number, small in enumerate(imitation.runs, start=1))
+        tasks = tuple(
+            request.task(small, f"{probe_id}-small{number}")
+            for number, small in enumerate(imitation.runs, start=1)
+        )
         return cls(job=job, tasks=tasks, imitation=imitation, notes=(imitation.why,))
 
     def run(self, pool: Pool, watch: Watch) -> Answer:
@@ -170,30 +252,53 @@ class Campaign:
             result = pool.run(task, watch)
             results.append(result)
             if not isinstance(result.outcome, Measured):
-                whole = self.imitation is None and not task.kernels  # a smaller run says nothing of this job
+                # a smaller run says nothing of this job
+                whole = self.imitation is None and not task.kernels
                 measured = isinstance(result.outcome, OutOfMemory) and whole
                 known = (result.measurement(),) if measured else ()
-                return Answer(results=tuple(results), measurements=known, failed=result, notes=self.notes)
+                return Answer(
+                    results=tuple(results), measurements=known, failed=result, notes=self.notes
+                )
         return Answer(results=tuple(results), measurements=self.read(results), notes=self.notes)
 
     def read(self, results: list[ProbeResult]) -> tuple[Measurement, ...]:
-        """Measurements of complete runs: of the asked job first, then of the smaller ones that stood for it."""
+        """Measurements of complete runs: of the asked job first, then of the smaller ones that
+        stood for it.
+        """
         if self.tasks[0].kernels:
             return ()  # timings stay in the result; they are no run of a layout
         each = tuple(result.measurement() for result in results)
         if self.ranks:
-            outcomes = {rank: result.outcome for rank, result in zip(self.ranks, results, strict=True)}
-            return (self._whole(combine(self.job, {k: v for k, v in outcomes.items() if isinstance(v, Measured)}), results),)
+            outcomes = {
+                rank: result.outcome for rank, result in zip(self.ranks, results, strict=True)
+            }
+            return (
+                self._whole(
+                    combine(
+                        self.job, {k: v for k, v in outcomes.items() if isinstance(v, Measured)}
+                    ),
+                    results,
+                ),
+            )
         if self.imitation is not None:
-            whole = extrapolate(self.imitation, [one.measured for one in each], [one.id for one in each])
+            whole = extrapolate(
+                self.imitation, [one.measured for one in each], [one.id for one in each]
+            )
             return (self._whole(whole, results), *each)
         return each
 
     def _whole(self, numbers: Numbers, results: list[ProbeResult]) -> Measurement:
         first = results[0]
-        extra: Mapping[str, Any] = {"trainer": first.task.trainer, "gpu_seconds": sum(result.gpu_seconds for result in results)}
+        extra: Mapping[str, Any] = {
+            "trainer": first.task.trainer,
+            "gpu_seconds": sum(result.gpu_seconds for result in results),
+        }
         probe_id = first.task.id.rpartition("-")[0]
         return Measurement(
-            id=probe_id, created_at=first.started_at, job=self.job, measured=numbers.model_copy(update=dict(extra)),
-            software=first.environment.software(), source=f"probe {probe_id}",
-        )  # fmt: skip
+            id=probe_id,
+            created_at=first.started_at,
+            job=self.job,
+            measured=numbers.model_copy(update=dict(extra)),
+            software=first.environment.software(),
+            source=f"probe {probe_id}",
+        )

@@ -1,7 +1,9 @@
-"""One rank of a large layout in one process: which ranks are worth it, and what their numbers say of the whole.
+"""One rank of a large layout in one process: which ranks are worth it, and what their numbers say
+of the whole.
 
-Measured are compute and memory of a rank. What it would wait for is added from the cost model and labelled so: exposed communication, and
-the pipeline's bubble, which is scaled to the compute that was measured.
+Measured are compute and memory of a rank. What it would wait for is added from the cost model and
+labelled so: exposed communication, and the pipeline's bubble, which is scaled to the compute that
+    was measured.
 """
 
 from collections.abc import Mapping
@@ -18,7 +20,9 @@ from probes.protocol import Measured
 
 
 def ranks_of_interest(layout: Layout, cluster: ClusterSpec) -> tuple[int, ...]:
-    """A rank of the first, the middle and the last pipeline stage, each the first of its stage; one rank without a pipeline."""
+    """A rank of the first, the middle and the last pipeline stage, each the first of its stage; one
+    rank without a pipeline.
+    """
     stages = sorted({0, layout.pp // 2, layout.pp - 1})
     inside = cluster.rank_order[: cluster.rank_order.index("pp")]
     stride = prod(getattr(layout, axis) for axis in inside)
@@ -26,24 +30,40 @@ def ranks_of_interest(layout: Layout, cluster: ClusterSpec) -> tuple[int, ...]:
 
 
 def combine(job: Job, ranks: Mapping[int, Measured]) -> Numbers:
-    """The numbers of the whole job from emulated ranks: the largest memory, the slowest rank plus what the model says it waits for."""
+    """The numbers of the whole job from emulated ranks: the largest memory, the slowest rank plus
+    what the model says it waits for.
+    """
     estimate = estimate_job(job)
-    seconds = [outcome.step_seconds for outcome in ranks.values() if outcome.step_seconds is not None]
+    seconds = [
+        outcome.step_seconds for outcome in ranks.values() if outcome.step_seconds is not None
+    ]
     busiest = max(seconds) if len(seconds) == len(ranks) else None
-    added = _waits(estimate.time, busiest) if estimate.time is not None and busiest is not None else {}
+    added = (
+        _waits(estimate.time, busiest) if estimate.time is not None and busiest is not None else {}
+    )
     step = None if busiest is None else busiest + sum(added.values())
     tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
     slowest = max(ranks.values(), key=lambda outcome: outcome.step_seconds or 0.0)
-    return Numbers.model_validate({
-        "status": "ok", "rung": "emulated", "step_seconds": step, "steps": len(slowest.step_seconds_each),
-        "tokens_per_second_per_gpu": None if step is None else tokens / step,
-        **{key: _largest(ranks, name) for key, name in MEMORY.items()},
-        "measured_seconds": busiest, "from_model": added,
-        "ranks": [
-            {"rank": rank, "step_seconds": outcome.step_seconds, **{key: _largest({rank: outcome}, name) for key, name in MEMORY.items()}}
-            for rank, outcome in sorted(ranks.items())
-        ],
-    })  # fmt: skip
+    return Numbers.model_validate(
+        {
+            "status": "ok",
+            "rung": "emulated",
+            "step_seconds": step,
+            "steps": len(slowest.step_seconds_each),
+            "tokens_per_second_per_gpu": None if step is None else tokens / step,
+            **{key: _largest(ranks, name) for key, name in MEMORY.items()},
+            "measured_seconds": busiest,
+            "from_model": added,
+            "ranks": [
+                {
+                    "rank": rank,
+                    "step_seconds": outcome.step_seconds,
+                    **{key: _largest({rank: outcome}, name) for key, name in MEMORY.items()},
+                }
+                for rank, outcome in sorted(ranks.items())
+            ],
+        }
+    )
 
 
 MEMORY = {
@@ -54,13 +74,25 @@ MEMORY = {
 
 
 def _largest(ranks: Mapping[int, Measured], name: str) -> Any:
-    values = [value for outcome in ranks.values() for memory in outcome.memory if (value := getattr(memory, name)) is not None]
+    values = [
+        value
+        for outcome in ranks.values()
+        for memory in outcome.memory
+        if (value := getattr(memory, name)) is not None
+    ]
     return max(values, default=None)
 
 
 def _waits(predicted: TimeBreakdown, busy_seconds: float) -> dict[str, float]:
-    """Seconds that an emulated rank does not wait: communication as predicted, the bubble in proportion to the busy seconds."""
-    busy = predicted.compute_seconds + predicted.recompute_seconds + predicted.optimizer_seconds + predicted.other_seconds
+    """Seconds that an emulated rank does not wait: communication as predicted, the bubble in
+    proportion to the busy seconds.
+    """
+    busy = (
+        predicted.compute_seconds
+        + predicted.recompute_seconds
+        + predicted.optimizer_seconds
+        + predicted.other_seconds
+    )
     return {
         "communication_seconds": sum(predicted.exposed_communication_seconds.values()),
         "bubble_seconds": predicted.bubble_seconds * busy_seconds / busy,

@@ -1,8 +1,10 @@
 """What went wrong in a probe: one class and the first cause, never the last of eight.
 
-Under torchrun every failure is exit 1, and most ranks only report that another has gone. So causes are weighed: an error that a rank raised
-of its own accord, then a rank killed by a signal, then ranks that waited in vain (the healthy ones say so), then victims; within a weight
-the earliest. Texts and exit codes that decide are those that torch 2.11 to 2.13, NCCL, gloo and the NVIDIA driver print.
+Under torchrun every failure is exit 1, and most ranks only report that another has gone. So causes
+are weighed: an error that a rank raised of its own accord, then a rank killed by a signal, then
+ranks that waited in vain (the healthy ones say so), then victims; within a weight the earliest.
+Texts and exit codes that decide are those that torch 2.11 to 2.13, NCCL, gloo and the NVIDIA driver
+print.
 """
 
 import json
@@ -19,50 +21,81 @@ TEXT_CHARACTERS = 20_000
 SHOWN_FRAMES = 1
 
 OOM = re.compile(
-    r"OutOfMemoryError|(?:CUDA|HIP|XPU) (?:error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+    r"OutOfMemoryError|(?:CUDA|HIP|XPU) (?:error: )?out of "
+    r"memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
     r"|DefaultCPUAllocator: (?:can't|not enough)|Cuda failure(?: \d+)? '?out of memory"
 )
 TRIED = re.compile(r"[Tt]ried to allocate (?P<size>[\d.]+ ?[KMGT]?i?[Bb]\w*)")
 HELD = re.compile(r"Of the allocated memory (?P<size>[\d.]+ [KMGT]?i?B) is allocated by PyTorch")
 PORT = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 IMPORT = re.compile(
-    r"\b(?:ModuleNotFoundError|ImportError|PackageNotFoundError)\b|undefined symbol|cannot open shared object file|version `GLIBC"
-    r"|not compiled with CUDA enabled|no kernel image is available|driver version is insufficient|driver on your system is too old"
+    r"\b(?:ModuleNotFoundError|ImportError|PackageNotFoundError)\b|undefined symbol|cannot "
+    r"open shared object file|version `GLIBC"
+    r"|not compiled with CUDA enabled|no kernel image is available|driver version is "
+    r"insufficient|driver on your system is too old"
 )
-NON_FINITE = re.compile(r"NonFinite|[Nn]on-?finite|(?:loss|norm)\b.{0,40}\bis (?:not finite|nan|[-+]?inf)\b", re.IGNORECASE)
+NON_FINITE = re.compile(
+    r"NonFinite|[Nn]on-?finite|(?:loss|norm)\b.{0,40}\bis (?:not finite|nan|[-+]?inf)\b",
+    re.IGNORECASE,
+)
 LOST = re.compile(
-    r"fallen off the bus|GPU is lost|[Uu]ncorrectable (?:ECC|NVLink)|cudaErrorECCUncorrectable|Unable to determine the device handle"
+    r"fallen off the bus|GPU is lost|[Uu]ncorrectable "
+    r"(?:ECC|NVLink)|cudaErrorECCUncorrectable|Unable to determine the device handle"
     r"|no CUDA-capable device is detected|hardware error"
 )
-# Xids that are the hardware's or the driver's, not the program's (13, 31, 43 and 45 are): NVIDIA, "XID Errors", r570.
+# Xids that are the hardware's or the driver's, not the program's (13, 31, 43 and 45 are): NVIDIA,
+# "XID Errors", r570.
 XID = re.compile(r"NVRM: Xid \((?P<device>[^)]*)\): (?P<number>\d+),? ?(?P<text>[^\n]*)")
-DROPPED = re.compile(r"NVRM: [^\n]*fallen off the bus[^\n]*")  # newer drivers print it over several lines, without the Xid
-HARDWARE_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 121, 136, 140, 143, 154})
-WAITED = re.compile(
-    r"Watchdog caught collective operation timeout|Timed out waiting \d+ms|[Ww]ait(?:ing)? timeout after"
-    r"|Timed out after \d+ seconds waiting|ncclTimeout"
-    r"|DistBackendError.*[Tt]imed? ?out|Collective.*timed out|HeartbeatMonitor.*(?:hang|stuck|timed out)"
+# newer drivers print it over several lines, without the Xid
+DROPPED = re.compile(r"NVRM: [^\n]*fallen off the bus[^\n]*")
+HARDWARE_XIDS = frozenset(
+    {48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 121, 136, 140, 143, 154}
 )
-WATCHDOG = re.compile(r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout: (?P<work>WorkNCCL\([^)]*\))[^\n]*")
+WAITED = re.compile(
+    r"Watchdog caught collective operation timeout|Timed out waiting \d+ms|[Ww]ait(?:ing)? "
+    r"timeout after"
+    r"|Timed out after \d+ seconds waiting|ncclTimeout"
+    r"|DistBackendError.*[Tt]imed? ?out|Collective.*timed "
+    r"out|HeartbeatMonitor.*(?:hang|stuck|timed out)"
+)
+WATCHDOG = re.compile(
+    r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout: "
+    r"(?P<work>WorkNCCL\([^)]*\))[^\n]*"
+)
 VICTIM = re.compile(
-    r"Connection closed by peer|[Cc]onnection reset by peer|Broken pipe|remote process exited|communicator was aborted|ncclRemoteError"
-    r"|ncclInternalError.*(?:peer|socket)|SignalException|ChildFailedError|Connection refused|[Ff]ailed to recv|Socket closed"
+    r"Connection closed by peer|[Cc]onnection reset by peer|Broken pipe|remote process "
+    r"exited|communicator was aborted|ncclRemoteError"
+    r"|ncclInternalError.*(?:peer|socket)|SignalException|ChildFailedError|Connection "
+    r"refused|[Ff]ailed to recv|Socket closed"
     r"|DistNetworkError|recvValue|KeyboardInterrupt"
 )
-REFUSED_TYPES = re.compile(r"(?:^|\.)(?:SpecError|UnknownNameError|MissingDataError|InvalidLayout\w*|LayoutError|Refused\w*)$")
+REFUSED_TYPES = re.compile(
+    r"(?:^|\.)(?:SpecError|UnknownNameError|MissingDataError|InvalidLayout\w*|LayoutError|Refused\w*)$"
+)
 RULE_TYPES = frozenset({"AssertionError", "ValueError", "NotImplementedError"})
 RULE_FILES = re.compile(r"/(?:torch/distributed|torchtitan|probes)/")
-SETUP_FILES = re.compile(r"/torch/distributed/(?:device_mesh|fsdp|_composable|tensor|pipelining)")  # where a RuntimeError is a rule too
+# where a RuntimeError is a rule too
+SETUP_FILES = re.compile(r"/torch/distributed/(?:device_mesh|fsdp|_composable|tensor|pipelining)")
 
-# torchrun's own words about the ranks that ended (torch/distributed/elastic/multiprocessing/errors/__init__.py)
-ENDED = re.compile(r"rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\s*\n(?:[^\n]*?)exitcode\s*: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
-ENDED_EARLY = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+) \(pid: (?P<pid>\d+)\)")
+# torchrun's own words about the ranks that ended
+# (torch/distributed/elastic/multiprocessing/errors/__init__.py)
+ENDED = re.compile(
+    r"rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\s*\n(?:[^\n]*?)exitcode\s*: (?P<code>-?\d+) "
+    r"\(pid: (?P<pid>\d+)\)"
+)
+ENDED_EARLY = re.compile(
+    r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+) \(pid: (?P<pid>\d+)\)"
+)
 HOST_OOM = re.compile(r"(?:Out of memory|oom-kill).*?(?:Killed process|pid=) ?(?P<pid>\d+)")
-PREFIX = re.compile(r"(?:\[[A-Za-z_]+(?P<rank>\d+)\]:[ ]?)+")  # of --tee, and of torch's own excepthook
-RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt))(?:: (?P<message>.*))?$")
+# of --tee, and of torch's own excepthook
+PREFIX = re.compile(r"(?:\[[A-Za-z_]+(?P<rank>\d+)\]:[ ]?)+")
+RAISED = re.compile(
+    r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt))(?:: (?P<message>.*))?$"
+)
 ENDED_BY = {
     "runner-gone": "the runner died; everything that it had started was ended",
-    "guardian-gone": "the process that watched over it was killed; everything that it had started was ended",
+    "guardian-gone": "the process that watched over it was killed; everything that it had "
+    "started was ended",
 }
 STARTS = "Traceback (most recent call last)"
 
@@ -71,7 +104,8 @@ STARTS = "Traceback (most recent call last)"
 class RankError:
     """What one rank raised. time: seconds since the epoch.
 
-    kind: the class, where the program that raised it says so itself.  attempted_bytes, allocated_bytes: of memory that ran out, likewise.
+    kind: the class, where the program that raised it says so itself.  attempted_bytes,
+        allocated_bytes: of memory that ran out, likewise.
     """
 
     rank: int | None
@@ -93,8 +127,10 @@ class RankError:
 class Evidence:
     """All that a probe which gave no numbers left behind.
 
-    reason: how it ended: exit, time-limit, asked, runner-gone, or guardian-gone where the guardian could not say.
-    exit_code: of the launcher (negative: a signal).  errors: error files of ranks.  log: output of the launcher and all ranks.
+    reason: how it ended: exit, time-limit, asked, runner-gone, or guardian-gone where the guardian
+        could not say.
+    exit_code: of the launcher (negative: a signal).  errors: error files of ranks.  log: output of
+        the launcher and all ranks.
     stacks: where ranks were, by rank.  kernel: the lines that the kernel logged meanwhile.
     """
 
@@ -108,14 +144,29 @@ class Evidence:
 
 
 def read_errors(result: Path) -> tuple[RankError, ...]:
-    """The error files beside a result file (RESULT.rankN.error.json), earliest first; unreadable ones are left out."""
+    """The error files beside a result file (RESULT.rankN.error.json), earliest first; unreadable
+    ones are left out.
+    """
     found = []
     for path in result.parent.glob(f"{result.name}.rank*.error.json"):
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             rank = int(path.name.removeprefix(f"{result.name}.rank").removesuffix(".error.json"))
-            known = {field.name: values[field.name] for field in fields(RankError) if field.name in values}
-            found.append(RankError(**{**known, "rank": rank, "time": float(values["time"]), "traceback": str(values["traceback"])}))
+            known = {
+                field.name: values[field.name]
+                for field in fields(RankError)
+                if field.name in values
+            }
+            found.append(
+                RankError(
+                    **{
+                        **known,
+                        "rank": rank,
+                        "time": float(values["time"]),
+                        "traceback": str(values["traceback"]),
+                    }
+                )
+            )
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return tuple(sorted(found, key=lambda error: error.time))
@@ -163,7 +214,9 @@ def _weight(error: RankError) -> int:
 
 
 def _raised(log: str) -> tuple[RankError, ...]:
-    """What ranks raised by their printed tracebacks, in the order of the log: for programs that write no error file."""
+    """What ranks raised by their printed tracebacks, in the order of the log: for programs that
+    write no error file.
+    """
     found: list[RankError] = []
     begun: dict[int | None, list[str]] = {}
     for number, line in enumerate(log.splitlines()):
@@ -178,17 +231,35 @@ def _raised(log: str) -> tuple[RankError, ...]:
         raised = RAISED.match(plain)
         if raised is not None:
             text = "\n".join(begun.pop(rank))
-            found.append(RankError(rank=rank, type=raised["type"], message=raised["message"] or "", traceback=text, time=float(number)))
+            found.append(
+                RankError(
+                    rank=rank,
+                    type=raised["type"],
+                    message=raised["message"] or "",
+                    traceback=text,
+                    time=float(number),
+                )
+            )
     return tuple(found)
 
 
 def _of_error(error: RankError, evidence: Evidence) -> OutOfMemory | Failed:
     said = error.said
     if error.kind == "oom" or (error.kind is None and OOM.search(said)):
-        attempted, allocated = _bytes(TRIED, said) or error.attempted_bytes, _bytes(HELD, said) or error.allocated_bytes
-        return OutOfMemory(rank=error.rank or 0, attempted_bytes=attempted, allocated_bytes=allocated, message=_shown(error.message))
+        attempted, allocated = (
+            _bytes(TRIED, said) or error.attempted_bytes,
+            _bytes(HELD, said) or error.allocated_bytes,
+        )
+        return OutOfMemory(
+            rank=error.rank or 0,
+            attempted_bytes=attempted,
+            allocated_bytes=allocated,
+            message=_shown(error.message),
+        )
     kind = _kind_of(error, evidence)
-    return Failed(kind=kind, rank=error.rank, message=_shown(said), traceback=_tail(error.traceback))
+    return Failed(
+        kind=kind, rank=error.rank, message=_shown(said), traceback=_tail(error.traceback)
+    )
 
 
 def _kind_of(error: RankError, evidence: Evidence) -> FailureKind:
@@ -210,47 +281,89 @@ def _kind_of(error: RankError, evidence: Evidence) -> FailureKind:
 
 
 def _is_refusal(error: RankError) -> bool:
-    """A rule of the trainer: its own error types, or a check in the files that set the parallelism up."""
+    """A rule of the trainer: its own error types, or a check in the files that set the parallelism
+    up.
+    """
     if REFUSED_TYPES.search(error.type):
         return True
     files = re.findall(r'File "([^"]+)"', error.traceback)
     name, last = error.type.rpartition(".")[2], files[-1] if files else ""
-    return RULE_FILES.search(last) is not None if name in RULE_TYPES else name == "RuntimeError" and SETUP_FILES.search(last) is not None
+    return (
+        RULE_FILES.search(last) is not None
+        if name in RULE_TYPES
+        else name == "RuntimeError" and SETUP_FILES.search(last) is not None
+    )
 
 
 def _hardware(text: str) -> Failed | None:
     for found in XID.finditer(text):
         if int(found["number"]) in HARDWARE_XIDS:
-            return Failed(kind=FailureKind.LOST_GPU, rank=None, message=_shown(f"the driver reports Xid {found['number']}: {found[0]}"))
+            return Failed(
+                kind=FailureKind.LOST_GPU,
+                rank=None,
+                message=_shown(f"the driver reports Xid {found['number']}: {found[0]}"),
+            )
     gone = DROPPED.search(text)
     return Failed(kind=FailureKind.LOST_GPU, rank=None, message=_shown(gone[0])) if gone else None
 
 
 def _stopped(evidence: Evidence) -> Failed:
     if evidence.reason == "time-limit":
-        where = "; ".join(f"rank {rank} was in {_place(stack)}" for rank, stack in sorted(evidence.stacks.items()))
-        message = f"not done after its time limit of {evidence.time_limit_seconds:g} s{'; ' + where if where else ''}"
+        where = "; ".join(
+            f"rank {rank} was in {_place(stack)}" for rank, stack in sorted(evidence.stacks.items())
+        )
+        message = (
+            f"not done after its time limit of {evidence.time_limit_seconds:g} "
+            f"s{'; ' + where if where else ''}"
+        )
         suspect = _suspect(evidence.stacks)
         stack = None if suspect is None else evidence.stacks[suspect]
-        return Failed(kind=FailureKind.TIMEOUT, rank=suspect, message=_shown(message), traceback=stack and _tail(stack))
-    return Failed(kind=FailureKind.INTERRUPTED, rank=None, message=ENDED_BY.get(evidence.reason, "stopped on request"))
+        return Failed(
+            kind=FailureKind.TIMEOUT,
+            rank=suspect,
+            message=_shown(message),
+            traceback=stack and _tail(stack),
+        )
+    return Failed(
+        kind=FailureKind.INTERRUPTED,
+        rank=None,
+        message=ENDED_BY.get(evidence.reason, "stopped on request"),
+    )
 
 
 def _killed(evidence: Evidence) -> Failed | None:
-    """A rank, or the launcher, that a signal ended; ranks ended by SIGTERM were stopped by torchrun because another had gone."""
+    """A rank, or the launcher, that a signal ended; ranks ended by SIGTERM were stopped by torchrun
+    because another had gone.
+    """
     _, _, root = evidence.log.rpartition("Root Cause")
-    told = (*ENDED.finditer(root), *ENDED.finditer(evidence.log), *ENDED_EARLY.finditer(evidence.log))
+    told = (
+        *ENDED.finditer(root),
+        *ENDED.finditer(evidence.log),
+        *ENDED_EARLY.finditer(evidence.log),
+    )
     ended = [(int(m["rank"]), int(m["code"]), int(m["pid"])) for m in told]
     by_signal = [entry for entry in ended if entry[1] < 0 and entry[1] != -signal.SIGTERM]
     if by_signal:
         rank, code, pid = by_signal[0]
         starved = any(int(m["pid"]) == pid for m in HOST_OOM.finditer(evidence.kernel))
-        cause = ": the kernel ran out of host memory" if starved else " (killed by hand, or for want of host memory)" if code == -9 else ""
+        cause = (
+            ": the kernel ran out of host memory"
+            if starved
+            else " (killed by hand, or for want of host memory)"
+            if code == -9
+            else ""
+        )
         stack = evidence.stacks.get(rank)
         message = f"rank {rank} was ended by {_signal_name(-code)}{cause}"
-        return Failed(kind=FailureKind.KILLED, rank=rank, message=message, traceback=stack and _tail(stack))
+        return Failed(
+            kind=FailureKind.KILLED, rank=rank, message=message, traceback=stack and _tail(stack)
+        )
     if evidence.exit_code is not None and evidence.exit_code < 0:
-        return Failed(kind=FailureKind.KILLED, rank=None, message=f"the launcher was ended by {_signal_name(-evidence.exit_code)}")
+        return Failed(
+            kind=FailureKind.KILLED,
+            rank=None,
+            message=f"the launcher was ended by {_signal_name(-evidence.exit_code)}",
+        )
     return None
 
 
@@ -262,7 +375,9 @@ def _signal_name(number: int) -> str:
 
 
 def _waited(errors: Sequence[RankError], evidence: Evidence) -> Failed | None:
-    """A collective that never returned. Ranks that say so are the healthy ones; the one to look at is the one that does not."""
+    """A collective that never returned. Ranks that say so are the healthy ones; the one to look at
+    is the one that does not.
+    """
     watchdog = WATCHDOG.search(evidence.log)
     waited = [error for error in errors if _weight(error) == 1]
     if watchdog is None and not waited:
@@ -273,9 +388,18 @@ def _waited(errors: Sequence[RankError], evidence: Evidence) -> Failed | None:
     said = watchdog["work"] if watchdog else waited[0].said
     message = f"rank {', '.join(map(str, healthy))} waited in vain: {said}"
     if stuck:
-        message += "; " + "; ".join(f"rank {rank} was in {_place(stack)}" for rank, stack in sorted(stuck.items()))
-    traceback = next(iter(stuck.values()), None) or (waited[0].traceback if waited else watchdog[0] if watchdog else "")
-    return Failed(kind=FailureKind.HANG, rank=min(stuck, default=None), message=_shown(message), traceback=_tail(traceback))
+        message += "; " + "; ".join(
+            f"rank {rank} was in {_place(stack)}" for rank, stack in sorted(stuck.items())
+        )
+    traceback = next(iter(stuck.values()), None) or (
+        waited[0].traceback if waited else watchdog[0] if watchdog else ""
+    )
+    return Failed(
+        kind=FailureKind.HANG,
+        rank=min(stuck, default=None),
+        message=_shown(message),
+        traceback=_tail(traceback),
+    )
 
 
 def _unexplained(evidence: Evidence) -> Failed:
@@ -284,24 +408,54 @@ def _unexplained(evidence: Evidence) -> Failed:
     if PORT.search(text):
         line = next(line for line in text.splitlines() if PORT.search(line))
         return Failed(kind=FailureKind.PORT, rank=None, message=_shown(line.strip()))
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not set(line.strip()) <= set("=-*+")]
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if line.strip() and not set(line.strip()) <= set("=-*+")
+    ]
     last = lines[-1] if lines else "it left no output"
-    code = "without an exit code" if evidence.exit_code is None else f"with exit code {evidence.exit_code}"
+    code = (
+        "without an exit code"
+        if evidence.exit_code is None
+        else f"with exit code {evidence.exit_code}"
+    )
     message = f"the program ended {code} and without its result: {last}"
-    return Failed(kind=FailureKind.CRASH, rank=None, message=_shown(message), traceback=_tail(text.strip()) or None)
+    return Failed(
+        kind=FailureKind.CRASH,
+        rank=None,
+        message=_shown(message),
+        traceback=_tail(text.strip()) or None,
+    )
 
 
 def _place(stack: str) -> str:
-    """The innermost frame of the main thread, which faulthandler prints last and innermost first."""
+    """The innermost frame of the main thread, which faulthandler prints last and innermost
+    first.
+    """
     main = stack[max(stack.rfind("Current thread"), stack.rfind("\nThread "), 0) :]
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', main)
-    return ", ".join(f"{name} ({Path(file).name}:{line})" for file, line, name in frames[:SHOWN_FRAMES]) or "an unknown place"
+    return (
+        ", ".join(
+            f"{name} ({Path(file).name}:{line})" for file, line, name in frames[:SHOWN_FRAMES]
+        )
+        or "an unknown place"
+    )
 
 
 def _suspect(stacks: Mapping[int, str]) -> int | None:
     """The first rank that was not waiting for the others; None where all were, or none says."""
-    alone = [rank for rank, stack in sorted(stacks.items()) if "distributed_c10d" not in stack and "_functional_collectives" not in stack]
-    return alone[0] if alone and len(alone) < len(stacks) else min(stacks) if len(stacks) == 1 else None
+    alone = [
+        rank
+        for rank, stack in sorted(stacks.items())
+        if "distributed_c10d" not in stack and "_functional_collectives" not in stack
+    ]
+    return (
+        alone[0]
+        if alone and len(alone) < len(stacks)
+        else min(stacks)
+        if len(stacks) == 1
+        else None
+    )
 
 
 def _bytes(pattern: re.Pattern[str], text: str) -> int | None:

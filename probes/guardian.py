@@ -1,9 +1,12 @@
-"""The small process between a runner and what it started: it outlives neither the time limit nor the runner, and leaves nobody behind.
+"""The small process between a runner and what it started: it outlives neither the time limit nor
+the runner, and leaves nobody behind.
 
-`python -I -S guardian.py SPEC.json`, standard library alone, so that it is up in a tenth of a second. It becomes the reaper of
-everything that descends from it, whatever sessions those processes make, starts the command, and waits for the command's end, the time
-limit, the end of its runner (end of its standard input, or another parent), or a wish to stop. Then it kills every descendant and
-everything that carries the probe's token in its environment, until two looks in a row find nothing, and writes how it ended.
+`python -I -S guardian.py SPEC.json`, standard library alone, so that it is up in a tenth of a
+second. It becomes the reaper of everything that descends from it, whatever sessions those processes
+make, starts the command, and waits for the command's end, the time limit, the end of its runner
+(end of its standard input, or another parent), or a wish to stop. Then it kills every descendant
+and everything that carries the probe's token in its environment, until two looks in a row find
+nothing, and writes how it ended.
 """
 
 import contextlib
@@ -24,7 +27,9 @@ GUARDIAN = "PLANNER_PROBE_GUARDIAN"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 TICK_SECONDS = 0.03
 STACKS_SECONDS = 0.7  # for the dumps of stuck ranks to reach their files
-KILL_SECONDS = 20.0  # a process in the kernel's uninterruptible sleep (a hung driver) may outlast it; it is then reported
+# a process in the kernel's uninterruptible sleep (a hung driver) may outlast it; it is then
+# reported
+KILL_SECONDS = 20.0
 ON_END_SECONDS = 30.0
 STACK_SIGNAL = signal.SIGUSR1
 
@@ -60,7 +65,9 @@ def descendants(root: int) -> set[int]:
 
 
 def bearers(token: str) -> set[int]:
-    """Pids that carry the token in their environment, wherever they stand in the tree. Ours alone can be read."""
+    """Pids that carry the token in their environment, wherever they stand in the tree. Ours alone
+    can be read.
+    """
     wanted = f"{TOKEN}={token}".encode()
     found = set()
     for pid, _ in processes():
@@ -71,7 +78,9 @@ def bearers(token: str) -> set[int]:
 
 
 def kill_all(token: str, *, below: int | None = None, seconds: float = KILL_SECONDS) -> list[int]:
-    """Kills the token's bearers, and what is below a process, until none is left; returns who could not be killed."""
+    """Kills the token's bearers, and what is below a process, until none is left; returns who could
+    not be killed.
+    """
     deadline = time.monotonic() + seconds
     clean_looks = 0
     left: set[int] = set()
@@ -134,13 +143,23 @@ class Guardian:
         self.asked = True
 
     def run(self) -> bool:
-        """Starts, waits, kills, and writes the end; whether the command ended well of its own accord."""
+        """Starts, waits, kills, and writes the end; whether the command ended well of its own
+        accord.
+        """
         end = Path(self.spec["end"])
         try:
             with open(self.spec["output"], "ab", buffering=0) as output:
                 child = self._start(output)
         except OSError as error:
-            write_json(end, {"reason": "not-started", "message": f"{error.strerror}: {self.spec['argv'][0]}", "seconds": 0.0, "left": []})
+            write_json(
+                end,
+                {
+                    "reason": "not-started",
+                    "message": f"{error.strerror}: {self.spec['argv'][0]}",
+                    "seconds": 0.0,
+                    "left": [],
+                },
+            )
             return False
         reason = self._wait(child)
         seconds = time.monotonic() - self.started
@@ -150,16 +169,26 @@ class Guardian:
         for command in self.spec["on_end"] if reason != "exit" else []:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(command, capture_output=True, timeout=ON_END_SECONDS, check=False)
-        code = None if self.status is None or reason != "exit" else os.waitstatus_to_exitcode(self.status)
+        code = (
+            None
+            if self.status is None or reason != "exit"
+            else os.waitstatus_to_exitcode(self.status)
+        )
         write_json(end, {"reason": reason, "exit_code": code, "seconds": seconds, "left": left})
         return code == 0
 
     def _start(self, output: Any) -> int:
         environment = {**self.spec["env"], TOKEN: self.spec["token"], GUARDIAN: str(os.getpid())}
         child = subprocess.Popen(
-            self.spec["argv"], env=environment, cwd=self.spec["cwd"], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True, preexec_fn=die_with_parent,
-        )  # fmt: skip
+            self.spec["argv"],
+            env=environment,
+            cwd=self.spec["cwd"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
         child.returncode = 0  # its status is read by `reap`, which reads everybody's
         return child.pid
 

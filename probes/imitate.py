@@ -1,10 +1,11 @@
 """Small imitates big: a layout that needs more GPUs than there are, from runs that fit.
 
-Fewer replicas: the same model-parallel layout on fewer data-parallel ranks, with their share of the batch. If that no longer fits in memory
-(parameters are spread over fewer GPUs), fewer layers too: two depths, since time and memory are affine in the number of equal layers.
-What the smaller runs cannot show (communication over more ranks, smaller shards) is added as the difference of the cost model's two
-predictions. The error is estimated from the noise of the runs, from how far the cost model itself is from affine, and from how uncertain
-the added part is.
+Fewer replicas: the same model-parallel layout on fewer data-parallel ranks, with their share of the
+batch. If that no longer fits in memory (parameters are spread over fewer GPUs), fewer layers too:
+two depths, since time and memory are affine in the number of equal layers. What the smaller runs
+cannot show (communication over more ranks, smaller shards) is added as the difference of the cost
+model's two predictions. The error is estimated from the noise of the runs, from how far the cost
+model itself is from affine, and from how uncertain the added part is.
 """
 
 import math
@@ -27,10 +28,13 @@ from planner.units import counted
 
 QUANTITIES = ("step_seconds", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
 CATALOG_LABELS = ("aliases", "source", "notes")
-KEPT = ("model", "cluster", "training", "layout", "group", "notes")  # labels that say what a run belongs to stay true of a smaller one
-MAX_DEPTHS, LEAST_DEPTHS = 8, 3  # tried from the whole depth down; and the smallest ones, which may be all that fits
+# labels that say what a run belongs to stay true of a smaller one
+KEPT = ("model", "cluster", "training", "layout", "group", "notes")
+# tried from the whole depth down; and the smallest ones, which may be all that fits
+MAX_DEPTHS, LEAST_DEPTHS = 8, 3
 LEAST_LAYERS = 2  # one layer is first and last at once, which no layer of the real model is
-RUN_NOISE = 0.01  # step times of equal runs differ by about this (TorchTitan's published repeats differ by 0.5 to 2%)
+# step times of equal runs differ by about this (TorchTitan's published repeats differ by 0.5 to 2%)
+RUN_NOISE = 0.01
 TWO_SIDED_90 = 3.29  # widths of a normal's central 90% interval, in standard deviations
 STATE_UNCERTAINTY = 0.01  # judgement: padding of shards and small buffers
 MEDIAN_FACTOR = 1.2533  # standard error of a median over that of a mean
@@ -38,7 +42,9 @@ MEDIAN_FACTOR = 1.2533  # standard error of a median over that of a mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imitation:
-    """How a job is imitated. small: the job on fewer GPUs at full depth.  runs: what really runs: `small`, or it at two depths."""
+    """How a job is imitated. small: the job on fewer GPUs at full depth.  runs: what really runs:
+    `small`, or it at two depths.
+    """
 
     job: Job
     small: Job
@@ -47,7 +53,9 @@ class Imitation:
 
 
 def imitate(job: Job, num_devices: int) -> Imitation | None:
-    """The imitation of a job with a layout on so many devices; None where no smaller run resembles it. Raises SpecError."""
+    """The imitation of a job with a layout on so many devices; None where no smaller run resembles
+    it. Raises SpecError.
+    """
     small = fewer_replicas(job, num_devices)
     if small is None:
         return None
@@ -59,18 +67,27 @@ def imitate(job: Job, num_devices: int) -> Imitation | None:
         return None
     layers = small.model.num_hidden_layers
     runs = tuple(fewer_layers(small, depth) for depth in (depths.shallow, depths.deep))
-    return Imitation(job=job, small=small, runs=runs, why=f"{why}, {counted(layers, 'layer')} by {depths.shallow} and {depths.deep}")
+    return Imitation(
+        job=job,
+        small=small,
+        runs=runs,
+        why=f"{why}, {counted(layers, 'layer')} by {depths.shallow} and {depths.deep}",
+    )
 
 
 def fewer_replicas(job: Job, num_devices: int) -> Job | None:
-    """The largest legal job of the same model-parallel layout on at most `num_devices`; None where its tp, cp and pp need more."""
+    """The largest legal job of the same model-parallel layout on at most `num_devices`; None where
+    its tp, cp and pp need more.
+    """
     layout = _layout(job)
     if layout.num_gpus <= num_devices:
         return job
     for small in sorted(layout.fewer_replicas(), key=lambda small: small.num_gpus, reverse=True):
         if small.num_gpus <= num_devices:
             resized = _resized(job, small)
-            if resized is not None and not violations(small, resized.model, resized.cluster, resized.training):
+            if resized is not None and not violations(
+                small, resized.model, resized.cluster, resized.training
+            ):
                 return resized
     return None
 
@@ -82,18 +99,25 @@ def _resized(job: Job, layout: Layout) -> Job | None:
         return None
     typed = job.request["cluster"]
     cluster = dict(cluster_document(typed) if isinstance(typed, str) else typed)
-    cluster = {key: value for key, value in cluster.items() if key not in CATALOG_LABELS} | {"num_gpus": layout.num_gpus}
+    cluster = {key: value for key, value in cluster.items() if key not in CATALOG_LABELS} | {
+        "num_gpus": layout.num_gpus
+    }
     if layout.num_gpus % min(job.cluster.gpus_per_node, layout.num_gpus):
         return None
     training = {**job.request["training"], "global_batch_size": batch // before.dp_degree}
     try:
-        return _rewritten(job, {"cluster": cluster, "training": training, "layout": layout.model_dump(mode="json")})
+        return _rewritten(
+            job,
+            {"cluster": cluster, "training": training, "layout": layout.model_dump(mode="json")},
+        )
     except SpecError:
         return None
 
 
 def fewer_layers(job: Job, depth: int) -> Job:
-    """The job with the first `depth` layers of its model, split over stages as the trainer would. Raises SpecError."""
+    """The job with the first `depth` layers of its model, split over stages as the trainer would.
+    Raises SpecError.
+    """
     model = shallower(job.model, depth)
     layout = _layout(job).model_copy(update={"layers_per_stage": None})
     return _rewritten(job, {"model": inline_keys(model), "layout": layout.model_dump(mode="json")})
@@ -103,10 +127,12 @@ def shallower(model: ModelSpec, depth: int) -> ModelSpec:
     """The model with its first `depth` layers."""
     return model.model_copy(
         update={
-            "name": f"{model.name}-{depth}-layers", "num_hidden_layers": depth, "sliding_mask": model.sliding_mask[:depth],
+            "name": f"{model.name}-{depth}-layers",
+            "num_hidden_layers": depth,
+            "sliding_mask": model.sliding_mask[:depth],
             "dense_layers": tuple(index for index in model.dense_layers if index < depth),
         }
-    )  # fmt: skip
+    )
 
 
 def _rewritten(job: Job, parts: Mapping[str, Any]) -> Job:
@@ -120,7 +146,9 @@ def _layout(job: Job) -> Layout:
 
 
 def period(model: ModelSpec) -> int:
-    """Layers after which kinds of layers repeat, leading dense layers aside: depths that differ by it differ by equal groups."""
+    """Layers after which kinds of layers repeat, leading dense layers aside: depths that differ by
+    it differ by equal groups.
+    """
     kinds = model.layer_kinds()
     lead = model.first_k_dense_replace if model.is_moe else 0
     for length in range(1, len(kinds) - lead):
@@ -139,21 +167,34 @@ class Depths:
 
     def extrapolated(self, at_shallow: float, at_deep: float) -> float:
         """The affine function through the two readings, at full depth."""
-        return at_shallow + (at_deep - at_shallow) * (self.full - self.shallow) / (self.deep - self.shallow)
+        return at_shallow + (at_deep - at_shallow) * (self.full - self.shallow) / (
+            self.deep - self.shallow
+        )
 
     def spread(self, at_shallow: float, at_deep: float) -> float:
         """Standard deviation of `extrapolated`, from those of independent readings."""
         span = self.deep - self.shallow
-        return math.hypot((self.deep - self.full) / span * at_shallow, (self.full - self.shallow) / span * at_deep)
+        return math.hypot(
+            (self.deep - self.full) / span * at_shallow, (self.full - self.shallow) / span * at_deep
+        )
 
 
 def two_depths(job: Job) -> Depths | None:
-    """The depths that fit and promise the smallest error: far apart, but not so shallow that another moment is the peak."""
+    """The depths that fit and promise the smallest error: far apart, but not so shallow that
+    another moment is the peak.
+    """
     layout, model = _layout(job), job.model
     step = math.lcm(period(model), layout.pp * layout.virtual_stages)
-    least = max(LEAST_LAYERS, layout.pp * layout.virtual_stages, (model.first_k_dense_replace + 1) if model.is_moe else 1)
+    least = max(
+        LEAST_LAYERS,
+        layout.pp * layout.virtual_stages,
+        (model.first_k_dense_replace + 1) if model.is_moe else 1,
+    )
     depths = range(model.num_hidden_layers - step, least - 1, -step)
-    tried = sorted({*depths[:: max(1, math.ceil(len(depths) / MAX_DEPTHS))], *depths[-LEAST_DEPTHS:]}, reverse=True)
+    tried = sorted(
+        {*depths[:: max(1, math.ceil(len(depths) / MAX_DEPTHS))], *depths[-LEAST_DEPTHS:]},
+        reverse=True,
+    )
     estimates: dict[int, Estimate] = {}
     for depth in tried:
         shallow = fewer_layers(job, depth)
@@ -164,8 +205,17 @@ def two_depths(job: Job) -> Depths | None:
     if len(estimates) < 2:
         return None
     deep, full = max(estimates), estimate_job(job)
-    choices = [Depths(shallow=depth, deep=deep, full=model.num_hidden_layers) for depth in estimates if depth != deep]
-    return min(choices, key=lambda chosen: _expected_error(chosen, estimates[chosen.shallow], estimates[deep], full))
+    choices = [
+        Depths(shallow=depth, deep=deep, full=model.num_hidden_layers)
+        for depth in estimates
+        if depth != deep
+    ]
+    return min(
+        choices,
+        key=lambda chosen: _expected_error(
+            chosen, estimates[chosen.shallow], estimates[deep], full
+        ),
+    )
 
 
 def _expected_error(depths: Depths, shallow: Estimate, deep: Estimate, full: Estimate) -> float:
@@ -186,7 +236,9 @@ def _number(estimate: Estimate, key: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Guess:
-    """One quantity of the whole job: value, its standard error, and the part that the cost model added."""
+    """One quantity of the whole job: value, its standard error, and the part that the cost model
+    added.
+    """
 
     value: float
     error: float
@@ -194,33 +246,44 @@ class _Guess:
 
 
 def extrapolate(imitation: Imitation, runs: Sequence[Measured], ids: Sequence[str]) -> Measured:
-    """The numbers of the whole job, with `relative_error` and the part added by the cost model (`from_model`), by quantity.
+    """The numbers of the whole job, with `relative_error` and the part added by the cost model
+    (`from_model`), by quantity.
 
     ids: of the runs' own measurements.
     """
-    guesses = {key: guess for key in QUANTITIES if (guess := _guess(imitation, runs, key)) is not None}
+    guesses = {
+        key: guess for key in QUANTITIES if (guess := _guess(imitation, runs, key)) is not None
+    }
     job, step = imitation.job, guesses.get("step_seconds")
     tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
     numbers: dict[str, Any] = {key: guess.value for key, guess in guesses.items()}
     shown = ("steps", "step_seconds_sd", *QUANTITIES)
-    return Measured.model_validate({
-        **numbers, "status": "ok", "rung": "imitated",
-        "steps": min((run.steps or 0 for run in runs), default=0),
-        "tokens_per_second_per_gpu": None if step is None else tokens / step.value,
-        "relative_error": {key: guess.error / guess.value for key, guess in guesses.items()},
-        "from_model": {key: guess.from_model for key, guess in guesses.items()},
-        "imitated_by": [
-            {
-                "measurement": name, "num_gpus": small.cluster.num_gpus, "num_layers": small.model.num_hidden_layers,
-                **{key: getattr(run, key) for key in shown},
-            }
-            for small, run, name in zip(imitation.runs, runs, ids, strict=True)
-        ],
-    })  # fmt: skip
+    return Measured.model_validate(
+        {
+            **numbers,
+            "status": "ok",
+            "rung": "imitated",
+            "steps": min((run.steps or 0 for run in runs), default=0),
+            "tokens_per_second_per_gpu": None if step is None else tokens / step.value,
+            "relative_error": {key: guess.error / guess.value for key, guess in guesses.items()},
+            "from_model": {key: guess.from_model for key, guess in guesses.items()},
+            "imitated_by": [
+                {
+                    "measurement": name,
+                    "num_gpus": small.cluster.num_gpus,
+                    "num_layers": small.model.num_hidden_layers,
+                    **{key: getattr(run, key) for key in shown},
+                }
+                for small, run, name in zip(imitation.runs, runs, ids, strict=True)
+            ],
+        }
+    )
 
 
 def _guess(imitation: Imitation, runs: Sequence[Measured], key: str) -> _Guess | None:
-    """Value = readings, extrapolated to full depth + (model of the whole job - model of the small one)."""
+    """Value = readings, extrapolated to full depth + (model of the whole job - model of the small
+    one).
+    """
     readings = [value for run in runs if (value := getattr(run, key)) is not None]
     if len(readings) < len(imitation.runs):
         return None
@@ -233,33 +296,47 @@ def _guess(imitation: Imitation, runs: Sequence[Measured], key: str) -> _Guess |
         shallow, deep = (job.model.num_hidden_layers for job in imitation.runs)
         depths = Depths(shallow=shallow, deep=deep, full=imitation.small.model.num_hidden_layers)
         read = depths.extrapolated(*readings)
-        curved = depths.extrapolated(*(_number(estimate_job(job), key) for job in imitation.runs)) / before - 1.0
+        curved = (
+            depths.extrapolated(*(_number(estimate_job(job), key) for job in imitation.runs))
+            / before
+            - 1.0
+        )
         variance = depths.spread(*noises) ** 2 + (curved * read) ** 2
     value = read + after - before if read + after - before > 0 else read * after / before
     counted = _states(whole) - _states(small)  # bytes; steps have nothing of the kind
     if key == "step_seconds":
-        off = imitation_sd(imitation.job.cluster, imitation.small.cluster, abs(value - read) / value)
+        off = imitation_sd(
+            imitation.job.cluster, imitation.small.cluster, abs(value - read) / value
+        )
         variance += (off * value) ** 2
     else:
-        variance += ((value - read - counted) * _uncertainty(whole, key)) ** 2 + (counted * STATE_UNCERTAINTY) ** 2
+        variance += ((value - read - counted) * _uncertainty(whole, key)) ** 2 + (
+            counted * STATE_UNCERTAINTY
+        ) ** 2
     return _Guess(value=value, error=math.sqrt(variance), from_model=value - read)
 
 
 def _states(estimate: Estimate) -> float:
-    """Bytes of parameters, gradients and optimizer states on the worst rank: counted from shapes and shards, not modelled."""
+    """Bytes of parameters, gradients and optimizer states on the worst rank: counted from shapes
+    and shards, not modelled.
+    """
     assert estimate.memory is not None, "a legal layout has its memory"
     worst = estimate.memory.stages[estimate.memory.worst_stage]
     return worst.parameters_bytes + worst.gradients_bytes + worst.optimizer_bytes
 
 
 def _noise(run: Measured) -> float:
-    """Standard error of a run's median step time: its own spread, and at least what repeated runs differ by."""
+    """Standard error of a run's median step time: its own spread, and at least what repeated runs
+    differ by.
+    """
     own = MEDIAN_FACTOR * (run.step_seconds_sd or 0.0) / math.sqrt(max(run.steps or 1, 1))
     return math.hypot(own, RUN_NOISE * (run.step_seconds or 0.0))
 
 
 def _uncertainty(estimate: Estimate, key: str) -> float:
-    """Relative standard deviation that the estimate itself claims, from its central interval; device bytes as reserved bytes."""
+    """Relative standard deviation that the estimate itself claims, from its central interval;
+    device bytes as reserved bytes.
+    """
     assert estimate.interval is not None, "a legal layout has intervals"
     low, high = getattr(estimate.interval, "peak_reserved_bytes" if key == "device_bytes" else key)
     return math.log(high / low) / TWO_SIDED_90

@@ -1,8 +1,9 @@
-"""What torchrun really starts: the worker with three habits it need not know of. `python -m probes.inside RESULT MODULE|FILE.py ARGUMENTS`.
+"""What torchrun really starts: the worker with three habits it need not know of. `python -m
+probes.inside RESULT MODULE|FILE.py ARGUMENTS`.
 
-It dies with its parent; on SIGUSR1, and before SIGTERM ends it, it writes where every thread is to RESULT.rankN.stack; and whatever
-ends it early, also before the worker could look out for itself (an import that fails), is written to RESULT.rankN.error.json: type,
-message, traceback, time.
+It dies with its parent; on SIGUSR1, and before SIGTERM ends it, it writes where every thread is to
+RESULT.rankN.stack; and whatever ends it early, also before the worker could look out for itself (an
+import that fails), is written to RESULT.rankN.error.json: type, message, traceback, time.
 """
 
 import faulthandler
@@ -22,11 +23,15 @@ INIT = 1
 def main() -> None:
     """Runs the module or file as torchrun would have."""
     die_with_parent()
-    if os.getppid() in (INIT, int(os.environ.get(GUARDIAN, "0"))) and "TORCHELASTIC_RUN_ID" in os.environ:
+    if (
+        os.getppid() in (INIT, int(os.environ.get(GUARDIAN, "0")))
+        and "TORCHELASTIC_RUN_ID" in os.environ
+    ):
         os._exit(1)  # torchrun died before the line above
     result, program, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     rank = int(os.environ.get("RANK", "0"))
-    stack = os.open(f"{result}.rank{rank}.stack", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # open as long as the process lives
+    # open as long as the process lives
+    stack = os.open(f"{result}.rank{rank}.stack", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)
     faulthandler.register(signal.SIGTERM, file=stack, all_threads=True, chain=True)
     sys.argv = [program, *arguments]
@@ -48,7 +53,15 @@ def _write(path: Path, error: BaseException) -> None:
     cls = type(error)
     module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
     text = "".join(traceback.format_exception(error))
-    write_json(path, {"type": f"{module}{cls.__qualname__}", "message": str(error), "traceback": text, "time": time.time()})
+    write_json(
+        path,
+        {
+            "type": f"{module}{cls.__qualname__}",
+            "message": str(error),
+            "traceback": text,
+            "time": time.time(),
+        },
+    )
 
 
 if __name__ == "__main__":

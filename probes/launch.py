@@ -1,8 +1,10 @@
-"""Starting a probe and staying with it: a folder, a command under a guardian, a result whatever happens.
+"""Starting a probe and staying with it: a folder, a command under a guardian, a result whatever
+happens.
 
-The runner never starts torchrun itself. It starts the guardian (`probes.guardian`), which does, and which ends everything when the time
-is up, when it is told to, or when the runner is gone. What the folder of a probe holds when all is over is enough to say what happened
-(`probes.outcome.conclude`), so a probe whose runner died is concluded by whoever finds it.
+The runner never starts torchrun itself. It starts the guardian (`probes.guardian`), which does, and
+which ends everything when the time is up, when it is told to, or when the runner is gone. What the
+folder of a probe holds when all is over is enough to say what happened (`probes.outcome.conclude`),
+so a probe whose runner died is concluded by whoever finds it.
 """
 
 import contextlib
@@ -29,10 +31,22 @@ ROOT = Path(__file__).resolve().parent.parent
 SPEC = "guardian.json"
 POLL_SECONDS = 0.05
 PROGRESS_SECONDS = 0.5
-GUARDIAN_SECONDS = 60.0  # from the order to stop, or from the time limit, until the guardian has killed everything and says so
+# from the order to stop, or from the time limit, until the guardian has killed everything and says
+# so
+GUARDIAN_SECONDS = 60.0
 TAIL_BYTES = 4096
 SHOWN_CHARACTERS = 100
-OF_OTHERS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", guardian.TOKEN, guardian.GUARDIAN})
+OF_OTHERS = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "TORCHELASTIC_RUN_ID",
+        guardian.TOKEN,
+        guardian.GUARDIAN,
+    }
+)
 
 Progress = Callable[[str], None]
 
@@ -46,25 +60,49 @@ def free_port() -> int:
 
 
 def torchrun(python: str, task: ProbeTask, program: Program, *, port: int) -> list[str]:
-    """The command that runs a program on this machine: torchrun, or the program alone where it wants no torchrun."""
+    """The command that runs a program on this machine: torchrun, or the program alone where it
+    wants no torchrun.
+    """
     inside = ["-m", "probes.inside", RESULT, program.target, *program.arguments]
     if program.single:
         return [python, *inside]
-    elastic = ["--nnodes", "1", "--nproc-per-node", str(task.num_processes()), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    elastic = [
+        "--nnodes",
+        "1",
+        "--nproc-per-node",
+        str(task.num_processes()),
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        str(port),
+    ]
     return [python, "-m", "torch.distributed.run", *elastic, *TORCHRUN_FLAGS, *inside]
 
 
-# No restarts, so that the first failure is the only one; every rank's output in one log, each line with its rank.
-TORCHRUN_FLAGS = ("--max-restarts", "0", "--monitor-interval", "0.1", "--role", "rank", "--tee", "3", "--log-dir", "logs")
+# No restarts, so that the first failure is the only one; every rank's output in one log, each line
+# with its rank.
+TORCHRUN_FLAGS = (
+    "--max-restarts",
+    "0",
+    "--monitor-interval",
+    "0.1",
+    "--role",
+    "rank",
+    "--tee",
+    "3",
+    "--log-dir",
+    "logs",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings:
     """How probes are started here.
 
-    folder: where each probe gets a folder of its own.  python: the interpreter that has torch.  worker: the reference program, a module
-    or a file.  command: from (python, task, program, port) to the command line.  port: chooses one.  port_tries: how often.  keep: so many
-    folders of ended probes are kept, for a look and for who concludes a probe whose runner died.
+    folder: where each probe gets a folder of its own.  python: the interpreter that has torch.
+    worker: the reference program, a module or a file.  command: from (python, task, program, port)
+    to the command line.  port: chooses one.  port_tries: how often.  keep: so many folders of ended
+    probes are kept, for a look and for who concludes a probe whose runner died.
     """
 
     folder: Path
@@ -80,7 +118,8 @@ class LaunchSettings:
 class Held:
     """What a lease gives a probe.
 
-    devices: for CUDA_VISIBLE_DEVICES, None on a CPU.  locks: files that the guardian keeps open.  token: for all its processes to carry.
+    devices: for CUDA_VISIBLE_DEVICES, None on a CPU.  locks: files that the guardian keeps open.
+        token: for all its processes to carry.
     """
 
     devices: tuple[str, ...] | None = None
@@ -91,7 +130,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Who looks on. stop: set to end the probe.  progress: told the last line of output now and then.  folder: told the probe's folder."""
+    """Who looks on. stop: set to end the probe.  progress: told the last line of output now and
+    then. folder: told the probe's folder.
+    """
 
     stop: threading.Event = field(default_factory=threading.Event)
     progress: Progress = lambda _: None
@@ -100,8 +141,9 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardianSpec:
-    """What `probes.guardian` is told. argv, env, cwd, output: the command.  end: file for how it ended.  on_end: commands to run after
-    anything but the command's own end.  watch_runner: end with the process that started the guardian.
+    """What `probes.guardian` is told. argv, env, cwd, output: the command.  end: file for how it
+    ended.  on_end: commands to run after anything but the command's own end.  watch_runner: end
+    with the process that started the guardian.
     """
 
     argv: list[str]
@@ -124,37 +166,64 @@ class Launcher:
     def check(self, need: Need) -> None:
         """Raises ProbeError where no probe can run here, whatever its layout."""
         settings = self.settings
-        check(need, python=settings.python, program=settings.worker, folder=settings.folder.absolute(), root=ROOT)
+        check(
+            need,
+            python=settings.python,
+            program=settings.worker,
+            folder=settings.folder.absolute(),
+            root=ROOT,
+        )
 
-    def run(self, task: ProbeTask, held: Held | None = None, watch: Watch | None = None) -> ProbeResult:
-        """The probe, to its end. A port that somebody else took meanwhile is tried again with another one. Raises ProbeError."""
+    def run(
+        self, task: ProbeTask, held: Held | None = None, watch: Watch | None = None
+    ) -> ProbeResult:
+        """The probe, to its end. A port that somebody else took meanwhile is tried again with
+        another one. Raises ProbeError.
+        """
         if sys.platform != "linux":
-            raise ProbeError(f"probes run on Linux alone, not on {sys.platform}; probe on a Linux machine, or use --pool replay:FILE")
+            raise ProbeError(
+                f"probes run on Linux alone, not on {sys.platform}; probe on a Linux machine, or "
+                "use --pool replay:FILE"
+            )
         device, onlooker = held or Held(), watch or Watch()
         started = time.monotonic()
 
         def once(attempt: int) -> ProbeResult:
-            return self._once(task, device, onlooker, task.time_limit_seconds - (time.monotonic() - started))
+            return self._once(
+                task, device, onlooker, task.time_limit_seconds - (time.monotonic() - started)
+            )
 
         return with_free_port(self.settings.port_tries, once, onlooker)
 
-    def _once(self, task: ProbeTask, held: Held, watch: Watch, time_limit_seconds: float) -> ProbeResult:
+    def _once(
+        self, task: ProbeTask, held: Held, watch: Watch, time_limit_seconds: float
+    ) -> ProbeResult:
         gpus = 0 if task.fake_tensors else task.num_processes()
-        begin = Begin.now(num_gpus=gpus, token=held.token or uuid.uuid4().hex, gpu_name=held.gpu_name)
+        begin = Begin.now(
+            num_gpus=gpus, token=held.token or uuid.uuid4().hex, gpu_name=held.gpu_name
+        )
         folder, program = prepare(self.settings, task, begin, watch)
         if isinstance(program, Failed):
             return write_result(folder, task, begin, program)
         spec = GuardianSpec(
-            argv=self.settings.command(self.settings.python, task, program, port=self.settings.port()),
-            env=environment(task, held, program.env), cwd=str(folder), output=str(folder / LOG), end=str(folder / END), token=begin.token,
+            argv=self.settings.command(
+                self.settings.python, task, program, port=self.settings.port()
+            ),
+            env=environment(task, held, program.env),
+            cwd=str(folder),
+            output=str(folder / LOG),
+            end=str(folder / END),
+            token=begin.token,
             time_limit_seconds=time_limit_seconds,
-        )  # fmt: skip
+        )
         supervise(folder, spec, held.locks, watch)
         return conclude(folder)
 
 
 def with_free_port(tries: int, once: Callable[[int], ProbeResult], watch: Watch) -> ProbeResult:
-    """The first result of `once` (told the number of the attempt) that is no clash of ports, or the last one."""
+    """The first result of `once` (told the number of the attempt) that is no clash of ports, or the
+    last one.
+    """
     for attempt in range(tries):
         result = once(attempt)
         clash = isinstance(result.outcome, Failed) and result.outcome.kind == FailureKind.PORT
@@ -163,8 +232,12 @@ def with_free_port(tries: int, once: Callable[[int], ProbeResult], watch: Watch)
     return result
 
 
-def prepare(settings: LaunchSettings, task: ProbeTask, begin: Begin, watch: Watch) -> tuple[Path, Program | Failed]:
-    """A folder with all that the program reads, and the program; or why the trainer cannot run the task. Raises ProbeError."""
+def prepare(
+    settings: LaunchSettings, task: ProbeTask, begin: Begin, watch: Watch
+) -> tuple[Path, Program | Failed]:
+    """A folder with all that the program reads, and the program; or why the trainer cannot run the
+    task. Raises ProbeError.
+    """
     tidy(settings)
     folder = new_folder(settings.folder.absolute(), task.id)
     watch.folder(folder)
@@ -180,7 +253,11 @@ def prepare(settings: LaunchSettings, task: ProbeTask, begin: Begin, watch: Watc
 def tidy(settings: LaunchSettings) -> None:
     """Removes the folders of ended probes but for the newest."""
     with contextlib.suppress(OSError):
-        ended = [path for path in settings.folder.iterdir() if (path / RESULT).exists() and (path / END).exists()]
+        ended = [
+            path
+            for path in settings.folder.iterdir()
+            if (path / RESULT).exists() and (path / END).exists()
+        ]
         ended.sort(key=lambda path: path.stat().st_mtime)
         for path in ended[: -settings.keep]:
             shutil.rmtree(path, ignore_errors=True)
@@ -202,23 +279,37 @@ def new_folder(parent: Path, name: str) -> Path:
 
 
 def environment(task: ProbeTask, held: Held, extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a probe on this machine: ours, its devices, its threads, and where our packages are."""
+    """The environment of a probe on this machine: ours, its devices, its threads, and where our
+    packages are.
+    """
     kept = {key: value for key, value in os.environ.items() if key not in OF_OTHERS}
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     threads = max(1, (os.cpu_count() or 1) // task.num_processes())
     ours = {
-        "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        "CUDA_VISIBLE_DEVICES": ",".join(held.devices or ()), "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-    }  # fmt: skip
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "CUDA_VISIBLE_DEVICES": ",".join(held.devices or ()),
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
     return {**kept, **ours, **extra}
 
 
 def supervise(folder: Path, spec: GuardianSpec, locks: Sequence[int], watch: Watch) -> None:
-    """Starts a guardian and waits until it has ended. Interrupting (Ctrl-C) ends the probe first, then goes on."""
+    """Starts a guardian and waits until it has ended. Interrupting (Ctrl-C) ends the probe first,
+    then goes on.
+    """
     guardian.write_json(folder / SPEC, asdict(spec))
     command = [sys.executable, "-I", "-S", guardian.__file__, str(folder / SPEC)]
     with (folder / LOG).open("ab") as log:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, pass_fds=tuple(locks))
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=tuple(locks),
+        )
     try:
         _wait(process, folder, spec.time_limit_seconds, watch)
     finally:
@@ -230,7 +321,8 @@ def supervise(folder: Path, spec: GuardianSpec, locks: Sequence[int], watch: Wat
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
-        guardian.kill_all(spec.token)  # only where the guardian itself was killed is there anybody left
+        # only where the guardian itself was killed is there anybody left
+        guardian.kill_all(spec.token)
 
 
 def _order(process: "subprocess.Popen[bytes]") -> None:
@@ -241,7 +333,9 @@ def _order(process: "subprocess.Popen[bytes]") -> None:
             process.stdin.flush()
 
 
-def _wait(process: "subprocess.Popen[bytes]", folder: Path, time_limit_seconds: float, watch: Watch) -> None:
+def _wait(
+    process: "subprocess.Popen[bytes]", folder: Path, time_limit_seconds: float, watch: Watch
+) -> None:
     said = time.monotonic()
     deadline = said + time_limit_seconds + GUARDIAN_SECONDS
     while process.poll() is None and not watch.stop.is_set() and time.monotonic() < deadline:
@@ -258,7 +352,9 @@ def last_line(log: Path) -> str:
     with contextlib.suppress(OSError), log.open("rb") as stream:
         stream.seek(0, os.SEEK_END)
         stream.seek(max(0, stream.tell() - TAIL_BYTES))
-        lines = [line for line in stream.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        lines = [
+            line for line in stream.read().decode("utf-8", "replace").splitlines() if line.strip()
+        ]
         if lines:
             return PREFIX.sub("", lines[-1], count=1).strip()[:SHOWN_CHARACTERS]
     return ""

@@ -1,8 +1,11 @@
-"""Times single kernels and collectives: `python -m probes.micro --shapes FILE --out FILE`, or the same under torchrun for collectives.
+"""Times single kernels and collectives: `python -m probes.micro --shapes FILE --out FILE`, or the
+same under torchrun for collectives.
 
-FILE of shapes: one JSON object a line, {"kind", "name", "dtype", "sizes"} (`planner.calibration.coverage.Shape`), most valuable first;
-what no longer fits the time is named at the end. FILE of results: one line a shape, with seconds (median), their spread, rates and
-versions; first and last lines hold the environment. A kernel that runs out of memory or does not exist here is a line too.
+FILE of shapes: one JSON object a line, {"kind", "name", "dtype", "sizes"}
+(`planner.calibration.coverage.Shape`), most valuable first; what no longer fits the time is named
+at the end. FILE of results: one line a shape, with seconds (median), their spread, rates and
+versions; first and last lines hold the environment. A kernel that runs out of memory or does not
+exist here is a line too.
 """
 
 import argparse
@@ -29,7 +32,8 @@ from probes.protocol import Environment, Measured, ProbeTask
 from probes.reference.environment import Sample, describe
 
 KERNELS: dict[str, Callable[[Shape, torch.device], Prepared | None]] = {
-    "gemm": gemm.prepare, "grouped-gemm": grouped_gemm.prepare, "attention": attention.prepare, "attention-backward": attention.prepare,
+    "gemm": gemm.prepare, "grouped-gemm": grouped_gemm.prepare, "attention": attention.prepare,
+    "attention-backward": attention.prepare,
     "memory": memory.prepare, "optimizer": optimizer.prepare, "collective": collectives.prepare,
 }  # fmt: skip
 TOTAL_SECONDS, EACH_SECONDS = 60.0, 0.25
@@ -79,9 +83,13 @@ class Bench:
         assert prepared is not None or self.rank
         work = prepared or Prepared(run=lambda: None)
         return {
-            "status": "ok", "seconds": seconds, "seconds_sd": statistics.pstdev(each), "runs": len(each),
-            "flops_per_second": work.flops / seconds if work.flops else None, "bytes_per_second": work.moved_bytes / seconds,
-        }  # fmt: skip
+            "status": "ok",
+            "seconds": seconds,
+            "seconds_sd": statistics.pstdev(each),
+            "runs": len(each),
+            "flops_per_second": work.flops / seconds if work.flops else None,
+            "bytes_per_second": work.moved_bytes / seconds,
+        }
 
     def _agreed(self, number: float) -> float:
         """Rank 0's number on every rank."""
@@ -107,7 +115,10 @@ class Bench:
 
 def measure_all(bench: Bench, shapes: Sequence[Shape], out: IO[str], total_seconds: float) -> int:
     """Lines for as many shapes as the time allows; how many were measured. Only rank 0 writes."""
-    started, until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic() + total_seconds
+    started, until = (
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        time.monotonic() + total_seconds,
+    )
     here = environment(bench.device)
     software = here.software()
     _write(out, {"kind": "environment", "at": started, **here.model_dump(exclude_none=True)}, bench)
@@ -124,22 +135,43 @@ def measure_all(bench: Bench, shapes: Sequence[Shape], out: IO[str], total_secon
 
 
 class Kernels:
-    """The kernels of a probe's task on one rank, as `probes.worker` runs them. Raises SpecError where there is no such device."""
+    """The kernels of a probe's task on one rank, as `probes.worker` runs them. Raises SpecError
+    where there is no such device.
+    """
 
     def __init__(self, task: ProbeTask) -> None:
         if task.device == "cuda" and not torch.cuda.is_available():
-            raise SpecError(Fault("device", "cuda", "torch sees no GPU here", "probe with device cpu, or install a CUDA build of torch"))
+            raise SpecError(
+                Fault(
+                    "device",
+                    "cuda",
+                    "torch sees no GPU here",
+                    "probe with device cpu, or install a CUDA build of torch",
+                )
+            )
         self.task, self.device = task, join(task.device)
 
     def measure(self) -> Measured:
-        """What could be timed within half the time limit, the rest of which is for start and end."""
+        """What could be timed within half the time limit, the rest of which is for start and
+        end.
+        """
         lines, bench = io.StringIO(), Bench(device=self.device, each_seconds=PROBE_EACH_SECONDS)
-        measure_all(bench, self.task.shapes(), lines, min(TOTAL_SECONDS, self.task.time_limit_seconds / 2.0))
-        rows = [row for row in map(json.loads, lines.getvalue().splitlines()) if row["kind"] in KERNELS]
+        measure_all(
+            bench, self.task.shapes(), lines, min(TOTAL_SECONDS, self.task.time_limit_seconds / 2.0)
+        )
+        rows = [
+            row for row in map(json.loads, lines.getvalue().splitlines()) if row["kind"] in KERNELS
+        ]
         return Measured(
-            step_seconds=None, step_seconds_each=[], tokens_per_second_per_gpu=None, mfu=None, losses=[], gradient_norms=[], memory=[],
+            step_seconds=None,
+            step_seconds_each=[],
+            tokens_per_second_per_gpu=None,
+            mfu=None,
+            losses=[],
+            gradient_norms=[],
+            memory=[],
             timings=rows,
-        )  # fmt: skip
+        )
 
     def environment(self) -> Environment:
         """What the numbers hold for."""
@@ -156,7 +188,9 @@ class Kernels:
 
 
 def environment(device: torch.device) -> Environment:
-    """Versions, and the GPU's clock, power and throttling of this moment; no trainer is part of it."""
+    """Versions, and the GPU's clock, power and throttling of this moment; no trainer is part of
+    it.
+    """
     sample = Sample(device)
     sample.take()
     return describe(device, sample).model_copy(update={"trainer_version": None})
@@ -177,7 +211,9 @@ def read_shapes(text: str) -> list[Shape]:
         try:
             found.append(Shape.from_dict(json.loads(line)))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"line {number} is no shape ({error}); write kind, name, dtype and sizes") from None
+            raise ValueError(
+                f"line {number} is no shape ({error}); write kind, name, dtype and sizes"
+            ) from None
     return found
 
 
@@ -188,18 +224,27 @@ def join(device_type: str) -> torch.device:
     if here.type == "cuda":
         torch.cuda.set_device(here)
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        dist.init_process_group("nccl" if here.type == "cuda" else "gloo", device_id=here if here.type == "cuda" else None)
+        dist.init_process_group(
+            "nccl" if here.type == "cuda" else "gloo",
+            device_id=here if here.type == "cuda" else None,
+        )
     return here
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; exit code 0 when something was measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shapes", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="wall-clock seconds for all shapes")
+    parser.add_argument(
+        "--seconds", type=float, default=TOTAL_SECONDS, help="wall-clock seconds for all shapes"
+    )
     parser.add_argument("--each-seconds", type=float, default=EACH_SECONDS)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     options = parser.parse_args(arguments)
     try:
         shapes = read_shapes(options.shapes.read_text(encoding="utf-8"))

@@ -1,4 +1,6 @@
-"""What the folder of a probe says when all is over: its result, from what the program wrote or from what is left of it."""
+"""What the folder of a probe says when all is over: its result, from what the program wrote or from
+what is left of it.
+"""
 
 import json
 import math
@@ -16,7 +18,15 @@ from pydantic import ValidationError
 
 from probes.failures import Evidence, classify, read_errors, read_stacks
 from probes.programs import read_trainer
-from probes.protocol import Environment, Failed, FailureKind, Measured, Outcome, ProbeResult, ProbeTask
+from probes.protocol import (
+    Environment,
+    Failed,
+    FailureKind,
+    Measured,
+    Outcome,
+    ProbeResult,
+    ProbeTask,
+)
 
 TASK, RESULT, BEGIN, END, LOG = "task.json", "result.json", "begin.json", "end.json", "output.log"
 NODE_ENDS = "end.node*.json"
@@ -27,7 +37,9 @@ MICROSECONDS = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """What is known before the start. started: seconds since the epoch.  token: carried by every process of the probe."""
+    """What is known before the start. started: seconds since the epoch.  token: carried by every
+    process of the probe.
+    """
 
     started_at: str
     started: float
@@ -39,7 +51,13 @@ class Begin:
     def now(cls, *, num_gpus: int, token: str, gpu_name: str | None = None) -> "Begin":
         """At this moment."""
         moment = datetime.now(UTC)
-        return cls(started_at=moment.isoformat(), started=moment.timestamp(), num_gpus=num_gpus, token=token, gpu_name=gpu_name)
+        return cls(
+            started_at=moment.isoformat(),
+            started=moment.timestamp(),
+            num_gpus=num_gpus,
+            token=token,
+            gpu_name=gpu_name,
+        )
 
     @classmethod
     def read(cls, path: Path) -> "Begin":
@@ -59,15 +77,21 @@ class End:
 
 
 def read_end(folder: Path, begin: Begin) -> End:
-    """The guardian's word; where it has none it was killed itself, at the latest when the folder was last written.
+    """The guardian's word; where it has none it was killed itself, at the latest when the folder
+    was last written.
 
-    Where every node had a guardian too, the node that failed tells; the others were stopped because of it.
+    Where every node had a guardian too, the node that failed tells; the others were stopped because
+    of it.
     """
     own = _end(folder / END)
     nodes = [end for path in sorted(folder.glob(NODE_ENDS)) if (end := _end(path)) is not None]
     if own is not None and (own.reason != "exit" or not nodes):
         return own
-    telling = [end for end in nodes if end.reason == "time-limit"] or [end for end in nodes if end.exit_code] or nodes
+    telling = (
+        [end for end in nodes if end.reason == "time-limit"]
+        or [end for end in nodes if end.exit_code]
+        or nodes
+    )
     if not telling:
         last = max(path.stat().st_mtime for path in [folder, *folder.iterdir()])
         return End(reason="guardian-gone", seconds=max(0.0, last - begin.started))
@@ -83,37 +107,67 @@ def _end(path: Path) -> End | None:
 
 
 def conclude(folder: Path) -> ProbeResult:
-    """The result of a probe whose processes have ended, also where its runner did not live to see it. Written to the folder too."""
+    """The result of a probe whose processes have ended, also where its runner did not live to see
+    it. Written to the folder too.
+    """
     task = ProbeTask.model_validate_json((folder / TASK).read_text(encoding="utf-8"))
     begin = Begin.read(folder / BEGIN)
     end = read_end(folder, begin)
     if end.reason == "not-started":
-        return write_result(folder, task, begin, Failed(kind=FailureKind.IMPORT, rank=None, message=end.message), end)
+        return write_result(
+            folder,
+            task,
+            begin,
+            Failed(kind=FailureKind.IMPORT, rank=None, message=end.message),
+            end,
+        )
     evidence = Evidence(
-        reason=end.reason, exit_code=end.exit_code, time_limit_seconds=task.time_limit_seconds, errors=read_errors(folder / RESULT),
-        log=read_logs(folder), stacks=read_stacks(folder / RESULT), kernel=kernel_log(begin.started),
-    )  # fmt: skip
+        reason=end.reason,
+        exit_code=end.exit_code,
+        time_limit_seconds=task.time_limit_seconds,
+        errors=read_errors(folder / RESULT),
+        log=read_logs(folder),
+        stacks=read_stacks(folder / RESULT),
+        kernel=kernel_log(begin.started),
+    )
     trained = read_trainer(task, folder, evidence)
     if trained is not None:
         return write_result(folder, task, begin, trained[0], end, trained[1])
     written = _written(folder / RESULT, task)
     environment = written.environment if written is not None else None
-    if written is not None and (written.outcome.status == "ok" or (not evidence.errors and end.reason == "exit")):
-        return write_result(folder, task, begin, written.outcome, end, environment, notes=written.notes)
+    if written is not None and (
+        written.outcome.status == "ok" or (not evidence.errors and end.reason == "exit")
+    ):
+        return write_result(
+            folder, task, begin, written.outcome, end, environment, notes=written.notes
+        )
     return write_result(folder, task, begin, classify(evidence), end, environment)
 
 
 def write_result(
-    folder: Path, task: ProbeTask, begin: Begin, outcome: Outcome, end: End | None = None, environment: Environment | None = None,
-    *, notes: Sequence[str] = (),
-) -> ProbeResult:  # fmt: skip
-    """The whole result, in the folder too. Times are the guardian's: from before the start until the program's end."""
+    folder: Path,
+    task: ProbeTask,
+    begin: Begin,
+    outcome: Outcome,
+    end: End | None = None,
+    environment: Environment | None = None,
+    *,
+    notes: Sequence[str] = (),
+) -> ProbeResult:
+    """The whole result, in the folder too. Times are the guardian's: from before the start until
+    the program's end.
+    """
     seconds = end.seconds if end is not None else max(0.0, time.time() - begin.started)
     result = ProbeResult(
-        task=task, outcome=outcome, environment=environment or bare_environment(begin.gpu_name), started_at=begin.started_at,
-        wall_seconds=seconds, gpu_seconds=seconds * begin.num_gpus, complete=outcome.status == "ok",
+        task=task,
+        outcome=outcome,
+        environment=environment or bare_environment(begin.gpu_name),
+        started_at=begin.started_at,
+        wall_seconds=seconds,
+        gpu_seconds=seconds * begin.num_gpus,
+        complete=outcome.status == "ok",
         notes=[*notes, *_notes(folder, outcome, end)],
-    )  # fmt: skip
+    )
     partial = folder / f".{RESULT}.partial"
     partial.write_text(result.model_dump_json(indent=1), encoding="utf-8")
     os.replace(partial, folder / RESULT)
@@ -146,7 +200,9 @@ def _written(path: Path, task: ProbeTask) -> ProbeResult | None:
 
 
 def _doubt(result: ProbeResult) -> Failed | None:
-    """Exit 0 is not enough: timed steps must be there, and the loss finite unless its inputs came from nowhere (emulated, fake)."""
+    """Exit 0 is not enough: timed steps must be there, and the loss finite unless its inputs came
+    from nowhere (emulated, fake).
+    """
     outcome, task = result.outcome, result.task
     assert isinstance(outcome, Measured)
     if task.fake_tensors:
@@ -155,12 +211,26 @@ def _doubt(result: ProbeResult) -> Failed | None:
         rows = outcome.timings or []
         said = next((str(row["message"]) for row in rows if row.get("message")), "it wrote no line")
         timed = any(row["status"] == "ok" for row in rows)
-        return None if timed else Failed(kind=FailureKind.CRASH, rank=0, message=f"no kernel could be timed: {said}")
-    if not outcome.step_seconds_each or outcome.step_seconds is None or not outcome.step_seconds > 0:
-        return Failed(kind=FailureKind.CRASH, rank=0, message="the program ended without a timed step")
+        return (
+            None
+            if timed
+            else Failed(kind=FailureKind.CRASH, rank=0, message=f"no kernel could be timed: {said}")
+        )
+    if (
+        not outcome.step_seconds_each
+        or outcome.step_seconds is None
+        or not outcome.step_seconds > 0
+    ):
+        return Failed(
+            kind=FailureKind.CRASH, rank=0, message="the program ended without a timed step"
+        )
     bad = [number for number, loss in enumerate(outcome.losses) if not math.isfinite(loss)]
     if bad and task.emulate_rank is None:
-        return Failed(kind=FailureKind.NON_FINITE_LOSS, rank=0, message=f"the loss of step {bad[0]} is {outcome.losses[bad[0]]}")
+        return Failed(
+            kind=FailureKind.NON_FINITE_LOSS,
+            rank=0,
+            message=f"the loss of step {bad[0]} is {outcome.losses[bad[0]]}",
+        )
     return None
 
 
@@ -175,7 +245,9 @@ def bare_environment(gpu_name: str | None) -> Environment:
 
 def read_logs(folder: Path) -> str:
     """The output of the launcher, and of every node where there are several."""
-    return "\n".join(text for path in sorted(folder.glob("output*.log")) if (text := read_log(path)))
+    return "\n".join(
+        text for path in sorted(folder.glob("output*.log")) if (text := read_log(path))
+    )
 
 
 def read_log(path: Path) -> str:
@@ -192,27 +264,34 @@ def read_log(path: Path) -> str:
 
 
 def kernel_log(since: float, path: Path = KMSG) -> str:
-    """What the kernel logged since then (seconds since the epoch); nothing where it may not be read."""
+    """What the kernel logged since then (seconds since the epoch); nothing where it may not be
+    read.
+    """
     booted = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
     return "\n".join(text for moment, text in _kernel_lines(path) if booted + moment >= since)
 
 
 def _kernel_lines(path: Path) -> Iterator[tuple[float, str]]:
-    """(seconds since boot, text): "priority,sequence,microseconds,flags;text" (Documentation/ABI/testing/dev-kmsg)."""
+    """(seconds since boot, text): "priority,sequence,microseconds,flags;text"
+    (Documentation/ABI/testing/dev-kmsg).
+    """
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             while record := _record(descriptor):
                 for line in record.splitlines():
                     head, _, text = line.partition(";")
-                    if not line.startswith(" ") and head.count(",") >= 3:  # what follows with a blank is about the line before
+                    # what follows with a blank is about the line before
+                    if not line.startswith(" ") and head.count(",") >= 3:
                         yield float(head.split(",")[2]) / MICROSECONDS, text.strip()
         finally:
             os.close(descriptor)
 
 
 def _record(descriptor: int) -> str:
-    """The next record; one that the kernel overwrote meanwhile is passed over. Raises OSError at the end."""
+    """The next record; one that the kernel overwrote meanwhile is passed over. Raises OSError at
+    the end.
+    """
     while True:
         try:
             return os.read(descriptor, 8192).decode("utf-8", "replace")

@@ -1,6 +1,8 @@
-"""Whether a probe can run here at all, asked once before the first one: what is missing stops every probe alike.
+"""Whether a probe can run here at all, asked once before the first one: what is missing stops every
+probe alike.
 
-Asked of the very interpreter that will run the probes, so that a torch in another environment counts for nothing.
+Asked of the very interpreter that will run the probes, so that a torch in another environment
+counts for nothing.
 """
 
 import contextlib
@@ -27,7 +29,9 @@ TAIL_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What is going to be run. job: any job of those to be measured.  device: `cuda` or `cpu`.  trainer: as in `ProbeTask`."""
+    """What is going to be run. job: any job of those to be measured.  device: `cuda` or `cpu`.
+    trainer: as in `ProbeTask`.
+    """
 
     job: Job
     trainer: str
@@ -52,7 +56,8 @@ def check(need: Need, *, python: str, program: str, folder: Path, root: Path) ->
     """
     if sys.platform != "linux":
         raise ProbeError(
-            f"probes run on Linux alone, not on {sys.platform}; probe on a Linux machine, or use --pool replay:FILE"
+            f"probes run on Linux alone, not on {sys.platform}; probe on a Linux machine, or "
+            "use --pool replay:FILE"
         )
     check_folder(folder)
     check_trainer(need, python)
@@ -76,7 +81,8 @@ def check_folder(folder: Path) -> None:
     elif os.access(folder, os.W_OK | os.X_OK):
         return
     raise ProbeError(
-        f"{folder}: no folder for probes ({reason}); set PLANNER_PROBE_FOLDER to a place that may be written"
+        f"{folder}: no folder for probes ({reason}); set PLANNER_PROBE_FOLDER to a place that "
+        "may be written"
     )
 
 
@@ -103,32 +109,47 @@ def ask(
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, check=False, cwd=os.sep,
+            command,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+            cwd=os.sep,
             env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         slow = f"{command[0]} did not say within {seconds:.0f} s whether torch can be imported"
         raise ProbeError(f"{slow}; probe from an environment on a faster disk") from None
     except OSError as error:
-        text = f"{command[0]}: no interpreter for probes ({error.strerror}); set PLANNER_PROBE_PYTHON to one that has torch"
+        text = (
+            f"{command[0]}: no interpreter for probes ({error.strerror}); set "
+            "PLANNER_PROBE_PYTHON to one that has torch"
+        )
         raise ProbeError(text) from None
 
 
 def problem_in(done: "subprocess.CompletedProcess[str]", python: str) -> str | None:
-    """What an interpreter said is wrong with it, in one line with its remedy; None where nothing is."""
+    """What an interpreter said is wrong with it, in one line with its remedy; None where nothing
+    is.
+    """
     said = _said(done.stdout)
     if said is None:
         tail = (
             " ".join(done.stderr.split())[-TAIL_CHARACTERS:]
             or f"it ended with {done.returncode} and said nothing"
         )
-        return f"{python} cannot be asked whether it has torch ({tail}); set PLANNER_PROBE_PYTHON to one that has it"
+        return (
+            f"{python} cannot be asked whether it has torch ({tail}); set PLANNER_PROBE_PYTHON to "
+            "one that has it"
+        )
     problem = said.get("problem")
     return None if problem is None else f"{python} {problem}; {remedy(said.get('package'), python)}"
 
 
 def remedy(package: str | None, python: str) -> str:
-    """What to do about a package that an interpreter cannot import; None: it is its torch that has no GPU."""
+    """What to do about a package that an interpreter cannot import; None: it is its torch that has
+    no GPU.
+    """
     if package is None:
         return CUDA_TORCH
     if python == sys.executable:

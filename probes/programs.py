@@ -15,7 +15,9 @@ MODULE = "-m"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One program, run in the probe's folder. target: a module, or a file ending in .py.  single: one process without torchrun."""
+    """One program, run in the probe's folder. target: a module, or a file ending in .py.  single:
+    one process without torchrun.
+    """
 
     target: str
     arguments: tuple[str, ...]
@@ -25,7 +27,9 @@ class Program:
 
 
 def program_of(task: ProbeTask, python: str, worker: str) -> Program | Failed:
-    """The program of a task; why it cannot run here, where the trainer knows that before it starts."""
+    """The program of a task; why it cannot run here, where the trainer knows that before it
+    starts.
+    """
     from probes.outcome import RESULT, TASK
 
     if task.trainer == "reference":
@@ -36,15 +40,26 @@ def program_of(task: ProbeTask, python: str, worker: str) -> Program | Failed:
     if isinstance(command, Failed):
         return command
     target, *arguments = command.program[1:] if command.program[0] == MODULE else command.program
-    return Program(target=target, arguments=tuple(arguments), single=command.single, files=command.files, env=command.env)
+    return Program(
+        target=target,
+        arguments=tuple(arguments),
+        single=command.single,
+        files=command.files,
+        env=command.env,
+    )
 
 
-def read_trainer(task: ProbeTask, folder: Path, evidence: "Evidence") -> tuple[Outcome, Environment] | None:
-    """Outcome and environment from the trainer's own log; None for a program that writes its result itself."""
+def read_trainer(
+    task: ProbeTask, folder: Path, evidence: "Evidence"
+) -> tuple[Outcome, Environment] | None:
+    """Outcome and environment from the trainer's own log; None for a program that writes its result
+    itself.
+    """
     if task.trainer == "reference":
         return None
     from probes.trainers.torchtitan import TitanTrainer
 
     trainer = TitanTrainer()
-    own = replace(evidence, errors=())  # it knows its own words in the log better than the error files do
+    # it knows its own words in the log better than the error files do
+    own = replace(evidence, errors=())
     return trainer.read(task, evidence.log, folder, own), trainer.environment(evidence.log)

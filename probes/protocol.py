@@ -1,7 +1,9 @@
-"""What goes into a probe and what comes out. No torch here: the runner, the pool and the replay speak this, the program inside too.
+"""What goes into a probe and what comes out. No torch here: the runner, the pool and the replay
+speak this, the program inside too.
 
-A probe is one short run of one layout. `ProbeTask` is the JSON file that torchrun's program reads; `ProbeResult` is the JSON file
-that its rank 0 writes (the runner writes it when no rank could). Out of memory and failures are results, not exceptions.
+A probe is one short run of one layout. `ProbeTask` is the JSON file that torchrun's program reads;
+`ProbeResult` is the JSON file that its rank 0 writes (the runner writes it when no rank could). Out
+of memory and failures are results, not exceptions.
 """
 
 from enum import StrEnum
@@ -33,11 +35,14 @@ class FailureKind(StrEnum):
 class ProbeTask(BaseModel):
     """One run. job: a mapping as `Job.from_user` takes it, with its layout.
 
-    trainer: the program that trains.  device: `cuda` (NCCL) or `cpu` (gloo).  emulate_rank: that rank of the layout's world in one
-    process with torch's fake process group.  fake_tensors: memory and counts only (FakeTensorMode).  num_layers: fewer layers than the
-    model has.  warmup_steps, steps: before and while timing; timing ends early when the spread is below `spread_below`.
-    breakdown: seconds by kernel from the profiler.  time_limit_seconds: wall clock of the whole probe, start included.
-    kernels: instead of the layout, time these alone (`planner.calibration.coverage.Shape` as mappings), most valuable first.
+    trainer: the program that trains.  device: `cuda` (NCCL) or `cpu` (gloo).  emulate_rank: that
+    rank of the layout's world in one process with torch's fake process group.  fake_tensors: memory
+    and counts only (FakeTensorMode).  num_layers: fewer layers than the model has.  warmup_steps,
+    steps: before and while timing; timing ends early when the spread is below `spread_below`.
+    breakdown: seconds by kernel from the profiler.  time_limit_seconds: wall clock of the whole
+        probe, start included.
+    kernels: instead of the layout, time these alone (`planner.calibration.coverage.Shape` as
+        mappings), most valuable first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,17 +71,21 @@ class ProbeTask(BaseModel):
         return Job.from_user(self.job)
 
     def num_processes(self) -> int:
-        """Processes that torchrun starts: one a GPU, as many as kernels need, or one alone for an emulated rank."""
+        """Processes that torchrun starts: one a GPU, as many as kernels need, or one alone for an
+        emulated rank.
+        """
         if self.kernels:
             return max(shape.num_gpus for shape in self.shapes())
         return 1 if self.emulate_rank is not None else self.parsed().cluster.num_gpus
 
 
 class RankMemory(BaseModel):
-    """Memory of one rank, bytes. device_used: what the device reports, communicators and context included; None on a CPU.
+    """Memory of one rank, bytes. device_used: what the device reports, communicators and context
+    included; None on a CPU.
 
-    allocator_retries: how often the caching allocator emptied its cache to serve a request while steps were timed. Such steps are slow,
-    and the reserved peak is then the device's limit, not the layout's demand.
+    allocator_retries: how often the caching allocator emptied its cache to serve a request while
+    steps were timed. Such steps are slow, and the reserved peak is then the device's limit, not the
+    layout's demand.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -90,7 +99,9 @@ class RankMemory(BaseModel):
 
 
 class Environment(BaseModel):
-    """What the numbers hold for. Clocks in hertz, power in watts; None where the device does not say."""
+    """What the numbers hold for. Clocks in hertz, power in watts; None where the device does not
+    say.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -121,7 +132,8 @@ class Measured(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     status: Literal["ok"] = "ok"
-    step_seconds: float | None  # median over timed steps of the slowest rank; None with fake tensors
+    # median over timed steps of the slowest rank; None with fake tensors
+    step_seconds: float | None
     step_seconds_each: list[float]
     tokens_per_second_per_gpu: float | None
     mfu: float | None
@@ -134,7 +146,9 @@ class Measured(BaseModel):
 
 
 class OutOfMemory(BaseModel):
-    """A rank ran out of device memory. attempted_bytes: the allocation that failed; allocated_bytes: what the rank held by then."""
+    """A rank ran out of device memory. attempted_bytes: the allocation that failed;
+    allocated_bytes: what the rank held by then.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -146,7 +160,9 @@ class OutOfMemory(BaseModel):
 
 
 class Failed(BaseModel):
-    """No numbers: class, the rank that failed first, its message and its traceback (the root cause, never a victim's)."""
+    """No numbers: class, the rank that failed first, its message and its traceback (the root cause,
+    never a victim's).
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -161,7 +177,9 @@ Outcome = Annotated[Measured | OutOfMemory | Failed, Field(discriminator="status
 
 
 class ProbeResult(BaseModel):
-    """One probe's result file. gpu_seconds: wall seconds x GPUs held, start included.  complete: False for what a dying run left."""
+    """One probe's result file. gpu_seconds: wall seconds x GPUs held, start included.  complete:
+    False for what a dying run left.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -185,32 +203,51 @@ class ProbeResult(BaseModel):
         """The stored form; the same keys as a published row."""
         out = self.outcome
         numbers: dict[str, Any] = {
-            "status": out.status, "rung": self.rung, "gpu_seconds": self.gpu_seconds, "trainer": self.task.trainer,
-        }  # fmt: skip
+            "status": out.status,
+            "rung": self.rung,
+            "gpu_seconds": self.gpu_seconds,
+            "trainer": self.task.trainer,
+        }
         if isinstance(out, Measured):
             numbers |= {
-                "step_seconds": out.step_seconds, "steps": len(out.step_seconds_each), "step_seconds_sd": _sd(out.step_seconds_each),
-                "tokens_per_second_per_gpu": out.tokens_per_second_per_gpu, "mfu": out.mfu,
+                "step_seconds": out.step_seconds,
+                "steps": len(out.step_seconds_each),
+                "step_seconds_sd": _sd(out.step_seconds_each),
+                "tokens_per_second_per_gpu": out.tokens_per_second_per_gpu,
+                "mfu": out.mfu,
                 "peak_allocated_bytes": _largest(rank.peak_allocated_bytes for rank in out.memory),
                 "peak_reserved_bytes": _largest(rank.peak_reserved_bytes for rank in out.memory),
                 "device_bytes": _largest(rank.device_used_bytes for rank in out.memory),
                 "allocator_retries": _largest(rank.allocator_retries for rank in out.memory),
-            }  # fmt: skip
+            }
         elif isinstance(out, OutOfMemory):
-            numbers |= {"message": out.message, "peak_allocated_bytes": None, "attempted_bytes": out.attempted_bytes, "rank": out.rank}
+            numbers |= {
+                "message": out.message,
+                "peak_allocated_bytes": None,
+                "attempted_bytes": out.attempted_bytes,
+                "rank": out.rank,
+            }
         else:
             numbers |= {"failure": out.kind.value, "message": out.message}
         return Measurement(
-            id=self.task.id, created_at=self.started_at, job=self.task.parsed(), measured=MeasuredNumbers.model_validate(numbers),
-            software=self.environment.software(), source=f"probe {self.task.id}",
-        )  # fmt: skip
+            id=self.task.id,
+            created_at=self.started_at,
+            job=self.task.parsed(),
+            measured=MeasuredNumbers.model_validate(numbers),
+            software=self.environment.software(),
+            source=f"probe {self.task.id}",
+        )
 
 
 class ProbeRunner(Protocol):
-    """Runs probes: on this machine, through Slurm, or from recordings. Passes `tests/contract/test_runner_contract.py`."""
+    """Runs probes: on this machine, through Slurm, or from recordings. Passes
+    `tests/contract/test_runner_contract.py`.
+    """
 
     def run(self, task: ProbeTask) -> ProbeResult:
-        """One probe, to its end. Failures of the probe are in the result; raises ProbeError when the runner itself cannot work."""
+        """One probe, to its end. Failures of the probe are in the result; raises ProbeError when
+        the runner itself cannot work.
+        """
         ...
 
 

@@ -1,7 +1,8 @@
 """Recorded results as a backend: everything above a runner is tested, and shown, without a GPU.
 
-A recording answers a task that asks the same: model, cluster, training, layout, trainer, device, rank and layers. Several recordings of one
-task are given in turn, so that the noise of repeated probes is there too.
+A recording answers a task that asks the same: model, cluster, training, layout, trainer, device,
+rank and layers. Several recordings of one task are given in turn, so that the noise of repeated
+probes is there too.
 """
 
 import json
@@ -48,12 +49,15 @@ class ReplayPool:
 
     @classmethod
     def from_file(cls, path: Path) -> "ReplayPool":
-        """From lines of JSON: results of probes, or rows of measurements. Raises ProbeError naming the line that is neither."""
+        """From lines of JSON: results of probes, or rows of measurements. Raises ProbeError naming
+        the line that is neither.
+        """
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ProbeError(
-                f"{path}: recordings cannot be read ({getattr(error, 'strerror', None) or error}); give a .jsonl file"
+                f"{path}: recordings cannot be read "
+                f"({getattr(error, 'strerror', None) or error}); give a .jsonl file"
             ) from None
         found = []
         for number, line in enumerate(lines, start=1):
@@ -62,12 +66,17 @@ class ReplayPool:
                     found.append(read_recording(json.loads(line), f"{path.stem}-{number}"))
                 except (ValueError, ValidationError, SpecError) as error:
                     first = str(error).splitlines()[0]
-                    raise ProbeError(f"{path}, line {number}: is neither a probe's result nor a measured row ({first})") from None
+                    raise ProbeError(
+                        f"{path}, line {number}: is neither a probe's result nor a measured row "
+                        f"({first})"
+                    ) from None
         return cls(found)
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
         """As many devices as any recording had."""
-        return Capacity(num_devices=UNLIMITED, device="cpu" if cluster.gpu.name == "cpu" else "cuda")
+        return Capacity(
+            num_devices=UNLIMITED, device="cpu" if cluster.gpu.name == "cpu" else "cuda"
+        )
 
     def check(self, need: Need, *, wait: bool = True) -> None:
         """Nothing can be missing: recordings are read already."""
@@ -78,50 +87,99 @@ class ReplayPool:
         recorded = self._recorded.get(key)
         if not recorded:
             layout = task.parsed().layout
-            raise ProbeError(f"no recording of {layout.short() if layout else 'this task'}; record it on a GPU, or probe another layout")
+            raise ProbeError(
+                f"no recording of {layout.short() if layout else 'this task'}; record it on a "
+                "GPU, or probe another layout"
+            )
         result = recorded[self._given[key] % len(recorded)]
         self._given[key] += 1
-        return result.model_copy(update={"task": task, "notes": [*result.notes, f"replayed from {result.task.id}"]})
+        return result.model_copy(
+            update={"task": task, "notes": [*result.notes, f"replayed from {result.task.id}"]}
+        )
 
 
 def _key(task: ProbeTask) -> str:
     measurement = Measurement(id=task.id, created_at="", job=task.parsed(), measured=_NOTHING)
     key = measurement.key()
-    return repr((key.job_hash, key.layout_hash, task.trainer, task.device, task.emulate_rank, task.num_layers, task.fake_tensors))
+    return repr(
+        (
+            key.job_hash,
+            key.layout_hash,
+            task.trainer,
+            task.device,
+            task.emulate_rank,
+            task.num_layers,
+            task.fake_tensors,
+        )
+    )
 
 
 def read_recording(values: Mapping[str, Any], name: str) -> ProbeResult:
-    """A result from its own JSON, or from a measured row. Raises ValueError, ValidationError, SpecError."""
+    """A result from its own JSON, or from a measured row. Raises ValueError, ValidationError,
+    SpecError.
+    """
     if "outcome" in values:
         return ProbeResult.model_validate(values)
-    measurement = Measurement.from_row(values, measurement_id=name, created_at="1970-01-01T00:00:00+00:00")
+    measurement = Measurement.from_row(
+        values, measurement_id=name, created_at="1970-01-01T00:00:00+00:00"
+    )
     device: Device = "cpu" if measurement.job.cluster.gpu.name == "cpu" else "cuda"
-    job = {key: value for key, value in measurement.as_row().items() if key not in ("measured", "source")}
+    job = {
+        key: value
+        for key, value in measurement.as_row().items()
+        if key not in ("measured", "source")
+    }
     task = ProbeTask(id=name, job=job, device=device)
     software = measurement.software
-    environment = Environment(python="", torch=software.get("torch"), gpu_name=software.get("gpu_name"), cuda=software.get("cuda"))
+    environment = Environment(
+        python="",
+        torch=software.get("torch"),
+        gpu_name=software.get("gpu_name"),
+        cuda=software.get("cuda"),
+    )
     seconds = measurement.measured.gpu_seconds or 0.0
     return ProbeResult(
-        task=task, outcome=_outcome(measurement), environment=environment, started_at=measurement.created_at,
-        wall_seconds=seconds / task.num_processes(), gpu_seconds=seconds, notes=[f"measured: {measurement.source}"],
-    )  # fmt: skip
+        task=task,
+        outcome=_outcome(measurement),
+        environment=environment,
+        started_at=measurement.created_at,
+        wall_seconds=seconds / task.num_processes(),
+        gpu_seconds=seconds,
+        notes=[f"measured: {measurement.source}"],
+    )
 
 
 def _outcome(measurement: Measurement) -> Outcome:
     numbers = measurement.measured
     if numbers.status == "oom":
-        return OutOfMemory(rank=0, attempted_bytes=None, allocated_bytes=None, message=numbers.message or "out of memory")
+        return OutOfMemory(
+            rank=0,
+            attempted_bytes=None,
+            allocated_bytes=None,
+            message=numbers.message or "out of memory",
+        )
     if numbers.status == "failed":
-        kind = FailureKind(numbers.failure) if numbers.failure in set(FailureKind) else FailureKind.CRASH
+        kind = (
+            FailureKind(numbers.failure)
+            if numbers.failure in set(FailureKind)
+            else FailureKind.CRASH
+        )
         return Failed(kind=kind, rank=None, message=numbers.message or "failed")
     memory = RankMemory(
-        rank=0, peak_allocated_bytes=_whole(numbers.peak_allocated_bytes), peak_reserved_bytes=_whole(numbers.peak_reserved_bytes),
+        rank=0,
+        peak_allocated_bytes=_whole(numbers.peak_allocated_bytes),
+        peak_reserved_bytes=_whole(numbers.peak_reserved_bytes),
         device_used_bytes=_whole(numbers.device_bytes),
-    )  # fmt: skip
+    )
     return Measured(
-        step_seconds=numbers.step_seconds, step_seconds_each=[] if numbers.step_seconds is None else [numbers.step_seconds],
-        tokens_per_second_per_gpu=numbers.tokens_per_second_per_gpu, mfu=None, losses=[], gradient_norms=[], memory=[memory],
-    )  # fmt: skip
+        step_seconds=numbers.step_seconds,
+        step_seconds_each=[] if numbers.step_seconds is None else [numbers.step_seconds],
+        tokens_per_second_per_gpu=numbers.tokens_per_second_per_gpu,
+        mfu=None,
+        losses=[],
+        gradient_norms=[],
+        memory=[memory],
+    )
 
 
 def _whole(value: float | None) -> int | None:

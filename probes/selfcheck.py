@@ -15,7 +15,9 @@ LAUNCHER = "torch.distributed.run"
 
 
 def main() -> None:
-    """Checks and prints. DEVICE: cuda or cpu.  PROGRAM: the program of a probe, a module or a file ending in .py."""
+    """Checks and prints. DEVICE: cuda or cpu.  PROGRAM: the program of a probe, a module or a file
+    ending in .py.
+    """
     device, program = sys.argv[1], sys.argv[2]
     sys.stdout.write(f"{json.dumps(found(device, program))}\n")
 
@@ -57,7 +59,10 @@ def _without_cuda() -> str | None:
     try:
         torch.cuda.init()
     except Exception as error:  # torch's own words about the driver
-        return f"has torch {torch.__version__}, which sees no CUDA device ({' '.join(str(error).split())})"
+        return (
+            f"has torch {torch.__version__}, which sees no CUDA device "
+            f"({' '.join(str(error).split())})"
+        )
     return f"has torch {torch.__version__}, which sees no CUDA device"
 
 

@@ -1,8 +1,9 @@
 """The program that torchrun starts: `python -m probes.worker TASK.json RESULT.json`.
 
-Rank 0 writes RESULT.json in one piece: measured, out of memory, or failed. Every rank that fails first writes
-RESULT.json.rankN.error.json: {rank, type, message, traceback, time, kind, attempted_bytes, allocated_bytes}, so that whoever started
-it can tell the first cause from its victims. Exit status: 0 measured, 1 anything else.
+Rank 0 writes RESULT.json in one piece: measured, out of memory, or failed. Every rank that fails
+first writes RESULT.json.rankN.error.json: {rank, type, message, traceback, time, kind,
+attempted_bytes, allocated_bytes}, so that whoever started it can tell the first cause from its
+victims. Exit status: 0 measured, 1 anything else.
 """
 
 import json
@@ -19,14 +20,27 @@ from typing import Any
 
 from planner.errors import SpecError
 from planner.units import parse_quantity
-from probes.protocol import Environment, Failed, FailureKind, Measured, Outcome, OutOfMemory, ProbeResult, ProbeTask
+from probes.protocol import (
+    Environment,
+    Failed,
+    FailureKind,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    ProbeResult,
+    ProbeTask,
+)
 
-TRIED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)? (?:bytes|[KMGT]?i?B))|you tried to allocate (\d+) bytes")
+TRIED = re.compile(
+    r"[Tt]ried to allocate (\d+(?:\.\d+)? (?:bytes|[KMGT]?i?B))|you tried to allocate (\d+) bytes"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankError:
-    """What one rank died of. time: seconds since the epoch.  kind: a FailureKind or "oom"; None where only its words can tell."""
+    """What one rank died of. time: seconds since the epoch.  kind: a FailureKind or "oom"; None
+    where only its words can tell.
+    """
 
     rank: int
     type: str
@@ -41,9 +55,17 @@ class RankError:
         """The probe's outcome if this was its first cause."""
         if self.kind == "oom":
             return OutOfMemory(
-                rank=self.rank, attempted_bytes=self.attempted_bytes, allocated_bytes=self.allocated_bytes, message=self.message
+                rank=self.rank,
+                attempted_bytes=self.attempted_bytes,
+                allocated_bytes=self.allocated_bytes,
+                message=self.message,
             )
-        return Failed(kind=FailureKind(self.kind or FailureKind.CRASH), rank=self.rank, message=self.message, traceback=self.traceback)
+        return Failed(
+            kind=FailureKind(self.kind or FailureKind.CRASH),
+            rank=self.rank,
+            message=self.message,
+            traceback=self.traceback,
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,9 +89,15 @@ def main(arguments: list[str] | None = None) -> int:
     if rank == 0:
         seconds = time.monotonic() - clock
         result = ProbeResult(
-            task=task, outcome=outcome, environment=attempt.environment(), started_at=started.isoformat(), wall_seconds=seconds,
-            gpu_seconds=seconds * task.num_processes(), complete=isinstance(outcome, Measured), notes=attempt.notes(),
-        )  # fmt: skip
+            task=task,
+            outcome=outcome,
+            environment=attempt.environment(),
+            started_at=started.isoformat(),
+            wall_seconds=seconds,
+            gpu_seconds=seconds * task.num_processes(),
+            complete=isinstance(outcome, Measured),
+            notes=attempt.notes(),
+        )
         write_atomically(result_path, result.model_dump_json())
     if isinstance(outcome, Measured):
         attempt.close()
@@ -134,9 +162,15 @@ def rank_error(error: BaseException, rank: int) -> RankError:
     kind = _kind(error, message)
     tried = attempted_bytes(message) if kind == "oom" else None
     return RankError(
-        rank=rank, type=_type_name(error), message=message, time=time.time(), kind=kind, attempted_bytes=tried,
-        traceback="".join(traceback.format_exception(error)), allocated_bytes=_allocated() if kind == "oom" else None,
-    )  # fmt: skip
+        rank=rank,
+        type=_type_name(error),
+        message=message,
+        time=time.time(),
+        kind=kind,
+        attempted_bytes=tried,
+        traceback="".join(traceback.format_exception(error)),
+        allocated_bytes=_allocated() if kind == "oom" else None,
+    )
 
 
 def attempted_bytes(message: str) -> int | None:
@@ -144,7 +178,11 @@ def attempted_bytes(message: str) -> int | None:
     found = TRIED.search(message)
     if found is None:
         return None
-    return int(found[2]) if found[2] else int(parse_quantity(found[1].replace(" bytes", " B"), "bytes"))
+    return (
+        int(found[2])
+        if found[2]
+        else int(parse_quantity(found[1].replace(" bytes", " B"), "bytes"))
+    )
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -156,17 +194,23 @@ def write_atomically(path: Path, text: str) -> None:
 
 def _type_name(error: BaseException) -> str:
     cls = type(error)
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    return (
+        cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    )
 
 
 def _kind(error: BaseException, message: str) -> str | None:
-    if type(error).__name__ == "OutOfMemoryError" or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in message):
+    if type(error).__name__ == "OutOfMemoryError" or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in message
+    ):
         return "oom"
     if type(error).__name__ == "NonFiniteLossError":
         return FailureKind.NON_FINITE_LOSS.value
     for types, kind in (
-        (SpecError, FailureKind.INVALID_LAYOUT), (ImportError, FailureKind.IMPORT), (KeyboardInterrupt, FailureKind.INTERRUPTED),
-    ):  # fmt: skip
+        (SpecError, FailureKind.INVALID_LAYOUT),
+        (ImportError, FailureKind.IMPORT),
+        (KeyboardInterrupt, FailureKind.INTERRUPTED),
+    ):
         if isinstance(error, types):
             return kind.value
     return None
@@ -180,7 +224,9 @@ def _allocated() -> int | None:
 
 
 def _first_cause(result: Path, own: RankError) -> RankError:
-    """The earliest error that any rank left beside the result; a broken connection comes after what broke it."""
+    """The earliest error that any rank left beside the result; a broken connection comes after what
+    broke it.
+    """
     found = [own]
     for path in result.parent.glob(f"{result.name}.rank*.error.json"):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -202,7 +248,9 @@ def _set_allocator(expandable: bool | None, trainer: str) -> None:
 
 
 def end(status: int) -> None:
-    """Leaves the process; after a failure at once, because tearing broken process groups down may wait for ranks that are gone."""
+    """Leaves the process; after a failure at once, because tearing broken process groups down may
+    wait for ranks that are gone.
+    """
     if status == 0:
         sys.exit(0)
     sys.stdout.flush()

@@ -1,4 +1,6 @@
-"""What all rings share: the real command line in a subprocess, fresh databases, and one real plan."""
+"""What all rings share: the real command line in a subprocess, fresh databases, and one real
+plan.
+"""
 
 import os
 import pwd
@@ -14,7 +16,8 @@ from typing import Any
 
 import pytest
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts tests in the background ignores it for all of them
+# a shell that starts tests in the background ignores it for all of them
+signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).resolve().parent.parent
 JOB: dict[str, Any] = {
     "model": "llama3-8b",
@@ -28,7 +31,13 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Rings in their order; what is in none of them comes first."""
-    items.sort(key=lambda item: RINGS.index(ring) if (ring := item.path.relative_to(ROOT / "tests").parts[0]) in RINGS else -1)
+    items.sort(
+        key=lambda item: (
+            RINGS.index(ring)
+            if (ring := item.path.relative_to(ROOT / "tests").parts[0]) in RINGS
+            else -1
+        )
+    )
 
 
 @pytest.fixture
@@ -45,12 +54,18 @@ def sqlite_url(tmp_path: Path) -> str:
 def cli(sqlite_url: str) -> Cli:
     """Runs `planner-cli` in a process of its own, on a fresh SQLite database."""
 
-    def run(*arguments: str | Path, input: str | None = None, env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    def run(
+        *arguments: str | Path, input: str | None = None, env: Mapping[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [sys.executable, "-m", "api.cli", *map(str, arguments)],
-            input=input, capture_output=True, text=True, timeout=300, check=False,
+            input=input,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
             env={**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **(env or {})},
-        )  # fmt: skip
+        )
 
     return run
 
@@ -76,10 +91,12 @@ def plan() -> Any:
         def new_id(self, prefix: str) -> str:
             return f"{prefix}-of-the-tests"
 
-    return recommend(Job.from_user({**JOB, "search": {"top_k": 3}}), ports=Ports(clock=SystemClock(), ids=Ids()))
+    return recommend(
+        Job.from_user({**JOB, "search": {"top_k": 3}}), ports=Ports(clock=SystemClock(), ids=Ids())
+    )
 
 
-# ---- PostgreSQL -----------------------------------------------------------------------------------------------------
+# ---- PostgreSQL ----------------------------------------------------------------------------------
 
 
 def _programs() -> Path | None:
@@ -102,7 +119,9 @@ def _as_server_user() -> tuple[Sequence[str], str | None]:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """A private PostgreSQL in a temporary folder, reached over its Unix socket; yields the query part of its URLs."""
+    """A private PostgreSQL in a temporary folder, reached over its Unix socket; yields the query
+    part of its URLs.
+    """
     pytest.importorskip("psycopg", reason="psycopg is not installed (planner[postgres])")
     programs = _programs()
     if programs is None:
@@ -113,13 +132,40 @@ def postgres_server() -> Iterator[str]:
         shutil.chown(folder, owner, owner)
 
     def run(*command: object) -> None:
-        done = subprocess.run([*prefix, *map(str, command)], capture_output=True, text=True, timeout=60, check=False, cwd="/")
+        done = subprocess.run(
+            [*prefix, *map(str, command)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            cwd="/",
+        )
         assert done.returncode == 0, done.stderr
 
     try:
-        run(programs / "initdb", "-D", folder / "data", "-U", "planner", "--auth=trust", "--no-sync", "-E", "UTF8")
+        run(
+            programs / "initdb",
+            "-D",
+            folder / "data",
+            "-U",
+            "planner",
+            "--auth=trust",
+            "--no-sync",
+            "-E",
+            "UTF8",
+        )
         options = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
-        run(programs / "pg_ctl", "-D", folder / "data", "-l", folder / "log", "-w", "-o", options, "start")
+        run(
+            programs / "pg_ctl",
+            "-D",
+            folder / "data",
+            "-l",
+            folder / "log",
+            "-w",
+            "-o",
+            options,
+            "start",
+        )
         try:
             yield f"host={folder}"
         finally:

@@ -1,4 +1,6 @@
-"""Which package may import which, read off the source with `ast`; and what must not be loaded where."""
+"""Which package may import which, read off the source with `ast`; and what must not be loaded
+where.
+"""
 
 import ast
 import subprocess
@@ -12,8 +14,13 @@ import pytest
 from tests.conftest import ROOT, clean_environment
 
 PACKAGES = ("planner", "api", "probes")
-# Where each of our packages may reach, and which of the others' are its own (STYLE 1, DESIGN "Packages and arrows").
-ARROWS = {"planner": {"planner"}, "probes": {"probes", "planner"}, "api": {"api", "probes", "planner"}}
+# Where each of our packages may reach, and which of the others' are its own (STYLE 1, DESIGN
+# "Packages and arrows").
+ARROWS = {
+    "planner": {"planner"},
+    "probes": {"probes", "planner"},
+    "api": {"api", "probes", "planner"},
+}
 # Allowed outside the standard library, by the folder that may; the longest matching prefix decides.
 THIRD_PARTY = {
     "planner": {"numpy", "scipy"},
@@ -24,19 +31,60 @@ THIRD_PARTY = {
 }
 # Of the standard library: clock, environment, processes, network, randomness without a seed.
 IMPURE = {
-    "time", "os", "subprocess", "socket", "http", "urllib", "random", "secrets", "uuid", "asyncio", "threading", "multiprocessing",
+    "time", "os", "subprocess", "socket", "http", "urllib", "random", "secrets", "uuid", "asyncio",
+    "threading", "multiprocessing",
     "logging", "sqlite3", "shutil", "tempfile", "platform", "getpass", "signal", "sys", "ssl",
 }  # fmt: skip
 IMPURE_CALLS = {"print", "open", "input", "exec", "eval", "breakpoint"}
-IMPURE_METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "mkdir", "unlink", "now", "utcnow", "today"}
+IMPURE_METHODS = {
+    "read_text",
+    "read_bytes",
+    "write_text",
+    "write_bytes",
+    "mkdir",
+    "unlink",
+    "now",
+    "utcnow",
+    "today",
+}
 READERS = tuple(
-    f"planner/{name}.py" for name in ("catalog/clusters", "catalog/models", "catalog/calibrations", "specs/huggingface", "intake/files")
+    f"planner/{name}.py"
+    for name in (
+        "catalog/clusters",
+        "catalog/models",
+        "catalog/calibrations",
+        "specs/huggingface",
+        "intake/files",
+    )
 )
 # Inside planner/, from the inside out: a package reaches itself and what stands before it.
 INNER = (
-    "units", "errors", "version", "specs", "columns", "schedules", "work", "rules", "cost", "calibration", "export", "search", "explain",
-)  # fmt: skip
-OUTER = {"__init__", "catalog", "ports", "queues", "advice", "intake", "versus", "timeline", "collective", "recommend"}
+    "units",
+    "errors",
+    "version",
+    "specs",
+    "columns",
+    "schedules",
+    "work",
+    "rules",
+    "cost",
+    "calibration",
+    "export",
+    "search",
+    "explain",
+)
+OUTER = {
+    "__init__",
+    "catalog",
+    "ports",
+    "queues",
+    "advice",
+    "intake",
+    "versus",
+    "timeline",
+    "collective",
+    "recommend",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +118,23 @@ def imports(package: str) -> Iterator[Import]:
         name = path.relative_to(ROOT).as_posix()
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.Import):
-                yield from (Import(path=name, line=node.lineno, module=alias.name) for alias in node.names)
+                yield from (
+                    Import(path=name, line=node.lineno, module=alias.name) for alias in node.names
+                )
             elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{name}:{node.lineno} is a relative import; write the whole path"
-                yield from (Import(path=name, line=node.lineno, module=f"{node.module}.{alias.name}") for alias in node.names)
+                assert node.level == 0, (
+                    f"{name}:{node.lineno} is a relative import; write the whole path"
+                )
+                yield from (
+                    Import(path=name, line=node.lineno, module=f"{node.module}.{alias.name}")
+                    for alias in node.names
+                )
 
 
 def allowed_outside(path: str) -> set[str]:
-    return THIRD_PARTY[max((folder for folder in THIRD_PARTY if path.startswith(folder + "/")), key=len)]
+    return THIRD_PARTY[
+        max((folder for folder in THIRD_PARTY if path.startswith(folder + "/")), key=len)
+    ]
 
 
 def test_there_is_something_to_read() -> None:
@@ -93,13 +150,21 @@ def test_packages_reach_inward(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_package_reaches_tests_or_benchmarks(package: str) -> None:
-    assert [str(i) for i in imports(package) if i.top in ("tests", "benchmarks", "alembic") and package != "api"] == []
+    assert [
+        str(i)
+        for i in imports(package)
+        if i.top in ("tests", "benchmarks", "alembic") and package != "api"
+    ] == []
     assert [str(i) for i in imports(package) if i.top in ("tests", "benchmarks")] == []
 
 
 def test_planner_imports_nothing_but_what_each_folder_may() -> None:
     standard = set(sys.stdlib_module_names)
-    wrong = [str(i) for i in imports("planner") if i.top not in standard | {"planner"} and i.top not in allowed_outside(i.path)]
+    wrong = [
+        str(i)
+        for i in imports("planner")
+        if i.top not in standard | {"planner"} and i.top not in allowed_outside(i.path)
+    ]
     assert wrong == []
 
 
@@ -108,7 +173,11 @@ def impure_imports() -> list[Import]:
 
 
 def test_planner_has_no_clock_environment_network_or_processes() -> None:
-    assert [str(i) for i in impure_imports() if not (i.path == "planner/recommend.py" and i.module == "time")] == []
+    assert [
+        str(i)
+        for i in impure_imports()
+        if not (i.path == "planner/recommend.py" and i.module == "time")
+    ] == []
 
 
 def test_recommend_asks_its_port_for_the_time() -> None:
@@ -131,32 +200,52 @@ def test_planner_prints_nothing_and_files_are_read_where_a_person_names_one() ->
     """The catalogue's own files and a user's in its format; a user's config.json."""
     calls = [call for path in sources("planner") for call in impure_calls(path)]
     assert len(calls) >= len(READERS)
-    assert [call for call in calls if not call.startswith(READERS) or not call.endswith((".read_text", ".read_bytes"))] == []
+    assert [
+        call
+        for call in calls
+        if not call.startswith(READERS) or not call.endswith((".read_text", ".read_bytes"))
+    ] == []
 
 
 def test_torch_is_imported_only_by_what_runs_inside_a_probe() -> None:
     for package in ("planner", "api"):
-        assert [str(i) for i in imports(package) if i.top in ("torch", "torchtitan", "torchao", "triton")] == []
+        assert [
+            str(i)
+            for i in imports(package)
+            if i.top in ("torch", "torchtitan", "torchao", "triton")
+        ] == []
 
 
 def test_optuna_is_imported_where_it_is_used() -> None:
-    """Not at the start: `recommend` reaches the study inside a function, so that the command line starts fast."""
+    """Not at the start: `recommend` reaches the study inside a function, so that the command line
+    starts fast.
+    """
     users = {i.path for package in PACKAGES for i in imports(package) if i.top == "optuna"}
-    assert {path for path in users if not path.startswith("planner/search/probing/")} <= {"planner/search/study.py"}
+    assert {path for path in users if not path.startswith("planner/search/probing/")} <= {
+        "planner/search/study.py"
+    }
     late = ("planner.search.study", "planner.search.probing", "planner.search.probed")
-    at_start = [i for path in sources("planner") for i in top_level(path) if i.module.startswith(late)]
-    assert [str(i) for i in at_start if not i.path.startswith(("planner/search/probing/", "planner/search/probed.py"))] == []
+    at_start = [
+        i for path in sources("planner") for i in top_level(path) if i.module.startswith(late)
+    ]
+    assert [
+        str(i)
+        for i in at_start
+        if not i.path.startswith(("planner/search/probing/", "planner/search/probed.py"))
+    ] == []
 
 
 def top_level(path: Path) -> Iterator[Import]:
     for node in tree(path).body:
         if isinstance(node, ast.ImportFrom):
-            yield Import(path=path.relative_to(ROOT).as_posix(), line=node.lineno, module=str(node.module))
+            yield Import(
+                path=path.relative_to(ROOT).as_posix(), line=node.lineno, module=str(node.module)
+            )
 
 
 def test_inside_the_planner_arrows_point_inward() -> None:
-    """Three arrows point outward, on purpose: specs reads the catalogue it is written in; the composer of estimates adds intervals;
-    a pricer without a calibration takes the one that ships.
+    """Three arrows point outward, on purpose: specs reads the catalogue it is written in; the
+    composer of estimates adds intervals; a pricer without a calibration takes the one that ships.
 
     `rules` and `cost` are neighbours: a rule about host memory needs the bytes of optimizer states.
     """
@@ -164,9 +253,17 @@ def test_inside_the_planner_arrows_point_inward() -> None:
     wrong = []
     for i in imports("planner"):
         here = i.path.split("/")[1].removesuffix(".py")
-        if i.top != "planner" or i.part == here or here in OUTER or (here, i.part) in {("specs", "catalog"), ("rules", "cost")}:
+        if (
+            i.top != "planner"
+            or i.part == here
+            or here in OUTER
+            or (here, i.part) in {("specs", "catalog"), ("rules", "cost")}
+        ):
             continue
-        if (i.path, i.part) in {("planner/cost/estimate.py", "calibration"), ("planner/cost/price.py", "catalog")}:
+        if (i.path, i.part) in {
+            ("planner/cost/estimate.py", "calibration"),
+            ("planner/cost/price.py", "catalog"),
+        }:
             continue
         if i.part not in places or here not in places or places[i.part] > places[here]:
             wrong.append(str(i))
@@ -174,12 +271,20 @@ def test_inside_the_planner_arrows_point_inward() -> None:
 
 
 def test_rules_take_only_the_table_of_state_bytes_from_cost() -> None:
-    reached = {i.module for i in imports("planner") if i.path.startswith("planner/rules/") and i.part == "cost"}
+    reached = {
+        i.module
+        for i in imports("planner")
+        if i.path.startswith("planner/rules/") and i.part == "cost"
+    }
     assert reached <= {"planner.cost.memory.OPTIMIZER_STATE_BYTES"}
 
 
 def test_only_the_composer_of_estimates_knows_calibration() -> None:
-    knows = {i.path for i in imports("planner") if i.path.startswith("planner/cost/") and i.part == "calibration"}
+    knows = {
+        i.path
+        for i in imports("planner")
+        if i.path.startswith("planner/cost/") and i.part == "calibration"
+    }
     assert knows <= {"planner/cost/estimate.py"}
 
 
@@ -187,7 +292,7 @@ def test_nobody_reaches_up_to_the_use_case() -> None:
     assert [str(i) for i in imports("planner") if i.module.startswith("planner.recommend")] == []
 
 
-# ---- in a fresh process --------------------------------------------------------------------------------------------------
+# ---- in a fresh process --------------------------------------------------------------------------
 
 BLOCKED = """
 import importlib.abc, sys
@@ -201,16 +306,40 @@ sys.meta_path.insert(0, Absent())
 
 
 def fresh(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, env=clean_environment())
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=clean_environment(),
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("module", ["planner", "planner.recommend", "planner.cost.estimate", "api.cli"])
+@pytest.mark.parametrize(
+    "module", ["planner", "planner.recommend", "planner.cost.estimate", "api.cli"]
+)
 def test_heavy_packages_stay_out_of_the_start(module: str) -> None:
-    loaded = set(fresh(f"import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))").split())
+    loaded = set(
+        fresh(
+            f"import sys, {module}; print(*sorted({{name.partition('.')[0] for name in "
+            "sys.modules}))"
+        ).split()
+    )
     assert module.partition(".")[0] in loaded
-    heavy = {"torch", "optuna", "fastapi", "sqlalchemy", "alembic", "uvicorn", "scipy", "pandas", "matplotlib"}
+    heavy = {
+        "torch",
+        "optuna",
+        "fastapi",
+        "sqlalchemy",
+        "alembic",
+        "uvicorn",
+        "scipy",
+        "pandas",
+        "matplotlib",
+    }
     assert loaded & heavy == set()
 
 
@@ -222,8 +351,10 @@ def test_recommend_works_without_torch() -> None:
         "from planner.specs.job import Job\n"
         "class Clock:\n    def now(self): return datetime(2026, 1, 1, tzinfo=UTC)\n"
         "class Ids:\n    def new_id(self, prefix): return prefix + '-1'\n"
-        "job = Job.from_user({'model': 'llama3-8b', 'cluster': {'gpu': 'h100-sxm-80gb', 'num_gpus': 8},\n"
-        "    'training': {'seq_len': 2048, 'global_batch_size': 32}, 'search': {'fix': {'tp': 1, 'cp': 1}}})\n"
+        "job = Job.from_user({'model': 'llama3-8b', 'cluster': {'gpu': 'h100-sxm-80gb', "
+        "'num_gpus': 8},\n"
+        "    'training': {'seq_len': 2048, 'global_batch_size': 32}, 'search': {'fix': {'tp': "
+        "1, 'cp': 1}}})\n"
         "plan = recommend(job, ports=Ports(clock=Clock(), ids=Ids()))\n"
         "print(plan.ranked[0].layout.num_gpus, 'torch' in sys.modules)\n"
     )
@@ -231,6 +362,9 @@ def test_recommend_works_without_torch() -> None:
 
 
 def test_the_blocker_blocks() -> None:
-    attempt = "sys.modules.pop('json', None)\ntry:\n    import json\nexcept ImportError:\n    print('absent')"
+    attempt = (
+        "sys.modules.pop('json', None)\ntry:\n    import json\nexcept ImportError:\n    "
+        "print('absent')"
+    )
     code = BLOCKED.format(names=("json",)) + attempt
     assert fresh(code).strip() == "absent"

@@ -48,7 +48,9 @@ def upgrade() -> None:
         sa.Column("peak_reserved_bytes", sa.Float(), nullable=True),
         sa.Column("device_bytes", sa.Float(), nullable=True),
         sa.Column("oom_probability", sa.Float(), nullable=True),
-        sa.ForeignKeyConstraint(["plan_id"], ["plans.id"], name="fk_plan_layouts_plan_id_plans", ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["plan_id"], ["plans.id"], name="fk_plan_layouts_plan_id_plans", ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("plan_id", "rank", name="pk_plan_layouts"),
     )
     op.create_table(

@@ -38,7 +38,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_measurements"),
     )
     op.create_index("ix_measurements_created_at_id", "measurements", ["created_at", "id"])
-    op.create_index("ix_measurements_key", "measurements", ["model", "gpu", "software_hash", "layout_hash"])
+    op.create_index(
+        "ix_measurements_key", "measurements", ["model", "gpu", "software_hash", "layout_hash"]
+    )
     op.create_index("ix_measurements_job_hash", "measurements", ["job_hash"])
     op.create_table(
         "probes",
@@ -69,7 +71,9 @@ def upgrade() -> None:
         sa.Column("measurement_id", sa.String(64), nullable=True),
         sa.Column("failure", sa.String(32), nullable=True),
         sa.Column("message", sa.Text(), nullable=True),
-        sa.ForeignKeyConstraint(["measurement_id"], ["measurements.id"], name="fk_probes_measurement_id_measurements"),
+        sa.ForeignKeyConstraint(
+            ["measurement_id"], ["measurements.id"], name="fk_probes_measurement_id_measurements"
+        ),
         sa.PrimaryKeyConstraint("id", name="pk_probes"),
     )
     op.create_index("ix_probes_created_at_id", "probes", ["created_at", "id"])

@@ -63,7 +63,9 @@ def upgrade() -> None:
         sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("created_at", MOMENT, nullable=False),
         sa.Column("body", sa.JSON(), nullable=False),
-        sa.ForeignKeyConstraint(["task_id"], ["tasks.id"], name="fk_task_events_task_id_tasks", ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["task_id"], ["tasks.id"], name="fk_task_events_task_id_tasks", ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("task_id", "number", name="pk_task_events"),
     )
     op.create_table(
@@ -78,7 +80,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_calibrations"),
     )
     op.create_index("ix_calibrations_created_at_id", "calibrations", ["created_at", "id"])
-    op.create_index("ix_calibrations_trainer_gpu_created_at", "calibrations", ["trainer", "gpu", "created_at"])
+    op.create_index(
+        "ix_calibrations_trainer_gpu_created_at", "calibrations", ["trainer", "gpu", "created_at"]
+    )
 
 
 def downgrade() -> None:

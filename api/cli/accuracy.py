@@ -1,4 +1,6 @@
-"""`planner-cli accuracy`: predicted against measured, over published rows or a file of one's own."""
+"""`planner-cli accuracy`: predicted against measured, over published rows or a file of one's
+own.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,25 +19,51 @@ PUBLIC_ROWS = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.js
 
 def command(
     jobs: Annotated[
-        str | None, typer.Option(help="File with one measured job a line; the repository's published rows unless given.")
+        str | None,
+        typer.Option(
+            help="File with one measured job a line; the repository's published rows unless given."
+        ),
     ] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUES", help="Report these rows alone, as complete=true or 'platform=fsdp on hopper,fsdp on ampere'."),
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="Report these rows alone, as complete=true or 'platform=fsdp on hopper,fsdp on "
+            "ampere'.",
+        ),
     ] = None,
     rows: Annotated[bool, typer.Option("--rows", help="Print every row too.")] = False,
-    markdown: Annotated[Path | None, typer.Option(help="Write the whole report with every row to this file, as docs/accuracy.md.")] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the whole report with every row to this file, as docs/accuracy.md."
+        ),
+    ] = None,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Predict and fit anew instead of printing the report that ships; takes a minute or two.")
+        bool,
+        typer.Option(
+            "--recompute",
+            help="Predict and fit anew instead of printing the report that ships; takes a minute "
+            "or "
+            "two.",
+        ),
     ] = False,
-    save: Annotated[Path | None, typer.Option(help="With --recompute: write what was computed here, as the report that ships.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --recompute: write what was computed here, as the report that ships."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
-    """Errors of time and memory on measured runs, predicted without having seen them; by trainer, GPU, model family and technique.
+    """Errors of time and memory on measured runs, predicted without having seen them; by trainer,
+    GPU, model family and technique.
 
-    The report on the published rows ships with the planner and is printed at once; --recompute makes it anew, --jobs one of other rows.
-    --where takes several values at a comma, and may be given again: a row then meets all of them. Keys: trainer, platform (the trainer on
-    the GPU's family), gpu, family (the model's), model, group (the source), complete (its publisher states everything).
+    The report on the published rows ships with the planner and is printed at once; --recompute
+    makes it anew, --jobs one of other rows. --where takes several values at a comma, and may be
+    given again: a row then meets all of them. Keys: trainer, platform (the trainer on the GPU's
+        family), gpu, family (the model's), model, group (the source), complete (its publisher
+        states everything).
     """
     import json as json_module
 
@@ -47,7 +75,12 @@ def command(
     wanted = [_wanted(text) for text in where or ()]
     anew = recompute or jobs is not None
     if save is not None and not anew:
-        raise fault("--save", str(save), "is what was computed, and nothing is", "add --recompute, or leave --save out")
+        raise fault(
+            "--save",
+            str(save),
+            "is what was computed, and nothing is",
+            "add --recompute, or leave --save out",
+        )
     compared, malformed = _computed(jobs, quiet=json) if anew else (_shipped(), 0)
     _check_some(compared.rows, wanted)
     if save is not None:
@@ -59,7 +92,11 @@ def command(
         write_text(markdown, document(result), "--markdown")
     if json:
         body = {"malformed": malformed, **result.as_dict()}
-        typer.echo(json_module.dumps(body if not rows else {**body, "rows": [_row(row) for row in result.rows]}, indent=2))
+        typer.echo(
+            json_module.dumps(
+                body if not rows else {**body, "rows": [_row(row) for row in result.rows]}, indent=2
+            )
+        )
         return
     from api.render.accuracy import accuracy_view, rows_view
 
@@ -70,7 +107,9 @@ def command(
 
 
 def _shipped() -> "Comparison":
-    """The report that ships; says so where the rows beside the code, or the calibration, are others now."""
+    """The report that ships; says so where the rows beside the code, or the calibration, are others
+    now.
+    """
     from api.cli.output import note
     from planner.calibration.comparison import digest_of
     from planner.catalog.calibrations import shipped_calibration, shipped_comparison
@@ -96,7 +135,9 @@ def _computed(jobs: str | None, *, quiet: bool) -> "tuple[Comparison, int]":
     for line, error in malformed:
         note(f"line {line}: {error}")
     if not measured:
-        raise fault("--jobs", jobs, "holds no line that could be read", "write one measured JSON job a line")
+        raise fault(
+            "--jobs", jobs, "holds no line that could be read", "write one measured JSON job a line"
+        )
     with working("fitting again without each source, model and GPU in turn", quiet=quiet):
         return Comparison.of(measured, shipped_calibration(), digest_of(text)), len(malformed)
 
@@ -107,7 +148,12 @@ def _wanted(text: str) -> tuple[str, list[str]]:
 
     key, equals, values = text.partition("=")
     if key not in LABELS or not equals:
-        raise fault("--where", text, "is no label and its values", f"use KEY=VALUE[,VALUE]; keys are {', '.join(LABELS)}")
+        raise fault(
+            "--where",
+            text,
+            "is no label and its values",
+            f"use KEY=VALUE[,VALUE]; keys are {', '.join(LABELS)}",
+        )
     return key, [value.strip().lower() for value in values.split(",")]
 
 
@@ -123,13 +169,25 @@ def _check_some(rows: "Sequence[Outcome]", wanted: Sequence[tuple[str, list[str]
         known = {row.label(key) for row in rows}
         for value in values:
             if value not in {name.lower() for name in known}:
-                raise fault("--where", f"{key}={value}", "no row has it", f"use one of {', '.join(sorted(known))}")
+                raise fault(
+                    "--where",
+                    f"{key}={value}",
+                    "no row has it",
+                    f"use one of {', '.join(sorted(known))}",
+                )
     if wanted and not any(_meets(row, wanted) for row in rows):
-        raise fault("--where", ", ".join(key for key, _ in wanted), "no row meets all of them", "ask for less at once")
+        raise fault(
+            "--where",
+            ", ".join(key for key, _ in wanted),
+            "no row meets all of them",
+            "ask for less at once",
+        )
 
 
 def read_rows(path: str | None) -> "tuple[list[Row], list[tuple[int, str]]]":
-    """(rows with their estimates, (line, error) of what could not be read). Raises SpecError for a file that is not there."""
+    """(rows with their estimates, (line, error) of what could not be read). Raises SpecError for a
+    file that is not there.
+    """
     return _read(_text(path), lambda: None)
 
 
@@ -162,14 +220,26 @@ def _text(path: str | None) -> str:
     from api.errors import fault
 
     if path is None and not PUBLIC_ROWS.exists():
-        rule = "needs the published rows, which are in the repository and not in the installed package"
-        raise fault("--recompute", None, rule, "run it in a checkout, or give --jobs FILE.jsonl with measured jobs")
+        rule = (
+            "needs the published rows, which are in the repository and not in the installed package"
+        )
+        raise fault(
+            "--recompute",
+            None,
+            rule,
+            "run it in a checkout, or give --jobs FILE.jsonl with measured jobs",
+        )
     chosen = PUBLIC_ROWS if path is None else Path(path).expanduser()
     try:
         return chosen.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
-        raise fault("--jobs", str(chosen), f"cannot be read ({reason})", "give a file with one JSON job a line") from None
+        raise fault(
+            "--jobs",
+            str(chosen),
+            f"cannot be read ({reason})",
+            "give a file with one JSON job a line",
+        ) from None
 
 
 def _row(row: "Compared") -> dict[str, object]:

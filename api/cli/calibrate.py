@@ -11,12 +11,23 @@ NAME = "calibrate"
 
 def command(
     gpu: Annotated[
-        str | None, typer.Option(autocompletion=complete_gpu, help="Only from measurements on this GPU; with --pool the GPU to measure.")
+        str | None,
+        typer.Option(
+            autocompletion=complete_gpu,
+            help="Only from measurements on this GPU; with --pool the GPU to measure.",
+        ),
     ] = None,
-    pool: Annotated[str | None, typer.Option(help="First measure a small grid on this pool: local, slurm, slurm:PARTITION.")] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            help="First measure a small grid on this pool: local, slurm, slurm:PARTITION."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
-    """Make the calibrations of all measured trainers and GPUs anew and store them; plans use the newest."""
+    """Make the calibrations of all measured trainers and GPUs anew and store them; plans use the
+    newest.
+    """
     import json as encoder
 
     from api.calibrating import gpu_of, grid_of, knobs_moved
@@ -48,11 +59,23 @@ def command(
     with working("learning from all measurements", quiet=json):
         made = teach(wiring, all_of(wiring, MeasurementFilter(gpu=gpu)), kernel_probes(wiring, gpu))
     if json:
-        rows = [{"id": one.id, "trainer": one.trainer, "gpu": one.gpu, "runs": one.num_runs, **knobs_moved(one)} for one in made]
+        rows = [
+            {
+                "id": one.id,
+                "trainer": one.trainer,
+                "gpu": one.gpu,
+                "runs": one.num_runs,
+                **knobs_moved(one),
+            }
+            for one in made
+        ]
         say(encoder.dumps(rows, indent=2))
         return
     if not made:
-        say("no stored measurement tells a step time; `planner-cli probe` and `measurements import` supply them")
+        say(
+            "no stored measurement tells a step time; `planner-cli probe` and `measurements "
+            "import` supply them"
+        )
     for one in made:
         say(f"{one.id}: {one.trainer} on {one.gpu}, {counted(one.num_runs, 'run')}")
         for knob, (before, after) in knobs_moved(one)["knobs"].items():

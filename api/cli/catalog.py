@@ -1,4 +1,6 @@
-"""`planner-cli catalog`: the models, GPUs, clusters, schedules and defaults that are known by name."""
+"""`planner-cli catalog`: the models, GPUs, clusters, schedules and defaults that are known by
+name.
+"""
 
 from typing import Annotated
 
@@ -8,7 +10,12 @@ NAME = "catalog"
 
 
 def command(
-    kind: Annotated[str, typer.Argument(metavar="models|gpus|clusters|schedules|defaults", help="Part of the catalogue.")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="models|gpus|clusters|schedules|defaults", help="Part of the catalogue."
+        ),
+    ],
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One entry in full.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
@@ -25,7 +32,14 @@ def command(
             return
         import yaml
 
-        say(yaml.safe_dump(encoder.loads(encoder.dumps(entry, default=str)), sort_keys=False, allow_unicode=True, width=110).rstrip())
+        say(
+            yaml.safe_dump(
+                encoder.loads(encoder.dumps(entry, default=str)),
+                sort_keys=False,
+                allow_unicode=True,
+                width=110,
+            ).rstrip()
+        )
         return
     lines = catalog_list(kind)
     if json:

@@ -1,4 +1,6 @@
-"""`planner-cli collective`: how long one operation takes on a cluster, by which algorithm, and why."""
+"""`planner-cli collective`: how long one operation takes on a cluster, by which algorithm, and
+why.
+"""
 
 from typing import Annotated
 
@@ -10,20 +12,43 @@ NAME = "collective"
 
 
 def command(
-    op: Annotated[str, typer.Option(help="all-reduce, all-gather, reduce-scatter, broadcast, all-to-all or p2p.")],
-    size: Annotated[str, typer.Option(help='The whole buffer, for example "1 GiB"; all-to-all: what one rank sends.')],
-    cluster: Annotated[
-        str, typer.Option(autocompletion=complete_cluster, help="Name of a cluster, as in `catalog clusters`, or a YAML file.")
+    op: Annotated[
+        str,
+        typer.Option(help="all-reduce, all-gather, reduce-scatter, broadcast, all-to-all or p2p."),
     ],
-    algorithm: Annotated[str | None, typer.Option(help="ring, tree, hierarchical, switch, ...: its closed form.")] = None,
-    num_ranks: Annotated[int | None, typer.Option(help="Ranks of the group; all GPUs unless given.")] = None,
+    size: Annotated[
+        str,
+        typer.Option(
+            help='The whole buffer, for example "1 GiB"; all-to-all: what one rank sends.'
+        ),
+    ],
+    cluster: Annotated[
+        str,
+        typer.Option(
+            autocompletion=complete_cluster,
+            help="Name of a cluster, as in `catalog clusters`, or a YAML file.",
+        ),
+    ],
+    algorithm: Annotated[
+        str | None, typer.Option(help="ring, tree, hierarchical, switch, ...: its closed form.")
+    ] = None,
+    num_ranks: Annotated[
+        int | None, typer.Option(help="Ranks of the group; all GPUs unless given.")
+    ] = None,
     stride: Annotated[int, typer.Option(help="Distance of neighbours in the group, in ranks.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Price one collective: seconds, steps, bytes on the wire, the algorithm and why."""
     from api.collectives import ask_collective
 
-    asked = {"op": op, "size": size, "cluster": cluster, "algorithm": algorithm, "num_ranks": num_ranks, "stride": stride}
+    asked = {
+        "op": op,
+        "size": size,
+        "cluster": cluster,
+        "algorithm": algorithm,
+        "num_ranks": num_ranks,
+        "stride": stride,
+    }
     answer = ask_collective(asked, allow_files=True)
     if json:
         typer.echo(answer.model_dump_json(indent=2))

@@ -4,7 +4,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="The database: bring it to the revision that this version needs.", rich_markup_mode=None)
+app = typer.Typer(
+    help="The database: bring it to the revision that this version needs.", rich_markup_mode=None
+)
 
 
 @app.callback()
@@ -13,7 +15,9 @@ def _group() -> None:
 
 
 @app.command("upgrade")
-def upgrade(json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False) -> None:
+def upgrade(
+    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+) -> None:
     """Create the database or migrate it. Safe to run at any time, by several at once."""
     import json as encoder
 
@@ -29,4 +33,7 @@ def upgrade(json: Annotated[bool, typer.Option("--json", help="Machine output on
     if json:
         say(encoder.dumps({"database": shown(engine), "before": before, "after": after}))
         return
-    say(f"{shown(engine)}: revision {after}" + (" already" if before == after else f", was {before or 'empty'}"))
+    say(
+        f"{shown(engine)}: revision {after}"
+        + (" already" if before == after else f", was {before or 'empty'}")
+    )

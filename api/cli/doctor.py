@@ -1,4 +1,6 @@
-"""`planner-cli doctor`: what is installed, what state the database is in, what a probe would find."""
+"""`planner-cli doctor`: what is installed, what state the database is in, what a probe would
+find.
+"""
 
 import sys
 from collections.abc import Mapping
@@ -7,11 +9,25 @@ from typing import Annotated
 import typer
 
 NAME = "doctor"
-PACKAGES = ("planner", "numpy", "pydantic", "optuna", "sqlalchemy", "alembic", "fastapi", "uvicorn", "typer", "rich", "psycopg")
+PACKAGES = (
+    "planner",
+    "numpy",
+    "pydantic",
+    "optuna",
+    "sqlalchemy",
+    "alembic",
+    "fastapi",
+    "uvicorn",
+    "typer",
+    "rich",
+    "psycopg",
+)
 PROBE_PACKAGES = ("torch", "torchtitan")
 
 
-def command(json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False) -> None:
+def command(
+    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+) -> None:
     """Check this installation."""
     import json as encoder
     import platform
@@ -57,8 +73,16 @@ def _database() -> dict[str, str | None]:
 
     wiring = wire()
     url = normalise_url(wiring.settings.database_url)
-    if url.get_backend_name() == "sqlite" and not is_memory(url) and not Path(str(url.database)).exists():
-        return {"url": url.render_as_string(), "state": "not created yet; the first plan creates it", "revision": None}
+    if (
+        url.get_backend_name() == "sqlite"
+        and not is_memory(url)
+        and not Path(str(url.database)).exists()
+    ):
+        return {
+            "url": url.render_as_string(),
+            "state": "not created yet; the first plan creates it",
+            "revision": None,
+        }
     revision = current_revision(wiring.engine)
     state = "ready" if revision == HEAD else f"needs revision {HEAD}: run `planner-cli db upgrade`"
     return {"url": shown(wiring.engine), "state": state, "revision": revision}
@@ -70,7 +94,8 @@ def _say_report(report: Mapping[str, object]) -> None:
     for heading, value in report.items():
         if isinstance(value, dict):
             say(f"{heading.replace('_', ' ')}")
+            absent = "not installed" if "packages" in heading else "-"
             for name, item in value.items():
-                say(f"  {name:<12} {item if item is not None else 'not installed' if 'packages' in heading else '-'}")
+                say(f"  {name:<12} {item if item is not None else absent}")
         else:
             say(f"{heading:<14} {value}")

@@ -6,7 +6,15 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.given import GpuOption, ModelOption, NumGpusOption, PlanOption, RankOption, completed_by, layout_given
+from api.cli.given import (
+    GpuOption,
+    ModelOption,
+    NumGpusOption,
+    PlanOption,
+    RankOption,
+    completed_by,
+    layout_given,
+)
 
 if TYPE_CHECKING:
     from api.service import Refusal
@@ -19,9 +27,18 @@ MAX_LINE_BYTES = 10_000_000
 
 def command(
     job: Annotated[
-        str | None, typer.Option(help="Job with a layout in YAML or JSON, - for stdin; or a trainer's config, script or log.")
+        str | None,
+        typer.Option(
+            help="Job with a layout in YAML or JSON, - for stdin; or a trainer's config, script or "
+            "log."
+        ),
     ] = None,
-    jobs: Annotated[str | None, typer.Option(help="File with one JSON job a line, - for stdin; answers one JSON line each.")] = None,
+    jobs: Annotated[
+        str | None,
+        typer.Option(
+            help="File with one JSON job a line, - for stdin; answers one JSON line each."
+        ),
+    ] = None,
     plan: PlanOption = None,
     rank: RankOption = None,
     model: ModelOption = None,
@@ -41,7 +58,13 @@ def command(
         from api.wiring import wire
 
         wiring = wire()
-        _one(wiring, completed_by(layout_given(wiring, job, plan, rank), model=model, gpu=gpu, num_gpus=num_gpus), as_json=json)
+        _one(
+            wiring,
+            completed_by(
+                layout_given(wiring, job, plan, rank), model=model, gpu=gpu, num_gpus=num_gpus
+            ),
+            as_json=json,
+        )
 
 
 def _one(wiring: "Wiring", values: dict[str, Any], *, as_json: bool) -> None:
@@ -59,11 +82,18 @@ def _one(wiring: "Wiring", values: dict[str, Any], *, as_json: bool) -> None:
 
     console = make_console()
     parsed = parse_job(values, allow_files=True)
-    show(estimate_view(estimate, parsed, console.width, letters=letters_only(console), kept_id=kept_id), console)
+    show(
+        estimate_view(
+            estimate, parsed, console.width, letters=letters_only(console), kept_id=kept_id
+        ),
+        console,
+    )
 
 
 def _many(path: str) -> None:
-    """Answers chunk by chunk, so that a long file needs little memory and its first answers come soon."""
+    """Answers chunk by chunk, so that a long file needs little memory and its first answers come
+    soon.
+    """
     import json
 
     from api.cli.output import note
@@ -80,13 +110,18 @@ def _many(path: str) -> None:
 
     def answer() -> None:
         for entry in estimate_many(chunk, allow_files=True, calibration_of=learnt):
-            line = json.dumps(entry.as_dict(), default=str) if isinstance(entry, Refusal) else entry.model_dump_json()
+            line = (
+                json.dumps(entry.as_dict(), default=str)
+                if isinstance(entry, Refusal)
+                else entry.model_dump_json()
+            )
             sys.stdout.write(line + "\n")
         sys.stdout.flush()
         chunk.clear()
 
     num_lines = 0
-    with working("pricing", quiet=sys.stdout.isatty()) as shown:  # answers on the same terminal are progress enough
+    # answers on the same terminal are progress enough
+    with working("pricing", quiet=sys.stdout.isatty()) as shown:
         for num_lines, value in enumerate(_lines(path), start=1):
             num_readable += not isinstance(value, Refusal)
             chunk.append(value)
@@ -98,7 +133,9 @@ def _many(path: str) -> None:
     if learnt.shipped_alone:
         note(f"priced with the shipped calibration alone: {learnt.shipped_alone}")
     if not num_readable:
-        raise fault("--jobs", path, "holds no line that could be read", "write one JSON object a line")
+        raise fault(
+            "--jobs", path, "holds no line that could be read", "write one JSON object a line"
+        )
 
 
 def _lines(path: str) -> "Iterator[Any | Refusal]":
@@ -112,7 +149,9 @@ def _lines(path: str) -> "Iterator[Any | Refusal]":
         field = f"line {number}"
         try:
             if len(line) > MAX_LINE_BYTES:
-                raise fault(field, None, f"is longer than {MAX_LINE_BYTES:,} bytes", "write one job a line")
+                raise fault(
+                    field, None, f"is longer than {MAX_LINE_BYTES:,} bytes", "write one job a line"
+                )
             value = read_json(line, field)
             if not isinstance(value, dict):
                 raise fault(field, value, "is no JSON object", "write one job a line")
@@ -139,15 +178,21 @@ def _raw_lines(path: str) -> Iterator[bytes]:
     except FileNotFoundError:
         from planner.specs.near_files import with_near_file
 
-        raise fault("--jobs", path, "no such file", with_near_file(remedy, Path(path).expanduser())) from None
+        raise fault(
+            "--jobs", path, "no such file", with_near_file(remedy, Path(path).expanduser())
+        ) from None
     except BrokenPipeError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
-        raise fault("--jobs", path, f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy) from None
+        raise fault(
+            "--jobs", path, f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy
+        ) from None
 
 
 def _bounded(stream: IO[bytes]) -> Iterator[bytes]:
-    """Lines without their end; of an endless line only as much as shows that it is too long, the rest is skipped."""
+    """Lines without their end; of an endless line only as much as shows that it is too long, the
+    rest is skipped.
+    """
     while line := stream.readline(MAX_LINE_BYTES + 2):
         rest = line
         while not rest.endswith(b"\n") and len(rest) > MAX_LINE_BYTES:

@@ -12,7 +12,9 @@ NAME = "explain"
 def command(
     plan_id: PlanId,
     rank: Annotated[int, typer.Option(help="Which of its layouts.")] = 1,
-    versus: Annotated[int | None, typer.Option(help="Compare with the layout of this rank.")] = None,
+    versus: Annotated[
+        int | None, typer.Option(help="Compare with the layout of this rank.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Why this layout of a stored plan, and why not another."""

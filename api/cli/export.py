@@ -14,9 +14,16 @@ NAME = "export"
 def command(
     plan_id: PlanId,
     rank: Annotated[int, typer.Option(help="Which of its layouts.")] = 1,
-    format: Annotated[str | None, typer.Option("--format", help="torchtitan or megatron; the plan's trainer unless given.")] = None,
-    trainer_version: Annotated[str | None, typer.Option(help="Version of the trainer that will run it.")] = None,
-    save_dir: Annotated[Path | None, typer.Option(help="Write the files here instead of printing them.")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option("--format", help="torchtitan or megatron; the plan's trainer unless given."),
+    ] = None,
+    trainer_version: Annotated[
+        str | None, typer.Option(help="Version of the trainer that will run it.")
+    ] = None,
+    save_dir: Annotated[
+        Path | None, typer.Option(help="Write the files here instead of printing them.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Write the configuration and command that run a layout."""

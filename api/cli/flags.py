@@ -39,7 +39,11 @@ class JobFlags:
         cluster = self._cluster(values.get("cluster"))
         if cluster is not None:
             values["cluster"] = cluster
-        self._overlay(values, "training", {key: value for key, value in self.training.items() if value is not None})
+        self._overlay(
+            values,
+            "training",
+            {key: value for key, value in self.training.items() if value is not None},
+        )
         self._overlay(values, "search", self._search(values.get("search")))
         if self.current is not None:
             values.update(read_current_file(self.current))
@@ -56,8 +60,22 @@ class JobFlags:
     def _search(self, before: object) -> dict[str, Any]:
         given = {key: value for key, value in self.search.items() if value is not None}
         for key, pairs in (
-            ("fix", _each_once((parse_pair(text, "--fix") for text in self.fix), "--fix", "use --allow for several values")),
-            ("allow", _each_once((parse_choices(text) for text in self.allow), "--allow", "list all its values after one --allow")),
+            (
+                "fix",
+                _each_once(
+                    (parse_pair(text, "--fix") for text in self.fix),
+                    "--fix",
+                    "use --allow for several values",
+                ),
+            ),
+            (
+                "allow",
+                _each_once(
+                    (parse_choices(text) for text in self.allow),
+                    "--allow",
+                    "list all its values after one --allow",
+                ),
+            ),
         ):
             if pairs:
                 kept = before.get(key) if isinstance(before, Mapping) else None
@@ -66,7 +84,9 @@ class JobFlags:
 
     def _cluster(self, before: object) -> object:
         if self.cluster is not None and self.gpu is not None:
-            raise fault("--gpu", self.gpu, "cannot be given beside --cluster", "leave one of the two out")
+            raise fault(
+                "--gpu", self.gpu, "cannot be given beside --cluster", "leave one of the two out"
+            )
         chosen = read_cluster(self.cluster if self.cluster is not None else before)
         if self.gpu is not None:
             chosen = {**(chosen if isinstance(chosen, Mapping) else {}), "gpu": self.gpu}
@@ -86,24 +106,40 @@ def check_complete(values: Mapping[str, Any]) -> None:
     missing = [
         (flag, remedy)
         for flag, given, remedy in (
-            ("--model", "model" in values, "for example --model llama3-8b; `planner-cli catalog models` lists them"),
+            (
+                "--model",
+                "model" in values,
+                "for example --model llama3-8b; `planner-cli catalog models` lists them",
+            ),
             ("--gpu", "gpu" in named, "for example --gpu h100-sxm-80gb"),
             ("--num-gpus", "num_gpus" in named, "for example --num-gpus 64"),
             ("--seq-len", "seq_len" in training, "for example --seq-len 8192"),
-            ("--global-batch-size", "global_batch_size" in training, "for example --global-batch-size 512"),
+            (
+                "--global-batch-size",
+                "global_batch_size" in training,
+                "for example --global-batch-size 512",
+            ),
         )
         if not given
     ]
-    raise SpecError([Fault(flag, None, "is required without --job", remedy) for flag, remedy in missing])
+    raise SpecError(
+        [Fault(flag, None, "is required without --job", remedy) for flag, remedy in missing]
+    )
 
 
 def read_cluster(value: object) -> object:
-    """A cluster's file read into its mapping, so that the stored plan stands alone; anything else as it is."""
+    """A cluster's file read into its mapping, so that the stored plan stands alone; anything else
+    as it is.
+    """
     if not isinstance(value, str) or not (value.lower().endswith(FILE_ENDINGS) or os.sep in value):
         return value
     mapping = read_mapping_file(value, "cluster")
     inner = mapping.get("cluster", mapping)
-    return {key: item for key, item in inner.items() if key not in CATALOG_LABELS} if isinstance(inner, Mapping) else inner
+    return (
+        {key: item for key, item in inner.items() if key not in CATALOG_LABELS}
+        if isinstance(inner, Mapping)
+        else inner
+    )
 
 
 def spelled_out(cluster: object) -> Mapping[str, Any]:
@@ -111,7 +147,11 @@ def spelled_out(cluster: object) -> Mapping[str, Any]:
     if isinstance(cluster, str):
         from planner.catalog.clusters import cluster_document
 
-        return {key: item for key, item in cluster_document(cluster).items() if key not in CATALOG_LABELS}
+        return {
+            key: item
+            for key, item in cluster_document(cluster).items()
+            if key not in CATALOG_LABELS
+        }
     return cluster if isinstance(cluster, Mapping) else {}
 
 
@@ -130,10 +170,17 @@ def parse_count(text: str) -> object:
 
 
 def parse_checkpoint(text: str) -> dict[str, Any]:
-    """{"interval_steps": 500, "mode": "async-pinned"} from "500:async-pinned"; the mode may be left out."""
+    """{"interval_steps": 500, "mode": "async-pinned"} from "500:async-pinned"; the mode may be left
+    out.
+    """
     steps, colon, mode = text.partition(":")
     if not (steps.strip().isascii() and steps.strip().isdigit()) or (colon and not mode.strip()):
-        raise fault("--checkpoint", text, "is not of the form STEPS or STEPS:MODE", "write for example --checkpoint 500:async")
+        raise fault(
+            "--checkpoint",
+            text,
+            "is not of the form STEPS or STEPS:MODE",
+            "write for example --checkpoint 500:async",
+        )
     return {"interval_steps": int(steps), **({"mode": mode.strip()} if colon else {})}
 
 
@@ -149,7 +196,12 @@ def parse_choices(text: str) -> tuple[str, list[Any]]:
     """("precision", ["bf16", "mxfp8"]) from "precision=bf16,mxfp8"."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip() or not value.strip():
-        raise fault("--allow", text, "is not of the form key=value,value", "write for example --allow tp=4,8")
+        raise fault(
+            "--allow",
+            text,
+            "is not of the form key=value,value",
+            "write for example --allow tp=4,8",
+        )
     choices = read_yaml(f"[{value}]", f"--allow {key.strip()}")
     check_plain(choices, "--allow")
     return key.strip(), choices

@@ -11,20 +11,34 @@ if TYPE_CHECKING:
 
 PlanId = Annotated[
     str,
-    typer.Argument(metavar="PLAN_ID", autocompletion=complete_plan, help="Id that `recommend` printed, or its beginning."),
+    typer.Argument(
+        metavar="PLAN_ID",
+        autocompletion=complete_plan,
+        help="Id that `recommend` printed, or its beginning.",
+    ),
 ]
 PlanOption = Annotated[
     str | None,
-    typer.Option(metavar="PLAN_ID", autocompletion=complete_plan, help="A stored plan, by its id or the beginning of it."),
+    typer.Option(
+        metavar="PLAN_ID",
+        autocompletion=complete_plan,
+        help="A stored plan, by its id or the beginning of it.",
+    ),
 ]
 ModelOption = Annotated[str | None, typer.Option(help="Completes or overrides the file's model.")]
 GpuOption = Annotated[str | None, typer.Option(help="Completes or overrides the file's GPU.")]
-NumGpusOption = Annotated[str | None, typer.Option(help="Completes or overrides the file's number of GPUs.")]
+NumGpusOption = Annotated[
+    str | None, typer.Option(help="Completes or overrides the file's number of GPUs.")
+]
 RankOption = Annotated[int | None, typer.Option(help="Which layout of the plan; 1 unless given.")]
 
 
-def layout_given(wiring: "Wiring", job: str | None, plan: str | None, rank: int | None) -> dict[str, Any]:
-    """The job with its layout, as a mapping. Raises SpecError unless exactly one of file and plan is given."""
+def layout_given(
+    wiring: "Wiring", job: str | None, plan: str | None, rank: int | None
+) -> dict[str, Any]:
+    """The job with its layout, as a mapping. Raises SpecError unless exactly one of file and plan
+    is given.
+    """
     from api.errors import fault
     from api.intake import read_job_file
     from api.naming import plan_id_of
@@ -35,18 +49,27 @@ def layout_given(wiring: "Wiring", job: str | None, plan: str | None, rank: int 
         raise fault("--job", job, rule, "give --job FILE, or --plan PLAN_ID --rank N")
     if job is not None:
         if rank is not None:
-            raise fault("--rank", rank, "is of a plan's layouts", "add --plan PLAN_ID, or leave --rank out")
+            raise fault(
+                "--rank", rank, "is of a plan's layouts", "add --plan PLAN_ID, or leave --rank out"
+            )
         return read_job_file(job, "--job")
     stored = wiring.store.get_plan(plan_id_of(wiring, str(plan), "--plan"))
     return job_of(stored, entry_of(stored, 1 if rank is None else rank, "--rank"))
 
 
-def completed_by(values: dict[str, Any], *, model: str | None, gpu: str | None, num_gpus: str | None) -> dict[str, Any]:
-    """The job with what flags say beside its file; a trainer's file often names no GPU. Raises SpecError."""
+def completed_by(
+    values: dict[str, Any], *, model: str | None, gpu: str | None, num_gpus: str | None
+) -> dict[str, Any]:
+    """The job with what flags say beside its file; a trainer's file often names no GPU. Raises
+    SpecError.
+    """
     from api.cli.flags import parse_count, read_cluster, spelled_out
 
     found = values if model is None else {**values, "model": model}
     if gpu is None and num_gpus is None:
         return found
-    more = {**({} if gpu is None else {"gpu": gpu}), **({} if num_gpus is None else {"num_gpus": parse_count(num_gpus)})}
+    more = {
+        **({} if gpu is None else {"gpu": gpu}),
+        **({} if num_gpus is None else {"num_gpus": parse_count(num_gpus)}),
+    }
     return {**found, "cluster": {**spelled_out(read_cluster(values.get("cluster"))), **more}}

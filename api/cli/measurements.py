@@ -10,7 +10,9 @@ from api.cli.typed import complete_gpu, complete_model
 app = typer.Typer(help="What was measured: import, export, list.", rich_markup_mode=None)
 SHOWN = 10  # measurements of an import, each with its prediction
 Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
-Model = Annotated[str | None, typer.Option(autocompletion=complete_model, help="Only of this model.")]
+Model = Annotated[
+    str | None, typer.Option(autocompletion=complete_model, help="Only of this model.")
+]
 Gpu = Annotated[str | None, typer.Option(autocompletion=complete_gpu, help="Only on this GPU.")]
 Status = Annotated[str | None, typer.Option(help="Only ok, oom or failed.")]
 Rung = Annotated[str | None, typer.Option(help="Only probed, imitated, emulated or published.")]
@@ -23,12 +25,25 @@ def _group() -> None:
 
 @app.command("import")
 def import_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Rows (JSON lines or CSV), a TorchTitan log, or a TensorBoard folder.")],
-    format: Annotated[str | None, typer.Option("--format", help="rows, csv, torchtitan or tensorboard; else by the file.")] = None,
-    job: Annotated[str | None, typer.Option(help="Job of the run, with its layout: what a log does not say.")] = None,
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="Rows (JSON lines or CSV), a TorchTitan log, or a TensorBoard folder.",
+        ),
+    ],
+    format: Annotated[
+        str | None,
+        typer.Option("--format", help="rows, csv, torchtitan or tensorboard; else by the file."),
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option(help="Job of the run, with its layout: what a log does not say.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Store measurements and learn from them; the same import twice changes nothing. The first new ones are compared with predictions."""
+    """Store measurements and learn from them; the same import twice changes nothing. The first new
+    ones are compared with predictions.
+    """
     import json as encoder
 
     from api.cli.output import note, say
@@ -45,7 +60,9 @@ def import_(
     wiring = wire()
     given = None if job is None else read_mapping_file(job, "--job")
     with working("reading and learning", quiet=json):
-        measurements = read_file(wiring, file, next((known for known in FORMATS if known == format), None), given)
+        measurements = read_file(
+            wiring, file, next((known for known in FORMATS if known == format), None), given
+        )
         stored = store_new(wiring, measurements)
         learnt = teach_stored(wiring, stored.new)
     for record in learnt:
@@ -53,10 +70,17 @@ def import_(
     fresh = [one for one in measurements if one.id in set(stored.new)]
     if json:
         compared = [one.as_dict() for one in beside(fresh[:SHOWN])]
-        body = {"new": stored.new, "known": stored.known, "calibrations": [record.id for record in learnt]}
+        body = {
+            "new": stored.new,
+            "known": stored.known,
+            "calibrations": [record.id for record in learnt],
+        }
         say(encoder.dumps({**body, "compared": compared}))
         return
-    say(f"{len(stored.new)} stored" + (f", {len(stored.known)} were there already" if stored.known else ""))
+    say(
+        f"{len(stored.new)} stored"
+        + (f", {len(stored.known)} were there already" if stored.known else "")
+    )
     for one in beside(fresh[:SHOWN]):
         said = one.sentence()
         say(f"  {one.id}" + (f": {said}" if said else ""))
@@ -70,7 +94,10 @@ def export(
     gpu: Gpu = None,
     status: Status = None,
     rung: Rung = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone: rows are JSON lines already.")] = False,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Machine output on stdout alone: rows are JSON lines already."),
+    ] = False,
 ) -> None:
     """Print stored measurements as rows that import reads back."""
     import json as encoder
@@ -88,7 +115,11 @@ def export(
         raise fault("--format", format, "is not JSON", "leave --json out, or use rows")
     found = list(all_of(wire(), filter_of(model=model, gpu=gpu, status=status, rung=rung)))
     found.reverse()
-    text = to_csv(found) if format == "csv" else "".join(encoder.dumps(row_of(one), ensure_ascii=False) + "\n" for one in found)
+    text = (
+        to_csv(found)
+        if format == "csv"
+        else "".join(encoder.dumps(row_of(one), ensure_ascii=False) + "\n" for one in found)
+    )
     if output is None:
         typer.echo(text, nl=False)
     else:
@@ -106,7 +137,9 @@ def list_(
     cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
     json: Json = False,
 ) -> None:
-    """Show stored measurements, newest first, each beside its prediction; ratio: measured over predicted tokens a second."""
+    """Show stored measurements, newest first, each beside its prediction; ratio: measured over
+    predicted tokens a second.
+    """
     import json as encoder
 
     from api.cli.output import make_console, note, say, show
@@ -116,12 +149,23 @@ def list_(
     from api.render.probe import measurements_table
     from api.wiring import wire
 
-    page = wire().measurements.list(filter_of(model=model, gpu=gpu, status=status, rung=rung), cursor, limit)
+    page = wire().measurements.list(
+        filter_of(model=model, gpu=gpu, status=status, rung=rung), cursor, limit
+    )
     with working("predicting the same runs", quiet=json):
         predicted = beside(page.items)
     if json:
         compared = [one.as_dict() for one in predicted]
-        say(encoder.dumps({"items": [row_of(one) for one in page.items], "compared": compared, "next_cursor": page.next_cursor}, indent=2))
+        say(
+            encoder.dumps(
+                {
+                    "items": [row_of(one) for one in page.items],
+                    "compared": compared,
+                    "next_cursor": page.next_cursor,
+                },
+                indent=2,
+            )
+        )
         return
     console = make_console()
     show(measurements_table(page.items, predicted, console.width), console)

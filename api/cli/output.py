@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 110
 MAX_WIDTH = 130
 MIN_WIDTH = 40
-ASCII = str.maketrans({"·": "-", "─": "-", "█": "#", "■": "#", "µ": "u", "×": "x"})  # for terminals that know no more
+# for terminals that know no more
+ASCII = str.maketrans({"·": "-", "─": "-", "█": "#", "■": "#", "µ": "u", "×": "x"})
 
 
 def error_line(text: str) -> None:
@@ -41,12 +42,20 @@ def _printable(text: str, encoding: str | None) -> str:
 
 
 def make_console() -> "Console":
-    """A console on stdout: as wide as the terminal, PIPED_WIDTH in a pipe; colours only on a terminal and without NO_COLOR."""
+    """A console on stdout: as wide as the terminal, PIPED_WIDTH in a pipe; colours only on a
+    terminal and without NO_COLOR.
+    """
     from rich.console import Console
 
     # With a terminal rich asks the terminal itself; COLUMNS overrides both.
     asked = os.environ.get("COLUMNS", "")
-    width = int(asked) if asked.isascii() and asked.isdigit() and int(asked) else None if sys.stdout.isatty() else PIPED_WIDTH
+    width = (
+        int(asked)
+        if asked.isascii() and asked.isdigit() and int(asked)
+        else None
+        if sys.stdout.isatty()
+        else PIPED_WIDTH
+    )
     console = Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
     console.width = max(MIN_WIDTH, min(console.width, MAX_WIDTH))
     return console
@@ -78,5 +87,7 @@ def as_text(renderable: "RenderableType", width: int = PIPED_WIDTH) -> str:
     from rich.console import Console
 
     stream = StringIO()
-    Console(file=stream, width=width, highlight=False, markup=False, emoji=False, no_color=True).print(renderable)
+    Console(
+        file=stream, width=width, highlight=False, markup=False, emoji=False, no_color=True
+    ).print(renderable)
     return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())

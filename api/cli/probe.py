@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +10,8 @@ import typer
 from api.cli.typed import complete_plan
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from api.probing import Asked
     from api.render.probe import Probed
     from api.wiring import Wiring
@@ -20,20 +23,41 @@ NAME = "probe"
 
 
 def command(
-    job: Annotated[str | None, typer.Option(help="YAML or JSON file of a job with a layout, - for stdin.")] = None,
+    job: Annotated[
+        str | None, typer.Option(help="YAML or JSON file of a job with a layout, - for stdin.")
+    ] = None,
     plan: Annotated[
         str | None,
-        typer.Option(autocompletion=complete_plan, help="Stored plan, whose best layouts are measured, by its id or its beginning."),
+        typer.Option(
+            autocompletion=complete_plan,
+            help="Stored plan, whose best layouts are measured, by its id or its beginning.",
+        ),
     ] = None,
     top_k: Annotated[int, typer.Option(help="How many of the plan's layouts.")] = 1,
-    pool: Annotated[str | None, typer.Option(help="local (default), slurm, slurm:PARTITION, or replay:FILE.")] = None,
-    trainer: Annotated[str | None, typer.Option(help="reference (default: ours, torch alone) or torchtitan.")] = None,
-    emulate: Annotated[bool, typer.Option("--emulate", help="One process stands for a rank; communication comes from the model.")] = False,
-    imitate_gpus: Annotated[int | None, typer.Option(help="By smaller layouts on at most so many GPUs, also where all are there.")] = None,
+    pool: Annotated[
+        str | None, typer.Option(help="local (default), slurm, slurm:PARTITION, or replay:FILE.")
+    ] = None,
+    trainer: Annotated[
+        str | None, typer.Option(help="reference (default: ours, torch alone) or torchtitan.")
+    ] = None,
+    emulate: Annotated[
+        bool,
+        typer.Option(
+            "--emulate", help="One process stands for a rank; communication comes from the model."
+        ),
+    ] = False,
+    imitate_gpus: Annotated[
+        int | None,
+        typer.Option(help="By smaller layouts on at most so many GPUs, also where all are there."),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Timed steps; 10 unless given.")] = None,
     warmup: Annotated[int, typer.Option(help="Steps before them.")] = 3,
-    time_limit: Annotated[float, typer.Option(help="Seconds that one run may take, start included.")] = 600.0,
-    breakdown: Annotated[bool, typer.Option("--breakdown", help="Seconds by kernel, from torch's profiler.")] = False,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds that one run may take, start included.")
+    ] = 600.0,
+    breakdown: Annotated[
+        bool, typer.Option("--breakdown", help="Seconds by kernel, from torch's profiler.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Run layouts for a few steps and record time, memory and what went wrong."""
@@ -44,9 +68,13 @@ def command(
 
     given = {"pool": pool, "trainer": trainer, "steps": steps}  # else the job's own `probe` says it
     options = {
-        "emulate": emulate, "imitate_gpus": imitate_gpus, "warmup_steps": warmup, "time_limit_seconds": time_limit, "breakdown": breakdown,
+        "emulate": emulate,
+        "imitate_gpus": imitate_gpus,
+        "warmup_steps": warmup,
+        "time_limit_seconds": time_limit,
+        "breakdown": breakdown,
         **{name: value for name, value in given.items() if value is not None},
-    }  # fmt: skip
+    }
     wiring = wire()
     asked = _asked(wiring, job, plan, top_k, options)
     check_ready(wiring, asked)
@@ -59,13 +87,20 @@ def command(
     _tell(wiring, asked, ended, as_json=json)
 
 
-def _asked(wiring: "Wiring", job: str | None, plan: str | None, top_k: int, options: Mapping[str, Any]) -> "list[Asked]":
+def _asked(
+    wiring: "Wiring", job: str | None, plan: str | None, top_k: int, options: Mapping[str, Any]
+) -> "list[Asked]":
     from api.errors import fault
     from api.probing import ask_job, ask_plan, wished_in
     from api.reading import read_mapping_file
 
     if (job is None) == (plan is None):
-        raise fault("--job", job, "exactly one of --job and --plan is needed", "give --job FILE, or --plan PLAN_ID --top-k N")
+        raise fault(
+            "--job",
+            job,
+            "exactly one of --job and --plan is needed",
+            "give --job FILE, or --plan PLAN_ID --top-k N",
+        )
     if plan is not None:
         return ask_plan(wiring, plan, top_k, options)
     values = read_mapping_file(str(job), "--job")
@@ -88,16 +123,26 @@ def _watched(records: "Sequence[ProbeRecord]") -> "Iterator[dict[str, Watch]]":
         TimeElapsedColumn(),
         TextColumn("{task.fields[words]}", markup=False),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as shown:
+    with Progress(
+        *columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True
+    ) as shown:
         watches = {}
         for record in records:
             line = shown.add_task(record.layout, total=None, words="starting")
-            watches[record.id] = Watch(progress=lambda words, line=line: shown.update(line, words=words or "starting"))  # type: ignore[misc]
+            watches[record.id] = Watch(progress=partial(_show_words, shown, line))
         yield watches
 
 
-def _tell(wiring: "Wiring", asked: "Sequence[Asked]", ended: "Sequence[ProbeRecord]", *, as_json: bool) -> None:
-    """The table, or JSON; then the exit code: 4 with the failure's own words where nothing was measured, 3 where nothing fitted."""
+def _show_words(shown: "Progress", line: "TaskID", words: str | None) -> None:
+    shown.update(line, words=words or "starting")
+
+
+def _tell(
+    wiring: "Wiring", asked: "Sequence[Asked]", ended: "Sequence[ProbeRecord]", *, as_json: bool
+) -> None:
+    """The table, or JSON; then the exit code: 4 with the failure's own words where nothing was
+    measured, 3 where nothing fitted.
+    """
     import json as encoder
 
     from api.cli.output import error_line, make_console, note, say, show
@@ -107,18 +152,25 @@ def _tell(wiring: "Wiring", asked: "Sequence[Asked]", ended: "Sequence[ProbeReco
 
     probed = [
         Probed(
-            record=record, estimate=estimate_job(one.job),
-            measurement=None if record.measurement_id is None else wiring.measurements.get(record.measurement_id),
+            record=record,
+            estimate=estimate_job(one.job),
+            measurement=None
+            if record.measurement_id is None
+            else wiring.measurements.get(record.measurement_id),
         )
         for one, record in zip(asked, ended, strict=True)
-    ]  # fmt: skip
+    ]
     error = _error(probed)
     if as_json:
         body = {"probes": [one.as_dict() for one in probed]}
         say(encoder.dumps(body if error is None else {**body, "error": error.as_dict()}, indent=2))
     else:
         show(probes_view(probed, full=len(probed) == 1), make_console())
-    for message in dict.fromkeys(one.record.message for one in probed if one.record.state == "done" and one.record.failure is None):
+    for message in dict.fromkeys(
+        one.record.message
+        for one in probed
+        if one.record.state == "done" and one.record.failure is None
+    ):
         if message:
             note(f"note: {message}")
     if error is not None:
@@ -137,10 +189,20 @@ def _error(probed: "Sequence[Probed]") -> "PlannerError | None":
     if any(record.state == "done" and record.failure is None for record in records):
         return None
     if all(record.state == "done" and record.failure == OOM for record in records):
-        remedy = "shard more (dp_shard, tp), checkpoint more (ac: full), or make micro_batch_size smaller"
-        return InfeasibleError(f"{records[0].layout}: {records[0].message}", field="layout", remedy=remedy)
+        remedy = (
+            "shard more (dp_shard, tp), checkpoint more (ac: full), or make micro_batch_size "
+            "smaller"
+        )
+        return InfeasibleError(
+            f"{records[0].layout}: {records[0].message}", field="layout", remedy=remedy
+        )
     failed = next(record for record in records if record.state != "done")
     message = f"{failed.failure or failed.state}: {failed.message or 'it never started'}"
     return ProbeError(
-        message if len(records) == 1 else f"none of {counted(len(records), 'probe')} measured anything; {failed.layout}: {message}"
+        message
+        if len(records) == 1
+        else (
+            f"none of {counted(len(records), 'probe')} measured anything; {failed.layout}: "
+            f"{message}"
+        )
     )

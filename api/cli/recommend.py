@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.typed import complete_cluster, complete_gpu, complete_model, complete_trainer, tokens_typed
+from api.cli.typed import (
+    complete_cluster,
+    complete_gpu,
+    complete_model,
+    complete_trainer,
+    tokens_typed,
+)
 
 if TYPE_CHECKING:
     from planner.specs.plan import Plan
@@ -15,46 +21,96 @@ NAME = "recommend"
 
 def command(
     model: Annotated[
-        str | None, typer.Option(autocompletion=complete_model, help="Catalogue name, Hugging Face id, or path to a config.json.")
+        str | None,
+        typer.Option(
+            autocompletion=complete_model,
+            help="Catalogue name, Hugging Face id, or path to a config.json.",
+        ),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(autocompletion=complete_gpu, help="Name of the GPU, as in `catalog gpus`.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(autocompletion=complete_gpu, help="Name of the GPU, as in `catalog gpus`."),
+    ] = None,
     cluster: Annotated[
-        str | None, typer.Option(autocompletion=complete_cluster, help="Name of a cluster, or a YAML file; instead of --gpu.")
+        str | None,
+        typer.Option(
+            autocompletion=complete_cluster,
+            help="Name of a cluster, or a YAML file; instead of --gpu.",
+        ),
     ] = None,
-    num_gpus: Annotated[str | None, typer.Option(help='A number, a range "64..1024", or a list "64,96".')] = None,
+    num_gpus: Annotated[
+        str | None, typer.Option(help='A number, a range "64..1024", or a list "64,96".')
+    ] = None,
     seq_len: Annotated[
         int | None,
-        typer.Option(parser=tokens_typed, metavar="TOKENS", help="Of a sequence: 8192, or 8k for the same."),
+        typer.Option(
+            parser=tokens_typed, metavar="TOKENS", help="Of a sequence: 8192, or 8k for the same."
+        ),
     ] = None,
     global_batch_size: Annotated[int | None, typer.Option(help="Sequences of a step.")] = None,
     trainer: Annotated[
-        str | None, typer.Option(autocompletion=complete_trainer, help="Software whose rules apply: torchtitan (default), megatron, ...")
+        str | None,
+        typer.Option(
+            autocompletion=complete_trainer,
+            help="Software whose rules apply: torchtitan (default), megatron, ...",
+        ),
     ] = None,
-    job: Annotated[str | None, typer.Option(help="Job in YAML or JSON, - for stdin, or what --current takes; flags override it.")] = None,
-    total_tokens: Annotated[str | None, typer.Option(help='Tokens of the whole run, for its time and price: "15T".')] = None,
-    checkpoint: Annotated[str | None, typer.Option(help='Steps between saves, and how: "500", "500:async-pinned".')] = None,
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="USD; else the GPU's usual price.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            help="Job in YAML or JSON, - for stdin, or what --current takes; flags override it."
+        ),
+    ] = None,
+    total_tokens: Annotated[
+        str | None, typer.Option(help='Tokens of the whole run, for its time and price: "15T".')
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help='Steps between saves, and how: "500", "500:async-pinned".')
+    ] = None,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(help="USD; else the GPU's usual price.")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="How many layouts to rank.")] = None,
-    fix: Annotated[list[str] | None, typer.Option(help="Fix a layout field: tp=8. May be repeated.")] = None,
-    allow: Annotated[list[str] | None, typer.Option(help="Allow only these values: precision=bf16,float8-rowwise.")] = None,
-    objective: Annotated[str | None, typer.Option(help="throughput (default), memory, time, cost or energy.")] = None,
+    fix: Annotated[
+        list[str] | None, typer.Option(help="Fix a layout field: tp=8. May be repeated.")
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Allow only these values: precision=bf16,float8-rowwise."),
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="throughput (default), memory, time, cost or energy.")
+    ] = None,
     prefer: Annotated[
         str | None,
         typer.Option(help="simplest of what cannot be told apart (default), or fastest on paper."),
     ] = None,
-    probe: Annotated[int | None, typer.Option(help="Measure up to this many layouts on real GPUs.")] = None,
-    current: Annotated[
-        str | None, typer.Option(help="What you run today: a TorchTitan TOML, command or log, a Megatron script, a layout in JSON.")
+    probe: Annotated[
+        int | None, typer.Option(help="Measure up to this many layouts on real GPUs.")
     ] = None,
-    sampler: Annotated[str | None, typer.Option(help="How layouts beyond enumeration are sampled.")] = None,
+    current: Annotated[
+        str | None,
+        typer.Option(
+            help="What you run today: a TorchTitan TOML, command or log, a Megatron script, a "
+            "layout "
+            "in JSON."
+        ),
+    ] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="How layouts beyond enumeration are sampled.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler.")] = None,
-    save_dir: Annotated[Path | None, typer.Option(help="Write the plan and runnable files of every rank here.")] = None,
+    save_dir: Annotated[
+        Path | None, typer.Option(help="Write the plan and runnable files of every rank here.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Rank the layouts that train MODEL fastest on this cluster."""
     import gc
 
-    gc.disable()  # one short answer: collecting the millions of objects that imports leave costs more than it frees
+    # one short answer: collecting the millions of objects that imports leave costs more than it
+    #     frees
+    gc.disable()
     from api.cli.flags import JobFlags, check_complete, parse_checkpoint
     from api.cli.output import note
     from api.cli.saving import check_target, save_plan
@@ -63,14 +119,31 @@ def command(
     from api.wiring import wire
 
     flags = JobFlags(
-        job=job, model=model, gpu=gpu, cluster=cluster, num_gpus=num_gpus, fix=fix or (), allow=allow or (), current=current, probe=probe,
+        job=job,
+        model=model,
+        gpu=gpu,
+        cluster=cluster,
+        num_gpus=num_gpus,
+        fix=fix or (),
+        allow=allow or (),
+        current=current,
+        probe=probe,
         training={
-            "seq_len": seq_len, "global_batch_size": global_batch_size, "trainer": trainer, "total_tokens": total_tokens,
+            "seq_len": seq_len,
+            "global_batch_size": global_batch_size,
+            "trainer": trainer,
+            "total_tokens": total_tokens,
             "checkpoint": None if checkpoint is None else parse_checkpoint(checkpoint),
         },
         price_per_gpu_hour=price_per_gpu_hour,
-        search={"top_k": top_k, "objective": objective, "sampler": sampler, "seed": seed, "prefer": prefer},
-    )  # fmt: skip
+        search={
+            "top_k": top_k,
+            "objective": objective,
+            "sampler": sampler,
+            "seed": seed,
+            "prefer": prefer,
+        },
+    )
     values = flags.values()
     if job is None and values.get("current") is None:
         check_complete(values)
@@ -109,7 +182,9 @@ def print_plan(plan: "Plan", saved: str | None = None) -> None:
 
 
 def _exit(plan: "Plan", interrupted: bool) -> None:
-    """130 after Ctrl-C, 4 when probes were spent and none gave a number; the plan is printed all the same."""
+    """130 after Ctrl-C, 4 when probes were spent and none gave a number; the plan is printed all
+    the same.
+    """
     if interrupted:
         raise typer.Exit(130)
     if plan.probing is not None:

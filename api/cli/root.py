@@ -33,17 +33,35 @@ from planner.errors import PlannerError
 PROGRAM = "planner-cli"
 COMPLETING = "_PLANNER_CLI_COMPLETE"
 EXIT_BUG, EXIT_USAGE, EXIT_BACKEND, EXIT_INTERRUPTED = 1, 2, 4, 130
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of stdout; artefacts and databases have errors of their own
-ClickError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+# of stdout; artefacts and databases have errors of their own
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+ClickError: type[Exception] = next(
+    cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException"
+)
 
 app = typer.Typer(
     name=PROGRAM,
-    help="Finds the parallel layout that trains a large model fastest on a given cluster, and says how sure it is.",
+    help="Finds the parallel layout that trains a large model fastest on a given cluster, and says "
+    "how sure it is.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for module in (recommend, estimate, explain, simulate, collective, probe, calibrate, catalog, export, accuracy, serve, worker, doctor):
+for module in (
+    recommend,
+    estimate,
+    explain,
+    simulate,
+    collective,
+    probe,
+    calibrate,
+    catalog,
+    export,
+    accuracy,
+    serve,
+    worker,
+    doctor,
+):
     app.command(module.NAME)(module.command)
 app.command("plans")(plans.list_plans)
 app.command("show")(plans.show_plan)
@@ -53,7 +71,10 @@ app.add_typer(db.app, name="db")
 
 
 @app.callback(invoke_without_command=True)
-def _root(ctx: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+def _root(
+    ctx: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+) -> None:
     if version:
         from importlib.metadata import PackageNotFoundError
         from importlib.metadata import version as version_of
@@ -68,10 +89,13 @@ def _root(ctx: typer.Context, version: bool = typer.Option(False, "--version", h
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code; nothing escapes as a traceback unless PLANNER_DEBUG is set."""
+    """Runs one command line and returns its exit code; nothing escapes as a traceback unless
+    PLANNER_DEBUG is set.
+    """
     command = typer.main.get_command(app)
     try:
-        if COMPLETING in os.environ:  # the shell asks what could come next; the answer ends in SystemExit
+        # the shell asks what could come next; the answer ends in SystemExit
+        if COMPLETING in os.environ:
             command.main(list(arguments), prog_name=PROGRAM)
         with command.make_context(PROGRAM, list(arguments)) as context:
             command.invoke(context)
@@ -92,7 +116,9 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in UNWRITABLE:
             _drop_output()
-            error_line(f"output cannot be written ({error.strerror}); make room, or send it elsewhere")
+            error_line(
+                f"output cannot be written ({error.strerror}); make room, or send it elsewhere"
+            )
             return EXIT_BACKEND
         return _bug(error, as_json="--json" in arguments)
 
@@ -115,12 +141,16 @@ def _usage(error: Exception, arguments: Sequence[str]) -> int:
     error_line(f"{message} {remedy}" if message.endswith(".") else f"{message}; {remedy}")
     if "--json" in arguments:
         field, value = _mistyped(error, arguments)
-        _error_object({"type": "usage", "field": field, "value": value, "message": message, "remedy": remedy})
+        _error_object(
+            {"type": "usage", "field": field, "value": value, "message": message, "remedy": remedy}
+        )
     return EXIT_USAGE
 
 
 def _mistyped(error: Exception, arguments: Sequence[str]) -> tuple[str | None, str | None]:
-    """(the option or argument that a usage error is about, what was given for the option); None where it does not tell."""
+    """(the option or argument that a usage error is about, what was given for the option); None
+    where it does not tell.
+    """
     unknown: str | None = getattr(error, "option_name", None)
     if unknown is not None:
         return unknown, None
@@ -136,7 +166,15 @@ def _bug(error: Exception, *, as_json: bool) -> int:
     message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     sys.stderr.write(f"bug: {message}; PLANNER_DEBUG=1 shows where, please report it\n")
     if as_json:
-        _error_object({"type": "bug", "field": None, "value": None, "message": message, "remedy": "run with PLANNER_DEBUG=1 and report it"})
+        _error_object(
+            {
+                "type": "bug",
+                "field": None,
+                "value": None,
+                "message": message,
+                "remedy": "run with PLANNER_DEBUG=1 and report it",
+            }
+        )
     _raise_for_developers()
     return EXIT_BUG
 

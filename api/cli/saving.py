@@ -1,4 +1,6 @@
-"""Writing artefacts: everything into a folder beside the target first, then one rename, so that nothing is half-written."""
+"""Writing artefacts: everything into a folder beside the target first, then one rename, so that
+nothing is half-written.
+"""
 
 import shutil
 import tempfile
@@ -20,23 +22,40 @@ def check_target(target: Path, field: str = "--save-dir") -> None:
         if target.exists() and not target.is_dir():
             raise fault(field, str(target), "is a file", "name a new or empty directory")
         if target.is_dir() and any(target.iterdir()) and not (target / MARKER).is_file():
-            raise fault(field, str(target), "is not empty and was not written by planner-cli", "name a new or empty directory")
+            raise fault(
+                field,
+                str(target),
+                "is not empty and was not written by planner-cli",
+                "name a new or empty directory",
+            )
     except (OSError, ValueError) as error:
-        raise fault(field, str(target), f"cannot be used ({getattr(error, 'strerror', None) or error})", "name a new directory") from None
+        raise fault(
+            field,
+            str(target),
+            f"cannot be used ({getattr(error, 'strerror', None) or error})",
+            "name a new directory",
+        ) from None
 
 
 def write_folder(target: Path, files: Mapping[str, str], field: str = "--save-dir") -> None:
-    """Replaces `target` by a folder with these files (relative path -> text). Raises SpecError; then nothing has changed."""
+    """Replaces `target` by a folder with these files (relative path -> text). Raises SpecError;
+    then nothing has changed.
+    """
     check_target(target, field)
     target = target.expanduser().absolute()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
             new = Path(work) / "new"
-            for name, text in {MARKER: "Written by planner-cli, which may replace this folder.\n", **files}.items():
+            for name, text in {
+                MARKER: "Written by planner-cli, which may replace this folder.\n",
+                **files,
+            }.items():
                 path = new / name
                 if not path.resolve().is_relative_to(new.resolve()):
-                    raise fault(field, name, "is a file name outside the folder", "report this as a bug")
+                    raise fault(
+                        field, name, "is a file name outside the folder", "report this as a bug"
+                    )
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
                 if name.endswith(".sh"):
@@ -46,7 +65,10 @@ def write_folder(target: Path, files: Mapping[str, str], field: str = "--save-di
             new.rename(target)
     except OSError as error:
         raise fault(
-            field, str(target), f"cannot be written ({error.strerror or error})", "name a directory that you may write to"
+            field,
+            str(target),
+            f"cannot be written ({error.strerror or error})",
+            "name a directory that you may write to",
         ) from None
 
 
@@ -58,10 +80,17 @@ def save_plan(plan: "Plan", target: Path) -> None:
 
     files = {
         "plan.json": plan.model_dump_json(indent=2) + "\n",
-        "plan.txt": as_text(plan_view(plan, PIPED_WIDTH, letters=True, saved=str(target)), PIPED_WIDTH),
+        "plan.txt": as_text(
+            plan_view(plan, PIPED_WIDTH, letters=True, saved=str(target)), PIPED_WIDTH
+        ),
     }
     files |= current_files(plan)
     for entry in plan.ranked:
         for export in entry.export.values():
-            files.update({f"rank-{entry.rank:02d}/{name}": text for name, text in export.get("files", {}).items()})
+            files.update(
+                {
+                    f"rank-{entry.rank:02d}/{name}": text
+                    for name, text in export.get("files", {}).items()
+                }
+            )
     write_folder(target, files)

@@ -8,8 +8,12 @@ NAME = "serve"
 
 
 def command(
-    host: Annotated[str | None, typer.Option(help="Address to bind; default PLANNER_HOST or 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; default PLANNER_PORT or 8000.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to bind; default PLANNER_HOST or 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; default PLANNER_PORT or 8000.")
+    ] = None,
 ) -> None:
     """Serve POST /plan and the rest; OpenAPI at /docs."""
     import uvicorn
@@ -20,10 +24,14 @@ def command(
     from api.settings import load_settings
 
     settings = load_settings()
-    chosen = settings.model_copy(update={"host": host or settings.host, "port": settings.port if port is None else port})
+    chosen = settings.model_copy(
+        update={"host": host or settings.host, "port": settings.port if port is None else port}
+    )
     refuse_open_door(chosen)
     check_address(chosen.host, chosen.port)
-    server = uvicorn.Server(uvicorn.Config(create_app(chosen), host=chosen.host, port=chosen.port, server_header=False))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(chosen), host=chosen.host, port=chosen.port, server_header=False)
+    )
     server.run()  # ends in KeyboardInterrupt after Ctrl-C
     if not server.started:
         raise typer.Exit(EXIT_BUG)
@@ -36,10 +44,14 @@ def check_address(host: str, port: int) -> None:
     from api.errors import fault
 
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
             with socket.socket(family, kind, protocol) as tried:
                 tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 tried.bind(address)
     except OSError as error:
         remedy = "choose another with --port and --host, or stop what listens there"
-        raise fault("port", port, f"cannot be bound on {host} ({error.strerror or error})", remedy) from None
+        raise fault(
+            "port", port, f"cannot be bound on {host} ({error.strerror or error})", remedy
+        ) from None

@@ -11,11 +11,18 @@ NAME = "simulate"
 
 
 def command(
-    job: Annotated[str | None, typer.Option(help="YAML or JSON file of a job whose layout has pp > 1, - for stdin.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(help="YAML or JSON file of a job whose layout has pp > 1, - for stdin."),
+    ] = None,
     plan: PlanOption = None,
     rank: RankOption = None,
-    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace here; Perfetto opens it.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write torch's pipeline schedule CSV here.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a Chrome trace here; Perfetto opens it.")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write torch's pipeline schedule CSV here.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Play out one step of a pipeline: who waits when, and what each stage holds."""
@@ -31,7 +38,10 @@ def command(
     check_one_size(parsed)
     with working("playing out the step", quiet=json):
         played = timeline(parsed)
-    for flag, path, text in (("--trace", trace, None if trace is None else json_module.dumps(played.trace)), ("--csv", csv, played.csv)):
+    for flag, path, text in (
+        ("--trace", trace, None if trace is None else json_module.dumps(played.trace)),
+        ("--csv", csv, played.csv),
+    ):
         if path is not None and text is not None:
             write_text(path, text, flag)
             note(f"wrote {path}")

@@ -1,4 +1,6 @@
-"""Work that takes probes, watched on a terminal: a bar that says how far it is, Ctrl-C ends gently."""
+"""Work that takes probes, watched on a terminal: a bar that says how far it is, Ctrl-C ends
+gently.
+"""
 
 import signal
 import sys
@@ -52,7 +54,9 @@ def gentle_interrupt(onlooker: "Onlooker") -> Iterator[list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
-    """How far it is, by an event. words: beside the bar.  line: to be kept; passing: not where there is a bar."""
+    """How far it is, by an event. words: beside the bar.  line: to be kept; passing: not where
+    there is a bar.
+    """
 
     done: int
     total: int
@@ -62,19 +66,36 @@ class Stand:
 
 
 @contextmanager
-def bar(onlooker: "Onlooker", unit: str, stand: Callable[[Mapping[str, Any]], Stand]) -> Iterator[None]:
-    """On a terminal a bar that counts units, and lines above it; else a line an event. All on stderr."""
+def bar(
+    onlooker: "Onlooker", unit: str, stand: Callable[[Mapping[str, Any]], Stand]
+) -> Iterator[None]:
+    """On a terminal a bar that counts units, and lines above it; else a line an event. All on
+    stderr.
+    """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
     from api.cli.output import note
 
     columns = (
-        SpinnerColumn(), TextColumn(unit), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
+        SpinnerColumn(),
+        TextColumn(unit),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
         TextColumn("{task.fields[words]}", markup=False),
-    )  # fmt: skip
+    )
     watched = sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), disable=not watched, transient=True) as shown:
+    with Progress(
+        *columns, console=Console(stderr=True), disable=not watched, transient=True
+    ) as shown:
         line = shown.add_task(unit, total=None, words="planning on paper")
 
         def tell(body: Mapping[str, Any]) -> None:
@@ -95,24 +116,36 @@ def _stand(body: Mapping[str, Any]) -> Stand:
 
 
 def sweep_stand(body: Mapping[str, Any]) -> Stand:
-    """How far a run of a sweep is: by the layouts measured, of later jobs as many as are asked for."""
+    """How far a run of a sweep is: by the layouts measured, of later jobs as many as are asked
+    for.
+    """
     done, words = int(body["layouts"]), str(body["message"])
     return Stand(done=done, total=done + int(body["layouts_left"]), words=words, line=words)
 
 
 def _summary(body: Mapping[str, Any]) -> str:
     best = "" if body["best_step_seconds"] is None else f"{_best(body)} · "
-    regret = "" if body["expected_regret"] is None else f"expected regret {body['expected_regret']:.1%} · "
+    regret = (
+        ""
+        if body["expected_regret"] is None
+        else f"expected regret {body['expected_regret']:.1%} · "
+    )
     return f"{best}{regret}{body['gpu_seconds_left']:.0f} GPU-seconds left"
 
 
 def _best(body: Mapping[str, Any]) -> str:
-    """The fastest measured so far, which never gets worse; where no layout has run itself, what is expected of the leader."""
+    """The fastest measured so far, which never gets worse; where no layout has run itself, what is
+    expected of the leader.
+    """
     from api.render.figures import seconds
     from api.render.probing import REALLY
 
     step = seconds(body["best_step_seconds"])
-    return f"best {step} a step" if body.get("best_rung", REALLY[0]) in REALLY else f"{step} a step expected of the leader"
+    return (
+        f"best {step} a step"
+        if body.get("best_rung", REALLY[0]) in REALLY
+        else f"{step} a step expected of the leader"
+    )
 
 
 def _line(body: Mapping[str, Any]) -> str:
@@ -123,7 +156,9 @@ def _line(body: Mapping[str, Any]) -> str:
 
 
 def failure_of(plan: "Plan") -> str | None:
-    """The last failure's own words where probes were run, or were to run and could not, and none gave a number."""
+    """The last failure's own words where probes were run, or were to run and could not, and none
+    gave a number.
+    """
     probing = plan.probing or {}
     trials = probing.get("trials", [])
     if any(trial.get("value") for trial in trials):

@@ -10,10 +10,19 @@ if TYPE_CHECKING:
     from api.wiring import Wiring
     from planner.ports import SweepRecord
 
-app = typer.Typer(help="Known jobs measured now, or by workers on a schedule.", rich_markup_mode=None)
+app = typer.Typer(
+    help="Known jobs measured now, or by workers on a schedule.", rich_markup_mode=None
+)
 Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
-File = Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON of the sweep, - for stdin.")]
-Id = Annotated[str, typer.Argument(metavar="SWEEP_ID", autocompletion=complete_sweep, help="Its id, or the beginning of it.")]
+File = Annotated[
+    str, typer.Argument(metavar="FILE", help="YAML or JSON of the sweep, - for stdin.")
+]
+Id = Annotated[
+    str,
+    typer.Argument(
+        metavar="SWEEP_ID", autocompletion=complete_sweep, help="Its id, or the beginning of it."
+    ),
+]
 
 
 @app.callback()
@@ -24,7 +33,12 @@ def _group() -> None:
 @app.command()
 def run(
     file: Annotated[
-        str, typer.Argument(metavar="FILE|SWEEP_ID", autocompletion=complete_sweep, help="A sweep's file, or the id of a stored one.")
+        str,
+        typer.Argument(
+            metavar="FILE|SWEEP_ID",
+            autocompletion=complete_sweep,
+            help="A sweep's file, or the id of a stored one.",
+        ),
     ],
     json: Json = False,
 ) -> None:
@@ -38,7 +52,15 @@ def run(
     from api.errors import answer_to
     from api.naming import sweep_id_of
     from api.reading import read_mapping_file
-    from api.sweeping import PREFIX, add_sweep, failure_in, failure_of, report_lines, run_now, run_sweep
+    from api.sweeping import (
+        PREFIX,
+        add_sweep,
+        failure_in,
+        failure_of,
+        report_lines,
+        run_now,
+        run_sweep,
+    )
     from api.wiring import wire
 
     wiring = wire()
@@ -46,8 +68,16 @@ def run(
     if stored:
         sweep = wiring.sweeps.get(sweep_id_of(wiring, file))
     else:
-        sweep = add_sweep(wiring, {**read_mapping_file(file, "FILE", "sweep."), "schedule": None}, allow_files=True, ours=True)
-        note(f"stored as {sweep.id}; `planner-cli sweep run {sweep.id}` runs it again, or goes on after an interruption")
+        sweep = add_sweep(
+            wiring,
+            {**read_mapping_file(file, "FILE", "sweep."), "schedule": None},
+            allow_files=True,
+            ours=True,
+        )
+        note(
+            f"stored as {sweep.id}; `planner-cli sweep run {sweep.id}` runs it again, or goes on "
+            "after an interruption"
+        )
     onlooker = Onlooker()
     with gentle_interrupt(onlooker) as interrupted, bar(onlooker, "layouts", sweep_stand):
         ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), onlooker)
@@ -56,7 +86,11 @@ def run(
         raise without_report
     assert ended.result is not None, "a run has a report or a failure"
     if json:
-        say(encoder.dumps({"id": ended.id, "sweep": sweep.id, "state": ended.state, **ended.result}, indent=2))
+        say(
+            encoder.dumps(
+                {"id": ended.id, "sweep": sweep.id, "state": ended.state, **ended.result}, indent=2
+            )
+        )
     else:
         for line in report_lines(ended.result):
             say(line)
@@ -81,7 +115,12 @@ def schedule(file: File, json: Json = False) -> None:
 
     values = read_mapping_file(file, "FILE", "sweep.")
     if values.get("schedule") is None:
-        raise fault("sweep.schedule", None, "is required to schedule a sweep", 'add schedule: "0 2 * * *", or use `sweep run`')
+        raise fault(
+            "sweep.schedule",
+            None,
+            "is required to schedule a sweep",
+            'add schedule: "0 2 * * *", or use `sweep run`',
+        )
     wiring = wire()
     sweep = add_sweep(wiring, values, allow_files=True)
     if json:
@@ -102,7 +141,12 @@ def list_(json: Json = False) -> None:
     sweeps = list(all_sweeps(wire()))
     if json:
         rows = [
-            {"id": one.id, "name": one.name, "state": one.state, "next_due_at": one.next_due_at.isoformat() if one.next_due_at else None}
+            {
+                "id": one.id,
+                "name": one.name,
+                "state": one.state,
+                "next_due_at": one.next_due_at.isoformat() if one.next_due_at else None,
+            }
             for one in sweeps
         ]
         say(encoder.dumps(rows, indent=2))
@@ -127,9 +171,15 @@ def show(sweep_id: Id, json: Json = False) -> None:
     if json:
         say(encoder.dumps(detail, indent=2))
         return
-    say(f"{detail['id']}: {detail['name']}, {detail['state']}" + (f", next at {detail['next_due_at']}" if detail["next_due_at"] else ""))
+    say(
+        f"{detail['id']}: {detail['name']}, {detail['state']}"
+        + (f", next at {detail['next_due_at']}" if detail["next_due_at"] else "")
+    )
     for run_ in detail["runs"]:
-        say(f"{run_['id']} for {run_['due_at']}: {run_['state']}" + (f", {run_['progress']}" if run_["progress"] else ""))
+        say(
+            f"{run_['id']} for {run_['due_at']}: {run_['state']}"
+            + (f", {run_['progress']}" if run_["progress"] else "")
+        )
         if run_["report"]:
             for line in report_lines(run_["report"]):
                 say(f"  {line}")
@@ -181,4 +231,7 @@ def _say_state(wiring: "Wiring", sweep: "SweepRecord", *, as_json: bool) -> None
     if as_json:
         say(encoder.dumps(sweep_detail(wiring, sweep), indent=2))
         return
-    say(f"{sweep.id} is {sweep.state}" + (f", next at {sweep.next_due_at:%Y-%m-%d %H:%M} UTC" if sweep.next_due_at else ""))
+    say(
+        f"{sweep.id} is {sweep.state}"
+        + (f", next at {sweep.next_due_at:%Y-%m-%d %H:%M} UTC" if sweep.next_due_at else "")
+    )

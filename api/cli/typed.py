@@ -22,7 +22,9 @@ def tokens_typed(text: str | int) -> int:
 
 
 def complete_plan(incomplete: str) -> list[str]:
-    """Ids of stored plans that begin so, newest first, for the shell; nothing where the database cannot tell."""
+    """Ids of stored plans that begin so, newest first, for the shell; nothing where the database
+    cannot tell.
+    """
     return _offered(lambda: _plans(incomplete))
 
 
@@ -52,7 +54,9 @@ def complete_trainer(incomplete: str) -> list[str]:
 
 
 def _offered(find: Callable[[], list[str]]) -> list[str]:
-    """What was found; a shell that completes shows no errors, so that a database that is not there offers nothing."""
+    """What was found; a shell that completes shows no errors, so that a database that is not there
+    offers nothing.
+    """
     from planner.errors import PlannerError
 
     try:

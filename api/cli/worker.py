@@ -10,9 +10,13 @@ NAME = "worker"
 def command(
     tasks: Annotated[int, typer.Option(min=1, help="Studies and sweep runs at once.")] = 1,
     probes: Annotated[int, typer.Option(min=0, help="Queued probes at once.")] = 1,
-    once: Annotated[bool, typer.Option("--once", help="Leave when nothing is queued or due.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Leave when nothing is queued or due.")
+    ] = False,
 ) -> None:
-    """Run probes, studies and sweeps from the database; sweeps start when their schedule says. Stops gently on SIGTERM and Ctrl-C."""
+    """Run probes, studies and sweeps from the database; sweeps start when their schedule says.
+    Stops gently on SIGTERM and Ctrl-C.
+    """
     import logging
     import signal
     import threading
@@ -33,7 +37,10 @@ def command(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    workers: list[TaskWorkers | ProbeWorkers] = [TaskWorkers(wiring, tasks, note), ProbeWorkers(wiring, probes, note)]
+    workers: list[TaskWorkers | ProbeWorkers] = [
+        TaskWorkers(wiring, tasks, note),
+        ProbeWorkers(wiring, probes, note),
+    ]
     note(f"working on {wiring.engine.url.render_as_string(hide_password=True)}")
     for worker in workers:
         worker.start()

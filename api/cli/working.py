@@ -1,4 +1,6 @@
-"""What is shown while a command works: a spinner or a bar on stderr where a person watches, else nothing."""
+"""What is shown while a command works: a spinner or a bar on stderr where a person watches, else
+nothing.
+"""
 
 import sys
 from collections.abc import Iterator

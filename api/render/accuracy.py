@@ -1,4 +1,6 @@
-"""The accuracy report as tables: what was predicted without having seen the run first, in sample only beside it."""
+"""The accuracy report as tables: what was predicted without having seen the run first, in sample
+only beside it.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,23 +14,33 @@ from planner.calibration.report import Figures, Report
 from planner.units import counted
 
 COLUMNS = ("rows", "time", "seen", "bias", "p90", "40%", "mem", "resv", "in90", "oom", "refu")
-DROPPED = {name: place for place, name in enumerate(("refu", "oom", "resv", "mem", "40%", "bias", "seen"))}  # where there is no room
+# where there is no room
+DROPPED = {
+    name: place for place, name in enumerate(("refu", "oom", "resv", "mem", "40%", "bias", "seen"))
+}
 NOTES = (
-    "time: mean of |predicted / measured - 1| of the step time, predicted without the run's source; bias, p90 of the same.",
+    "time: mean of |predicted / measured - 1| of the step time, predicted without the run's "
+    "source; bias, p90 of the same.",
     "seen: the same error where the calibration has seen the run (in sample).",
     f"40%: error of the baseline, step time at {BASELINE_MFU:.0%} of the dense bf16 peak.",
-    "mem, resv: error of peak allocated and reserved bytes.  in90: measured steps inside the 90% interval.",
-    "oom: runs out of memory that are called a fit.  refu: runs that did fit and are called a misfit.",
+    "mem, resv: error of peak allocated and reserved bytes.  in90: measured steps inside the "
+    "90% interval.",
+    "oom: runs out of memory that are called a fit.  refu: runs that did fit and are called a "
+    "misfit.",
 )
 
 
 def accuracy_view(report: Report, width: int) -> RenderableType:
-    """Headline, then all rows and every group, then ranking quality; on narrow terminals fewer columns."""
+    """Headline, then all rows and every group, then ranking quality; on narrow terminals fewer
+    columns.
+    """
     columns = [Column(name="rows of"), *(number(name, drop=DROPPED.get(name)) for name in COLUMNS)]
     blank = ("",) * len(columns)
     rows = [blank if cells is None else cells for cells in table_rows(report)]
     table = grid(columns, rows, width, bold=[place == 0 for place in range(len(rows))], gap=1)
-    return Group(*(Text(line) for line in headlines(report)), "", table, "", *(Text(line) for line in NOTES))
+    return Group(
+        *(Text(line) for line in headlines(report)), "", table, "", *(Text(line) for line in NOTES)
+    )
 
 
 def headlines(report: Report) -> list[str]:
@@ -37,9 +49,15 @@ def headlines(report: Report) -> list[str]:
     for by, summary in report.left_out.items():
         complete = report.complete[by]
         name = "source" if by == "group" else by
-        lines.append(f"Left out by {name}: step time {_sentence(summary)}; complete rows {_sentence(complete)}.")
+        lines.append(
+            f"Left out by {name}: step time {_sentence(summary)}; complete rows "
+            f"{_sentence(complete)}."
+        )
     if not report.left_out and report.headline.overall.rows:
-        lines.append(f"Rows that calibration {report.calibration_id} has not seen: step time {_sentence(report.headline.overall)}.")
+        lines.append(
+            f"Rows that calibration {report.calibration_id} has not seen: step time "
+            f"{_sentence(report.headline.overall)}."
+        )
     if report.in_sample is not None:
         lines.append(f"In sample, for comparison: step time {_sentence(report.in_sample.overall)}.")
     lines.append(_ranking(report.headline))
@@ -50,19 +68,36 @@ def _sentence(summary: Summary) -> str:
     if summary.time is None:
         return "not measured"
     covered = "-" if summary.coverage is None else f"{summary.coverage:.0%}"
-    return f"{summary.time.mape:.1%} over {counted(summary.time.rows, 'run')}, {covered} inside the 90% interval"
+    return (
+        f"{summary.time.mape:.1%} over {counted(summary.time.rows, 'run')}, {covered} inside the "
+        "90% interval"
+    )
 
 
 def _ranking(figures: Figures) -> str:
-    regrets = ", ".join(f"at {first} {value:.1%}" for first, value in figures.regret.items() if value is not None) or "-"
+    regrets = (
+        ", ".join(
+            f"at {first} {value:.1%}"
+            for first, value in figures.regret.items()
+            if value is not None
+        )
+        or "-"
+    )
     spearman = "-" if figures.spearman is None else f"{figures.spearman:.2f}"
-    return f"{counted(figures.num_sweeps, 'sweep')} of at least 3 layouts: regret {regrets}; Spearman {spearman}."
+    return (
+        f"{counted(figures.num_sweeps, 'sweep')} of at least 3 layouts: regret {regrets}; "
+        f"Spearman {spearman}."
+    )
 
 
 def table_rows(report: Report) -> Iterator[tuple[str, ...] | None]:
     """Cells of the table, name first; None between sections."""
     seen = _by_name(report.in_sample)
-    yield _cells(report.headline.overall, report.headline.overall.name, report.in_sample.overall if report.in_sample else None)
+    yield _cells(
+        report.headline.overall,
+        report.headline.overall.name,
+        report.in_sample.overall if report.in_sample else None,
+    )
     for key, summaries in report.headline.groups.items():
         yield None
         for place, summary in enumerate(summaries):
@@ -71,7 +106,11 @@ def table_rows(report: Report) -> Iterator[tuple[str, ...] | None]:
 
 
 def _by_name(figures: Figures | None) -> dict[str, Summary]:
-    return {} if figures is None else {summary.name: summary for members in figures.groups.values() for summary in members}
+    return (
+        {}
+        if figures is None
+        else {summary.name: summary for members in figures.groups.values() for summary in members}
+    )
 
 
 def _cells(summary: Summary, name: str, seen: Summary | None) -> tuple[str, ...]:
@@ -79,12 +118,27 @@ def _cells(summary: Summary, name: str, seen: Summary | None) -> tuple[str, ...]
     spread = ("-",) * 2 if time is None else (f"{time.bias:+.1%}", f"{time.p90:.1%}")
     covered = "-" if summary.coverage is None else f"{summary.coverage:.0%}"
     return (
-        name, str(summary.rows), _mape(time), _mape(seen.time if seen else None), *spread, _mape(summary.baseline),
-        _mape(summary.allocated), _mape(summary.reserved), covered, str(summary.out_of_memory_missed), str(summary.refused),
-    )  # fmt: skip
+        name,
+        str(summary.rows),
+        _mape(time),
+        _mape(seen.time if seen else None),
+        *spread,
+        _mape(summary.baseline),
+        _mape(summary.allocated),
+        _mape(summary.reserved),
+        covered,
+        str(summary.out_of_memory_missed),
+        str(summary.refused),
+    )
 
 
-ROW = (Column(name="id"), Column(name="layout", wraps=True, below=True), number("measured s"), number("predicted s"), number("error"))
+ROW = (
+    Column(name="id"),
+    Column(name="layout", wraps=True, below=True),
+    number("measured s"),
+    number("predicted s"),
+    number("error"),
+)
 
 
 def rows_view(rows: Sequence[Compared], width: int) -> RenderableType:

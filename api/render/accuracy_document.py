@@ -17,15 +17,35 @@ DOUBTS = {
 
 def document(report: Report) -> str:
     """The whole report. Rows are predicted without their source; memory in GiB."""
-    written = f"Written by `planner-cli accuracy --recompute --markdown docs/accuracy.md`; calibration `{report.calibration_id}`."
+    written = (
+        "Written by `planner-cli accuracy --recompute --markdown docs/accuracy.md`; calibration "
+        f"`{report.calibration_id}`."
+    )
     lines = ["# Accuracy", "", written, ""]
     lines += [f"- {line}" for line in headlines(report)]
-    lines += ["", *_table(("rows of", *COLUMNS), [cells for cells in table_rows(report) if cells is not None]), ""]
+    lines += [
+        "",
+        *_table(
+            ("rows of", *COLUMNS), [cells for cells in table_rows(report) if cells is not None]
+        ),
+        "",
+    ]
     lines += [f"- {note}" for note in NOTES]
     lines += ["", "## Every row", ""]
     names = (
-        "id", "layout", "measured s", "predicted s", "error", "in 90%", "allocated", "predicted", "reserved", "predicted", "fits", "doubts",
-    )  # fmt: skip
+        "id",
+        "layout",
+        "measured s",
+        "predicted s",
+        "error",
+        "in 90%",
+        "allocated",
+        "predicted",
+        "reserved",
+        "predicted",
+        "fits",
+        "doubts",
+    )
     lines += _table(names, [_row(row) for row in report.rows])
     return "\n".join(lines) + "\n"
 
@@ -38,9 +58,15 @@ def _row(row: Compared) -> tuple[str, ...]:
     allocated = row.predicted_allocated_bytes if row.measured_allocated_bytes else None
     reserved = row.predicted_reserved_bytes if row.measured_reserved_bytes else None
     return (
-        *row_cells(row), inside, _gib(row.measured_allocated_bytes), _gib(allocated), _gib(row.measured_reserved_bytes), _gib(reserved),
-        "yes" if row.fits else "no", DOUBTS.get(row.id, ""),
-    )  # fmt: skip
+        *row_cells(row),
+        inside,
+        _gib(row.measured_allocated_bytes),
+        _gib(allocated),
+        _gib(row.measured_reserved_bytes),
+        _gib(reserved),
+        "yes" if row.fits else "no",
+        DOUBTS.get(row.id, ""),
+    )
 
 
 def _gib(num_bytes: float | None) -> str:

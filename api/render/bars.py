@@ -5,7 +5,18 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-COLOURS = ("green", "cyan", "blue", "magenta", "yellow", "red", "bright_blue", "bright_magenta", "white", "bright_black")
+COLOURS = (
+    "green",
+    "cyan",
+    "blue",
+    "magenta",
+    "yellow",
+    "red",
+    "bright_blue",
+    "bright_magenta",
+    "white",
+    "bright_black",
+)
 FREE = "·"
 GAP = "   "
 
@@ -21,7 +32,8 @@ class Part:
 
 
 def stacked_bar(parts: Sequence[Part], whole: float, width: int, *, letters: bool) -> Text:
-    """`parts` side by side on a bar of `width` columns that stands for `whole`; what is left of it is dots.
+    """`parts` side by side on a bar of `width` columns that stands for `whole`; what is left of it
+    is dots.
 
     When the parts exceed `whole`, a "|" marks where it ends.
     """
@@ -31,7 +43,10 @@ def stacked_bar(parts: Sequence[Part], whole: float, width: int, *, letters: boo
     ends = _ends([part.size for part in parts], scale, width)
     begin = 0
     for index, (part, end) in enumerate(zip(parts, ends, strict=True)):
-        bar.append((part.letter if letters else "█") * (end - begin), style="" if letters else COLOURS[index % len(COLOURS)])
+        bar.append(
+            (part.letter if letters else "█") * (end - begin),
+            style="" if letters else COLOURS[index % len(COLOURS)],
+        )
         begin = end
     bar.append(("." if letters else FREE) * (width - begin), style="dim")
     if total > whole * 1.0001:
@@ -41,7 +56,9 @@ def stacked_bar(parts: Sequence[Part], whole: float, width: int, *, letters: boo
 
 
 def _ends(sizes: Sequence[float], scale: float, width: int) -> list[int]:
-    """Columns at which each part ends: cumulative sums rounded, so that the errors of rounding never add up."""
+    """Columns at which each part ends: cumulative sums rounded, so that the errors of rounding
+    never add up.
+    """
     ends, so_far = [], 0.0
     for size in sizes:
         so_far += max(0.0, size)
@@ -60,7 +77,10 @@ def legend(parts: Sequence[Part], width: int, *, letters: bool) -> Text:
         elif index:
             text.append(GAP)
             column += len(GAP)
-        text.append(part.letter if letters else "■", style="bold" if letters else COLOURS[index % len(COLOURS)])
+        text.append(
+            part.letter if letters else "■",
+            style="bold" if letters else COLOURS[index % len(COLOURS)],
+        )
         text.append(words)
         column += 1 + len(words)
     return text

@@ -13,7 +13,8 @@ from planner.units import TERA, format_bandwidth, format_bytes, format_count
 def catalog_table(kind: str, lines: Sequence[dict[str, Any]], width: int) -> Text:
     """One row an entry; of `defaults` one column a trainer, because there are many fields.
 
-    On narrow terminals text that does not fit stands below its row, and the last columns are left out.
+    On narrow terminals text that does not fit stands below its row, and the last columns are left
+    out.
     """
     if kind == "defaults":
         return _defaults_table(lines, width)
@@ -22,7 +23,15 @@ def catalog_table(kind: str, lines: Sequence[dict[str, Any]], width: int) -> Tex
     for place, key in enumerate(keys):
         text = isinstance(lines[0][key], str) and key != "name"
         drop = None if place == 0 else len(keys) - place
-        columns.append(Column(name=_title(key), right=not isinstance(lines[0][key], str), wraps=text, below=text, drop=drop))
+        columns.append(
+            Column(
+                name=_title(key),
+                right=not isinstance(lines[0][key], str),
+                wraps=text,
+                below=text,
+                drop=drop,
+            )
+        )
     return grid(columns, [[_shown(key, line[key]) for key in keys] for line in lines], width)
 
 
@@ -32,7 +41,11 @@ def _defaults_table(lines: Sequence[dict[str, Any]], width: int) -> Text:
     parts, taken = [], 0
     while taken < len(lines):
         counts = range(len(lines) - taken, 0, -1)
-        some = next(count for count in counts if count == 1 or _fits(keys, lines[taken : taken + count], width))
+        some = next(
+            count
+            for count in counts
+            if count == 1 or _fits(keys, lines[taken : taken + count], width)
+        )
         parts.append(_trainers(keys, lines[taken : taken + some], width))
         taken += some
     return Text("\n\n").join(parts)
@@ -44,7 +57,9 @@ def _fits(keys: Sequence[str], lines: Sequence[dict[str, Any]], width: int) -> b
 
 def _trainers(keys: Sequence[str], lines: Sequence[dict[str, Any]], width: int) -> Text:
     columns = [Column(name="field"), *(Column(name=str(line["name"])) for line in lines)]
-    return grid(columns, [(key, *(_shown(key, line.get(key)) for line in lines)) for key in keys], width)
+    return grid(
+        columns, [(key, *(_shown(key, line.get(key)) for line in lines)) for key in keys], width
+    )
 
 
 def _title(key: str) -> str:

@@ -1,4 +1,6 @@
-"""One collective in words and a table: the choice first, then every algorithm that could have run."""
+"""One collective in words and a table: the choice first, then every algorithm that could have
+run.
+"""
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -9,7 +11,10 @@ from planner.units import counted, format_bandwidth, format_bytes, format_second
 
 COLUMNS = ("algorithm", "protocol", "library", "closed form", "steps", "sent a rank", "")
 DROPPED = {"sent a rank": 0, "steps": 1, "protocol": 2}  # where there is no room
-NOTE = "library: with its measured curves; closed form: on bandwidth and latency alone. * what the library may choose by itself"
+NOTE = (
+    "library: with its measured curves; closed form: on bandwidth and latency alone. * what the "
+    "library may choose by itself"
+)
 
 
 def collective_view(answer: CollectiveAnswer, width: int) -> RenderableType:
@@ -19,24 +24,46 @@ def collective_view(answer: CollectiveAnswer, width: int) -> RenderableType:
         f"{answer.operation} of {format_bytes(answer.size_bytes)} over "
         f"{counted(answer.num_ranks, 'rank')}{apart}: {format_seconds(answer.seconds)}"
         f" by {answer.algorithm} ({answer.protocol}, {answer.basis})",
-        f"{counted(answer.steps, 'step')}, {format_bytes(answer.wire_bytes_per_rank)} sent by the busiest rank; algorithm bandwidth "
+        f"{counted(answer.steps, 'step')}, {format_bytes(answer.wire_bytes_per_rank)} sent by "
+        "the busiest rank; algorithm bandwidth "
         f"{format_bandwidth(answer.algorithm_bandwidth_bytes_per_second)}, bus bandwidth "
         f"{format_bandwidth(answer.bus_bandwidth_bytes_per_second)}",
         f"Why: {answer.why}",
     )
-    return Group(*(Text(line) for line in lines), "", _candidates(answer, width), "", Text(NOTE, style="dim"))
+    return Group(
+        *(Text(line) for line in lines), "", _candidates(answer, width), "", Text(NOTE, style="dim")
+    )
 
 
 def _candidates(answer: CollectiveAnswer, width: int) -> RenderableType:
     columns = [
-        Column(name=name, right=name not in ("algorithm", "protocol", ""), drop=DROPPED.get(name)) for name in COLUMNS
+        Column(name=name, right=name not in ("algorithm", "protocol", ""), drop=DROPPED.get(name))
+        for name in COLUMNS
     ]
     rows = []
     for found in answer.candidates:
         answered = found.algorithm == answer.algorithm
-        asked = " <- closed form" if answered and answer.basis == "datasheet" else " <- chosen" if answered else ""
-        rows.append((
-            found.algorithm, found.protocol, format_seconds(found.seconds), format_seconds(found.closed_form_seconds), str(found.steps),
-            format_bytes(found.wire_bytes_per_rank), f"{'*' if found.automatic else ' '}{asked}".rstrip(),
-        ))  # fmt: skip
-    return grid(columns, rows, width, bold=[found.algorithm == answer.algorithm for found in answer.candidates])
+        asked = (
+            " <- closed form"
+            if answered and answer.basis == "datasheet"
+            else " <- chosen"
+            if answered
+            else ""
+        )
+        rows.append(
+            (
+                found.algorithm,
+                found.protocol,
+                format_seconds(found.seconds),
+                format_seconds(found.closed_form_seconds),
+                str(found.steps),
+                format_bytes(found.wire_bytes_per_rank),
+                f"{'*' if found.automatic else ' '}{asked}".rstrip(),
+            )
+        )
+    return grid(
+        columns,
+        rows,
+        width,
+        bold=[found.algorithm == answer.algorithm for found in answer.candidates],
+    )

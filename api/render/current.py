@@ -1,4 +1,6 @@
-"""What is run today, beside number 1: its figures, what changes, and the difference in the user's own file."""
+"""What is run today, beside number 1: its figures, what changes, and the difference in the user's
+own file.
+"""
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -13,16 +15,29 @@ from planner.units import counted, times_as_fast
 
 
 def current_section(plan: Plan, width: int, *, saved: str | None) -> list[RenderableType]:
-    """Nothing for a job that says nothing of today. saved: folder in which the new files lie already."""
+    """Nothing for a job that says nothing of today. saved: folder in which the new files lie
+    already.
+    """
     versus = plan.versus_current
     if versus is None:
         return []
     source = versus.source
-    where = "" if source is None else f": {source['name']} ({LABELS.get(source['format'], source['format'])})"
-    sections: list[RenderableType] = ["", heading(f"What you run today{where}"), indented(Text(versus.layout.short()))]
+    where = (
+        ""
+        if source is None
+        else f": {source['name']} ({LABELS.get(source['format'], source['format'])})"
+    )
+    sections: list[RenderableType] = [
+        "",
+        heading(f"What you run today{where}"),
+        indented(Text(versus.layout.short())),
+    ]
     sections.append(indented(figures(versus, plan.ranked[0], width)))
     sections += [indented(Text(line, style="bold")) for line in verdict(versus)]
-    notes = [*(f"{v.field}={v.value}: {v.rule}; {v.remedy}" for v in versus.violations), *versus.notes]
+    notes = [
+        *(f"{v.field}={v.value}: {v.rule}; {v.remedy}" for v in versus.violations),
+        *versus.notes,
+    ]
     if notes:
         sections.append(indented(bullets(notes, "!", "yellow")))
     if versus.changed and not versus.keep:
@@ -40,34 +55,70 @@ def figures(versus: VersusCurrent, winner: RankedLayout, width: int) -> Table:
     for name, estimate in rows:
         speed, memory = rate(estimate.tokens_per_second_per_gpu), size(estimate.device_bytes)
         cells = (speed, seconds(estimate.step_seconds), memory, percent(estimate.mfu))
-        table.add_row(Text(name, style="dim"), *(Text(cell, justify="right") for cell in cells[: len(names) - 1]))
+        table.add_row(
+            Text(name, style="dim"),
+            *(Text(cell, justify="right") for cell in cells[: len(names) - 1]),
+        )
     if versus.measured is not None:
-        step, reserved = versus.measured.get("step_seconds"), versus.measured.get("peak_reserved_bytes")
-        cells = (rate(versus.measured.get("tokens_per_second_per_gpu")), seconds(step), f"{size(reserved)}*" if reserved else NONE, "")
-        table.add_row(Text("today, measured", style="dim"), *(Text(cell, justify="right") for cell in cells[: len(names) - 1]))
+        step, reserved = (
+            versus.measured.get("step_seconds"),
+            versus.measured.get("peak_reserved_bytes"),
+        )
+        cells = (
+            rate(versus.measured.get("tokens_per_second_per_gpu")),
+            seconds(step),
+            f"{size(reserved)}*" if reserved else NONE,
+            "",
+        )
+        table.add_row(
+            Text("today, measured", style="dim"),
+            *(Text(cell, justify="right") for cell in cells[: len(names) - 1]),
+        )
     return table
 
 
 def verdict(versus: VersusCurrent) -> list[str]:
     """One or two sentences: how many times as fast number 1 is, or why today's cannot run."""
-    name = "it" if versus.source is None or versus.source["format"] == "torchtitan-log" else "your file"
+    name = (
+        "it"
+        if versus.source is None or versus.source["format"] == "torchtitan-log"
+        else "your file"
+    )
     estimate, lines = versus.estimate, []
-    if versus.measured is not None and estimate.step_seconds and versus.measured.get("step_seconds"):
+    if (
+        versus.measured is not None
+        and estimate.step_seconds
+        and versus.measured.get("step_seconds")
+    ):
         ratio = estimate.step_seconds / versus.measured["step_seconds"]
         measured = rate(versus.measured["tokens_per_second_per_gpu"])
         lines.append(f"Measured at {measured} tokens/s/GPU; predicted / measured step {ratio:.2f}.")
-    if versus.measured is not None and versus.measured.get("peak_reserved_bytes") and estimate.peak_reserved_bytes:
-        lines.append(f"* reserved by the allocator; predicted {size(estimate.peak_reserved_bytes)}.")
+    if (
+        versus.measured is not None
+        and versus.measured.get("peak_reserved_bytes")
+        and estimate.peak_reserved_bytes
+    ):
+        lines.append(
+            f"* reserved by the allocator; predicted {size(estimate.peak_reserved_bytes)}."
+        )
     if not estimate.valid or (versus.violations and versus.times_as_fast is None):
         return [*lines, f"Its trainer would refuse {name}."]
     if versus.violations:
         lines.append(f"Its trainer would refuse {name}.")
     if versus.missing_bytes is not None and versus.measured is None:
-        lines.append(f"{name.capitalize()} would run out of memory by {size(versus.missing_bytes)}.")
+        lines.append(
+            f"{name.capitalize()} would run out of memory by {size(versus.missing_bytes)}."
+        )
     elif versus.missing_bytes is not None:
-        lines.append(f"By our count it is short of memory by {size(versus.missing_bytes)}; its log says that it ran.")
+        lines.append(
+            f"By our count it is short of memory by {size(versus.missing_bytes)}; its log says "
+            "that it ran."
+        )
     elif estimate.fits is False:
-        lines.append(f"{name.capitalize()} would run out of memory with probability {percent(estimate.oom_probability)}.")
+        lines.append(
+            f"{name.capitalize()} would run out of memory with probability "
+            f"{percent(estimate.oom_probability)}."
+        )
     return [*lines, *_advice(versus)]
 
 
@@ -78,9 +129,16 @@ def _advice(versus: VersusCurrent) -> list[str]:
     if not versus.changed:
         return ["It is number 1: keep it." if versus.keep else "It is the layout of number 1."]
     if versus.keep:
-        told = f"within what the model can tell apart ({versus.gain_sd:.1%})" if versus.gain_sd is not None else "too close to tell"
+        told = (
+            f"within what the model can tell apart ({versus.gain_sd:.1%})"
+            if versus.gain_sd is not None
+            else "too close to tell"
+        )
         return [f"Keep it: number 1 is {times_as_fast(times)}, {told}."]
-    return [f"Number 1 is {times_as_fast(times)}; {counted(changed, 'field')} change{'s' * (changed == 1)}."]
+    return [
+        f"Number 1 is {times_as_fast(times)}; {counted(changed, 'field')} "
+        f"change{'s' * (changed == 1)}."
+    ]
 
 
 def changes(versus: VersusCurrent) -> Table:
@@ -94,7 +152,11 @@ def changes(versus: VersusCurrent) -> Table:
 def _shown(value: object) -> str:
     if isinstance(value, tuple | list):
         return in_runs(value)
-    return {True: "on", False: "off", None: "its own"}.get(value, str(value)) if isinstance(value, bool | None) else str(value)
+    return (
+        {True: "on", False: "off", None: "its own"}.get(value, str(value))
+        if isinstance(value, bool | None)
+        else str(value)
+    )
 
 
 def _difference(versus: VersusCurrent, saved: str | None) -> list[RenderableType]:
@@ -103,12 +165,20 @@ def _difference(versus: VersusCurrent, saved: str | None) -> list[RenderableType
     ours = sorted(name for name in versus.files if name.endswith(".py"))
     also = f", with {', '.join(ours)} beside it" if ours else ""
     if saved is not None:
-        return [indented(Text(f"The new files and their difference are in {saved}/current{also}", style="dim"))]
+        return [
+            indented(
+                Text(
+                    f"The new files and their difference are in {saved}/current{also}", style="dim"
+                )
+            )
+        ]
     return [indented(Text(f"The difference of your file is at the end{also}.", style="dim"))]
 
 
 def difference_lines(plan: Plan) -> str:
-    """The difference of the user's file, word for word as patch takes it; empty without one, or where it is best kept."""
+    """The difference of the user's file, word for word as patch takes it; empty without one, or
+    where it is best kept.
+    """
     versus = plan.versus_current
     return "" if versus is None or versus.keep else versus.diff
 
@@ -118,4 +188,7 @@ def current_files(plan: Plan) -> dict[str, str]:
     versus = plan.versus_current
     if versus is None or not versus.files:
         return {}
-    return {**{f"current/{name}": text for name, text in versus.files.items()}, "current/changes.diff": versus.diff}
+    return {
+        **{f"current/{name}": text for name, text in versus.files.items()},
+        "current/changes.diff": versus.diff,
+    }

@@ -8,7 +8,16 @@ from rich.table import Table
 from rich.text import Text
 
 from api.render.bars import legend, stacked_bar
-from api.render.figures import interval_of, parameters, percent, rate, rate_interval, risk, seconds, size
+from api.render.figures import (
+    interval_of,
+    parameters,
+    percent,
+    rate,
+    rate_interval,
+    risk,
+    seconds,
+    size,
+)
 from api.render.parts import bottleneck, memory_parts, time_parts
 from planner.specs.estimate import Estimate
 from planner.units import counted
@@ -44,18 +53,29 @@ def memory_section(estimate: Estimate, width: int, *, letters: bool) -> list[Ren
     """The memory bar of the worst pipeline rank against what may be used."""
     if estimate.memory is None or estimate.device_bytes is None or estimate.usable_bytes is None:
         return []
-    where = f", pipeline rank {estimate.memory.worst_stage} of {len(estimate.memory.stages)}" if len(estimate.memory.stages) > 1 else ""
+    where = (
+        f", pipeline rank {estimate.memory.worst_stage} of {len(estimate.memory.stages)}"
+        if len(estimate.memory.stages) > 1
+        else ""
+    )
     parts = memory_parts(estimate)
     bar = stacked_bar(parts, estimate.usable_bytes, width - INDENT, letters=letters)
     return [
-        heading(f"Memory of the fullest GPU{where}: {size(estimate.device_bytes)} of {size(estimate.usable_bytes)} usable"),
+        heading(
+            f"Memory of the fullest GPU{where}: {size(estimate.device_bytes)} of "
+            f"{size(estimate.usable_bytes)} usable"
+        ),
         indented(bar),
         indented(legend(parts, width - INDENT, letters=letters)),
     ]
 
 
-def time_section(estimate: Estimate, width: int, *, letters: bool, overhead: bool = True, beside: str = "") -> list[RenderableType]:
-    """The bar of one step. overhead: whether to say in words what costs most beside compute.  beside: what to add to its heading."""
+def time_section(
+    estimate: Estimate, width: int, *, letters: bool, overhead: bool = True, beside: str = ""
+) -> list[RenderableType]:
+    """The bar of one step. overhead: whether to say in words what costs most beside compute.
+    beside: what to add to its heading.
+    """
     if estimate.time is None or estimate.step_seconds is None:
         return []
     parts = time_parts(estimate)
@@ -64,12 +84,17 @@ def time_section(estimate: Estimate, width: int, *, letters: bool, overhead: boo
         heading(f"Time of one step: {seconds(estimate.step_seconds)}{beside}"),
         indented(bar),
         indented(legend(parts, width - INDENT, letters=letters)),
-        *([indented(Text(f"largest cost beside compute: {bottleneck(estimate)}"))] if overhead else ()),
+        *(
+            [indented(Text(f"largest cost beside compute: {bottleneck(estimate)}"))]
+            if overhead
+            else ()
+        ),
     ]
 
 
 def key_figures(estimate: Estimate, width: int, *, step_seconds: float | None = None) -> Table:
-    """The figures of the headline: name, value, and what belongs to it, which narrow terminals show below the value.
+    """The figures of the headline: name, value, and what belongs to it, which narrow terminals show
+    below the value.
 
     step_seconds: of a step where it was measured; the prediction then stands beside it.
     """
@@ -83,7 +108,11 @@ def key_figures(estimate: Estimate, width: int, *, step_seconds: float | None = 
             f"{size(estimate.device_bytes)} of {size(estimate.usable_bytes)}",
             f"reserved {size(estimate.peak_reserved_bytes)} ({peak})",
         ),
-        ("runs out of memory", risk(estimate.oom_probability), "" if estimate.fits else "too risky: more than 5%"),
+        (
+            "runs out of memory",
+            risk(estimate.oom_probability),
+            "" if estimate.fits else "too risky: more than 5%",
+        ),
     )
     for name, value, more in rows:
         cells = (Text(value, style="bold"), Text(more, style="dim"))
@@ -96,23 +125,45 @@ def key_figures(estimate: Estimate, width: int, *, step_seconds: float | None = 
 
 def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[tuple[str, str, str], ...]:
     """Throughput, step and utilisation: one value each, the measured one where there is one."""
-    tokens, step, interval = estimate.tokens_per_second_per_gpu, estimate.step_seconds, estimate.interval
+    tokens, step, interval = (
+        estimate.tokens_per_second_per_gpu,
+        estimate.step_seconds,
+        estimate.interval,
+    )
     if step_seconds is None or step is None:
         return (
             ("throughput", f"{rate(tokens)} tokens/s/GPU", rate_interval(estimate)),
-            ("step", seconds(step), interval_of(interval.step_seconds if interval else None, "seconds")),
-            ("MFU", percent(estimate.mfu), f"HFU {percent(estimate.hfu)} with recomputed work{_count_of_work(estimate)}"),
+            (
+                "step",
+                seconds(step),
+                interval_of(interval.step_seconds if interval else None, "seconds"),
+            ),
+            (
+                "MFU",
+                percent(estimate.mfu),
+                f"HFU {percent(estimate.hfu)} with recomputed work{_count_of_work(estimate)}",
+            ),
         )
     faster = step / step_seconds
     return (
-        ("throughput", f"{rate(None if tokens is None else tokens * faster)} tokens/s/GPU", f"predicted {rate(tokens)}"),
+        (
+            "throughput",
+            f"{rate(None if tokens is None else tokens * faster)} tokens/s/GPU",
+            f"predicted {rate(tokens)}",
+        ),
         ("step", seconds(step_seconds), f"predicted {seconds(step)}"),
-        ("MFU", percent(None if estimate.mfu is None else estimate.mfu * faster), f"predicted {percent(estimate.mfu)}"),
+        (
+            "MFU",
+            percent(None if estimate.mfu is None else estimate.mfu * faster),
+            f"predicted {percent(estimate.mfu)}",
+        ),
     )
 
 
 def _count_of_work(estimate: Estimate) -> str:
-    """Why a utilisation may exceed the whole: sliding windows do less than is counted, eight bits more than the peak."""
+    """Why a utilisation may exceed the whole: sliding windows do less than is counted, eight bits
+    more than the peak.
+    """
     over = estimate.hfu is not None and estimate.hfu > 1
     return "; as TorchTitan counts: attention in full, over the bf16 peak" if over else ""
 
@@ -120,11 +171,17 @@ def _count_of_work(estimate: Estimate) -> str:
 def basis_line(estimate: Estimate) -> Text:
     """What the figures rest on."""
     basis = ", ".join(f"{name} {kind}" for name, kind in (estimate.basis or {}).items())
-    return Text(f"Based on: {basis}. Model {estimate.model_version}, calibration {_taught(estimate.calibration_id)}.", style="dim")
+    return Text(
+        f"Based on: {basis}. Model {estimate.model_version}, calibration "
+        f"{_taught(estimate.calibration_id)}.",
+        style="dim",
+    )
 
 
 def _taught(calibration_id: str) -> str:
-    """The calibration, with what it has learnt here; see `planner.calibration.learn` for the form of an id."""
+    """The calibration, with what it has learnt here; see `planner.calibration.learn` for the form
+    of an id.
+    """
     count, _, _ = calibration_id.partition("+")[2].partition("-")
     if not count:
         return calibration_id
@@ -139,25 +196,42 @@ def question_line(job: "Job") -> str:
     num_gpus = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
     return (
         f"{job.model.name}{size_of_model} on {num_gpus} x {job.cluster.gpu.name}, "
-        f"{counted(job.training.seq_len, 'token')} x {counted(job.training.global_batch_size, 'sequence')}, {job.training.trainer}"
+        f"{counted(job.training.seq_len, 'token')} x "
+        f"{counted(job.training.global_batch_size, 'sequence')}, {job.training.trainer}"
     )
 
 
-def estimate_view(estimate: Estimate, job: "Job", width: int, *, letters: bool, kept_id: str) -> RenderableType:
+def estimate_view(
+    estimate: Estimate, job: "Job", width: int, *, letters: bool, kept_id: str
+) -> RenderableType:
     """The whole screen of `estimate --job`."""
     layout = job.layout.short() if job.layout is not None else ""
-    top: list[RenderableType] = [Text(question_line(job), style="dim"), Text(layout, style="bold"), ""]
+    top: list[RenderableType] = [
+        Text(question_line(job), style="dim"),
+        Text(layout, style="bold"),
+        "",
+    ]
     if estimate.unsupported:
         lacking = [f"{v.rule}; {v.remedy}" for v in estimate.unsupported]
         words = "Nothing can run this as it stands; the figures are what the hardware could do:"
         top = [top[0], Text(words, style="bold red"), indented(bullets(lacking)), *top[1:]]
     if not estimate.valid:
         faults = [f"{v.field}={v.value}: {v.rule}; {v.remedy}" for v in estimate.violations]
-        return Group(*top, Text("This layout cannot run:", style="bold red"), indented(bullets(faults)))
-    verdict = Text("It fits.", style="bold green") if estimate.fits else Text("It does not fit.", style="bold red")
+        return Group(
+            *top, Text("This layout cannot run:", style="bold red"), indented(bullets(faults))
+        )
+    verdict = (
+        Text("It fits.", style="bold green")
+        if estimate.fits
+        else Text("It does not fit.", style="bold red")
+    )
     sections = [*top, verdict, indented(key_figures(estimate, width)), ""]
     sections += [*memory_section(estimate, width, letters=letters), ""]
     sections += [*time_section(estimate, width, letters=letters), ""]
     if estimate.warnings:
-        sections += [Text("Warnings", style="bold yellow"), indented(bullets(estimate.warnings, "!", "yellow")), ""]
+        sections += [
+            Text("Warnings", style="bold yellow"),
+            indented(bullets(estimate.warnings, "!", "yellow")),
+            "",
+        ]
     return Group(*sections, basis_line(estimate), Text(f"Kept as {kept_id}", style="dim"))

@@ -37,7 +37,9 @@ def risk(value: float | None) -> str:
 
 
 def parameters(total: int | None, active: int | None) -> str:
-    """What a model's name is followed by: " (70.6B parameters)", of experts " (671B parameters, 37.6B active)"."""
+    """What a model's name is followed by: " (70.6B parameters)", of experts " (671B parameters,
+    37.6B active)".
+    """
     if total is None:
         return ""
     few = f", {format_count(active)} active" if active is not None and active < total else ""
@@ -45,12 +47,21 @@ def parameters(total: int | None, active: int | None) -> str:
 
 
 def rate_interval(estimate: Estimate) -> str:
-    """The interval of tokens a second a GPU, from the interval of the step: "1,100 to 1,300, 90%"."""
-    rate_now, step, interval = estimate.tokens_per_second_per_gpu, estimate.step_seconds, estimate.interval
+    """The interval of tokens a second a GPU, from the interval of the step: "1,100 to 1,300,
+    90%".
+    """
+    rate_now, step, interval = (
+        estimate.tokens_per_second_per_gpu,
+        estimate.step_seconds,
+        estimate.interval,
+    )
     if rate_now is None or step is None or interval is None:
         return ""
     fastest, slowest = interval.step_seconds
-    return f"{rate(rate_now * step / slowest)} to {rate(rate_now * step / fastest)} with {interval.coverage:.0%} coverage"
+    return (
+        f"{rate(rate_now * step / slowest)} to {rate(rate_now * step / fastest)} with "
+        f"{interval.coverage:.0%} coverage"
+    )
 
 
 def interval_of(pair: tuple[float, float] | None, shown: str) -> str:

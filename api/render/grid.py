@@ -18,8 +18,8 @@ READABLE = 26  # a column that wraps is not made narrower than this while it can
 class Column:
     """A column. right: numbers.  wraps: may take several lines, broken between words.
 
-    below: goes under its row where there is no room beside the others.  drop: columns are left out in
-    the order of this number where even that does not help; None: never.
+    below: goes under its row where there is no room beside the others.  drop: columns are left out
+    in the order of this number where even that does not help; None: never.
     """
 
     name: str
@@ -34,10 +34,18 @@ def number(name: str, drop: int | None = None) -> Column:
     return Column(name=name, right=True, drop=drop)
 
 
-def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, bold: Sequence[bool] = (), gap: int = GAP) -> Text:
+def grid(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    *,
+    bold: Sequence[bool] = (),
+    gap: int = GAP,
+) -> Text:
     """The table as lines of at most `width` characters, or of the longest word where that is wider.
 
-    rows: cells in the order of the columns.  bold: which rows stand out.  gap: blanks between columns.
+    rows: cells in the order of the columns.  bold: which rows stand out.  gap: blanks between
+        columns.
     """
     shown, under = _fitting(columns, rows, width, gap)
     widths = _widths(columns, rows, shown, width, gap)
@@ -46,10 +54,15 @@ def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *
     lines.append(Text("─" * min(width, sum(widths) + gap * (len(widths) - 1)), style="dim"))
     for place, row in enumerate(rows):
         style = "bold" if place < len(bold) and bold[place] else ""
-        cells = [wrapped(row[i], size) if columns[i].wraps else [row[i]] for i, size in zip(shown, widths, strict=True)]
+        cells = [
+            wrapped(row[i], size) if columns[i].wraps else [row[i]]
+            for i, size in zip(shown, widths, strict=True)
+        ]
         lines += [Text(line, style=style) for line in _line(cells, columns, shown, widths, gap)]
         for i in under:
-            lines += [Text(" " * INDENT + line, style=style) for line in wrapped(row[i], width - INDENT)]
+            lines += [
+                Text(" " * INDENT + line, style=style) for line in wrapped(row[i], width - INDENT)
+            ]
     return Text("\n").join(lines)
 
 
@@ -68,7 +81,9 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, gap: int) -> tuple[list[int], list[int]]:
+def _fitting(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, gap: int
+) -> tuple[list[int], list[int]]:
     """(columns beside each other, columns below their row)."""
     shown = list(range(len(columns)))
     if _least(columns, rows, shown, gap) <= width:
@@ -79,7 +94,9 @@ def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: in
             break
         shown.remove(i)
         under.insert(0, i)
-    leaving = sorted((i for i in shown if columns[i].drop is not None), key=lambda i: columns[i].drop or 0)
+    leaving = sorted(
+        (i for i in shown if columns[i].drop is not None), key=lambda i: columns[i].drop or 0
+    )
     for i in leaving:
         if _least(columns, rows, shown, gap) <= width:
             break
@@ -87,9 +104,13 @@ def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: in
     return shown, under
 
 
-def _least(columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int], gap: int) -> int:
+def _least(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int], gap: int
+) -> int:
     """Width below which these columns cannot stand beside each other."""
-    return sum(_narrowest(columns[i], [row[i] for row in rows]) for i in shown) + gap * (len(shown) - 1)
+    return sum(_narrowest(columns[i], [row[i] for row in rows]) for i in shown) + gap * (
+        len(shown) - 1
+    )
 
 
 def _narrowest(column: Column, cells: Sequence[str]) -> int:
@@ -100,19 +121,36 @@ def _narrowest(column: Column, cells: Sequence[str]) -> int:
     return max(whole, *(len(word) for word in column.name.split(" ")))
 
 
-def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int], width: int, gap: int) -> list[int]:
+def _widths(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    shown: Sequence[int],
+    width: int,
+    gap: int,
+) -> list[int]:
     """What is left over goes to the columns that wrap, or whose heading does, in turn."""
     widths = [_narrowest(columns[i], [row[i] for row in rows]) for i in shown]
     left = width - sum(widths) - gap * (len(widths) - 1)
-    natural = [max((len(cell) for cell in (columns[i].name, *(row[i] for row in rows))), default=0) for i in shown]
-    while left > 0 and (growing := [place for place, size in enumerate(widths) if size < natural[place]]):
+    natural = [
+        max((len(cell) for cell in (columns[i].name, *(row[i] for row in rows))), default=0)
+        for i in shown
+    ]
+    while left > 0 and (
+        growing := [place for place, size in enumerate(widths) if size < natural[place]]
+    ):
         for place in growing[:left]:
             widths[place] += 1
         left -= min(left, len(growing))
     return widths
 
 
-def _line(cells: Sequence[Sequence[str]], columns: Sequence[Column], shown: Sequence[int], widths: Sequence[int], gap: int) -> list[str]:
+def _line(
+    cells: Sequence[Sequence[str]],
+    columns: Sequence[Column],
+    shown: Sequence[int],
+    widths: Sequence[int],
+    gap: int,
+) -> list[str]:
     """One row of the table: as many lines as its tallest cell."""
     lines = []
     for place in range(max((len(cell) for cell in cells), default=0)):

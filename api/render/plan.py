@@ -10,20 +10,41 @@ from rich.table import Table
 from rich.text import Text
 
 from api.render.current import current_section
-from api.render.estimate import INDENT, NARROW, basis_line, bullets, heading, indented, key_figures, memory_section, time_section
+from api.render.estimate import (
+    INDENT,
+    NARROW,
+    basis_line,
+    bullets,
+    heading,
+    indented,
+    key_figures,
+    memory_section,
+    time_section,
+)
 from api.render.figures import parameters, percent, rate, seconds, size
 from api.render.grid import Column, grid, number
 from api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
 from planner.specs.plan import SOURCES, Plan, RankedLayout
 from planner.specs.run import RunEstimate
-from planner.units import HOUR, KILO, MEGA, counted, format_bytes, format_count, format_seconds, three_digits
+from planner.units import (
+    HOUR,
+    KILO,
+    MEGA,
+    counted,
+    format_bytes,
+    format_count,
+    format_seconds,
+    three_digits,
+)
 
 SHOWN_RANKS = 10
 
 
 def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None) -> RenderableType:
-    """The whole screen of `recommend`. saved: folder in which the files of every rank lie already."""
+    """The whole screen of `recommend`. saved: folder in which the files of every rank lie
+    already.
+    """
     winner = plan.ranked[0]
     sections: list[RenderableType] = [
         Text(question(plan), style="dim"),
@@ -40,7 +61,9 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         *memory_section(winner.estimate, width, letters=letters),
         "",
         # The first of the reasons says what costs most.
-        *time_section(winner.estimate, width, letters=letters, overhead=False, beside=_as_predicted(winner)),
+        *time_section(
+            winner.estimate, width, letters=letters, overhead=False, beside=_as_predicted(winner)
+        ),
         "",
     ]
     if winner.run is not None:
@@ -51,8 +74,18 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         if lines:
             sections += [heading(title), indented(bullets(lines)), ""]
     if plan.warnings:
-        sections += [Text("Warnings", style="bold yellow"), indented(bullets(plan.warnings, "!", "yellow")), ""]
-    sections += [*_launch(plan, winner, width, saved), "", searched_line(plan), basis_line(winner.estimate), _kept(plan)]
+        sections += [
+            Text("Warnings", style="bold yellow"),
+            indented(bullets(plan.warnings, "!", "yellow")),
+            "",
+        ]
+    sections += [
+        *_launch(plan, winner, width, saved),
+        "",
+        searched_line(plan),
+        basis_line(winner.estimate),
+        _kept(plan),
+    ]
     return Group(*sections)
 
 
@@ -78,7 +111,11 @@ def question(plan: Plan) -> str:
     job = plan.job
     training: Mapping[str, Any] = job.get("training") or {}
     model, cluster = job.get("model"), job.get("cluster")
-    name = short_path(model) if isinstance(model, str) else (model or {}).get("name") or (model or {}).get("base") or "the model"
+    name = (
+        short_path(model)
+        if isinstance(model, str)
+        else (model or {}).get("name") or (model or {}).get("base") or "the model"
+    )
     machine = cluster if isinstance(cluster, str) else (cluster or {}).get("gpu")
     machine = machine if isinstance(machine, str) else (machine or {}).get("name", "GPUs")
     machine = gpu_aliases().get(machine.lower(), machine)  # "a100" leaves open which
@@ -90,7 +127,9 @@ def question(plan: Plan) -> str:
 
 
 def short_path(model: str) -> str:
-    """A file's own name, or its folder's where it is called config.json; a catalogue name or Hugging Face id as it is."""
+    """A file's own name, or its folder's where it is called config.json; a catalogue name or
+    Hugging Face id as it is.
+    """
     path = Path(model)
     if path.suffix == ".json":
         return path.parent.name or path.stem if path.name == "config.json" else path.stem
@@ -109,24 +148,42 @@ RANKED = (
 
 
 def ranked_table(plan: Plan, width: int) -> Text:
-    """The ranked layouts, best first; on narrow terminals each below its figures, on very narrow ones its speed alone."""
+    """The ranked layouts, best first; on narrow terminals each below its figures, on very narrow
+    ones its speed alone.
+    """
     sizes = {entry.num_gpus for entry in plan.ranked}
-    shown = [entry for entry in plan.ranked if entry.rank <= SHOWN_RANKS or entry.source == "probed"]
+    shown = [
+        entry for entry in plan.ranked if entry.rank <= SHOWN_RANKS or entry.source == "probed"
+    ]
     rows = []
     for entry in shown:
         estimate = entry.estimate
-        layout = f"{counted(entry.num_gpus, 'GPU')}: {entry.layout.short()}" if len(sizes) > 1 else entry.layout.short()
-        step = entry.expected_step_seconds or estimate.step_seconds  # of measurements and model together, where probes were spent
+        layout = (
+            f"{counted(entry.num_gpus, 'GPU')}: {entry.layout.short()}"
+            if len(sizes) > 1
+            else entry.layout.short()
+        )
+        # of measurements and model together, where probes were spent
+        step = entry.expected_step_seconds or estimate.step_seconds
         faster = entry.expected_speedup
-        rows.append((
-            str(entry.rank), layout, rate(_times(estimate.tokens_per_second_per_gpu, faster)), percent(_times(estimate.mfu, faster)),
-            seconds(step), size(estimate.device_bytes), entry.source,
-        ))  # fmt: skip
+        rows.append(
+            (
+                str(entry.rank),
+                layout,
+                rate(_times(estimate.tokens_per_second_per_gpu, faster)),
+                percent(_times(estimate.mfu, faster)),
+                seconds(step),
+                size(estimate.device_bytes),
+                entry.source,
+            )
+        )
     return grid(RANKED, rows, width, bold=[entry.rank == 1 for entry in shown])
 
 
 def sources_line(plan: Plan, width: int) -> list[RenderableType]:
-    """What the words of the column `source` mean, of those that are shown; nothing where the column is not."""
+    """What the words of the column `source` mean, of those that are shown; nothing where the column
+    is not.
+    """
     shown = {entry.source for entry in plan.ranked} if width >= NARROW else set()
     said = "; ".join(f"{name}: {means}" for name, means in SOURCES.items() if name in shown)
     return [indented(Text(said, style="dim"))] if said else []
@@ -139,23 +196,47 @@ def _times(value: float | None, factor: float) -> float | None:
 def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:
     """Time, price and energy of all tokens, and what checkpoints and failures cost."""
     saves = run.checkpoint
-    lost = f"{run.saving_share:.2%} saving, {run.lost_share:.2%} redone, {run.restarting_share:.2%} restarting"
-    blocks = f"{size(saves.saved_bytes)} a save: blocks {seconds(saves.blocking_seconds + saves.delay_seconds)}"
+    lost = (
+        f"{run.saving_share:.2%} saving, {run.lost_share:.2%} redone, {run.restarting_share:.2%} "
+        "restarting"
+    )
+    blocks = (
+        f"{size(saves.saved_bytes)} a save: blocks "
+        f"{seconds(saves.blocking_seconds + saves.delay_seconds)}"
+    )
     uploads = f", uploads {seconds(saves.upload_seconds)}" if saves.upload_seconds else ""
-    staged = f", {format_bytes(saves.host_memory_bytes)} of host memory a node" if saves.host_memory_bytes else ""
+    staged = (
+        f", {format_bytes(saves.host_memory_bytes)} of host memory a node"
+        if saves.host_memory_bytes
+        else ""
+    )
     apart = f"{seconds(saves.interval_seconds)} apart; {blocks}{uploads}{staged}"
     rows = (
-        ("time to train", seconds(run.time_to_train_seconds), f"{rate(run.tokens_per_second)} tokens/s on {counted(num_gpus, 'GPU')}"),
-        ("goodput", f"{run.goodput:.2%}", lost),
-        ("price", money(run.cost), f"{format_count(run.gpu_hours)} GPU-hours at {money(run.cost / run.gpu_hours)}"),
         (
-            "energy", energy(run.energy_joules),
-            f"{run.joules_per_token:.3g} J a token, {run.mean_watts_per_gpu:,.0f} W a GPU with its share of the data centre; "
+            "time to train",
+            seconds(run.time_to_train_seconds),
+            f"{rate(run.tokens_per_second)} tokens/s on {counted(num_gpus, 'GPU')}",
+        ),
+        ("goodput", f"{run.goodput:.2%}", lost),
+        (
+            "price",
+            money(run.cost),
+            f"{format_count(run.gpu_hours)} GPU-hours at {money(run.cost / run.gpu_hours)}",
+        ),
+        (
+            "energy",
+            energy(run.energy_joules),
+            f"{run.joules_per_token:.3g} J a token, {run.mean_watts_per_gpu:,.0f} W a GPU "
+            "with its share of the data centre; "
             f"{mass(run.co2_grams)} CO2",
         ),
         ("checkpoints", f"{saves.mode}, every {counted(saves.interval_steps, 'step')}", apart),
-        ("interruptions", f"every {seconds(run.mtbf_seconds)}", f"about {run.expected_failures:,.1f} in the run"),
-    )  # fmt: skip
+        (
+            "interruptions",
+            f"every {seconds(run.mtbf_seconds)}",
+            f"about {run.expected_failures:,.1f} in the run",
+        ),
+    )
     table = Table.grid(padding=(0, 2))
     for name, value, more in rows:
         table.add_row(Text(name, style="dim"), Text(value, style="bold"), Text(more, style="dim"))
@@ -166,22 +247,38 @@ def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:
 
 
 SIZES = (
-    number("GPUs"), number("tok/s"), number("time"), number("price"), number("energy", drop=1), number("CO2", drop=0),
+    number("GPUs"), number("tok/s"), number("time"), number("price"), number("energy", drop=1),
+    number("CO2", drop=0),
     Column(name=""), Column(name="layout", wraps=True, below=True),
 )  # fmt: skip
 
 
 def sizes_table(plan: Plan, width: int) -> Text:
-    """The best layout of every number of GPUs; a star marks the front of time against price, bold the chosen size."""
+    """The best layout of every number of GPUs; a star marks the front of time against price, bold
+    the chosen size.
+    """
     rows = [
         (
-            f"{option.num_gpus:,}", rate(option.tokens_per_second), seconds(option.time_to_train_seconds), money(option.cost),
-            energy(option.energy_joules), mass(option.co2_grams), "*" if option.on_front else "", option.layout.short(),
+            f"{option.num_gpus:,}",
+            rate(option.tokens_per_second),
+            seconds(option.time_to_train_seconds),
+            money(option.cost),
+            energy(option.energy_joules),
+            mass(option.co2_grams),
+            "*" if option.on_front else "",
+            option.layout.short(),
         )
         for option in plan.sizes
-    ]  # fmt: skip
-    table = grid(SIZES, rows, width, bold=[option.num_gpus == plan.ranked[0].num_gpus for option in plan.sizes])
-    return Text("\n").join([table, Text("* no other size is both sooner done and cheaper", style="dim")])
+    ]
+    table = grid(
+        SIZES,
+        rows,
+        width,
+        bold=[option.num_gpus == plan.ranked[0].num_gpus for option in plan.sizes],
+    )
+    return Text("\n").join(
+        [table, Text("* no other size is both sooner done and cheaper", style="dim")]
+    )
 
 
 def money(dollars: float) -> str:
@@ -204,7 +301,9 @@ def _reasons(plan: Plan) -> list[tuple[str, list[str]]]:
     sections = [("Why this one", plan.ranked[0].reasons)]
     probed = plan.probing is not None  # then the measured table decides, and says the regret
     if len(plan.ranked) > 1:
-        sections.append(("Number 2 against number 1" + (", on paper" if probed else ""), plan.headline[1:]))
+        sections.append(
+            ("Number 2 against number 1" + (", on paper" if probed else ""), plan.headline[1:])
+        )
     if plan.regret is not None and not probed:
         sections.append(("How sure", [plan.regret.statement]))
     return sections
@@ -215,8 +314,14 @@ def _launch(plan: Plan, entry: RankedLayout, width: int, saved: str | None) -> l
     lines: list[RenderableType] = []
     for trainer, export in entry.export.items():
         lines.append(heading(f"Run it with {trainer} {export.get('version', '')}".rstrip()))
-        lines += [indented(Text(line, no_wrap=True)) for line in launch_commands(plan, entry, trainer, export, width - INDENT, saved)]
-        blockers = [f"{b['field']}={b['value']}: {b['rule']}; {b['remedy']}" for b in export.get("blockers", [])]
+        lines += [
+            indented(Text(line, no_wrap=True))
+            for line in launch_commands(plan, entry, trainer, export, width - INDENT, saved)
+        ]
+        blockers = [
+            f"{b['field']}={b['value']}: {b['rule']}; {b['remedy']}"
+            for b in export.get("blockers", [])
+        ]
         if blockers:
             lines.append(indented(bullets(blockers, "!", "yellow")))
         if export.get("notes"):
@@ -224,14 +329,41 @@ def _launch(plan: Plan, entry: RankedLayout, width: int, saved: str | None) -> l
     return lines
 
 
-def launch_commands(plan: Plan, entry: RankedLayout, trainer: str, export: Mapping[str, Any], width: int, saved: str | None) -> list[str]:
+def launch_commands(
+    plan: Plan,
+    entry: RankedLayout,
+    trainer: str,
+    export: Mapping[str, Any],
+    width: int,
+    saved: str | None,
+) -> list[str]:
     """Shell commands, each on its own line, long ones continued with backslashes."""
-    folder = f"{saved}/rank-{entry.rank:02d}" if saved is not None else f"{plan.id}-rank-{entry.rank:02d}"
+    folder = (
+        f"{saved}/rank-{entry.rank:02d}"
+        if saved is not None
+        else f"{plan.id}-rank-{entry.rank:02d}"
+    )
     commands = [["cd", folder], list(export.get("command", []))]
     if saved is None:
         to = [] if trainer == "torchtitan" else ["--format", trainer]
-        commands.insert(0, ["planner-cli", "export", plan.id, "--rank", str(entry.rank), *to, "--save-dir", folder])
-    return [line for words in commands for line in continued([shlex.quote(word) for word in words], width)]
+        commands.insert(
+            0,
+            [
+                "planner-cli",
+                "export",
+                plan.id,
+                "--rank",
+                str(entry.rank),
+                *to,
+                "--save-dir",
+                folder,
+            ],
+        )
+    return [
+        line
+        for words in commands
+        for line in continued([shlex.quote(word) for word in words], width)
+    ]
 
 
 def continued(words: list[str], width: int) -> list[str]:
@@ -249,11 +381,22 @@ def continued(words: list[str], width: int) -> list[str]:
 def searched_line(plan: Plan) -> Text:
     """How much was looked at."""
     s = plan.searched
-    looked = f"Looked at {counted(s.layouts, 'legal layout')}: {s.priced:,} priced (the others cannot win), {s.fitting:,} fit"
-    simulated = f"{s.simulated:,} simulated, the best of these and variants of them (memory budgets, splits of layers)"
+    looked = (
+        f"Looked at {counted(s.layouts, 'legal layout')}: {s.priced:,} priced (the others cannot "
+        f"win), {s.fitting:,} fit"
+    )
+    simulated = (
+        f"{s.simulated:,} simulated, the best of these and variants of them (memory budgets, "
+        "splits of layers)"
+    )
     text = f"{looked}; {simulated}, in {format_seconds(s.seconds)}."
     return Text(text, style="dim")
 
 
 def _kept(plan: Plan) -> Text:
-    return Text.assemble(("Kept as ", "dim"), plan.id, ("; ask ", "dim"), f"planner-cli explain {plan.id} --rank 2 --versus 1")
+    return Text.assemble(
+        ("Kept as ", "dim"),
+        plan.id,
+        ("; ask ", "dim"),
+        f"planner-cli explain {plan.id} --rank 2 --versus 1",
+    )

@@ -24,9 +24,15 @@ def plans_table(plans: Sequence[PlanSummary], width: int) -> Text:
     """One line a plan; tok/s/GPU as expected of its number 1."""
     rows = [
         (
-            plan.id, f"{plan.created_at:%Y-%m-%d %H:%M}", plan.model, f"{plan.num_gpus:,}", plan.gpu,
-            plan.layout or NONE, rate(plan.tokens_per_second_per_gpu), plan.status,
+            plan.id,
+            f"{plan.created_at:%Y-%m-%d %H:%M}",
+            plan.model,
+            f"{plan.num_gpus:,}",
+            plan.gpu,
+            plan.layout or NONE,
+            rate(plan.tokens_per_second_per_gpu),
+            plan.status,
         )
         for plan in plans
-    ]  # fmt: skip
+    ]
     return grid(COLUMNS, rows, width)

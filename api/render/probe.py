@@ -27,7 +27,9 @@ EVEN = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """One probe as it ended, what it measured, and what the cost model had said. None where there is nothing."""
+    """One probe as it ended, what it measured, and what the cost model had said. None where there
+    is nothing.
+    """
 
     record: ProbeRecord
     measurement: Measurement | None
@@ -37,11 +39,20 @@ class Probed:
         """For `--json`."""
         record = self.record
         return {
-            "id": record.id, "state": record.state, "model": record.model, "gpu": record.gpu, "num_gpus": record.num_gpus,
-            "layout": record.layout, "plan_id": record.plan_id, "plan_rank": record.plan_rank, "failure": record.failure,
-            "message": record.message, "measurement": None if self.measurement is None else self.measurement.as_row(),
-            "estimate": self.estimate.model_dump(mode="json"), "results": list(record.results),
-        }  # fmt: skip
+            "id": record.id,
+            "state": record.state,
+            "model": record.model,
+            "gpu": record.gpu,
+            "num_gpus": record.num_gpus,
+            "layout": record.layout,
+            "plan_id": record.plan_id,
+            "plan_rank": record.plan_rank,
+            "failure": record.failure,
+            "message": record.message,
+            "measurement": None if self.measurement is None else self.measurement.as_row(),
+            "estimate": self.estimate.model_dump(mode="json"),
+            "results": list(record.results),
+        }
 
 
 def probes_view(probed: Sequence[Probed], *, full: bool) -> RenderableType:
@@ -52,7 +63,12 @@ def probes_view(probed: Sequence[Probed], *, full: bool) -> RenderableType:
 def _view(one: Probed, *, full: bool) -> list[RenderableType]:
     record = one.record
     place = f"rank {record.plan_rank} of {record.plan_id}: " if record.plan_rank is not None else ""
-    parts: list[RenderableType] = [Text(f"{place}{record.model} on {record.num_gpus} x {record.gpu}: {record.layout}", style="bold")]
+    parts: list[RenderableType] = [
+        Text(
+            f"{place}{record.model} on {record.num_gpus} x {record.gpu}: {record.layout}",
+            style="bold",
+        )
+    ]
     if one.measurement is not None and one.measurement.measured.status == "ok":
         parts += [_table(one.measurement, one.estimate), Text(_about(one.measurement))]
     elif record.failure is not None:
@@ -90,10 +106,15 @@ def _about(measurement: Measurement) -> str:
     extra = numbers.model_extra or {}
     if numbers.rung == "emulated" and numbers.step_seconds is not None:
         added = extra.get("from_model") or {}
-        words.append(f"of which {seconds(sum(added.values()))} communication and bubble from the cost model")
+        words.append(
+            f"of which {seconds(sum(added.values()))} communication and bubble from the cost model"
+        )
     if numbers.rung == "imitated":
         errors = extra.get("relative_error") or {}
-        words.append("estimated error " + ", ".join(f"{name.split('_')[0]} {value:.1%}" for name, value in errors.items()))
+        words.append(
+            "estimated error "
+            + ", ".join(f"{name.split('_')[0]} {value:.1%}" for name, value in errors.items())
+        )
     if numbers.gpu_seconds:
         words.append(f"{numbers.gpu_seconds:,.0f} GPU-seconds")
     software = ", ".join(f"{name} {version}" for name, version in measurement.software.items())
@@ -122,15 +143,27 @@ MEASUREMENT_COLUMNS = (
 )
 
 
-def measurements_table(measurements: Sequence[Measurement], beside: Sequence[Beside], width: int) -> Text:
-    """One line a measurement. beside: what is predicted of each, in the same order; ratio: measured over predicted."""
+def measurements_table(
+    measurements: Sequence[Measurement], beside: Sequence[Beside], width: int
+) -> Text:
+    """One line a measurement. beside: what is predicted of each, in the same order; ratio: measured
+    over predicted.
+    """
     rows = []
     for one, said in zip(measurements, beside, strict=True):
         numbers, job = one.measured, one.job
-        rows.append((
-            one.id, f"{job.model.name}, {job.cluster.num_gpus:,} x {job.cluster.gpu.name}",
-            job.layout.short() if job.layout is not None else NONE, numbers.rung, numbers.status, seconds(numbers.step_seconds),
-            rate(said.measured_tokens_per_second_per_gpu), rate(said.predicted_tokens_per_second_per_gpu),
-            NONE if said.ratio is None else f"{said.ratio:.2f}", size(numbers.peak_reserved_bytes),
-        ))  # fmt: skip
+        rows.append(
+            (
+                one.id,
+                f"{job.model.name}, {job.cluster.num_gpus:,} x {job.cluster.gpu.name}",
+                job.layout.short() if job.layout is not None else NONE,
+                numbers.rung,
+                numbers.status,
+                seconds(numbers.step_seconds),
+                rate(said.measured_tokens_per_second_per_gpu),
+                rate(said.predicted_tokens_per_second_per_gpu),
+                NONE if said.ratio is None else f"{said.ratio:.2f}",
+                size(numbers.peak_reserved_bytes),
+            )
+        )
     return grid(MEASUREMENT_COLUMNS, rows, width)

@@ -17,8 +17,13 @@ LEAST_FASTER = 1.005  # what is shown as 1.01 or more
 SHOWN_MEASURED = 20
 SHOWN_LINES = 12  # of a kind: failures, say
 REALLY = ("probed", "published")  # rungs on which the layout itself ran
-STOOD_FOR = {"imitated": "smaller runs that stood for it", "emulated": "single ranks of it"}  # where it did not
-HOW = {**dict.fromkeys(REALLY, "ran itself"), "imitated": "smaller runs", "emulated": "single ranks"}
+# where it did not
+STOOD_FOR = {"imitated": "smaller runs that stood for it", "emulated": "single ranks of it"}
+HOW = {
+    **dict.fromkeys(REALLY, "ran itself"),
+    "imitated": "smaller runs",
+    "emulated": "single ranks",
+}
 
 
 def probing_section(plan: Plan, width: int) -> Iterator[RenderableType]:
@@ -26,16 +31,38 @@ def probing_section(plan: Plan, width: int) -> Iterator[RenderableType]:
     if plan.probing is None:
         return
     trials = plan.probing["trials"]
-    measured = sorted((trial for trial in trials if trial.get("value")), key=lambda trial: float(trial["value"]))
+    measured = sorted(
+        (trial for trial in trials if trial.get("value")), key=lambda trial: float(trial["value"])
+    )
     yield heading("Measured")
     if measured:
         yield indented(_measured_table(plan, measured[:SHOWN_MEASURED], width - INDENT))
-    more = [f"and {len(measured) - SHOWN_MEASURED:,} more"] if len(measured) > SHOWN_MEASURED else []
+    more = (
+        [f"and {len(measured) - SHOWN_MEASURED:,} more"] if len(measured) > SHOWN_MEASURED else []
+    )
     reasons = plan.probing.get("refused", [])
-    refused = [f"{counted(one['layouts'], 'layout')} cannot be run by the probe program: {one['reason']}" for one in reasons]
-    full = [f"out of memory: {_layout(trial).short()}" for trial in trials if trial.get("status") == "oom"]
-    failed = [f"failed: {_layout(trial).short()}: {_words(trial)}" for trial in trials if trial["state"] == "fail"]
-    lines = [*more, *_faster_on_paper(plan), _sentence(plan.probing), *_first(refused), *_first(full), *_first(failed)]
+    refused = [
+        f"{counted(one['layouts'], 'layout')} cannot be run by the probe program: {one['reason']}"
+        for one in reasons
+    ]
+    full = [
+        f"out of memory: {_layout(trial).short()}"
+        for trial in trials
+        if trial.get("status") == "oom"
+    ]
+    failed = [
+        f"failed: {_layout(trial).short()}: {_words(trial)}"
+        for trial in trials
+        if trial["state"] == "fail"
+    ]
+    lines = [
+        *more,
+        *_faster_on_paper(plan),
+        _sentence(plan.probing),
+        *_first(refused),
+        *_first(full),
+        *_first(failed),
+    ]
     yield from (indented(Text(line)) for line in lines)
     yield ""
 
@@ -45,23 +72,38 @@ def _faster_on_paper(plan: Plan) -> list[str]:
     best = plan.ranked[0]
     if best.source != "probed" or not best.expected_step_seconds:
         return []
-    rivals = [entry for entry in plan.ranked[1:] if entry.measurement is None and entry.expected_step_seconds]
+    rivals = [
+        entry
+        for entry in plan.ranked[1:]
+        if entry.measurement is None and entry.expected_step_seconds
+    ]
     if not rivals:
         return []
     entry = min(rivals, key=lambda entry: entry.expected_step_seconds or 0.0)
-    faster = best.expected_step_seconds / (entry.expected_step_seconds or best.expected_step_seconds)
+    faster = best.expected_step_seconds / (
+        entry.expected_step_seconds or best.expected_step_seconds
+    )
     if faster <= LEAST_FASTER:
         return []
-    return [f"expected {faster:.2f} times as fast as number 1 and not measured, the next to probe: {entry.layout.short()}"]
+    return [
+        f"expected {faster:.2f} times as fast as number 1 and not measured, the next to probe: "
+        f"{entry.layout.short()}"
+    ]
 
 
 MEASURED = (
-    Column(name="layout", wraps=True, below=True), Column(name="how"), number("measured"), number("predicted", drop=0), number("ratio"),
-)  # fmt: skip
+    Column(name="layout", wraps=True, below=True),
+    Column(name="how"),
+    number("measured"),
+    number("predicted", drop=0),
+    number("ratio"),
+)
 
 
 def _measured_table(plan: Plan, trials: list[dict[str, Any]], width: int) -> Text:
-    """Measured steps in this order, beside the predictions of those that are ranked; number 1 in bold. Narrow: the ratio alone."""
+    """Measured steps in this order, beside the predictions of those that are ranked; number 1 in
+    bold. Narrow: the ratio alone.
+    """
     ranked = {entry.layout: entry for entry in plan.ranked}
     rows = []
     for trial in trials:
@@ -71,11 +113,15 @@ def _measured_table(plan: Plan, trials: list[dict[str, Any]], width: int) -> Tex
         ratio = f"{step / predicted:.2f}" if predicted else NONE
         measured = _with_error(step, rung, trial.get("log_seconds_sd"))
         rows.append((layout.short(), HOW.get(rung, NONE), measured, seconds(predicted), ratio))
-    return grid(MEASURED, rows, width, bold=[_layout(trial) == plan.ranked[0].layout for trial in trials])
+    return grid(
+        MEASURED, rows, width, bold=[_layout(trial) == plan.ranked[0].layout for trial in trials]
+    )
 
 
 def measured_line(plan: Plan) -> Iterator[RenderableType]:
-    """How the winner's speed is known, where probes were spent; the figures below it are of the same step."""
+    """How the winner's speed is known, where probes were spent; the figures below it are of the
+    same step.
+    """
     winner = plan.ranked[0]
     found, expected = winner.measurement or {}, winner.expected_step_seconds
     step, rung, runs = found.get("step_seconds"), found.get("rung", ""), int(found.get("runs") or 1)
@@ -83,22 +129,41 @@ def measured_line(plan: Plan) -> Iterator[RenderableType]:
         return
     if step and rung in REALLY:
         mean = found.get("mean_step_seconds") or step
-        over = f", the fastest of {counted(runs, 'run')} (mean {format_seconds(mean)})" if runs > 1 else ", over 1 run"
+        over = (
+            f", the fastest of {counted(runs, 'run')} (mean {format_seconds(mean)})"
+            if runs > 1
+            else ", over 1 run"
+        )
         title, said = "Measured", f"{format_seconds(step)} a step{over}"
     elif step:
         title = "Not run itself"
-        shown = f"{_with_error(step, rung, found.get('relative_error'))} a step by {STOOD_FOR[rung]}"
+        shown = (
+            f"{_with_error(step, rung, found.get('relative_error'))} a step by {STOOD_FOR[rung]}"
+        )
         said = f"{shown}; {format_seconds(expected)} expected with all that was measured"
     else:
-        title, said = "Not measured", f"{format_seconds(expected)} a step expected by what was measured of others"
-    yield indented(Text.assemble((f"{title}: ", "bold"), f"{said}; predicted {seconds(winner.estimate.step_seconds)}."))
+        title, said = (
+            "Not measured",
+            f"{format_seconds(expected)} a step expected by what was measured of others",
+        )
+    yield indented(
+        Text.assemble(
+            (f"{title}: ", "bold"), f"{said}; predicted {seconds(winner.estimate.step_seconds)}."
+        )
+    )
 
 
 def _sentence(probing: dict[str, Any]) -> str:
     regret = f"expected regret of number 1: {probing['expected_regret']:.1%}"
-    ruled_out = f"; {counted(probing['num_ruled_out'], 'layout')} ruled out by what ran out of memory" if probing["num_ruled_out"] else ""
+    ruled_out = (
+        f"; {counted(probing['num_ruled_out'], 'layout')} ruled out by what ran out of memory"
+        if probing["num_ruled_out"]
+        else ""
+    )
     looks = f" and {counted(probing['looks'], 'smaller run')}" if probing.get("looks") else ""
-    spent = f"{counted(probing['probes'], 'probe')}{looks}, {probing['gpu_seconds']:.0f} GPU-seconds"
+    spent = (
+        f"{counted(probing['probes'], 'probe')}{looks}, {probing['gpu_seconds']:.0f} GPU-seconds"
+    )
     return f"{spent}; {regret}{ruled_out}; stopped: {probing['stopped']}"
 
 
@@ -114,7 +179,11 @@ def _layout(trial: dict[str, Any]) -> Layout:
 
 def _first(lines: list[str]) -> list[str]:
     """The first of many lines of a kind, and how many there are besides."""
-    return lines if len(lines) <= SHOWN_LINES else [*lines[:SHOWN_LINES], f"and {len(lines) - SHOWN_LINES:,} more"]
+    return (
+        lines
+        if len(lines) <= SHOWN_LINES
+        else [*lines[:SHOWN_LINES], f"and {len(lines) - SHOWN_LINES:,} more"]
+    )
 
 
 def _words(trial: dict[str, Any]) -> str:

@@ -14,18 +14,30 @@ BAR = 30
 def timeline_view(played: PipelineTimeline) -> RenderableType:
     """Busy and idle share of the pipeline's time, and peak memory, of every pipeline rank."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (("rank", "right"), ("busy", "left"), ("idle", "right"), ("peak reserved", "right"), ("activations", "right")):
+    for name, justify in (
+        ("rank", "right"),
+        ("busy", "left"),
+        ("idle", "right"),
+        ("peak reserved", "right"),
+        ("activations", "right"),
+    ):
         table.add_column(name, justify="left" if justify == "left" else "right")
     memory = played.estimate.memory
     for rank, idle in enumerate(played.bubble_share):
         stage = memory.stages[rank] if memory else None
         busy = round(BAR * (1.0 - idle))
         table.add_row(
-            str(rank), "#" * busy + "." * (BAR - busy), f"{idle:.1%}", format_bytes(stage.peak_reserved_bytes) if stage else "-",
+            str(rank),
+            "#" * busy + "." * (BAR - busy),
+            f"{idle:.1%}",
+            format_bytes(stage.peak_reserved_bytes) if stage else "-",
             format_bytes(stage.activations_bytes) if stage else "-",
-        )  # fmt: skip
+        )
     step = played.estimate.step_seconds or 0.0
-    pipeline = f"The pipeline takes {format_seconds(played.makespan_seconds)} of a step of {format_seconds(step)}"
+    pipeline = (
+        f"The pipeline takes {format_seconds(played.makespan_seconds)} of a step of "
+        f"{format_seconds(step)}"
+    )
     return Group(
         Text("One step, rank by rank: # busy, . idle, waiting for other ranks", style="bold"),
         table,

@@ -21,11 +21,7 @@ router = APIRouter(tags=["catalog"])
 
 @router.get("/catalog/{kind}", responses=problems(401, 403, 404, 422))
 async def get_list(
-    request: Request,
-    kind: str,
-    _: Reader,
-    cursor: Cursor = None,
-    limit: PageSize = MAX_PAGE,
+    request: Request, kind: str, _: Reader, cursor: Cursor = None, limit: PageSize = MAX_PAGE
 ) -> CatalogList:
     """One line an entry of models, gpus, clusters, schedules or defaults."""
     lines = await in_thread(request, lambda: _found(catalog_list, kind))
@@ -33,7 +29,11 @@ async def get_list(
     return CatalogList(kind=kind, items=items, next_cursor=next_cursor)
 
 
-@router.get("/catalog/{kind}/{name:path}", response_model=None, responses={200: {"model": dict[str, Any]}, **problems(401, 403, 404)})
+@router.get(
+    "/catalog/{kind}/{name:path}",
+    response_model=None,
+    responses={200: {"model": dict[str, Any]}, **problems(401, 403, 404)},
+)
 async def get_entry(request: Request, kind: str, name: str, _: Reader) -> Response:
     """One entry in full, with its sources. Aliases such as Hugging Face ids are names too."""
     entry = await in_thread(request, lambda: _found(catalog_entry, kind, name))

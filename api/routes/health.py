@@ -22,5 +22,8 @@ async def readyz(request: Request) -> Readiness:
     """The database can be reached and is migrated."""
     revision = await in_thread(request, lambda: current_revision(wiring_of(request).engine))
     if revision != HEAD:
-        raise NotReadyError(f"the database is at revision {revision or 'none'}, not {HEAD}; run `planner-cli db upgrade`")
+        raise NotReadyError(
+            f"the database is at revision {revision or 'none'}, not {HEAD}; run `planner-cli db "
+            "upgrade`"
+        )
     return Readiness(database_revision=revision)

@@ -1,4 +1,6 @@
-"""GET and POST /measurements, GET /measurements/{id}: rows as `planner-cli measurements` reads and writes them, JSON or CSV."""
+"""GET and POST /measurements, GET /measurements/{id}: rows as `planner-cli measurements` reads and
+writes them, JSON or CSV.
+"""
 
 import json
 from typing import Annotated, Any, Literal
@@ -22,14 +24,18 @@ CSV = "text/csv"
 CURSOR = "x-next-cursor"
 ROW_SCHEMA: dict[str, Any] = {
     "type": "object", "required": ["model", "cluster", "training", "layout", "measured"],
-    "properties": {name: {} for name in ("id", "model", "cluster", "training", "layout", "measured", "source")},
+    "properties": {name: {} for name in ("id", "model", "cluster", "training", "layout", "measured",
+            "source")},
 }  # fmt: skip
 
 
 @router.get(
     "/measurements",
     response_model=None,
-    responses={200: {"model": MeasurementList, "content": {CSV: {"schema": {"type": "string"}}}}, **problems(401, 403, 422, 503)},
+    responses={
+        200: {"model": MeasurementList, "content": {CSV: {"schema": {"type": "string"}}}},
+        **problems(401, 403, 422, 503),
+    },
 )
 async def list_measurements(
     request: Request,
@@ -43,9 +49,13 @@ async def list_measurements(
     cursor: Cursor = None,
     limit: PageSize = 50,
 ) -> Response:
-    """Measurements, newest first, as JSON, or as CSV by `format=csv` or `Accept: text/csv` (the cursor is then a header)."""
+    """Measurements, newest first, as JSON, or as CSV by `format=csv` or `Accept: text/csv` (the
+    cursor is then a header).
+    """
     wanted = filter_of(model=model, gpu=gpu, status=status, rung=rung, job_hash=job_hash)
-    page: MeasurementPage = await in_thread(request, lambda: wiring_of(request).measurements.list(wanted, cursor, limit))
+    page: MeasurementPage = await in_thread(
+        request, lambda: wiring_of(request).measurements.list(wanted, cursor, limit)
+    )
     if format == "csv" or (format is None and CSV in request.headers.get("accept", "")):
         headers = {CURSOR: page.next_cursor} if page.next_cursor is not None else {}
         return Response(to_csv(page.items), media_type=CSV, headers=headers)
@@ -54,7 +64,9 @@ async def list_measurements(
 
 
 @router.get(
-    "/measurements/{measurement_id}", response_model=None, responses={200: {"model": dict[str, Any]}, **problems(401, 403, 404, 503)}
+    "/measurements/{measurement_id}",
+    response_model=None,
+    responses={200: {"model": dict[str, Any]}, **problems(401, 403, 404, 503)},
 )
 async def get_measurement(request: Request, measurement_id: str, _: Reader) -> Response:
     """One measurement as a row."""
@@ -77,8 +89,12 @@ async def get_measurement(request: Request, measurement_id: str, _: Reader) -> R
         }
     },
 )
-async def post_measurements(request: Request, key: Annotated[ApiKey, Depends(needs("probe"))]) -> Response:
-    """A row, a list of rows, or CSV, stored all or none; what is new is learnt from. Rows that are there already change nothing."""
+async def post_measurements(
+    request: Request, key: Annotated[ApiKey, Depends(needs("probe"))]
+) -> Response:
+    """A row, a list of rows, or CSV, stored all or none; what is new is learnt from. Rows that are
+    there already change nothing.
+    """
     posted = await read_body(request, key, also=(CSV,))
     return await in_thread(request, lambda: answer_once(posted, lambda: _stored(posted)))
 
@@ -89,7 +105,16 @@ def _stored(posted: Posted) -> Response:
         measurements = read_measurements(wiring, value, "csv")
     else:
         rows = value if isinstance(value, list) else [value]
-        measurements = of_rows(wiring, ((f"row {number}", row) for number, row in enumerate(rows, start=1)), allow_files=False)
+        measurements = of_rows(
+            wiring,
+            ((f"row {number}", row) for number, row in enumerate(rows, start=1)),
+            allow_files=False,
+        )
     stored = store_new(wiring, measurements)
     learning = BackgroundTask(teach_stored, wiring, stored.new)
-    return Response(json.dumps({"new": stored.new, "known": stored.known}), 201, media_type=JSON, background=learning)
+    return Response(
+        json.dumps({"new": stored.new, "known": stored.known}),
+        201,
+        media_type=JSON,
+        background=learning,
+    )

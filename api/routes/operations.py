@@ -1,6 +1,5 @@
 """GET /metrics for Prometheus, GET /calibrations for who wants to know what the numbers rest on."""
 
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -14,20 +13,27 @@ from api.schemas import CalibrationList
 router = APIRouter(tags=["operations"])
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}, **problems(401, 403)})
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, **problems(401, 403)},
+)
 async def metrics(request: Request, _: Reader) -> Response:
-    """Requests by route and status, their time, and the process, in Prometheus' format. With keys: scope `read`, as a bearer token."""
+    """Requests by route and status, their time, and the process, in Prometheus' format. With keys:
+    scope `read`, as a bearer token.
+    """
     numbers: Metrics = request.app.state.metrics
     return Response(numbers.text(), media_type=MEDIA_TYPE)
 
 
 @router.get("/calibrations", responses=problems(401, 403, 422, 503))
 async def calibrations(
-    request: Request,
-    _: Reader,
-    cursor: Cursor = None,
-    limit: PageSize = 50,
+    request: Request, _: Reader, cursor: Cursor = None, limit: PageSize = 50
 ) -> CalibrationList:
-    """The calibrations that estimates may name, the one in use first, each with its knobs before and after the measured runs."""
-    items, next_cursor = await in_thread(request, lambda: calibration_page(wiring_of(request), cursor, limit))
+    """The calibrations that estimates may name, the one in use first, each with its knobs before
+    and after the measured runs.
+    """
+    items, next_cursor = await in_thread(
+        request, lambda: calibration_page(wiring_of(request), cursor, limit)
+    )
     return CalibrationList(items=items, next_cursor=next_cursor)

@@ -1,4 +1,6 @@
-"""What several routes take alike: who may read, short texts, and where a page starts and how long it is."""
+"""What several routes take alike: who may read, short texts, and where a page starts and how long
+it is.
+"""
 
 from typing import Annotated
 

@@ -39,7 +39,12 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def body_of(*schemas: Any) -> dict[str, Any]:
     """OpenAPI entry of a JSON body that the route reads itself."""
     return {
-        "requestBody": {"required": True, "content": {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"oneOf": _list(schemas)}}}}
+        "requestBody": {
+            "required": True,
+            "content": {
+                JSON: {"schema": schemas[0] if len(schemas) == 1 else {"oneOf": _list(schemas)}}
+            },
+        }
     }
 
 
@@ -53,14 +58,19 @@ JOB_SCHEMA = JobBody.model_json_schema()
 @router.post(
     "/plan",
     response_model=None,
-    responses={200: {"model": Plan}, 202: {"model": PlanAccepted}, **problems(401, 403, 409, 413, 415, 422, 502, 503)},
+    responses={
+        200: {"model": Plan},
+        202: {"model": PlanAccepted},
+        **problems(401, 403, 409, 413, 415, 422, 502, 503),
+    },
     openapi_extra=body_of(JOB_SCHEMA),
 )
 async def post_plan(request: Request, key: Annotated[ApiKey, Depends(needs("plan"))]) -> Response:
-    """A job in, a ranked plan out. 409: nothing fits, with the nearest miss. `Idempotency-Key` is honoured.
+    """A job in, a ranked plan out. 409: nothing fits, with the nearest miss. `Idempotency-Key` is
+    honoured.
 
-    With `probe` the answer is 202: a worker spends the probes, GET `location` (or its events) tells how far it is. It needs the scope
-    `probe` too.
+    With `probe` the answer is 202: a worker spends the probes, GET `location` (or its events) tells
+    how far it is. It needs the scope `probe` too.
     """
     posted = await read_body(request, key)
 
@@ -68,7 +78,9 @@ async def post_plan(request: Request, key: Annotated[ApiKey, Depends(needs("plan
         if isinstance(posted.value, Mapping) and posted.value.get("probe") is not None:
             return _queued(posted)
         plan = make_plan(posted.wiring, posted.value, allow_files=False)
-        return Response(plan.model_dump_json(), media_type=JSON, headers={"location": f"/plans/{plan.id}"})
+        return Response(
+            plan.model_dump_json(), media_type=JSON, headers={"location": f"/plans/{plan.id}"}
+        )
 
     return await in_thread(request, lambda: answer_once(posted, work))
 
@@ -83,17 +95,20 @@ def _queued(posted: Posted) -> Response:
 
 @router.get("/plans", responses=problems(401, 403, 422, 503))
 async def list_plans(
-    request: Request,
-    _: Reader,
-    cursor: Cursor = None,
-    limit: PageSize = 50,
+    request: Request, _: Reader, cursor: Cursor = None, limit: PageSize = 50
 ) -> PlanList:
     """Stored plans, and those that probes are still spent on, newest first."""
     page = await in_thread(request, lambda: page_of_plans(wiring_of(request), cursor, limit))
-    return PlanList(items=[PlanLine(**asdict(item)) for item in page.items], next_cursor=page.next_cursor)
+    return PlanList(
+        items=[PlanLine(**asdict(item)) for item in page.items], next_cursor=page.next_cursor
+    )
 
 
-@router.get("/plans/{plan_id}", response_model=None, responses={200: {"model": Plan}, **problems(401, 403, 404, 422, 503)})
+@router.get(
+    "/plans/{plan_id}",
+    response_model=None,
+    responses={200: {"model": Plan}, **problems(401, 403, 404, 422, 503)},
+)
 async def get_plan(request: Request, plan_id: str, _: Reader) -> Response:
     """One stored plan, by its id or a beginning that it alone has.
 
@@ -117,15 +132,21 @@ async def get_plan(request: Request, plan_id: str, _: Reader) -> Response:
 @router.get(
     "/plans/{plan_id}/events",
     response_model=None,
-    responses={200: {"description": "Server-sent events", "content": {EVENTS: {}}}, **problems(401, 403, 404, 503)},
+    responses={
+        200: {"description": "Server-sent events", "content": {EVENTS: {}}},
+        **problems(401, 403, 404, 503),
+    },
 )
 async def get_events(
     request: Request,
     plan_id: str,
     _: Reader,
-    last_event_id: Annotated[str | None, Header(max_length=400, description="The last `study` event that was received.")] = None,
+    last_event_id: Annotated[
+        str | None, Header(max_length=400, description="The last `study` event that was received.")
+    ] = None,
 ) -> Response:
-    """Server-sent events: `study` for every step of a plan that spends probes, `probe` for every change of a probe, `done` at the end.
+    """Server-sent events: `study` for every step of a plan that spends probes, `probe` for every
+    change of a probe, `done` at the end.
 
     `study` events are numbered; with `Last-Event-ID` they go on after it.
     """
@@ -139,15 +160,27 @@ async def get_events(
         return await in_thread(request, lambda: probes_of(wiring, plan_id))
 
     async def stand(after: int) -> tuple[str, Sequence[TaskEvent]]:
-        return await in_thread(request, lambda: (wiring.tasks.get(plan_id).state, wiring.tasks.events(plan_id, after)))
+        return await in_thread(
+            request, lambda: (wiring.tasks.get(plan_id).state, wiring.tasks.events(plan_id, after))
+        )
 
-    stream = follow(plan_id, DONE, read, anyio.sleep) if task is None else follow_study(plan_id, read, stand, anyio.sleep, after)
-    return StreamingResponse(stream, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+    stream = (
+        follow(plan_id, DONE, read, anyio.sleep)
+        if task is None
+        else follow_study(plan_id, read, stand, anyio.sleep, after)
+    )
+    return StreamingResponse(
+        stream, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+    )
 
 
 @router.delete("/plans/{plan_id}", responses=problems(401, 403, 404, 503))
-async def cancel_plan(request: Request, plan_id: str, _: Annotated[ApiKey, Depends(needs("plan"))]) -> PlanState:
-    """Cancels what still runs for a plan: its study, its queued and running probes. A plan that was answered stays."""
+async def cancel_plan(
+    request: Request, plan_id: str, _: Annotated[ApiKey, Depends(needs("plan"))]
+) -> PlanState:
+    """Cancels what still runs for a plan: its study, its queued and running probes. A plan that was
+    answered stays.
+    """
     wiring = wiring_of(request)
 
     def work() -> PlanState:
@@ -156,7 +189,15 @@ async def cancel_plan(request: Request, plan_id: str, _: Annotated[ApiKey, Depen
             wiring.store.get_plan(plan_id)
         else:
             task = wiring.tasks.cancel(plan_id, wiring.clock.now())
-        ended = [wiring.probes.cancel(record.id, wiring.clock.now()) for record in probes_of(wiring, plan_id) if record.state in OPEN]
-        return PlanState(id=plan_id, status=DONE if task is None else task.state, cancelled_probes=[record.id for record in ended])
+        ended = [
+            wiring.probes.cancel(record.id, wiring.clock.now())
+            for record in probes_of(wiring, plan_id)
+            if record.state in OPEN
+        ]
+        return PlanState(
+            id=plan_id,
+            status=DONE if task is None else task.state,
+            cancelled_probes=[record.id for record in ended],
+        )
 
     return await in_thread(request, work)

@@ -1,4 +1,6 @@
-"""POST /probes, GET /probes, GET and DELETE /probes/{id}. The service's own workers run them, or others on the same database."""
+"""POST /probes, GET /probes, GET and DELETE /probes/{id}. The service's own workers run them, or
+others on the same database.
+"""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +13,16 @@ from fastapi.responses import Response
 from api.catalog import gpu_name_of, model_name_of
 from api.errors import fault
 from api.naming import probe_id_of
-from api.probing import PREFIX, SERVICE_ATTEMPTS, ask_job, ask_plan, enqueue, pool_of, recover, wished_in
+from api.probing import (
+    PREFIX,
+    SERVICE_ATTEMPTS,
+    ask_job,
+    ask_plan,
+    enqueue,
+    pool_of,
+    recover,
+    wished_in,
+)
 from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
 from api.routes.parameters import Cursor, PageSize, Reader, Text
 from api.routes.plans import body_of, problems
@@ -29,11 +40,16 @@ JOB_KEYS = frozenset({"model", "cluster", "training"})
     "/probes",
     response_model=None,
     status_code=202,
-    responses={202: {"model": ProbesAccepted}, **problems(401, 403, 404, 409, 413, 415, 422, 502, 503)},
+    responses={
+        202: {"model": ProbesAccepted},
+        **problems(401, 403, 404, 409, 413, 415, 422, 502, 503),
+    },
     openapi_extra=body_of(ProbeBody.model_json_schema()),
 )
 async def post_probes(request: Request, key: Prober) -> Response:
-    """A job with its layout, or the best layouts of a plan, to be measured. 202: queued; follow `location`."""
+    """A job with its layout, or the best layouts of a plan, to be measured. 202: queued; follow
+    `location`.
+    """
     posted = await read_body(request, key)
     answer = await in_thread(request, lambda: answer_once(posted, lambda: _queued(posted)))
     request.app.state.probe_workers.wake()
@@ -43,7 +59,9 @@ async def post_probes(request: Request, key: Prober) -> Response:
 def _queued(posted: Posted) -> Response:
     wiring, values = posted.wiring, posted.value
     if not isinstance(values, Mapping):
-        raise fault("body", values, "must be a mapping of keys to values", "send job, or plan and top_k")
+        raise fault(
+            "body", values, "must be a mapping of keys to values", "send job, or plan and top_k"
+        )
     if JOB_KEYS & set(values):
         asked = ask_job({**wished_in(values), "job": dict(values)}, allow_files=False)
     elif "plan" in values:
@@ -55,7 +73,9 @@ def _queued(posted: Posted) -> Response:
         pool_of(wiring, name, allow_files=False)
     records = enqueue(wiring, asked, max_attempts=SERVICE_ATTEMPTS)
     body = {"id": records[0].id, "ids": [record.id for record in records]}
-    return Response(json.dumps(body), 202, media_type=JSON, headers={"location": f"/{PREFIX}s/{records[0].id}"})
+    return Response(
+        json.dumps(body), 202, media_type=JSON, headers={"location": f"/{PREFIX}s/{records[0].id}"}
+    )
 
 
 def _whole(value: object) -> int:
@@ -68,7 +88,9 @@ def _whole(value: object) -> int:
 async def list_probes(
     request: Request,
     _: Reader,
-    state: Annotated[Literal["queued", "running", "done", "failed", "cancelled"] | None, Query()] = None,
+    state: Annotated[
+        Literal["queued", "running", "done", "failed", "cancelled"] | None, Query()
+    ] = None,
     model: Text = None,
     gpu: Text = None,
     plan: Text = None,
@@ -76,15 +98,23 @@ async def list_probes(
     cursor: Cursor = None,
     limit: PageSize = 50,
 ) -> ProbeList:
-    """Probes, newest first. Those whose runner died are concluded first, so that what is said is true."""
+    """Probes, newest first. Those whose runner died are concluded first, so that what is said is
+    true.
+    """
     wiring = wiring_of(request)
-    names = {"model": None if model is None else model_name_of(model), "gpu": None if gpu is None else gpu_name_of(gpu)}
+    names = {
+        "model": None if model is None else model_name_of(model),
+        "gpu": None if gpu is None else gpu_name_of(gpu),
+    }
     wanted = ProbeFilter(state=state, plan_id=plan, pool=pool, **names)
 
     def work() -> ProbeList:
         recover(wiring)
         page = wiring.probes.list(wanted, cursor, limit)
-        return ProbeList(items=[ProbeLine(**_line(record)) for record in page.items], next_cursor=page.next_cursor)
+        return ProbeList(
+            items=[ProbeLine(**_line(record)) for record in page.items],
+            next_cursor=page.next_cursor,
+        )
 
     return await in_thread(request, work)
 
@@ -105,7 +135,9 @@ async def get_probe(request: Request, probe_id: str, _: Reader) -> ProbeDetail:
 async def cancel_probe(request: Request, probe_id: str, _: Prober) -> ProbeDetail:
     """Cancels a queued probe; a running one ends at its next heartbeat."""
     wiring = wiring_of(request)
-    return await in_thread(request, lambda: _detail(wiring.probes.cancel(probe_id, wiring.clock.now())))
+    return await in_thread(
+        request, lambda: _detail(wiring.probes.cancel(probe_id, wiring.clock.now()))
+    )
 
 
 def _line(record: ProbeRecord) -> dict[str, Any]:
@@ -113,4 +145,8 @@ def _line(record: ProbeRecord) -> dict[str, Any]:
 
 
 def _detail(record: ProbeRecord) -> ProbeDetail:
-    return ProbeDetail(**_line(record), request=dict(record.request), results=[dict(result) for result in record.results])
+    return ProbeDetail(
+        **_line(record),
+        request=dict(record.request),
+        results=[dict(result) for result in record.results],
+    )

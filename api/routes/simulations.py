@@ -18,7 +18,10 @@ from planner.timeline import timeline
 router = APIRouter(tags=["simulations"])
 Planner = Annotated[ApiKey, Depends(needs("plan"))]
 ERRORS = problems(401, 403, 409, 413, 415, 422, 503)
-TRACE_SCHEMA = {"type": "object", "properties": {"traceEvents": {"type": "array"}, "displayTimeUnit": {"type": "string"}}}
+TRACE_SCHEMA = {
+    "type": "object",
+    "properties": {"traceEvents": {"type": "array"}, "displayTimeUnit": {"type": "string"}},
+}
 
 
 @router.post(
@@ -32,7 +35,9 @@ async def post_collective(request: Request, key: Planner) -> Response:
     posted = await read_body(request, key)
 
     def work() -> Response:
-        return Response(ask_collective(posted.value, allow_files=False).model_dump_json(), media_type=JSON)
+        return Response(
+            ask_collective(posted.value, allow_files=False).model_dump_json(), media_type=JSON
+        )
 
     return await in_thread(request, lambda: answer_once(posted, work))
 
@@ -40,11 +45,19 @@ async def post_collective(request: Request, key: Planner) -> Response:
 @router.post(
     "/simulate",
     response_model=None,
-    responses={200: {"description": "Chrome trace; Perfetto opens it", "content": {JSON: {"schema": TRACE_SCHEMA}}}, **ERRORS},
+    responses={
+        200: {
+            "description": "Chrome trace; Perfetto opens it",
+            "content": {JSON: {"schema": TRACE_SCHEMA}},
+        },
+        **ERRORS,
+    },
     openapi_extra=body_of(JOB_SCHEMA),
 )
 async def post_simulate(request: Request, key: Planner) -> Response:
-    """One step of a job's pipeline played out, as a Chrome trace. The job's layout has pp of 2 or more."""
+    """One step of a job's pipeline played out, as a Chrome trace. The job's layout has pp of 2 or
+    more.
+    """
     posted = await read_body(request, key)
 
     def work() -> Response:

@@ -1,4 +1,6 @@
-"""POST /sweeps, GET /sweeps, GET and DELETE /sweeps/{id}, POST /sweeps/{id}/run, /pause and /resume."""
+"""POST /sweeps, GET /sweeps, GET and DELETE /sweeps/{id}, POST /sweeps/{id}/run, /pause and
+/resume.
+"""
 
 import json
 from collections.abc import Callable
@@ -21,11 +23,16 @@ Prober = Annotated[ApiKey, Depends(needs("probe"))]
 
 
 @router.post(
-    "/sweeps", response_model=None, status_code=201, responses=problems(401, 403, 409, 413, 415, 422, 503),
+    "/sweeps",
+    response_model=None,
+    status_code=201,
+    responses=problems(401, 403, 409, 413, 415, 422, 503),
     openapi_extra=body_of(SweepSpec.model_json_schema()),
-)  # fmt: skip
+)
 async def post_sweep(request: Request, key: Prober) -> Response:
-    """Stores a sweep. With a `schedule` workers run it from then on; without one POST /sweeps/{id}/run does."""
+    """Stores a sweep. With a `schedule` workers run it from then on; without one POST
+    /sweeps/{id}/run does.
+    """
     posted = await read_body(request, key, within="sweep.")
 
     def work() -> Response:
@@ -38,17 +45,17 @@ async def post_sweep(request: Request, key: Prober) -> Response:
 
 @router.get("/sweeps", responses=problems(401, 403, 422, 503))
 async def list_sweeps(
-    request: Request,
-    _: Reader,
-    cursor: Cursor = None,
-    limit: PageSize = 50,
+    request: Request, _: Reader, cursor: Cursor = None, limit: PageSize = 50
 ) -> dict[str, Any]:
     """Stored sweeps, newest first, each with its newest run."""
     wiring = wiring_of(request)
 
     def work() -> dict[str, Any]:
         page = wiring.sweeps.list(cursor, limit)
-        return {"items": [sweep_detail(wiring, sweep, runs=1) for sweep in page.items], "next_cursor": page.next_cursor}
+        return {
+            "items": [sweep_detail(wiring, sweep, runs=1) for sweep in page.items],
+            "next_cursor": page.next_cursor,
+        }
 
     return await in_thread(request, work)
 
@@ -57,10 +64,18 @@ async def list_sweeps(
 async def get_sweep(request: Request, sweep_id: str, _: Reader) -> dict[str, Any]:
     """One sweep with its newest runs and their reports."""
     wiring = wiring_of(request)
-    return await in_thread(request, lambda: sweep_detail(wiring, wiring.sweeps.get(sweep_id_of(wiring, sweep_id, "sweep_id"))))
+    return await in_thread(
+        request,
+        lambda: sweep_detail(wiring, wiring.sweeps.get(sweep_id_of(wiring, sweep_id, "sweep_id"))),
+    )
 
 
-@router.post("/sweeps/{sweep_id}/run", response_model=None, status_code=202, responses=problems(401, 403, 404, 409, 422, 503))
+@router.post(
+    "/sweeps/{sweep_id}/run",
+    response_model=None,
+    status_code=202,
+    responses=problems(401, 403, 404, 409, 422, 503),
+)
 async def run_sweep_now(request: Request, sweep_id: str, key: Prober) -> Response:
     """Queues a run for the next free worker."""
     wiring = wiring_of(request)
@@ -74,14 +89,24 @@ async def run_sweep_now(request: Request, sweep_id: str, key: Prober) -> Respons
     return answer
 
 
-@router.post("/sweeps/{sweep_id}/pause", response_model=None, responses=problems(401, 403, 404, 409, 422, 503))
+@router.post(
+    "/sweeps/{sweep_id}/pause",
+    response_model=None,
+    responses=problems(401, 403, 404, 409, 422, 503),
+)
 async def pause(request: Request, sweep_id: str, key: Prober) -> Response:
     """No more runs until it is resumed: queued ones are cancelled, a running one goes on."""
     wiring = wiring_of(request)
-    return await _once(request, key, 200, lambda: sweep_detail(wiring, pause_sweep(wiring, sweep_id)))
+    return await _once(
+        request, key, 200, lambda: sweep_detail(wiring, pause_sweep(wiring, sweep_id))
+    )
 
 
-@router.post("/sweeps/{sweep_id}/resume", response_model=None, responses=problems(401, 403, 404, 409, 422, 503))
+@router.post(
+    "/sweeps/{sweep_id}/resume",
+    response_model=None,
+    responses=problems(401, 403, 404, 409, 422, 503),
+)
 async def resume_sweep(request: Request, sweep_id: str, key: Prober) -> Response:
     """Runs again from the next moment of its schedule on."""
     wiring = wiring_of(request)
@@ -93,10 +118,15 @@ async def resume_sweep(request: Request, sweep_id: str, key: Prober) -> Response
     return await _once(request, key, 200, work)
 
 
-async def _once(request: Request, key: ApiKey, status: int, work: Callable[[], dict[str, Any]]) -> Response:
+async def _once(
+    request: Request, key: ApiKey, status: int, work: Callable[[], dict[str, Any]]
+) -> Response:
     """The answer to a POST without a body; `Idempotency-Key` is honoured."""
     posted = posted_bare(request, key)
-    return await in_thread(request, lambda: answer_once(posted, lambda: Response(json.dumps(work()), status, media_type=JSON)))
+    return await in_thread(
+        request,
+        lambda: answer_once(posted, lambda: Response(json.dumps(work()), status, media_type=JSON)),
+    )
 
 
 @router.delete("/sweeps/{sweep_id}", responses=problems(401, 403, 404, 503))

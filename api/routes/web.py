@@ -1,4 +1,6 @@
-"""GET /: the web page. It holds no data of its own: it asks the service, with the key that its user types where there are keys."""
+"""GET /: the web page. It holds no data of its own: it asks the service, with the key that its user
+types where there are keys.
+"""
 
 from functools import lru_cache
 from pathlib import Path
@@ -9,7 +11,8 @@ from fastapi.responses import HTMLResponse
 PAGE = Path(__file__).parents[1] / "web" / "index.html"
 HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; form-action 'self'; "
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "connect-src 'self'; form-action 'self'; "
         "base-uri 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",

@@ -33,7 +33,12 @@ def ids_starting(engine: Engine, table: Any, beginning: str, limit: int) -> list
     """At most `limit` ids of a table that begin so, newest first."""
     from api.storage.engine import store_errors
 
-    query = select(table.id).where(table.id.startswith(beginning, autoescape=True)).order_by(table.id.desc()).limit(limit)
+    query = (
+        select(table.id)
+        .where(table.id.startswith(beginning, autoescape=True))
+        .order_by(table.id.desc())
+        .limit(limit)
+    )
     with store_errors(engine), Session(engine) as session:
         return list(session.scalars(query))
 
@@ -51,7 +56,9 @@ def check_limit(limit: int) -> None:
 
 def cursor_of(created_at: datetime, row_id: str) -> str:
     """Where the page after this row starts."""
-    return base64.urlsafe_b64encode(f"{created_at.isoformat()}|{row_id}".encode()).decode().rstrip("=")
+    return (
+        base64.urlsafe_b64encode(f"{created_at.isoformat()}|{row_id}".encode()).decode().rstrip("=")
+    )
 
 
 def read_cursor(cursor: str) -> tuple[datetime, str]:
@@ -63,5 +70,10 @@ def read_cursor(cursor: str) -> tuple[datetime, str]:
     except (ValueError, binascii.Error):
         created_at, row_id = datetime.min, ""
     if created_at.tzinfo is None or not row_id or not is_id(row_id):
-        raise fault("cursor", cursor, "is not a cursor that this service gave", "leave it out to start at the newest")
+        raise fault(
+            "cursor",
+            cursor,
+            "is not a cursor that this service gave",
+            "leave it out to start at the newest",
+        )
     return created_at, row_id

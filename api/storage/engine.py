@@ -18,18 +18,31 @@ BUSY_TIMEOUT_SECONDS = 30.0
 POSTGRES = "postgresql+psycopg"
 POSTGRES_CONNECT_SECONDS = 10
 MEMORY_NAMES = (None, "", ":memory:")
-_DRIVERS = {"postgresql": POSTGRES, "postgres": POSTGRES, POSTGRES: POSTGRES, "sqlite": "sqlite", "sqlite+pysqlite": "sqlite"}
+_DRIVERS = {
+    "postgresql": POSTGRES,
+    "postgres": POSTGRES,
+    POSTGRES: POSTGRES,
+    "sqlite": "sqlite",
+    "sqlite+pysqlite": "sqlite",
+}
 
 
 def normalise_url(text: str) -> URL:
-    """The URL with the driver that is tested: postgresql:// and postgres:// mean psycopg 3. Raises SpecError."""
+    """The URL with the driver that is tested: postgresql:// and postgres:// mean psycopg 3. Raises
+    SpecError.
+    """
     remedy = "use sqlite:////absolute/path.db or postgresql://user:password@host/database"
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
         raise fault("PLANNER_DATABASE_URL", "***", "is no database URL", remedy) from None
     if url.drivername not in _DRIVERS:
-        raise fault("PLANNER_DATABASE_URL", url.render_as_string(), f"{url.drivername} is not supported", remedy)
+        raise fault(
+            "PLANNER_DATABASE_URL",
+            url.render_as_string(),
+            f"{url.drivername} is not supported",
+            remedy,
+        )
     return url.set(drivername=_DRIVERS[url.drivername])
 
 
@@ -39,10 +52,14 @@ def is_memory(url: URL) -> bool:
 
 
 def make_engine(url: URL) -> Engine:
-    """An engine that has not connected yet. Creates the folder of a SQLite file. Raises StoreError."""
+    """An engine that has not connected yet. Creates the folder of a SQLite file. Raises
+    StoreError.
+    """
     dumps = partial(json.dumps, allow_nan=False, separators=(",", ":"))
     if url.get_backend_name() == "sqlite":
-        options: dict[str, Any] = {"connect_args": {"timeout": BUSY_TIMEOUT_SECONDS, "check_same_thread": False}}
+        options: dict[str, Any] = {
+            "connect_args": {"timeout": BUSY_TIMEOUT_SECONDS, "check_same_thread": False}
+        }
         if is_memory(url):
             options["poolclass"] = StaticPool
         else:
@@ -51,7 +68,12 @@ def make_engine(url: URL) -> Engine:
         _teach_sqlite(engine)
         return engine
     try:
-        return create_engine(url, json_serializer=dumps, pool_pre_ping=True, connect_args={"connect_timeout": POSTGRES_CONNECT_SECONDS})
+        return create_engine(
+            url,
+            json_serializer=dumps,
+            pool_pre_ping=True,
+            connect_args={"connect_timeout": POSTGRES_CONNECT_SECONDS},
+        )
     except (NoSuchModuleError, ModuleNotFoundError):
         raise StoreError("PostgreSQL needs the psycopg driver: install planner[postgres]") from None
 
@@ -61,12 +83,15 @@ def _make_folder(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise StoreError(
-            f"cannot create the folder of database {path} ({error.strerror}); set PLANNER_DATABASE_URL to another place"
+            f"cannot create the folder of database {path} ({error.strerror}); set "
+            "PLANNER_DATABASE_URL to another place"
         ) from None
 
 
 def _teach_sqlite(engine: Engine) -> None:
-    """Foreign keys on; transactions begin when SQLAlchemy says so, as writers (BEGIN IMMEDIATE) where asked for."""
+    """Foreign keys on; transactions begin when SQLAlchemy says so, as writers (BEGIN IMMEDIATE)
+    where asked for.
+    """
 
     def on_connect(dbapi_connection: Any, _: object) -> None:
         dbapi_connection.isolation_level = None
@@ -95,6 +120,12 @@ def store_errors(engine: Engine) -> Iterator[None]:
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         first = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
-        raise StoreError(f"database {shown(engine)}: {first}; check PLANNER_DATABASE_URL, or run `planner-cli doctor`") from error
+        raise StoreError(
+            f"database {shown(engine)}: {first}; check PLANNER_DATABASE_URL, or run `planner-cli "
+            "doctor`"
+        ) from error
     except ModuleNotFoundError as error:
-        raise StoreError(f"database {shown(engine)}: driver {error.name} is not installed; install planner[postgres]") from None
+        raise StoreError(
+            f"database {shown(engine)}: driver {error.name} is not installed; install "
+            "planner[postgres]"
+        ) from None

@@ -1,6 +1,8 @@
-"""Brings a database to the revision that this version needs, once, however many processes ask at the same time.
+"""Brings a database to the revision that this version needs, once, however many processes ask at
+the same time.
 
-A database that is already there is recognised with one SELECT; alembic is imported only when there is something to do.
+A database that is already there is recognised with one SELECT; alembic is imported only when there
+is something to do.
 """
 
 import time
@@ -26,7 +28,9 @@ RETRY_SECONDS = 0.05
 
 
 def current_revision(engine: Engine) -> str | None:
-    """Revision of the database; None when it is empty. Raises StoreError when it cannot be reached."""
+    """Revision of the database; None when it is empty. Raises StoreError when it cannot be
+    reached.
+    """
     with store_errors(engine), engine.connect() as connection:
         return _revision(connection)
 
@@ -38,7 +42,8 @@ def _revision(connection: Connection) -> str | None:
 
 
 def ensure_current(engine: Engine) -> None:
-    """First use: a SQLite database is created and migrated; a PostgreSQL database has to be current already.
+    """First use: a SQLite database is created and migrated; a PostgreSQL database has to be current
+    already.
 
     Raises NotReadyError when it is not, StoreError when it cannot be reached.
     """
@@ -46,7 +51,10 @@ def ensure_current(engine: Engine) -> None:
     if revision == HEAD:
         return
     if engine.dialect.name != "sqlite":
-        raise NotReadyError(f"database {shown(engine)} is at revision {revision or 'none'}, not {HEAD}; run `planner-cli db upgrade`")
+        raise NotReadyError(
+            f"database {shown(engine)} is at revision {revision or 'none'}, not {HEAD}; run "
+            "`planner-cli db upgrade`"
+        )
     upgrade(engine)
 
 
@@ -57,7 +65,9 @@ def upgrade(engine: Engine, revision: str = "head") -> str | None:
 
 
 def downgrade(engine: Engine, revision: str) -> str | None:
-    """Runs the migrations back down to `revision` ("base": an empty database) under the same lock."""
+    """Runs the migrations back down to `revision` ("base": an empty database) under the same
+    lock.
+    """
     _run(engine, "downgrade", revision)
     return current_revision(engine)
 
@@ -78,7 +88,8 @@ def _run(engine: Engine, command: str, revision: str) -> None:
             except CommandError as error:
                 found = _revision(connection)
                 raise StoreError(
-                    f"database {shown(engine)} is at revision {found}, which this version (up to {HEAD}) cannot {command}: {error}; "
+                    f"database {shown(engine)} is at revision {found}, which this version (up "
+                    f"to {HEAD}) cannot {command}: {error}; "
                     "install the newest planner"
                 ) from None
 
@@ -94,7 +105,9 @@ def alembic_config() -> "Config":
 
 
 def migrations_folder() -> Path:
-    """api/storage/migrations in an installed wheel, alembic/ in a checkout (setup.py copies one to the other)."""
+    """api/storage/migrations in an installed wheel, alembic/ in a checkout (setup.py copies one to
+    the other).
+    """
     here = Path(__file__).resolve().parent
     for folder in (here / "migrations", here.parent.parent / "alembic"):
         if (folder / "env.py").is_file():
@@ -104,9 +117,14 @@ def migrations_folder() -> Path:
 
 @contextmanager
 def _locked(engine: Engine) -> Iterator[Connection]:
-    """A connection in a transaction that no second migrator can enter; it commits at the end or leaves nothing behind."""
+    """A connection in a transaction that no second migrator can enter; it commits at the end or
+    leaves nothing behind.
+    """
     if engine.dialect.name == "sqlite":
-        with engine.connect().execution_options(planner_writes=True) as connection, connection.begin():
+        with (
+            engine.connect().execution_options(planner_writes=True) as connection,
+            connection.begin(),
+        ):
             yield connection
         return
     with engine.begin() as connection:
@@ -115,7 +133,9 @@ def _locked(engine: Engine) -> Iterator[Connection]:
 
 
 def _use_wal(engine: Engine) -> None:
-    """Readers beside one writer. Kept in the file, so once is enough; the switch itself does not wait for locks."""
+    """Readers beside one writer. Kept in the file, so once is enough; the switch itself does not
+    wait for locks.
+    """
     deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:

@@ -21,7 +21,9 @@ class SqlProbeStore(SqlQueue[ProbeRecord]):
     row_class = ProbeRow
     what, where = "probe", "GET /probes"
 
-    def list(self, wanted: ProbeFilter | None = None, cursor: str | None = None, limit: int = 50) -> ProbePage:
+    def list(
+        self, wanted: ProbeFilter | None = None, cursor: str | None = None, limit: int = 50
+    ) -> ProbePage:
         """Newest first."""
         items, next_cursor = self._page(wanted or ProbeFilter(), cursor, limit)
         return ProbePage(items=items, next_cursor=next_cursor)
@@ -33,7 +35,14 @@ class SqlProbeStore(SqlQueue[ProbeRecord]):
             query = query.where(ProbeRow.id == plain_text(probe_id))
         return self._take(query.order_by(ProbeRow.created_at, ProbeRow.id), lease)
 
-    def heartbeat(self, held: ProbeRecord, lease: Lease, *, progress: str | None = None, folder: str | None = None) -> bool:
+    def heartbeat(
+        self,
+        held: ProbeRecord,
+        lease: Lease,
+        *,
+        progress: str | None = None,
+        folder: str | None = None,
+    ) -> bool:
         """Prolongs the lease and tells whether somebody asked to cancel."""
         words = {} if progress is None else {"progress": plain_text(progress)}
         return self._beat(held, lease, words if folder is None else {**words, "folder": folder})
@@ -44,10 +53,17 @@ class SqlProbeStore(SqlQueue[ProbeRecord]):
             session.add_all(measurement_row(measurement) for measurement in end.measurements)
             flush_new(session, ", ".join(measurement.id for measurement in end.measurements[:3]))
             values = {
-                "state": end.state, "finished_at": now, "lease_until": None, "results": [dict(result) for result in end.results],
-                "measurement_id": end.measurements[0].id if end.measurements else None, "failure": end.failure,
-                "message": None if end.message is None else plain_text(end.message, MESSAGE_CHARACTERS), "progress": None,
-            }  # fmt: skip
+                "state": end.state,
+                "finished_at": now,
+                "lease_until": None,
+                "results": [dict(result) for result in end.results],
+                "measurement_id": end.measurements[0].id if end.measurements else None,
+                "failure": end.failure,
+                "message": None
+                if end.message is None
+                else plain_text(end.message, MESSAGE_CHARACTERS),
+                "progress": None,
+            }
             self._write(session, held, values)
             record = self._record(self._found(session, held.id))
             session.commit()

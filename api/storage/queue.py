@@ -1,7 +1,9 @@
-"""A queue with leases and fencing in SQL, for SQLite and PostgreSQL alike: what probes and tasks share.
+"""A queue with leases and fencing in SQL, for SQLite and PostgreSQL alike: what probes and tasks
+share.
 
-Two claimers never get the same row: SQLite's writers take turns (BEGIN IMMEDIATE), PostgreSQL's skip what another has locked.
-Every write of an owner names its fencing token, so that one who was believed dead and came back changes nothing.
+Two claimers never get the same row: SQLite's writers take turns (BEGIN IMMEDIATE), PostgreSQL's
+skip what another has locked. Every write of an owner names its fencing token, so that one who was
+believed dead and came back changes nothing.
 """
 
 from collections.abc import Sequence
@@ -12,7 +14,15 @@ from typing import Any, ClassVar, Generic, TypeVar
 from sqlalchemy import Engine, Select, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from api.storage.common import SHOWN_CHARACTERS, check_limit, cursor_of, flush_new, is_id, plain_text, read_cursor
+from api.storage.common import (
+    SHOWN_CHARACTERS,
+    check_limit,
+    cursor_of,
+    flush_new,
+    is_id,
+    plain_text,
+    read_cursor,
+)
 from api.storage.engine import store_errors
 from api.storage.tables import LeasedRow
 from planner.errors import ConflictError, NotFoundError
@@ -24,7 +34,9 @@ Record = TypeVar("Record")
 
 
 class SqlQueue(Generic[Record]):
-    """One table of leased rows. what: its name in messages.  where: how to list them.  A subclass converts rows and records."""
+    """One table of leased rows. what: its name in messages.  where: how to list them.  A subclass
+    converts rows and records.
+    """
 
     row_class: ClassVar[type[LeasedRow]]
     what: ClassVar[str]
@@ -53,8 +65,12 @@ class SqlQueue(Generic[Record]):
         with store_errors(self.engine), Session(self.engine) as session:
             return self._record(self._found(session, row_id))
 
-    def _page(self, wanted: Any, cursor: str | None, limit: int) -> tuple[tuple[Record, ...], str | None]:
-        """Newest first, by (created_at, id), which later rows never disturb; and the cursor of the next page."""
+    def _page(
+        self, wanted: Any, cursor: str | None, limit: int
+    ) -> tuple[tuple[Record, ...], str | None]:
+        """Newest first, by (created_at, id), which later rows never disturb; and the cursor of the
+        next page.
+        """
         check_limit(limit)
         table = self.row_class
         query = select(table).order_by(table.created_at.desc(), table.id.desc())
@@ -74,23 +90,38 @@ class SqlQueue(Generic[Record]):
         """A running one whose lease has ended."""
         table = self.row_class
         ended = (table.state == RUNNING, table.lease_until < lease.now)
-        return self._take(select(table).where(table.id == plain_text(row_id), *ended), lease, counts=False)
+        return self._take(
+            select(table).where(table.id == plain_text(row_id), *ended), lease, counts=False
+        )
 
     def _take(self, query: Select[Any], lease: Lease, *, counts: bool = True) -> Record | None:
         with store_errors(self.engine), Session(self._writer) as session:
-            row: LeasedRow | None = session.scalars(query.limit(1).with_for_update(skip_locked=True)).first()
+            row: LeasedRow | None = session.scalars(
+                query.limit(1).with_for_update(skip_locked=True)
+            ).first()
             if row is None:
                 return None
-            row.state, row.owner, row.fencing_token = RUNNING, plain_text(lease.owner), row.fencing_token + 1
+            row.state, row.owner, row.fencing_token = (
+                RUNNING,
+                plain_text(lease.owner),
+                row.fencing_token + 1,
+            )
             row.attempts += counts
-            row.heartbeat_at, row.lease_until = lease.now, lease.now + timedelta(seconds=lease.seconds)
+            row.heartbeat_at, row.lease_until = (
+                lease.now,
+                lease.now + timedelta(seconds=lease.seconds),
+            )
             row.started_at = row.started_at or lease.now
             record = self._record(row)
             session.commit()
             return record
 
     def _beat(self, held: Any, lease: Lease, values: dict[str, Any]) -> bool:
-        values = {**values, "heartbeat_at": lease.now, "lease_until": lease.now + timedelta(seconds=lease.seconds)}
+        values = {
+            **values,
+            "heartbeat_at": lease.now,
+            "lease_until": lease.now + timedelta(seconds=lease.seconds),
+        }
         with store_errors(self.engine), Session(self._writer) as session:
             self._write(session, held, values)
             asked = bool(self._found(session, held.id).cancel_requested)
@@ -98,15 +129,28 @@ class SqlQueue(Generic[Record]):
         return asked
 
     def _release(self, held: Any, counts: bool, values: dict[str, Any]) -> Record:
-        back = {"state": QUEUED, "owner": None, "lease_until": None, "heartbeat_at": None, "progress": None, **values}
+        back = {
+            "state": QUEUED,
+            "owner": None,
+            "lease_until": None,
+            "heartbeat_at": None,
+            "progress": None,
+            **values,
+        }
         with store_errors(self.engine), Session(self._writer) as session:
-            self._write(session, held, {**back, "attempts": held.attempts if counts else max(held.attempts - 1, 0)})
+            self._write(
+                session,
+                held,
+                {**back, "attempts": held.attempts if counts else max(held.attempts - 1, 0)},
+            )
             record = self._record(self._found(session, held.id))
             session.commit()
         return record
 
     def cancel(self, row_id: str, now: datetime) -> Record:
-        """A queued one is cancelled; of a running one its owner is asked; an ended one stays as it is."""
+        """A queued one is cancelled; of a running one its owner is asked; an ended one stays as it
+        is.
+        """
         with store_errors(self.engine), Session(self._writer) as session:
             row = self._found(session, row_id, lock=True)
             if row.state == QUEUED:
@@ -120,14 +164,24 @@ class SqlQueue(Generic[Record]):
     def expired(self, now: datetime) -> Sequence[Record]:
         """Running ones whose lease has ended, oldest first."""
         table = self.row_class
-        query = select(table).where(table.state == RUNNING, table.lease_until < now).order_by(table.created_at, table.id)
+        query = (
+            select(table)
+            .where(table.state == RUNNING, table.lease_until < now)
+            .order_by(table.created_at, table.id)
+        )
         with store_errors(self.engine), Session(self.engine) as session:
             return tuple(self._record(row) for row in session.scalars(query))
 
     def _write(self, session: Session, held: Any, values: dict[str, Any]) -> None:
         table = self.row_class
-        ours = (table.id == held.id, table.state == RUNNING, table.fencing_token == held.fencing_token)
-        written = session.execute(update(table).where(*ours).values(**values).returning(table.id)).first()
+        ours = (
+            table.id == held.id,
+            table.state == RUNNING,
+            table.fencing_token == held.fencing_token,
+        )
+        written = session.execute(
+            update(table).where(*ours).values(**values).returning(table.id)
+        ).first()
         if written is None:
             raise self._lost(self._found(session, held.id), held)
         session.expire_all()
@@ -140,10 +194,15 @@ class SqlQueue(Generic[Record]):
 
     def _lost(self, row: Any, held: Any) -> ConflictError:
         holder = row.owner or "nobody"
-        return ConflictError(f"{self.what} {held.id} is {row.state}, held by {holder}: the lease of {held.owner} was lost")
+        return ConflictError(
+            f"{self.what} {held.id} is {row.state}, held by {holder}: the lease of {held.owner} "
+            "was lost"
+        )
 
     def _found(self, session: Session, row_id: str, *, lock: bool = False) -> Any:
         row = session.get(self.row_class, row_id, with_for_update=lock) if is_id(row_id) else None
         if row is None:
-            raise NotFoundError(f"no {self.what} of id {row_id[:SHOWN_CHARACTERS]!r}; {self.where} lists them")
+            raise NotFoundError(
+                f"no {self.what} of id {row_id[:SHOWN_CHARACTERS]!r}; {self.where} lists them"
+            )
         return row

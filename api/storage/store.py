@@ -8,7 +8,15 @@ from sqlalchemy import Engine, select, tuple_
 from sqlalchemy.orm import Session
 
 from api.identity import hash_of_job
-from api.storage.common import SHOWN_CHARACTERS, check_limit, cursor_of, flush_new, is_id, plain_text, read_cursor
+from api.storage.common import (
+    SHOWN_CHARACTERS,
+    check_limit,
+    cursor_of,
+    flush_new,
+    is_id,
+    plain_text,
+    read_cursor,
+)
 from api.storage.engine import store_errors
 from api.storage.tables import EstimateRow, PlanLayoutRow, PlanRow
 from planner.errors import NotFoundError
@@ -18,7 +26,9 @@ from planner.specs.plan import Plan, RankedLayout
 
 
 class SqlStore:
-    """A PlanStore and an EstimateStore on one engine; see `planner.ports` for what each method promises."""
+    """A PlanStore and an EstimateStore on one engine; see `planner.ports` for what each method
+    promises.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -37,22 +47,38 @@ class SqlStore:
         with store_errors(self.engine), Session(self.engine) as session:
             row = session.get(PlanRow, plan_id) if is_id(plan_id) else None
             if row is None:
-                raise NotFoundError(f"no plan of id {plan_id[:SHOWN_CHARACTERS]!r}; `planner-cli plans` lists them")
+                raise NotFoundError(
+                    f"no plan of id {plan_id[:SHOWN_CHARACTERS]!r}; `planner-cli plans` lists them"
+                )
             return Plan.model_validate(row.body)
 
     def list_plans(self, cursor: str | None = None, limit: int = 50) -> PlanPage:
         """Newest first, by (created_at, id), which later plans never disturb."""
         query = select(
-            PlanRow.id, PlanRow.created_at, PlanRow.model, PlanRow.gpu, PlanRow.num_gpus, PlanRow.layout,
-            PlanRow.tokens_per_second_per_gpu, PlanRow.status, PlanRow.model_version,
-        ).order_by(PlanRow.created_at.desc(), PlanRow.id.desc())  # fmt: skip
+            PlanRow.id,
+            PlanRow.created_at,
+            PlanRow.model,
+            PlanRow.gpu,
+            PlanRow.num_gpus,
+            PlanRow.layout,
+            PlanRow.tokens_per_second_per_gpu,
+            PlanRow.status,
+            PlanRow.model_version,
+        ).order_by(PlanRow.created_at.desc(), PlanRow.id.desc())
         if cursor is not None:
-            query = query.where(tuple_(PlanRow.created_at, PlanRow.id) < tuple_(*read_cursor(cursor)))
+            query = query.where(
+                tuple_(PlanRow.created_at, PlanRow.id) < tuple_(*read_cursor(cursor))
+            )
         check_limit(limit)
         with store_errors(self.engine), Session(self.engine) as session:
             rows = session.execute(query.limit(limit + 1)).all()
         items = tuple(PlanSummary(**row._mapping) for row in rows[:limit])
-        return PlanPage(items=items, next_cursor=cursor_of(items[-1].created_at, items[-1].id) if len(rows) > limit else None)
+        return PlanPage(
+            items=items,
+            next_cursor=cursor_of(items[-1].created_at, items[-1].id)
+            if len(rows) > limit
+            else None,
+        )
 
     def save_estimates(self, estimates: Sequence[StoredEstimate]) -> None:
         """Stores all or none."""
@@ -66,8 +92,16 @@ class SqlStore:
         with store_errors(self.engine), Session(self.engine) as session:
             row = session.get(EstimateRow, estimate_id) if is_id(estimate_id) else None
             if row is None:
-                raise NotFoundError(f"no estimate of id {estimate_id[:SHOWN_CHARACTERS]!r}; give the one in the location of POST /estimate")
-            return StoredEstimate(id=row.id, created_at=row.created_at, job=row.job, estimate=Estimate.model_validate(row.estimate))
+                raise NotFoundError(
+                    f"no estimate of id {estimate_id[:SHOWN_CHARACTERS]!r}; give the one in the "
+                    "location of POST /estimate"
+                )
+            return StoredEstimate(
+                id=row.id,
+                created_at=row.created_at,
+                job=row.job,
+                estimate=Estimate.model_validate(row.estimate),
+            )
 
 
 def _plan_row(plan: Plan, labels: PlanLabels) -> PlanRow:
@@ -105,8 +139,15 @@ def _estimate_row(stored: StoredEstimate) -> EstimateRow:
 def _layout_row(plan_id: str, entry: RankedLayout) -> PlanLayoutRow:
     estimate = entry.estimate
     return PlanLayoutRow(
-        plan_id=plan_id, rank=entry.rank, layout=entry.layout.model_dump(mode="json"), num_gpus=entry.num_gpus, source=entry.source,
-        step_seconds=estimate.step_seconds, tokens_per_second_per_gpu=estimate.tokens_per_second_per_gpu,
-        peak_allocated_bytes=estimate.peak_allocated_bytes, peak_reserved_bytes=estimate.peak_reserved_bytes,
-        device_bytes=estimate.device_bytes, oom_probability=estimate.oom_probability,
-    )  # fmt: skip
+        plan_id=plan_id,
+        rank=entry.rank,
+        layout=entry.layout.model_dump(mode="json"),
+        num_gpus=entry.num_gpus,
+        source=entry.source,
+        step_seconds=estimate.step_seconds,
+        tokens_per_second_per_gpu=estimate.tokens_per_second_per_gpu,
+        peak_allocated_bytes=estimate.peak_allocated_bytes,
+        peak_reserved_bytes=estimate.peak_reserved_bytes,
+        device_bytes=estimate.device_bytes,
+        oom_probability=estimate.oom_probability,
+    )

@@ -8,7 +8,15 @@ from typing import Any
 from sqlalchemy import Engine, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from api.storage.common import SHOWN_CHARACTERS, check_limit, cursor_of, flush_new, is_id, plain_text, read_cursor
+from api.storage.common import (
+    SHOWN_CHARACTERS,
+    check_limit,
+    cursor_of,
+    flush_new,
+    is_id,
+    plain_text,
+    read_cursor,
+)
 from api.storage.engine import store_errors
 from api.storage.tables import SweepRow, TaskRow
 from planner.errors import ConflictError, NotFoundError
@@ -25,7 +33,11 @@ class SqlSweepStore:
     def add(self, record: SweepRecord) -> None:
         """Stores it."""
         with store_errors(self.engine), Session(self._writer) as session:
-            session.add(SweepRow(**{**asdict(record), "name": plain_text(record.name), "spec": dict(record.spec)}))
+            session.add(
+                SweepRow(
+                    **{**asdict(record), "name": plain_text(record.name), "spec": dict(record.spec)}
+                )
+            )
             flush_new(session, record.id)
             session.commit()
 
@@ -39,23 +51,42 @@ class SqlSweepStore:
         check_limit(limit)
         query = select(SweepRow).order_by(SweepRow.created_at.desc(), SweepRow.id.desc())
         if cursor is not None:
-            query = query.where(tuple_(SweepRow.created_at, SweepRow.id) < tuple_(*read_cursor(cursor)))
+            query = query.where(
+                tuple_(SweepRow.created_at, SweepRow.id) < tuple_(*read_cursor(cursor))
+            )
         with store_errors(self.engine), Session(self.engine) as session:
             items = tuple(_record(row) for row in session.scalars(query.limit(limit + 1)))
         last = items[limit - 1] if len(items) > limit else None
-        return SweepPage(items=items[:limit], next_cursor=None if last is None else cursor_of(last.created_at, last.id))
+        return SweepPage(
+            items=items[:limit],
+            next_cursor=None if last is None else cursor_of(last.created_at, last.id),
+        )
 
     def due(self, now: datetime) -> Sequence[SweepRecord]:
         """Active sweeps whose moment has come, earliest first."""
-        query = select(SweepRow).where(SweepRow.state == "active", SweepRow.next_due_at <= now).order_by(SweepRow.next_due_at, SweepRow.id)
+        query = (
+            select(SweepRow)
+            .where(SweepRow.state == "active", SweepRow.next_due_at <= now)
+            .order_by(SweepRow.next_due_at, SweepRow.id)
+        )
         with store_errors(self.engine), Session(self.engine) as session:
             return tuple(_record(row) for row in session.scalars(query))
 
-    def advance(self, sweep: SweepRecord, next_due_at: datetime | None, task: TaskRecord | None) -> bool:
-        """Whoever still finds the moment that it read moves on from it; the others change nothing."""
-        here = (SweepRow.id == sweep.id, SweepRow.state == "active", SweepRow.next_due_at == sweep.next_due_at)
+    def advance(
+        self, sweep: SweepRecord, next_due_at: datetime | None, task: TaskRecord | None
+    ) -> bool:
+        """Whoever still finds the moment that it read moves on from it; the others change
+        nothing.
+        """
+        here = (
+            SweepRow.id == sweep.id,
+            SweepRow.state == "active",
+            SweepRow.next_due_at == sweep.next_due_at,
+        )
         with store_errors(self.engine), Session(self._writer) as session:
-            moved = session.execute(update(SweepRow).where(*here).values(next_due_at=next_due_at).returning(SweepRow.id)).first()
+            moved = session.execute(
+                update(SweepRow).where(*here).values(next_due_at=next_due_at).returning(SweepRow.id)
+            ).first()
             if moved is None:
                 return False
             if task is not None:
@@ -79,7 +110,10 @@ class SqlSweepStore:
 def _found(session: Session, sweep_id: str, *, lock: bool = False) -> SweepRow:
     row = session.get(SweepRow, sweep_id, with_for_update=lock) if is_id(sweep_id) else None
     if row is None:
-        raise NotFoundError(f"no sweep of id {sweep_id[:SHOWN_CHARACTERS]!r}; `planner-cli sweep list` shows the ids")
+        raise NotFoundError(
+            f"no sweep of id {sweep_id[:SHOWN_CHARACTERS]!r}; `planner-cli sweep list` shows the "
+            "ids"
+        )
     return row
 
 

@@ -1,4 +1,6 @@
-"""The tables. Change them together with a migration in `alembic/versions/`; a test compares the two."""
+"""The tables. Change them together with a migration in `alembic/versions/`; a test compares the
+two.
+"""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -57,7 +59,13 @@ class Base(DeclarativeBase):
     """Common metadata; constraints are named so that migrations can find them on both databases."""
 
     metadata = MetaData(naming_convention=NAMING)
-    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: JSON, list[Any]: JSON, str: Text, float: Float}  # noqa: RUF012  (SQLAlchemy's own form)
+    type_annotation_map = {  # noqa: RUF012  (SQLAlchemy's own form)
+        datetime: UtcDateTime,
+        dict[str, Any]: JSON,
+        list[Any]: JSON,
+        str: Text,
+        float: Float,
+    }
 
 
 class PlanRow(Base):
@@ -86,7 +94,9 @@ class PlanLayoutRow(Base):
 
     __tablename__ = "plan_layouts"
 
-    plan_id: Mapped[str] = mapped_column(String(ID_LENGTH), ForeignKey("plans.id", ondelete="CASCADE"), primary_key=True)
+    plan_id: Mapped[str] = mapped_column(
+        String(ID_LENGTH), ForeignKey("plans.id", ondelete="CASCADE"), primary_key=True
+    )
     rank: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     layout: Mapped[dict[str, Any]]
     num_gpus: Mapped[int] = mapped_column(Integer)
@@ -114,7 +124,9 @@ class EstimateRow(Base):
 
 
 class MeasurementRow(Base):
-    """One run of one layout. `body` is the whole row; the other columns are what it is keyed, filtered and compared by."""
+    """One run of one layout. `body` is the whole row; the other columns are what it is keyed,
+    filtered and compared by.
+    """
 
     __tablename__ = "measurements"
     __table_args__ = (
@@ -142,7 +154,9 @@ class MeasurementRow(Base):
 
 
 class LeasedRow(Base):
-    """What every queue has in common: a state, and a lease on it. The newest fencing_token may write, nobody else."""
+    """What every queue has in common: a state, and a lease on it. The newest fencing_token may
+    write, nobody else.
+    """
 
     __abstract__ = True
 
@@ -183,11 +197,15 @@ class ProbeRow(LeasedRow):
     plan_rank: Mapped[int | None] = mapped_column(Integer)
     folder: Mapped[str | None]
     results: Mapped[list[Any]]
-    measurement_id: Mapped[str | None] = mapped_column(String(ID_LENGTH), ForeignKey("measurements.id"))
+    measurement_id: Mapped[str | None] = mapped_column(
+        String(ID_LENGTH), ForeignKey("measurements.id")
+    )
 
 
 class TaskRow(LeasedRow):
-    """Work that takes probes: a study of one job, or one night of a sweep. A parent's moment is worked on once."""
+    """Work that takes probes: a study of one job, or one night of a sweep. A parent's moment is
+    worked on once.
+    """
 
     __tablename__ = "tasks"
     __table_args__ = (
@@ -208,14 +226,18 @@ class TaskEventRow(Base):
 
     __tablename__ = "task_events"
 
-    task_id: Mapped[str] = mapped_column(String(ID_LENGTH), ForeignKey("tasks.id", ondelete="CASCADE"), primary_key=True)
+    task_id: Mapped[str] = mapped_column(
+        String(ID_LENGTH), ForeignKey("tasks.id", ondelete="CASCADE"), primary_key=True
+    )
     number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     created_at: Mapped[datetime]
     body: Mapped[dict[str, Any]]
 
 
 class SweepRow(Base):
-    """Known jobs that are measured again and again. next_due_at: null when it has no schedule or is not active."""
+    """Known jobs that are measured again and again. next_due_at: null when it has no schedule or is
+    not active.
+    """
 
     __tablename__ = "sweeps"
     __table_args__ = (Index("ix_sweeps_created_at_id", "created_at", "id"),)
@@ -229,7 +251,9 @@ class SweepRow(Base):
 
 
 class CalibrationRow(Base):
-    """What runs of one trainer on one GPU under one software have taught; `document` is the whole posterior."""
+    """What runs of one trainer on one GPU under one software have taught; `document` is the whole
+    posterior.
+    """
 
     __tablename__ = "calibrations"
     __table_args__ = (
@@ -247,7 +271,9 @@ class CalibrationRow(Base):
 
 
 class IdempotencyRow(Base):
-    """The answer that was given under an Idempotency-Key; `status` is null while the first request is being answered."""
+    """The answer that was given under an Idempotency-Key; `status` is null while the first request
+    is being answered.
+    """
 
     __tablename__ = "idempotency_keys"
     __table_args__ = (Index("ix_idempotency_keys_created_at", "created_at"),)

@@ -23,7 +23,9 @@ class SqlTaskStore(SqlQueue[TaskRecord]):
     row_class = TaskRow
     what, where = "task", "GET /sweeps or GET /plans"
 
-    def list(self, wanted: TaskFilter | None = None, cursor: str | None = None, limit: int = 50) -> TaskPage:
+    def list(
+        self, wanted: TaskFilter | None = None, cursor: str | None = None, limit: int = 50
+    ) -> TaskPage:
         """Newest first."""
         items, next_cursor = self._page(wanted or TaskFilter(), cursor, limit)
         return TaskPage(items=items, next_cursor=next_cursor)
@@ -37,15 +39,22 @@ class SqlTaskStore(SqlQueue[TaskRecord]):
 
     def heartbeat(self, held: TaskRecord, lease: Lease, *, progress: str | None = None) -> bool:
         """Prolongs the lease and tells whether somebody asked to cancel."""
-        return self._beat(held, lease, {} if progress is None else {"progress": plain_text(progress)})
+        return self._beat(
+            held, lease, {} if progress is None else {"progress": plain_text(progress)}
+        )
 
     def finish(self, held: TaskRecord, end: TaskEnd, now: datetime) -> TaskRecord:
         """Ends it."""
         message = None if end.message is None else plain_text(end.message, MESSAGE_CHARACTERS)
         values = {
-            "state": end.state, "finished_at": now, "lease_until": None, "failure": end.failure, "message": message, "progress": None,
+            "state": end.state,
+            "finished_at": now,
+            "lease_until": None,
+            "failure": end.failure,
+            "message": message,
+            "progress": None,
             "result": None if end.result is None else dict(end.result),
-        }  # fmt: skip
+        }
         with store_errors(self.engine), Session(self._writer) as session:
             self._write(session, held, values)
             record = self._record(self._found(session, held.id))
@@ -60,21 +69,37 @@ class SqlTaskStore(SqlQueue[TaskRecord]):
         """Appends an event; who takes the task over waits because its row is locked."""
         with store_errors(self.engine), Session(self._writer) as session:
             self._owned(session, held)
-            last = session.scalar(select(func.max(TaskEventRow.number)).where(TaskEventRow.task_id == held.id)) or 0
-            session.add(TaskEventRow(task_id=held.id, number=last + 1, created_at=now, body=dict(body)))
+            last = (
+                session.scalar(
+                    select(func.max(TaskEventRow.number)).where(TaskEventRow.task_id == held.id)
+                )
+                or 0
+            )
+            session.add(
+                TaskEventRow(task_id=held.id, number=last + 1, created_at=now, body=dict(body))
+            )
             session.commit()
         return TaskEvent(number=last + 1, created_at=now, body=dict(body))
 
     def events(self, task_id: str, after: int = 0, limit: int = KEPT_EVENTS) -> Sequence[TaskEvent]:
         """Events with a number above `after`, in order."""
-        query = select(TaskEventRow).where(TaskEventRow.task_id == plain_text(task_id), TaskEventRow.number > after)
+        query = select(TaskEventRow).where(
+            TaskEventRow.task_id == plain_text(task_id), TaskEventRow.number > after
+        )
         with store_errors(self.engine), Session(self.engine) as session:
             rows = session.scalars(query.order_by(TaskEventRow.number).limit(limit))
-            return tuple(TaskEvent(number=row.number, created_at=row.created_at, body=row.body) for row in rows)
+            return tuple(
+                TaskEvent(number=row.number, created_at=row.created_at, body=row.body)
+                for row in rows
+            )
 
     def _values(self, record: TaskRecord) -> dict[str, Any]:
         values = asdict(record)
-        return {**values, "request": dict(record.request), "result": None if record.result is None else dict(record.result)}
+        return {
+            **values,
+            "request": dict(record.request),
+            "result": None if record.result is None else dict(record.result),
+        }
 
     def _record(self, row: TaskRow) -> TaskRecord:
         return TaskRecord(**{field.name: getattr(row, field.name) for field in fields(TaskRecord)})

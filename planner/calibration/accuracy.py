@@ -1,6 +1,8 @@
-"""Predicted against measured: errors of step time and memory over rows of measurements, by any label of the rows.
+"""Predicted against measured: errors of step time and memory over rows of measurements, by any
+label of the rows.
 
-Rows are never dropped: a row without an estimate is counted as unanswered. The one-line baseline is 40% of the dense peak.
+Rows are never dropped: a row without an estimate is counted as unanswered. The one-line baseline is
+    40% of the dense peak.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +25,8 @@ REGRET_AT = (1, 3, 5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured run beside its estimate. Seconds and bytes; None where not measured or not answered.
+    """One measured run beside its estimate. Seconds and bytes; None where not measured or not
+    answered.
 
     last_rank: the measured peaks are of the last rank, not of the worst (the row's `memory_of`).
     """
@@ -103,35 +106,54 @@ class Row:
 
     @property
     def predicted_allocated_bytes(self) -> float | None:
-        """Peak of the rank that the run reported: the worst one, or the last pipeline rank where it says so."""
+        """Peak of the rank that the run reported: the worst one, or the last pipeline rank where it
+        says so.
+        """
         memory = self.estimate.memory
-        return memory.stages[-1].peak_allocated_bytes if self.last_rank and memory else self.estimate.peak_allocated_bytes
+        return (
+            memory.stages[-1].peak_allocated_bytes
+            if self.last_rank and memory
+            else self.estimate.peak_allocated_bytes
+        )
 
     @property
     def predicted_reserved_bytes(self) -> float | None:
         """The same of reserved memory."""
         memory = self.estimate.memory
-        return memory.stages[-1].peak_reserved_bytes if self.last_rank and memory else self.estimate.peak_reserved_bytes
+        return (
+            memory.stages[-1].peak_reserved_bytes
+            if self.last_rank and memory
+            else self.estimate.peak_reserved_bytes
+        )
 
     def memory_pairs(self) -> list[tuple[float, float]]:
         """(predicted, measured) bytes of every peak that was measured."""
         pairs = (
-            (self.predicted_allocated_bytes, self.measured_allocated_bytes), (self.predicted_reserved_bytes, self.measured_reserved_bytes),
-        )  # fmt: skip
+            (self.predicted_allocated_bytes, self.measured_allocated_bytes),
+            (self.predicted_reserved_bytes, self.measured_reserved_bytes),
+        )
         return [(predicted, measured) for predicted, measured in pairs if predicted and measured]
 
     @property
     def baseline_seconds(self) -> float | None:
         """Step time at 40% of the dense bf16 peak, by TorchTitan's count of the work."""
         job = self.job
-        peak = job.cluster.gpu.peak_flops_per_second.get("bf16") or job.cluster.gpu.peak_flops_per_second.get("fp16")
+        peak = job.cluster.gpu.peak_flops_per_second.get(
+            "bf16"
+        ) or job.cluster.gpu.peak_flops_per_second.get("fp16")
         if not peak:
             return None
         tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
-        return tokens * job.model.torchtitan_flops_per_token(job.training.seq_len) / (BASELINE_MFU * peak)
+        return (
+            tokens
+            * job.model.torchtitan_flops_per_token(job.training.seq_len)
+            / (BASELINE_MFU * peak)
+        )
 
     def techniques(self) -> list[str]:
-        """What the layout uses: its features (axes, precision, experts), checkpointing and compile."""
+        """What the layout uses: its features (axes, precision, experts), checkpointing and
+        compile.
+        """
         from planner.calibration.basis import features
 
         layout = self.job.layout
@@ -159,7 +181,9 @@ LABELS: dict[str, Callable[[Row], str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Relative errors of one quantity over rows: of |predicted / measured - 1|, and bias with the sign kept."""
+    """Relative errors of one quantity over rows: of |predicted / measured - 1|, and bias with the
+    sign kept.
+    """
 
     rows: int
     mape: float
@@ -187,7 +211,9 @@ class Errors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Errors of one group of rows. coverage: share of measured steps inside the 90% interval. unanswered: rows without an estimate."""
+    """Errors of one group of rows. coverage: share of measured steps inside the 90% interval.
+    unanswered: rows without an estimate.
+    """
 
     name: str
     rows: int
@@ -218,8 +244,12 @@ def summarise(rows: Sequence[Outcome], name: str) -> Summary:
         unanswered=len(rows) - len(answered),
         time=Errors.of((row.predicted_seconds, row.measured_seconds) for row in answered),
         baseline=Errors.of((row.baseline_seconds, row.measured_seconds) for row in answered),
-        allocated=Errors.of((row.predicted_allocated_bytes, row.measured_allocated_bytes) for row in answered),
-        reserved=Errors.of((row.predicted_reserved_bytes, row.measured_reserved_bytes) for row in answered),
+        allocated=Errors.of(
+            (row.predicted_allocated_bytes, row.measured_allocated_bytes) for row in answered
+        ),
+        reserved=Errors.of(
+            (row.predicted_reserved_bytes, row.measured_reserved_bytes) for row in answered
+        ),
         coverage=float(np.mean(covered)) if covered else None,
         out_of_memory_missed=sum(row.status == "oom" and row.fits for row in answered),
         refused=sum(not row.fits for row in ran),
@@ -231,20 +261,30 @@ def by_label(rows: Sequence[Outcome], key: str) -> list[Summary]:
     groups: dict[str, list[Outcome]] = {}
     for row in rows:
         groups.setdefault(row.label(key), []).append(row)
-    return [summarise(members, f"{key} {value}") for value, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))]
+    return [
+        summarise(members, f"{key} {value}")
+        for value, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    ]
 
 
 def by_technique(rows: Sequence[Outcome]) -> list[Summary]:
-    """One summary for each technique; a row counts under every one that it uses. Most rows first."""
+    """One summary for each technique; a row counts under every one that it uses. Most rows
+    first.
+    """
     groups: dict[str, list[Outcome]] = {}
     for row in rows:
         for name in row.techniques():
             groups.setdefault(name, []).append(row)
-    return [summarise(members, f"technique {name}") for name, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))]
+    return [
+        summarise(members, f"technique {name}")
+        for name, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    ]
 
 
 def sweeps(rows: Sequence[OutcomeT], least: int = 3) -> dict[str, list[OutcomeT]]:
-    """Rows that measure the same job under different layouts, by their `sweep` label; sweeps of fewer than `least` are left out."""
+    """Rows that measure the same job under different layouts, by their `sweep` label; sweeps of
+    fewer than `least` are left out.
+    """
     groups: dict[str, list[OutcomeT]] = {}
     for row in rows:
         if row.sweep and row.measured_seconds and row.predicted_seconds:
@@ -252,21 +292,27 @@ def sweeps(rows: Sequence[OutcomeT], least: int = 3) -> dict[str, list[OutcomeT]
     return {key: members for key, members in groups.items() if len(members) >= least}
 
 
-def mean_over_sweeps(rows: Sequence[OutcomeT], figure: Callable[[Sequence[OutcomeT]], float]) -> float | None:
+def mean_over_sweeps(
+    rows: Sequence[OutcomeT], figure: Callable[[Sequence[OutcomeT]], float]
+) -> float | None:
     """Mean of a figure over all sweeps; None without any."""
     values = [figure(members) for members in sweeps(rows).values()]
     return float(np.mean(values)) if values else None
 
 
 def regret(members: Sequence[Outcome], first: int) -> float:
-    """How much slower than the best measured layout is the best measured of our first `first` picks."""
+    """How much slower than the best measured layout is the best measured of our first `first`
+    picks.
+    """
     order = sorted(members, key=lambda row: row.predicted_seconds or np.inf)
     best = min(row.measured_seconds or np.inf for row in members)
     return min(row.measured_seconds or np.inf for row in order[:first]) / best - 1.0
 
 
 def rank_correlation(members: Sequence[Outcome]) -> float:
-    """Spearman correlation of predicted and measured step times within a sweep (ties share their rank)."""
+    """Spearman correlation of predicted and measured step times within a sweep (ties share their
+    rank).
+    """
     predicted = _ranks(np.array([row.predicted_seconds for row in members], dtype=float))
     measured = _ranks(np.array([row.measured_seconds for row in members], dtype=float))
     if predicted.std() == 0 or measured.std() == 0:

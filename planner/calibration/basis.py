@@ -1,4 +1,6 @@
-"""What an estimate rests on: runs of this trainer on this kind of GPU, runs of others, or no run at all."""
+"""What an estimate rests on: runs of this trainer on this kind of GPU, runs of others, or no run at
+all.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -15,7 +17,9 @@ MEMORY = "memory"
 
 
 def features(model: ModelSpec, layout: Layout) -> Iterable[str]:
-    """What a run exercises: compute and memory always, its precision, experts, and the axes it splits over."""
+    """What a run exercises: compute and memory always, its precision, experts, and the axes it
+    splits over.
+    """
     yield "compute"
     yield f"precision {layout.precision}"
     if model.num_experts:
@@ -42,24 +46,43 @@ def _has_peak(job: Job) -> bool:
     return any(measured.get(key) for key in ("peak_allocated_bytes", "peak_reserved_bytes"))
 
 
-def basis(calibration: Calibration, trainer: str, gpu: GpuSpec, model: ModelSpec, layout: Layout) -> Mapping[str, Basis]:
-    """By feature of the layout: `calibrated` where runs of this trainer on this GPU family had it; `interpolated` where this trainer's
-    or this family's other runs did; `extrapolated` where neither. On an unknown GPU family, whose kernels are a stand-in's, other
-    trainers' and families' runs say too little: `extrapolated` until it is measured itself.
+def basis(
+    calibration: Calibration, trainer: str, gpu: GpuSpec, model: ModelSpec, layout: Layout
+) -> Mapping[str, Basis]:
+    """By feature of the layout: `calibrated` where runs of this trainer on this GPU family had it;
+    `interpolated` where this trainer's or this family's other runs did; `extrapolated` where
+    neither. On an unknown GPU family, whose kernels are a stand-in's, other trainers' and families'
+    runs say too little: `extrapolated` until it is measured itself.
     """
-    found = {feature: _one(calibration, trainer, gpu.family, feature) for feature in features(model, layout)}
+    found = {
+        feature: _one(calibration, trainer, gpu.family, feature)
+        for feature in features(model, layout)
+    }
     if is_known_family(gpu.family):
         return found
-    return {feature: "calibrated" if basis == "calibrated" else "extrapolated" for feature, basis in found.items()}
+    return {
+        feature: "calibrated" if basis == "calibrated" else "extrapolated"
+        for feature, basis in found.items()
+    }
 
 
 def memory_basis(calibration: Calibration, trainer: str) -> Basis:
-    """`calibrated` where peaks of this trainer were measured, else `interpolated`: how torch allocates is the same for all."""
-    return "calibrated" if any(name == MEMORY and trainer == one for one, _, name in calibration.seen) else "interpolated"
+    """`calibrated` where peaks of this trainer were measured, else `interpolated`: how torch
+    allocates is the same for all.
+    """
+    return (
+        "calibrated"
+        if any(name == MEMORY and trainer == one for one, _, name in calibration.seen)
+        else "interpolated"
+    )
 
 
 def _one(calibration: Calibration, trainer: str, family: str, feature: str) -> Basis:
-    where = {(one_trainer, one_family) for one_trainer, one_family, name in calibration.seen if name == feature}
+    where = {
+        (one_trainer, one_family)
+        for one_trainer, one_family, name in calibration.seen
+        if name == feature
+    }
     if (trainer, family) in where:
         return "calibrated"
     if any(trainer == one_trainer or family == one_family for one_trainer, one_family in where):

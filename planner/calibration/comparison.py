@@ -1,7 +1,9 @@
-"""All measured runs beside their predictions, with and without having seen them: what a report is made of, and how it is stored.
+"""All measured runs beside their predictions, with and without having seen them: what a report is
+made of, and how it is stored.
 
-The one that ships is `catalog/calibrations/accuracy.json`; `planner-cli accuracy --recompute --save`
-writes it. Its stamp (calibration, version of the model, digest of the rows) tells when it is stale.
+The one that ships is `catalog/calibrations/accuracy.json`; `planner-cli accuracy --recompute
+--save` writes it. Its stamp (calibration, version of the model, digest of the rows) tells when it
+is stale.
 """
 
 import hashlib
@@ -23,7 +25,8 @@ TIME = ("predicted_seconds", "interval_seconds")  # all that a fit without the r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """rows: as the calibration predicts them.  left_out: as it does when fitted without their source, model or GPU, in the same order.
+    """rows: as the calibration predicts them.  left_out: as it does when fitted without their
+    source, model or GPU, in the same order.
 
     left_out is empty where the fit could not be done again, because not all of its runs are there.
     rows_digest: of the text that the rows were read from; see `digest_of`.
@@ -36,8 +39,12 @@ class Comparison:
     left_out: Mapping[str, tuple[Compared, ...]]
 
     @classmethod
-    def of(cls, rows: "Sequence[Row]", calibration: "Calibration", rows_digest: str) -> "Comparison":
-        """Fits again without each source, model and GPU in turn: minutes of work for some hundred rows."""
+    def of(
+        cls, rows: "Sequence[Row]", calibration: "Calibration", rows_digest: str
+    ) -> "Comparison":
+        """Fits again without each source, model and GPU in turn: minutes of work for some hundred
+        rows.
+        """
         from planner.calibration.held_out import Fitted, is_fitted
 
         seen = [is_fitted(row, calibration) for row in rows]
@@ -58,7 +65,9 @@ class Comparison:
     def as_document(self) -> str:
         """JSON with one row a line; `from_document` reads it back without loss."""
         head = {"calibration_id": self.calibration_id, "model_version": self.model_version}
-        lines = [json.dumps(self._line(place), ensure_ascii=False) for place in range(len(self.rows))]
+        lines = [
+            json.dumps(self._line(place), ensure_ascii=False) for place in range(len(self.rows))
+        ]
         stamp = json.dumps({**head, "rows_digest": self.rows_digest})
         return f'{stamp[:-1]}, "rows": [\n' + ",\n".join(lines) + "\n]}\n"
 
@@ -74,11 +83,22 @@ class Comparison:
         lines = document["rows"]
         rows = tuple(_row(line) for line in lines)
         names = lines[0]["left_out"] if lines else ()
-        out = {by: tuple(_with_time(row, line["left_out"][by]) for row, line in zip(rows, lines, strict=True)) for by in names}
-        return cls(**{key: document[key] for key in ("calibration_id", "model_version", "rows_digest")}, rows=rows, left_out=out)
+        out = {
+            by: tuple(
+                _with_time(row, line["left_out"][by]) for row, line in zip(rows, lines, strict=True)
+            )
+            for by in names
+        }
+        return cls(
+            **{key: document[key] for key in ("calibration_id", "model_version", "rows_digest")},
+            rows=rows,
+            left_out=out,
+        )
 
     def stale(self, calibration_id: str, rows_digest: str | None) -> list[str]:
-        """What has changed since it was made, in words; rows_digest None where the rows are not at hand."""
+        """What has changed since it was made, in words; rows_digest None where the rows are not at
+        hand.
+        """
         now = (
             ("calibration", self.calibration_id, calibration_id),
             ("model version", self.model_version, MODEL_VERSION),
@@ -100,12 +120,20 @@ def _time(row: Compared) -> list[float] | None:
 
 
 def _with_time(row: Compared, time: Sequence[float] | None) -> Compared:
-    return row if time is None else replace(row, predicted_seconds=time[0], interval_seconds=(time[1], time[2]))
+    return (
+        row
+        if time is None
+        else replace(row, predicted_seconds=time[0], interval_seconds=(time[1], time[2]))
+    )
 
 
 def _row(line: Mapping[str, Any]) -> Compared:
     values = {key: value for key, value in line.items() if key != "left_out"}
     interval = values["interval_seconds"]
-    return Compared(**{
-        **values, "used": tuple(values["used"]), "interval_seconds": interval and (interval[0], interval[1]),
-    })  # fmt: skip
+    return Compared(
+        **{
+            **values,
+            "used": tuple(values["used"]),
+            "interval_seconds": interval and (interval[0], interval[1]),
+        }
+    )

@@ -1,7 +1,8 @@
-"""Intervals that cover what they say: deviations stretched until runs that the fit has not seen fall inside (conformal prediction).
+"""Intervals that cover what they say: deviations stretched until runs that the fit has not seen
+fall inside (conformal prediction).
 
-Source: Vovk, Gammerman, Shafer 2005; by group: Barber et al. 2021. A score is |log measured - log predicted| over the deviation, both
-from a fit without the run's source. Letters: R runs.
+Source: Vovk, Gammerman, Shafer 2005; by group: Barber et al. 2021. A score is |log measured - log
+predicted| over the deviation, both from a fit without the run's source. Letters: R runs.
 """
 
 from collections.abc import Sequence
@@ -15,14 +16,17 @@ from planner.units import GIB
 
 COVERAGE = 0.9
 LEAST_SOURCES = 3  # a trainer's own stretch needs runs from as many places; else it has that of all
-# What no number of agreeing runs can undercut: a share, and what contexts and communicators differ by from driver to driver; judgement.
+# What no number of agreeing runs can undercut: a share, and what contexts and communicators differ
+# by from driver to driver; judgement.
 MEMORY_FLOOR = (0.02, 0.5 * GIB)
 MEMORY_PRIOR = (0.05, 0.5 * GIB)  # before any run; judgement
 LEAST_MEMORY_RUNS = 10
 
 
 def stretch(scores: FloatColumn, sources: Sequence[str]) -> float:
-    """Factor on the deviation that covers 90% of the scores, each source counting by the root of its number of runs."""
+    """Factor on the deviation that covers 90% of the scores, each source counting by the root of
+    its number of runs.
+    """
     if not len(scores):
         return 1.0
     names, number = np.unique(np.array(sources), return_inverse=True)
@@ -34,7 +38,9 @@ def stretch(scores: FloatColumn, sources: Sequence[str]) -> float:
     return float(scores[order][place] / TWO_SIDED_90)
 
 
-def stretches(scores: FloatColumn, trainers: Sequence[str], sources: Sequence[str]) -> dict[str, float]:
+def stretches(
+    scores: FloatColumn, trainers: Sequence[str], sources: Sequence[str]
+) -> dict[str, float]:
     """By trainer with runs of LEAST_SOURCES sources, and "" for all others."""
     out = {"": stretch(scores, sources)}
     for trainer in sorted(set(trainers)):
@@ -45,7 +51,9 @@ def stretches(scores: FloatColumn, trainers: Sequence[str], sources: Sequence[st
     return {name: round(value, 3) for name, value in out.items()}
 
 
-def held_out_stretch(scores: FloatColumn, trainers: Sequence[str], sources: Sequence[str]) -> FloatColumn:
+def held_out_stretch(
+    scores: FloatColumn, trainers: Sequence[str], sources: Sequence[str]
+) -> FloatColumn:
     """The stretch that each run would get from runs of other sources alone, (R,)."""
     out = np.ones(len(scores))
     names = np.array(sources)
@@ -59,18 +67,24 @@ def held_out_stretch(scores: FloatColumn, trainers: Sequence[str], sources: Sequ
 
 
 def memory_deviation(rows: Sequence[Row]) -> tuple[float, float]:
-    """(relative, bytes): the deviation of log measured over predicted peak bytes is sqrt(relative^2 + (bytes / peak)^2).
+    """(relative, bytes): the deviation of log measured over predicted peak bytes is sqrt(relative^2
+    + (bytes / peak)^2).
 
-    What the model misses grows with the peak (a tensor too many) or does not (workspaces, buffers of libraries). Both by maximum
-    likelihood of a Laplace distribution on a grid, then stretched together until 90% of the runs fall inside. Runs that do not state
-    all settings (no `complete` label that is true) say more of what was left unsaid than of the model.
+    What the model misses grows with the peak (a tensor too many) or does not (workspaces, buffers
+    of libraries). Both by maximum likelihood of a Laplace distribution on a grid, then stretched
+    together until 90% of the runs fall inside. Runs that do not state all settings (no `complete`
+    label that is true) say more of what was left unsaid than of the model.
     """
     pairs = [pair for row in rows if row.job.labels.get("complete") for pair in row.memory_pairs()]
     if len(pairs) < LEAST_MEMORY_RUNS:
         return MEMORY_PRIOR
     predicted, measured = np.array(pairs).T
     error = np.abs(np.log(measured / predicted))
-    grid = [(relative, fixed) for relative in np.geomspace(0.005, 0.2, 24) for fixed in np.geomspace(0.02, 4.0, 24) * GIB]
+    grid = [
+        (relative, fixed)
+        for relative in np.geomspace(0.005, 0.2, 24)
+        for fixed in np.geomspace(0.02, 4.0, 24) * GIB
+    ]
     deviations = np.array([np.hypot(relative, fixed / predicted) for relative, fixed in grid])
     best = int(np.argmin((np.log(deviations) + error / deviations).sum(axis=1)))
     factor = float(np.quantile(error / deviations[best], COVERAGE) / TWO_SIDED_90)

@@ -1,8 +1,10 @@
 """The cost model's errors on several layouts: how large they are, and how far they are correlated.
 
 Covariance of the errors of candidates i and j, before any probe:
-  sum_q factor_iq factor_jq + sd_i sd_j (shift + additive mean_g k_g(i, j) + joint prod_g k_g(i, j) + quirk [i = j])
-with k_g the groups of `likeness`: what the calibration's posterior moves is shared, and a layout's own error is as alike as the layouts.
+  sum_q factor_iq factor_jq + sd_i sd_j (shift + additive mean_g k_g(i, j) + joint prod_g k_g(i, j)
+  + quirk [i = j])
+with k_g the groups of `likeness`: what the calibration's posterior moves is shared, and a layout's
+own error is as alike as the layouts.
 Letters: N candidates, Q shared directions, A and B rows.
 """
 
@@ -18,7 +20,9 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Shares of a candidate's own variance, summing to 1. quirk: what no other layout shares, not even a near twin."""
+    """Shares of a candidate's own variance, summing to 1. quirk: what no other layout shares, not
+    even a near twin.
+    """
 
     shift: float
     additive: float
@@ -26,8 +30,9 @@ class Weights:
     quirk: float
 
 
-# Near the maximum of the marginal likelihood of the published sweeps, each predicted by a calibration without its group
-# (`benchmarks/replay.py --likelihood`); apart from BLOOM's rows, whose own scatter asks for more quirks, the likelihood is flat around it.
+# Near the maximum of the marginal likelihood of the published sweeps, each predicted by a
+# calibration without its group (`benchmarks/replay.py --likelihood`); apart from BLOOM's rows,
+# whose own scatter asks for more quirks, the likelihood is flat around it.
 TIME = Weights(shift=0.3, additive=0.35, joint=0.34, quirk=0.01)
 # Judgement: a memory model is wrong by the same share for most layouts (fragmentation, context).
 MEMORY = Weights(shift=0.4, additive=0.3, joint=0.295, quirk=0.005)
@@ -35,7 +40,9 @@ MEMORY = Weights(shift=0.4, additive=0.3, joint=0.295, quirk=0.005)
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """The errors of N candidates before any probe. known: columns of the covariance worked out so far, by row."""
+    """The errors of N candidates before any probe. known: columns of the covariance worked out so
+    far, by row.
+    """
 
     sd: FloatColumn
     factor: FloatColumn
@@ -45,10 +52,15 @@ class Field:
 
     @classmethod
     def of(cls, batch: LayoutBatch, spread: TimeSpread, global_batch_size: int) -> "Field":
-        """Of the logs of these layouts' step times, but for what all runs on one cluster have in common."""
+        """Of the logs of these layouts' step times, but for what all runs on one cluster have in
+        common.
+        """
         return cls(
-            sd=spread.own_sd, factor=spread.loadings.T, groups=groups(batch, global_batch_size), weights=TIME
-        )  # fmt: skip
+            sd=spread.own_sd,
+            factor=spread.loadings.T,
+            groups=groups(batch, global_batch_size),
+            weights=TIME,
+        )
 
     @cached_property
     def variance(self) -> FloatColumn:
@@ -75,7 +87,9 @@ class Field:
             alike = group.between(first, second)
             mean += alike
             product *= alike
-        correlation = self._correlation(mean, product) + self.weights.quirk * (first[:, None] == second[None, :])
+        correlation = self._correlation(mean, product) + self.weights.quirk * (
+            first[:, None] == second[None, :]
+        )
         own = self.sd[first][:, None] * self.sd[second][None, :] * correlation
         return np.asarray(self.factor[first] @ self.factor[second].T + own)
 

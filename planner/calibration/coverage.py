@@ -1,7 +1,9 @@
-"""Which kernels the candidate layouts of a plan will run, and which of them no measurement covers yet.
+"""Which kernels the candidate layouts of a plan will run, and which of them no measurement covers
+yet.
 
-Shapes come from the same lists of operations that are priced. What is worth measuring first: kernels that many candidates spend much
-of their step in, far from everything measured. Distance is in log space, since efficiency changes with orders of magnitude.
+Shapes come from the same lists of operations that are priced. What is worth measuring first:
+kernels that many candidates spend much of their step in, far from everything measured. Distance is
+in log space, since efficiency changes with orders of magnitude.
 Letters: U candidate layouts; every size is a column (U,).
 """
 
@@ -22,14 +24,18 @@ from planner.work import axes, blocks
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
 from planner.work.pieces import HIDDEN_SP
 
-# Beyond this many octaves from anything measured, a shape is as unknown as any; within NEAR it is known. Judgement.
+# Beyond this many octaves from anything measured, a shape is as unknown as any; within NEAR it is
+# known. Judgement.
 FAR, NEAR = 2.0, 0.25
-RUNS, OVERHEAD_SECONDS = 20, 0.15  # timed and warm-up runs of one shape; making its operands. Judgement.
+# timed and warm-up runs of one shape; making its operands. Judgement.
+RUNS, OVERHEAD_SECONDS = 20, 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """A shape that candidates run. seconds: one run, as predicted.  share: of a step, the mean over all candidates."""
+    """A shape that candidates run. seconds: one run, as predicted.  share: of a step, the mean over
+    all candidates.
+    """
 
     shape: Shape
     seconds: float
@@ -38,7 +44,9 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """A use that nothing measured covers. nearest: the closest measured shape, `octaves` away (None, infinite: there is none)."""
+    """A use that nothing measured covers. nearest: the closest measured shape, `octaves` away
+    (None, infinite: there is none).
+    """
 
     use: Use
     nearest: Shape | None
@@ -62,7 +70,9 @@ def uses(pricer: Pricer, batch: LayoutBatch) -> tuple[Use, ...]:
             seconds, share = found.get(shape, (0.0, 0.0))
             found[shape] = (max(seconds, float(each[row])), share + float(shares[row]) / len(batch))
     ordered = sorted(found.items(), key=lambda item: (-item[1][1], item[0]))
-    return tuple(Use(shape=shape, seconds=seconds, share=share) for shape, (seconds, share) in ordered)
+    return tuple(
+        Use(shape=shape, seconds=seconds, share=share) for shape, (seconds, share) in ordered
+    )
 
 
 def gaps(used: Iterable[Use], measured: Sequence[Shape]) -> tuple[Gap, ...]:
@@ -75,11 +85,14 @@ def gaps(used: Iterable[Use], measured: Sequence[Shape]) -> tuple[Gap, ...]:
     return tuple(sorted(found, key=lambda gap: (-gap.value, gap.use.shape)))
 
 
-def choose(used: Iterable[Use], measured: Sequence[Shape], *, budget_seconds: float, num_gpus: int = 1) -> tuple[Gap, ...]:
+def choose(
+    used: Iterable[Use], measured: Sequence[Shape], *, budget_seconds: float, num_gpus: int = 1
+) -> tuple[Gap, ...]:
     """The gaps to measure within a budget of GPU seconds, in the order in which to measure them.
 
-    num_gpus: at hand, neighbours in one node; groups that span more are left out. Each choice counts as measured for those after it,
-    so that near copies do not crowd out the rest. What no longer fits the budget is passed over for smaller things.
+    num_gpus: at hand, neighbours in one node; groups that span more are left out. Each choice
+    counts as measured for those after it, so that near copies do not crowd out the rest. What no
+    longer fits the budget is passed over for smaller things.
     """
     open_gaps = list(gaps((use for use in used if use.shape.num_gpus <= num_gpus), measured))
     chosen: list[Gap] = []
@@ -112,12 +125,14 @@ def _closer(gap: Gap, measured: Shape) -> Gap:
     return replace(gap, nearest=measured, octaves=octaves) if octaves < gap.octaves else gap
 
 
-# ---- the kernels of layouts ----------------------------------------------------------------------------------------------
+# ---- the kernels of layouts ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """One kernel at U layouts. dtypes: one a row.  calls: a step and rank, mean over ranks; 0 where the layout has none of it."""
+    """One kernel at U layouts. dtypes: one a row.  calls: a step and rank, mean over ranks; 0 where
+    the layout has none of it.
+    """
 
     kind: str
     name: str
@@ -126,7 +141,12 @@ class _Run:
     calls: FloatColumn
 
     def shape(self, row: int) -> Shape:
-        return Shape.of(self.kind, self.name, self.dtypes[row], **{key: float(column[row]) for key, column in self.sizes.items()})
+        return Shape.of(
+            self.kind,
+            self.name,
+            self.dtypes[row],
+            **{key: float(column[row]) for key, column in self.sizes.items()},
+        )
 
 
 def _runs(pricer: Pricer, batch: LayoutBatch) -> Iterator[_Run]:
@@ -153,7 +173,10 @@ class _Kernels:
     sizes: Mapping[str, FloatColumn]
 
     def _product(self, dims: Iterable[str]) -> FloatColumn:
-        return np.asarray(np.prod([np.ones(len(self.batch)), *(self.sizes[name] for name in dims)], axis=0), dtype=np.float64)
+        return np.asarray(
+            np.prod([np.ones(len(self.batch)), *(self.sizes[name] for name in dims)], axis=0),
+            dtype=np.float64,
+        )
 
     def of(self, op: Op, passes: FloatColumn) -> Iterator[_Run]:
         """Kernels of one operation, run in `passes` layers and microbatches of a step. (U,)."""
@@ -167,21 +190,36 @@ class _Kernels:
             yield from self._exchanged(op, passes)
 
     def _products(self, op: Gemm, passes: FloatColumn) -> Iterator[_Run]:
-        """Forward, gradient of the input, gradient of the weight; grouped products keep their number of groups.
+        """Forward, gradient of the input, gradient of the weight; grouped products keep their
+        number of groups.
 
-        The weight gradient of grouped products has its groups in the depth: m = depth, k = rows a group.
+        The weight gradient of grouped products has its groups in the depth: m = depth, k = rows a
+        group.
         """
         batch = self.batch
-        rows, cols, depth, groups = (self._product(dims) for dims in (op.rows, op.cols, op.depth, op.batch))
+        rows, cols, depth, groups = (
+            self._product(dims) for dims in (op.rows, op.cols, op.depth, op.batch)
+        )
         low = op.role in ("linear", "expert")
         names = [PRECISIONS[code] if low else "bf16" for code in batch.precision]
-        dtypes = [name if DTYPES[width] == "bfloat16" else "float32" for name, width in zip(names, batch.param_dtype, strict=True)]
+        dtypes = [
+            name if DTYPES[width] == "bfloat16" else "float32"
+            for name, width in zip(names, batch.param_dtype, strict=True)
+        ]
         for m, n, k in ((rows, cols, depth), (rows, depth, cols), (depth, cols, rows)):
             sizes = {"m": m, "n": n, "k": k} | ({"groups": groups} if op.batch else {})
-            yield _Run(kind="grouped-gemm" if op.batch else "gemm", name="", dtypes=dtypes, sizes=sizes, calls=passes)
+            yield _Run(
+                kind="grouped-gemm" if op.batch else "gemm",
+                name="",
+                dtypes=dtypes,
+                sizes=sizes,
+                calls=passes,
+            )
 
     def _attention(self, op: Attention, passes: FloatColumn) -> Iterator[_Run]:
-        """Under context parallelism but Ulysses, `cp` pieces of a shorter sequence; Ulysses has fewer heads and the whole one."""
+        """Under context parallelism but Ulysses, `cp` pieces of a shorter sequence; Ulysses has
+        fewer heads and the whole one.
+        """
         batch, model, training = self.batch, self.pricer.model, self.pricer.training
         ulysses = batch.cp_method == axes.ULYSSES
         cp = batch.cp.astype(np.float64)
@@ -189,24 +227,43 @@ class _Kernels:
         seq = training.seq_len / pieces
         window = float(op.window) if op.window and op.window < training.seq_len else 0.0
         heads = self.sizes["heads"] / np.where(ulysses, cp, 1.0)
-        kv_heads = heads if model.uses_mla else np.maximum(self.sizes["kv_heads"] / np.where(ulysses, cp, 1.0), 1.0)
+        kv_heads = (
+            heads
+            if model.uses_mla
+            else np.maximum(self.sizes["kv_heads"] / np.where(ulysses, cp, 1.0), 1.0)
+        )
         one = np.ones(len(batch))
         sizes = {
-            "batch": batch.micro_batch_size * one, "heads": heads, "kv_heads": kv_heads, "seq": seq,
-            "head_dim": model.qk_head_dim * one, "v_head_dim": model.v_dim * one, "window": window * one,
-        }  # fmt: skip
-        dtypes = ["bf16" if DTYPES[width] == "bfloat16" else "float32" for width in batch.param_dtype]
+            "batch": batch.micro_batch_size * one,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "seq": seq,
+            "head_dim": model.qk_head_dim * one,
+            "v_head_dim": model.v_dim * one,
+            "window": window * one,
+        }
+        dtypes = [
+            "bf16" if DTYPES[width] == "bfloat16" else "float32" for width in batch.param_dtype
+        ]
         for kind in ("attention", "attention-backward"):
             yield _Run(kind=kind, name="", dtypes=dtypes, sizes=sizes, calls=passes * pieces)
 
     def _moved(self, op: Elementwise, passes: FloatColumn) -> _Run:
-        """Memory-bound operations by the bytes of one tensor: their kernels are all copies to the memory system."""
+        """Memory-bound operations by the bytes of one tensor: their kernels are all copies to the
+        memory system.
+        """
         width = 4.0 if op.width == "fp32" else self._width()
         num_bytes = self._product(op.dims) * width
         fused = fused_kernels(self.batch, self.pricer.rules)
-        moves = np.where(fused, op.fused_forward_moves + op.fused_backward_moves, op.forward_moves + op.backward_moves)
+        moves = np.where(
+            fused,
+            op.fused_forward_moves + op.fused_backward_moves,
+            op.forward_moves + op.backward_moves,
+        )
         sizes, dtypes = {"bytes": num_bytes}, ["bf16"] * len(self.batch)
-        return _Run(kind="memory", name="copy", dtypes=dtypes, sizes=sizes, calls=passes * moves / 2.0)
+        return _Run(
+            kind="memory", name="copy", dtypes=dtypes, sizes=sizes, calls=passes * moves / 2.0
+        )
 
     def _width(self) -> FloatColumn:
         """Bytes of an element in the compute dtype, (U,)."""
@@ -222,10 +279,14 @@ class _Kernels:
             degree, stride = axes.group(rule.axis, self.batch, self._rank_order())
             for operation in (rule.forward, rule.backward):
                 if operation in COLLECTIVES and applies.any():
-                    yield self._collective(str(operation), payload, degree, stride, np.where(applies, passes, 0.0))
+                    yield self._collective(
+                        str(operation), payload, degree, stride, np.where(applies, passes, 0.0)
+                    )
 
     def data_parallel(self, microbatches: FloatColumn) -> Iterator[_Run]:
-        """Gathers, scatters and reductions of every unit's parameters: sharded groups, replicas, or both."""
+        """Gathers, scatters and reductions of every unit's parameters: sharded groups, replicas, or
+        both.
+        """
         batch, pricer = self.batch, self.pricer
         dense, expert = unit_parameters(pricer.model, batch)
         counts = [count for _, count in pricer.model.distinct_layers()] + [1, 1]
@@ -233,19 +294,45 @@ class _Kernels:
         compute = self._width()
         reduce = np.where(batch.reduce_dtype == 0, 2.0, 4.0)
         gathers = np.where(batch.zero_stage == 3, 2.0 * microbatches, 1.0)
-        for parameters, shard_group, whole_group in ((dense, "fsdp", "ddp"), (expert, "efsdp", "eddp")):
+        for parameters, shard_group, whole_group in (
+            (dense, "fsdp", "ddp"),
+            (expert, "efsdp", "eddp"),
+        ):
             degree, stride = axes.group(shard_group, batch, self._rank_order())
             whole, whole_stride = axes.group(whole_group, batch, self._rank_order())
             for unit, count in zip(parameters, counts, strict=True):
                 held = np.where(unit > 0, count / batch.pp, 0.0)
-                yield self._collective("all-gather", unit * compute, degree, stride, np.where(sharded, held * gathers, 0.0))
-                yield self._collective("reduce-scatter", unit * reduce, degree, stride, np.where(sharded, held, 0.0))
-                yield self._collective("all-reduce", unit * reduce, whole, whole_stride, np.where(sharded, 0.0, held))
+                yield self._collective(
+                    "all-gather",
+                    unit * compute,
+                    degree,
+                    stride,
+                    np.where(sharded, held * gathers, 0.0),
+                )
+                yield self._collective(
+                    "reduce-scatter", unit * reduce, degree, stride, np.where(sharded, held, 0.0)
+                )
+                yield self._collective(
+                    "all-reduce", unit * reduce, whole, whole_stride, np.where(sharded, 0.0, held)
+                )
 
-    def _collective(self, operation: str, payload: FloatColumn, degree: FloatColumn, stride: FloatColumn, calls: FloatColumn) -> _Run:
+    def _collective(
+        self,
+        operation: str,
+        payload: FloatColumn,
+        degree: FloatColumn,
+        stride: FloatColumn,
+        calls: FloatColumn,
+    ) -> _Run:
         sizes = {"bytes": payload, "ranks": degree, "stride": stride}
         calls = np.where(degree > 1.0, calls, 0.0)
-        return _Run(kind="collective", name=operation, dtypes=["bf16"] * len(calls), sizes=sizes, calls=calls)
+        return _Run(
+            kind="collective",
+            name=operation,
+            dtypes=["bf16"] * len(calls),
+            sizes=sizes,
+            calls=calls,
+        )
 
     def sends(self, microbatches: FloatColumn) -> _Run:
         """Activations to the next pipeline rank, and their gradients back."""
@@ -254,14 +341,24 @@ class _Kernels:
         _, stride = axes.group("pp", batch, self._rank_order())
         sizes = {"bytes": payload, "ranks": np.full(len(batch), 2.0), "stride": stride}
         calls = np.where(batch.pp > 1, 2.0 * microbatches * batch.virtual_stages, 0.0)
-        return _Run(kind="collective", name="send", dtypes=["bf16"] * len(batch), sizes=sizes, calls=calls)
+        return _Run(
+            kind="collective", name="send", dtypes=["bf16"] * len(batch), sizes=sizes, calls=calls
+        )
 
     def optimizer(self) -> _Run:
-        """The optimizer's step over the parameters that one rank keeps, mean over pipeline ranks."""
+        """The optimizer's step over the parameters that one rank keeps, mean over pipeline
+        ranks.
+        """
         batch, pricer = self.batch, self.pricer
         dense, expert = unit_parameters(pricer.model, batch)
         counts = np.array([count for _, count in pricer.model.distinct_layers()] + [1.0, 1.0])
         owned = counts @ kept_shards(batch, dense, expert, self._rank_order()) / batch.pp
         sizes, dtypes = {"parameters": owned}, ["float32"] * len(batch)
         calls = np.where(batch.cpu_offload, 0.0, 1.0)
-        return _Run(kind="optimizer", name=pricer.training.optimizer, dtypes=dtypes, sizes=sizes, calls=calls)
+        return _Run(
+            kind="optimizer",
+            name=pricer.training.optimizer,
+            dtypes=dtypes,
+            sizes=sizes,
+            calls=calls,
+        )

@@ -1,10 +1,13 @@
-"""Calibration from measured runs: maximum a posteriori by Gauss-Newton with Huber weights, and a Laplace posterior.
+"""Calibration from measured runs: maximum a posteriori by Gauss-Newton with Huber weights, and a
+Laplace posterior.
 
     log measured = log f(knobs) + offset(source) + noise
 
-f is the cost model; a source's offset (its cluster, its software's age) keeps many runs of one place from outvoting the rest, as do
-shifts of its own in the knobs that differ from place to place (hosts, networks).
-Letters: R runs, P unknowns (knobs' shared and own shifts, then those of sources), J derivative of log seconds (R, P).
+f is the cost model; a source's offset (its cluster, its software's age) keeps many runs of one
+place from outvoting the rest, as do shifts of its own in the knobs that differ from place to place
+(hosts, networks).
+Letters: R runs, P unknowns (knobs' shared and own shifts, then those of sources), J derivative of
+    log seconds (R, P).
 """
 
 import hashlib
@@ -15,7 +18,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost.calibration import KNOBS, OWN_SHARE, PLACE_SD, Calibration, Key, kernels_at, profile_at
+from planner.cost.calibration import (
+    KNOBS,
+    OWN_SHARE,
+    PLACE_SD,
+    Calibration,
+    Key,
+    kernels_at,
+    profile_at,
+)
 from planner.cost.compute import FP16
 from planner.cost.price import Pricer
 from planner.cost.profile import PROFILES
@@ -25,13 +36,17 @@ from planner.specs.job import Job
 HUBER = 2.0  # beyond this many standard deviations a run counts linearly
 STEP = 0.03
 ROUNDS, REWEIGHTINGS = 3, 12
-SOURCE = "source"  # begins the first half of a key that is a source's own: "source" for its offset, "source <knob>" for a shift
+# begins the first half of a key that is a source's own: "source" for its offset, "source <knob>"
+# for a shift
+SOURCE = "source"
 FINGERPRINT_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Measured runs that share model, cluster and training, priced as one batch. rows: their places among all runs."""
+    """Measured runs that share model, cluster and training, priced as one batch. rows: their places
+    among all runs.
+    """
 
     job: Job
     batch: LayoutBatch
@@ -40,7 +55,9 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """All runs: groups that are priced together, measured log seconds (R,), and the source of each run (R)."""
+    """All runs: groups that are priced together, measured log seconds (R,), and the source of each
+    run (R).
+    """
 
     groups: tuple[Runs, ...]
     log_seconds: FloatColumn
@@ -48,16 +65,28 @@ class Data:
 
     @classmethod
     def of(cls, jobs: Sequence[Job], step_seconds: Sequence[float]) -> "Data":
-        """From jobs with layouts and their measured step seconds; a job's `group` label is its source, else it is a source of its own."""
+        """From jobs with layouts and their measured step seconds; a job's `group` label is its
+        source, else it is a source of its own.
+        """
         places: dict[tuple[object, ...], list[int]] = {}
         for row, job in enumerate(jobs):
-            places.setdefault((job.model, job.cluster.model_dump_json(), job.training), []).append(row)
+            places.setdefault((job.model, job.cluster.model_dump_json(), job.training), []).append(
+                row
+            )
         groups = []
         for rows in places.values():
             layouts = [layout for row in rows if (layout := jobs[row].layout) is not None]
-            groups.append(Runs(job=jobs[rows[0]], batch=LayoutBatch.from_layouts(layouts), rows=np.array(rows)))
+            groups.append(
+                Runs(
+                    job=jobs[rows[0]], batch=LayoutBatch.from_layouts(layouts), rows=np.array(rows)
+                )
+            )
         sources = tuple(str(job.labels.get("group", row)) for row, job in enumerate(jobs))
-        return cls(groups=tuple(groups), log_seconds=np.log(np.asarray(step_seconds, dtype=np.float64)), sources=sources)
+        return cls(
+            groups=tuple(groups),
+            log_seconds=np.log(np.asarray(step_seconds, dtype=np.float64)),
+            sources=sources,
+        )
 
     def take(self, keep: BoolColumn) -> "Data":
         """The runs where this mask is true; rows are renumbered."""
@@ -66,7 +95,9 @@ class Data:
         for group in self.groups:
             inside = keep[group.rows]
             if inside.any():
-                groups.append(replace(group, batch=group.batch.take(inside), rows=number[group.rows[inside]]))
+                groups.append(
+                    replace(group, batch=group.batch.take(inside), rows=number[group.rows[inside]])
+                )
         sources = tuple(source for source, kept in zip(self.sources, keep, strict=True) if kept)
         return Data(groups=tuple(groups), log_seconds=self.log_seconds[keep], sources=sources)
 
@@ -78,14 +109,22 @@ class Data:
 def fingerprint(job: Job, step_seconds: float) -> str:
     """Short name of a run: what was trained, where, how, and how long a step took."""
     layout = None if job.layout is None else job.layout.model_dump(mode="json")
-    parts = [job.model.name, job.cluster.gpu.name, job.cluster.num_gpus, job.training.seq_len, job.training.global_batch_size, layout]
+    parts = [
+        job.model.name,
+        job.cluster.gpu.name,
+        job.cluster.num_gpus,
+        job.training.seq_len,
+        job.training.global_batch_size,
+        layout,
+    ]
     text = json.dumps([*parts, f"{step_seconds:.6g}"], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknowns:
-    """What is solved for: keys (P), prior mean (P,) and prior precision (P, P). What is a source's own comes last.
+    """What is solved for: keys (P), prior mean (P,) and prior precision (P, P). What is a source's
+    own comes last.
 
     place_sd (K,): by how much each knob differs from place to place.
     """
@@ -99,24 +138,36 @@ class Unknowns:
 
     @classmethod
     def of(cls, data: Data, prior: Calibration) -> "Unknowns":
-        """Every shift that the runs can move; those the prior calibration knows start from its posterior."""
+        """Every shift that the runs can move; those the prior calibration knows start from its
+        posterior.
+        """
         fresh: list[tuple[Key, float]] = []
         for knob in KNOBS:
             for scope in ("", *data.scopes(knob.scope)):
                 if (knob.name, scope) not in prior.keys:
                     fresh.append(((knob.name, scope), knob.sd * (OWN_SHARE if scope else 1.0)))
         place_sd = prior.place * PLACE_SD
-        differing = [(f"{SOURCE} {knob.name}", float(sd)) for knob, sd in zip(KNOBS, place_sd, strict=True) if sd > 0]
+        differing = [
+            (f"{SOURCE} {knob.name}", float(sd))
+            for knob, sd in zip(KNOBS, place_sd, strict=True)
+            if sd > 0
+        ]
         own = [(SOURCE, prior.group_sd), *differing]
         fresh += [((name, source), sd) for source in sorted(set(data.sources)) for name, sd in own]
         known = len(prior.keys)
-        precision = np.diag(np.concatenate([np.zeros(known), np.array([sd for _, sd in fresh]) ** -2.0]))
+        precision = np.diag(
+            np.concatenate([np.zeros(known), np.array([sd for _, sd in fresh]) ** -2.0])
+        )
         if known:
             precision[:known, :known] = np.linalg.inv(prior.covariance)
         return cls(
-            keys=(*prior.keys, *(key for key, _ in fresh)), mean=np.concatenate([prior.shifts, np.zeros(len(fresh))]),
-            precision=precision, run_sd=prior.run_sd, group_sd=prior.group_sd, place_sd=place_sd,
-        )  # fmt: skip
+            keys=(*prior.keys, *(key for key, _ in fresh)),
+            mean=np.concatenate([prior.shifts, np.zeros(len(fresh))]),
+            precision=precision,
+            run_sd=prior.run_sd,
+            group_sd=prior.group_sd,
+            place_sd=place_sd,
+        )
 
     @property
     def of_knobs(self) -> BoolColumn:
@@ -126,7 +177,9 @@ class Unknowns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """The model linearised at x0: log seconds = predicted + derivatives_k . (x - x0) + offsets; everything `solve` needs."""
+    """The model linearised at x0: log seconds = predicted + derivatives_k . (x - x0) + offsets;
+    everything `solve` needs.
+    """
 
     unknowns: Unknowns
     at: FloatColumn
@@ -146,13 +199,18 @@ class Linear:
             residual = np.abs(target - j @ x)
             weight = np.minimum(1.0, HUBER * u.run_sd / np.maximum(residual, 1e-12)) / u.run_sd**2
             information = j.T @ (weight[:, None] * j) + u.precision
-            x = np.asarray(np.linalg.solve(information, j.T @ (weight * target) + u.precision @ u.mean), dtype=np.float64)
+            x = np.asarray(
+                np.linalg.solve(information, j.T @ (weight * target) + u.precision @ u.mean),
+                dtype=np.float64,
+            )
         return np.asarray(x), np.asarray(np.linalg.inv(information))
 
     def left_out(self, labels: Sequence[str]) -> tuple[FloatColumn, FloatColumn]:
-        """(log seconds (R,), their standard deviation (R,)) of every run as predicted by the runs with other labels.
+        """(log seconds (R,), their standard deviation (R,)) of every run as predicted by the runs
+        with other labels.
 
-        What is a source's own is not known to who plans a new run, so it is left out of the prediction and counted in the deviation.
+        What is a source's own is not known to who plans a new run, so it is left out of the
+        prediction and counted in the deviation.
         """
         names = np.array(labels)
         log_seconds, deviation = np.zeros(len(names)), np.zeros(len(names))
@@ -164,7 +222,9 @@ class Linear:
             log_seconds[out] = self.predicted[out] + j @ (x - self.at)[knobs]
             inside = np.einsum("rp,pq,rq->r", j, covariance[np.ix_(knobs, knobs)], j)
             places = (self.gradient[out] ** 2) @ self.unknowns.place_sd**2
-            deviation[out] = np.sqrt(inside + places + self.unknowns.run_sd**2 + self.unknowns.group_sd**2)
+            deviation[out] = np.sqrt(
+                inside + places + self.unknowns.run_sd**2 + self.unknowns.group_sd**2
+            )
         return log_seconds, deviation
 
 
@@ -178,7 +238,9 @@ def predict(data: Data, calibration: Calibration, *, simulated: bool = True) -> 
 
 
 def linearise(data: Data, calibration: Calibration, unknowns: Unknowns) -> Linear:
-    """The model around a calibration that has all of `unknowns`' knobs; derivatives by forward differences of the screened price."""
+    """The model around a calibration that has all of `unknowns`' knobs; derivatives by forward
+    differences of the screened price.
+    """
     base = predict(data, calibration, simulated=False)
     gradient = np.zeros((len(base), len(KNOBS)))
     for group in data.groups:
@@ -192,25 +254,38 @@ def linearise(data: Data, calibration: Calibration, unknowns: Unknowns) -> Linea
             gradient[group.rows, place] = (ahead - base[group.rows]) / STEP
     at = dict(zip(calibration.keys, calibration.shifts, strict=True))
     return Linear(
-        unknowns=unknowns, at=np.array([at.get(key, 0.0) for key in unknowns.keys]), derivatives=_by_key(data, unknowns, gradient),
-        gradient=gradient, predicted=predict(data, calibration), measured=data.log_seconds,
-    )  # fmt: skip
+        unknowns=unknowns,
+        at=np.array([at.get(key, 0.0) for key in unknowns.keys]),
+        derivatives=_by_key(data, unknowns, gradient),
+        gradient=gradient,
+        predicted=predict(data, calibration),
+        measured=data.log_seconds,
+    )
 
 
 def _touches(knob: str, group: Runs) -> bool:
     """Whether a knob can matter to any of these runs; saves pricing where it cannot."""
     batch, job = group.batch, group.job
-    split = {"tp_hidden": batch.tp, "async_tp_hidden": batch.tp, "ep_hidden": batch.ep, "cp_hidden": batch.cp}
+    split = {
+        "tp_hidden": batch.tp,
+        "async_tp_hidden": batch.tp,
+        "ep_hidden": batch.ep,
+        "cp_hidden": batch.cp,
+    }
     if knob in split:
         return bool(np.any(split[knob] > 1))
     if knob in ("low_precision_gemm", "low_precision"):
         return bool(np.any(batch.precision > FP16))
     vendor = PROFILES[job.training.trainer].vendor_attention
-    return {"flash2": not vendor, "vendor": vendor, "inter_node": job.cluster.num_nodes > 1}.get(knob, True)
+    return {"flash2": not vendor, "vendor": vendor, "inter_node": job.cluster.num_nodes > 1}.get(
+        knob, True
+    )
 
 
 def fit(data: Data, prior: Calibration | None = None) -> tuple[Calibration, Linear]:
-    """The calibration that these runs make of a prior one (what is believed before any run unless given), and its linearisation."""
+    """The calibration that these runs make of a prior one (what is believed before any run unless
+    given), and its linearisation.
+    """
     start = prior or Calibration.prior()
     unknowns = Unknowns.of(data, start)
     knobs = unknowns.of_knobs
@@ -220,23 +295,37 @@ def fit(data: Data, prior: Calibration | None = None) -> tuple[Calibration, Line
     for _ in range(ROUNDS):
         linear = linearise(data, calibration, unknowns)
         x, covariance = linear.solve()
-        calibration = replace(calibration, shifts=x[knobs], covariance=covariance[np.ix_(knobs, knobs)])
+        calibration = replace(
+            calibration, shifts=x[knobs], covariance=covariance[np.ix_(knobs, knobs)]
+        )
     linear = linearise(data, calibration, unknowns)
-    return replace(calibration, sensitivity=linear.gradient.T @ linear.gradient / len(data.log_seconds)), linear
+    return replace(
+        calibration, sensitivity=linear.gradient.T @ linear.gradient / len(data.log_seconds)
+    ), linear
 
 
 def _pricer(job: Job, shifts: FloatColumn) -> Pricer:
     trainer, gpu = job.training.trainer, job.cluster.gpu
-    return Pricer.build(job.model, job.cluster, job.training, profile=profile_at(trainer, shifts), kernels=kernels_at(gpu, shifts))
+    return Pricer.build(
+        job.model,
+        job.cluster,
+        job.training,
+        profile=profile_at(trainer, shifts),
+        kernels=kernels_at(gpu, shifts),
+    )
 
 
 def _log_seconds(pricer: Pricer, batch: LayoutBatch, simulated: bool) -> FloatColumn:
     prices = pricer.price(batch)
-    return np.asarray(np.log(refine(pricer, batch, prices).step_seconds if simulated else prices.step_seconds))
+    return np.asarray(
+        np.log(refine(pricer, batch, prices).step_seconds if simulated else prices.step_seconds)
+    )
 
 
 def _by_key(data: Data, unknowns: Unknowns, gradient: FloatColumn) -> FloatColumn:
-    """Derivatives (R, P) of every unknown from those by knob (R, K): a run feels the shared shift, its own, and what is its source's."""
+    """Derivatives (R, P) of every unknown from those by knob (R, K): a run feels the shared shift,
+    its own, and what is its source's.
+    """
     place = {knob.name: index for index, knob in enumerate(KNOBS)}
     scope = {knob.name: knob.scope for knob in KNOBS}
     names: Mapping[str, list[str]] = {kind: [""] * len(gradient) for kind in ("trainer", "family")}
@@ -248,9 +337,15 @@ def _by_key(data: Data, unknowns: Unknowns, gradient: FloatColumn) -> FloatColum
     for index, (knob, own) in enumerate(unknowns.keys):
         if knob.startswith(SOURCE):
             mine = np.array(data.sources) == own
-            out[:, index] = mine if knob == SOURCE else gradient[:, place[knob.removeprefix(f"{SOURCE} ")]] * mine
+            out[:, index] = (
+                mine
+                if knob == SOURCE
+                else gradient[:, place[knob.removeprefix(f"{SOURCE} ")]] * mine
+            )
         else:
-            out[:, index] = gradient[:, place[knob]] * (np.array(names[scope[knob]]) == own if own else 1.0)
+            out[:, index] = gradient[:, place[knob]] * (
+                np.array(names[scope[knob]]) == own if own else 1.0
+            )
     return out
 
 

@@ -1,4 +1,6 @@
-"""Predictions of measured runs by a calibration that has not seen them: fitted again without the run's source, model or GPU."""
+"""Predictions of measured runs by a calibration that has not seen them: fitted again without the
+run's source, model or GPU.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +17,9 @@ from planner.cost.calibration import Calibration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """The rows that the calibration was fitted to, and the model linearised there. places: of those rows among all rows."""
+    """The rows that the calibration was fitted to, and the model linearised there. places: of those
+    rows among all rows.
+    """
 
     rows: tuple[Row, ...]
     places: tuple[int, ...]
@@ -24,9 +28,15 @@ class Fitted:
 
     @classmethod
     def find(cls, rows: Sequence[Row], calibration: Calibration) -> "Fitted | None":
-        """None unless all runs of the fit are among the rows: without the others it cannot be done again."""
+        """None unless all runs of the fit are among the rows: without the others it cannot be done
+        again.
+        """
         places = [place for place, row in enumerate(rows) if is_fitted(row, calibration)]
-        if not places or {fingerprint(rows[p].job, rows[p].measured_seconds or 0.0) for p in places} != calibration.fitted:
+        if (
+            not places
+            or {fingerprint(rows[p].job, rows[p].measured_seconds or 0.0) for p in places}
+            != calibration.fitted
+        ):
             return None
         mine = [rows[place] for place in places]
         data = Data.of([row.job for row in mine], [row.measured_seconds or 0.0 for row in mine])
@@ -34,24 +44,37 @@ class Fitted:
         return cls(rows=tuple(mine), places=tuple(places), linear=linear, sources=data.sources)
 
     def left_out(self, rows: Sequence[Row], by: str) -> list[Row]:
-        """All rows; those of the fit with the step time, and its interval, predicted by the runs that have another label `by`."""
+        """All rows; those of the fit with the step time, and its interval, predicted by the runs
+        that have another label `by`.
+        """
         log_seconds, deviation = self.linear.left_out([row.label(by) for row in self.rows])
         scores = np.abs(log_seconds - self.linear.measured) / deviation
-        stretch = held_out_stretch(scores, [row.job.training.trainer for row in self.rows], self.sources)
+        stretch = held_out_stretch(
+            scores, [row.job.training.trainer for row in self.rows], self.sources
+        )
         out = list(rows)
-        for place, log_second, sd in zip(self.places, log_seconds, stretch * deviation, strict=True):
+        for place, log_second, sd in zip(
+            self.places, log_seconds, stretch * deviation, strict=True
+        ):
             out[place] = _with_time(rows[place], np.array([log_second]), float(sd))
         return out
 
 
 def is_fitted(row: Row, calibration: Calibration) -> bool:
     """Whether the calibration has seen this run."""
-    return row.measured_seconds is not None and fingerprint(row.job, row.measured_seconds) in calibration.fitted
+    return (
+        row.measured_seconds is not None
+        and fingerprint(row.job, row.measured_seconds) in calibration.fitted
+    )
 
 
 def _with_time(row: Row, log_second: FloatColumn, deviation: float) -> Row:
     if row.estimate.interval is None:
         return row
-    low, middle, high = (float(np.exp(log_second[0] + side * TWO_SIDED_90 * deviation)) for side in (-1.0, 0.0, 1.0))
+    low, middle, high = (
+        float(np.exp(log_second[0] + side * TWO_SIDED_90 * deviation)) for side in (-1.0, 0.0, 1.0)
+    )
     interval = row.estimate.interval.model_copy(update={"step_seconds": (low, high)})
-    return replace(row, estimate=row.estimate.model_copy(update={"step_seconds": middle, "interval": interval}))
+    return replace(
+        row, estimate=row.estimate.model_copy(update={"step_seconds": middle, "interval": interval})
+    )

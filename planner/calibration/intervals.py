@@ -1,7 +1,9 @@
-"""How sure a price is: the calibration's posterior pushed through the cost model, intervals, and the probability of running out of memory.
+"""How sure a price is: the calibration's posterior pushed through the cost model, intervals, and
+the probability of running out of memory.
 
-The logarithm of the step time of layout n is  mean_n + sum_d loading_dn z_d + shared + own_n,  z, shared and own normal: what the
-posterior moves along its D principal directions, what all runs on one cluster have in common, and what is a layout's own.
+The logarithm of the step time of layout n is  mean_n + sum_d loading_dn z_d + shared + own_n,  z,
+shared and own normal: what the posterior moves along its D principal directions, what all runs on
+    one cluster have in common, and what is a layout's own.
 Letters: N layouts, D directions, W draws.
 """
 
@@ -17,9 +19,10 @@ from planner.cost.profile import Profile
 from planner.specs.cluster import ClusterSpec
 
 TWO_SIDED_90 = 1.6448536269514722  # 95th percentile of the standard normal
-# Judgements of what a run of a layout on fewer GPUs says of it, checked on other laws than ours (`benchmarks/replay.py --looks`). What a
-# larger world adds is mostly exposed communication, which the model knows worse than whole steps; and some is hidden on paper but not in
-# truth, most where one node stands for several.
+# Judgements of what a run of a layout on fewer GPUs says of it, checked on other laws than ours
+# (`benchmarks/replay.py --looks`). What a larger world adds is mostly exposed communication, which
+# the model knows worse than whole steps; and some is hidden on paper but not in truth, most where
+# one node stands for several.
 ADDED_SD = 0.3
 OTHER_SIZE_SD = 0.008
 ONE_NODE_SD = 0.03
@@ -28,7 +31,8 @@ Pair = tuple[FloatColumn, FloatColumn]
 
 
 def imitation_sd(whole: ClusterSpec, small: ClusterSpec, added: float) -> float:
-    """Relative standard deviation of a step extrapolated from a smaller world, run-to-run noise left out.
+    """Relative standard deviation of a step extrapolated from a smaller world, run-to-run noise
+    left out.
 
     added: share of the step that the small run does not show.
     """
@@ -38,7 +42,9 @@ def imitation_sd(whole: ClusterSpec, small: ClusterSpec, added: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpread:
-    """Deviations of log step seconds. loadings (D, N); own_sd (N,); shared_sd: one number for all layouts of a job."""
+    """Deviations of log step seconds. loadings (D, N); own_sd (N,); shared_sd: one number for all
+    layouts of a job.
+    """
 
     loadings: FloatColumn
     own_sd: FloatColumn
@@ -47,21 +53,30 @@ class TimeSpread:
     @property
     def sd(self) -> FloatColumn:
         """Standard deviation of each layout alone, (N,)."""
-        return np.asarray(np.sqrt((self.loadings**2).sum(axis=0) + self.own_sd**2 + self.shared_sd**2))
+        return np.asarray(
+            np.sqrt((self.loadings**2).sum(axis=0) + self.own_sd**2 + self.shared_sd**2)
+        )
 
     @classmethod
     def join(cls, parts: "Sequence[TimeSpread]") -> "TimeSpread":
         """Of all layouts of these parts, in order; they share directions and what is common."""
-        loadings, own = (np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in ("loadings", "own_sd"))
+        loadings, own = (
+            np.concatenate([getattr(part, name) for part in parts], axis=-1)
+            for name in ("loadings", "own_sd")
+        )
         return cls(loadings=loadings, own_sd=own, shared_sd=max(part.shared_sd for part in parts))
 
     def take(self, places: list[int]) -> "TimeSpread":
         """The same of some layouts."""
-        return TimeSpread(loadings=self.loadings[:, places], own_sd=self.own_sd[places], shared_sd=self.shared_sd)
+        return TimeSpread(
+            loadings=self.loadings[:, places], own_sd=self.own_sd[places], shared_sd=self.shared_sd
+        )
 
 
 def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSpread:
-    """The posterior of the pricer's calibration, pushed through the model one principal direction at a time (one deviation each)."""
+    """The posterior of the pricer's calibration, pushed through the model one principal direction
+    at a time (one deviation each).
+    """
     trainer, calibration = pricer.training.trainer, pricer.calibration
     _, rest = calibration.directions(trainer, pricer.cluster.gpu.family)
     base, moved = np.log(prices.step_seconds), list(moved_pricers(pricer))
@@ -70,16 +85,32 @@ def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSprea
         loadings[place] = np.log(one.price(batch).step_seconds) - base
     stretch = calibration.stretch(trainer)
     own = stretch * np.sqrt(rest + calibration.run_sd**2)
-    return TimeSpread(loadings=stretch * loadings, own_sd=np.full(len(batch), own), shared_sd=stretch * calibration.group_sd)
+    return TimeSpread(
+        loadings=stretch * loadings,
+        own_sd=np.full(len(batch), own),
+        shared_sd=stretch * calibration.group_sd,
+    )
 
 
 def moved_pricers(pricer: Pricer) -> Iterator[Pricer]:
-    """The pricer at one deviation along each of the D principal directions of its calibration's posterior."""
+    """The pricer at one deviation along each of the D principal directions of its calibration's
+    posterior.
+    """
     trainer, gpu, calibration = pricer.training.trainer, pricer.cluster.gpu, pricer.calibration
     centre = calibration.shift(trainer, gpu.family)
     for direction in calibration.directions(trainer, gpu.family)[0]:
-        profile, kernels = profile_at(trainer, centre + direction), kernels_at(gpu, centre + direction)
-        yield Pricer.build(pricer.model, pricer.cluster, pricer.training, calibration, profile=profile, kernels=kernels)
+        profile, kernels = (
+            profile_at(trainer, centre + direction),
+            kernels_at(gpu, centre + direction),
+        )
+        yield Pricer.build(
+            pricer.model,
+            pricer.cluster,
+            pricer.training,
+            calibration,
+            profile=profile,
+            kernels=kernels,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,31 +131,53 @@ def spread(pricer: Pricer, batch: LayoutBatch, prices: Prices, step_seconds: Flo
 
     return Spread(
         step_seconds=around(step_seconds, time_spread(pricer, batch, prices).sd),
-        peak_allocated_bytes=around(prices.peak_allocated_bytes, memory_deviation(pricer.profile, prices.peak_allocated_bytes)),
-        peak_reserved_bytes=around(prices.peak_reserved_bytes, memory_deviation(pricer.profile, prices.peak_reserved_bytes)),
+        peak_allocated_bytes=around(
+            prices.peak_allocated_bytes,
+            memory_deviation(pricer.profile, prices.peak_allocated_bytes),
+        ),
+        peak_reserved_bytes=around(
+            prices.peak_reserved_bytes, memory_deviation(pricer.profile, prices.peak_reserved_bytes)
+        ),
         oom_probability=oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes),
     )
 
 
-def oom_probability(profile: Profile, cluster: ClusterSpec, device_bytes: FloatColumn) -> FloatColumn:
-    """P(device bytes x e^(sd z) > usable), z standard normal: the upper tail at log(usable / device) / sd."""
-    return upper_tail(np.log(cluster.usable_memory_bytes / device_bytes) / memory_deviation(profile, device_bytes))
+def oom_probability(
+    profile: Profile, cluster: ClusterSpec, device_bytes: FloatColumn
+) -> FloatColumn:
+    """P(device bytes x e^(sd z) > usable), z standard normal: the upper tail at log(usable /
+    device) / sd.
+    """
+    return upper_tail(
+        np.log(cluster.usable_memory_bytes / device_bytes) / memory_deviation(profile, device_bytes)
+    )
 
 
 def memory_deviation(profile: Profile, num_bytes: FloatColumn) -> FloatColumn:
-    """Standard deviation of log measured over predicted bytes, (N,): parts that grow with the peak and a part that does not."""
-    return np.hypot(np.hypot(profile.memory_sd, profile.memory_doubt), fixed_deviation(profile.memory_sd_bytes, num_bytes))
+    """Standard deviation of log measured over predicted bytes, (N,): parts that grow with the peak
+    and a part that does not.
+    """
+    return np.hypot(
+        np.hypot(profile.memory_sd, profile.memory_doubt),
+        fixed_deviation(profile.memory_sd_bytes, num_bytes),
+    )
 
 
 def fixed_deviation(sd_bytes: float, num_bytes: FloatColumn | float) -> FloatColumn:
-    """Standard deviation of log bytes whose 95th percentile is that of num_bytes + sd_bytes Z: log(1 + z sd / num) / z, about sd / num."""
+    """Standard deviation of log bytes whose 95th percentile is that of num_bytes + sd_bytes Z:
+    log(1 + z sd / num) / z, about sd / num.
+    """
     return np.asarray(np.log1p(TWO_SIDED_90 * sd_bytes / num_bytes) / TWO_SIDED_90)
 
 
 def upper_tail(z: FloatColumn) -> FloatColumn:
-    """P(Z > z) of a standard normal, by Abramowitz and Stegun 7.1.26 (absolute error below 1.5e-7), clipped to [0, 1]."""
+    """P(Z > z) of a standard normal, by Abramowitz and Stegun 7.1.26 (absolute error below 1.5e-7),
+    clipped to [0, 1].
+    """
     x = np.abs(z) / np.sqrt(2.0)
     t = 1.0 / (1.0 + 0.3275911 * x)
-    polynomial = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    polynomial = t * (
+        0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
+    )
     tail = 0.5 * polynomial * np.exp(-x * x)
     return np.asarray(np.clip(np.where(z >= 0, tail, 1.0 - tail), 0.0, 1.0))

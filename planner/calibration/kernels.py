@@ -1,4 +1,5 @@
-"""Kernels and collectives alone: their shapes, what the cost model says of them, and what was timed.
+"""Kernels and collectives alone: their shapes, what the cost model says of them, and what was
+timed.
 
 Letters: S shapes; every size is a column (S,).
 """
@@ -22,23 +23,31 @@ from planner.specs.training import Optimizer
 
 _ATTENTION = ("batch", "head_dim", "heads", "kv_heads", "seq", "v_head_dim", "window")
 SIZES: Mapping[str, tuple[str, ...]] = {  # of each kind, sorted
-    "gemm": ("k", "m", "n"), "grouped-gemm": ("groups", "k", "m", "n"), "attention": _ATTENTION, "attention-backward": _ATTENTION,
+    "gemm": ("k", "m", "n"), "grouped-gemm": ("groups", "k", "m", "n"), "attention": _ATTENTION,
+    "attention-backward": _ATTENTION,
     "memory": ("bytes",), "optimizer": ("parameters",), "collective": ("bytes", "ranks", "stride"),
 }  # fmt: skip
 KINDS = tuple(SIZES)
-COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")  # and "send", between pipeline ranks
+# and "send", between pipeline ranks
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 COPY = "copy"  # the memory-bound kernel that rates are counted in
 NAMES: Mapping[str, tuple[str, ...]] = {  # of an operation, where its kind has several
-    "memory": (COPY, "add", "swiglu", "rmsnorm", "cross-entropy"), "collective": (*COLLECTIVES, "send"), "optimizer": get_args(Optimizer),
-}  # fmt: skip
+    "memory": (COPY, "add", "swiglu", "rmsnorm", "cross-entropy"),
+    "collective": (*COLLECTIVES, "send"),
+    "optimizer": get_args(Optimizer),
+}
 BACKWARD = 2.5  # of attention, as the cost model prices it
-FELT_ALONE = ("intra_node", "inter_node", "power_exponent")  # knobs of a trainer that kernels feel which run alone
+# knobs of a trainer that kernels feel which run alone
+FELT_ALONE = ("intra_node", "inter_node", "power_exponent")
 STEP = 0.03
 FINGERPRINT_DIGITS = 12
-UPDATE_BYTES = 28.0  # a parameter: fused AdamW in fp32 reads parameter, gradient, two states and writes back all but the gradient
+# a parameter: fused AdamW in fp32 reads parameter, gradient, two states and writes back all but the
+#     gradient
+UPDATE_BYTES = 28.0
 
-# A kernel alone against the same kernel inside a step, and against what the model's curves can follow. Of micro.csv, 16-bit products
-# deviate by 10% on Ampere and Hopper, low-precision ones (of inference libraries) by 32 to 44% (`benchmarks/fit_kernels.py`).
+# A kernel alone against the same kernel inside a step, and against what the model's curves can
+# follow. Of micro.csv, 16-bit products deviate by 10% on Ampere and Hopper, low-precision ones (of
+# inference libraries) by 32 to 44% (`benchmarks/fit_kernels.py`).
 ALONE_SD, LOW_PRECISION_SD = 0.10, 0.35
 
 
@@ -46,8 +55,9 @@ ALONE_SD, LOW_PRECISION_SD = 0.10, 0.35
 class Shape:
     """One kernel to time.
 
-    kind: of KINDS.  name: which operation of the kind ("all-gather", "copy", "adamw"), else empty.  dtype: a value of
-    `layout.precision`, or float32.  sizes: (dimension, size) pairs, sorted; bytes of a collective are those of the whole buffer.
+    kind: of KINDS.  name: which operation of the kind ("all-gather", "copy", "adamw"), else empty.
+    dtype: a value of `layout.precision`, or float32.  sizes: (dimension, size) pairs, sorted; bytes
+        of a collective are those of the whole buffer.
     """
 
     kind: str
@@ -57,30 +67,57 @@ class Shape:
 
     @classmethod
     def of(cls, kind: str, name: str = "", dtype: str = "bf16", **sizes: float) -> "Shape":
-        """From sizes by name, rounded to whole numbers of at least one (but for a window, which may be zero)."""
+        """From sizes by name, rounded to whole numbers of at least one (but for a window, which may
+        be zero).
+        """
         whole = {key: max(0 if key == "window" else 1, round(size)) for key, size in sizes.items()}
         return cls(kind, name, dtype, tuple(sorted(whole.items())))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Shape":
-        """Inverse of `as_dict`; further keys are ignored. Raises KeyError, TypeError or ValueError for what is no shape."""
-        kind, name, dtype, sizes = values["kind"], values.get("name", ""), values.get("dtype", "bf16"), values["sizes"]
+        """Inverse of `as_dict`; further keys are ignored. Raises KeyError, TypeError or ValueError
+        for what is no shape.
+        """
+        kind, name, dtype, sizes = (
+            values["kind"],
+            values.get("name", ""),
+            values.get("dtype", "bf16"),
+            values["sizes"],
+        )
         if kind not in SIZES:
             raise ValueError(f"kind={kind!r} is none of {', '.join(KINDS)}")
         if name not in NAMES.get(kind, ("",)):
-            raise ValueError(f"name={name!r} of a {kind} is none of {', '.join(NAMES[kind]) if kind in NAMES else 'any: it has no names'}")
+            raise ValueError(
+                f"name={name!r} of a {kind} is none of "
+                f"{', '.join(NAMES[kind]) if kind in NAMES else 'any: it has no names'}"
+            )
         if dtype not in (*PRECISIONS, "float32"):
             raise ValueError(f"dtype={dtype!r} is none of {', '.join(PRECISIONS)}, float32")
         if tuple(sorted(sizes)) != SIZES[kind]:
-            raise ValueError(f"sizes of a {kind} are {', '.join(SIZES[kind])}, not {', '.join(map(str, sizes)) or 'none'}")
+            raise ValueError(
+                f"sizes of a {kind} are {', '.join(SIZES[kind])}, not "
+                f"{', '.join(map(str, sizes)) or 'none'}"
+            )
         for key, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < (0 if key == "window" else 1):
-                raise ValueError(f"size {key}={size!r} is no whole number of at least {0 if key == 'window' else 1}")
+            if (
+                isinstance(size, bool)
+                or not isinstance(size, int)
+                or size < (0 if key == "window" else 1)
+            ):
+                raise ValueError(
+                    f"size {key}={size!r} is no whole number of at least "
+                    f"{0 if key == 'window' else 1}"
+                )
         return cls(kind, name, dtype, tuple(sorted(sizes.items())))
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form."""
-        return {"kind": self.kind, "name": self.name, "dtype": self.dtype, "sizes": dict(self.sizes)}
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "dtype": self.dtype,
+            "sizes": dict(self.sizes),
+        }
 
     def __getitem__(self, name: str) -> int:
         return dict(self.sizes)[name]
@@ -92,12 +129,16 @@ class Shape:
         return (sizes["ranks"] - 1) * sizes["stride"] + 1 if self.kind == "collective" else 1
 
     def octaves_to(self, other: "Shape") -> float:
-        """Distance in factors of two: Euclid's over the logarithms of sizes; infinite between different kernels."""
+        """Distance in factors of two: Euclid's over the logarithms of sizes; infinite between
+        different kernels.
+        """
         same = (self.kind, self.name, self.dtype) == (other.kind, other.name, other.dtype)
         if not same or [key for key, _ in self.sizes] != [key for key, _ in other.sizes]:
             return math.inf
         pairs = zip(self.sizes, other.sizes, strict=True)
-        return math.sqrt(sum(math.log2((1 + mine) / (1 + theirs)) ** 2 for (_, mine), (_, theirs) in pairs))
+        return math.sqrt(
+            sum(math.log2((1 + mine) / (1 + theirs)) ** 2 for (_, mine), (_, theirs) in pairs)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,31 +150,49 @@ class Timing:
 
 
 def alone(pricer: Pricer, shifts: FloatColumn | None = None) -> Pricer:
-    """The same machine with nothing else on it, its calibration's knobs moved by shifts (K,) (where they are unless given).
+    """The same machine with nothing else on it, its calibration's knobs moved by shifts (K,) (where
+    they are unless given).
 
-    What a trainer's steps add to a kernel's time is left out: the clock, the caches and neighbours of a step (the profile's `compute`,
-    `low_precision` and `attention`). Networks are as fast as their curves, times how far shifts move them.
+    What a trainer's steps add to a kernel's time is left out: the clock, the caches and neighbours
+    of a step (the profile's `compute`, `low_precision` and `attention`). Networks are as fast as
+    their curves, times how far shifts move them.
     """
     trainer, gpu = pricer.training.trainer, pricer.cluster.gpu
     centre = pricer.calibration.shift(trainer, gpu.family)
     here = profile_at(trainer, centre)
     moved = here if shifts is None else profile_at(trainer, shifts)
     profile = replace(
-        moved, compute=1.0, low_precision=1.0, attention=1.0, intra_node=moved.intra_node / here.intra_node,
+        moved,
+        compute=1.0,
+        low_precision=1.0,
+        attention=1.0,
+        intra_node=moved.intra_node / here.intra_node,
         inter_node=moved.inter_node / here.inter_node,
-    )  # fmt: skip
+    )
     kernels = kernels_at(gpu, centre if shifts is None else shifts)
-    return Pricer.build(pricer.model, pricer.cluster, pricer.training, pricer.calibration, profile=profile, kernels=kernels)
+    return Pricer.build(
+        pricer.model,
+        pricer.cluster,
+        pricer.training,
+        pricer.calibration,
+        profile=profile,
+        kernels=kernels,
+    )
 
 
-def kernel_seconds(pricer: Pricer, kind: str, name: str, dtypes: Sequence[str], sizes: Mapping[str, FloatColumn]) -> FloatColumn:
-    """Seconds of one kind of kernel at many sizes, (S,); 0 where there is no prediction: a dtype that the GPU lacks, memory-bound kernels
-    other than a copy. kind, name, dtypes, sizes: see `Shape`.
+def kernel_seconds(
+    pricer: Pricer, kind: str, name: str, dtypes: Sequence[str], sizes: Mapping[str, FloatColumn]
+) -> FloatColumn:
+    """Seconds of one kind of kernel at many sizes, (S,); 0 where there is no prediction: a dtype
+    that the GPU lacks, memory-bound kernels other than a copy. kind, name, dtypes, sizes: see
+    `Shape`.
     """
     device = pricer.device
     if kind in ("gemm", "grouped-gemm"):
         special = {"bf16": device.half, "float32": SINGLE}
-        codes = np.array([special[dtype] if dtype in special else PRECISIONS.index(dtype) for dtype in dtypes])
+        codes = np.array(
+            [special[dtype] if dtype in special else PRECISIONS.index(dtype) for dtype in dtypes]
+        )
         groups = sizes.get("groups", np.ones(len(codes)))
         return np.nan_to_num(device.gemm_seconds(sizes["m"], sizes["n"], sizes["k"], groups, codes))
     if kind in ("attention", "attention-backward"):
@@ -144,15 +203,30 @@ def kernel_seconds(pricer: Pricer, kind: str, name: str, dtypes: Sequence[str], 
         return device.moved_seconds(UPDATE_BYTES * sizes["parameters"])
     if name == "send":
         return send_seconds(sizes["bytes"], sizes["stride"], pricer.fabric)
-    return collective_seconds(name, sizes["bytes"], sizes["ranks"], sizes["stride"], pricer.fabric, base_seconds=0.0)
+    return collective_seconds(
+        name, sizes["bytes"], sizes["ranks"], sizes["stride"], pricer.fabric, base_seconds=0.0
+    )
 
 
-def _attention_seconds(pricer: Pricer, sizes: Mapping[str, FloatColumn], *, backward: bool) -> FloatColumn:
+def _attention_seconds(
+    pricer: Pricer, sizes: Mapping[str, FloatColumn], *, backward: bool
+) -> FloatColumn:
     """Causal: a token attends to half the sequence on average, or to less under a window."""
     seq, window = sizes["seq"], sizes["window"]
-    context = np.where(window > 0, np.minimum(seq / 2.0, window - window**2 / (2.0 * seq)), seq / 2.0)
-    flops = 2.0 * sizes["batch"] * seq * context * sizes["heads"] * (sizes["head_dim"] + sizes["v_head_dim"])
-    return pricer.device.attention_seconds((BACKWARD if backward else 1.0) * flops, 2.0 * context, backward=backward)
+    context = np.where(
+        window > 0, np.minimum(seq / 2.0, window - window**2 / (2.0 * seq)), seq / 2.0
+    )
+    flops = (
+        2.0
+        * sizes["batch"]
+        * seq
+        * context
+        * sizes["heads"]
+        * (sizes["head_dim"] + sizes["v_head_dim"])
+    )
+    return pricer.device.attention_seconds(
+        (BACKWARD if backward else 1.0) * flops, 2.0 * context, backward=backward
+    )
 
 
 def shape_seconds(pricer: Pricer, shapes: Sequence[Shape]) -> FloatColumn:
@@ -160,24 +234,38 @@ def shape_seconds(pricer: Pricer, shapes: Sequence[Shape]) -> FloatColumn:
     out = np.zeros(len(shapes))
     alike: dict[tuple[object, ...], list[int]] = {}
     for place, shape in enumerate(shapes):
-        alike.setdefault((shape.kind, shape.name, tuple(key for key, _ in shape.sizes)), []).append(place)
+        alike.setdefault((shape.kind, shape.name, tuple(key for key, _ in shape.sizes)), []).append(
+            place
+        )
     for places in alike.values():
         first = shapes[places[0]]
-        sizes = {key: np.array([shapes[place][key] for place in places], dtype=np.float64) for key, _ in first.sizes}
-        out[places] = kernel_seconds(pricer, first.kind, first.name, [shapes[place].dtype for place in places], sizes)
+        sizes = {
+            key: np.array([shapes[place][key] for place in places], dtype=np.float64)
+            for key, _ in first.sizes
+        }
+        out[places] = kernel_seconds(
+            pricer, first.kind, first.name, [shapes[place].dtype for place in places], sizes
+        )
     return out
 
 
 def alone_sd(shapes: Iterable[Shape]) -> float:
-    """Standard deviation of log measured over predicted, alone, of the mean over kernels of one kind: all are off by much the same."""
-    return LOW_PRECISION_SD if any(shape.dtype not in ("bf16", "float32") for shape in shapes) else ALONE_SD
+    """Standard deviation of log measured over predicted, alone, of the mean over kernels of one
+    kind: all are off by much the same.
+    """
+    return (
+        LOW_PRECISION_SD
+        if any(shape.dtype not in ("bf16", "float32") for shape in shapes)
+        else ALONE_SD
+    )
 
 
 def within_reach(log_ratio: float, spread: float, sd: float) -> tuple[float, float]:
-    """(value, its variance) of a look whose log ratio is believed to deviate by `spread`, and by `sd` more that teaches nothing.
+    """(value, its variance) of a look whose log ratio is believed to deviate by `spread`, and by
+    `sd` more that teaches nothing.
 
-    Slopes are differences over small moves, so they hold no further than one deviation of what was expected; what lies beyond is misfit
-    of the model, not evidence about its knobs.
+    Slopes are differences over small moves, so they hold no further than one deviation of what was
+    expected; what lies beyond is misfit of the model, not evidence about its knobs.
     """
     reach = math.hypot(spread, sd)
     value = min(max(log_ratio, -reach), reach)

@@ -1,7 +1,9 @@
-"""A calibration sharpened by one's own runs and timed kernels: the shipped posterior is the prior, they move the knobs of trainer and GPU.
+"""A calibration sharpened by one's own runs and timed kernels: the shipped posterior is the prior,
+they move the knobs of trainer and GPU.
 
-On one's own cluster the offset of a source is no nuisance, nor is what its hosts and networks differ by: it is what one wants to know. So
-here they are part of the knobs. Letters: P unknowns, L kinds of kernels.
+On one's own cluster the offset of a source is no nuisance, nor is what its hosts and networks
+differ by: it is what one wants to know. So here they are part of the knobs. Letters: P unknowns, L
+    kinds of kernels.
 """
 
 import hashlib
@@ -30,7 +32,8 @@ from planner.cost.price import Pricer
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 
-# Of an emulated rank the communication came from the model itself, of an imitation all that its small runs, which teach too, do not show.
+# Of an emulated rank the communication came from the model itself, of an imitation all that its
+# small runs, which teach too, do not show.
 TEACHING = frozenset({"probed", "published"})
 NO_OFFSET = 1e-3  # standard deviation of an offset that is not to take anything away from the knobs
 ID_DIGITS = 10
@@ -38,18 +41,23 @@ ID_DIGITS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRun:
-    """Kernels timed alone on the machine of a job, whose layout does not matter. timings: oldest first."""
+    """Kernels timed alone on the machine of a job, whose layout does not matter. timings: oldest
+    first.
+    """
 
     job: Job
     timings: tuple[Timing, ...]
 
 
-def learn(calibration: Calibration, measurements: Sequence[Measurement], kernels: Sequence[KernelRun] = ()) -> Calibration:
+def learn(
+    calibration: Calibration, measurements: Sequence[Measurement], kernels: Sequence[KernelRun] = ()
+) -> Calibration:
     """The calibration after these runs and kernels; the same one when none of them tells a time.
 
-    Repeated runs of one layout are averaged: what the model misses about it is the same each time. The deviation that all runs of one
-    place share falls as 1 / sqrt(1 / group_sd^2 + n / run_sd^2) with n distinct layouts. Same runs, same id. Runs that the calibration
-    was fitted to have taught it already.
+    Repeated runs of one layout are averaged: what the model misses about it is the same each time.
+    The deviation that all runs of one place share falls as 1 / sqrt(1 / group_sd^2 + n / run_sd^2)
+    with n distinct layouts. Same runs, same id. Runs that the calibration was fitted to have taught
+    it already.
     """
     by_layout: dict[tuple[str, str], list[Measurement]] = {}
     for measurement in sorted(measurements, key=lambda one: one.id):
@@ -66,23 +74,36 @@ def learn(calibration: Calibration, measurements: Sequence[Measurement], kernels
         believed = _told_by_kernels(believed, [run for run in timed if _scopes(run.job) == scope])
     shared = calibration.group_sd
     if jobs:
-        seconds = [math.exp(float(np.mean([math.log(run.measured.step_seconds or 1.0) for run in runs]))) for runs in by_layout.values()]
+        seconds = [
+            math.exp(float(np.mean([math.log(run.measured.step_seconds or 1.0) for run in runs])))
+            for runs in by_layout.values()
+        ]
         data = replace(Data.of(jobs, seconds), sources=("own",) * len(jobs))
         believed, _ = fit(data, replace(believed, group_sd=NO_OFFSET))
         shared = (calibration.group_sd**-2.0 + len(jobs) / calibration.run_sd**2) ** -0.5
-    fingerprints = sorted(timing_fingerprint(run.job.cluster.gpu.name, timing) for run in timed for timing in run.timings)
+    fingerprints = sorted(
+        timing_fingerprint(run.job.cluster.gpu.name, timing)
+        for run in timed
+        for timing in run.timings
+    )
     taught = "".join([*(run.id for runs in by_layout.values() for run in runs), *fingerprints])
     digest = hashlib.sha256(f"{calibration.id}{taught}".encode()).hexdigest()[:ID_DIGITS]
     return replace(
-        believed, id=f"{calibration.id}+{len(jobs)}-{digest}", group_sd=shared, sensitivity=calibration.sensitivity,
-        seen=calibration.seen | seen(jobs), fitted=calibration.fitted | set(fingerprints),
-    )  # fmt: skip
+        believed,
+        id=f"{calibration.id}+{len(jobs)}-{digest}",
+        group_sd=shared,
+        sensitivity=calibration.sensitivity,
+        seen=calibration.seen | seen(jobs),
+        fitted=calibration.fitted | set(fingerprints),
+    )
 
 
 def _told_by_kernels(calibration: Calibration, runs: Sequence[KernelRun]) -> Calibration:
-    """The posterior after one look at each kind of kernel: a linear Gaussian update along what kernels alone feel of the knobs.
+    """The posterior after one look at each kind of kernel: a linear Gaussian update along what
+    kernels alone feel of the knobs.
 
-    x' = x + G v,  C' = C - G S C,  G = C S' (S C S' + noise)^-1;  S (L, P) slopes, v (L,) measured less predicted, within reach.
+    x' = x + G v,  C' = C - G S C,  G = C S' (S C S' + noise)^-1;  S (L, P) slopes, v (L,) measured
+    less predicted, within reach.
     """
     if not runs:
         return calibration
@@ -93,9 +114,21 @@ def _told_by_kernels(calibration: Calibration, runs: Sequence[KernelRun]) -> Cal
     for job, newest in _by_machine(runs):
         pricer = Pricer.build(job.model, job.cluster, job.training, calibration)
         shapes = list(newest)
-        known = dict(zip(shapes, zip(shape_seconds(alone(pricer), shapes), alone_gradient(pricer, shapes), strict=True), strict=True))
+        known = dict(
+            zip(
+                shapes,
+                zip(
+                    shape_seconds(alone(pricer), shapes),
+                    alone_gradient(pricer, shapes),
+                    strict=True,
+                ),
+                strict=True,
+            )
+        )
         for kind, members in by_kind(shape for shape in shapes if known[shape][0] > 0).items():
-            ratios.setdefault(kind, []).extend(math.log(newest[shape] / known[shape][0]) for shape in members)
+            ratios.setdefault(kind, []).extend(
+                math.log(newest[shape] / known[shape][0]) for shape in members
+            )
             gradients.setdefault(kind, []).extend(known[shape][1] for shape in members)
             noise[kind] = alone_sd(members)
     if not ratios:
@@ -105,12 +138,19 @@ def _told_by_kernels(calibration: Calibration, runs: Sequence[KernelRun]) -> Cal
     slopes = felt[:, [PLACE[knob] for knob, _ in calibration.keys]] * np.array(mine)
     spread = slopes @ calibration.covariance @ slopes.T
     seen_values = [
-        within_reach(float(np.mean(ratios[kind])), float(np.sqrt(spread[place, place])), noise[kind]) for place, kind in enumerate(ratios)
+        within_reach(
+            float(np.mean(ratios[kind])), float(np.sqrt(spread[place, place])), noise[kind]
+        )
+        for place, kind in enumerate(ratios)
     ]
     values, variances = (np.array(column) for column in zip(*seen_values, strict=True))
     gain = calibration.covariance @ slopes.T @ np.linalg.inv(spread + np.diag(variances))
     covariance = calibration.covariance - gain @ slopes @ calibration.covariance
-    return replace(calibration, shifts=calibration.shifts + gain @ values, covariance=0.5 * (covariance + covariance.T))
+    return replace(
+        calibration,
+        shifts=calibration.shifts + gain @ values,
+        covariance=0.5 * (covariance + covariance.T),
+    )
 
 
 def _by_machine(runs: Sequence[KernelRun]) -> list[tuple[Job, dict[Shape, float]]]:
@@ -118,7 +158,9 @@ def _by_machine(runs: Sequence[KernelRun]) -> list[tuple[Job, dict[Shape, float]
     found: dict[str, tuple[Job, dict[Shape, float]]] = {}
     for run in runs:
         _, newest = found.setdefault(run.job.cluster.model_dump_json(), (run.job, {}))
-        newest.update({timing.shape: timing.seconds for timing in run.timings if timing.seconds > 0})
+        newest.update(
+            {timing.shape: timing.seconds for timing in run.timings if timing.seconds > 0}
+        )
     return list(found.values())
 
 
@@ -128,8 +170,15 @@ def _scopes(job: Job) -> tuple[str, str]:
 
 def _teaches(measurement: Measurement) -> bool:
     measured = measurement.measured
-    return measured.status == "ok" and bool(measured.step_seconds) and measured.rung in TEACHING and measurement.job.layout is not None
+    return (
+        measured.status == "ok"
+        and bool(measured.step_seconds)
+        and measured.rung in TEACHING
+        and measurement.job.layout is not None
+    )
 
 
 def _known(calibration: Calibration, measurement: Measurement) -> bool:
-    return fingerprint(measurement.job, measurement.measured.step_seconds or 0.0) in calibration.fitted
+    return (
+        fingerprint(measurement.job, measurement.measured.step_seconds or 0.0) in calibration.fitted
+    )

@@ -1,4 +1,6 @@
-"""A measured run beside its prediction, by its numbers: what every figure of the accuracy report is made of."""
+"""A measured run beside its prediction, by its numbers: what every figure of the accuracy report is
+made of.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +10,12 @@ DIGITS = 8  # of what a report keeps, so that a stored one and one made anew are
 
 
 class Outcome(Protocol):
-    """What the figures need of a measured run beside its prediction: a `Row`, or a `Compared` read from a stored report.
+    """What the figures need of a measured run beside its prediction: a `Row`, or a `Compared` read
+    from a stored report.
 
     Seconds and bytes; None where not measured, not answered, or without an interval.
-    predicted_*_bytes: of the rank that the run reported.  sweep: its runs are one job under several layouts.
+    predicted_*_bytes: of the rank that the run reported.  sweep: its runs are one job under several
+    layouts.
     """
 
     @property
@@ -45,10 +49,13 @@ class Outcome(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """An `Outcome` by its numbers alone, as a stored report holds them. layout: in words, "-" without one.
+    """An `Outcome` by its numbers alone, as a stored report holds them. layout: in words, "-"
+    without one.
 
-    labels: values by the keys of `accuracy.LABELS`.  seen: whether the calibration was fitted to this run.
-    peak_*_bytes: predicted, of the worst rank; `predicted_*_bytes` of the one that the run reported.
+    labels: values by the keys of `accuracy.LABELS`.  seen: whether the calibration was fitted to
+        this run.
+    peak_*_bytes: predicted, of the worst rank; `predicted_*_bytes` of the one that the run
+    reported.
     """
 
     id: str

@@ -1,4 +1,6 @@
-"""The accuracy of the model over rows of measured runs, as one record that is printed, stored and compared."""
+"""The accuracy of the model over rows of measured runs, as one record that is printed, stored and
+compared.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +26,9 @@ GROUPINGS = ("complete", "trainer", "platform", "gpu", "family", "group")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Errors of all rows and of every group of them. regret: mean over sweeps of the loss of our first 1, 3, 5 picks, by their number."""
+    """Errors of all rows and of every group of them. regret: mean over sweeps of the loss of our
+    first 1, 3, 5 picks, by their number.
+    """
 
     overall: Summary
     groups: dict[str, list[Summary]]
@@ -37,7 +41,11 @@ class Figures:
         """All figures of these rows."""
         return cls(
             overall=summarise(rows, name),
-            groups={**{key: by_label(rows, key) for key in GROUPINGS}, "platform": by_platform(rows), "technique": by_technique(rows)},
+            groups={
+                **{key: by_label(rows, key) for key in GROUPINGS},
+                "platform": by_platform(rows),
+                "technique": by_technique(rows),
+            },
             num_sweeps=len(sweeps(rows)),
             regret={first: mean_over_sweeps(rows, _regret_at(first)) for first in REGRET_AT},
             spearman=mean_over_sweeps(rows, rank_correlation),
@@ -46,10 +54,12 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """headline: of predictions that have not seen the run.  in_sample: of the calibration as it ships; None where it saw none of them.
+    """headline: of predictions that have not seen the run.  in_sample: of the calibration as it
+    ships; None where it saw none of them.
 
-    num_fitted: rows that the calibration was fitted to.  left_out: summary of all rows by what was left out (source, model, GPU); empty
-    where the fit could not be done again, and then headline is about the unseen rows alone.
+    num_fitted: rows that the calibration was fitted to.  left_out: summary of all rows by what was
+    left out (source, model, GPU); empty where the fit could not be done again, and then headline is
+    about the unseen rows alone.
     """
 
     calibration_id: str
@@ -62,7 +72,9 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-safe form, without the rows."""
-        return {key: value for key, value in asdict(replace(self, rows=())).items() if key != "rows"}
+        return {
+            key: value for key, value in asdict(replace(self, rows=())).items() if key != "rows"
+        }
 
 
 def report(found: Comparison, keep: Callable[[Outcome], bool] = lambda _: True) -> Report:
@@ -73,9 +85,14 @@ def report(found: Comparison, keep: Callable[[Outcome], bool] = lambda _: True) 
         unseen = [row for row in rows if not row.seen]
         seen = Figures.of(rows, "all rows, in sample") if num_fitted else None
         return Report(
-            calibration_id=found.calibration_id, num_fitted=num_fitted, headline=Figures.of(unseen, "rows not seen"), in_sample=seen,
-            left_out={}, complete={}, rows=tuple(unseen),
-        )  # fmt: skip
+            calibration_id=found.calibration_id,
+            num_fitted=num_fitted,
+            headline=Figures.of(unseen, "rows not seen"),
+            in_sample=seen,
+            left_out={},
+            complete={},
+            rows=tuple(unseen),
+        )
     out = {by: [row for row in members if keep(row)] for by, members in found.left_out.items()}
     return Report(
         calibration_id=found.calibration_id,
@@ -83,7 +100,10 @@ def report(found: Comparison, keep: Callable[[Outcome], bool] = lambda _: True) 
         headline=Figures.of(out["group"], "left out by source"),
         in_sample=Figures.of(rows, "in sample"),
         left_out={by: summarise(members, f"left out by {by}") for by, members in out.items()},
-        complete={by: summarise(complete(members), f"left out by {by}, complete rows") for by, members in out.items()},
+        complete={
+            by: summarise(complete(members), f"left out by {by}, complete rows")
+            for by, members in out.items()
+        },
         rows=tuple(out["group"]),
     )
 
@@ -94,7 +114,9 @@ def complete(rows: Sequence[OutcomeT]) -> list[OutcomeT]:
 
 
 def by_platform(rows: Sequence[Outcome]) -> list[Summary]:
-    """One summary for each trainer on a family of GPUs, followed by one of its complete rows where it has any. Most rows first."""
+    """One summary for each trainer on a family of GPUs, followed by one of its complete rows where
+    it has any. Most rows first.
+    """
     stated = {summary.name: summary for summary in by_label(complete(rows), "platform")}
     found = []
     for summary in by_label(rows, "platform"):

@@ -1,4 +1,6 @@
-"""The calibration that ships: `calibrations/shipped.json`, written by `benchmarks/calibrate.py` from the measured runs."""
+"""The calibration that ships: `calibrations/shipped.json`, written by `benchmarks/calibrate.py`
+from the measured runs.
+"""
 
 import json
 from collections.abc import Mapping
@@ -18,13 +20,21 @@ DIGITS = 5
 @lru_cache(maxsize=1)
 def shipped_calibration() -> Calibration:
     """What the published runs have taught."""
-    return from_document(json.loads(files("planner.catalog").joinpath("calibrations/shipped.json").read_text(encoding="utf-8")))
+    return from_document(
+        json.loads(
+            files("planner.catalog")
+            .joinpath("calibrations/shipped.json")
+            .read_text(encoding="utf-8")
+        )
+    )
 
 
 @lru_cache(maxsize=1)
 def shipped_comparison() -> Comparison:
     """Published runs beside what that calibration predicts of them."""
-    text = files("planner.catalog").joinpath("calibrations/accuracy.json").read_text(encoding="utf-8")
+    text = (
+        files("planner.catalog").joinpath("calibrations/accuracy.json").read_text(encoding="utf-8")
+    )
     return Comparison.from_document(text)
 
 
@@ -52,7 +62,9 @@ def from_document(document: Mapping[str, Any]) -> Calibration:
 
 
 def _by_knob(document: Mapping[str, Any]) -> FloatColumn:
-    """The sensitivity in today's order of knobs: one that has come since counts as untouched, one that has gone is left out."""
+    """The sensitivity in today's order of knobs: one that has come since counts as untouched, one
+    that has gone is left out.
+    """
     names, found = document["knobs"], np.array(document["sensitivity"], dtype=np.float64)
     out = np.zeros((len(KNOBS), len(KNOBS)))
     kept = [name for name in names if name in PLACE]

@@ -1,7 +1,8 @@
-"""The catalogue of GPUs and clusters: one YAML each in `gpus/` and `clusters/`, in the format of a user's own.
+"""The catalogue of GPUs and clusters: one YAML each in `gpus/` and `clusters/`, in the format of a
+user's own.
 
-A GPU's file is an inline `cluster.gpu` mapping with its `sources`; a cluster's file is a `cluster` mapping with `aliases`,
-`source` and `notes` beside it. The file name is the catalogue name.
+A GPU's file is an inline `cluster.gpu` mapping with its `sources`; a cluster's file is a `cluster`
+mapping with `aliases`, `source` and `notes` beside it. The file name is the catalogue name.
 """
 
 from collections.abc import Mapping
@@ -20,14 +21,21 @@ if TYPE_CHECKING:
 
 _LABELS = frozenset({"aliases", "source", "notes"})
 _MAX_CHARACTERS = 100_000
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it is built in: ten times faster
+# libyaml where it is built in: ten times faster
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @lru_cache(maxsize=2)
 def _documents(kind: str) -> dict[str, Mapping[str, object]]:
     folder = files("planner.catalog").joinpath(kind)
-    found = sorted((item for item in folder.iterdir() if item.name.endswith(".yaml")), key=lambda item: item.name)
-    return {item.name.removesuffix(".yaml"): yaml.load(item.read_text(encoding="utf-8"), Loader=_LOADER) for item in found}
+    found = sorted(
+        (item for item in folder.iterdir() if item.name.endswith(".yaml")),
+        key=lambda item: item.name,
+    )
+    return {
+        item.name.removesuffix(".yaml"): yaml.load(item.read_text(encoding="utf-8"), Loader=_LOADER)
+        for item in found
+    }
 
 
 @lru_cache(maxsize=2)
@@ -61,7 +69,8 @@ def gpu_aliases() -> Mapping[str, str]:
 
 
 UNKNOWN = {  # what to do where no name of the catalogue is meant
-    "gpus": "describe it by the nearest one, for example gpu: {base: h100-sxm-80gb, name: mine, memory: 96 GiB}",
+    "gpus": "describe it by the nearest one, for example gpu: {base: h100-sxm-80gb, name: mine, "
+    "memory: 96 GiB}",
     "clusters": "write gpu and num_gpus out, inline or in a YAML file",
 }
 
@@ -75,7 +84,9 @@ def _find(kind: str, name: str, field: str, what: str) -> str:
 
 
 def load_gpu(name: str, *, field: str = "cluster.gpu") -> "GpuSpec":
-    """The GPU of this catalogue name or alias, any case.  Raises UnknownNameError naming the closest."""
+    """The GPU of this catalogue name or alias, any case.  Raises UnknownNameError naming the
+    closest.
+    """
     return _gpu(_find("gpus", name, field, "GPU"))
 
 
@@ -87,7 +98,9 @@ def _gpu(name: str) -> "GpuSpec":
 
 
 def load_cluster(name: str, *, field: str = "cluster") -> "ClusterSpec":
-    """The cluster of this catalogue name or alias, any case.  Raises UnknownNameError naming the closest."""
+    """The cluster of this catalogue name or alias, any case.  Raises UnknownNameError naming the
+    closest.
+    """
     return _cluster(_find("clusters", name, field, "cluster"))
 
 
@@ -105,7 +118,9 @@ def cluster_document(name: str) -> Mapping[str, object]:
 
 
 def read_mapping(path: str, field: str) -> Mapping[object, object]:
-    """The mapping in a user's YAML or JSON file.  Raises SpecError when it cannot be read or holds something else."""
+    """The mapping in a user's YAML or JSON file.  Raises SpecError when it cannot be read or holds
+    something else.
+    """
     remedy = "give the path of a YAML file with gpu and num_gpus, or a catalogue name"
     try:
         text = Path(path).read_text(encoding="utf-8")

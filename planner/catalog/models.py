@@ -1,8 +1,11 @@
-"""The catalogue of models: one YAML a model in `models/`, in the format of a user's own inline model.
+"""The catalogue of models: one YAML a model in `models/`, in the format of a user's own inline
+model.
 
-Beside the Hugging Face keys each file has `aliases` (Hugging Face ids, older names), `source` (where they were
-published), `variants` (the keys in which an alias differs from the rest; null: not known), and `published_parameters`
-with `published_parameters_exact` (true: the weights' own count; false: a figure rounded by its publisher).
+Beside the Hugging Face keys each file has `aliases` (Hugging Face ids, older names), `source`
+(where they were published), `variants` (the keys in which an alias differs from the rest; null: not
+known), and `published_parameters`
+with `published_parameters_exact` (true: the weights' own count; false: a figure rounded by its
+publisher).
 """
 
 from collections.abc import Mapping
@@ -16,16 +19,19 @@ from planner.errors import UnknownNameError
 from planner.specs.huggingface import build_model
 from planner.specs.model import ModelSpec
 
-_ABOUT = frozenset({"aliases", "source", "published_parameters", "published_parameters_exact", "notes", "variants"})
+_ABOUT = frozenset(
+    {"aliases", "source", "published_parameters", "published_parameters_exact", "notes", "variants"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEntry:
     """One file of the catalogue.
 
-    keys: Hugging Face keys of the shapes, with `name`.  published_parameters: elements as the publisher counts them
-    (None: nothing published).  exact: whether that figure is the weights' own count rather than a rounded one.  variants: lower-case
-    alias -> the keys in which it differs.
+    keys: Hugging Face keys of the shapes, with `name`.  published_parameters: elements as the
+        publisher counts them
+    (None: nothing published).  exact: whether that figure is the weights' own count rather than a
+    rounded one.  variants: lower-case alias -> the keys in which it differs.
     """
 
     name: str
@@ -42,7 +48,10 @@ class ModelEntry:
 def _entries() -> dict[str, ModelEntry]:
     folder = files("planner.catalog").joinpath("models")
     names = sorted(item.name for item in folder.iterdir() if item.name.endswith(".yaml"))
-    found = [_entry(name.removesuffix(".yaml"), folder.joinpath(name).read_text(encoding="utf-8")) for name in names]
+    found = [
+        _entry(name.removesuffix(".yaml"), folder.joinpath(name).read_text(encoding="utf-8"))
+        for name in names
+    ]
     return {entry.name: entry for entry in found}
 
 
@@ -61,7 +70,8 @@ def _entry(name: str, text: str) -> ModelEntry:
     )
 
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's parser where it was built: ten times faster
+# libyaml's parser where it was built: ten times faster
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @lru_cache(maxsize=1)
@@ -90,12 +100,16 @@ def model_entry(name: str) -> ModelEntry:
 
 
 def model_keys(name: str) -> Mapping[str, object]:
-    """Hugging Face keys of a name or alias, as an inline mapping would give them. Raises UnknownNameError."""
+    """Hugging Face keys of a name or alias, as an inline mapping would give them. Raises
+    UnknownNameError.
+    """
     entry = model_entry(name)
     return {**entry.keys, **entry.variants.get(name.strip().lower(), {})}
 
 
 @lru_cache(maxsize=256)
 def load_model(name: str) -> ModelSpec:
-    """The model of a catalogue name or alias, whatever its case. Raises UnknownNameError naming the closest."""
+    """The model of a catalogue name or alias, whatever its case. Raises UnknownNameError naming the
+    closest.
+    """
     return build_model(model_keys(name), field="model", base_loader=model_keys)

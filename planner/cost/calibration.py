@@ -1,7 +1,9 @@
-"""What runs have taught: every knob of the profile with its prior, and a calibration that moves them together with how sure it is.
+"""What runs have taught: every knob of the profile with its prior, and a calibration that moves
+them together with how sure it is.
 
-A knob is a number of `Profile` (one value a trainer) or a factor on `KernelProfile` (one a GPU family). Its shift is a shared part,
-which all trainers or families have in common, plus an own part: one that was never measured moves with the others and is less sure.
+A knob is a number of `Profile` (one value a trainer) or a factor on `KernelProfile` (one a GPU
+family). Its shift is a shared part, which all trainers or families have in common, plus an own
+part: one that was never measured moves with the others and is less sure.
 Letters: K knobs, P unknowns (shared and own shifts), D directions.
 """
 
@@ -13,7 +15,14 @@ from typing import Any, Literal
 import numpy as np
 
 from planner.columns import FloatColumn
-from planner.cost.profile import KERNELS, PROFILES, AttentionCurve, KernelProfile, Profile, kernel_profile
+from planner.cost.profile import (
+    KERNELS,
+    PROFILES,
+    AttentionCurve,
+    KernelProfile,
+    Profile,
+    kernel_profile,
+)
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import KERNEL_ROWS, is_known_family
 from planner.units import GIB
@@ -24,9 +33,14 @@ OWN_SHARE = 1.0  # standard deviation of an own shift over that of the shared on
 DIRECTIONS = 6
 MOST_MEMORY_RATE = 0.97
 LARGEST_DOUBT = 0.3  # of a GPU family without kernel timings; judgement
-# What else differs between families and is not known of one without any timing, as the known ones differ from each other: share of the
-# memory bandwidth (0.70 to 0.85), float8 against bf16 (1.5 to 2.3 times), the communication library inside a node (0.52 to 0.81).
-UNKNOWN_FAMILY_SD: Mapping[str, float] = {"memory": 0.08, "low_precision_gemm": 0.20, "intra_node": 0.20}
+# What else differs between families and is not known of one without any timing, as the known ones
+# differ from each other: share of the memory bandwidth (0.70 to 0.85), float8 against bf16 (1.5 to
+#     2.3 times), the communication library inside a node (0.52 to 0.81).
+UNKNOWN_FAMILY_SD: Mapping[str, float] = {
+    "memory": 0.08,
+    "low_precision_gemm": 0.20,
+    "intra_node": 0.20,
+}
 RATES = frozenset({"gemm", "flash2", "vendor"})
 
 
@@ -35,7 +49,8 @@ class Knob:
     """One number that may move. prior: its centre before any run.  sd: of the shared shift.
 
     share: the number is a share in (0, 1) and moves on the logit scale, else on the logarithm.
-    place_sd: what it differs by from one cluster to the next (hosts, networks), beside trainer and GPU; judgement.
+    place_sd: what it differs by from one cluster to the next (hosts, networks), beside trainer and
+        GPU; judgement.
     """
 
     name: str
@@ -57,7 +72,9 @@ class Knob:
         return trainer if self.scope == "trainer" else family
 
     def variance(self, scope: str) -> float:
-        """Prior variance of the shared part (scope "") or of an own one; of a GPU family, its kernels' doubt included."""
+        """Prior variance of the shared part (scope "") or of an own one; of a GPU family, its
+        kernels' doubt included.
+        """
         if not scope:
             return self.sd**2
         return (OWN_SHARE * self.sd) ** 2 + (doubt(scope) ** 2 if self.name in RATES else 0.0)
@@ -76,7 +93,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob(name="dp_hidden", prior=0.80, sd=0.7, scope="trainer", share=True),
     Knob(name="overlap_slowdown", prior=0.12, sd=0.5, scope="trainer"),
     Knob(name="launch_seconds", prior=9e-6, sd=0.4, scope="trainer", place_sd=0.2),
-    # A Transformer Engine module: Python, autograd function and several kernels. TransformerEngine issue tracker: 30 to 100 us a call.
+    # A Transformer Engine module: Python, autograd function and several kernels. TransformerEngine
+    #     issue tracker: 30 to 100 us a call.
     Knob(name="fused_launch_seconds", prior=40e-6, sd=0.7, scope="trainer", place_sd=0.2),
     Knob(name="fixed_step_seconds", prior=0.02, sd=0.7, scope="trainer", place_sd=0.4),
     Knob(name="inter_node", prior=0.95, sd=0.15, scope="trainer", place_sd=0.15),
@@ -97,19 +115,32 @@ PLACE_SD = np.array([knob.place_sd for knob in KNOBS])
 
 def profile_at(trainer: str, shifts: FloatColumn) -> Profile:
     """The trainer's profile with its knobs moved by shifts (K,)."""
-    values: dict[str, Any] = {knob.name: knob.moved(shifts[place]) for place, knob in enumerate(KNOBS) if knob.scope == "trainer"}
+    values: dict[str, Any] = {
+        knob.name: knob.moved(shifts[place])
+        for place, knob in enumerate(KNOBS)
+        if knob.scope == "trainer"
+    }
     return replace(PROFILES[trainer], **values)
 
 
 def kernels_at(gpu: GpuSpec, shifts: FloatColumn) -> KernelProfile:
     """The GPU's kernels with the family's knobs moved by shifts (K,)."""
     base = kernel_profile(gpu)
-    by = {knob.name: knob.moved(shifts[place]) for place, knob in enumerate(KNOBS) if knob.scope == "family"}
+    by = {
+        knob.name: knob.moved(shifts[place])
+        for place, knob in enumerate(KNOBS)
+        if knob.scope == "family"
+    }
     half = "gemm_bf16"
     return replace(
         base,
-        gemm={key: share * by["gemm"] * (1.0 if key == half else by["low_precision_gemm"]) for key, share in base.gemm.items()},
-        gemm_half_depth={key: depth * by["gemm_half_depth"] for key, depth in base.gemm_half_depth.items()},
+        gemm={
+            key: share * by["gemm"] * (1.0 if key == half else by["low_precision_gemm"])
+            for key, share in base.gemm.items()
+        },
+        gemm_half_depth={
+            key: depth * by["gemm_half_depth"] for key, depth in base.gemm_half_depth.items()
+        },
         memory=min(base.memory * by["memory"], MOST_MEMORY_RATE),
         flash2=_scaled(base.flash2, by["flash2"], by["attention_backward"]),
         vendor=_scaled(base.vendor, by["vendor"], by["attention_backward"]),
@@ -122,25 +153,30 @@ def doubt(family: str) -> float:
 
 
 def place_sd(family: str) -> FloatColumn:
-    """What each knob differs by on a cluster never seen, (K,): by place, and of an unknown GPU family what families differ by."""
+    """What each knob differs by on a cluster never seen, (K,): by place, and of an unknown GPU
+    family what families differ by.
+    """
     if is_known_family(family):
         return PLACE_SD
     return np.asarray(np.hypot(PLACE_SD, [UNKNOWN_FAMILY_SD.get(knob.name, 0.0) for knob in KNOBS]))
 
 
 def _scaled(curve: AttentionCurve, factor: float, backward: float) -> AttentionCurve:
-    return replace(curve, forward=curve.forward * factor, backward=curve.backward * factor * backward)
+    return replace(
+        curve, forward=curve.forward * factor, backward=curve.backward * factor * backward
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """A posterior over the knobs.
 
-    keys (P): order of shifts (P,) and covariance (P, P).  sensitivity (K, K): mean of g g' over the fitted runs, g the derivative of
-    log seconds by each knob.  run_sd, group_sd: standard deviations of log seconds of a run around the model, and of what all runs of
-    one source have in common.  place: share of `Knob.place_sd` that is still unknown, 1 for a cluster never seen.  time_factor: by
-    trainer, stretch of the time interval that covered runs left out of the fit ("" for others). memory_sd, memory_sd_bytes: of measured
-    over predicted bytes, see `Profile`.
+    keys (P): order of shifts (P,) and covariance (P, P).  sensitivity (K, K): mean of g g' over the
+    fitted runs, g the derivative of log seconds by each knob.  run_sd, group_sd: standard
+    deviations of log seconds of a run around the model, and of what all runs of one source have in
+    common.  place: share of `Knob.place_sd` that is still unknown, 1 for a cluster never seen.
+    time_factor: by trainer, stretch of the time interval that covered runs left out of the fit (""
+        for others). memory_sd, memory_sd_bytes: of measured over predicted bytes, see `Profile`.
     seen: (trainer, GPU family, feature) that were measured.  fitted: fingerprints of the runs.
     """
 
@@ -162,9 +198,19 @@ class Calibration:
     def prior(cls) -> "Calibration":
         """What is believed before any run."""
         return cls(
-            id="prior", keys=(), shifts=np.zeros(0), covariance=np.zeros((0, 0)), sensitivity=np.eye(len(KNOBS)) / len(KNOBS),
-            run_sd=0.06, group_sd=0.01, time_factor={}, memory_sd=0.05, memory_sd_bytes=0.5 * GIB, seen=frozenset(), fitted=frozenset(),
-        )  # fmt: skip
+            id="prior",
+            keys=(),
+            shifts=np.zeros(0),
+            covariance=np.zeros((0, 0)),
+            sensitivity=np.eye(len(KNOBS)) / len(KNOBS),
+            run_sd=0.06,
+            group_sd=0.01,
+            time_factor={},
+            memory_sd=0.05,
+            memory_sd_bytes=0.5 * GIB,
+            seen=frozenset(),
+            fitted=frozenset(),
+        )
 
     @cached_property
     def _at(self) -> Mapping[Key, int]:
@@ -175,7 +221,9 @@ class Calibration:
         return self._effective(trainer, family)[0]
 
     def effective_covariance(self, trainer: str, family: str) -> FloatColumn:
-        """Covariance (K, K) of the shifts on one cluster: of `shift`, whose untouched parts keep their prior, and from place to place."""
+        """Covariance (K, K) of the shifts on one cluster: of `shift`, whose untouched parts keep
+        their prior, and from place to place.
+        """
         return self._effective(trainer, family)[1]
 
     def _effective(self, trainer: str, family: str) -> tuple[FloatColumn, FloatColumn]:
@@ -188,34 +236,51 @@ class Calibration:
                     unseen[place] += knob.variance(scope)
                 else:
                     pick[place, at] = 1.0
-        return np.asarray(pick @ self.shifts), np.asarray(pick @ self.covariance @ pick.T + np.diag(unseen))
+        return np.asarray(pick @ self.shifts), np.asarray(
+            pick @ self.covariance @ pick.T + np.diag(unseen)
+        )
 
     def at_one_place(self, scopes: Collection[tuple[str, str]]) -> "Calibration":
-        """The same belief with every shift of these (trainer, GPU family) among its keys, what their place differs by included."""
-        wanted = dict.fromkeys((knob, scope) for trainer, family in scopes for knob in KNOBS for scope in ("", knob.own(trainer, family)))
+        """The same belief with every shift of these (trainer, GPU family) among its keys, what
+        their place differs by included.
+        """
+        wanted = dict.fromkeys(
+            (knob, scope)
+            for trainer, family in scopes
+            for knob in KNOBS
+            for scope in ("", knob.own(trainer, family))
+        )
         fresh = [(knob, scope) for knob, scope in wanted if (knob.name, scope) not in self._at]
         keys = (*self.keys, *((knob.name, scope) for knob, scope in fresh))
         known, count = len(self.keys), len(keys)
         covariance = np.zeros((count, count))
         covariance[:known, :known] = self.covariance
-        covariance[range(known, count), range(known, count)] = [knob.variance(scope) for knob, scope in fresh]
+        covariance[range(known, count), range(known, count)] = [
+            knob.variance(scope) for knob, scope in fresh
+        ]
         place = {key: at for at, key in enumerate(keys)}
         widest = np.max([place_sd(family) for _, family in scopes], axis=0)
         for knob, scope in wanted:
             if scope:
-                covariance[place[knob.name, scope], place[knob.name, scope]] += (self.place * widest[PLACE[knob.name]]) ** 2
+                covariance[place[knob.name, scope], place[knob.name, scope]] += (
+                    self.place * widest[PLACE[knob.name]]
+                ) ** 2
         shifts = np.concatenate([self.shifts, np.zeros(count - known)])
         return replace(self, keys=keys, shifts=shifts, covariance=covariance, place=0.0)
 
     def directions(self, trainer: str, family: str) -> tuple[FloatColumn, float]:
-        """(shifts (D, K), one standard deviation each, that move predictions most; variance of log seconds that they leave out).
+        """(shifts (D, K), one standard deviation each, that move predictions most; variance of log
+        seconds that they leave out).
 
-        Eigenvectors of S M S, S the root of the covariance and M the sensitivity: the principal axes of the predictions' spread.
+        Eigenvectors of S M S, S the root of the covariance and M the sensitivity: the principal
+        axes of the predictions' spread.
         """
         values, vectors = np.linalg.eigh(self.effective_covariance(trainer, family))
         root = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
         spread, axes = np.linalg.eigh(root @ self.sensitivity @ root)
-        return np.asarray((root @ axes[:, -DIRECTIONS:]).T), float(np.maximum(spread[:-DIRECTIONS], 0.0).sum())
+        return np.asarray((root @ axes[:, -DIRECTIONS:]).T), float(
+            np.maximum(spread[:-DIRECTIONS], 0.0).sum()
+        )
 
     def profile(self, trainer: str, family: str) -> Profile:
         """The trainer's calibrated profile."""

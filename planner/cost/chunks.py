@@ -1,10 +1,13 @@
-"""How many rows are worked at once, so that their columns stay in memory that is fast to come by."""
+"""How many rows are worked at once, so that their columns stay in memory that is fast to come
+by.
+"""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-CHUNK = 20480  # so that what a batch holds at once stays below what glibc keeps, see `keep_freed_pages`
+# so that what a batch holds at once stays below what glibc keeps, see `keep_freed_pages`
+CHUNK = 20480
 CACHED_ROWS = 8192  # so that the columns of one operation stay in the cache
 LARGE_BLOCK_BYTES = 31 << 20  # just below the largest block that glibc learns from
 
@@ -17,7 +20,8 @@ def slices(count: int, size: int = CHUNK) -> Iterator[slice]:
 def keep_freed_pages() -> None:
     """Lets columns of later batches reuse the pages of earlier ones.
 
-    glibc hands blocks above a threshold back to the system when they are freed, and each page of the next one faults again: a third of a
-    batch's seconds. Freeing one large block, which nobody touched, raises the threshold to its size. Source: mallopt(3), M_MMAP_THRESHOLD.
+    glibc hands blocks above a threshold back to the system when they are freed, and each page of
+    the next one faults again: a third of a batch's seconds. Freeing one large block, which nobody
+        touched, raises the threshold to its size. Source: mallopt(3), M_MMAP_THRESHOLD.
     """
     np.empty(LARGE_BLOCK_BYTES, dtype=np.uint8)

@@ -1,8 +1,10 @@
-"""Collective algorithms, one table row each: seconds as a line over the message size, steps, bytes on the wire.
+"""Collective algorithms, one table row each: seconds as a line over the message size, steps, bytes
+on the wire.
 
-Letters: U groups as columns, L fabric levels, D dimensions of a grid. Payload P is the whole buffer: gathered, reduced, scattered
-or broadcast; for all-to-all what one rank sends. n = ranks of the group, a = latency of a step, B = bandwidth of one GPU, one way.
-On a fabric of several levels B of a boundary is members inside x bandwidth per GPU: each member leaves through its own NIC.
+Letters: U groups as columns, L fabric levels, D dimensions of a grid. Payload P is the whole
+buffer: gathered, reduced, scattered or broadcast; for all-to-all what one rank sends. n = ranks of
+the group, a = latency of a step, B = bandwidth of one GPU, one way. On a fabric of several levels B
+of a boundary is members inside x bandwidth per GPU: each member leaves through its own NIC.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,14 +13,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn
-from planner.cost.level_rates import chain_rate, exchange_seconds_per_byte, farthest, grid_rings, pair_rate, tree_depth, tree_distance
+from planner.cost.level_rates import (
+    chain_rate,
+    exchange_seconds_per_byte,
+    farthest,
+    grid_rings,
+    pair_rate,
+    tree_depth,
+    tree_distance,
+)
 from planner.cost.topology import Fabric, Links, Placement
 
 GATHERS = ("all-gather", "reduce-scatter")
 EXCHANGES = ("all-to-all", "p2p", "rotate", "rotate-gradients")
 OPERATIONS = ("all-reduce", *GATHERS, "broadcast", *EXCHANGES)
-# Trips round the ring, and times that the buffer crosses a ring's slowest link over (n - 1) / n. Source: NCCL's performance notes.
-TRIPS: Mapping[str, float] = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "broadcast": 1.0}
+# Trips round the ring, and times that the buffer crosses a ring's slowest link over (n - 1) / n.
+# Source: NCCL's performance notes.
+TRIPS: Mapping[str, float] = {
+    "all-reduce": 2.0,
+    "all-gather": 1.0,
+    "reduce-scatter": 1.0,
+    "broadcast": 1.0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +53,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """One row.  cost: the line of an operation.  automatic: operations for which the library may choose it by itself.
-    protocols: which of the library's protocols carry it.  possible: fabrics on which it can run at all; needs: the same in words.
+    """One row.  cost: the line of an operation.  automatic: operations for which the library may
+    choose it by itself.
+    protocols: which of the library's protocols carry it.  possible: fabrics on which it can run at
+        all; needs: the same in words.
     """
 
     name: str
@@ -55,8 +73,9 @@ def ring(operation: str, place: Placement, links: Links) -> Line:
     """Ring over all members in rank order.
 
     t = trips (n - 1) (P / (n B) + a);   broadcast, pipelined: (n - 1) a + P / B
-    B: slowest boundary crossed, members inside it x bandwidth; a: hops of a trip at the latency of their own level.
-    A rank that gathers, or holds the reduced result, also copies its own chunk P / n (`Links.copy_seconds_per_byte`).
+    B: slowest boundary crossed, members inside it x bandwidth; a: hops of a trip at the latency of
+    their own level. A rank that gathers, or holds the reduced result, also copies its own chunk P /
+    n (`Links.copy_seconds_per_byte`).
     Source: Patarasuk and Yuan 2009; Thakur et al. 2005; NCCL src/graph/tuning.cc (ring latency).
     """
     n, trips = place.degree, TRIPS[operation]
@@ -68,15 +87,20 @@ def ring(operation: str, place: Placement, links: Links) -> Line:
         latency = latency + place.hops[level] * links.latency[level] * lanes.spacing.max(axis=0)
     passes = 1.0 if operation == "broadcast" else trips * (n - 1.0) / n
     return Line(
-        steps=trips * (n - 1.0), latency_seconds=links.base_seconds + trips * latency,
-        seconds_per_byte=passes / rate + links.copy_seconds_per_byte / n, wire_share=passes * np.ones_like(n), applies=n > 1,
-    )  # fmt: skip
+        steps=trips * (n - 1.0),
+        latency_seconds=links.base_seconds + trips * latency,
+        seconds_per_byte=passes / rate + links.copy_seconds_per_byte / n,
+        wire_share=passes * np.ones_like(n),
+        applies=n > 1,
+    )
 
 
 def binomial_tree(operation: str, place: Placement, links: Links) -> Line:
-    """Binomial tree that passes on the whole buffer at every step, not pipelined: reduce to a root, then broadcast.
+    """Binomial tree that passes on the whole buffer at every step, not pipelined: reduce to a root,
+    then broadcast.
 
-    t = trips x sum over levels of ceil(log2 e) (P / B + a);  e: units that a level joins. Broadcast: one trip.
+    t = trips x sum over levels of ceil(log2 e) (P / B + a);  e: units that a level joins.
+    Broadcast: one trip.
     Source: Thakur et al. 2005, section 3.
     """
     trips = TRIPS[operation]
@@ -87,19 +111,30 @@ def binomial_tree(operation: str, place: Placement, links: Links) -> Line:
     latency = trips * np.sum([d * a for d, a in zip(depth, hop, strict=True)], axis=0)
     per_byte = trips * np.sum([d / b for d, b in zip(depth, rate, strict=True)], axis=0)
     return Line(
-        steps=steps, latency_seconds=links.base_seconds + latency, seconds_per_byte=per_byte, wire_share=steps, applies=place.degree > 1
+        steps=steps,
+        latency_seconds=links.base_seconds + latency,
+        seconds_per_byte=per_byte,
+        wire_share=steps,
+        applies=place.degree > 1,
     )
 
 
 def double_binary_tree(operation: str, place: Placement, links: Links) -> Line:
-    """Two complementary binary trees, half of the buffer on each, pipelined: every rank is a leaf of one and inside the other.
+    """Two complementary binary trees, half of the buffer on each, pipelined: every rank is a leaf
+    of one and inside the other.
 
     all-reduce: t = 2 d a + 2 P / B (P / B between two units);   broadcast: d a + P / B
-    d = sum over levels of ceil(log2 e); inside a node NCCL runs a chain: e - 1. Every level works at the same time: B is the slowest.
-    Source: Sanders, Speck and Traff 2009; NCCL 2.4 (blog, Jeaugey 2019) and src/graph/tuning.cc (tree latency).
+    d = sum over levels of ceil(log2 e); inside a node NCCL runs a chain: e - 1. Every level works
+    at the same time: B is the slowest.
+    Source: Sanders, Speck and Traff 2009; NCCL 2.4 (blog, Jeaugey 2019) and src/graph/tuning.cc
+        (tree latency).
     """
     trips = TRIPS[operation]
-    depth, latency, per_byte = np.zeros_like(place.degree), np.zeros_like(place.degree), np.zeros_like(place.degree)
+    depth, latency, per_byte = (
+        np.zeros_like(place.degree),
+        np.zeros_like(place.degree),
+        np.zeros_like(place.degree),
+    )
     for level in range(len(links.bandwidth)):
         extent = place.extent[level]
         chained = place.fabric.chained and level == 0
@@ -120,12 +155,15 @@ def double_binary_tree(operation: str, place: Placement, links: Links) -> Line:
 
 
 def hierarchical(operation: str, place: Placement, links: Links) -> Line:
-    """Level by level: reduce-scatter inside, go on outside with 1 / members of the buffer, all-gather on the way back.
+    """Level by level: reduce-scatter inside, go on outside with 1 / members of the buffer,
+    all-gather on the way back.
 
-    reduce-scatter or all-gather: t = sum over levels of (e - 1) (P / (m e B) + a);   all-reduce: twice that
-    m: members already joined inside; e: units that the level joins. A grid level runs `grid_rings`, a flat one a ring.
-    Broadcast: a ring pipeline per level, P / B + (e - 1) a. All-to-all: exchange inside, then between members of equal place.
-    Applies where every unit holds the same number of members.
+    reduce-scatter or all-gather: t = sum over levels of (e - 1) (P / (m e B) + a);   all-reduce:
+    twice that
+    m: members already joined inside; e: units that the level joins. A grid level runs `grid_rings`,
+        a flat one a ring.
+    Broadcast: a ring pipeline per level, P / B + (e - 1) a. All-to-all: exchange inside, then
+    between members of equal place. Applies where every unit holds the same number of members.
     Source: Patarasuk and Yuan 2009 applied per level; Cho et al. 2019 (BlueConnect).
     """
     trips = TRIPS.get(operation, 1.0)
@@ -151,24 +189,35 @@ def hierarchical(operation: str, place: Placement, links: Links) -> Line:
     return Line(
         steps=trips * steps,
         latency_seconds=links.base_seconds + trips * latency,
-        seconds_per_byte=trips * per_byte + (0.0 if operation == "broadcast" else links.copy_seconds_per_byte / place.degree),
+        seconds_per_byte=trips * per_byte
+        + (0.0 if operation == "broadcast" else links.copy_seconds_per_byte / place.degree),
         wire_share=trips * wire,
         applies=(place.degree > 1) & place.even,
     )
 
 
-def _native(place: Placement, level: int, links: Links) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-    """(steps, latency seconds, seconds per byte of the level's buffer) of a reduce-scatter among the units of one level."""
+def _native(
+    place: Placement, level: int, links: Links
+) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """(steps, latency seconds, seconds per byte of the level's buffer) of a reduce-scatter among
+    the units of one level.
+    """
     lanes, extent = place.lanes[level], place.extent[level]
     if lanes.grid:
         return grid_rings(lanes, links.bandwidth[level], links.latency[level])
     rate = chain_rate(place, lanes, level, links.bandwidth[level]) / place.fewest[level]
     share = (extent - 1.0) / extent
-    return extent - 1.0, (extent - 1.0) * links.latency[level], np.where(extent > 1, share / np.where(rate > 0, rate, 1.0), 0.0)
+    return (
+        extent - 1.0,
+        (extent - 1.0) * links.latency[level],
+        np.where(extent > 1, share / np.where(rate > 0, rate, 1.0), 0.0),
+    )
 
 
 def grid(operation: str, place: Placement, links: Links) -> Line:
-    """`hierarchical` where a level that the group crosses is a grid: rings (or lines) along each dimension of a torus or mesh."""
+    """`hierarchical` where a level that the group crosses is a grid: rings (or lines) along each
+    dimension of a torus or mesh.
+    """
     line = hierarchical(operation, place, links)
     grids = np.array([shape is not None for shape in place.fabric.shapes])
     crosses = np.array([place.crossed[level] for level in range(len(grids))])
@@ -185,8 +234,10 @@ def grid(operation: str, place: Placement, links: Links) -> Line:
 def direct(operation: str, place: Placement, links: Links) -> Line:
     """Every member sends to every other at once, through a switch or over a full mesh.
 
-    t = trips (a r + max over levels of (n - m) / n x P / B);  m: members inside the level below, whose share stays there;
-    r: rounds of `Links.peers` peers (one for the closed form). Grids and trees: `exchange_seconds_per_byte`.
+    t = trips (a r + max over levels of (n - m) / n x P / B);  m: members inside the level below,
+    whose share stays there;
+    r: rounds of `Links.peers` peers (one for the closed form). Grids and trees:
+        `exchange_seconds_per_byte`.
     Broadcast: the root sends n - 1 copies.
     Source: Thakur et al. 2005 (all-to-all); a switch is non-blocking.
     """
@@ -195,22 +246,38 @@ def direct(operation: str, place: Placement, links: Links) -> Line:
     latency, per_byte = np.zeros_like(n), np.zeros_like(n)
     for level in range(len(links.bandwidth)):
         crossed = place.crossed[level]
-        latency = np.maximum(latency, np.where(crossed, links.latency[level] * farthest(place.lanes[level]), 0.0))
+        latency = np.maximum(
+            latency, np.where(crossed, links.latency[level] * farthest(place.lanes[level]), 0.0)
+        )
         per_byte = np.maximum(
-            per_byte, np.where(crossed, exchange_seconds_per_byte(place, level, links, np.maximum(n - place.fewest[level], 1.0) / n), 0.0)
+            per_byte,
+            np.where(
+                crossed,
+                exchange_seconds_per_byte(
+                    place, level, links, np.maximum(n - place.fewest[level], 1.0) / n
+                ),
+                0.0,
+            ),
         )
     copies = n if operation == "broadcast" else np.ones_like(n)
     return Line(
-        steps=trips * rounds, latency_seconds=links.base_seconds + trips * rounds * latency,
-        seconds_per_byte=trips * per_byte * copies + np.where(copies > 1, 0.0, links.copy_seconds_per_byte / n),
-        wire_share=trips * (n - 1.0) / n * copies, applies=n > 1,
-    )  # fmt: skip
+        steps=trips * rounds,
+        latency_seconds=links.base_seconds + trips * rounds * latency,
+        seconds_per_byte=trips * per_byte * copies
+        + np.where(copies > 1, 0.0, links.copy_seconds_per_byte / n),
+        wire_share=trips * (n - 1.0) / n * copies,
+        applies=n > 1,
+    )
 
 
 def pairwise(operation: str, place: Placement, links: Links) -> Line:
-    """All-to-all in n - 1 rounds of one partner each: t = (n - 1) a + (n - 1) / n P / B.  Source: Thakur et al. 2005."""
+    """All-to-all in n - 1 rounds of one partner each: t = (n - 1) a + (n - 1) / n P / B.  Source:
+    Thakur et al. 2005.
+    """
     line = direct(operation, place, links)
-    hop = np.max([np.where(place.crossed[level], a, 0.0) for level, a in enumerate(links.latency)], axis=0)
+    hop = np.max(
+        [np.where(place.crossed[level], a, 0.0) for level, a in enumerate(links.latency)], axis=0
+    )
     steps = place.degree - 1.0
     return Line(
         steps=steps,
@@ -222,24 +289,32 @@ def pairwise(operation: str, place: Placement, links: Links) -> Line:
 
 
 def in_switch(operation: str, place: Placement, links: Links) -> Line:
-    """Reduction in the switch (NVLink SHARP): each rank's bytes leave once and 1 / n of the result returns to be multicast.
+    """Reduction in the switch (NVLink SHARP): each rank's bytes leave once and 1 / n of the result
+    returns to be multicast.
 
     t = 2 a + P (1 + 1 / n) / B.  Inside one switch that reduces.
-    Source: NCCL src/device/all_reduce.h (NVLS: load-reduce 1 / n, store multicast); share fitted to micro.csv.
+    Source: NCCL src/device/all_reduce.h (NVLS: load-reduce 1 / n, store multicast); share fitted to
+        micro.csv.
     """
     n = place.degree
     wire = 1.0 + 1.0 / n
     inside = (place.units[1] == 1) & place.fabric.switched_reduction & (n > 2)
     latency = np.full_like(n, links.base_seconds + 2.0 * links.latency[0])
     return Line(
-        steps=np.full_like(n, 2.0), latency_seconds=latency, seconds_per_byte=wire / links.bandwidth[0], wire_share=wire, applies=inside
+        steps=np.full_like(n, 2.0),
+        latency_seconds=latency,
+        seconds_per_byte=wire / links.bandwidth[0],
+        wire_share=wire,
+        applies=inside,
     )
 
 
 def in_switch_tree(operation: str, place: Placement, links: Links) -> Line:
-    """In-switch reduction inside a node, double binary trees between nodes, pipelined: B is the slower of both.
+    """In-switch reduction inside a node, double binary trees between nodes, pipelined: B is the
+    slower of both.
 
-    t = 2 a1 + 2 ceil(log2 N) a2 + max((1 + 1 / m) P / B1, 2 P / (m B2));  m members in each of N nodes (P / (m B2) for two).
+    t = 2 a1 + 2 ceil(log2 N) a2 + max((1 + 1 / m) P / B1, 2 P / (m B2));  m members in each of N
+    nodes (P / (m B2) for two).
     Source: NCCL 2.18 release notes (NVLSTree); src/graph/tuning.cc.
     """
     members, nodes = place.fewest[1], place.units[1]
@@ -248,21 +323,32 @@ def in_switch_tree(operation: str, place: Placement, links: Links) -> Line:
     steps = np.full_like(members, 2.0)
     for level in range(1, len(links.bandwidth)):
         passes = np.where(place.extent[level] > 2, 2.0, 1.0)
-        outer = np.maximum(outer, np.where(place.crossed[level], passes / (place.fewest[level] * links.bandwidth[level]), 0.0))
+        outer = np.maximum(
+            outer,
+            np.where(
+                place.crossed[level], passes / (place.fewest[level] * links.bandwidth[level]), 0.0
+            ),
+        )
         latency = latency + 2.0 * tree_depth(place, level) * links.latency[level]
         steps = steps + 2.0 * tree_depth(place, level)
     applies = place.even & (nodes > 1) & (members > 2) & place.fabric.switched_reduction
     inner = (1.0 + 1.0 / members) / links.bandwidth[0]
     return Line(
-        steps=steps, latency_seconds=latency, seconds_per_byte=np.maximum(inner, outer), wire_share=1.0 + 1.0 / members, applies=applies
+        steps=steps,
+        latency_seconds=latency,
+        seconds_per_byte=np.maximum(inner, outer),
+        wire_share=1.0 + 1.0 / members,
+        applies=applies,
     )
 
 
 def neighbour(operation: str, place: Placement, links: Links) -> Line:
-    """Point-to-point, and rotation of blocks to the next rank (ring attention), in n - 1 lockstep sends of P / n.
+    """Point-to-point, and rotation of blocks to the next rank (ring attention), in n - 1 lockstep
+    sends of P / n.
 
     p2p: t = P / B + a.   rotate: (n - 1) (P / (n B) + a);  with gradients travelling along: twice.
-    B: of one GPU on the widest level that a pair of neighbours crosses (one link of a grid); the slowest pair holds up all.
+    B: of one GPU on the widest level that a pair of neighbours crosses (one link of a grid); the
+        slowest pair holds up all.
     Source: Liu et al. 2023 (ring attention).
     """
     n = place.degree
@@ -271,8 +357,14 @@ def neighbour(operation: str, place: Placement, links: Links) -> Line:
         crossed = place.crossed[level]
         far = place.lanes[level].spacing.max(axis=0)
         latency = np.maximum(latency, np.where(crossed, a * far, 0.0))
-        per_byte = np.maximum(per_byte, np.where(crossed, 1.0 / pair_rate(place, level, bandwidth), 0.0))
-    steps = np.ones_like(n) if operation == "p2p" else (n - 1.0) * (2.0 if operation == "rotate-gradients" else 1.0)
+        per_byte = np.maximum(
+            per_byte, np.where(crossed, 1.0 / pair_rate(place, level, bandwidth), 0.0)
+        )
+    steps = (
+        np.ones_like(n)
+        if operation == "p2p"
+        else (n - 1.0) * (2.0 if operation == "rotate-gradients" else 1.0)
+    )
     share = np.ones_like(n) if operation == "p2p" else steps / n
     return Line(
         steps=steps,
@@ -284,7 +376,10 @@ def neighbour(operation: str, place: Placement, links: Links) -> Line:
 
 
 def _has_torus(fabric: Fabric) -> bool:
-    return any(shape is not None and wraps for shape, wraps in zip(fabric.shapes, fabric.wraps, strict=True))
+    return any(
+        shape is not None and wraps
+        for shape, wraps in zip(fabric.shapes, fabric.wraps, strict=True)
+    )
 
 
 def _has_mesh(fabric: Fabric) -> bool:
@@ -298,10 +393,13 @@ def _reduces_in_switch(fabric: Fabric) -> bool:
 _REDUCES = ("all-reduce", *GATHERS, "broadcast")
 _IN_SWITCH = "three or more GPUs on a switch that reduces (NVLink SHARP)"
 ALGORITHMS: tuple[Algorithm, ...] = (
-    Algorithm(name="ring", operations=_REDUCES, cost=ring, automatic=_REDUCES, summary="chunks travel round a ring of all ranks"),
-    Algorithm(name="tree", operations=("all-reduce", "broadcast"), cost=binomial_tree, automatic=(), summary="binomial, not pipelined"),
+    Algorithm(name="ring", operations=_REDUCES, cost=ring, automatic=_REDUCES,
+        summary="chunks travel round a ring of all ranks"),
+    Algorithm(name="tree", operations=("all-reduce", "broadcast"), cost=binomial_tree, automatic=(),
+        summary="binomial, not pipelined"),
     Algorithm(
-        name="double-binary-tree", operations=("all-reduce", "broadcast"), cost=double_binary_tree, automatic=("all-reduce",),
+        name="double-binary-tree", operations=("all-reduce", "broadcast"), cost=double_binary_tree,
+        automatic=("all-reduce",),
         summary="two complementary trees, half of the buffer on each, pipelined",
     ),
     Algorithm(
@@ -310,31 +408,39 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         needs="groups of which every node (unit of a level) holds the same number of ranks",
     ),
     Algorithm(
-        name="torus", operations=_REDUCES, cost=grid, automatic=_REDUCES, summary="rings along every dimension of the torus at once",
+        name="torus", operations=_REDUCES, cost=grid, automatic=_REDUCES,
+        summary="rings along every dimension of the torus at once",
         possible=_has_torus, needs="ranks along a ring or torus level of the fabric",
     ),
     Algorithm(
-        name="mesh", operations=_REDUCES, cost=grid, automatic=_REDUCES, summary="lines along every dimension of the mesh at once",
+        name="mesh", operations=_REDUCES, cost=grid, automatic=_REDUCES,
+        summary="lines along every dimension of the mesh at once",
         possible=_has_mesh, needs="ranks along a mesh level with a shape",
     ),
     Algorithm(
-        name="nvls", operations=("all-reduce",), cost=in_switch, automatic=("all-reduce",), protocols="in_switch",
+        name="nvls", operations=("all-reduce",), cost=in_switch, automatic=("all-reduce",),
+        protocols="in_switch",
         summary="the switch reduces", possible=_reduces_in_switch, needs=_IN_SWITCH,
     ),
     Algorithm(
-        name="nvls-tree", operations=("all-reduce",), cost=in_switch_tree, automatic=("all-reduce",), protocols="in_switch",
-        summary="the switch reduces inside a node, trees between nodes", possible=_reduces_in_switch,
+        name="nvls-tree", operations=("all-reduce",), cost=in_switch_tree,
+        automatic=("all-reduce",), protocols="in_switch",
+        summary="the switch reduces inside a node, trees between nodes",
+        possible=_reduces_in_switch,
         needs=f"several nodes of {_IN_SWITCH}",
     ),
     Algorithm(
-        name="direct", operations=(*_REDUCES, "all-to-all"), cost=direct, automatic=("all-to-all",), protocols="exchange",
+        name="direct", operations=(*_REDUCES, "all-to-all"), cost=direct, automatic=("all-to-all",),
+        protocols="exchange",
         summary="every rank sends to every other at once",
     ),
     Algorithm(
-        name="pairwise", operations=("all-to-all",), cost=pairwise, automatic=(), protocols="exchange", summary="one partner a round",
+        name="pairwise", operations=("all-to-all",), cost=pairwise, automatic=(),
+        protocols="exchange", summary="one partner a round",
     ),
     Algorithm(
-        name="neighbour", operations=("p2p", "rotate", "rotate-gradients"), cost=neighbour, automatic=("p2p", "rotate", "rotate-gradients"),
+        name="neighbour", operations=("p2p", "rotate", "rotate-gradients"), cost=neighbour,
+        automatic=("p2p", "rotate", "rotate-gradients"),
         protocols="exchange", summary="one send to the next rank",
     ),
 )  # fmt: skip

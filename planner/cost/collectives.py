@@ -1,4 +1,5 @@
-"""Seconds of collectives on a fabric: the fastest line (algorithm x protocol) at each message size. Letters: U groups, A lines.
+"""Seconds of collectives on a fabric: the fastest line (algorithm x protocol) at each message size.
+Letters: U groups, A lines.
 
 Payload is the whole buffer: gathered, reduced or scattered; for all-to-all what one rank sends.
 """
@@ -25,13 +26,19 @@ class Candidate:
 
 
 def candidates(operation: str, place: Placement, *, automatic: bool = True) -> list[Candidate]:
-    """Every algorithm for this operation under every protocol that carries it; automatic: only what the library would choose."""
+    """Every algorithm for this operation under every protocol that carries it; automatic: only what
+    the library would choose.
+    """
     found = []
     for row in ALGORITHMS:
-        if operation not in (row.automatic if automatic else row.operations) or not row.possible(place.fabric):
+        if operation not in (row.automatic if automatic else row.operations) or not row.possible(
+            place.fabric
+        ):
             continue
         found += [
-            Candidate(algorithm=row, protocol=links.protocol, line=row.cost(operation, place, links))
+            Candidate(
+                algorithm=row, protocol=links.protocol, line=row.cost(operation, place, links)
+            )
             for links in place.fabric.links(row.protocols)
         ]
     return found
@@ -39,7 +46,9 @@ def candidates(operation: str, place: Placement, *, automatic: bool = True) -> l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """Lines of the groups met so far: sorted codes (V,), latency and slope (A, V); and the last question, gathered."""
+    """Lines of the groups met so far: sorted codes (V,), latency and slope (A, V); and the last
+    question, gathered.
+    """
 
     codes: FloatColumn
     latency: FloatColumn
@@ -56,12 +65,15 @@ def collective_seconds(
     base_seconds: float,
     nvls_gain: float = 1.0,
 ) -> FloatColumn:
-    """Seconds of one collective over groups of `degree` ranks `stride` apart; a group of one costs nothing.
+    """Seconds of one collective over groups of `degree` ranks `stride` apart; a group of one costs
+    nothing.
 
     t = base_seconds + min over algorithms and protocols of (latency + slope x P)
 
-    payload_bytes (U,) or (..., U).  degree, stride (U,).  base_seconds: the trainer's own time around a collective (launch, skew).
-    nvls_gain: speed of in-switch reduction over the library's curve.  Lines are computed once per distinct group of a fabric.
+    payload_bytes (U,) or (..., U).  degree, stride (U,).  base_seconds: the trainer's own time
+    around a collective (launch, skew).
+    nvls_gain: speed of in-switch reduction over the library's curve.  Lines are computed once per
+        distinct group of a fabric.
     Assumes the library chooses well: NCCL's tuner compares the same lines (src/graph/tuning.cc).
     """
     latency, slope = _lines(operation, degree, stride, fabric, nvls_gain)
@@ -71,7 +83,9 @@ def collective_seconds(
     return np.where(degree > 1.0, base_seconds + seconds, 0.0)
 
 
-def _lines(operation: str, degree: FloatColumn, stride: FloatColumn, fabric: Fabric, nvls_gain: float) -> tuple[FloatColumn, FloatColumn]:
+def _lines(
+    operation: str, degree: FloatColumn, stride: FloatColumn, fabric: Fabric, nvls_gain: float
+) -> tuple[FloatColumn, FloatColumn]:
     """(latency, slope), each (A, U), of the lines that are fastest at some size."""
     key = (operation, nvls_gain)
     codes = degree * _STRIDES + stride
@@ -93,21 +107,35 @@ def _placement(fabric: Fabric, codes: FloatColumn) -> Placement:
     place: Placement | None = fabric.remembered.get(key)
     if place is None:
         degree, stride = np.floor(codes / _STRIDES), codes % _STRIDES
-        place = fabric.remembered[key] = Placement.of(fabric, np.maximum(degree, 1.0), np.maximum(stride, 1.0))
+        place = fabric.remembered[key] = Placement.of(
+            fabric, np.maximum(degree, 1.0), np.maximum(stride, 1.0)
+        )
     return place
 
 
 def _envelope(operation: str, codes: FloatColumn, fabric: Fabric, nvls_gain: float) -> _Known:
-    """Lower envelope of all lines at each group, padded with its last line to the same number A everywhere."""
+    """Lower envelope of all lines at each group, padded with its last line to the same number A
+    everywhere.
+    """
     found = candidates(operation, _placement(fabric, codes), automatic=True)
     gain = [nvls_gain if c.algorithm.protocols == "in_switch" else 1.0 for c in found]
     usable = np.array([c.line.applies for c in found])
     latency = np.where(usable, [c.line.latency_seconds for c in found], np.inf)
-    slope = np.where(usable, [c.line.seconds_per_byte / g for c, g in zip(found, gain, strict=True)], np.inf)
+    slope = np.where(
+        usable, [c.line.seconds_per_byte / g for c, g in zip(found, gain, strict=True)], np.inf
+    )
     order = np.lexsort((slope, latency), axis=0)
-    latency, slope = np.take_along_axis(latency, order, axis=0), np.take_along_axis(slope, order, axis=0)
+    latency, slope = (
+        np.take_along_axis(latency, order, axis=0),
+        np.take_along_axis(slope, order, axis=0),
+    )
     # A line with more latency helps only where its slope is below all before it.
-    flatter = np.vstack([np.ones((1, len(codes)), dtype=np.bool_), slope[1:] < np.minimum.accumulate(slope, axis=0)[:-1]])
+    flatter = np.vstack(
+        [
+            np.ones((1, len(codes)), dtype=np.bool_),
+            slope[1:] < np.minimum.accumulate(slope, axis=0)[:-1],
+        ]
+    )
     width = max(int(flatter.sum(axis=0).max()), 1)
     packed = np.argsort(~flatter, axis=0, kind="stable")[:width]
     kept = np.take_along_axis(flatter, packed, axis=0)
@@ -115,17 +143,24 @@ def _envelope(operation: str, codes: FloatColumn, fabric: Fabric, nvls_gain: flo
     packed = np.where(kept, packed, first)
     alone = codes < 2.0 * _STRIDES
     return _Known(
-        codes=codes, latency=np.where(alone, 0.0, np.take_along_axis(latency, packed, axis=0)),
+        codes=codes,
+        latency=np.where(alone, 0.0, np.take_along_axis(latency, packed, axis=0)),
         slope=np.where(alone, 0.0, np.take_along_axis(slope, packed, axis=0)),
-    )  # fmt: skip
+    )
 
 
-def send_seconds(payload_bytes: FloatColumn, stride: FloatColumn, fabric: Fabric, degree: FloatColumn | None = None) -> FloatColumn:
+def send_seconds(
+    payload_bytes: FloatColumn,
+    stride: FloatColumn,
+    fabric: Fabric,
+    degree: FloatColumn | None = None,
+) -> FloatColumn:
     """Seconds to send a buffer to the rank `stride` away, (U,).
 
-    t = min over protocols of P / B + latency of the level that joins the two ranks, the sender first in its unit.
-    degree: ranks of the chain (pipeline stages); then the mean of its degree - 1 hops, of which ceil(degree x stride / g) - 1
-    leave a unit of g GPUs.
+    t = min over protocols of P / B + latency of the level that joins the two ranks, the sender
+    first in its unit.
+    degree: ranks of the chain (pipeline stages); then the mean of its degree - 1 hops, of which
+    ceil(degree x stride / g) - 1 leave a unit of g GPUs.
     """
     inner = np.concatenate([[1.0], fabric.gpus[:-1]])
     if degree is None:
@@ -133,10 +168,19 @@ def send_seconds(payload_bytes: FloatColumn, stride: FloatColumn, fabric: Fabric
             latency, slope = _lines("p2p", np.full_like(stride, 2.0), stride, fabric, 1.0)
         else:
             joined = np.minimum((fabric.gpus[:, None] <= stride).sum(axis=0), len(inner) - 1)
-            latency, slope = (lines[:, joined] for lines in _lines("p2p", np.full_like(inner, 2.0), inner, fabric, 1.0))
+            latency, slope = (
+                lines[:, joined]
+                for lines in _lines("p2p", np.full_like(inner, 2.0), inner, fabric, 1.0)
+            )
         return np.asarray((latency + slope * payload_bytes).min(axis=0))
     hops = np.maximum(degree - 1.0, 1.0)
-    leaving = np.vstack([hops, np.maximum(np.ceil(degree * stride / fabric.gpus[:-1, None]) - 1.0, 0.0), np.zeros_like(hops)])
+    leaving = np.vstack(
+        [
+            hops,
+            np.maximum(np.ceil(degree * stride / fabric.gpus[:-1, None]) - 1.0, 0.0),
+            np.zeros_like(hops),
+        ]
+    )
     total = np.zeros_like(hops)
     for level, below in enumerate(inner):
         apart = np.maximum(stride, below)
@@ -147,9 +191,16 @@ def send_seconds(payload_bytes: FloatColumn, stride: FloatColumn, fabric: Fabric
 
 
 def choose(found: list[Candidate], payload_bytes: float) -> tuple[IntColumn, FloatColumn]:
-    """(order of the candidates from fastest to slowest, their seconds) for one group; those that cannot run are left out."""
+    """(order of the candidates from fastest to slowest, their seconds) for one group; those that
+    cannot run are left out.
+    """
     seconds = np.array(
-        [c.line.latency_seconds[0] + c.line.seconds_per_byte[0] * payload_bytes if c.line.applies[0] else np.inf for c in found]
+        [
+            c.line.latency_seconds[0] + c.line.seconds_per_byte[0] * payload_bytes
+            if c.line.applies[0]
+            else np.inf
+            for c in found
+        ]
     )
     order = np.argsort(seconds, kind="stable")
     return order[np.isfinite(seconds[order])], seconds

@@ -1,4 +1,6 @@
-"""Seconds of kernels: roofline times a utilisation curve over the shape. Letters: every argument is a column (U,)."""
+"""Seconds of kernels: roofline times a utilisation curve over the shape. Letters: every argument is
+a column (U,).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +15,8 @@ from planner.work.precision import RECIPES
 
 TILE_ROWS, TILE_COLS = 128, 128
 FP16_BYTES = 2.0
-OPERAND_BYTES: Mapping[str, float] = {"fp8": 1.0, "fp4": 0.5}  # of one element that a product reads, by peak; 2 for the rest
+# of one element that a product reads, by peak; 2 for the rest
+OPERAND_BYTES: Mapping[str, float] = {"fp8": 1.0, "fp4": 0.5}
 BF16, FP16 = 0, 1
 SINGLE = len(RECIPES)  # row of the rates for param_dtype float32: TF32 where the GPU has it
 
@@ -23,8 +26,9 @@ class Device:
     """One GPU under one trainer's software: achieved rates, ready for columns.
 
     half: precision code of its 16-bit format.
-    linear_rate, linear_half_depth, operand_bytes: by precision code, then SINGLE: FLOP/s a large GEMM reaches (NaN: the GPU
-        lacks the dtype), the depth at which it reaches half of it, and bytes of an element that it reads.
+    linear_rate, linear_half_depth, operand_bytes: by precision code, then SINGLE: FLOP/s a large
+        GEMM reaches (NaN: the GPU lacks the dtype), the depth at which it reaches half of it, and
+            bytes of an element that it reads.
     """
 
     gpu: GpuSpec
@@ -55,46 +59,82 @@ class Device:
             share = kernels.gemm.get(recipe.gain_key)
             peak = peaks.get(recipe.peak)
             known = share is not None and peak is not None
-            speed = profile.compute * (1.0 if recipe.gain_key == "gemm_bf16" else profile.low_precision)
+            speed = profile.compute * (
+                1.0 if recipe.gain_key == "gemm_bf16" else profile.low_precision
+            )
             rates.append(peak * share * clock * speed if known and peak and share else np.nan)
             halves.append(kernels.gemm_half_depth.get(recipe.gain_key, 1.0))
         single = peaks.get("tf32") or peaks.get("fp32")
-        rates.append(single * kernels.gemm["gemm_bf16"] * clock * profile.compute if single else np.nan)
+        rates.append(
+            single * kernels.gemm["gemm_bf16"] * clock * profile.compute if single else np.nan
+        )
         halves.append(kernels.gemm_half_depth["gemm_bf16"])
-        operand_bytes = [OPERAND_BYTES.get(recipe.peak, FP16_BYTES) for recipe in RECIPES] + [2 * FP16_BYTES]
+        operand_bytes = [OPERAND_BYTES.get(recipe.peak, FP16_BYTES) for recipe in RECIPES] + [
+            2 * FP16_BYTES
+        ]
         attention = kernels.vendor if profile.vendor_attention else kernels.flash2
         half_precision = peaks.get("bf16") or peaks.get("fp16") or peaks["fp32"]
         return cls(
-            gpu=gpu, kernels=kernels, profile=profile, linear_rate=np.array(rates), linear_half_depth=np.array(halves),
+            gpu=gpu,
+            kernels=kernels,
+            profile=profile,
+            linear_rate=np.array(rates),
+            linear_half_depth=np.array(halves),
             operand_bytes=np.array(operand_bytes),
-            attention_forward_rate=half_precision * attention.forward * clock * profile.compute * profile.attention,
-            attention_backward_rate=half_precision * attention.backward * clock * profile.compute * profile.attention,
-            attention_half_context=attention.half_context, memory_rate=gpu.memory_bandwidth_bytes_per_second * kernels.memory,
+            attention_forward_rate=half_precision
+            * attention.forward
+            * clock
+            * profile.compute
+            * profile.attention,
+            attention_backward_rate=half_precision
+            * attention.backward
+            * clock
+            * profile.compute
+            * profile.attention,
+            attention_half_context=attention.half_context,
+            memory_rate=gpu.memory_bandwidth_bytes_per_second * kernels.memory,
             num_sms=max(gpu.num_sms, 1),
             half=BF16 if peaks.get("bf16") else FP16,
-        )  # fmt: skip
+        )
 
     def gemm_seconds(
-        self, rows: FloatColumn, cols: FloatColumn, depth: FloatColumn, batch: FloatColumn, precision: IntColumn
+        self,
+        rows: FloatColumn,
+        cols: FloatColumn,
+        depth: FloatColumn,
+        batch: FloatColumn,
+        precision: IntColumn,
     ) -> FloatColumn:
         """Seconds of `batch` independent products rows x depth by depth x cols.
 
         t = max(2 r c d b / (rate u), bytes / memory rate);  u = d / (d + half) * wave quantisation
-        Wave quantisation: the share of the last wave of 128 x 128 output tiles over the SMs that does useful work.
-        Assumes one kernel for the whole batch (grouped GEMM). Source: NVIDIA Matrix Multiplication Background guide.
+        Wave quantisation: the share of the last wave of 128 x 128 output tiles over the SMs that
+        does useful work. Assumes one kernel for the whole batch (grouped GEMM). Source: NVIDIA
+        Matrix Multiplication Background guide.
         """
         tiles = batch * np.ceil(rows / TILE_ROWS) * np.ceil(cols / TILE_COLS)
         waves = tiles / self.num_sms
         filled = batch * rows * cols / (TILE_ROWS * TILE_COLS) / self.num_sms
         wave_share = filled / np.where(waves < 1.0, 1.0, waves + 0.5 * (np.ceil(waves) - waves))
-        utilisation = np.minimum(wave_share, 1.0) * depth / (depth + self.linear_half_depth[precision])
+        utilisation = (
+            np.minimum(wave_share, 1.0) * depth / (depth + self.linear_half_depth[precision])
+        )
         flops = 2.0 * batch * rows * cols * depth
         written = np.where(precision == SINGLE, 2 * FP16_BYTES, FP16_BYTES)
-        moved = batch * (self.operand_bytes[precision] * (rows * depth + depth * cols) + written * rows * cols)
-        return np.maximum(flops / (self.linear_rate[precision] * np.maximum(utilisation, 1e-6)), moved / self.memory_rate)
+        moved = batch * (
+            self.operand_bytes[precision] * (rows * depth + depth * cols) + written * rows * cols
+        )
+        return np.maximum(
+            flops / (self.linear_rate[precision] * np.maximum(utilisation, 1e-6)),
+            moved / self.memory_rate,
+        )
 
-    def attention_seconds(self, flops: FloatColumn, context: FloatColumn, *, backward: bool) -> FloatColumn:
-        """Seconds of fused attention: flops over a rate that rises with context, r = ceiling * c / (c + half)."""
+    def attention_seconds(
+        self, flops: FloatColumn, context: FloatColumn, *, backward: bool
+    ) -> FloatColumn:
+        """Seconds of fused attention: flops over a rate that rises with context, r = ceiling * c /
+        (c + half).
+        """
         rate = self.attention_backward_rate if backward else self.attention_forward_rate
         return flops * (context + self.attention_half_context) / (rate * context)
 

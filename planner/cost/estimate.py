@@ -1,4 +1,6 @@
-"""From a job with a layout to the contract's estimate: rules first, then the price of a batch of one, then its simulated schedule."""
+"""From a job with a layout to the contract's estimate: rules first, then the price of a batch of
+one, then its simulated schedule.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,7 +19,15 @@ from planner.errors import Fault, SpecError
 from planner.rules import Context, violations
 from planner.rules.support import obstacles
 from planner.specs.cluster import ClusterSpec
-from planner.specs.estimate import Basis, Estimate, Interval, Memory, StageMemory, TimeBreakdown, Violation
+from planner.specs.estimate import (
+    Basis,
+    Estimate,
+    Interval,
+    Memory,
+    StageMemory,
+    TimeBreakdown,
+    Violation,
+)
 from planner.specs.gpu_families import unknown_family
 from planner.specs.job import Job
 from planner.specs.layout import Layout
@@ -28,23 +38,40 @@ COVERAGE = 0.9
 FITS_BELOW = 0.05
 
 
-def estimate_jobs(jobs: Sequence[Job], calibration_of: Callable[[Job], Calibration | None] = lambda _: None) -> list[Estimate]:
-    """One estimate a job, in order, under the calibration of each (None: the shipped one). Raises SpecError when a job has no layout."""
+def estimate_jobs(
+    jobs: Sequence[Job], calibration_of: Callable[[Job], Calibration | None] = lambda _: None
+) -> list[Estimate]:
+    """One estimate a job, in order, under the calibration of each (None: the shipped one). Raises
+    SpecError when a job has no layout.
+    """
     return [estimate_job(job, calibration_of(job)) for job in jobs]
 
 
 def estimate_job(job: Job, calibration: Calibration | None = None) -> Estimate:
     """The estimate of the job's layout; an impossible layout is an answer with `valid` false."""
     if job.layout is None:
-        raise SpecError(Fault("layout", None, "is required to estimate", "add the layout to price, or ask for a plan"))
+        raise SpecError(
+            Fault(
+                "layout",
+                None,
+                "is required to estimate",
+                "add the layout to price, or ask for a plan",
+            )
+        )
     pricer = Pricer.build(job.model, job.cluster, job.training, calibration)
     return estimate_layouts(pricer, [job.layout], job_id=job.id)[0]
 
 
-def estimate_layouts(pricer: Pricer, layouts: Sequence[Layout], *, job_id: str | int | None = None) -> list[Estimate]:
+def estimate_layouts(
+    pricer: Pricer, layouts: Sequence[Layout], *, job_id: str | int | None = None
+) -> list[Estimate]:
     """Estimates of many layouts of one job, in order; the legal ones are priced together."""
-    lacking = obstacles(Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training))
-    broken = [violations(layout, pricer.model, pricer.cluster, pricer.training) for layout in layouts]
+    lacking = obstacles(
+        Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
+    )
+    broken = [
+        violations(layout, pricer.model, pricer.cluster, pricer.training) for layout in layouts
+    ]
     legal = [index for index, faults in enumerate(broken) if not faults]
     answers = [_refused(faults, job_id, pricer.calibration.id) for faults in broken]
     if legal:
@@ -54,11 +81,19 @@ def estimate_layouts(pricer: Pricer, layouts: Sequence[Layout], *, job_id: str |
         columns = _Columns(pricer, [layouts[index] for index in legal], batch, prices, refined)
         for row, index in enumerate(legal):
             answers[index] = columns.estimate(row, job_id)
-    return [answer.model_copy(update={"unsupported": lacking}) for answer in answers] if lacking else answers
+    return (
+        [answer.model_copy(update={"unsupported": lacking}) for answer in answers]
+        if lacking
+        else answers
+    )
 
 
-def simulated_columns(pricer: Pricer, layouts: Sequence[Layout]) -> list[tuple[float, float, float]]:
-    """(simulated step seconds, probability of running out of memory, device / usable bytes - 1) of legal layouts, in order."""
+def simulated_columns(
+    pricer: Pricer, layouts: Sequence[Layout]
+) -> list[tuple[float, float, float]]:
+    """(simulated step seconds, probability of running out of memory, device / usable bytes - 1) of
+    legal layouts, in order.
+    """
     if not layouts:
         return []
     batch = LayoutBatch.from_layouts(layouts)
@@ -69,23 +104,50 @@ def simulated_columns(pricer: Pricer, layouts: Sequence[Layout]) -> list[tuple[f
     return [(float(a), float(b), float(c)) for a, b, c in zip(step, oom, share, strict=True)]
 
 
-def _refused(faults: Sequence[Violation], job_id: str | int | None, calibration_id: str) -> Estimate:
-    return Estimate(id=job_id, valid=False, violations=list(faults), model_version=MODEL_VERSION, calibration_id=calibration_id)
+def _refused(
+    faults: Sequence[Violation], job_id: str | int | None, calibration_id: str
+) -> Estimate:
+    return Estimate(
+        id=job_id,
+        valid=False,
+        violations=list(faults),
+        model_version=MODEL_VERSION,
+        calibration_id=calibration_id,
+    )
 
 
 def _unpriced(model: ModelSpec) -> Iterator[str]:
     """What the config of the model has and the numbers leave out."""
     if model.left_out:
-        yield f"the language model alone is priced: {', '.join(model.left_out)} of its config left out"
+        yield (
+            f"the language model alone is priced: {', '.join(model.left_out)} of its config left "
+            "out"
+        )
     if model.unread_keys:
-        yield f"unknown keys of its config.json, which may change the network: {', '.join(model.unread_keys)}"
+        yield (
+            "unknown keys of its config.json, which may change the network: "
+            f"{', '.join(model.unread_keys)}"
+        )
 
 
 class _Columns:
     """Priced and simulated columns, read row by row into estimates."""
 
-    def __init__(self, pricer: Pricer, layouts: Sequence[Layout], batch: LayoutBatch, prices: Prices, refined: Refined) -> None:
-        self.pricer, self.layouts, self.batch, self.prices, self.refined = pricer, layouts, batch, prices, refined
+    def __init__(
+        self,
+        pricer: Pricer,
+        layouts: Sequence[Layout],
+        batch: LayoutBatch,
+        prices: Prices,
+        refined: Refined,
+    ) -> None:
+        self.pricer, self.layouts, self.batch, self.prices, self.refined = (
+            pricer,
+            layouts,
+            batch,
+            prices,
+            refined,
+        )
         self.spread: Spread = spread(pricer, batch, prices, refined.step_seconds)
         self.m = num_microbatches(batch, pricer.training)
 
@@ -93,7 +155,12 @@ class _Columns:
         """The contract's object of one row."""
         pricer, prices = self.pricer, self.prices
         step = float(self.refined.step_seconds[row])
-        tokens = pricer.training.global_batch_size * pricer.training.seq_len / pricer.cluster.num_gpus / step
+        tokens = (
+            pricer.training.global_batch_size
+            * pricer.training.seq_len
+            / pricer.cluster.num_gpus
+            / step
+        )
         mfu = model_flops_utilisation(pricer.model, pricer.cluster, tokens, pricer.training.seq_len)
         probability = float(self.spread.oom_probability[row])
         return Estimate(
@@ -114,14 +181,23 @@ class _Columns:
             memory=self._memory(row),
             time=self._time(row),
             basis=self._basis(row),
-            warnings=[text for text in (unknown_family(pricer.cluster.gpu), *_unpriced(pricer.model)) if text],
+            warnings=[
+                text
+                for text in (unknown_family(pricer.cluster.gpu), *_unpriced(pricer.model))
+                if text
+            ],
             model_version=MODEL_VERSION,
             calibration_id=pricer.calibration.id,
         )
 
     def _redone_share(self, row: int) -> float:
-        """Recomputed over required flops: required are three forwards (one forward, two backward)."""
-        flops, redone = self.prices.stage_seconds.forward_flops[:, row], self.prices.stage_seconds.recompute_flops[:, row]
+        """Recomputed over required flops: required are three forwards (one forward, two
+        backward).
+        """
+        flops, redone = (
+            self.prices.stage_seconds.forward_flops[:, row],
+            self.prices.stage_seconds.recompute_flops[:, row],
+        )
         counts = np.array([count for _, count in self.pricer.model.distinct_layers()] + [1.0, 1.0])
         return float(counts @ redone / (3.0 * (counts @ flops)))
 
@@ -157,14 +233,22 @@ class _Columns:
                     fragmentation_bytes=float(reserved[rank]) - here["allocated"],
                 )
             )
-        return Memory(worst_stage=int(np.argmax([stage.peak_reserved_bytes for stage in stages])), stages=stages)
+        return Memory(
+            worst_stage=int(np.argmax([stage.peak_reserved_bytes for stage in stages])),
+            stages=stages,
+        )
 
     def _time(self, row: int) -> TimeBreakdown:
         parts = {name: float(self.prices.parts[name][row]) for name in PARTS}
-        parts["bubble"], parts["pp"] = float(self.refined.bubble_seconds[row]), float(self.refined.send_seconds[row])
+        parts["bubble"], parts["pp"] = (
+            float(self.refined.bubble_seconds[row]),
+            float(self.refined.send_seconds[row]),
+        )
         return TimeBreakdown(
             compute_seconds=parts["compute"],
-            exposed_communication_seconds={axis: parts[axis] for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp")},
+            exposed_communication_seconds={
+                axis: parts[axis] for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp")
+            },
             bubble_seconds=parts["bubble"],
             recompute_seconds=parts["recompute"],
             optimizer_seconds=parts["optimizer"],
@@ -172,13 +256,31 @@ class _Columns:
         )
 
     def _basis(self, row: int) -> dict[str, Basis]:
-        """Of every feature, and of memory, which rests on how torch allocates and is checked against published peaks."""
+        """Of every feature, and of memory, which rests on how torch allocates and is checked
+        against published peaks.
+        """
         pricer = self.pricer
-        of = basis(pricer.calibration, pricer.training.trainer, pricer.cluster.gpu, pricer.model, self.layouts[row])
+        of = basis(
+            pricer.calibration,
+            pricer.training.trainer,
+            pricer.cluster.gpu,
+            pricer.model,
+            self.layouts[row],
+        )
         return {**of, "memory": memory_basis(pricer.calibration, pricer.training.trainer)}
 
 
-def model_flops_utilisation(model: ModelSpec, cluster: ClusterSpec, tokens_per_second_per_gpu: float, seq_len: int) -> float | None:
-    """TorchTitan's count over the dense bf16 peak; None where the GPU has no bf16 (its fp16 peak serves where it has one)."""
-    peak = cluster.gpu.peak_flops_per_second.get("bf16") or cluster.gpu.peak_flops_per_second.get("fp16")
-    return tokens_per_second_per_gpu * model.torchtitan_flops_per_token(seq_len) / peak if peak else None
+def model_flops_utilisation(
+    model: ModelSpec, cluster: ClusterSpec, tokens_per_second_per_gpu: float, seq_len: int
+) -> float | None:
+    """TorchTitan's count over the dense bf16 peak; None where the GPU has no bf16 (its fp16 peak
+    serves where it has one).
+    """
+    peak = cluster.gpu.peak_flops_per_second.get("bf16") or cluster.gpu.peak_flops_per_second.get(
+        "fp16"
+    )
+    return (
+        tokens_per_second_per_gpu * model.torchtitan_flops_per_token(seq_len) / peak
+        if peak
+        else None
+    )

@@ -1,6 +1,8 @@
-"""What the time and memory of N layouts are composed of, worked out at distinct rows: costs of the model's units, their shards and ranks.
+"""What the time and memory of N layouts are composed of, worked out at distinct rows: costs of the
+model's units, their shards and ranks.
 
-Letters: N layouts, U distinct rows, R pipeline ranks looked at, K + 2 units (layers by kind, embedding, head).
+Letters: N layouts, U distinct rows, R pipeline ranks looked at, K + 2 units (layers by kind,
+    embedding, head).
 """
 
 from dataclasses import dataclass
@@ -29,10 +31,15 @@ class SummedCosts:
 
 def units_at(job: PreparedJob, rows: LayoutBatch) -> SummedCosts:
     """Costs of the units at U rows, some thousand rows at a time."""
-    parts = [layers.unit_costs(job.site(rows.take(part)), job.model) for part in chunks.slices(len(rows), chunks.CACHED_ROWS)]
+    parts = [
+        layers.unit_costs(job.site(rows.take(part)), job.model)
+        for part in chunks.slices(len(rows), chunks.CACHED_ROWS)
+    ]
     costs = parts[0] if len(parts) == 1 else layers.UnitCosts.concatenate(parts)
     forward = costs.forward_seconds + costs.exposed_forward.sum(axis=0)
-    input_grad = costs.input_grad_seconds + costs.recompute_seconds + costs.exposed_backward.sum(axis=0)
+    input_grad = (
+        costs.input_grad_seconds + costs.recompute_seconds + costs.exposed_backward.sum(axis=0)
+    )
     return SummedCosts(costs, forward, input_grad)
 
 
@@ -45,8 +52,9 @@ def distinct_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, In
 class Ingredients:
     """Of N layouts of one job.
 
-    m (N,): microbatches.  units (R, K + 2, N): units that each rank holds.  rank (R, N): its place in the pipeline.
-    mean_units (K + 2, N): units of a mean rank.  unit, shards: at distinct rows; at_unit, at_shard (N,): each layout's row there.
+    m (N,): microbatches.  units (R, K + 2, N): units that each rank holds.  rank (R, N): its place
+    in the pipeline. mean_units (K + 2, N): units of a mean rank.  unit, shards: at distinct rows;
+    at_unit, at_shard (N,): each layout's row there.
     """
 
     job: PreparedJob
@@ -76,7 +84,9 @@ class Ingredients:
             mean_units=held.mean_units[:, at_pipe],
             unit=units_at(job, unit_rows),
             at_unit=at_unit,
-            shards=sharding.unit_shards(shard_rows, job.update, job.fabric, job.profile, job.cluster.rank_order),
+            shards=sharding.unit_shards(
+                shard_rows, job.update, job.fabric, job.profile, job.cluster.rank_order
+            ),
             at_shard=at_shard,
         )
 

@@ -1,7 +1,8 @@
-"""Seconds and bytes of one layer (and of embedding and head) for one microbatch on one rank, from its list of operations.
+"""Seconds and bytes of one layer (and of embedding and head) for one microbatch on one rank, from
+its list of operations.
 
-Letters: U distinct layouts by the fields in `key`; every array is (U,) or (K units, U). Units are the model's distinct
-layers in `ModelSpec.distinct_layers()` order, then embedding, then head.
+Letters: U distinct layouts by the fields in `key`; every array is (U,) or (K units, U). Units are
+the model's distinct layers in `ModelSpec.distinct_layers()` order, then embedding, then head.
 """
 
 import re
@@ -26,21 +27,30 @@ from planner.work.pieces import HIDDEN_SP, Code
 from planner.work.precision import RECIPES, Recipe
 
 _KEY = (
-    "tp", "cp", "ep", "etp", "sequence_parallel", "async_tp", "cp_method", "micro_batch_size", "ac_kind", "ac_value",
+    "tp", "cp", "ep", "etp", "sequence_parallel", "async_tp", "cp_method", "micro_batch_size",
+    "ac_kind", "ac_value",
     "precision", "float8_all_gather", "param_dtype", "compile",
 )  # fmt: skip
 FUSED_NORM_SINCE = (2, 8)
 PLANNED_WORKING = 0.5  # a compiled graph reuses its buffers (torch/_inductor/memory.py); judgement
-# After the host has waited for the device, launches until the device has work again faster than it runs out of it; judgement.
+# After the host has waited for the device, launches until the device has work again faster than it
+# runs out of it; judgement.
 REFILL_LAUNCHES = 5.0
-COLLECTIVE_LAUNCHES = 4.0  # the call, the collective, its stream events and the copy that packs it; judgement
+# the call, the collective, its stream events and the copy that packs it; judgement
+COLLECTIVE_LAUNCHES = 4.0
 
 
-def key(rank_order: tuple[str, ...], model: ModelSpec, recipes: tuple[Recipe, ...]) -> tuple[str, ...]:
-    """Fields that a unit's costs depend on: its own work, and the axes inside tp and cp, which place their groups."""
+def key(
+    rank_order: tuple[str, ...], model: ModelSpec, recipes: tuple[Recipe, ...]
+) -> tuple[str, ...]:
+    """Fields that a unit's costs depend on: its own work, and the axes inside tp and cp, which
+    place their groups.
+    """
     outermost = max(rank_order.index("tp"), rank_order.index("cp"))
     places = tuple(name for name in rank_order[:outermost] if name not in _KEY)
-    asks_for_pp = model.is_moe and any(recipe.experts_alone for recipe in recipes) and "pp" not in places
+    asks_for_pp = (
+        model.is_moe and any(recipe.experts_alone for recipe in recipes) and "pp" not in places
+    )
     return _KEY + places + (("pp",) if asks_for_pp else ())
 
 
@@ -48,13 +58,17 @@ def key(rank_order: tuple[str, ...], model: ModelSpec, recipes: tuple[Recipe, ..
 class UnitCosts:
     """One microbatch of each unit on one rank; (K + 2, U) unless said otherwise.
 
-    forward / input_grad / weight_grad / recompute_seconds: kernels, launches included, communication excluded.
-    exposed_forward / exposed_backward (3 axes tp, cp, ep; K + 2; U): communication that nothing hides.
-    saved_bytes: kept from forward to backward.  transient_bytes, done_bytes, next_bytes, second_bytes: in backward (`checkpointing.Kept`).
+    forward / input_grad / weight_grad / recompute_seconds: kernels, launches included,
+    communication excluded. exposed_forward / exposed_backward (3 axes tp, cp, ep; K + 2; U):
+    communication that nothing hides.
+    saved_bytes: kept from forward to backward.  transient_bytes, done_bytes, next_bytes,
+        second_bytes: in backward (`checkpointing.Kept`).
     working_bytes: computed in forward and freed there.
-    held_bytes, redone_seconds: what stays until weight gradients that run apart, and what these do again (`cost.weight_grads`).
+    held_bytes, redone_seconds: what stays until weight gradients that run apart, and what these do
+        again (`cost.weight_grads`).
     forward_flops / recompute_flops: of matmuls and attention.
-    logits_bytes (U,): at the peak of the loss.  leftover_bytes (U,): of logits freed by then, still cached.
+    logits_bytes (U,): at the peak of the loss.  leftover_bytes (U,): of logits freed by then, still
+        cached.
     boundary_bytes (U,): activation handed to the next stage.
     """
 
@@ -81,21 +95,35 @@ class UnitCosts:
     @classmethod
     def concatenate(cls, parts: Sequence["UnitCosts"]) -> "UnitCosts":
         """The same units at the rows of all parts, one after the other."""
-        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts], axis=-1) for f in fields(cls)})
+        return cls(
+            **{
+                f.name: np.concatenate([getattr(part, f.name) for part in parts], axis=-1)
+                for f in fields(cls)
+            }
+        )
 
 
 def unit_costs(site: Site, model: ModelSpec) -> UnitCosts:
     """Costs of every unit of the model at the U layouts of `site`."""
     flash, code = site.training.attention_kernel == "flash", trainer_code(site.training, site.rules)
     site = replace(site, amax_seconds=amax_seconds(site))
-    parts = [_layer(site, blocks.layer_ops(model, kind, flash, code), kind, model) for kind, _ in model.distinct_layers()]
+    parts = [
+        _layer(site, blocks.layer_ops(model, kind, flash, code), kind, model)
+        for kind, _ in model.distinct_layers()
+    ]
     plain = LayerKind(moe=False, window=0)
     keep_all = _without_checkpointing(site)
-    parts += [_layer(keep_all, ops, plain, model) for ops in (blocks.embedding_ops(), blocks.head_ops(model, code))]
+    parts += [
+        _layer(keep_all, ops, plain, model)
+        for ops in (blocks.embedding_ops(), blocks.head_ops(model, code))
+    ]
     stacked = {name: np.stack([part[name] for part in parts], axis=-2) for name in parts[0]}
     logits, leftover = _logits_bytes(site)
     return UnitCosts(
-        **stacked, logits_bytes=logits, leftover_bytes=leftover, boundary_bytes=site.product(HIDDEN_SP) * site.width_bytes("compute")
+        **stacked,
+        logits_bytes=logits,
+        leftover_bytes=leftover,
+        boundary_bytes=site.product(HIDDEN_SP) * site.width_bytes("compute"),
     )
 
 
@@ -109,9 +137,11 @@ def trainer_code(training: TrainingSpec, rules: TrainerRules) -> Code:
 
 
 def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
-    """Whether eager RMSNorm runs as a chain of kernels that keeps fp32 copies: torch before 2.8 (aten::_fused_rms_norm is later).
+    """Whether eager RMSNorm runs as a chain of kernels that keeps fp32 copies: torch before 2.8
+    (aten::_fused_rms_norm is later).
 
-    Where torch's release is not told, the trainer's release or the date beside a commit tells (`composite_norm_until`).
+    Where torch's release is not told, the trainer's release or the date beside a commit tells
+    (`composite_norm_until`).
     """
     if rules.fused_kernels:
         return False
@@ -124,7 +154,9 @@ def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
 
 
 def repeats_kv(training: TrainingSpec, rules: TrainerRules) -> bool:
-    """Whether keys and values are copied to all query heads: by the trainer's release, or the date beside a commit (`repeats_kv_until`)."""
+    """Whether keys and values are copied to all query heads: by the trainer's release, or the date
+    beside a commit (`repeats_kv_until`).
+    """
     return training.release.not_after(*rules.repeats_kv_until)
 
 
@@ -134,7 +166,8 @@ def _without_checkpointing(site: Site) -> Site:
 
 
 def _logits_bytes(site: Site) -> tuple[FloatColumn, FloatColumn]:
-    """(bytes at the peak of the loss, by the trainer's kernels; bytes freed before it that serve nothing larger).
+    """(bytes at the peak of the loss, by the trainer's kernels; bytes freed before it that serve
+    nothing larger).
 
     The vocabulary is local under a vocabulary-parallel loss.
     """
@@ -144,49 +177,87 @@ def _logits_bytes(site: Site) -> tuple[FloatColumn, FloatColumn]:
     compiled = len(month) <= len("2025") or month > rules.eager_loss_until
     fused = site.fused & (~sharded | (not rules.fsdp_style)) & compiled
     whole = np.where(fused, rules.fused_loss_bytes, rules.loss_bytes)
-    return elements * np.where(sharded, rules.sharded_loss_bytes, whole), elements * np.where(fused, 0.0, rules.loss_leftover_bytes)
+    return elements * np.where(sharded, rules.sharded_loss_bytes, whole), elements * np.where(
+        fused, 0.0, rules.loss_leftover_bytes
+    )
 
 
-def _layer(site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec) -> dict[str, FloatColumn]:
+def _layer(
+    site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec
+) -> dict[str, FloatColumn]:
     costs = _op_costs(site, ops, model)
     forward = np.array([c.forward for c in costs])
     if any(not isinstance(op, Collective) and op.saves for op in ops):
         again = Recomputation(site.rules.early_stop, model.num_hidden_layers)
         keeps = kept(ops, site.batch, site.bytes_of, forward, site.fused, again)
         weights, stays = kept_weights_bytes(site, ops), graph_share(site.batch)
-        saved, transient = keeps.saved_bytes + stays * weights, keeps.transient_bytes + (1.0 - stays) * weights
-        done, following = keeps.done_bytes - stays * weights, keeps.next_bytes + (1.0 - 2.0 * stays) * weights
+        saved, transient = (
+            keeps.saved_bytes + stays * weights,
+            keeps.transient_bytes + (1.0 - stays) * weights,
+        )
+        done, following = (
+            keeps.done_bytes - stays * weights,
+            keeps.next_bytes + (1.0 - 2.0 * stays) * weights,
+        )
         second = keeps.second_bytes + (1.0 + stays) * weights
-        working, redone = keeps.working_bytes * np.where(site.fused, PLANNED_WORKING, 1.0), keeps.redone
+        working, redone = (
+            keeps.working_bytes * np.where(site.fused, PLANNED_WORKING, 1.0),
+            keeps.redone,
+        )
     else:
         saved = transient = done = following = second = working = np.zeros(len(site.batch))
         redone = np.zeros_like(forward)
     in_modules = site.rules.fused_kernels & ~site.batch.compile
-    launch = np.where(in_modules, site.device.profile.fused_launch_seconds, site.device.profile.launch_seconds)
+    launch = np.where(
+        in_modules, site.device.profile.fused_launch_seconds, site.device.profile.launch_seconds
+    )
     single = site.device.profile.launch_seconds
     host_forward = np.array([c.forward_kernels * launch + c.singles * single for c in costs])
-    host_backward = np.sum([c.backward_kernels * launch + c.singles * single for c in costs], axis=0)
+    host_backward = np.sum(
+        [c.backward_kernels * launch + c.singles * single for c in costs], axis=0
+    )
     idle = REFILL_LAUNCHES * single * np.array([c.waits for c in costs])
     flops = np.array([c.flops for c in costs])
     exposed_forward = np.array([c.exposed_forward for c in costs])
     totals = {
-        "forward_seconds": np.maximum(forward.sum(axis=0), host_forward.sum(axis=0)) + idle.sum(axis=0),
-        "recompute_seconds": np.maximum((redone * forward).sum(axis=0), (redone * host_forward).sum(axis=0)) + (redone * idle).sum(axis=0),
-        "saved_bytes": saved, "transient_bytes": transient, "done_bytes": done, "next_bytes": following, "second_bytes": second,
+        "forward_seconds": np.maximum(forward.sum(axis=0), host_forward.sum(axis=0))
+        + idle.sum(axis=0),
+        "recompute_seconds": np.maximum(
+            (redone * forward).sum(axis=0), (redone * host_forward).sum(axis=0)
+        )
+        + (redone * idle).sum(axis=0),
+        "saved_bytes": saved,
+        "transient_bytes": transient,
+        "done_bytes": done,
+        "next_bytes": following,
+        "second_bytes": second,
         "working_bytes": working,
-        "forward_flops": flops.sum(axis=0), "recompute_flops": (redone * flops).sum(axis=0),
+        "forward_flops": flops.sum(axis=0),
+        "recompute_flops": (redone * flops).sum(axis=0),
         "exposed_forward": exposed_forward.sum(axis=0),
-        "exposed_backward": np.sum([c.exposed_backward for c in costs], axis=0) + (redone[:, None] * exposed_forward).sum(axis=0),
-    }  # fmt: skip
+        "exposed_backward": np.sum([c.exposed_backward for c in costs], axis=0)
+        + (redone[:, None] * exposed_forward).sum(axis=0),
+    }
     again = totals["recompute_seconds"] + (redone[:, None] * exposed_forward).sum(axis=(0, 1))
-    totals |= {"held_bytes": held_bytes(site, ops, saved), "redone_seconds": redone_seconds(site, ops, again)}
-    input_grad, weight_grad = np.sum([c.input_grad for c in costs], axis=0), np.sum([c.weight_grad for c in costs], axis=0)
+    totals |= {
+        "held_bytes": held_bytes(site, ops, saved),
+        "redone_seconds": redone_seconds(site, ops, again),
+    }
+    input_grad, weight_grad = (
+        np.sum([c.input_grad for c in costs], axis=0),
+        np.sum([c.weight_grad for c in costs], axis=0),
+    )
     stretch = np.maximum(1.0, host_backward / np.maximum(input_grad + weight_grad, 1e-12))
-    return totals | {"input_grad_seconds": input_grad * stretch, "weight_grad_seconds": weight_grad * stretch}
+    return totals | {
+        "input_grad_seconds": input_grad * stretch,
+        "weight_grad_seconds": weight_grad * stretch,
+    }
 
 
 def _op_costs(site: Site, ops: Sequence[Op], model: ModelSpec) -> list[OpCost]:
-    """Costs in order. Fused kernels quantise a tensor that several layers read for the first of them alone."""
+    """Costs in order. Fused kernels quantise a tensor that several layers read for the first of
+    them alone.
+    """
     costs: list[OpCost] = []
     read: dict[str, BoolColumn] = {}
     for op in ops:
@@ -210,9 +281,11 @@ def _op_cost(site: Site, op: Attention | Elementwise | Collective, model: ModelS
 
 
 def _attention_cost(site: Site, op: Attention, model: ModelSpec) -> OpCost:
-    """Flops 2 T ctx heads (d_qk + d_v) with the mean context of a causal (windowed) mask; backward 2.5 times (flash).
+    """Flops 2 T ctx heads (d_qk + d_v) with the mean context of a causal (windowed) mask; backward
+    2.5 times (flash).
 
-    Unfused: two batched GEMMs over the full square and the backward of each. Source: FlashAttention-2 (Dao 2023).
+    Unfused: two batched GEMMs over the full square and the backward of each. Source:
+        FlashAttention-2 (Dao 2023).
     """
     s = site.sizes
     tokens, heads, widths = s["tokens"], s["heads"], float(model.qk_head_dim + model.v_dim)
@@ -230,23 +303,40 @@ def _attention_cost(site: Site, op: Attention, model: ModelSpec) -> OpCost:
     both = slow * (scores + values)
     two = np.full_like(tokens, 2.0)
     return cost(
-        site, forward=both, input_grad=2.0 * both, forward_kernels=two, backward_kernels=2 * two, flops=2.0 * tokens * seq * heads * widths
+        site,
+        forward=both,
+        input_grad=2.0 * both,
+        forward_kernels=two,
+        backward_kernels=2 * two,
+        flops=2.0 * tokens * seq * heads * widths,
     )
 
 
 def _flash_cost(site: Site, flops: FloatColumn, context: FloatColumn, model: ModelSpec) -> OpCost:
-    """Fused attention. Under context parallelism but Ulysses it runs as `cp` shorter pieces, whose outputs are merged by their
-    log-sum-exp: four fp32 passes over the output a piece. Source: torch/distributed/tensor/experimental/_attention.py (_SDPAMerger).
+    """Fused attention. Under context parallelism but Ulysses it runs as `cp` shorter pieces, whose
+    outputs are merged by their log-sum-exp: four fp32 passes over the output a piece. Source:
+    torch/distributed/tensor/experimental/_attention.py (_SDPAMerger).
     """
     s = site.sizes
     pieces = np.where(site.batch.cp_method == axes.ULYSSES, 1.0, site.batch.cp)
     merged = 4.0 * 4.0 * s["tokens"] * s["heads"] * model.v_dim * np.where(pieces > 1, pieces, 0.0)
     merging = site.device.moved_seconds(merged)
     length = 2.0 * context / pieces
-    slower = np.where(site.batch.param_dtype == 0, 1.0, site.device.linear_rate[site.device.half] / site.device.linear_rate[SINGLE])
+    slower = np.where(
+        site.batch.param_dtype == 0,
+        1.0,
+        site.device.linear_rate[site.device.half] / site.device.linear_rate[SINGLE],
+    )
     forward = slower * site.device.attention_seconds(flops, length, backward=False) + merging
     backward = slower * site.device.attention_seconds(2.5 * flops, length, backward=True) + merging
-    return cost(site, forward=forward, input_grad=backward, forward_kernels=3.0 * pieces, backward_kernels=6.0 * pieces, flops=flops)
+    return cost(
+        site,
+        forward=forward,
+        input_grad=backward,
+        forward_kernels=3.0 * pieces,
+        backward_kernels=6.0 * pieces,
+        flops=flops,
+    )
 
 
 def _elementwise_cost(site: Site, op: Elementwise) -> OpCost:
@@ -254,12 +344,17 @@ def _elementwise_cost(site: Site, op: Elementwise) -> OpCost:
     fused = site.fused
     return cost(
         site,
-        forward=site.device.moved_seconds(one * np.where(fused, op.fused_forward_moves, op.forward_moves)),
-        input_grad=site.device.moved_seconds(one * np.where(fused, op.fused_backward_moves, op.backward_moves)),
-        forward_kernels=np.where(fused, 1.0, op.kernels), backward_kernels=np.where(fused, 1.0, 1.5 * op.kernels),
+        forward=site.device.moved_seconds(
+            one * np.where(fused, op.fused_forward_moves, op.forward_moves)
+        ),
+        input_grad=site.device.moved_seconds(
+            one * np.where(fused, op.fused_backward_moves, op.backward_moves)
+        ),
+        forward_kernels=np.where(fused, 1.0, op.kernels),
+        backward_kernels=np.where(fused, 1.0, 1.5 * op.kernels),
         singles=np.where(fused & ~site.batch.compile, float(op.singles), 0.0),
         waits=np.where((site.batch.ep > 1) | site.rules.fused_kernels, float(op.waits), 0.0),
-    )  # fmt: skip
+    )
 
 
 def _collective_cost(site: Site, op: Collective) -> OpCost:
@@ -276,16 +371,22 @@ def _collective_cost(site: Site, op: Collective) -> OpCost:
         moved = payload * degree if rule.of_parts else payload
         for target, operation in ((forward, rule.forward), (backward, rule.backward)):
             if operation is not None:
-                quantised = rule.axis == "tp" and operation == "all-gather" and op.linear and site.quantisation.active
+                quantised = (
+                    rule.axis == "tp"
+                    and operation == "all-gather"
+                    and op.linear
+                    and site.quantisation.active
+                )
                 operand = "input" if op.site == "tp_enter" else "gradient"
-                wire = moved * site.quantisation.tp_wire(operand, site.width_bytes("compute")) if quantised else moved
+                wire = (
+                    moved * site.quantisation.tp_wire(operand, site.width_bytes("compute"))
+                    if quantised
+                    else moved
+                )
                 target[place] += exposed * site.collective_seconds(operation, wire, degree, stride)
     used = (forward.sum(axis=0) > 0).astype(np.float64)
     return cost(
-        site,
-        exposed_forward=forward,
-        exposed_backward=backward,
-        singles=COLLECTIVE_LAUNCHES * used,
+        site, exposed_forward=forward, exposed_backward=backward, singles=COLLECTIVE_LAUNCHES * used
     )
 
 
@@ -302,10 +403,16 @@ def _hidden(site: Site, axis: str) -> FloatColumn:
 
 
 def fused_kernels(batch: LayoutBatch, rules: TrainerRules) -> BoolColumn:
-    """Whether memory-bound operations run fused: torch.compile, or a trainer that ships fused kernels."""
+    """Whether memory-bound operations run fused: torch.compile, or a trainer that ships fused
+    kernels.
+    """
     return np.asarray(batch.compile | rules.fused_kernels)
 
 
 def lacking_precisions(device: Device) -> tuple[str, ...]:
     """Recipes that this GPU has no rate for."""
-    return tuple(recipe.name for recipe, rate in zip(RECIPES, device.linear_rate, strict=False) if np.isnan(rate))
+    return tuple(
+        recipe.name
+        for recipe, rate in zip(RECIPES, device.linear_rate, strict=False)
+        if np.isnan(rate)
+    )

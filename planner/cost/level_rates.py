@@ -1,6 +1,8 @@
-"""What one fabric level lets a group do: rates of chains, pairs, exchanges and rings along a grid, distances. Used by the algorithms.
+"""What one fabric level lets a group do: rates of chains, pairs, exchanges and rings along a grid,
+distances. Used by the algorithms.
 
-Letters: U groups as columns, L fabric levels, D dimensions of a grid. Bandwidth is of one GPU, one direction, over all its links.
+Letters: U groups as columns, L fabric levels, D dimensions of a grid. Bandwidth is of one GPU, one
+    direction, over all its links.
 """
 
 import numpy as np
@@ -10,7 +12,8 @@ from planner.cost.topology import Lanes, Links, Placement
 
 
 def chain_rate(place: Placement, lanes: Lanes, level: int, bandwidth: float) -> FloatColumn:
-    """Bytes a second at which a ring passes a level's boundaries. A grid carries it on one ring through its points; a full mesh
+    """Bytes a second at which a ring passes a level's boundaries. A grid carries it on one ring
+    through its points; a full mesh
     on the links between members: (e - 1) / (g - 1) of the bandwidth.
     """
     fabric = place.fabric
@@ -27,11 +30,17 @@ def chain_rate(place: Placement, lanes: Lanes, level: int, bandwidth: float) -> 
 
 
 def pair_rate(place: Placement, level: int, bandwidth: float) -> FloatColumn:
-    """Bytes a second between two units of a level: all of the GPU's bandwidth through a switch, one link of a grid or mesh."""
+    """Bytes a second between two units of a level: all of the GPU's bandwidth through a switch, one
+    link of a grid or mesh.
+    """
     fabric, lanes = place.fabric, place.lanes[level]
     if fabric.full_mesh[level]:
         return np.full_like(place.degree, bandwidth / max(fabric.points[level] - 1.0, 1.0))
-    return lanes.link_rate(bandwidth).min(axis=0) if lanes.grid else np.full_like(place.degree, bandwidth)
+    return (
+        lanes.link_rate(bandwidth).min(axis=0)
+        if lanes.grid
+        else np.full_like(place.degree, bandwidth)
+    )
 
 
 def tree_depth(place: Placement, level: int) -> FloatColumn:
@@ -40,10 +49,15 @@ def tree_depth(place: Placement, level: int) -> FloatColumn:
 
 
 def tree_distance(lanes: Lanes) -> FloatColumn:
-    """Mean links that one step of a tree crosses: distances 1, 2, 4, ... on a grid sum to e - 1 a dimension (e / 2 on a ring)."""
+    """Mean links that one step of a tree crosses: distances 1, 2, 4, ... on a grid sum to e - 1 a
+    dimension (e / 2 on a ring).
+    """
     if not lanes.grid:
         return np.ones(lanes.extent.shape[1])
-    reach = np.where(lanes.wrapped, np.maximum(lanes.extent / 2.0, 1.0), lanes.extent - 1.0) * lanes.spacing
+    reach = (
+        np.where(lanes.wrapped, np.maximum(lanes.extent / 2.0, 1.0), lanes.extent - 1.0)
+        * lanes.spacing
+    )
     depth = np.ceil(np.log2(np.maximum(lanes.extent, 1.0)) - 1e-9).sum(axis=0)
     return np.asarray(np.where(lanes.extent > 1, reach, 0.0).sum(axis=0) / np.maximum(depth, 1.0))
 
@@ -52,39 +66,62 @@ def farthest(lanes: Lanes) -> FloatColumn:
     """Links between the two members farthest apart, (U,)."""
     if not lanes.grid:
         return np.ones(lanes.extent.shape[1])
-    reach = np.where(lanes.wrapped, np.floor(lanes.extent / 2.0), lanes.extent - 1.0) * lanes.spacing
+    reach = (
+        np.where(lanes.wrapped, np.floor(lanes.extent / 2.0), lanes.extent - 1.0) * lanes.spacing
+    )
     return np.asarray(np.maximum(np.where(lanes.extent > 1, reach, 0.0).sum(axis=0), 1.0))
 
 
-def exchange_seconds_per_byte(place: Placement, level: int, links: Links, leaving: FloatColumn) -> FloatColumn:
-    """Seconds per byte of a level in an all-to-all of which each rank sends the share `leaving` of P over this level, (U,).
+def exchange_seconds_per_byte(
+    place: Placement, level: int, links: Links, leaving: FloatColumn
+) -> FloatColumn:
+    """Seconds per byte of a level in an all-to-all of which each rank sends the share `leaving` of
+    P over this level, (U,).
 
-    Switch: (n - m) / n / B. Full mesh of g points: the link of each pair carries P / n: (g - 1) / n / B. Tree: half of the ranks
-    send half of their bytes up through the root's link: n / (4 B). Grid, routed dimension by dimension, all at once: the middle
-    link of a line of e carries floor(e^2 / 4) / e of P, on a ring half of it goes the other way.
+    Switch: (n - m) / n / B. Full mesh of g points: the link of each pair carries P / n: (g - 1) / n
+    / B. Tree: half of the ranks send half of their bytes up through the root's link: n / (4 B).
+    Grid, routed dimension by dimension, all at once: the middle link of a line of e carries
+    floor(e^2 / 4) / e of P, on a ring half of it goes the other way.
     """
     fabric, lanes, bandwidth = place.fabric, place.lanes[level], links.bandwidth[level]
     if fabric.full_mesh[level]:
         points = fabric.points[level]
-        return np.asarray(leaving * max(points - 1.0, 1.0) / np.maximum(place.extent[level] - 1.0, 1.0) / bandwidth)
+        return np.asarray(
+            leaving
+            * max(points - 1.0, 1.0)
+            / np.maximum(place.extent[level] - 1.0, 1.0)
+            / bandwidth
+        )
     if fabric.shared_root[level]:
         extent = place.extent[level]
-        return np.asarray(np.maximum(leaving, np.floor(extent / 2.0) * np.ceil(extent / 2.0) / np.maximum(extent, 1.0)) / bandwidth)
+        return np.asarray(
+            np.maximum(
+                leaving, np.floor(extent / 2.0) * np.ceil(extent / 2.0) / np.maximum(extent, 1.0)
+            )
+            / bandwidth
+        )
     if lanes.grid:
         load = np.where(lanes.extent > 1, np.floor(lanes.extent**2 / 4.0) / lanes.extent, 0.0)
         return np.asarray((load / lanes.ring_rate(bandwidth)).max(axis=0))
     return np.asarray(leaving / bandwidth)
 
 
-def grid_rings(lanes: Lanes, bandwidth: float, latency: float) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-    """Reduce-scatter over the rings (lines) of a grid, one dimension after the other, on all links at once.
+def grid_rings(
+    lanes: Lanes, bandwidth: float, latency: float
+) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """Reduce-scatter over the rings (lines) of a grid, one dimension after the other, on all links
+    at once.
 
-    The buffer is cut into k parts, k = dimensions in use; in phase p part i runs along dimension i + p, so that every dimension
-    carries one part. Phase: (e - 1) a and (e - 1) / e x rest / rate, each of its slowest part; rest shrinks by e each phase.
-    Links: a point has two a dimension, each with bandwidth / (2 D). A closed ring uses both directions, a line (mesh, or a part of
-    a ring) one: rate is half; s interleaved groups share a link: rate / s, latency x s. On a full torus with equal sides
+    The buffer is cut into k parts, k = dimensions in use; in phase p part i runs along dimension i
+    + p, so that every dimension carries one part. Phase: (e - 1) a and (e - 1) / e x rest / rate,
+    each of its slowest part; rest shrinks by e each phase.
+    Links: a point has two a dimension, each with bandwidth / (2 D). A closed ring uses both
+        directions, a line (mesh, or a part of
+    a ring) one: rate is half; s interleaved groups share a link: rate / s, latency x s. On a full
+        torus with equal sides
     t = k (e - 1) a + (n - 1) / n P / bandwidth.
-    Source: Sack and Gropp 2015 (collectives for multiported torus networks); Jouppi et al. 2023 (TPU v4).
+    Source: Sack and Gropp 2015 (collectives for multiported torus networks); Jouppi et al. 2023
+        (TPU v4).
     """
     lanes = lanes.active_first()
     dims = len(lanes.extent)
@@ -95,7 +132,9 @@ def grid_rings(lanes: Lanes, bandwidth: float, latency: float) -> tuple[FloatCol
     steps, seconds, slope = (np.zeros(len(columns)) for _ in range(3))
     for phase in range(dims):
         dimension = (np.arange(dims)[:, None] + phase) % used
-        extent, spacing, speed = (x[dimension, columns] for x in (lanes.extent, lanes.spacing, rate))
+        extent, spacing, speed = (
+            x[dimension, columns] for x in (lanes.extent, lanes.spacing, rate)
+        )
         running = (phase < used) & (rest > 0)
         steps = steps + np.where(running, extent - 1.0, 0.0).max(axis=0)
         seconds = seconds + np.where(running, (extent - 1.0) * spacing * latency, 0.0).max(axis=0)

@@ -18,17 +18,23 @@ from planner.work.precision import TWO_BYTES, column
 
 
 def floors(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
-    """Lower bounds (step seconds, device bytes), (N,) each, that hold for every schedule, ZeRO stage and split of the layouts.
+    """Lower bounds (step seconds, device bytes), (N,) each, that hold for every schedule, ZeRO
+    stage and split of the layouts.
 
     Async TP, every CP method and narrow gathers are tried, since they only save.
-    Time: a step takes at least as long as its busiest rank computes (exposed TP, CP, EP included), and the busiest at
-    least the mean; bubble, data-parallel waits, optimizer and fixed costs are not negative.
-    Memory: the worst rank holds at least the mean: fully sharded states, gradients that accumulate, and activations of
-    (pp + 1) / 2 microbatches, the mean of 1F1B, which no schedule undercuts; less one layer for uneven splits.
-    Buffers, and without a single rank logits and recomputation, are left out.
+    Time: a step takes at least as long as its busiest rank computes (exposed TP, CP, EP included),
+    and the busiest at least the mean; bubble, data-parallel waits, optimizer and fixed costs are
+    not negative.
+    Memory: the worst rank holds at least the mean: fully sharded states, gradients that accumulate,
+    and activations of (pp + 1) / 2 microbatches, the mean of 1F1B, which no schedule undercuts;
+    less one layer for uneven splits. Buffers, and without a single rank logits and recomputation,
+    are left out.
     """
     unit, inverse, least = _least_units(job, batch)
-    device = [_device_bytes(job, batch.take(part), unit, inverse[part]) for part in chunks.slices(len(batch))]
+    device = [
+        _device_bytes(job, batch.take(part), unit, inverse[part])
+        for part in chunks.slices(len(batch))
+    ]
     return _mean_seconds(job, batch, unit, inverse, least), np.concatenate([np.zeros(0), *device])
 
 
@@ -38,47 +44,82 @@ def time_floors(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
 
 
 def layout_floors(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
-    """Lower bounds of the step seconds of these very layouts, (N,): with their own switches, and pairs only where they overlap any."""
+    """Lower bounds of the step seconds of these very layouts, (N,): with their own switches, and
+    pairs only where they overlap any.
+    """
     rows, inverse = distinct_rows(job, batch)
     unit = units_at(job, rows)
     count = num_microbatches(batch, job.training)
     paired = by_schedule(
-        batch, lambda s, at: s.pairs_on_critical_path(batch.pp[at], batch.virtual_stages[at], count[at].astype(np.int64)), 0.0
+        batch,
+        lambda s, at: s.pairs_on_critical_path(
+            batch.pp[at], batch.virtual_stages[at], count[at].astype(np.int64)
+        ),
+        0.0,
     )
-    return _mean_seconds(job, batch, unit, inverse, job.unit_counts @ unit.total, overlaps=paired > 0)
+    return _mean_seconds(
+        job, batch, unit, inverse, job.unit_counts @ unit.total, overlaps=paired > 0
+    )
 
 
 def _mean_seconds(
-    job: PreparedJob, batch: LayoutBatch, unit: SummedCosts, inverse: IntColumn, least: FloatColumn, overlaps: BoolColumn | None = None
+    job: PreparedJob,
+    batch: LayoutBatch,
+    unit: SummedCosts,
+    inverse: IntColumn,
+    least: FloatColumn,
+    overlaps: BoolColumn | None = None,
 ) -> FloatColumn:
-    """What a mean rank computes in a step, (N,), less all that overlapped pairs of a pipeline can hide.
+    """What a mean rank computes in a step, (N,), less all that overlapped pairs of a pipeline can
+    hide.
 
     overlaps (N,): which layouts' schedules overlap pairs; any that has a pipeline unless given.
     """
     overlaps = batch.pp > 1 if overlaps is None else overlaps
-    hidden = np.where(overlaps, (job.unit_counts @ pairs.most_saved(unit.costs, job.profile))[inverse], 0.0)
+    hidden = np.where(
+        overlaps, (job.unit_counts @ pairs.most_saved(unit.costs, job.profile))[inverse], 0.0
+    )
     return np.asarray(num_microbatches(batch, job.training) * (least[inverse] - hidden) / batch.pp)
 
 
-def _least_units(job: PreparedJob, batch: LayoutBatch) -> tuple[SummedCosts, IntColumn, FloatColumn]:
-    """(units at U distinct rows with the least bytes, row of each layout (N,), least seconds of all units together (U,))."""
-    narrow = batch.float8_all_gather | (column("wire_bytes", batch.precision, job.recipes) < TWO_BYTES)
-    batch = replace(batch, async_tp=batch.async_tp | ((batch.tp > 1) & job.rules.fsdp_style), float8_all_gather=narrow)
+def _least_units(
+    job: PreparedJob, batch: LayoutBatch
+) -> tuple[SummedCosts, IntColumn, FloatColumn]:
+    """(units at U distinct rows with the least bytes, row of each layout (N,), least seconds of all
+    units together (U,)).
+    """
+    narrow = batch.float8_all_gather | (
+        column("wire_bytes", batch.precision, job.recipes) < TWO_BYTES
+    )
+    batch = replace(
+        batch,
+        async_tp=batch.async_tp | ((batch.tp > 1) & job.rules.fsdp_style),
+        float8_all_gather=narrow,
+    )
     rows, inverse = distinct_rows(job, batch)
     first, *others = sorted(job.rules.cp_methods)
     unit = units_at(job, replace(rows, cp_method=np.full(len(rows), CP_METHODS.index(first))))
     least = job.unit_counts @ unit.total
     split = np.flatnonzero(rows.cp > 1)
-    kept = {name: getattr(unit.costs, name).copy() for name in ("saved_bytes", "transient_bytes", "logits_bytes")}
+    kept = {
+        name: getattr(unit.costs, name).copy()
+        for name in ("saved_bytes", "transient_bytes", "logits_bytes")
+    }
     for method in others if len(split) else ():
-        tried = units_at(job, replace(rows.take(split), cp_method=np.full(len(split), CP_METHODS.index(method))))
+        tried = units_at(
+            job, replace(rows.take(split), cp_method=np.full(len(split), CP_METHODS.index(method)))
+        )
         least[split] = np.minimum(least[split], job.unit_counts @ tried.total)
         for name, column_bytes in kept.items():
-            column_bytes[..., split] = np.minimum(column_bytes[..., split], getattr(tried.costs, name))
+            column_bytes[..., split] = np.minimum(
+                column_bytes[..., split], getattr(tried.costs, name)
+            )
     return SummedCosts(replace(unit.costs, **kept), unit.forward, unit.input_grad), inverse, least
 
 
-def _device_bytes(job: PreparedJob, batch: LayoutBatch, unit: SummedCosts, at_unit: IntColumn) -> FloatColumn:
+def _device_bytes(
+    job: PreparedJob, batch: LayoutBatch, unit: SummedCosts, at_unit: IntColumn
+) -> FloatColumn:
     """What a mean rank holds at least, (N,)."""
     counts, m = job.unit_counts, num_microbatches(batch, job.training)
     fullest = np.full(len(batch), 3 if job.rules.fsdp_style else 1)
@@ -86,9 +127,15 @@ def _device_bytes(job: PreparedJob, batch: LayoutBatch, unit: SummedCosts, at_un
     shard_rows, at_shard = keyed.distinct(batch, sharding.KEY)
     dense, expert = sharding.unit_parameters(job.model, shard_rows)
     local = (counts @ (dense + expert))[at_shard] / batch.pp
-    shard = (counts @ sharding.kept_shards(shard_rows, dense, expert, job.cluster.rank_order))[at_shard] / batch.pp
-    quantised = (counts @ sharding.quantised_elements(shard_rows, dense, expert, job.update))[at_shard] / batch.pp
-    gathered = (counts @ sharding.gathered_elements(shard_rows, dense, expert, job.update))[at_shard] / batch.pp
+    shard = (counts @ sharding.kept_shards(shard_rows, dense, expert, job.cluster.rank_order))[
+        at_shard
+    ] / batch.pp
+    quantised = (counts @ sharding.quantised_elements(shard_rows, dense, expert, job.update))[
+        at_shard
+    ] / batch.pp
+    gathered = (counts @ sharding.gathered_elements(shard_rows, dense, expert, job.update))[
+        at_shard
+    ] / batch.pp
     saved = (counts @ unit.costs.saved_bytes)[at_unit] / batch.pp
     alone = batch.pp == 1
     uneven = 1.0 - np.where(alone, 0.0, np.minimum(1.0, batch.pp / counts[:-2].sum()))
@@ -96,20 +143,32 @@ def _device_bytes(job: PreparedJob, batch: LayoutBatch, unit: SummedCosts, at_un
     shapes = RankShapes(
         local=local,
         shard=shard,
-        largest_local=zero, head_local=zero, head_shard=zero, late_shard=zero, early_shard=zero, embedding_local=zero,
-        embedding_whole=zero, received_bytes=zero,
-        gathered=gathered, largest_gathered=zero, head_gathered=zero,
-        copies_bytes=quantised * np.minimum(job.update.copy_bytes(batch), 0.0), distinct=zero,
+        largest_local=zero,
+        head_local=zero,
+        head_shard=zero,
+        late_shard=zero,
+        early_shard=zero,
+        embedding_local=zero,
+        embedding_whole=zero,
+        received_bytes=zero,
+        gathered=gathered,
+        largest_gathered=zero,
+        head_gathered=zero,
+        copies_bytes=quantised * np.minimum(job.update.copy_bytes(batch), 0.0),
+        distinct=zero,
         saved_bytes=saved * uneven,
         head_saved_bytes=unit.costs.saved_bytes[-1, at_unit],
         head_bytes=zero,
         last_layer_bytes=np.where(alone, unit.costs.transient_bytes[:-2].max(axis=0)[at_unit], 0.0),
-        next_layer_bytes=zero, second_layer_bytes=zero,
+        next_layer_bytes=zero,
+        second_layer_bytes=zero,
         in_flight=np.minimum(m, (batch.pp + 1) / 2.0),
         held_bytes=zero,
         boundary_bytes=zero,
         stream_bytes=zero,
-        logits_bytes=np.where(alone, unit.costs.logits_bytes[at_unit], 0.0), leftover_bytes=zero, working_bytes=zero,
+        logits_bytes=np.where(alone, unit.costs.logits_bytes[at_unit], 0.0),
+        leftover_bytes=zero,
+        working_bytes=zero,
     )
     memory = rank_memory(shapes, batch, m, job.training, job.rules, job.profile.workspace_bytes)
     return memory.allocated + job.cluster.gpu.context_bytes

@@ -1,4 +1,6 @@
-"""Data-parallel communication against the compute it runs under. Letters: R ranks, K + 2 units, N layouts; results (R, N)."""
+"""Data-parallel communication against the compute it runs under. Letters: R ranks, K + 2 units, N
+layouts; results (R, N).
+"""
 
 from dataclasses import dataclass
 
@@ -11,8 +13,9 @@ from planner.specs.training import TrainingSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitColumns:
-    """Seconds of every unit, (K + 2, N): forward and backward compute of one microbatch (exposed TP, CP, EP included),
-    gather of parameters, scatter and replica all-reduce of gradients.  host: None where FSDP offloads nothing.
+    """Seconds of every unit, (K + 2, N): forward and backward compute of one microbatch (exposed
+    TP, CP, EP included), gather of parameters, scatter and replica all-reduce of gradients.  host:
+    None where FSDP offloads nothing.
     """
 
     forward: FloatColumn
@@ -25,8 +28,8 @@ class UnitColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCopies:
-    """Seconds of every unit, (K + 2, N), where shards live on the host: upload of the shard, download of its gradient, and adding
-    that there to the gradient of earlier microbatches.
+    """Seconds of every unit, (K + 2, N), where shards live on the host: upload of the shard,
+    download of its gradient, and adding that there to the gradient of earlier microbatches.
     """
 
     upload: FloatColumn
@@ -36,7 +39,9 @@ class HostCopies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposed:
-    """Seconds a step that a rank waits, (R, N): `fsdp` for gathers and scatters, `dp` for replica all-reduce; `hidden` under compute."""
+    """Seconds a step that a rank waits, (R, N): `fsdp` for gathers and scatters, `dp` for replica
+    all-reduce; `hidden` under compute.
+    """
 
     fsdp: FloatColumn
     dp: FloatColumn
@@ -52,7 +57,9 @@ def exposed_data_parallel(
     rules: TrainerRules,
     dp_hidden: float,
 ) -> Exposed:
-    """Waits for data-parallel communication in one step. units (R, K + 2, N): how many of each unit a rank holds."""
+    """Waits for data-parallel communication in one step. units (R, K + 2, N): how many of each unit
+    a rank holds.
+    """
     share = dp_hidden if training.overlap.dp else 0.0
     if rules.fsdp_style:
         return _fsdp(units, seconds, batch, num_microbatches, 1.0 if training.overlap.dp else 0.0)
@@ -63,18 +70,27 @@ def _on_ranks(units: FloatColumn, field: FloatColumn) -> FloatColumn:
     return np.asarray(np.einsum("rkn,kn->rn", units, field))
 
 
-def _fsdp(units: FloatColumn, s: UnitColumns, batch: LayoutBatch, num_microbatches: FloatColumn, overlaps: float) -> Exposed:
-    """FSDP2: unit by unit, the next unit's gather runs under this unit's compute, its reduce-scatter under the next backward.
+def _fsdp(
+    units: FloatColumn,
+    s: UnitColumns,
+    batch: LayoutBatch,
+    num_microbatches: FloatColumn,
+    overlaps: float,
+) -> Exposed:
+    """FSDP2: unit by unit, the next unit's gather runs under this unit's compute, its
+    reduce-scatter under the next backward.
 
     Without PP: every microbatch gathers forward (and backward under ZeRO-3) and reduces.
-      forward wait = first gather + sum max(0, gather - forward);  backward likewise with all three, then the last scatter.
-    Under PP (reshard never): one gather and one reduction a step, the reduction after the last backward with nothing to hide it;
-    ZeRO-3 gathers in every forward and backward.
-    CPU offload: a gather waits for its upload and a download for its reduction, each pair on a stream of its own; PCIe carries
-    both directions at once, so a unit's backward hides max(network, upload + gather, reduction + download). Gradients that are
-    added to earlier ones, or consumed in the backward, are copied and added while the host waits: nothing hides these.
-    Source: torch/distributed/fsdp/_fully_shard (implicit prefetch; foreach_reduce: non_blocking), torch/distributed/pipelining/stage.py
-    (perform_reduce_grad).
+      forward wait = first gather + sum max(0, gather - forward);  backward likewise with all three,
+      then the last scatter.
+    Under PP (reshard never): one gather and one reduction a step, the reduction after the last
+    backward with nothing to hide it; ZeRO-3 gathers in every forward and backward.
+    CPU offload: a gather waits for its upload and a download for its reduction, each pair on a
+    stream of its own; PCIe carries both directions at once, so a unit's backward hides max(network,
+    upload + gather, reduction + download). Gradients that are added to earlier ones, or consumed in
+    the backward, are copied and added while the host waits: nothing hides these.
+    Source: torch/distributed/fsdp/_fully_shard (implicit prefetch; foreach_reduce: non_blocking),
+    torch/distributed/pipelining/stage.py (perform_reduce_grad).
     """
     piped, zero3 = batch.pp > 1, batch.zero_stage == 3
     reduction = s.scatter + s.replicate
@@ -84,7 +100,10 @@ def _fsdp(units: FloatColumn, s: UnitColumns, batch: LayoutBatch, num_microbatch
     reduced = np.where(piped, 0.0, reduction)
     busy = regather + reduced
     if s.host is not None:
-        up, down = regather + np.where(zero3, s.host.upload, 0.0), reduced + np.where(piped, 0.0, s.host.download)
+        up, down = (
+            regather + np.where(zero3, s.host.upload, 0.0),
+            reduced + np.where(piped, 0.0, s.host.download),
+        )
         busy = np.maximum(busy, np.maximum(up, down))
     wait_forward = np.maximum(0.0, gather - overlaps * s.forward)
     wait_backward = np.maximum(0.0, busy - overlaps * s.backward)
@@ -93,37 +112,66 @@ def _fsdp(units: FloatColumn, s: UnitColumns, batch: LayoutBatch, num_microbatch
     once = piped & ~zero3
     rounds = np.where(once, 1.0, num_microbatches)
     tail = np.where(piped, _on_ranks(units, last), num_microbatches * last_scatter)
-    waits = rounds * (_on_ranks(units, wait_forward) + np.where(once, 0.0, _on_ranks(units, wait_backward)) + first_gather) + tail
+    waits = (
+        rounds
+        * (
+            _on_ranks(units, wait_forward)
+            + np.where(once, 0.0, _on_ranks(units, wait_backward))
+            + first_gather
+        )
+        + tail
+    )
     if s.host is not None:
         waits = waits + _while_the_host_waits(units, s, s.host, batch, num_microbatches, overlaps)
-    wire = rounds * _on_ranks(units, s.gather + np.where(once, 0.0, regather)) + np.where(piped, 1.0, num_microbatches) * _on_ranks(
-        units, reduction
-    )
+    wire = rounds * _on_ranks(units, s.gather + np.where(once, 0.0, regather)) + np.where(
+        piped, 1.0, num_microbatches
+    ) * _on_ranks(units, reduction)
     piped_replicas = np.where(piped, _on_ranks(units, s.replicate), 0.0)
-    replicas = np.minimum(waits, num_microbatches * _on_ranks(units, np.maximum(0.0, s.replicate - overlaps * s.backward)))
+    replicas = np.minimum(
+        waits,
+        num_microbatches * _on_ranks(units, np.maximum(0.0, s.replicate - overlaps * s.backward)),
+    )
     replicas = np.where(piped, 0.0, replicas)
     hidden = np.maximum(0.0, wire - waits - piped_replicas)
     return Exposed(fsdp=waits - replicas, dp=replicas + piped_replicas, hidden=hidden)
 
 
 def _while_the_host_waits(
-    units: FloatColumn, s: UnitColumns, host: HostCopies, batch: LayoutBatch, num_microbatches: FloatColumn, overlaps: float
+    units: FloatColumn,
+    s: UnitColumns,
+    host: HostCopies,
+    batch: LayoutBatch,
+    num_microbatches: FloatColumn,
+    overlaps: float,
 ) -> FloatColumn:
-    """Seconds of reductions and downloads that would have been hidden, had the host not stood still for them, (R, N)."""
-    hidden = np.minimum(s.scatter + s.replicate + host.download, overlaps * s.backward) * (host.download > 0)
+    """Seconds of reductions and downloads that would have been hidden, had the host not stood still
+    for them, (R, N).
+    """
+    hidden = np.minimum(s.scatter + s.replicate + host.download, overlaps * s.backward) * (
+        host.download > 0
+    )
     added = np.where(batch.pp > 1, 0.0, num_microbatches - 1.0)
     consumed = np.where(batch.optimizer_in_backward & (batch.pp == 1), 1.0, 0.0)
     return added * _on_ranks(units, hidden + host.accumulate) + consumed * _on_ranks(units, hidden)
 
 
 def _once_a_step(units: FloatColumn, s: UnitColumns, share: float, forward_share: float) -> Exposed:
-    """Distributed optimizer or DDP: one reduction under the last backward, one gather under the first forward.
+    """Distributed optimizer or DDP: one reduction under the last backward, one gather under the
+    first forward.
 
-    wait = max(0, communication - share x compute of that pass). Source: Megatron-LM --overlap-grad-reduce, --overlap-param-gather.
+    wait = max(0, communication - share x compute of that pass). Source: Megatron-LM
+    --overlap-grad-reduce, --overlap-param-gather.
     forward_share: 0 where parameters are gathered before the step begins.
     """
-    scatter, replicate, gather = _on_ranks(units, s.scatter), _on_ranks(units, s.replicate), _on_ranks(units, s.gather)
-    backward, forward = share * _on_ranks(units, s.backward), forward_share * _on_ranks(units, s.forward)
+    scatter, replicate, gather = (
+        _on_ranks(units, s.scatter),
+        _on_ranks(units, s.replicate),
+        _on_ranks(units, s.gather),
+    )
+    backward, forward = (
+        share * _on_ranks(units, s.backward),
+        forward_share * _on_ranks(units, s.forward),
+    )
     reduction = scatter + replicate
     late = np.maximum(0.0, reduction - backward)
     dp = late * replicate / np.maximum(reduction, 1e-30)

@@ -1,10 +1,11 @@
 """What an overlapped forward and backward of two microbatches hide of each other's communication.
 
-Letters: K + 2 units (layers by kind, embedding, head), N layouts. A profile's `pair_ep_hidden` and `pair_tp_hidden` are the
-shares of what is exposed of EP and TP communication that runs under the partner's compute. A backward hides its own exchanges;
-those of recomputed forwards come at once and stay exposed.
-Sources: DeepSeek-V3 report, section 3.2.1 (DualPipe); torchtitan/distributed/dual_pipe_v.py (overlap_callback: the two threads
-alternate compute and exchange of experts).
+Letters: K + 2 units (layers by kind, embedding, head), N layouts. A profile's `pair_ep_hidden` and
+`pair_tp_hidden` are the shares of what is exposed of EP and TP communication that runs under the
+partner's compute. A backward hides its own exchanges; those of recomputed forwards come at once and
+stay exposed.
+Sources: DeepSeek-V3 report, section 3.2.1 (DualPipe); torchtitan/distributed/dual_pipe_v.py
+(overlap_callback: the two threads alternate compute and exchange of experts).
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from planner.cost.site import AXES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairColumns:
-    """Seconds of one microbatch on each unit, (K + 2, N): communication that may hide, by axis, and the compute it may hide under."""
+    """Seconds of one microbatch on each unit, (K + 2, N): communication that may hide, by axis, and
+    the compute it may hide under.
+    """
 
     forward_tp: FloatColumn
     forward_ep: FloatColumn
@@ -58,21 +61,32 @@ class Relief:
 def pair_columns(costs: UnitCosts, at: IntColumn, profile: Profile) -> PairColumns:
     """The columns of N layouts, whose rows of unit costs are `at`."""
     shares = {"tp": profile.pair_tp_hidden, "ep": profile.pair_ep_hidden}
-    forward = {axis: share * costs.exposed_forward[AXES.index(axis)] for axis, share in shares.items()}
-    backward = {axis: np.minimum(share * costs.exposed_backward[AXES.index(axis)], forward[axis]) for axis, share in shares.items()}
+    forward = {
+        axis: share * costs.exposed_forward[AXES.index(axis)] for axis, share in shares.items()
+    }
+    backward = {
+        axis: np.minimum(share * costs.exposed_backward[AXES.index(axis)], forward[axis])
+        for axis, share in shares.items()
+    }
     return PairColumns(
-        forward_tp=forward["tp"][:, at], forward_ep=forward["ep"][:, at],
-        backward_tp=backward["tp"][:, at], backward_ep=backward["ep"][:, at],
+        forward_tp=forward["tp"][:, at],
+        forward_ep=forward["ep"][:, at],
+        backward_tp=backward["tp"][:, at],
+        backward_ep=backward["ep"][:, at],
         forward_cover=costs.forward_seconds[:, at],
-        backward_cover=(costs.input_grad_seconds + costs.recompute_seconds + costs.weight_grad_seconds)[:, at],
+        backward_cover=(
+            costs.input_grad_seconds + costs.recompute_seconds + costs.weight_grad_seconds
+        )[:, at],
         slowdown=profile.overlap_slowdown,
-    )  # fmt: skip
+    )
 
 
 def relief(pairs: PairColumns, units: FloatColumn, virtual_stages: IntColumn) -> Relief:
-    """Of a mean pair of a rank that holds `units` (K + 2, N): its forward is of one stage, its backward of another.
+    """Of a mean pair of a rank that holds `units` (K + 2, N): its forward is of one stage, its
+    backward of another.
 
-    hidden = min(wire of the forward, compute of the backward) + min(wire of the backward, compute of the forward), over the stages
+    hidden = min(wire of the forward, compute of the backward) + min(wire of the backward, compute
+    of the forward), over the stages
     saved = (1 - slowdown) hidden
     """
 
@@ -90,4 +104,6 @@ def relief(pairs: PairColumns, units: FloatColumn, virtual_stages: IntColumn) ->
 def most_saved(costs: UnitCosts, profile: Profile) -> FloatColumn:
     """Seconds that pairs can save at most of one microbatch on each unit, (K + 2, U)."""
     everywhere = pair_columns(costs, np.arange(costs.forward_seconds.shape[1]), profile)
-    return np.asarray((1.0 - everywhere.slowdown) * (everywhere.forward_wire + everywhere.backward_wire))
+    return np.asarray(
+        (1.0 - everywhere.slowdown) * (everywhere.forward_wire + everywhere.backward_wire)
+    )

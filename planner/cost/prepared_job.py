@@ -1,4 +1,6 @@
-"""A job whose layout is open, with all that a price reads of it looked up once: profile, device, fabric, recipes."""
+"""A job whose layout is open, with all that a price reads of it looked up once: profile, device,
+fabric, recipes.
+"""
 
 from dataclasses import dataclass
 
@@ -43,17 +45,27 @@ class PreparedJob:
     def update(self) -> Update:
         """How a step ends."""
         return Update(
-            model=self.model, cluster=self.cluster, training=self.training, rules=self.rules, device=self.device, recipes=self.recipes
+            model=self.model,
+            cluster=self.cluster,
+            training=self.training,
+            rules=self.rules,
+            device=self.device,
+            recipes=self.recipes,
         )
 
     @property
     def unit_counts(self) -> FloatColumn:
-        """How many of each unit the model has, (K + 2,): its distinct layers, the embedding, the head."""
+        """How many of each unit the model has, (K + 2,): its distinct layers, the embedding, the
+        head.
+        """
         return np.array([count for _, count in self.model.distinct_layers()] + [1.0, 1.0])
 
     def site(self, rows: LayoutBatch) -> Site:
         """What the costs of a layer's operations depend on at these rows."""
-        fused, quantised = layers.fused_kernels(rows, self.rules), quantised_model(self.model, self.recipes)
+        fused, quantised = (
+            layers.fused_kernels(rows, self.rules),
+            quantised_model(self.model, self.recipes),
+        )
         quantisation = Quantisation.build(rows, quantised, fused, self.device)
         return Site(
             batch=rows,
@@ -65,5 +77,7 @@ class PreparedJob:
             rank_order=self.cluster.rank_order,
             fused=fused,
             quantisation=quantisation,
-            experts=Quantisation.of_experts(rows, quantised, fused, self.device) if self.model.is_moe else quantisation,
+            experts=Quantisation.of_experts(rows, quantised, fused, self.device)
+            if self.model.is_moe
+            else quantisation,
         )

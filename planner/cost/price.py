@@ -1,8 +1,10 @@
-"""Every layout of a batch priced in time and memory: the one composer of the cost model, written for columns.
+"""Every layout of a batch priced in time and memory: the one composer of the cost model, written
+for columns.
 
-`estimate` prices a batch of one with every rank and then simulates its schedule; a search prices hundreds of thousands with the
-deciding ranks. The parts, in the order in which they are made: `ingredients` from `prepared_job`, then `step_seconds` and
-`rank_shapes`; `lower_bounds` are what a search asks first. Letters: N layouts, R pipeline ranks looked at.
+`estimate` prices a batch of one with every rank and then simulates its schedule; a search prices
+hundreds of thousands with the deciding ranks. The parts, in the order in which they are made:
+`ingredients` from `prepared_job`, then `step_seconds` and `rank_shapes`; `lower_bounds` are what a
+search asks first. Letters: N layouts, R pipeline ranks looked at.
 """
 
 from dataclasses import dataclass
@@ -34,7 +36,8 @@ from planner.work.precision import recipes_for
 class Prices:
     """Columns of N prices.
 
-    parts: seconds (N,) by PARTS, of the busiest rank; they sum to step_seconds.  rank (R, N): pipeline ranks looked at, rank_* theirs.
+    parts: seconds (N,) by PARTS, of the busiest rank; they sum to step_seconds.  rank (R, N):
+        pipeline ranks looked at, rank_* theirs.
     least_device_bytes: what device_bytes shrinks to under pressure.
     """
 
@@ -65,7 +68,9 @@ class Pricer(PreparedJob):
         profile: Profile | None = None,
         kernels: KernelProfile | None = None,
     ) -> "Pricer":
-        """A pricer for one job under a calibration (the shipped one unless given); profile and kernels replace what it says of them."""
+        """A pricer for one job under a calibration (the shipped one unless given); profile and
+        kernels replace what it says of them.
+        """
         keep_freed_pages()
         calibration = calibration or shipped_calibration()
         trainer, gpu = training.trainer, cluster.gpu
@@ -84,15 +89,29 @@ class Pricer(PreparedJob):
         )
 
     def price(self, batch: LayoutBatch, *, every_rank: bool = False) -> Prices:
-        """Time and memory of N layouts. every_rank: look at all pipeline ranks instead of the deciding ones."""
+        """Time and memory of N layouts. every_rank: look at all pipeline ranks instead of the
+        deciding ones.
+        """
         found = Ingredients.of(self, batch, every_rank=every_rank)
         seconds, parts, stage_seconds = step_seconds(found)
-        memory = rank_memory(rank_shapes(found), batch, found.m, self.training, self.rules, self.profile.workspace_bytes)
-        groups = sum((getattr(batch, axis) > 1).astype(np.float64) for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep"))
+        memory = rank_memory(
+            rank_shapes(found),
+            batch,
+            found.m,
+            self.training,
+            self.rules,
+            self.profile.workspace_bytes,
+        )
+        groups = sum(
+            (getattr(batch, axis) > 1).astype(np.float64)
+            for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
+        )
         outside = self.cluster.gpu.context_bytes + self.profile.communicator_bytes * groups
         room = self.cluster.usable_memory_bytes - outside
         shares = (self._fragmentation, self.profile.fragmentation_floor)
-        reserved, least = reserved_bytes(memory.allocated, memory.cached, memory.moving, room, shares)
+        reserved, least = reserved_bytes(
+            memory.allocated, memory.cached, memory.moving, room, shares
+        )
         peak_reserved = reserved.max(axis=0)
         return Prices(
             step_seconds=seconds,
@@ -108,7 +127,9 @@ class Pricer(PreparedJob):
         )
 
     def floors(self, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
-        """Lower bounds (step seconds, device bytes), (N,) each, over every schedule, ZeRO stage and split: `lower_bounds.floors`."""
+        """Lower bounds (step seconds, device bytes), (N,) each, over every schedule, ZeRO stage and
+        split: `lower_bounds.floors`.
+        """
         return lower_bounds.floors(self, batch)
 
     def time_floors(self, batch: LayoutBatch) -> FloatColumn:

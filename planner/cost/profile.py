@@ -1,6 +1,8 @@
-"""The profile: every number of the cost model that calibration may move, with its prior and the reason for it.
+"""The profile: every number of the cost model that calibration may move, with its prior and the
+reason for it.
 
-A share is of a datasheet peak. Entries are per GPU family where kernels differ, per trainer where software does.
+A share is of a datasheet peak. Entries are per GPU family where kernels differ, per trainer where
+software does.
 """
 
 from collections.abc import Mapping
@@ -13,7 +15,9 @@ from planner.units import GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCurve:
-    """Fused attention: shares of the bf16 peak reached at long context, and the context (tokens) at which half is reached."""
+    """Fused attention: shares of the bf16 peak reached at long context, and the context (tokens) at
+    which half is reached.
+    """
 
     forward: float
     backward: float
@@ -24,10 +28,13 @@ class AttentionCurve:
 class KernelProfile:
     """How close one GPU family comes to its datasheet.
 
-    gemm: share of the dense peak that a large GEMM reaches, by recipe key.  gemm_half_depth: K at which a GEMM reaches half of it.
-    flash2: FlashAttention-2 as torch's SDPA ships it.  vendor: the vendor's own kernel (cuDNN, Transformer Engine).
+    gemm: share of the dense peak that a large GEMM reaches, by recipe key.  gemm_half_depth: K at
+        which a GEMM reaches half of it.
+    flash2: FlashAttention-2 as torch's SDPA ships it.  vendor: the vendor's own kernel (cuDNN,
+        Transformer Engine).
     memory: share of the memory bandwidth that a streaming kernel reaches.
-    doubt: standard deviation of the logarithm of its rates, as long as no training run on the family was measured.
+    doubt: standard deviation of the logarithm of its rates, as long as no training run on the
+        family was measured.
     """
 
     gemm: Mapping[str, float]
@@ -43,7 +50,8 @@ def _curve(forward: float, backward: float, half_context: float) -> AttentionCur
     return AttentionCurve(forward=forward, backward=backward, half_context=half_context)
 
 
-# `benchmarks/fit_kernels.py` prints the fit to published kernel timings behind each figure that cites micro.csv.
+# `benchmarks/fit_kernels.py` prints the fit to published kernel timings behind each figure that
+# cites micro.csv.
 KERNELS: Mapping[str, KernelProfile] = {
     "volta": KernelProfile(
         gemm={"gemm_bf16": 0.72},
@@ -63,29 +71,51 @@ KERNELS: Mapping[str, KernelProfile] = {
         source="micro.csv A100: GEMM bfloat16, FlashAttention-2 forward and backward",
     ),
     "hopper": KernelProfile(
-        gemm={"gemm_bf16": 0.84, "gemm_fp8": 0.80, "gemm_fp8_rowwise": 0.68, "gemm_fp8_blockwise": 0.68},
-        gemm_half_depth={"gemm_bf16": 270, "gemm_fp8": 450, "gemm_fp8_rowwise": 500, "gemm_fp8_blockwise": 670},
+        gemm={
+            "gemm_bf16": 0.84,
+            "gemm_fp8": 0.80,
+            "gemm_fp8_rowwise": 0.68,
+            "gemm_fp8_blockwise": 0.68,
+        },
+        gemm_half_depth={
+            "gemm_bf16": 270,
+            "gemm_fp8": 450,
+            "gemm_fp8_rowwise": 500,
+            "gemm_fp8_blockwise": 670,
+        },
         flash2=_curve(0.38, 0.335, 500),
         vendor=_curve(0.66, 0.50, 900),
         memory=0.82,
         source="micro.csv H100, H200: GEMM bfloat16, FlashAttention-2 and -3, cuDNN; "
-        "fp8: 1.9 times bf16 in training runs (the inference kernels of micro.csv are slower); fp8_blockwise: micro.csv fp8_block; "
+        "fp8: 1.9 times bf16 in training runs (the inference kernels of micro.csv are "
+        "slower); fp8_blockwise: micro.csv fp8_block; "
         "backward: judgement",
     ),
     "blackwell": KernelProfile(
         gemm={
-            "gemm_bf16": 0.66, "gemm_fp8": 0.74, "gemm_fp8_rowwise": 0.62, "gemm_fp8_blockwise": 0.69, "gemm_mxfp8": 0.69,
+            "gemm_bf16": 0.66,
+            "gemm_fp8": 0.74,
+            "gemm_fp8_rowwise": 0.62,
+            "gemm_fp8_blockwise": 0.69,
+            "gemm_mxfp8": 0.69,
             "gemm_fp4": 0.60,
         },
         gemm_half_depth={
-            "gemm_bf16": 150, "gemm_fp8": 500, "gemm_fp8_rowwise": 600, "gemm_fp8_blockwise": 500, "gemm_mxfp8": 500, "gemm_fp4": 3300,
+            "gemm_bf16": 150,
+            "gemm_fp8": 500,
+            "gemm_fp8_rowwise": 600,
+            "gemm_fp8_blockwise": 500,
+            "gemm_mxfp8": 500,
+            "gemm_fp4": 3300,
         },
         flash2=_curve(0.25, 0.22, 900),
         vendor=_curve(0.60, 0.48, 2000),
         memory=0.70,
         source="micro.csv B200, GB200: GEMM bfloat16 and bf16 (TE), nvfp4, attention; "
-        "fp8: 2.3 times bf16 in training runs; mxfp8: 0.93 of fp8, whose kernels take 144, 61 and 53 us where mxfp8's take 152, 52 and 51 "
-        "(pytorch/ao issue 1768), 5 to 9% more on large products (AMD Primus-Turbo pull request 390); fp8_blockwise runs as mxfp8 "
+        "fp8: 2.3 times bf16 in training runs; mxfp8: 0.93 of fp8, whose kernels take 144, 61 "
+        "and 53 us where mxfp8's take 152, 52 and 51 "
+        "(pytorch/ao issue 1768), 5 to 9% more on large products (AMD Primus-Turbo pull "
+        "request 390); fp8_blockwise runs as mxfp8 "
         "(Transformer Engine, fp8_blockwise_scaling); FlashAttention-2 and backward: judgement",
     ),
     "ada": KernelProfile(
@@ -98,17 +128,41 @@ KERNELS: Mapping[str, KernelProfile] = {
         doubt=0.15,
     ),
     "rtx-blackwell": KernelProfile(
-        gemm={"gemm_bf16": 0.80, "gemm_fp8": 0.70, "gemm_fp8_rowwise": 0.60, "gemm_fp8_blockwise": 0.60},
-        gemm_half_depth={"gemm_bf16": 200, "gemm_fp8": 500, "gemm_fp8_rowwise": 600, "gemm_fp8_blockwise": 600},
+        gemm={
+            "gemm_bf16": 0.80,
+            "gemm_fp8": 0.70,
+            "gemm_fp8_rowwise": 0.60,
+            "gemm_fp8_blockwise": 0.60,
+        },
+        gemm_half_depth={
+            "gemm_bf16": 200,
+            "gemm_fp8": 500,
+            "gemm_fp8_rowwise": 600,
+            "gemm_fp8_blockwise": 600,
+        },
         flash2=_curve(0.55, 0.45, 350),
         vendor=_curve(0.55, 0.45, 350),
         memory=0.85,
-        source="judgement: like Ada, whose matrix instructions it keeps (compute capability 12.0 has no tensor memory and no tcgen05)",
+        source="judgement: like Ada, whose matrix instructions it keeps (compute "
+        "capability 12.0 has "
+        "no tensor memory and no tcgen05)",
         doubt=0.2,
     ),
     "cdna": KernelProfile(
-        gemm={"gemm_bf16": 0.54, "gemm_fp8": 0.42, "gemm_fp8_rowwise": 0.38, "gemm_fp8_blockwise": 0.38, "gemm_mxfp8": 0.39},
-        gemm_half_depth={"gemm_bf16": 500, "gemm_fp8": 1000, "gemm_fp8_rowwise": 1100, "gemm_fp8_blockwise": 1100, "gemm_mxfp8": 1000},
+        gemm={
+            "gemm_bf16": 0.54,
+            "gemm_fp8": 0.42,
+            "gemm_fp8_rowwise": 0.38,
+            "gemm_fp8_blockwise": 0.38,
+            "gemm_mxfp8": 0.39,
+        },
+        gemm_half_depth={
+            "gemm_bf16": 500,
+            "gemm_fp8": 1000,
+            "gemm_fp8_rowwise": 1100,
+            "gemm_fp8_blockwise": 1100,
+            "gemm_mxfp8": 1000,
+        },
         flash2=_curve(0.38, 0.28, 800),
         vendor=_curve(0.42, 0.30, 800),
         memory=0.75,
@@ -138,24 +192,35 @@ KERNELS: Mapping[str, KernelProfile] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One trainer's software on any GPU: factors of order one, seconds and shares. All are priors until calibrated.
+    """One trainer's software on any GPU: factors of order one, seconds and shares. All are priors
+    until calibrated.
 
-    compute: speed of its matrix kernels against the micro-measured ones;  low_precision: of those below 16 bits, besides.
-    vendor_attention: cuDNN or Transformer Engine instead of FlashAttention-2.  attention: speed of its attention kernels against those.
+    compute: speed of its matrix kernels against the micro-measured ones;  low_precision: of those
+        below 16 bits, besides.
+    vendor_attention: cuDNN or Transformer Engine instead of FlashAttention-2.  attention: speed of
+        its attention kernels against those.
     elementwise: traffic of memory-bound ops against counted.
-    launch_seconds: CPU time of one kernel, eager or compiled;  fused_launch_seconds: of one fused module (Transformer Engine).
-    intra_node / inter_node: speed of communication inside a node and beyond, against the curves of `cost.nccl` (1: as in nccl-tests).
-    nvls_gain: the same for reductions in the switch.  collective_seconds: added to the library's own time of a collective.
-    overlap_slowdown: compute seconds lost per second of hidden communication.  tp_hidden: share of TP communication that
-    hides without async TP;  async_tp_hidden: with it;  ep_hidden, cp_hidden likewise;  pair_ep_hidden, pair_tp_hidden: of what is
-    left exposed, in an overlapped forward and backward of two microbatches.  dp_hidden: share of the
-    backward pass under which gradient reduction can hide.
-    early_step_share: backward seconds lost to an optimizer in it.  fixed_step_seconds: data loading, logging, synchronisation.
+    launch_seconds: CPU time of one kernel, eager or compiled;  fused_launch_seconds: of one fused
+        module (Transformer Engine).
+    intra_node / inter_node: speed of communication inside a node and beyond, against the curves of
+    `cost.nccl` (1: as in nccl-tests).
+    nvls_gain: the same for reductions in the switch.  collective_seconds: added to the library's
+        own time of a collective.
+    overlap_slowdown: compute seconds lost per second of hidden communication.  tp_hidden: share of
+    TP communication that hides without async TP;  async_tp_hidden: with it;  ep_hidden, cp_hidden
+    likewise;  pair_ep_hidden, pair_tp_hidden: of what is left exposed, in an overlapped forward and
+    backward of two microbatches.  dp_hidden: share of the backward pass under which gradient
+    reduction can hide.
+    early_step_share: backward seconds lost to an optimizer in it.  fixed_step_seconds: data
+        loading, logging, synchronisation.
     fragmentation: reserved over allocated memory, minus one, of the memory that comes
-    and goes;  fragmentation_expandable: with expandable segments;  fragmentation_floor: what stays under memory pressure.
-    communicator_bytes: NCCL buffers a process group keeps.  memory_sd, memory_sd_bytes: the logarithm of measured over
-    predicted peak bytes deviates by about sqrt(memory_sd^2 + (memory_sd_bytes / peak)^2) where the peak is much larger, and by
-    memory_doubt besides: what the trainer's own code keeps was never compared with a peak of its allocator.
+    and goes;  fragmentation_expandable: with expandable segments;  fragmentation_floor: what stays
+    under memory pressure.
+    communicator_bytes: NCCL buffers a process group keeps.  memory_sd, memory_sd_bytes: the
+    logarithm of measured over predicted peak bytes deviates by about sqrt(memory_sd^2 +
+    (memory_sd_bytes / peak)^2) where the peak is much larger, and by
+    memory_doubt besides: what the trainer's own code keeps was never compared with a peak of its
+        allocator.
     """
 
     compute: float = 0.93
@@ -192,12 +257,14 @@ class Profile:
     source: str = "judgement"
 
 
-# What differs by trainer and is not a knob of `cost.calibration`; the knobs' own values here are overwritten by a calibration.
+# What differs by trainer and is not a knob of `cost.calibration`; the knobs' own values here are
+# overwritten by a calibration.
 PROFILES: Mapping[str, Profile] = {
     "torchtitan": Profile(),
     "megatron": Profile(vendor_attention=True),
-    # Judgements: BLOOM's trials (bigscience chronicles-prequel.md) took up to 25% more or less than this by nvidia-smi, as their optimizer
-    # changed from day to day; llm-foundry and others on FSDP share torch's mechanisms, not torchtitan's models.
+    # Judgements: BLOOM's trials (bigscience chronicles-prequel.md) took up to 25% more or less than
+    # this by nvidia-smi, as their optimizer changed from day to day; llm-foundry and others on FSDP
+    # share torch's mechanisms, not torchtitan's models.
     "megatron-deepspeed": Profile(memory_doubt=0.10),
     "fsdp": Profile(memory_doubt=0.02),
     "internevo": Profile(memory_doubt=0.05),

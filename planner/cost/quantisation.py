@@ -1,4 +1,5 @@
-"""What precision recipes cost where they are used: columns of bytes, launches and small reductions for a batch of layouts.
+"""What precision recipes cost where they are used: columns of bytes, launches and small reductions
+for a batch of layouts.
 
 Letters: U distinct layouts; every column is (U,).
 """
@@ -17,9 +18,10 @@ from planner.work.ops import Gemm
 from planner.work.precision import TWO_BYTES, Operands, Recipe, column
 from planner.work.quantised import QuantisedModel
 
-# fp8 products of Ada, Hopper and RTX Blackwell read both operands along rows, which takes transposed copies.
-# Source: Transformer Engine, docs/features/low_precision_training/performance_considerations; common/util, is_non_tn_fp8_gemm_supported
-# (compute capability 10.x, not 12.x).
+# fp8 products of Ada, Hopper and RTX Blackwell read both operands along rows, which takes
+# transposed copies.
+# Source: Transformer Engine, docs/features/low_precision_training/performance_considerations;
+# common/util, is_non_tn_fp8_gemm_supported (compute capability 10.x, not 12.x).
 TRANSPOSING = ("ada", "hopper", "rtx-blackwell")
 WEIGHTS = ("weight", "weight_again")
 PRODUCTS = ("forward", "input_grad", "weight_grad")
@@ -31,12 +33,17 @@ GATHERED = {"input": "tp_wire_bytes", "gradient": "tp_gradient_wire_bytes"}
 class Quantisation:
     """Columns of one batch under one trainer's recipes, for linear layers or for routed experts.
 
-    precision: row of the recipes and of the device's rates.  low: whether anything computes in fewer than 16 bits.
+    precision: row of the recipes and of the device's rates.  low: whether anything computes in
+        fewer than 16 bits.
     products: whether each of the three is quantised.  kernels: launches to quantise one operand.
-    moves: bytes moved per element of each operand, scales and casts together.  turned: for transposed copies.
-    shard: share of an operand that is quantised where TP gathers it: one rank's, if it is gathered quantised.
-    column_amax, row_amax: all-reduces of scales in one column- or row-parallel layer, by operand. What is nowhere is left out.
-    shared: whether layers that read one tensor quantise it once (fused kernels), not each for itself.
+    moves: bytes moved per element of each operand, scales and casts together.  turned: for
+        transposed copies.
+    shard: share of an operand that is quantised where TP gathers it: one rank's, if it is gathered
+        quantised.
+    column_amax, row_amax: all-reduces of scales in one column- or row-parallel layer, by operand.
+        What is nowhere is left out.
+    shared: whether layers that read one tensor quantise it once (fused kernels), not each for
+        itself.
     """
 
     model: QuantisedModel
@@ -52,34 +59,64 @@ class Quantisation:
     shared: BoolColumn
 
     @classmethod
-    def build(cls, batch: LayoutBatch, model: QuantisedModel, fused: BoolColumn, device: Device) -> "Quantisation":
-        """For linear layers. A weight gathered in low precision, or quantised once a step, is not quantised in a microbatch."""
+    def build(
+        cls, batch: LayoutBatch, model: QuantisedModel, fused: BoolColumn, device: Device
+    ) -> "Quantisation":
+        """For linear layers. A weight gathered in low precision, or quantised once a step, is not
+        quantised in a microbatch.
+        """
         codes, recipes = batch.precision, model.recipes
         low = np.array([recipe.low for recipe in recipes])[codes] & (batch.param_dtype == 0)
         tables = _tables(recipes, kernel_family(device.gpu) in TRANSPOSING)
         arrive = _weights_arrive_quantised(batch, recipes)
-        found: dict[str, dict[str, FloatColumn]] = {"moves": {}, "turned": {}, "column_amax": {}, "row_amax": {}}
+        found: dict[str, dict[str, FloatColumn]] = {
+            "moves": {},
+            "turned": {},
+            "column_amax": {},
+            "row_amax": {},
+        }
         for (table, operand), (compiled, eager) in tables.items() if low.any() else ():
             kept = low & ~arrive if operand in WEIGHTS else low
             found[table][operand] = kept * np.where(fused, compiled[codes], eager[codes])
         gathered = (batch.tp > 1) & batch.sequence_parallel
         return cls(
-            model=model, precision=codes, low=low, **found, kernels=low * np.where(fused, *(t[codes] for t in _kernels(recipes))),
-            products={name: column(name, codes, recipes) for name in PRODUCTS}, shared=np.asarray(fused),
+            model=model,
+            precision=codes,
+            low=low,
+            **found,
+            kernels=low * np.where(fused, *(t[codes] for t in _kernels(recipes))),
+            products={name: column(name, codes, recipes) for name in PRODUCTS},
+            shared=np.asarray(fused),
             shard={
-                operand: np.where(gathered & (column(field, codes, recipes) < TWO_BYTES), 1.0 / batch.tp, 1.0)
-                for operand, field in GATHERED.items() if gathered.any() and low.any()
+                operand: np.where(
+                    gathered & (column(field, codes, recipes) < TWO_BYTES), 1.0 / batch.tp, 1.0
+                )
+                for operand, field in GATHERED.items()
+                if gathered.any() and low.any()
             },
-        )  # fmt: skip
+        )
 
     @classmethod
-    def of_experts(cls, batch: LayoutBatch, model: QuantisedModel, fused: BoolColumn, device: Device) -> "Quantisation":
-        """For routed experts, by the recipe of grouped products; their weights are gathered in 16 bits."""
+    def of_experts(
+        cls, batch: LayoutBatch, model: QuantisedModel, fused: BoolColumn, device: Device
+    ) -> "Quantisation":
+        """For routed experts, by the recipe of grouped products; their weights are gathered in 16
+        bits.
+        """
         recipes, high = model.recipes, PRECISIONS.index("bf16")
-        own = np.array([PRECISIONS.index(recipe.experts) if recipe.experts else high for recipe in recipes])[batch.precision]
-        refused = (column("experts_alone", batch.precision, recipes) > 0) & (batch.pp * batch.cp > 1)
+        own = np.array(
+            [PRECISIONS.index(recipe.experts) if recipe.experts else high for recipe in recipes]
+        )[batch.precision]
+        refused = (column("experts_alone", batch.precision, recipes) > 0) & (
+            batch.pp * batch.cp > 1
+        )
         codes = np.where(refused, high, own)
-        return cls.build(replace(batch, precision=codes, float8_all_gather=np.zeros_like(batch.compile)), model, fused, device)
+        return cls.build(
+            replace(batch, precision=codes, float8_all_gather=np.zeros_like(batch.compile)),
+            model,
+            fused,
+            device,
+        )
 
     @property
     def active(self) -> bool:
@@ -87,7 +124,9 @@ class Quantisation:
         return bool(self.low.any())
 
     def share(self, op: Gemm) -> FloatColumn:
-        """Share of the layers in which this product is quantised: 0 where the library leaves it in 16 bits."""
+        """Share of the layers in which this product is quantised: 0 where the library leaves it in
+        16 bits.
+        """
         shares = self.model.shares.get(op.name)
         return np.zeros(len(self.low)) if shares is None else shares[self.precision] * self.low
 
@@ -100,13 +139,19 @@ class Quantisation:
         return np.where(self.low, self.number("saved_bytes"), compute_bytes)
 
     def tp_wire(self, operand: str, compute_bytes: FloatColumn) -> FloatColumn:
-        """Bytes on the wire of a TP all-gather of this operand of linear layers, over those of its tensor in 16 bits."""
+        """Bytes on the wire of a TP all-gather of this operand of linear layers, over those of its
+        tensor in 16 bits.
+        """
         return np.where(self.low, self.number(GATHERED[operand]) / compute_bytes, 1.0)
 
 
 @lru_cache(maxsize=64)
-def _tables(recipes: tuple[Recipe, ...], transposing: bool) -> Mapping[tuple[str, str], tuple[FloatColumn, FloatColumn]]:
-    """(fused, eager) of moves and reductions by operand and recipe; what no recipe has is left out."""
+def _tables(
+    recipes: tuple[Recipe, ...], transposing: bool
+) -> Mapping[tuple[str, str], tuple[FloatColumn, FloatColumn]]:
+    """(fused, eager) of moves and reductions by operand and recipe; what no recipe has is left
+    out.
+    """
     every = np.arange(len(recipes))
     found = {}
     for operand in Operands._fields:
@@ -122,20 +167,31 @@ def _tables(recipes: tuple[Recipe, ...], transposing: bool) -> Mapping[tuple[str
 
 @lru_cache(maxsize=64)
 def _kernels(recipes: tuple[Recipe, ...]) -> tuple[FloatColumn, FloatColumn]:
-    compiled, eager = (column(name, np.arange(len(recipes)), recipes) for name in ("fused_kernels", "eager_kernels"))
+    compiled, eager = (
+        column(name, np.arange(len(recipes)), recipes)
+        for name in ("fused_kernels", "eager_kernels")
+    )
     return compiled, np.where(eager > 0, eager, compiled)
 
 
 def _weights_arrive_quantised(batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> BoolColumn:
-    return np.asarray((column("weight_once", batch.precision, recipes) > 0) | gathers_low(batch, recipes))
+    return np.asarray(
+        (column("weight_once", batch.precision, recipes) > 0) | gathers_low(batch, recipes)
+    )
 
 
 def kept_low(batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> BoolColumn:
-    """Whether parameters of linear layers exist quantised alone (but for the optimizer's), or are gathered so by FSDP, (N,)."""
+    """Whether parameters of linear layers exist quantised alone (but for the optimizer's), or are
+    gathered so by FSDP, (N,).
+    """
     low = np.array([recipe.low for recipe in recipes])[batch.precision] & (batch.param_dtype == 0)
-    return np.asarray(low & (batch.float8_all_gather | (column("native", batch.precision, recipes) > 0)))
+    return np.asarray(
+        low & (batch.float8_all_gather | (column("native", batch.precision, recipes) > 0))
+    )
 
 
 def gathers_low(batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> BoolColumn:
     """Whether parameters of linear layers are gathered in low precision, (N,)."""
-    return np.asarray(kept_low(batch, recipes) & (column("wire_bytes", batch.precision, recipes) < TWO_BYTES))
+    return np.asarray(
+        kept_low(batch, recipes) & (column("wire_bytes", batch.precision, recipes) < TWO_BYTES)
+    )

@@ -1,4 +1,5 @@
-"""The bytes that every pipeline rank holds of each kind, from its units: what `memory` makes a peak of.
+"""The bytes that every pipeline rank holds of each kind, from its units: what `memory` makes a peak
+of.
 
 Letters: N layouts, R pipeline ranks looked at, K + 2 units (layers by kind, embedding, head).
 """
@@ -17,13 +18,27 @@ def rank_shapes(found: Ingredients) -> RankShapes:
     """What each rank holds of every kind, (R, N)."""
     batch, units, unit, at_unit = found.batch, found.units, found.unit, found.at_unit
     shards, at_shard, rules = found.shards, found.at_shard, found.job.rules
-    local, shard, gathered = (column[:, at_shard] for column in (shards.local, shards.shard, shards.gathered))
+    local, shard, gathered = (
+        column[:, at_shard] for column in (shards.local, shards.shard, shards.gathered)
+    )
     saved, transient = unit.costs.saved_bytes[:, at_unit], unit.costs.transient_bytes[:, at_unit]
     holds = None if (units[:, :-2] > 0).all() else units[:, :-2] > 0
-    head, held_local, narrow = units[:, -1], on_ranks(units, local), bool((shards.gathered != shards.local).any())
-    copies = np.zeros_like(held_local) if rules.fsdp_style else on_ranks(units, shards.copies_bytes[:, at_shard])
+    head, held_local, narrow = (
+        units[:, -1],
+        on_ranks(units, local),
+        bool((shards.gathered != shards.local).any()),
+    )
+    copies = (
+        np.zeros_like(held_local)
+        if rules.fsdp_style
+        else on_ranks(units, shards.copies_bytes[:, at_shard])
+    )
     in_flight = np.array([_in_flight(found, r) for r in range(len(units))])
-    boundary = np.where((batch.pp > 1) & (not rules.fsdp_style), unit.costs.boundary_bytes[at_unit] * batch.virtual_stages, 0.0)
+    boundary = np.where(
+        (batch.pp > 1) & (not rules.fsdp_style),
+        unit.costs.boundary_bytes[at_unit] * batch.virtual_stages,
+        0.0,
+    )
     stream = np.broadcast_to(unit.costs.boundary_bytes[at_unit], in_flight.shape)
     widths = Widths.of(batch, found.m, rules)
     own = (unit.costs.done_bytes, unit.costs.next_bytes, unit.costs.second_bytes)
@@ -37,10 +52,17 @@ def rank_shapes(found: Ingredients) -> RankShapes:
     largest_gathered = _largest(holds, gathered[:-2])
     several = reduce(np.add, [units[:, kind] for kind in range(units.shape[1] - 2)]) > 2
     following = following - np.where(several, 0.0, widths.gathered * largest_gathered)
-    head_gathered, tied = head * gathered[-1], head * units[:, -2] * found.job.model.tie_word_embeddings
+    head_gathered, tied = (
+        head * gathered[-1],
+        head * units[:, -2] * found.job.model.tie_word_embeddings,
+    )
     kept, all_saved = on_ranks(units, shard), on_ranks(units, saved)
-    # The first layer gathers the embedding ahead, not a layer; one shard more waits and one layer's activations less.
-    table = widths.gathered * (units[:, -2] * gathered[-2] - largest_gathered) - widths.stays * largest_gathered
+    # The first layer gathers the embedding ahead, not a layer; one shard more waits and one layer's
+    # activations less.
+    table = (
+        widths.gathered * (units[:, -2] * gathered[-2] - largest_gathered)
+        - widths.stays * largest_gathered
+    )
     first = table + widths.master * largest_shard - _largest(holds, saved[:-2])
     second = np.where(several, second + np.maximum(first, 0.0), 0.0)
     return RankShapes(
@@ -58,40 +80,62 @@ def rank_shapes(found: Ingredients) -> RankShapes:
         largest_gathered=largest_gathered,
         head_gathered=head_gathered + tied * gathered[-2],
         copies_bytes=copies,
-        distinct=np.zeros_like(held_local) if rules.fsdp_style else _largest(units > 0, shards.distinct[:, at_shard]),
+        distinct=np.zeros_like(held_local)
+        if rules.fsdp_style
+        else _largest(units > 0, shards.distinct[:, at_shard]),
         saved_bytes=all_saved,
         head_saved_bytes=head * saved[-1],
         head_bytes=head * transient[-1],
-        last_layer_bytes=last, next_layer_bytes=following, second_layer_bytes=second,
+        last_layer_bytes=last,
+        next_layer_bytes=following,
+        second_layer_bytes=second,
         in_flight=in_flight,
         held_bytes=_held_bytes(found, in_flight, all_saved, boundary),
         boundary_bytes=np.broadcast_to(boundary, in_flight.shape),
         stream_bytes=stream,
-        logits_bytes=head * (unit.costs.logits_bytes[at_unit] + np.where(batch.pp > 1, unit.costs.leftover_bytes[at_unit], 0.0)),
+        logits_bytes=head
+        * (
+            unit.costs.logits_bytes[at_unit]
+            + np.where(batch.pp > 1, unit.costs.leftover_bytes[at_unit], 0.0)
+        ),
         leftover_bytes=head * unit.costs.leftover_bytes[at_unit],
         working_bytes=_largest(holds, unit.costs.working_bytes[:-2, at_unit]),
     )
 
 
 def _largest(holds: BoolColumn | None, field: FloatColumn) -> FloatColumn:
-    """Largest over the layers a rank holds, 0 for those that it does not: (R, K, N) or None for all, (K, N) -> (R, N) or (N,).
+    """Largest over the layers a rank holds, 0 for those that it does not: (R, K, N) or None for
+    all, (K, N) -> (R, N) or (N,).
 
     Unit by unit, because NumPy reduces a short middle axis slowly.
     """
-    columns = [field[unit] if holds is None else np.where(holds[:, unit], field[unit], 0.0) for unit in range(len(field))]
+    columns = [
+        field[unit] if holds is None else np.where(holds[:, unit], field[unit], 0.0)
+        for unit in range(len(field))
+    ]
     return reduce(np.maximum, columns)
 
 
 def _in_flight(found: Ingredients, row: int) -> FloatColumn:
-    """Microbatches that a row of the pipeline ranks looked at holds at its peak, (N,); one without a pipeline."""
+    """Microbatches that a row of the pipeline ranks looked at holds at its peak, (N,); one without
+    a pipeline.
+    """
     batch, rank, count = found.batch, found.rank[row], found.m.astype(np.int64)
-    return by_schedule(batch, lambda s, rows: s.in_flight(rank[rows], batch.pp[rows], batch.virtual_stages[rows], count[rows]), 1.0)
+    return by_schedule(
+        batch,
+        lambda s, rows: s.in_flight(
+            rank[rows], batch.pp[rows], batch.virtual_stages[rows], count[rows]
+        ),
+        1.0,
+    )
 
 
 def _received_microbatches(found: Ingredients) -> FloatColumn:
-    """Activations that a rank has buffers for, (R, N): torch's pipelines allocate one for what every microbatch brings to each stage.
+    """Activations that a rank has buffers for, (R, N): torch's pipelines allocate one for what
+    every microbatch brings to each stage.
 
-    Forward into all stages but the first, backward into all but the last. Elsewhere a microbatch's input is counted while it is held.
+    Forward into all stages but the first, backward into all but the last. Elsewhere a microbatch's
+    input is counted while it is held.
     Source: torch/distributed/pipelining/stage.py (_create_act_recv_info, _create_grad_recv_info).
     """
     batch, units = found.batch, found.units
@@ -99,22 +143,33 @@ def _received_microbatches(found: Ingredients) -> FloatColumn:
     return np.where((batch.pp > 1) & found.job.rules.fsdp_style, found.m * ends, 0.0)
 
 
-def _held_bytes(found: Ingredients, in_flight: FloatColumn, saved: FloatColumn, boundary: FloatColumn) -> FloatColumn:
-    """Bytes, (R, N), that the fullest moment of a rank holds beyond its microbatches in flight: only where W runs apart from I."""
+def _held_bytes(
+    found: Ingredients, in_flight: FloatColumn, saved: FloatColumn, boundary: FloatColumn
+) -> FloatColumn:
+    """Bytes, (R, N), that the fullest moment of a rank holds beyond its microbatches in flight:
+    only where W runs apart from I.
+    """
     batch, held_bytes, extra = found.batch, found.unit.costs.held_bytes, np.zeros_like(in_flight)
     for schedule, rows in split_schedules(batch):
         pp, v, count = batch.pp[rows], batch.virtual_stages[rows], found.m[rows].astype(np.int64)
         whole_bytes = saved[:, rows] + boundary[rows]
-        half_bytes = on_ranks(_late(found.units[:, :, rows], v), held_bytes[:, found.at_unit[rows]]) + boundary[rows]
+        half_bytes = (
+            on_ranks(_late(found.units[:, :, rows], v), held_bytes[:, found.at_unit[rows]])
+            + boundary[rows]
+        )
         for r in range(len(found.units)):
             moments = schedule.moments(found.rank[r, rows], pp, v, count)
-            fullest = np.max([whole * whole_bytes[r] + half * half_bytes[r] for whole, half in moments], axis=0)
+            fullest = np.max(
+                [whole * whole_bytes[r] + half * half_bytes[r] for whole, half in moments], axis=0
+            )
             extra[r, rows] = fullest - in_flight[r, rows] * whole_bytes[r]
     return extra
 
 
 def _late(units: FloatColumn, virtual_stages: IntColumn) -> FloatColumn:
-    """Units of a rank as if each of its stages held the head: backward starts there, so that it is the stage whose W are late."""
+    """Units of a rank as if each of its stages held the head: backward starts there, so that it is
+    the stage whose W are late.
+    """
     units = units.copy()
     units[:, -1] *= virtual_stages
     return units

@@ -1,8 +1,10 @@
-"""The pipeline's timeline: a lowered order and durations in, step time, idle time and peak memory out. Knows no schedule by name.
+"""The pipeline's timeline: a lowered order and durations in, step time, idle time and peak memory
+out. Knows no schedule by name.
 
-Letters: C candidates that share one program, S stages, R pipeline ranks, A items of the order, N nodes (items and transfers),
-L levels (positions in the longest chain of nodes), K rows of work. A node starts when all that it waits for has ended: an item
-for its rank's previous item and its inputs, a transfer for its sender, its receiver and the transfer before it on its stream.
+Letters: C candidates that share one program, S stages, R pipeline ranks, A items of the order, N
+nodes (items and transfers), L levels (positions in the longest chain of nodes), K rows of work. A
+node starts when all that it waits for has ended: an item for its rank's previous item and its
+inputs, a transfer for its sender, its receiver and the transfer before it on its stream.
 """
 
 import itertools
@@ -22,8 +24,10 @@ Rows = NDArray[np.int64]
 class PairSeconds:
     """What an overlapped forward and backward do for each other. Arrays (C, S).
 
-    forward_wire_CS, backward_wire_CS: communication of one microbatch that may hide under the partner's compute.
-    forward_cover_CS, backward_cover_CS: the compute under which the partner's communication may hide.
+    forward_wire_CS, backward_wire_CS: communication of one microbatch that may hide under the
+        partner's compute.
+    forward_cover_CS, backward_cover_CS: the compute under which the partner's communication may
+        hide.
     slowdown: compute seconds lost per second of hidden communication.
     """
 
@@ -34,12 +38,18 @@ class PairSeconds:
     slowdown: float
 
     def saved_CP(self, forward: Rows, backward: Rows) -> Floats:
-        """Seconds that each pair (stage of its forward, stage of its backward) takes less than its two parts alone.
+        """Seconds that each pair (stage of its forward, stage of its backward) takes less than its
+        two parts alone.
 
-        (1 - slowdown) (min(wire of the forward, compute of the backward) + min(wire of the backward, compute of the forward))
+        (1 - slowdown) (min(wire of the forward, compute of the backward) + min(wire of the
+        backward, compute of the forward))
         """
-        under_backward = np.minimum(self.forward_wire_CS[:, forward], self.backward_cover_CS[:, backward])
-        under_forward = np.minimum(self.backward_wire_CS[:, backward], self.forward_cover_CS[:, forward])
+        under_backward = np.minimum(
+            self.forward_wire_CS[:, forward], self.backward_cover_CS[:, backward]
+        )
+        under_forward = np.minimum(
+            self.backward_wire_CS[:, backward], self.forward_cover_CS[:, forward]
+        )
         return np.asarray((1.0 - self.slowdown) * (under_backward + under_forward))
 
 
@@ -47,10 +57,12 @@ class PairSeconds:
 class StageCosts:
     """What one microbatch costs on each stage. Arrays (C, S).
 
-    send_seconds_CS: hop from stage s to s + 1 (the last column is unused), and the gradient's way back.
+    send_seconds_CS: hop from stage s to s + 1 (the last column is unused), and the gradient's way
+        back.
     crowded_seconds_CS: the same while its rank sends another transfer (None: no slower).
-    saved_bytes_CS: kept from F until I or B.  weight_grad_bytes_CS: the share of it that stays from I until W (None: nothing).
-    forward_transient_bytes_CS, backward_transient_bytes_CS: needed on top while F, or I and B, run (None: nothing).
+    saved_bytes_CS: kept from F until I or B.  weight_grad_bytes_CS: the share of it that stays from
+    I until W (None: nothing). forward_transient_bytes_CS, backward_transient_bytes_CS: needed on
+        top while F, or I and B, run (None: nothing).
     redone_seconds_CS: what W does again where it runs apart from I (None: nothing).
     pair: of overlapped forwards and backwards (None: they take as long as one after the other).
     """
@@ -73,7 +85,9 @@ class StageCosts:
             for f in fields(record) if record is not None else ():
                 column = getattr(record, f.name)
                 if isinstance(column, np.ndarray) and column.shape != shape:
-                    raise ValueError(f"{f.name} has shape {column.shape}, forward_seconds_CS {shape}")
+                    raise ValueError(
+                        f"{f.name} has shape {column.shape}, forward_seconds_CS {shape}"
+                    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +109,10 @@ class Simulation:
     """One step of the pipeline for C candidates.
 
     span_seconds_CR: from a rank's first start to its last end.  busy_seconds_CR: sum of its items.
-    bubble_seconds_CR: makespan minus busy.  peak_saved_bytes_CR: saved activations and transients at the worst moment.
-    last_forward_seconds_CR: when a rank's last forward ended; its growth with the microbatches is the rank's own pace.
+    bubble_seconds_CR: makespan minus busy.  peak_saved_bytes_CR: saved activations and transients
+        at the worst moment.
+    last_forward_seconds_CR: when a rank's last forward ended; its growth with the microbatches is
+        the rank's own pace.
     simulated_microbatches: fewer than the layout's where the steady middle was extrapolated.
     """
 
@@ -114,16 +130,24 @@ class Simulation:
         return self.makespan_seconds_C[:, None] - self.busy_seconds_CR
 
     def step_seconds_C(self, synchronous_end: bool) -> Floats:
-        """Pipeline share of a step: the makespan, or the longest span where ranks need not wait for each other at the end."""
-        return self.makespan_seconds_C if synchronous_end else np.asarray(self.span_seconds_CR.max(axis=1), dtype=np.float64)
+        """Pipeline share of a step: the makespan, or the longest span where ranks need not wait for
+        each other at the end.
+        """
+        return (
+            self.makespan_seconds_C
+            if synchronous_end
+            else np.asarray(self.span_seconds_CR.max(axis=1), dtype=np.float64)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A graph laid out so that one pass over its levels replays it for all candidates. Nodes stand level by level.
+    """A graph laid out so that one pass over its levels replays it for all candidates. Nodes stand
+    level by level.
 
     work_N: row of the table of K = 6 S + pairs rows (see `planner.schedules.lowering.Graph`).
-    reach_DN: how many nodes before this one stands each that it waits for, 0 for none.  first_N: begins a level.
+    reach_DN: how many nodes before this one stands each that it waits for, 0 for none.  first_N:
+        begins a level.
     rank_N: rank of an item, at least R for a transfer.
     items, slot_A: every item and its node; empty in a program that `stretched` made.
     """
@@ -160,7 +184,9 @@ def compile_graph(graph: Graph) -> Program:
 
 
 def _levels(needs_DN: Rows) -> list[int]:
-    """Longest chain of nodes before each node. Raises ValueError where nodes wait for each other in a circle."""
+    """Longest chain of nodes before each node. Raises ValueError where nodes wait for each other in
+    a circle.
+    """
     num_nodes = needs_DN.shape[1]
     after = np.flatnonzero(needs_DN.ravel() >= 0)
     need = needs_DN.ravel()[after]
@@ -183,7 +209,9 @@ def _levels(needs_DN: Rows) -> list[int]:
     return level
 
 
-def replay(program: Program, costs: StageCosts, *, num_microbatches: int, times: bool = False) -> Simulation:
+def replay(
+    program: Program, costs: StageCosts, *, num_microbatches: int, times: bool = False
+) -> Simulation:
     """One step of this program for every candidate, nothing extrapolated."""
     seconds_KC = _work_table(program, costs)
     duration_NC = seconds_KC[program.work_N]
@@ -194,7 +222,9 @@ def replay(program: Program, costs: StageCosts, *, num_microbatches: int, times:
     first_R = np.array([nodes[0] for nodes in ranks])
     forwards = (program.work_N < program.num_stages) | (program.work_N >= 6 * program.num_stages)
     last_forward_R = np.array([nodes[forwards[nodes]][-1] for nodes in ranks])
-    counts_RK = np.stack([np.bincount(program.work_N[nodes], minlength=len(seconds_KC)) for nodes in ranks]).astype(np.float64)
+    counts_RK = np.stack(
+        [np.bincount(program.work_N[nodes], minlength=len(seconds_KC)) for nodes in ranks]
+    ).astype(np.float64)
     timeline = None
     if times:
         timeline = Timeline(
@@ -218,10 +248,18 @@ def replay(program: Program, costs: StageCosts, *, num_microbatches: int, times:
 def _work_table(program: Program, costs: StageCosts) -> Floats:
     """(K, C): seconds of F, I, W, B, transfer and crowded transfer by stage, then of the pairs."""
     forward, input_grad, weight_grad, send = (
-        column.T for column in (costs.forward_seconds_CS, costs.input_grad_seconds_CS, costs.weight_grad_seconds_CS, costs.send_seconds_CS)
+        column.T
+        for column in (
+            costs.forward_seconds_CS,
+            costs.input_grad_seconds_CS,
+            costs.weight_grad_seconds_CS,
+            costs.send_seconds_CS,
+        )
     )
     crowded = send if costs.crowded_seconds_CS is None else costs.crowded_seconds_CS.T
-    apart = weight_grad if costs.redone_seconds_CS is None else weight_grad + costs.redone_seconds_CS.T
+    apart = (
+        weight_grad if costs.redone_seconds_CS is None else weight_grad + costs.redone_seconds_CS.T
+    )
     table = [forward, input_grad, apart, input_grad + weight_grad, send, crowded]
     if program.pairs:
         f, b = np.array(program.pairs).T
@@ -245,7 +283,9 @@ def _end_seconds(program: Program, duration_NC: Floats) -> Floats:
 
 
 def _level_by_level(program: Program) -> tuple[int, list[int], Rows]:
-    """(D, where each level starts and the last ends, what the nodes of a level wait for: D lists of its nodes' needs, level by level)."""
+    """(D, where each level starts and the last ends, what the nodes of a level wait for: D lists of
+    its nodes' needs, level by level).
+    """
     depth, num_nodes = program.reach_DN.shape
     node_N = np.arange(num_nodes)
     needs_DN = np.where(program.reach_DN > 0, node_N - program.reach_DN, num_nodes)
@@ -258,15 +298,21 @@ def _level_by_level(program: Program) -> tuple[int, list[int], Rows]:
 
 
 def _kept_bytes(program: Program, costs: StageCosts) -> tuple[list[Floats], Floats]:
-    """(kept after each item, rank by rank; peak (R, C)). The order alone decides both, so no times are needed.
+    """(kept after each item, rank by rank; peak (R, C)). The order alone decides both, so no times
+    are needed.
 
-    A forward counts what it saves while it runs; a backward frees what it used when it has ended; a pair does both.
+    A forward counts what it saves while it runs; a backward frees what it used when it has ended; a
+    pair does both.
     """
     saved = costs.saved_bytes_CS.T
     nothing = np.zeros_like(saved)
     share, forward_extra, backward_extra = (
         nothing if column is None else column.T
-        for column in (costs.weight_grad_bytes_CS, costs.forward_transient_bytes_CS, costs.backward_transient_bytes_CS)
+        for column in (
+            costs.weight_grad_bytes_CS,
+            costs.forward_transient_bytes_CS,
+            costs.backward_transient_bytes_CS,
+        )
     )
     change, extra = (
         [saved, share - saved, -share, -saved, nothing, nothing],

@@ -1,7 +1,10 @@
-"""What torch's caching allocator holds from the device, from what is allocated. Letters: R ranks looked at, N layouts; all (R, N).
+"""What torch's caching allocator holds from the device, from what is allocated. Letters: R ranks
+looked at, N layouts; all (R, N).
 
-It never moves a block: memory that one stream freed serves that stream alone, and a hole serves what is no larger than it.
-Source: c10/cuda/CUDACachingAllocator.cpp (get_pool, get_free_block, alloc_block, release_cached_blocks, expandable segments).
+It never moves a block: memory that one stream freed serves that stream alone, and a hole serves
+    what is no larger than it.
+Source: c10/cuda/CUDACachingAllocator.cpp (get_pool, get_free_block, alloc_block,
+    release_cached_blocks, expandable segments).
 """
 
 from collections.abc import Sequence
@@ -13,28 +16,41 @@ from planner.columns import FloatColumn
 
 
 def cached_bytes(
-    totals: Sequence[FloatColumn], apart: Sequence[FloatColumn], holes: Sequence[FloatColumn | float], gathers: FloatColumn
+    totals: Sequence[FloatColumn],
+    apart: Sequence[FloatColumn],
+    holes: Sequence[FloatColumn | float],
+    gathers: FloatColumn,
 ) -> FloatColumn:
     """Bytes held beyond the largest of `totals`, by the allocator's rules.
 
     max(total - apart + holes) + max(apart) + gathers - max(total), over the moments of a step.
 
-    totals: alive at each moment.  apart: of them, what another stream allocated: shards of gradients, which are the output of
-    FSDP's reductions.  holes: freed by then, but smaller than what is asked for next.  gathers: FSDP's all-gathers, on a third stream.
-    Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (all_gather_copy_in_stream, reduce_scatter_stream).
+    totals: alive at each moment.  apart: of them, what another stream allocated: shards of
+    gradients, which are the output of FSDP's reductions.  holes: freed by then, but smaller than
+    what is asked for next.  gathers: FSDP's all-gathers, on a third stream.
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (all_gather_copy_in_stream,
+        reduce_scatter_stream).
     """
-    own = reduce(np.maximum, [total - other + hole for total, other, hole in zip(totals, apart, holes, strict=True)])
+    own = reduce(
+        np.maximum,
+        [total - other + hole for total, other, hole in zip(totals, apart, holes, strict=True)],
+    )
     return np.asarray(own + reduce(np.maximum, apart) + gathers - reduce(np.maximum, totals))
 
 
 def reserved_bytes(
-    allocated: FloatColumn, cached: FloatColumn, moving: FloatColumn, room: FloatColumn, shares: tuple[float, float]
+    allocated: FloatColumn,
+    cached: FloatColumn,
+    moving: FloatColumn,
+    room: FloatColumn,
+    shares: tuple[float, float],
 ) -> tuple[FloatColumn, FloatColumn]:
     """(reserved bytes, the least that would do).
 
-    moving: the part of `allocated` that comes and goes in a step.  room: what the device has left.  shares: of `moving` that is lost to
-    fragments, at ease and under pressure, when cached blocks are given back (cudaMalloc fails, the cache is flushed, the request is tried
-    again) and only blocks that cannot be split are left.
+    moving: the part of `allocated` that comes and goes in a step.  room: what the device has left.
+    shares: of `moving` that is lost to fragments, at ease and under pressure, when cached blocks
+    are given back (cudaMalloc fails, the cache is flushed, the request is tried again) and only
+    blocks that cannot be split are left.
     """
     at_ease, pressed = shares
     least = allocated + pressed * moving

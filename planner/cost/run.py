@@ -1,7 +1,9 @@
-"""A whole run: what saving costs, what failures cost, and how much of the wall time is left for training.
+"""A whole run: what saving costs, what failures cost, and how much of the wall time is left for
+training.
 
-Letters: N layouts, R pipeline ranks; every column is (N,). A segment is `useful` seconds of training and the seconds that the
-save at its end blocks it; failures are a Poisson process of mean distance M (mtbf).
+Letters: N layouts, R pipeline ranks; every column is (N,). A segment is `useful` seconds of
+training and the seconds that the save at its end blocks it; failures are a Poisson process of mean
+distance M (mtbf).
 """
 
 from dataclasses import dataclass
@@ -17,23 +19,30 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.run import CheckpointCost, CheckpointMode, RunEstimate
 from planner.units import DAY, GIGA, HOUR, TERA, counted, format_bytes, format_count, format_seconds
 
-# Unexpected interruptions of Llama 3 405B: 54 days on 16,384 H100, by cause. Source: arXiv 2407.21783, table 5.
+# Unexpected interruptions of Llama 3 405B: 54 days on 16,384 H100, by cause. Source: arXiv
+#     2407.21783, table 5.
 LLAMA3_GPUS, LLAMA3_SECONDS = 16384, 54 * DAY
 LLAMA3_INTERRUPTIONS = {
-    "faulty GPU": 148, "GPU HBM3 memory": 72, "software": 54, "network switch or cable": 35, "unplanned host maintenance": 32,
-    "GPU SRAM": 19, "GPU system processor": 17, "NIC": 7, "NCCL watchdog timeout": 7, "silent data corruption": 6,
-    "GPU thermal interface and sensor": 6, "SSD": 3, "power supply": 3, "server chassis": 2, "IO expansion board": 2,
+    "faulty GPU": 148, "GPU HBM3 memory": 72, "software": 54, "network switch or cable": 35,
+    "unplanned host maintenance": 32,
+    "GPU SRAM": 19, "GPU system processor": 17, "NIC": 7, "NCCL watchdog timeout": 7,
+    "silent data corruption": 6,
+    "GPU thermal interface and sensor": 6, "SSD": 3, "power supply": 3, "server chassis": 2,
+    "IO expansion board": 2,
     "dependency": 2, "CPU": 2, "system memory": 2,
 }  # fmt: skip
-# Judgement: notice the failure, replace the node, start processes, compile. MegaScale (arXiv 2402.15627, section 6.3) detects and
-# diagnoses in under 10 minutes on average. Loading the checkpoint comes on top. A person who must be woken takes longer.
+# Judgement: notice the failure, replace the node, start processes, compile. MegaScale (arXiv
+# 2402.15627, section 6.3) detects and diagnoses in under 10 minutes on average. Loading the
+# checkpoint comes on top. A person who must be woken takes longer.
 RESTART_SECONDS = 600.0
 # Judgement: walking the state dict and planning the save, in every mode.
 PREPARE_SECONDS = 0.1
-# Judgement: one rank serialises and writes with one thread, as DCP's FileSystemWriter does by default (thread_count=1).
+# Judgement: one rank serialises and writes with one thread, as DCP's FileSystemWriter does by
+#     default (thread_count=1).
 WRITER_BYTES_PER_SECOND = 2 * GIGA
-# Judgement: copies to pageable memory pass through the driver's bounce buffer and fault in fresh pages: some 6 GB/s on PCIe 5.
-# With it async blocks 18 times less than sync for an 8B model on 64 GPUs; published: 5 to 15 and 24 times (see save_costs).
+# Judgement: copies to pageable memory pass through the driver's bounce buffer and fault in fresh
+# pages: some 6 GB/s on PCIe 5. With it async blocks 18 times less than sync for an 8B model on 64
+#     GPUs; published: 5 to 15 and 24 times (see save_costs).
 PAGEABLE_SHARE = 0.1
 # Judgement: share of host memory left beside the operating system and data loading.
 HOST_MEMORY_SHARE = 0.8
@@ -41,7 +50,8 @@ REFERENCE_TOKENS = TERA
 # Below this a run makes no progress that anyone would wait for; keeps time and cost finite.
 LEAST_LOG_GOODPUT = -100.0
 NEWTON_STEPS = 6
-# A stated interval that wastes more than this against the best one is worth a sentence; so is a run below POOR_GOODPUT.
+# A stated interval that wastes more than this against the best one is worth a sentence; so is a run
+# below POOR_GOODPUT.
 WORTH_SAYING = 0.005
 POOR_GOODPUT = 0.8
 SCALES_WITH_MASTER = ("adamw", "sgd", "muon")
@@ -49,9 +59,11 @@ SCALES_WITH_MASTER = ("adamw", "sgd", "muon")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saves:
-    """One save, (N,): bytes of the job and of the fullest rank, seconds that block, upload in the background, and host bytes a node.
+    """One save, (N,): bytes of the job and of the fullest rank, seconds that block, upload in the
+    background, and host bytes a node.
 
-    write_seconds: the same bytes written (or read back) by the whole job; equals upload_seconds unless saves are sync.
+    write_seconds: the same bytes written (or read back) by the whole job; equals upload_seconds
+        unless saves are sync.
     """
 
     saved_bytes: FloatColumn
@@ -64,7 +76,9 @@ class Saves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Shares of the wall time, (N,), sum to one; and the interval they hold for.  optimal_steps: the interval of most goodput."""
+    """Shares of the wall time, (N,), sum to one; and the interval they hold for.  optimal_steps:
+    the interval of most goodput.
+    """
 
     interval_steps: FloatColumn
     optimal_steps: FloatColumn
@@ -91,19 +105,25 @@ class RunColumns:
 
 
 def job_mtbf_seconds(cluster: ClusterSpec) -> float:
-    """Mean seconds between interruptions of the job: M = mtbf_gpu_hours x 3600 / GPUs (independent failures, any of them stops it)."""
+    """Mean seconds between interruptions of the job: M = mtbf_gpu_hours x 3600 / GPUs (independent
+    failures, any of them stops it).
+    """
     return cluster.mtbf_gpu_hours * HOUR / cluster.num_gpus
 
 
 def state_bytes(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:
-    """Bytes that a checkpoint holds for each parameter, (N,): master copy + optimizer state (+ compute copy where it is separate).
+    """Bytes that a checkpoint holds for each parameter, (N,): master copy + optimizer state (+
+    compute copy where it is separate).
 
-    AdamW in TorchTitan: 4 + 8.  Megatron's distributed optimizer: 2 + 4 + 8.  Sources: torch.distributed.checkpoint.state_dict;
-    Megatron-LM dist_checkpointing. States follow the master dtype as in `cost.memory`.
+    AdamW in TorchTitan: 4 + 8.  Megatron's distributed optimizer: 2 + 4 + 8.  Sources:
+    torch.distributed.checkpoint.state_dict; Megatron-LM dist_checkpointing. States follow the
+    master dtype as in `cost.memory`.
     """
     optimizer = pricer.training.optimizer
     master = np.where(batch.master_dtype == 0, 2.0, 4.0)
-    state = OPTIMIZER_STATE_BYTES[optimizer] * np.where(optimizer in SCALES_WITH_MASTER, master / 4.0, 1.0)
+    state = OPTIMIZER_STATE_BYTES[optimizer] * np.where(
+        optimizer in SCALES_WITH_MASTER, master / 4.0, 1.0
+    )
     compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
     return master + state + (0.0 if pricer.rules.fsdp_style else compute)
 
@@ -114,21 +134,28 @@ def held_parameters(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:
     dense, expert = sharding.unit_parameters(pricer.model, shard_rows)
     kept = sharding.kept_shards(shard_rows, dense, expert, pricer.cluster.rank_order)[:, at_shard]
     pipe_rows, at_pipe = keyed.distinct(batch, stages.KEY)
-    units = stages.rank_layers(pipe_rows, pricer.model, pricer.rules, every_rank=False).units[:, :, at_pipe]
+    units = stages.rank_layers(pipe_rows, pricer.model, pricer.rules, every_rank=False).units[
+        :, :, at_pipe
+    ]
     return np.asarray(np.einsum("rkn,kn->rn", units, kept).max(axis=0))
 
 
-def save_costs(pricer: Pricer, batch: LayoutBatch, step_seconds: FloatColumn, mode: CheckpointMode) -> Saves:
+def save_costs(
+    pricer: Pricer, batch: LayoutBatch, step_seconds: FloatColumn, mode: CheckpointMode
+) -> Saves:
     """What one save costs.
 
     write = bytes of the job / min(storage, nodes x GPUs a node x min(PCIe, writer)).
-    sync: blocks for prepare + write.  async: blocks for prepare + (bytes of a rank) / (pageable share x PCIe), writes in the
-    background.  async-pinned: the copy to pinned shared memory runs under the next forward and backward and must be over
-    before the optimizer changes the weights, so it blocks for prepare + max(0, bytes of a rank / PCIe - step).
-    Replicas stage their own copy; each element is written once (DCP removes duplicates).
-    Sources: torch.distributed.checkpoint.async_save and its recipe (host memory rises by checkpoint size per rank x ranks);
-    torchtitan/components/checkpoint.py (staging stream, maybe_wait_for_staging before the optimizer, one save in flight).
-    Measured effect: 5 to 15 times less overhead (TorchTitan, arXiv 2410.06511), 10 to 20 (pytorch.org/blog/reducing-checkpointing-times).
+    sync: blocks for prepare + write.  async: blocks for prepare + (bytes of a rank) / (pageable
+    share x PCIe), writes in the background.  async-pinned: the copy to pinned shared memory runs
+    under the next forward and backward and must be over before the optimizer changes the weights,
+    so it blocks for prepare + max(0, bytes of a rank / PCIe - step). Replicas stage their own copy;
+    each element is written once (DCP removes duplicates).
+    Sources: torch.distributed.checkpoint.async_save and its recipe (host memory rises by checkpoint
+    size per rank x ranks); torchtitan/components/checkpoint.py (staging stream,
+    maybe_wait_for_staging before the optimizer, one save in flight).
+    Measured effect: 5 to 15 times less overhead (TorchTitan, arXiv 2410.06511), 10 to 20
+        (pytorch.org/blog/reducing-checkpointing-times).
     """
     cluster = pricer.cluster
     pcie = cluster.pcie_bandwidth_bytes_per_second
@@ -146,14 +173,19 @@ def save_costs(pricer: Pricer, batch: LayoutBatch, step_seconds: FloatColumn, mo
     gradients = held * np.where(batch.master_dtype == 0, 2.0, 4.0)
     offloaded = np.where(batch.cpu_offload, on_gpu + gradients, 0.0)
     return Saves(
-        saved_bytes=total, gpu_bytes=on_gpu, blocking_seconds=PREPARE_SECONDS + blocking,
-        upload_seconds=np.zeros_like(write) if mode == "sync" else write, write_seconds=write,
+        saved_bytes=total,
+        gpu_bytes=on_gpu,
+        blocking_seconds=PREPARE_SECONDS + blocking,
+        upload_seconds=np.zeros_like(write) if mode == "sync" else write,
+        write_seconds=write,
         host_bytes=(staged + offloaded) * cluster.gpus_per_node,
-    )  # fmt: skip
+    )
 
 
 def young_interval_seconds(blocking_seconds: FloatColumn, mtbf_seconds: FloatColumn) -> FloatColumn:
-    """Young's first-order best training time between saves: sqrt(2 d M).  Source: Young 1974, CACM 17(9)."""
+    """Young's first-order best training time between saves: sqrt(2 d M).  Source: Young 1974, CACM
+    17(9).
+    """
     return np.sqrt(2.0 * blocking_seconds * mtbf_seconds)
 
 
@@ -161,40 +193,61 @@ def daly_interval_seconds(blocking_seconds: FloatColumn, mtbf_seconds: FloatColu
     """Daly's higher-order best training time between saves.
 
     sqrt(2 d M) (1 + (d / 2M)^(1/2) / 3 + (d / 2M) / 9) - d  where d < 2M, else M.
-    d: seconds a save blocks.  M: mean time between failures.  Source: Daly 2006, FGCS 22(3), the perturbation solution.
+    d: seconds a save blocks.  M: mean time between failures.  Source: Daly 2006, FGCS 22(3), the
+        perturbation solution.
     """
     ratio = blocking_seconds / (2.0 * mtbf_seconds)
-    series = young_interval_seconds(blocking_seconds, mtbf_seconds) * (1.0 + np.sqrt(ratio) / 3.0 + ratio / 9.0) - blocking_seconds
+    series = (
+        young_interval_seconds(blocking_seconds, mtbf_seconds)
+        * (1.0 + np.sqrt(ratio) / 3.0 + ratio / 9.0)
+        - blocking_seconds
+    )
     return np.where(ratio < 1.0, series, mtbf_seconds)
 
 
 def best_interval_seconds(blocking_seconds: FloatColumn, mtbf_seconds: FloatColumn) -> FloatColumn:
-    """The exact minimiser of Daly's wall time, by Newton's method from his series: 1 - t/M = exp(-(t + d)/M)."""
+    """The exact minimiser of Daly's wall time, by Newton's method from his series: 1 - t/M =
+    exp(-(t + d)/M).
+    """
     useful = daly_interval_seconds(blocking_seconds, mtbf_seconds)
     for _ in range(NEWTON_STEPS):
         survive = -np.expm1(-(useful + blocking_seconds) / mtbf_seconds)
-        useful = useful + mtbf_seconds * (survive - useful / mtbf_seconds) / np.maximum(survive, np.finfo(float).tiny)
+        useful = useful + mtbf_seconds * (survive - useful / mtbf_seconds) / np.maximum(
+            survive, np.finfo(float).tiny
+        )
     return np.asarray(useful)
 
 
-def goodput(useful_seconds: FloatColumn, blocked_seconds: FloatColumn, mtbf_seconds: FloatColumn, redo_seconds: FloatColumn) -> FloatColumn:
+def goodput(
+    useful_seconds: FloatColumn,
+    blocked_seconds: FloatColumn,
+    mtbf_seconds: FloatColumn,
+    redo_seconds: FloatColumn,
+) -> FloatColumn:
     """Useful time over wall time, (N,), in (0, 1].
 
-    g = t / (M e^(R/M) (e^((t + d)/M) - 1)); to first order 1 / (1 + d/t + ((t + d)/2 + R)/M): half a segment lost at each failure.
-    t: useful seconds of a segment.  d: seconds its save blocks.  M: mean time between failures.  R: seconds each failure costs
-    beside lost segments (restart; work since a save whose upload had not ended). Failures may strike during restarts.
+    g = t / (M e^(R/M) (e^((t + d)/M) - 1)); to first order 1 / (1 + d/t + ((t + d)/2 + R)/M): half
+    a segment lost at each failure.
+    t: useful seconds of a segment.  d: seconds its save blocks.  M: mean time between failures.  R:
+    seconds each failure costs beside lost segments (restart; work since a save whose upload had not
+    ended). Failures may strike during restarts.
     Source: Daly 2006, the complete cost function.
     """
     period = (useful_seconds + blocked_seconds) / mtbf_seconds
     log_wall = redo_seconds / mtbf_seconds + period + np.log(-np.expm1(-period))
-    return np.asarray(np.exp(np.clip(np.log(useful_seconds / mtbf_seconds) - log_wall, LEAST_LOG_GOODPUT, 0.0)))
+    return np.asarray(
+        np.exp(np.clip(np.log(useful_seconds / mtbf_seconds) - log_wall, LEAST_LOG_GOODPUT, 0.0))
+    )
 
 
-def progress(saves: Saves, step_seconds: FloatColumn, mtbf_seconds: float, given_steps: int | None) -> Progress:
+def progress(
+    saves: Saves, step_seconds: FloatColumn, mtbf_seconds: float, given_steps: int | None
+) -> Progress:
     """How the wall time divides, for the stated interval or the best one.
 
-    One save is in flight: when training reaches the next save before the last upload ended, it waits (delay = upload - interval).
-    A failure costs restart + loading, and the upload time of work besides, because only finished uploads can be restarted from.
+    One save is in flight: when training reaches the next save before the last upload ended, it
+    waits (delay = upload - interval). A failure costs restart + loading, and the upload time of
+    work besides, because only finished uploads can be restarted from.
     """
     mtbf = np.full_like(step_seconds, mtbf_seconds)
     restart = RESTART_SECONDS + saves.write_seconds
@@ -208,38 +261,57 @@ def progress(saves: Saves, step_seconds: FloatColumn, mtbf_seconds: float, given
 
     exact = best_interval_seconds(saves.blocking_seconds, mtbf) / step_seconds
     no_wait = np.ceil(saves.upload_seconds / step_seconds)
-    # From `no_wait` on goodput has one peak, below it grows: the best whole number of steps is one of these.
+    # From `no_wait` on goodput has one peak, below it grows: the best whole number of steps is one
+    # of these.
     choices = np.maximum(1.0, np.array([np.floor(exact), np.ceil(exact), no_wait, no_wait - 1.0]))
     scores = np.array([useful(choice) for choice in choices])
     best = np.take_along_axis(choices, scores.argmax(axis=0)[None], axis=0)[0]
     steps = best if given_steps is None else np.full_like(step_seconds, given_steps)
     share = useful(steps)
-    saving = np.minimum(share * (saves.blocking_seconds + delay(steps)) / (steps * step_seconds), 1.0 - share)
+    saving = np.minimum(
+        share * (saves.blocking_seconds + delay(steps)) / (steps * step_seconds), 1.0 - share
+    )
     restarting = np.minimum(restart / mtbf, 1.0 - share - saving)
     return Progress(
-        interval_steps=steps, optimal_steps=best, optimal_goodput=scores.max(axis=0), delay_seconds=delay(steps), restart_seconds=restart,
-        goodput=share, saving=saving, lost=1.0 - share - saving - restarting, restarting=restarting,
-    )  # fmt: skip
+        interval_steps=steps,
+        optimal_steps=best,
+        optimal_goodput=scores.max(axis=0),
+        delay_seconds=delay(steps),
+        restart_seconds=restart,
+        goodput=share,
+        saving=saving,
+        lost=1.0 - share - saving - restarting,
+        restarting=restarting,
+    )
 
 
-def run_columns(pricer: Pricer, batch: LayoutBatch, step_seconds: FloatColumn, busy: FloatColumn) -> RunColumns:
+def run_columns(
+    pricer: Pricer, batch: LayoutBatch, step_seconds: FloatColumn, busy: FloatColumn
+) -> RunColumns:
     """The whole runs of N layouts.
 
-    wall = tokens / (tokens a step / step_seconds x goodput).  busy (N,): seconds of a step in compute kernels; saving and
-    restarting wait, work done twice is as busy as any.
+    wall = tokens / (tokens a step / step_seconds x goodput).  busy (N,): seconds of a step in
+    compute kernels; saving and restarting wait, work done twice is as busy as any.
     """
     training, cluster = pricer.training, pricer.cluster
     spec = training.checkpoint
     one_save = save_costs(pricer, batch, step_seconds, spec.mode if spec else "async")
-    shares = progress(one_save, step_seconds, job_mtbf_seconds(cluster), spec.interval_steps if spec else None)
+    shares = progress(
+        one_save, step_seconds, job_mtbf_seconds(cluster), spec.interval_steps if spec else None
+    )
     tokens = training.total_tokens or REFERENCE_TOKENS
     per_second = training.global_batch_size * training.seq_len / step_seconds * shares.goodput
     wall = tokens / per_second
     share = np.minimum(1.0, busy / step_seconds) * (shares.goodput + shares.lost)
     return RunColumns(
-        tokens=tokens, step_seconds=step_seconds, saves=one_save, progress=shares, tokens_per_second=per_second, wall_seconds=wall,
+        tokens=tokens,
+        step_seconds=step_seconds,
+        saves=one_save,
+        progress=shares,
+        tokens_per_second=per_second,
+        wall_seconds=wall,
         bill=bill(cluster, wall, share),
-    )  # fmt: skip
+    )
 
 
 def busy_seconds(prices: Prices) -> FloatColumn:
@@ -271,7 +343,9 @@ def run_estimate(pricer: Pricer, columns: RunColumns, row: int) -> RunEstimate:
         joules_per_token=float(paid.joules[row]) / columns.tokens,
         mean_watts_per_gpu=float(paid.watts_per_gpu[row]),
         co2_grams=float(paid.grams[row]),
-        warnings=_warnings(checkpoint, float(shares.goodput[row]), float(shares.optimal_goodput[row]), mtbf),
+        warnings=_warnings(
+            checkpoint, float(shares.goodput[row]), float(shares.optimal_goodput[row]), mtbf
+        ),
         assumptions=_assumptions(checkpoint.given, pricer.training.total_tokens is not None),
     )
 
@@ -300,34 +374,62 @@ def _checkpoint(pricer: Pricer, columns: RunColumns, row: int) -> CheckpointCost
 def _warnings(checkpoint: CheckpointCost, share: float, best: float, mtbf: float) -> list[str]:
     found = []
     if not checkpoint.fits_host_memory:
-        need, have = format_bytes(checkpoint.host_memory_bytes), format_bytes(checkpoint.host_memory_usable_bytes)
-        remedy = "shard over more GPUs" if checkpoint.mode == "sync" else "save with mode sync, shard over more GPUs"
-        found.append(f"checkpoints ({checkpoint.mode}) need {need} of host memory on a node, {have} is usable: {remedy} or add memory")
-    if checkpoint.delay_seconds > 0:
-        every, takes = format_seconds(checkpoint.interval_seconds), format_seconds(checkpoint.upload_seconds)
+        need, have = (
+            format_bytes(checkpoint.host_memory_bytes),
+            format_bytes(checkpoint.host_memory_usable_bytes),
+        )
+        remedy = (
+            "shard over more GPUs"
+            if checkpoint.mode == "sync"
+            else "save with mode sync, shard over more GPUs"
+        )
         found.append(
-            f"a save starts every {every} but uploads for {takes}: training waits {format_seconds(checkpoint.delay_seconds)} "
+            f"checkpoints ({checkpoint.mode}) need {need} of host memory on a node, {have} is "
+            f"usable: {remedy} or add memory"
+        )
+    if checkpoint.delay_seconds > 0:
+        every, takes = (
+            format_seconds(checkpoint.interval_seconds),
+            format_seconds(checkpoint.upload_seconds),
+        )
+        found.append(
+            f"a save starts every {every} but uploads for {takes}: training waits "
+            f"{format_seconds(checkpoint.delay_seconds)} "
             "each time; save less often or raise storage_bandwidth"
         )
     if best - share > WORTH_SAYING:
         found.append(
-            f"a save every {counted(checkpoint.interval_steps, 'step')} leaves {share:.1%} of the time for training; "
+            f"a save every {counted(checkpoint.interval_steps, 'step')} leaves {share:.1%} of "
+            "the time for training; "
             f"every {counted(checkpoint.optimal_interval_steps, 'step')} would leave {best:.1%}"
         )
     if share < POOR_GOODPUT:
         faults = LLAMA3_INTERRUPTIONS["faulty GPU"] / sum(LLAMA3_INTERRUPTIONS.values())
         found.append(
             f"only {share:.1%} of the time trains: an interruption every {format_seconds(mtbf)}; "
-            f"keep spare nodes (about {faults:.0%} of Llama 3's interruptions were faulty GPUs), restart and save faster"
+            f"keep spare nodes (about {faults:.0%} of Llama 3's interruptions were faulty "
+            "GPUs), restart and save faster"
         )
     return found
 
 
 def _assumptions(given: bool, tokens_given: bool) -> list[str]:
-    stated = [] if given else ["no training.checkpoint given: async saves at the interval of most goodput"]
-    stated += [] if tokens_given else [f"no training.total_tokens given: figures are for {format_count(REFERENCE_TOKENS)} tokens"]
+    stated = (
+        []
+        if given
+        else ["no training.checkpoint given: async saves at the interval of most goodput"]
+    )
+    stated += (
+        []
+        if tokens_given
+        else [
+            "no training.total_tokens given: figures are for "
+            f"{format_count(REFERENCE_TOKENS)} tokens"
+        ]
+    )
     return [
         *stated,
         f"judgement: automatic restart in {format_seconds(RESTART_SECONDS)} and the time to load",
-        f"judgement: a waiting GPU draws {WAITING_POWER_SHARE:.0%} of its limit, data centre overhead (PUE) {POWER_USAGE_EFFECTIVENESS}",
+        f"judgement: a waiting GPU draws {WAITING_POWER_SHARE:.0%} of its limit, data centre "
+        f"overhead (PUE) {POWER_USAGE_EFFECTIVENESS}",
     ]

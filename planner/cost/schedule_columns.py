@@ -12,11 +12,19 @@ from planner.specs.training import TrainingSpec
 
 def num_microbatches(batch: LayoutBatch, training: TrainingSpec) -> FloatColumn:
     """Microbatches (or accumulation steps) of one step, (N,), at least one."""
-    return np.maximum(1.0, training.global_batch_size / (batch.micro_batch_size * batch.dp_replicate * batch.dp_shard).astype(np.float64))
+    return np.maximum(
+        1.0,
+        training.global_batch_size
+        / (batch.micro_batch_size * batch.dp_replicate * batch.dp_shard).astype(np.float64),
+    )
 
 
-def by_schedule(batch: LayoutBatch, value: Callable[[Schedule, IntColumn], FloatColumn], alone: float) -> FloatColumn:
-    """A column filled schedule by schedule: value(schedule, rows) where pp > 1, `alone` where there is no pipeline."""
+def by_schedule(
+    batch: LayoutBatch, value: Callable[[Schedule, IntColumn], FloatColumn], alone: float
+) -> FloatColumn:
+    """A column filled schedule by schedule: value(schedule, rows) where pp > 1, `alone` where there
+    is no pipeline.
+    """
     out = np.full(len(batch), alone)
     for code in np.unique(batch.pp_schedule):
         rows = np.flatnonzero((batch.pp_schedule == code) & (batch.pp > 1))
@@ -29,5 +37,8 @@ def split_schedules(batch: LayoutBatch) -> list[tuple[Schedule, IntColumn]]:
     """Schedules of the batch whose weight gradients run apart, each with its rows."""
     found = [(SCHEDULES[SCHEDULE_NAMES[int(code)]], code) for code in np.unique(batch.pp_schedule)]
     split = [(schedule, code) for schedule, code in found if schedule.splits_backward]
-    rows = [(schedule, np.flatnonzero((batch.pp_schedule == code) & (batch.pp > 1))) for schedule, code in split]
+    rows = [
+        (schedule, np.flatnonzero((batch.pp_schedule == code) & (batch.pp > 1)))
+        for schedule, code in split
+    ]
     return [(schedule, at) for schedule, at in rows if len(at)]

@@ -1,4 +1,6 @@
-"""Seconds of the sends of a pipeline, by the trainer's transport and by where its ranks lie. Letters: N layouts, R pipeline ranks."""
+"""Seconds of the sends of a pipeline, by the trainer's transport and by where its ranks lie.
+Letters: N layouts, R pipeline ranks.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -17,14 +19,20 @@ from planner.work import axes
 
 def transport_of(training: TrainingSpec, schedule: str) -> Transport:
     """How this run moves what this schedule sends."""
-    return transport(training.trainer, schedule, trainer_version=training.trainer_version, overlap=training.overlap.pp)
+    return transport(
+        training.trainer,
+        schedule,
+        trainer_version=training.trainer_version,
+        overlap=training.overlap.pp,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sends:
     """What the sends of N layouts depend on.
 
-    payload_bytes (N,): activation that one rank holds at a stage boundary.  fused (N,): kernels are fused, which sets what a launch takes.
+    payload_bytes (N,): activation that one rank holds at a stage boundary.  fused (N,): kernels are
+        fused, which sets what a launch takes.
     """
 
     batch: LayoutBatch
@@ -37,39 +45,61 @@ class Sends:
 
     def take(self, rows: IntColumn) -> "Sends":
         """Of these layouts only."""
-        return replace(self, batch=self.batch.take(rows), payload_bytes=self.payload_bytes[rows], fused=self.fused[rows])
+        return replace(
+            self,
+            batch=self.batch.take(rows),
+            payload_bytes=self.payload_bytes[rows],
+            fused=self.fused[rows],
+        )
 
     def mean_seconds(self) -> FloatColumn:
-        """One hop to the next rank, the mean over the pipeline's p - 1, (N,); 0 without a pipeline."""
-        shared = send_seconds(self._on_wire(), self._stride(), self.fabric, degree=self.batch.pp.astype(np.float64))
+        """One hop to the next rank, the mean over the pipeline's p - 1, (N,); 0 without a
+        pipeline.
+        """
+        shared = send_seconds(
+            self._on_wire(), self._stride(), self.fabric, degree=self.batch.pp.astype(np.float64)
+        )
         return np.where(self.batch.pp > 1, shared + self._around(), 0.0)
 
     def hop_seconds(self, num_ranks: int) -> tuple[FloatColumn, FloatColumn]:
-        """(seconds, seconds while the rank sends another transfer too) from each rank to the next, the last to the first; (N, R).
+        """(seconds, seconds while the rank sends another transfer too) from each rank to the next,
+        the last to the first; (N, R).
 
-        Two transfers of a rank share its port where they leave by the same level of the fabric, and then take twice as long.
-        Only for layouts with pp = num_ranks.
+        Two transfers of a rank share its port where they leave by the same level of the fabric, and
+        then take twice as long. Only for layouts with pp = num_ranks.
         """
         level = self._levels(num_ranks)
         stride, wire = self._stride(), self._on_wire()
         below = np.concatenate([[1.0], self.fabric.gpus[:-1]])
-        by_level = np.array([send_seconds(wire, np.maximum(stride, inner), self.fabric) for inner in below])
+        by_level = np.array(
+            [send_seconds(wire, np.maximum(stride, inner), self.fabric) for inner in below]
+        )
         alone = np.take_along_axis(by_level.T, level, axis=1)
         shares = (level == np.roll(level, 1, axis=1)) | (level == np.roll(level, -1, axis=1))
-        return alone + self._around()[:, None], alone * np.where(shares, 2.0, 1.0) + self._around()[:, None]
+        return alone + self._around()[:, None], alone * np.where(shares, 2.0, 1.0) + self._around()[
+            :, None
+        ]
 
     def _levels(self, num_ranks: int) -> IntColumn:
-        """Innermost level that joins each rank with the next, (N, R): the first whose unit holds both. Of the pipeline from rank 0 on."""
+        """Innermost level that joins each rank with the next, (N, R): the first whose unit holds
+        both. Of the pipeline from rank 0 on.
+        """
         place = self._stride()[:, None] * np.arange(num_ranks)
         after = np.roll(place, -1, axis=1)
         apart = [np.floor(place / gpus) != np.floor(after / gpus) for gpus in self.fabric.gpus[:-1]]
-        return np.sum(apart, axis=0, dtype=np.int64) if apart else np.zeros(place.shape, dtype=np.int64)
+        return (
+            np.sum(apart, axis=0, dtype=np.int64)
+            if apart
+            else np.zeros(place.shape, dtype=np.int64)
+        )
 
     def _stride(self) -> FloatColumn:
         return axes.group("pp", self.batch, self.cluster.rank_order)[1]
 
     def _by_schedule(self, field: str) -> BoolColumn:
-        named = np.array([getattr(transport_of(self.training, name), field) for name in SCHEDULE_NAMES])
+        named = np.array(
+            [getattr(transport_of(self.training, name), field) for name in SCHEDULE_NAMES]
+        )
         return named[self.batch.pp_schedule]
 
     def _splits(self) -> BoolColumn:
@@ -78,18 +108,30 @@ class Sends:
 
     def _on_wire(self) -> FloatColumn:
         splits = self._splits()
-        return np.where(splits, self.payload_bytes / self.batch.tp, self.payload_bytes) if splits.any() else self.payload_bytes
+        return (
+            np.where(splits, self.payload_bytes / self.batch.tp, self.payload_bytes)
+            if splits.any()
+            else self.payload_bytes
+        )
 
     def _around(self) -> FloatColumn:
-        """Seconds of each hop beside the wire: the trainer's own, gathering what was split, launching anew after a synchronisation."""
+        """Seconds of each hop beside the wire: the trainer's own, gathering what was split,
+        launching anew after a synchronisation.
+        """
         profile = self.device.profile
         seconds = np.full(len(self.batch), profile.collective_seconds)
         splits, synchronises = self._splits(), self._by_schedule("synchronises")
         if splits.any():
             degree, stride = axes.group("tp", self.batch, self.cluster.rank_order)
             own = profile.collective_seconds
-            gathered = collective_seconds("all-gather", self.payload_bytes, degree, stride, self.fabric, base_seconds=own)
+            gathered = collective_seconds(
+                "all-gather", self.payload_bytes, degree, stride, self.fabric, base_seconds=own
+            )
             seconds += np.where(splits, gathered, 0.0)
         if synchronises.any():
-            seconds += np.where(synchronises, np.where(self.fused, profile.fused_launch_seconds, profile.launch_seconds), 0.0)
+            seconds += np.where(
+                synchronises,
+                np.where(self.fused, profile.fused_launch_seconds, profile.launch_seconds),
+                0.0,
+            )
         return seconds

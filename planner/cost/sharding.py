@@ -1,6 +1,8 @@
-"""Parameters on one rank, and what gathering, scattering and reducing them costs, per unit of the model.
+"""Parameters on one rank, and what gathering, scattering and reducing them costs, per unit of the
+model.
 
-Letters: U distinct layouts by KEY; (K + 2, U): the model's distinct layers, embedding, head (as in `cost.layers`).
+Letters: U distinct layouts by KEY; (K + 2, U): the model's distinct layers, embedding, head (as in
+    `cost.layers`).
 """
 
 from dataclasses import dataclass
@@ -12,35 +14,50 @@ from planner.cost.collectives import collective_seconds
 from planner.cost.profile import Profile
 from planner.cost.quantisation import gathers_low
 from planner.cost.topology import Fabric
-from planner.cost.update import HOST_STREAM_BYTES_PER_SECOND, MUON_WIRE_BYTES, Update, small_reductions
+from planner.cost.update import (
+    HOST_STREAM_BYTES_PER_SECOND,
+    MUON_WIRE_BYTES,
+    Update,
+    small_reductions,
+)
 from planner.specs.model import ModelSpec
 from planner.work import axes
 from planner.work.precision import Recipe, column
 from planner.work.quantised import quantised_model
 
 KEY = (
-    "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "zero_stage", "precision", "float8_all_gather", "param_dtype",
+    "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "zero_stage", "precision",
+    "float8_all_gather", "param_dtype",
     "reduce_dtype", "master_dtype", "cpu_offload",
 )  # fmt: skip
-# An fp32 shard scaled, clamped and cast operation by operation (21 bytes), less FSDP's cast to 16 bits (6), which is priced nowhere;
-# for its own scale, abs and max of it (4 + 4 + 4).  Source: torchao float8/fsdp_utils.py, float8_training_tensor.py.
+# An fp32 shard scaled, clamped and cast operation by operation (21 bytes), less FSDP's cast to 16
+# bits (6), which is priced nowhere; for its own scale, abs and max of it (4 + 4 + 4).  Source:
+# torchao float8/fsdp_utils.py, float8_training_tensor.py.
 SHARD_CAST_BYTES, SHARD_AMAX_BYTES, SCALE_BYTES = 15.0, 12.0, 4.0
 HOST_ADD_MOVES = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitShards:
-    """Parameters of one unit on one rank, and the seconds of its data-parallel collectives. All (K + 2, U) but step_seconds (U,).
+    """Parameters of one unit on one rank, and the seconds of its data-parallel collectives. All (K
+    + 2, U) but step_seconds (U,).
 
-    local: elements after TP, EP (what compute needs gathered).  shard: elements that a rank keeps under full sharding.
-    together: of `local`, most whose gradients are reduced at once: under EP experts are sharded apart from their layer.
-    gathered: `local` as elements of the compute dtype when gathered.  copies_bytes: quantised copies of `local` that stay, less what
-    they replace.  distinct: elements of one weight of every shape, experts' shapes once; layers only.
-    gather_seconds: all-gather of the unit's parameters over the sharding group.  scatter_seconds: reduce-scatter of its
-    gradients there.  replicate_seconds: all-reduce of gradient shards over dp_replicate (HSDP), or of all gradients (DDP).
-    upload_seconds, download_seconds: of the shard and of its gradient over PCIe, where FSDP keeps both on the host;
-    accumulate_seconds: adding the gradient there.  update_seconds: the optimizer's update, matrices made whole for it included.
-    sum_seconds: adding a microbatch's gradients to those of earlier ones.  step_seconds: small all-reduces that a step waits for.
+    local: elements after TP, EP (what compute needs gathered).  shard: elements that a rank keeps
+        under full sharding.
+    together: of `local`, most whose gradients are reduced at once: under EP experts are sharded
+        apart from their layer.
+    gathered: `local` as elements of the compute dtype when gathered.  copies_bytes: quantised
+    copies of `local` that stay, less what they replace.  distinct: elements of one weight of every
+    shape, experts' shapes once; layers only.
+    gather_seconds: all-gather of the unit's parameters over the sharding group.  scatter_seconds:
+    reduce-scatter of its gradients there.  replicate_seconds: all-reduce of gradient shards over
+    dp_replicate (HSDP), or of all gradients (DDP).
+    upload_seconds, download_seconds: of the shard and of its gradient over PCIe, where FSDP keeps
+        both on the host;
+    accumulate_seconds: adding the gradient there.  update_seconds: the optimizer's update, matrices
+        made whole for it included.
+    sum_seconds: adding a microbatch's gradients to those of earlier ones.  step_seconds: small
+        all-reduces that a step waits for.
     """
 
     local: FloatColumn
@@ -61,94 +78,164 @@ class UnitShards:
 
 
 def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
-    """(parameters outside routed experts, in routed experts) of every unit on one rank, (K + 2, U) each.
+    """(parameters outside routed experts, in routed experts) of every unit on one rank, (K + 2, U)
+    each.
 
     TP divides matrices; norms and biases are counted with them (they are below 0.1%).
     """
     dense, expert = [], []
-    tp, ep, etp = batch.tp.astype(np.float64), batch.ep.astype(np.float64), batch.etp.astype(np.float64)
+    tp, ep, etp = (
+        batch.tp.astype(np.float64),
+        batch.ep.astype(np.float64),
+        batch.etp.astype(np.float64),
+    )
     for kind, _ in model.distinct_layers():
         routed = model.num_experts * model.expert_parameters() if kind.moe else 0
         dense.append((model.layer_parameters(kind) - routed) / tp)
         expert.append(routed / (ep * etp))
-    # A tied head shares the token table on one rank; across pipeline stages the last one holds a copy.
-    tied_copy = np.where((batch.pp > 1) & model.tie_word_embeddings, model.vocab_size * model.hidden_size, 0)
-    for whole in (model.embedding_parameters(), model.head_parameters() + model.hidden_size + tied_copy):
+    # A tied head shares the token table on one rank; across pipeline stages the last one holds a
+    # copy.
+    tied_copy = np.where(
+        (batch.pp > 1) & model.tie_word_embeddings, model.vocab_size * model.hidden_size, 0
+    )
+    for whole in (
+        model.embedding_parameters(),
+        model.head_parameters() + model.hidden_size + tied_copy,
+    ):
         dense.append(whole / tp)
         expert.append(np.zeros_like(tp))
     return np.array(dense), np.array(expert)
 
 
-def kept_shards(batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, rank_order: tuple[str, ...]) -> FloatColumn:
+def kept_shards(
+    batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, rank_order: tuple[str, ...]
+) -> FloatColumn:
     """Parameters of every unit that one rank keeps under sharding, (K + 2, U)."""
     sharding = batch.zero_stage > 0
-    degrees = [np.where(sharding, axes.group(name, batch, rank_order)[0], 1.0) for name in ("fsdp", "efsdp")]
+    degrees = [
+        np.where(sharding, axes.group(name, batch, rank_order)[0], 1.0)
+        for name in ("fsdp", "efsdp")
+    ]
     return dense / degrees[0] + expert / degrees[1]
 
 
-def unit_shards(batch: LayoutBatch, update: Update, fabric: Fabric, profile: Profile, rank_order: tuple[str, ...]) -> UnitShards:
+def unit_shards(
+    batch: LayoutBatch,
+    update: Update,
+    fabric: Fabric,
+    profile: Profile,
+    rank_order: tuple[str, ...],
+) -> UnitShards:
     """Shards and data-parallel communication of every unit at the U layouts of `batch`.
 
-    ZeRO 1 to 3 and FSDP shard over dp_shard x cp, then all-reduce shards over dp_replicate (HSDP); ZeRO 0 all-reduces
-    whole gradients over all data-parallel ranks. Experts have the groups that remain beside EP.
+    ZeRO 1 to 3 and FSDP shard over dp_shard x cp, then all-reduce shards over dp_replicate (HSDP);
+    ZeRO 0 all-reduces whole gradients over all data-parallel ranks. Experts have the groups that
+    remain beside EP.
     """
     dense, expert = unit_parameters(update.model, batch)
     seconds = _Seconds(fabric, profile)
     quantised = quantised_shares(update.model, batch, update.recipes)
     wires = _wires(batch, quantised, update)
     parts = []
-    for parameters, wire, names in ((dense, wires[0], ("fsdp", "ddp")), (expert, wires[1], ("efsdp", "eddp"))):
+    for parameters, wire, names in (
+        (dense, wires[0], ("fsdp", "ddp")),
+        (expert, wires[1], ("efsdp", "eddp")),
+    ):
         groups = [axes.group(name, batch, rank_order) for name in (*names, "replicate")]
         sharded = _sharded(batch, parameters, wire, groups, seconds)
         if update.rules.whole_owners:
-            sharded = (sharded[0], *_by_owners(batch, parameters, wire, groups[0], (update.model, seconds)), sharded[3])
+            sharded = (
+                sharded[0],
+                *_by_owners(batch, parameters, wire, groups[0], (update.model, seconds)),
+                sharded[3],
+            )
         parts.append(sharded)
     shard, gather, scatter, replicate = (a + b for a, b in zip(*parts, strict=True))
     low = dense * quantised[0] + expert * quantised[1]
     fsdp = axes.group("fsdp", batch, rank_order)
     return UnitShards(
-        local=dense + expert, shard=shard, together=np.where(batch.ep > 1, np.maximum(dense, expert), dense + expert),
-        gathered=(dense * wires[0] + expert * wires[1]) / np.where(batch.param_dtype == 0, 2.0, 4.0),
-        distinct=np.concatenate([dense[:-2] + expert[:-2] * batch.ep / max(update.model.num_experts, 1), np.zeros_like(dense[-2:])]),
+        local=dense + expert,
+        shard=shard,
+        together=np.where(batch.ep > 1, np.maximum(dense, expert), dense + expert),
+        gathered=(dense * wires[0] + expert * wires[1])
+        / np.where(batch.param_dtype == 0, 2.0, 4.0),
+        distinct=np.concatenate(
+            [
+                dense[:-2] + expert[:-2] * batch.ep / max(update.model.num_experts, 1),
+                np.zeros_like(dense[-2:]),
+            ]
+        ),
         copies_bytes=low * (0.0 if update.rules.fsdp_style else update.copy_bytes(batch)),
-        gather_seconds=gather + _casts_of_shards(batch, parts[0][0] * quantised[0], quantised[0], update, (seconds, fsdp)),
-        scatter_seconds=scatter, replicate_seconds=replicate, **_offload(batch, shard, update),
-        update_seconds=update.seconds(batch, shard, low) + _exchange(batch, shard, update, (seconds, fsdp)),
+        gather_seconds=gather
+        + _casts_of_shards(
+            batch, parts[0][0] * quantised[0], quantised[0], update, (seconds, fsdp)
+        ),
+        scatter_seconds=scatter,
+        replicate_seconds=replicate,
+        **_offload(batch, shard, update),
+        update_seconds=update.seconds(batch, shard, low)
+        + _exchange(batch, shard, update, (seconds, fsdp)),
         sum_seconds=update.device.moved_seconds((dense + expert) * update.sum_bytes(batch)),
         step_seconds=small_reductions(batch, update, fabric, profile, rank_order),
-    )  # fmt: skip
+    )
 
 
-def _wires(batch: LayoutBatch, quantised: tuple[FloatColumn, FloatColumn], update: Update) -> tuple[FloatColumn, FloatColumn]:
-    """Mean bytes of a gathered parameter (outside routed experts, inside), (K + 2, U). FSDP gathers experts, head and table in 16 bits."""
+def _wires(
+    batch: LayoutBatch, quantised: tuple[FloatColumn, FloatColumn], update: Update
+) -> tuple[FloatColumn, FloatColumn]:
+    """Mean bytes of a gathered parameter (outside routed experts, inside), (K + 2, U). FSDP gathers
+    experts, head and table in 16 bits.
+    """
     compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
-    spared = np.where(gathers_low(batch, update.recipes), compute - column("wire_bytes", batch.precision, update.recipes), 0.0)
-    return compute - quantised[0] * spared, compute - quantised[1] * spared * (not update.rules.fsdp_style)
+    spared = np.where(
+        gathers_low(batch, update.recipes),
+        compute - column("wire_bytes", batch.precision, update.recipes),
+        0.0,
+    )
+    return compute - quantised[0] * spared, compute - quantised[1] * spared * (
+        not update.rules.fsdp_style
+    )
 
 
-def gathered_elements(batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, update: Update) -> FloatColumn:
-    """Parameters of every unit on one rank as elements of the compute dtype, as wide as they are gathered, (K + 2, U)."""
+def gathered_elements(
+    batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, update: Update
+) -> FloatColumn:
+    """Parameters of every unit on one rank as elements of the compute dtype, as wide as they are
+    gathered, (K + 2, U).
+    """
     wires = _wires(batch, quantised_shares(update.model, batch, update.recipes), update)
     return (dense * wires[0] + expert * wires[1]) / np.where(batch.param_dtype == 0, 2.0, 4.0)
 
 
-def quantised_elements(batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, update: Update) -> FloatColumn:
+def quantised_elements(
+    batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, update: Update
+) -> FloatColumn:
     """Parameters of every unit on one rank that products read quantised, (K + 2, U)."""
     shares = quantised_shares(update.model, batch, update.recipes)
     return dense * shares[0] + expert * shares[1]
 
 
-def quantised_shares(model: ModelSpec, batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> tuple[FloatColumn, FloatColumn]:
-    """(share of a unit's parameters outside routed experts, share inside) whose products read them quantised, (K + 2, U) each."""
+def quantised_shares(
+    model: ModelSpec, batch: LayoutBatch, recipes: tuple[Recipe, ...]
+) -> tuple[FloatColumn, FloatColumn]:
+    """(share of a unit's parameters outside routed experts, share inside) whose products read them
+    quantised, (K + 2, U) each.
+    """
     table, ends = quantised_model(model, recipes), np.zeros((2, len(batch)))
     half = batch.param_dtype == 0
-    return np.vstack([table.dense[:, batch.precision] * half, ends]), np.vstack([table.expert[:, batch.precision] * half, ends])
+    return np.vstack([table.dense[:, batch.precision] * half, ends]), np.vstack(
+        [table.expert[:, batch.precision] * half, ends]
+    )
 
 
-def _casts_of_shards(batch: LayoutBatch, shard: FloatColumn, quantised: FloatColumn, update: Update, group: "_Group") -> FloatColumn:
-    """Seconds that FSDP takes to quantise the shards of each unit before it gathers them, (K + 2, U).
+def _casts_of_shards(
+    batch: LayoutBatch, shard: FloatColumn, quantised: FloatColumn, update: Update, group: "_Group"
+) -> FloatColumn:
+    """Seconds that FSDP takes to quantise the shards of each unit before it gathers them, (K + 2,
+    U).
 
-    Without scales made for all weights after the optimizer's step, each weight waits for an all-reduce of its own.
+    Without scales made for all weights after the optimizer's step, each weight waits for an
+    all-reduce of its own.
     Source: torchao float8/fsdp_utils.py fsdp_pre_all_gather; its operations are not compiled.
     """
     low = gathers_low(batch, update.recipes)
@@ -157,26 +244,43 @@ def _casts_of_shards(batch: LayoutBatch, shard: FloatColumn, quantised: FloatCol
     seconds, (degree, stride) = group
     own = low & (column("gather_amax", batch.precision, update.recipes) > 0)
     moved = shard * (np.where(low, SHARD_CAST_BYTES, 0.0) + np.where(own, SHARD_AMAX_BYTES, 0.0))
-    counts = np.vstack([quantised_model(update.model, update.recipes).weights[:, batch.precision], np.zeros((2, len(batch)))])
-    reductions = seconds("all-reduce", np.where((quantised > 0) & own, SCALE_BYTES, 0.0), degree, stride)
+    counts = np.vstack(
+        [
+            quantised_model(update.model, update.recipes).weights[:, batch.precision],
+            np.zeros((2, len(batch))),
+        ]
+    )
+    reductions = seconds(
+        "all-reduce", np.where((quantised > 0) & own, SCALE_BYTES, 0.0), degree, stride
+    )
     return np.asarray(moved / update.device.memory_rate + counts * reductions)
 
 
 def _offload(batch: LayoutBatch, shard: FloatColumn, update: Update) -> dict[str, FloatColumn]:
-    """Where FSDP keeps shards on the host: seconds to copy each to the device, its gradient back, and to add that to the last one's.
+    """Where FSDP keeps shards on the host: seconds to copy each to the device, its gradient back,
+    and to add that to the last one's.
 
-    Source: torch/distributed/fsdp/_fully_shard (CPUOffloadPolicy): _fsdp_param.py all_gather_inputs, _fsdp_collectives.py foreach_reduce.
+    Source: torch/distributed/fsdp/_fully_shard (CPUOffloadPolicy): _fsdp_param.py
+        all_gather_inputs, _fsdp_collectives.py foreach_reduce.
     """
-    wide = np.where(batch.cpu_offload & update.rules.fsdp_style, shard * np.where(batch.master_dtype == 0, 2.0, 4.0), 0.0)
+    wide = np.where(
+        batch.cpu_offload & update.rules.fsdp_style,
+        shard * np.where(batch.master_dtype == 0, 2.0, 4.0),
+        0.0,
+    )
     copied = wide / update.cluster.pcie_bandwidth_bytes_per_second
     added = HOST_ADD_MOVES * wide / HOST_STREAM_BYTES_PER_SECOND
     return {"upload_seconds": copied, "download_seconds": copied, "accumulate_seconds": added}
 
 
-def _exchange(batch: LayoutBatch, shard: FloatColumn, update: Update, group: "_Group") -> FloatColumn:
-    """Seconds for Muon, whose update needs whole matrices: shards of momenta to one owner each and updates back, both in 16 bits.
+def _exchange(
+    batch: LayoutBatch, shard: FloatColumn, update: Update, group: "_Group"
+) -> FloatColumn:
+    """Seconds for Muon, whose update needs whole matrices: shards of momenta to one owner each and
+    updates back, both in 16 bits.
 
-    Source: distributed Muon, arXiv 2502.16982 section 2.3, with whole matrices dealt out over the sharding group (all-to-all).
+    Source: distributed Muon, arXiv 2502.16982 section 2.3, with whole matrices dealt out over the
+        sharding group (all-to-all).
     """
     if update.training.optimizer != "muon":
         return np.zeros_like(shard)
@@ -187,9 +291,15 @@ def _exchange(batch: LayoutBatch, shard: FloatColumn, update: Update, group: "_G
 
 
 def _sharded(
-    batch: LayoutBatch, parameters: FloatColumn, wire: FloatColumn, groups: list[tuple[FloatColumn, FloatColumn]], seconds: "_Seconds"
+    batch: LayoutBatch,
+    parameters: FloatColumn,
+    wire: FloatColumn,
+    groups: list[tuple[FloatColumn, FloatColumn]],
+    seconds: "_Seconds",
 ) -> tuple[FloatColumn, FloatColumn, FloatColumn, FloatColumn]:
-    """(shard, gather, scatter, replicate) of parameters (K + 2, U); groups: sharding ranks, all data-parallel ranks, replicas."""
+    """(shard, gather, scatter, replicate) of parameters (K + 2, U); groups: sharding ranks, all
+    data-parallel ranks, replicas.
+    """
     sharding = batch.zero_stage > 0
     (shard_degree, shard_stride), (whole_degree, whole_stride), (_, replica_stride) = groups
     degree = np.where(sharding, shard_degree, 1.0)
@@ -197,21 +307,31 @@ def _sharded(
     reduced = parameters * np.where(batch.reduce_dtype == 0, 2.0, 4.0)
     gather = seconds("all-gather", parameters * wire, degree, shard_stride)
     scatter = seconds("reduce-scatter", reduced, degree, shard_stride)
-    replicate = seconds("all-reduce", reduced / degree, replicas, np.where(sharding, replica_stride, whole_stride))
+    replicate = seconds(
+        "all-reduce", reduced / degree, replicas, np.where(sharding, replica_stride, whole_stride)
+    )
     return parameters / degree, gather, scatter, replicate
 
 
 def _by_owners(
-    batch: LayoutBatch, parameters: FloatColumn, wire: FloatColumn, group: tuple[FloatColumn, FloatColumn], model: "_Priced"
+    batch: LayoutBatch,
+    parameters: FloatColumn,
+    wire: FloatColumn,
+    group: tuple[FloatColumn, FloatColumn],
+    model: "_Priced",
 ) -> tuple[FloatColumn, FloatColumn]:
-    """(gather, scatter) where every rank owns whole parameters: as many broadcasts of a rank's part as there are ranks, and reductions.
+    """(gather, scatter) where every rank owns whole parameters: as many broadcasts of a rank's part
+    as there are ranks, and reductions.
 
     Each unit has its share of the time, by its parameters: owners' parts are not cut at units.
-    Source: InternEvo solver/optimizer/hybrid_zero_optim.py (_broadcast_params; reduce_tensor to a dst_rank).
+    Source: InternEvo solver/optimizer/hybrid_zero_optim.py (_broadcast_params; reduce_tensor to a
+        dst_rank).
     """
     spec, seconds = model
     degree, stride = group[0] * np.where(batch.zero_stage > 0, 1.0, 0.0), group[1]
-    counts = np.array([*(count for _, count in spec.distinct_layers()), 1, 1], dtype=np.float64)[:, None]
+    counts = np.array([*(count for _, count in spec.distinct_layers()), 1, 1], dtype=np.float64)[
+        :, None
+    ]
     out = []
     for payload in (parameters * wire, parameters * np.where(batch.reduce_dtype == 0, 2.0, 4.0)):
         whole = (counts * payload).sum(axis=0) / batch.pp
@@ -225,7 +345,9 @@ class _Seconds:
     fabric: Fabric
     profile: Profile
 
-    def __call__(self, operation: str, payload: FloatColumn, degree: FloatColumn, stride: FloatColumn) -> FloatColumn:
+    def __call__(
+        self, operation: str, payload: FloatColumn, degree: FloatColumn, stride: FloatColumn
+    ) -> FloatColumn:
         """Seconds (K + 2, U) for payloads (K + 2, U); an empty unit costs nothing."""
         rows = [
             np.where(
@@ -247,4 +369,5 @@ class _Seconds:
 
 
 _Priced = tuple[ModelSpec, _Seconds]
-_Group = tuple[_Seconds, tuple[FloatColumn, FloatColumn]]  # how to price collectives, and (degree, stride) of one group
+# how to price collectives, and (degree, stride) of one group
+_Group = tuple[_Seconds, tuple[FloatColumn, FloatColumn]]

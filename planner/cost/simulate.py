@@ -1,4 +1,6 @@
-"""Steps of a schedule simulated: programs compiled once, long steps replayed in part and continued, because their middle repeats."""
+"""Steps of a schedule simulated: programs compiled once, long steps replayed in part and continued,
+because their middle repeats.
+"""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -6,7 +8,15 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.replay import PairSeconds, Program, Simulation, StageCosts, Timeline, compile_graph, replay
+from planner.cost.replay import (
+    PairSeconds,
+    Program,
+    Simulation,
+    StageCosts,
+    Timeline,
+    compile_graph,
+    replay,
+)
 from planner.schedules.base import Order, Schedule
 from planner.schedules.lowering import lower
 from planner.specs.transports import IDEAL, Transport
@@ -15,20 +25,32 @@ Floats = NDArray[np.float64]
 
 
 def compile_order(order: Order, transport: Transport = IDEAL) -> Program:
-    """The program of an order under a transport. Raises ValueError for an order that deadlocks or lacks an input (see `check_legal`)."""
+    """The program of an order under a transport. Raises ValueError for an order that deadlocks or
+    lacks an input (see `check_legal`).
+    """
     return compile_graph(lower(order, transport))
 
 
 @lru_cache(maxsize=512)
-def program(schedule: Schedule, pp: int, virtual_stages: int, num_microbatches: int, transport: Transport = IDEAL) -> Program:
+def program(
+    schedule: Schedule,
+    pp: int,
+    virtual_stages: int,
+    num_microbatches: int,
+    transport: Transport = IDEAL,
+) -> Program:
     """The compiled order of a schedule, computed once."""
     return compile_order(schedule.actions(pp, virtual_stages, num_microbatches), transport)
 
 
 DIRECT_ACTIONS = 4000
-"""Actions up to which a step is replayed whole: about 5 ms on one core, generating and compiling included (judgement)."""
+"""Actions up to which a step is replayed whole: about 5 ms on one core, generating and compiling
+included (judgement).
+"""
 EXTRAPOLATION_TOLERANCE = 1e-3
-"""Largest relative gap between the two slopes below before the step is replayed with four times the microbatches (judgement)."""
+"""Largest relative gap between the two slopes below before the step is replayed with four times the
+microbatches (judgement).
+"""
 
 
 def simulate(
@@ -39,14 +61,18 @@ def simulate(
     transport: Transport = IDEAL,
     times: bool = False,
 ) -> Simulation:
-    """One step of a schedule for C candidates that share it. shape: (pp, virtual stages, microbatches).
+    """One step of a schedule for C candidates that share it. shape: (pp, virtual stages,
+    microbatches).
 
-    Long steps are replayed with fewer microbatches m2 < m and continued along a line, because the middle of the order repeats:
+    Long steps are replayed with fewer microbatches m2 < m and continued along a line, because the
+    middle of the order repeats:
         x(m) = x(m2) + (m - m2) dx/dm,  dx/dm from m1 < m2, m2 - m1 whole repetitions.
-    m, m2 and m1 stand at the same place of the repetition (a circle of waits between ranks may take pp microbatches to close).
-    Exact once the bottleneck has settled, as it has at once for equal stages with sends shorter than the work they hide behind.
-    Where another rank will become the bottleneck later (its own pace, busy or waiting on a neighbour, is slower than the slope),
-    the answer is the middle of both lines, and a gap of more than EXTRAPOLATION_TOLERANCE is settled by replaying more.
+    m, m2 and m1 stand at the same place of the repetition (a circle of waits between ranks may take
+    pp microbatches to close). Exact once the bottleneck has settled, as it has at once for equal
+    stages with sends shorter than the work they hide behind. Where another rank will become the
+    bottleneck later (its own pace, busy or waiting on a neighbour, is slower than the slope), the
+    answer is the middle of both lines, and a gap of more than EXTRAPOLATION_TOLERANCE is settled by
+    replaying more.
     times: keep each action's times; nothing is extrapolated then.
     """
     pp, virtual_stages, num_microbatches = shape
@@ -54,9 +80,16 @@ def simulate(
     repeats = schedule.repeats_after(pp, virtual_stages, num_microbatches)
     stride = repeats if repeats > 1 else pp
     few = max(4 * pp, DIRECT_ACTIONS // 2 // line.per_microbatch)
-    while not times and few + stride <= num_microbatches and line.per_microbatch * num_microbatches > DIRECT_ACTIONS:
+    while (
+        not times
+        and few + stride <= num_microbatches
+        and line.per_microbatch * num_microbatches > DIRECT_ACTIONS
+    ):
         upper = num_microbatches - (num_microbatches - few) // stride * stride
-        short, long = (replay(line.steady(count, stride), costs, num_microbatches=count) for count in (upper - stride, upper))
+        short, long = (
+            replay(line.steady(count, stride), costs, num_microbatches=count)
+            for count in (upper - stride, upper)
+        )
         answer, gap = _continued(short, long, num_microbatches)
         if gap <= EXTRAPOLATION_TOLERANCE:
             return answer
@@ -80,16 +113,22 @@ class _Line:
         return self.pp * self.virtual_stages * (3 if self.schedule.splits_backward else 2)
 
     def program(self, num_microbatches: int) -> Program:
-        return program(self.schedule, self.pp, self.virtual_stages, num_microbatches, self.transport)
+        return program(
+            self.schedule, self.pp, self.virtual_stages, num_microbatches, self.transport
+        )
 
     def steady(self, num_microbatches: int, stride: int) -> Program:
-        """For replays without times: a short one with its steady block repeated, or left out once; compiled where none repeats."""
+        """For replays without times: a short one with its steady block repeated, or left out once;
+        compiled where none repeats.
+        """
         for least in (4 * self.pp, 5 * self.pp):
             copies = (num_microbatches - least) // stride
             if copies == 0 or copies < -1:
                 break
             base = num_microbatches - copies * stride
-            result = stretched(self.program(base), base, stride, copies) if self.legal(base) else None
+            result = (
+                stretched(self.program(base), base, stride, copies) if self.legal(base) else None
+            )
             if result is not None:
                 return result
         return self.program(num_microbatches)
@@ -99,11 +138,12 @@ class _Line:
 
 
 def stretched(base: Program, num_microbatches: int, stride: int, copies: int) -> Program | None:
-    """`base`, of `num_microbatches`, with `stride` more for each copy of its steady block, or less for -1; None where none repeats.
+    """`base`, of `num_microbatches`, with `stride` more for each copy of its steady block, or less
+    for -1; None where none repeats.
 
-    A block is what `stride` microbatches are in the middle: their transfers, and of each stage F and B, or F, I and W, or half of
-    two pairs; it must follow on an equal one. Nodes reach what they need by distance, so a repeated block finds its inputs in the
-    block before.
+    A block is what `stride` microbatches are in the middle: their transfers, and of each stage F
+    and B, or F, I and W, or half of two pairs; it must follow on an equal one. Nodes reach what
+    they need by distance, so a repeated block finds its inputs in the block before.
     """
     stages, nodes = base.num_stages, len(base.work_N)
     transfers = int((base.rank_N >= base.num_ranks).sum()) // num_microbatches
@@ -122,17 +162,32 @@ def stretched(base: Program, num_microbatches: int, stride: int, copies: int) ->
     if end - start < block or not np.isin(counts, (0, stride)).all():
         return None
     work_N, rank_N, first_N, *reach_DN = (
-        np.concatenate([column[:start], np.tile(column[start : start + block], copies + 1), column[start + block :]])
+        np.concatenate(
+            [
+                column[:start],
+                np.tile(column[start : start + block], copies + 1),
+                column[start + block :],
+            ]
+        )
         for column in columns
     )
     return replace(
-        base, items=(), slot_A=np.empty(0, dtype=np.int64), work_N=work_N, rank_N=rank_N, first_N=first_N.astype(np.bool_),
+        base,
+        items=(),
+        slot_A=np.empty(0, dtype=np.int64),
+        work_N=work_N,
+        rank_N=rank_N,
+        first_N=first_N.astype(np.bool_),
         reach_DN=np.array(reach_DN),
-    )  # fmt: skip
+    )
 
 
-def _continued(short: Simulation, long: Simulation, num_microbatches: int) -> tuple[Simulation, float]:
-    """Both simulations continued to `num_microbatches`, and the largest relative gap between the two continuations."""
+def _continued(
+    short: Simulation, long: Simulation, num_microbatches: int
+) -> tuple[Simulation, float]:
+    """Both simulations continued to `num_microbatches`, and the largest relative gap between the
+    two continuations.
+    """
     further = num_microbatches - long.simulated_microbatches
     stride = long.simulated_microbatches - short.simulated_microbatches
 
@@ -141,7 +196,9 @@ def _continued(short: Simulation, long: Simulation, num_microbatches: int) -> tu
 
     busy_CR = line(short.busy_seconds_CR, long.busy_seconds_CR)
     forward_CR = line(short.last_forward_seconds_CR, long.last_forward_seconds_CR)
-    own_pace_CR = np.maximum(busy_CR - long.busy_seconds_CR, forward_CR - long.last_forward_seconds_CR)
+    own_pace_CR = np.maximum(
+        busy_CR - long.busy_seconds_CR, forward_CR - long.last_forward_seconds_CR
+    )
     slowest_rank_C = own_pace_CR.max(axis=1)
     slow_C = line(short.makespan_seconds_C, long.makespan_seconds_C)
     fast_C = np.maximum(slow_C, long.makespan_seconds_C + slowest_rank_C)
@@ -158,4 +215,15 @@ def _continued(short: Simulation, long: Simulation, num_microbatches: int) -> tu
     return answer, float(np.max((fast_C - slow_C) / np.maximum(slow_C, np.finfo(np.float64).tiny)))
 
 
-__all__ = ["PairSeconds", "Program", "Simulation", "StageCosts", "Timeline", "compile_order", "program", "replay", "simulate", "stretched"]
+__all__ = [
+    "PairSeconds",
+    "Program",
+    "Simulation",
+    "StageCosts",
+    "Timeline",
+    "compile_order",
+    "program",
+    "replay",
+    "simulate",
+    "stretched",
+]

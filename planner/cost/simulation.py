@@ -1,6 +1,8 @@
-"""Prices refined by playing the schedule out: unequal stages, sends, and each rank's memory as microbatches come and go.
+"""Prices refined by playing the schedule out: unequal stages, sends, and each rank's memory as
+microbatches come and go.
 
-Layouts that share (schedule, pp, virtual stages, microbatches) are simulated together. Letters: C such layouts, S stages.
+Layouts that share (schedule, pp, virtual stages, microbatches) are simulated together. Letters: C
+such layouts, S stages.
 """
 
 from dataclasses import dataclass
@@ -20,7 +22,9 @@ from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refined:
-    """Simulated step, (N,): step_seconds and the seconds beyond the busiest rank's own work (bubble and sends)."""
+    """Simulated step, (N,): step_seconds and the seconds beyond the busiest rank's own work (bubble
+    and sends).
+    """
 
     step_seconds: FloatColumn
     bubble_seconds: FloatColumn
@@ -35,7 +39,9 @@ def refine(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> Refined:
         played = play(pricer, batch, prices, rows, send_scales=(1.0, 0.0)).step_seconds_C(joined)
         makespan, without_sends = played[: len(rows)], played[len(rows) :]
         bubble[rows] = np.maximum(without_sends - prices.stage_seconds.busy[rows], 0.0)
-        sends[rows] = np.maximum(makespan - np.maximum(without_sends, prices.stage_seconds.busy[rows]), 0.0)
+        sends[rows] = np.maximum(
+            makespan - np.maximum(without_sends, prices.stage_seconds.busy[rows]), 0.0
+        )
     step = prices.step_seconds - prices.parts["bubble"] - prices.parts["pp"] + bubble + sends
     return Refined(step_seconds=step, bubble_seconds=bubble, send_seconds=sends)
 
@@ -53,12 +59,16 @@ def groups(pricer: Pricer, batch: LayoutBatch) -> list[IntColumn]:
 
 
 def first_groups(pricer: Pricer, batch: LayoutBatch, most: int, most_groups: int) -> IntColumn:
-    """The first `most` rows, best first, whose pipelines are among the first `most_groups` distinct ones; layouts without one are free."""
+    """The first `most` rows, best first, whose pipelines are among the first `most_groups` distinct
+    ones; layouts without one are free.
+    """
     m = num_microbatches(batch, pricer.training)
     piped = batch.pp > 1
     seen: set[tuple[float, ...]] = set()
     chosen: list[int] = []
-    for row, key in enumerate(zip(batch.pp_schedule, batch.pp, batch.virtual_stages, m, strict=True)):
+    for row, key in enumerate(
+        zip(batch.pp_schedule, batch.pp, batch.virtual_stages, m, strict=True)
+    ):
         if piped[row] and key not in seen:
             if len(seen) == most_groups:
                 continue
@@ -80,21 +90,39 @@ def play(
 ) -> Simulation:
     """The simulation of layouts `rows`, which share schedule, pp, virtual stages and microbatches.
 
-    send_scales: the layouts are played once for each factor on their sends, one after the other along C.
+    send_scales: the layouts are played once for each factor on their sends, one after the other
+        along C.
     """
     first = int(rows[0])
     schedule = SCHEDULES[SCHEDULE_NAMES[int(batch.pp_schedule[first])]]
     pp, virtual = int(batch.pp[first]), int(batch.virtual_stages[first])
     m = int(num_microbatches(batch.take(rows[:1]), pricer.training)[0])
     costs = _stage_costs(pricer, batch, prices, rows, send_scales)
-    return simulate(schedule, (pp, virtual, m), costs, transport=transport_of(pricer.training, schedule.name), times=keep_times)
+    return simulate(
+        schedule,
+        (pp, virtual, m),
+        costs,
+        transport=transport_of(pricer.training, schedule.name),
+        times=keep_times,
+    )
 
 
-def _stage_costs(pricer: Pricer, batch: LayoutBatch, prices: Prices, rows: IntColumn, send_scales: tuple[float, ...]) -> StageCosts:
+def _stage_costs(
+    pricer: Pricer,
+    batch: LayoutBatch,
+    prices: Prices,
+    rows: IntColumn,
+    send_scales: tuple[float, ...],
+) -> StageCosts:
     first = int(rows[0])
     schedule = SCHEDULES[SCHEDULE_NAMES[int(batch.pp_schedule[first])]]
     units_CSK = np.array(
-        [stages.stage_units(stages.layers_of_stages(batch, int(row), pricer.model, pricer.rules), pricer.model) for row in rows]
+        [
+            stages.stage_units(
+                stages.layers_of_stages(batch, int(row), pricer.model, pricer.rules), pricer.model
+            )
+            for row in rows
+        ]
     )
     s = prices.stage_seconds
     at = s.at[rows]
@@ -105,7 +133,10 @@ def _stage_costs(pricer: Pricer, batch: LayoutBatch, prices: Prices, rows: IntCo
 
     pp = int(batch.pp[first])
     hop_S = _hops(schedule, pp, int(batch.virtual_stages[first]))
-    alone, crowded = (np.concatenate([scale * hops[:, hop_S] for scale in send_scales]) for hops in s.sends.take(rows).hop_seconds(pp))
+    alone, crowded = (
+        np.concatenate([scale * hops[:, hop_S] for scale in send_scales])
+        for hops in s.sends.take(rows).hop_seconds(pp)
+    )
     boundary = np.tile(s.sends.payload_bytes[rows], len(send_scales))[:, None]
     return StageCosts(
         forward_seconds_CS=on_stages(s.forward[:, rows]),
@@ -127,7 +158,9 @@ def _stage_costs(pricer: Pricer, batch: LayoutBatch, prices: Prices, rows: IntCo
 
 
 def _hops(schedule: Schedule, pp: int, virtual_stages: int) -> IntColumn:
-    """Hop between ranks that each stage's output crosses to the next stage: rank r to r + 1 is hop r, the last to the first p - 1."""
+    """Hop between ranks that each stage's output crosses to the next stage: rank r to r + 1 is hop
+    r, the last to the first p - 1.
+    """
     rank = schedule.stage_rank(np.arange(pp * virtual_stages), pp, virtual_stages)
     after = np.append(rank[1:], rank[-1])
     around = (np.abs(after - rank) > 1) & (pp > 2)

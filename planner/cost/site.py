@@ -1,4 +1,6 @@
-"""What the costs of a layer's operations depend on, and what one operation costs. Letters: U distinct layouts."""
+"""What the costs of a layer's operations depend on, and what one operation costs. Letters: U
+distinct layouts.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,11 +40,19 @@ class Site:
         """The recipes of this product: those of linear layers, or of routed experts."""
         return self.experts if op.role == "expert" else self.quantisation
 
-    def collective_seconds(self, operation: str, payload: FloatColumn, degree: FloatColumn, stride: FloatColumn) -> FloatColumn:
+    def collective_seconds(
+        self, operation: str, payload: FloatColumn, degree: FloatColumn, stride: FloatColumn
+    ) -> FloatColumn:
         """Seconds of one collective, (U,)."""
         profile = self.device.profile
         return collective_seconds(
-            operation, payload, degree, stride, self.fabric, base_seconds=profile.collective_seconds, nvls_gain=profile.nvls_gain
+            operation,
+            payload,
+            degree,
+            stride,
+            self.fabric,
+            base_seconds=profile.collective_seconds,
+            nvls_gain=profile.nvls_gain,
         )
 
     def product(self, dims: Sequence[str]) -> FloatColumn:
@@ -72,8 +82,9 @@ class Site:
 class OpCost:
     """One operation, one microbatch, (U,) each; exposed arrays are (3 axes, U).
 
-    forward_kernels, backward_kernels: launches, fused where the row's are.  singles: kernels launched one by one all the same, in each
-    direction.  waits: times that forward makes the host wait for the device.
+    forward_kernels, backward_kernels: launches, fused where the row's are.  singles: kernels
+    launched one by one all the same, in each direction.  waits: times that forward makes the host
+    wait for the device.
     """
 
     forward: FloatColumn
@@ -91,6 +102,18 @@ class OpCost:
 def cost(site: Site, **given: FloatColumn) -> OpCost:
     """An operation that costs what is given and nothing else."""
     zero, zeros3 = np.zeros(len(site.batch)), np.zeros((len(AXES), len(site.batch)))
-    names = ("forward", "input_grad", "weight_grad", "forward_kernels", "backward_kernels", "singles", "waits", "flops")
-    base: dict[str, FloatColumn] = dict.fromkeys(names, zero) | {"exposed_forward": zeros3, "exposed_backward": zeros3}
+    names = (
+        "forward",
+        "input_grad",
+        "weight_grad",
+        "forward_kernels",
+        "backward_kernels",
+        "singles",
+        "waits",
+        "flops",
+    )
+    base: dict[str, FloatColumn] = dict.fromkeys(names, zero) | {
+        "exposed_forward": zeros3,
+        "exposed_backward": zeros3,
+    }
     return OpCost(**(base | given))

@@ -1,4 +1,6 @@
-"""Which layers each pipeline rank holds. Letters: U distinct pipelines by KEY, R ranks looked at, K kinds of layer."""
+"""Which layers each pipeline rank holds. Letters: U distinct pipelines by KEY, R ranks looked at, K
+kinds of layer.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +20,8 @@ KEY = ("pp", "virtual_stages", "pp_schedule", "split")
 class RankLayers:
     """What R ranks of each of U pipelines hold.
 
-    units (R, K + 2, U): number of layers of each kind, then 1 where the rank holds the embedding, 1 where the head.
+    units (R, K + 2, U): number of layers of each kind, then 1 where the rank holds the embedding, 1
+    where the head.
     rank (R, U): pipeline rank.  mean_units (K + 2, U): per rank, averaged over all ranks.
     """
 
@@ -31,9 +34,10 @@ class RankLayers:
 def stage_layers(num_layers: int, num_stages: int, *, counts_ends: bool) -> tuple[int, ...]:
     """Layers of each stage, first stage first, by the trainer's own split.
 
-    TorchTitan spreads layers plus one for the embedding and one for the head as evenly as it can, earlier stages
-    taking the remainder (generate_llm_fqn_per_model_part). Megatron splits evenly where that divides, and otherwise counts the
-    embedding and head as layers too (--account-for-embedding-in-pipeline-split). counts_ends: always count them.
+    TorchTitan spreads layers plus one for the embedding and one for the head as evenly as it can,
+    earlier stages taking the remainder (generate_llm_fqn_per_model_part). Megatron splits evenly
+    where that divides, and otherwise counts the embedding and head as layers too
+    (--account-for-embedding-in-pipeline-split). counts_ends: always count them.
     """
     if num_stages == 1:
         return (num_layers,)
@@ -49,19 +53,27 @@ def stage_layers(num_layers: int, num_stages: int, *, counts_ends: bool) -> tupl
     return tuple(sizes)
 
 
-def layers_of_stages(batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRules) -> tuple[int, ...]:
+def layers_of_stages(
+    batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRules
+) -> tuple[int, ...]:
     """Layers of each stage of one layout: its own list, or the trainer's split."""
     if int(batch.pp[row]) == 1:
         return (model.num_hidden_layers,)
     split = int(batch.split[row])
     if split != TRAINER_SPLIT:
         return batch.splits[split]
-    return stage_layers(model.num_hidden_layers, int(batch.pp[row] * batch.virtual_stages[row]), counts_ends=rules.fsdp_style)
+    return stage_layers(
+        model.num_hidden_layers,
+        int(batch.pp[row] * batch.virtual_stages[row]),
+        counts_ends=rules.fsdp_style,
+    )
 
 
 @lru_cache(maxsize=4096)
 def stage_units(sizes: tuple[int, ...], model: ModelSpec) -> FloatColumn:
-    """Units of each stage, (S, K + 2): layers by kind, embedding in the first stage, head in the last."""
+    """Units of each stage, (S, K + 2): layers by kind, embedding in the first stage, head in the
+    last.
+    """
     kinds = [kind for kind, _ in model.distinct_layers()]
     order = np.array([kinds.index(kind) for kind in model.layer_kinds()])
     units = np.zeros((len(sizes), len(kinds) + 2))
@@ -76,32 +88,58 @@ def stage_units(sizes: tuple[int, ...], model: ModelSpec) -> FloatColumn:
 def rank_units(batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRules) -> FloatColumn:
     """Units of every pipeline rank of one layout, (pp, K + 2)."""
     sizes = layers_of_stages(batch, row, model, rules)
-    return _rank_units(int(batch.pp[row]), int(batch.virtual_stages[row]), int(batch.pp_schedule[row]), sizes, model)
+    return _rank_units(
+        int(batch.pp[row]),
+        int(batch.virtual_stages[row]),
+        int(batch.pp_schedule[row]),
+        sizes,
+        model,
+    )
 
 
 @lru_cache(maxsize=8192)
-def _rank_units(pp: int, virtual: int, schedule: int, sizes: tuple[int, ...], model: ModelSpec) -> FloatColumn:
+def _rank_units(
+    pp: int, virtual: int, schedule: int, sizes: tuple[int, ...], model: ModelSpec
+) -> FloatColumn:
     stages = stage_units(sizes, model)
     ranks = np.zeros((pp, stages.shape[1]))
-    holders = SCHEDULES[SCHEDULE_NAMES[schedule]].stage_rank(np.arange(len(stages)), pp, virtual) if pp > 1 else np.zeros(1, dtype=np.int64)
+    holders = (
+        SCHEDULES[SCHEDULE_NAMES[schedule]].stage_rank(np.arange(len(stages)), pp, virtual)
+        if pp > 1
+        else np.zeros(1, dtype=np.int64)
+    )
     np.add.at(ranks, holders, stages)
     return ranks
 
 
 @lru_cache(maxsize=8192)
-def _first_of_each_kind(pp: int, virtual: int, schedule: int, sizes: tuple[int, ...], model: ModelSpec) -> IntColumn:
-    _, first = np.unique(_rank_units(pp, virtual, schedule, sizes, model), axis=0, return_index=True)
+def _first_of_each_kind(
+    pp: int, virtual: int, schedule: int, sizes: tuple[int, ...], model: ModelSpec
+) -> IntColumn:
+    _, first = np.unique(
+        _rank_units(pp, virtual, schedule, sizes, model), axis=0, return_index=True
+    )
     return np.sort(first)
 
 
-def rank_layers(batch: LayoutBatch, model: ModelSpec, rules: TrainerRules, *, every_rank: bool) -> RankLayers:
-    """Units of the ranks that can decide time or memory, for U pipelines; `every_rank` for all of them.
+def rank_layers(
+    batch: LayoutBatch, model: ModelSpec, rules: TrainerRules, *, every_rank: bool
+) -> RankLayers:
+    """Units of the ranks that can decide time or memory, for U pipelines; `every_rank` for all of
+    them.
 
-    Ranks that hold the same units cost the same and the earliest of them has most microbatches in flight, so the deciding
-    ranks are the first of each kind. R is the largest number of ranks looked at; shorter lists repeat their last rank.
+    Ranks that hold the same units cost the same and the earliest of them has most microbatches in
+    flight, so the deciding ranks are the first of each kind. R is the largest number of ranks
+    looked at; shorter lists repeat their last rank.
     """
     keys = [
-        (int(batch.pp[row]), int(batch.virtual_stages[row]), int(batch.pp_schedule[row]), layers_of_stages(batch, row, model, rules), model)
+        (
+            int(batch.pp[row]),
+            int(batch.virtual_stages[row]),
+            int(batch.pp_schedule[row]),
+            layers_of_stages(batch, row, model, rules),
+            model,
+        )
         for row in range(len(batch))
     ]
     per_row = [_rank_units(*key) for key in keys]
@@ -109,7 +147,9 @@ def rank_layers(batch: LayoutBatch, model: ModelSpec, rules: TrainerRules, *, ev
     length = max(len(ranks) for ranks in chosen)
     padded = [np.concatenate([ranks, np.full(length - len(ranks), ranks[-1])]) for ranks in chosen]
     return RankLayers(
-        units=np.array([units[ranks] for units, ranks in zip(per_row, padded, strict=True)]).transpose(1, 2, 0),
+        units=np.array(
+            [units[ranks] for units, ranks in zip(per_row, padded, strict=True)]
+        ).transpose(1, 2, 0),
         rank=np.array(padded).T,
         mean_units=np.array([units.mean(axis=0) for units in per_row]).T,
     )

@@ -1,10 +1,12 @@
-"""Where groups of ranks lie on the fabric: which levels they cross, with how many members side by side, over which links.
+"""Where groups of ranks lie on the fabric: which levels they cross, with how many members side by
+side, over which links.
 
 Letters: U groups as columns, L fabric levels from inner to outer, D dimensions of a grid.
 
-Ranks are placed in order: rank r is GPU r. A group is (degree, stride): ranks b, b + stride, b + 2 stride, ...; all groups of one
-axis run the same collective at the same time and tile the machine. So each GPU drives its own NIC, m members of a group in a node
-leave it at m times one NIC's rate, and no group takes another's NIC; what groups do share is an oversubscribed uplink (the level's
+Ranks are placed in order: rank r is GPU r. A group is (degree, stride): ranks b, b + stride, b + 2
+stride, ...; all groups of one axis run the same collective at the same time and tile the machine.
+So each GPU drives its own NIC, m members of a group in a node leave it at m times one NIC's rate,
+and no group takes another's NIC; what groups do share is an oversubscribed uplink (the level's
 bandwidth is divided) and the links of a ring, torus or mesh (`Lanes.spacing`).
 """
 
@@ -22,12 +24,15 @@ from planner.specs.cluster import ClusterSpec, FabricLevel, balanced_shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """Levels as arrays (L,): GPUs joined by one unit of the level, units of the level inside (points), bytes a second per GPU,
-    seconds a step.
+    """Levels as arrays (L,): GPUs joined by one unit of the level, units of the level inside
+    (points), bytes a second per GPU, seconds a step.
 
-    shapes: side lengths of a level that is a grid (ring, torus, mesh with a shape), None where it is flat.
-    wraps: whether the grid's ends are joined.  full_mesh: every pair has its own link.  shared_root: a tree, whose root is one link.
-    chained: the innermost level is a node, inside which trees run as a chain (NCCL).  remembered: lines already computed.
+    shapes: side lengths of a level that is a grid (ring, torus, mesh with a shape), None where it
+        is flat.
+    wraps: whether the grid's ends are joined.  full_mesh: every pair has its own link.
+        shared_root: a tree, whose root is one link.
+    chained: the innermost level is a node, inside which trees run as a chain (NCCL).  remembered:
+        lines already computed.
     """
 
     gpus: FloatColumn
@@ -44,11 +49,25 @@ class Fabric:
     remembered: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def build(cls, cluster: ClusterSpec, intra_share: float = 1.0, inter_share: float = 1.0, library: Library | None = None) -> "Fabric":
-        """The cluster's levels; shares scale what the library's curves reach, inside the innermost level and beyond it."""
+    def build(
+        cls,
+        cluster: ClusterSpec,
+        intra_share: float = 1.0,
+        inter_share: float = 1.0,
+        library: Library | None = None,
+    ) -> "Fabric":
+        """The cluster's levels; shares scale what the library's curves reach, inside the innermost
+        level and beyond it.
+        """
         gpu = cluster.gpu
         node = gpu.scale_up.gpus
-        return _fabric(cluster.fabric, gpu.nvls, node, (intra_share, inter_share), library or library_of(cluster))
+        return _fabric(
+            cluster.fabric,
+            gpu.nvls,
+            node,
+            (intra_share, inter_share),
+            library or library_of(cluster),
+        )
 
     def links(self, protocols: str) -> tuple["Links", ...]:
         """The fabric as each of the library's protocols of this kind sees it."""
@@ -60,15 +79,24 @@ class Fabric:
 
 
 @lru_cache(maxsize=64)
-def _fabric(levels: tuple[FabricLevel, ...], nvls: bool, node: int, shares: tuple[float, float], library: Library) -> Fabric:
-    """Equal machines share one fabric, and so the lines that it remembers.  node: GPUs of the largest scale-up domain."""
+def _fabric(
+    levels: tuple[FabricLevel, ...],
+    nvls: bool,
+    node: int,
+    shares: tuple[float, float],
+    library: Library,
+) -> Fabric:
+    """Equal machines share one fabric, and so the lines that it remembers.  node: GPUs of the
+    largest scale-up domain.
+    """
     inner = [1, *(level.gpus for level in levels[:-1])]
     gpus = np.array([float(level.gpus) for level in levels])
     share = np.array([shares[0]] + [shares[1]] * (len(levels) - 1))
     return Fabric(
         gpus=gpus,
         points=gpus / np.array(inner),
-        bandwidth=share * [level.bandwidth_bytes_per_second / level.oversubscription for level in levels],
+        bandwidth=share
+        * [level.bandwidth_bytes_per_second / level.oversubscription for level in levels],
         latency=np.array([level.latency_seconds for level in levels]),
         shapes=tuple(_grid(level, below) for level, below in zip(levels, inner, strict=True)),
         wraps=tuple(level.topology in ("ring", "torus") for level in levels),
@@ -81,18 +109,26 @@ def _fabric(levels: tuple[FabricLevel, ...], nvls: bool, node: int, shares: tupl
 
 
 def _grid(level: FabricLevel, below: int) -> tuple[int, ...] | None:
-    """Side lengths of a grid level, counted in units of the level inside it; the first dimension varies fastest with rank."""
+    """Side lengths of a grid level, counted in units of the level inside it; the first dimension
+    varies fastest with rank.
+    """
     points = level.gpus // below
     if level.topology == "ring":
         return (points,)
     if level.topology not in ("torus", "mesh") or level.shape is None:
         return None
-    return level.shape if math.prod(level.shape) == points else balanced_shape(points, len(level.shape))
+    return (
+        level.shape
+        if math.prod(level.shape) == points
+        else balanced_shape(points, len(level.shape))
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """A fabric as one protocol sees it.  bandwidth, latency (L,): usable.  copy_seconds_per_byte: of a rank's own chunk."""
+    """A fabric as one protocol sees it.  bandwidth, latency (L,): usable.  copy_seconds_per_byte:
+    of a rank's own chunk.
+    """
 
     protocol: Protocol
     bandwidth: FloatColumn
@@ -108,10 +144,13 @@ class Links:
         library = fabric.library
         return cls(
             protocol=protocol,
-            bandwidth=fabric.bandwidth * np.array([protocol.inner_share] + [protocol.outer_share] * outer),
+            bandwidth=fabric.bandwidth
+            * np.array([protocol.inner_share] + [protocol.outer_share] * outer),
             latency=fabric.latency * np.array([protocol.inner_hop] + [protocol.outer_hop] * outer),
             base_seconds=protocol.base_seconds,
-            copy_seconds_per_byte=1.0 / (library.copy_share * fabric.bandwidth[0]) if library.copy_share else 0.0,
+            copy_seconds_per_byte=1.0 / (library.copy_share * fabric.bandwidth[0])
+            if library.copy_share
+            else 0.0,
             peers=library.exchange_peers,
         )
 
@@ -120,10 +159,13 @@ class Links:
 class Placement:
     """Groups on the fabric; arrays (L + 1, U) start with the rank itself.
 
-    units: how many units of each level the group that spreads widest touches.  fewest: members in the emptiest unit touched, over
-    all groups that cross the unit's boundary.  even (U,): every unit touched holds the same number.
-    hops (L, U): steps of one trip round a ring over all members that are on this level; they sum to degree - 1.
-    extent (L, U): units of the level inside that one unit of this level joins for the group.  crossed (L, U): more than one.
+    units: how many units of each level the group that spreads widest touches.  fewest: members in
+    the emptiest unit touched, over all groups that cross the unit's boundary.  even (U,): every
+    unit touched holds the same number.
+    hops (L, U): steps of one trip round a ring over all members that are on this level; they sum to
+        degree - 1.
+    extent (L, U): units of the level inside that one unit of this level joins for the group.
+        crossed (L, U): more than one.
     """
 
     fabric: Fabric
@@ -139,37 +181,55 @@ class Placement:
 
     @classmethod
     def of(cls, fabric: Fabric, degree: FloatColumn, stride: FloatColumn) -> "Placement":
-        """Exact counts. A unit of g GPUs holds g / stride members; where strides or blocks do not divide g, groups straddle
-        its boundary, and the worst group decides.
+        """Exact counts. A unit of g GPUs holds g / stride members; where strides or blocks do not
+        divide g, groups straddle its boundary, and the worst group decides.
         """
         units, fewest, even = [degree], [np.ones_like(degree)], np.ones(len(degree), dtype=np.bool_)
         for gpus in fabric.gpus[:-1]:
             inside = np.clip(np.floor(gpus / stride), 1.0, degree)
             block = degree * stride
-            divides = ((gpus % stride == 0) | (stride >= gpus)) & ((block % gpus == 0) | (gpus % block == 0) | (stride >= gpus))
+            divides = ((gpus % stride == 0) | (stride >= gpus)) & (
+                (block % gpus == 0) | (gpus % block == 0) | (stride >= gpus)
+            )
             touched = np.ceil(degree / inside)
             for index in np.flatnonzero(~divides):
-                touched[index], inside[index] = _straddling(int(degree[index]), int(stride[index]), int(gpus), int(fabric.gpus[-1]))
+                touched[index], inside[index] = _straddling(
+                    int(degree[index]), int(stride[index]), int(gpus), int(fabric.gpus[-1])
+                )
             even &= divides
             units.append(touched)
             fewest.append(inside)
         units.append(np.ones_like(degree))
         fewest.append(degree)
-        touched_LU, fewest_LU = np.minimum.accumulate(units, axis=0), np.maximum.accumulate(fewest, axis=0)
+        touched_LU, fewest_LU = (
+            np.minimum.accumulate(units, axis=0),
+            np.maximum.accumulate(fewest, axis=0),
+        )
         extent = np.ceil(touched_LU[:-1] / touched_LU[1:])
         return cls(
-            fabric=fabric, degree=degree, stride=stride, units=touched_LU, fewest=fewest_LU, even=even,
-            hops=touched_LU[:-1] - touched_LU[1:], extent=extent, crossed=extent > 1,
-            lanes=tuple(Lanes.of(fabric, level, stride, along) for level, along in enumerate(extent)),
-        )  # fmt: skip
+            fabric=fabric,
+            degree=degree,
+            stride=stride,
+            units=touched_LU,
+            fewest=fewest_LU,
+            even=even,
+            hops=touched_LU[:-1] - touched_LU[1:],
+            extent=extent,
+            crossed=extent > 1,
+            lanes=tuple(
+                Lanes.of(fabric, level, stride, along) for level, along in enumerate(extent)
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
     """Members along each dimension of a grid, (D, U).
 
-    spacing: points from one member to the next; as many interleaved groups share each link, and a step crosses as many.
-    wrapped: the members close a ring.  links: of one point, two a dimension; each carries its share of the point's bandwidth.
+    spacing: points from one member to the next; as many interleaved groups share each link, and a
+        step crosses as many.
+    wrapped: the members close a ring.  links: of one point, two a dimension; each carries its share
+        of the point's bandwidth.
     """
 
     extent: FloatColumn
@@ -180,11 +240,19 @@ class Lanes:
 
     @classmethod
     def of(cls, fabric: Fabric, level: int, stride: FloatColumn, extent: FloatColumn) -> "Lanes":
-        """The groups' places on a level's grid of points; a flat level is one dimension without shared links."""
+        """The groups' places on a level's grid of points; a flat level is one dimension without
+        shared links.
+        """
         shape = fabric.shapes[level]
         one = np.ones_like(extent)
         if shape is None:
-            return cls(extent=extent[None], spacing=one[None], wrapped=np.ones((1, len(one)), dtype=np.bool_), links=1.0, grid=False)
+            return cls(
+                extent=extent[None],
+                spacing=one[None],
+                wrapped=np.ones((1, len(one)), dtype=np.bool_),
+                links=1.0,
+                grid=False,
+            )
         step = np.maximum(stride / (fabric.gpus[level] / fabric.points[level]), 1.0)
         extents, spacings, wrapped, size, covered = [], [], [], 1.0, one
         for side in shape:
@@ -197,14 +265,22 @@ class Lanes:
             wrapped.append(along * spacing == side)
             covered = reached
         closed = np.array(wrapped) & fabric.wraps[level]
-        return cls(extent=np.array(extents), spacing=np.array(spacings), wrapped=closed, links=2.0 * len(shape), grid=True)
+        return cls(
+            extent=np.array(extents),
+            spacing=np.array(spacings),
+            wrapped=closed,
+            links=2.0 * len(shape),
+            grid=True,
+        )
 
     def link_rate(self, bandwidth: float) -> FloatColumn:
         """Bytes a second that one group gets of one link in one direction, (D, U)."""
         return np.asarray(bandwidth / self.links / self.spacing)
 
     def ring_rate(self, bandwidth: float) -> FloatColumn:
-        """Bytes a second of a ring along each dimension, (D, U): both directions where it closes, one along a line; all of a flat level."""
+        """Bytes a second of a ring along each dimension, (D, U): both directions where it closes,
+        one along a line; all of a flat level.
+        """
         if not self.grid:
             return np.full_like(self.extent, bandwidth)
         return np.asarray(self.link_rate(bandwidth) * np.where(self.wrapped, 2.0, 1.0))
@@ -213,13 +289,18 @@ class Lanes:
         """The same with dimensions that hold members before those that do not."""
         order = np.argsort(self.extent <= 1, axis=0, kind="stable")
         return Lanes(
-            extent=np.take_along_axis(self.extent, order, axis=0), spacing=np.take_along_axis(self.spacing, order, axis=0),
-            wrapped=np.take_along_axis(self.wrapped, order, axis=0), links=self.links, grid=self.grid,
-        )  # fmt: skip
+            extent=np.take_along_axis(self.extent, order, axis=0),
+            spacing=np.take_along_axis(self.spacing, order, axis=0),
+            wrapped=np.take_along_axis(self.wrapped, order, axis=0),
+            links=self.links,
+            grid=self.grid,
+        )
 
 
 def _straddling(degree: int, stride: int, gpus: int, num_gpus: int) -> tuple[float, float]:
-    """(units touched by the widest group, members in the emptiest unit of a group that crosses), over all groups of the machine."""
+    """(units touched by the widest group, members in the emptiest unit of a group that crosses),
+    over all groups of the machine.
+    """
     block = degree * stride
     blocks = min(gpus // math.gcd(block, gpus), max(num_gpus // block, 1))
     start = (np.arange(blocks)[:, None] * block + np.arange(stride)[None, :]).ravel() % gpus

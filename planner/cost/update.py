@@ -1,6 +1,8 @@
-"""What ends a step: gradient norm and clipping, the optimizer's update on the device or the host, and new scales for the weights.
+"""What ends a step: gradient norm and clipping, the optimizer's update on the device or the host,
+and new scales for the weights.
 
-Letters: N layouts, U distinct layouts by `sharding.KEY`; (K + 2, U): the model's distinct layers, embedding, head.
+Letters: N layouts, U distinct layouts by `sharding.KEY`; (K + 2, U): the model's distinct layers,
+    embedding, head.
 """
 
 from collections.abc import Mapping
@@ -28,14 +30,24 @@ from planner.work.ops import Gemm
 from planner.work.precision import TWO_BYTES, Recipe, column
 from planner.work.quantised import quantised_model
 
-# Share of a host's memory bandwidth that one GPU's optimizer gets, torch AdamW on a two-socket server with 8 GPUs; judgement.
+# Share of a host's memory bandwidth that one GPU's optimizer gets, torch AdamW on a two-socket
+# server with 8 GPUs; judgement.
 HOST_STREAM_BYTES_PER_SECOND = 40 * GIGA
-# Bytes a parameter moved beside reading gradient and parameter and states, and writing the last two, in fp32.  Zero where the update is
-# one fused kernel.  Adafactor and Muon run operation by operation: counted from torch/optim/_adafactor.py (norms of parameter, gradient
-# rows and columns and update, the outer product, its division, clamp and root, decay) and _muon.py (momentum, Nesterov, cast, decay).
-UNFUSED_BYTES: Mapping[str, float] = {"adamw": 0.0, "adamw-bf16-states": 0.0, "muon": 28.0, "adafactor": 64.0, "sgd": 0.0}
+# Bytes a parameter moved beside reading gradient and parameter and states, and writing the last
+# two, in fp32.  Zero where the update is one fused kernel.  Adafactor and Muon run operation by
+# operation: counted from torch/optim/_adafactor.py (norms of parameter, gradient rows and columns
+#     and update, the outer product, its division, clamp and root, decay) and _muon.py (momentum,
+#     Nesterov, cast, decay).
+UNFUSED_BYTES: Mapping[str, float] = {
+    "adamw": 0.0,
+    "adamw-bf16-states": 0.0,
+    "muon": 28.0,
+    "adafactor": 64.0,
+    "sgd": 0.0,
+}
 NORM_READS, CLIP_MOVES = 1.0, 2.0
-# Newton-Schulz: 5 iterations of A = X X', B = A A and B X on an m x n matrix, m <= n: 4 m^2 n + 2 m^3 FLOP each.
+# Newton-Schulz: 5 iterations of A = X X', B = A A and B X on an m x n matrix, m <= n: 4 m^2 n + 2
+# m^3 FLOP each.
 # Source: Jordan 2024 (Muon).
 NEWTON_SCHULZ_STEPS = 5.0
 MUON_WIRE_BYTES = 2.0
@@ -53,74 +65,130 @@ class Update:
     device: Device
     recipes: tuple[Recipe, ...]
 
-    def seconds(self, batch: LayoutBatch, owned: FloatColumn, quantised: FloatColumn) -> FloatColumn:
+    def seconds(
+        self, batch: LayoutBatch, owned: FloatColumn, quantised: FloatColumn
+    ) -> FloatColumn:
         """Seconds that each unit takes to update, (K + 2, U).
 
-        owned: parameters that a rank updates.  quantised: parameters of the rank, unsharded, that products read quantised.
-        On the host (`cpu_offload`) nothing hides it. FSDP's copies over PCIe are hidden or not by `cost.overlap`; Megatron copies
-        gradients down and parameters up before and after its update. Source: FSDP2 CPUOffloadPolicy; Megatron
+        owned: parameters that a rank updates.  quantised: parameters of the rank, unsharded, that
+        products read quantised. On the host (`cpu_offload`) nothing hides it. FSDP's copies over
+        PCIe are hidden or not by `cost.overlap`; Megatron copies gradients down and parameters up
+        before and after its update. Source: FSDP2 CPUOffloadPolicy; Megatron
         optimizer/cpu_offloading.
         """
         moved = owned * self.bytes_per_parameter(batch)
         on_device = self.device.moved_seconds(moved)
-        copied = 0.0 if self.rules.fsdp_style else owned * 8.0 / self.cluster.pcie_bandwidth_bytes_per_second
+        copied = (
+            0.0
+            if self.rules.fsdp_style
+            else owned * 8.0 / self.cluster.pcie_bandwidth_bytes_per_second
+        )
         on_host = moved / HOST_STREAM_BYTES_PER_SECOND + copied
         update = np.where(batch.cpu_offload, on_host, on_device)
         if self.training.optimizer == "muon":
-            update[:-2] += owned[:-2] * newton_schulz_flops(self.model) / self.device.linear_rate[self.device.half]
-        update[:-2] += self.device.moved_seconds(self._requantised_bytes(batch, owned[:-2], quantised[:-2]))
+            update[:-2] += (
+                owned[:-2]
+                * newton_schulz_flops(self.model)
+                / self.device.linear_rate[self.device.half]
+            )
+        update[:-2] += self.device.moved_seconds(
+            self._requantised_bytes(batch, owned[:-2], quantised[:-2])
+        )
         return update
 
     def bytes_per_parameter(self, batch: LayoutBatch) -> FloatColumn:
         """Memory traffic of clipping and updating one parameter, (N,).
 
-        Update: gradient, parameter and states read, the last two written; Megatron writes the 16-bit parameter too.
+        Update: gradient, parameter and states read, the last two written; Megatron writes the
+            16-bit parameter too.
         Clipping: gradients read for the norm, read and written to scale them.
-        Source: torch fused AdamW (7 streams of 4 bytes in fp32), torch.nn.utils.clip_grad_norm_, Megatron distrib_optimizer.py.
+        Source: torch fused AdamW (7 streams of 4 bytes in fp32), torch.nn.utils.clip_grad_norm_,
+            Megatron distrib_optimizer.py.
         """
         master = np.where(batch.master_dtype == 0, 2.0, 4.0)
-        scale = master / 4.0 if self.training.optimizer in SCALES_WITH_MASTER else np.ones_like(master)
-        wide = np.where(batch.reduce_dtype == 0, 2.0, 4.0) if self.rules.gradient_dtype == "float32" else np.full_like(master, 2.0)
+        scale = (
+            master / 4.0 if self.training.optimizer in SCALES_WITH_MASTER else np.ones_like(master)
+        )
+        wide = (
+            np.where(batch.reduce_dtype == 0, 2.0, 4.0)
+            if self.rules.gradient_dtype == "float32"
+            else np.full_like(master, 2.0)
+        )
         gradient = master if self.rules.fsdp_style else wide
         states = OPTIMIZER_STATE_BYTES[self.training.optimizer] * scale
         copy = 0.0 if self.rules.fsdp_style else np.where(batch.param_dtype == 0, 2.0, 4.0)
-        clipping = (NORM_READS + CLIP_MOVES) * gradient if self.training.max_grad_norm is not None else 0.0
-        return np.asarray(gradient + 2.0 * master + 2.0 * states + copy + clipping + UNFUSED_BYTES[self.training.optimizer] * master / 4.0)
+        clipping = (
+            (NORM_READS + CLIP_MOVES) * gradient if self.training.max_grad_norm is not None else 0.0
+        )
+        return np.asarray(
+            gradient
+            + 2.0 * master
+            + 2.0 * states
+            + copy
+            + clipping
+            + UNFUSED_BYTES[self.training.optimizer] * master / 4.0
+        )
 
     def sum_bytes(self, batch: LayoutBatch) -> FloatColumn:
-        """Memory traffic of adding one parameter's gradient to that of earlier microbatches, (N,): read, and the sum read and written.
+        """Memory traffic of adding one parameter's gradient to that of earlier microbatches, (N,):
+        read, and the sum read and written.
 
-        FSDP does so on shards, after its reduction, which counts for nothing; under PP on whole gradients, in the dtype of the reduction.
-        Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (accumulate_unsharded_grad_if_needed), torch AccumulateGrad.
+        FSDP does so on shards, after its reduction, which counts for nothing; under PP on whole
+        gradients, in the dtype of the reduction.
+        Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py
+            (accumulate_unsharded_grad_if_needed), torch AccumulateGrad.
         """
         fresh = np.where(batch.param_dtype == 0, 2.0, 4.0)
         if self.rules.fused_sums:
             return np.zeros_like(fresh)
         if self.rules.fsdp_style:
-            kept = np.where(batch.zero_stage > 0, np.where(batch.reduce_dtype == 0, 2.0, 4.0), np.where(batch.master_dtype == 0, 2.0, 4.0))
+            kept = np.where(
+                batch.zero_stage > 0,
+                np.where(batch.reduce_dtype == 0, 2.0, 4.0),
+                np.where(batch.master_dtype == 0, 2.0, 4.0),
+            )
             return np.where((batch.zero_stage > 0) & (batch.pp == 1), 0.0, fresh + 2.0 * kept)
         return fresh + 2.0 * (4.0 if self.rules.gradient_dtype == "float32" else 2.0)
 
     def copy_bytes(self, batch: LayoutBatch) -> FloatColumn:
-        """Bytes of the quantised copies of one weight that stay from step to step, (N,), less the parameter where they replace it."""
+        """Bytes of the quantised copies of one weight that stay from step to step, (N,), less the
+        parameter where they replace it.
+        """
         codes, recipes = batch.precision, self.recipes
-        copies = column("weight_copies", codes, recipes) if kernel_family(self.device.gpu) in TRANSPOSING else 1.0
-        return np.asarray(column("weight_copy_bytes", codes, recipes) * copies - np.where(kept_low(batch, recipes), TWO_BYTES, 0.0))
+        copies = (
+            column("weight_copies", codes, recipes)
+            if kernel_family(self.device.gpu) in TRANSPOSING
+            else 1.0
+        )
+        return np.asarray(
+            column("weight_copy_bytes", codes, recipes) * copies
+            - np.where(kept_low(batch, recipes), TWO_BYTES, 0.0)
+        )
 
-    def _requantised_bytes(self, batch: LayoutBatch, owned_layers: FloatColumn, local_layers: FloatColumn) -> FloatColumn:
-        """Weights that are quantised once a step, and weights read for the scales with which they will be gathered."""
+    def _requantised_bytes(
+        self, batch: LayoutBatch, owned_layers: FloatColumn, local_layers: FloatColumn
+    ) -> FloatColumn:
+        """Weights that are quantised once a step, and weights read for the scales with which they
+        will be gathered.
+        """
         codes, recipes = batch.precision, self.recipes
         turned = float(kernel_family(self.device.gpu) in TRANSPOSING)
         each = sum(column(f"{name}.weight", codes, recipes) for name in ("scale", "cast"))
         each = each + turned * column("transposed.weight", codes, recipes)
         own = np.where(kept_low(batch, recipes), owned_layers, local_layers)
-        once = own * np.where((column("weight_once", codes, recipes) > 0) & (batch.param_dtype == 0), each, 0.0)
+        once = own * np.where(
+            (column("weight_once", codes, recipes) > 0) & (batch.param_dtype == 0), each, 0.0
+        )
         scaled = gathers_low(batch, recipes) & (column("gather_amax", codes, recipes) == 0)
-        return np.asarray(once + owned_layers * np.where(scaled, np.where(batch.master_dtype == 0, 2.0, 4.0), 0.0))
+        return np.asarray(
+            once + owned_layers * np.where(scaled, np.where(batch.master_dtype == 0, 2.0, 4.0), 0.0)
+        )
 
 
 def newton_schulz_flops(model: ModelSpec) -> float:
-    """FLOP per parameter of a layer's matrices that Muon's orthogonalisation takes, averaged over the model's layers."""
+    """FLOP per parameter of a layer's matrices that Muon's orthogonalisation takes, averaged over
+    the model's layers.
+    """
     flops = size = 0.0
     for kind, count in model.distinct_layers():
         for rows, cols, copies in _matrices(model, kind):
@@ -132,33 +200,59 @@ def newton_schulz_flops(model: ModelSpec) -> float:
 
 @lru_cache(maxsize=256)
 def _matrices(model: ModelSpec, kind: LayerKind) -> tuple[tuple[float, float, float], ...]:
-    sizes = {name: float(value[0]) for name, value in weight_sizes(model, np.ones(1), np.ones(1)).items()}
+    sizes = {
+        name: float(value[0]) for name, value in weight_sizes(model, np.ones(1), np.ones(1)).items()
+    }
     sizes["experts"] = float(model.num_experts)
     found = []
     for op in blocks.layer_ops(model, kind, True):
         if isinstance(op, Gemm):
-            rows, cols = (float(np.prod([sizes[name] for name in dims])) for dims in (op.depth, op.cols))
+            rows, cols = (
+                float(np.prod([sizes[name] for name in dims])) for dims in (op.depth, op.cols)
+            )
             found.append((rows, cols, float(model.num_experts) if op.role == "expert" else 1.0))
     return tuple(found)
 
 
-def small_reductions(batch: LayoutBatch, update: Update, fabric: Fabric, profile: Profile, rank_order: tuple[str, ...]) -> FloatColumn:
-    """Seconds a step of all-reduces of a few bytes, (U,): the gradient norm, and scales of weights or of a whole step (delayed scaling).
+def small_reductions(
+    batch: LayoutBatch,
+    update: Update,
+    fabric: Fabric,
+    profile: Profile,
+    rank_order: tuple[str, ...],
+) -> FloatColumn:
+    """Seconds a step of all-reduces of a few bytes, (U,): the gradient norm, and scales of weights
+    or of a whole step (delayed scaling).
 
     Each runs once on every axis over which the numbers differ, and everything waits for it.
-    Source: torch DTensor full_tensor of a partial norm, one all-reduce a mesh dimension; torchao precompute_float8_dynamic_scale_for_fsdp
-    (one all-reduce for all weights); Transformer Engine reduce_and_update_fp8_tensors (forward and backward amax).
+    Source: torch DTensor full_tensor of a partial norm, one all-reduce a mesh dimension; torchao
+    precompute_float8_dynamic_scale_for_fsdp (one all-reduce for all weights); Transformer Engine
+    reduce_and_update_fp8_tensors (forward and backward amax).
     """
     recipes, codes = update.recipes, batch.precision
     delayed = column("step_amax", codes, recipes) > 1.0
-    scales = np.where(delayed | gathers_low(batch, recipes), column("step_amax", codes, recipes), 0.0) * (batch.param_dtype == 0)
+    scales = np.where(
+        delayed | gathers_low(batch, recipes), column("step_amax", codes, recipes), 0.0
+    ) * (batch.param_dtype == 0)
     norm = 1.0 if update.training.max_grad_norm is not None else 0.0
-    weights = float(quantised_model(update.model, recipes).weights.max()) * update.model.num_hidden_layers
+    weights = (
+        float(quantised_model(update.model, recipes).weights.max()) * update.model.num_hidden_layers
+    )
     payload = np.full(len(batch), SCALAR_BYTES * max(weights, 1.0))
     total = np.zeros(len(batch))
-    for axis, count in (("fsdp", norm + scales), ("tp", norm + scales), ("pp", np.full(len(batch), norm))):
+    for axis, count in (
+        ("fsdp", norm + scales),
+        ("tp", norm + scales),
+        ("pp", np.full(len(batch), norm)),
+    ):
         degree, stride = axes.group(axis, batch, rank_order)
         total = total + count * collective_seconds(
-            "all-reduce", payload, degree, stride, fabric, base_seconds=profile.collective_seconds, nvls_gain=profile.nvls_gain
+            "all-reduce",
+            payload,
+            degree,
+            stride,
+            fabric,
+            base_seconds=profile.collective_seconds,
+            nvls_gain=profile.nvls_gain,
         )
     return total

@@ -1,9 +1,12 @@
-"""Backwards whose weight gradients run apart from the input's: what stays in memory between the two, and what W does again.
+"""Backwards whose weight gradients run apart from the input's: what stays in memory between the
+two, and what W does again.
 
-torch runs W on the graph that I left (torch 2.13 pipelining/_backward.py, `retain_graph=True`): all that forward saved stays, with
-the gradients that came into each layer with weights. W asks autograd for one group of parameters at a time, and a checkpointed
-region is recomputed for each: 9 times a Llama layer. (Selective checkpointing refuses the second: `planner.rules`.)
-The zero-bubble fork of Megatron keeps only each linear layer's input and incoming gradient (its WeightGradStore).
+torch runs W on the graph that I left (torch 2.13 pipelining/_backward.py, `retain_graph=True`): all
+that forward saved stays, with the gradients that came into each layer with weights. W asks autograd
+for one group of parameters at a time, and a checkpointed
+region is recomputed for each: 9 times a Llama layer. (Selective checkpointing refuses the second:
+`planner.rules`.) The zero-bubble fork of Megatron keeps only each linear layer's input and incoming
+gradient (its WeightGradStore).
 """
 
 from collections.abc import Sequence
@@ -17,15 +20,24 @@ from planner.work.ops import Elementwise, Gemm, Op
 
 def parameter_groups(ops: Sequence[Op]) -> tuple[Gemm | Elementwise, ...]:
     """The operations that have weights and wait for W: products, and norms."""
-    return tuple(op for op in ops if isinstance(op, Gemm) or (isinstance(op, Elementwise) and op.name.endswith("_norm")))
+    return tuple(
+        op
+        for op in ops
+        if isinstance(op, Gemm) or (isinstance(op, Elementwise) and op.name.endswith("_norm"))
+    )
 
 
 def held_bytes(site: Site, ops: Sequence[Op], saved_bytes: FloatColumn) -> FloatColumn:
     """Bytes of one microbatch of a unit that stay from I until W, (U,).
 
-    torch: saved + gradients coming into each group.  Megatron: inputs of products, each once, + gradients of their outputs.
+    torch: saved + gradients coming into each group.  Megatron: inputs of products, each once, +
+        gradients of their outputs.
     """
-    groups = parameter_groups(ops) if site.rules.fsdp_style else tuple(op for op in ops if isinstance(op, Gemm))
+    groups = (
+        parameter_groups(ops)
+        if site.rules.fsdp_style
+        else tuple(op for op in ops if isinstance(op, Gemm))
+    )
     incoming = [site.bytes_of(op.output) for op in groups if op.output is not None]
     kept = saved_bytes if site.rules.fsdp_style else _inputs(site, ops)
     return np.asarray(kept + np.sum(incoming, axis=0)) if incoming else np.zeros(len(site.batch))
@@ -37,5 +49,7 @@ def _inputs(site: Site, ops: Sequence[Op]) -> FloatColumn:
 
 
 def redone_seconds(site: Site, ops: Sequence[Op], recompute_seconds: FloatColumn) -> FloatColumn:
-    """Seconds that W spends on recomputing one microbatch of a unit, exchanges included, (U,): once for each group of parameters."""
+    """Seconds that W spends on recomputing one microbatch of a unit, exchanges included, (U,): once
+    for each group of parameters.
+    """
     return recompute_seconds * (len(parameter_groups(ops)) if site.rules.fsdp_style else 0.0)

@@ -1,4 +1,6 @@
-"""From a layout to what a person pastes: TorchTitan's TOML or flags, Megatron-LM's arguments, scripts that start them."""
+"""From a layout to what a person pastes: TorchTitan's TOML or flags, Megatron-LM's arguments,
+scripts that start them.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -23,9 +25,11 @@ def export(
     to: str = "torchtitan",
     version: str | None = None,
 ) -> "Export":
-    """The layout in the words of one of FORMATS. Raises UnknownNameError for a format we do not write.
+    """The layout in the words of one of FORMATS. Raises UnknownNameError for a format we do not
+    write.
 
-    Its blockers are what the rules say of that trainer's release, and nothing else: a legal layout has none.
+    Its blockers are what the rules say of that trainer's release, and nothing else: a legal layout
+    has none.
     """
     from planner.export.megatron import export as to_megatron
     from planner.export.torchtitan import export as to_torchtitan

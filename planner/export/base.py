@@ -1,7 +1,8 @@
 """What an export is: the files to write, the command to paste, and what the trainer cannot say.
 
-No field of a layout is dropped in silence: it becomes a setting, or a `Gap` that names field, value, rule and remedy. A
-blocking gap means that the trainer would stop, or run something other than what was priced.
+No field of a layout is dropped in silence: it becomes a setting, or a `Gap` that names field,
+value, rule and remedy. A blocking gap means that the trainer would stop, or run something other
+than what was priced.
 """
 
 import json
@@ -24,7 +25,9 @@ DEFAULT_STEPS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """One value that the trainer has no setting for. `field` is a field of the layout, or a dotted `training.x`, `model`."""
+    """One value that the trainer has no setting for. `field` is a field of the layout, or a dotted
+    `training.x`, `model`.
+    """
 
     fault: Fault
     blocking: bool
@@ -37,8 +40,9 @@ class Gap:
 class Export:
     """A layout in a trainer's own words.
 
-    files: name -> text, to be written into one folder.  command: what to paste there.  arguments: the trainer's own part
-    of it.  notes: what the user must check.  gaps: what the settings do not say.  num_layers, num_gpus: of the run.
+    files: name -> text, to be written into one folder.  command: what to paste there.  arguments:
+    the trainer's own part of it.  notes: what the user must check.  gaps: what the settings do not
+    say.  num_layers, num_gpus: of the run.
     """
 
     trainer: str
@@ -53,11 +57,15 @@ class Export:
 
     @property
     def blockers(self) -> tuple[Fault, ...]:
-        """What keeps the trainer from running this layout as it was priced; empty for a layout it can run."""
+        """What keeps the trainer from running this layout as it was priced; empty for a layout it
+        can run.
+        """
         return tuple(gap.fault for gap in self.gaps if gap.blocking)
 
     def refused(self, faults: Sequence[Fault]) -> "Export":
-        """The same with what the rules refuse; of a field that they speak of, in their words alone."""
+        """The same with what the rules refuse; of a field that they speak of, in their words
+        alone.
+        """
         named = {fault.field for fault in faults}
         own = (gap for gap in self.gaps if not (gap.blocking and gap.fault.field in named))
         return replace(self, gaps=(*own, *(Gap(fault, blocking=True) for fault in faults)))
@@ -77,7 +85,13 @@ class Export:
             "files": dict(self.files),
             "notes": [*self.notes, *(str(gap) for gap in self.gaps if not gap.blocking)],
             "blockers": [
-                {"field": fault.field, "value": _plain(fault.value), "rule": fault.rule, "remedy": fault.remedy} for fault in self.blockers
+                {
+                    "field": fault.field,
+                    "value": _plain(fault.value),
+                    "rule": fault.rule,
+                    "remedy": fault.remedy,
+                }
+                for fault in self.blockers
             ],
         }
 
@@ -101,7 +115,9 @@ class Draft:
     notes: list[str] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
 
-    def gap(self, name: str, value: object, rule: str, remedy: str, *, blocking: bool = True) -> None:
+    def gap(
+        self, name: str, value: object, rule: str, remedy: str, *, blocking: bool = True
+    ) -> None:
         """Record what no setting says."""
         self.gaps.append(Gap(Fault(name, value, rule, remedy), blocking))
 
@@ -115,7 +131,10 @@ class Draft:
         split, layout = self.layout.layers_per_stage, self.layout
         if split is None:
             return None
-        whole = sum(split) == self.model.num_hidden_layers and len(split) == layout.pp * layout.virtual_stages
+        whole = (
+            sum(split) == self.model.num_hidden_layers
+            and len(split) == layout.pp * layout.virtual_stages
+        )
         return split if whole else None
 
     def check_common(self) -> None:
@@ -130,26 +149,45 @@ class Draft:
             stages, layers = layout.pp * layout.virtual_stages, self.model.num_hidden_layers
             rule = f"must give {counted(stages, 'stage')} together {counted(layers, 'layer')}"
             self.gap("layers_per_stage", split, rule, "leave it out for the trainer's own split")
-            self.gap("virtual_stages", layout.virtual_stages, "does not agree with layers_per_stage", "correct layers_per_stage")
+            self.gap(
+                "virtual_stages",
+                layout.virtual_stages,
+                "does not agree with layers_per_stage",
+                "correct layers_per_stage",
+            )
         if self.training.global_batch_size % (layout.micro_batch_size * layout.dp_degree):
             per_step = layout.micro_batch_size * layout.dp_degree
-            rule = f"times {layout.dp_degree} data-parallel ranks does not divide global_batch_size {self.training.global_batch_size}"
-            self.gap("micro_batch_size", layout.micro_batch_size, rule, f"use a global batch that is a multiple of {per_step}")
+            rule = (
+                f"times {layout.dp_degree} data-parallel ranks does not divide global_batch_size "
+                f"{self.training.global_batch_size}"
+            )
+            self.gap(
+                "micro_batch_size",
+                layout.micro_batch_size,
+                rule,
+                f"use a global batch that is a multiple of {per_step}",
+            )
         if tuple(self.cluster.rank_order) != RANK_ORDER:
             rule = f"is not the trainer's own placement {', '.join(RANK_ORDER)}"
             remedy = "renumber the hosts, or price the default order"
-            self.gap("cluster.rank_order", list(self.cluster.rank_order), rule, remedy, blocking=False)
+            self.gap(
+                "cluster.rank_order", list(self.cluster.rank_order), rule, remedy, blocking=False
+            )
 
 
 def train_steps(training: TrainingSpec) -> int:
     """Steps for `total_tokens`; a short run where nobody said how long."""
     if training.total_tokens is None:
         return DEFAULT_STEPS
-    return max(1, math.ceil(training.total_tokens / (training.seq_len * training.global_batch_size)))
+    return max(
+        1, math.ceil(training.total_tokens / (training.seq_len * training.global_batch_size))
+    )
 
 
 def safe_name(name: str) -> str:
-    """A user's name as one word that a shell, a scheduler and a file system take without quoting."""
+    """A user's name as one word that a shell, a scheduler and a file system take without
+    quoting.
+    """
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60] or "model"
 
 
@@ -162,7 +200,9 @@ def overlay_gaps(values: dict[str, object], gaps: Sequence[Gap]) -> Layout:
 
 
 def write_toml(settings: Mapping[str, Value], header: Sequence[str] = ()) -> str:
-    """TOML text of dotted keys, one table per prefix, in the order given; readers: tomllib, TorchTitan's ConfigManager."""
+    """TOML text of dotted keys, one table per prefix, in the order given; readers: tomllib,
+    TorchTitan's ConfigManager.
+    """
     tables: dict[str, list[str]] = {}
     for key, value in settings.items():
         table, _, name = key.rpartition(".")
@@ -187,5 +227,9 @@ def flatten(tables: Mapping[str, object], prefix: str = "") -> dict[str, object]
     """Dotted keys of nested tables; inverse of what `write_toml` does to keys."""
     flat: dict[str, object] = {}
     for key, value in tables.items():
-        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+        flat.update(
+            flatten(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else {f"{prefix}{key}": value}
+        )
     return flat

@@ -13,10 +13,11 @@ RENDEZVOUS_PORT = 29500
 class Launch:
     """One run.
 
-    program: what torchrun starts.  arguments: the trainer's settings.  subcommand: arguments that must come last, after
-    anything the user appends.  environment: variables of every process.  own_modules: the folder holds Python modules.
-    root_variable: environment variable with the folder of the program, where it lies in a checkout of the trainer and
-    not in an installed package; the current folder unless it is set.
+    program: what torchrun starts.  arguments: the trainer's settings.  subcommand: arguments that
+    must come last, after anything the user appends.  environment: variables of every process.
+    own_modules: the folder holds Python modules.
+    root_variable: environment variable with the folder of the program, where it lies in a checkout
+    of the trainer and not in an installed package; the current folder unless it is set.
     """
 
     name: str
@@ -40,12 +41,16 @@ class Launch:
         return -(-self.num_gpus // self.processes_per_node)
 
     def command(self) -> tuple[str, ...]:
-        """What to paste in the export's folder: torchrun or launch.sh on one node, sbatch for several."""
+        """What to paste in the export's folder: torchrun or launch.sh on one node, sbatch for
+        several.
+        """
         if self.num_nodes > 1:
             return ("sbatch", "slurm.sbatch")
         if self.root_variable:
             return ("bash", "launch.sh")
-        variables = [f"{name}={value}" for name, value in self.environment.items()] + ["PYTHONPATH=."] * self.own_modules
+        variables = [f"{name}={value}" for name, value in self.environment.items()] + [
+            "PYTHONPATH=."
+        ] * self.own_modules
         prefix = ["env", *variables] if variables else []
         torchrun = ["torchrun", "--standalone", f"--nproc_per_node={self.processes_per_node}"]
         return (*prefix, *torchrun, *self.program, *self.arguments, *self.subcommand)
@@ -60,11 +65,18 @@ class Launch:
     def _rendezvous(self) -> str:
         if self.num_nodes == 1:
             return f"torchrun --standalone --nproc_per_node={self.processes_per_node}"
-        where = f'--rdzv_backend=c10d --rdzv_id="${{SLURM_JOB_ID:-{self.name}}}" --rdzv_endpoint="$HEAD_NODE:{RENDEZVOUS_PORT}"'
-        return f"torchrun --nnodes={self.num_nodes} --nproc_per_node={self.processes_per_node} {where}"
+        where = (
+            f'--rdzv_backend=c10d --rdzv_id="${{SLURM_JOB_ID:-{self.name}}}" '
+            f'--rdzv_endpoint="$HEAD_NODE:{RENDEZVOUS_PORT}"'
+        )
+        return (
+            f"torchrun --nnodes={self.num_nodes} --nproc_per_node={self.processes_per_node} {where}"
+        )
 
     def _launch_script(self) -> str:
-        head = ': "${HEAD_NODE:?set HEAD_NODE to the first host, then run this script on each host}"'
+        head = (
+            ': "${HEAD_NODE:?set HEAD_NODE to the first host, then run this script on each host}"'
+        )
         lines = [
             "#!/usr/bin/env bash",
             f"# {self.name} on {counted(self.num_gpus, 'GPU')} ({self.num_nodes} x "
@@ -109,7 +121,7 @@ class Launch:
             "#SBATCH --output=%x-%j.log",
             "# Add your own --partition, --account and --time.",
             "set -euo pipefail",
-            '# The folder of this script: Slurm runs a copy of it elsewhere.',
+            "# The folder of this script: Slurm runs a copy of it elsewhere.",
             'SCRIPT="$(scontrol show job "$SLURM_JOB_ID" | sed -n "s/^ *Command=//p")"',
             'FOLDER="${SCRIPT%/slurm.sbatch*}"',
             '[ -f "$FOLDER/launch.sh" ] || FOLDER="$SLURM_SUBMIT_DIR"',

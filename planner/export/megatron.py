@@ -1,15 +1,22 @@
 """Megatron-LM core 0.14: arguments of pretrain_gpt.py, the scripts that start it, and the way back.
 
-Sources: Megatron-LM core 0.14 megatron/training/arguments.py; megatron/core/transformer/transformer_config.py (fp8, recompute,
-cp_comm_type), pipeline_parallel_layer_layout.py ("Ett|ttL"), distributed/distributed_data_parallel_config.py; the zero-bubble
-fork sail-sg/zero-bubble-pipeline-parallelism, README.
+Sources: Megatron-LM core 0.14 megatron/training/arguments.py;
+megatron/core/transformer/transformer_config.py (fp8, recompute, cp_comm_type),
+pipeline_parallel_layer_layout.py ("Ett|ttL"), distributed/distributed_data_parallel_config.py; the
+zero-bubble fork sail-sg/zero-bubble-pipeline-parallelism, README.
 """
 
 from planner.cost.stages import stage_layers
 from planner.export.base import Draft, Export, overlay_gaps, safe_name, train_steps
 from planner.export.commands import Launch, read_flags
 from planner.export.megatron_model import model_arguments
-from planner.export.megatron_read import CP_TYPES, FP8_RECIPES, SHARDING, plain_names, read_arguments
+from planner.export.megatron_read import (
+    CP_TYPES,
+    FP8_RECIPES,
+    SHARDING,
+    plain_names,
+    read_arguments,
+)
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
@@ -19,63 +26,130 @@ from planner.units import counted
 
 WRITTEN = "0.14"  # the release whose arguments we write; later ones read them too
 ROOT = "MEGATRON_PATH"
-YOURS = "Data, tokenizer and learning rate are not part of a layout: --mock-data and NullTokenizer stand for your own."
+YOURS = (
+    "Data, tokenizer and learning rate are not part of a layout: --mock-data and NullTokenizer "
+    "stand for your own."
+)
 FORKS = {"amd": "ROCm/Megatron-LM"}
 NVFP4_SINCE = "0.15"  # megatron/core/fp4_utils.py
 ZERO_BUBBLE_PENDING = {"ZB-1p": 1, "ZB-2p": 2}
-# Of the embedding and the loss, none counts as a layer, the loss, or both: transformer_config.py, get_num_layers_to_build.
+# Of the embedding and the loss, none counts as a layer, the loss, or both: transformer_config.py,
+# get_num_layers_to_build.
 ENDS_COUNTED = (
     (), ("--account-for-loss-in-pipeline-split",),
     ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
 )  # fmt: skip
 OPTIMIZERS = {"adamw": ("--optimizer", "adam"), "sgd": ("--optimizer", "sgd")}
-BF16_STATES = ("--optimizer", "adam", "--use-precision-aware-optimizer", "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16")
+BF16_STATES = (
+    "--optimizer",
+    "adam",
+    "--use-precision-aware-optimizer",
+    "--exp-avg-dtype",
+    "bf16",
+    "--exp-avg-sq-dtype",
+    "bf16",
+)
 
 
-def export(layout: Layout, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, version: str | None = None) -> Export:
+def export(
+    layout: Layout,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    training: TrainingSpec,
+    version: str | None = None,
+) -> Export:
     """The layout as arguments of Megatron-LM's pretrain_gpt.py.
 
-    The arguments are those of core 0.14; for another release, a date or a distribution a note says so.
+    The arguments are those of core 0.14; for another release, a date or a distribution a note says
+    so.
     """
-    release = release_of("megatron", version or (training.trainer_version if training.trainer == "megatron" else None))
+    release = release_of(
+        "megatron",
+        version or (training.trainer_version if training.trainer == "megatron" else None),
+    )
     newer = NVFP4_SINCE if layout.precision == "nvfp4" and release.since(NVFP4_SINCE) else WRITTEN
     draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=newer)
     if release.number != newer or not release.exact:
-        draft.notes.append(f"Written for Megatron-LM core {newer}: check the arguments against your {release.named.text}.")
+        draft.notes.append(
+            f"Written for Megatron-LM core {newer}: check the arguments against your "
+            f"{release.named.text}."
+        )
     fork = FORKS.get(cluster.gpu.vendor)
     if fork is not None:
-        draft.notes.append(f"On GPUs of {cluster.gpu.vendor} run it in the fork {fork}, with its Transformer Engine.")
+        draft.notes.append(
+            f"On GPUs of {cluster.gpu.vendor} run it in the fork {fork}, with its Transformer "
+            "Engine."
+        )
     draft.check_common()
     draft.notes.append(YOURS)
-    groups = (_degrees, _pipeline, _sharding, _recompute, _precision, _rest, _training, model_arguments)
+    groups = (
+        _degrees,
+        _pipeline,
+        _sharding,
+        _recompute,
+        _precision,
+        _rest,
+        _training,
+        model_arguments,
+    )
     arguments = tuple(word for group in groups for word in group(draft))
-    expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if training.expandable_segments else {}
+    expandable = (
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+        if training.expandable_segments
+        else {}
+    )
     own_fsdp = layout.zero_stage in SHARDING
-    connections = {} if own_fsdp else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron-FSDP refuses 1, everything else wants it
+    # Megatron-FSDP refuses 1, everything else wants it
+    connections = {} if own_fsdp else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     launch = Launch(
-        name=safe_name(model.name), num_gpus=layout.num_gpus, gpus_per_node=cluster.gpus_per_node, program=("pretrain_gpt.py",),
-        arguments=arguments, environment={**connections, **expandable},
+        name=safe_name(model.name),
+        num_gpus=layout.num_gpus,
+        gpus_per_node=cluster.gpus_per_node,
+        program=("pretrain_gpt.py",),
+        arguments=arguments,
+        environment={**connections, **expandable},
         root_variable=ROOT,
-    )  # fmt: skip
-    draft.notes.append(f"Set {ROOT} to the root of Megatron-LM, where pretrain_gpt.py is, or run launch.sh there.")
+    )
+    draft.notes.append(
+        f"Set {ROOT} to the root of Megatron-LM, where pretrain_gpt.py is, or run launch.sh there."
+    )
     return Export(
-        trainer="megatron", version=newer, num_layers=model.num_hidden_layers, num_gpus=layout.num_gpus, files=launch.files(),
-        command=launch.command(), arguments=arguments, notes=tuple(draft.notes), gaps=tuple(draft.gaps),
-    )  # fmt: skip
+        trainer="megatron",
+        version=newer,
+        num_layers=model.num_hidden_layers,
+        num_gpus=layout.num_gpus,
+        files=launch.files(),
+        command=launch.command(),
+        arguments=arguments,
+        notes=tuple(draft.notes),
+        gaps=tuple(draft.gaps),
+    )
 
 
 def _degrees(draft: Draft) -> list[str]:
     layout = draft.layout
     arguments = [
-        "--tensor-model-parallel-size", str(layout.tp), "--pipeline-model-parallel-size", str(layout.pp),
-        "--context-parallel-size", str(layout.cp), "--expert-model-parallel-size", str(layout.ep),
-        "--expert-tensor-parallel-size", str(layout.etp), "--cp-comm-type", CP_TYPES[layout.cp_method],
-    ]  # fmt: skip
+        "--tensor-model-parallel-size",
+        str(layout.tp),
+        "--pipeline-model-parallel-size",
+        str(layout.pp),
+        "--context-parallel-size",
+        str(layout.cp),
+        "--expert-model-parallel-size",
+        str(layout.ep),
+        "--expert-tensor-parallel-size",
+        str(layout.etp),
+        "--cp-comm-type",
+        CP_TYPES[layout.cp_method],
+    ]
     if layout.sequence_parallel:
         arguments.append("--sequence-parallel")
     if layout.async_tp:
         arguments.append("--tp-comm-overlap")
-        draft.notes.append("--tp-comm-overlap needs --sequence-parallel and Transformer Engine built with user buffers.")
+        draft.notes.append(
+            "--tp-comm-overlap needs --sequence-parallel and Transformer Engine built with user "
+            "buffers."
+        )
     return arguments
 
 
@@ -91,38 +165,61 @@ def _pipeline(draft: Draft) -> list[str]:
     ends = ends_counted(layers, stages) if layout.layers_per_stage is None else 0
     if ends is None:
         sizes = stage_layers(layers, stages, counts_ends=False)
-        rule = f"is written out: {stages} stages do not divide {layers} layers, nor with embedding and loss counted"
+        rule = (
+            f"is written out: {stages} stages do not divide {layers} layers, nor with embedding "
+            "and loss counted"
+        )
         draft.gap("layers_per_stage", None, rule, "nothing to do", blocking=False)
         return [*arguments, "--pipeline-model-parallel-layout", pipeline_layout(sizes)]
     if layout.virtual_stages > 1:
         arguments += ["--num-virtual-stages-per-pipeline-rank", str(layout.virtual_stages)]
     if ends:
-        counted_as = "the loss counts as a layer" if ends == 1 else "embedding and loss count as layers"
-        draft.gap("layers_per_stage", None, f"divides over {stages} stages where {counted_as}", "nothing to do", blocking=False)
+        counted_as = (
+            "the loss counts as a layer" if ends == 1 else "embedding and loss count as layers"
+        )
+        draft.gap(
+            "layers_per_stage",
+            None,
+            f"divides over {stages} stages where {counted_as}",
+            "nothing to do",
+            blocking=False,
+        )
     return [*arguments, *ENDS_COUNTED[ends]]
 
 
 def ends_counted(layers: int, stages: int) -> int | None:
-    """How many of embedding and loss count as layers, so that the stages divide them; None where nothing makes them divide."""
+    """How many of embedding and loss count as layers, so that the stages divide them; None where
+    nothing makes them divide.
+    """
     return next((ends for ends in range(len(ENDS_COUNTED)) if (layers + ends) % stages == 0), None)
 
 
 def _schedule(draft: Draft) -> list[str]:
-    """Arguments of the schedule: 1F1B and its interleaved form follow from the number of stages alone."""
+    """Arguments of the schedule: 1F1B and its interleaved form follow from the number of stages
+    alone.
+    """
     layout = draft.layout
     implied = "1F1B" if layout.pp == 1 or layout.virtual_stages == 1 else "Interleaved1F1B"
     if layout.pp > 1 and layout.pp_schedule in ZERO_BUBBLE_PENDING:
-        draft.notes.append("--enable-zero-bubble is an argument of the fork sail-sg/zero-bubble-pipeline-parallelism, not of Megatron-LM.")
+        draft.notes.append(
+            "--enable-zero-bubble is an argument of the fork "
+            "sail-sg/zero-bubble-pipeline-parallelism, not of Megatron-LM."
+        )
         pending = ZERO_BUBBLE_PENDING[layout.pp_schedule] * layout.pp
         return ["--enable-zero-bubble", "--zero-bubble-max-pending-backward", str(pending)]
     if layout.pp_schedule != implied:
-        rule = f"is not in Megatron-LM, which runs {implied} with {counted(layout.virtual_stages, 'stage')} a rank"
+        rule = (
+            f"is not in Megatron-LM, which runs {implied} with "
+            f"{counted(layout.virtual_stages, 'stage')} a rank"
+        )
         draft.gap("pp_schedule", layout.pp_schedule, rule, f"use {implied}", blocking=layout.pp > 1)
     return []
 
 
 def pipeline_layout(split: tuple[int, ...]) -> str:
-    """Megatron's layout string: E embedding, t*n layers, L loss, stages in the order of the layers: "Et*2|t*3|t*2L"."""
+    """Megatron's layout string: E embedding, t*n layers, L loss, stages in the order of the layers:
+    "Et*2|t*3|t*2L".
+    """
     stages = [f"t*{count}" if count else "" for count in split]
     return "|".join(["E" + stages[0], *stages[1:]]) + "L"
 
@@ -132,16 +229,25 @@ def _sharding(draft: Draft) -> list[str]:
     arguments = ["--overlap-grad-reduce"] if overlap else []
     if layout.zero_stage == 0:
         if layout.dp_replicate > 1:
-            rule = f"with dp_shard {layout.dp_shard} is one data-parallel group of {layout.dp_degree}"
+            rule = (
+                f"with dp_shard {layout.dp_shard} is one data-parallel group of {layout.dp_degree}"
+            )
             draft.gap("dp_replicate", layout.dp_replicate, rule, "nothing to do", blocking=False)
             draft.gap("dp_shard", layout.dp_shard, rule, "nothing to do", blocking=False)
         return arguments
     arguments += ["--use-distributed-optimizer", *(["--overlap-param-gather"] if overlap else [])]
     arguments += ["--num-distributed-optimizer-instances", str(layout.dp_replicate)]
     if layout.zero_stage in SHARDING:
-        arguments += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", SHARDING[layout.zero_stage]]
+        arguments += [
+            "--use-megatron-fsdp",
+            "--data-parallel-sharding-strategy",
+            SHARDING[layout.zero_stage],
+        ]
         arguments += ["--no-gradient-accumulation-fusion", "--ckpt-format", "fsdp_dtensor"]
-        draft.notes.append("--use-megatron-fsdp is young in core 0.14: check that your release combines it with TP, PP and EP as here.")
+        draft.notes.append(
+            "--use-megatron-fsdp is young in core 0.14: check that your release combines it with "
+            "TP, PP and EP as here."
+        )
     return arguments
 
 
@@ -149,7 +255,14 @@ def _recompute(draft: Draft) -> list[str]:
     layout = draft.layout
     kind, number = parse_ac(layout.ac)
     if kind == "full":
-        return ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
+        return [
+            "--recompute-granularity",
+            "full",
+            "--recompute-method",
+            "uniform",
+            "--recompute-num-layers",
+            "1",
+        ]
     if kind == "selective-attention":
         return ["--recompute-granularity", "selective", "--recompute-modules", "core_attn"]
     if kind == "selective-layer":
@@ -157,7 +270,14 @@ def _recompute(draft: Draft) -> list[str]:
         count = max(1, -(-draft.model.num_hidden_layers // stages) // int(number))
         rule = f"recomputes every n-th layer; Megatron-LM the first {count} of each stage"
         draft.gap("ac", layout.ac, rule, "nothing to do", blocking=False)
-        return ["--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", str(count)]
+        return [
+            "--recompute-granularity",
+            "full",
+            "--recompute-method",
+            "block",
+            "--recompute-num-layers",
+            str(count),
+        ]
     if kind != "none":
         draft.gap("ac", layout.ac, "is not in Megatron-LM", "use none, full or selective-attention")
     return []
@@ -168,63 +288,128 @@ def _precision(draft: Draft) -> list[str]:
     sixteen = "--fp16" if name == "fp16" else "--bf16"
     arguments = [sixteen] if layout.param_dtype == "bfloat16" else []
     if layout.param_dtype == "float32" and name != "bf16":
-        draft.gap("precision", name, "computes in 16 bits or fewer; float32 parameters do not", "use param_dtype bfloat16")
+        draft.gap(
+            "precision",
+            name,
+            "computes in 16 bits or fewer; float32 parameters do not",
+            "use param_dtype bfloat16",
+        )
     elif name in FP8_RECIPES:
         arguments += ["--fp8-format", "hybrid", "--fp8-recipe", FP8_RECIPES[name]]
     elif name == "nvfp4" and draft.version == NVFP4_SINCE:
         arguments += ["--fp4-format", "e2m1", "--fp4-recipe", "nvfp4"]
     elif name not in ("bf16", "fp16"):
-        draft.gap("precision", name, f"is not in Megatron-LM core {draft.version}", f"use bf16 or one of {', '.join(FP8_RECIPES)}")
+        draft.gap(
+            "precision",
+            name,
+            f"is not in Megatron-LM core {draft.version}",
+            f"use bf16 or one of {', '.join(FP8_RECIPES)}",
+        )
     if layout.float8_all_gather:
         if "--fp8-recipe" in arguments:
             arguments.append("--fp8-param-gather")
         else:
             draft.inert("float8_all_gather", "means nothing without fp8")
-    arguments.append("--accumulate-allreduce-grads-in-fp32" if layout.reduce_dtype == "float32" else "--grad-reduce-in-bf16")
+    arguments.append(
+        "--accumulate-allreduce-grads-in-fp32"
+        if layout.reduce_dtype == "float32"
+        else "--grad-reduce-in-bf16"
+    )
     if layout.master_dtype != "float32":
-        draft.gap("master_dtype", layout.master_dtype, "is not in Megatron-LM: its main parameters are fp32 or fp16", "use float32")
+        draft.gap(
+            "master_dtype",
+            layout.master_dtype,
+            "is not in Megatron-LM: its main parameters are fp32 or fp16",
+            "use float32",
+        )
     return arguments
 
 
 def _rest(draft: Draft) -> list[str]:
     layout = draft.layout
     if layout.compile:
-        draft.gap("compile", True, "is not in Megatron-LM, whose kernels are fused by Transformer Engine", "set it to false")
+        draft.gap(
+            "compile",
+            True,
+            "is not in Megatron-LM, whose kernels are fused by Transformer Engine",
+            "set it to false",
+        )
     if layout.optimizer_in_backward:
         draft.gap("optimizer_in_backward", True, "is not in Megatron-LM", "set it to false")
     if not layout.cpu_offload:
         return []
-    draft.notes.append("--optimizer-cpu-offload moves optimizer states, not parameters and gradients as FSDP2's offload does.")
-    aware = [] if draft.training.optimizer == "adamw-bf16-states" else ["--use-precision-aware-optimizer"]
+    draft.notes.append(
+        "--optimizer-cpu-offload moves optimizer states, not parameters and gradients as FSDP2's "
+        "offload does."
+    )
+    aware = (
+        []
+        if draft.training.optimizer == "adamw-bf16-states"
+        else ["--use-precision-aware-optimizer"]
+    )
     return ["--optimizer-cpu-offload", *aware]
 
 
 def _training(draft: Draft) -> list[str]:
     layout, training = draft.layout, draft.training
     arguments = [
-        "--micro-batch-size", str(layout.micro_batch_size), "--global-batch-size", str(training.global_batch_size),
-        "--seq-length", str(training.seq_len), "--max-position-embeddings", str(training.seq_len),
-        "--train-iters", str(train_steps(training)),
-        "--clip-grad", str(training.max_grad_norm or 0.0), "--lr", "3e-4", "--mock-data", "--transformer-impl", "transformer_engine",
-        "--attention-backend", "flash" if training.attention_kernel == "flash" else "unfused",
-    ]  # fmt: skip
+        "--micro-batch-size",
+        str(layout.micro_batch_size),
+        "--global-batch-size",
+        str(training.global_batch_size),
+        "--seq-length",
+        str(training.seq_len),
+        "--max-position-embeddings",
+        str(training.seq_len),
+        "--train-iters",
+        str(train_steps(training)),
+        "--clip-grad",
+        str(training.max_grad_norm or 0.0),
+        "--lr",
+        "3e-4",
+        "--mock-data",
+        "--transformer-impl",
+        "transformer_engine",
+        "--attention-backend",
+        "flash" if training.attention_kernel == "flash" else "unfused",
+    ]
     if training.optimizer == "adamw-bf16-states":
         arguments += BF16_STATES
     elif training.optimizer in OPTIMIZERS:
         arguments += OPTIMIZERS[training.optimizer]
     else:
-        draft.gap("training.optimizer", training.optimizer, "is not in Megatron-LM core 0.14", "use adamw or sgd")
+        draft.gap(
+            "training.optimizer",
+            training.optimizer,
+            "is not in Megatron-LM core 0.14",
+            "use adamw or sgd",
+        )
     if not training.overlap.pp and layout.pp > 1:
         arguments.append("--no-overlap-p2p-communication")
     if training.vocab_parallel_loss is False and layout.tp > 1:
-        draft.gap("training.vocab_parallel_loss", False, "cannot be switched off in Megatron-LM", "leave it out", blocking=False)
+        draft.gap(
+            "training.vocab_parallel_loss",
+            False,
+            "cannot be switched off in Megatron-LM",
+            "leave it out",
+            blocking=False,
+        )
     if training.checkpoint is not None:
-        arguments += ["--save", "checkpoints", "--save-interval", str(training.checkpoint.interval_steps)]
+        arguments += [
+            "--save",
+            "checkpoints",
+            "--save-interval",
+            str(training.checkpoint.interval_steps),
+        ]
         arguments += [] if training.checkpoint.mode == "sync" else ["--async-save"]
     return arguments
 
 
 def parse_back(exported: Export) -> Layout:
-    """The layout that an export says, read from its arguments and the size of the run; inverse of `export`."""
+    """The layout that an export says, read from its arguments and the size of the run; inverse of
+    `export`.
+    """
     words = plain_names(read_flags(exported.arguments))
-    return overlay_gaps(read_arguments(words, exported.num_layers, exported.num_gpus), exported.gaps)
+    return overlay_gaps(
+        read_arguments(words, exported.num_layers, exported.num_gpus), exported.gaps
+    )

@@ -1,26 +1,49 @@
 """A ModelSpec as Megatron-LM's model arguments.
 
-Source: Megatron-LM core 0.14 megatron/training/arguments.py, megatron/core/transformer/transformer_config.py.
+Source: Megatron-LM core 0.14 megatron/training/arguments.py,
+    megatron/core/transformer/transformer_config.py.
 """
 
 from itertools import groupby
 
 from planner.export.base import Draft
-from planner.export.megatron_network import name_what_is_left_out, norm_arguments, rope_arguments, router_arguments
+from planner.export.megatron_network import (
+    name_what_is_left_out,
+    norm_arguments,
+    rope_arguments,
+    router_arguments,
+)
 from planner.specs.megatron_models import lacking
 from planner.specs.model import ModelSpec
 
 
 def model_arguments(draft: Draft) -> list[str]:
-    """Shapes, norms, positions, attention and experts; what Megatron has no argument for becomes a gap."""
+    """Shapes, norms, positions, attention and experts; what Megatron has no argument for becomes a
+    gap.
+    """
     model = draft.model
     arguments = [
-        "--num-layers", str(model.num_hidden_layers), "--hidden-size", str(model.hidden_size),
-        "--ffn-hidden-size", str(model.intermediate_size or model.moe_intermediate_size),
-        "--num-attention-heads", str(model.num_attention_heads), "--tokenizer-type", "NullTokenizer",
-        "--vocab-size", str(max(1, model.vocab_size - 1)), "--make-vocab-size-divisible-by", "1",
-        "--normalization", "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm", "--attention-dropout", "0.0", "--hidden-dropout", "0.0",
-    ]  # fmt: skip
+        "--num-layers",
+        str(model.num_hidden_layers),
+        "--hidden-size",
+        str(model.hidden_size),
+        "--ffn-hidden-size",
+        str(model.intermediate_size or model.moe_intermediate_size),
+        "--num-attention-heads",
+        str(model.num_attention_heads),
+        "--tokenizer-type",
+        "NullTokenizer",
+        "--vocab-size",
+        str(max(1, model.vocab_size - 1)),
+        "--make-vocab-size-divisible-by",
+        "1",
+        "--normalization",
+        "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        "--attention-dropout",
+        "0.0",
+        "--hidden-dropout",
+        "0.0",
+    ]
     arguments += [*_positions(model), *rope_arguments(draft), *norm_arguments(model)]
     arguments += {"swiglu": ["--swiglu"], "squared-relu": ["--squared-relu"], "gelu": []}[model.mlp]
     if not (model.mlp_bias or model.attention_output_bias):
@@ -48,26 +71,51 @@ def _positions(model: ModelSpec) -> list[str]:
 
 def _attention(model: ModelSpec) -> list[str]:
     grouped = model.num_key_value_heads != model.num_attention_heads
-    groups = ["--group-query-attention", "--num-query-groups", str(model.num_key_value_heads)] if grouped else []
-    window = ["--window-size", f"{model.sliding_window},0"] if model.sliding_mask and all(model.sliding_mask) else []
+    groups = (
+        ["--group-query-attention", "--num-query-groups", str(model.num_key_value_heads)]
+        if grouped
+        else []
+    )
+    window = (
+        ["--window-size", f"{model.sliding_window},0"]
+        if model.sliding_mask and all(model.sliding_mask)
+        else []
+    )
     return ["--kv-channels", str(model.head_dim), *groups, *window]
 
 
 def _mla(model: ModelSpec) -> list[str]:
     query = ["--q-lora-rank", str(model.q_lora_rank)] if model.q_lora_rank else []
     return [
-        "--multi-latent-attention", *query, "--kv-lora-rank", str(model.kv_lora_rank), "--qk-head-dim", str(model.qk_nope_head_dim),
-        "--qk-pos-emb-head-dim", str(model.qk_rope_head_dim), "--v-head-dim", str(model.v_head_dim),
-    ]  # fmt: skip
+        "--multi-latent-attention",
+        *query,
+        "--kv-lora-rank",
+        str(model.kv_lora_rank),
+        "--qk-head-dim",
+        str(model.qk_nope_head_dim),
+        "--qk-pos-emb-head-dim",
+        str(model.qk_rope_head_dim),
+        "--v-head-dim",
+        str(model.v_head_dim),
+    ]
 
 
 def _experts(model: ModelSpec) -> list[str]:
     arguments = [
-        "--num-experts", str(model.num_experts), "--moe-router-topk", str(model.num_experts_per_tok),
-        "--moe-ffn-hidden-size", str(model.moe_intermediate_size), "--moe-token-dispatcher-type", "alltoall",
-    ]  # fmt: skip
+        "--num-experts",
+        str(model.num_experts),
+        "--moe-router-topk",
+        str(model.num_experts_per_tok),
+        "--moe-ffn-hidden-size",
+        str(model.moe_intermediate_size),
+        "--moe-token-dispatcher-type",
+        "alltoall",
+    ]
     if model.shared_expert_intermediate_size:
-        arguments += ["--moe-shared-expert-intermediate-size", str(model.shared_expert_intermediate_size)]
+        arguments += [
+            "--moe-shared-expert-intermediate-size",
+            str(model.shared_expert_intermediate_size),
+        ]
     places = [int(kind.moe) for kind in model.layer_kinds()]
     if not all(places):
         arguments += ["--moe-layer-freq", _pattern(places)]
@@ -75,7 +123,9 @@ def _experts(model: ModelSpec) -> list[str]:
 
 
 def _pattern(flags: list[int]) -> str:
-    """One flag a layer as the list expression that Megatron evaluates: [0, 0, 1] -> "([0]*2+[1]*1)"."""
+    """One flag a layer as the list expression that Megatron evaluates: [0, 0, 1] ->
+    "([0]*2+[1]*1)".
+    """
     runs = [(flag, len(list(group))) for flag, group in groupby(flags)]
     return f"({'+'.join(f'[{flag}]*{count}' for flag, count in runs)})"
 
@@ -84,8 +134,22 @@ def _check(draft: Draft) -> None:
     model = draft.model
     words = lacking(model)
     if words:
-        draft.gap("model", model.name, f"has what Megatron-LM 0.14 has no argument for: {', '.join(words)}", "write the layer spec")
+        draft.gap(
+            "model",
+            model.name,
+            f"has what Megatron-LM 0.14 has no argument for: {', '.join(words)}",
+            "write the layer spec",
+        )
     if any(model.sliding_mask) and not all(model.sliding_mask):
-        rule = "holds for some layers only, which no argument of 0.14 says (0.15: --window-attn-skip-freq)"
-        draft.gap("model.sliding_window", model.sliding_window, rule, "expect the time of full attention", blocking=False)
+        rule = (
+            "holds for some layers only, which no argument of 0.14 says (0.15: "
+            "--window-attn-skip-freq)"
+        )
+        draft.gap(
+            "model.sliding_window",
+            model.sliding_window,
+            rule,
+            "expect the time of full attention",
+            blocking=False,
+        )
     name_what_is_left_out(draft)

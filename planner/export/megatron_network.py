@@ -1,8 +1,9 @@
 """A network's own numbers (`specs.network`) as Megatron-LM's arguments.
 
 Sources: Megatron-LM core 0.14 megatron/training/arguments.py; megatron/core/transformer/
-{transformer_config,multi_latent_attention}.py, transformer/moe/moe_utils.py (topk_routing_with_score_function),
-models/common/embeddings/rotary_pos_embedding.py (_apply_scaling).
+{transformer_config,multi_latent_attention}.py, transformer/moe/moe_utils.py
+(topk_routing_with_score_function), models/common/embeddings/rotary_pos_embedding.py
+(_apply_scaling).
 """
 
 from collections.abc import Sequence
@@ -63,9 +64,15 @@ def _mla_scaling(draft: Draft) -> list[str]:
     held = (scaling.beta_fast, scaling.beta_slow, scaling.original_max_position_embeddings)
     _fixed(draft, scaling, held, _MLA_YARN)
     return [
-        "--rope-type", "yarn", "--rotary-scaling-factor", f"{scaling.factor:g}",
-        "--mscale", f"{scaling.mscale or 1.0:g}", "--mscale-all-dim", f"{scaling.mscale_all_dim or 0.0:g}",
-    ]  # fmt: skip
+        "--rope-type",
+        "yarn",
+        "--rotary-scaling-factor",
+        f"{scaling.factor:g}",
+        "--mscale",
+        f"{scaling.mscale or 1.0:g}",
+        "--mscale-all-dim",
+        f"{scaling.mscale_all_dim or 0.0:g}",
+    ]
 
 
 def _fixed(
@@ -121,7 +128,9 @@ def _balancing(model: ModelSpec) -> str:
 
 
 def name_what_is_left_out(draft: Draft) -> None:
-    """Gaps for what no argument says and that is another constant, loss or regulariser, not another operation."""
+    """Gaps for what no argument says and that is another constant, loss or regulariser, not another
+    operation.
+    """
     model = draft.model
     wanted = ["rope_theta"] * (model.position_embedding == "rope") + ["norm_eps"]
     if model.is_moe:

@@ -1,6 +1,8 @@
-"""Megatron-LM's arguments read back as fields of a layout, with Megatron's own defaults for what they leave out.
+"""Megatron-LM's arguments read back as fields of a layout, with Megatron's own defaults for what
+they leave out.
 
-Source: Megatron-LM core 0.14 megatron/training/arguments.py, megatron/core/transformer/pipeline_parallel_layer_layout.py.
+Source: Megatron-LM core 0.14 megatron/training/arguments.py,
+    megatron/core/transformer/pipeline_parallel_layer_layout.py.
 """
 
 import re
@@ -11,7 +13,12 @@ from planner.errors import Fault, SpecError
 Words = Mapping[str, Sequence[str]]
 CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
-FP8_RECIPES = {"float8-tensorwise": "tensorwise", "float8-delayed": "delayed", "float8-blockwise": "blockwise", "mxfp8": "mxfp8"}
+FP8_RECIPES = {
+    "float8-tensorwise": "tensorwise",
+    "float8-delayed": "delayed",
+    "float8-blockwise": "blockwise",
+    "mxfp8": "mxfp8",
+}
 _GROUP, _ONE = re.compile(r"\(([^()]*)\)\*(\d+)"), re.compile(r"([A-Za-z|])\*(\d+)")
 MOST_STAGES = 10_000
 
@@ -22,13 +29,22 @@ def plain_names(flags: Words) -> dict[str, Sequence[str]]:
 
 
 def whole(words: Words, name: str, default: int | None = None) -> int:
-    """An argument that is a whole number. Raises SpecError for one that is not, or that is needed and not there."""
+    """An argument that is a whole number. Raises SpecError for one that is not, or that is needed
+    and not there.
+    """
     given = words.get(name)
     if given is None and default is not None:
         return default
     text = given[0] if given else None
     if text is None or not text.lstrip("-").isdigit():
-        raise SpecError(Fault(f"--{name.replace('_', '-')}", text, "is not a whole number", "correct the arguments"))
+        raise SpecError(
+            Fault(
+                f"--{name.replace('_', '-')}",
+                text,
+                "is not a whole number",
+                "correct the arguments",
+            )
+        )
     return int(text)
 
 
@@ -39,20 +55,34 @@ def word(words: Words, name: str) -> str | None:
 
 
 def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, object]:
-    """Every field of the layout that Megatron's arguments say. words: argument, named with _, -> its values."""
+    """Every field of the layout that Megatron's arguments say. words: argument, named with _, ->
+    its values.
+    """
     tp, kind = whole(words, "tensor_model_parallel_size", 1), word(words, "cp_comm_type") or "p2p"
     experts_over_tp = tp if "num_experts" in words else 1
     values: dict[str, object] = {
-        "tp": tp, "pp": whole(words, "pipeline_model_parallel_size", 1), "cp": whole(words, "context_parallel_size", 1),
-        "ep": whole(words, "expert_model_parallel_size", 1), "etp": whole(words, "expert_tensor_parallel_size", experts_over_tp),
+        "tp": tp,
+        "pp": whole(words, "pipeline_model_parallel_size", 1),
+        "cp": whole(words, "context_parallel_size", 1),
+        "ep": whole(words, "expert_model_parallel_size", 1),
+        "etp": whole(words, "expert_tensor_parallel_size", experts_over_tp),
         "micro_batch_size": whole(words, "micro_batch_size"),
         "cp_method": next((name for name, known in CP_TYPES.items() if known == kind), "ulysses"),
-        "sequence_parallel": "sequence_parallel" in words, "async_tp": "tp_comm_overlap" in words, "compile": False,
-        "optimizer_in_backward": False, "cpu_offload": "optimizer_cpu_offload" in words, "master_dtype": "float32",
+        "sequence_parallel": "sequence_parallel" in words,
+        "async_tp": "tp_comm_overlap" in words,
+        "compile": False,
+        "optimizer_in_backward": False,
+        "cpu_offload": "optimizer_cpu_offload" in words,
+        "master_dtype": "float32",
         "reduce_dtype": "bfloat16" if "grad_reduce_in_bf16" in words else "float32",
-    }  # fmt: skip
+    }
     values |= _data_parallel(words, num_gpus)
-    return {**values, **_stages(words, num_layers), **_recompute(words, num_layers), **_precision(words)}
+    return {
+        **values,
+        **_stages(words, num_layers),
+        **_recompute(words, num_layers),
+        **_precision(words),
+    }
 
 
 def _data_parallel(words: Words, num_gpus: int) -> dict[str, object]:
@@ -62,16 +92,27 @@ def _data_parallel(words: Words, num_gpus: int) -> dict[str, object]:
         held *= whole(words, axis, 1)
     replicas = whole(words, "num_distributed_optimizer_instances", 1)
     strategy = word(words, "data_parallel_sharding_strategy")
-    stage = next((stage for stage, known in SHARDING.items() if known == strategy), int("use_distributed_optimizer" in words))
+    stage = next(
+        (stage for stage, known in SHARDING.items() if known == strategy),
+        int("use_distributed_optimizer" in words),
+    )
     stage = 3 if "use_torch_fsdp2" in words else stage
-    return {"dp_replicate": replicas, "dp_shard": max(1, num_gpus // held // replicas), "zero_stage": stage}
+    return {
+        "dp_replicate": replicas,
+        "dp_shard": max(1, num_gpus // held // replicas),
+        "zero_stage": stage,
+    }
 
 
 def _stages(words: Words, num_layers: int) -> dict[str, object]:
     degree = whole(words, "pipeline_model_parallel_size", 1)
     text = word(words, "pipeline_model_parallel_layout")
     split = None if text is None else read_layout(text)
-    virtual = len(split) // degree if split is not None else whole(words, "num_virtual_stages_per_pipeline_rank", 1)
+    virtual = (
+        len(split) // degree
+        if split is not None
+        else whole(words, "num_virtual_stages_per_pipeline_rank", 1)
+    )
     each = word(words, "num_layers_per_virtual_pipeline_stage")
     if each is not None and each.isdigit() and int(each) > 0:
         virtual = max(1, num_layers // degree // int(each))
@@ -79,20 +120,30 @@ def _stages(words: Words, num_layers: int) -> dict[str, object]:
         split = _uneven(words, num_layers, degree * virtual)
     schedule = "1F1B" if virtual == 1 else "Interleaved1F1B"
     if "enable_zero_bubble" in words:
-        schedule = "ZB-1p" if whole(words, "zero_bubble_max_pending_backward", degree) == degree else "ZB-2p"
+        schedule = (
+            "ZB-1p"
+            if whole(words, "zero_bubble_max_pending_backward", degree) == degree
+            else "ZB-2p"
+        )
     return {"layers_per_stage": split, "virtual_stages": virtual, "pp_schedule": schedule}
 
 
 def _uneven(words: Words, num_layers: int, stages: int) -> tuple[int, ...] | None:
     """Layers a stage where the ends hold another number than the rest; None for an even split."""
-    embedding, loss = ("account_for_embedding_in_pipeline_split" in words, "account_for_loss_in_pipeline_split" in words)
+    embedding, loss = (
+        "account_for_embedding_in_pipeline_split" in words,
+        "account_for_loss_in_pipeline_split" in words,
+    )
     if embedding or loss:
         each, left = divmod(num_layers + embedding + loss, stages)
         split = [each] * stages
         split[0] -= embedding
         split[-1] -= loss
         return tuple(split) if not left else None
-    first, last = word(words, "decoder_first_pipeline_num_layers"), word(words, "decoder_last_pipeline_num_layers")
+    first, last = (
+        word(words, "decoder_first_pipeline_num_layers"),
+        word(words, "decoder_last_pipeline_num_layers"),
+    )
     if first is None and last is None:
         return None
     ends = [int(end) if end is not None and end.isdigit() else None for end in (first, last)]
@@ -104,23 +155,36 @@ def _uneven(words: Words, num_layers: int, stages: int) -> tuple[int, ...] | Non
 
 
 def read_layout(text: str) -> tuple[int, ...]:
-    """Layers of each stage in Megatron's layout string: "Et*3|(tt|)*29mL" has 31 stages. Raises SpecError for an endless one."""
+    """Layers of each stage in Megatron's layout string: "Et*3|(tt|)*29mL" has 31 stages. Raises
+    SpecError for an endless one.
+    """
     for pattern in (_GROUP, _ONE):
         while (found := pattern.search(text)) is not None:
             if len(found[1]) * int(found[2]) + len(text) > MOST_STAGES:
-                raise SpecError(Fault("--pipeline-model-parallel-layout", text[:80], "is longer than any pipeline", "correct it"))
+                raise SpecError(
+                    Fault(
+                        "--pipeline-model-parallel-layout",
+                        text[:80],
+                        "is longer than any pipeline",
+                        "correct it",
+                    )
+                )
             text = text[: found.start()] + found[1] * int(found[2]) + text[found.end() :]
     return tuple(stage.count("t") for stage in text.replace(",", "").split("|"))
 
 
 def _recompute(words: Words, num_layers: int) -> dict[str, object]:
-    granularity = word(words, "recompute_granularity") or ("selective" if "recompute_activations" in words else None)
+    granularity = word(words, "recompute_granularity") or (
+        "selective" if "recompute_activations" in words else None
+    )
     if granularity is None:
         return {"ac": "none"}
     if granularity == "selective":
         modules = words.get("recompute_modules", ("core_attn",))
         return {"ac": "selective-attention" if "core_attn" in modules else "none"}
-    stages = whole(words, "pipeline_model_parallel_size", 1) * max(1, whole(words, "num_virtual_stages_per_pipeline_rank", 1))
+    stages = whole(words, "pipeline_model_parallel_size", 1) * max(
+        1, whole(words, "num_virtual_stages_per_pipeline_rank", 1)
+    )
     here, count = -(-num_layers // stages), whole(words, "recompute_num_layers", 1)
     if word(words, "recompute_method") == "block" and count < here:
         return {"ac": f"selective-layer-{max(2, here // max(1, count))}" if count else "none"}
@@ -128,12 +192,20 @@ def _recompute(words: Words, num_layers: int) -> dict[str, object]:
 
 
 def _precision(words: Words) -> dict[str, object]:
-    low = word(words, "fp8_format") or word(words, "fp8") or ("hybrid" if "fp8_recipe" in words else None)
+    low = (
+        word(words, "fp8_format")
+        or word(words, "fp8")
+        or ("hybrid" if "fp8_recipe" in words else None)
+    )
     recipe = word(words, "fp8_recipe") or "delayed"
     plain = "fp16" if "fp16" in words else "bf16"
     known = next((name for name, known in FP8_RECIPES.items() if known == recipe), None)
     return {
-        "precision": (known or "float8-delayed") if low is not None else "nvfp4" if "fp4_format" in words else plain,
+        "precision": (known or "float8-delayed")
+        if low is not None
+        else "nvfp4"
+        if "fp4_format" in words
+        else plain,
         "float8_all_gather": "fp8_param_gather" in words,
         "param_dtype": "bfloat16" if "bf16" in words or "fp16" in words else "float32",
     }

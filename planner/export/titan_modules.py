@@ -1,7 +1,9 @@
-"""Python modules an export carries where TorchTitan's own tables and flags do not reach: model shapes, dtypes, converters.
+"""Python modules an export carries where TorchTitan's own tables and flags do not reach: model
+shapes, dtypes, converters.
 
-Sources: torchtitan 0.2.2 protocols/train_spec.py (register_train_spec), models/*/model/args.py, config/manager.py
-(job.custom_config_module); 0.3.0 config/manager.py (--module), models/*/__init__.py, components/quantization.
+Sources: torchtitan 0.2.2 protocols/train_spec.py (register_train_spec), models/*/model/args.py,
+config/manager.py (job.custom_config_module); 0.3.0 config/manager.py (--module),
+models/*/__init__.py, components/quantization.
 """
 
 import re
@@ -22,7 +24,8 @@ from planner.specs.model import ModelSpec
 from planner.specs.titan_models import Flavor, class_for
 from planner.specs.titan_networks import softmax_mscale
 
-REPLACES_FLEX = "with SDPA, since context parallelism refuses FlexAttention"  # in the first line of a module that does
+# in the first line of a module that does
+REPLACES_FLEX = "with SDPA, since context parallelism refuses FlexAttention"
 MODEL_MODULE, CONFIG_MODULE, JOB_MODULE = "planner_model", "planner_config", "planner_job"
 
 WIDER_REDUCE_02 = '''"""Lets TorchTitan 0.2 reduce gradients in bfloat16: its own config accepts float32 alone, its FSDP takes both."""
@@ -43,12 +46,20 @@ class JobConfig:
     """What --job.custom_config_module looks for."""
 
     training: Training = field(default_factory=Training)
-'''
+'''  # noqa: E501
 
-_ARGS_CLASS = {"llama3": "TransformerModelArgs", "qwen3": "Qwen3ModelArgs", "deepseek_v3": "DeepSeekV3ModelArgs"}
+_ARGS_CLASS = {
+    "llama3": "TransformerModelArgs",
+    "qwen3": "Qwen3ModelArgs",
+    "deepseek_v3": "DeepSeekV3ModelArgs",
+}
 _TABLE_02 = {
-    "llama3": "llama3_args", "qwen3": "qwen3_args", "deepseek_v3": "deepseekv3_args", "llama4": "llama4_args", "gpt_oss": "gptoss_configs",
-}  # fmt: skip
+    "llama3": "llama3_args",
+    "qwen3": "qwen3_args",
+    "deepseek_v3": "deepseekv3_args",
+    "llama4": "llama4_args",
+    "gpt_oss": "gptoss_configs",
+}
 
 
 def _lines(arguments: Sequence[tuple[str, object]], indent: int) -> str:
@@ -58,8 +69,11 @@ def _lines(arguments: Sequence[tuple[str, object]], indent: int) -> str:
 def _moe_args(model: ModelSpec) -> str:
     shared = model.shared_expert_intermediate_size // model.moe_intermediate_size
     pairs = [
-        ("num_experts", model.num_experts), ("num_shared_experts", shared), ("top_k", model.num_experts_per_tok), *moe_args_02(model),
-    ]  # fmt: skip
+        ("num_experts", model.num_experts),
+        ("num_shared_experts", shared),
+        ("top_k", model.num_experts_per_tok),
+        *moe_args_02(model),
+    ]
     return f"    moe_args=MoEArgs(\n{_lines(pairs, 8)}\n    ),\n"
 
 
@@ -67,35 +81,62 @@ def _shape_args(model: ModelSpec) -> list[tuple[str, object]]:
     """Constructor arguments of the 0.2 model class."""
     kind = class_for(model)
     pairs: list[tuple[str, object]] = [
-        ("dim", model.hidden_size), ("n_layers", model.num_hidden_layers), ("n_heads", model.num_attention_heads),
-        ("vocab_size", model.vocab_size), *model_args_02(model, kind),
-    ]  # fmt: skip
+        ("dim", model.hidden_size),
+        ("n_layers", model.num_hidden_layers),
+        ("n_heads", model.num_attention_heads),
+        ("vocab_size", model.vocab_size),
+        *model_args_02(model, kind),
+    ]
     if kind == "deepseek_v3":
         return [
-            *pairs, ("inter_dim", model.intermediate_size or model.moe_intermediate_size), ("moe_inter_dim", model.moe_intermediate_size),
-            ("n_dense_layers", model.first_k_dense_replace), ("q_lora_rank", model.q_lora_rank), ("kv_lora_rank", model.kv_lora_rank),
-            ("qk_nope_head_dim", model.qk_nope_head_dim), ("qk_rope_head_dim", model.qk_rope_head_dim), ("v_head_dim", model.v_head_dim),
-        ]  # fmt: skip
+            *pairs,
+            ("inter_dim", model.intermediate_size or model.moe_intermediate_size),
+            ("moe_inter_dim", model.moe_intermediate_size),
+            ("n_dense_layers", model.first_k_dense_replace),
+            ("q_lora_rank", model.q_lora_rank),
+            ("kv_lora_rank", model.kv_lora_rank),
+            ("qk_nope_head_dim", model.qk_nope_head_dim),
+            ("qk_rope_head_dim", model.qk_rope_head_dim),
+            ("v_head_dim", model.v_head_dim),
+        ]
     pairs.append(("n_kv_heads", model.num_key_value_heads))
-    if kind == "llama3":  # its width is int(multiplier * int(8 dim / 3)) rounded up to multiple_of: one short of the wanted width
+    # its width is int(multiplier * int(8 dim / 3)) rounded up to multiple_of: one short of the
+    # wanted width
+    if kind == "llama3":
         multiplier = (model.intermediate_size - 0.5) / int(2 * 4 * model.hidden_size / 3)
-        return [*pairs, ("ffn_dim_multiplier", multiplier), ("multiple_of", model.intermediate_size)]
+        return [
+            *pairs,
+            ("ffn_dim_multiplier", multiplier),
+            ("multiple_of", model.intermediate_size),
+        ]
     pairs += [
-        ("head_dim", model.head_dim), ("hidden_dim", model.intermediate_size or model.moe_intermediate_size),
-        ("qk_norm", model.qk_norm == "head"), ("enable_weight_tying", model.tie_word_embeddings), ("moe_enabled", model.is_moe),
-    ]  # fmt: skip
+        ("head_dim", model.head_dim),
+        ("hidden_dim", model.intermediate_size or model.moe_intermediate_size),
+        ("qk_norm", model.qk_norm == "head"),
+        ("enable_weight_tying", model.tie_word_embeddings),
+        ("moe_enabled", model.is_moe),
+    ]
     return [*pairs, ("moe_inter_dim", model.moe_intermediate_size)] if model.is_moe else pairs
 
 
 def register_02(model: ModelSpec, name: str) -> str:
-    """Module for experimental.custom_import that registers the shapes as model `planner_model`, flavour `custom`."""
+    """Module for experimental.custom_import that registers the shapes as model `planner_model`,
+    flavour `custom`.
+    """
     kind = class_for(model)
     names = [_ARGS_CLASS[kind], "get_train_spec"]
-    scaling = f"from torchtitan.models.{kind}.model.args import RoPEScalingArgs\n" if kind == "llama3" else ""
+    scaling = (
+        f"from torchtitan.models.{kind}.model.args import RoPEScalingArgs\n"
+        if kind == "llama3"
+        else ""
+    )
     moe = "from torchtitan.models.moe import MoEArgs\n" if model.is_moe else ""
     heading, own, replaced = "", "", ""
     if model.rope_scaling is not None and own_rope_02(model, kind):
-        heading, own = "import math\n" * (model.rope_scaling.rope_type == "llama3"), rope_class_02(model.rope_scaling, kind)
+        heading, own = (
+            "import math\n" * (model.rope_scaling.rope_type == "llama3"),
+            rope_class_02(model.rope_scaling, kind),
+        )
         names.append({"llama3": "Transformer", "qwen3": "Qwen3Model"}[kind])
         replaced = ", model_cls=ScaledModel"
     torch = "import torch\n" if own else ""
@@ -111,13 +152,20 @@ def register_02(model: ModelSpec, name: str) -> str:
 {_moe_args(model) if model.is_moe else ""})
 
 register_train_spec("{MODEL_MODULE}", replace(get_train_spec(), model_args={{"custom": ARGS}}{replaced}))
-'''
+'''  # noqa: E501
 
 
 def changed_flavor_02(
-    model: ModelSpec, name: str, flavor: Flavor, fields: Collection[str], version: str, *, plain_attention: bool
+    model: ModelSpec,
+    name: str,
+    flavor: Flavor,
+    fields: Collection[str],
+    version: str,
+    *,
+    plain_attention: bool,
 ) -> str:
-    """Module for experimental.custom_import: a shipped flavour with this model's own numbers in these fields.
+    """Module for experimental.custom_import: a shipped flavour with this model's own numbers in
+    these fields.
 
     plain_attention: also with SDPA instead of FlexAttention, which excludes CP.
     """
@@ -127,9 +175,15 @@ def changed_flavor_02(
     if plain_attention:
         pairs += [("use_flex_attn", False)] if version == "0.2.0" else [("attn_type", "sdpa")]
         pairs.append(("attn_mask_type", "causal"))
-    routed = f"    moe_args=replace(\n        {shipped}.moe_args,\n{_lines(moe, 8)}\n    ),\n" if moe else ""
+    routed = (
+        f"    moe_args=replace(\n        {shipped}.moe_args,\n{_lines(moe, 8)}\n    ),\n"
+        if moe
+        else ""
+    )
     scaling = (
-        f"from torchtitan.models.{module}.model.args import RoPEScalingArgs\n" if any("RoPEScalingArgs" in str(v) for _, v in pairs) else ""
+        f"from torchtitan.models.{module}.model.args import RoPEScalingArgs\n"
+        if any("RoPEScalingArgs" in str(v) for _, v in pairs)
+        else ""
     )
     why = [REPLACES_FLEX] * plain_attention
     why += ["with the numbers of the model's own config.json"] * bool(fields)
@@ -151,7 +205,12 @@ register_train_spec("{MODEL_MODULE}", replace(get_train_spec(), model_args={{"cu
 
 _CONFIG_03 = {"llama3": "Llama3Model", "qwen3": "Qwen3Model", "deepseek_v3": "DeepSeekV3Model"}
 _ROPE_03 = {"llama3": "ComplexRoPE", "qwen3": "CosSinRoPE", "deepseek_v3": "ComplexRoPE"}
-_TABLE_03 = {"llama3": "llama3_configs", "qwen3": "qwen3_configs", "deepseek_v3": "deepseekv3_configs", "gpt_oss": "gptoss_configs"}
+_TABLE_03 = {
+    "llama3": "llama3_configs",
+    "qwen3": "qwen3_configs",
+    "deepseek_v3": "deepseekv3_configs",
+    "gpt_oss": "gptoss_configs",
+}
 _NORM_03 = {"qwen3": "family._qwen3_norm({dim})"}
 _HEAD_INIT_03 = {"qwen3": "family._LINEAR_INIT"}
 
@@ -159,41 +218,63 @@ _HEAD_INIT_03 = {"qwen3": "family._LINEAR_INIT"}
 def _layer_args_03(model: ModelSpec, kind: str) -> tuple[str, list[tuple[str, object]]]:
     """Builder of the family's layers in 0.3, and the arguments that describe shapes."""
     pairs: list[tuple[str, object]] = [
-        ("n_layers", model.num_hidden_layers), ("dim", model.hidden_size), ("n_heads", model.num_attention_heads),
-    ]  # fmt: skip
+        ("n_layers", model.num_hidden_layers),
+        ("dim", model.hidden_size),
+        ("n_heads", model.num_attention_heads),
+    ]
     if kind == "deepseek_v3":
         shared = model.shared_expert_intermediate_size // model.moe_intermediate_size
         return "_build_dsv3_layers", [
-            *pairs, ("n_dense_layers", model.first_k_dense_replace), ("q_lora_rank", model.q_lora_rank),
-            ("kv_lora_rank", model.kv_lora_rank), ("qk_nope_head_dim", model.qk_nope_head_dim),
-            ("qk_rope_head_dim", model.qk_rope_head_dim), ("v_head_dim", model.v_head_dim),
+            *pairs,
+            ("n_dense_layers", model.first_k_dense_replace),
+            ("q_lora_rank", model.q_lora_rank),
+            ("kv_lora_rank", model.kv_lora_rank),
+            ("qk_nope_head_dim", model.qk_nope_head_dim),
+            ("qk_rope_head_dim", model.qk_rope_head_dim),
+            ("v_head_dim", model.v_head_dim),
             ("mscale", 1.0 if model.rope_scaling is None else softmax_mscale(model.rope_scaling)),
             ("dense_hidden_dim", model.intermediate_size or model.moe_intermediate_size),
-            ("moe_hidden_dim", model.moe_intermediate_size), ("num_experts", model.num_experts), ("num_shared_experts", shared),
-            ("router_top_k", model.num_experts_per_tok), ("router_route_norm", divides_scores(model)),
-            ("router_score_func", scores(model)), ("non_blocking_capacity_factor", None),
-        ]  # fmt: skip
+            ("moe_hidden_dim", model.moe_intermediate_size),
+            ("num_experts", model.num_experts),
+            ("num_shared_experts", shared),
+            ("router_top_k", model.num_experts_per_tok),
+            ("router_route_norm", divides_scores(model)),
+            ("router_score_func", scores(model)),
+            ("non_blocking_capacity_factor", None),
+        ]
     pairs.append(("n_kv_heads", model.num_key_value_heads))
     if kind == "llama3":
         return "_build_llama3_layers", [*pairs, ("hidden_dim", model.intermediate_size)]
     pairs.append(("head_dim", model.head_dim))
     if not model.is_moe:
         return "_build_qwen3_layers", [*pairs, ("hidden_dim", model.intermediate_size)]
-    moe = [("moe_hidden_dim", model.moe_intermediate_size), ("num_experts", model.num_experts), ("top_k", model.num_experts_per_tok)]
+    moe = [
+        ("moe_hidden_dim", model.moe_intermediate_size),
+        ("num_experts", model.num_experts),
+        ("top_k", model.num_experts_per_tok),
+    ]
     return "_build_qwen3_moe_layers", [*pairs, *moe]
 
 
 def model_03(model: ModelSpec) -> tuple[str, str]:
-    """(family, source of a function `custom_model` and its registration) for shapes that 0.3 does not ship."""
+    """(family, source of a function `custom_model` and its registration) for shapes that 0.3 does
+    not ship.
+    """
     kind = class_for(model)
     builder, pairs = _layer_args_03(model, kind)
     dim, vocab = model.hidden_size, model.vocab_size
-    norm = _NORM_03.get(kind, "RMSNorm.Config(normalized_shape={dim}, param_init=family._NORM_INIT)").format(dim=dim)
+    norm = _NORM_03.get(
+        kind, "RMSNorm.Config(normalized_shape={dim}, param_init=family._NORM_INIT)"
+    ).format(dim=dim)
     head_init = _HEAD_INIT_03.get(kind, f"family._output_linear_init({dim})")
-    embedding_init = "family._EMBEDDING_SKIP_INIT" if model.tie_word_embeddings else "family._EMBEDDING_INIT"
+    embedding_init = (
+        "family._EMBEDDING_SKIP_INIT" if model.tie_word_embeddings else "family._EMBEDDING_INIT"
+    )
     rotary = model.qk_rope_head_dim if model.uses_mla else model.head_dim
     moe = ", moe_comm_backend=moe_comm_backend" if model.is_moe else ""
-    return kind, f'''{adjusted_03(model, kind)}
+    return (
+        kind,
+        f'''{adjusted_03(model, kind)}
 def custom_model(attn_backend, moe_comm_backend="standard", **kwargs):
     """The shapes, in the form of the tables in torchtitan/models/{kind}/__init__.py."""
     config = family.{_CONFIG_03[kind]}.Config(
@@ -213,11 +294,14 @@ def custom_model(attn_backend, moe_comm_backend="standard", **kwargs):
 
 
 family.{_TABLE_03[kind]}["custom"] = custom_model
-'''
+''',  # noqa: E501
+    )
 
 
 def changed_flavor_03(model: ModelSpec, flavor: Flavor, fields: Collection[str]) -> str:
-    """Source that registers a shipped flavour with this model's own numbers in these fields as `custom`."""
+    """Source that registers a shipped flavour with this model's own numbers in these fields as
+    `custom`.
+    """
     table = f"family.{_TABLE_03[flavor.module]}"
     return f'''{adjusted_03(model, flavor.module, fields)}
 def custom_model(**kwargs):
@@ -236,19 +320,41 @@ class Training(TrainingConfig):
 
     mixed_precision_reduce: Literal["float32", "bfloat16"] = "float32"
 
-'''
+'''  # noqa: E501
 
 
-def job_03(name: str, family: str, flavor: str, converters: Sequence[str], custom: str, *, wide_reduce: bool) -> str:
-    """Module for `--module planner_job --config planner_job`; everything a flag can say is left to the flags."""
+def job_03(
+    name: str,
+    family: str,
+    flavor: str,
+    converters: Sequence[str],
+    custom: str,
+    *,
+    wide_reduce: bool,
+) -> str:
+    """Module for `--module planner_job --config planner_job`; everything a flag can say is left to
+    the flags.
+    """
     names = sorted({converter.partition(".")[0] for converter in converters})
-    quantization = f"from torchtitan.components.quantization import {', '.join(names)}\n" if names else ""
+    quantization = (
+        f"from torchtitan.components.quantization import {', '.join(names)}\n" if names else ""
+    )
     if any("nvfp4_bf16_tail_fqns(" in converter for converter in converters):
-        quantization += "from torchtitan.components.quantization.nvfp4 import nvfp4_bf16_tail_fqns\n"
-    widths = "from dataclasses import dataclass\nfrom typing import Literal\n\n" if wide_reduce else ""
-    layers = f"from torchtitan.models.common import {_ROPE_03[family]}, Embedding, Linear\n" if "Embedding.Config" in custom else ""
+        quantization += (
+            "from torchtitan.components.quantization.nvfp4 import nvfp4_bf16_tail_fqns\n"
+        )
+    widths = (
+        "from dataclasses import dataclass\nfrom typing import Literal\n\n" if wide_reduce else ""
+    )
+    layers = (
+        f"from torchtitan.models.common import {_ROPE_03[family]}, Embedding, Linear\n"
+        if "Embedding.Config" in custom
+        else ""
+    )
     used = set(re.findall(r"\b(\w+)\.Config\b", custom))
-    norm = "".join(f"{line}\n" for line in sorted(line for name, line in IMPORTS_03.items() if name in used))
+    norm = "".join(
+        f"{line}\n" for line in sorted(line for name, line in IMPORTS_03.items() if name in used)
+    )
     training = "Training()" if wide_reduce else "TrainingConfig()"
     listed = "".join(f"\n            {converter}," for converter in converters)
     return f'''"""{name} for TorchTitan 0.3: what the command line cannot say. The flags beside it say the rest."""
@@ -275,4 +381,4 @@ def {JOB_MODULE}() -> Trainer.Config:
         dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
         training={training},
     )
-'''
+'''  # noqa: E501

@@ -1,7 +1,9 @@
-"""A network's own numbers (`specs.network`) in TorchTitan's words: model arguments in 0.2, configs changed in place in 0.3.
+"""A network's own numbers (`specs.network`) in TorchTitan's words: model arguments in 0.2, configs
+changed in place in 0.3.
 
-Sources: torchtitan 0.2.2 models/*/model/args.py, models/moe/moe.py (MoEArgs); 0.3.0 models/common/{rope,moe,nn_modules}.py,
-models/deepseek_v3/model.py (Attention.Config.mscale), config/configurable.py (traverse).
+Sources: torchtitan 0.2.2 models/*/model/args.py, models/moe/moe.py (MoEArgs); 0.3.0
+models/common/{rope,moe,nn_modules}.py, models/deepseek_v3/model.py (Attention.Config.mscale),
+config/configurable.py (traverse).
 """
 
 from collections.abc import Collection, Sequence
@@ -12,7 +14,8 @@ from planner.specs.network import RopeScaling
 from planner.specs.titan_models import Flavor
 from planner.specs.titan_networks import left_out_by_shipped, shipped_facts, softmax_mscale, unknown
 
-UNKNOWN_THETA = 10_000.0  # the default of transformers and of TorchTitan's classes, written where nobody said it
+# the default of transformers and of TorchTitan's classes, written where nobody said it
+UNKNOWN_THETA = 10_000.0
 Pairs = list[tuple[str, object]]
 _MOE_ARGS = {
     "scoring_func": "score_func",
@@ -35,12 +38,16 @@ class Source(str):
 
 
 def scores(model: ModelSpec) -> str:
-    """The router's score function; where nobody said it, that of the models that have or lack a correction bias."""
+    """The router's score function; where nobody said it, that of the models that have or lack a
+    correction bias.
+    """
     return model.scoring_func or ("sigmoid" if model.router_correction_bias else "softmax")
 
 
 def divides_scores(model: ModelSpec) -> bool:
-    """Whether the chosen experts' scores are divided by their sum; the rule of most models where nobody said it."""
+    """Whether the chosen experts' scores are divided by their sum; the rule of most models where
+    nobody said it.
+    """
     return model.norm_topk_prob is not False
 
 
@@ -121,7 +128,9 @@ def moe_args_02(model: ModelSpec, fields: Collection[str] = EVERYTHING) -> Pairs
 
 
 def own_rope_02(model: ModelSpec, kind: str) -> bool:
-    """Whether TorchTitan 0.2's class computes no frequencies like these, so that the export has to."""
+    """Whether TorchTitan 0.2's class computes no frequencies like these, so that the export has
+    to.
+    """
     scaling = model.rope_scaling
     return scaling is not None and (
         scaling.rope_type == "linear" or (scaling.rope_type == "llama3" and kind == "qwen3")
@@ -131,9 +140,9 @@ def own_rope_02(model: ModelSpec, kind: str) -> bool:
 def rope_class_02(scaling: RopeScaling, kind: str) -> str:
     """Source of a class `ScaledModel`: the family's model with scaled rotary frequencies.
 
-    Both families compute angles = position x frequency and keep them in a table; the table is made again from scaled
-    frequencies, in the family's own form. Source of the formulas: transformers, modeling_rope_utils.py
-    (_compute_linear_scaling_rope_parameters, _compute_llama3_parameters).
+    Both families compute angles = position x frequency and keep them in a table; the table is made
+    again from scaled frequencies, in the family's own form. Source of the formulas: transformers,
+    modeling_rope_utils.py (_compute_linear_scaling_rope_parameters, _compute_llama3_parameters).
     """
     base, method, width, table = {
         "llama3": (
@@ -170,7 +179,7 @@ class ScaledModel({base}):
         angles = torch.outer(torch.arange(self.model_args.max_seq_len).float(), frequencies)
         return {table}
 
-'''
+'''  # noqa: E501
 
 
 _SCALED = {
@@ -178,15 +187,16 @@ _SCALED = {
     "llama3": """    turns = {before} * frequencies / (2 * math.pi)  # within the context that was trained first
     share = ((turns - {low}) / ({high} - {low})).clamp(0, 1)
     return frequencies * (share + (1 - share) / {factor})
-""",
+""",  # noqa: E501
 }
 
 
-# ---- 0.3 ----------------------------------------------------------------------------------------------------------
+# ---- 0.3 -----------------------------------------------------------------------------------------
 
 
 def adjusted_03(model: ModelSpec, kind: str, fields: Collection[str] = EVERYTHING) -> str:
-    """Source of a function `adjusted` that sets these fields in a built config of the family, every layer alike.
+    """Source of a function `adjusted` that sets these fields in a built config of the family, every
+    layer alike.
 
     Empty where there is nothing to set.
     """
@@ -264,11 +274,13 @@ IMPORTS_03 = {
 }
 
 
-# ---- what is not carried ------------------------------------------------------------------------------------------
+# ---- what is not carried -------------------------------------------------------------------------
 
 
 def name_what_is_left_out(draft: Draft, kind: str, line: str, flavor: Flavor | None) -> None:
-    """Gaps for what no setting says. None blocks: each changes the loss, a regulariser, or what TorchTitan calls this model too."""
+    """Gaps for what no setting says. None blocks: each changes the loss, a regulariser, or what
+    TorchTitan calls this model too.
+    """
     model = draft.model
     for name in unknown(model):
         _unknown(draft, name, kind, flavor)
@@ -282,7 +294,11 @@ def name_what_is_left_out(draft: Draft, kind: str, line: str, flavor: Flavor | N
                 "weights trained so are not those of transformers",
                 blocking=False,
             )
-    balance = "it balances experts by a bias" if kind != "qwen3" or line == "0.3" else "and qwen3 is not balanced"
+    balance = (
+        "it balances experts by a bias"
+        if kind != "qwen3" or line == "0.3"
+        else "and qwen3 is not balanced"
+    )
     scaling, seq_len = model.rope_scaling, draft.training.seq_len
     before = 0 if scaling is None else scaling.original_max_position_embeddings
     rows: tuple[tuple[bool, str, str], ...] = (

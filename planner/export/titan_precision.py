@@ -1,7 +1,7 @@
 """Precisions as TorchTitan's converters: settings in 0.2, Python in 0.3, and back.
 
-Sources: torchtitan 0.2.2 components/quantization/{float8,mx}.py and config/job_config.py (Quantize); 0.3.0
-components/quantization/{float8,mx,nvfp4}.py.
+Sources: torchtitan 0.2.2 components/quantization/{float8,mx}.py and config/job_config.py
+(Quantize); 0.3.0 components/quantization/{float8,mx,nvfp4}.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,15 @@ from planner.work.precision import bf16_tail, recipes_for
 FLOAT8, MX = "quantize.linear.float8", "quantize.linear.mx"
 EXPERTS = {FLOAT8: "quantize.grouped_mm.float8", MX: "quantize.grouped_mm.mx"}
 PRECISIONS_02 = {"float8-tensorwise": FLOAT8, "float8-rowwise": FLOAT8, "mxfp8": MX}
-PRECISIONS_03 = {"float8-rowwise": "Float8LinearConverter", "mxfp8": "MXFP8LinearConverter", "nvfp4": "NVFP4LinearConverter"}
-EXPERTS_03 = {"float8-rowwise": "Float8GroupedExpertsConverter", "mxfp8": "MXFP8GroupedExpertsConverter"}
+PRECISIONS_03 = {
+    "float8-rowwise": "Float8LinearConverter",
+    "mxfp8": "MXFP8LinearConverter",
+    "nvfp4": "NVFP4LinearConverter",
+}
+EXPERTS_03 = {
+    "float8-rowwise": "Float8GroupedExpertsConverter",
+    "mxfp8": "MXFP8GroupedExpertsConverter",
+}
 SMALL = "auto_filter_small_kn"  # in `filter_fqns`: torchao also leaves out layers too small to gain
 
 
@@ -25,19 +32,37 @@ def precision_02(draft: Draft) -> Settings:
     layout, moe = draft.layout, draft.model.is_moe
     converter = PRECISIONS_02.get(layout.precision)
     if converter is None and layout.precision != "bf16":
-        draft.gap("precision", layout.precision, "is not in TorchTitan 0.2", "use bf16, float8-tensorwise, float8-rowwise or mxfp8")
+        draft.gap(
+            "precision",
+            layout.precision,
+            "is not in TorchTitan 0.2",
+            "use bf16, float8-tensorwise, float8-rowwise or mxfp8",
+        )
     tensorwise = layout.precision == "float8-tensorwise"
     if layout.float8_all_gather and not tensorwise:
         rule = "goes with float8-tensorwise only"
-        draft.gap("float8_all_gather", True, rule, "set it to false", blocking=layout.precision == "float8-rowwise")
+        draft.gap(
+            "float8_all_gather",
+            True,
+            rule,
+            "set it to false",
+            blocking=layout.precision == "float8-rowwise",
+        )
     if converter is None:
         return {"model.converters": []}
-    skipped = [*([SMALL] if converter == FLOAT8 else []), "output", *(["router.gate"] if moe else [])]
+    skipped = [
+        *([SMALL] if converter == FLOAT8 else []),
+        "output",
+        *(["router.gate"] if moe else []),
+    ]
     experts = moe and (converter == MX or layout.pp * layout.cp == 1)
     converters = [converter, EXPERTS[converter]] if experts else [converter]
     settings: Settings = {"model.converters": converters, f"{converter}.filter_fqns": skipped}
     if moe and not experts:
-        draft.notes.append("The experts stay in bf16: TorchTitan 0.2's float8 for grouped GEMMs excludes PP and CP.")
+        draft.notes.append(
+            "The experts stay in bf16: TorchTitan 0.2's float8 for grouped GEMMs excludes PP and "
+            "CP."
+        )
     if tensorwise:
         settings[f"{FLOAT8}.enable_fsdp_float8_all_gather"] = layout.float8_all_gather
         settings[f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp"] = layout.float8_all_gather
@@ -54,18 +79,27 @@ def _notes_02(draft: Draft, converter: str, tensorwise: bool) -> None:
     experts = ", a nightly one for the experts." if draft.model.is_moe else "."
     draft.notes.append(f"Low precision needs torchao beside torchtitan{experts}")
     if not layout.compile:
-        draft.notes.append("Low precision without torch.compile is slower than bf16: its casts are not fused.")
+        draft.notes.append(
+            "Low precision without torch.compile is slower than bf16: its casts are not fused."
+        )
     if converter == MX and layout.compile and layout.tp > 1:
-        draft.gap("precision", "mxfp8", "excludes torch.compile together with TP in TorchTitan 0.2", "switch off one of them")
+        draft.gap(
+            "precision",
+            "mxfp8",
+            "excludes torch.compile together with TP in TorchTitan 0.2",
+            "switch off one of them",
+        )
     if tensorwise and layout.tp > 1:
         draft.notes.append(
-            "TorchTitan 0.2.2 looks for a converter named `float8` when it plans TP, so TP's own all-gathers stay in bf16 "
+            "TorchTitan 0.2.2 looks for a converter named `float8` when it plans TP, so TP's "
+            "own all-gathers stay in bf16 "
             "(models/llama3/infra/parallelize.py)."
         )
 
 
 def read_precision_02(settings: Mapping[str, object]) -> dict[str, object]:
-    """Precision and float8_all_gather; inverse of `precision_02`. Converters that are not precisions are nobody's business here.
+    """Precision and float8_all_gather; inverse of `precision_02`. Converters that are not
+    precisions are nobody's business here.
 
     settings: what a file says over `titan_defaults.DEFAULTS`.
     """
@@ -77,19 +111,27 @@ def read_precision_02(settings: Mapping[str, object]) -> dict[str, object]:
         return {"precision": "bf16", "float8_all_gather": False}
     if str(settings.get(f"{FLOAT8}.recipe_name")).startswith("rowwise"):
         return {"precision": "float8-rowwise", "float8_all_gather": False}
-    return {"precision": "float8-tensorwise", "float8_all_gather": settings[f"{FLOAT8}.enable_fsdp_float8_all_gather"]}
+    return {
+        "precision": "float8-tensorwise",
+        "float8_all_gather": settings[f"{FLOAT8}.enable_fsdp_float8_all_gather"],
+    }
 
 
 def precision_03(draft: Draft) -> list[str]:
     """Converters of the model as Python expressions; a gap where 0.3 has none."""
     layout, moe, name = draft.layout, draft.model.is_moe, draft.layout.precision
     if layout.float8_all_gather:
-        rule, remedy = "is gone from TorchTitan 0.3 with float8-tensorwise", "set it to false, or export for 0.2"
+        rule, remedy = (
+            "is gone from TorchTitan 0.3 with float8-tensorwise",
+            "set it to false, or export for 0.2",
+        )
         draft.gap("float8_all_gather", True, rule, remedy, blocking=name.startswith("float8"))
     if name not in PRECISIONS_03 or (name == "nvfp4" and moe):
         if name != "bf16":
             rule = "is not in TorchTitan 0.3" + (" for experts" if name == "nvfp4" else "")
-            draft.gap("precision", name, rule, "use bf16, float8-rowwise or mxfp8, or export for 0.2")
+            draft.gap(
+                "precision", name, rule, "use bf16, float8-rowwise or mxfp8, or export for 0.2"
+            )
         return []
     compiled = f"model_compile_enabled={layout.compile}"
     skipped = '["lm_head", "router.gate"]' if moe else '["lm_head"]'
@@ -104,27 +146,41 @@ def precision_03(draft: Draft) -> list[str]:
 
 
 def _nvfp4_layers(draft: Draft) -> str:
-    """Expression for the layers to convert: all but the last ones, as in TorchTitan's own llama3_8b_nvfp4."""
+    """Expression for the layers to convert: all but the last ones, as in TorchTitan's own
+    llama3_8b_nvfp4.
+    """
     recipe = recipes_for(TRAINERS["torchtitan"], "0.3")[PRECISIONS.index("nvfp4")]
     layers = draft.model.num_hidden_layers
     if bf16_tail(recipe, layers) >= layers:
         draft.gap(
-            "precision", "nvfp4", f"converts none of {counted(layers, 'layer')}: TorchTitan keeps the last in bf16", "use bf16 or mxfp8"
+            "precision",
+            "nvfp4",
+            f"converts none of {counted(layers, 'layer')}: TorchTitan keeps the last in bf16",
+            "use bf16 or mxfp8",
         )
     return f"nvfp4_bf16_tail_fqns({layers}, {recipe.bf16_layers})"
 
 
 def read_precision_03(module: str | None) -> dict[str, object]:
     """Precision from the job's module; inverse of `precision_03`."""
-    found = [name for name, converter in PRECISIONS_03.items() if module is not None and converter in module]
+    found = [
+        name
+        for name, converter in PRECISIONS_03.items()
+        if module is not None and converter in module
+    ]
     return {"precision": found[0] if found else "bf16", "float8_all_gather": False}
 
 
 def ac_subcommand(kind: str, number: float) -> tuple[str, ...]:
     """TorchTitan 0.3's subcommand for an activation checkpointing mode; nothing it has not."""
     words: Mapping[str, Sequence[str]] = {
-        "none": ("activation-checkpoint:none",), "full": ("activation-checkpoint:full",),
+        "none": ("activation-checkpoint:none",),
+        "full": ("activation-checkpoint:full",),
         "selective-op": ("activation-checkpoint:selective",),
-        "memory-budget": ("activation-checkpoint:memory-budget", "--activation-checkpoint.memory-budget", f"{number:g}"),
-    }  # fmt: skip
+        "memory-budget": (
+            "activation-checkpoint:memory-budget",
+            "--activation-checkpoint.memory-budget",
+            f"{number:g}",
+        ),
+    }
     return tuple(words.get(kind, words["none"]))

@@ -1,14 +1,24 @@
-"""TorchTitan: train.toml for 0.2, `--module/--config` with flags for 0.3, the scripts that start them, and the way back.
+"""TorchTitan: train.toml for 0.2, `--module/--config` with flags for 0.3, the scripts that start
+them, and the way back.
 
-Sources: torchtitan 0.2.2 config/manager.py (precedence of CLI, TOML and defaults), train.py, run_train.sh; 0.3.0
-config/manager.py (registry of configs), trainer.py (what it refuses).
+Sources: torchtitan 0.2.2 config/manager.py (precedence of CLI, TOML and defaults), train.py,
+run_train.sh; 0.3.0 config/manager.py (registry of configs), trainer.py (what it refuses).
 """
 
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from planner.export.base import Draft, Export, Settings, Value, flatten, overlay_gaps, safe_name, write_toml
+from planner.export.base import (
+    Draft,
+    Export,
+    Settings,
+    Value,
+    flatten,
+    overlay_gaps,
+    safe_name,
+    write_toml,
+)
 from planner.export.commands import Launch
 from planner.export.titan_modules import (
     CONFIG_MODULE,
@@ -20,9 +30,15 @@ from planner.export.titan_modules import (
     job_03,
     model_03,
     register_02,
-)  # fmt: skip
+)
 from planner.export.titan_network import name_what_is_left_out
-from planner.export.titan_precision import ac_subcommand, precision_02, precision_03, read_precision_02, read_precision_03
+from planner.export.titan_precision import (
+    ac_subcommand,
+    precision_02,
+    precision_03,
+    read_precision_02,
+    read_precision_03,
+)
 from planner.export.titan_settings import AC, layout_settings, read_settings, training_settings
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
@@ -35,26 +51,51 @@ from planner.specs.training import TrainingSpec
 from planner.units import counted
 
 OLDEST = "0.2.0"
-WRITTEN = tuple(known.number for known in RELEASES["torchtitan"] if release_of("torchtitan", known.number).since(OLDEST))
+WRITTEN = tuple(
+    known.number
+    for known in RELEASES["torchtitan"]
+    if release_of("torchtitan", known.number).since(OLDEST)
+)
 """The releases whose settings we write."""
 CONFIG_FILE = "train.toml"
 AC_COMMAND = "activation-checkpoint:"
-LIST_FLAGS = frozenset({"compile.components", "model.converters", "quantize.linear.float8.filter_fqns"})
-YOURS = "Data set, tokenizer folder, learning rate and number of steps are not part of a layout: set your own."
+LIST_FLAGS = frozenset(
+    {"compile.components", "model.converters", "quantize.linear.float8.filter_fqns"}
+)
+YOURS = (
+    "Data set, tokenizer folder, learning rate and number of steps are not part of a layout: set "
+    "your own."
+)
 
 
-def export(layout: Layout, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, version: str | None = None) -> Export:
+def export(
+    layout: Layout,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    training: TrainingSpec,
+    version: str | None = None,
+) -> Export:
     """The layout for one version of TorchTitan (default: the job's `trainer_version`, else 0.2.2).
 
-    A release we do not know is written as the newest before it, and one before 0.2.0 as 0.2.0; a note says so.
+    A release we do not know is written as the newest before it, and one before 0.2.0 as 0.2.0; a
+    note says so.
     """
-    release = release_of("torchtitan", version or (training.trainer_version if training.trainer == "torchtitan" else None))
+    release = release_of(
+        "torchtitan",
+        version or (training.trainer_version if training.trainer == "torchtitan" else None),
+    )
     number = release.number if release.since(OLDEST) else OLDEST
     draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=number)
     if number != release.number or not release.exact:
-        draft.notes.append(f"Written for TorchTitan {number}: {release.named.text} is no release whose settings we write.")
+        draft.notes.append(
+            f"Written for TorchTitan {number}: {release.named.text} is no release whose settings "
+            "we write."
+        )
     if cluster.gpu.vendor == "cpu":
-        draft.notes.append("TorchTitan itself needs GPUs: on a CPU pool `planner-cli probe` runs this layout with the reference program.")
+        draft.notes.append(
+            "TorchTitan itself needs GPUs: on a CPU pool `planner-cli probe` runs this layout "
+            "with the reference program."
+        )
     draft.check_common()
     draft.notes.append(YOURS)
     return _export_02(draft) if _line(draft.version) == "0.2" else _export_03(draft)
@@ -65,7 +106,10 @@ def _line(version: str) -> str:
 
 
 def _export_02(draft: Draft) -> Export:
-    settings: Settings = {"job.description": f"{safe_name(draft.model.name)}: {draft.layout.short()}", "job.dump_folder": "./outputs"}
+    settings: Settings = {
+        "job.description": f"{safe_name(draft.model.name)}: {draft.layout.short()}",
+        "job.dump_folder": "./outputs",
+    }
     if draft.layout.reduce_dtype != "float32":
         draft.files[f"{CONFIG_MODULE}.py"] = WIDER_REDUCE_02
         settings["job.custom_config_module"] = CONFIG_MODULE
@@ -75,7 +119,8 @@ def _export_02(draft: Draft) -> Export:
     settings["training.dataset"] = "c4"
     settings.update(layout_settings(draft, "0.2"))
     header = (
-        f"TorchTitan {draft.version}: {safe_name(draft.model.name)} on {counted(draft.layout.num_gpus, 'GPU')}",
+        f"TorchTitan {draft.version}: {safe_name(draft.model.name)} on "
+        f"{counted(draft.layout.num_gpus, 'GPU')}",
         "written by planner-cli export",
     )
     draft.files[CONFIG_FILE] = write_toml(dict(sorted(settings.items(), key=_by_table)), header)
@@ -84,7 +129,16 @@ def _export_02(draft: Draft) -> Export:
 
 def _by_table(item: tuple[str, Value]) -> str:
     """Order of tables in the file; within a table, the order in which settings were given."""
-    tables = ("job", "model", "optimizer", "training", "parallelism", "activation_checkpoint", "compile", "checkpoint")
+    tables = (
+        "job",
+        "model",
+        "optimizer",
+        "training",
+        "parallelism",
+        "activation_checkpoint",
+        "compile",
+        "checkpoint",
+    )
     table = item[0].rpartition(".")[0]
     return f"{tables.index(table) if table in tables else len(tables)} {table}"
 
@@ -98,8 +152,16 @@ def _model_02(draft: Draft) -> Settings:
         name_what_is_left_out(draft, flavor.module, "0.2", flavor)
         changes = _changes(draft, flavor)
         plain = flavor.flex and layout.cp > 1
-        windowed = model.sliding_layers and draft.training.seq_len > model.sliding_window and layout.cp == 1
-        shipped = replace(flavor, flavor=flavor.long_context) if windowed and flavor.long_context else flavor
+        windowed = (
+            model.sliding_layers
+            and draft.training.seq_len > model.sliding_window
+            and layout.cp == 1
+        )
+        shipped = (
+            replace(flavor, flavor=flavor.long_context)
+            if windowed and flavor.long_context
+            else flavor
+        )
         if not changes and not plain:
             return {"model.name": shipped.module, "model.flavor": shipped.flavor, **assets}
         draft.files[f"{MODEL_MODULE}.py"] = changed_flavor_02(
@@ -107,23 +169,40 @@ def _model_02(draft: Draft) -> Settings:
         )
     elif _can_register(draft, "0.2"):
         draft.files[f"{MODEL_MODULE}.py"] = register_02(model, safe_name(model.name))
-    return {"model.name": MODEL_MODULE, "model.flavor": "custom", **assets, "experimental.custom_import": MODEL_MODULE}
+    return {
+        "model.name": MODEL_MODULE,
+        "model.flavor": "custom",
+        **assets,
+        "experimental.custom_import": MODEL_MODULE,
+    }
 
 
 def _changes(draft: Draft, flavor: Flavor) -> dict[str, object]:
-    """Fields in which the model is not what TorchTitan ships under these shapes; a note names them."""
+    """Fields in which the model is not what TorchTitan ships under these shapes; a note names
+    them.
+    """
     changes = differences(draft.model, flavor.module, flavor.flavor)
     if draft.version == "0.2.0":
-        changes = {field: value for field, value in changes.items() if field not in ("n_group", "topk_group")}
+        changes = {
+            field: value
+            for field, value in changes.items()
+            if field not in ("n_group", "topk_group")
+        }
     if changes:
         names = ", ".join(changes)
-        draft.notes.append(f"TorchTitan's {flavor.module} {flavor.flavor} has other values of {names}: the export sets the model's own.")
+        draft.notes.append(
+            f"TorchTitan's {flavor.module} {flavor.flavor} has other values of {names}: the "
+            "export sets the model's own."
+        )
     return changes
 
 
 def _check_flavor(draft: Draft, flavor: Flavor, line: str) -> None:
     if draft.layout.pp > 1 and flavor.module not in WITH_PIPELINE[line]:
-        rule, remedy = f"is not possible with TorchTitan {line}'s {flavor.module}", "use pp 1" + (", or export for 0.3" * (line == "0.2"))
+        rule, remedy = (
+            f"is not possible with TorchTitan {line}'s {flavor.module}",
+            "use pp 1" + (", or export for 0.3" * (line == "0.2")),
+        )
         draft.gap("pp", draft.layout.pp, rule, remedy)
 
 
@@ -132,7 +211,10 @@ def _can_register(draft: Draft, line: str) -> bool:
     model = draft.model
     words = lacking(model, line)
     if words:
-        rule, remedy = f"has what TorchTitan {line} has no model class for: {', '.join(words)}", "write the model, or export for megatron"
+        rule, remedy = (
+            f"has what TorchTitan {line} has no model class for: {', '.join(words)}",
+            "write the model, or export for megatron",
+        )
         draft.gap("model", model.name, rule, remedy)
         return False
     kind = class_for(model)
@@ -149,7 +231,10 @@ def _can_register(draft: Draft, line: str) -> bool:
 def _export_03(draft: Draft) -> Export:
     settings = {**training_settings(draft, "0.3"), **layout_settings(draft, "0.3")}
     module, config = _job_03(draft)
-    draft.notes.append("CUDA graphs, new in 0.3 and on by default, are switched off: the plan is priced without them.")
+    draft.notes.append(
+        "CUDA graphs, new in 0.3 and on by default, are switched off: the plan is priced without "
+        "them."
+    )
     subcommand = ac_subcommand(*parse_ac(draft.layout.ac))
     arguments = ("--module", module, "--config", config, *flag_words(settings))
     return _finish(draft, arguments=arguments, subcommand=subcommand)
@@ -171,7 +256,9 @@ def flag_words(settings: Mapping[str, Value]) -> list[str]:
 
 
 def _job_03(draft: Draft) -> tuple[str, str]:
-    """--module and --config: TorchTitan's own where flags can say the rest, else a module in the export."""
+    """--module and --config: TorchTitan's own where flags can say the rest, else a module in the
+    export.
+    """
     flavor = find_flavor(draft.model, "0.3")
     converters = precision_03(draft)
     wide_reduce = draft.layout.reduce_dtype != "float32"
@@ -181,33 +268,61 @@ def _job_03(draft: Draft) -> tuple[str, str]:
     if flavor is not None:
         name_what_is_left_out(draft, flavor.module, "0.3", flavor)
         changes = _changes(draft, flavor)
-    if flavor is not None and flavor.config is not None and not converters and not wide_reduce and not changes:
+    if (
+        flavor is not None
+        and flavor.config is not None
+        and not converters
+        and not wide_reduce
+        and not changes
+    ):
         return flavor.module, flavor.config
-    family, name, custom = ("", "custom", "") if flavor is None else (flavor.module, flavor.flavor, "")
+    family, name, custom = (
+        ("", "custom", "") if flavor is None else (flavor.module, flavor.flavor, "")
+    )
     if flavor is not None and changes:
         name, custom = "custom", changed_flavor_03(draft.model, flavor, changes)
     if flavor is None and _can_register(draft, "0.3"):
         family, custom = model_03(draft.model)
     if not family and converters:
-        draft.gap("precision", draft.layout.precision, "is part of a model's module, and this model has none", "see the fault of the model")
+        draft.gap(
+            "precision",
+            draft.layout.precision,
+            "is part of a model's module, and this model has none",
+            "see the fault of the model",
+        )
     if family:
-        draft.files[f"{JOB_MODULE}.py"] = job_03(safe_name(draft.model.name), family, name, converters, custom, wide_reduce=wide_reduce)
+        draft.files[f"{JOB_MODULE}.py"] = job_03(
+            safe_name(draft.model.name), family, name, converters, custom, wide_reduce=wide_reduce
+        )
     return JOB_MODULE, JOB_MODULE
 
 
-def _finish(draft: Draft, *, arguments: tuple[str, ...], subcommand: tuple[str, ...] = ()) -> Export:
+def _finish(
+    draft: Draft, *, arguments: tuple[str, ...], subcommand: tuple[str, ...] = ()
+) -> Export:
     expandable = draft.training.expandable_segments is not False
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable else {}
     launch = Launch(
-        name=safe_name(draft.model.name), num_gpus=draft.layout.num_gpus, gpus_per_node=draft.cluster.gpus_per_node,
-        program=("-m", "torchtitan.train"), arguments=arguments, subcommand=subcommand, environment=environment,
+        name=safe_name(draft.model.name),
+        num_gpus=draft.layout.num_gpus,
+        gpus_per_node=draft.cluster.gpus_per_node,
+        program=("-m", "torchtitan.train"),
+        arguments=arguments,
+        subcommand=subcommand,
+        environment=environment,
         own_modules=any(name.endswith(".py") for name in draft.files),
-    )  # fmt: skip
+    )
     return Export(
-        trainer="torchtitan", version=draft.version, num_layers=draft.model.num_hidden_layers, num_gpus=draft.layout.num_gpus,
-        files={**draft.files, **launch.files()}, command=launch.command(), arguments=(*arguments, *subcommand),
-        notes=tuple(draft.notes), gaps=tuple(draft.gaps),
-    )  # fmt: skip
+        trainer="torchtitan",
+        version=draft.version,
+        num_layers=draft.model.num_hidden_layers,
+        num_gpus=draft.layout.num_gpus,
+        files={**draft.files, **launch.files()},
+        command=launch.command(),
+        arguments=(*arguments, *subcommand),
+        notes=tuple(draft.notes),
+        gaps=tuple(draft.gaps),
+    )
 
 
 def parse_back(exported: Export) -> Layout:
@@ -216,7 +331,9 @@ def parse_back(exported: Export) -> Layout:
     settings = {**DEFAULTS[line], **read_export(exported)}
     module = exported.files.get(f"{JOB_MODULE}.py")
     precision = read_precision_02(settings) if line == "0.2" else read_precision_03(module)
-    return overlay_gaps({**read_settings(settings, line, exported.num_layers), **precision}, exported.gaps)
+    return overlay_gaps(
+        {**read_settings(settings, line, exported.num_layers), **precision}, exported.gaps
+    )
 
 
 def read_export(exported: Export) -> dict[str, object]:
@@ -227,8 +344,9 @@ def read_export(exported: Export) -> dict[str, object]:
 
 
 def read_titan_flags(arguments: Sequence[str]) -> dict[str, object]:
-    """Dotted settings of TorchTitan's flags, with --module and --config as `module` and `config`, and 0.3's
-    subcommand of activation checkpointing as the settings that 0.2 has for it. A value keeps the kind it is written in.
+    """Dotted settings of TorchTitan's flags, with --module and --config as `module` and `config`,
+    and 0.3's subcommand of activation checkpointing as the settings that 0.2 has for it. A value
+    keeps the kind it is written in.
     """
     settings: dict[str, object] = {}
     for flag, words in titan_flags(arguments).items():
@@ -236,7 +354,9 @@ def read_titan_flags(arguments: Sequence[str]) -> dict[str, object]:
         if name == "memory_budget":
             settings[flag] = words[0] if words else "0.5"
         elif not words:
-            settings[f"{table}.{name.removeprefix('no_')}" if table else name] = not name.startswith("no_")
+            settings[
+                f"{table}.{name.removeprefix('no_')}" if table else name
+            ] = not name.startswith("no_")
         elif name == "module_fqns_per_model_part":
             settings[flag] = [word.split(",") for word in words]
         elif flag in LIST_FLAGS:
@@ -247,7 +367,9 @@ def read_titan_flags(arguments: Sequence[str]) -> dict[str, object]:
 
 
 def titan_flags(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Flag (as a dotted setting) -> its words. --a.b=c and --a.b c are the same, and so are - and _ in a name, as tyro has it."""
+    """Flag (as a dotted setting) -> its words. --a.b=c and --a.b c are the same, and so are - and _
+    in a name, as tyro has it.
+    """
     flags: dict[str, list[str]] = {}
     name = None
     for word in arguments:

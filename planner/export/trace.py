@@ -17,14 +17,17 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "W": ("weight gradient", "rail_idle"),
     "B": ("backward", "thread_state_iowait"),
 }
-"""Kind -> (category, one of Chrome's reserved colours). Perfetto colours by name and filters by category."""
+"""Kind -> (category, one of Chrome's reserved colours). Perfetto colours by name and filters by
+category.
+"""
 
 
 def chrome_trace(simulation: Simulation, candidate: int = 0) -> dict[str, object]:
-    """JSON-ready object of one candidate: a row of actions ("2F0") per pipeline rank and a counter of its saved bytes.
+    """JSON-ready object of one candidate: a row of actions ("2F0") per pipeline rank and a counter
+    of its saved bytes.
 
-    Source: Trace Event Format, complete events "X", counters "C", metadata "M"; times in microseconds.
-    Raises ValueError for a simulation without times.
+    Source: Trace Event Format, complete events "X", counters "C", metadata "M"; times in
+    microseconds. Raises ValueError for a simulation without times.
     """
     timeline = simulation.timeline
     if timeline is None:
@@ -42,7 +45,8 @@ def _action_events(timeline: Timeline, index: int, candidate: int) -> tuple[Even
     action, rank = timeline.actions[index], int(timeline.rank_A[index])
     start = float(timeline.start_seconds_AC[index, candidate]) * MICROSECONDS_PER_SECOND
     end = float(timeline.end_seconds_AC[index, candidate]) * MICROSECONDS_PER_SECOND
-    *others, last = leaves((action,))  # of an overlapped pair the forward, then the backward that gives it its colour
+    # of an overlapped pair the forward, then the backward that gives it its colour
+    *others, last = leaves((action,))
     category, colour = KINDS[last.kind]
     shown: Event = {
         "name": str(action),
@@ -53,14 +57,25 @@ def _action_events(timeline: Timeline, index: int, candidate: int) -> tuple[Even
         "tid": rank,
         "ts": start,
         "dur": end - start,
-        "args": {"stage": last.stage, "microbatch": last.microbatch, **({"beside": str(others[0])} if others else {})},
+        "args": {
+            "stage": last.stage,
+            "microbatch": last.microbatch,
+            **({"beside": str(others[0])} if others else {}),
+        },
     }
     return shown, _counter(rank, end, float(timeline.kept_bytes_AC[index, candidate]))
 
 
 def _counter(rank: int, microseconds: float, saved_bytes: float) -> Event:
     name = f"saved activations, rank {rank}"
-    return {"name": name, "ph": "C", "pid": 0, "tid": rank, "ts": microseconds, "args": {"bytes": saved_bytes}}
+    return {
+        "name": name,
+        "ph": "C",
+        "pid": 0,
+        "tid": rank,
+        "ts": microseconds,
+        "args": {"bytes": saved_bytes},
+    }
 
 
 def _named(kind: str, rank: int, name: str) -> Event:

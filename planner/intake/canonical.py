@@ -6,7 +6,9 @@ from planner.specs.trainers import TRAINERS
 
 
 def canonical(layout: Layout, num_layers: int, trainer: str) -> Layout:
-    """The layout with every field that does nothing in it at its plainest value, and its trainer's own split as None."""
+    """The layout with every field that does nothing in it at its plainest value, and its trainer's
+    own split as None.
+    """
     rules = TRAINERS[trainer]
     plain: dict[str, object] = {}
     stages = layout.pp * layout.virtual_stages
@@ -26,7 +28,8 @@ def canonical(layout: Layout, num_layers: int, trainer: str) -> Layout:
         plain |= {"float8_all_gather": False}
     if rules.fsdp_style and not layout.compile:
         plain |= {"async_tp": False}
-    if not rules.fsdp_style and layout.zero_stage == 0:  # one data-parallel group, however it is written
+    # one data-parallel group, however it is written
+    if not rules.fsdp_style and layout.zero_stage == 0:
         plain |= {"dp_replicate": 1, "dp_shard": layout.dp_degree}
     return layout.model_copy(update=plain)
 
@@ -37,7 +40,9 @@ def _own_split(num_layers: int, stages: int, *, fsdp_style: bool) -> tuple[int, 
     return None if num_layers % stages else (num_layers // stages,) * stages
 
 
-def really_changed(first: Layout, second: Layout, num_layers: int, trainer: str) -> dict[str, tuple[FieldValue, FieldValue]]:
+def really_changed(
+    first: Layout, second: Layout, num_layers: int, trainer: str
+) -> dict[str, tuple[FieldValue, FieldValue]]:
     """Fields that change what is run, with both values."""
     a, b = (canonical(layout, num_layers, trainer).model_dump() for layout in (first, second))
     return {name: (a[name], b[name]) for name in a if a[name] != b[name]}

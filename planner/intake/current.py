@@ -14,10 +14,25 @@ from planner.specs.current import CurrentFormat, CurrentSpec
 from planner.specs.model import ModelSpec
 from planner.specs.validation import build
 
-_TITAN_FLAG = re.compile(r"--(?:training|parallelism|activation_checkpoint|job|compile|model)\.\w|run_train\.sh|torchtitan")
-_MEGATRON_FLAG = re.compile(r"--(?:tensor-model-parallel-size|pipeline-model-parallel-size|micro-batch-size|num-attention-heads)\b")
+_TITAN_FLAG = re.compile(
+    r"--(?:training|parallelism|activation_checkpoint|job|compile|model)\.\w|run_train\.sh|torchtitan"
+)
+_MEGATRON_FLAG = re.compile(
+    r"--(?:tensor-model-parallel-size|pipeline-model-parallel-size|micro-batch-size|num-attention-heads)\b"
+)
 _LOG = re.compile(r"\[titan\] \d{4}-|\bstep:\s*\d+\s+loss:")
-TABLES = frozenset({"job", "model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer", "metrics"})
+TABLES = frozenset(
+    {
+        "job",
+        "model",
+        "training",
+        "parallelism",
+        "activation_checkpoint",
+        "compile",
+        "optimizer",
+        "metrics",
+    }
+)
 EXAMPLES = {
     "model": "add --model, for example --model llama3-8b",
     "cluster.gpu": "add --gpu, for example --gpu h100-sxm-80gb",
@@ -29,7 +44,9 @@ EXAMPLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Current:
-    """What was read: the job's parts, and what stands beside them. said: None where a job was read already (a log)."""
+    """What was read: the job's parts, and what stands beside them. said: None where a job was read
+    already (a log).
+    """
 
     spec: CurrentSpec
     format: CurrentFormat
@@ -38,7 +55,9 @@ class Current:
 
 
 def format_of(text: str, name: str) -> CurrentFormat | None:
-    """What a text is, by its name and its words; None for what is no trainer's (a job or a layout in YAML, say)."""
+    """What a text is, by its name and its words; None for what is no trainer's (a job or a layout
+    in YAML, say).
+    """
     suffix = name.lower().rpartition(".")[2]
     if suffix == "toml" or _is_toml(text):
         return "torchtitan-toml"
@@ -62,19 +81,30 @@ def read(spec: CurrentSpec) -> Said:
     """What a config or a script says. Raises SpecError for a text that is neither."""
     kind = spec.format or format_of(spec.text, spec.name)
     if kind == "torchtitan-toml":
-        modules = {name.removesuffix(".py"): text for name, text in spec.files.items() if name.endswith(".py")}
+        modules = {
+            name.removesuffix(".py"): text
+            for name, text in spec.files.items()
+            if name.endswith(".py")
+        }
         given, spelling = read_toml(spec.text, spec.name)
         return TitanSaid(line="0.2", given=given, spelling=spelling, modules=modules)
     if kind == "torchtitan-command":
         return titan_command.say(spec)
     if kind == "megatron-arguments":
         return megatron.say(spec)
-    remedy = "give a TorchTitan TOML or command, a Megatron argument script, a TorchTitan log, or a layout in JSON"
-    raise SpecError(Fault("current", spec.name, "is no trainer's configuration that can be read", remedy))
+    remedy = (
+        "give a TorchTitan TOML or command, a Megatron argument script, a TorchTitan log, or a "
+        "layout in JSON"
+    )
+    raise SpecError(
+        Fault("current", spec.name, "is no trainer's configuration that can be read", remedy)
+    )
 
 
 def named_files(name: str, text: str) -> tuple[str, ...]:
-    """Files that a text names and that may say more of it, by the paths it gives: modules of a model, a script's TOML."""
+    """Files that a text names and that may say more of it, by the paths it gives: modules of a
+    model, a script's TOML.
+    """
     kind = format_of(text, name)
     if kind == "torchtitan-toml":
         given, _ = read_toml(text, name)
@@ -84,9 +114,11 @@ def named_files(name: str, text: str) -> tuple[str, ...]:
 
 
 def complete(values: Mapping[str, object]) -> dict[str, object]:
-    """The job with model, cluster, training and layout filled in from its `current`; what the job says itself holds.
+    """The job with model, cluster, training and layout filled in from its `current`; what the job
+    says itself holds.
 
-    A job without `current`, or with a layout beside it, stays as it is. Raises SpecError naming everything that neither says.
+    A job without `current`, or with a layout beside it, stays as it is. Raises SpecError naming
+    everything that neither says.
     """
     raw = values.get("current")
     if raw is None or values.get("layout") is not None:
@@ -109,7 +141,14 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
     given = asked.get("trainer") if isinstance(asked, Mapping) else None
     if given not in (None, said.trainer):
         remedy = "leave the trainer out, or compare with a layout in JSON"
-        raise SpecError(Fault("training.trainer", given, f"is not what {spec.name} is written for: {said.trainer}", remedy))
+        raise SpecError(
+            Fault(
+                "training.trainer",
+                given,
+                f"is not what {spec.name} is written for: {said.trainer}",
+                remedy,
+            )
+        )
     job["training"] = {**run.training, **(asked if isinstance(asked, Mapping) else {})}
     job["layout"] = dict(run.layout)
     return job
@@ -127,7 +166,9 @@ def _merged(read_job: Mapping[str, object], values: Mapping[str, object]) -> dic
 
 
 def _cluster(said: Said, given: object) -> object:
-    """The job's cluster, completed by the launcher's words; a cluster by name, or with another number of GPUs, keeps its own."""
+    """The job's cluster, completed by the launcher's words; a cluster by name, or with another
+    number of GPUs, keeps its own.
+    """
     if isinstance(given, str):
         return given
     known = dict(given) if isinstance(given, Mapping) else {}
@@ -147,13 +188,19 @@ def _num_gpus(said: Said, cluster: object) -> int:
 
 
 def _raise_missing(name: str, job: Mapping[str, object], model: ModelSaid) -> None:
-    """Raises SpecError with everything that neither the text nor the job says, each with the flag that says it."""
+    """Raises SpecError with everything that neither the text nor the job says, each with the flag
+    that says it.
+    """
     cluster, training = job.get("cluster"), job.get("training")
     known = cluster if isinstance(cluster, Mapping) else {"gpu": cluster, "num_gpus": cluster}
     trained = training if isinstance(training, Mapping) else {}
     fields = [f"cluster.{key}" for key in ("gpu", "num_gpus") if known.get(key) is None]
     if job.get("layout") is not None:  # of a log; a config has defaults for both
-        fields += [f"training.{key}" for key in ("seq_len", "global_batch_size") if trained.get(key) is None]
+        fields += [
+            f"training.{key}"
+            for key in ("seq_len", "global_batch_size")
+            if trained.get(key) is None
+        ]
     why = f": {model.lacking}" if model.lacking else ""
     missing = [Fault(field, None, f"is not in {name}", EXAMPLES[field]) for field in fields]
     if job.get("model") is None:
@@ -163,7 +210,9 @@ def _raise_missing(name: str, job: Mapping[str, object], model: ModelSaid) -> No
 
 
 def read_again(values: Mapping[str, object], model: ModelSpec, num_gpus: int) -> Current | None:
-    """What a stored job's `current` says, for comparing; None for a job without one, or whose layout came by itself."""
+    """What a stored job's `current` says, for comparing; None for a job without one, or whose
+    layout came by itself.
+    """
     raw = values.get("current")
     if raw is None:
         return None

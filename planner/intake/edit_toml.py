@@ -12,7 +12,8 @@ from planner.export.base import Value
 def edit_toml(text: str, changes: Mapping[str, Value | None]) -> str:
     """The text with these dotted settings set, or left out where the value is None.
 
-    A setting that is there is changed where it stands, a new one goes to the end of its table, a new table to the end of the file.
+    A setting that is there is changed where it stands, a new one goes to the end of its table, a
+    new table to the end of the file.
     """
     newline = "\r\n" if "\r\n" in text else "\n"
     document = tomlkit.parse(text)
@@ -65,7 +66,9 @@ def _new_table(holder: Any, tables: list[str], name: str, value: Value) -> None:
 
 
 def _append(holder: Any, name: str, value: Value) -> None:
-    """After the last setting of the table, before comments and blank lines that belong to what follows."""
+    """After the last setting of the table, before comments and blank lines that belong to what
+    follows.
+    """
     body = holder.value.body if isinstance(holder, Table) else []
     last = max((place for place, (key, _) in enumerate(body) if key is not None), default=-1)
     trailing = [item for _, item in body[last + 1 :]]

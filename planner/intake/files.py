@@ -12,7 +12,9 @@ REMEDY = "give a TorchTitan TOML or command, a Megatron argument script, or a la
 
 
 def gather(name: str, text: str, lookup: Callable[[str], str | None]) -> dict[str, object] | None:
-    """The job's `current` of a text, with the files it names; None for a text that is no trainer's. lookup: None for no such file."""
+    """The job's `current` of a text, with the files it names; None for a text that is no trainer's.
+    lookup: None for no such file.
+    """
     kind = format_of(text, name)
     if kind is None or kind == "torchtitan-log":
         return None
@@ -33,7 +35,11 @@ def beside(path: Path) -> Callable[[str], str | None]:
     def lookup(name: str) -> str | None:
         for place in (Path(name), path.parent / name, path.parent / Path(name).name):
             try:
-                text = place.read_text(encoding="utf-8") if place.is_file() and place.stat().st_size <= MAX_TEXT else None
+                text = (
+                    place.read_text(encoding="utf-8")
+                    if place.is_file() and place.stat().st_size <= MAX_TEXT
+                    else None
+                )
             except (OSError, ValueError):
                 text = None
             if text is not None:
@@ -44,7 +50,9 @@ def beside(path: Path) -> Callable[[str], str | None]:
 
 
 def read_file(path: str) -> dict[str, object]:
-    """The job's `current` of a file. Raises SpecError for a file that cannot be read, or is no trainer's."""
+    """The job's `current` of a file. Raises SpecError for a file that cannot be read, or is no
+    trainer's.
+    """
     place = Path(path).expanduser()
     try:
         text = place.read_text(encoding="utf-8")
@@ -53,14 +61,17 @@ def read_file(path: str) -> dict[str, object]:
         raise SpecError(Fault("current", path, rule, REMEDY)) from None
     found = gather(place.name, text, beside(place))
     if found is None:
-        raise SpecError(Fault("current", path, "is no trainer's configuration that can be read", REMEDY))
+        raise SpecError(
+            Fault("current", path, "is no trainer's configuration that can be read", REMEDY)
+        )
     return found
 
 
 def read_current(path: str | Path, **given: object) -> Job:
     """The job and layout that a TorchTitan TOML, a TorchTitan command or a Megatron script runs.
 
-    given: parts of the job (model, cluster, training, ...) that complete the file or override it; a TOML, say, names no GPU.
-    Raises SpecError naming everything that neither says. (Logs are read by `planner-cli recommend --current`.)
+    given: parts of the job (model, cluster, training, ...) that complete the file or override it; a
+    TOML, say, names no GPU. Raises SpecError naming everything that neither says. (Logs are read by
+    `planner-cli recommend --current`.)
     """
     return Job.from_user(complete({**given, "current": read_file(str(path))}))

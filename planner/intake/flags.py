@@ -1,4 +1,6 @@
-"""The flags of one command in a script: where each is written, and the script with a few of them changed."""
+"""The flags of one command in a script: where each is written, and the script with a few of them
+changed.
+"""
 
 import re
 import shlex
@@ -9,12 +11,15 @@ from planner.intake.shell import Field, Script, Span
 
 Changes = Mapping[str, Sequence[str] | None]
 AC = "activation_checkpoint"
-SUBCOMMAND = "activation-checkpoint:"  # TorchTitan 0.3's, a word without dashes that ends the flag before it
+# TorchTitan 0.3's, a word without dashes that ends the flag before it
+SUBCOMMAND = "activation-checkpoint:"
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One flag and its values. name: without dashes, with _ for -.  joined: written as --name=value."""
+    """One flag and its values. name: without dashes, with _ for -.  joined: written as
+    --name=value.
+    """
 
     name: str
     flag: Field
@@ -24,7 +29,11 @@ class Placed:
     @property
     def words(self) -> list[str]:
         """Its values."""
-        return [self.flag.text.partition("=")[2]] if self.joined else [value.text for value in self.values]
+        return (
+            [self.flag.text.partition("=")[2]]
+            if self.joined
+            else [value.text for value in self.values]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,9 @@ def plain_name(flag: str) -> str:
 def _placed(fields: Sequence[Field]) -> Iterator[Placed]:
     groups: list[list[Field]] = []
     for field in fields:
-        if (field.text.startswith("--") and len(field.text) > 2) or field.text.startswith(SUBCOMMAND):
+        if (field.text.startswith("--") and len(field.text) > 2) or field.text.startswith(
+            SUBCOMMAND
+        ):
             groups.append([field])
         elif groups:
             groups[-1].append(field)
@@ -63,16 +74,24 @@ def _placed(fields: Sequence[Field]) -> Iterator[Placed]:
 
 
 def edit_flags(
-    text: str, read: Callable[[str], Command], changes: Changes, spell: Callable[[str], str], near: Callable[[str], bool]
+    text: str,
+    read: Callable[[str], Command],
+    changes: Changes,
+    spell: Callable[[str], str],
+    near: Callable[[str], bool],
 ) -> str:
     """The script with these flags set to these words, or left out where there are none (None).
 
-    A value is changed where it is written, in a variable if need be; where another flag shares that variable, in its own place.
+    A value is changed where it is written, in a variable if need be; where another flag shares that
+    variable, in its own place.
     read: the command in a text.  spell: a new flag as it is to be written, with its dashes.
     near: flags, by their plain names, beside which new ones go.
     """
     before = read(text)
-    wanted = {**before.words(), **{name: list(words) for name, words in changes.items() if words is not None}}
+    wanted = {
+        **before.words(),
+        **{name: list(words) for name, words in changes.items() if words is not None},
+    }
     wanted = {name: words for name, words in wanted.items() if changes.get(name, ()) is not None}
     tries = []
     for at_definition in (True, False):
@@ -114,24 +133,48 @@ class _Edit:
             return {placed.flag.outer: f"{flag.partition('=')[0]}={shlex.quote(' '.join(words))}"}
         spans = [self.place(value) for value in placed.values]
         if len(words) == len(spans) and all(spans):
-            return {span: _fitting(text, span, word) for span, word in zip(spans, words, strict=True) if span is not None}
+            return {
+                span: _fitting(text, span, word)
+                for span, word in zip(spans, words, strict=True)
+                if span is not None
+            }
         start, end = _whole(text, placed)
         return {(start, end): " ".join([flag.partition("=")[0], *map(shlex.quote, words)])}
 
     def place(self, value: Field) -> Span | None:
-        """Where to write another value: where this one is written, or the variable that brings it."""
+        """Where to write another value: where this one is written, or the variable that brings
+        it.
+        """
         if self.at_definition and value.span is not None:
             return value.span
         return value.reference or value.span or value.outer
 
     def added(self, text: str, new: Sequence[str], edits: Sequence[tuple[Span, str]]) -> str:
         """New flags after the last one that is written in the script, in the manner of its line."""
-        kept = [placed for placed in self.command.flags if placed.flag.span is not None and _is_setting(placed)]
-        kept = [placed for placed in kept if not any(span[0] <= _whole(self.command.script.text, placed)[0] < span[1] for span, _ in edits)]
+        kept = [
+            placed
+            for placed in self.command.flags
+            if placed.flag.span is not None and _is_setting(placed)
+        ]
+        kept = [
+            placed
+            for placed in kept
+            if not any(
+                span[0] <= _whole(self.command.script.text, placed)[0] < span[1]
+                for span, _ in edits
+            )
+        ]
         kept = [placed for placed in kept if self.near(placed.name)] or kept
         moved = sum(len(replacement) - (end - start) for (start, end), replacement in edits)
         if not kept:
-            last = next((field.outer[0] for field in self.command.fields if field.text.startswith(SUBCOMMAND) and field.outer), None)
+            last = next(
+                (
+                    field.outer[0]
+                    for field in self.command.fields
+                    if field.text.startswith(SUBCOMMAND) and field.outer
+                ),
+                None,
+            )
             end = _moved(last, edits) - 1 if last is not None else self.command.end + moved
             return text[:end] + "".join(f" {flag}" for flag in new) + text[end:]
         start, end = _whole(self.command.script.text, kept[-1])
@@ -141,13 +184,28 @@ class _Edit:
         if indent.strip():
             return text[:end] + "".join(f" {flag}" for flag in new) + text[end:]
         previous = text[:line_start].rstrip("\n").rpartition("\n")[2]
-        continued = previous.rstrip().endswith("\\") or text[end:].partition("\n")[0].strip() == "\\"
+        continued = (
+            previous.rstrip().endswith("\\") or text[end:].partition("\n")[0].strip() == "\\"
+        )
         parting = f" \\\n{indent}" if continued else f"\n{indent}"
         return text[:end] + "".join(parting + flag for flag in new) + text[end:]
 
 
 def _is_setting(placed: Placed) -> bool:
-    return not placed.name.startswith(("nproc", "nnodes", "rdzv", "local_ranks", "role", "tee", "master", "node_rank", "standalone", AC))
+    return not placed.name.startswith(
+        (
+            "nproc",
+            "nnodes",
+            "rdzv",
+            "local_ranks",
+            "role",
+            "tee",
+            "master",
+            "node_rank",
+            "standalone",
+            AC,
+        )
+    )
 
 
 def _moved(place: int, edits: Sequence[tuple[Span, str]]) -> int:
@@ -156,35 +214,59 @@ def _moved(place: int, edits: Sequence[tuple[Span, str]]) -> int:
 
 def _fitting(text: str, span: Span, word: str) -> str:
     """A word as it can stand at a place: bare between quotes, else quoted where it must be."""
-    inside = span[0] > 0 and text[span[0] - 1] in "'\"" and text[span[1] : span[1] + 1] == text[span[0] - 1]
+    inside = (
+        span[0] > 0
+        and text[span[0] - 1] in "'\""
+        and text[span[1] : span[1] + 1] == text[span[0] - 1]
+    )
     return word if inside else shlex.quote(word)
 
 
 def _written(text: str, field: Field) -> Span | None:
-    """Where a field is written, with quotes of its own; a variable's text does not give up the quotes of its assignment."""
-    if field.outer is not None and field.span is not None and field.outer[0] <= field.span[0] and field.span[1] <= field.outer[1]:
+    """Where a field is written, with quotes of its own; a variable's text does not give up the
+    quotes of its assignment.
+    """
+    if (
+        field.outer is not None
+        and field.span is not None
+        and field.outer[0] <= field.span[0]
+        and field.span[1] <= field.outer[1]
+    ):
         return field.outer
     span = field.span
     if span is None:
         return field.reference or field.outer
     start, end = span
-    quoted = start > 1 and text[start - 1] in "'\"" and text[end : end + 1] == text[start - 1] and text[start - 2] != "="
+    quoted = (
+        start > 1
+        and text[start - 1] in "'\""
+        and text[end : end + 1] == text[start - 1]
+        and text[start - 2] != "="
+    )
     return (start - 1, end + 1) if quoted else span
 
 
 def _whole(text: str, placed: Placed) -> Span:
-    """From the flag to its last value that stands after it in the same place (a variable's value stands elsewhere)."""
+    """From the flag to its last value that stands after it in the same place (a variable's value
+    stands elsewhere).
+    """
     start, end = _written(text, placed.flag) or (0, 0)
     for value in placed.values:
         for span in (value.outer, _written(text, value), value.reference):
-            if span is not None and span[0] >= end and not text[end : span[0]].replace("\\\n", "").strip():
+            if (
+                span is not None
+                and span[0] >= end
+                and not text[end : span[0]].replace("\\\n", "").strip()
+            ):
                 end = span[1]
                 break
     return start, end
 
 
 def _line_of(text: str, start: int, end: int) -> Span:
-    """What to remove with a flag: its line where it has one to itself, with the sign that continues it, else the blanks before it."""
+    """What to remove with a flag: its line where it has one to itself, with the sign that continues
+    it, else the blanks before it.
+    """
     line_start = text.rfind("\n", 0, start) + 1
     line_end = text.find("\n", end)
     line_end = len(text) if line_end < 0 else line_end
@@ -196,6 +278,7 @@ def _line_of(text: str, start: int, end: int) -> Span:
         return line_start, min(line_end + 1, len(text))
     previous_end = line_start - 1
     previous = text[:previous_end]
-    if previous.rstrip(" \t").endswith("\\"):  # it was the last of the command: the line before it is now
+    # it was the last of the command: the line before it is now
+    if previous.rstrip(" \t").endswith("\\"):
         return len(previous.rstrip(" \t")[:-1].rstrip(" \t")), line_end
     return line_start, min(line_end + 1, len(text))

@@ -1,4 +1,6 @@
-"""How many GPUs a launcher starts, and of which kind where it says: torchrun, run_train.sh, srun, #SBATCH lines."""
+"""How many GPUs a launcher starts, and of which kind where it says: torchrun, run_train.sh, srun,
+#SBATCH lines.
+"""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +14,9 @@ _KIND = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)$")
 
 
 def machine_of(script: Script, command: Command) -> Machine:
-    """The machine of a command's launcher; what it leaves to variables that nobody sets stays open."""
+    """The machine of a command's launcher; what it leaves to variables that nobody sets stays
+    open.
+    """
     words = command.words()
     kind, per_node = _slurm_gpus(script)
     started = _first(words, "nproc_per_node", "gpus_per_node", "ntasks_per_node")
@@ -20,7 +24,13 @@ def machine_of(script: Script, command: Command) -> Machine:
         started = [script.value("NGPU") or ""]
     per_node = _count(started) if started is not None else per_node
     asked = _first(words, "nnodes", "nodes")
-    nodes = _count(asked) if asked is not None else _count([script.batch["nodes"]]) if "nodes" in script.batch else None
+    nodes = (
+        _count(asked)
+        if asked is not None
+        else _count([script.batch["nodes"]])
+        if "nodes" in script.batch
+        else None
+    )
     if asked is None and nodes is None and started is not None:
         nodes = _count([script.value("NNODES") or "1"])
     world = script.value("WORLD_SIZE")
@@ -31,7 +41,9 @@ def machine_of(script: Script, command: Command) -> Machine:
 
 
 def _first(words: Mapping[str, list[str]], *names: str) -> list[str] | None:
-    """Of the first flag that is there: [] for one whose variable nobody sets, which is not the same as none."""
+    """Of the first flag that is there: [] for one whose variable nobody sets, which is not the same
+    as none.
+    """
     return next((words[name] for name in names if name in words), None)
 
 

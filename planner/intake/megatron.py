@@ -1,6 +1,8 @@
-"""A Megatron-LM argument script as a job and a layout, and the script with the arguments of another layout.
+"""A Megatron-LM argument script as a job and a layout, and the script with the arguments of another
+layout.
 
-Source: Megatron-LM core 0.14 megatron/training/arguments.py (defaults, and what follows from what), examples/*/train_*.sh.
+Source: Megatron-LM core 0.14 megatron/training/arguments.py (defaults, and what follows from what),
+    examples/*/train_*.sh.
 """
 
 import ast
@@ -25,11 +27,20 @@ from planner.specs.model import ModelSpec
 
 Words = Mapping[str, Sequence[str]]
 _PROGRAM = re.compile(r"pretrain_\w+\.py|megatron")
-_KNOWN = frozenset({"tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size", "num_layers", "hidden_size"})
+_KNOWN = frozenset(
+    {
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "micro_batch_size",
+        "num_layers",
+        "hidden_size",
+    }
+)
 NEEDED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size")
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
-# fields of a layout -> the arguments that say them together; degrees first, since the others are read with them
+# fields of a layout -> the arguments that say them together; degrees first, since the others are
+# read with them
 GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("tp",), ("tensor_model_parallel_size",)),
     (("pp",), ("pipeline_model_parallel_size",)),
@@ -42,22 +53,28 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (
         ("pp_schedule", "virtual_stages", "layers_per_stage"),
         (
-            "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout",
-            "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "account_for_embedding_in_pipeline_split",
-            "account_for_loss_in_pipeline_split", "enable_zero_bubble", "zero_bubble_max_pending_backward",
+            "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
+            "pipeline_model_parallel_layout",
+            "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
+            "account_for_embedding_in_pipeline_split",
+            "account_for_loss_in_pipeline_split", "enable_zero_bubble",
+            "zero_bubble_max_pending_backward",
         ),
     ),
     (
         ("zero_stage", "dp_replicate"),
         (
-            "use_distributed_optimizer", "num_distributed_optimizer_instances", "use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2",
-            "data_parallel_sharding_strategy", "overlap_param_gather", "no_gradient_accumulation_fusion",
+            "use_distributed_optimizer", "num_distributed_optimizer_instances", "use_megatron_fsdp",
+            "use_custom_fsdp", "use_torch_fsdp2",
+            "data_parallel_sharding_strategy", "overlap_param_gather",
+            "no_gradient_accumulation_fusion",
         ),
     ),
     (("micro_batch_size",), ("micro_batch_size",)),
     (
         ("ac",),
-        ("recompute_activations", "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
+        ("recompute_activations", "recompute_granularity", "recompute_method",
+            "recompute_num_layers", "recompute_modules"),
     ),
     (
         ("precision", "float8_all_gather", "param_dtype"),
@@ -66,12 +83,18 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("reduce_dtype",), ("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32")),
     (("cpu_offload",), ("optimizer_cpu_offload",)),
 )  # fmt: skip
-_RELEVANT = frozenset(name for _, names in GROUPS for name in names) | _KNOWN | {"global_batch_size", "seq_length", "num_experts"}
+_RELEVANT = (
+    frozenset(name for _, names in GROUPS for name in names)
+    | _KNOWN
+    | {"global_batch_size", "seq_length", "num_experts"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronSaid:
-    """A Megatron run. words: argument, named with _, -> its values.  skipped: parts of a script that only running it decides."""
+    """A Megatron run. words: argument, named with _, -> its values.  skipped: parts of a script
+    that only running it decides.
+    """
 
     words: Words
     machine: Machine = field(default_factory=Machine)
@@ -90,23 +113,40 @@ class MegatronSaid:
 
     @property
     def model(self) -> ModelSaid:
-        """The shapes of the arguments, by the catalogue's name where it has the same; None where some are missing."""
+        """The shapes of the arguments, by the catalogue's name where it has the same; None where
+        some are missing.
+        """
         missing = [name for name in NEEDED[:3] if word(self.words, name) is None]
         if missing:
-            return ModelSaid(value=None, lacking=f"it has no {', '.join('--' + name.replace('_', '-') for name in missing)}")
+            return ModelSaid(
+                value=None,
+                lacking=f"it has no {', '.join('--' + name.replace('_', '-') for name in missing)}",
+            )
         keys = model_keys(self.words)
         hint = (word(self.words, "tokenizer_model") or "").rstrip("/").rpartition("/")[2].lower()
         if "vocab_size" in keys:
             return named(keys, hint=hint)
         known = by_hint({**keys, "vocab_size": 1}, leave_open=frozenset({"vocab_size"}), hint=hint)
-        return ModelSaid(value=known) if known is not None else ModelSaid(value=None, lacking="it has no --vocab-size")
+        return (
+            ModelSaid(value=known)
+            if known is not None
+            else ModelSaid(value=None, lacking="it has no --vocab-size")
+        )
 
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
-        """The run on this many GPUs. Raises SpecError for arguments that Megatron needs and that are missing or malformed."""
+        """The run on this many GPUs. Raises SpecError for arguments that Megatron needs and that
+        are missing or malformed.
+        """
         faults = [
-            Fault(f"--{name.replace('_', '-')}", None, "is not in the arguments", "give the script that sets it")
-            for name in NEEDED[3:] if word(self.words, name) is None
-        ]  # fmt: skip
+            Fault(
+                f"--{name.replace('_', '-')}",
+                None,
+                "is not in the arguments",
+                "give the script that sets it",
+            )
+            for name in NEEDED[3:]
+            if word(self.words, name) is None
+        ]
         if faults:
             raise SpecError(faults)
         layout = read_arguments(self.words, model.num_hidden_layers, num_gpus)
@@ -118,11 +158,18 @@ class MegatronSaid:
         words = self.words
         clip = float(word(words, "clip_grad") or 1.0)
         training: dict[str, object] = {
-            "trainer": "megatron", "seq_len": whole(words, "seq_length"), "global_batch_size": batch,
+            "trainer": "megatron",
+            "seq_len": whole(words, "seq_length"),
+            "global_batch_size": batch,
             "max_grad_norm": clip if clip > 0 else None,
-        }  # fmt: skip
-        sharded = "use_megatron_fsdp" in words or "use_custom_fsdp" in words or "use_torch_fsdp2" in words
-        overlap = {"dp": "overlap_grad_reduce" in words or sharded, "pp": "no_overlap_p2p_communication" not in words}
+        }
+        sharded = (
+            "use_megatron_fsdp" in words or "use_custom_fsdp" in words or "use_torch_fsdp2" in words
+        )
+        overlap = {
+            "dp": "overlap_grad_reduce" in words or sharded,
+            "pp": "no_overlap_p2p_communication" not in words,
+        }
         if not all(overlap.values()):
             training["overlap"] = {name: False for name, on in overlap.items() if not on}
         if word(words, "attention_backend") in ("unfused", "local"):
@@ -143,11 +190,26 @@ class MegatronSaid:
         dispatcher = word(words, "moe_token_dispatcher_type") or "allgather"
         method, count = word(words, "recompute_method"), word(words, "recompute_num_layers")
         rows = (
-            (bool(self.skipped), f"not read, since only running it tells: {'; '.join(self.skipped)}"),
-            ("num_experts" in words and dispatcher != "alltoall", f"the {dispatcher} dispatcher is priced as alltoall"),
-            (method == "uniform" and count not in (None, "1"), f"recomputing {count} layers at a time is priced as one by one"),
-            (method == "block", f"recomputing the first {count} layers of each stage is priced as {layout['ac']}"),
-            (word(words, "optimizer") not in (None, "adam", "sgd"), f"optimizer {word(words, 'optimizer')} is priced as Adam"),
+            (
+                bool(self.skipped),
+                f"not read, since only running it tells: {'; '.join(self.skipped)}",
+            ),
+            (
+                "num_experts" in words and dispatcher != "alltoall",
+                f"the {dispatcher} dispatcher is priced as alltoall",
+            ),
+            (
+                method == "uniform" and count not in (None, "1"),
+                f"recomputing {count} layers at a time is priced as one by one",
+            ),
+            (
+                method == "block",
+                f"recomputing the first {count} layers of each stage is priced as {layout['ac']}",
+            ),
+            (
+                word(words, "optimizer") not in (None, "adam", "sgd"),
+                f"optimizer {word(words, 'optimizer')} is priced as Adam",
+            ),
             ("rampup_batch_size" in words, "the batch is priced at its final size"),
         )
         return [text for holds, text in rows if holds]
@@ -161,31 +223,52 @@ def _ranks(layout: Mapping[str, object]) -> int:
 
 
 def model_keys(words: Words) -> dict[str, object]:
-    """Hugging Face's keys of Megatron's model arguments, with Megatron's defaults. Raises SpecError for malformed ones."""
-    hidden, heads, layers = (whole(words, name) for name in ("hidden_size", "num_attention_heads", "num_layers"))
+    """Hugging Face's keys of Megatron's model arguments, with Megatron's defaults. Raises SpecError
+    for malformed ones.
+    """
+    hidden, heads, layers = (
+        whole(words, name) for name in ("hidden_size", "num_attention_heads", "num_layers")
+    )
     gated = "swiglu" in words
     wide = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     biased = "disable_bias_linear" not in words
-    position = {"learned_absolute": "learned", "none": "none"}.get(word(words, "position_embedding_type") or "learned_absolute", "rope")
+    position = {"learned_absolute": "learned", "none": "none"}.get(
+        word(words, "position_embedding_type") or "learned_absolute", "rope"
+    )
     norm = {"RMSNorm": "rmsnorm"}.get(word(words, "normalization") or "LayerNorm", "layernorm")
     keys: dict[str, object] = {
-        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
         "intermediate_size": whole(words, "ffn_hidden_size", wide),
         "mlp": "swiglu" if gated else "squared-relu" if "squared_relu" in words else "gelu",
-        "norm": norm, "norm_bias": norm == "layernorm", "position_embedding": position,
+        "norm": norm,
+        "norm_bias": norm == "layernorm",
+        "position_embedding": position,
         "tie_word_embeddings": "untie_embeddings_and_output_weights" not in words,
-        "attention_bias": biased or "add_qkv_bias" in words, "attention_output_bias": biased, "mlp_bias": biased,
+        "attention_bias": biased or "add_qkv_bias" in words,
+        "attention_output_bias": biased,
+        "mlp_bias": biased,
         "qk_norm": "head" if "qk_layernorm" in words else "none",
-    }  # fmt: skip
+    }
     if position == "learned":
-        keys["max_position_embeddings"] = whole(words, "max_position_embeddings", whole(words, "seq_length"))
+        keys["max_position_embeddings"] = whole(
+            words, "max_position_embeddings", whole(words, "seq_length")
+        )
     if "vocab_size" in words:
-        keys["vocab_size"] = whole(words, "vocab_size") + (word(words, "tokenizer_type") == "NullTokenizer")
+        keys["vocab_size"] = whole(words, "vocab_size") + (
+            word(words, "tokenizer_type") == "NullTokenizer"
+        )
     if "multi_latent_attention" in words:
         keys |= _mla(words)
     else:
-        groups = whole(words, "num_query_groups", heads) if "group_query_attention" in words else heads
-        keys |= {"head_dim": whole(words, "kv_channels", hidden // heads), "num_key_value_heads": groups}
+        groups = (
+            whole(words, "num_query_groups", heads) if "group_query_attention" in words else heads
+        )
+        keys |= {
+            "head_dim": whole(words, "kv_channels", hidden // heads),
+            "num_key_value_heads": groups,
+        }
     window = word(words, "window_size")
     if window is not None and window.partition(",")[0].strip("( ").isdigit():
         keys["sliding_window"] = int(window.partition(",")[0].strip("( "))
@@ -195,20 +278,32 @@ def model_keys(words: Words) -> dict[str, object]:
 
 def _mla(words: Words) -> dict[str, object]:
     names = (
-        ("kv_lora_rank", "kv_lora_rank", 32), ("qk_head_dim", "qk_nope_head_dim", 128), ("qk_pos_emb_head_dim", "qk_rope_head_dim", 64),
+        ("kv_lora_rank", "kv_lora_rank", 32),
+        ("qk_head_dim", "qk_nope_head_dim", 128),
+        ("qk_pos_emb_head_dim", "qk_rope_head_dim", 64),
         ("v_head_dim", "v_head_dim", 128),
-    )  # fmt: skip
-    found: dict[str, object] = {ours: whole(words, theirs, default) for theirs, ours, default in names}
-    return {**found, **({"q_lora_rank": whole(words, "q_lora_rank")} if "q_lora_rank" in words else {})}
+    )
+    found: dict[str, object] = {
+        ours: whole(words, theirs, default) for theirs, ours, default in names
+    }
+    return {
+        **found,
+        **({"q_lora_rank": whole(words, "q_lora_rank")} if "q_lora_rank" in words else {}),
+    }
 
 
 def _experts(words: Words, layers: int) -> dict[str, object]:
     places = _moe_places(word(words, "moe_layer_freq") or "1", layers)
-    width = whole(words, "moe_ffn_hidden_size", whole(words, "ffn_hidden_size", 4 * whole(words, "hidden_size")))
+    width = whole(
+        words,
+        "moe_ffn_hidden_size",
+        whole(words, "ffn_hidden_size", 4 * whole(words, "hidden_size")),
+    )
     keys: dict[str, object] = {
-        "num_experts": whole(words, "num_experts"), "num_experts_per_tok": whole(words, "moe_router_topk", 2),
+        "num_experts": whole(words, "num_experts"),
+        "num_experts_per_tok": whole(words, "moe_router_topk", 2),
         "moe_intermediate_size": width,
-    }  # fmt: skip
+    }
     dense = [place for place, moe in enumerate(places) if not moe]
     if not dense:
         keys["intermediate_size"] = None
@@ -218,7 +313,10 @@ def _experts(words: Words, layers: int) -> dict[str, object]:
         keys |= _regular(places, dense)
     shared = whole(words, "moe_shared_expert_intermediate_size", 0)
     if shared:
-        keys |= {"shared_expert_intermediate_size": shared, "n_shared_experts": max(1, shared // width)}
+        keys |= {
+            "shared_expert_intermediate_size": shared,
+            "n_shared_experts": max(1, shared // width),
+        }
     if "moe_router_enable_expert_bias" in words:
         keys["router_correction_bias"] = True
     return keys
@@ -237,26 +335,40 @@ _PATTERN = re.compile(r"[\[\]\d\s,*+()]+")
 
 
 def _moe_places(text: str, layers: int) -> list[bool]:
-    """Which layers are MoE: every n-th, or a list such as ([0]*3+[1]*58), as Megatron evaluates it. Raises SpecError."""
+    """Which layers are MoE: every n-th, or a list such as ([0]*3+[1]*58), as Megatron evaluates it.
+    Raises SpecError.
+    """
     if text.isdigit() and int(text) > 0:
         return [place % int(text) == 0 for place in range(layers)]
     try:
-        flags = _list(ast.parse(text, mode="eval").body, layers) if _PATTERN.fullmatch(text) else None
+        flags = (
+            _list(ast.parse(text, mode="eval").body, layers) if _PATTERN.fullmatch(text) else None
+        )
     except (SyntaxError, ValueError, RecursionError):
         flags = None
     if flags is None or len(flags) != layers:
         remedy = "write for example ([0]*3+[1]*58)"
-        raise SpecError(Fault("--moe-layer-freq", text, f"is no pattern of {layers} layers", remedy))
+        raise SpecError(
+            Fault("--moe-layer-freq", text, f"is no pattern of {layers} layers", remedy)
+        )
     return [bool(flag) for flag in flags]
 
 
 def _list(node: ast.expr, most: int) -> list[int]:
     """Value of lists joined and repeated; nothing longer than there are layers is built."""
     if isinstance(node, ast.List):
-        return [item.value for item in node.elts if isinstance(item, ast.Constant) and isinstance(item.value, int)]
+        return [
+            item.value
+            for item in node.elts
+            if isinstance(item, ast.Constant) and isinstance(item.value, int)
+        ]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _list(node.left, most) + _list(node.right, most)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.right, ast.Constant):
+    if (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Mult)
+        and isinstance(node.right, ast.Constant)
+    ):
         times = node.right.value
         inner = _list(node.left, most)
         if isinstance(times, int) and 0 <= times * max(1, len(inner)) <= most:
@@ -265,18 +377,32 @@ def _list(node: ast.expr, most: int) -> list[int]:
 
 
 def find_command(text: str) -> Command:
-    """The command that starts Megatron: of several, the one with most of its arguments. Raises SpecError where there is none."""
+    """The command that starts Megatron: of several, the one with most of its arguments. Raises
+    SpecError where there is none.
+    """
     script = read_script(text)
-    commands = [Command(script, tuple(fields), end) for fields, end in zip(script.commands, script.ends, strict=True)]
+    commands = [
+        Command(script, tuple(fields), end)
+        for fields, end in zip(script.commands, script.ends, strict=True)
+    ]
     rated = [(_rating(command), place) for place, command in enumerate(commands)]
     best = max(rated, default=(0, 0))
     if best[0] == 0:
-        raise SpecError(Fault("current", None, "holds no command that starts Megatron-LM", "give the script that calls pretrain_gpt.py"))
+        raise SpecError(
+            Fault(
+                "current",
+                None,
+                "holds no command that starts Megatron-LM",
+                "give the script that calls pretrain_gpt.py",
+            )
+        )
     return commands[best[1]]
 
 
 def _rating(command: Command) -> int:
-    return 2 * len(_KNOWN & set(command.words())) + any(_PROGRAM.search(field.text) for field in command.fields)
+    return 2 * len(_KNOWN & set(command.words())) + any(
+        _PROGRAM.search(field.text) for field in command.fields
+    )
 
 
 def say(spec: CurrentSpec) -> MegatronSaid:
@@ -284,8 +410,17 @@ def say(spec: CurrentSpec) -> MegatronSaid:
     command = find_command(spec.text)
     script = command.script
     expandable = any("expandable_segments:True" in (script.value(name) or "") for name in ALLOCATOR)
-    skipped = tuple(text for text in script.skipped if _RELEVANT & {plain_name(one) for one in text.split() if one.startswith("--")})
-    return MegatronSaid(words=command.words(), machine=machine_of(script, command), expandable=expandable, skipped=skipped)
+    skipped = tuple(
+        text
+        for text in script.skipped
+        if _RELEVANT & {plain_name(one) for one in text.split() if one.startswith("--")}
+    )
+    return MegatronSaid(
+        words=command.words(),
+        machine=machine_of(script, command),
+        expandable=expandable,
+        skipped=skipped,
+    )
 
 
 def megatron_changes(
@@ -297,7 +432,11 @@ def megatron_changes(
     changes: dict[str, Sequence[str] | None] = {}
     words: dict[str, Sequence[str]] = dict(said.words)
     for fields, names in GROUPS:
-        now = canonical(Layout.model_validate(read_arguments(words, layers, winner.num_gpus)), layers, "megatron").model_dump()
+        now = canonical(
+            Layout.model_validate(read_arguments(words, layers, winner.num_gpus)),
+            layers,
+            "megatron",
+        ).model_dump()
         if all(now[name] == goal[name] for name in fields):
             continue
         for name in names:
@@ -314,4 +453,10 @@ def megatron_changes(
 
 def edited_script(spec: CurrentSpec, changes: Mapping[str, Sequence[str] | None]) -> str:
     """The script with these arguments."""
-    return edit_flags(spec.text, find_command, changes, lambda name: f"--{name.replace('_', '-')}", _RELEVANT.__contains__)
+    return edit_flags(
+        spec.text,
+        find_command,
+        changes,
+        lambda name: f"--{name.replace('_', '-')}",
+        _RELEVANT.__contains__,
+    )

@@ -1,4 +1,6 @@
-"""A user's own file turned into another layout: only what must change is changed, and the difference is shown as a patch."""
+"""A user's own file turned into another layout: only what must change is changed, and the
+difference is shown as a patch.
+"""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -17,10 +19,12 @@ NO_NEWLINE = "\\ No newline at end of file\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
-    """files: name -> new text, of the user's files that change and of modules of ours that they then name.
+    """files: name -> new text, of the user's files that change and of modules of ours that they
+    then name.
 
-    diff: unified, as patch -p1 takes it; of the user's files alone.  settings: what changes, by the trainer's names, as
-    (before, after); None where it is not set.  notes: what the files cannot say.
+    diff: unified, as patch -p1 takes it; of the user's files alone.  settings: what changes, by the
+    trainer's names, as (before, after); None where it is not set.  notes: what the files cannot
+    say.
     """
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -29,29 +33,47 @@ class Rewritten:
     notes: tuple[str, ...] = ()
 
 
-def rewrite(current: Current, winner: Layout, exported: Export, global_batch_size: int) -> Rewritten:
-    """The files of what is run today, for the layout that was exported for the same release of the same trainer."""
+def rewrite(
+    current: Current, winner: Layout, exported: Export, global_batch_size: int
+) -> Rewritten:
+    """The files of what is run today, for the layout that was exported for the same release of the
+    same trainer.
+    """
     said, spec = current.said, current.spec
     if isinstance(said, TitanSaid) and current.format == "torchtitan-toml":
         changes, notes = titan_changes(said, winner, exported)
-        text = edit_toml(spec.text, {former_name(key, said.spelling): value for key, value in changes.items()})
+        text = edit_toml(
+            spec.text, {former_name(key, said.spelling): value for key, value in changes.items()}
+        )
         files = {spec.name: text}
         return Rewritten(
-            files={**files, **_modules(exported, said, changes, spec.files)}, diff=_diffs({**spec.files, spec.name: spec.text}, files),
-            settings={key: (said.given.get(key), value) for key, value in changes.items()}, notes=tuple(notes),
-        )  # fmt: skip
+            files={**files, **_modules(exported, said, changes, spec.files)},
+            diff=_diffs({**spec.files, spec.name: spec.text}, files),
+            settings={key: (said.given.get(key), value) for key, value in changes.items()},
+            notes=tuple(notes),
+        )
     if isinstance(said, TitanSaid) and current.format == "torchtitan-command":
         changes, notes = titan_changes(said, winner, exported)
         files = titan_command.edited_command(spec, changes, said.spelling, said.line)
         return Rewritten(
-            files={**files, **_modules(exported, said, changes, spec.files)}, diff=_diffs(titan_command.before(spec), files),
-            settings={key: (said.given.get(key), value) for key, value in changes.items()}, notes=tuple(notes),
-        )  # fmt: skip
+            files={**files, **_modules(exported, said, changes, spec.files)},
+            diff=_diffs(titan_command.before(spec), files),
+            settings={key: (said.given.get(key), value) for key, value in changes.items()},
+            notes=tuple(notes),
+        )
     if isinstance(said, megatron.MegatronSaid):
         words, notes = megatron.megatron_changes(said, winner, exported, global_batch_size)
         files = {spec.name: megatron.edited_script(spec, words)}
-        settings = {f"--{name.replace('_', '-')}": (_spelled(said.words.get(name)), _spelled(new)) for name, new in words.items()}
-        return Rewritten(files=files, diff=_diffs({spec.name: spec.text}, files), settings=settings, notes=tuple(notes))
+        settings = {
+            f"--{name.replace('_', '-')}": (_spelled(said.words.get(name)), _spelled(new))
+            for name, new in words.items()
+        }
+        return Rewritten(
+            files=files,
+            diff=_diffs({spec.name: spec.text}, files),
+            settings=settings,
+            notes=tuple(notes),
+        )
     return Rewritten()
 
 
@@ -60,15 +82,25 @@ def _spelled(words: Sequence[str] | None) -> object:
     return None if words is None else " ".join(words) if words else True
 
 
-def _modules(exported: Export, said: TitanSaid, changes: Mapping[str, Value | None], files: Mapping[str, str]) -> dict[str, str]:
-    """Python modules of the export that the new settings name, but those that lie there already, word for word."""
+def _modules(
+    exported: Export, said: TitanSaid, changes: Mapping[str, Value | None], files: Mapping[str, str]
+) -> dict[str, str]:
+    """Python modules of the export that the new settings name, but those that lie there already,
+    word for word.
+    """
     words = {str(value) for value in {**said.given, **changes}.values()}
-    named = {name: text for name, text in exported.files.items() if name.endswith(".py") and name.removesuffix(".py") in words}
+    named = {
+        name: text
+        for name, text in exported.files.items()
+        if name.endswith(".py") and name.removesuffix(".py") in words
+    }
     return {name: text for name, text in named.items() if files.get(name) != text}
 
 
 def _diffs(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    return "".join(unified(name, text, after[name]) for name, text in before.items() if name in after)
+    return "".join(
+        unified(name, text, after[name]) for name, text in before.items() if name in after
+    )
 
 
 def unified(name: str, before: str, after: str) -> str:

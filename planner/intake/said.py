@@ -9,15 +9,18 @@ from planner.specs.model import ModelSpec
 
 LABELS = {
     "torchtitan-toml": "TorchTitan TOML", "torchtitan-command": "TorchTitan command",
-    "megatron-arguments": "Megatron arguments", "torchtitan-log": "TorchTitan log", "layout": "layout",
+    "megatron-arguments": "Megatron arguments", "torchtitan-log": "TorchTitan log",
+    "layout": "layout",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run in the planner's words. training, layout: keys as in a job, those the text and its trainer's defaults settle.
+    """One run in the planner's words. training, layout: keys as in a job, those the text and its
+    trainer's defaults settle.
 
-    notes: what was read and is not priced.  refusals: what the trainer stops at, beyond the rules of a layout.
+    notes: what was read and is not priced.  refusals: what the trainer stops at, beyond the rules
+        of a layout.
     """
 
     training: Mapping[str, object]
@@ -36,7 +39,11 @@ class Machine:
 
     def keys(self) -> dict[str, object]:
         """As a job's `cluster` has them."""
-        pairs = (("gpu", self.gpu), ("num_gpus", self.num_gpus), ("gpus_per_node", self.gpus_per_node))
+        pairs = (
+            ("gpu", self.gpu),
+            ("num_gpus", self.num_gpus),
+            ("gpus_per_node", self.gpus_per_node),
+        )
         return {name: value for name, value in pairs if value is not None}
 
 

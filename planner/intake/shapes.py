@@ -8,14 +8,17 @@ from planner.intake.said import ModelSaid
 from planner.specs.model import ModelSpec
 from planner.specs.network import NETWORK_FIELDS
 
-# Fields that shapes do not depend on, or that arguments of a trainer leave open. What the keys do say of a network is compared.
+# Fields that shapes do not depend on, or that arguments of a trainer leave open. What the keys do
+# say of a network is compared.
 OPEN = frozenset({"name", "max_position_embeddings"}) | NETWORK_FIELDS
 
 
 def named(keys: Mapping[str, object], *, hint: str = "") -> ModelSaid:
-    """The catalogue's name for a model of these Hugging Face keys, else the keys themselves, called `hint` where it says one.
+    """The catalogue's name for a model of these Hugging Face keys, else the keys themselves, called
+    `hint` where it says one.
 
-    hint: a name or an alias, or its last part; decides between equals.  Raises SpecError for keys that make no model.
+    hint: a name or an alias, or its last part; decides between equals.  Raises SpecError for keys
+        that make no model.
     """
     same = _same(keys, hint, frozenset())
     if not same:
@@ -24,7 +27,9 @@ def named(keys: Mapping[str, object], *, hint: str = "") -> ModelSaid:
 
 
 def by_hint(keys: Mapping[str, object], *, leave_open: frozenset[str], hint: str) -> str | None:
-    """The catalogue's one model of these keys but for the fields left open; None where the hint does not decide between several."""
+    """The catalogue's one model of these keys but for the fields left open; None where the hint
+    does not decide between several.
+    """
     same = _same(keys, hint, leave_open)
     called = [name for name in same if _is_called(name, hint)]
     kinds = {_comparable(load_model(name), frozenset()) for name in same}
@@ -50,4 +55,6 @@ def _is_called(name: str, hint: str) -> bool:
 
 @lru_cache(maxsize=512)
 def _comparable(model: ModelSpec, leave_open: frozenset[str]) -> tuple[tuple[str, object], ...]:
-    return tuple((name, value) for name, value in model.model_dump().items() if name not in OPEN | leave_open)
+    return tuple(
+        (name, value) for name, value in model.model_dump().items() if name not in OPEN | leave_open
+    )

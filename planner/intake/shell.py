@@ -1,7 +1,9 @@
-"""Launch scripts read as text: variables, arrays, continued lines and simple conditions; nothing is run.
+"""Launch scripts read as text: variables, arrays, continued lines and simple conditions; nothing is
+run.
 
-Every character of a word remembers where in the script it stands, so that a value can be changed where it was written. What
-only a running shell knows (a command's output, a variable that nobody sets) reads as empty, and its name is kept in `unset`.
+Every character of a word remembers where in the script it stands, so that a value can be changed
+where it was written. What only a running shell knows (a command's output, a variable that nobody
+sets) reads as empty, and its name is kept in `unset`.
 """
 
 import re
@@ -26,8 +28,8 @@ _SUMS = re.compile(r"[\d+\-*/%() ]+")
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """Text whose characters know where they stand. at: offset in the script, -1 for none.  ref: span of the outermost `$NAME`
-    that brought the character here.
+    """Text whose characters know where they stand. at: offset in the script, -1 for none.  ref:
+    span of the outermost `$NAME` that brought the character here.
     """
 
     text: str = ""
@@ -36,7 +38,14 @@ class Chars:
 
     def __add__(self, other: "Chars") -> "Chars":
         if len(self.text) + len(other.text) > MAX_SCRIPT:
-            raise SpecError(Fault("current", None, "holds a variable that grows without end", "give a plain launch script"))
+            raise SpecError(
+                Fault(
+                    "current",
+                    None,
+                    "holds a variable that grows without end",
+                    "give a plain launch script",
+                )
+            )
         return Chars(self.text + other.text, self.at + other.at, self.ref + other.ref)
 
     def cut(self, start: int, end: int) -> "Chars":
@@ -50,7 +59,9 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One word of a command. outer: span of the written word, quotes and all, where it stands for this field alone."""
+    """One word of a command. outer: span of the written word, quotes and all, where it stands for
+    this field alone.
+    """
 
     chars: Chars
     outer: Span | None
@@ -76,8 +87,8 @@ class Field:
 
 @dataclass(slots=True)
 class Script:
-    """What was read. commands: words of every command, in order, with variables put in.  ends: where the last word of each ends
-    in the text.  unset: names that nobody sets.
+    """What was read. commands: words of every command, in order, with variables put in.  ends:
+    where the last word of each ends in the text.  unset: names that nobody sets.
 
     variables: as they are at the end.  skipped: commands and values of branches that were not read.
     """
@@ -97,12 +108,20 @@ class Script:
 
 
 def read_script(text: str, environment: Mapping[str, str] | None = None) -> Script:
-    """The script. environment: variables that are set before it starts; #SBATCH lines set Slurm's own.
+    """The script. environment: variables that are set before it starts; #SBATCH lines set Slurm's
+    own.
 
     Raises SpecError for a text that is far beyond a launch script.
     """
     if len(text) > MAX_SCRIPT:
-        raise SpecError(Fault("current", None, f"is longer than {MAX_SCRIPT:,} characters", "give the launch script alone"))
+        raise SpecError(
+            Fault(
+                "current",
+                None,
+                f"is longer than {MAX_SCRIPT:,} characters",
+                "give the launch script alone",
+            )
+        )
     script = Script(text, batch=_batch(text))
     nodes = script.batch.get("nodes")
     per_node = script.batch.get("gpus-per-node") or script.batch.get("gres")
@@ -113,11 +132,15 @@ def read_script(text: str, environment: Mapping[str, str] | None = None) -> Scri
     if gpus:
         known |= {"SLURM_GPUS_ON_NODE": gpus[1], "SLURM_GPUS_PER_NODE": gpus[1]}
     for name, value in known.items():
-        script.variables[name] = [Field(Chars(value, (-1,) * len(value), (None,) * len(value)), None)]
+        script.variables[name] = [
+            Field(Chars(value, (-1,) * len(value), (None,) * len(value)), None)
+        ]
     try:
         _Reader(script).statements()
     except RecursionError:
-        raise SpecError(Fault("current", None, "is nested too deeply", "give a plain launch script")) from None
+        raise SpecError(
+            Fault("current", None, "is nested too deeply", "give a plain launch script")
+        ) from None
     return script
 
 
@@ -161,10 +184,20 @@ class _Reader:
             if words:
                 self.control(words)
 
-    # ---- control words -------------------------------------------------------------------------------------------------
+    # ---- control words ---------------------------------------------------------------------------
 
     def control(self, words: list[Field]) -> None:
-        while words and words[0].text in ("then", "do", "{", "(", "!", "time", "exec", "sudo", "nohup"):
+        while words and words[0].text in (
+            "then",
+            "do",
+            "{",
+            "(",
+            "!",
+            "time",
+            "exec",
+            "sudo",
+            "nohup",
+        ):
             words = words[1:]
         if not words:
             return
@@ -185,7 +218,21 @@ class _Reader:
             self.branches.append(_Branch(False, True))
         elif first in ("fi", "esac") and self.branches:
             self.branches.pop()
-        elif first in ("for", "while", "until", "done", "}", "function", "set", "cd", "echo", "[", "[[", "source", "."):
+        elif first in (
+            "for",
+            "while",
+            "until",
+            "done",
+            "}",
+            "function",
+            "set",
+            "cd",
+            "echo",
+            "[",
+            "[[",
+            "source",
+            ".",
+        ):
             if first == "for" and len(words) > 3 and words[2].text == "in" and self.reading:
                 self.script.variables[words[1].text] = [words[3]]
         elif self.reading:
@@ -201,7 +248,9 @@ class _Reader:
             texts = texts[1:]
         texts = texts[:-1] if texts and texts[-1] in ("]", "]]") else texts
         if texts and texts[0] == "!":
-            return not self.holds([word for word in words if word.text not in ("!", "[", "[[", "]", "]]", "test")])
+            return not self.holds(
+                [word for word in words if word.text not in ("!", "[", "[[", "]", "]]", "test")]
+            )
         if len(texts) == 2 and texts[0] in ("-n", "-z"):
             return bool(texts[1]) == (texts[0] == "-n")
         if len(texts) == 1:
@@ -216,10 +265,12 @@ class _Reader:
         numbers = {"-eq": "==", "-ne": "!=", "-gt": ">", "-ge": ">=", "-lt": "<", "-le": "<="}
         if test in numbers and left.lstrip("-").isdigit() and right.lstrip("-").isdigit():
             a, b = int(left), int(right)
-            return {"==": a == b, "!=": a != b, ">": a > b, ">=": a >= b, "<": a < b, "<=": a <= b}[numbers[test]]
+            return {"==": a == b, "!=": a != b, ">": a > b, ">=": a >= b, "<": a < b, "<=": a <= b}[
+                numbers[test]
+            ]
         return False
 
-    # ---- one command ---------------------------------------------------------------------------------------------------
+    # ---- one command -----------------------------------------------------------------------------
 
     def command(self) -> Iterator[Field]:
         """Words up to the end of the command; assignments are carried out on the way."""
@@ -240,7 +291,11 @@ class _Reader:
                 self.flags_of_declaration()
                 continue
             self.last = self.here
-            starting = starting and len(words) == 1 and words[0].text in ("if", "then", "else", "do", "elif", "{")
+            starting = (
+                starting
+                and len(words) == 1
+                and words[0].text in ("if", "then", "else", "do", "elif", "{")
+            )
             yield from words
 
     def flags_of_declaration(self) -> None:
@@ -259,7 +314,9 @@ class _Reader:
             elif char == "#" and (self.here == 0 or self.text[self.here - 1] in " \t\n;"):
                 end = self.text.find("\n", self.here)
                 self.here = len(self.text) if end < 0 else end
-            elif char in "<>" or (char.isdigit() and self.text[self.here + 1 : self.here + 2] in (">", "<")):
+            elif char in "<>" or (
+                char.isdigit() and self.text[self.here + 1 : self.here + 2] in (">", "<")
+            ):
                 self.redirection()
             elif char in "\n;&|)(":
                 self.here += 1
@@ -270,11 +327,15 @@ class _Reader:
 
     def redirection(self) -> None:
         """Past `2>&1`, `> log` and a here-document."""
-        found = re.compile(r"\d?(?:<<-?\s*['\"]?(\w+)['\"]?|[<>]{1,3}&?\s*[^\s;&|]*)").match(self.text, self.here)
+        found = re.compile(r"\d?(?:<<-?\s*['\"]?(\w+)['\"]?|[<>]{1,3}&?\s*[^\s;&|]*)").match(
+            self.text, self.here
+        )
         assert found is not None, "it was recognised by the same signs"
         self.here = max(found.end(), self.here + 1)
         if found[1]:
-            end = re.compile(rf"^\s*{re.escape(found[1])}\s*$", re.MULTILINE).search(self.text, self.here)
+            end = re.compile(rf"^\s*{re.escape(found[1])}\s*$", re.MULTILINE).search(
+                self.text, self.here
+            )
             self.here = len(self.text) if end is None else end.end()
 
     def assign(self, found: re.Match[str]) -> None:
@@ -297,7 +358,14 @@ class _Reader:
         else:
             self.script.variables[name] = [*before, *value] if adding else value
         if len(self.script.variables[name]) > MAX_WORDS:
-            raise SpecError(Fault("current", None, "holds an array that grows without end", "give a plain launch script"))
+            raise SpecError(
+                Fault(
+                    "current",
+                    None,
+                    "holds an array that grows without end",
+                    "give a plain launch script",
+                )
+            )
 
     def array(self) -> Iterator[Field]:
         """Words up to the closing bracket, over as many lines as there are."""
@@ -318,10 +386,12 @@ class _Reader:
                 yield from self.word()
                 self.here += self.here == place
 
-    # ---- words ---------------------------------------------------------------------------------------------------------
+    # ---- words -----------------------------------------------------------------------------------
 
     def word(self) -> list[Field]:
-        """The next word as fields: unquoted variables are split where they hold blanks, arrays give one field an element."""
+        """The next word as fields: unquoted variables are split where they hold blanks, arrays give
+        one field an element.
+        """
         start = self.here
         fields: list[Chars] = [Chars()]
         quoted = False
@@ -354,7 +424,9 @@ class _Reader:
         return value
 
     def piece(self) -> list[tuple[Chars, bool]]:
-        """One quoted text, variable or character: [(what it stands for, whether blanks in it split the word)]."""
+        """One quoted text, variable or character: [(what it stands for, whether blanks in it split
+        the word)].
+        """
         char = self.text[self.here]
         if char == "'":
             return [(self.until("'"), False)]
@@ -374,7 +446,10 @@ class _Reader:
 
     def run(self, pattern: re.Pattern[str]) -> Chars:
         """The characters here that mean themselves, at least one."""
-        start, found = self.here, pattern.match(self.text, self.here, len(self.text) if self.stop is None else self.stop)
+        start, found = (
+            self.here,
+            pattern.match(self.text, self.here, len(self.text) if self.stop is None else self.stop),
+        )
         self.here = max(start + 1, start if found is None else found.end())
         return self.literal(start, self.here)
 
@@ -437,7 +512,11 @@ class _Reader:
         found = BRACED.fullmatch(self.text[start + 1 : end])
         if found is None or not NAME.match(found[1]):
             inner = NAME.match(self.text, start + 2)
-            return [Chars()] if found is not None or inner is None else self.lookup(inner[0], (start, end))
+            return (
+                [Chars()]
+                if found is not None or inner is None
+                else self.lookup(inner[0], (start, end))
+            )
         sign = found[3] or ""
         known = self.script.value(found[1])
         absent = known is None or (sign.startswith(":") and not known)
@@ -475,7 +554,11 @@ class _Reader:
         end = self.text.find("))", start)
         end = len(self.text) if end < 0 else end
         self.here = end + 2
-        words = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda found: self.script.value(found[1]) or "?", self.text[start + 3 : end])
+        words = re.sub(
+            r"\$?\{?([A-Za-z_]\w*)\}?",
+            lambda found: self.script.value(found[1]) or "?",
+            self.text[start + 3 : end],
+        )
         number = _sum(words)
         value = "" if number is None else str(number)
         return Chars(value, (-1,) * len(value), ((start, self.here),) * len(value))

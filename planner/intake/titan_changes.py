@@ -1,4 +1,6 @@
-"""Which of TorchTitan's settings must change so that a run becomes another layout; what means the same already stays as it is."""
+"""Which of TorchTitan's settings must change so that a run becomes another layout; what means the
+same already stays as it is.
+"""
 
 import math
 from collections.abc import Mapping
@@ -31,13 +33,21 @@ CUSTOM_CONFIG, CUSTOM_IMPORT = "job.custom_config_module", "experimental.custom_
 _FORMER = {"float8": FLOAT8, "mx": MX}  # names of converters before 0.2
 PRECISION_CONVERTERS = frozenset({FLOAT8, MX, *EXPERTS.values(), *_FORMER})
 _OTHERS = frozenset({
-    *SAME_KEYS.values(), T + "local_batch_size", T + "global_batch_size", COMPONENTS, "compile.enable_async_tensor_parallel",
+    *SAME_KEYS.values(), T + "local_batch_size", T + "global_batch_size", COMPONENTS,
+    "compile.enable_async_tensor_parallel",
     AC + "mode", AC + "selective_ac_option", AC + "memory_budget", IN_BACKWARD,
 })  # fmt: skip
-STAGES = (MODULES, LAYERS, P + "pipeline_parallel_first_stage_less_layers", P + "pipeline_parallel_last_stage_less_layers")
+STAGES = (
+    MODULES,
+    LAYERS,
+    P + "pipeline_parallel_first_stage_less_layers",
+    P + "pipeline_parallel_last_stage_less_layers",
+)
 
 
-def titan_changes(said: TitanSaid, winner: Layout, exported: Export) -> tuple[dict[str, Value | None], list[str]]:
+def titan_changes(
+    said: TitanSaid, winner: Layout, exported: Export
+) -> tuple[dict[str, Value | None], list[str]]:
     """(setting -> its new value, None to leave it out; what cannot be said in the user's own file).
 
     exported: the winner's export for the release that the user runs.
@@ -46,7 +56,11 @@ def titan_changes(said: TitanSaid, winner: Layout, exported: Export) -> tuple[di
     changes, notes = _modules(said, winner, wanted, exported)
     now = replace(said, given={**said.given, **changes}).settings
     for key, value in wanted.items():
-        if _is_layout(key) and not _inert(key, winner) and not _means(key, now, value, winner, wanted):
+        if (
+            _is_layout(key)
+            and not _inert(key, winner)
+            and not _means(key, now, value, winner, wanted)
+        ):
             changes[key] = value
     if winner.pp > 1:
         _stages(said, changes, wanted, exported.num_layers)
@@ -76,10 +90,14 @@ def _inert(key: str, winner: Layout) -> bool:
         return winner.tp == 1 or not winner.compile
     if key == COMPONENTS:
         return not winner.compile
-    return (key == ROTATE and winner.cp == 1) or (key == P + "expert_tensor_parallel_degree" and winner.ep == 1)
+    return (key == ROTATE and winner.cp == 1) or (
+        key == P + "expert_tensor_parallel_degree" and winner.ep == 1
+    )
 
 
-def _means(key: str, now: Mapping[str, object], value: Value, winner: Layout, wanted: Mapping[str, object]) -> bool:
+def _means(
+    key: str, now: Mapping[str, object], value: Value, winner: Layout, wanted: Mapping[str, object]
+) -> bool:
     """Whether the setting as it stands means the wanted value already."""
     held = now.get(key)
     if key == SHARD and held == -1:
@@ -105,13 +123,21 @@ def _number(value: object) -> int:
     return value
 
 
-def _stages(said: TitanSaid, changes: dict[str, Value | None], wanted: Mapping[str, Value], num_layers: int) -> None:
-    """Settings of the split: the wanted ones, unless what the file has means the same with the new degrees."""
+def _stages(
+    said: TitanSaid, changes: dict[str, Value | None], wanted: Mapping[str, Value], num_layers: int
+) -> None:
+    """Settings of the split: the wanted ones, unless what the file has means the same with the new
+    degrees.
+    """
     now = {**said.settings, **{key: value for key, value in changes.items() if value is not None}}
     degree, schedule = _number(now[SAME_KEYS["pp"]]), schedule_name(str(now[SCHEDULE]))
     means = read_stages(now, degree, schedule, num_layers)
     bare = {key: value for key, value in now.items() if key not in (MODULES, LAYERS)}
-    goal = {**bare, **dict.fromkeys(STAGES[2:], 1), **{key: wanted[key] for key in (MODULES, LAYERS) if key in wanted}}
+    goal = {
+        **bare,
+        **dict.fromkeys(STAGES[2:], 1),
+        **{key: wanted[key] for key in (MODULES, LAYERS) if key in wanted},
+    }
     if means == read_stages(goal, degree, schedule, num_layers):
         return
     for key in (MODULES, LAYERS):
@@ -120,11 +146,19 @@ def _stages(said: TitanSaid, changes: dict[str, Value | None], wanted: Mapping[s
         elif key in said.given:
             changes[key] = None
     if MODULES not in wanted:
-        changes.update(dict.fromkeys((key for key in STAGES[2:] if key in said.given and said.given[key] != 1), 1))
+        changes.update(
+            dict.fromkeys(
+                (key for key in STAGES[2:] if key in said.given and said.given[key] != 1), 1
+            )
+        )
 
 
-def _converters(said: TitanSaid, changes: dict[str, Value | None], wanted: Mapping[str, Value], winner: Layout) -> None:
-    """0.2's converters: the precision's are exchanged, a user's own stay; settings of theirs that the user has made stay too."""
+def _converters(
+    said: TitanSaid, changes: dict[str, Value | None], wanted: Mapping[str, Value], winner: Layout
+) -> None:
+    """0.2's converters: the precision's are exchanged, a user's own stay; settings of theirs that
+    the user has made stay too.
+    """
     now = said.settings
     held, goal = _names(now["model.converters"]), _names(wanted["model.converters"])
     kept = [name for name in held if name not in PRECISION_CONVERTERS]
@@ -134,11 +168,18 @@ def _converters(said: TitanSaid, changes: dict[str, Value | None], wanted: Mappi
     gather = f"{FLOAT8}.enable_fsdp_float8_all_gather"
     for key, value in wanted.items():
         theirs = key in said.given and key.endswith("fqns")
-        decides = not same or key in (gather, f"{FLOAT8}.recipe_name") or (gather in changes and "precompute" in key)
+        decides = (
+            not same
+            or key in (gather, f"{FLOAT8}.recipe_name")
+            or (gather in changes and "precompute" in key)
+        )
         if key.startswith("quantize.") and decides and not theirs and now.get(key) != value:
             changes[key] = value
     recipe = f"{FLOAT8}.recipe_name"
-    if winner.precision == "float8-tensorwise" and said.given.get(recipe) not in (None, "tensorwise"):
+    if winner.precision == "float8-tensorwise" and said.given.get(recipe) not in (
+        None,
+        "tensorwise",
+    ):
         changes[recipe] = "tensorwise"
 
 
@@ -149,9 +190,11 @@ def _names(value: object) -> list[str]:
 def _modules(
     said: TitanSaid, winner: Layout, wanted: Mapping[str, Value], exported: Export
 ) -> tuple[dict[str, Value | None], list[str]]:
-    """Settings that name modules of ours, where the layout needs one and the user has none in its place.
+    """Settings that name modules of ours, where the layout needs one and the user has none in its
+    place.
 
-    The model itself stays the user's: a module of ours that only sets the published numbers is not named.
+    The model itself stays the user's: a module of ours that only sets the published numbers is not
+    named.
     """
     if said.line == "0.3":
         return _modules_03(said, winner, wanted)
@@ -159,7 +202,10 @@ def _modules(
     notes = []
     own = said.given.get(CUSTOM_CONFIG)
     if CUSTOM_CONFIG in wanted and own and own != wanted[CUSTOM_CONFIG]:
-        notes.append(f"your {own} must let training.mixed_precision_reduce be bfloat16, as our {wanted[CUSTOM_CONFIG]} does")
+        notes.append(
+            f"your {own} must let training.mixed_precision_reduce be bfloat16, as our "
+            f"{wanted[CUSTOM_CONFIG]} does"
+        )
     elif CUSTOM_CONFIG in wanted and not own:
         changes[CUSTOM_CONFIG] = wanted[CUSTOM_CONFIG]
     needed = REPLACES_FLEX in exported.files.get(f"{MODEL_MODULE}.py", "")
@@ -168,12 +214,19 @@ def _modules(
     return changes, notes
 
 
-def _modules_03(said: TitanSaid, winner: Layout, wanted: Mapping[str, Value]) -> tuple[dict[str, Value | None], list[str]]:
-    """0.3 says a precision in the model's module: another one, or a dtype that no flag takes, needs another module."""
+def _modules_03(
+    said: TitanSaid, winner: Layout, wanted: Mapping[str, Value]
+) -> tuple[dict[str, Value | None], list[str]]:
+    """0.3 says a precision in the model's module: another one, or a dtype that no flag takes, needs
+    another module.
+    """
     ours = said.given.get("module") == JOB_MODULE
     if said.precision == winner.precision and (ours or winner.reduce_dtype == "float32"):
         return {}, []
     if said.given.get("config") == wanted["config"]:
         return {}, []  # its module is written anew
-    note = f"--config {wanted['config']} brings its own data set, learning rate and schedule: copy yours into it"
+    note = (
+        f"--config {wanted['config']} brings its own data set, learning rate and schedule: copy "
+        "yours into it"
+    )
     return {"module": wanted["module"], "config": wanted["config"]}, [note]

@@ -1,6 +1,8 @@
-"""TorchTitan started from a command line or a script: 0.2's flags over a TOML, 0.3's --module and --config with flags.
+"""TorchTitan started from a command line or a script: 0.2's flags over a TOML, 0.3's --module and
+--config with flags.
 
-Sources: torchtitan 0.2.2 and 0.3.0 run_train.sh (NGPU, CONFIG_FILE; MODULE, CONFIG), config/manager.py.
+Sources: torchtitan 0.2.2 and 0.3.0 run_train.sh (NGPU, CONFIG_FILE; MODULE, CONFIG),
+    config/manager.py.
 """
 
 import re
@@ -20,13 +22,17 @@ from planner.intake.torchtitan import TitanSaid, read_toml
 from planner.specs.current import CurrentSpec
 
 _PROGRAM = re.compile(r"run_train\.sh|torchtitan|(?:^|/)train\.py$")
-_SETTING = re.compile(r"--(?:training|parallelism|activation_checkpoint|job|compile|model|optimizer|checkpoint|comm)\.\w|--module\b")
+_SETTING = re.compile(
+    r"--(?:training|parallelism|activation_checkpoint|job|compile|model|optimizer|checkpoint|comm)\.\w|--module\b"
+)
 _OPTION = re.compile(r"--[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanCommand:
-    """A command and the TOML that it starts from. toml: (name as the command gives it, text); None where it names none."""
+    """A command and the TOML that it starts from. toml: (name as the command gives it, text); None
+    where it names none.
+    """
 
     command: Command
     toml: tuple[str, str] | None
@@ -34,9 +40,14 @@ class TitanCommand:
 
 
 def find_command(text: str) -> Command:
-    """The command that starts TorchTitan: of several, the one with most settings. Raises SpecError where there is none."""
+    """The command that starts TorchTitan: of several, the one with most settings. Raises SpecError
+    where there is none.
+    """
     script = read_script(text)
-    rated = [(_rating([field.text for field in fields]), place) for place, fields in enumerate(script.commands)]
+    rated = [
+        (_rating([field.text for field in fields]), place)
+        for place, fields in enumerate(script.commands)
+    ]
     best = max(rated, default=(0, 0))
     if best[0] == 0:
         remedy = "give the script or the line that starts torchtitan.train"
@@ -73,20 +84,35 @@ def read_command(spec: CurrentSpec) -> TitanCommand:
     name = config_file(command)
     if name and name not in spec.files:
         remedy = "keep the TOML beside the script, or give the TOML itself"
-        raise SpecError(Fault("current", spec.name, f"starts from {name}, which is not there", remedy))
+        raise SpecError(
+            Fault("current", spec.name, f"starts from {name}, which is not there", remedy)
+        )
     given = read_titan_flags(_titan_words(command))
     if "config" not in given and "module" not in given:
         for key, variable in (("module", "MODULE"), ("config", "CONFIG")):
             value = command.script.value(variable)
-            if value is not None and not name and any("run_train.sh" in field.text for field in command.fields):
+            if (
+                value is not None
+                and not name
+                and any("run_train.sh" in field.text for field in command.fields)
+            ):
                 given[key] = value
-    return TitanCommand(command=command, toml=(name, spec.files[name]) if name else None, given=given)
+    return TitanCommand(
+        command=command, toml=(name, spec.files[name]) if name else None, given=given
+    )
 
 
 def _titan_words(command: Command) -> list[str]:
     """The part of the command that TorchTitan gets: what follows the program."""
     words = [field.text for field in command.fields]
-    start = next((place for place, word in enumerate(words) if _PROGRAM.search(word) and not word.startswith("--")), -1)
+    start = next(
+        (
+            place
+            for place, word in enumerate(words)
+            if _PROGRAM.search(word) and not word.startswith("--")
+        ),
+        -1,
+    )
     return words[start + 1 :]
 
 
@@ -97,17 +123,27 @@ def say(spec: CurrentSpec) -> TitanSaid:
     spelling: dict[str, str] = {}
     if found.toml is not None:
         below, spelling = read_toml(found.toml[1], found.toml[0])
-    modules = {name.removesuffix(".py").replace("/", "."): text for name, text in spec.files.items() if name.endswith(".py")}
+    modules = {
+        name.removesuffix(".py").replace("/", "."): text
+        for name, text in spec.files.items()
+        if name.endswith(".py")
+    }
     skipped = tuple(text for text in found.command.script.skipped if _SETTING.search(text))
     return TitanSaid(
-        line="0.3" if "module" in found.given else "0.2", given={**below, **found.given}, spelling=spelling, modules=modules,
-        machine=machine_of(found.command.script, found.command), skipped=skipped,
-    )  # fmt: skip
+        line="0.3" if "module" in found.given else "0.2",
+        given={**below, **found.given},
+        spelling=spelling,
+        modules=modules,
+        machine=machine_of(found.command.script, found.command),
+        skipped=skipped,
+    )
 
 
-def edited_command(spec: CurrentSpec, changes: Mapping[str, Value | None], spelling: Mapping[str, str], line: str) -> dict[str, str]:
-    """The script, and its TOML, with these settings: a setting is changed where it is given; a new one goes into the TOML, where
-    there is one, else to the flags.
+def edited_command(
+    spec: CurrentSpec, changes: Mapping[str, Value | None], spelling: Mapping[str, str], line: str
+) -> dict[str, str]:
+    """The script, and its TOML, with these settings: a setting is changed where it is given; a new
+    one goes into the TOML, where there is one, else to the flags.
     """
     found = read_command(spec)
     in_toml: dict[str, Value | None] = {}
@@ -118,7 +154,9 @@ def edited_command(spec: CurrentSpec, changes: Mapping[str, Value | None], spell
     files = {}
     if in_toml and found.toml is not None:
         name, text = found.toml
-        files[_shown(name)] = edit_toml(text, {spelling.get(key, key): value for key, value in in_toml.items()})
+        files[_shown(name)] = edit_toml(
+            text, {spelling.get(key, key): value for key, value in in_toml.items()}
+        )
     if in_flags:
         files[spec.name] = _with_flags(spec.text, found, in_flags, line)
     return files
@@ -137,7 +175,9 @@ def _shown(name: str) -> str:
     return "/".join(parts)
 
 
-def _with_flags(text: str, found: TitanCommand, changes: Mapping[str, Value | None], line: str) -> str:
+def _with_flags(
+    text: str, found: TitanCommand, changes: Mapping[str, Value | None], line: str
+) -> str:
     held = found.command.words()
     words: dict[str, Sequence[str] | None] = {}
     subcommand: list[str] = []
@@ -154,11 +194,24 @@ def _with_flags(text: str, found: TitanCommand, changes: Mapping[str, Value | No
         if isinstance(value, bool) and other in held:
             words[other] = None
         words[name] = spelled[1:]
-    new = edit_flags(text, find_command, words, lambda name: f"--{name}", lambda name: "." in name) if words else text
+    new = (
+        edit_flags(text, find_command, words, lambda name: f"--{name}", lambda name: "." in name)
+        if words
+        else text
+    )
     if line == "0.3" and any(key.startswith(AC) for key in changes):
-        mode = str(changes.get(AC + "mode") or found.given.get(AC + "mode", "selective")).replace("_", "-")
+        mode = str(changes.get(AC + "mode") or found.given.get(AC + "mode", "selective")).replace(
+            "_", "-"
+        )
         budget = changes.get(AC + "memory_budget", found.given.get(AC + "memory_budget"))
-        subcommand = [f"{AC_COMMAND}{mode}", *(["--activation-checkpoint.memory-budget", f"{budget}"] if mode == "memory-budget" else [])]
+        subcommand = [
+            f"{AC_COMMAND}{mode}",
+            *(
+                ["--activation-checkpoint.memory-budget", f"{budget}"]
+                if mode == "memory-budget"
+                else []
+            ),
+        ]
         new = _with_subcommand(new, subcommand)
     return new
 
@@ -171,6 +224,8 @@ def _with_subcommand(text: str, subcommand: Sequence[str]) -> str:
     if old is not None and old.outer is not None:
         end = command.end if command.end > old.outer[1] else old.outer[1]
         tail = text[old.outer[1] : end]
-        kept = re.sub(r"[ \t]*(?:\\\n[ \t]*)?--activation[-_]checkpoint\.memory[-_]budget[ =]\S+", "", tail)
+        kept = re.sub(
+            r"[ \t]*(?:\\\n[ \t]*)?--activation[-_]checkpoint\.memory[-_]budget[ =]\S+", "", tail
+        )
         return text[: old.outer[0]] + words + kept + text[end:]
     return f"{text[: command.end]} {words}{text[command.end :]}"

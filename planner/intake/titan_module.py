@@ -1,7 +1,9 @@
-"""The model and the precision in a Python module that TorchTitan imports: read as syntax, never run.
+"""The model and the precision in a Python module that TorchTitan imports: read as syntax, never
+run.
 
-Read are calls with literal arguments: `...ModelArgs(dim=4096, ...)` and `replace(llama3_args["8B"], ...)` of 0.2, and
-`model_registry("8B", ...)` or `...Model.Config(dim=..., layers=..._layers(n_layers=..., ...))` of 0.3.
+Read are calls with literal arguments: `...ModelArgs(dim=4096, ...)` and `replace(llama3_args["8B"],
+...)` of 0.2, and `model_registry("8B", ...)` or `...Model.Config(dim=...,
+layers=..._layers(n_layers=..., ...))` of 0.3.
 """
 
 import ast
@@ -12,20 +14,32 @@ from planner.errors import SpecError
 from planner.intake.said import ModelSaid
 from planner.intake.shapes import named
 
-# TorchTitan's name of a shape -> Hugging Face's; the same in 0.2's ModelArgs and 0.3's builders where both have it
+# TorchTitan's name of a shape -> Hugging Face's; the same in 0.2's ModelArgs and 0.3's builders
+# where both have it
 _KEYS: Mapping[str, str] = {
-    "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads",
-    "vocab_size": "vocab_size", "head_dim": "head_dim", "hidden_dim": "intermediate_size", "inter_dim": "intermediate_size",
-    "dense_hidden_dim": "intermediate_size", "moe_inter_dim": "moe_intermediate_size", "moe_hidden_dim": "moe_intermediate_size",
-    "n_dense_layers": "first_k_dense_replace", "q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank",
-    "qk_nope_head_dim": "qk_nope_head_dim", "qk_rope_head_dim": "qk_rope_head_dim", "v_head_dim": "v_head_dim",
-    "enable_weight_tying": "tie_word_embeddings", "num_experts": "num_experts", "top_k": "num_experts_per_tok",
-    "router_top_k": "num_experts_per_tok", "num_shared_experts": "n_shared_experts", "rope_theta": "rope_theta",
-    "norm_eps": "norm_eps", "route_norm": "norm_topk_prob", "router_route_norm": "norm_topk_prob", "score_func": "scoring_func",
-    "router_score_func": "scoring_func", "route_scale": "routed_scaling_factor", "num_expert_groups": "n_group",
+    "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "vocab_size": "vocab_size", "head_dim": "head_dim", "hidden_dim": "intermediate_size",
+    "inter_dim": "intermediate_size",
+    "dense_hidden_dim": "intermediate_size", "moe_inter_dim": "moe_intermediate_size",
+    "moe_hidden_dim": "moe_intermediate_size",
+    "n_dense_layers": "first_k_dense_replace", "q_lora_rank": "q_lora_rank",
+    "kv_lora_rank": "kv_lora_rank",
+    "qk_nope_head_dim": "qk_nope_head_dim", "qk_rope_head_dim": "qk_rope_head_dim",
+    "v_head_dim": "v_head_dim",
+    "enable_weight_tying": "tie_word_embeddings", "num_experts": "num_experts",
+    "top_k": "num_experts_per_tok",
+    "router_top_k": "num_experts_per_tok", "num_shared_experts": "n_shared_experts",
+    "rope_theta": "rope_theta",
+    "norm_eps": "norm_eps", "route_norm": "norm_topk_prob", "router_route_norm": "norm_topk_prob",
+    "score_func": "scoring_func",
+    "router_score_func": "scoring_func", "route_scale": "routed_scaling_factor",
+    "num_expert_groups": "n_group",
     "num_limited_groups": "topk_group",
 }  # fmt: skip
-_FAMILY = re.compile(r"(?:from torchtitan\.models\.(\w+) import|from torchtitan\.models import (\w+))")
+_FAMILY = re.compile(
+    r"(?:from torchtitan\.models\.(\w+) import|from torchtitan\.models import (\w+))"
+)
 _NAME = re.compile(r'^"""(\S+) for TorchTitan ')
 
 
@@ -48,7 +62,9 @@ def read_module(source: str) -> ModelSaid:
     keys: dict[str, object] = {}
     for call in calls:
         name = _called(call)
-        if name.endswith(("ModelArgs", "MoEArgs", "_layers")) or (name == "Config" and {"dim", "vocab_size"} <= set(_literals(call))):
+        if name.endswith(("ModelArgs", "MoEArgs", "_layers")) or (
+            name == "Config" and {"dim", "vocab_size"} <= set(_literals(call))
+        ):
             keys.update(_literals(call))
     if "dim" not in keys or "n_layers" not in keys:
         return ModelSaid(value=None, lacking="its module holds no shapes that can be read")
@@ -59,7 +75,13 @@ def read_module(source: str) -> ModelSaid:
 
 
 def _called(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+    return (
+        call.func.attr
+        if isinstance(call.func, ast.Attribute)
+        else call.func.id
+        if isinstance(call.func, ast.Name)
+        else ""
+    )
 
 
 def _literals(call: ast.Call) -> dict[str, object]:
@@ -76,11 +98,21 @@ def _pairs(call: ast.Call) -> Iterator[tuple[str, object]]:
 
 
 def _flavor(call: ast.Call) -> str | None:
-    """The flavor of model_registry("8B"), replace(llama3_args["8B"], ...) and llama3_configs["8B"](...)."""
+    """The flavor of model_registry("8B"), replace(llama3_args["8B"], ...) and
+    llama3_configs["8B"](...).
+    """
     first = call.args[0] if call.args else None
-    if _called(call) == "model_registry" and isinstance(first, ast.Constant) and isinstance(first.value, str):
+    if (
+        _called(call) == "model_registry"
+        and isinstance(first, ast.Constant)
+        and isinstance(first.value, str)
+    ):
         return first.value
-    if _called(call) == "replace" and isinstance(first, ast.Subscript) and isinstance(first.slice, ast.Constant):
+    if (
+        _called(call) == "replace"
+        and isinstance(first, ast.Subscript)
+        and isinstance(first.slice, ast.Constant)
+    ):
         return str(first.slice.value)
     if isinstance(call.func, ast.Subscript) and isinstance(call.func.slice, ast.Constant):
         return str(call.func.slice.value)
@@ -91,7 +123,12 @@ def _hugging_face(keys: Mapping[str, object], family: str) -> dict[str, object]:
     """Hugging Face's keys of TorchTitan's shapes."""
     found = {ours: keys[theirs] for theirs, ours in _KEYS.items() if keys.get(theirs) is not None}
     width, multiple = keys.get("ffn_dim_multiplier"), keys.get("multiple_of", 256)
-    if family == "llama3" and "intermediate_size" not in found and isinstance(multiple, int) and isinstance(keys["dim"], int):
+    if (
+        family == "llama3"
+        and "intermediate_size" not in found
+        and isinstance(multiple, int)
+        and isinstance(keys["dim"], int)
+    ):
         wide = int(2 * 4 * keys["dim"] / 3)
         wide = int(width * wide) if isinstance(width, int | float) else wide
         found["intermediate_size"] = multiple * -(-wide // multiple)
@@ -102,7 +139,8 @@ def _hugging_face(keys: Mapping[str, object], family: str) -> dict[str, object]:
         found.pop("num_experts")
     if found.get("num_experts"):
         if family != "deepseek_v3":
-            found.pop("intermediate_size", None)  # the width of dense layers, of which there are none
+            # the width of dense layers, of which there are none
+            found.pop("intermediate_size", None)
         if keys.get("score_func", keys.get("router_score_func")) == "sigmoid":
             found["router_correction_bias"] = True
         shared, width_of_one = found.get("n_shared_experts"), found.get("moe_intermediate_size")

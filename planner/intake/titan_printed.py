@@ -1,7 +1,8 @@
-"""The whole configuration that a TorchTitan log prints where it is asked to (job.print_config, debug.print_config).
+"""The whole configuration that a TorchTitan log prints where it is asked to (job.print_config,
+debug.print_config).
 
-Sources: torchtitan 0.2.2 config/job_config.py maybe_log; 0.3.0 trainer.py Config.maybe_log, to_dict; and what
-components/quantization/{float8,mx,nvfp4}.py log.
+Sources: torchtitan 0.2.2 config/job_config.py maybe_log; 0.3.0 trainer.py Config.maybe_log,
+to_dict; and what components/quantization/{float8,mx,nvfp4}.py log.
 """
 
 import json
@@ -20,14 +21,20 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def printed_run(text: str, said: Mapping[str, object]) -> dict[str, object] | None:
-    """`said`, the job that the log's other lines say, with everything that its printed configuration adds; None without one."""
+    """`said`, the job that the log's other lines say, with everything that its printed
+    configuration adds; None without one.
+    """
     tables = _printed(text)
     if tables is None:
         return None
     flat = {key: value for key, value in flatten(tables).items() if value is not None}
     line = "0.3" if "model_spec" in tables else "0.2"
     kind = "model_spec" if line == "0.3" else "model"
-    found = model_of(str(flat.get(f"{kind}.name")), str(flat.get(f"{kind}.flavor")), str(flat.get("model.hf_assets_path", "")))
+    found = model_of(
+        str(flat.get(f"{kind}.name")),
+        str(flat.get(f"{kind}.flavor")),
+        str(flat.get("model.hf_assets_path", "")),
+    )
     model, cluster = said.get("model") or found.value, said.get("cluster")
     gpus = cluster.get("num_gpus") if isinstance(cluster, Mapping) else None
     if model is None or not isinstance(gpus, int):
@@ -61,13 +68,22 @@ def _mode(policy: object) -> str:
     """0.3 prints the fields of a policy, not its name: each has fields of its own."""
     if not isinstance(policy, Mapping):
         return "none"
-    return "memory_budget" if "memory_budget" in policy else "selective" if "force_recompute_mm_shapes_by_fqns" in policy else "full"
+    return (
+        "memory_budget"
+        if "memory_budget" in policy
+        else "selective"
+        if "force_recompute_mm_shapes_by_fqns" in policy
+        else "full"
+    )
 
 
 def words_of_precision(text: str) -> str:
     """The precision that TorchTitan's log tells of."""
     rows = (
-        ("NVFP4Linear", "nvfp4"), ("MXFP8Linear", "mxfp8"), ("MX training active", "mxfp8"),
-        ("Float8 training active with recipe rowwise", "float8-rowwise"), ("Float8", "float8-tensorwise"),
-    )  # fmt: skip
+        ("NVFP4Linear", "nvfp4"),
+        ("MXFP8Linear", "mxfp8"),
+        ("MX training active", "mxfp8"),
+        ("Float8 training active with recipe rowwise", "float8-rowwise"),
+        ("Float8", "float8-tensorwise"),
+    )
     return next((precision for words, precision in rows if words in text), "bf16")

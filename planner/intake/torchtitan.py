@@ -1,7 +1,7 @@
 """TorchTitan's settings, from a TOML or from flags, as a job and a layout.
 
-Sources: torchtitan 0.2.2 config/job_config.py, train.py (batch sizes), distributed/parallel_dims.py; 0.3.0
-config/configs.py, trainer.py, models/*/config_registry.py.
+Sources: torchtitan 0.2.2 config/job_config.py, train.py (batch sizes),
+distributed/parallel_dims.py; 0.3.0 config/configs.py, trainer.py, models/*/config_registry.py.
 """
 
 import math
@@ -29,10 +29,12 @@ OPTIMIZERS = {"adamw": "adamw", "adam": "adamw"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanSaid:
-    """A TorchTitan run. given: dotted settings as the text has them, by today's names; line: "0.2" or "0.3".
+    """A TorchTitan run. given: dotted settings as the text has them, by today's names; line: "0.2"
+    or "0.3".
 
-    modules: Python modules that it names and that lie beside it, by name.  spelling: today's name -> the name in the text, where
-    they differ.  said_version: the release, where the text says it.  skipped: parts of a script that only running it could decide.
+    modules: Python modules that it names and that lie beside it, by name.  spelling: today's name
+    -> the name in the text, where they differ.  said_version: the release, where the text says it.
+    skipped: parts of a script that only running it could decide.
     """
 
     line: str
@@ -55,25 +57,42 @@ class TitanSaid:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Every setting: what is given, over what 0.3's --config sets, over the release's defaults."""
+        """Every setting: what is given, over what 0.3's --config sets, over the release's
+        defaults.
+        """
         config = CONFIGS_03.get(str(self.given.get("config"))) if self.line == "0.3" else None
         return {**DEFAULTS[self.line], **({} if config is None else config[3]), **self.given}
 
     @property
     def model(self) -> ModelSaid:
-        """The catalogue's model behind module and flavor, or the shapes in a module of the user's own."""
+        """The catalogue's model behind module and flavor, or the shapes in a module of the user's
+        own.
+        """
         if self.line == "0.2":
             settings = self.settings
             custom = self.modules.get(str(settings.get("experimental.custom_import")))
             if custom is not None:
                 return read_module(custom)
-            return model_of(str(settings["model.name"]), str(settings["model.flavor"]), str(settings.get("model.hf_assets_path", "")))
+            return model_of(
+                str(settings["model.name"]),
+                str(settings["model.flavor"]),
+                str(settings.get("model.hf_assets_path", "")),
+            )
         module, config = str(self.given.get("module", "")), str(self.given.get("config", ""))
         if config in CONFIGS_03:
-            return model_of(CONFIGS_03[config][0], CONFIGS_03[config][1], str(self.given.get("hf_assets_path", "")))
+            return model_of(
+                CONFIGS_03[config][0],
+                CONFIGS_03[config][1],
+                str(self.given.get("hf_assets_path", "")),
+            )
         if module in self.modules:
             return read_module(self.modules[module])
-        return ModelSaid(value=None, lacking=f"--module {module} --config {config} is no model of TorchTitan's that is known here")
+        return ModelSaid(
+            value=None,
+            lacking=f"--module {module} --config {config} is no model of TorchTitan's "
+            "that is known "
+            "here",
+        )
 
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
         """The run on this many GPUs. Raises SpecError for a setting of the wrong kind."""
@@ -81,18 +100,37 @@ class TitanSaid:
         _check_kinds(settings, self.line)
         if settings[SHARD] == -1:
             settings[SHARD] = max(1, num_gpus // math.prod(_int(settings, key) for key in DEGREES))
-        layout = {**read_settings(settings, self.line, model.num_hidden_layers), **self._precision(settings)}
+        layout = {
+            **read_settings(settings, self.line, model.num_hidden_layers),
+            **self._precision(settings),
+        }
         notes, refusals = self._aside(settings, layout)
-        local, asked = _int(settings, T + "local_batch_size"), _int(settings, T + "global_batch_size")
+        local, asked = (
+            _int(settings, T + "local_batch_size"),
+            _int(settings, T + "global_batch_size"),
+        )
         ranks = _int(settings, SHARD) * _int(settings, SAME_KEYS["dp_replicate"])
         batch = local * ranks if asked < 0 else asked
         if batch % (local * ranks):
-            rule = f"is no multiple of {local} sequences on each of {ranks} data-parallel ranks, where TorchTitan stops"
-            refusals.append(Fault(T + "global_batch_size", batch, rule, f"use a multiple of {local * ranks}"))
+            rule = (
+                f"is no multiple of {local} sequences on each of {ranks} data-parallel ranks, "
+                "where TorchTitan stops"
+            )
+            refusals.append(
+                Fault(T + "global_batch_size", batch, rule, f"use a multiple of {local * ranks}")
+            )
         elif _int(settings, SAME_KEYS["pp"]) > 1 and batch > local * ranks:
             passes = batch // (local * ranks)
-            notes.append(f"it runs the pipeline {passes} times a step, {local} sequences each; priced as one pass of all microbatches")
-        return Run(training=self._training(settings, batch), layout=layout, notes=tuple(notes), refusals=tuple(refusals))
+            notes.append(
+                f"it runs the pipeline {passes} times a step, {local} sequences each; priced as "
+                "one pass of all microbatches"
+            )
+        return Run(
+            training=self._training(settings, batch),
+            layout=layout,
+            notes=tuple(notes),
+            refusals=tuple(refusals),
+        )
 
     @property
     def precision(self) -> str:
@@ -110,49 +148,95 @@ class TitanSaid:
     def _training(self, settings: Mapping[str, object], batch: int) -> dict[str, object]:
         norm = settings[T + "max_norm"]
         training: dict[str, object] = {
-            "trainer": "torchtitan", "trainer_version": self.version, "seq_len": settings[T + "seq_len"], "global_batch_size": batch,
-            "max_grad_norm": norm if isinstance(norm, int | float) and 0 < norm < math.inf else None,
-        }  # fmt: skip
+            "trainer": "torchtitan",
+            "trainer_version": self.version,
+            "seq_len": settings[T + "seq_len"],
+            "global_batch_size": batch,
+            "max_grad_norm": norm
+            if isinstance(norm, int | float) and 0 < norm < math.inf
+            else None,
+        }
         if settings["optimizer.implementation"] == "fused_opt_states_bf16":
             training["optimizer"] = "adamw-bf16-states"
         if settings.get(P + "disable_loss_parallel"):
             training["vocab_parallel_loss"] = False
         if settings["checkpoint.enable"]:
-            mode = next((name for name, word in CHECKPOINT_MODES.items() if word == settings["checkpoint.async_mode"]), "sync")
-            training["checkpoint"] = {"interval_steps": settings["checkpoint.interval"], "mode": mode}
+            mode = next(
+                (
+                    name
+                    for name, word in CHECKPOINT_MODES.items()
+                    if word == settings["checkpoint.async_mode"]
+                ),
+                "sync",
+            )
+            training["checkpoint"] = {
+                "interval_steps": settings["checkpoint.interval"],
+                "mode": mode,
+            }
         return training
 
-    def _aside(self, settings: Mapping[str, object], layout: dict[str, object]) -> tuple[list[str], list[Fault]]:
-        """What is not priced as it is written, and what the trainer refuses; both in words of the file."""
+    def _aside(
+        self, settings: Mapping[str, object], layout: dict[str, object]
+    ) -> tuple[list[str], list[Fault]]:
+        """What is not priced as it is written, and what the trainer refuses; both in words of the
+        file.
+        """
         refusals = []
-        local, micro = _int(settings, T + "local_batch_size"), _int(settings, P + "pipeline_parallel_microbatch_size")
+        local, micro = (
+            _int(settings, T + "local_batch_size"),
+            _int(settings, P + "pipeline_parallel_microbatch_size"),
+        )
         if _int(settings, SAME_KEYS["pp"]) > 1 and local % micro:
-            rule = f"is no multiple of pipeline_parallel_microbatch_size {micro}, where TorchTitan stops"
+            rule = (
+                f"is no multiple of pipeline_parallel_microbatch_size {micro}, where TorchTitan "
+                "stops"
+            )
             refusals.append(Fault(T + "local_batch_size", local, rule, "correct one of them"))
         only_loss = bool(settings["compile.enable"]) and not layout["compile"]
         former = sorted(self.spelling.values())
         rows = (
-            (bool(self.skipped), f"not read, since only running it tells: {'; '.join(self.skipped)}"),
+            (
+                bool(self.skipped),
+                f"not read, since only running it tells: {'; '.join(self.skipped)}",
+            ),
             (bool(former), f"{', '.join(former)}: names from before 0.2, read as 0.2's"),
-            (str(settings["optimizer.name"]).lower() not in OPTIMIZERS, f"optimizer {settings['optimizer.name']} is priced as AdamW"),
-            (bool(settings.get(P + "pipeline_parallel_schedule_csv")), "the schedule in pipeline_parallel_schedule_csv is not read"),
-            (settings.get(P + "expert_parallel_comm_backend", "standard") != "standard", "DeepEP is priced as the standard all-to-all"),
-            (settings.get("quantize.linear.float8.recipe_name") == "rowwise_with_gw_hp", "float8 rowwise_with_gw_hp is priced as rowwise"),
+            (
+                str(settings["optimizer.name"]).lower() not in OPTIMIZERS,
+                f"optimizer {settings['optimizer.name']} is priced as AdamW",
+            ),
+            (
+                bool(settings.get(P + "pipeline_parallel_schedule_csv")),
+                "the schedule in pipeline_parallel_schedule_csv is not read",
+            ),
+            (
+                settings.get(P + "expert_parallel_comm_backend", "standard") != "standard",
+                "DeepEP is priced as the standard all-to-all",
+            ),
+            (
+                settings.get("quantize.linear.float8.recipe_name") == "rowwise_with_gw_hp",
+                "float8 rowwise_with_gw_hp is priced as rowwise",
+            ),
             (only_loss, "only the loss is compiled; priced without torch.compile"),
-            (self.line == "0.3" and not settings[T + "disable_cuda_graphs"], "CUDA graphs are on; priced without them"),
+            (
+                self.line == "0.3" and not settings[T + "disable_cuda_graphs"],
+                "CUDA graphs are on; priced without them",
+            ),
         )
         return [words for holds, words in rows if holds], refusals
 
 
 def read_toml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
-    """(dotted settings of a TOML by today's names, today's name -> name in the text where they differ).
+    """(dotted settings of a TOML by today's names, today's name -> name in the text where they
+    differ).
 
     Raises SpecError for a text that is no TOML.
     """
     try:
         given = flatten(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise SpecError(Fault("current", name, f"is not valid TOML ({error})", "correct the file")) from None
+        raise SpecError(
+            Fault("current", name, f"is not valid TOML ({error})", "correct the file")
+        ) from None
     converters = given.get("model.converters")
     if isinstance(converters, str):  # before 0.2
         given["model.converters"] = [name.strip() for name in converters.split(",") if name.strip()]
@@ -161,23 +245,37 @@ def read_toml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
 
 
 def former_name(key: str, spelling: Mapping[str, str]) -> str:
-    """The setting by the name that the user's text has for it; a new one of an old table goes beside its neighbours."""
+    """The setting by the name that the user's text has for it; a new one of an old table goes
+    beside its neighbours.
+    """
     return spelling.get(key, key)
 
 
 def model_of(module: str, flavor: str, assets: str = "") -> ModelSaid:
     """The catalogue's model that TorchTitan's module and flavor are.
 
-    Of those with the same shapes, the one in `assets`, a folder of its tokenizer, else the one that differs least elsewhere.
+    Of those with the same shapes, the one in `assets`, a folder of its tokenizer, else the one that
+    differs least elsewhere.
     """
     base = flavor.removesuffix("_flex").removesuffix("_varlen").removesuffix("_irope")
-    shapes = {shape for shape, known in FLAVORS.items() if known.module == module and known.flavor == base}
+    shapes = {
+        shape for shape, known in FLAVORS.items() if known.module == module and known.flavor == base
+    }
     named = [name for name, shape in _shapes() if shape in shapes]
     if not named:
-        return ModelSaid(value=None, lacking=f"the shapes of {module} {flavor} are not in the catalogue")
+        return ModelSaid(
+            value=None, lacking=f"the shapes of {module} {flavor} are not in the catalogue"
+        )
     folder = assets.rstrip("/").rpartition("/")[2].lower()
-    exact = [name for name in named if folder and any(alias.lower().endswith(folder) for alias in (*model_entry(name).aliases, name))]
-    return ModelSaid(value=min(exact or named, key=lambda name: len(differences(load_model(name), module, base))))
+    exact = [
+        name
+        for name in named
+        if folder
+        and any(alias.lower().endswith(folder) for alias in (*model_entry(name).aliases, name))
+    ]
+    return ModelSaid(
+        value=min(exact or named, key=lambda name: len(differences(load_model(name), module, base)))
+    )
 
 
 @lru_cache(maxsize=1)
@@ -203,6 +301,8 @@ def _check_kinds(settings: Mapping[str, object], line: str) -> None:
         elif isinstance(usual, int) and not isinstance(usual, bool):
             whole = isinstance(value, int) and not isinstance(value, bool)
             if not whole or (isinstance(value, int) and value < 1 and value != usual):
-                faults.append(Fault(key, value, "is not a positive whole number", "correct the file"))
+                faults.append(
+                    Fault(key, value, "is not a positive whole number", "correct the file")
+                )
     if faults:
         raise SpecError(faults)

@@ -1,7 +1,8 @@
 """Every rule of trainer, model and cluster that makes a layout illegal, each written once.
 
-The search applies them to millions of candidates (`broken_rules`, `legal_mask`), an estimate to one (`violations`).
-A rule is here because the trainer refuses the layout or because it would not run; what is merely unwise is no rule.
+The search applies them to millions of candidates (`broken_rules`, `legal_mask`), an estimate to one
+(`violations`). A rule is here because the trainer refuses the layout or because it would not run;
+what is merely unwise is no rule.
 """
 
 from collections.abc import Iterator
@@ -44,13 +45,30 @@ def legal_mask(batch: LayoutBatch, context: Context) -> BoolColumn:
     return legal
 
 
-def violations(layout: Layout, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec) -> list[Violation]:
+def violations(
+    layout: Layout, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec
+) -> list[Violation]:
     """Everything that is wrong with one layout, all at once; empty for a legal one."""
     context = Context(model=model, cluster=cluster, training=training)
     return [
-        Violation(field=rule.field, value=getattr(layout, rule.field), rule=rule.rule(layout, context), remedy=rule.remedy(layout, context))
+        Violation(
+            field=rule.field,
+            value=getattr(layout, rule.field),
+            rule=rule.rule(layout, context),
+            remedy=rule.remedy(layout, context),
+        )
         for rule, _ in broken_rules(LayoutBatch.from_layouts([layout]), context)
     ]
 
 
-__all__ = ["DERIVED", "RULES", "Context", "Rule", "broken_rules", "columns_of", "legal_mask", "rules_for", "violations"]
+__all__ = [
+    "DERIVED",
+    "RULES",
+    "Context",
+    "Rule",
+    "broken_rules",
+    "columns_of",
+    "legal_mask",
+    "rules_for",
+    "violations",
+]

@@ -1,6 +1,7 @@
 """What a rule is: one condition on a layout, written once for columns, with its text for people.
 
-A rule names the columns it `reads`, so that a search can apply it as soon as those are known, before crossing the rest.
+A rule names the columns it `reads`, so that a search can apply it as soon as those are known,
+before crossing the rest.
 `broken` is elementwise and broadcasts: (N,) columns, or (C, 1) against (T,).
 """
 
@@ -46,13 +47,17 @@ class Context:
 
     @cached_property
     def titan_line(self) -> str:
-        """"0.2" or "0.3" where TorchTitan trains; "" elsewhere."""
+        """Line "0.2" or "0.3" where TorchTitan trains; "" elsewhere."""
         return line_of(self.release) if self.trainer.name == "torchtitan" else ""
 
     @property
     def num_kv_heads(self) -> int:
         """Key-value heads that attention works with: MLA expands its latent to one a query head."""
-        return self.model.num_attention_heads if self.model.uses_mla else self.model.num_key_value_heads
+        return (
+            self.model.num_attention_heads
+            if self.model.uses_mla
+            else self.model.num_key_value_heads
+        )
 
 
 Text = Callable[[Layout, Context], str]
@@ -68,9 +73,11 @@ class Rule:
     """One condition that makes a layout illegal.
 
     key: the reason under which rejected layouts are counted.  field: the layout's field to change.
-    reads: columns of `LayoutBatch`, or names in DERIVED, that `broken` looks at.  applies: false where the rule can never
-    break in this job (another trainer, no experts), so that a search need not evaluate it.
-    broken: True where the layout is illegal.  rule, remedy: what is wrong with one layout, and what would pass.
+    reads: columns of `LayoutBatch`, or names in DERIVED, that `broken` looks at.  applies: false
+    where the rule can never break in this job (another trainer, no experts), so that a search need
+    not evaluate it.
+    broken: True where the layout is illegal.  rule, remedy: what is wrong with one layout, and what
+        would pass.
     """
 
     key: str
@@ -83,7 +90,9 @@ class Rule:
 
 
 def num_microbatches(x: LayoutBatch, context: Context) -> IntColumn:
-    """Microbatches a step, rounded down where the batch does not divide (another rule says so). (N,)."""
+    """Microbatches a step, rounded down where the batch does not divide (another rule says so).
+    (N,).
+    """
     return context.training.global_batch_size // (x.micro_batch_size * x.dp_replicate * x.dp_shard)
 
 
@@ -99,14 +108,18 @@ def sharding_degree(x: LayoutBatch, context: Context) -> IntColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derived:
-    """A quantity that rules read instead of the columns it comes from, so that fewer distinct cases remain."""
+    """A quantity that rules read instead of the columns it comes from, so that fewer distinct cases
+    remain.
+    """
 
     needs: frozenset[str]
     value: Callable[[LayoutBatch, Context], IntColumn]
 
 
 DERIVED: Mapping[str, Derived] = {
-    "num_microbatches": Derived(needs=frozenset({"dp_replicate", "dp_shard", "micro_batch_size"}), value=num_microbatches),
+    "num_microbatches": Derived(
+        needs=frozenset({"dp_replicate", "dp_shard", "micro_batch_size"}), value=num_microbatches
+    ),
     "local_batch": Derived(needs=frozenset({"dp_replicate", "dp_shard"}), value=local_batch),
     "sharding_degree": Derived(needs=frozenset({"dp_shard", "cp"}), value=sharding_degree),
 }
@@ -114,7 +127,9 @@ DERIVED: Mapping[str, Derived] = {
 
 def columns_of(reads: Iterable[str]) -> frozenset[str]:
     """The columns of LayoutBatch behind a rule's `reads`."""
-    return frozenset(column for name in reads for column in (DERIVED[name].needs if name in DERIVED else (name,)))
+    return frozenset(
+        column for name in reads for column in (DERIVED[name].needs if name in DERIVED else (name,))
+    )
 
 
 def in_set(codes: Column, names: tuple[str, ...], wanted: Iterable[str]) -> BoolColumn:

@@ -1,4 +1,6 @@
-"""Rules on the parallel degrees: what the GPUs, the heads, the widths, the sequence and the batch allow."""
+"""Rules on the parallel degrees: what the GPUs, the heads, the widths, the sequence and the batch
+allow.
+"""
 
 import math
 
@@ -11,7 +13,9 @@ from planner.specs.titan_models import cuts_sequences, lacking
 from planner.units import counted
 
 PRODUCT_KEY = "degrees do not multiply to num_gpus"
-HEAD_TAIL = 2  # causal load balance cuts the sequence into 2 x cp chunks and gives each rank one of the head and one of the tail
+# causal load balance cuts the sequence into 2 x cp chunks and gives each rank one of the head and
+# one of the tail
+HEAD_TAIL = 2
 
 
 def _fitting(number: int, limit: int | None = None) -> str:
@@ -33,14 +37,22 @@ def _kv_broken(x: LayoutBatch, c: Context) -> BoolColumn:
 def _kv_remedy(x: Layout, c: Context) -> str:
     fitting = divisors(c.num_kv_heads)
     if c.limits.replicates_kv_heads:
-        fitting = sorted({*fitting, *(d for d in divisors(c.model.num_attention_heads) if d % c.num_kv_heads == 0)})
+        fitting = sorted(
+            {
+                *fitting,
+                *(d for d in divisors(c.model.num_attention_heads) if d % c.num_kv_heads == 0),
+            }
+        )
     return f"try tp {choices(fitting)}"
 
 
 def _mlp_widths(c: Context) -> tuple[tuple[str, int], ...]:
     """Widths that tp cuts: of dense MLPs and of shared experts, where the model has them."""
     dense = c.model.intermediate_size if c.model.num_moe_layers < c.model.num_hidden_layers else 0
-    widths = (("intermediate_size", dense), ("shared_expert_intermediate_size", c.model.shared_expert_intermediate_size))
+    widths = (
+        ("intermediate_size", dense),
+        ("shared_expert_intermediate_size", c.model.shared_expert_intermediate_size),
+    )
     return tuple((name, width) for name, width in widths if width)
 
 
@@ -56,8 +68,14 @@ def _width_rule(x: Layout, c: Context) -> str:
     return f"tp={x.tp} does not divide {' and '.join(uneven)} of {c.model.name}"
 
 
+def _width_divisor(c: Context) -> int:
+    return math.gcd(*(width for _, width in _mlp_widths(c)), c.model.num_attention_heads)
+
+
 def _cp_chunks(x: LayoutBatch, c: Context) -> BoolColumn:
-    return np.asarray(((x.cp > 1) | c.limits.seq_divisor_always) & ~divides(c.training.seq_len, HEAD_TAIL * x.cp))
+    return np.asarray(
+        ((x.cp > 1) | c.limits.seq_divisor_always) & ~divides(c.training.seq_len, HEAD_TAIL * x.cp)
+    )
 
 
 def _tp_chunks(x: LayoutBatch, c: Context) -> BoolColumn:
@@ -72,16 +90,27 @@ def _next_multiple(number: int, divisor: int) -> int:
 def _cp_remedy(x: Layout, c: Context) -> str:
     seq_len = c.training.seq_len
     longer = f"seq_len {_next_multiple(seq_len, HEAD_TAIL * x.cp)}"
-    return f"try {longer}" if seq_len % HEAD_TAIL else f"try cp {_fitting(seq_len // HEAD_TAIL, x.cp)}, or {longer}"
+    return (
+        f"try {longer}"
+        if seq_len % HEAD_TAIL
+        else f"try cp {_fitting(seq_len // HEAD_TAIL, x.cp)}, or {longer}"
+    )
 
 
 def _tp_remedy(x: Layout, c: Context) -> str:
     chunks = HEAD_TAIL * x.cp
-    return f"try tp {_fitting(c.training.seq_len // chunks, x.tp)}, or seq_len {_next_multiple(c.training.seq_len, chunks * x.tp)}"
+    return (
+        f"try tp {_fitting(c.training.seq_len // chunks, x.tp)}, or seq_len "
+        f"{_next_multiple(c.training.seq_len, chunks * x.tp)}"
+    )
 
 
 def _sp_broken(x: LayoutBatch, c: Context) -> BoolColumn:
-    return np.asarray(x.sequence_parallel & ((c.training.seq_len // x.cp) % x.tp != 0) & (c.training.seq_len % x.cp == 0))
+    return np.asarray(
+        x.sequence_parallel
+        & ((c.training.seq_len // x.cp) % x.tp != 0)
+        & (c.training.seq_len % x.cp == 0)
+    )
 
 
 def _ulysses(x: LayoutBatch, heads: int) -> BoolColumn:
@@ -100,95 +129,156 @@ def _titan_without_cp(c: Context) -> bool:
 
 DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
-        key=PRODUCT_KEY, field="dp_shard",
+        key=PRODUCT_KEY,
+        field="dp_shard",
         reads=frozenset({"dp_replicate", "dp_shard", "cp", "tp", "pp"}),
-        broken=lambda x, c: np.asarray(x.dp_replicate * x.dp_shard * x.cp * x.tp * x.pp != c.cluster.num_gpus),
+        broken=lambda x, c: np.asarray(
+            x.dp_replicate * x.dp_shard * x.cp * x.tp * x.pp != c.cluster.num_gpus
+        ),
         rule=lambda x, c: (
-            f"dp_replicate {x.dp_replicate} x dp_shard {x.dp_shard} x cp {x.cp} x tp {x.tp} x pp {x.pp} = {x.num_gpus} "
+            f"dp_replicate {x.dp_replicate} x dp_shard {x.dp_shard} x cp {x.cp} x tp {x.tp} x "
+            f"pp {x.pp} = {x.num_gpus} "
             f"ranks on {counted(c.cluster.num_gpus, 'GPU')}"
         ),
         remedy=_product_remedy,
     ),
     Rule(
-        key="tp does not divide the attention heads", field="tp", reads=frozenset({"tp"}),
+        key="tp does not divide the attention heads",
+        field="tp",
+        reads=frozenset({"tp"}),
         broken=lambda x, c: ~divides(c.model.num_attention_heads, x.tp),
-        rule=lambda x, c: f"tp={x.tp} does not divide {c.model.num_attention_heads} attention heads of {c.model.name}",
-        remedy=lambda x, c: f"try tp {_fitting(math.gcd(c.model.num_attention_heads, c.num_kv_heads))}",
+        rule=lambda x, c: (
+            f"tp={x.tp} does not divide {c.model.num_attention_heads} attention heads of "
+            f"{c.model.name}"
+        ),
+        remedy=lambda x, c: (
+            f"try tp {_fitting(math.gcd(c.model.num_attention_heads, c.num_kv_heads))}"
+        ),
     ),
     Rule(
-        key="tp does not divide the KV heads", field="tp", reads=frozenset({"tp"}),
+        key="tp does not divide the KV heads",
+        field="tp",
+        reads=frozenset({"tp"}),
         applies=lambda c: not c.model.uses_mla,
         broken=_kv_broken,
         rule=lambda x, c: f"tp={x.tp} does not divide {c.num_kv_heads} KV heads of {c.model.name}",
         remedy=_kv_remedy,
     ),
     Rule(
-        key="tp does not divide the MLP width", field="tp", reads=frozenset({"tp"}),
+        key="tp does not divide the MLP width",
+        field="tp",
+        reads=frozenset({"tp"}),
         applies=lambda c: bool(_mlp_widths(c)),
-        broken=_width_broken, rule=_width_rule,
-        remedy=lambda x, c: f"try tp {_fitting(math.gcd(*(width for _, width in _mlp_widths(c)), c.model.num_attention_heads))}",
+        broken=_width_broken,
+        rule=_width_rule,
+        remedy=lambda x, c: f"try tp {_fitting(_width_divisor(c))}",
     ),
     Rule(
-        key="cp does not cut the sequence evenly", field="cp", reads=frozenset({"cp"}),
+        key="cp does not cut the sequence evenly",
+        field="cp",
+        reads=frozenset({"cp"}),
         broken=_cp_chunks,
-        rule=lambda x, c: f"seq_len {c.training.seq_len} is not divisible by 2 x cp = {HEAD_TAIL * x.cp} (causal load balance)",
+        rule=lambda x, c: (
+            f"seq_len {c.training.seq_len} is not divisible by 2 x cp = {HEAD_TAIL * x.cp} "
+            "(causal load balance)"
+        ),
         remedy=_cp_remedy,
     ),
     Rule(
-        key="tp does not cut the sequence evenly", field="tp", reads=frozenset({"cp", "tp"}),
+        key="tp does not cut the sequence evenly",
+        field="tp",
+        reads=frozenset({"cp", "tp"}),
         applies=lambda c: c.limits.seq_divisor_always,
         broken=_tp_chunks,
         rule=lambda x, c: (
-            f"seq_len {c.training.seq_len} is not divisible by 2 x cp x tp = {HEAD_TAIL * x.cp * x.tp} "
+            f"seq_len {c.training.seq_len} is not divisible by 2 x cp x tp = "
+            f"{HEAD_TAIL * x.cp * x.tp} "
             f"(causal load balance, sequence parallelism)"
         ),
         remedy=_tp_remedy,
     ),
     Rule(
-        key="tp does not cut the sequence evenly", field="sequence_parallel", reads=frozenset({"cp", "tp", "sequence_parallel"}),
+        key="tp does not cut the sequence evenly",
+        field="sequence_parallel",
+        reads=frozenset({"cp", "tp", "sequence_parallel"}),
         applies=lambda c: not c.limits.seq_divisor_always,
         broken=_sp_broken,
-        rule=lambda x, c: f"{counted(c.training.seq_len // x.cp, 'token')} of a sequence on a rank are not divisible by tp={x.tp}",
-        remedy=lambda x, c: f"set sequence_parallel to false, or seq_len to a multiple of {x.cp * x.tp}",
+        rule=lambda x, c: (
+            f"{counted(c.training.seq_len // x.cp, 'token')} of a sequence on a rank are not "
+            f"divisible by tp={x.tp}"
+        ),
+        remedy=lambda x, c: (
+            f"set sequence_parallel to false, or seq_len to a multiple of {x.cp * x.tp}"
+        ),
     ),
     Rule(
-        key="ulysses needs cp to divide the heads of a TP rank", field="cp_method", reads=frozenset({"cp", "tp", "cp_method"}),
+        key="ulysses needs cp to divide the heads of a TP rank",
+        field="cp_method",
+        reads=frozenset({"cp", "tp", "cp_method"}),
         applies=lambda c: "ulysses" in c.trainer.cp_methods,
         broken=lambda x, c: _ulysses(x, _ulysses_heads(c)),
-        rule=lambda x, c: f"ulysses: cp={x.cp} does not divide {max(_ulysses_heads(c) // x.tp, 1)} KV heads of a TP rank of {c.model.name}",
-        remedy=lambda x, c: f"set cp_method to allgather, or cp to {_fitting(max(_ulysses_heads(c) // x.tp, 1))}",
+        rule=lambda x, c: (
+            f"ulysses: cp={x.cp} does not divide {max(_ulysses_heads(c) // x.tp, 1)} KV heads of "
+            f"a TP rank of {c.model.name}"
+        ),
+        remedy=lambda x, c: (
+            f"set cp_method to allgather, or cp to {_fitting(max(_ulysses_heads(c) // x.tp, 1))}"
+        ),
     ),
     Rule(
-        key="context parallelism needs flash attention", field="cp", reads=frozenset({"cp"}),
+        key="context parallelism needs flash attention",
+        field="cp",
+        reads=frozenset({"cp"}),
         applies=lambda c: c.training.attention_kernel == "unfused",
         broken=lambda x, c: np.asarray(x.cp > 1),
-        rule=lambda x, c: f"cp={x.cp} with unfused attention: no trainer passes keys and values round without a flash kernel",
+        rule=lambda x, c: (
+            f"cp={x.cp} with unfused attention: no trainer passes keys and values round without a "
+            "flash kernel"
+        ),
         remedy=lambda x, c: "set cp to 1, or training.attention_kernel to flash",
     ),
     Rule(
-        key="TorchTitan's model lacks context parallelism", field="cp", reads=frozenset({"cp"}),
+        key="TorchTitan's model lacks context parallelism",
+        field="cp",
+        reads=frozenset({"cp"}),
         applies=_titan_without_cp,
         broken=lambda x, c: np.asarray(x.cp > 1),
-        rule=lambda x, c: f"cp={x.cp}: TorchTitan {c.titan_line}'s model for {c.model.name} refuses context parallelism",
+        rule=lambda x, c: (
+            f"cp={x.cp}: TorchTitan {c.titan_line}'s model for {c.model.name} refuses context "
+            "parallelism"
+        ),
         remedy=lambda x, c: "set cp to 1, or trainer_version to 0.3.0",
     ),
     Rule(
-        key="data-parallel ranks do not divide the global batch", field="dp_shard", reads=frozenset({"dp_replicate", "dp_shard"}),
+        key="data-parallel ranks do not divide the global batch",
+        field="dp_shard",
+        reads=frozenset({"dp_replicate", "dp_shard"}),
         broken=lambda x, c: ~divides(c.training.global_batch_size, x.dp_replicate * x.dp_shard),
-        rule=lambda x, c: f"{x.dp_degree} data-parallel ranks do not divide global_batch_size {c.training.global_batch_size}",
-        remedy=lambda x, c: f"try {_fitting(c.training.global_batch_size, c.cluster.num_gpus)} data-parallel ranks",
+        rule=lambda x, c: (
+            f"{x.dp_degree} data-parallel ranks do not divide global_batch_size "
+            f"{c.training.global_batch_size}"
+        ),
+        remedy=lambda x, c: (
+            f"try {_fitting(c.training.global_batch_size, c.cluster.num_gpus)} data-parallel ranks"
+        ),
     ),
     Rule(
-        key="microbatch does not divide the local batch", field="micro_batch_size",
+        key="microbatch does not divide the local batch",
+        field="micro_batch_size",
         reads=frozenset({"dp_replicate", "dp_shard", "micro_batch_size"}),
         broken=lambda x, c: (
             divides(c.training.global_batch_size, x.dp_replicate * x.dp_shard)
-            & ~divides(c.training.global_batch_size, x.dp_replicate * x.dp_shard * x.micro_batch_size)
+            & ~divides(
+                c.training.global_batch_size, x.dp_replicate * x.dp_shard * x.micro_batch_size
+            )
         ),
         rule=lambda x, c: (
-            f"micro_batch_size={x.micro_batch_size} does not divide the {counted(c.training.global_batch_size // x.dp_degree, 'sequence')} "
+            f"micro_batch_size={x.micro_batch_size} does not divide the "
+            f"{counted(c.training.global_batch_size // x.dp_degree, 'sequence')} "
             f"of a data-parallel rank ({c.training.global_batch_size} / {x.dp_degree})"
         ),
-        remedy=lambda x, c: f"try micro_batch_size {_fitting(c.training.global_batch_size // x.dp_degree)}",
+        remedy=lambda x, c: (
+            f"try micro_batch_size {_fitting(c.training.global_batch_size // x.dp_degree)}"
+        ),
     ),
-)  # fmt: skip
+)

@@ -1,4 +1,6 @@
-"""Rules on what a trainer, a GPU or a combination of switches supports: ZeRO, precision, recomputation, compile and the rest."""
+"""Rules on what a trainer, a GPU or a combination of switches supports: ZeRO, precision,
+recomputation, compile and the rest.
+"""
 
 from collections.abc import Mapping
 
@@ -19,10 +21,11 @@ TENSORWISE, MXFP8 = PRECISIONS.index("float8-tensorwise"), PRECISIONS.index("mxf
 MEMORY_BUDGET, SELECTIVE_OP = AC_KINDS.index("memory-budget"), AC_KINDS.index("selective-op")
 SPLITTING = tuple(name for name, schedule in SCHEDULES.items() if schedule.splits_backward)
 
-# dtypes whose peak a GPU must have. Microscaling came with fp4 on both vendors (Blackwell, CDNA4), so fp4 stands for it:
-# torchtitan quantization/mx.py asks for SM100 or gfx950, float8.py for SM89.
+# dtypes whose peak a GPU must have. Microscaling came with fp4 on both vendors (Blackwell, CDNA4),
+# so fp4 stands for it: torchtitan quantization/mx.py asks for SM100 or gfx950, float8.py for SM89.
 NEEDS: Mapping[str, tuple[str, ...]] = {
-    "bf16": ("bf16",), "fp16": ("fp16",), "float8-tensorwise": ("fp8",), "float8-rowwise": ("fp8",), "float8-delayed": ("fp8",),
+    "bf16": ("bf16",), "fp16": ("fp16",), "float8-tensorwise": ("fp8",), "float8-rowwise": ("fp8",),
+    "float8-delayed": ("fp8",),
     "float8-blockwise": ("fp8",), "mxfp8": ("fp8", "fp4"), "nvfp4": ("fp4",),
 }  # fmt: skip
 assert tuple(NEEDS) == PRECISIONS
@@ -34,48 +37,75 @@ TITAN_03_PRECISIONS = frozenset({"bf16", "float8-rowwise", "mxfp8", "nvfp4"})
 
 
 _FLOAT8 = frozenset({"float8-tensorwise", "float8-rowwise", "float8-delayed", "float8-blockwise"})
-# Precisions without kernels on a family, or with none that anybody timed, although a GPU may list the units; by `kernel_family`. Blocks of
-# 128 came with Hopper (Transformer Engine; torchao asks for SM90). Microscaling on compute capability 12.0: Transformer Engine refuses
-# mxfp8 ("not supported on 12.0+ architectures yet", Megatron-LM issue 4175), its nvfp4 recipe has no kernels there (TransformerEngine
-# issue 2255), torchao's are built for SM100.
+# Precisions without kernels on a family, or with none that anybody timed, although a GPU may list
+# the units; by `kernel_family`. Blocks of 128 came with Hopper (Transformer Engine; torchao asks
+# for SM90). Microscaling on compute capability 12.0: Transformer Engine refuses mxfp8 ("not
+# supported on 12.0+ architectures yet", Megatron-LM issue 4175), its nvfp4 recipe has no kernels
+# there (TransformerEngine issue 2255), torchao's are built for SM100.
 NO_KERNELS: Mapping[str, frozenset[str]] = {
-    "volta": _FLOAT8 | {"mxfp8", "nvfp4"}, "ampere": _FLOAT8 | {"mxfp8", "nvfp4"}, "hopper": frozenset({"mxfp8", "nvfp4"}),
-    "blackwell": frozenset(), "ada": frozenset({"float8-blockwise", "mxfp8", "nvfp4"}), "rtx-blackwell": frozenset({"mxfp8", "nvfp4"}),
-    "cdna": frozenset({"nvfp4"}), "tpu": _FLOAT8 | {"mxfp8", "nvfp4"}, "cpu": _FLOAT8 | {"mxfp8", "nvfp4"},
+    "volta": _FLOAT8 | {"mxfp8", "nvfp4"}, "ampere": _FLOAT8 | {"mxfp8", "nvfp4"},
+    "hopper": frozenset({"mxfp8", "nvfp4"}),
+    "blackwell": frozenset(), "ada": frozenset({"float8-blockwise", "mxfp8", "nvfp4"}),
+    "rtx-blackwell": frozenset({"mxfp8", "nvfp4"}),
+    "cdna": frozenset({"nvfp4"}), "tpu": _FLOAT8 | {"mxfp8", "nvfp4"},
+    "cpu": _FLOAT8 | {"mxfp8", "nvfp4"},
 }  # fmt: skip
 
 
 def gpu_precisions(c: Context) -> tuple[str, ...]:
     """Precisions the GPU has units and the libraries have kernels for."""
     gpu = c.cluster.gpu
-    able = (name for name, dtypes in NEEDS.items() if all(dtype in gpu.peak_flops_per_second for dtype in dtypes))
-    lacking = NO_KERNELS[kernel_family(gpu)] | (frozenset({"nvfp4"}) if gpu.vendor != "nvidia" else frozenset())
+    able = (
+        name
+        for name, dtypes in NEEDS.items()
+        if all(dtype in gpu.peak_flops_per_second for dtype in dtypes)
+    )
+    lacking = NO_KERNELS[kernel_family(gpu)] | (
+        frozenset({"nvfp4"}) if gpu.vendor != "nvidia" else frozenset()
+    )
     return tuple(name for name in able if name not in lacking)
 
 
 def trainer_precisions(c: Context) -> frozenset[str]:
-    """Precisions that the trainer's release has recipes for, of those that convert anything of the model."""
+    """Precisions that the trainer's release has recipes for, of those that convert anything of the
+    model.
+    """
     if c.titan_line == "0.3":
-        return TITAN_03_PRECISIONS - (frozenset({"nvfp4"}) if _nvfp4_converts_nothing(c) else frozenset())
-    if c.trainer.name == "megatron" and c.release.before("0.15"):  # core/fp4_utils.py came with 0.15
+        return TITAN_03_PRECISIONS - (
+            frozenset({"nvfp4"}) if _nvfp4_converts_nothing(c) else frozenset()
+        )
+    # core/fp4_utils.py came with 0.15
+    if c.trainer.name == "megatron" and c.release.before("0.15"):
         return c.trainer.precisions - {"nvfp4"}
     return c.trainer.precisions
 
 
 def _nvfp4_converts_nothing(c: Context) -> bool:
-    """TorchTitan 0.3's converter leaves experts alone, and the last layers of any model (components/quantization/nvfp4.py)."""
+    """TorchTitan 0.3's converter leaves experts alone, and the last layers of any model
+    (components/quantization/nvfp4.py).
+    """
     recipe = recipes_for(c.trainer, c.training.trainer_version)[PRECISIONS.index("nvfp4")]
-    return c.model.is_moe or bf16_tail(recipe, c.model.num_hidden_layers) >= c.model.num_hidden_layers
+    return (
+        c.model.is_moe or bf16_tail(recipe, c.model.num_hidden_layers) >= c.model.num_hidden_layers
+    )
 
 
 def trainer_ac_kinds(c: Context) -> frozenset[str]:
-    """Modes of activation checkpointing that the trainer's release has. TorchTitan 0.3 has no setting for every n-th layer."""
-    return c.trainer.ac_kinds - (frozenset({"selective-layer"}) if c.titan_line == "0.3" else frozenset())
+    """Modes of activation checkpointing that the trainer's release has. TorchTitan 0.3 has no
+    setting for every n-th layer.
+    """
+    return c.trainer.ac_kinds - (
+        frozenset({"selective-layer"}) if c.titan_line == "0.3" else frozenset()
+    )
 
 
 def trainer_cp_methods(c: Context) -> frozenset[str]:
-    """How the trainer's release passes keys and values round. TorchTitan 0.3 gathers them and has no setting."""
-    return c.trainer.cp_methods - (frozenset({"alltoall"}) if c.titan_line == "0.3" else frozenset())
+    """How the trainer's release passes keys and values round. TorchTitan 0.3 gathers them and has
+    no setting.
+    """
+    return c.trainer.cp_methods - (
+        frozenset({"alltoall"}) if c.titan_line == "0.3" else frozenset()
+    )
 
 
 def steps_in_backward(c: Context) -> bool:
@@ -89,9 +119,15 @@ def _both(c: Context) -> str:
 
 
 def _missing(x: Layout, c: Context) -> str:
-    missing = [dtype for dtype in NEEDS[x.precision] if dtype not in c.cluster.gpu.peak_flops_per_second]
+    missing = [
+        dtype for dtype in NEEDS[x.precision] if dtype not in c.cluster.gpu.peak_flops_per_second
+    ]
     found = " and ".join("microscaling" if dtype == "fp4" else dtype for dtype in missing)
-    return f"{found} units, which {x.precision} needs" if found else f"kernels for {x.precision} in any library"
+    return (
+        f"{found} units, which {x.precision} needs"
+        if found
+        else f"kernels for {x.precision} in any library"
+    )
 
 
 def _quantised(c: Context) -> list[tuple[int, Recipe]]:
@@ -109,7 +145,9 @@ def _unaligned_weights(x: LayoutBatch, c: Context) -> BoolColumn:
             for op in products(c.model, kind):
                 if low_share(recipe, op, c.model) > 0:
                     sides = local_shape(op, c.model, tp, etp)
-                    off = [(side == np.floor(side)) & (side % recipe.multiple != 0) for side in sides]
+                    off = [
+                        (side == np.floor(side)) & (side % recipe.multiple != 0) for side in sides
+                    ]
                     broken |= (x.precision == code) & (off[0] | off[1])
     return broken
 
@@ -131,7 +169,12 @@ def _offending(x: Layout, c: Context) -> str:
     recipe = _recipe(x, c)
     for kind, _ in c.model.distinct_layers():
         for op in products(c.model, kind):
-            k, n = (int(side[0]) for side in local_shape(op, c.model, np.array([float(x.tp)]), np.array([float(x.etp)])))
+            k, n = (
+                int(side[0])
+                for side in local_shape(
+                    op, c.model, np.array([float(x.tp)]), np.array([float(x.etp)])
+                )
+            )
             if low_share(recipe, op, c.model) > 0 and (k % recipe.multiple or n % recipe.multiple):
                 return f"{op.name} of {c.model.name} is {k} x {n} on a rank"
     return "a weight is not aligned"
@@ -143,13 +186,21 @@ def scale_up_gpus(c: Context) -> int:
 
 
 def peer_gpus(c: Context) -> int:
-    """GPUs that see each other's memory: symmetric memory, and so async TP, ends there; 1 where none does."""
+    """GPUs that see each other's memory: symmetric memory, and so async TP, ends there; 1 where
+    none does.
+    """
     return scale_up_gpus(c) if c.cluster.fabric[0].peer_memory else 1
 
 
 def node_bytes(c: Context) -> float:
-    """Bytes that CPU offload keeps in one node's host memory for one replica: fp32 parameters and gradients, and optimizer states."""
-    return c.model.total_parameters() * (8.0 + OPTIMIZER_STATE_BYTES[c.training.optimizer]) / c.cluster.num_nodes
+    """Bytes that CPU offload keeps in one node's host memory for one replica: fp32 parameters and
+    gradients, and optimizer states.
+    """
+    return (
+        c.model.total_parameters()
+        * (8.0 + OPTIMIZER_STATE_BYTES[c.training.optimizer])
+        / c.cluster.num_nodes
+    )
 
 
 def _in(values: frozenset[int], x: LayoutBatch) -> BoolColumn:
@@ -158,213 +209,358 @@ def _in(values: frozenset[int], x: LayoutBatch) -> BoolColumn:
 
 _ZERO_RULES: tuple[Rule, ...] = (
     Rule(
-        key="trainer lacks the ZeRO stage", field="zero_stage", reads=frozenset({"zero_stage"}),
+        key="trainer lacks the ZeRO stage",
+        field="zero_stage",
+        reads=frozenset({"zero_stage"}),
         broken=lambda x, c: ~_in(c.trainer.zero_stages, x),
         rule=lambda x, c: f"{c.trainer.name} has no ZeRO stage {x.zero_stage}",
         remedy=lambda x, c: f"use zero_stage {choices(sorted(c.trainer.zero_stages))}",
     ),
     Rule(
-        key="DDP cannot hold shards", field="zero_stage", reads=frozenset({"zero_stage", "sharding_degree"}),
+        key="DDP cannot hold shards",
+        field="zero_stage",
+        reads=frozenset({"zero_stage", "sharding_degree"}),
         applies=lambda c: c.trainer.fsdp_style,
         broken=lambda x, c: np.asarray((x.zero_stage == 0) & (sharding_degree(x, c) > 1)),
-        rule=lambda x, c: f"zero_stage=0 shards nothing, but dp_shard x cp = {x.dp_shard * x.cp} ranks shard under {c.trainer.name}",
-        remedy=lambda x, c: "set zero_stage to 2 or 3" + (f", or dp_replicate to {x.dp_degree} and dp_shard to 1" if x.cp == 1 else ""),
+        rule=lambda x, c: (
+            f"zero_stage=0 shards nothing, but dp_shard x cp = {x.dp_shard * x.cp} ranks shard "
+            f"under {c.trainer.name}"
+        ),
+        remedy=lambda x, c: (
+            "set zero_stage to 2 or 3"
+            + (f", or dp_replicate to {x.dp_degree} and dp_shard to 1" if x.cp == 1 else "")
+        ),
     ),
     Rule(
-        key="DDP combines with no other parallelism", field="dp_replicate",
+        key="DDP combines with no other parallelism",
+        field="dp_replicate",
         reads=frozenset({"dp_replicate", "tp", "pp", "sharding_degree"}),
         applies=lambda c: c.limits.ddp_alone,
-        broken=lambda x, c: np.asarray((x.dp_replicate > 1) & (sharding_degree(x, c) == 1) & (x.tp * x.pp > 1)),
-        rule=lambda x, c: f"dp_replicate={x.dp_replicate} without sharding is DDP, which {c.trainer.name} combines with neither tp nor pp",
-        remedy=lambda x, c: f"set dp_shard to {x.dp_replicate} and dp_replicate to 1, or to any split of the two with dp_shard > 1",
+        broken=lambda x, c: np.asarray(
+            (x.dp_replicate > 1) & (sharding_degree(x, c) == 1) & (x.tp * x.pp > 1)
+        ),
+        rule=lambda x, c: (
+            f"dp_replicate={x.dp_replicate} without sharding is DDP, which {c.trainer.name} "
+            "combines with neither tp nor pp"
+        ),
+        remedy=lambda x, c: (
+            f"set dp_shard to {x.dp_replicate} and dp_replicate to 1, or to any split of the two "
+            "with dp_shard > 1"
+        ),
     ),
     Rule(
-        key="ZeRO-2 and 3 exclude pipelines", field="zero_stage", reads=frozenset({"zero_stage", "pp"}),
+        key="ZeRO-2 and 3 exclude pipelines",
+        field="zero_stage",
+        reads=frozenset({"zero_stage", "pp"}),
         applies=lambda c: not c.limits.zero_2_under_pp,
         broken=lambda x, c: np.asarray((x.pp > 1) & (x.zero_stage >= 2)),
         rule=lambda x, c: f"{c.trainer.name} refuses zero_stage={x.zero_stage} with pp={x.pp}",
         remedy=lambda x, c: "set zero_stage to 1, or pp to 1",
     ),
     Rule(
-        key="CPU offload needs shards", field="cpu_offload", reads=frozenset({"cpu_offload", "zero_stage", "sharding_degree"}),
-        # FSDP2's CPUOffloadPolicy; Megatron's --optimizer-cpu-offload works on the distributed optimizer
-        broken=lambda x, c: np.asarray(x.cpu_offload & ((sharding_degree(x, c) == 1) if c.trainer.fsdp_style else (x.zero_stage == 0))),
-        rule=lambda x, c: f"cpu_offload moves shards, and zero_stage={x.zero_stage} over dp_shard x cp = {x.dp_shard * x.cp} leaves none",
+        key="CPU offload needs shards",
+        field="cpu_offload",
+        reads=frozenset({"cpu_offload", "zero_stage", "sharding_degree"}),
+        # FSDP2's CPUOffloadPolicy; Megatron's --optimizer-cpu-offload works on the distributed
+        # optimizer
+        broken=lambda x, c: np.asarray(
+            x.cpu_offload
+            & ((sharding_degree(x, c) == 1) if c.trainer.fsdp_style else (x.zero_stage == 0))
+        ),
+        rule=lambda x, c: (
+            f"cpu_offload moves shards, and zero_stage={x.zero_stage} over dp_shard x cp = "
+            f"{x.dp_shard * x.cp} leaves none"
+        ),
         remedy=lambda x, c: "set cpu_offload to false, or raise dp_shard and zero_stage",
     ),
     Rule(
-        key="host memory too small for CPU offload", field="cpu_offload", reads=frozenset({"cpu_offload", "dp_replicate"}),
-        broken=lambda x, c: np.asarray(x.cpu_offload & (node_bytes(c) * x.dp_replicate > c.cluster.host_memory_bytes)),
-        rule=lambda x, c: f"needs {format_bytes(node_bytes(c) * x.dp_replicate)} of host memory in each node, "
-        f"which has {format_bytes(c.cluster.host_memory_bytes)}",
+        key="host memory too small for CPU offload",
+        field="cpu_offload",
+        reads=frozenset({"cpu_offload", "dp_replicate"}),
+        broken=lambda x, c: np.asarray(
+            x.cpu_offload & (node_bytes(c) * x.dp_replicate > c.cluster.host_memory_bytes)
+        ),
+        rule=lambda x, c: (
+            f"needs {format_bytes(node_bytes(c) * x.dp_replicate)} of host memory in each node, "
+            f"which has {format_bytes(c.cluster.host_memory_bytes)}"
+        ),
         remedy=lambda x, c: "set cpu_offload to false, use more nodes, or lower dp_replicate",
     ),
-)  # fmt: skip
+)
 
 _PRECISION_RULES: tuple[Rule, ...] = (
     Rule(
-        key="trainer lacks the precision", field="precision", reads=frozenset({"precision"}),
+        key="trainer lacks the precision",
+        field="precision",
+        reads=frozenset({"precision"}),
         broken=lambda x, c: ~in_set(x.precision, PRECISIONS, trainer_precisions(c)),
         rule=lambda x, c: f"{_release(c)} does not train {c.model.name} in {x.precision}",
         remedy=lambda x, c: f"use {_both(c)}",
     ),
     Rule(
-        key="GPU lacks the precision", field="precision", reads=frozenset({"precision"}),
+        key="GPU lacks the precision",
+        field="precision",
+        reads=frozenset({"precision"}),
         broken=lambda x, c: ~in_set(x.precision, PRECISIONS, gpu_precisions(c)),
         rule=lambda x, c: f"{c.cluster.gpu.name} has no {_missing(x, c)}",
         remedy=lambda x, c: f"use {_both(c)}",
     ),
     Rule(
-        key="GPU lacks fp32 matmuls", field="param_dtype", reads=frozenset({"param_dtype"}),
-        broken=lambda x, c: (x.param_dtype == DTYPES.index("float32")) & np.bool_(not SINGLES & set(c.cluster.gpu.peak_flops_per_second)),
-        rule=lambda x, c: f"{c.cluster.gpu.name} lists no fp32 or tf32 matrix units, which param_dtype float32 needs",
+        key="GPU lacks fp32 matmuls",
+        field="param_dtype",
+        reads=frozenset({"param_dtype"}),
+        broken=lambda x, c: (
+            (x.param_dtype == DTYPES.index("float32"))
+            & np.bool_(not SINGLES & set(c.cluster.gpu.peak_flops_per_second))
+        ),
+        rule=lambda x, c: (
+            f"{c.cluster.gpu.name} lists no fp32 or tf32 matrix units, which param_dtype float32 "
+            "needs"
+        ),
         remedy=lambda x, c: "set param_dtype to bfloat16",
     ),
     Rule(
-        key="fp32 parameters exclude low precision", field="precision", reads=frozenset({"precision", "param_dtype"}),
-        applies=lambda c: c.trainer.name == "megatron",  # arguments.py: --fp16, --bf16 and the fp8 recipes set params_dtype
-        broken=lambda x, c: np.asarray((x.param_dtype == DTYPES.index("float32")) & (x.precision != PRECISIONS.index("bf16"))),
-        rule=lambda x, c: f"{x.precision} computes in 16 bits or fewer; float32 parameters of {c.trainer.name} do not",
+        key="fp32 parameters exclude low precision",
+        field="precision",
+        reads=frozenset({"precision", "param_dtype"}),
+        # arguments.py: --fp16, --bf16 and the fp8 recipes set params_dtype
+        applies=lambda c: c.trainer.name == "megatron",
+        broken=lambda x, c: np.asarray(
+            (x.param_dtype == DTYPES.index("float32")) & (x.precision != PRECISIONS.index("bf16"))
+        ),
+        rule=lambda x, c: (
+            f"{x.precision} computes in 16 bits or fewer; float32 parameters of {c.trainer.name} "
+            "do not"
+        ),
         remedy=lambda x, c: "set param_dtype to bfloat16, or precision to bf16",
     ),
     Rule(
-        key="trainer keeps fp32 masters", field="master_dtype", reads=frozenset({"master_dtype"}),
+        key="trainer keeps fp32 masters",
+        field="master_dtype",
+        reads=frozenset({"master_dtype"}),
         applies=lambda c: c.trainer.name == "megatron",  # --main-params-dtype takes fp32 and fp16
         broken=lambda x, c: x.master_dtype != DTYPES.index("float32"),
-        rule=lambda x, c: f"{c.trainer.name} keeps main parameters in fp32 or fp16, not {x.master_dtype}",
+        rule=lambda x, c: (
+            f"{c.trainer.name} keeps main parameters in fp32 or fp16, not {x.master_dtype}"
+        ),
         remedy=lambda x, c: "set master_dtype to float32",
     ),
     Rule(
-        key="low precision needs aligned weights", field="precision", reads=frozenset({"precision", "tp", "etp"}),
-        broken=_unaligned_weights,  # torch._scaled_mm; Transformer Engine assert_dim_for_fp8_exec; torchao to_mx, nvfp4_mm_triton
-        rule=lambda x, c: f"{x.precision} multiplies matrices with sides in multiples of {_recipe(x, c).multiple}; {_offending(x, c)}",
+        key="low precision needs aligned weights",
+        field="precision",
+        reads=frozenset({"precision", "tp", "etp"}),
+        # torch._scaled_mm; Transformer Engine assert_dim_for_fp8_exec; torchao to_mx,
+        # nvfp4_mm_triton
+        broken=_unaligned_weights,
+        rule=lambda x, c: (
+            f"{x.precision} multiplies matrices with sides in multiples of "
+            f"{_recipe(x, c).multiple}; {_offending(x, c)}"
+        ),
         remedy=lambda x, c: "use bf16" + (", or a smaller tp" if x.tp > 1 else ""),
     ),
     Rule(
-        key="low precision needs aligned tokens", field="precision", reads=frozenset({"precision", "cp", "micro_batch_size"}),
+        key="low precision needs aligned tokens",
+        field="precision",
+        reads=frozenset({"precision", "cp", "micro_batch_size"}),
         broken=_unaligned_tokens,
-        rule=lambda x, c: f"{x.precision} needs tokens a rank in multiples of {_recipe(x, c).rows_multiple}: micro_batch_size x seq_len "
-        f"/ cp is {x.micro_batch_size * c.training.seq_len // x.cp}",
-        remedy=lambda x, c: "use bf16, a larger micro_batch_size, or a seq_len that is a multiple of 128 x cp",
+        rule=lambda x, c: (
+            f"{x.precision} needs tokens a rank in multiples of {_recipe(x, c).rows_multiple}: "
+            "micro_batch_size x seq_len "
+            f"/ cp is {x.micro_batch_size * c.training.seq_len // x.cp}"
+        ),
+        remedy=lambda x, c: (
+            "use bf16, a larger micro_batch_size, or a seq_len that is a multiple of 128 x cp"
+        ),
     ),
     Rule(
-        key="float8 tensorwise with TP lacks MLA", field="precision", reads=frozenset({"precision", "tp"}),
-        applies=lambda c: c.limits.ddp_alone and c.model.uses_mla,  # torchtitan models/deepseek_v3/infra/parallelize.py
+        key="float8 tensorwise with TP lacks MLA",
+        field="precision",
+        reads=frozenset({"precision", "tp"}),
+        # torchtitan models/deepseek_v3/infra/parallelize.py
+        applies=lambda c: c.limits.ddp_alone and c.model.uses_mla,
         broken=lambda x, c: np.asarray((x.precision == TENSORWISE) & (x.tp > 1)),
-        rule=lambda x, c: f"{c.trainer.name} does not implement float8-tensorwise with tp={x.tp} for MLA models ({c.model.name})",
+        rule=lambda x, c: (
+            f"{c.trainer.name} does not implement float8-tensorwise with tp={x.tp} for MLA models "
+            f"({c.model.name})"
+        ),
         remedy=lambda x, c: "use float8-rowwise or bf16, or set tp to 1",
     ),
     Rule(
-        key="mxfp8 with TP excludes compile", field="compile", reads=frozenset({"precision", "tp", "compile"}),
+        key="mxfp8 with TP excludes compile",
+        field="compile",
+        reads=frozenset({"precision", "tp", "compile"}),
         applies=lambda c: c.limits.ddp_alone,  # torchtitan components/quantization/mx.py
         broken=lambda x, c: np.asarray((x.precision == MXFP8) & (x.tp > 1) & x.compile),
         rule=lambda x, c: f"{c.trainer.name} refuses mxfp8 with tp={x.tp} under compile",
         remedy=lambda x, c: "set compile to false, tp to 1, or precision to float8-rowwise",
     ),
     Rule(
-        key="float8 all-gather is tensorwise only", field="float8_all_gather", reads=frozenset({"float8_all_gather", "precision"}),
+        key="float8 all-gather is tensorwise only",
+        field="float8_all_gather",
+        reads=frozenset({"float8_all_gather", "precision"}),
         broken=lambda x, c: np.asarray(x.float8_all_gather & (x.precision != TENSORWISE)),
         rule=lambda x, c: f"float8_all_gather needs one scale a tensor, precision is {x.precision}",
         remedy=lambda x, c: "set precision to float8-tensorwise, or float8_all_gather to false",
     ),
     Rule(
-        key="float8 all-gather needs dp_shard", field="float8_all_gather", reads=frozenset({"float8_all_gather", "dp_shard"}),
-        broken=lambda x, c: np.asarray(x.float8_all_gather & (x.dp_shard == 1)),  # torchtitan components/quantization/float8.py
+        key="float8 all-gather needs dp_shard",
+        field="float8_all_gather",
+        reads=frozenset({"float8_all_gather", "dp_shard"}),
+        # torchtitan components/quantization/float8.py
+        broken=lambda x, c: np.asarray(x.float8_all_gather & (x.dp_shard == 1)),
         rule=lambda x, c: "float8_all_gather gathers FSDP's shards, and dp_shard is 1",
         remedy=lambda x, c: "set float8_all_gather to false, or dp_shard to 2 or more",
     ),
-)  # fmt: skip
+)
 
 _SWITCH_RULES: tuple[Rule, ...] = (
     Rule(
-        key="trainer lacks the activation checkpointing", field="ac", reads=frozenset({"ac_kind"}),
+        key="trainer lacks the activation checkpointing",
+        field="ac",
+        reads=frozenset({"ac_kind"}),
         broken=lambda x, c: ~in_set(x.ac_kind, AC_KINDS, trainer_ac_kinds(c)),
         rule=lambda x, c: f"{_release(c)} has no activation checkpointing {x.ac}",
-        remedy=lambda x, c: f"use {choices(kind for kind in AC_KINDS if kind in trainer_ac_kinds(c))}",
+        remedy=lambda x, c: (
+            f"use {choices(kind for kind in AC_KINDS if kind in trainer_ac_kinds(c))}"
+        ),
     ),
     Rule(
-        key="memory-budget checkpointing needs compile", field="ac", reads=frozenset({"ac_kind", "compile"}),
+        key="memory-budget checkpointing needs compile",
+        field="ac",
+        reads=frozenset({"ac_kind", "compile"}),
         broken=lambda x, c: np.asarray((x.ac_kind == MEMORY_BUDGET) & ~x.compile),
         rule=lambda x, c: f"{x.ac} is a pass of torch.compile, which is off",
         remedy=lambda x, c: "set compile to true, or ac to selective-op",
     ),
     Rule(
-        key="selective checkpointing excludes schedules that split the backward", field="ac",
+        key="selective checkpointing excludes schedules that split the backward",
+        field="ac",
         reads=frozenset({"ac_kind", "pp", "pp_schedule"}),
         applies=lambda c: c.trainer.fsdp_style,
-        # torch/utils/checkpoint.py: a selectively checkpointed region is recomputed once only, and W asks again for each weight
-        broken=lambda x, c: (x.ac_kind == SELECTIVE_OP) & (x.pp > 1) & in_set(x.pp_schedule, SCHEDULE_NAMES, SPLITTING),
-        rule=lambda x, c: f"{x.pp_schedule} goes back for weight gradients, which torch refuses under {x.ac}",
+        # torch/utils/checkpoint.py: a selectively checkpointed region is recomputed once only, and
+        # W asks again for each weight
+        broken=lambda x, c: (
+            (x.ac_kind == SELECTIVE_OP)
+            & (x.pp > 1)
+            & in_set(x.pp_schedule, SCHEDULE_NAMES, SPLITTING)
+        ),
+        rule=lambda x, c: (
+            f"{x.pp_schedule} goes back for weight gradients, which torch refuses under {x.ac}"
+        ),
         remedy=lambda x, c: "set ac to none, or pp_schedule to Interleaved1F1B or 1F1B",
     ),
     Rule(
-        key="TorchTitan 0.2 always shards sequences over TP", field="sequence_parallel", reads=frozenset({"tp", "sequence_parallel"}),
+        key="TorchTitan 0.2 always shards sequences over TP",
+        field="sequence_parallel",
+        reads=frozenset({"tp", "sequence_parallel"}),
         applies=lambda c: c.titan_line == "0.2" and c.release.since("0.2"),
         broken=lambda x, c: np.asarray((x.tp > 1) & ~x.sequence_parallel),
-        rule=lambda x, c: f"TorchTitan {c.release.number} has no tp={x.tp} without sequence parallelism",
+        rule=lambda x, c: (
+            f"TorchTitan {c.release.number} has no tp={x.tp} without sequence parallelism"
+        ),
         remedy=lambda x, c: "set sequence_parallel to true, or training.trainer_version to 0.3.0",
     ),
     Rule(
-        key="trainer lacks the CP method", field="cp_method", reads=frozenset({"cp", "cp_method"}),
+        key="trainer lacks the CP method",
+        field="cp_method",
+        reads=frozenset({"cp", "cp_method"}),
         broken=lambda x, c: (x.cp > 1) & ~in_set(x.cp_method, CP_METHODS, trainer_cp_methods(c)),
         rule=lambda x, c: f"{_release(c)} has no cp_method {x.cp_method}",
-        remedy=lambda x, c: f"use {choices(name for name in CP_METHODS if name in trainer_cp_methods(c))}",
+        remedy=lambda x, c: (
+            f"use {choices(name for name in CP_METHODS if name in trainer_cp_methods(c))}"
+        ),
     ),
     Rule(
-        key="trainer does not compile", field="compile", reads=frozenset({"compile"}),
+        key="trainer does not compile",
+        field="compile",
+        reads=frozenset({"compile"}),
         applies=lambda c: not c.limits.compiles,
         broken=lambda x, c: np.asarray(x.compile),
         rule=lambda x, c: f"{c.trainer.name} runs fused kernels and does not use torch.compile",
         remedy=lambda x, c: "set compile to false",
     ),
     Rule(
-        key="compile excludes schedules that split the backward", field="compile", reads=frozenset({"compile", "pp", "pp_schedule"}),
+        key="compile excludes schedules that split the backward",
+        field="compile",
+        reads=frozenset({"compile", "pp", "pp_schedule"}),
         applies=lambda c: c.limits.compiles,
         # pytorch issue 161904, check added by pull request 162511
-        broken=lambda x, c: x.compile & (x.pp > 1) & in_set(x.pp_schedule, SCHEDULE_NAMES, SPLITTING),
-        rule=lambda x, c: f"{x.pp_schedule} splits the backward, which torch refuses for compiled stages",
+        broken=lambda x, c: (
+            x.compile & (x.pp > 1) & in_set(x.pp_schedule, SCHEDULE_NAMES, SPLITTING)
+        ),
+        rule=lambda x, c: (
+            f"{x.pp_schedule} splits the backward, which torch refuses for compiled stages"
+        ),
         remedy=lambda x, c: "set compile to false, or pp_schedule to Interleaved1F1B or 1F1B",
     ),
     Rule(
-        key="async TP needs compile", field="async_tp", reads=frozenset({"async_tp", "compile"}),
+        key="async TP needs compile",
+        field="async_tp",
+        reads=frozenset({"async_tp", "compile"}),
         broken=lambda x, c: np.asarray(x.async_tp & ~x.compile),
         rule=lambda x, c: "async_tp is a pass of torch.compile, which is off",
-        remedy=lambda x, c: "set compile to true, or async_tp to false" if c.limits.compiles else "set async_tp to false",
+        remedy=lambda x, c: (
+            "set compile to true, or async_tp to false"
+            if c.limits.compiles
+            else "set async_tp to false"
+        ),
     ),
     Rule(
-        key="async TP needs sequence-parallel TP", field="async_tp", reads=frozenset({"async_tp", "tp", "sequence_parallel"}),
+        key="async TP needs sequence-parallel TP",
+        field="async_tp",
+        reads=frozenset({"async_tp", "tp", "sequence_parallel"}),
         broken=lambda x, c: np.asarray(x.async_tp & ((x.tp == 1) | ~x.sequence_parallel)),
-        rule=lambda x, c: f"async_tp overlaps the all-gathers of sequence parallelism: tp={x.tp}, sequence_parallel={x.sequence_parallel}",
+        rule=lambda x, c: (
+            f"async_tp overlaps the all-gathers of sequence parallelism: tp={x.tp}, "
+            f"sequence_parallel={x.sequence_parallel}"
+        ),
         remedy=lambda x, c: "set async_tp to false, or tp to 2 or more with sequence_parallel true",
     ),
     Rule(
-        key="async TP needs NVLink between all TP ranks", field="async_tp", reads=frozenset({"async_tp", "tp"}),
+        key="async TP needs NVLink between all TP ranks",
+        field="async_tp",
+        reads=frozenset({"async_tp", "tp"}),
         broken=lambda x, c: np.asarray(x.async_tp & (x.tp > _joined_gpus(c))),
-        rule=lambda x, c: f"async_tp copies through symmetric memory, which joins {_joined(c)}; tp is {x.tp}",
-        remedy=lambda x, c: "set async_tp to false" + (f", or tp to at most {_joined_gpus(c)}" if _joined_gpus(c) > 1 else ""),
+        rule=lambda x, c: (
+            f"async_tp copies through symmetric memory, which joins {_joined(c)}; tp is {x.tp}"
+        ),
+        remedy=lambda x, c: (
+            "set async_tp to false"
+            + (f", or tp to at most {_joined_gpus(c)}" if _joined_gpus(c) > 1 else "")
+        ),
     ),
     Rule(
-        key="trainer lacks optimizer-in-backward", field="optimizer_in_backward", reads=frozenset({"optimizer_in_backward"}),
+        key="trainer lacks optimizer-in-backward",
+        field="optimizer_in_backward",
+        reads=frozenset({"optimizer_in_backward"}),
         applies=lambda c: not steps_in_backward(c),
         broken=lambda x, c: np.asarray(x.optimizer_in_backward),
         rule=lambda x, c: f"{_release(c)} steps the optimizer after the backward only",
         remedy=lambda x, c: "set optimizer_in_backward to false",
     ),
     Rule(
-        key="optimizer-in-backward excludes gradient clipping", field="optimizer_in_backward", reads=frozenset({"optimizer_in_backward"}),
+        key="optimizer-in-backward excludes gradient clipping",
+        field="optimizer_in_backward",
+        reads=frozenset({"optimizer_in_backward"}),
         applies=lambda c: c.training.max_grad_norm is not None,
         broken=lambda x, c: np.asarray(x.optimizer_in_backward),
-        rule=lambda x, c: f"optimizer_in_backward steps before the norm is known, and max_grad_norm is {c.training.max_grad_norm:g}",
+        rule=lambda x, c: (
+            "optimizer_in_backward steps before the norm is known, and max_grad_norm is "
+            f"{c.training.max_grad_norm:g}"
+        ),
         remedy=lambda x, c: "set optimizer_in_backward to false, or training.max_grad_norm to null",
     ),
     Rule(
-        key="optimizer-in-backward excludes pipelines and experts", field="optimizer_in_backward",
+        key="optimizer-in-backward excludes pipelines and experts",
+        field="optimizer_in_backward",
         reads=frozenset({"optimizer_in_backward", "pp", "ep"}),
         broken=lambda x, c: np.asarray(x.optimizer_in_backward & ((x.pp > 1) | (x.ep > 1))),
-        rule=lambda x, c: f"optimizer_in_backward works with neither pp={x.pp} nor ep={x.ep} above 1",
+        rule=lambda x, c: (
+            f"optimizer_in_backward works with neither pp={x.pp} nor ep={x.ep} above 1"
+        ),
         remedy=lambda x, c: "set optimizer_in_backward to false, or pp and ep to 1",
     ),
-)  # fmt: skip
+)
 
 
 def _joined_gpus(c: Context) -> int:
@@ -376,7 +572,10 @@ def _joined(c: Context) -> str:
     if c.cluster.gpu.vendor != "nvidia":
         return f"NVIDIA GPUs, not {c.cluster.gpu.name}"
     if peer_gpus(c) == 1:
-        return f"no two {c.cluster.gpu.name}: over {c.cluster.fabric[0].name} they cannot read each other's memory"
+        return (
+            f"no two {c.cluster.gpu.name}: over {c.cluster.fabric[0].name} they cannot read each "
+            "other's memory"
+        )
     return f"{peer_gpus(c)} GPUs here"
 
 

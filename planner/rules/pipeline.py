@@ -1,4 +1,6 @@
-"""Rules on pipelines: how layers go to stages, and what each schedule demands (`planner.schedules` says what)."""
+"""Rules on pipelines: how layers go to stages, and what each schedule demands (`planner.schedules`
+says what).
+"""
 
 import math
 from collections.abc import Mapping
@@ -14,14 +16,19 @@ from planner.specs.layout import Layout
 from planner.specs.titan_models import lacking, pipelines
 from planner.units import counted
 
-# A simulation plays out about pp x stages x (microbatches until the order repeats) actions; at this bound it takes seconds and 0.5 GB.
-# The longest published pipeline has 64 ranks (Narayanan 2021, 1T parameters).
+# A simulation plays out about pp x stages x (microbatches until the order repeats) actions; at this
+# bound it takes seconds and 0.5 GB. The longest published pipeline has 64 ranks (Narayanan 2021, 1T
+# parameters).
 MOST_PLAYED = 2**16
 ENDS = 2  # embedding and head: each may count as one layer of the split
 
-# Megatron's microbatch_group_size_per_vp_stage may be set to the size of a round, so that equal rounds suffice: torch's
-# condition. Five microbatches over four ranks were run (public row mci-small-050).
-_ROUNDS_AS_TORCH: Mapping[str, Runtime] = {"Interleaved1F1B": "torch", "InterleavedZeroBubble": "torch"}
+# Megatron's microbatch_group_size_per_vp_stage may be set to the size of a round, so that equal
+# rounds suffice: torch's condition. Five microbatches over four ranks were run (public row
+#     mci-small-050).
+_ROUNDS_AS_TORCH: Mapping[str, Runtime] = {
+    "Interleaved1F1B": "torch",
+    "InterleavedZeroBubble": "torch",
+}
 ZERO_BUBBLE = ("ZB-1p", "ZB-2p")
 _LOOPED = ("Interleaved1F1B", "InterleavedZeroBubble")
 
@@ -50,7 +57,9 @@ def _too_many_stages(x: LayoutBatch, c: Context) -> BoolColumn:
 
 
 def divides_layers(stages: IntColumn, c: Context) -> BoolColumn:
-    """Whether so many stages divide the layers, or would with the embedding and the head counted as layers. (N,)."""
+    """Whether so many stages divide the layers, or would with the embedding and the head counted as
+    layers. (N,).
+    """
     fits = np.zeros(np.shape(stages), dtype=np.bool_)
     for ends in range(ENDS + 1):
         fits |= (c.model.num_hidden_layers + ends) % stages == 0
@@ -64,7 +73,11 @@ def _uneven_split(x: LayoutBatch, c: Context) -> BoolColumn:
 
 
 def _uneven_remedy(x: Layout, c: Context) -> str:
-    fitting = [n for n in range(1, _most_stages(c) + 1) if n % x.pp == 0 and bool(divides_layers(np.array([n]), c)[0])]
+    fitting = [
+        n
+        for n in range(1, _most_stages(c) + 1)
+        if n % x.pp == 0 and bool(divides_layers(np.array([n]), c)[0])
+    ]
     own = "" if x.pp_schedule in ZERO_BUBBLE else "give layers_per_stage"
     stages = f"use {choices(fitting)} stages" if fitting else ""
     return ", or ".join(text for text in (own, stages) if text) or "use another pp"
@@ -81,13 +94,17 @@ def _pipelines_in_03(c: Context) -> bool:
 
 
 def _without_layout(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Pipelines that Megatron can only split evenly: before 0.13, and under the schedules of the zero-bubble fork."""
+    """Pipelines that Megatron can only split evenly: before 0.13, and under the schedules of the
+    zero-bubble fork.
+    """
     fork = in_set(x.pp_schedule, SCHEDULE_NAMES, ZERO_BUBBLE)
     return np.asarray(fork | np.bool_(not writes_splits(c)))
 
 
 def writes_splits(c: Context) -> bool:
-    """Whether the trainer's release can be told any split: Megatron's --pipeline-model-parallel-layout came with core 0.13."""
+    """Whether the trainer's release can be told any split: Megatron's
+    --pipeline-model-parallel-layout came with core 0.13.
+    """
     return c.trainer.name != "megatron" or c.release.since("0.13")
 
 
@@ -111,14 +128,20 @@ def _stages_of(x: Layout) -> int:
 
 _SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
-        key="more pipeline ranks than layers", field="pp", reads=frozenset({"pp"}),
+        key="more pipeline ranks than layers",
+        field="pp",
+        reads=frozenset({"pp"}),
         broken=lambda x, c: np.asarray(x.pp > _most_stages(c)),
         rule=lambda x, c: f"pp={x.pp} exceeds the {_layers(c)}",
         remedy=lambda x, c: f"set pp to at most {_most_stages(c)}",
     ),
     Rule(
-        key="pipeline too long to be simulated", field="pp", reads=frozenset({"pp", "virtual_stages"}),
-        broken=lambda x, c: np.asarray((x.pp <= _most_stages(c)) & (x.pp > 1) & (x.pp * num_stages(x) > MOST_PLAYED)),
+        key="pipeline too long to be simulated",
+        field="pp",
+        reads=frozenset({"pp", "virtual_stages"}),
+        broken=lambda x, c: np.asarray(
+            (x.pp <= _most_stages(c)) & (x.pp > 1) & (x.pp * num_stages(x) > MOST_PLAYED)
+        ),
         rule=lambda x, c: (
             f"pp={x.pp} x {counted(_stages_of(x), 'stage')} is more than the planner plays out "
             f"action by action ({MOST_PLAYED:,})"
@@ -126,30 +149,46 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         remedy=lambda x, c: f"set pp to at most {math.isqrt(MOST_PLAYED // x.virtual_stages)}",
     ),
     Rule(
-        key="TorchTitan cannot pipeline the model", field="pp", reads=frozenset({"pp"}),
+        key="TorchTitan cannot pipeline the model",
+        field="pp",
+        reads=frozenset({"pp"}),
         applies=_cannot_pipeline,
         broken=lambda x, c: np.asarray(x.pp > 1),
-        rule=lambda x, c: f"TorchTitan {c.titan_line}'s model for {c.model.name} has no pipelining_fn",
-        remedy=lambda x, c: "set pp to 1" + (", or trainer_version to 0.3.0" if _pipelines_in_03(c) else ""),
+        rule=lambda x, c: (
+            f"TorchTitan {c.titan_line}'s model for {c.model.name} has no pipelining_fn"
+        ),
+        remedy=lambda x, c: (
+            "set pp to 1" + (", or trainer_version to 0.3.0" if _pipelines_in_03(c) else "")
+        ),
     ),
     Rule(
-        key="more pipeline stages than layers", field="virtual_stages", reads=frozenset({"pp", "virtual_stages"}),
+        key="more pipeline stages than layers",
+        field="virtual_stages",
+        reads=frozenset({"pp", "virtual_stages"}),
         broken=_too_many_stages,
-        rule=lambda x, c: f"pp={x.pp} x virtual_stages={x.virtual_stages} = {counted(_stages_of(x), 'stage')} exceed the {_layers(c)}",
+        rule=lambda x, c: (
+            f"pp={x.pp} x virtual_stages={x.virtual_stages} = {counted(_stages_of(x), 'stage')} "
+            f"exceed the {_layers(c)}"
+        ),
         remedy=lambda x, c: f"set virtual_stages to at most {max(1, _most_stages(c) // x.pp)}",
     ),
     Rule(
-        key="stages do not divide the layers", field="virtual_stages", reads=frozenset({"pp", "virtual_stages", "split", "pp_schedule"}),
+        key="stages do not divide the layers",
+        field="virtual_stages",
+        reads=frozenset({"pp", "virtual_stages", "split", "pp_schedule"}),
         applies=lambda c: c.limits.split == "even",
         broken=_uneven_split,
         rule=lambda x, c: (
-            f"{counted(_stages_of(x), 'stage')} do not divide {counted(c.model.num_hidden_layers, 'layer')} of {c.model.name}, "
+            f"{counted(_stages_of(x), 'stage')} do not divide "
+            f"{counted(c.model.num_hidden_layers, 'layer')} of {c.model.name}, "
             f"nor with embedding and head counted as layers"
         ),
         remedy=_uneven_remedy,
     ),
     Rule(
-        key="layers_per_stage has the wrong length", field="layers_per_stage", reads=frozenset({"pp", "virtual_stages", "split"}),
+        key="layers_per_stage has the wrong length",
+        field="layers_per_stage",
+        reads=frozenset({"pp", "virtual_stages", "split"}),
         broken=_wrong_length,
         rule=lambda x, c: (
             f"layers_per_stage lists {counted(len(x.layers_per_stage or ()), 'stage')}, "
@@ -158,44 +197,75 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         remedy=lambda x, c: f"list {_stages_of(x)} counts",
     ),
     Rule(
-        key="layers_per_stage does not sum to the layers", field="layers_per_stage", reads=frozenset({"split"}),
+        key="layers_per_stage does not sum to the layers",
+        field="layers_per_stage",
+        reads=frozenset({"split"}),
         broken=_wrong_sum,
-        rule=lambda x, c: f"layers_per_stage sums to {sum(x.layers_per_stage or ())}; {c.model.name} has {c.model.num_hidden_layers}",
+        rule=lambda x, c: (
+            f"layers_per_stage sums to {sum(x.layers_per_stage or ())}; {c.model.name} has "
+            f"{c.model.num_hidden_layers}"
+        ),
         remedy=lambda x, c: f"make it sum to {c.model.num_hidden_layers}",
     ),
     Rule(
-        key="trainer lacks the schedule", field="pp_schedule", reads=frozenset({"pp", "pp_schedule"}),
-        broken=lambda x, c: (x.pp > 1) & ~in_set(x.pp_schedule, SCHEDULE_NAMES, c.trainer.schedules),
+        key="trainer lacks the schedule",
+        field="pp_schedule",
+        reads=frozenset({"pp", "pp_schedule"}),
+        broken=lambda x, c: (
+            (x.pp > 1) & ~in_set(x.pp_schedule, SCHEDULE_NAMES, c.trainer.schedules)
+        ),
         rule=lambda x, c: f"{c.trainer.name} has no schedule {x.pp_schedule}",
-        remedy=lambda x, c: f"use {choices(name for name in SCHEDULE_NAMES if name in c.trainer.schedules)}",
+        remedy=lambda x, c: (
+            f"use {choices(name for name in SCHEDULE_NAMES if name in c.trainer.schedules)}"
+        ),
     ),
     Rule(
-        key="zero bubble is a fork's", field="pp_schedule", reads=frozenset({"pp", "pp_schedule"}),
+        key="zero bubble is a fork's",
+        field="pp_schedule",
+        reads=frozenset({"pp", "pp_schedule"}),
         # a release says that it is NVIDIA's own; a date or a free text may be the fork's
         applies=lambda c: c.trainer.name == "megatron" and c.release.exact,
         broken=lambda x, c: (x.pp > 1) & in_set(x.pp_schedule, SCHEDULE_NAMES, ZERO_BUBBLE),
-        rule=lambda x, c: f"{x.pp_schedule} is in the fork sail-sg/zero-bubble-pipeline-parallelism, not in Megatron-LM {c.release.number}",
+        rule=lambda x, c: (
+            f"{x.pp_schedule} is in the fork sail-sg/zero-bubble-pipeline-parallelism, not in "
+            f"Megatron-LM {c.release.number}"
+        ),
         remedy=lambda x, c: "use 1F1B, or name the fork: training.trainer_version zero-bubble",
     ),
     Rule(
-        key="zero bubble takes the trainer's own split", field="layers_per_stage",
+        key="zero bubble takes the trainer's own split",
+        field="layers_per_stage",
         reads=frozenset({"pp", "pp_schedule", "split"}),
         # Megatron's layout string came after the fork left its repository
         applies=lambda c: c.trainer.name == "megatron",
-        broken=lambda x, c: (x.pp > 1) & (x.split != TRAINER_SPLIT) & in_set(x.pp_schedule, SCHEDULE_NAMES, ZERO_BUBBLE),
-        rule=lambda x, c: f"the fork that has {x.pp_schedule} reads no --pipeline-model-parallel-layout",
+        broken=lambda x, c: (
+            (x.pp > 1)
+            & (x.split != TRAINER_SPLIT)
+            & in_set(x.pp_schedule, SCHEDULE_NAMES, ZERO_BUBBLE)
+        ),
+        rule=lambda x, c: (
+            f"the fork that has {x.pp_schedule} reads no --pipeline-model-parallel-layout"
+        ),
         remedy=lambda x, c: "leave layers_per_stage out, or use 1F1B",
     ),
     Rule(
-        key="interleaving needs pp microbatches", field="micro_batch_size",
+        key="interleaving needs pp microbatches",
+        field="micro_batch_size",
         reads=frozenset({"pp", "pp_schedule", "num_microbatches"}),
         applies=lambda c: runtime(c) == "megatron",
-        # Megatron core schedules.py: microbatch_group_size_per_vp_stage lies between pp and the number of microbatches
-        broken=lambda x, c: (x.pp > 1) & in_set(x.pp_schedule, SCHEDULE_NAMES, _LOOPED) & (num_microbatches(x, c) < x.pp),
-        rule=lambda x, c: f"{x.pp_schedule} needs at least pp={x.pp} microbatches, not {_count(x, c)}",
+        # Megatron core schedules.py: microbatch_group_size_per_vp_stage lies between pp and the
+        # number of microbatches
+        broken=lambda x, c: (
+            (x.pp > 1)
+            & in_set(x.pp_schedule, SCHEDULE_NAMES, _LOOPED)
+            & (num_microbatches(x, c) < x.pp)
+        ),
+        rule=lambda x, c: (
+            f"{x.pp_schedule} needs at least pp={x.pp} microbatches, not {_count(x, c)}"
+        ),
         remedy=lambda x, c: "lower micro_batch_size, the data-parallel degree or pp",
     ),
-)  # fmt: skip
+)
 
 
 def _count(x: Layout, c: Context) -> int:
@@ -208,7 +278,9 @@ def _schedule_rule(schedule: Schedule, demand: ScheduleRule, of: Runtime) -> Rul
 
     def broken(x: LayoutBatch, c: Context) -> BoolColumn:
         count = np.maximum(1, num_microbatches(x, c))
-        return np.asarray((x.pp_schedule == code) & (x.pp > 1) & ~demand.holds(x.pp, x.virtual_stages, count))
+        return np.asarray(
+            (x.pp_schedule == code) & (x.pp > 1) & ~demand.holds(x.pp, x.virtual_stages, count)
+        )
 
     def describe(x: Layout, c: Context) -> tuple[str, str]:
         return demand.describe(x.pp, x.virtual_stages, _count(x, c))
@@ -232,5 +304,10 @@ def _demands(schedule: Schedule, of: Runtime) -> tuple[ScheduleRule, ...]:
 _RUNTIMES: tuple[Runtime, ...] = ("torch", "megatron")
 PIPELINE_RULES: tuple[Rule, ...] = (
     *_SPLIT_RULES,
-    *(_schedule_rule(schedule, demand, of) for of in _RUNTIMES for schedule in SCHEDULES.values() for demand in _demands(schedule, of)),
+    *(
+        _schedule_rule(schedule, demand, of)
+        for of in _RUNTIMES
+        for schedule in SCHEDULES.values()
+        for demand in _demands(schedule, of)
+    ),
 )

@@ -3,7 +3,17 @@
 from collections.abc import Mapping
 
 from planner.errors import UnknownNameError
-from planner.schedules.base import Action, Item, Order, Overlap, Schedule, ScheduleRule, leaves, parse_action, parse_item
+from planner.schedules.base import (
+    Action,
+    Item,
+    Order,
+    Overlap,
+    Schedule,
+    ScheduleRule,
+    leaves,
+    parse_action,
+    parse_item,
+)
 from planner.schedules.dualpipe_v import DualPipeV
 from planner.schedules.gpipe import GPipe
 from planner.schedules.interleaved_1f1b import Interleaved1F1B
@@ -20,7 +30,8 @@ from planner.specs.layout import SCHEDULES as NAMES
 SCHEDULES: Mapping[str, Schedule] = {
     entry.name: entry
     for entry in (
-        GPipe(), OneFOneB(), Interleaved1F1B(), LoopedBFS(), InterleavedZeroBubble(), ZBVZeroBubble(), DualPipeV(), ZB1p(), ZB2p(),
+        GPipe(), OneFOneB(), Interleaved1F1B(), LoopedBFS(), InterleavedZeroBubble(),
+        ZBVZeroBubble(), DualPipeV(), ZB1p(), ZB2p(),
     )
 }  # fmt: skip
 
@@ -35,6 +46,18 @@ def schedule(name: str) -> Schedule:
 
 
 __all__ = [
-    "SCHEDULES", "Action", "Item", "Order", "Overlap", "Schedule", "ScheduleRule", "check_legal", "from_csv", "leaves", "parse_action",
-    "parse_item", "schedule", "to_csv",
-]  # fmt: skip
+    "SCHEDULES",
+    "Action",
+    "Item",
+    "Order",
+    "Overlap",
+    "Schedule",
+    "ScheduleRule",
+    "check_legal",
+    "from_csv",
+    "leaves",
+    "parse_action",
+    "parse_item",
+    "schedule",
+    "to_csv",
+]

@@ -1,7 +1,10 @@
-"""What a pipeline schedule is: an order of actions per pipeline rank, the rules under which it runs, and closed forms.
+"""What a pipeline schedule is: an order of actions per pipeline rank, the rules under which it
+runs, and closed forms.
 
-Letters: p pipeline ranks (`pp`), v stages per rank (`virtual_stages`), m microbatches, S = p v stages, N layouts (columns).
-f, i, w: seconds of one microbatch over all stages of one rank for forward, input gradient and weight gradient; b = i + w.
+Letters: p pipeline ranks (`pp`), v stages per rank (`virtual_stages`), m microbatches, S = p v
+    stages, N layouts (columns).
+f, i, w: seconds of one microbatch over all stages of one rank for forward, input gradient and
+    weight gradient; b = i + w.
 """
 
 import re
@@ -29,10 +32,13 @@ _KINDS: dict[str, Kind] = {"F": "F", "I": "I", "W": "W", "B": "B"}
 
 
 class Action(NamedTuple):
-    """One piece of compute, printed as PyTorch does: "2F0" is the forward of microbatch 0 on stage 2.
+    """One piece of compute, printed as PyTorch does: "2F0" is the forward of microbatch 0 on stage
+    2.
 
-    kind: F forward, I gradient of the input, W gradient of the weights, B full backward (I and W in one).
-    A NamedTuple rather than a dataclass: an order has thousands, and a frozen dataclass takes four times as long to build.
+    kind: F forward, I gradient of the input, W gradient of the weights, B full backward (I and W in
+        one).
+    A NamedTuple rather than a dataclass: an order has thousands, and a frozen dataclass takes four
+        times as long to build.
     """
 
     stage: int
@@ -44,9 +50,11 @@ class Action(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """A forward and a full backward of two microbatches that run as one, each communicating under the other's compute.
+    """A forward and a full backward of two microbatches that run as one, each communicating under
+    the other's compute.
 
-    Both inputs are there before it starts and both outputs leave when it has ended, as in torch's OVERLAP_F_B.
+    Both inputs are there before it starts and both outputs leave when it has ended, as in torch's
+    OVERLAP_F_B.
     """
 
     forward: Action
@@ -63,33 +71,46 @@ Order = tuple[RankOrder, ...]
 
 def leaves(order: RankOrder) -> tuple[Action, ...]:
     """The order's actions one by one, the two of an overlapped pair as forward, backward."""
-    return tuple(action for item in order for action in (item if isinstance(item, Overlap) else (item,)))
+    return tuple(
+        action for item in order for action in (item if isinstance(item, Overlap) else (item,))
+    )
 
 
 def parse_action(text: str) -> Action:
-    """`Action` from PyTorch's notation, the inverse of `str`; raises ValueError for anything else."""
+    """`Action` from PyTorch's notation, the inverse of `str`; raises ValueError for anything
+    else.
+    """
     match = _NOTATION.match(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no pipeline action; write stage, F I W or B, microbatch, such as 2F0")
+        raise ValueError(
+            f"{text!r} is no pipeline action; write stage, F I W or B, microbatch, such as 2F0"
+        )
     return Action(int(match.group(1)), _KINDS[match.group(2)], int(match.group(3)))
 
 
 def parse_item(text: str) -> Item:
-    """`parse_action`, or an `Overlap` from torch's "(4F2;3B1)OVERLAP_F_B"; raises ValueError for anything else."""
+    """`parse_action`, or an `Overlap` from torch's "(4F2;3B1)OVERLAP_F_B"; raises ValueError for
+    anything else.
+    """
     match = _OVERLAPPED.match(text.strip())
     if match is None:
         return parse_action(text)
     forward, backward = parse_action(match.group(1)), parse_action(match.group(2))
     if (forward.kind, backward.kind) != ("F", "B"):
-        raise ValueError(f"{text!r} is no overlapped pair; write a forward, then a full backward, such as (4F2;3B1)OVERLAP_F_B")
+        raise ValueError(
+            f"{text!r} is no overlapped pair; write a forward, then a full backward, such as "
+            "(4F2;3B1)OVERLAP_F_B"
+        )
     return Overlap(forward, backward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRule:
-    """One condition under which the runtime accepts a schedule; one definition gives the column and the message.
+    """One condition under which the runtime accepts a schedule; one definition gives the column and
+    the message.
 
-    field: the layout's field to change.  rule, remedy: texts in which {pp}, {v} and {m} stand for the layout's numbers.
+    field: the layout's field to change.  rule, remedy: texts in which {pp}, {v} and {m} stand for
+        the layout's numbers.
     holds: vectorised over columns (N,) of pp, v, m.
     """
 
@@ -106,12 +127,15 @@ class ScheduleRule:
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """A pipeline schedule. Subclasses are one file each; they hold no state beyond these properties.
+    """A pipeline schedule. Subclasses are one file each; they hold no state beyond these
+    properties.
 
-    name: as in the contract.  single_stage: one stage per rank (v = 1).  splits_backward: emits I and W apart.
+    name: as in the contract.  single_stage: one stage per rank (v = 1).  splits_backward: emits I
+        and W apart.
     v_shaped: stage s and stage 2p - 1 - s share a rank, else stage s is on rank s mod p.
-    synchronous_end: the optimizer step waits for the slowest rank (gradient clipping across stages). False: the fork validates
-        afterwards, a rank starts its next step when its own work is done, and a step lasts as long as the longest rank's span.
+    synchronous_end: the optimizer step waits for the slowest rank (gradient clipping across
+        stages). False: the fork validates afterwards, a rank starts its next step when its own work
+        is done, and a step lasts as long as the longest rank's span.
     """
 
     name: str
@@ -121,7 +145,9 @@ class Schedule(ABC):
     synchronous_end: bool = True
 
     @abstractmethod
-    def rank_order(self, rank: int, pp: int, virtual_stages: int, num_microbatches: int) -> RankOrder:
+    def rank_order(
+        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
+    ) -> RankOrder:
         """The actions of one rank, first to last. Call only with a layout that `legal` accepts."""
 
     @abstractmethod
@@ -138,55 +164,90 @@ class Schedule(ABC):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """Idle seconds of a rank: step minus m (f + i + w), for equal stages and free sends. (N,)."""
+        """Idle seconds of a rank: step minus m (f + i + w), for equal stages and free sends.
+        (N,).
+        """
 
     @abstractmethod
-    def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """Peak number of microbatches between F and I (or B) on this rank, in units of all its stages: chunks / v. (N,)."""
+    def in_flight(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
+        """Peak number of microbatches between F and I (or B) on this rank, in units of all its
+        stages: chunks / v. (N,).
+        """
 
-    def weight_grad_held(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """Microbatches (chunks / v) between I and W at the moment of the `in_flight` peak; 0 where W follows I. (N,)."""
+    def weight_grad_held(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
+        """Microbatches (chunks / v) between I and W at the moment of the `in_flight` peak; 0 where
+        W follows I. (N,).
+        """
         return np.asarray(rank * 0.0 + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
 
-    def moments(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> tuple[tuple[Floats, Floats], ...]:
-        """(microbatches between F and I or B, microbatches between I and W), each (N,), at every moment that may be the fullest.
+    def moments(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> tuple[tuple[Floats, Floats], ...]:
+        """(microbatches between F and I or B, microbatches between I and W), each (N,), at every
+        moment that may be the fullest.
 
-        A rank keeps the largest of whole x saved + half x (what stays from I until W). The last forward; and, where W runs apart,
-        the first I after it.
+        A rank keeps the largest of whole x saved + half x (what stays from I until W). The last
+        forward; and, where W runs apart, the first I after it.
         """
-        whole, half = (of(rank, pp, virtual_stages, num_microbatches) for of in (self.in_flight, self.weight_grad_held))
+        whole, half = (
+            of(rank, pp, virtual_stages, num_microbatches)
+            for of in (self.in_flight, self.weight_grad_held)
+        )
         if not self.splits_backward:
             return ((whole, half),)
         return ((whole, half), (whole - 1.0 / virtual_stages, half + 1.0 / virtual_stages))
 
-    def split_share(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def split_share(
+        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
         """Share of the microbatches whose I and W are apart, mean over ranks and stages. (N,)."""
-        return np.asarray(float(self.splits_backward) + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
+        return np.asarray(
+            float(self.splits_backward) + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64
+        )
 
     @abstractmethod
     def sends_on_critical_path(
-        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+        self,
+        pp: IntLike,
+        virtual_stages: IntLike,
+        num_microbatches: IntLike,
+        exposed: Exposed = "none",
     ) -> Floats:
-        """Hops that lengthen the step: d(step) / d(send seconds) for short sends and equal stages, first order. (N,).
+        """Hops that lengthen the step: d(step) / d(send seconds) for short sends and equal stages,
+        first order. (N,).
 
         exposed: what the runtime cannot hide (`planner.specs.transports`).
         """
 
-    def overlapped_pairs(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def overlapped_pairs(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
         """Forwards that this rank runs together with a backward (`Overlap`). (N,)."""
         return np.asarray(rank * 0.0 + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
 
-    def pairs_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """Pairs that shorten the step: -d(step) / d(seconds saved by a pair), for equal stages. (N,)."""
+    def pairs_on_critical_path(
+        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
+        """Pairs that shorten the step: -d(step) / d(seconds saved by a pair), for equal stages.
+        (N,).
+        """
         return np.asarray(pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
 
     def repeats_after(self, pp: int, virtual_stages: int, num_microbatches: int) -> int:
-        """Microbatches after which the steady order repeats; more microbatches in this step lengthen only the middle."""
+        """Microbatches after which the steady order repeats; more microbatches in this step
+        lengthen only the middle.
+        """
         return 1
 
     def actions(self, pp: int, virtual_stages: int, num_microbatches: int) -> Order:
         """One order of actions per pipeline rank. Call only with a layout that `legal` accepts."""
-        return tuple(self.rank_order(rank, pp, virtual_stages, num_microbatches) for rank in range(pp))
+        return tuple(
+            self.rank_order(rank, pp, virtual_stages, num_microbatches) for rank in range(pp)
+        )
 
     def stage_rank(self, stage: IntLike, pp: IntLike, virtual_stages: IntLike) -> Ints:
         """Pipeline rank that holds a stage.
@@ -199,14 +260,18 @@ class Schedule(ABC):
             return place
         return np.where((np.asarray(stage) // pp) % 2 == 0, place, pp - 1 - place)
 
-    def legal(self, pp: Ints, virtual_stages: Ints, num_microbatches: Ints, runtime: Runtime = "torch") -> Bools:
+    def legal(
+        self, pp: Ints, virtual_stages: Ints, num_microbatches: Ints, runtime: Runtime = "torch"
+    ) -> Bools:
         """True where every rule holds. (N,)."""
         result = np.ones(np.broadcast(pp, virtual_stages, num_microbatches).shape, dtype=np.bool_)
         for rule in self.rules(runtime):
             result &= rule.holds(pp, virtual_stages, num_microbatches)
         return result
 
-    def violation(self, pp: int, virtual_stages: int, num_microbatches: int, runtime: Runtime = "torch") -> str | None:
+    def violation(
+        self, pp: int, virtual_stages: int, num_microbatches: int, runtime: Runtime = "torch"
+    ) -> str | None:
         """The first broken rule with its remedy, None for a legal layout."""
         columns = (np.array([pp]), np.array([virtual_stages]), np.array([num_microbatches]))
         for rule in self.rules(runtime):
@@ -226,7 +291,9 @@ def one_stage_per_rank(name: str) -> ScheduleRule:
 
 
 def several_stages_per_rank(name: str) -> ScheduleRule:
-    """Rule of the looped schedules: v >= 2 (TorchTitan pipeline_parallel.py refuses a multi-stage schedule with one)."""
+    """Rule of the looped schedules: v >= 2 (TorchTitan pipeline_parallel.py refuses a multi-stage
+    schedule with one).
+    """
     return ScheduleRule(
         field="virtual_stages",
         rule=f"{name} needs at least 2 stages per rank, not {{v}}",
@@ -236,7 +303,9 @@ def several_stages_per_rank(name: str) -> ScheduleRule:
 
 
 def two_stages_per_rank(name: str) -> ScheduleRule:
-    """Rule of the V-shaped schedules: v = 2 (torch schedules.py: "requires exactly 2 stages per rank")."""
+    """Rule of the V-shaped schedules: v = 2 (torch schedules.py: "requires exactly 2 stages per
+    rank").
+    """
     return ScheduleRule(
         field="virtual_stages",
         rule=f"{name} needs exactly 2 stages per rank, not {{v}}",

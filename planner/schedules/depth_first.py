@@ -1,7 +1,10 @@
-"""The order that 1F1B and its interleaved and zero-bubble kin share: warm up, then one forward one backward, then drain.
+"""The order that 1F1B and its interleaved and zero-bubble kin share: warm up, then one forward one
+backward, then drain.
 
-A rank counts its work in chunks (one microbatch on one of its stages), n = v m of each kind. Forward chunks go round by
-round: `per_round` microbatches on the first local stage, the same on the second, and so on; backward chunks mirror it.
+A rank counts its work in chunks (one microbatch on one of its stages), n = v m of each kind.
+Forward chunks go round by
+round: `per_round` microbatches on the first local stage, the same on the second, and so on;
+    backward chunks mirror it.
 Source: Narayanan et al. 2021 (PipeDream-Flush, interleaved); Qi et al. 2023 (W split off, delayed);
 torch 2.13 pipelining/schedules.py gives the same orders (tests/unit/test_schedules_torch.py).
 """
@@ -12,15 +15,29 @@ from planner.schedules.base import Action, Floats, IntLike, Ints, RankOrder, Run
 
 
 def depth_first_order(
-    rank: int, pp: int, virtual_stages: int, num_microbatches: int, *, warmup: int, weight_delay: int | None
+    rank: int,
+    pp: int,
+    virtual_stages: int,
+    num_microbatches: int,
+    *,
+    warmup: int,
+    weight_delay: int | None,
 ) -> RankOrder:
-    """Actions of one rank: `warmup` forwards, then F and backward in turn, then the remaining backwards.
+    """Actions of one rank: `warmup` forwards, then F and backward in turn, then the remaining
+    backwards.
 
-    weight_delay: None for full backwards (B); d for I with the W of d chunks earlier after it, the rest of W at the end.
+    weight_delay: None for full backwards (B); d for I with the W of d chunks earlier after it, the
+        rest of W at the end.
     """
     per_round = int(microbatches_per_round(pp, num_microbatches))
     chunks = virtual_stages * num_microbatches
-    slots = [(k // per_round % virtual_stages, k // (per_round * virtual_stages) * per_round + k % per_round) for k in range(chunks)]
+    slots = [
+        (
+            k // per_round % virtual_stages,
+            k // (per_round * virtual_stages) * per_round + k % per_round,
+        )
+        for k in range(chunks)
+    ]
     forward = [Action(local * pp + rank, "F", microbatch) for local, microbatch in slots]
     places = [((virtual_stages - 1 - local) * pp + rank, microbatch) for local, microbatch in slots]
     order: list[Action] = forward[:warmup]
@@ -28,58 +45,84 @@ def depth_first_order(
         order += forward[warmup + done : warmup + done + 1]
         order.append(Action(stage, "B" if weight_delay is None else "I", microbatch))
         if weight_delay is not None and done >= weight_delay:
-            order.append(Action(places[done - weight_delay][0], "W", places[done - weight_delay][1]))
+            order.append(
+                Action(places[done - weight_delay][0], "W", places[done - weight_delay][1])
+            )
     if weight_delay is not None:
-        order += [Action(stage, "W", microbatch) for stage, microbatch in places[max(0, chunks - weight_delay) :]]
+        order += [
+            Action(stage, "W", microbatch)
+            for stage, microbatch in places[max(0, chunks - weight_delay) :]
+        ]
     return tuple(order)
 
 
 def microbatches_per_round(pp: IntLike, num_microbatches: IntLike) -> Ints:
-    """Round size k = m / max(1, m // p): p where p divides m, a little more for the other counts that torch accepts, m below p."""
+    """Round size k = m / max(1, m // p): p where p divides m, a little more for the other counts
+    that torch accepts, m below p.
+    """
     count = np.asarray(num_microbatches, dtype=np.int64)
     return np.asarray(count // np.maximum(1, count // pp), dtype=np.int64)
 
 
 def chunks_in_flight(warmup: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
     """Peak of forwards without their backward, in microbatches: min(v m, warmup + 1) / v."""
-    return np.asarray(np.minimum(virtual_stages * num_microbatches, warmup + 1) / virtual_stages, dtype=np.float64)
+    return np.asarray(
+        np.minimum(virtual_stages * num_microbatches, warmup + 1) / virtual_stages, dtype=np.float64
+    )
 
 
-def chunks_awaiting_weight_grad(warmup: IntLike, delay: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-    """Chunks between I and W when `chunks_in_flight` peaks last, in microbatches: min(d, v m - warmup - 1) / v, not below 0."""
+def chunks_awaiting_weight_grad(
+    warmup: IntLike, delay: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+) -> Floats:
+    """Chunks between I and W when `chunks_in_flight` peaks last, in microbatches: min(d, v m -
+    warmup - 1) / v, not below 0.
+    """
     room = np.maximum(0, virtual_stages * num_microbatches - warmup - 1)
     return np.asarray(np.minimum(delay, room) / virtual_stages, dtype=np.float64)
 
 
-def late_weight_grads(in_flight: Floats, delay: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> tuple[Floats, Floats]:
-    """The moment after an I at which min(d + 1, v m) chunks wait for W, and what else is in flight (see `Schedule.moments`)."""
+def late_weight_grads(
+    in_flight: Floats, delay: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+) -> tuple[Floats, Floats]:
+    """The moment after an I at which min(d + 1, v m) chunks wait for W, and what else is in flight
+    (see `Schedule.moments`).
+    """
     late = np.minimum(np.asarray(delay) + 1, virtual_stages * num_microbatches) / virtual_stages
     whole = np.clip(num_microbatches - late, 0.0, in_flight - 1.0 / virtual_stages)
     return np.asarray(whole, dtype=np.float64), np.asarray(late, dtype=np.float64)
 
 
 def exchanges(pp: IntLike, num_microbatches: IntLike) -> Floats:
-    """Sends on the critical path of 1F1B where neighbours wait for each other's: 2 m + 2 p - 5, for two ranks m + 1."""
+    """Sends on the critical path of 1F1B where neighbours wait for each other's: 2 m + 2 p - 5, for
+    two ranks m + 1.
+    """
     count = num_microbatches
-    return np.asarray(np.where(np.asarray(pp) > 2, 2.0 * count + 2.0 * pp - 5.0, count + 1.0), dtype=np.float64)
+    return np.asarray(
+        np.where(np.asarray(pp) > 2, 2.0 * count + 2.0 * pp - 5.0, count + 1.0), dtype=np.float64
+    )
 
 
 def whole_rounds(name: str, runtime: Runtime) -> ScheduleRule:
     """Rule on m of the interleaved schedules.
 
-    torch: m a multiple of max(1, m // p) (ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble raise ValueError).
-    Megatron: m a multiple of p (core/pipeline_parallel/schedules.py, microbatch groups of the default size p).
+    torch: m a multiple of max(1, m // p) (ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
+        raise ValueError).
+    Megatron: m a multiple of p (core/pipeline_parallel/schedules.py, microbatch groups of the
+        default size p).
     """
     if runtime == "megatron":
         return ScheduleRule(
             field="micro_batch_size",
             rule=f"{name} needs a multiple of pp={{pp}} microbatches, not {{m}}",
-            remedy="choose micro_batch_size, dp and global_batch_size so that pp divides the microbatches",
+            remedy="choose micro_batch_size, dp and global_batch_size so that pp divides the "
+            "microbatches",
             holds=lambda pp, v, m: m % pp == 0,
         )
     return ScheduleRule(
         field="micro_batch_size",
-        rule=f"{name} needs microbatches in equal rounds: {{m}} is no multiple of {{m}} // pp={{pp}}",
-        remedy="choose micro_batch_size, dp and global_batch_size so that pp divides the microbatches",
+        rule=f"{name} needs microbatches in equal rounds: {{m}} is no multiple of {{m}} // "
+        "pp={pp}",
+        remedy="choose micro_batch_size, dp and global_batch_size so that pp divides the "
+        "microbatches",
         holds=lambda pp, v, m: m % np.maximum(1, m // pp) == 0,
     )

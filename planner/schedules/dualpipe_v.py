@@ -1,19 +1,32 @@
-"""DualPipeV: DeepSeek's DualPipe cut in half, a V of two stages per rank whose F and B of two microbatches pair up."""
+"""DualPipeV: DeepSeek's DualPipe cut in half, a V of two stages per rank whose F and B of two
+microbatches pair up.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, two_stages_per_rank
+from planner.schedules.base import (
+    FloatLike,
+    Floats,
+    IntLike,
+    RankOrder,
+    Runtime,
+    Schedule,
+    ScheduleRule,
+    two_stages_per_rank,
+)
 from planner.schedules.v_shape import VOrder
 from planner.specs.transports import Exposed
 
 
 @dataclass(frozen=True)
 class DualPipeV(Schedule):
-    """DualPipe's "cut-in-half" (DeepSeek-V3 report, section 3.2.1; github.com/deepseek-ai/DualPipe; Sea AI Lab).
+    """DualPipe's "cut-in-half" (DeepSeek-V3 report, section 3.2.1; github.com/deepseek-ai/DualPipe;
+    Sea AI Lab).
 
-    The steady phase is overlapped pairs; what communication they hide is a matter of durations, not of the order.
+    The steady phase is overlapped pairs; what communication they hide is a matter of durations, not
+    of the order.
     """
 
     name: str = "DualPipeV"
@@ -21,7 +34,9 @@ class DualPipeV(Schedule):
     splits_backward: bool = True
     v_shaped: bool = True
 
-    def rank_order(self, rank: int, pp: int, virtual_stages: int, num_microbatches: int) -> RankOrder:
+    def rank_order(
+        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
+    ) -> RankOrder:
         """As ScheduleDualPipeV of torch, its eight steps in order."""
         order, beyond = VOrder(rank, pp), pp - rank - 1
         for _ in range(2 * beyond):
@@ -47,11 +62,14 @@ class DualPipeV(Schedule):
         return tuple(order.actions)
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
-        """Exactly two stages per rank; at least as many microbatches as stages (torch raises ValueError)."""
+        """Exactly two stages per rank; at least as many microbatches as stages (torch raises
+        ValueError).
+        """
         enough = ScheduleRule(
             field="micro_batch_size",
             rule="DualPipeV needs at least as many microbatches as stages: {m} < 2 x pp={pp}",
-            remedy="lower micro_batch_size, dp or pp until there are 2 pp microbatches, or use ZBVZeroBubble",
+            remedy="lower micro_batch_size, dp or pp until there are 2 pp microbatches, or use "
+            "ZBVZeroBubble",
             holds=lambda pp, v, m: m >= 2 * pp,
         )
         return (two_stages_per_rank(self.name), enough)
@@ -65,45 +83,79 @@ class DualPipeV(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """Half the longest of 2 (p - 1) f,  (p - 1)(2 f + i - w),  (p - 2) f + 2 (p - 1) i - (p - 1) w,  (p - 2) f + (p - 1) i.
+        """Half the longest of 2 (p - 1) f,  (p - 1)(2 f + i - w),  (p - 2) f + 2 (p - 1) i - (p -
+        1) w,  (p - 2) f + (p - 1) i.
 
-        Exact for equal stages and pairs that save nothing. The third is f short of DeepSeek-V3's (report, table 2) in these
-        letters, (p - 1)(f + 2 i - w) / 2. What pairs save comes off: see `pairs_on_critical_path`.
+        Exact for equal stages and pairs that save nothing. The third is f short of DeepSeek-V3's
+        (report, table 2) in these letters, (p - 1)(f + 2 i - w) / 2. What pairs save comes off: see
+        `pairs_on_critical_path`.
         """
         f, i, w, others = forward_seconds, input_grad_seconds, weight_grad_seconds, pp - 1
         drain = (pp - 2) * f + others * i
-        chains = np.maximum(np.maximum(2 * others * f, others * (2 * f + i - w)), np.maximum(drain, drain + others * (i - w)))
-        return np.asarray(np.where(np.asarray(pp) > 1, chains, 0.0) / 2.0 + 0.0 * num_microbatches, dtype=np.float64)
+        chains = np.maximum(
+            np.maximum(2 * others * f, others * (2 * f + i - w)),
+            np.maximum(drain, drain + others * (i - w)),
+        )
+        return np.asarray(
+            np.where(np.asarray(pp) > 1, chains, 0.0) / 2.0 + 0.0 * num_microbatches,
+            dtype=np.float64,
+        )
 
-    def overlapped_pairs(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def overlapped_pairs(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
         """2 m - 3 p + rank + 1, one less on the last rank. Exact."""
         first = np.where(np.asarray(rank) == pp - 1, 1.0, 0.0)
         return np.asarray(2.0 * num_microbatches - 3.0 * pp + rank + 1.0 - first, dtype=np.float64)
 
-    def pairs_on_critical_path(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def pairs_on_critical_path(
+        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
         """2 m - p - 2, more than any rank has: the chain changes ranks. Exact for equal stages."""
-        return np.asarray(np.where(np.asarray(pp) > 1, 2.0 * num_microbatches - pp - 2.0, 0.0), dtype=np.float64)
+        return np.asarray(
+            np.where(np.asarray(pp) > 1, 2.0 * num_microbatches - pp - 2.0, 0.0), dtype=np.float64
+        )
 
-    def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def in_flight(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
         """Always p + 1/2 on every rank. Exact; DeepSeek-V3 report, table 2, rounds up to p + 1."""
         return np.asarray(pp + 0.5 + 0.0 * rank + 0.0 * num_microbatches, dtype=np.float64)
 
-    def moments(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> tuple[tuple[Floats, Floats], ...]:
-        """The pairs' steady p + 1/2; p - 1/2 with a half backward; the end of the drain, rank + 1 chunks without W. Exact."""
+    def moments(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> tuple[tuple[Floats, Floats], ...]:
+        """The pairs' steady p + 1/2; p - 1/2 with a half backward; the end of the drain, rank + 1
+        chunks without W. Exact.
+        """
         whole = self.in_flight(rank, pp, virtual_stages, num_microbatches)
         zero = 0.0 * whole
-        return (whole, zero), (whole - 1.0, zero + 0.5), (zero + (pp - 1.0 - rank) / 2.0, zero + (rank + 1.0) / 2.0)
+        return (
+            (whole, zero),
+            (whole - 1.0, zero + 0.5),
+            (zero + (pp - 1.0 - rank) / 2.0, zero + (rank + 1.0) / 2.0),
+        )
 
-    def split_share(self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
-        """2 p - 1 - rank of a rank's 2 m chunks, on average (3 p - 1) / 4 m: the pairs' backwards are whole."""
+    def split_share(
+        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
+        """2 p - 1 - rank of a rank's 2 m chunks, on average (3 p - 1) / 4 m: the pairs' backwards
+        are whole.
+        """
         return np.asarray((3.0 * pp - 1.0) / (4.0 * num_microbatches), dtype=np.float64)
 
     def sends_on_critical_path(
-        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+        self,
+        pp: IntLike,
+        virtual_stages: IntLike,
+        num_microbatches: IntLike,
+        exposed: Exposed = "none",
     ) -> Floats:
-        """4 (p - 1) m / p + 3 p - 8: pairs send when both halves are done, so that neighbours have no slack, as in 1F1B.
+        """4 (p - 1) m / p + 3 p - 8: pairs send when both halves are done, so that neighbours have
+        no slack, as in 1F1B.
 
-        Receives posted late or sends seen through: 4 m + 3 p - 12. Read off simulations, to a few sends.
+        Receives posted late or sends seen through: 4 m + 3 p - 12. Read off simulations, to a few
+        sends.
         """
         hops = 4.0 * (pp - 1) / pp * num_microbatches + 3.0 * pp - 8.0
         if exposed != "none":
@@ -111,9 +163,10 @@ class DualPipeV(Schedule):
         return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)
 
 
-
 def _drain(order: VOrder, rank: int, beyond: int) -> None:
-    """Steps 6 to 8: the second half of the remaining backwards leave their W for the gaps of the drain."""
+    """Steps 6 to 8: the second half of the remaining backwards leave their W for the gaps of the
+    drain.
+    """
     half, split = (rank + 1) // 2, False
     for turn in range(rank + 1):
         split = split or (turn == half and rank % 2 == 1)

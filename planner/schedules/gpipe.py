@@ -26,8 +26,12 @@ class GPipe(Schedule):
     single_stage: bool = True
     splits_backward: bool = False
 
-    def rank_order(self, rank: int, pp: int, virtual_stages: int, num_microbatches: int) -> RankOrder:
-        """F0 .. F(m-1), B0 .. B(m-1): backwards in the same order as forwards, as torch's ScheduleGPipe runs them."""
+    def rank_order(
+        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
+    ) -> RankOrder:
+        """F0 .. F(m-1), B0 .. B(m-1): backwards in the same order as forwards, as torch's
+        ScheduleGPipe runs them.
+        """
         forward = [Action(rank, "F", k) for k in range(num_microbatches)]
         return (*forward, *(Action(rank, "B", k) for k in range(num_microbatches)))
 
@@ -44,20 +48,34 @@ class GPipe(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """(p - 1)(f + b), exact for equal stages. Source: Huang et al. 2018, section 2.3: share (p - 1) / (m + p - 1)."""
-        return np.asarray((pp - 1) * (forward_seconds + input_grad_seconds + weight_grad_seconds), dtype=np.float64)
+        """(p - 1)(f + b), exact for equal stages. Source: Huang et al. 2018, section 2.3: share (p
+        - 1) / (m + p - 1).
+        """
+        return np.asarray(
+            (pp - 1) * (forward_seconds + input_grad_seconds + weight_grad_seconds),
+            dtype=np.float64,
+        )
 
-    def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def in_flight(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
         """m: the first backward waits for the last forward. Exact."""
         return np.asarray(num_microbatches + 0.0 * rank, dtype=np.float64)
 
     def sends_on_critical_path(
-        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+        self,
+        pp: IntLike,
+        virtual_stages: IntLike,
+        num_microbatches: IntLike,
+        exposed: Exposed = "none",
     ) -> Floats:
-        """2 (p - 1): fill and drain, between which sends run beside compute. Receives posted late, or sends seen through: 2 m + 2 (p - 2).
+        """2 (p - 1): fill and drain, between which sends run beside compute. Receives posted late,
+        or sends seen through: 2 m + 2 (p - 2).
 
         Exact for equal stages.
         """
         hidden = 2.0 * (pp - 1) + 0.0 * num_microbatches
         held = 2.0 * num_microbatches + 2.0 * (pp - 2)
-        return np.asarray(hidden if exposed == "none" else np.maximum(hidden, held), dtype=np.float64)
+        return np.asarray(
+            hidden if exposed == "none" else np.maximum(hidden, held), dtype=np.float64
+        )

@@ -1,27 +1,54 @@
-"""Interleaved 1F1B: v stages per rank make the bubble v times smaller, for more sends and more activations."""
+"""Interleaved 1F1B: v stages per rank make the bubble v times smaller, for more sends and more
+activations.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, several_stages_per_rank
-from planner.schedules.depth_first import chunks_in_flight, depth_first_order, microbatches_per_round, whole_rounds
+from planner.schedules.base import (
+    FloatLike,
+    Floats,
+    IntLike,
+    RankOrder,
+    Runtime,
+    Schedule,
+    ScheduleRule,
+    several_stages_per_rank,
+)
+from planner.schedules.depth_first import (
+    chunks_in_flight,
+    depth_first_order,
+    microbatches_per_round,
+    whole_rounds,
+)
 from planner.specs.transports import Exposed
 
 
 @dataclass(frozen=True)
 class Interleaved1F1B(Schedule):
-    """Depth-first over v stages per rank (Narayanan et al. 2021, section 2.2.2; Llama 3, section 3.3.2)."""
+    """Depth-first over v stages per rank (Narayanan et al. 2021, section 2.2.2; Llama 3, section
+    3.3.2).
+    """
 
     name: str = "Interleaved1F1B"
     single_stage: bool = False
     splits_backward: bool = False
 
-    def rank_order(self, rank: int, pp: int, virtual_stages: int, num_microbatches: int) -> RankOrder:
-        """Warm-up (v - 1) k + 2 (p - 1 - rank) chunks, k microbatches per round; then F B in turn."""
+    def rank_order(
+        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
+    ) -> RankOrder:
+        """Warm-up (v - 1) k + 2 (p - 1 - rank) chunks, k microbatches per round; then F B in
+        turn.
+        """
         warmup = int(_warmup(rank, pp, virtual_stages, num_microbatches))
         return depth_first_order(
-            rank, pp, virtual_stages, num_microbatches, warmup=min(warmup, virtual_stages * num_microbatches), weight_delay=None
+            rank,
+            pp,
+            virtual_stages,
+            num_microbatches,
+            warmup=min(warmup, virtual_stages * num_microbatches),
+            weight_delay=None,
         )
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
@@ -39,30 +66,53 @@ class Interleaved1F1B(Schedule):
     ) -> Floats:
         """((p - 1) + (v - 1) max(0, p - m)) (f + b) / v.
 
-        The second term is the wait for a microbatch to come round when fewer than p keep the loop busy. Exact for equal stages.
-        Source: Narayanan et al. 2021, section 2.2.2 (m a multiple of p); the second term by counting stages.
+        The second term is the wait for a microbatch to come round when fewer than p keep the loop
+        busy. Exact for equal stages.
+        Source: Narayanan et al. 2021, section 2.2.2 (m a multiple of p); the second term by
+            counting stages.
         """
         waits = (pp - 1) + (virtual_stages - 1) * np.maximum(0, pp - num_microbatches)
-        return np.asarray(waits * (forward_seconds + input_grad_seconds + weight_grad_seconds) / virtual_stages, dtype=np.float64)
+        return np.asarray(
+            waits * (forward_seconds + input_grad_seconds + weight_grad_seconds) / virtual_stages,
+            dtype=np.float64,
+        )
 
-    def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def in_flight(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
         """min(v m, (v - 1) k + 2 (p - 1 - rank) + 1) / v. Exact."""
-        return chunks_in_flight(_warmup(rank, pp, virtual_stages, num_microbatches), virtual_stages, num_microbatches)
+        return chunks_in_flight(
+            _warmup(rank, pp, virtual_stages, num_microbatches), virtual_stages, num_microbatches
+        )
 
     def sends_on_critical_path(
-        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+        self,
+        pp: IntLike,
+        virtual_stages: IntLike,
+        num_microbatches: IntLike,
+        exposed: Exposed = "none",
     ) -> Floats:
-        """2 (p v - 1) where rounds hold p microbatches, so that each waits for its own return; 2 (p - 1) where they hold more.
+        """2 (p v - 1) where rounds hold p microbatches, so that each waits for its own return; 2 (p
+        - 1) where they hold more.
 
-        The double warm-up hides the sends of the steady phase (Narayanan et al. 2021). Exact for equal stages.
-        Receives posted late: half as many again for two ranks, which share one stream. Turns: 2 v m + 2 p - 4, two ranks
-        (2 v - 1/2) m. Sends seen through: (2 v - 1) m + 2 p - 3. Read off simulations.
+        The double warm-up hides the sends of the steady phase (Narayanan et al. 2021). Exact for
+        equal stages.
+        Receives posted late: half as many again for two ranks, which share one stream. Turns: 2 v m
+        + 2 p - 4, two ranks (2 v - 1/2) m. Sends seen through: (2 v - 1) m + 2 p - 3. Read off
+        simulations.
         """
         v, m = virtual_stages, num_microbatches
         tight = microbatches_per_round(pp, m) <= pp
-        hops = 2.0 * (np.where(tight, pp * v, pp) - 1) * np.where((exposed == "receive") & (np.asarray(pp) == 2), 1.5, 1.0)
+        hops = (
+            2.0
+            * (np.where(tight, pp * v, pp) - 1)
+            * np.where((exposed == "receive") & (np.asarray(pp) == 2), 1.5, 1.0)
+        )
         if exposed == "turn":
-            hops = np.maximum(hops, np.where(np.asarray(pp) > 2, 2.0 * v * m + 2.0 * pp - 4.0, (2.0 * v - 0.5) * m))
+            hops = np.maximum(
+                hops,
+                np.where(np.asarray(pp) > 2, 2.0 * v * m + 2.0 * pp - 4.0, (2.0 * v - 0.5) * m),
+            )
         if exposed == "send":
             hops = np.maximum(hops, (2.0 * v - 1.0) * m + 2.0 * pp - 3.0)
         return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)
@@ -72,5 +122,7 @@ class Interleaved1F1B(Schedule):
         return int(microbatches_per_round(pp, num_microbatches))
 
 
-def _warmup(rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> IntLike:
+def _warmup(
+    rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+) -> IntLike:
     return (virtual_stages - 1) * microbatches_per_round(pp, num_microbatches) + 2 * (pp - 1 - rank)

@@ -1,10 +1,21 @@
-"""Interleaved zero bubble: interleaved 1F1B with the weight gradients split off to fill the bubble (torch's ZB1P)."""
+"""Interleaved zero bubble: interleaved 1F1B with the weight gradients split off to fill the bubble
+(torch's ZB1P).
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, several_stages_per_rank
+from planner.schedules.base import (
+    FloatLike,
+    Floats,
+    IntLike,
+    RankOrder,
+    Runtime,
+    Schedule,
+    ScheduleRule,
+    several_stages_per_rank,
+)
 from planner.schedules.depth_first import (
     chunks_awaiting_weight_grad,
     chunks_in_flight,
@@ -18,17 +29,28 @@ from planner.specs.transports import Exposed
 
 @dataclass(frozen=True)
 class InterleavedZeroBubble(Schedule):
-    """Depth-first over v stages per rank, W delayed by `rank` chunks (Qi et al. 2023, ZB-H1, interleaved)."""
+    """Depth-first over v stages per rank, W delayed by `rank` chunks (Qi et al. 2023, ZB-H1,
+    interleaved).
+    """
 
     name: str = "InterleavedZeroBubble"
     single_stage: bool = False
     splits_backward: bool = True
 
-    def rank_order(self, rank: int, pp: int, virtual_stages: int, num_microbatches: int) -> RankOrder:
-        """Warm-up (v - 1) k + (p - 1 - rank) chunks, then F I W in turn with W late by `rank` chunks."""
+    def rank_order(
+        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
+    ) -> RankOrder:
+        """Warm-up (v - 1) k + (p - 1 - rank) chunks, then F I W in turn with W late by `rank`
+        chunks.
+        """
         warmup = int(_warmup(rank, pp, virtual_stages, num_microbatches))
         return depth_first_order(
-            rank, pp, virtual_stages, num_microbatches, warmup=min(warmup, virtual_stages * num_microbatches), weight_delay=rank
+            rank,
+            pp,
+            virtual_stages,
+            num_microbatches,
+            warmup=min(warmup, virtual_stages * num_microbatches),
+            weight_delay=rank,
         )
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
@@ -44,41 +66,76 @@ class InterleavedZeroBubble(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """From p microbatches on: (p - 1) max(f + i - w, f, i) / v, exact for equal stages and w <= f <= i.
+        """From p microbatches on: (p - 1) max(f + i - w, f, i) / v, exact for equal stages and w <=
+        f <= i.
 
-        In general the longest of five chains, with q = max(0, p - m), a = p - 1 + (v - 1) q, d = min(p - 1, m - 1):
-        a f + (p - 1) i - d w,  (a - d) f + (p - 1) i,  a f + max(q, a - v m + 1) i,  and for m < p also
-        a (f + i) - (v m - 1) w,  (a - d) f + a i - (v - 1) m w;  all over v. Source: Qi et al. 2023, ZB-H1; chains read off simulations.
+        In general the longest of five chains, with q = max(0, p - m), a = p - 1 + (v - 1) q, d =
+        min(p - 1, m - 1): a f + (p - 1) i - d w,  (a - d) f + (p - 1) i,  a f + max(q, a - v m + 1)
+        i,  and for m < p also a (f + i) - (v m - 1) w,  (a - d) f + a i - (v - 1) m w;  all over v.
+        Source: Qi et al. 2023, ZB-H1; chains read off simulations.
         """
-        f, i, w, v, m = forward_seconds, input_grad_seconds, weight_grad_seconds, virtual_stages, num_microbatches
+        f, i, w, v, m = (
+            forward_seconds,
+            input_grad_seconds,
+            weight_grad_seconds,
+            virtual_stages,
+            num_microbatches,
+        )
         missing = np.maximum(0, pp - m)
         around = pp - 1 + (v - 1) * missing
         delayed = np.minimum(pp - 1, m - 1)
         few = missing > 0
-        chains = np.maximum(around * f + (pp - 1) * i - delayed * w, (around - delayed) * f + (pp - 1) * i)
+        chains = np.maximum(
+            around * f + (pp - 1) * i - delayed * w, (around - delayed) * f + (pp - 1) * i
+        )
         chains = np.maximum(chains, around * f + np.maximum(missing, around - v * m + 1) * i)
-        loops = np.maximum(around * (f + i) - (v * m - 1) * w, (around - delayed) * f + around * i - (v - 1) * m * w)
+        loops = np.maximum(
+            around * (f + i) - (v * m - 1) * w,
+            (around - delayed) * f + around * i - (v - 1) * m * w,
+        )
         return np.asarray(np.where(few, np.maximum(chains, loops), chains) / v, dtype=np.float64)
 
-    def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def in_flight(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
         """min(v m, (v - 1) k + (p - 1 - rank) + 1) / v. Exact."""
-        return chunks_in_flight(_warmup(rank, pp, virtual_stages, num_microbatches), virtual_stages, num_microbatches)
+        return chunks_in_flight(
+            _warmup(rank, pp, virtual_stages, num_microbatches), virtual_stages, num_microbatches
+        )
 
-    def weight_grad_held(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def weight_grad_held(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
         """min(rank, v m - warm-up - 1) / v. Exact."""
-        return chunks_awaiting_weight_grad(_warmup(rank, pp, virtual_stages, num_microbatches), rank, virtual_stages, num_microbatches)
+        return chunks_awaiting_weight_grad(
+            _warmup(rank, pp, virtual_stages, num_microbatches),
+            rank,
+            virtual_stages,
+            num_microbatches,
+        )
 
-    def moments(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> tuple[tuple[Floats, Floats], ...]:
+    def moments(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> tuple[tuple[Floats, Floats], ...]:
         """Exact."""
-        whole, half = (of(rank, pp, virtual_stages, num_microbatches) for of in (self.in_flight, self.weight_grad_held))
+        whole, half = (
+            of(rank, pp, virtual_stages, num_microbatches)
+            for of in (self.in_flight, self.weight_grad_held)
+        )
         return (whole, half), late_weight_grads(whole, rank, virtual_stages, num_microbatches)
 
     def sends_on_critical_path(
-        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+        self,
+        pp: IntLike,
+        virtual_stages: IntLike,
+        num_microbatches: IntLike,
+        exposed: Exposed = "none",
     ) -> Floats:
-        """(v + 3) p - 4: the single warm-up hides fewer sends than interleaved 1F1B's. Read off simulations with m > p, f + i - w > i.
+        """(v + 3) p - 4: the single warm-up hides fewer sends than interleaved 1F1B's. Read off
+        simulations with m > p, f + i - w > i.
 
-        Receives posted late: (2 v + 2) p - 4. Sends seen through: 2 v m + 2 p - 5. Read off simulations.
+        Receives posted late: (2 v + 2) p - 4. Sends seen through: 2 v m + 2 p - 5. Read off
+            simulations.
         """
         v, zero = virtual_stages, 0.0 * num_microbatches
         hops = (v + 3.0) * pp - 4.0 + zero
@@ -93,5 +150,7 @@ class InterleavedZeroBubble(Schedule):
         return int(microbatches_per_round(pp, num_microbatches))
 
 
-def _warmup(rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> IntLike:
+def _warmup(
+    rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+) -> IntLike:
     return (virtual_stages - 1) * microbatches_per_round(pp, num_microbatches) + (pp - 1 - rank)

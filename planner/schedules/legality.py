@@ -1,4 +1,6 @@
-"""Would these orders run? Every microbatch once per stage, forward before backward, and no deadlock."""
+"""Would these orders run? Every microbatch once per stage, forward before backward, and no
+deadlock.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,9 +13,9 @@ Singles = tuple[tuple[Action, ...], ...]
 def check_legal(actions: Order, num_stages: int, num_microbatches: int) -> None:
     """Passes silently when the orders run to their end; raises ValueError naming the first fault.
 
-    Each stage lives on one rank; each (stage, microbatch) has one F and one B, or one F, one I and one W, in that order;
-    receives come from the neighbouring stages and never wait for each other in a circle. An overlapped pair needs both inputs
-    before it starts.
+    Each stage lives on one rank; each (stage, microbatch) has one F and one B, or one F, one I and
+    one W, in that order; receives come from the neighbouring stages and never wait for each other
+    in a circle. An overlapped pair needs both inputs before it starts.
     """
     singles = tuple(leaves(order) for order in actions)
     _check_homes(singles, num_stages)
@@ -32,7 +34,9 @@ def _check_homes(actions: Singles, num_stages: int) -> None:
             if not 0 <= action.stage < num_stages:
                 raise ValueError(f"{action} on rank {rank}: there are {num_stages} stages")
             if home.setdefault(action.stage, rank) != rank:
-                raise ValueError(f"stage {action.stage} is on rank {home[action.stage]} and on rank {rank}")
+                raise ValueError(
+                    f"stage {action.stage} is on rank {home[action.stage]} and on rank {rank}"
+                )
 
 
 def _check_counts(actions: Singles, num_stages: int, num_microbatches: int) -> None:
@@ -42,9 +46,14 @@ def _check_counts(actions: Singles, num_stages: int, num_microbatches: int) -> N
         raise ValueError(f"{doubled} appears {seen[doubled]} times")
     for stage in range(num_stages):
         for microbatch in range(num_microbatches):
-            kinds = "".join(kind for kind in ("F", "I", "W", "B") if Action(stage, kind, microbatch) in seen)
+            kinds = "".join(
+                kind for kind in ("F", "I", "W", "B") if Action(stage, kind, microbatch) in seen
+            )
             if kinds not in ("FB", "FIW"):
-                raise ValueError(f"stage {stage}, microbatch {microbatch} runs {kinds or 'nothing'}; F and B, or F, I and W are needed")
+                raise ValueError(
+                    f"stage {stage}, microbatch {microbatch} runs {kinds or 'nothing'}; F and B, "
+                    "or F, I and W are needed"
+                )
     excess = len(seen) - sum(1 for action in seen if action.microbatch < num_microbatches)
     if excess:
         raise ValueError(f"{excess} actions are for microbatches beyond {num_microbatches}")
@@ -60,7 +69,10 @@ def _check_local_order(rank: int, order: tuple[Action, ...]) -> None:
 
 
 def _same(done: set[Action], action: Action) -> Iterator[Action]:
-    for candidate in (Action(action.stage, "F", action.microbatch), Action(action.stage, "I", action.microbatch)):
+    for candidate in (
+        Action(action.stage, "F", action.microbatch),
+        Action(action.stage, "I", action.microbatch),
+    ):
         if candidate in done:
             yield candidate
 
@@ -78,7 +90,11 @@ def _blocked(actions: Order, num_stages: int) -> list[tuple[int, Item]]:
                     done.add((stage, "I" if kind == "B" else kind, microbatch))
                 position[rank] += 1
                 moved = True
-    return [(rank, order[position[rank]]) for rank, order in enumerate(actions) if position[rank] < len(order)]
+    return [
+        (rank, order[position[rank]])
+        for rank, order in enumerate(actions)
+        if position[rank] < len(order)
+    ]
 
 
 def _ready(item: Item, done: set[tuple[int, str, int]], num_stages: int) -> bool:

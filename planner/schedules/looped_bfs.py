@@ -1,4 +1,6 @@
-"""Looped BFS: all microbatches on the first local stage, then all on the next; parameters are gathered once per stage."""
+"""Looped BFS: all microbatches on the first local stage, then all on the next; parameters are
+gathered once per stage.
+"""
 
 from dataclasses import dataclass
 
@@ -20,17 +22,30 @@ from planner.specs.transports import Exposed
 
 @dataclass(frozen=True)
 class LoopedBFS(Schedule):
-    """Breadth-first pipeline (Lamy-Poirier 2023, BFS-PP). torch puts no condition on the number of microbatches."""
+    """Breadth-first pipeline (Lamy-Poirier 2023, BFS-PP). torch puts no condition on the number of
+    microbatches.
+    """
 
     name: str = "LoopedBFS"
     single_stage: bool = False
     splits_backward: bool = False
 
-    def rank_order(self, rank: int, pp: int, virtual_stages: int, num_microbatches: int) -> RankOrder:
-        """All F stage by stage, then all B from the last stage, microbatches in reverse as torch's ScheduleLoopedBFS runs them."""
+    def rank_order(
+        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
+    ) -> RankOrder:
+        """All F stage by stage, then all B from the last stage, microbatches in reverse as torch's
+        ScheduleLoopedBFS runs them.
+        """
         stages = range(rank, pp * virtual_stages, pp)
         forward = [Action(stage, "F", k) for stage in stages for k in range(num_microbatches)]
-        return (*forward, *(Action(stage, "B", k) for stage in reversed(stages) for k in reversed(range(num_microbatches))))
+        return (
+            *forward,
+            *(
+                Action(stage, "B", k)
+                for stage in reversed(stages)
+                for k in reversed(range(num_microbatches))
+            ),
+        )
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
         """At least two stages per rank."""
@@ -45,24 +60,39 @@ class LoopedBFS(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """((p - 1) + (v - 1) max(0, p - m)) (f + b) / v, exact for equal stages. Source: Lamy-Poirier 2023, section 4."""
+        """((p - 1) + (v - 1) max(0, p - m)) (f + b) / v, exact for equal stages. Source:
+        Lamy-Poirier 2023, section 4.
+        """
         waits = (pp - 1) + (virtual_stages - 1) * np.maximum(0, pp - num_microbatches)
-        return np.asarray(waits * (forward_seconds + input_grad_seconds + weight_grad_seconds) / virtual_stages, dtype=np.float64)
+        return np.asarray(
+            waits * (forward_seconds + input_grad_seconds + weight_grad_seconds) / virtual_stages,
+            dtype=np.float64,
+        )
 
-    def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def in_flight(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
         """m: the first backward waits for the last forward. Exact."""
         return np.asarray(num_microbatches + 0.0 * rank, dtype=np.float64)
 
     def sends_on_critical_path(
-        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+        self,
+        pp: IntLike,
+        virtual_stages: IntLike,
+        num_microbatches: IntLike,
+        exposed: Exposed = "none",
     ) -> Floats:
-        """2 (p - 1) fill and drain; 2 (p v - 1) up to p microbatches, where the next stage waits for the first's return. Exact.
+        """2 (p - 1) fill and drain; 2 (p v - 1) up to p microbatches, where the next stage waits
+        for the first's return. Exact.
 
-        Receives posted late or sends seen through: 2 v m + 2 (p - 2); two ranks that share one stream: (4 v - 2) m. Exact for m > p.
+        Receives posted late or sends seen through: 2 v m + 2 (p - 2); two ranks that share one
+        stream: (4 v - 2) m. Exact for m > p.
         """
         v, m = virtual_stages, num_microbatches
         hops = 2.0 * (np.where(np.asarray(m) <= pp, pp * v, pp) - 1)
         if exposed != "none":
             shared = (exposed == "receive") & (np.asarray(pp) == 2)
-            hops = np.maximum(hops, np.where(shared, (4.0 * v - 2.0) * m, 2.0 * v * m + 2.0 * (pp - 2)))
+            hops = np.maximum(
+                hops, np.where(shared, (4.0 * v - 2.0) * m, 2.0 * v * m + 2.0 * (pp - 2))
+            )
         return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)

@@ -1,8 +1,10 @@
-"""An order of compute and a transport, lowered to one graph: what must have ended before each action and each transfer starts.
+"""An order of compute and a transport, lowered to one graph: what must have ended before each
+action and each transfer starts.
 
-Letters: A items of the order, T transfers, N = A + T nodes, G edges, D most edges into one node, S stages, R ranks. A transfer
-carries an activation to the next stage or a gradient to the one before. Nodes are numbered items first, rank after rank, then
-transfers in the order of the items that they feed.
+Letters: A items of the order, T transfers, N = A + T nodes, G edges, D most edges into one node, S
+stages, R ranks. A transfer carries an activation to the next stage or a gradient to the one before.
+Nodes are numbered items first, rank after rank, then transfers in the order of the items that they
+feed.
 """
 
 import itertools
@@ -18,15 +20,19 @@ Rows = NDArray[np.int64]
 
 KINDS = {"F": 0, "I": 1, "W": 2, "B": 3}
 SENDS, CROWDED = 4, 5
-"""Rows of work, S to a kind: F, I, W, B of a stage; a transfer from stage s to s + 1 or back; one whose rank sends another with it."""
+"""Rows of work, S to a kind: F, I, W, B of a stage; a transfer from stage s to s + 1 or back; one
+whose rank sends another with it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
     """Nodes and what they wait for.
 
-    work_N: kind * S + stage; 6 S + k for the k-th of `pairs`, (stage of the forward, stage of the backward).
-    needs_DN: nodes that must have ended before, -1 for none.  rank_N: rank of an item, R + sender x R + receiver of a transfer.
+    work_N: kind * S + stage; 6 S + k for the k-th of `pairs`, (stage of the forward, stage of the
+        backward).
+    needs_DN: nodes that must have ended before, -1 for none.  rank_N: rank of an item, R + sender x
+        R + receiver of a transfer.
     """
 
     items: tuple[Item, ...]
@@ -40,7 +46,9 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Columns of the items (A), of their single actions (leaves) and of the transfers (T). Leaf arrays end in _l."""
+    """Columns of the items (A), of their single actions (leaves) and of the transfers (T). Leaf
+    arrays end in _l.
+    """
 
     rank_A: Rows
     before_A: Rows
@@ -73,7 +81,9 @@ Edges = list[tuple[Rows, Rows]]
 
 
 def lower(order: Order, transport: Transport) -> Graph:
-    """The graph of an order under a transport. Raises ValueError where an action's input is computed nowhere."""
+    """The graph of an order under a transport. Raises ValueError where an action's input is
+    computed nowhere.
+    """
     items = tuple(item for rank in order for item in rank)
     parts, num_stages = _parts(items, [len(rank) for rank in order])
     crowded_T = np.zeros(len(parts.sender_T), dtype=np.bool_)
@@ -91,13 +101,22 @@ def lower(order: Order, transport: Transport) -> Graph:
     else:
         by_rounds = transport.receive == "lowered" or transport.stream == "pair"
         sweep_A = _sweeps(parts, order) if by_rounds else np.zeros(0, dtype=np.int64)
-        edges += _posts(parts, transport, sweep_A) + _holds(parts, transport) + _queues(parts, transport, sweep_A)
+        edges += (
+            _posts(parts, transport, sweep_A)
+            + _holds(parts, transport)
+            + _queues(parts, transport, sweep_A)
+        )
     work_N, pairs = _work(items, parts, num_stages, crowded_T)
     ranks = len(order)
     return Graph(
-        items=items, num_ranks=ranks, num_stages=num_stages, pairs=pairs, work_N=work_N,
-        rank_N=np.concatenate([parts.rank_A, ranks + parts.from_T * ranks + parts.to_T]), needs_DN=_packed(edges, len(work_N)),
-    )  # fmt: skip
+        items=items,
+        num_ranks=ranks,
+        num_stages=num_stages,
+        pairs=pairs,
+        work_N=work_N,
+        rank_N=np.concatenate([parts.rank_A, ranks + parts.from_T * ranks + parts.to_T]),
+        needs_DN=_packed(edges, len(work_N)),
+    )
 
 
 def _parts(items: tuple[Item, ...], lengths: list[int]) -> tuple[_Parts, int]:
@@ -113,14 +132,23 @@ def _parts(items: tuple[Item, ...], lengths: list[int]) -> tuple[_Parts, int]:
     source_l = _sources(item_l, stage_l, kind_l, microbatch_l, num_stages)
     leaf_T = np.flatnonzero((source_l >= 0) & (rank_A[source_l] != rank_A[item_l]))
     parts = _Parts(
-        rank_A=rank_A, before_A=np.where(first_A, -1, index - 1), after_A=np.where(np.append(first_A[1:], True), -1, index + 1),
-        item_l=item_l, stage_l=stage_l, kind_l=kind_l, source_l=source_l,
-        sender_T=source_l[leaf_T], receiver_T=item_l[leaf_T], leaf_T=leaf_T,
-    )  # fmt: skip
+        rank_A=rank_A,
+        before_A=np.where(first_A, -1, index - 1),
+        after_A=np.where(np.append(first_A[1:], True), -1, index + 1),
+        item_l=item_l,
+        stage_l=stage_l,
+        kind_l=kind_l,
+        source_l=source_l,
+        sender_T=source_l[leaf_T],
+        receiver_T=item_l[leaf_T],
+        leaf_T=leaf_T,
+    )
     return parts, num_stages
 
 
-def _sources(item_l: Rows, stage_l: Rows, kind_l: Rows, microbatch_l: Rows, num_stages: int) -> Rows:
+def _sources(
+    item_l: Rows, stage_l: Rows, kind_l: Rows, microbatch_l: Rows, num_stages: int
+) -> Rows:
     """Item whose output each action takes from another stage, -1 for none."""
     where = np.full((2, num_stages + 2, int(microbatch_l.max()) + 1), -1, dtype=np.int64)
     forward, backward = kind_l == KINDS["F"], (kind_l == KINDS["I"]) | (kind_l == KINDS["B"])
@@ -136,7 +164,11 @@ def _sources(item_l: Rows, stage_l: Rows, kind_l: Rows, microbatch_l: Rows, num_
 def _work(
     items: tuple[Item, ...], parts: _Parts, num_stages: int, crowded_T: NDArray[np.bool_]
 ) -> tuple[Rows, tuple[tuple[int, int], ...]]:
-    hop_T = np.where(parts.kind_l[parts.leaf_T] == KINDS["F"], parts.stage_l[parts.leaf_T] - 1, parts.stage_l[parts.leaf_T])
+    hop_T = np.where(
+        parts.kind_l[parts.leaf_T] == KINDS["F"],
+        parts.stage_l[parts.leaf_T] - 1,
+        parts.stage_l[parts.leaf_T],
+    )
     work_A = np.empty(len(items), dtype=np.int64)
     work_A[parts.item_l] = parts.kind_l * num_stages + parts.stage_l
     pairs: dict[tuple[int, int], int] = {}
@@ -153,7 +185,10 @@ def _posts(parts: _Parts, transport: Transport, sweep_A: Rows) -> Edges:
     """Transfers wait until the receiver has come to where it posts the receive."""
     node_T, receiver_T = parts.node_T, parts.receiver_T
     if transport.receive == "needed":
-        return [(node_T, parts.before_A[receiver_T]), *(_behind_sends(parts) if transport.waits == "all" else [])]
+        return [
+            (node_T, parts.before_A[receiver_T]),
+            *(_behind_sends(parts) if transport.waits == "all" else []),
+        ]
     if transport.receive == "ahead":
         return [(node_T, _previous_of_direction(parts)[parts.leaf_T])]
     if transport.receive == "lowered":
@@ -162,7 +197,9 @@ def _posts(parts: _Parts, transport: Transport, sweep_A: Rows) -> Edges:
 
 
 def _behind_sends(parts: _Parts) -> Edges:
-    """A receive comes after the sends of the action before it, but for those to the neighbour it comes from, which travel with it."""
+    """A receive comes after the sends of the action before it, but for those to the neighbour it
+    comes from, which travel with it.
+    """
     of_item = np.full(len(parts.rank_A) + 1, -1, dtype=np.int64)
     of_item[parts.sender_T] = np.arange(len(parts.sender_T))
     sent_T = of_item[parts.before_A[parts.receiver_T]]
@@ -171,8 +208,12 @@ def _behind_sends(parts: _Parts) -> Edges:
 
 
 def _previous_of_direction(parts: _Parts) -> Rows:
-    """For each leaf the item of the forward (or backward) before it on its rank, -1 for the first."""
-    direction_l = np.where(parts.kind_l == KINDS["F"], 0, np.where(parts.kind_l == KINDS["W"], 2, 1))
+    """For each leaf the item of the forward (or backward) before it on its rank, -1 for the
+    first.
+    """
+    direction_l = np.where(
+        parts.kind_l == KINDS["F"], 0, np.where(parts.kind_l == KINDS["W"], 2, 1)
+    )
     code_l = parts.rank_A[parts.item_l] * 3 + direction_l
     sequence = np.argsort(code_l, kind="stable")
     same = code_l[sequence][1:] == code_l[sequence][:-1]
@@ -191,7 +232,11 @@ def _holds(parts: _Parts, transport: Transport) -> Edges:
     from_of_item = np.full(len(parts.rank_A) + 1, -1, dtype=np.int64)
     from_of_item[parts.receiver_T] = parts.from_T
     fused = from_of_item[next_T] == parts.to_T
-    return [_waiting(np.where(fused, next_T, np.where(next_T < 0, -1, parts.after_A[next_T])), parts.node_T)]
+    return [
+        _waiting(
+            np.where(fused, next_T, np.where(next_T < 0, -1, parts.after_A[next_T])), parts.node_T
+        )
+    ]
 
 
 def _waiting(items: Rows, nodes: Rows) -> tuple[Rows, Rows]:
@@ -200,14 +245,18 @@ def _waiting(items: Rows, nodes: Rows) -> tuple[Rows, Rows]:
 
 
 def _turns(parts: _Parts) -> tuple[Edges, NDArray[np.bool_]]:
-    """Exchanges between turns: all sends of a turn and all receives of the next, which waits for every one of them.
+    """Exchanges between turns: all sends of a turn and all receives of the next, which waits for
+    every one of them.
 
-    A forward and the backward right after it are one turn, but on ranks that finish all forwards first.
+    A forward and the backward right after it are one turn, but on ranks that finish all forwards
+    first.
     """
     forward_A = np.zeros(len(parts.rank_A), dtype=np.bool_)
     forward_A[parts.item_l] = parts.kind_l == KINDS["F"]
     starts = np.flatnonzero(parts.before_A < 0)
-    changes = np.add.reduceat((forward_A & ~np.append(True, forward_A[:-1])).astype(np.int64), starts)
+    changes = np.add.reduceat(
+        (forward_A & ~np.append(True, forward_A[:-1])).astype(np.int64), starts
+    )
     alternates_A = (changes > 0)[parts.rank_A]
     before = parts.before_A
     joins_A = (before >= 0) & ~forward_A & forward_A[before] & alternates_A
@@ -218,21 +267,35 @@ def _turns(parts: _Parts) -> tuple[Edges, NDArray[np.bool_]]:
     sent_T, received_T = turn_A[parts.sender_T], turn_A[parts.receiver_T]
     next_T = parts.after_A[end[sent_T]]
     edges: Edges = [
-        (parts.node_T, end[sent_T]), (parts.node_T, before[start[received_T]]), (start[received_T], parts.node_T),
+        (parts.node_T, end[sent_T]),
+        (parts.node_T, before[start[received_T]]),
+        (start[received_T], parts.node_T),
         _waiting(next_T, parts.node_T),
-    ]  # fmt: skip
-    crowded = (np.bincount(sent_T, minlength=len(start))[sent_T] > 1) | (np.bincount(received_T, minlength=len(start))[received_T] > 1)
+    ]
+    crowded = (np.bincount(sent_T, minlength=len(start))[sent_T] > 1) | (
+        np.bincount(received_T, minlength=len(start))[received_T] > 1
+    )
     return edges, crowded
 
 
 def _queues(parts: _Parts, transport: Transport, sweep_A: Rows) -> Edges:
-    """Each transfer waits for the one before it on its stream: in the sender's order on a link, in lowering order on a pair's stream."""
+    """Each transfer waits for the one before it on its stream: in the sender's order on a link, in
+    lowering order on a pair's stream.
+    """
     from_T, to_T = parts.from_T, parts.to_T
     ranks = int(parts.rank_A.max()) + 1
     if transport.stream == "link":
-        return [_one_by_one(from_T * ranks + to_T, parts.node_T, np.lexsort((parts.leaf_T, parts.sender_T)))]
+        return [
+            _one_by_one(
+                from_T * ranks + to_T, parts.node_T, np.lexsort((parts.leaf_T, parts.sender_T))
+            )
+        ]
     sequence = np.lexsort((parts.leaf_T, from_T, sweep_A[parts.sender_T]))
-    return [_one_by_one(np.minimum(from_T, to_T) * ranks + np.maximum(from_T, to_T), parts.node_T, sequence)]
+    return [
+        _one_by_one(
+            np.minimum(from_T, to_T) * ranks + np.maximum(from_T, to_T), parts.node_T, sequence
+        )
+    ]
 
 
 def _one_by_one(stream: Rows, node: Rows, sequence: Rows) -> tuple[Rows, Rows]:
@@ -245,9 +308,9 @@ def _one_by_one(stream: Rows, node: Rows, sequence: Rows) -> tuple[Rows, Rows]:
 def _lowered_posts(parts: _Parts, sweep_A: Rows) -> Rows:
     """Item of the receiver after which torch's lowering puts each receive, -1 for none.
 
-    `_add_send_recv` goes round the ranks, gives each at most one action whose input has arrived, and appends the send to the
-    sender's list and the receive to the receiver's at once: behind what the receiver was given in earlier rounds, and in this
-    one if its number is lower.
+    `_add_send_recv` goes round the ranks, gives each at most one action whose input has arrived,
+    and appends the send to the sender's list and the receive to the receiver's at once: behind what
+    the receiver was given in earlier rounds, and in this one if its number is lower.
     """
     lengths = np.bincount(parts.rank_A)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
@@ -258,10 +321,14 @@ def _lowered_posts(parts: _Parts, sweep_A: Rows) -> Rows:
 
 
 def _sweeps(parts: _Parts, order: Order) -> Rows:
-    """Round in which torch's lowering pass comes to each item: after its rank's previous and its inputs, lower ranks first in a round."""
+    """Round in which torch's lowering pass comes to each item: after its rank's previous and its
+    inputs, lower ranks first in a round.
+    """
     inputs: list[tuple[int, ...]] = [()] * len(parts.rank_A)
     known = parts.source_l >= 0
-    for receiver, source in zip(parts.item_l[known].tolist(), parts.source_l[known].tolist(), strict=True):
+    for receiver, source in zip(
+        parts.item_l[known].tolist(), parts.source_l[known].tolist(), strict=True
+    ):
         inputs[receiver] += (source,)
     rank_of, extra = parts.rank_A.tolist(), _slots(parts).tolist()
     sweep = [-1] * len(inputs)
@@ -296,19 +363,28 @@ ACTIVE_STAGES = 3
 
 
 def _slots(parts: _Parts) -> Rows:
-    """Entries that torch puts before each item: gathering and releasing stages, reducing a stage's gradients after its last action.
+    """Entries that torch puts before each item: gathering and releasing stages, reducing a stage's
+    gradients after its last action.
 
-    `_add_unshard_reshard` keeps the next ACTIVE_STAGES distinct stages of a rank gathered; `_add_reduce_grad`.
+    `_add_unshard_reshard` keeps the next ACTIVE_STAGES distinct stages of a rank gathered;
+    `_add_reduce_grad`.
     """
     slots = np.zeros(len(parts.rank_A), dtype=np.int64)
     starts = np.append(np.flatnonzero(parts.before_A < 0), len(slots))
     for start, end in itertools.pairwise(starts.tolist()):
         first, last = np.searchsorted(parts.item_l, (start, end))
-        place, (stages, local) = parts.item_l[first:last] - start, np.unique(parts.stage_l[first:last], return_inverse=True)
+        place, (stages, local) = (
+            parts.item_l[first:last] - start,
+            np.unique(parts.stage_l[first:last], return_inverse=True),
+        )
         coming = np.full((len(stages), end - start), end)
         coming[local, place] = place
         coming = np.minimum.accumulate(coming[:, ::-1], axis=1)[:, ::-1]
-        soon = np.partition(coming, ACTIVE_STAGES - 1, axis=0)[ACTIVE_STAGES - 1] if len(stages) > ACTIVE_STAGES else end
+        soon = (
+            np.partition(coming, ACTIVE_STAGES - 1, axis=0)[ACTIVE_STAGES - 1]
+            if len(stages) > ACTIVE_STAGES
+            else end
+        )
         wanted = (coming <= soon) & (coming < end)
         slots[start:end] = (wanted ^ np.pad(wanted[:, :-1], ((0, 0), (1, 0)))).sum(axis=0)
         done = np.zeros(end - start + 1, dtype=np.int64)

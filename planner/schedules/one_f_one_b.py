@@ -4,32 +4,58 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, one_stage_per_rank
+from planner.schedules.base import (
+    FloatLike,
+    Floats,
+    IntLike,
+    RankOrder,
+    Runtime,
+    Schedule,
+    ScheduleRule,
+    one_stage_per_rank,
+)
 from planner.schedules.depth_first import chunks_in_flight, depth_first_order, exchanges
 from planner.specs.transports import Exposed
 
 
 @dataclass(frozen=True)
 class OneFOneB(Schedule):
-    """One forward, one backward after a warm-up of p - 1 - rank forwards (Narayanan et al. 2021, section 2.2)."""
+    """One forward, one backward after a warm-up of p - 1 - rank forwards (Narayanan et al. 2021,
+    section 2.2).
+    """
 
     name: str = "1F1B"
     single_stage: bool = True
     splits_backward: bool = False
 
-    def rank_order(self, rank: int, pp: int, virtual_stages: int, num_microbatches: int) -> RankOrder:
+    def rank_order(
+        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
+    ) -> RankOrder:
         """Warm-up min(m, p - 1 - rank), then F B in turn, then the remaining B."""
-        return depth_first_order(rank, pp, 1, num_microbatches, warmup=min(num_microbatches, pp - 1 - rank), weight_delay=None)
+        return depth_first_order(
+            rank,
+            pp,
+            1,
+            num_microbatches,
+            warmup=min(num_microbatches, pp - 1 - rank),
+            weight_delay=None,
+        )
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
-        """One stage per rank; torch's Schedule1F1B raises ValueError below p microbatches, Megatron runs them."""
+        """One stage per rank; torch's Schedule1F1B raises ValueError below p microbatches, Megatron
+        runs them.
+        """
         enough = ScheduleRule(
             field="micro_batch_size",
             rule="1F1B needs at least as many microbatches as stages: {m} < pp={pp}",
             remedy="lower micro_batch_size, dp or pp until the microbatches reach pp, or use GPipe",
             holds=lambda pp, v, m: m >= pp,
         )
-        return (one_stage_per_rank(self.name), enough) if runtime == "torch" else (one_stage_per_rank(self.name),)
+        return (
+            (one_stage_per_rank(self.name), enough)
+            if runtime == "torch"
+            else (one_stage_per_rank(self.name),)
+        )
 
     def bubble_seconds(
         self,
@@ -41,20 +67,35 @@ class OneFOneB(Schedule):
         weight_grad_seconds: FloatLike,
     ) -> Floats:
         """(p - 1)(f + b), exact for equal stages. Source: Narayanan et al. 2021, section 2.2.1."""
-        return np.asarray((pp - 1) * (forward_seconds + input_grad_seconds + weight_grad_seconds), dtype=np.float64)
+        return np.asarray(
+            (pp - 1) * (forward_seconds + input_grad_seconds + weight_grad_seconds),
+            dtype=np.float64,
+        )
 
-    def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def in_flight(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
         """min(m, p - rank). Exact."""
         return chunks_in_flight(pp - 1 - rank, 1, num_microbatches)
 
     def sends_on_critical_path(
-        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+        self,
+        pp: IntLike,
+        virtual_stages: IntLike,
+        num_microbatches: IntLike,
+        exposed: Exposed = "none",
     ) -> Floats:
-        """2 (p - 1) m / p + 2 (p - 2): with no slack between neighbours, almost two sends a microbatch delay everyone.
+        """2 (p - 1) m / p + 2 (p - 2): with no slack between neighbours, almost two sends a
+        microbatch delay everyone.
 
-        The longest circle zigzags over all ranks, 2 (p - 1) sends for p microbatches. Exact up to rounding for m >= p.
-        Exchanges that both neighbours wait for: 2 m + 2 p - 5, for two ranks m + 1. Exact for m >= p.
+        The longest circle zigzags over all ranks, 2 (p - 1) sends for p microbatches. Exact up to
+        rounding for m >= p.
+        Exchanges that both neighbours wait for: 2 m + 2 p - 5, for two ranks m + 1. Exact for m >=
+            p.
         """
         count = num_microbatches
         hidden = 2.0 * (pp - 1) * count / pp + 2.0 * np.maximum(0, pp - 2)
-        return np.asarray(hidden if exposed == "none" else np.maximum(hidden, exchanges(pp, count)), dtype=np.float64)
+        return np.asarray(
+            hidden if exposed == "none" else np.maximum(hidden, exchanges(pp, count)),
+            dtype=np.float64,
+        )

@@ -1,4 +1,6 @@
-"""Writing the order of a rank that holds both ends of a V: stage `rank` on the way down, stage 2p - 1 - rank on the way up."""
+"""Writing the order of a rank that holds both ends of a V: stage `rank` on the way down, stage 2p -
+1 - rank on the way up.
+"""
 
 from collections import Counter
 
@@ -6,7 +8,9 @@ from planner.schedules.base import Action, Item, Kind, Overlap
 
 
 class VOrder:
-    """Appends actions for the two local stages (chunk 0 going down, chunk 1 coming up), counting microbatches itself."""
+    """Appends actions for the two local stages (chunk 0 going down, chunk 1 coming up), counting
+    microbatches itself.
+    """
 
     def __init__(self, rank: int, pp: int) -> None:
         self.actions: list[Item] = []
@@ -15,15 +19,21 @@ class VOrder:
         self._owed: list[tuple[int, int]] = []
 
     def add(self, chunk: int, kind: Kind) -> None:
-        """The next microbatch of this kind on this chunk. B counts as I and W; I leaves its W owed."""
+        """The next microbatch of this kind on this chunk. B counts as I and W; I leaves its W
+        owed.
+        """
         action = self._next(chunk, kind)
         self.actions.append(action)
         if kind == "I":
             self._owed.append((action.stage, action.microbatch))
 
     def add_overlap(self, forward_chunk: int, backward_chunk: int) -> None:
-        """The next forward of one chunk and the next full backward of the other as one overlapped pair."""
-        self.actions.append(Overlap(self._next(forward_chunk, "F"), self._next(backward_chunk, "B")))
+        """The next forward of one chunk and the next full backward of the other as one overlapped
+        pair.
+        """
+        self.actions.append(
+            Overlap(self._next(forward_chunk, "F"), self._next(backward_chunk, "B"))
+        )
 
     def _next(self, chunk: int, kind: Kind) -> Action:
         key: tuple[int, Kind] = (chunk, "I" if kind == "B" else kind)

@@ -1,26 +1,54 @@
-"""ZB-1p: 1F1B with weight gradients split off and late; a third of the bubble for the memory of p microbatches."""
+"""ZB-1p: 1F1B with weight gradients split off and late; a third of the bubble for the memory of p
+microbatches.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, one_stage_per_rank
-from planner.schedules.depth_first import chunks_awaiting_weight_grad, chunks_in_flight, depth_first_order, exchanges, late_weight_grads
+from planner.schedules.base import (
+    FloatLike,
+    Floats,
+    IntLike,
+    RankOrder,
+    Runtime,
+    Schedule,
+    ScheduleRule,
+    one_stage_per_rank,
+)
+from planner.schedules.depth_first import (
+    chunks_awaiting_weight_grad,
+    chunks_in_flight,
+    depth_first_order,
+    exchanges,
+    late_weight_grads,
+)
 from planner.specs.transports import Exposed
 
 
 @dataclass(frozen=True)
 class ZB1p(Schedule):
-    """The handcrafted ZB-H1 (Qi et al. 2023, section 2.1): every rank holds at most p microbatches until their W."""
+    """The handcrafted ZB-H1 (Qi et al. 2023, section 2.1): every rank holds at most p microbatches
+    until their W.
+    """
 
     name: str = "ZB-1p"
     single_stage: bool = True
     splits_backward: bool = True
     synchronous_end: bool = False
 
-    def rank_order(self, rank: int, pp: int, virtual_stages: int, num_microbatches: int) -> RankOrder:
+    def rank_order(
+        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
+    ) -> RankOrder:
         """Warm-up p - 1 - rank, then F I W in turn with W late by `rank` microbatches."""
-        return depth_first_order(rank, pp, 1, num_microbatches, warmup=min(num_microbatches, pp - 1 - rank), weight_delay=rank)
+        return depth_first_order(
+            rank,
+            pp,
+            1,
+            num_microbatches,
+            warmup=min(num_microbatches, pp - 1 - rank),
+            weight_delay=rank,
+        )
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
         """One stage per rank."""
@@ -37,33 +65,54 @@ class ZB1p(Schedule):
     ) -> Floats:
         """max((p - 1)(f + i) - d w, (p - 1 - d) f + (p - 1) i), d = min(p - 1, m - 1).
 
-        From p microbatches on: (p - 1) max(f + i - w, i). Span of the longest rank, see `synchronous_end`.
-        Exact for equal stages and w <= f <= i. Source: Qi et al. 2023, table 1, (p - 1)(f + i - w).
+        From p microbatches on: (p - 1) max(f + i - w, i). Span of the longest rank, see
+        `synchronous_end`. Exact for equal stages and w <= f <= i. Source: Qi et al. 2023, table 1,
+        (p - 1)(f + i - w).
         """
         others = pp - 1
         delayed = np.minimum(others, num_microbatches - 1)
         drain = others * (forward_seconds + input_grad_seconds) - delayed * weight_grad_seconds
-        return np.asarray(np.maximum(drain, (others - delayed) * forward_seconds + others * input_grad_seconds), dtype=np.float64)
+        return np.asarray(
+            np.maximum(drain, (others - delayed) * forward_seconds + others * input_grad_seconds),
+            dtype=np.float64,
+        )
 
-    def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def in_flight(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
         """min(m, p - rank). Exact."""
         return chunks_in_flight(pp - 1 - rank, 1, num_microbatches)
 
-    def weight_grad_held(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def weight_grad_held(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
         """min(rank, m - (p - 1 - rank) - 1): with `in_flight`, p on every rank. Exact."""
         return chunks_awaiting_weight_grad(pp - 1 - rank, rank, 1, num_microbatches)
 
-    def moments(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> tuple[tuple[Floats, Floats], ...]:
+    def moments(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> tuple[tuple[Floats, Floats], ...]:
         """Exact."""
-        whole, half = (of(rank, pp, virtual_stages, num_microbatches) for of in (self.in_flight, self.weight_grad_held))
+        whole, half = (
+            of(rank, pp, virtual_stages, num_microbatches)
+            for of in (self.in_flight, self.weight_grad_held)
+        )
         return (whole, half), late_weight_grads(whole, rank, 1, num_microbatches)
 
     def sends_on_critical_path(
-        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+        self,
+        pp: IntLike,
+        virtual_stages: IntLike,
+        num_microbatches: IntLike,
+        exposed: Exposed = "none",
     ) -> Floats:
-        """4 (p - 1): warm-up and late W leave each neighbour's gradient one send behind. Read off simulations with m > p.
+        """4 (p - 1): warm-up and late W leave each neighbour's gradient one send behind. Read off
+        simulations with m > p.
 
         Sends seen through: as for 1F1B, 2 m + 2 p - 5.
         """
         hidden = 4.0 * (pp - 1) + 0.0 * num_microbatches
-        return np.asarray(np.maximum(hidden, exchanges(pp, num_microbatches)) if exposed == "send" else hidden, dtype=np.float64)
+        return np.asarray(
+            np.maximum(hidden, exchanges(pp, num_microbatches)) if exposed == "send" else hidden,
+            dtype=np.float64,
+        )

@@ -1,25 +1,43 @@
-"""ZBV: two stages per rank in a V, so that the last forward and the first backward of a microbatch share a rank."""
+"""ZBV: two stages per rank in a V, so that the last forward and the first backward of a microbatch
+share a rank.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.schedules.base import FloatLike, Floats, IntLike, RankOrder, Runtime, Schedule, ScheduleRule, leaves, two_stages_per_rank
+from planner.schedules.base import (
+    FloatLike,
+    Floats,
+    IntLike,
+    RankOrder,
+    Runtime,
+    Schedule,
+    ScheduleRule,
+    leaves,
+    two_stages_per_rank,
+)
 from planner.schedules.v_shape import VOrder
 from planner.specs.transports import Exposed
 
 
 @dataclass(frozen=True)
 class ZBVZeroBubble(Schedule):
-    """ZB-V (Qi et al. 2023, section 6): ZB-2p's bubble with 1F1B's memory while f, i and w are alike."""
+    """ZB-V (Qi et al. 2023, section 6): ZB-2p's bubble with 1F1B's memory while f, i and w are
+    alike.
+    """
 
     name: str = "ZBVZeroBubble"
     single_stage: bool = False
     splits_backward: bool = True
     v_shaped: bool = True
 
-    def rank_order(self, rank: int, pp: int, virtual_stages: int, num_microbatches: int) -> RankOrder:
-        """As ScheduleZBVZeroBubble of torch: built for at least 2p - 1 microbatches, those beyond m left out."""
+    def rank_order(
+        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
+    ) -> RankOrder:
+        """As ScheduleZBVZeroBubble of torch: built for at least 2p - 1 microbatches, those beyond m
+        left out.
+        """
         count = max(2 * pp - 1, num_microbatches)
         order = VOrder(rank, pp)
         _warm_up(order, rank, pp)
@@ -32,7 +50,11 @@ class ZBVZeroBubble(Schedule):
                 order.add(chunk, "I")
                 order.add_owed()
         _cool_down(order, rank, pp)
-        return tuple(action for action in leaves(tuple(order.actions)) if action.microbatch < num_microbatches)
+        return tuple(
+            action
+            for action in leaves(tuple(order.actions))
+            if action.microbatch < num_microbatches
+        )
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
         """Exactly two stages per rank; torch puts no condition on the number of microbatches."""
@@ -48,37 +70,63 @@ class ZBVZeroBubble(Schedule):
         weight_grad_seconds: FloatLike,
     ) -> Floats:
         """From 2p - 1 microbatches on, over 2: the longest of
-        2 (p - 1)(i - w),  (p - 1) i,  (2p - 3) f - (p - 2) i,  (p - 2) w + max(f, i),  (2p - 3) f + i - 2 (p - 1) w,  (p - 1) f.
+        2 (p - 1)(i - w),  (p - 1) i,  (2p - 3) f - (p - 2) i,  (p - 2) w + max(f, i),  (2p - 3) f +
+        i - 2 (p - 1) w,  (p - 1) f.
 
-        Ranks end together, so the stagger of their starts remains, (p - 1) f / 2 where f = i = w: "zero" only without a common end.
-        With fewer: 2 max(0, p - m) f + 2 (p - 1) i - 2 max(0, m - p) w,  (2p - 1 - m)(f + i) and the fourth, shortened.
-        Exact for equal stages, w <= f <= i and m >= 2p - 1; below, the step is up to a tenth short.
+        Ranks end together, so the stagger of their starts remains, (p - 1) f / 2 where f = i = w:
+        "zero" only without a common end.
+        With fewer: 2 max(0, p - m) f + 2 (p - 1) i - 2 max(0, m - p) w,  (2p - 1 - m)(f + i) and
+        the fourth, shortened. Exact for equal stages, w <= f <= i and m >= 2p - 1; below, the step
+        is up to a tenth short.
         Source: Qi et al. 2023, section 6; chains read off simulations.
         """
         f, i, w, m = forward_seconds, input_grad_seconds, weight_grad_seconds, num_microbatches
         others, short = pp - 1, np.maximum(0, 2 * pp - 1 - m)
-        back = 2 * (np.maximum(0, pp - m) * f + others * i - np.maximum(0, np.minimum(others, m - pp)) * w)
-        mixed = np.where(short <= pp - 2, (1 + short) * np.maximum(f, i) + (pp - 2 - short) * w, 0.0)
-        chains = np.maximum(np.maximum(back, mixed), np.maximum(short * (f + i), others * np.maximum(f, i)))
+        back = 2 * (
+            np.maximum(0, pp - m) * f + others * i - np.maximum(0, np.minimum(others, m - pp)) * w
+        )
+        mixed = np.where(
+            short <= pp - 2, (1 + short) * np.maximum(f, i) + (pp - 2 - short) * w, 0.0
+        )
+        chains = np.maximum(
+            np.maximum(back, mixed), np.maximum(short * (f + i), others * np.maximum(f, i))
+        )
         full = np.maximum((2 * pp - 3) * f - (pp - 2) * i, (2 * pp - 3) * f + i - 2 * others * w)
         chains = np.where(short == 0, np.maximum(chains, full), chains)
         return np.asarray(np.where(np.asarray(pp) > 1, chains / 2.0, 0.0), dtype=np.float64)
 
-    def in_flight(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+    def in_flight(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> Floats:
         """Up to p on every rank from 2p - 1 microbatches on. Source: Qi et al. 2023, section 6."""
-        down, up = np.minimum(num_microbatches, 2 * pp - 1 - rank), np.minimum(num_microbatches, rank + 1)
+        down, up = (
+            np.minimum(num_microbatches, 2 * pp - 1 - rank),
+            np.minimum(num_microbatches, rank + 1),
+        )
         return np.asarray((down + up) / 2.0, dtype=np.float64)
 
-    def moments(self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> tuple[tuple[Floats, Floats], ...]:
-        """With the end of the cool-down, in which 2 rank + 1 chunks wait for W and p - 1 - rank for I, from 2p - 1 microbatches on."""
+    def moments(
+        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    ) -> tuple[tuple[Floats, Floats], ...]:
+        """With the end of the cool-down, in which 2 rank + 1 chunks wait for W and p - 1 - rank for
+        I, from 2p - 1 microbatches on.
+        """
         usual = super().moments(rank, pp, virtual_stages, num_microbatches)
         enough = np.where(np.asarray(num_microbatches) >= 2 * pp - 1, 0.5, 0.0)
-        return (*usual, (np.asarray(enough * (pp - 1.0 - rank)), np.asarray(enough * (2.0 * rank + 1.0))))
+        return (
+            *usual,
+            (np.asarray(enough * (pp - 1.0 - rank)), np.asarray(enough * (2.0 * rank + 1.0))),
+        )
 
     def sends_on_critical_path(
-        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike, exposed: Exposed = "none"
+        self,
+        pp: IntLike,
+        virtual_stages: IntLike,
+        num_microbatches: IntLike,
+        exposed: Exposed = "none",
     ) -> Floats:
-        """6 p - 8: the drain crosses the V three times. Read off simulations with m >= 2p - 1 and i - w > i / 2; else fewer.
+        """6 p - 8: the drain crosses the V three times. Read off simulations with m >= 2p - 1 and i
+        - w > i / 2; else fewer.
 
         Sends seen through: 2 m + 3 p - 3. Read off simulations.
         """
@@ -86,7 +134,6 @@ class ZBVZeroBubble(Schedule):
         if exposed not in ("none", "receive"):
             hops = np.maximum(hops, 2.0 * num_microbatches + 3.0 * pp - 3.0)
         return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)
-
 
 
 def _warm_up(order: VOrder, rank: int, pp: int) -> None:

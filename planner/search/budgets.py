@@ -1,8 +1,11 @@
-"""Activation memory budgets: how much to recompute, for the layouts where it can matter. They are too many to enumerate with the rest.
+"""Activation memory budgets: how much to recompute, for the layouts where it can matter. They are
+too many to enumerate with the rest.
 
-A budget between 0 and 1 costs between full and no recomputation in time, and the other way round in memory. Every cell of the space with
-full checkpointing stands for all its budgets: its memory floor must fit, and its time without recomputation must beat what is known. The
-largest budget that fits is found by bisection, for all layouts at once; those whose smallest budget that does not fit is too slow drop out.
+A budget between 0 and 1 costs between full and no recomputation in time, and the other way round in
+memory. Every cell of the space with full checkpointing stands for all its budgets: its memory floor
+must fit, and its time without recomputation must beat what is known. The largest budget that fits
+is found by bisection, for all layouts at once; those whose smallest budget that does not fit is too
+slow drop out.
 """
 
 from dataclasses import replace
@@ -21,7 +24,8 @@ from planner.work.checkpointing import FULL, MEMORY_BUDGET
 
 ROUND = 2 * CHUNK  # layouts expanded at once
 STEPS = 100  # budgets are multiples of 1 / STEPS
-# Judgement: a budget that leaves one chance in 200 of running out of memory costs less by that than a smaller one costs in time.
+# Judgement: a budget that leaves one chance in 200 of running out of memory costs less by that than
+#     a smaller one costs in time.
 SAFE_RISK = 0.005
 FEW_POINTS = 2  # cells with more mechanisms than these are not simple however small their budget
 
@@ -29,9 +33,11 @@ FEW_POINTS = 2  # cells with more mechanisms than these are not simple however s
 def best_budgets(
     pricer: Pricer, space: Space, floors: Floors, worth_seconds: float, keep: int
 ) -> LayoutBatch:
-    """The `keep` fastest fitting layouts with a memory budget that can beat `worth_seconds`, and as many simple ones; may be empty.
+    """The `keep` fastest fitting layouts with a memory budget that can beat `worth_seconds`, and as
+    many simple ones; may be empty.
 
-    Each comes with the largest budget that fits at all and with the largest that is safe.  floors: of the space's cells.
+    Each comes with the largest budget that fits at all and with the largest that is safe.  floors:
+    of the space's cells.
     """
     full = np.flatnonzero(space.cells.ac_kind == FULL)
     setting = Setting.of(pricer.model, pricer.cluster)
@@ -54,8 +60,13 @@ def _best_of(
     while first < len(cells) and bare[first] < limit:
         reached = ends[first - 1] if first else 0
         last = max(first + 1, int(np.searchsorted(ends, reached + ROUND, side="right")))
-        more, their_seconds = largest_budgets(pricer, _bases(pricer, space.expand(cells[first:last]), limit), limit, keep)
-        found, seconds = LayoutBatch.concatenate([found, more]), np.concatenate([seconds, their_seconds])
+        more, their_seconds = largest_budgets(
+            pricer, _bases(pricer, space.expand(cells[first:last]), limit), limit, keep
+        )
+        found, seconds = (
+            LayoutBatch.concatenate([found, more]),
+            np.concatenate([seconds, their_seconds]),
+        )
         order = np.argsort(seconds, kind="stable")[:keep]
         found, seconds, first = found.take(order), seconds[order], last
         limit = float(seconds[-1]) if len(seconds) == keep else limit
@@ -63,7 +74,9 @@ def _best_of(
 
 
 def _worth(rows: IntColumn, floors: Floors, worth_seconds: float) -> tuple[IntColumn, FloatColumn]:
-    """(those of these cells that may fit and whose time without recomputation is below `worth_seconds`, that time), fastest first."""
+    """(those of these cells that may fit and whose time without recomputation is below
+    `worth_seconds`, that time), fastest first.
+    """
     bare = floors.bare(rows)
     order = np.argsort(bare, kind="stable")[: int((bare < worth_seconds).sum())]
     rows, bare = rows[order], bare[order]
@@ -72,41 +85,57 @@ def _worth(rows: IntColumn, floors: Floors, worth_seconds: float) -> tuple[IntCo
 
 
 def _bases(pricer: Pricer, batch: LayoutBatch, limit: float) -> LayoutBatch:
-    """The layouts that may have a budget, and whose bound without recomputation is below the limit."""
+    """The layouts that may have a budget, and whose bound without recomputation is below the
+    limit.
+    """
     batch = batch.take(batch.compile)
     if not len(batch):
         return batch
-    batch = batch.take(pricer.layout_floors(_with_budget(batch, np.full(len(batch), STEPS))) < limit)
+    batch = batch.take(
+        pricer.layout_floors(_with_budget(batch, np.full(len(batch), STEPS))) < limit
+    )
     context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
     return batch.take(legal_mask(_with_budget(batch, np.full(len(batch), 1)), context))
 
 
 def _with_budget(batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
-    return replace(batch, ac_kind=np.full(len(batch), MEMORY_BUDGET), ac_value=np.round(hundredths / STEPS, 2))
+    return replace(
+        batch, ac_kind=np.full(len(batch), MEMORY_BUDGET), ac_value=np.round(hundredths / STEPS, 2)
+    )
 
 
 def largest_budgets(
     pricer: Pricer, bases: LayoutBatch, limit: float, keep: int, *, risk: float = OOM_LIMIT
 ) -> tuple[LayoutBatch, FloatColumn]:
-    """Of each base that can beat the limit the largest budget below 1 that fits, with its step seconds.
+    """Of each base that can beat the limit the largest budget below 1 that fits, with its step
+    seconds.
 
     risk: the most that P(out of memory) may be.
 
-    Time falls and memory grows with the budget. Between `low`, which fits, and `high`, which does not, lies the answer; the step at `high`
-    bounds it from below. A base that fits without recomputation needs no budget, and budget 0 is full recomputation.
+    Time falls and memory grows with the budget. Between `low`, which fits, and `high`, which does
+    not, lies the answer; the step at `high` bounds it from below. A base that fits without
+    recomputation needs no budget, and budget 0 is full recomputation.
     """
     seconds, fits = _price(pricer, _with_budget(bases, np.full(len(bases), 0)))
     bases, low_seconds = bases.take(fits), seconds[fits]
     high_seconds, fits = _price(pricer, _with_budget(bases, np.full(len(bases), STEPS)))
     open_rows = ~fits & (high_seconds < limit)
-    bases, low_seconds, high_seconds = bases.take(open_rows), low_seconds[open_rows], high_seconds[open_rows]
+    bases, low_seconds, high_seconds = (
+        bases.take(open_rows),
+        low_seconds[open_rows],
+        high_seconds[open_rows],
+    )
     low, high = np.full(len(bases), 0), np.full(len(bases), STEPS)
     while len(bases) and (high - low > 1).any():
         middle = (low + high) // 2
         seconds, fits = _price(pricer, _with_budget(bases, middle), risk)
         low, low_seconds = np.where(fits, middle, low), np.where(fits, seconds, low_seconds)
         high, high_seconds = np.where(fits, high, middle), np.where(fits, high_seconds, seconds)
-        limit = min(limit, float(np.partition(low_seconds, keep - 1)[keep - 1])) if len(bases) >= keep else limit
+        limit = (
+            min(limit, float(np.partition(low_seconds, keep - 1)[keep - 1]))
+            if len(bases) >= keep
+            else limit
+        )
         alive = high_seconds <= limit
         bases, low, high = bases.take(alive), low[alive], high[alive]
         low_seconds, high_seconds = low_seconds[alive], high_seconds[alive]
@@ -122,5 +151,7 @@ def _price(
         rows = slice(start, start + CHUNK)
         prices = pricer.price(batch.take(rows))
         seconds[rows] = prices.step_seconds
-        fits[rows] = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= risk
+        fits[rows] = (
+            oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= risk
+        )
     return seconds, fits

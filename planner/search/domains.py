@@ -1,7 +1,8 @@
-"""Which values of each field a search tries, per trainer, with the reason; `search.fix` and `search.allow` override them.
+"""Which values of each field a search tries, per trainer, with the reason; `search.fix` and
+`search.allow` override them.
 
-Legality is not decided here (`planner.rules` does that): a domain leaves out what is legal but cannot win, or what is
-another way of writing the same layout.
+Legality is not decided here (`planner.rules` does that): a domain leaves out what is legal but
+cannot win, or what is another way of writing the same layout.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +18,26 @@ from planner.rules.base import divisors, in_set, num_microbatches, sharding_degr
 from planner.rules.features import SPLITTING, gpu_precisions, scale_up_gpus
 from planner.rules.pipeline import divides_layers
 from planner.specs.job import SearchSpec
-from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES, Layout, check_layout_values, parse_ac
+from planner.specs.layout import (
+    AC_KINDS,
+    CP_METHODS,
+    PRECISIONS,
+    SCHEDULES,
+    Layout,
+    check_layout_values,
+    parse_ac,
+)
 
 # Crossed one after another, so that a rule prunes as soon as what it reads is known.
 CELL_FIELDS = (
-    "tp", "cp", "pp", "dp_replicate", "dp_shard", "ep", "etp", "micro_batch_size", "ac", "precision", "param_dtype", "reduce_dtype",
+    "tp", "cp", "pp", "dp_replicate", "dp_shard", "ep", "etp", "micro_batch_size", "ac",
+    "precision", "param_dtype", "reduce_dtype",
     "master_dtype",
 )  # fmt: skip
 # Expanded cell by cell.
 FREE_FIELDS = (
-    "pp_schedule", "virtual_stages", "layers_per_stage", "zero_stage", "cp_method", "sequence_parallel", "compile", "async_tp",
+    "pp_schedule", "virtual_stages", "layers_per_stage", "zero_stage", "cp_method",
+    "sequence_parallel", "compile", "async_tp",
     "float8_all_gather", "optimizer_in_backward", "cpu_offload",
 )  # fmt: skip
 assert {*CELL_FIELDS, *FREE_FIELDS} == set(Layout.model_fields)
@@ -38,10 +49,13 @@ SATURATED_TOKENS = 1 << 18  # judgement: twice the largest microbatch of the pub
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Which rows of a domain are worth writing; the others are twins of a kept row or cannot beat one.
+    """Which rows of a domain are worth writing; the others are twins of a kept row or cannot beat
+    one.
 
-    reads: as of a rule.  mask: True where kept, elementwise and broadcasting.  reason: why the rest is left out.
-    counted: key under which what is left out counts as rejected; empty for twins, which nobody misses.
+    reads: as of a rule.  mask: True where kept, elementwise and broadcasting.  reason: why the rest
+        is left out.
+    counted: key under which what is left out counts as rejected; empty for twins, which nobody
+        misses.
     """
 
     reads: frozenset[str]
@@ -54,8 +68,9 @@ class Keep:
 class Domain:
     """The values of one field, best guess first.
 
-    keep: see Keep.  first_legal: only the first value that is legal survives, all else being equal: it is at least as good
-    in time and memory.  given: the user chose the values, so neither applies.
+    keep: see Keep.  first_legal: only the first value that is legal survives, all else being equal:
+    it is at least as good in time and memory.  given: the user chose the values, so neither
+    applies.
     """
 
     name: str
@@ -79,45 +94,72 @@ class Domains:
         if name == "ac":
             parsed = [parse_ac(str(value)) for value in values]
             kinds = np.array([AC_KINDS.index(kind) for kind, _ in parsed], dtype=np.int64)
-            return {"ac_kind": kinds, "ac_value": np.array([number for _, number in parsed], dtype=np.float64)}
+            return {
+                "ac_kind": kinds,
+                "ac_value": np.array([number for _, number in parsed], dtype=np.float64),
+            }
         if name == "layers_per_stage":
-            codes = [self.splits.index(value) if isinstance(value, tuple) else TRAINER_SPLIT for value in values]
+            codes = [
+                self.splits.index(value) if isinstance(value, tuple) else TRAINER_SPLIT
+                for value in values
+            ]
             return {"split": np.array(codes, dtype=np.int64)}
         if name in CODES:
-            return {name: np.array([CODES[name].index(str(value)) for value in values], dtype=np.int64)}
+            return {
+                name: np.array([CODES[name].index(str(value)) for value in values], dtype=np.int64)
+            }
         return {name: np.array(values, dtype=np.bool_ if name in FLAGS else np.int64)}
 
 
-# ---- what is left out, and why ------------------------------------------------------------------------------------------
+# ---- what is left out, and why -------------------------------------------------------------------
 
 
 def _pays(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Schedules that split the backward recompute twice under activation checkpointing, once for I and once for W."""
+    """Schedules that split the backward recompute twice under activation checkpointing, once for I
+    and once for W.
+    """
     recomputes = in_set(x.pp_schedule, SCHEDULES, SPLITTING) & (x.ac_kind != AC_KINDS.index("none"))
-    return np.asarray((x.pp_schedule == SCHEDULES.index("1F1B")) | ((x.pp > 1) & ~(recomputes & c.trainer.fsdp_style)))
+    return np.asarray(
+        (x.pp_schedule == SCHEDULES.index("1F1B"))
+        | ((x.pp > 1) & ~(recomputes & c.trainer.fsdp_style))
+    )
 
 
 def _stages_pay(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Evenly split stages where the trainer's split is even and the pipeline's ranks can have them."""
-    even = np.bool_(c.limits.split != "even") | ~divides_layers(x.pp, c) | divides_layers(x.pp * x.virtual_stages, c)
+    """Evenly split stages where the trainer's split is even and the pipeline's ranks can have
+    them.
+    """
+    even = (
+        np.bool_(c.limits.split != "even")
+        | ~divides_layers(x.pp, c)
+        | divides_layers(x.pp * x.virtual_stages, c)
+    )
     return np.asarray(np.where(x.pp > 1, even, x.virtual_stages == 1))
 
 
 def _steps_once(x: LayoutBatch, c: Context) -> BoolColumn:
-    return np.asarray(~x.optimizer_in_backward | ((num_microbatches(x, c) == 1) & (sharding_degree(x, c) > 1)))
+    return np.asarray(
+        ~x.optimizer_in_backward | ((num_microbatches(x, c) == 1) & (sharding_degree(x, c) > 1))
+    )
 
 
 def _etp(x: LayoutBatch, c: Context) -> BoolColumn:
-    return np.asarray((x.etp == 1) | ((x.etp == x.tp) & ((x.ep > 1) | ~np.bool_(c.limits.etp_one_or_tp))))
+    return np.asarray(
+        (x.etp == 1) | ((x.etp == x.tp) & ((x.ep > 1) | ~np.bool_(c.limits.etp_one_or_tp)))
+    )
 
 
 def _microbatch_pays(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Microbatches of 1, and larger ones that fit, fill the pipeline and are not longer than any kernel needs.
+    """Microbatches of 1, and larger ones that fit, fill the pipeline and are not longer than any
+    kernel needs.
 
-    Fit: 2 x micro_batch_size x seq_len x hidden_size x layers / (cp x tp x pp) bytes, the layers' inputs in 16 bit on the rank
-    with the most layers, which no recomputation spares, are at most the device's memory.
+    Fit: 2 x micro_batch_size x seq_len x hidden_size x layers / (cp x tp x pp) bytes, the layers'
+    inputs in 16 bit on the rank with the most layers, which no recomputation spares, are at most
+    the device's memory.
     """
-    sequence_bytes = BYTES_16_BIT * c.training.seq_len * c.model.hidden_size * c.model.num_hidden_layers
+    sequence_bytes = (
+        BYTES_16_BIT * c.training.seq_len * c.model.hidden_size * c.model.num_hidden_layers
+    )
     fits = x.micro_batch_size * sequence_bytes <= c.cluster.gpu.memory_bytes * (x.cp * x.tp * x.pp)
     fills = (x.pp == 1) | (num_microbatches(x, c) >= x.pp)
     useful = x.micro_batch_size * c.training.seq_len <= SATURATED_TOKENS * x.cp
@@ -125,16 +167,22 @@ def _microbatch_pays(x: LayoutBatch, c: Context) -> BoolColumn:
 
 
 def _states_fit(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Whether the mean rank's model states fit, whatever the rest of the layout is: a bound that needs the degrees alone.
+    """Whether the mean rank's model states fit, whatever the rest of the layout is: a bound that
+    needs the degrees alone.
 
-    FSDP: (master + optimizer) / sharding ranks, and under a pipeline the unsharded gradients that accumulate in reduce_dtype.
-    Others: parameters and gradients of the rank, sharded optimizer. Bytes a parameter as in `cost.memory`.
+    FSDP: (master + optimizer) / sharding ranks, and under a pipeline the unsharded gradients that
+        accumulate in reduce_dtype.
+    Others: parameters and gradients of the rank, sharded optimizer. Bytes a parameter as in
+        `cost.memory`.
     """
     experts = c.model.num_moe_layers * c.model.num_experts * c.model.expert_parameters()
     dense = c.model.total_parameters() - experts
     local = (dense / x.tp + experts / (x.ep * x.etp)) / x.pp
     shard = (dense + experts) / (x.tp * x.pp * x.dp_shard * x.cp)
-    master, reduce = (np.where(dtype == 0, BYTES_16_BIT, 2 * BYTES_16_BIT) for dtype in (x.master_dtype, x.reduce_dtype))
+    master, reduce = (
+        np.where(dtype == 0, BYTES_16_BIT, 2 * BYTES_16_BIT)
+        for dtype in (x.master_dtype, x.reduce_dtype)
+    )
     states = OPTIMIZER_STATE_BYTES[c.training.optimizer] * np.minimum(1.0, master / 4.0)
     if c.trainer.fsdp_style:
         held = shard * (master + states) + np.where(x.pp > 1, local * reduce, 0.0)
@@ -144,22 +192,29 @@ def _states_fit(x: LayoutBatch, c: Context) -> BoolColumn:
 
 
 STATES = Keep(
-    reads=frozenset({"tp", "cp", "pp", "dp_shard", "ep", "etp", "master_dtype", "reduce_dtype"}), mask=_states_fit,
-    reason="parameters, gradients and optimizer alone exceed the device", counted="model states exceed the device",
+    reads=frozenset({"tp", "cp", "pp", "dp_shard", "ep", "etp", "master_dtype", "reduce_dtype"}),
+    mask=_states_fit,
+    reason="parameters, gradients and optimizer alone exceed the device",
+    counted="model states exceed the device",
 )  # fmt: skip
 KEEPS: Mapping[str, Keep] = {
     "tp": Keep(
         reads=frozenset({"tp"}), mask=lambda x, c: x.tp <= max(LARGE_NODE, scale_up_gpus(c)),
-        reason="beyond NVLink every layer's collectives cross the network on the critical path; judgement, 8 where a node holds fewer",
+        reason="beyond NVLink every layer's collectives cross the network on the critical path; "
+            "judgement, 8 where a node holds fewer",
     ),
     "cp": Keep(
-        reads=frozenset({"cp"}), mask=lambda x, c: (x.cp == 1) | (c.training.seq_len >= ATTENTION_TILE * x.cp),
+        reads=frozenset({"cp"}), mask=lambda x,
+        c: (x.cp == 1) | (c.training.seq_len >= ATTENTION_TILE * x.cp),
         reason="a flash-attention tile takes 128 queries; with fewer a rank the tensor cores idle",
     ),
     "micro_batch_size": Keep(
-        reads=frozenset({"cp", "tp", "pp", "micro_batch_size", "num_microbatches"}), mask=_microbatch_pays,
-        reason="the layers' inputs alone would exceed the device; or fewer microbatches than pipeline ranks idle half of them, and a "
-        "smaller microbatch does not; or GEMMs of so many rows have long saturated and hide any gather. 1 always stays",
+        reads=frozenset({"cp", "tp", "pp", "micro_batch_size", "num_microbatches"}),
+        mask=_microbatch_pays,
+        reason="the layers' inputs alone would exceed the device; or fewer microbatches than "
+            "pipeline ranks idle half of them, and a "
+        "smaller microbatch does not; or GEMMs of so many rows have long saturated and hide "
+            "any gather. 1 always stays",
     ),
     "etp": Keep(
         reads=frozenset({"tp", "ep", "etp"}), mask=_etp,
@@ -167,33 +222,49 @@ KEEPS: Mapping[str, Keep] = {
     ),
     "pp_schedule": Keep(
         reads=frozenset({"pp", "pp_schedule", "ac_kind"}), mask=_pays,
-        reason="ignored at pp 1; a split backward under activation checkpointing recomputes twice and was measured 10 times slower "
+        reason="ignored at pp 1; a split backward under activation checkpointing recomputes twice "
+            "and was measured 10 times slower "
         "in torch (torchtitan issue 773: 13 against 128 tokens/s, pytorch issue 136766)",
     ),
     "virtual_stages": Keep(
         reads=frozenset({"pp", "virtual_stages"}), mask=_stages_pay,
-        reason="ignored at pp 1; of a trainer that splits evenly, stages that do not divide the layers where others of the same pp do",
+        reason="ignored at pp 1; of a trainer that splits evenly, stages that do not divide the "
+            "layers where others of the same pp do",
     ),
     "zero_stage": Keep(
-        reads=frozenset({"zero_stage", "sharding_degree"}), mask=lambda x, c: (sharding_degree(x, c) > 1) == (x.zero_stage > 0),
-        reason="with one sharding rank every stage is stage 0; with more, sharding the optimizer costs no traffic and saves memory",
+        reads=frozenset({"zero_stage", "sharding_degree"}), mask=lambda x,
+        c: (sharding_degree(x, c) > 1) == (x.zero_stage > 0),
+        reason="with one sharding rank every stage is stage 0; with more, sharding the optimizer "
+            "costs no traffic and saves memory",
     ),
     "cp_method": Keep(
-        reads=frozenset({"cp", "cp_method"}), mask=lambda x, c: (x.cp > 1) | (x.cp_method == CP_METHODS.index("allgather")),
+        reads=frozenset({"cp", "cp_method"}), mask=lambda x,
+        c: (x.cp > 1) | (x.cp_method == CP_METHODS.index("allgather")),
         reason="ignored at cp 1",
     ),
     "sequence_parallel": Keep(
-        reads=frozenset({"tp", "sequence_parallel"}), mask=lambda x, c: (x.tp > 1) | ~x.sequence_parallel, reason="ignored at tp 1",
+        reads=frozenset({"tp", "sequence_parallel"}), mask=lambda x,
+        c: (x.tp > 1) | ~x.sequence_parallel, reason="ignored at tp 1",
     ),
     "optimizer_in_backward": Keep(
-        reads=frozenset({"optimizer_in_backward", "num_microbatches", "sharding_degree"}), mask=_steps_once,
-        reason="it would step once a microbatch, and before DDP has reduced the gradients: another training run",
+        reads=frozenset({"optimizer_in_backward", "num_microbatches", "sharding_degree"}),
+        mask=_steps_once,
+        reason="it would step once a microbatch, and before DDP has reduced the gradients: another "
+            "training run",
     ),
 }  # fmt: skip
 
-# ---- the table ----------------------------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 
-_TORCH_ORDER = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "InterleavedZeroBubble", "DualPipeV", "LoopedBFS", "GPipe")
+_TORCH_ORDER = (
+    "1F1B",
+    "Interleaved1F1B",
+    "ZBVZeroBubble",
+    "InterleavedZeroBubble",
+    "DualPipeV",
+    "LoopedBFS",
+    "GPipe",
+)
 _MEGATRON_ORDER = ("1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p")
 _TORCH_FLOAT8 = ("float8-tensorwise", "float8-rowwise", "mxfp8")
 _TE_FLOAT8 = ("float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8")
@@ -213,32 +284,58 @@ def _divisors(number: int) -> Values:
 
 
 def _precisions(c: Context) -> Values:
-    wanted = ("bf16" if "bf16" in gpu_precisions(c) else "fp16", *(_TORCH_FLOAT8 if c.trainer.fsdp_style else _TE_FLOAT8))
+    wanted = (
+        "bf16" if "bf16" in gpu_precisions(c) else "fp16",
+        *(_TORCH_FLOAT8 if c.trainer.fsdp_style else _TE_FLOAT8),
+    )
     return tuple(name for name in PRECISIONS if name in wanted)
 
 
 def _recomputations(c: Context) -> Values:
     """Selective attention drops the score matrix, which flash attention never stores."""
     flash = c.training.attention_kernel == "flash"
-    return tuple(value for value in _AC[c.trainer.name] if not (flash and value == "selective-attention"))
+    return tuple(
+        value for value in _AC[c.trainer.name] if not (flash and value == "selective-attention")
+    )
 
 
 def _cell_domains(c: Context) -> dict[str, tuple[Values, str]]:
     gpus, model, defaults = _divisors(c.cluster.num_gpus), c.model, c.trainer.layout_defaults
     own = "the trainer's own; other dtypes train another model"
     return {
-        **{axis: (gpus, "every way to factor num_gpus") for axis in ("tp", "cp", "pp", "dp_replicate", "dp_shard")},
-        "ep": (_divisors(model.num_experts) if model.is_moe else (1,), "every divisor of the experts"),
+        **{
+            axis: (gpus, "every way to factor num_gpus")
+            for axis in ("tp", "cp", "pp", "dp_replicate", "dp_shard")
+        },
+        "ep": (
+            _divisors(model.num_experts) if model.is_moe else (1,),
+            "every divisor of the experts",
+        ),
         "etp": (gpus if model.is_moe else (1,), "1 or tp"),
-        "micro_batch_size": (_divisors(c.training.global_batch_size), "every divisor of the local batch"),
-        "ac": (_recomputations(c), "the modes a user sets by name; every memory budget is for allow, or a later stage"),
-        "precision": (_precisions(c), "all recipes of trainer and GPU; fp16 needs loss scaling and nvfp4 a recipe of its own, so by allow"),
-        **{name: ((defaults[name],), own) for name in ("param_dtype", "reduce_dtype", "master_dtype")},
+        "micro_batch_size": (
+            _divisors(c.training.global_batch_size),
+            "every divisor of the local batch",
+        ),
+        "ac": (
+            _recomputations(c),
+            "the modes a user sets by name; every memory budget is for allow, or a later stage",
+        ),
+        "precision": (
+            _precisions(c),
+            "all recipes of trainer and GPU; fp16 needs loss scaling and nvfp4 a recipe of its "
+            "own, so by allow",
+        ),
+        **{
+            name: ((defaults[name],), own)
+            for name in ("param_dtype", "reduce_dtype", "master_dtype")
+        },
     }
 
 
 def _megatron_order(c: Context) -> Values:
-    """ZB-1p and ZB-2p live in a fork (sail-sg zero-bubble-pipeline-parallelism), so they are tried only for a version that names it."""
+    """ZB-1p and ZB-2p live in a fork (sail-sg zero-bubble-pipeline-parallelism), so they are tried
+    only for a version that names it.
+    """
     fork = "zero" in (c.training.trainer_version or "").lower()
     return tuple(name for name in _MEGATRON_ORDER if fork or not name.startswith("ZB"))
 
@@ -246,21 +343,38 @@ def _megatron_order(c: Context) -> Values:
 def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
     torch = c.trainer.fsdp_style
     return {
-        "pp_schedule": (_TORCH_ORDER if torch else _megatron_order(c), "all of the trainer's; zero bubble where the version is its fork's"),
-        "virtual_stages": (VIRTUAL_STAGES, "beyond 16 a bubble 16 times smaller is gone, and sends grow; between, steps of at most 25%"),
+        "pp_schedule": (
+            _TORCH_ORDER if torch else _megatron_order(c),
+            "all of the trainer's; zero bubble where the version is its fork's",
+        ),
+        "virtual_stages": (
+            VIRTUAL_STAGES,
+            "beyond 16 a bubble 16 times smaller is gone, and sends grow; between, steps of at "
+            "most 25%",
+        ),
         "layers_per_stage": ((None,), "the trainer's own split; others are a later stage's"),
-        "zero_stage": ((3, 2, 0) if torch else (1, 0), "reshard or not; Megatron's distributed optimizer"),
-        "cp_method": (tuple(name for name in CP_METHODS if name in c.trainer.cp_methods), "all of the trainer's"),
+        "zero_stage": (
+            (3, 2, 0) if torch else (1, 0),
+            "reshard or not; Megatron's distributed optimizer",
+        ),
+        "cp_method": (
+            tuple(name for name in CP_METHODS if name in c.trainer.cp_methods),
+            "all of the trainer's",
+        ),
         "sequence_parallel": ((True, False), "same bytes on the wire, less memory"),
         "compile": ((True, False), "fuses pointwise kernels: less time, less memory"),
         "async_tp": ((False, True), "pays only where GEMMs are long enough to hide chunks"),
-        "float8_all_gather": ((True, False) if torch else (False,), "half the bytes of FSDP's all-gather"),
+        "float8_all_gather": (
+            (True, False) if torch else (False,),
+            "half the bytes of FSDP's all-gather",
+        ),
         "optimizer_in_backward": ((False, True), "frees gradients early, costs 1 to 2% of time"),
         "cpu_offload": ((offload,), "slow: a second pass when nothing fits on the device"),
     }
 
 
-STATES_FIELD = "precision"  # carries STATES; a keep applies as soon as the columns it reads are known
+# carries STATES; a keep applies as soon as the columns it reads are known
+STATES_FIELD = "precision"
 _FIRST_LEGAL = frozenset({"sequence_parallel", "compile", "float8_all_gather"})
 
 
@@ -268,23 +382,34 @@ def _keep(name: str, bounded: bool) -> Keep | None:
     return STATES if name == STATES_FIELD and bounded else KEEPS.get(name)
 
 
-def default_domains(context: Context, *, offload: bool = False, oversized: bool = False) -> dict[str, Domain]:
+def default_domains(
+    context: Context, *, offload: bool = False, oversized: bool = False
+) -> dict[str, Domain]:
     """What a search tries when the user says nothing.
 
-    offload: cpu_offload on instead of off.  oversized: also degrees whose model states alone exceed the device.
+    offload: cpu_offload on instead of off.  oversized: also degrees whose model states alone exceed
+        the device.
     """
     bounded = not (offload or oversized)
     table = {**_cell_domains(context), **_free_domains(context, offload)}
     return {
-        name: Domain(name=name, values=table[name][0], reason=table[name][1], keep=_keep(name, bounded), first_legal=name in _FIRST_LEGAL)
+        name: Domain(
+            name=name,
+            values=table[name][0],
+            reason=table[name][1],
+            keep=_keep(name, bounded),
+            first_legal=name in _FIRST_LEGAL,
+        )
         for name in (*CELL_FIELDS, *FREE_FIELDS)
     }
 
 
-# ---- what the user says -------------------------------------------------------------------------------------------------
+# ---- what the user says --------------------------------------------------------------------------
 
 
-def domains_of(context: Context, search: SearchSpec, *, offload: bool = False, oversized: bool = False) -> Domains:
+def domains_of(
+    context: Context, search: SearchSpec, *, offload: bool = False, oversized: bool = False
+) -> Domains:
     """The default domains with `search.fix` and `search.allow` in their places.
 
     Raises SpecError with every unknown field and ill-typed value ("search.fix.tp").
@@ -295,15 +420,26 @@ def domains_of(context: Context, search: SearchSpec, *, offload: bool = False, o
         given[name] = _read(name, _listed(name, value), "search.fix", faults)
     for name, values in search.allow.items():
         if name in search.fix:
-            faults.append(Fault(f"search.allow.{name}", values, "is fixed by search.fix too", f"drop {name} from one of the two"))
+            faults.append(
+                Fault(
+                    f"search.allow.{name}",
+                    values,
+                    "is fixed by search.fix too",
+                    f"drop {name} from one of the two",
+                )
+            )
         else:
             given[name] = _read(name, _listed(name, values), "search.allow", faults)
     if faults:
         raise SpecError(faults)
     domains = default_domains(context, offload=offload, oversized=oversized)
     for name, chosen in given.items():
-        domains[name] = replace(domains[name], values=chosen, reason="given", keep=None, first_legal=False, given=True)
-    splits = tuple(value for value in domains["layers_per_stage"].values if isinstance(value, tuple))
+        domains[name] = replace(
+            domains[name], values=chosen, reason="given", keep=None, first_legal=False, given=True
+        )
+    splits = tuple(
+        value for value in domains["layers_per_stage"].values if isinstance(value, tuple)
+    )
     return Domains(by_field=domains, splits=splits)
 
 
@@ -318,7 +454,14 @@ def _listed(name: str, value: object) -> Sequence[object]:
 
 def _read(name: str, values: Sequence[object], where: str, faults: list[Fault]) -> Values:
     if not values:
-        faults.append(Fault(f"{where}.{name}", list(values), "lists no value", "list at least one, or leave the field out"))
+        faults.append(
+            Fault(
+                f"{where}.{name}",
+                list(values),
+                "lists no value",
+                "list at least one, or leave the field out",
+            )
+        )
     read: list[object] = []
     for value in values:
         try:

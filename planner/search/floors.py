@@ -1,7 +1,8 @@
 """Lower bounds of every cell, worked out as late as they are needed.
 
-Recomputation only adds time, so a cell's time without it is a bound that its siblings with other checkpointing share: a quarter
-of the work, and enough for the cells that lie above what the search ends with. The others get their own bounds, band by band.
+Recomputation only adds time, so a cell's time without it is a bound that its siblings with other
+checkpointing share: a quarter of the work, and enough for the cells that lie above what the search
+    ends with. The others get their own bounds, band by band.
 """
 
 from dataclasses import replace
@@ -20,7 +21,8 @@ BAND = 2**16  # cells share most of their work: the more at once, the less is do
 class Floors:
     """Bounds of N cells.
 
-    loose_seconds (N,): step time at least, by which cells are taken up: whatever the checkpointing, or their own where all are known.
+    loose_seconds (N,): step time at least, by which cells are taken up: whatever the checkpointing,
+        or their own where all are known.
     seconds, device_bytes (N,): the cell's own bounds where they are known; NaN where nobody asked.
     """
 
@@ -36,7 +38,9 @@ class Floors:
     def bare(self, rows: IntColumn) -> FloatColumn:
         """Step time of these cells at least, did they recompute nothing."""
         none, nothing = np.broadcast_to(NONE, len(rows)), np.broadcast_to(0.0, len(rows))
-        return self.pricer.time_floors(replace(self.cells.take(rows), ac_kind=none, ac_value=nothing))
+        return self.pricer.time_floors(
+            replace(self.cells.take(rows), ac_kind=none, ac_value=nothing)
+        )
 
     def know(self, rows: IntColumn) -> None:
         """Works out the own bounds of these cells."""
@@ -48,4 +52,9 @@ class Floors:
     def may_fit(self, rows: IntColumn) -> BoolColumn:
         """Whether the memory bounds of these cells fit."""
         self.know(rows)
-        return oom_probability(self.pricer.profile, self.pricer.cluster, np.maximum(self.device_bytes[rows], 1.0)) <= OOM_LIMIT
+        return (
+            oom_probability(
+                self.pricer.profile, self.pricer.cluster, np.maximum(self.device_bytes[rows], 1.0)
+            )
+            <= OOM_LIMIT
+        )

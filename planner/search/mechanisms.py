@@ -1,8 +1,10 @@
-"""What a layout switches on beside plain FSDP inside the measured range: each mechanism with its points and whether anybody measured it.
+"""What a layout switches on beside plain FSDP inside the measured range: each mechanism with its
+points and whether anybody measured it.
 
-A point is one more thing that has to be configured, can break, and was left out of somebody's tests. Points are a judgement, written down
-once here and in docs/decisions/0006; the numbers that they are weighed with are in `preference`. Whether a mechanism is measured is a fact:
-a test holds the column against the published runs in benchmarks/measured.
+A point is one more thing that has to be configured, can break, and was left out of somebody's
+tests. Points are a judgement, written down once here and in docs/decisions/0006; the numbers that
+they are weighed with are in `preference`. Whether a mechanism is measured is a fact: a test holds
+the column against the published runs in benchmarks/measured.
 Letters: N layouts.
 """
 
@@ -17,12 +19,15 @@ from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES, La
 from planner.specs.model import ModelSpec
 
 MANY_EXPERTS = 16  # models with fewer have been trained without expert parallelism
-WIDE = 256  # twice the widest sharding of the published runs; where fabrics stop being flat (leaf and spine)
+# twice the widest sharding of the published runs; where fabrics stop being flat (leaf and spine)
+WIDE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is the same for all layouts. domain: GPUs of one scale-up domain (NVLink or its like).  num_experts: 0 in dense models."""
+    """What is the same for all layouts. domain: GPUs of one scale-up domain (NVLink or its like).
+    num_experts: 0 in dense models.
+    """
 
     domain: int
     num_experts: int
@@ -38,7 +43,8 @@ Mask = Callable[[LayoutBatch, Setting], BoolColumn]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mechanism:
-    """name: as a reader would say it.  points: what it weighs.  measured: whether a published run has it.
+    """name: as a reader would say it.  points: what it weighs.  measured: whether a published run
+    has it.
 
     used: where a layout has it, (N,).
     """

@@ -1,7 +1,8 @@
-"""A global batch size near the one asked for that would train much faster a token, because it divides among the ranks.
+"""A global batch size near the one asked for that would train much faster a token, because it
+divides among the ranks.
 
-Data parallelism splits a batch evenly, and so do microbatches of a pipeline: 63 sequences leave 64 GPUs
-without either. What a batch offers is the divisor that it shares with the number of GPUs.
+Data parallelism splits a batch evenly, and so do microbatches of a pipeline: 63 sequences leave 64
+GPUs without either. What a batch offers is the divisor that it shares with the number of GPUs.
 """
 
 from dataclasses import dataclass
@@ -27,8 +28,14 @@ SAME = 0.02  # a gain this close to the largest is as good, and the nearer batch
 REFINED = 16  # of the layouts priced at a batch, those that are played out
 # What the winner has settled and another batch leaves as it is.
 SETTLED = (
-    "precision", "param_dtype", "reduce_dtype", "master_dtype", "compile", "optimizer_in_backward", "cpu_offload",
-)  # fmt: skip
+    "precision",
+    "param_dtype",
+    "reduce_dtype",
+    "master_dtype",
+    "compile",
+    "optimizer_in_backward",
+    "cpu_offload",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +52,18 @@ class NearBatch:
         return (
             f"global_batch_size {self.global_batch_size:,} instead of {asked:,} would be at least "
             f"{times(self.speedup)} as fast a token, with {self.layout.short()}; "
-            f"number 1 can split {counted(asked, 'sequence')} over {ranks} alone, on {counted(winner.num_gpus, 'GPU')}"
+            f"number 1 can split {counted(asked, 'sequence')} over {ranks} alone, on "
+            f"{counted(winner.num_gpus, 'GPU')}"
         )
 
 
-def near_batch(pricer: Pricer, winner: Layout, step_seconds: float, search: SearchSpec) -> NearBatch | None:
+def near_batch(
+    pricer: Pricer, winner: Layout, step_seconds: float, search: SearchSpec
+) -> NearBatch | None:
     """The nearest of the best batch sizes that gain more than WORTH; None where none does.
 
-    Nothing is priced unless a near batch shares a larger divisor with the number of GPUs than the one
-    asked for. Then the winner's precision and switches are kept, and degrees, microbatch and
+    Nothing is priced unless a near batch shares a larger divisor with the number of GPUs than the
+    one asked for. Then the winner's precision and switches are kept, and degrees, microbatch and
     checkpointing are searched, so that the gain is at least what is said.
     step_seconds: of the winner, as predicted.
     """
@@ -74,7 +84,8 @@ def near_batch(pricer: Pricer, winner: Layout, step_seconds: float, search: Sear
 
 
 def nearby(asked: int, num_gpus: int) -> list[int]:
-    """Batch sizes within NEAR that divide among more ranks, those that divide among most first; at most TRIED.
+    """Batch sizes within NEAR that divide among more ranks, those that divide among most first; at
+    most TRIED.
 
     One that is further away than another must divide among more ranks than it.
     """
@@ -82,7 +93,9 @@ def nearby(asked: int, num_gpus: int) -> list[int]:
         size
         for degree in divisors(num_gpus)
         for size in (asked // degree * degree, -(-asked // degree) * degree)
-        if size > 0 and abs(size - asked) <= NEAR * asked and gcd(size, num_gpus) > gcd(asked, num_gpus)
+        if size > 0
+        and abs(size - asked) <= NEAR * asked
+        and gcd(size, num_gpus) > gcd(asked, num_gpus)
     }
     kept: list[int] = []
     for size in sorted(near, key=lambda size: (abs(size - asked), -size)):
@@ -91,12 +104,16 @@ def nearby(asked: int, num_gpus: int) -> list[int]:
     return kept[::-1][:TRIED]
 
 
-def _best(pricer: Pricer, winner: Layout, size: int, search: SearchSpec) -> tuple[float, Layout] | None:
+def _best(
+    pricer: Pricer, winner: Layout, size: int, search: SearchSpec
+) -> tuple[float, Layout] | None:
     """(step seconds, layout) of the fastest that fits at this batch; None where none does."""
     training = pricer.training.model_copy(update={"global_batch_size": size})
     other = Pricer.build(pricer.model, pricer.cluster, training, pricer.calibration)
     context = Context(model=other.model, cluster=other.cluster, training=training)
-    screened = screen(other, build_space(context, _narrowed(search, winner)), count=1, slack=1.0, keep=REFINED)
+    screened = screen(
+        other, build_space(context, _narrowed(search, winner)), count=1, slack=1.0, keep=REFINED
+    )
     if not screened.num_fitting:
         return None
     rows = np.flatnonzero(screened.oom <= OOM_LIMIT)[:REFINED]
@@ -107,11 +124,15 @@ def _best(pricer: Pricer, winner: Layout, size: int, search: SearchSpec) -> tupl
 
 
 def _narrowed(search: SearchSpec, winner: Layout) -> SearchSpec:
-    """The user's own choices, and the winner's where they leave a field open that a batch does not touch."""
+    """The user's own choices, and the winner's where they leave a field open that a batch does not
+    touch.
+    """
     chosen = {*search.fix, *search.allow}
     fix = {name: getattr(winner, name) for name in SETTLED if name not in chosen}
     allow = {name: values for name, values in _open(winner).items() if name not in chosen}
-    return search.model_copy(update={"fix": {**search.fix, **fix}, "allow": {**search.allow, **allow}})
+    return search.model_copy(
+        update={"fix": {**search.fix, **fix}, "allow": {**search.allow, **allow}}
+    )
 
 
 def _open(winner: Layout) -> dict[str, list[FieldValue]]:
@@ -119,7 +140,9 @@ def _open(winner: Layout) -> dict[str, list[FieldValue]]:
 
     Who can split the batch over more ranks needs no more of the other axes than the winner has.
     """
-    degrees: dict[str, list[FieldValue]] = {name: list(divisors(getattr(winner, name))) for name in ("tp", "cp", "pp")}
+    degrees: dict[str, list[FieldValue]] = {
+        name: list(divisors(getattr(winner, name))) for name in ("tp", "cp", "pp")
+    }
     experts = [degree for degree in (winner.ep // 2, winner.ep, 2 * winner.ep) if degree > 0]
     return {
         **degrees,

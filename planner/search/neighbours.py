@@ -1,4 +1,6 @@
-"""The winner's neighbours: the same layout with one choice changed, legal and priced. What a plan's reasons quote."""
+"""The winner's neighbours: the same layout with one choice changed, legal and priced. What a plan's
+reasons quote.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ DEGREES = ("tp", "cp", "pp", "dp_replicate", "ep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """One change: the field, both values, and what it does. step_ratio: its step time over the layout's own."""
+    """One change: the field, both values, and what it does. step_ratio: its step time over the
+    layout's own.
+    """
 
     field: str
     old: object
@@ -31,7 +35,9 @@ class Neighbour:
 
 
 def neighbours(pricer: Pricer, layout: Layout) -> list[Neighbour]:
-    """All legal single changes of a layout, priced beside it; degrees double or halve at the expense of dp_shard."""
+    """All legal single changes of a layout, priced beside it; degrees double or halve at the
+    expense of dp_shard.
+    """
     changes = [
         (f, old, new, variant)
         for f, old, new, variant in _variants(pricer, layout)
@@ -63,9 +69,25 @@ def _variants(pricer: Pricer, layout: Layout) -> Iterator[tuple[str, object, obj
     for factor in (0.5, 2.0):
         size = int(layout.micro_batch_size * factor)
         if size >= 1 and size != layout.micro_batch_size:
-            yield "micro_batch_size", layout.micro_batch_size, size, layout.model_copy(update={"micro_batch_size": size})
-    domains = default_domains(Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training))
-    for name in ("ac", "precision", "zero_stage", "compile", "async_tp", "cp_method", "cpu_offload", "float8_all_gather"):
+            yield (
+                "micro_batch_size",
+                layout.micro_batch_size,
+                size,
+                layout.model_copy(update={"micro_batch_size": size}),
+            )
+    domains = default_domains(
+        Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
+    )
+    for name in (
+        "ac",
+        "precision",
+        "zero_stage",
+        "compile",
+        "async_tp",
+        "cp_method",
+        "cpu_offload",
+        "float8_all_gather",
+    ):
         old = getattr(layout, name)
         if name == "cp_method" and layout.cp == 1:
             continue
@@ -103,7 +125,12 @@ def _schedule_changes(layout: Layout) -> Iterator[tuple[str, object, object, Lay
     for name in SCHEDULES:
         if name != layout.pp_schedule:
             virtual = 1 if name in SINGLE_STAGE_SCHEDULES else max(2, layout.virtual_stages)
-            yield "pp_schedule", layout.pp_schedule, name, layout.model_copy(update={"pp_schedule": name, "virtual_stages": virtual})
+            yield (
+                "pp_schedule",
+                layout.pp_schedule,
+                name,
+                layout.model_copy(update={"pp_schedule": name, "virtual_stages": virtual}),
+            )
 
 
 def fastest(found: Sequence[Neighbour], name: str) -> Neighbour | None:
@@ -113,6 +140,8 @@ def fastest(found: Sequence[Neighbour], name: str) -> Neighbour | None:
 
 
 def span(found: list[Neighbour]) -> float:
-    """Largest gain that a single fitting change would bring, as a share of the step (negative: none is faster)."""
+    """Largest gain that a single fitting change would bring, as a share of the step (negative: none
+    is faster).
+    """
     ratios = np.array([n.step_ratio for n in found if n.fits])
     return float(1.0 - ratios.min()) if len(ratios) else 0.0

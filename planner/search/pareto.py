@@ -1,20 +1,32 @@
-"""Choosing what to show: layouts that differ in something that matters, and the front of throughput against memory headroom."""
+"""Choosing what to show: layouts that differ in something that matters, and the front of throughput
+against memory headroom.
+"""
 
 import numpy as np
 
 from planner.columns import Column, FloatColumn, IntColumn, LayoutBatch
 
-# Fields in which two shown layouts must differ. The rest (schedule, microbatch, ZeRO stage, switches) is tuned for each.
+# Fields in which two shown layouts must differ. The rest (schedule, microbatch, ZeRO stage,
+# switches) is tuned for each.
 STRUCTURE = ("cp", "tp", "pp", "ep", "etp", "ac_kind", "precision")
-# Judgement: below these differences two layouts that differ only in checkpointing are one to a reader.
+# Judgement: below these differences two layouts that differ only in checkpointing are one to a
+#     reader.
 SAME_TIME, SAME_MEMORY = 0.02, 0.10
 ROUNDING = 1e-9
 
 
-def different(batch: LayoutBatch, step_seconds: FloatColumn, device_bytes: FloatColumn, order: IntColumn, count: int) -> IntColumn:
-    """The first `count` rows in this order of which no two are near copies, filled up with near copies if short.
+def different(
+    batch: LayoutBatch,
+    step_seconds: FloatColumn,
+    device_bytes: FloatColumn,
+    order: IntColumn,
+    count: int,
+) -> IntColumn:
+    """The first `count` rows in this order of which no two are near copies, filled up with near
+    copies if short.
 
-    Near copies share the whole structure; or share it but for activation checkpointing, with about the same time and memory.
+    Near copies share the whole structure; or share it but for activation checkpointing, with about
+    the same time and memory.
     """
     columns: list[Column] = [getattr(batch, name) for name in STRUCTURE]
     degrees: list[Column] = [getattr(batch, name) for name in STRUCTURE if name != "ac_kind"]
@@ -22,8 +34,14 @@ def different(batch: LayoutBatch, step_seconds: FloatColumn, device_bytes: Float
     chosen: list[int] = []
     for row in order:
         key = tuple(int(column[row]) for column in columns)
-        alike = [other for other in chosen if all(column[other] == column[row] for column in degrees)]
-        copy = any(_close(step_seconds, row, other, SAME_TIME) and _close(device_bytes, row, other, SAME_MEMORY) for other in alike)
+        alike = [
+            other for other in chosen if all(column[other] == column[row] for column in degrees)
+        ]
+        copy = any(
+            _close(step_seconds, row, other, SAME_TIME)
+            and _close(device_bytes, row, other, SAME_MEMORY)
+            for other in alike
+        )
         if key not in seen and not copy:
             seen.add(key)
             chosen.append(int(row))
@@ -40,7 +58,9 @@ def _close(column: FloatColumn, row: int, other: int, share: float) -> bool:
 
 
 def front(step_seconds: FloatColumn, device_bytes: FloatColumn, most: int = 20) -> IntColumn:
-    """Rows that no other beats in both step time and memory, fastest first; thinned evenly to `most`."""
+    """Rows that no other beats in both step time and memory, fastest first; thinned evenly to
+    `most`.
+    """
     order = np.lexsort((device_bytes, step_seconds))
     lowest = np.minimum.accumulate(device_bytes[order])
     on_front = np.concatenate([[True], device_bytes[order][1:] < lowest[:-1] * (1.0 - ROUNDING)])

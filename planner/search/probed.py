@@ -1,4 +1,6 @@
-"""The search at one size with probes to spend: candidates, the closed loop, and its outcome as the size's candidates."""
+"""The search at one size with probes to spend: candidates, the closed loop, and its outcome as the
+size's candidates.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,15 +28,21 @@ from planner.specs.layout import Layout
 from planner.specs.measurement import Measurement
 from planner.specs.plan import RankedLayout
 
-EMULATED_SD = 0.06  # what an emulated rank says of the whole step beside run-to-run noise: its communication is predicted; judgement
+# what an emulated rank says of the whole step beside run-to-run noise: its communication is
+# predicted; judgement
+EMULATED_SD = 0.06
 EMULATED_STAGES = 3
 MICRO_START_SECONDS = 10.0  # launch of a program that builds no model; judgement
-START_SECONDS = {"cpu": 15.0}  # launch, build and first step of a probe; 60 on a GPU with compilation; judgement until the first results
+# launch, build and first step of a probe; 60 on a GPU with compilation; judgement until the first
+# results
+START_SECONDS = {"cpu": 15.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroPlan:
-    """Kernels as a rung. timed: what is known of them already.  num_gpus: of the pool.  gpu_seconds_before: this study's, when resumed."""
+    """Kernels as a rung. timed: what is known of them already.  num_gpus: of the pool.
+    gpu_seconds_before: this study's, when resumed.
+    """
 
     timed: Sequence[Timing]
     num_gpus: int
@@ -55,10 +63,13 @@ Run = Callable[[Sequence[Asked]], Iterable[tuple[Asked, Measurement | Timed]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probing:
-    """How to spend probes. measure: runs and stores them.  known, resumed, reasons, as_probes: see `probing.loop.run`.
+    """How to spend probes. measure: runs and stores them.  known, resumed, reasons, as_probes: see
+    `probing.loop.run`.
 
-    num_devices: of the pool; layouts that need more are only looked at.  emulates: whether it can run one rank of a layout alone on a GPU.
-    imitates: whether it can run layouts on fewer GPUs.  micro: kernels as another cheaper look.  parallel: whole layouts at once.
+    num_devices: of the pool; layouts that need more are only looked at.  emulates: whether it can
+        run one rank of a layout alone on a GPU.
+    imitates: whether it can run layouts on fewer GPUs.  micro: kernels as another cheaper look.
+        parallel: whole layouts at once.
     refuses: why the program that runs probes cannot run a layout; None where it can.
     """
 
@@ -79,37 +90,59 @@ class Probing:
 
 
 def probe_size(job: Job, sized: Sized, probing: Probing, include: Sequence[Layout]) -> Outcome:
-    """Spends the job's probes at this size. include: layouts that must be candidates (those of the plan on paper, measured ones)."""
+    """Spends the job's probes at this size. include: layouts that must be candidates (those of the
+    plan on paper, measured ones).
+    """
     assert job.probe is not None, "the job has probes to spend"
     pricer = sized.pricer
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
-    measured = [m.job.layout for m in (*probing.known, *probing.resumed) if m.job.layout is not None]
+    measured = [
+        m.job.layout for m in (*probing.known, *probing.resumed) if m.job.layout is not None
+    ]
     wanted = list(dict.fromkeys((*include, *measured)))
     candidates = enumerate_candidates(pricer, build_space(context, job.search), include=wanted)
     kernels = Kernels.of(pricer, candidates) if probing.micro else None
     micro_probes, observed = _micro(kernels, probing.micro, pricer.cluster.gpus_per_node)
     refused = None if probing.refuses is None else refusals(candidates, probing.refuses)
     settings = Settings(
-        sampler=job.search.sampler, seed=job.search.seed, budget=Budget(probes=job.probe.max_probes, gpu_seconds=job.probe.max_gpu_seconds),
-        parallel=probing.parallel, cost=ProbeCost(start_seconds=START_SECONDS.get(pricer.cluster.gpu.name, 60.0), steps=probing.steps),
-        whole=probing.num_devices >= pricer.cluster.num_gpus, rungs=_rungs(pricer, candidates, probing),
-        micro_probes=micro_probes, observed=observed,
+        sampler=job.search.sampler,
+        seed=job.search.seed,
+        budget=Budget(probes=job.probe.max_probes, gpu_seconds=job.probe.max_gpu_seconds),
+        parallel=probing.parallel,
+        cost=ProbeCost(
+            start_seconds=START_SECONDS.get(pricer.cluster.gpu.name, 60.0), steps=probing.steps
+        ),
+        whole=probing.num_devices >= pricer.cluster.num_gpus,
+        rungs=_rungs(pricer, candidates, probing),
+        micro_probes=micro_probes,
+        observed=observed,
         gpu_seconds_before=probing.micro.gpu_seconds_before if probing.micro else 0.0,
         first=candidates.find(include[0]) if include else None,
-    )  # fmt: skip
+    )
     found = run(
-        candidates, settings, _reading(probing.measure, kernels), known=probing.known, resumed=probing.resumed, reasons=probing.reasons,
-        as_probes=probing.as_probes, on_event=probing.on_event, should_stop=probing.should_stop,
-    )  # fmt: skip
+        candidates,
+        settings,
+        _reading(probing.measure, kernels),
+        known=probing.known,
+        resumed=probing.resumed,
+        reasons=probing.reasons,
+        as_probes=probing.as_probes,
+        on_event=probing.on_event,
+        should_stop=probing.should_stop,
+    )
     return found if refused is None else replace(found, refused=refused.counts)
 
 
-def _micro(kernels: Kernels | None, plan: MicroPlan | None, per_node: int) -> tuple[tuple[MicroProbe, ...], tuple[Observed, ...]]:
+def _micro(
+    kernels: Kernels | None, plan: MicroPlan | None, per_node: int
+) -> tuple[tuple[MicroProbe, ...], tuple[Observed, ...]]:
     """(micro-probes of what no timing covers, what earlier timings say)."""
     if kernels is None or plan is None:
         return (), ()
     covered = [timing.shape for timing in plan.timed]
-    probes = kernels.probes(covered, num_gpus=min(plan.num_gpus, per_node), start_seconds=MICRO_START_SECONDS)
+    probes = kernels.probes(
+        covered, num_gpus=min(plan.num_gpus, per_node), start_seconds=MICRO_START_SECONDS
+    )
     return probes, kernels.observed(plan.timed)
 
 
@@ -120,7 +153,12 @@ def _reading(measure: Run, kernels: Kernels | None) -> Measure:
         for one, result in measure(asked):
             if isinstance(result, Timed):
                 observed = kernels.observed(result.timings) if kernels is not None else ()
-                yield one, MicroResult(observed=observed, gpu_seconds=result.gpu_seconds, message=result.message)
+                yield (
+                    one,
+                    MicroResult(
+                        observed=observed, gpu_seconds=result.gpu_seconds, message=result.message
+                    ),
+                )
             else:
                 yield one, result
 
@@ -138,8 +176,14 @@ class Refused:
 def refusals(candidates: Candidates, refuses: Callable[[Layout], str | None]) -> Refused:
     """Asked once for all candidates that are alike but for their sizes."""
     batch = candidates.batch
-    asked = [column > 1 if name in WIDTHS else column for name, column in batch.columns() if name not in SIZES]
-    kinds, first, which = np.unique(np.stack(asked, axis=1), axis=0, return_index=True, return_inverse=True)
+    asked = [
+        column > 1 if name in WIDTHS else column
+        for name, column in batch.columns()
+        if name not in SIZES
+    ]
+    kinds, first, which = np.unique(
+        np.stack(asked, axis=1), axis=0, return_index=True, return_inverse=True
+    )
     reasons = [refuses(batch.row(int(row))) for row in first]
     rows = np.array([reason is not None for reason in reasons])[which.ravel()]
     sizes = np.bincount(which.ravel(), minlength=len(kinds))
@@ -151,7 +195,8 @@ def refusals(candidates: Candidates, refuses: Callable[[Layout], str | None]) ->
 
 
 WIDTHS = ("tp", "pp", "cp", "ep", "etp")  # a program's rules ask whether there is such an axis
-SIZES = ("dp_replicate", "dp_shard", "micro_batch_size", "split", "ac_value", "virtual_stages")  # and do not ask for these
+# and do not ask for these
+SIZES = ("dp_replicate", "dp_shard", "micro_batch_size", "split", "ac_value", "virtual_stages")
 
 
 def _rungs(pricer: Pricer, candidates: Candidates, probing: Probing) -> tuple[CheaperRung, ...]:
@@ -164,46 +209,69 @@ def _rungs(pricer: Pricer, candidates: Candidates, probing: Probing) -> tuple[Ch
 
 
 def emulation(candidates: Candidates) -> CheaperRung:
-    """Ranks of a layout alone, one after the other on one GPU: one of the first, the middle and the last stage."""
-    seconds, ranks = np.exp(candidates.prior.log_seconds), np.minimum(candidates.batch.pp, EMULATED_STAGES)
+    """Ranks of a layout alone, one after the other on one GPU: one of the first, the middle and the
+    last stage.
+    """
+    seconds, ranks = (
+        np.exp(candidates.prior.log_seconds),
+        np.minimum(candidates.batch.pp, EMULATED_STAGES),
+    )
 
     def ways(row: int) -> tuple[Way]:
-        return (Way(num_gpus=1, runs=int(ranks[row]), step_seconds=float(seconds[row]), sd=EMULATED_SD),)
+        return (
+            Way(num_gpus=1, runs=int(ranks[row]), step_seconds=float(seconds[row]), sd=EMULATED_SD),
+        )
 
-    return CheaperRung(name="emulated", ways=ways, least_gpus=ranks.astype(np.float64), shows_memory=True)
+    return CheaperRung(
+        name="emulated", ways=ways, least_gpus=ranks.astype(np.float64), shows_memory=True
+    )
 
 
 def listed(outcome: Outcome, top_k: int) -> list[Ranked]:
-    """What a plan shows: the first top_k, and whatever ran itself beyond them, in order of the outcome."""
+    """What a plan shows: the first top_k, and whatever ran itself beyond them, in order of the
+    outcome.
+    """
     ran = [one for one in outcome.ranked[top_k:] if one.record is not None and one.record.measured]
     return [*outcome.ranked[:top_k], *ran]
 
 
 def measured_candidates(sized: Sized, outcome: Outcome, top_k: int) -> tuple[Sized, list[Ranked]]:
-    """The size with the outcome's best as its candidates, winner first, and what is known of each."""
+    """The size with the outcome's best as its candidates, winner first, and what is known of
+    each.
+    """
     ranked = listed(outcome, top_k)
     batch = LayoutBatch.from_layouts([one.layout for one in ranked])
     device = sized.pricer.price(batch).device_bytes
-    found = [(one.expected_seconds, float(device[row]), one.layout) for row, one in enumerate(ranked)]
+    found = [
+        (one.expected_seconds, float(device[row]), one.layout) for row, one in enumerate(ranked)
+    ]
     return replace(sized, candidates=found), ranked
 
 
 def with_measurement(entry: RankedLayout, one: Ranked, best: Ranked) -> RankedLayout:
-    """A layout of the plan with what was measured of it, and what is expected of it beside number one."""
+    """A layout of the plan with what was measured of it, and what is expected of it beside number
+    one.
+    """
     record = one.record
     update: dict[str, Any] = {"expected_step_seconds": one.expected_seconds}
     if record is None or record.log_seconds is None:
         faster = best.expected_seconds / one.expected_seconds
         if best.record is not None and best.record.measured and faster > LEAST_FASTER:
-            hint = f"expected {faster:.2f} times as fast as number 1, and not measured: probe it next"
+            hint = (
+                f"expected {faster:.2f} times as fast as number 1, and not measured: probe it next"
+            )
             update["reasons"] = [hint, *entry.reasons]
         return entry.model_copy(update=update)
     update["source"] = "probed" if record.measured else "emulated"
     update["measurement"] = {
-        "status": record.status, "step_seconds": record.step_seconds, "runs": record.runs,
-        "mean_step_seconds": record.mean_step_seconds, "memory_margin": record.margin,
-        "rung": record.rung, "relative_error": math.sqrt(record.variance or 0.0),
-    }  # fmt: skip
+        "status": record.status,
+        "step_seconds": record.step_seconds,
+        "runs": record.runs,
+        "mean_step_seconds": record.mean_step_seconds,
+        "memory_margin": record.margin,
+        "rung": record.rung,
+        "relative_error": math.sqrt(record.variance or 0.0),
+    }
     return entry.model_copy(update=update)
 
 
@@ -211,23 +279,40 @@ LEAST_FASTER = 1.005  # what is shown as 1.01 or more; judgement
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """What the study did, JSON-safe: trials with why they were asked and what came of them, spending, regret, why it stopped."""
+    """What the study did, JSON-safe: trials with why they were asked and what came of them,
+    spending, regret, why it stopped.
+    """
     trials = [
         {
-            "number": trial.number, "state": trial.state.name.lower(), "layout": layout_of(trial.params).model_dump(mode="json"),
+            "number": trial.number,
+            "state": trial.state.name.lower(),
+            "layout": layout_of(trial.params).model_dump(mode="json"),
             "value": _value(trial),
-            **{key: value for key, value in trial.user_attrs.items() if isinstance(value, str | int | float)},
+            **{
+                key: value
+                for key, value in trial.user_attrs.items()
+                if isinstance(value, str | int | float)
+            },
         }
         for trial in outcome.study.get_trials(deepcopy=False)
-    ]  # fmt: skip
+    ]
     return {
-        "probes": outcome.spent.probes, "looks": outcome.spent.looks, "gpu_seconds": outcome.spent.gpu_seconds, "stopped": outcome.stopped,
+        "probes": outcome.spent.probes,
+        "looks": outcome.spent.looks,
+        "gpu_seconds": outcome.spent.gpu_seconds,
+        "stopped": outcome.stopped,
         "broken": outcome.broken,
-        "expected_regret": outcome.regret.expected_share, "trials": trials,
-        "ruled_out": [{"layout": layout.short(), "reason": reason} for layout, reason in outcome.pruned[:MOST_RULED_OUT]],
+        "expected_regret": outcome.regret.expected_share,
+        "trials": trials,
+        "ruled_out": [
+            {"layout": layout.short(), "reason": reason}
+            for layout, reason in outcome.pruned[:MOST_RULED_OUT]
+        ],
         "num_ruled_out": len(outcome.pruned),
-        "refused": [{"reason": reason, "layouts": count} for reason, count in outcome.refused.items()],
-    }  # fmt: skip
+        "refused": [
+            {"reason": reason, "layouts": count} for reason, count in outcome.refused.items()
+        ],
+    }
 
 
 MOST_RULED_OUT = 20

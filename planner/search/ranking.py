@@ -1,4 +1,6 @@
-"""The layouts to show, best first: which one comes first is `preference`'s to say, the others follow by what is expected of them."""
+"""The layouts to show, best first: which one comes first is `preference`'s to say, the others
+follow by what is expected of them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +26,8 @@ TIMES_AS = {"cost": "times as cheap", "energy": "times as frugal"}  # else: as f
 class Ranking:
     """choices: to show, best first.  fastest: the lowest score of all that fit, shown or not.
 
-    proven: the one to put first of those whose every mechanism has published runs, where the first is none of them; shown or not.
+    proven: the one to put first of those whose every mechanism has published runs, where the first
+        is none of them; shown or not.
     """
 
     choices: list[Choice]
@@ -33,9 +36,11 @@ class Ranking:
 
 
 def rank(job: Job, sizes: list[Sized]) -> Ranking:
-    """The choices of all sizes that differ in something that matters, the preferred one first and the fastest on paper next.
+    """The choices of all sizes that differ in something that matters, the preferred one first and
+    the fastest on paper next.
 
-    The winner is the best of what is preferred at every size, which `Sized.first` says from then on.
+    The winner is the best of what is preferred at every size, which `Sized.first` says from then
+    on.
     """
     for sized in sizes:
         sized.first = _preferred(job, sized, np.ones(len(sized.candidates), dtype=np.bool_))
@@ -52,8 +57,13 @@ def rank(job: Job, sizes: list[Sized]) -> Ranking:
 
 
 def _shown(job: Job, found: list[Choice], ahead: list[Choice]) -> list[Choice]:
-    """The first choices as given, then others that differ from them and each other, by expectation."""
-    expected, step = (np.array([getattr(choice, name) for choice in found]) for name in ("expected", "step_seconds"))
+    """The first choices as given, then others that differ from them and each other, by
+    expectation.
+    """
+    expected, step = (
+        np.array([getattr(choice, name) for choice in found])
+        for name in ("expected", "step_seconds")
+    )
     device = np.array([choice.sized.candidates[choice.row][1] for choice in found])
     first = [found.index(choice) for choice in ahead]
     order = [*first, *(row for row in best_first(expected, step) if row not in first)]
@@ -82,7 +92,9 @@ def _preferred(job: Job, sized: Sized, among: BoolColumn) -> int:
 
 
 def _proven(job: Job, chosen: Choice) -> Choice | None:
-    """The one to put first of those that rest on nothing unmeasured; None where the chosen one is or nothing is."""
+    """The one to put first of those that rest on nothing unmeasured; None where the chosen one is
+    or nothing is.
+    """
     weighed = chosen.sized.weighed
     if not job.search.simplest_first or weighed is None:
         return None
@@ -94,30 +106,38 @@ def _proven(job: Job, chosen: Choice) -> Choice | None:
 def _best(choices: list[Choice]) -> Choice:
     """The lowest score; of ties the faster step."""
     scores, steps = (
-        np.array([getattr(choice, name) for choice in choices]) for name in ("score", "step_seconds")
+        np.array([getattr(choice, name) for choice in choices])
+        for name in ("score", "step_seconds")
     )
     return choices[int(best_first(scores, steps)[0])]
 
 
 def is_twin(first: Choice, fastest: Choice) -> bool:
-    """Whether the fastest is the first but for a gain that nobody would notice and nothing that it adds."""
+    """Whether the fastest is the first but for a gain that nobody would notice and nothing that it
+    adds.
+    """
     return first.score / fastest.score < 1.0 + NOTICEABLE and not _only_in(fastest, first)
 
 
 def _by_expectation(job: Job, choices: list[Choice]) -> list[Choice]:
-    """The choices by what is expected of them: a prediction that is less sure counts as slower, by exp(sd^2 / 2), the mean of a log-normal.
+    """The choices by what is expected of them: a prediction that is less sure counts as slower, by
+    exp(sd^2 / 2), the mean of a log-normal.
 
     What all choices share cancels. An objective that time is no part of keeps its order.
     """
     if job.search.objective == "memory" or len(choices) < 2:
         return choices
     sd = deviations(choices).sd
-    expected = np.array([choice.expected for choice in choices]) * np.exp((sd**2 - sd.min() ** 2) / 2.0)
+    expected = np.array([choice.expected for choice in choices]) * np.exp(
+        (sd**2 - sd.min() ** 2) / 2.0
+    )
     return [choices[place] for place in np.argsort(expected, kind="stable")]
 
 
 def deviations(choices: list[Choice]) -> TimeSpread:
-    """How unsure each choice's step time is, and what the choices share; the directions are the same at every size."""
+    """How unsure each choice's step time is, and what the choices share; the directions are the
+    same at every size.
+    """
     spreads: dict[int, TimeSpread] = {}
     for sized in {id(choice.sized): choice.sized for choice in choices}.values():
         places = [place for place, choice in enumerate(choices) if choice.sized is sized]
@@ -128,7 +148,9 @@ def deviations(choices: list[Choice]) -> TimeSpread:
 
 
 def covariance(job: Job, choices: list[Choice]) -> FloatColumn:
-    """Of the logs of the choices' step times, errors correlated as far as the layouts are alike, (K, K)."""
+    """Of the logs of the choices' step times, errors correlated as far as the layouts are alike,
+    (K, K).
+    """
     spread = deviations(choices)
     batch = LayoutBatch.from_layouts([choice.layout for choice in choices])
     errors = Field.of(batch, spread, job.training.global_batch_size)
@@ -137,12 +159,16 @@ def covariance(job: Job, choices: list[Choice]) -> FloatColumn:
 
 
 def best_first(scores: FloatColumn, step_seconds: FloatColumn) -> IntColumn:
-    """Order by score; scores within a millionth are ties (runs that wait for the same upload, say), and the faster step wins."""
+    """Order by score; scores within a millionth are ties (runs that wait for the same upload, say),
+    and the faster step wins.
+    """
     return np.lexsort((step_seconds, np.round(np.log(scores), 6)))
 
 
 def fastest_on_paper(job: Job, ranking: Ranking) -> FastestOnPaper | None:
-    """What the layout with the lowest score would gain over the first, and what it would take; None where they are one."""
+    """What the layout with the lowest score would gain over the first, and what it would take; None
+    where they are one.
+    """
     first, fastest = ranking.choices[0], ranking.fastest
     if not job.search.simplest_first or is_twin(first, fastest):
         return None
@@ -203,7 +229,9 @@ def _difference_sd(job: Job, first: Choice, second: Choice) -> float:
 
 
 def _statement(found: FastestOnPaper, words: str) -> str:
-    gain = f"{found.times_as_fast:.3f}" if found.times_as_fast < 1.01 else f"{found.times_as_fast:.2f}"
+    gain = (
+        f"{found.times_as_fast:.3f}" if found.times_as_fast < 1.01 else f"{found.times_as_fast:.2f}"
+    )
     adds = f"; it adds {enumerated(found.adds)}" if found.adds else ""
     unmeasured = found.unmeasured
     if unmeasured and len(unmeasured) < len(found.adds):
@@ -211,8 +239,10 @@ def _statement(found: FastestOnPaper, words: str) -> str:
     elif unmeasured:
         adds += ", which no published run has"
     return (
-        f"{gain} {words} on paper ({found.tokens_per_second_per_gpu:,.0f} tokens/s/GPU), out of memory with "
-        f"probability {found.oom_probability:.1%}{adds}. Predictions of two such layouts are off against each "
+        f"{gain} {words} on paper ({found.tokens_per_second_per_gpu:,.0f} tokens/s/GPU), out "
+        "of memory with "
+        f"probability {found.oom_probability:.1%}{adds}. Predictions of two such layouts are "
+        "off against each "
         f"other by {found.difference_sd:.1%} (one standard deviation)"
     )
 

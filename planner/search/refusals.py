@@ -1,4 +1,6 @@
-"""Why nothing is legal: values the user gave that can never be, and the rule without which layouts would be left."""
+"""Why nothing is legal: values the user gave that can never be, and the rule without which layouts
+would be left.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -18,16 +20,21 @@ from planner.specs.layout import Layout
 from planner.specs.trainers import resolve_layout
 from planner.units import counted
 
-# A field that only means something where this degree is above 1: a value that no such layout may have is wrong, though
-# layouts without the axis ignore it.
+# A field that only means something where this degree is above 1: a value that no such layout may
+# have is wrong, though layouts without the axis ignore it.
 MEANT_FOR: Mapping[str, str] = {
-    "pp_schedule": "pp", "virtual_stages": "pp", "layers_per_stage": "pp", "cp_method": "cp", "sequence_parallel": "tp",
-}  # fmt: skip
+    "pp_schedule": "pp",
+    "virtual_stages": "pp",
+    "layers_per_stage": "pp",
+    "cp_method": "cp",
+    "sequence_parallel": "tp",
+}
 MOST_RELAXED = 6
 
 
 def impossible_values(context: Context, search: SearchSpec) -> list[Fault]:
-    """What `search.fix` and `search.allow` ask for that no layout of this job can have, whatever the rest is; empty if nothing.
+    """What `search.fix` and `search.allow` ask for that no layout of this job can have, whatever
+    the rest is; empty if nothing.
 
     Raises SpecError for unknown fields and ill-typed values.
     """
@@ -38,20 +45,28 @@ def impossible_values(context: Context, search: SearchSpec) -> list[Fault]:
 
 
 def refused_choices(context: Context, search: SearchSpec) -> list[str]:
-    """One sentence for every value of a `search.allow` that no layout can have, where others of its values remain."""
+    """One sentence for every value of a `search.allow` that no layout can have, where others of its
+    values remain.
+    """
     sentences = []
     for name, values in search.allow.items():
         for value in values if len(values) > 1 else ():
             faults = impossible_values(context, SearchSpec(allow={name: [value]}))
-            sentences += [f"search.allow.{name} {value} is left out: {faults[0].rule}"] if faults else []
+            sentences += (
+                [f"search.allow.{name} {value} is left out: {faults[0].rule}"] if faults else []
+            )
     return sentences
 
 
-def binding_rule(context: Context, search: SearchSpec, rejected: Mapping[str, int]) -> Violation | None:
-    """The rule that alone keeps a job from having any legal layout, told of one layout that it refuses.
+def binding_rule(
+    context: Context, search: SearchSpec, rejected: Mapping[str, int]
+) -> Violation | None:
+    """The rule that alone keeps a job from having any legal layout, told of one layout that it
+    refuses.
 
-    Every rule that refused something is left out in turn; the one without which most layouts would be legal is the answer.
-    Where it takes several, the first of them.  None where no rule explains it.
+    Every rule that refused something is left out in turn; the one without which most layouts would
+    be legal is the answer. Where it takes several, the first of them.  None where no rule explains
+    it.
     """
     domains = domains_of(context, search, oversized=True)
     keys = [key for key in rejected if any(rule.key == key for rule in rules_for(context))]
@@ -63,14 +78,16 @@ def binding_rule(context: Context, search: SearchSpec, rejected: Mapping[str, in
     without = {best}
     for _ in range(MOST_RELAXED):
         if space.num_layouts:
-            broken = violations(space.cells.row(0), context.model, context.cluster, context.training)
+            broken = violations(
+                space.cells.row(0), context.model, context.cluster, context.training
+            )
             return broken[0] if broken else None
         without |= set(space.rejected) & {rule.key for rule in rules_for(context)}
         space = enumerate_space(context, domains, without=frozenset(without))
     return None
 
 
-# ---- values that the user gave ------------------------------------------------------------------------------------------
+# ---- values that the user gave -------------------------------------------------------------------
 
 
 class _Asked:
@@ -83,12 +100,15 @@ class _Asked:
         self.home = {column: name for name in domains.by_field for column in domains.columns(name)}
 
     def refused_by_one_rule(self) -> list[Fault]:
-        """Rules that refuse every combination of the values of the fields they read, but not of a search that asks for nothing."""
+        """Rules that refuse every combination of the values of the fields they read, but not of a
+        search that asks for nothing.
+        """
         free = _Asked(self.context, SearchSpec(), domains_of(self.context, SearchSpec()))
         faults = []
         for rule in self.rules:
             names = sorted({self.home[column] for column in columns_of(rule.reads)})
-            if rule.key == PRODUCT_KEY and not set(self.given).issuperset(names):  # `uneven_product` says it better
+            # `uneven_product` says it better
+            if rule.key == PRODUCT_KEY and not set(self.given).issuperset(names):
                 continue
             if set(self.given).isdisjoint(names) or free._first_refused([rule], names) is not None:
                 continue
@@ -97,37 +117,67 @@ class _Asked:
         return faults
 
     def refused_together(self) -> list[Fault]:
-        """Faults of the first combination of the given values, where rules on them alone refuse every combination."""
+        """Faults of the first combination of the given values, where rules on them alone refuse
+        every combination.
+        """
         columns = {column for name in self.given for column in self.domains.columns(name)}
         rules = [rule for rule in self.rules if columns_of(rule.reads) <= columns]
         layout = self._first_refused(rules, self.given)
         if layout is None:
             return []
         batch = LayoutBatch.from_layouts([layout])
-        return [self._fault(rule, layout) for rule in rules if np.any(rule.broken(batch, self.context))]
+        return [
+            self._fault(rule, layout) for rule in rules if np.any(rule.broken(batch, self.context))
+        ]
 
     def uneven_product(self) -> list[Fault]:
         """Degrees of which no combination divides num_gpus."""
-        gpus, names = self.context.cluster.num_gpus, [name for name in DEGREES if name in self.given]
-        degrees = {name: [int(value) for value in self.domains.columns(name)[name]] for name in names}
+        gpus, names = (
+            self.context.cluster.num_gpus,
+            [name for name in DEGREES if name in self.given],
+        )
+        degrees = {
+            name: [int(value) for value in self.domains.columns(name)[name]] for name in names
+        }
         if not names or any(gpus % prod(chosen) == 0 for chosen in product(*degrees.values())):
             return []
         first = {name: values[0] for name, values in degrees.items()}
         largest = max(first, key=lambda name: first[name])
         written = " x ".join(f"{name} {value}" for name, value in first.items())
-        rule = f"{written}{f' = {prod(first.values())}' if len(first) > 1 else ''} does not divide {counted(gpus, 'GPU')}"
-        return [Fault(self._path(largest), first[largest], rule, f"choose degrees whose product divides {gpus}")]
+        rule = (
+            f"{written}{f' = {prod(first.values())}' if len(first) > 1 else ''} does not divide "
+            f"{counted(gpus, 'GPU')}"
+        )
+        return [
+            Fault(
+                self._path(largest),
+                first[largest],
+                rule,
+                f"choose degrees whose product divides {gpus}",
+            )
+        ]
 
     def _first_refused(self, rules: Sequence[Rule], names: Sequence[str]) -> Layout | None:
-        """The first combination of these fields' values if the rules refuse every one; None if one is legal or there are too many."""
+        """The first combination of these fields' values if the rules refuse every one; None if one
+        is legal or there are too many.
+        """
         values = [self._meant(name) for name in names]
         sizes = [len(next(iter(columns.values()))) for columns in values]
         if not rules or not 0 < prod(sizes) <= MAX_TRIED:
             return None
         places = np.indices(sizes).reshape(len(sizes), -1)
-        columns = {name: column[place] for part, place in zip(values, places, strict=True) for name, column in part.items()}
-        neutral = resolve_layout({}, trainer=self.context.training.trainer, num_gpus=self.context.cluster.num_gpus)
-        filled = {name: columns.get(name, np.repeat(column, prod(sizes))) for name, column in LayoutBatch.from_layouts([neutral]).columns()}
+        columns = {
+            name: column[place]
+            for part, place in zip(values, places, strict=True)
+            for name, column in part.items()
+        }
+        neutral = resolve_layout(
+            {}, trainer=self.context.training.trainer, num_gpus=self.context.cluster.num_gpus
+        )
+        filled = {
+            name: columns.get(name, np.repeat(column, prod(sizes)))
+            for name, column in LayoutBatch.from_layouts([neutral]).columns()
+        }
         batch = LayoutBatch(**filled, splits=self.domains.splits)
         refused = np.zeros(len(batch), dtype=np.bool_)
         for rule in rules:
@@ -135,7 +185,9 @@ class _Asked:
         return batch.row(0) if refused.all() else None
 
     def _meant(self, name: str) -> Mapping[str, Column]:
-        """The field's values; of an axis that a given field is meant for only those above 1, unless the user chose the axis too."""
+        """The field's values; of an axis that a given field is meant for only those above 1, unless
+        the user chose the axis too.
+        """
         columns = self.domains.columns(name)
         if name in self.given or not any(MEANT_FOR.get(field) == name for field in self.given):
             return columns
@@ -143,8 +195,17 @@ class _Asked:
 
     def _fault(self, rule: Rule, layout: Layout) -> Fault:
         read = {self.home[column] for column in columns_of(rule.reads)}
-        field = rule.field if rule.field in self.given else next(name for name in self.given if name in read)
-        return Fault(self._path(field), getattr(layout, field), rule.rule(layout, self.context), rule.remedy(layout, self.context))
+        field = (
+            rule.field
+            if rule.field in self.given
+            else next(name for name in self.given if name in read)
+        )
+        return Fault(
+            self._path(field),
+            getattr(layout, field),
+            rule.rule(layout, self.context),
+            rule.remedy(layout, self.context),
+        )
 
     def _path(self, field: str) -> str:
         return f"search.{'fix' if field in self.search.fix else 'allow'}.{field}"

@@ -1,4 +1,6 @@
-"""When nothing fits: the smallest changes to the request that would make something fit, each checked by a search."""
+"""When nothing fits: the smallest changes to the request that would make something fit, each
+checked by a search.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +22,8 @@ from planner.specs.training import TrainingSpec
 from planner.units import counted, format_bytes
 
 ROUND = 4096
-MOST_PRICED = 100_000  # judgement: layouts nearest to fitting by their floor that are priced before a change is given up
+# judgement: layouts nearest to fitting by their floor that are priced before a change is given up
+MOST_PRICED = 100_000
 SHORTEST_SEQUENCE = 256
 STEPS_BETWEEN = 8
 
@@ -47,25 +50,39 @@ class Request:
     def without(self, *fields: str) -> "Request":
         """The same job with these fields of `search.fix` or `search.allow` left open."""
         search = self.job.search
-        kept = {part: {key: value for key, value in getattr(search, part).items() if key not in fields} for part in ("fix", "allow")}
-        return replace(self, job=self.job.model_copy(update={"search": search.model_copy(update=kept)}))
+        kept = {
+            part: {key: value for key, value in getattr(search, part).items() if key not in fields}
+            for part in ("fix", "allow")
+        }
+        return replace(
+            self, job=self.job.model_copy(update={"search": search.model_copy(update=kept)})
+        )
 
 
-def fitting_changes(job: Job, cluster: ClusterSpec, say: Callable[[str], None]) -> list[FittingChange]:
-    """Changes after which a layout fits, smallest first: a fixed field left open, the fewest GPUs, the smallest GPU, a shorter sequence."""
+def fitting_changes(
+    job: Job, cluster: ClusterSpec, say: Callable[[str], None]
+) -> list[FittingChange]:
+    """Changes after which a layout fits, smallest first: a fixed field left open, the fewest GPUs,
+    the smallest GPU, a shorter sequence.
+    """
     say("nothing fits: looking for the smallest change that would")
     request = Request(job=job, cluster=cluster)
     return [*_opened(request), *_more_gpus(request), *_larger_gpu(request), *_shorter(request)]
 
 
 def first_fitting(request: Request, *, offloads: bool = True) -> tuple[Layout, float] | None:
-    """A layout that fits, with its device bytes; those nearest to fitting by their proven floor are priced first.
+    """A layout that fits, with its device bytes; those nearest to fitting by their proven floor are
+    priced first.
 
     offloads: whether CPU offload counts where nothing fits without.
     """
     pricer = request.pricer()
-    context = Context(model=request.job.model, cluster=request.cluster, training=request.job.training)
-    for offload in (False, True) if offloads and "cpu_offload" not in request.job.search.fix else (False,):
+    context = Context(
+        model=request.job.model, cluster=request.cluster, training=request.job.training
+    )
+    for offload in (
+        (False, True) if offloads and "cpu_offload" not in request.job.search.fix else (False,)
+    ):
         found = _first(pricer, build_space(context, request.job.search, offload=offload))
         if found is not None:
             return found
@@ -77,35 +94,62 @@ def _first(pricer: Pricer, space: Space) -> tuple[Layout, float] | None:
         return None
     _, device = pricer.floors(space.cells)
     order = np.argsort(device, kind="stable")
-    order = order[oom_probability(pricer.profile, pricer.cluster, np.maximum(device[order], 1.0)) <= OOM_LIMIT]
+    order = order[
+        oom_probability(pricer.profile, pricer.cluster, np.maximum(device[order], 1.0)) <= OOM_LIMIT
+    ]
     priced, start = 0, 0
     while start < len(order) and priced < MOST_PRICED:
-        stop = start + max(1, int(np.searchsorted(np.cumsum(space.cell_sizes[order[start:]]), ROUND)))
+        stop = start + max(
+            1, int(np.searchsorted(np.cumsum(space.cell_sizes[order[start:]]), ROUND))
+        )
         batch = space.expand(order[start:stop])
         prices = pricer.price(batch)
         best = int(np.argmin(prices.least_device_bytes))
-        if oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes[best : best + 1])[0] <= OOM_LIMIT:
+        if (
+            oom_probability(
+                pricer.profile, pricer.cluster, prices.least_device_bytes[best : best + 1]
+            )[0]
+            <= OOM_LIMIT
+        ):
             return batch.row(best), float(prices.device_bytes[best])
         priced, start = priced + len(batch), stop
     return None
 
 
-def _change(field: str, value: FieldValue, sentence: str, found: tuple[Layout, float]) -> FittingChange:
-    return FittingChange(field=field, value=value, sentence=sentence, layout=found[0], device_bytes=found[1])
+def _change(
+    field: str, value: FieldValue, sentence: str, found: tuple[Layout, float]
+) -> FittingChange:
+    return FittingChange(
+        field=field, value=value, sentence=sentence, layout=found[0], device_bytes=found[1]
+    )
 
 
 def _opened(request: Request) -> Iterator[FittingChange]:
     """Each narrowed field left open by itself; if that never suffices, all of them."""
     search = request.job.search
     fields = [*search.fix, *search.allow]
-    single = [(field, found) for field in fields if (found := first_fitting(request.without(field))) is not None]
+    single = [
+        (field, found)
+        for field in fields
+        if (found := first_fitting(request.without(field))) is not None
+    ]
     for field, found in single:
         value = getattr(found[0], field)
-        yield _change(f"search.{'fix' if field in search.fix else 'allow'}.{field}", value, f"leave {field} open, say at {value}", found)
+        yield _change(
+            f"search.{'fix' if field in search.fix else 'allow'}.{field}",
+            value,
+            f"leave {field} open, say at {value}",
+            found,
+        )
     if not single and len(fields) > 1:
         found_open = first_fitting(request.without(*fields))
         if found_open is not None:
-            yield _change("search.fix", None, f"leave {', '.join(fields[:-1])} and {fields[-1]} open", found_open)
+            yield _change(
+                "search.fix",
+                None,
+                f"leave {', '.join(fields[:-1])} and {fields[-1]} open",
+                found_open,
+            )
 
 
 def _more_gpus(request: Request) -> Iterator[FittingChange]:
@@ -114,11 +158,21 @@ def _more_gpus(request: Request) -> Iterator[FittingChange]:
     if found is None:
         return
     on_host = found[0].cpu_offload and "cpu_offload" not in request.job.search.fix
-    yield _change("cluster.num_gpus", count, f"use {counted(count, 'GPU')} of this kind{' with CPU offload' if on_host else ''}", found)
+    yield _change(
+        "cluster.num_gpus",
+        count,
+        f"use {counted(count, 'GPU')} of this kind{' with CPU offload' if on_host else ''}",
+        found,
+    )
     if on_host:
         count, found = _fewest(request, offloads=False)
         if found is not None:
-            yield _change("cluster.num_gpus", count, f"use {counted(count, 'GPU')} of this kind without CPU offload", found)
+            yield _change(
+                "cluster.num_gpus",
+                count,
+                f"use {counted(count, 'GPU')} of this kind without CPU offload",
+                found,
+            )
 
 
 def _fewest(request: Request, *, offloads: bool) -> tuple[int, tuple[Layout, float] | None]:
@@ -138,9 +192,18 @@ def _fewest(request: Request, *, offloads: bool) -> tuple[int, tuple[Layout, flo
 
 
 def _sizes_between(low: int, high: int, per_node: int) -> list[int]:
-    """Whole nodes at even distances between two sizes, and the powers of two among them, which divide most models and batches."""
-    even = {-(-(low + part * (high - low) // STEPS_BETWEEN) // per_node) * per_node for part in range(1, STEPS_BETWEEN)}
-    return sorted(size for size in even | {per_node << doubling for doubling in range(MAX_GPUS.bit_length())} if low < size < high)
+    """Whole nodes at even distances between two sizes, and the powers of two among them, which
+    divide most models and batches.
+    """
+    even = {
+        -(-(low + part * (high - low) // STEPS_BETWEEN) // per_node) * per_node
+        for part in range(1, STEPS_BETWEEN)
+    }
+    return sorted(
+        size
+        for size in even | {per_node << doubling for doubling in range(MAX_GPUS.bit_length())}
+        if low < size < high
+    )
 
 
 def _at_size(request: Request, count: int, offloads: bool) -> tuple[Layout, float] | None:
@@ -153,10 +216,16 @@ def _at_size(request: Request, count: int, offloads: bool) -> tuple[Layout, floa
 def _larger_gpu(request: Request) -> Iterator[FittingChange]:
     """The GPU of the catalogue with the least memory on which it fits, of the same vendor."""
     cluster = request.cluster
-    kinds = [gpu for gpu in GpuSpec.catalogue() if gpu.vendor == cluster.gpu.vendor and gpu.memory_bytes > cluster.gpu.memory_bytes]
+    kinds = [
+        gpu
+        for gpu in GpuSpec.catalogue()
+        if gpu.vendor == cluster.gpu.vendor and gpu.memory_bytes > cluster.gpu.memory_bytes
+    ]
     for gpu in sorted(kinds, key=lambda gpu: gpu.memory_bytes):
         try:
-            found = first_fitting(request.on(resolve(cluster.request, gpu, cluster.num_gpus, "cluster")))
+            found = first_fitting(
+                request.on(resolve(cluster.request, gpu, cluster.num_gpus, "cluster"))
+            )
         except SpecError:
             continue
         if found is not None:
@@ -166,7 +235,9 @@ def _larger_gpu(request: Request) -> Iterator[FittingChange]:
 
 
 def _shorter(request: Request) -> Iterator[FittingChange]:
-    """The longest sequence, halved step by step, at which it fits; none where not even a very short one does."""
+    """The longest sequence, halved step by step, at which it fits; none where not even a very short
+    one does.
+    """
     training = request.job.training
     lengths = []
     while training.seq_len % 2 == 0 and training.seq_len // 2 >= SHORTEST_SEQUENCE:
@@ -177,5 +248,10 @@ def _shorter(request: Request) -> Iterator[FittingChange]:
     for shorter in lengths:
         found = first_fitting(request.with_training(shorter))
         if found is not None:
-            yield _change("training.seq_len", shorter.seq_len, f"shorten seq_len to {shorter.seq_len:,}", found)
+            yield _change(
+                "training.seq_len",
+                shorter.seq_len,
+                f"shorten seq_len to {shorter.seq_len:,}",
+                found,
+            )
             return

@@ -1,7 +1,9 @@
-"""The exhaustive search on paper: bound every cell of the space, price the ones that can still matter, keep the best.
+"""The exhaustive search on paper: bound every cell of the space, price the ones that can still
+matter, keep the best.
 
-A cell is all layouts that differ only in schedule, ZeRO stage and switches. Cells are expanded in the order of a proven lower
-bound on their step time; the search ends when the next bound is worse than what would be kept anyway.
+A cell is all layouts that differ only in schedule, ZeRO stage and switches. Cells are expanded in
+the order of a proven lower bound on their step time; the search ends when the next bound is worse
+than what would be kept anyway.
 """
 
 from dataclasses import dataclass
@@ -20,11 +22,13 @@ from planner.search.space import Space
 
 __all__ = ["OOM_LIMIT", "Screened", "screen"]
 
-ROUND = 4 * CHUNK  # layouts bounded at once; while nothing fits yet an eighth of it is priced at once
+# layouts bounded at once; while nothing fits yet an eighth of it is priced at once
+ROUND = 4 * CHUNK
 KEEP = 400
 NEAREST = 64
 UNEVEN = 128
-# Judgement: how much slower than the best a layout may be and still be worth pricing for the Pareto front.
+# Judgement: how much slower than the best a layout may be and still be worth pricing for the Pareto
+#     front.
 PARETO_SLACK = 1.1
 # Judgement: a layout this much slower than the best is no answer, however different.
 ENOUGH = 1.5
@@ -34,12 +38,15 @@ ENOUGH = 1.5
 class Screened:
     """What the screen found.
 
-    batch, step_seconds, device_bytes, fits: the layouts worth a closer look, best first by step among those that fit.
-    floors: of the cells, as far as they were needed.  num_priced, num_fitting: of all layouts priced.
+    batch, step_seconds, device_bytes, fits: the layouts worth a closer look, best first by step
+        among those that fit.
+    floors: of the cells, as far as they were needed.  num_priced, num_fitting: of all layouts
+        priced.
     bounded_out: layouts whose bound showed that they cannot matter.
-    uneven, balanced_seconds: of each structure the pipelined layout that could be fastest with another split of its layers, and what its
-    step would be if all ranks computed equally long; best first.
-    When none fits, `batch` holds the layouts that came closest, smallest device_bytes not yet sorted out.
+    uneven, balanced_seconds: of each structure the pipelined layout that could be fastest with
+    another split of its layers, and what its step would be if all ranks computed equally long; best
+    first. When none fits, `batch` holds the layouts that came closest, smallest device_bytes not
+    yet sorted out.
     """
 
     batch: LayoutBatch
@@ -55,10 +62,20 @@ class Screened:
     balanced_seconds: FloatColumn
 
 
-def screen(pricer: Pricer, space: Space, *, count: int, smallest: bool = False, slack: float = PARETO_SLACK, keep: int = KEEP) -> Screened:
-    """Prices the space best bound first until `count` different layouts are certain, and `slack` times the best is covered.
+def screen(
+    pricer: Pricer,
+    space: Space,
+    *,
+    count: int,
+    smallest: bool = False,
+    slack: float = PARETO_SLACK,
+    keep: int = KEEP,
+) -> Screened:
+    """Prices the space best bound first until `count` different layouts are certain, and `slack`
+    times the best is covered.
 
-    A cell is skipped when its memory floor cannot fit, or its floor of what is minimised is above both limits.
+    A cell is skipped when its memory floor cannot fit, or its floor of what is minimised is above
+    both limits.
     smallest: minimise device bytes instead of step seconds.
     """
     floors = Floors(pricer, space.cells)
@@ -78,7 +95,8 @@ def screen(pricer: Pricer, space: Space, *, count: int, smallest: bool = False, 
 
 
 class _Queue:
-    """The cells in the order of their own floor of what is minimised, which is worked out band by band of a looser floor.
+    """The cells in the order of their own floor of what is minimised, which is worked out band by
+    band of a looser floor.
 
     Letters: N cells, of which those before `reached` in the order of the looser floor are known.
     """
@@ -93,17 +111,29 @@ class _Queue:
             self.loose = floors.loose_seconds
         self.order = np.argsort(self.loose, kind="stable")
         self.reached = 0
-        self.ready, self.values, self.known_too_large = everything[:0], np.zeros(0), [everything[:0]]
+        self.ready, self.values, self.known_too_large = (
+            everything[:0],
+            np.zeros(0),
+            [everything[:0]],
+        )
 
     def next(self, limit: float, sizes: IntColumn, room: int) -> IntColumn:
-        """The next cells, about `room` layouts in all, with floors up to `limit`; none when there are no more."""
+        """The next cells, about `room` layouts in all, with floors up to `limit`; none when there
+        are no more.
+        """
         while True:
-            bound = self.loose[self.order[self.reached]] if self.reached < len(self.order) else np.inf
+            bound = (
+                self.loose[self.order[self.reached]] if self.reached < len(self.order) else np.inf
+            )
             within = int(np.searchsorted(self.values, min(limit, bound), side="right"))
             if within:
                 enough = int(np.searchsorted(np.cumsum(sizes[self.ready[:within]]), room))
                 taken = max(1, min(within, enough))
-                cells, self.ready, self.values = self.ready[:taken], self.ready[taken:], self.values[taken:]
+                cells, self.ready, self.values = (
+                    self.ready[:taken],
+                    self.ready[taken:],
+                    self.values[taken:],
+                )
                 return cells
             if not bound <= limit or self.reached == len(self.order):
                 return self.order[:0]
@@ -146,14 +176,23 @@ class _Pool:
         self.num_priced = self.num_fitting = 0
 
     def limit(self, slack: float) -> float:
-        """Value beyond which a layout cannot matter: slack times the best, or the count-th best structure if that is worse."""
+        """Value beyond which a layout cannot matter: slack times the best, or the count-th best
+        structure if that is worse.
+        """
         if len(self.structures) < self.count:
             return np.inf if not np.isfinite(self.best) else ENOUGH * self.best
-        return max(slack * self.best, min(ENOUGH * self.best, sorted(self.structures.values())[self.count - 1]))
+        return max(
+            slack * self.best,
+            min(ENOUGH * self.best, sorted(self.structures.values())[self.count - 1]),
+        )
 
     def add(self, pricer: Pricer, batch: LayoutBatch, limit: float) -> None:
-        """Prices what of a batch is not above the limit by its own bound, and keeps what may matter."""
-        mean = np.zeros(len(batch)) if self.smallest or not len(batch) else pricer.layout_floors(batch)
+        """Prices what of a batch is not above the limit by its own bound, and keeps what may
+        matter.
+        """
+        mean = (
+            np.zeros(len(batch)) if self.smallest or not len(batch) else pricer.layout_floors(batch)
+        )
         batch, mean = batch.take(mean <= limit), mean[mean <= limit]
         for rows in _chunks(np.arange(len(batch)), CHUNK):
             part = batch.take(rows)
@@ -162,13 +201,28 @@ class _Pool:
             fits = oom <= OOM_LIMIT
             self.num_priced += len(part)
             self.num_fitting += int(fits.sum())
-            value, other = (prices.device_bytes, prices.step_seconds) if self.smallest else (prices.step_seconds, prices.device_bytes)
+            value, other = (
+                (prices.device_bytes, prices.step_seconds)
+                if self.smallest
+                else (prices.step_seconds, prices.device_bytes)
+            )
             chosen = _worth_keeping(value, other, prices.device_bytes, fits, self.keep)
             chosen = np.union1d(chosen, _simplest(pricer, part, value, oom, fits))
-            self.parts.append((part.take(chosen), prices.step_seconds[chosen], prices.device_bytes[chosen], oom[chosen]))
+            self.parts.append(
+                (
+                    part.take(chosen),
+                    prices.step_seconds[chosen],
+                    prices.device_bytes[chosen],
+                    oom[chosen],
+                )
+            )
             self._note(part.take(chosen), value[chosen], fits[chosen])
             if not self.smallest:
-                self._note_uneven(part, prices.step_seconds - np.maximum(prices.stage_seconds.busy - mean[rows], 0.0), fits)
+                self._note_uneven(
+                    part,
+                    prices.step_seconds - np.maximum(prices.stage_seconds.busy - mean[rows], 0.0),
+                    fits,
+                )
 
     def _note(self, kept: LayoutBatch, value: FloatColumn, fits: BoolColumn) -> None:
         """Best value of every structure that fits."""
@@ -184,7 +238,9 @@ class _Pool:
             self.structures[key] = min(self.structures.get(key, np.inf), float(best[index]))
 
     def _note_uneven(self, part: LayoutBatch, balanced: FloatColumn, fits: BoolColumn) -> None:
-        """The best of every structure by its step with equal ranks, where that beats what is known."""
+        """The best of every structure by its step with equal ranks, where that beats what is
+        known.
+        """
         rows = np.flatnonzero(fits & (part.pp > 1) & (balanced < self.best))
         rows = rows[np.argsort(balanced[rows], kind="stable")]
         if len(rows):
@@ -205,10 +261,18 @@ class _Pool:
         if not self.parts:
             nothing = np.zeros(0)
             return Screened(
-                batch=floors.cells.take(slice(0, 0)), step_seconds=nothing, device_bytes=nothing, oom=nothing, num_priced=0, num_fitting=0,
-                bounded_out=bounded_out, out_of_memory=too_large,
-                floors=floors, uneven=uneven, balanced_seconds=balanced,
-            )  # fmt: skip
+                batch=floors.cells.take(slice(0, 0)),
+                step_seconds=nothing,
+                device_bytes=nothing,
+                oom=nothing,
+                num_priced=0,
+                num_fitting=0,
+                bounded_out=bounded_out,
+                out_of_memory=too_large,
+                floors=floors,
+                uneven=uneven,
+                balanced_seconds=balanced,
+            )
         batch = LayoutBatch.concatenate([part[0] for part in self.parts])
         step, device, oom = (np.concatenate([part[i] for part in self.parts]) for i in (1, 2, 3))
         fits = oom <= OOM_LIMIT
@@ -220,14 +284,26 @@ class _Pool:
             kept = _front_and_best(order, other, fits, self.keep)
             kept = order[np.isin(order, np.union1d(kept, simple))]
         return Screened(
-            batch=batch.take(kept), step_seconds=step[kept], device_bytes=device[kept], oom=oom[kept], num_priced=self.num_priced,
-            num_fitting=self.num_fitting, bounded_out=bounded_out, out_of_memory=too_large + self.num_priced - self.num_fitting,
-            floors=floors, uneven=uneven, balanced_seconds=balanced,
-        )  # fmt: skip
+            batch=batch.take(kept),
+            step_seconds=step[kept],
+            device_bytes=device[kept],
+            oom=oom[kept],
+            num_priced=self.num_priced,
+            num_fitting=self.num_fitting,
+            bounded_out=bounded_out,
+            out_of_memory=too_large + self.num_priced - self.num_fitting,
+            floors=floors,
+            uneven=uneven,
+            balanced_seconds=balanced,
+        )
 
 
-def _worth_keeping(value: FloatColumn, other: FloatColumn, device: FloatColumn, fits: BoolColumn, keep: int) -> IntColumn:
-    """Indices of the `keep` best that fit, of the Pareto front, and of the smallest where nothing fits."""
+def _worth_keeping(
+    value: FloatColumn, other: FloatColumn, device: FloatColumn, fits: BoolColumn, keep: int
+) -> IntColumn:
+    """Indices of the `keep` best that fit, of the Pareto front, and of the smallest where nothing
+    fits.
+    """
     if not fits.any():
         return np.argsort(device, kind="stable")[:8]
     rows = np.flatnonzero(fits)
@@ -237,7 +313,9 @@ def _worth_keeping(value: FloatColumn, other: FloatColumn, device: FloatColumn, 
 def _simplest(
     pricer: Pricer, batch: LayoutBatch, value: FloatColumn, oom: FloatColumn, fits: BoolColumn
 ) -> IntColumn:
-    """Indices of the best of every number of points that fit, with what running out of memory costs."""
+    """Indices of the best of every number of points that fit, with what running out of memory
+    costs.
+    """
     rows = np.flatnonzero(fits)
     weighed = Weighed.of(batch.take(rows), pricer)
     return np.asarray(rows[leaders(weighed.expected(value[rows], oom[rows]), weighed.points)])

@@ -1,4 +1,6 @@
-"""One step up and one step down in every field of a layout: what it does to time and memory, or the rule that forbids it."""
+"""One step up and one step down in every field of a layout: what it does to time and memory, or the
+rule that forbids it.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -10,32 +12,68 @@ from planner.rules.base import divisors
 from planner.search.domains import VIRTUAL_STAGES
 from planner.search.floors import OOM_LIMIT
 from planner.search.splits import shifted
-from planner.specs.layout import CP_METHODS, DTYPES, PRECISIONS, SCHEDULES, Layout, format_ac, parse_ac
+from planner.specs.layout import (
+    CP_METHODS,
+    DTYPES,
+    PRECISIONS,
+    SCHEDULES,
+    Layout,
+    format_ac,
+    parse_ac,
+)
 from planner.specs.plan import SensitivityStep
 from planner.specs.trainers import SINGLE_STAGE_SCHEDULES
 
-AC_BY_STRENGTH = ("none", "selective-layer-2", "selective-op", "selective-attention", "full")  # from keeping all to keeping least
+# from keeping all to keeping least
+AC_BY_STRENGTH = ("none", "selective-layer-2", "selective-op", "selective-attention", "full")
 BUDGET_STEP = 0.1
-FLAGS = ("sequence_parallel", "async_tp", "float8_all_gather", "compile", "optimizer_in_backward", "cpu_offload")
+FLAGS = (
+    "sequence_parallel",
+    "async_tp",
+    "float8_all_gather",
+    "compile",
+    "optimizer_in_backward",
+    "cpu_offload",
+)
 DTYPE_FIELDS = ("param_dtype", "reduce_dtype", "master_dtype")
 Change = tuple[object, Layout]  # the new value, and the layout with it
 
 
 def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
-    """Every single step, by field in the layout's order. Priced steps tell their step time against the layout's own."""
-    changes = [(name, new, variant) for name in Layout.model_fields for new, variant in _changes(pricer, layout, name)]
-    broken = [violations(variant, pricer.model, pricer.cluster, pricer.training) for _, _, variant in changes]
+    """Every single step, by field in the layout's order. Priced steps tell their step time against
+    the layout's own.
+    """
+    changes = [
+        (name, new, variant)
+        for name in Layout.model_fields
+        for new, variant in _changes(pricer, layout, name)
+    ]
+    broken = [
+        violations(variant, pricer.model, pricer.cluster, pricer.training)
+        for _, _, variant in changes
+    ]
     legal = [place for place, faults in enumerate(broken) if not faults]
-    prices = pricer.price(LayoutBatch.from_layouts([layout, *(changes[place][2] for place in legal)]))
+    prices = pricer.price(
+        LayoutBatch.from_layouts([layout, *(changes[place][2] for place in legal)])
+    )
     fits = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= OOM_LIMIT
     rows = {place: row for row, place in enumerate(legal, start=1)}
     steps = []
     for place, (name, new, variant) in enumerate(changes):
-        step: dict[str, object] = {"field": name, "old": getattr(layout, name), "new": new, "layout": variant}
+        step: dict[str, object] = {
+            "field": name,
+            "old": getattr(layout, name),
+            "new": new,
+            "layout": variant,
+        }
         if place in rows:
             row = rows[place]
             seconds = float(prices.step_seconds[row])
-            step |= {"step_seconds": seconds, "step_ratio": seconds / float(prices.step_seconds[0]), "fits": bool(fits[row])}
+            step |= {
+                "step_seconds": seconds,
+                "step_ratio": seconds / float(prices.step_seconds[0]),
+                "fits": bool(fits[row]),
+            }
             step["device_bytes"] = float(prices.device_bytes[row])
         else:
             step["refused"] = f"{broken[place][0].rule}; {broken[place][0].remedy}"
@@ -47,7 +85,7 @@ def _changes(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
     yield from _BY_FIELD[name](pricer, layout, name)
 
 
-# ---- one step in a field -------------------------------------------------------------------------------------------------
+# ---- one step in a field -------------------------------------------------------------------------
 
 
 def _with(layout: Layout, **update: object) -> Layout:
@@ -55,7 +93,9 @@ def _with(layout: Layout, **update: object) -> Layout:
 
 
 def _degree(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
-    """Half and twice, at the expense of dp_shard; dp_shard itself at the expense of dp_replicate."""
+    """Half and twice, at the expense of dp_shard; dp_shard itself at the expense of
+    dp_replicate.
+    """
     old, giver = getattr(layout, name), "dp_replicate" if name == "dp_shard" else "dp_shard"
     for new in (old // 2, old * 2):
         ranks = getattr(layout, giver) * old
@@ -71,7 +111,9 @@ def _degree(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 
 
 def _expert_degree(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
-    """Half and twice; experts regroup the ranks that are there. None for a model without experts."""
+    """Half and twice; experts regroup the ranks that are there. None for a model without
+    experts.
+    """
     old = getattr(layout, name)
     for new in (old // 2, old * 2) if pricer.model.is_moe else ():
         if new >= 1 and new != old:
@@ -95,13 +137,18 @@ def _zero(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 def _around(layout: Layout, name: str, values: Sequence[int]) -> Iterator[Change]:
     """The next smaller and the next larger of these values."""
     old = getattr(layout, name)
-    below, above = [value for value in values if value < old], [value for value in values if value > old]
+    below, above = (
+        [value for value in values if value < old],
+        [value for value in values if value > old],
+    )
     for new in (*below[-1:], *above[:1]):
         yield new, _with(layout, **{name: new})
 
 
 def _checkpointing(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
-    """The next weaker and the next stronger mode of the trainer; of a memory budget a tenth less and a tenth more."""
+    """The next weaker and the next stronger mode of the trainer; of a memory budget a tenth less
+    and a tenth more.
+    """
     kind, number = parse_ac(layout.ac)
     if kind == "memory-budget":
         tenths = [round(number + step, 2) for step in (-BUDGET_STEP, BUDGET_STEP)]
@@ -109,7 +156,11 @@ def _checkpointing(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change
     elif kind == "selective-layer":
         texts = [format_ac(kind, every) for every in (number - 1, number + 1) if every >= 1]
     else:
-        known = [text for text in AC_BY_STRENGTH if parse_ac(text)[0] in pricer.rules.ac_kinds or text == layout.ac]
+        known = [
+            text
+            for text in AC_BY_STRENGTH
+            if parse_ac(text)[0] in pricer.rules.ac_kinds or text == layout.ac
+        ]
         place = known.index(layout.ac)
         texts = [*known[max(place - 1, 0) : place], *known[place + 1 : place + 2]]
     for new in texts:
@@ -119,7 +170,14 @@ def _checkpointing(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change
 def _precision(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
     for new in PRECISIONS:
         if new != layout.precision and new in pricer.rules.precisions:
-            yield new, _with(layout, precision=new, float8_all_gather=layout.float8_all_gather and new == "float8-tensorwise")
+            yield (
+                new,
+                _with(
+                    layout,
+                    precision=new,
+                    float8_all_gather=layout.float8_all_gather and new == "float8-tensorwise",
+                ),
+            )
 
 
 def _schedule(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
@@ -158,9 +216,11 @@ def _dtype(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 
 
 _BY_FIELD: Mapping[str, Callable[[Pricer, Layout, str], Iterator[Change]]] = {
-    **dict.fromkeys(("dp_replicate", "dp_shard", "cp", "tp", "pp"), _degree), **dict.fromkeys(("ep", "etp"), _expert_degree),
+    **dict.fromkeys(("dp_replicate", "dp_shard", "cp", "tp", "pp"), _degree),
+    **dict.fromkeys(("ep", "etp"), _expert_degree),
     **dict.fromkeys(FLAGS, _flag), **dict.fromkeys(DTYPE_FIELDS, _dtype),
-    "micro_batch_size": _micro_batch, "virtual_stages": _stages, "zero_stage": _zero, "ac": _checkpointing, "precision": _precision,
+    "micro_batch_size": _micro_batch, "virtual_stages": _stages, "zero_stage": _zero,
+    "ac": _checkpointing, "precision": _precision,
     "pp_schedule": _schedule, "cp_method": _method, "layers_per_stage": _split,
 }  # fmt: skip
 assert set(_BY_FIELD) == set(Layout.model_fields)

@@ -1,4 +1,6 @@
-"""The search at one cluster size: screen everything, simulate the best, sample what cannot be enumerated, rate whole runs."""
+"""The search at one cluster size: screen everything, simulate the best, sample what cannot be
+enumerated, rate whole runs.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -27,7 +29,9 @@ from planner.specs.layout import Layout
 from planner.units import counted
 
 SIMULATED = 300
-SIMULATED_GROUPS = 16  # distinct (schedule, pp, stages, microbatches) among them: each is played out once for all its layouts
+# distinct (schedule, pp, stages, microbatches) among them: each is played out once for all its
+# layouts
+SIMULATED_GROUPS = 16
 BUDGETS_SIMULATED = 40
 SPLIT_SEEDS = 3  # of each pipeline
 SPLIT_SLACK = 1.06  # judgement: an uneven split has gained up to 5% over the trainer's own
@@ -42,9 +46,10 @@ Progress = Callable[[str], None]
 class Sized:
     """The search at one cluster size.
 
-    candidates: (step seconds, device bytes, layout), fastest first.  Their columns: runs; scores, what the objective minimises; oom, P(out
-    of memory); expected, the scores with what that and unproven mechanisms cost, where the simplest is to come first; weighed, what they
-    use.  first: the candidate to put first (`ranking`).
+    candidates: (step seconds, device bytes, layout), fastest first.  Their columns: runs; scores,
+    what the objective minimises; oom, P(out of memory); expected, the scores with what that and
+    unproven mechanisms cost, where the simplest is to come first; weighed, what they use.  first:
+    the candidate to put first (`ranking`).
     """
 
     pricer: Pricer
@@ -94,11 +99,17 @@ class Choice(NamedTuple):
         return float(self.sized.oom[self.row])
 
 
-def search_size(job: Job, cluster: ClusterSpec, say: Progress, calibration: Calibration | None = None) -> Sized:
-    """The search at one size: on the device; if nothing fits with CPU offload; if still nothing, what came closest."""
+def search_size(
+    job: Job, cluster: ClusterSpec, say: Progress, calibration: Calibration | None = None
+) -> Sized:
+    """The search at one size: on the device; if nothing fits with CPU offload; if still nothing,
+    what came closest.
+    """
     pricer = Pricer.build(job.model, cluster, job.training, calibration)
     passes: list[dict[str, bool]] = (
-        [{}, {"offload": True}, {"oversized": True}] if "cpu_offload" not in job.search.fix else [{}, {"oversized": True}]
+        [{}, {"offload": True}, {"oversized": True}]
+        if "cpu_offload" not in job.search.fix
+        else [{}, {"oversized": True}]
     )
     rejected: Counter[str] = Counter()
     num_layouts = 0
@@ -118,13 +129,20 @@ def search_size(job: Job, cluster: ClusterSpec, say: Progress, calibration: Cali
     )
     rejected["out of memory"] += best.out_of_memory
     rejected["slower than the best by a proven bound"] += best.bounded_out
-    sized = Sized(pricer=pricer, screened=best, num_layouts=num_layouts, rejected={k: v for k, v in rejected.items() if v})
+    sized = Sized(
+        pricer=pricer,
+        screened=best,
+        num_layouts=num_layouts,
+        rejected={k: v for k, v in rejected.items() if v},
+    )
     if best.num_fitting:
         _simulate(job, sized, space)
     return sized
 
 
-def _screen(job: Job, pricer: Pricer, *, offload: bool = False, oversized: bool = False) -> tuple[Space, Screened]:
+def _screen(
+    job: Job, pricer: Pricer, *, offload: bool = False, oversized: bool = False
+) -> tuple[Space, Screened]:
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     space = build_space(context, job.search, offload=offload, oversized=oversized)
     return space, screen(
@@ -133,12 +151,16 @@ def _screen(job: Job, pricer: Pricer, *, offload: bool = False, oversized: bool 
 
 
 def _wanted(job: Job) -> int:
-    """Different layouts to be certain of: at least LEAST_WANTED, so that asking for fewer never changes the answer."""
+    """Different layouts to be certain of: at least LEAST_WANTED, so that asking for fewer never
+    changes the answer.
+    """
     return max(job.search.top_k, LEAST_WANTED)
 
 
 def _simulate(job: Job, sized: Sized, space: Space) -> None:
-    """Simulated step times of the best screened layouts, with and without memory budgets, then of layouts sampled beyond."""
+    """Simulated step times of the best screened layouts, with and without memory budgets, then of
+    layouts sampled beyond.
+    """
     pricer, screened = sized.pricer, sized.screened
     chosen = first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS)
     weighed = Weighed.of(screened.batch, pricer)
@@ -148,7 +170,9 @@ def _simulate(job: Job, sized: Sized, space: Space) -> None:
     if job.search.objective != "memory" and _free_budgets(job, pricer):
         shown = screened.step_seconds[: _wanted(job)]
         worth = float(max(SPLIT_SLACK * screened.step_seconds[0], shown[-1]))
-        best = LayoutBatch.concatenate([best, best_budgets(pricer, space, screened.floors, worth, BUDGETS_SIMULATED)])
+        best = LayoutBatch.concatenate(
+            [best, best_budgets(pricer, space, screened.floors, worth, BUDGETS_SIMULATED)]
+        )
     _consider(sized, best)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
         _consider(sized, uneven(pricer, _worth_splitting(sized)))
@@ -161,49 +185,84 @@ def _consider(sized: Sized, batch: LayoutBatch) -> None:
         return
     prices = sized.pricer.price(batch)
     step = refine(sized.pricer, batch, prices).step_seconds
-    fits = oom_probability(sized.pricer.profile, sized.pricer.cluster, prices.least_device_bytes) <= OOM_LIMIT
-    sized.candidates += [(float(step[row]), float(prices.device_bytes[row]), batch.row(int(row))) for row in np.flatnonzero(fits)]
+    fits = (
+        oom_probability(sized.pricer.profile, sized.pricer.cluster, prices.least_device_bytes)
+        <= OOM_LIMIT
+    )
+    sized.candidates += [
+        (float(step[row]), float(prices.device_bytes[row]), batch.row(int(row)))
+        for row in np.flatnonzero(fits)
+    ]
     sized.candidates.sort(key=lambda candidate: candidate[0])
     sized.num_simulated += len(batch)
 
 
 def _worth_splitting(sized: Sized) -> list[Layout]:
-    """The layouts of every pipeline that another split of their layers may make the winner, the most promising pipelines first.
+    """The layouts of every pipeline that another split of their layers may make the winner, the
+    most promising pipelines first.
 
     By what is known of them with equal ranks; of those with a budget by their step.
     """
     best, screened = sized.candidates[0][0] if sized.candidates else 0.0, sized.screened
-    wanted = [screened.uneven.row(int(row)) for row in np.flatnonzero(screened.balanced_seconds < best)]
-    wanted += [layout for step, _, layout in sized.candidates if layout.pp > 1 and step <= SPLIT_SLACK * best]
+    wanted = [
+        screened.uneven.row(int(row)) for row in np.flatnonzero(screened.balanced_seconds < best)
+    ]
+    wanted += [
+        layout
+        for step, _, layout in sized.candidates
+        if layout.pp > 1 and step <= SPLIT_SLACK * best
+    ]
     found: dict[tuple[object, ...], dict[Layout, None]] = {}
     for layout in wanted:
-        found.setdefault((layout.pp_schedule, layout.pp, layout.virtual_stages), {}).setdefault(layout)
+        found.setdefault((layout.pp_schedule, layout.pp, layout.virtual_stages), {}).setdefault(
+            layout
+        )
     pipelines = list(found.values())[:SIMULATED_GROUPS]
     return [layout for layouts in pipelines for layout in list(layouts)[:SPLIT_SEEDS]]
 
 
 def _free_budgets(job: Job, pricer: Pricer) -> bool:
-    """Whether memory budgets may be tried: the trainer has them and the user left activation checkpointing open."""
-    return "memory-budget" in pricer.rules.ac_kinds and "ac" not in job.search.fix and "ac" not in job.search.allow
+    """Whether memory budgets may be tried: the trainer has them and the user left activation
+    checkpointing open.
+    """
+    return (
+        "memory-budget" in pricer.rules.ac_kinds
+        and "ac" not in job.search.fix
+        and "ac" not in job.search.allow
+    )
 
 
 def _sample(job: Job, sized: Sized) -> None:
     free = {"ac", "layers_per_stage"} - set(job.search.fix)
     budgets = _free_budgets(job, sized.pricer)
-    splits = "layers_per_stage" in free and any(layout.pp > 1 for _, _, layout in sized.candidates[:SAMPLED_SEEDS])
+    splits = "layers_per_stage" in free and any(
+        layout.pp > 1 for _, _, layout in sized.candidates[:SAMPLED_SEEDS]
+    )
     if not (budgets or splits):
         return
     from planner.search.study import sample_beyond
 
     seeds = [layout for _, _, layout in sized.candidates[:SAMPLED_SEEDS]]
     sampled = sample_beyond(
-        sized.pricer, seeds, name=job.search.sampler, seed=job.search.seed, num_trials=SAMPLED_TRIALS, budgets=budgets, splits=splits
+        sized.pricer,
+        seeds,
+        name=job.search.sampler,
+        seed=job.search.seed,
+        num_trials=SAMPLED_TRIALS,
+        budgets=budgets,
+        splits=splits,
     )
     for layout in sampled.layouts[:SAMPLED_SEEDS]:
         ((step, _, share),) = simulated_columns(sized.pricer, [layout])
-        sized.candidates.append((step, (1.0 + share) * sized.pricer.cluster.usable_memory_bytes, layout))
+        sized.candidates.append(
+            (step, (1.0 + share) * sized.pricer.cluster.usable_memory_bytes, layout)
+        )
     sized.candidates.sort(key=lambda item: item[0])
-    sized.study = {"sampler": job.search.sampler, "trials": sampled.num_trials, "seed": job.search.seed}
+    sized.study = {
+        "sampler": job.search.sampler,
+        "trials": sampled.num_trials,
+        "seed": job.search.seed,
+    }
     sized.num_simulated += sampled.num_trials
 
 
@@ -217,7 +276,9 @@ def rate(job: Job, sized: Sized, *, several: bool) -> None:
     step, device = (np.array([candidate[i] for candidate in sized.candidates]) for i in (0, 1))
     prices = sized.pricer.price(batch)
     sized.runs = run_columns(sized.pricer, batch, step, busy_seconds(prices))
-    sized.oom = oom_probability(sized.pricer.profile, sized.pricer.cluster, prices.least_device_bytes)
+    sized.oom = oom_probability(
+        sized.pricer.profile, sized.pricer.cluster, prices.least_device_bytes
+    )
     sized.scores = _score(job.search.objective, sized.runs, device, several=several)
     sized.weighed = Weighed.of(batch, sized.pricer)
     sized.expected = sized.scores
@@ -225,11 +286,15 @@ def rate(job: Job, sized: Sized, *, several: bool) -> None:
         sized.expected = sized.weighed.expected(sized.scores, sized.oom)
 
 
-def _score(objective: str, runs: RunColumns, device_bytes: FloatColumn, *, several: bool) -> FloatColumn:
+def _score(
+    objective: str, runs: RunColumns, device_bytes: FloatColumn, *, several: bool
+) -> FloatColumn:
     """What the objective minimises, (N,).
 
-    throughput: step time; between several sizes seconds a token of the whole job after goodput.  time: of the whole run.
-    cost: USD of the whole run (GPU-hours where the GPUs are free).  energy: joules a token.  memory: device bytes.
+    throughput: step time; between several sizes seconds a token of the whole job after goodput.
+        time: of the whole run.
+    cost: USD of the whole run (GPU-hours where the GPUs are free).  energy: joules a token.
+        memory: device bytes.
     """
     if objective == "memory":
         return device_bytes

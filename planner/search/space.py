@@ -1,9 +1,11 @@
-"""All legal layouts of a job as columns, without building each: cells, and what each cell expands to.
+"""All legal layouts of a job as columns, without building each: cells, and what each cell expands
+to.
 
-A cell is a legal choice of degrees, experts, microbatch, recomputation and precision. The other fields (schedule, ZeRO stage,
-switches) fall into components that no rule ties together, such as {schedule, virtual stages, compile} and {zero_stage}. What a
-component may be depends on a few columns of the cell, so it is worked out once per distinct case ("class"); a cell expands to
-the product of its components' tables, and the number of layouts is a sum of products.
+A cell is a legal choice of degrees, experts, microbatch, recomputation and precision. The other
+fields (schedule, ZeRO stage, switches) fall into components that no rule ties together, such as
+{schedule, virtual stages, compile} and {zero_stage}. What a component may be depends on a few
+columns of the cell, so it is worked out once per distinct case ("class"); a cell expands to the
+product of its components' tables, and the number of layouts is a sum of products.
 
 Letters: N cells, C classes of a component, T rows of its table, V values of a domain.
 """
@@ -31,8 +33,9 @@ LOOKUP_LIMIT = 1 << 22  # values up to here are ranked by a table, larger ones b
 class Expansion:
     """One component with its classes.
 
-    table: columns (T,) of the component's fields.  classes: class of each cell (N,).  rows: indices into the table of what is
-    legal, class after class, best guess first.  starts, counts (C,): where in `rows` a class is.
+    table: columns (T,) of the component's fields.  classes: class of each cell (N,).  rows: indices
+    into the table of what is legal, class after class, best guess first.  starts, counts (C,):
+    where in `rows` a class is.
     """
 
     table: Columns
@@ -55,10 +58,12 @@ class Expansion:
 class Space:
     """All legal layouts of a job.
 
-    cells (N,): each with its free fields at their first legal value.  cell_sizes (N,): layouts in each cell.
-    rejected: candidates that a rule refused, under the first rule that did. A candidate counts where it was refused: a tp that
-    does not divide the heads counts once, not once for every pp it would have met; a cell in which nothing is legal counts
-    under the rule that refused its most nearly legal expansion. Twins that a domain leaves out do not count.
+    cells (N,): each with its free fields at their first legal value.  cell_sizes (N,): layouts in
+        each cell.
+    rejected: candidates that a rule refused, under the first rule that did. A candidate counts
+    where it was refused: a tp that does not divide the heads counts once, not once for every pp it
+    would have met; a cell in which nothing is legal counts under the rule that refused its most
+    nearly legal expansion. Twins that a domain leaves out do not count.
     """
 
     cells: LayoutBatch
@@ -72,7 +77,9 @@ class Space:
         return int(self.cell_sizes.sum())
 
     def expand(self, cells: Column | slice) -> LayoutBatch:
-        """All layouts of these cells (indices, mask or slice), cell after cell in the order given."""
+        """All layouts of these cells (indices, mask or slice), cell after cell in the order
+        given.
+        """
         chosen = np.arange(len(self.cells))[cells]
         sizes = self.cell_sizes[chosen]
         repeated = np.repeat(chosen, sizes)
@@ -82,22 +89,38 @@ class Space:
             count = expansion.sizes(repeated)
             columns.update(expansion.columns(repeated, rest % count))
             rest //= count
-        kept = {name: column[repeated] for name, column in self.cells.columns() if name not in columns}
+        kept = {
+            name: column[repeated] for name, column in self.cells.columns() if name not in columns
+        }
         return LayoutBatch(**kept, **columns, splits=self.cells.splits)
 
 
-def build_space(context: Context, search: SearchSpec | None = None, *, offload: bool = False, oversized: bool = False) -> Space:
+def build_space(
+    context: Context,
+    search: SearchSpec | None = None,
+    *,
+    offload: bool = False,
+    oversized: bool = False,
+) -> Space:
     """The space of one job on one number of GPUs.
 
-    search: its `fix` and `allow` narrow or widen the default domains.  offload: cpu_offload on in all layouts.
-    oversized: keep degrees whose model states alone exceed the device, to say how far from fitting they are.
-    Raises SpecError for unknown fields and ill-typed values. Nothing legal is no error: the space is empty, `rejected` says why.
+    search: its `fix` and `allow` narrow or widen the default domains.  offload: cpu_offload on in
+        all layouts.
+    oversized: keep degrees whose model states alone exceed the device, to say how far from fitting
+    they are. Raises SpecError for unknown fields and ill-typed values. Nothing legal is no error:
+    the space is empty, `rejected` says why.
     """
-    return enumerate_space(context, domains_of(context, search or SearchSpec(), offload=offload, oversized=oversized))
+    return enumerate_space(
+        context, domains_of(context, search or SearchSpec(), offload=offload, oversized=oversized)
+    )
 
 
-def enumerate_space(context: Context, domains: Domains, *, without: frozenset[str] = frozenset()) -> Space:
-    """The space that these domains span.  without: keys of rules that are left out, to see what they alone forbid."""
+def enumerate_space(
+    context: Context, domains: Domains, *, without: frozenset[str] = frozenset()
+) -> Space:
+    """The space that these domains span.  without: keys of rules that are left out, to see what
+    they alone forbid.
+    """
     builder = _Builder(context, domains, without)
     for name in CELL_FIELDS:
         builder.cross(name)
@@ -106,7 +129,9 @@ def enumerate_space(context: Context, domains: Domains, *, without: frozenset[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Component:
-    """Free fields tied together by rules: their crossed table, and what the rules read of the cell."""
+    """Free fields tied together by rules: their crossed table, and what the rules read of the
+    cell.
+    """
 
     domains: tuple[Domain, ...]
     shape: tuple[int, ...]
@@ -132,20 +157,28 @@ class _Builder:
 
     def __init__(self, context: Context, domains: Domains, without: frozenset[str]) -> None:
         self.context, self.domains = context, domains
-        neutral = resolve_layout({}, trainer=context.training.trainer, num_gpus=context.cluster.num_gpus)
+        neutral = resolve_layout(
+            {}, trainer=context.training.trainer, num_gpus=context.cluster.num_gpus
+        )
         self.template = dict(LayoutBatch.from_layouts([neutral]).columns())
         self.rejected: Counter[str] = Counter()
         self.rules = [rule for rule in rules_for(context) if rule.key not in without]
         self.values = {name: self._legal_values(name) for name in (*CELL_FIELDS, *FREE_FIELDS)}
         single = [columns for columns in self.values.values() if _length(columns) == 1]
-        self.constants: Columns = {name: column for columns in single for name, column in columns.items()}
+        self.constants: Columns = {
+            name: column for columns in single for name, column in columns.items()
+        }
         self.impossible = any(_length(columns) == 0 for columns in self.values.values())
         self.rules = [rule for rule in self.rules if self._may_break(rule)]
         self.rows: Columns = {}
         self.num_rows = 1
         self.expansions: list[Expansion] = []
         self.pending = self._components()
-        of_rows = [name for name, columns in self.values.items() if name in CELL_FIELDS or _length(columns) == 1]
+        of_rows = [
+            name
+            for name, columns in self.values.items()
+            if name in CELL_FIELDS or _length(columns) == 1
+        ]
         self.keeps = [keep for name in of_rows if (keep := self.domains.by_field[name].keep)]
         self._factor(given=True)
         self._prune()
@@ -166,7 +199,9 @@ class _Builder:
         return {column: values[legal] for column, values in columns.items()}
 
     def _may_break(self, rule: Rule) -> bool:
-        """Whether some combination of the values that the rule reads breaks it; fewer rules tie fewer fields."""
+        """Whether some combination of the values that the rule reads breaks it; fewer rules tie
+        fewer fields.
+        """
         if not rule.reads.isdisjoint(DERIVED):
             return True
         fields = [columns for columns in self.values.values() if not rule.reads.isdisjoint(columns)]
@@ -174,8 +209,9 @@ class _Builder:
             return True
         shaped = {
             name: values.reshape([-1 if place == axis else 1 for place in range(len(fields))])
-            for axis, columns in enumerate(fields) for name, values in columns.items()
-        }  # fmt: skip
+            for axis, columns in enumerate(fields)
+            for name, values in columns.items()
+        }
         return bool(rule.broken(self._batch(shaped), self.context).any())
 
     def cross(self, name: str) -> None:
@@ -188,7 +224,9 @@ class _Builder:
         else:
             count = _length(columns)
             self.rows = {column: np.repeat(values, count) for column, values in self.rows.items()}
-            self.rows.update({column: np.tile(values, self.num_rows) for column, values in columns.items()})
+            self.rows.update(
+                {column: np.tile(values, self.num_rows) for column, values in columns.items()}
+            )
             self.num_rows *= count
         if name in DEGREES:
             self._factor(given)
@@ -205,14 +243,18 @@ class _Builder:
         return product
 
     def _factor(self, given: bool) -> None:
-        """Degrees are enumerated as factorisations, so what does not divide is no candidate; unless the user gave it."""
+        """Degrees are enumerated as factorisations, so what does not divide is no candidate; unless
+        the user gave it.
+        """
         fits = self.context.cluster.num_gpus % self._product() == 0
         if given:
             self.rejected[PRODUCT_KEY] += int((~fits).sum())
         self._take(fits)
 
     def _prune(self) -> None:
-        """Applies what can be decided by the columns known so far, then works out the components that can be."""
+        """Applies what can be decided by the columns known so far, then works out the components
+        that can be.
+        """
         known = self.rows.keys() | self.constants.keys()
         batch = self._batch({**self.constants, **self.rows})
         alive = np.ones(self.num_rows, dtype=np.bool_)
@@ -228,7 +270,9 @@ class _Builder:
                 self.rejected[keep.counted] += int((alive & ~kept).sum())
             alive &= kept
         self._take(alive)
-        for component in [component for component in self.pending if columns_of(component.reads) <= known]:
+        for component in [
+            component for component in self.pending if columns_of(component.reads) <= known
+        ]:
             self.pending.remove(component)
             self._resolve(component)
 
@@ -239,7 +283,10 @@ class _Builder:
 
     def _batch(self, columns: Mapping[str, Column]) -> LayoutBatch:
         """A batch in which columns still unknown hold one neutral value; nobody reads them."""
-        return LayoutBatch(**{name: columns.get(name, neutral) for name, neutral in self.template.items()}, splits=self.domains.splits)
+        return LayoutBatch(
+            **{name: columns.get(name, neutral) for name, neutral in self.template.items()},
+            splits=self.domains.splits,
+        )
 
     # ---- components ----
 
@@ -250,27 +297,43 @@ class _Builder:
         keeps = [keep for name in free if (keep := self.domains.by_field[name].keep)]
         for reads in [*(rule.reads for rule in self.rules), *(keep.reads for keep in keeps)]:
             columns = columns_of(reads)
-            tied = [group for group in groups if any(columns & self.values[name].keys() for name in group)]
+            tied = [
+                group
+                for group in groups
+                if any(columns & self.values[name].keys() for name in group)
+            ]
             if len(tied) > 1:
-                groups = [group for group in groups if group not in tied] + [[name for group in tied for name in group]]
+                groups = [group for group in groups if group not in tied] + [
+                    [name for group in tied for name in group]
+                ]
         return [self._component([name for name in free if name in group]) for group in groups]
 
     def _component(self, names: Sequence[str]) -> _Component:
         shape = tuple(_length(self.values[name]) for name in names)
         places = np.indices(shape).reshape(len(names), -1)
         fields = zip(names, places, strict=True)
-        table = {column: values[place] for name, place in fields for column, values in self.values[name].items()}
+        table = {
+            column: values[place]
+            for name, place in fields
+            for column, values in self.values[name].items()
+        }
         domains = tuple(self.domains.by_field[name] for name in names)
         rules = tuple(rule for rule in self.rules if columns_of(rule.reads) & table.keys())
         self.rules = [rule for rule in self.rules if rule not in rules]
         ties: list[Rule | Keep] = [*rules, *(domain.keep for domain in domains if domain.keep)]
         reads = {name for tie in ties for name in tie.reads} - table.keys() - self.constants.keys()
-        return _Component(domains=domains, shape=shape, table=table, rules=rules, reads=tuple(sorted(reads)))
+        return _Component(
+            domains=domains, shape=shape, table=table, rules=rules, reads=tuple(sorted(reads))
+        )
 
     def _resolve(self, component: _Component) -> None:
-        """Classes of the rows there are now; rows without a legal expansion are dropped and counted."""
+        """Classes of the rows there are now; rows without a legal expansion are dropped and
+        counted.
+        """
         known = self._batch({**self.constants, **self.rows})
-        classes, firsts = _classes([self._read(name, known) for name in component.reads], self.num_rows)
+        classes, firsts = _classes(
+            [self._read(name, known) for name in component.reads], self.num_rows
+        )
         cases = {name: column[firsts][:, None] for name, column in self.rows.items()}
         batch = self._batch({**self.constants, **cases, **component.table})
         legal = np.ones((len(firsts), _length(component.table)), dtype=np.bool_)
@@ -281,21 +344,39 @@ class _Builder:
             legal &= ~broken
         kept = component.kept(legal, batch, self.context)
         counts = kept.sum(axis=1)
-        self._count_empty(component, first_broken, np.bincount(classes, minlength=len(firsts)) * (counts == 0))
+        self._count_empty(
+            component, first_broken, np.bincount(classes, minlength=len(firsts)) * (counts == 0)
+        )
         self.rows[f"class {len(self.expansions)}"] = classes
         starts = np.cumsum(counts) - counts
-        self.expansions.append(Expansion(table=component.table, classes=classes, starts=starts, counts=counts, rows=np.nonzero(kept)[1]))
+        self.expansions.append(
+            Expansion(
+                table=component.table,
+                classes=classes,
+                starts=starts,
+                counts=counts,
+                rows=np.nonzero(kept)[1],
+            )
+        )
         self._take(counts[classes] > 0)
 
     def _read(self, name: str, batch: LayoutBatch) -> IntColumn:
-        values = DERIVED[name].value(batch, self.context) if name in DERIVED else getattr(batch, name)
+        values = (
+            DERIVED[name].value(batch, self.context) if name in DERIVED else getattr(batch, name)
+        )
         return np.broadcast_to(values, self.num_rows)
 
     def _count_empty(self, component: _Component, first_broken: IntColumn, lost: IntColumn) -> None:
-        """Rows lost with each class (C,), under the rule that its most nearly legal table row breaks first (C, T)."""
+        """Rows lost with each class (C,), under the rule that its most nearly legal table row
+        breaks first (C, T).
+        """
         for case in np.flatnonzero(lost):
             place = int(first_broken[case].max())
-            key = component.rules[place].key if place < len(component.rules) else "twin of another layout"
+            key = (
+                component.rules[place].key
+                if place < len(component.rules)
+                else "twin of another layout"
+            )
             self.rejected[key] += int(lost[case])
 
     # ---- the result ----
@@ -305,16 +386,32 @@ class _Builder:
         rejected = {key: count for key, count in self.rejected.most_common() if count}
         if self.impossible:
             nothing = np.zeros(0, dtype=np.int64)
-            return Space(cells=self._batch({}).take(nothing), cell_sizes=nothing, rejected=rejected, expansions=())
+            return Space(
+                cells=self._batch({}).take(nothing),
+                cell_sizes=nothing,
+                rejected=rejected,
+                expansions=(),
+            )
         undecided = [*self.rules, *self.keeps, *self.pending]
         assert not undecided, "a rule reads a column that no domain supplies"
-        expansions = tuple(replace(e, classes=self.rows.pop(f"class {place}")) for place, e in enumerate(self.expansions))
-        columns = {**{name: np.broadcast_to(column, self.num_rows) for name, column in self.constants.items()}, **self.rows}
+        expansions = tuple(
+            replace(e, classes=self.rows.pop(f"class {place}"))
+            for place, e in enumerate(self.expansions)
+        )
+        columns = {
+            **{
+                name: np.broadcast_to(column, self.num_rows)
+                for name, column in self.constants.items()
+            },
+            **self.rows,
+        }
         sizes = np.ones(self.num_rows, dtype=np.int64)
         for expansion in expansions:
             columns.update(expansion.columns(slice(None), 0))
             sizes *= expansion.sizes(slice(None))
-        return Space(cells=self._batch(columns), cell_sizes=sizes, rejected=rejected, expansions=expansions)
+        return Space(
+            cells=self._batch(columns), cell_sizes=sizes, rejected=rejected, expansions=expansions
+        )
 
 
 def _length(columns: Columns) -> int:
@@ -322,7 +419,9 @@ def _length(columns: Columns) -> int:
 
 
 def _classes(keys: Sequence[IntColumn], num_rows: int) -> tuple[IntColumn, IntColumn]:
-    """Class of each row, equal where all keys are equal, and the first row of each class. (N,), (C,)."""
+    """Class of each row, equal where all keys are equal, and the first row of each class. (N,),
+    (C,).
+    """
     codes = np.zeros(num_rows, dtype=np.int64)
     size = 1
     for key in keys:
@@ -337,7 +436,9 @@ def _classes(keys: Sequence[IntColumn], num_rows: int) -> tuple[IntColumn, IntCo
 
 
 def _ranks(values: IntColumn) -> tuple[IntColumn, int]:
-    """Values replaced by their rank among the distinct values, and how many distinct values there are."""
+    """Values replaced by their rank among the distinct values, and how many distinct values there
+    are.
+    """
     if len(values) == 0:
         return values.astype(np.int64), 0
     if int(values.max()) >= LOOKUP_LIMIT:

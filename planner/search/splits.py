@@ -1,4 +1,6 @@
-"""Layer splits near the trainer's own: what a search tries beside it, and what a step in `layers_per_stage` means."""
+"""Layer splits near the trainer's own: what a search tries beside it, and what a step in
+`layers_per_stage` means.
+"""
 
 from collections.abc import Sequence
 from itertools import product
@@ -16,10 +18,16 @@ MAX_SHIFT = 2  # layers moved off an outer stage: the embedding and the head wei
 
 
 def shifted(pricer: Pricer, layout: Layout, first: int, last: int) -> tuple[int, ...]:
-    """The trainer's split with `first` and `last` layers moved from the outer stages to the inner ones, as evenly as it goes."""
-    sizes = np.array(stages.layers_of_stages(LayoutBatch.from_layouts([layout]), 0, pricer.model, pricer.rules))
+    """The trainer's split with `first` and `last` layers moved from the outer stages to the inner
+    ones, as evenly as it goes.
+    """
+    sizes = np.array(
+        stages.layers_of_stages(LayoutBatch.from_layouts([layout]), 0, pricer.model, pricer.rules)
+    )
     if len(sizes) < 3:
-        return tuple(int(size) for size in (sizes + np.array([-first, first] if len(sizes) == 2 else [0])))
+        return tuple(
+            int(size) for size in (sizes + np.array([-first, first] if len(sizes) == 2 else [0]))
+        )
     sizes[0] -= first
     sizes[-1] -= last
     moved = first + last
@@ -32,13 +40,17 @@ def shifted(pricer: Pricer, layout: Layout, first: int, last: int) -> tuple[int,
 
 
 def uneven(pricer: Pricer, layouts: Sequence[Layout]) -> LayoutBatch:
-    """The pipelined ones of these layouts with up to MAX_SHIFT layers moved off or onto their outer stages; legal, each once.
+    """The pipelined ones of these layouts with up to MAX_SHIFT layers moved off or onto their outer
+    stages; legal, each once.
 
-    One with a memory budget comes with the largest that fits after the move, and without recomputation.
+    One with a memory budget comes with the largest that fits after the move, and without
+    recomputation.
     """
     moved: dict[Layout, None] = {}
     for layout in layouts:
-        for first, last in product(range(-MAX_SHIFT, MAX_SHIFT + 1), repeat=2) if layout.pp > 1 else ():
+        for first, last in (
+            product(range(-MAX_SHIFT, MAX_SHIFT + 1), repeat=2) if layout.pp > 1 else ()
+        ):
             sizes = shifted(pricer, layout, first, last)
             if (first or last) and min(sizes) >= 1:
                 update: dict[str, object] = {"layers_per_stage": sizes}
@@ -48,7 +60,17 @@ def uneven(pricer: Pricer, layouts: Sequence[Layout]) -> LayoutBatch:
     if not moved:
         return LayoutBatch.from_layouts(layouts).take(slice(0, 0))
     batch = LayoutBatch.from_layouts(list(moved))
-    batch = batch.take(legal_mask(batch, Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)))
-    budgets = np.array([parse_ac(row.ac)[0] == "memory-budget" for row in (batch.row(i) for i in range(len(batch)))], dtype=np.bool_)
+    batch = batch.take(
+        legal_mask(
+            batch, Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
+        )
+    )
+    budgets = np.array(
+        [
+            parse_ac(row.ac)[0] == "memory-budget"
+            for row in (batch.row(i) for i in range(len(batch)))
+        ],
+        dtype=np.bool_,
+    )
     refitted, _ = largest_budgets(pricer, batch.take(budgets), np.inf, len(batch))
     return LayoutBatch.concatenate([batch.take(~budgets), refitted])

@@ -1,4 +1,6 @@
-"""What is said when there is no plan: the rule that leaves nothing legal, or the nearest miss and what would make it fit."""
+"""What is said when there is no plan: the rule that leaves nothing legal, or the nearest miss and
+what would make it fit.
+"""
 
 from collections import Counter
 
@@ -17,20 +19,30 @@ from planner.units import counted, format_bytes
 
 def check_given(job: Job, clusters: list[ClusterSpec]) -> None:
     """Raises SpecError where no size leaves what `search.fix` and `search.allow` ask for."""
-    faults = [impossible_values(Context(model=job.model, cluster=cluster, training=job.training), job.search) for cluster in clusters]
+    faults = [
+        impossible_values(
+            Context(model=job.model, cluster=cluster, training=job.training), job.search
+        )
+        for cluster in clusters
+    ]
     if all(faults):
         raise SpecError(faults[-1])
 
 
 def nothing_fits(job: Job, sizes: list[Sized], say: Progress) -> InfeasibleError:
-    """The rule that leaves nothing legal, or the nearest miss and the smallest changes that would make it fit."""
+    """The rule that leaves nothing legal, or the nearest miss and the smallest changes that would
+    make it fit.
+    """
     rejected = Counter[str]()
     for sized in sizes:
         rejected.update(sized.rejected)
     priced = [sized for sized in sizes if len(sized.screened.batch)]
     if not priced:
         return _nothing_legal(job, sizes[-1], rejected)
-    sized = min(priced, key=lambda s: float(s.screened.device_bytes.min() / s.pricer.cluster.usable_memory_bytes))
+    sized = min(
+        priced,
+        key=lambda s: float(s.screened.device_bytes.min() / s.pricer.cluster.usable_memory_bytes),
+    )
     row = int(np.argmin(sized.screened.device_bytes))
     layout, device = sized.screened.batch.row(row), float(sized.screened.device_bytes[row])
     usable = float(sized.pricer.cluster.usable_memory_bytes)
@@ -38,13 +50,21 @@ def nothing_fits(job: Job, sizes: list[Sized], say: Progress) -> InfeasibleError
     remedy = "; or ".join(change.sentence for change in changes)
     remedy = remedy or "use a smaller model: no larger cluster, GPU or shorter sequence suffices"
     miss = NearestMiss(
-        layout=layout, device_bytes=device, usable_bytes=usable, missing_bytes=device - usable, remedy=remedy, changes=changes
+        layout=layout,
+        device_bytes=device,
+        usable_bytes=usable,
+        missing_bytes=device - usable,
+        remedy=remedy,
+        changes=changes,
     )
     message = (
-        f"none of {counted(sized.num_layouts, 'legal layout')} fits {counted(sized.pricer.cluster.num_gpus, 'GPU')}: "
+        f"none of {counted(sized.num_layouts, 'legal layout')} fits "
+        f"{counted(sized.pricer.cluster.num_gpus, 'GPU')}: "
         f"the smallest needs {format_bytes(device)} of {format_bytes(usable)}"
     )
-    return InfeasibleError(message, remedy=remedy, nearest_miss=miss.model_dump(mode="json"), rejected=dict(rejected))
+    return InfeasibleError(
+        message, remedy=remedy, nearest_miss=miss.model_dump(mode="json"), rejected=dict(rejected)
+    )
 
 
 def _nothing_legal(job: Job, sized: Sized, rejected: Counter[str]) -> InfeasibleError:
@@ -52,6 +72,15 @@ def _nothing_legal(job: Job, sized: Sized, rejected: Counter[str]) -> Infeasible
     binding = binding_rule(context, job.search, sized.rejected)
     if binding is None:
         reasons = ", ".join(f"{reason} ({count:,})" for reason, count in rejected.most_common(3))
-        return InfeasibleError(f"no legal layout: {reasons}", remedy="loosen search.fix and search.allow", rejected=dict(rejected))
+        return InfeasibleError(
+            f"no legal layout: {reasons}",
+            remedy="loosen search.fix and search.allow",
+            rejected=dict(rejected),
+        )
     field = f"layout.{binding.field}"
-    return InfeasibleError(f"no legal layout: {binding.rule}", remedy=binding.remedy, field=field, rejected=dict(rejected))
+    return InfeasibleError(
+        f"no legal layout: {binding.rule}",
+        remedy=binding.remedy,
+        field=field,
+        rejected=dict(rejected),
+    )

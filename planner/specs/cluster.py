@@ -1,8 +1,10 @@
-"""The machine: how many GPUs of which kind, and the fabric between them, resolved from what a person typed.
+"""The machine: how many GPUs of which kind, and the fabric between them, resolved from what a
+person typed.
 
-A fabric is a tuple of levels from inner to outer. `gpus` is how many GPUs one group of the level joins; bandwidth is per
-GPU and one direction, latency is of one step. Topologies: "switch" non-blocking; "ring" neighbours only; "tree" a tree of
-switches; "mesh" all-to-all links when it has no shape, a grid without wrap-around when it has one; "torus" a grid with it.
+A fabric is a tuple of levels from inner to outer. `gpus` is how many GPUs one group of the level
+joins; bandwidth is per GPU and one direction, latency is of one step. Topologies: "switch"
+non-blocking; "ring" neighbours only; "tree" a tree of switches; "mesh" all-to-all links when it has
+no shape, a grid without wrap-around when it has one; "torus" a grid with it.
 """
 
 import math
@@ -39,18 +41,28 @@ DEFAULT_GPUS_PER_NODE = 8
 MAX_CHOICES = 32  # each is a search of its own
 FILE_ENDINGS = (".yaml", ".yml", ".json")
 DEFAULT_MEMORY_FRACTION = 0.95
-# Judgement: write speed of NVIDIA's DGX SuperPOD H100 reference storage, 62 GB/s a scalable unit of 256 GPUs ("better" row).
+# Judgement: write speed of NVIDIA's DGX SuperPOD H100 reference storage, 62 GB/s a scalable unit of
+#     256 GPUs ("better" row).
 STORAGE_BYTES_PER_SECOND_PER_GPU = 0.25 * GIGA
 # World average of electricity in 2024. Source: IEA, Electricity 2025, chapter Emissions.
 DEFAULT_CARBON_INTENSITY = 445.0
 
 
 def parse_num_gpus(value: object) -> tuple[int, ...]:
-    """Counts to plan for: 256 -> (256,); "64..1024" -> 64, 128, ..., 1024 (doubling); [96, 128] -> itself, sorted."""
+    """Counts to plan for: 256 -> (256,); "64..1024" -> 64, 128, ..., 1024 (doubling); [96, 128] ->
+    itself, sorted.
+    """
     if isinstance(value, str):
         low, dots, high = value.partition("..")
-        if not value.isascii() or not low.strip().isdigit() or (dots and not high.strip().isdigit()):
-            raise ValueError("must be a whole number, a range or a list; use for example 256, 64..1024 or [64, 96]")
+        if (
+            not value.isascii()
+            or not low.strip().isdigit()
+            or (dots and not high.strip().isdigit())
+        ):
+            raise ValueError(
+                "must be a whole number, a range or a list; use for example 256, 64..1024 or [64, "
+                "96]"
+            )
         first = whole_number(int(low))
         last = whole_number(int(high)) if dots else first
         if last < first:
@@ -58,7 +70,9 @@ def parse_num_gpus(value: object) -> tuple[int, ...]:
         return tuple(first << step for step in range((last // first).bit_length()))
     if isinstance(value, list | tuple):
         if not 1 <= len(value) <= MAX_CHOICES:
-            raise ValueError(f"must list 1 to {counted(MAX_CHOICES, 'size')}; use for example [64, 128]")
+            raise ValueError(
+                f"must list 1 to {counted(MAX_CHOICES, 'size')}; use for example [64, 128]"
+            )
         return tuple(sorted({whole_number(item) for item in value}))
     return (whole_number(value),)
 
@@ -66,7 +80,10 @@ def parse_num_gpus(value: object) -> tuple[int, ...]:
 def _rank_order(value: object) -> tuple[str, ...]:
     order = tuple(str(axis) for axis in value) if isinstance(value, list | tuple) else ()
     if sorted(order) != sorted(RANK_ORDER):
-        raise ValueError(f"must name each of {', '.join(RANK_ORDER)} once, innermost first; use {list(RANK_ORDER)}")
+        raise ValueError(
+            f"must name each of {', '.join(RANK_ORDER)} once, innermost first; use "
+            f"{list(RANK_ORDER)}"
+        )
     return order
 
 
@@ -75,8 +92,12 @@ class LevelRequest(Frozen):
 
     name: str | None = None
     gpus: Count | None = None
-    bandwidth: BytesPerSecond | None = Field(default=None, validation_alias=either("bandwidth", "bandwidth_bytes_per_second"))
-    latency: Seconds | None = Field(default=None, validation_alias=either("latency", "latency_seconds"))
+    bandwidth: BytesPerSecond | None = Field(
+        default=None, validation_alias=either("bandwidth", "bandwidth_bytes_per_second")
+    )
+    latency: Seconds | None = Field(
+        default=None, validation_alias=either("latency", "latency_seconds")
+    )
     topology: Topology | None = None
     shape: tuple[Count, ...] | None = None
     oversubscription: AtLeastOne = 1.0
@@ -84,7 +105,9 @@ class LevelRequest(Frozen):
 
 
 class ClusterRequest(Frozen):
-    """`cluster` as typed, without the GPU; what is None comes from the GPU's defaults or from `resolve`."""
+    """`cluster` as typed, without the GPU; what is None comes from the GPU's defaults or from
+    `resolve`.
+    """
 
     num_gpus: Annotated[tuple[int, ...], BeforeValidator(parse_num_gpus)]
     gpus_per_node: Count | None = None
@@ -121,9 +144,10 @@ class FabricLevel(Frozen):
 class ClusterSpec(Frozen):
     """A cluster with every default filled in.
 
-    host_memory_bytes: of one node.  storage_bandwidth_bytes_per_second: of the whole cluster.  memory_fraction: share of
-    device memory a plan may use.  carbon_intensity: gCO2 per kWh.  price_per_gpu_hour: USD.  rank_order: innermost axis
-    first.  num_gpus_choices: the sizes a plan may choose from; num_gpus is the largest of them until `with_num_gpus`.
+    host_memory_bytes: of one node.  storage_bandwidth_bytes_per_second: of the whole cluster.
+    memory_fraction: share of device memory a plan may use.  carbon_intensity: gCO2 per kWh.
+    price_per_gpu_hour: USD.  rank_order: innermost axis first.  num_gpus_choices: the sizes a plan
+        may choose from; num_gpus is the largest of them until `with_num_gpus`.
     """
 
     gpu: GpuSpec
@@ -154,7 +178,8 @@ class ClusterSpec(Frozen):
         return self.memory_fraction * self.gpu.memory_bytes - self.reserved_memory_bytes
 
     def with_num_gpus(self, num_gpus: int) -> "ClusterSpec":
-        """The same request for another number of GPUs: fabric, node size and defaults are resolved anew.
+        """The same request for another number of GPUs: fabric, node size and defaults are resolved
+        anew.
 
         Raises SpecError where this many GPUs do not fill whole nodes or groups of the fabric.
         """
@@ -165,10 +190,14 @@ class ClusterSpec(Frozen):
             raise SpecError(Fault("cluster.num_gpus", num_gpus, rule, remedy)) from None
 
     @classmethod
-    def from_user(cls, value: object, field: str = "cluster", *, allow_files: bool = True) -> "ClusterSpec":
-        """From a catalogue name, a mapping (contract, section 1), or the path of a YAML or JSON file holding one.
+    def from_user(
+        cls, value: object, field: str = "cluster", *, allow_files: bool = True
+    ) -> "ClusterSpec":
+        """From a catalogue name, a mapping (contract, section 1), or the path of a YAML or JSON
+        file holding one.
 
-        allow_files: pass False where the text comes over a network.  Raises UnknownNameError, or SpecError with all faults.
+        allow_files: pass False where the text comes over a network.  Raises UnknownNameError, or
+            SpecError with all faults.
         """
         from planner.catalog.clusters import load_cluster  # the catalogue is written in this format
 
@@ -199,7 +228,9 @@ class ClusterSpec(Frozen):
 
 
 def cluster_request(value: object, field: str = "cluster", *, allow_files: bool) -> object:
-    """What `ClusterSpec.from_user` takes, with a file's mapping in the place of its path. Raises SpecError."""
+    """What `ClusterSpec.from_user` takes, with a file's mapping in the place of its path. Raises
+    SpecError.
+    """
     if allow_files and isinstance(value, str) and value.endswith(FILE_ENDINGS):
         from planner.catalog.clusters import read_mapping
 
@@ -210,7 +241,14 @@ def cluster_request(value: object, field: str = "cluster", *, allow_files: bool)
 def _gpu(value: Mapping[object, object], field: str, faults: list[SpecError]) -> GpuSpec | None:
     try:
         if value.get("gpu") is None:
-            raise SpecError(Fault(f"{field}.gpu", None, "is required", "add gpu: h100-sxm-80gb, or another name of `catalog gpus`"))
+            raise SpecError(
+                Fault(
+                    f"{field}.gpu",
+                    None,
+                    "is required",
+                    "add gpu: h100-sxm-80gb, or another name of `catalog gpus`",
+                )
+            )
         return GpuSpec.from_user(value["gpu"], f"{field}.gpu")
     except SpecError as error:
         faults.append(error)
@@ -223,41 +261,73 @@ def _levels(value: object, field: str, faults: list[SpecError]) -> tuple[LevelRe
         return None
     if not isinstance(value, list | tuple) or not value:
         remedy = "leave it out to use the GPU's default"
-        faults.append(SpecError(Fault(field, value, "must be a list of levels from inner to outer", remedy)))
+        faults.append(
+            SpecError(Fault(field, value, "must be a list of levels from inner to outer", remedy))
+        )
         return None
     levels = []
     for index, item in enumerate(value):
         try:
-            levels.append(item if isinstance(item, LevelRequest) else build(LevelRequest, item, f"{field}.{index}"))
+            levels.append(
+                item
+                if isinstance(item, LevelRequest)
+                else build(LevelRequest, item, f"{field}.{index}")
+            )
         except SpecError as error:
             faults.append(error)
     return tuple(levels)
 
 
 def resolve(request: ClusterRequest, gpu: GpuSpec, num_gpus: int, field: str) -> ClusterSpec:
-    """The complete cluster of one size.  Raises SpecError where sizes do not divide or nothing is left of the memory."""
+    """The complete cluster of one size.  Raises SpecError where sizes do not divide or nothing is
+    left of the memory.
+    """
     typed = request.gpus_per_node or DEFAULT_GPUS_PER_NODE
     per_node = min(typed, num_gpus)
     if num_gpus % per_node:
         near = sorted({per_node * (num_gpus // per_node), per_node * (num_gpus // per_node + 1)})
         divisor = max(size for size in range(1, per_node + 1) if num_gpus % size == 0)
         remedy = f"use {near[0]} or {counted(near[1], 'GPU')}, or gpus_per_node: {divisor}"
-        raise SpecError(Fault(f"{field}.num_gpus", num_gpus, f"must fill whole nodes of {counted(per_node, 'GPU')}", remedy))
+        raise SpecError(
+            Fault(
+                f"{field}.num_gpus",
+                num_gpus,
+                f"must fill whole nodes of {counted(per_node, 'GPU')}",
+                remedy,
+            )
+        )
     spec = ClusterSpec(
-        gpu=gpu, num_gpus=num_gpus, gpus_per_node=per_node,
+        gpu=gpu,
+        num_gpus=num_gpus,
+        gpus_per_node=per_node,
         fabric=_Fabric(gpu, per_node, num_gpus, f"{field}.fabric").levels(request.fabric),
         power_limit_watts=request.power_limit or gpu.power_limit_watts,
-        reserved_memory_bytes=request.reserved_memory, memory_fraction=request.memory_fraction,
+        reserved_memory_bytes=request.reserved_memory,
+        memory_fraction=request.memory_fraction,
         host_memory_bytes=request.host_memory or gpu.host_memory_bytes_per_gpu * per_node,
-        pcie_bandwidth_bytes_per_second=request.pcie_bandwidth or gpu.pcie_bandwidth_bytes_per_second,
-        storage_bandwidth_bytes_per_second=request.storage_bandwidth or STORAGE_BYTES_PER_SECOND_PER_GPU * num_gpus,
+        pcie_bandwidth_bytes_per_second=request.pcie_bandwidth
+        or gpu.pcie_bandwidth_bytes_per_second,
+        storage_bandwidth_bytes_per_second=request.storage_bandwidth
+        or STORAGE_BYTES_PER_SECOND_PER_GPU * num_gpus,
         mtbf_gpu_hours=request.mtbf_gpu_hours or gpu.mtbf_gpu_hours,
-        price_per_gpu_hour=gpu.price_per_gpu_hour if request.price_per_gpu_hour is None else request.price_per_gpu_hour,
-        carbon_intensity=request.carbon_intensity, rank_order=request.rank_order, num_gpus_choices=request.num_gpus, request=request,
-    )  # fmt: skip
+        price_per_gpu_hour=gpu.price_per_gpu_hour
+        if request.price_per_gpu_hour is None
+        else request.price_per_gpu_hour,
+        carbon_intensity=request.carbon_intensity,
+        rank_order=request.rank_order,
+        num_gpus_choices=request.num_gpus,
+        request=request,
+    )
     if spec.usable_memory_bytes <= 0:
         rule = f"leaves nothing of {format_bytes(request.memory_fraction * gpu.memory_bytes)}"
-        raise SpecError(Fault(f"{field}.reserved_memory", request.reserved_memory, rule, "reserve less, for example 2 GiB"))
+        raise SpecError(
+            Fault(
+                f"{field}.reserved_memory",
+                request.reserved_memory,
+                rule,
+                "reserve less, for example 2 GiB",
+            )
+        )
     return spec
 
 
@@ -291,7 +361,9 @@ class _Fabric:
         self.faults: list[Fault] = []
 
     def levels(self, requests: Sequence[LevelRequest] | None) -> tuple[FabricLevel, ...]:
-        """Complete levels, inner to outer; the last joins all GPUs and none repeats the one inside it."""
+        """Complete levels, inner to outer; the last joins all GPUs and none repeats the one inside
+        it.
+        """
         typed = requests or (LevelRequest(gpus=self.domain), LevelRequest())
         sized = self._sized(typed)
         self._check(sized)
@@ -306,23 +378,43 @@ class _Fabric:
                 kept.append(level._replace(gpus=size))
         if kept[-1].gpus < self.num_gpus:
             rule = f"joins {kept[-1].gpus} of {counted(self.num_gpus, 'GPU')}"
-            self._fault(kept[-1].place, "gpus", kept[-1].gpus, rule, "leave gpus out of the outermost level, or add one that joins all")
-        complete = [self._complete(level, kept[order - 1].gpus if order else 1, len(typed)) for order, level in enumerate(kept)]
+            self._fault(
+                kept[-1].place,
+                "gpus",
+                kept[-1].gpus,
+                rule,
+                "leave gpus out of the outermost level, or add one that joins all",
+            )
+        complete = [
+            self._complete(level, kept[order - 1].gpus if order else 1, len(typed))
+            for order, level in enumerate(kept)
+        ]
         if self.faults:
             raise SpecError(self.faults)
         return tuple(complete)
 
     def _even(self, size: int) -> int:
-        """Largest share of a rack that fills whole nodes and divides the job: NVL72 racks carry 64 GPUs each of a 256-GPU job."""
+        """Largest share of a rack that fills whole nodes and divides the job: NVL72 racks carry 64
+        GPUs each of a 256-GPU job.
+        """
         size = min(size, self.num_gpus)
-        fitting = (part for part in range(size, self.per_node - 1, -1) if self.num_gpus % part == 0 and part % self.per_node == 0)
+        fitting = (
+            part
+            for part in range(size, self.per_node - 1, -1)
+            if self.num_gpus % part == 0 and part % self.per_node == 0
+        )
         return next(fitting, self.per_node)
 
     def _sized(self, typed: Sequence[LevelRequest]) -> list[_Sized]:
         last, sized = len(typed) - 1, []
         for index, level in enumerate(typed):
             size = level.gpus
-            if size is not None and index == 0 and self.gpu.scale_up.spans_nodes and size > self.per_node:
+            if (
+                size is not None
+                and index == 0
+                and self.gpu.scale_up.spans_nodes
+                and size > self.per_node
+            ):
                 size = self._even(size)
             if size is None and index == 0 and last and level.shape:
                 size = math.prod(level.shape)
@@ -339,17 +431,33 @@ class _Fabric:
         for inner, outer in pairwise(sized):
             both_typed = inner.request.gpus is not None and outer.request.gpus is not None
             reaches_all = outer.request.gpus is None and outer.gpus == self.num_gpus
-            if not reaches_all and (outer.gpus < inner.gpus or (both_typed and outer.gpus == inner.gpus)):
+            if not reaches_all and (
+                outer.gpus < inner.gpus or (both_typed and outer.gpus == inner.gpus)
+            ):
                 rule = f"must join more GPUs than the level inside it ({inner.gpus})"
-                self._fault(outer.place, "gpus", outer.gpus, rule, "write levels from inner to outer")
+                self._fault(
+                    outer.place, "gpus", outer.gpus, rule, "write levels from inner to outer"
+                )
             elif not reaches_all and outer.gpus % inner.gpus:
                 rule = f"must be a multiple of the level inside it ({inner.gpus})"
-                self._fault(outer.place, "gpus", outer.gpus, rule, f"use {inner.gpus * max(2, outer.gpus // inner.gpus)}")
+                self._fault(
+                    outer.place,
+                    "gpus",
+                    outer.gpus,
+                    rule,
+                    f"use {inner.gpus * max(2, outer.gpus // inner.gpus)}",
+                )
         for level in sized:
             if level.gpus < self.num_gpus and self.num_gpus % level.gpus:
                 rule = f"does not divide {counted(self.num_gpus, 'GPU')}"
                 divisor = max(size for size in range(1, level.gpus) if self.num_gpus % size == 0)
-                self._fault(level.place, "gpus", level.gpus, rule, f"use {divisor}, or a multiple of {counted(level.gpus, 'GPU')}")
+                self._fault(
+                    level.place,
+                    "gpus",
+                    level.gpus,
+                    rule,
+                    f"use {divisor}, or a multiple of {counted(level.gpus, 'GPU')}",
+                )
 
     def _complete(self, level: _Sized, inner: int, num_typed: int) -> FabricLevel:
         request = level.request
@@ -357,27 +465,44 @@ class _Fabric:
         scale_up = level.gpus <= max(self.domain, reach)
         default: ScaleOut = self.gpu.scale_up if scale_up else self.gpu.scale_out
         topology = request.topology or ("torus" if request.shape else default.topology)
-        outermost = "inter-node" if level.gpus == self.num_gpus and level.place else f"level-{level.place}"
-        name = "intra-node" if level.gpus <= self.per_node else "scale-up" if scale_up else outermost
+        outermost = (
+            "inter-node" if level.gpus == self.num_gpus and level.place else f"level-{level.place}"
+        )
+        name = (
+            "intra-node" if level.gpus <= self.per_node else "scale-up" if scale_up else outermost
+        )
         return FabricLevel(
-            name=request.name or name, gpus=level.gpus,
-            bandwidth_bytes_per_second=default.bandwidth_bytes_per_second if request.bandwidth is None else request.bandwidth,
+            name=request.name or name,
+            gpus=level.gpus,
+            bandwidth_bytes_per_second=default.bandwidth_bytes_per_second
+            if request.bandwidth is None
+            else request.bandwidth,
             latency_seconds=default.latency_seconds if request.latency is None else request.latency,
-            topology=topology, shape=self._shape(level, inner, topology, default.topology == "torus"),
-            oversubscription=request.oversubscription, peer_memory=self._peer_memory(request, scale_up=scale_up),
-        )  # fmt: skip
+            topology=topology,
+            shape=self._shape(level, inner, topology, default.topology == "torus"),
+            oversubscription=request.oversubscription,
+            peer_memory=self._peer_memory(request, scale_up=scale_up),
+        )
 
     def _peer_memory(self, request: LevelRequest, *, scale_up: bool) -> bool:
-        """As typed, or as the GPU's own fabric has it; of another fabric in its place, where it is faster than PCIe."""
+        """As typed, or as the GPU's own fabric has it; of another fabric in its place, where it is
+        faster than PCIe.
+        """
         if request.peer_memory is not None:
             return request.peer_memory
         usual = self.gpu.scale_up.peer_memory
         if scale_up and request.bandwidth is None and usual is not None:
             return usual
-        bandwidth = self.gpu.scale_up.bandwidth_bytes_per_second if request.bandwidth is None else request.bandwidth
+        bandwidth = (
+            self.gpu.scale_up.bandwidth_bytes_per_second
+            if request.bandwidth is None
+            else request.bandwidth
+        )
         return scale_up and bandwidth > self.gpu.pcie_bandwidth_bytes_per_second
 
-    def _shape(self, level: _Sized, inner: int, topology: Topology, torus_by_default: bool) -> tuple[int, ...] | None:
+    def _shape(
+        self, level: _Sized, inner: int, topology: Topology, torus_by_default: bool
+    ) -> tuple[int, ...] | None:
         shape, points = level.request.shape, level.gpus // inner
         if shape is None:
             if topology == "torus" and not torus_by_default:
@@ -386,10 +511,18 @@ class _Fabric:
             return balanced_shape(points, 3) if topology == "torus" else None
         if topology not in ("torus", "mesh"):
             remedy = "use torus or mesh, or leave shape out"
-            self._fault(level.place, "shape", list(shape), f"means nothing for topology {topology}", remedy)
+            self._fault(
+                level.place, "shape", list(shape), f"means nothing for topology {topology}", remedy
+            )
         elif math.prod(shape) not in (points, level.gpus):
             remedy = f"use for example {list(balanced_shape(points, len(shape)))}"
-            self._fault(level.place, "shape", list(shape), f"has {math.prod(shape)} points, the level joins {points}", remedy)
+            self._fault(
+                level.place,
+                "shape",
+                list(shape),
+                f"has {math.prod(shape)} points, the level joins {points}",
+                remedy,
+            )
         return shape
 
     def _fault(self, index: int, key: str, value: object, rule: str, remedy: str) -> None:

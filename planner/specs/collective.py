@@ -5,13 +5,17 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 Basis = Literal["datasheet", "calibrated", "extrapolated"]
-CollectiveOperation = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all", "p2p"]
+CollectiveOperation = Literal[
+    "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all", "p2p"
+]
 
 
 class CollectiveCandidate(BaseModel):
-    """One algorithm: its seconds with the library's curves, and by its closed form on the fabric's own bandwidth and latency.
+    """One algorithm: its seconds with the library's curves, and by its closed form on the fabric's
+    own bandwidth and latency.
 
-    protocol: the fastest of the library's at this size.  automatic: whether the library would choose it by itself.
+    protocol: the fastest of the library's at this size.  automatic: whether the library would
+        choose it by itself.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -29,9 +33,12 @@ class CollectiveCandidate(BaseModel):
 class CollectiveAnswer(BaseModel):
     """Seconds of one collective.
 
-    With an algorithm named by the user: its closed form (protocol "closed form", basis "datasheet"). Without: the library's choice.
-    size_bytes: the whole buffer; for all-to-all what one rank sends.  wire_bytes_per_rank: sent by the busiest rank.
-    bus_bandwidth: nccl-tests' figure, comparable with a link's bandwidth whatever the number of ranks.
+    With an algorithm named by the user: its closed form (protocol "closed form", basis
+        "datasheet"). Without: the library's choice.
+    size_bytes: the whole buffer; for all-to-all what one rank sends.  wire_bytes_per_rank: sent by
+        the busiest rank.
+    bus_bandwidth: nccl-tests' figure, comparable with a link's bandwidth whatever the number of
+        ranks.
     candidates: fastest first.
     """
 

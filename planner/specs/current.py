@@ -1,19 +1,24 @@
-"""What is run today, as a job carries it: the text of a trainer's config, script or log, or the job that was read from it."""
+"""What is run today, as a job carries it: the text of a trainer's config, script or log, or the job
+that was read from it.
+"""
 
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-CurrentFormat = Literal["torchtitan-toml", "torchtitan-command", "megatron-arguments", "torchtitan-log", "layout"]
+CurrentFormat = Literal[
+    "torchtitan-toml", "torchtitan-command", "megatron-arguments", "torchtitan-log", "layout"
+]
 MAX_TEXT = 2_000_000
 
 
 class CurrentSpec(BaseModel):
     """The job's `current`.
 
-    format: None lets the text decide.  files: other files that the text names, by the name it uses (a script's TOML).
-    job: for a log, what was read from it, in the form of a job.  measured: what that run was measured at.  notes: what of it had to be
-    assumed.
+    format: None lets the text decide.  files: other files that the text names, by the name it uses
+        (a script's TOML).
+    job: for a log, what was read from it, in the form of a job.  measured: what that run was
+    measured at.  notes: what of it had to be assumed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

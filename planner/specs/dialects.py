@@ -151,12 +151,7 @@ DIALECTS: Mapping[str, Dialect] = {
             "n_layer": "num_hidden_layers",
             "n_head": "num_attention_heads",
         },
-        inert=frozenset(
-            {
-                "ff_factor",
-                "apply_residual_connection_post_layernorm",
-            }
-        ),
+        inert=frozenset({"ff_factor", "apply_residual_connection_post_layernorm"}),
         prepare=read.falcon,
     ),
     "dbrx": Dialect(
@@ -238,13 +233,10 @@ DIALECTS: Mapping[str, Dialect] = {
         prepare=read.opt,
     ),
     "exaone": Dialect(
-        renames={"num_layers": "num_hidden_layers"},
-        inert=frozenset({"embed_dropout"}),
+        renames={"num_layers": "num_hidden_layers"}, inert=frozenset({"embed_dropout"})
     ),
     "exaone4": Dialect(prepare=read.exaone4),
-    "seed_oss": Dialect(
-        renames={"attention_out_bias": "attention_output_bias"},
-    ),
+    "seed_oss": Dialect(renames={"attention_out_bias": "attention_output_bias"}),
     "hunyuan_v1_dense": Dialect(renames=_HUNYUAN, inert=_HUNYUAN_INERT, prepare=read.hunyuan_dense),
     "hunyuan_v1_moe": Dialect(renames=_HUNYUAN, inert=_HUNYUAN_INERT, prepare=read.hunyuan_moe),
     "qwen": Dialect(
@@ -301,14 +293,7 @@ DIALECTS: Mapping[str, Dialect] = {
         prepare=read.baichuan,
     ),
     "phimoe": Dialect(inert=frozenset({"input_jitter_noise"})),
-    "apertus": Dialect(
-        inert=frozenset(
-            {
-                "qk_norm",
-                "post_norm",
-            }
-        )
-    ),
+    "apertus": Dialect(inert=frozenset({"qk_norm", "post_norm"})),
     "persimmon": Dialect(inert=frozenset({"qk_layernorm"})),
     "bailing_moe": _BAILING,
     "bailing_moe_v2": _BAILING,

@@ -33,7 +33,9 @@ class Interval(BaseModel):
 
 
 class StageMemory(BaseModel):
-    """Peak of one pipeline stage's rank, and what it is made of at that moment; the parts sum to peak_allocated + fragmentation."""
+    """Peak of one pipeline stage's rank, and what it is made of at that moment; the parts sum to
+    peak_allocated + fragmentation.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -73,16 +75,21 @@ class TimeBreakdown(BaseModel):
     def total(self) -> float:
         """Sum of all parts."""
         return (
-            self.compute_seconds + sum(self.exposed_communication_seconds.values()) + self.bubble_seconds
-            + self.recompute_seconds + self.optimizer_seconds + self.other_seconds
-        )  # fmt: skip
+            self.compute_seconds
+            + sum(self.exposed_communication_seconds.values())
+            + self.bubble_seconds
+            + self.recompute_seconds
+            + self.optimizer_seconds
+            + self.other_seconds
+        )
 
 
 class Estimate(BaseModel):
     """One answer. With `valid` false the numbers are null and `violations` says why.
 
-    warnings: what the numbers assume for want of data.  unsupported: what keeps the trainer from running this job whatever
-    its layout (model, vendor, optimizer); the numbers then say what the hardware could do.
+    warnings: what the numbers assume for want of data.  unsupported: what keeps the trainer from
+    running this job whatever its layout (model, vendor, optimizer); the numbers then say what the
+    hardware could do.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -111,8 +118,12 @@ class Estimate(BaseModel):
 
     @property
     def time_sd(self) -> float:
-        """Standard deviation of the logarithm of the step time that the interval stands for; zero without one."""
+        """Standard deviation of the logarithm of the step time that the interval stands for; zero
+        without one.
+        """
         if self.interval is None:
             return 0.0
         low, high = self.interval.step_seconds
-        return math.log(high / low) / (2.0 * NormalDist().inv_cdf(0.5 + self.interval.coverage / 2.0))
+        return math.log(high / low) / (
+            2.0 * NormalDist().inv_cdf(0.5 + self.interval.coverage / 2.0)
+        )

@@ -1,8 +1,9 @@
 """Model families by Hugging Face `model_type`: what each one's code fixes beyond its config.json.
 
-`defaults` are canonical keys used where the config says nothing (the defaults of the family's configuration class and
-what its modeling code hard-wires). Source of every row: transformers, src/transformers/models/<model_type>/
-configuration_*.py and modeling_*.py. A new family whose layers are of a known kind is one row here.
+`defaults` are canonical keys used where the config says nothing (the defaults of the family's
+configuration class and what its modeling code hard-wires). Source of every row: transformers,
+src/transformers/models/<model_type>/ configuration_*.py and modeling_*.py. A new family whose
+layers are of a known kind is one row here.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,10 @@ from dataclasses import dataclass, field
 class Family:
     """One model_type.
 
-    gated: its MLP has a gate whatever the activation.  bias_on_output: `attention_bias` also means the output projection.
-    expert_width_key, dense_width_key: where the width of an expert and of a dense MLP stands.  needs_experts: always MoE.
+    gated: its MLP has a gate whatever the activation.  bias_on_output: `attention_bias` also means
+        the output projection.
+    expert_width_key, dense_width_key: where the width of an expert and of a dense MLP stands.
+        needs_experts: always MoE.
     """
 
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -25,27 +28,66 @@ class Family:
     needs_experts: bool = False
 
 
-_LAYERNORM_BIASED: dict[str, object] = {"norm": "layernorm", "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}
-_GPT2 = {**_LAYERNORM_BIASED, "position_embedding": "learned", "tie_word_embeddings": True, "expansion_ratio": 4}
+_LAYERNORM_BIASED: dict[str, object] = {
+    "norm": "layernorm",
+    "attention_bias": True,
+    "mlp_bias": True,
+    "hidden_act": "gelu",
+}
+_GPT2 = {
+    **_LAYERNORM_BIASED,
+    "position_embedding": "learned",
+    "tie_word_embeddings": True,
+    "expansion_ratio": 4,
+}
 _BLOOM = {**_GPT2, "position_embedding": "none", "embedding_norm": True}
-_MPT = {**_BLOOM, "attention_bias": False, "mlp_bias": False, "norm_bias": False, "embedding_norm": False}
+_MPT = {
+    **_BLOOM,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "norm_bias": False,
+    "embedding_norm": False,
+}
 _PHI = {**_LAYERNORM_BIASED, "parallel_residual": True, "norms_per_layer": 1, "lm_head_bias": True}
-_GEMMA: dict[str, object] = {"tie_word_embeddings": True, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh"}
+_GEMMA: dict[str, object] = {
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+}
 _GEMMA2 = {**_GEMMA, "norms_per_layer": 4, "sliding_window": 4096, "sliding_window_pattern": 2}
 _GEMMA3 = {**_GEMMA2, "qk_norm": "head", "sliding_window_pattern": 6, "vocab_size": 262_208}
 _GEMMA3 |= {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072}
 _QWEN: dict[str, object] = {"use_sliding_window": False, "max_window_layers": 28}
 _QWEN2 = {**_QWEN, "attention_bias": True, "attention_output_bias": False}
 _QWEN3 = {**_QWEN, "qk_norm": "head"}
-_LLAMA4: dict[str, object] = {"n_shared_experts": 1, "interleave_moe_layer_step": 1, "qk_norm": "none"}
+_LLAMA4: dict[str, object] = {
+    "n_shared_experts": 1,
+    "interleave_moe_layer_step": 1,
+    "qk_norm": "none",
+}
 _LLAMA4 |= {"attention_chunk_size": 8192, "sliding_window_pattern": 4}
-_GPT_OSS: dict[str, object] = {"attention_sinks": True, "router_bias": True, "expert_bias": True, "attention_bias": True}
+_GPT_OSS: dict[str, object] = {
+    "attention_sinks": True,
+    "router_bias": True,
+    "expert_bias": True,
+    "attention_bias": True,
+}
 _GPT_OSS |= {"sliding_window_pattern": 2}
 _NO_AUX: dict[str, object] = {"topk_method": "noaux_tc"}
-_COHERE: dict[str, object] = {"norm": "layernorm", "norm_bias": False, "norms_per_layer": 1, "parallel_residual": True}
+_COHERE: dict[str, object] = {
+    "norm": "layernorm",
+    "norm_bias": False,
+    "norms_per_layer": 1,
+    "parallel_residual": True,
+}
 _COHERE |= {"tie_word_embeddings": True}
 _COHERE2 = {**_COHERE, "sliding_window": 4096, "sliding_window_pattern": 4}
-_FALCON: dict[str, object] = {"norm": "layernorm", "hidden_act": "gelu", "tie_word_embeddings": True, "expansion_ratio": 4}
+_FALCON: dict[str, object] = {
+    "norm": "layernorm",
+    "hidden_act": "gelu",
+    "tie_word_embeddings": True,
+    "expansion_ratio": 4,
+}
 _GPTJ = {**_PHI, "attention_bias": False, "expansion_ratio": 4}
 _GPT_NEO = {**_GPT2, "attention_bias": False, "attention_output_bias": True, "sliding_window": 256}
 _TIED: dict[str, object] = {"tie_word_embeddings": True}
@@ -69,7 +111,10 @@ FAMILIES: dict[str, Family] = {
     "kimi_k2": Family(defaults=_NO_AUX),
     "glm4_moe": Family(defaults=_NO_AUX, bias_on_output=False, needs_experts=True),
     "llama4_text": Family(
-        defaults=_LLAMA4, expert_width_key="intermediate_size", dense_width_key="intermediate_size_mlp", needs_experts=True
+        defaults=_LLAMA4,
+        expert_width_key="intermediate_size",
+        dense_width_key="intermediate_size_mlp",
+        needs_experts=True,
     ),
     "gpt_oss": Family(defaults=_GPT_OSS, expert_width_key="intermediate_size", needs_experts=True),
     "gpt2": Family(defaults=_GPT2, gated=False),
@@ -89,9 +134,12 @@ FAMILIES: dict[str, Family] = {
     "cohere2": Family(defaults=_COHERE2),
     "falcon": Family(defaults=_FALCON, gated=False),
     "dbrx": Family(defaults={"norm": "layernorm", "norm_bias": False}, needs_experts=True),
-    "olmo": Family(defaults={"norm": "layernorm", "norm_bias": False}),  # its norms have no weights: 0.004% too many at 7B
+    # its norms have no weights: 0.004% too many at 7B
+    "olmo": Family(defaults={"norm": "layernorm", "norm_bias": False}),
     "olmoe": Family(defaults=_QK_FULL, expert_width_key="intermediate_size", needs_experts=True),
-    "flex_olmo": Family(defaults=_QK_FULL, expert_width_key="intermediate_size", needs_experts=True),
+    "flex_olmo": Family(
+        defaults=_QK_FULL, expert_width_key="intermediate_size", needs_experts=True
+    ),
     "ernie4_5": Family(defaults=_TIED),
     "ernie4_5_moe": Family(defaults=_TIED, needs_experts=True),
     "minimax_m2": Family(expert_width_key="intermediate_size", needs_experts=True),
@@ -107,7 +155,9 @@ FAMILIES: dict[str, Family] = {
     "exaone": Family(),
     "exaone4": Family(defaults=_QK_HEAD),
     "hunyuan_v1_dense": Family(defaults={**_QK_HEAD, **_TIED}),
-    "hunyuan_v1_moe": Family(defaults={**_QK_HEAD, **_TIED}, expert_width_key="intermediate_size", needs_experts=True),
+    "hunyuan_v1_moe": Family(
+        defaults={**_QK_HEAD, **_TIED}, expert_width_key="intermediate_size", needs_experts=True
+    ),
     "glm": Family(bias_on_output=False),
     "glm4": Family(defaults={"norms_per_layer": 4}, bias_on_output=False),
     "chatglm": Family(),
@@ -117,49 +167,78 @@ FAMILIES: dict[str, Family] = {
     "baichuan": Family(),
     "qwen": Family(),
     "deepseek": Family(),
-    "phimoe": Family(defaults={"norm": "layernorm"}, expert_width_key="intermediate_size", needs_experts=True),
+    "phimoe": Family(
+        defaults={"norm": "layernorm"}, expert_width_key="intermediate_size", needs_experts=True
+    ),
     "apertus": Family(defaults={**_QK_HEAD, "hidden_act": "xielu"}, gated=False),
     "arcee": Family(defaults={"hidden_act": "relu2"}, gated=False),
     "helium": Family(),
     "mimo": Family(defaults=_QWEN2),
     "dots1": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
-    "persimmon": Family(defaults={**_LAYERNORM_BIASED, **_QK_HEAD, "hidden_act": "relu2"}, gated=False),
+    "persimmon": Family(
+        defaults={**_LAYERNORM_BIASED, **_QK_HEAD, "hidden_act": "relu2"}, gated=False
+    ),
     "bailing_moe": Family(needs_experts=True),
     "bailing_moe_v2": Family(needs_experts=True),
 }
 # model types whose language model is another's
 SAME_NETWORK: Mapping[str, str] = {
-    "code_llama": "llama", "Yi": "llama", "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
-    "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe", "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe", "phi3_v": "phi3",
+    "code_llama": "llama", "Yi": "llama", "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe", "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe", "phi3_v": "phi3",
     "hunyuan": "hunyuan_v1_moe",
 }  # fmt: skip
 
-# a multimodal config holds the language model under `text_config`; the type to assume where that part names none
+# a multimodal config holds the language model under `text_config`; the type to assume where that
+# part names none
 TEXT_PARTS = {
     "gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral", "llava": "llama",
-    "kimi_vl": "deepseek_v3", "kimi_k25": "kimi_k2", "llava_next": "llama", "llava_onevision": "qwen2", "paligemma": "gemma",
-    "aya_vision": "cohere2", "cohere2_vision": "cohere2", "idefics3": "llama", "smolvlm": "llama", "internvl": "qwen2",
-    "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe", "glm4v": "glm4",
+    "kimi_vl": "deepseek_v3", "kimi_k25": "kimi_k2", "llava_next": "llama",
+    "llava_onevision": "qwen2", "paligemma": "gemma",
+    "aya_vision": "cohere2", "cohere2_vision": "cohere2", "idefics3": "llama", "smolvlm": "llama",
+    "internvl": "qwen2",
+    "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
+    "glm4v": "glm4",
     "glm4v_moe": "glm4_moe",
 }  # fmt: skip
-# what a text_config leaves out because it is the default of the configuration class; a config.json of its own writes it all
+# what a text_config leaves out because it is the default of the configuration class; a config.json
+# of its own writes it all
 _LLAMA_CLASS: dict[str, object] = {
-    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000,
-}  # fmt: skip
-_QWEN2_CLASS = {**_LLAMA_CLASS, "intermediate_size": 22016, "num_key_value_heads": 32, "vocab_size": 151_936}
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+}
+_QWEN2_CLASS = {
+    **_LLAMA_CLASS,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "vocab_size": 151_936,
+}
 _GLM4_CLASS = {
-    **_LLAMA_CLASS, "intermediate_size": 13696, "num_hidden_layers": 40, "num_key_value_heads": 2, "vocab_size": 151_552,
+    **_LLAMA_CLASS, "intermediate_size": 13696, "num_hidden_layers": 40, "num_key_value_heads": 2,
+    "vocab_size": 151_552,
     "attention_bias": True,
 }  # fmt: skip
-_GEMMA_CLASS = {**_LLAMA_CLASS, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28, "num_attention_heads": 16}
+_GEMMA_CLASS = {
+    **_LLAMA_CLASS,
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+}
 CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "llama": _LLAMA_CLASS,
-    "mistral": {**_LLAMA_CLASS, "intermediate_size": 14336, "num_key_value_heads": 8, "sliding_window": 4096},
+    "mistral": {**_LLAMA_CLASS, "intermediate_size": 14336, "num_key_value_heads": 8,
+        "sliding_window": 4096},
     "qwen2": _QWEN2_CLASS,
     "qwen3": {**_QWEN2_CLASS, "head_dim": 128},
     "gemma": {**_GEMMA_CLASS, "num_key_value_heads": 16, "vocab_size": 256_000},
     "cohere2": {
-        **_LLAMA_CLASS, "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40, "num_attention_heads": 64,
+        **_LLAMA_CLASS, "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40,
+        "num_attention_heads": 64,
         "vocab_size": 256_000,
     },
     "glm4": _GLM4_CLASS,
@@ -169,13 +248,18 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
 def generic_family(mlp: str) -> Family:
     """Family of an inline mapping without model_type.
 
-    swiglu: as Llama (RMSNorm, no biases, RoPE).  gelu: as GPT-3 (LayerNorm and biases on every projection).
-    squared-relu: as Nemotron-4 (LayerNorm, no other biases). Positions are RoPE unless `position_embedding: learned`
-    and `max_position_embeddings` say otherwise: the size of a table is not guessed. Experts are as wide as
-    `moe_intermediate_size`, else as `intermediate_size`; a gelu MLP without a width is 4 hidden sizes wide, as GPT-2's.
+    swiglu: as Llama (RMSNorm, no biases, RoPE).  gelu: as GPT-3 (LayerNorm and biases on every
+    projection). squared-relu: as Nemotron-4 (LayerNorm, no other biases). Positions are RoPE unless
+    `position_embedding: learned` and `max_position_embeddings` say otherwise: the size of a table
+    is not guessed. Experts are as wide as `moe_intermediate_size`, else as `intermediate_size`; a
+    gelu MLP without a width is 4 hidden sizes wide, as GPT-2's.
     """
     if mlp == "swiglu":
         return Family(expert_width_key="intermediate_size")
     if mlp == "gelu":
-        return Family(gated=False, expert_width_key="intermediate_size", defaults={**_LAYERNORM_BIASED, "expansion_ratio": 4})
+        return Family(
+            gated=False,
+            expert_width_key="intermediate_size",
+            defaults={**_LAYERNORM_BIASED, "expansion_ratio": 4},
+        )
     return Family(gated=False, expert_width_key="intermediate_size", defaults={"norm": "layernorm"})

@@ -1,7 +1,8 @@
 """What one GPU can do: peaks, memory, power, and the fabric it is usually sold with.
 
-Conventions: every quantity is SI. Peaks are dense (no sparsity). Bandwidth is per GPU and one direction: H100 NVLink,
-sold as 900 GB/s, is 450 GB/s here. Memory is what the driver reports to a program (cudaMemGetInfo total), not the label.
+Conventions: every quantity is SI. Peaks are dense (no sparsity). Bandwidth is per GPU and one
+direction: H100 NVLink, sold as 900 GB/s, is 450 GB/s here. Memory is what the driver reports to a
+    program (cudaMemGetInfo total), not the label.
 """
 
 from collections.abc import Mapping
@@ -17,11 +18,19 @@ from planner.units import EXAMPLES, GIB, GIGA, KIB, KILO, MEGA, MIB, PETA, TERA,
 Topology = Literal["switch", "ring", "tree", "mesh", "torus"]
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 MAX_GPUS = int(MEGA)
-_SI = {"bytes": "B", "bytes_per_second": "B/s", "seconds": "s", "watts": "W", "flops_per_second": "FLOP/s"}
+_SI = {
+    "bytes": "B",
+    "bytes_per_second": "B/s",
+    "seconds": "s",
+    "watts": "W",
+    "flops_per_second": "FLOP/s",
+}
 
 
 def _quantity(kind: str, low: float, high: float, *, zero: bool = False) -> BeforeValidator:
-    """Parser of one quantity; the range catches a forgotten unit (bandwidth: 400 is 400 bytes a second)."""
+    """Parser of one quantity; the range catches a forgotten unit (bandwidth: 400 is 400 bytes a
+    second).
+    """
 
     def parse(value: object) -> float:
         remedy = f"use for example {EXAMPLES[kind]}"
@@ -34,7 +43,10 @@ def _quantity(kind: str, low: float, high: float, *, zero: bool = False) -> Befo
         if number <= 0:
             raise ValueError(f"must be {'zero or ' if zero else ''}positive; {remedy}")
         if not low <= number <= high:
-            raise ValueError(f"must lie between {low:.3g} and {high:.3g} {_SI[kind]}; a bare number is SI, {remedy}")
+            raise ValueError(
+                f"must lie between {low:.3g} and {high:.3g} {_SI[kind]}; a bare number is SI, "
+                f"{remedy}"
+            )
         return number
 
     return BeforeValidator(parse)
@@ -68,9 +80,13 @@ Seconds = Annotated[float, _quantity("seconds", 1 / GIGA, 1.0, zero=True)]
 Watts = Annotated[float, _quantity("watts", 1.0, 100 * KILO)]
 FlopsPerSecond = Annotated[float, _quantity("flops_per_second", GIGA, KILO * PETA)]
 PositiveNumber = Annotated[float, _number("positive and finite", 0.0, TERA, above_low=True)]
-NonNegativeNumber = Annotated[float, _number("zero or positive, and finite", 0.0, TERA, above_low=False)]
+NonNegativeNumber = Annotated[
+    float, _number("zero or positive, and finite", 0.0, TERA, above_low=False)
+]
 Fraction = Annotated[float, _number("above 0 and at most 1", 0.0, 1.0, above_low=True)]
-AtLeastOne = Annotated[float, _number("at least 1 (1 = full bisection)", 1.0, MEGA, above_low=False)]
+AtLeastOne = Annotated[
+    float, _number("at least 1 (1 = full bisection)", 1.0, MEGA, above_low=False)
+]
 
 
 def either(short: str, field: str) -> AliasChoices:
@@ -87,10 +103,13 @@ class Frozen(BaseModel):
 class ScaleOut(Frozen):
     """The network between nodes that this GPU is usually sold with.
 
-    bandwidth_bytes_per_second: per GPU, one direction.  latency_seconds: of one step between two GPUs.
+    bandwidth_bytes_per_second: per GPU, one direction.  latency_seconds: of one step between two
+        GPUs.
     """
 
-    bandwidth_bytes_per_second: BytesPerSecond = Field(validation_alias=either("bandwidth", "bandwidth_bytes_per_second"))
+    bandwidth_bytes_per_second: BytesPerSecond = Field(
+        validation_alias=either("bandwidth", "bandwidth_bytes_per_second")
+    )
     latency_seconds: Seconds = Field(validation_alias=either("latency", "latency_seconds"))
     topology: Topology = "switch"
     source: str = ""
@@ -100,8 +119,9 @@ class ScaleUp(ScaleOut):
     """The fabric inside a node (NVLink, Infinity Fabric, PCIe) or a rack (NVL72, TPU pod).
 
     gpus: largest domain.  spans_nodes: whether the domain goes beyond the GPUs of one host.
-    peer_memory: whether GPUs of a domain read and write each other's memory (NVLink, Infinity Fabric; what torch's symmetric
-    memory needs); left out, it is taken to be so where the fabric is faster than PCIe.
+    peer_memory: whether GPUs of a domain read and write each other's memory (NVLink, Infinity
+    Fabric; what torch's symmetric memory needs); left out, it is taken to be so where the fabric is
+    faster than PCIe.
     """
 
     gpus: Count = 8
@@ -112,14 +132,17 @@ class ScaleUp(ScaleOut):
 class GpuSpec(Frozen):
     """One accelerator as a rank sees it (of an MI250X: one of its two dies).
 
-    peak_flops_per_second: dense peak by dtype of the GEMM's inputs; a dtype not listed is not supported; "fp8" stands for
-    tensorwise, rowwise, blockwise and mxfp8.  power_limit_watts: default board limit.  nominal_power_watts: the power at
-    which the peaks hold; below it compute clocks drop.  boost_clock_hz: clock of the datasheet peaks.  nvls: the switch
-    reduces (NVLink SHARP).  context_bytes: taken by the driver's context before the first tensor.  mtbf_gpu_hours: mean
-    GPU-hours between interruptions of a job.  price_per_gpu_hour: USD, a judgement.  sources: figure -> where it is from.
+    peak_flops_per_second: dense peak by dtype of the GEMM's inputs; a dtype not listed is not
+    supported; "fp8" stands for tensorwise, rowwise, blockwise and mxfp8.  power_limit_watts:
+    default board limit.  nominal_power_watts: the power at which the peaks hold; below it compute
+    clocks drop.  boost_clock_hz: clock of the datasheet peaks.  nvls: the switch reduces (NVLink
+    SHARP).  context_bytes: taken by the driver's context before the first tensor.  mtbf_gpu_hours:
+    mean GPU-hours between interruptions of a job.  price_per_gpu_hour: USD, a judgement.  sources:
+    figure -> where it is from.
 
-    Defaults serve a GPU that a user describes inline, and are judgements: PCIe 4.0 x16, 128 GiB of host memory a GPU, half a
-    GiB of context, 50,000 GPU-hours (Llama 3 paper, section 3.3.4: 419 interruptions in 54 days on 16,384 H100), 2 USD.
+    Defaults serve a GPU that a user describes inline, and are judgements: PCIe 4.0 x16, 128 GiB of
+    host memory a GPU, half a GiB of context, 50,000 GPU-hours (Llama 3 paper, section 3.3.4: 419
+    interruptions in 54 days on 16,384 H100), 2 USD.
     """
 
     name: str = "custom"
@@ -130,21 +153,29 @@ class GpuSpec(Frozen):
     memory_bandwidth_bytes_per_second: BytesPerSecond = Field(
         validation_alias=either("memory_bandwidth", "memory_bandwidth_bytes_per_second")
     )
-    peak_flops_per_second: Mapping[str, FlopsPerSecond] = Field(validation_alias=either("peak_flops", "peak_flops_per_second"))
+    peak_flops_per_second: Mapping[str, FlopsPerSecond] = Field(
+        validation_alias=either("peak_flops", "peak_flops_per_second")
+    )
     power_limit_watts: Watts = Field(validation_alias=either("power_limit", "power_limit_watts"))
-    nominal_power_watts: Watts = Field(default=0.0, validation_alias=either("nominal_power", "nominal_power_watts"))
+    nominal_power_watts: Watts = Field(
+        default=0.0, validation_alias=either("nominal_power", "nominal_power_watts")
+    )
     num_sms: Count
     boost_clock_hz: PositiveNumber | None = None
     scale_up: ScaleUp
     scale_out: ScaleOut
     pcie_bandwidth_bytes_per_second: BytesPerSecond = Field(
-        default=32 * GIGA, validation_alias=either("pcie_bandwidth", "pcie_bandwidth_bytes_per_second")
+        default=32 * GIGA,
+        validation_alias=either("pcie_bandwidth", "pcie_bandwidth_bytes_per_second"),
     )
     host_memory_bytes_per_gpu: MemoryBytes = Field(
-        default=float(128 * GIB), validation_alias=either("host_memory_per_gpu", "host_memory_bytes_per_gpu")
+        default=float(128 * GIB),
+        validation_alias=either("host_memory_per_gpu", "host_memory_bytes_per_gpu"),
     )
     nvls: bool = False
-    context_bytes: ReservedBytes = Field(default=0.5 * GIB, validation_alias=either("context", "context_bytes"))
+    context_bytes: ReservedBytes = Field(
+        default=0.5 * GIB, validation_alias=either("context", "context_bytes")
+    )
     mtbf_gpu_hours: PositiveNumber = 50_000.0
     price_per_gpu_hour: NonNegativeNumber = 2.0
     sources: Mapping[str, str] = Field(default_factory=dict)
@@ -155,13 +186,20 @@ class GpuSpec(Frozen):
     def _vendor_of_the_family(cls, given: object) -> object:
         """A known family says whose it is."""
         vendor = VENDORS.get(str(given.get("family"))) if isinstance(given, Mapping) else None
-        return {"vendor": vendor, **given} if vendor is not None and isinstance(given, Mapping) else given
+        return (
+            {"vendor": vendor, **given}
+            if vendor is not None and isinstance(given, Mapping)
+            else given
+        )
 
     @model_validator(mode="after")
     def _family_of_its_vendor(self) -> "GpuSpec":
         vendor = VENDORS.get(self.family, self.vendor)
         if vendor != self.vendor:
-            raise ValueError(f"has family {self.family}, which is {vendor}'s, and vendor {self.vendor}; set vendor to {vendor}")
+            raise ValueError(
+                f"has family {self.family}, which is {vendor}'s, and vendor {self.vendor}; set "
+                f"vendor to {vendor}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -171,7 +209,14 @@ class GpuSpec(Frozen):
         return self
 
     def __hash__(self) -> int:
-        return hash((self.name, self.memory_bytes, self.power_limit_watts, tuple(sorted(self.peak_flops_per_second.items()))))
+        return hash(
+            (
+                self.name,
+                self.memory_bytes,
+                self.power_limit_watts,
+                tuple(sorted(self.peak_flops_per_second.items())),
+            )
+        )
 
     @property
     def default_power_watts(self) -> float:
@@ -182,7 +227,9 @@ class GpuSpec(Frozen):
     def _known_dtypes(self) -> "GpuSpec":
         unknown = sorted(set(self.peak_flops_per_second) - set(DTYPES))
         if unknown or not self.peak_flops_per_second:
-            raise ValueError(f"peak_flops names {', '.join(unknown) or 'no dtype'}; use {', '.join(DTYPES)}")
+            raise ValueError(
+                f"peak_flops names {', '.join(unknown) or 'no dtype'}; use {', '.join(DTYPES)}"
+            )
         return self
 
     @classmethod
@@ -194,7 +241,8 @@ class GpuSpec(Frozen):
 
     @classmethod
     def from_user(cls, value: object, field: str = "cluster.gpu") -> "GpuSpec":
-        """From a catalogue name or alias, or an inline mapping (optionally with `base`, whose figures the rest overrides).
+        """From a catalogue name or alias, or an inline mapping (optionally with `base`, whose
+        figures the rest overrides).
 
         Raises UnknownNameError, or SpecError with every fault.
         """
@@ -205,7 +253,14 @@ class GpuSpec(Frozen):
         if isinstance(value, str):
             return load_gpu(value, field=field)
         if not isinstance(value, Mapping):
-            raise SpecError(Fault(field, value, "must be a GPU name or a mapping", "use for example gpu: h100-sxm-80gb"))
+            raise SpecError(
+                Fault(
+                    field,
+                    value,
+                    "must be a GPU name or a mapping",
+                    "use for example gpu: h100-sxm-80gb",
+                )
+            )
         if "base" not in value:
             return build(cls, value, field)
         base = cls.from_user(value["base"], f"{field}.base")
@@ -214,8 +269,12 @@ class GpuSpec(Frozen):
         return build(cls, _merged(cls, base.model_dump(exclude={"aliases"}), changes), field)
 
 
-def _merged(spec: type[BaseModel], base: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
-    """The base's figures with the changes laid over them, nested mappings key by key, under the names the user typed."""
+def _merged(
+    spec: type[BaseModel], base: Mapping[str, object], changes: Mapping[str, object]
+) -> dict[str, object]:
+    """The base's figures with the changes laid over them, nested mappings key by key, under the
+    names the user typed.
+    """
     names = {field: _typed(spec, field, changes) for field in spec.model_fields}
     merged = {names.get(field, field): item for field, item in base.items()}
     for key, change in changes.items():
@@ -230,5 +289,7 @@ def _merged(spec: type[BaseModel], base: Mapping[str, object], changes: Mapping[
 
 def _typed(spec: type[BaseModel], field: str, changes: Mapping[str, object]) -> str:
     alias = spec.model_fields[field].validation_alias
-    names = [str(choice) for choice in alias.choices] if isinstance(alias, AliasChoices) else [field]
+    names = (
+        [str(choice) for choice in alias.choices] if isinstance(alias, AliasChoices) else [field]
+    )
     return next((name for name in names if name in changes), field)

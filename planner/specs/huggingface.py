@@ -1,8 +1,10 @@
-"""From what a person writes to a ModelSpec: catalogue name, path to a Hugging Face config.json, or inline mapping.
+"""From what a person writes to a ModelSpec: catalogue name, path to a Hugging Face config.json, or
+inline mapping.
 
-Defaults of what is left out: head_dim = hidden_size / num_attention_heads; num_key_value_heads = num_attention_heads;
-tie_word_embeddings false; the rest by `model_type` (families.FAMILIES) or, in an inline mapping without model_type, by
-the kind of MLP (families.generic_family: swiglu as Llama, gelu as GPT-3 with LayerNorm and biases).
+Defaults of what is left out: head_dim = hidden_size / num_attention_heads; num_key_value_heads =
+num_attention_heads; tie_word_embeddings false; the rest by `model_type` (families.FAMILIES) or, in
+an inline mapping without model_type, by the kind of MLP (families.generic_family: swiglu as Llama,
+gelu as GPT-3 with LayerNorm and biases).
 """
 
 import difflib
@@ -16,7 +18,14 @@ from pydantic import ValidationError
 
 from planner.errors import Fault, SpecError, UnknownNameError
 from planner.specs.dialects import translated
-from planner.specs.families import CLASS_DEFAULTS, FAMILIES, SAME_NETWORK, TEXT_PARTS, Family, generic_family
+from planner.specs.families import (
+    CLASS_DEFAULTS,
+    FAMILIES,
+    SAME_NETWORK,
+    TEXT_PARTS,
+    Family,
+    generic_family,
+)
 from planner.specs.missing_blocks import REMEDY, refusal
 from planner.specs.model import BaseLoader, ModelSpec
 from planner.specs.model_keys import Keys, read_keys
@@ -27,22 +36,39 @@ from planner.units import counted
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
 MAX_CONFIG_BYTES = 10_000_000
-PUBLISHED = frozenset({"architectures", "transformers_version", "text_config"})  # keys that only a published config.json has
+# keys that only a published config.json has
+PUBLISHED = frozenset({"architectures", "transformers_version", "text_config"})
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NULL_MEANS_NONE = frozenset({
-    "sliding_window", "attention_chunk_size", "q_lora_rank", "kv_lora_rank", "n_shared_experts", "num_experts",
+    "sliding_window", "attention_chunk_size", "q_lora_rank", "kv_lora_rank", "n_shared_experts",
+    "num_experts",
     "shared_expert_intermediate_size",
 })  # fmt: skip
 _GATED_ACTIVATIONS = frozenset({"silu", "swish", "swiglu", "geglu", "glu"})
 _SQUARED_RELU = frozenset({"relu2", "squared-relu", "squared_relu"})
 _WINDOWED_TYPES = frozenset({"sliding_attention", "chunked_attention"})
 _LAYER_TYPES = _WINDOWED_TYPES | {"full_attention"}
-_OTHER_PARTS = frozenset({"vision_config", "audio_config", "speech_config", "projector_config", "qformer_config", "image_config"})
+_OTHER_PARTS = frozenset(
+    {
+        "vision_config",
+        "audio_config",
+        "speech_config",
+        "projector_config",
+        "qformer_config",
+        "image_config",
+    }
+)
 Values = dict[str, object]
 T = TypeVar("T", int, str, bool)
 
 
-def parse_model(value: object, *, field: str = "model", base_loader: BaseLoader | None = None, allow_files: bool = True) -> ModelSpec:
+def parse_model(
+    value: object,
+    *,
+    field: str = "model",
+    base_loader: BaseLoader | None = None,
+    allow_files: bool = True,
+) -> ModelSpec:
     """The ModelSpec of any of the contract's three forms; see ModelSpec.from_user."""
     if isinstance(value, ModelSpec):
         return value
@@ -50,7 +76,9 @@ def parse_model(value: object, *, field: str = "model", base_loader: BaseLoader 
     if isinstance(value, Mapping):
         if PUBLISHED & value.keys():
             return _from_config(
-                {str(key): item for key, item in value.items()}, field, str(value.get("_name_or_path") or value.get("model_type"))
+                {str(key): item for key, item in value.items()},
+                field,
+                str(value.get("_name_or_path") or value.get("model_type")),
             )
         return build_model(value, field=field, base_loader=loader)
     if isinstance(value, str) and value.strip():
@@ -72,7 +100,14 @@ def _from_text(text: str, field: str, loader: BaseLoader, allow_files: bool) -> 
         if not _looks_like_path(text, allow_files):
             raise _unknown_name(field, text, _instead_of(text, allow_files)) from unknown
         if not allow_files:
-            raise SpecError(Fault(field, text, "files are not read here", "send the keys of the config.json as a mapping")) from None
+            raise SpecError(
+                Fault(
+                    field,
+                    text,
+                    "files are not read here",
+                    "send the keys of the config.json as a mapping",
+                )
+            ) from None
         return _from_file(text, field)
     return build_model(keys, field=field, base_loader=loader)
 
@@ -104,7 +139,7 @@ def _looks_like_path(text: str, allow_files: bool) -> bool:
         return False
 
 
-# ---- config.json --------------------------------------------------------------------------------------------------
+# ---- config.json ---------------------------------------------------------------------------------
 
 
 def _from_file(text: str, field: str) -> ModelSpec:
@@ -116,7 +151,11 @@ def _from_config(config: dict[str, object], field: str, name: str) -> ModelSpec:
     config = _language_part(config, field)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or _network(model_type) not in FAMILIES:
-        rule = "model_type is missing" if model_type is None else f"model_type {str(model_type)[:80]!r} is not supported"
+        rule = (
+            "model_type is missing"
+            if model_type is None
+            else f"model_type {str(model_type)[:80]!r} is not supported"
+        )
         raise SpecError(_unsupported(model_type, config, rule, field))
     return build_model(config, field=field, name=name, ignore_unknown=True)
 
@@ -130,11 +169,28 @@ def _unsupported(model_type: object, config: Mapping[str, object], rule: str, fi
     """Which block is missing where we know, else the nearest type that we read and what to do."""
     block = refusal(model_type, config) if isinstance(model_type, str) else ""
     if block:
-        return Fault(f"{field}.model_type", model_type, f"{rule}: it has {block}; our operations have no such block", REMEDY)
-    close = difflib.get_close_matches(str(model_type)[:80].lower(), sorted(FAMILIES), n=1, cutoff=0.4)
-    nearest = f"the nearest type we read is {close[0]}; " if close and model_type is not None else ""
-    remedy = f"{nearest}give model_type: TYPE where the layers are those of a type we read ({len(FAMILIES)}, such as llama, qwen3_moe)"
-    return Fault(f"{field}.model_type", model_type, rule, f"{remedy}, or give the shapes inline without model_type")
+        return Fault(
+            f"{field}.model_type",
+            model_type,
+            f"{rule}: it has {block}; our operations have no such block",
+            REMEDY,
+        )
+    close = difflib.get_close_matches(
+        str(model_type)[:80].lower(), sorted(FAMILIES), n=1, cutoff=0.4
+    )
+    nearest = (
+        f"the nearest type we read is {close[0]}; " if close and model_type is not None else ""
+    )
+    remedy = (
+        f"{nearest}give model_type: TYPE where the layers are those of a type we read "
+        f"({len(FAMILIES)}, such as llama, qwen3_moe)"
+    )
+    return Fault(
+        f"{field}.model_type",
+        model_type,
+        rule,
+        f"{remedy}, or give the shapes inline without model_type",
+    )
 
 
 def _read_config(text: str, field: str) -> tuple[Path, dict[str, object]]:
@@ -146,11 +202,20 @@ def _read_config(text: str, field: str) -> tuple[Path, dict[str, object]]:
         if path.is_dir():
             path = path / "config.json"
             if not path.is_file():
-                raise fault("this folder holds no config.json", "give a folder or file as downloaded from Hugging Face")
+                raise fault(
+                    "this folder holds no config.json",
+                    "give a folder or file as downloaded from Hugging Face",
+                )
         if not path.is_file():
-            raise fault("no such file", with_near_file("give an existing config.json or a catalogue name", path))
+            raise fault(
+                "no such file",
+                with_near_file("give an existing config.json or a catalogue name", path),
+            )
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise fault("this file is over 10 MB, too large for a config.json", "give the config.json, not the weights or tokenizer")
+            raise fault(
+                "this file is over 10 MB, too large for a config.json",
+                "give the config.json, not the weights or tokenizer",
+            )
         content = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
         raise fault("this file is not text (UTF-8)", "give a config.json") from None
@@ -159,9 +224,14 @@ def _read_config(text: str, field: str) -> tuple[Path, dict[str, object]]:
     try:
         config = json.loads(content, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        raise fault(f"this file is not valid JSON ({error})", "give a config.json as published on Hugging Face") from None
+        raise fault(
+            f"this file is not valid JSON ({error})",
+            "give a config.json as published on Hugging Face",
+        ) from None
     if not isinstance(config, dict):
-        raise fault("this file holds no JSON object", "give a config.json as published on Hugging Face")
+        raise fault(
+            "this file holds no JSON object", "give a config.json as published on Hugging Face"
+        )
     return path, config
 
 
@@ -170,22 +240,42 @@ def _reject_constant(constant: str) -> object:
 
 
 def _language_part(config: dict[str, object], field: str) -> dict[str, object]:
-    """The language model's own keys: those under `text_config` in a multimodal config, and what it leaves out."""
+    """The language model's own keys: those under `text_config` in a multimodal config, and what it
+    leaves out.
+    """
     text = config.get("text_config")
-    parts = sorted(key for key, part in config.items() if key.endswith("_config") and key in _OTHER_PARTS and part)
+    parts = sorted(
+        key
+        for key, part in config.items()
+        if key.endswith("_config") and key in _OTHER_PARTS and part
+    )
     beside = {"left_out": parts} if parts else {}
     if not isinstance(text, dict):
         return {**config, **beside}
     outer = config.get("model_type")
-    inner_type = text.get("model_type") or (TEXT_PARTS.get(outer) if isinstance(outer, str) else None)
+    inner_type = text.get("model_type") or (
+        TEXT_PARTS.get(outer) if isinstance(outer, str) else None
+    )
     if inner_type is None:
         rule = f"model_type {str(outer)[:80]!r} with a text_config is not supported"
-        raise SpecError(Fault(f"{field}.model_type", outer, rule, f"supported: {', '.join(sorted(TEXT_PARTS))}"))
-    shared = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
-    return {**beside, **shared, **CLASS_DEFAULTS.get(_network(str(inner_type)), {}), **text, "model_type": inner_type}
+        raise SpecError(
+            Fault(f"{field}.model_type", outer, rule, f"supported: {', '.join(sorted(TEXT_PARTS))}")
+        )
+    shared = (
+        {"tie_word_embeddings": config["tie_word_embeddings"]}
+        if "tie_word_embeddings" in config
+        else {}
+    )
+    return {
+        **beside,
+        **shared,
+        **CLASS_DEFAULTS.get(_network(str(inner_type)), {}),
+        **text,
+        "model_type": inner_type,
+    }
 
 
-# ---- keys to fields -----------------------------------------------------------------------------------------------
+# ---- keys to fields ------------------------------------------------------------------------------
 
 
 def build_model(
@@ -198,30 +288,47 @@ def build_model(
 ) -> ModelSpec:
     """ModelSpec from Hugging Face keys.
 
-    raw: keys as written, with `base`, `name`, `mlp` of ours.  name: used when raw has none.  ignore_unknown: for a file.
-    Raises SpecError with every fault found.
+    raw: keys as written, with `base`, `name`, `mlp` of ours.  name: used when raw has none.
+    ignore_unknown: for a file. Raises SpecError with every fault found.
     """
     keys = read_keys(translated(raw, field), field, ignore_unknown)
     values = _with_base(keys, field, base_loader)
     family = _family(values, keys, field)
-    given, values = values, {**family.defaults, **{k: v for k, v in values.items() if v is not None}}
+    given, values = (
+        values,
+        {**family.defaults, **{k: v for k, v in values.items() if v is not None}},
+    )
     whole = complete(given, family.defaults, published=ignore_unknown)
-    keys.faults.extend([*_missing_and_clashing(values, family, keys, field), *rope_faults(whole, field)])
+    keys.faults.extend(
+        [*_missing_and_clashing(values, family, keys, field), *rope_faults(whole, field)]
+    )
     if keys.faults:
         raise SpecError(keys.faults)
     fields = {**_fields(values, family, name), **network_fields(whole)}
     draft = ModelSpec.model_construct(None, **fields)
-    faults = [_as_given(fault, keys, field) for fault in draft.clashes(field)] or _layer_list_faults(values, field)
+    faults = [
+        _as_given(fault, keys, field) for fault in draft.clashes(field)
+    ] or _layer_list_faults(values, field)
     if faults:
         raise SpecError(faults)
     try:
         return ModelSpec.model_validate(fields)
     except ValidationError as error:
-        raise SpecError([_pydantic_fault(item["loc"], item["input"], item["msg"], field) for item in error.errors()]) from None
+        raise SpecError(
+            [
+                _pydantic_fault(item["loc"], item["input"], item["msg"], field)
+                for item in error.errors()
+            ]
+        ) from None
 
 
 def _pydantic_fault(loc: tuple[int | str, ...], value: object, message: str, field: str) -> Fault:
-    return Fault(".".join([field, *(str(part) for part in loc)]), value, message, "see the catalogue's models for examples")
+    return Fault(
+        ".".join([field, *(str(part) for part in loc)]),
+        value,
+        message,
+        "see the catalogue's models for examples",
+    )
 
 
 def _as_given(fault: Fault, keys: Keys, field: str) -> Fault:
@@ -231,24 +338,37 @@ def _as_given(fault: Fault, keys: Keys, field: str) -> Fault:
 
 
 def _with_base(keys: Keys, field: str, base_loader: BaseLoader | None) -> Values:
-    """Own values over those of `base`; null stands for "none" where that means something, else for "unset"."""
+    """Own values over those of `base`; null stands for "none" where that means something, else for
+    "unset".
+    """
     own = {k: (0 if v is None and k in _NULL_MEANS_NONE else v) for k, v in keys.values.items()}
     base = own.pop("base", None)
     if not isinstance(base, str):
         return own
     try:
-        found = read_keys(translated((base_loader or _packaged_model)(base), f"{field}.base"), f"{field}.base", False)
+        found = read_keys(
+            translated((base_loader or _packaged_model)(base), f"{field}.base"),
+            f"{field}.base",
+            False,
+        )
     except UnknownNameError as unknown:
-        raise _unknown_name(f"{field}.base", base, "leave base out and write the keys of its config.json") from unknown
+        raise _unknown_name(
+            f"{field}.base", base, "leave base out and write the keys of its config.json"
+        ) from unknown
     inherited = dict(found.values)
     kinds, layers = inherited.get("layer_types"), own.get("num_hidden_layers")
     if isinstance(kinds, list) and isinstance(layers, int):
         inherited["layer_types"] = [kinds[i % len(kinds)] for i in range(layers)]
     experts, groups = own.get("num_experts"), inherited.get("n_group")
     if isinstance(experts, int) and isinstance(groups, int) and groups > 0 and experts % groups:
-        # groups are of the experts that the base has; other experts in a number that they do not divide have none
-        inherited = {key: value for key, value in inherited.items() if key not in ("n_group", "topk_group")}
-    inherited["name"] = f"{inherited.get('name', base)}-variant" if len(own) else inherited.get("name", base)
+        # groups are of the experts that the base has; other experts in a number that they do not
+        # divide have none
+        inherited = {
+            key: value for key, value in inherited.items() if key not in ("n_group", "topk_group")
+        }
+    inherited["name"] = (
+        f"{inherited.get('name', base)}-variant" if len(own) else inherited.get("name", base)
+    )
     return {**inherited, **own}
 
 
@@ -262,7 +382,9 @@ def _family(values: Values, keys: Keys, field: str) -> Family:
 
 
 def _mlp_kind(values: Values, gated: bool) -> str:
-    """The `mlp` given, else from the activation; without either a gated MLP, as nearly all models since 2023 have."""
+    """The `mlp` given, else from the activation; without either a gated MLP, as nearly all models
+    since 2023 have.
+    """
     given, activation = values.get("mlp"), values.get("hidden_act")
     if isinstance(given, str):
         return given
@@ -272,7 +394,9 @@ def _mlp_kind(values: Values, gated: bool) -> str:
 
 
 def _missing_and_clashing(values: Values, family: Family, keys: Keys, field: str) -> list[Fault]:
-    """Faults visible before the fields are derived: keys that are needed, and pairs that contradict."""
+    """Faults visible before the fields are derived: keys that are needed, and pairs that
+    contradict.
+    """
     needed = (*_REQUIRED, "num_experts") if family.needs_experts else _REQUIRED
     faults = [
         Fault(f"{field}.{key}", None, "is required", f"give {key} as in the model's config.json")
@@ -283,26 +407,53 @@ def _missing_and_clashing(values: Values, family: Family, keys: Keys, field: str
     derived = "head_dim" not in values and not values.get("kv_lora_rank")
     if derived and isinstance(hidden, int) and isinstance(heads, int) and hidden % heads:
         rule = f"{counted(heads, 'head')} do not divide hidden_size {hidden}"
-        faults.append(Fault(f"{field}.{keys.given_as.get('num_attention_heads', 'num_attention_heads')}", heads, rule, "give head_dim"))
+        faults.append(
+            Fault(
+                f"{field}.{keys.given_as.get('num_attention_heads', 'num_attention_heads')}",
+                heads,
+                rule,
+                "give head_dim",
+            )
+        )
     return faults + _pair_faults(values, keys, field)
 
 
 def _pair_faults(values: Values, keys: Keys, field: str) -> list[Fault]:
-    """Pairs that contradict; ModelSpec.clashes finds the first two as well, but only once all keys are sound."""
+    """Pairs that contradict; ModelSpec.clashes finds the first two as well, but only once all keys
+    are sound.
+    """
     heads, kv = values.get("num_attention_heads"), values.get("num_key_value_heads")
     experts, chosen = values.get("num_experts"), values.get("num_experts_per_tok")
     faults = []
     if keys.faults and isinstance(heads, int) and isinstance(kv, int) and heads % kv:
-        rule, remedy = f"does not divide {heads} attention heads", "give a divisor of num_attention_heads"
+        rule, remedy = (
+            f"does not divide {heads} attention heads",
+            "give a divisor of num_attention_heads",
+        )
         faults.append(Fault(f"{field}.num_key_value_heads", kv, rule, remedy))
     if keys.faults and isinstance(experts, int) and isinstance(chosen, int) and chosen > experts:
         faults.append(
-            Fault(f"{field}.num_experts_per_tok", chosen, f"is more than the {counted(experts, 'expert')}", f"give 1 to {experts}")
+            Fault(
+                f"{field}.num_experts_per_tok",
+                chosen,
+                f"is more than the {counted(experts, 'expert')}",
+                f"give 1 to {experts}",
+            )
         )
     for key in ("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"):
-        if key in keys.given_as and values.get(key) and "num_experts" not in values and _not_faulty("num_experts", keys, field):
-            rule, remedy = "is given without a number of experts", "give n_routed_experts, num_local_experts or num_experts"
-            faults.append(Fault(f"{field}.{keys.given_as.get(key, key)}", values[key], rule, remedy))
+        if (
+            key in keys.given_as
+            and values.get(key)
+            and "num_experts" not in values
+            and _not_faulty("num_experts", keys, field)
+        ):
+            rule, remedy = (
+                "is given without a number of experts",
+                "give n_routed_experts, num_local_experts or num_experts",
+            )
+            faults.append(
+                Fault(f"{field}.{keys.given_as.get(key, key)}", values[key], rule, remedy)
+            )
     return faults
 
 
@@ -317,11 +468,21 @@ def _layer_list_faults(values: Values, field: str) -> list[Fault]:
     faults = []
     if isinstance(kinds, list) and len(kinds) != layers:
         faults.append(
-            Fault(f"{field}.layer_types", len(kinds), f"must name each of {counted(layers, 'layer')}", "give as many as num_hidden_layers")
+            Fault(
+                f"{field}.layer_types",
+                len(kinds),
+                f"must name each of {counted(layers, 'layer')}",
+                "give as many as num_hidden_layers",
+            )
         )
     if isinstance(kinds, list) and not _LAYER_TYPES.issuperset(kinds):
-        odd, remedy = next(kind for kind in kinds if kind not in _LAYER_TYPES), f"supported: {', '.join(sorted(_LAYER_TYPES))}"
-        faults.append(Fault(f"{field}.layer_types", odd, "is not a supported kind of layer", remedy))
+        odd, remedy = (
+            next(kind for kind in kinds if kind not in _LAYER_TYPES),
+            f"supported: {', '.join(sorted(_LAYER_TYPES))}",
+        )
+        faults.append(
+            Fault(f"{field}.layer_types", odd, "is not a supported kind of layer", remedy)
+        )
     return faults
 
 
@@ -344,8 +505,16 @@ def _fields(values: Values, family: Family, name: str) -> Values:
         "vocab_size": values["vocab_size"],
         "tie_word_embeddings": _get(values, "tie_word_embeddings", False),
         "mlp": _mlp_kind(values, family.gated),
-        **{key: values[key] for key in ("norms_per_layer", "embedding_norm", "lm_head_bias") if key in values},
-        **{key: values[key] for key in ("attention_sinks", "parallel_residual", "position_embedding") if key in values},
+        **{
+            key: values[key]
+            for key in ("norms_per_layer", "embedding_norm", "lm_head_bias")
+            if key in values
+        },
+        **{
+            key: values[key]
+            for key in ("attention_sinks", "parallel_residual", "position_embedding")
+            if key in values
+        },
         "max_position_embeddings": _get(values, "max_position_embeddings", 0),
     }
     fields |= _bias_fields(values, family) | _norm_fields(values) | _mla_fields(values)
@@ -354,21 +523,35 @@ def _fields(values: Values, family: Family, name: str) -> Values:
 
 
 def _bias_fields(values: Values, family: Family) -> Values:
-    everywhere = _get(values, "use_bias", not _get(values, "no_bias", True)) if {"use_bias", "no_bias"} & values.keys() else None
+    everywhere = (
+        _get(values, "use_bias", not _get(values, "no_bias", True))
+        if {"use_bias", "no_bias"} & values.keys()
+        else None
+    )
     attention = _get(values, "attention_bias", False) if everywhere is None else everywhere
     follows = attention and family.bias_on_output
     return {
         "attention_bias": attention,
-        "attention_output_bias": _get(values, "attention_output_bias", follows) if everywhere is None else everywhere,
+        "attention_output_bias": _get(values, "attention_output_bias", follows)
+        if everywhere is None
+        else everywhere,
         "mlp_bias": _get(values, "mlp_bias", False) if everywhere is None else everywhere,
     }
 
 
 def _norm_fields(values: Values) -> Values:
     norm = _get(values, "norm", "rmsnorm")
-    layernorm_bias = not _get(values, "no_bias", True) if "no_bias" in values else _get(values, "norm_bias", True)
+    layernorm_bias = (
+        not _get(values, "no_bias", True)
+        if "no_bias" in values
+        else _get(values, "norm_bias", True)
+    )
     by_flag = "head" if _get(values, "use_qk_norm", False) else "none"
-    return {"norm": norm, "norm_bias": norm == "layernorm" and layernorm_bias, "qk_norm": _get(values, "qk_norm", by_flag)}
+    return {
+        "norm": norm,
+        "norm_bias": norm == "layernorm" and layernorm_bias,
+        "qk_norm": _get(values, "qk_norm", by_flag),
+    }
 
 
 def _mla_fields(values: Values) -> Values:
@@ -376,7 +559,12 @@ def _mla_fields(values: Values) -> Values:
         return {}
     nope, rope = _get(values, "qk_nope_head_dim", 0), _get(values, "qk_rope_head_dim", 0)
     ranks = {key: _get(values, key, 0) for key in ("kv_lora_rank", "q_lora_rank", "v_head_dim")}
-    return {**ranks, "qk_nope_head_dim": nope, "qk_rope_head_dim": rope, "head_dim": max(nope + rope, 1)}
+    return {
+        **ranks,
+        "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": rope,
+        "head_dim": max(nope + rope, 1),
+    }
 
 
 def _moe_fields(values: Values, family: Family) -> Values:
@@ -397,7 +585,9 @@ def _moe_fields(values: Values, family: Family) -> Values:
         "n_shared_experts": num_shared or int(shared_width > 0),
         "shared_expert_intermediate_size": shared_width,
         **{key: values[key] for key in flags if key in values},
-        "router_correction_bias": _get(values, "router_correction_bias", values.get("topk_method") == "noaux_tc"),
+        "router_correction_bias": _get(
+            values, "router_correction_bias", values.get("topk_method") == "noaux_tc"
+        ),
         **_moe_placement(values),
     }
     return {**fields, "intermediate_size": dense_width if _has_dense_layers(fields, values) else 0}
@@ -411,7 +601,9 @@ def _moe_placement(values: Values) -> Values:
         "first_k_dense_replace": _get(values, "first_k_dense_replace", 0),
         "moe_layer_freq": from_one or _get(values, "moe_layer_freq", 1),
         "moe_layer_offset": from_one - 1 if from_one else _get(values, "moe_layer_offset", 0),
-        "dense_layers": tuple(sorted({i for layers in listed if isinstance(layers, (list, tuple)) for i in layers})),
+        "dense_layers": tuple(
+            sorted({i for layers in listed if isinstance(layers, (list, tuple)) for i in layers})
+        ),
     }
 
 

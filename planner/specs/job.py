@@ -1,4 +1,6 @@
-"""A job: one question. The CLI's --job file, a line of a .jsonl batch, and the body of POST /plan are this object."""
+"""A job: one question. The CLI's --job file, a line of a .jsonl batch, and the body of POST /plan
+are this object.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -22,7 +24,8 @@ KEYS = ("id", "model", "cluster", "training", "layout", "current", "search", "pr
 class SearchSpec(BaseModel):
     """The contract's `search`: how many answers, what is fixed, what may vary, what is optimised.
 
-    prefer: which layout comes first, the `simplest` of those that cannot be told from the best, or the `fastest` on paper.
+    prefer: which layout comes first, the `simplest` of those that cannot be told from the best, or
+        the `fastest` on paper.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,7 +40,9 @@ class SearchSpec(BaseModel):
 
     @property
     def simplest_first(self) -> bool:
-        """Whether the simplest of what cannot be told apart comes first; the least memory is no matter of taste."""
+        """Whether the simplest of what cannot be told apart comes first; the least memory is no
+        matter of taste.
+        """
         return self.prefer == "simplest" and self.objective != "memory"
 
 
@@ -54,11 +59,13 @@ class ProbeSpec(BaseModel):
 
 
 class Job(BaseModel):
-    """A parsed job. `layout` is the one to price (`estimate`) or the one run today (`plan`), already fully set; `current` the file
-    that it was read from (`planner.intake.current.complete` reads it, before a job is parsed).
+    """A parsed job. `layout` is the one to price (`estimate`) or the one run today (`plan`),
+    already fully set; `current` the file that it was read from (`planner.intake.current.complete`
+    reads it, before a job is parsed).
 
-    request: the mapping as it came in, echoed in the plan, but that files which it named are read into it: a stored plan must be
-    answerable when they have changed or gone.  labels: what travels along and is ignored by the model.
+    request: the mapping as it came in, echoed in the plan, but that files which it named are read
+    into it: a stored plan must be answerable when they have changed or gone.  labels: what travels
+        along and is ignored by the model.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -78,31 +85,67 @@ class Job(BaseModel):
     def from_user(cls, values: object, *, allow_files: bool = True) -> "Job":
         """Parsed and checked; raises SpecError with the faults of every part.
 
-        allow_files: whether model and cluster may be paths (not for requests that came over a network).
+        allow_files: whether model and cluster may be paths (not for requests that came over a
+            network).
         """
         if not isinstance(values, Mapping):
-            raise SpecError(Fault("job", values, "must be a mapping of keys to values", f"known keys: {', '.join(KEYS)}"))
-        faults = [Fault(str(k), values[k], "unknown key", closest(str(k), KEYS + LABELS)) for k in values if k not in KEYS + LABELS]
-        faults += [Fault(k, None, "is required", f"add {k}") for k in ("model", "cluster", "training") if values.get(k) is None]
+            raise SpecError(
+                Fault(
+                    "job",
+                    values,
+                    "must be a mapping of keys to values",
+                    f"known keys: {', '.join(KEYS)}",
+                )
+            )
+        faults = [
+            Fault(str(k), values[k], "unknown key", closest(str(k), KEYS + LABELS))
+            for k in values
+            if k not in KEYS + LABELS
+        ]
+        faults += [
+            Fault(k, None, "is required", f"add {k}")
+            for k in ("model", "cluster", "training")
+            if values.get(k) is None
+        ]
         job_id = values.get("id")
         if isinstance(job_id, bool) or not isinstance(job_id, str | int | None):
             faults.append(Fault("id", job_id, "must be a text or an integer", "quote it"))
         parts = _Parts(values, faults)
-        model = parts.parse("model", lambda value: ModelSpec.from_user(value, allow_files=allow_files))
-        machine = parts.parse("cluster", lambda value: cluster_request(value, allow_files=allow_files))
-        cluster = None if machine is None else parts.parse("cluster", lambda _: ClusterSpec.from_user(machine, allow_files=False))
+        model = parts.parse(
+            "model", lambda value: ModelSpec.from_user(value, allow_files=allow_files)
+        )
+        machine = parts.parse(
+            "cluster", lambda value: cluster_request(value, allow_files=allow_files)
+        )
+        cluster = (
+            None
+            if machine is None
+            else parts.parse("cluster", lambda _: ClusterSpec.from_user(machine, allow_files=False))
+        )
         training = parts.parse("training", TrainingSpec.from_user)
-        search = parts.parse("search", lambda value: build(SearchSpec, value, "search")) or SearchSpec()
+        search = (
+            parts.parse("search", lambda value: build(SearchSpec, value, "search")) or SearchSpec()
+        )
         probe = parts.parse("probe", lambda value: build(ProbeSpec, value, "probe"))
         current = parts.parse("current", lambda value: build(CurrentSpec, value, "current"))
         if current is not None and values.get("layout") is None:
-            faults.append(Fault("current", current.name, "was not read into a layout", "send it with `recommend --current`, or POST /plan"))
+            faults.append(
+                Fault(
+                    "current",
+                    current.name,
+                    "was not read into a layout",
+                    "send it with `recommend --current`, or POST /plan",
+                )
+            )
         layout = None
         if cluster is not None and training is not None:
             layout = parts.parse(
                 "layout",
                 lambda value: resolve_layout(
-                    value, trainer=training.trainer, num_gpus=cluster.num_gpus, trainer_version=training.trainer_version
+                    value,
+                    trainer=training.trainer,
+                    num_gpus=cluster.num_gpus,
+                    trainer_version=training.trainer_version,
                 ),
             )
         if faults or model is None or cluster is None or training is None:
@@ -115,9 +158,17 @@ class Job(BaseModel):
             "training": {**values["training"], "seq_len": training.seq_len},  # "8k" is a number now
         }
         return cls(
-            id=job_id, model=model, cluster=cluster, training=training, layout=layout, current=current, search=search, probe=probe,
-            labels=labels, request=request,
-        )  # fmt: skip
+            id=job_id,
+            model=model,
+            cluster=cluster,
+            training=training,
+            layout=layout,
+            current=current,
+            search=search,
+            probe=probe,
+            labels=labels,
+            request=request,
+        )
 
 
 def _standing_alone(asked: object, model: ModelSpec) -> object:

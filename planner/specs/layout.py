@@ -12,18 +12,46 @@ from planner.specs.validation import build
 MAX_DEGREE = 2**20
 Degree = Annotated[int, Field(strict=True, ge=1, le=MAX_DEGREE)]
 Flag = Annotated[bool, Field(strict=True)]
-FieldValue = bool | int | float | str | tuple[int, ...] | None  # of one field; named, so that JSON's lists come back as tuples
+# of one field; named, so that JSON's lists come back as tuples
+FieldValue = bool | int | float | str | tuple[int, ...] | None
 ZeroStage = Annotated[int, Field(strict=True, ge=0, le=3)]
 
-SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", "ZB-1p", "ZB-2p")
-PRECISIONS = ("bf16", "fp16", "float8-tensorwise", "float8-rowwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4")
+SCHEDULES = (
+    "GPipe",
+    "1F1B",
+    "Interleaved1F1B",
+    "LoopedBFS",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+    "DualPipeV",
+    "ZB-1p",
+    "ZB-2p",
+)
+PRECISIONS = (
+    "bf16",
+    "fp16",
+    "float8-tensorwise",
+    "float8-rowwise",
+    "float8-delayed",
+    "float8-blockwise",
+    "mxfp8",
+    "nvfp4",
+)
 CP_METHODS = ("allgather", "alltoall", "ulysses")
-AC_KINDS = ("none", "full", "selective-op", "selective-layer", "selective-attention", "memory-budget")
+AC_KINDS = (
+    "none",
+    "full",
+    "selective-op",
+    "selective-layer",
+    "selective-attention",
+    "memory-budget",
+)
 DTYPES = ("bfloat16", "float32")
 
 
 def parse_ac(text: str) -> tuple[str, float]:
-    """("selective-layer", 2) from "selective-layer-2", ("memory-budget", 0.5) from "memory-budget-0.5", (kind, 0) for the rest.
+    """("selective-layer", 2) from "selective-layer-2", ("memory-budget", 0.5) from
+    "memory-budget-0.5", (kind, 0) for the rest.
 
     Raises ValueError "rule; remedy" for anything else.
     """
@@ -38,7 +66,10 @@ def parse_ac(text: str) -> tuple[str, float]:
         return kind, value
     if kind == "memory-budget" and 0.0 <= value <= 1.0:
         return kind, value
-    known = "none, full, selective-op, selective-layer-N (N >= 1), selective-attention or memory-budget-X (X from 0 to 1)"
+    known = (
+        "none, full, selective-op, selective-layer-N (N >= 1), selective-attention or "
+        "memory-budget-X (X from 0 to 1)"
+    )
     raise ValueError(f"is no activation checkpointing mode; use {known}")
 
 
@@ -52,7 +83,9 @@ def format_ac(kind: str, number: float) -> str:
 
 
 class Layout(BaseModel):
-    """A fully set layout. Degrees multiply to num_gpus; `etp` and `ep` regroup the same ranks for experts."""
+    """A fully set layout. Degrees multiply to num_gpus; `etp` and `ep` regroup the same ranks for
+    experts.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,13 +101,30 @@ class Layout(BaseModel):
     async_tp: Flag
     cp_method: Literal["allgather", "alltoall", "ulysses"]
     pp_schedule: Literal[
-        "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", "ZB-1p", "ZB-2p"
+        "GPipe",
+        "1F1B",
+        "Interleaved1F1B",
+        "LoopedBFS",
+        "InterleavedZeroBubble",
+        "ZBVZeroBubble",
+        "DualPipeV",
+        "ZB-1p",
+        "ZB-2p",
     ]
     virtual_stages: Degree
     layers_per_stage: tuple[Annotated[int, Field(strict=True, ge=0)], ...] | None
     micro_batch_size: Degree
     ac: str
-    precision: Literal["bf16", "fp16", "float8-tensorwise", "float8-rowwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4"]
+    precision: Literal[
+        "bf16",
+        "fp16",
+        "float8-tensorwise",
+        "float8-rowwise",
+        "float8-delayed",
+        "float8-blockwise",
+        "mxfp8",
+        "nvfp4",
+    ]
     float8_all_gather: Flag
     param_dtype: Literal["bfloat16", "float32"]
     reduce_dtype: Literal["bfloat16", "float32"]
@@ -99,34 +149,66 @@ class Layout(BaseModel):
         return self.dp_replicate * self.dp_shard
 
     def fewer_replicas(self) -> "list[Layout]":
-        """The same model-parallel layout on fewer data-parallel ranks, every divisor of each axis; fewest ranks first, of equals the one
-        that shards more.
+        """The same model-parallel layout on fewer data-parallel ranks, every divisor of each axis;
+        fewest ranks first, of equals the one that shards more.
         """
-        sizes = [(replicate, shard) for replicate in _divisors(self.dp_replicate) for shard in _divisors(self.dp_shard)]
-        smaller = sorted((size for size in sizes if math.prod(size) < self.dp_degree), key=lambda size: (math.prod(size), -size[1]))
-        return [self.model_copy(update={"dp_replicate": replicate, "dp_shard": shard}) for replicate, shard in smaller]
+        sizes = [
+            (replicate, shard)
+            for replicate in _divisors(self.dp_replicate)
+            for shard in _divisors(self.dp_shard)
+        ]
+        smaller = sorted(
+            (size for size in sizes if math.prod(size) < self.dp_degree),
+            key=lambda size: (math.prod(size), -size[1]),
+        )
+        return [
+            self.model_copy(update={"dp_replicate": replicate, "dp_shard": shard})
+            for replicate, shard in smaller
+        ]
 
     def num_microbatches(self, global_batch_size: int) -> int:
         """Microbatches (or accumulation steps) a step: global batch / (microbatch x DP degree)."""
         return global_batch_size // (self.micro_batch_size * self.dp_degree)
 
     def short(self) -> str:
-        """One line an engineer reads at a glance: "dp 32 · tp 8 · mbs 2 · full · float8-rowwise · compile"."""
+        """One line an engineer reads at a glance: "dp 32 · tp 8 · mbs 2 · full · float8-rowwise ·
+        compile".
+        """
         replicas = "hsdp" if self.dp_shard * self.cp > 1 else "ddp"
-        parts = [f"{n} {d}" for n, d in ((replicas, self.dp_replicate), (self._data_name(), self.dp_shard)) if d > 1]
+        parts = [
+            f"{n} {d}"
+            for n, d in ((replicas, self.dp_replicate), (self._data_name(), self.dp_shard))
+            if d > 1
+        ]
         method = "" if self.cp_method == "allgather" else f" {self.cp_method}"
         if self.cp > 1 and self.dp_shard == 1 and self.zero_stage < 3:
             method += f" {self._data_name()}"
-        parts += [f"{n} {d}{more}" for n, d, more in (("tp", self.tp, ""), ("cp", self.cp, method), ("ep", self.ep, "")) if d > 1]
+        parts += [
+            f"{n} {d}{more}"
+            for n, d, more in (("tp", self.tp, ""), ("cp", self.cp, method), ("ep", self.ep, ""))
+            if d > 1
+        ]
         parts += [f"etp {self.etp}"] if self.etp > 1 else []
         if self.pp > 1:
             stages = f" x{self.virtual_stages}" if self.virtual_stages > 1 else ""
             parts.append(f"pp {self.pp} {self.pp_schedule}{stages}")
         if self.layers_per_stage is not None:
             parts.append(f"layers {in_runs(self.layers_per_stage)}")
-        parts += [f"mbs {self.micro_batch_size}", f"ac {self.ac}", self.precision + ("+gather" if self.float8_all_gather else "")]
-        dtypes = (("params", self.param_dtype), ("grads", self.reduce_dtype), ("masters", self.master_dtype))
-        parts += [f"{name} {dtype}" for name, dtype in dtypes if dtype != ("bfloat16" if name == "params" else "float32")]
+        parts += [
+            f"mbs {self.micro_batch_size}",
+            f"ac {self.ac}",
+            self.precision + ("+gather" if self.float8_all_gather else ""),
+        ]
+        dtypes = (
+            ("params", self.param_dtype),
+            ("grads", self.reduce_dtype),
+            ("masters", self.master_dtype),
+        )
+        parts += [
+            f"{name} {dtype}"
+            for name, dtype in dtypes
+            if dtype != ("bfloat16" if name == "params" else "float32")
+        ]
         flags = (
             ("no-sp", self.tp > 1 and not self.sequence_parallel),
             ("compile", self.compile),
@@ -147,7 +229,9 @@ def in_runs(numbers: Sequence[int]) -> str:
 
 
 def check_layout_values(values: object, field: str = "layout") -> dict[str, object]:
-    """The mapping itself, each value checked on its own; raises SpecError with every fault. Unset fields stay unset."""
+    """The mapping itself, each value checked on its own; raises SpecError with every fault. Unset
+    fields stay unset.
+    """
     probe: Mapping[str, object] = values if isinstance(values, Mapping) else {}
     filler = {name: default for name, default in _NEUTRAL.items() if name not in probe}
     checked = build(Layout, {**filler, **probe} if isinstance(values, Mapping) else values, field)
@@ -155,8 +239,31 @@ def check_layout_values(values: object, field: str = "layout") -> dict[str, obje
 
 
 _NEUTRAL: dict[str, object] = {
-    **dict.fromkeys(("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "virtual_stages", "micro_batch_size"), 1),
-    **dict.fromkeys(("sequence_parallel", "async_tp", "float8_all_gather", "compile", "optimizer_in_backward", "cpu_offload"), False),
+    **dict.fromkeys(
+        (
+            "dp_replicate",
+            "dp_shard",
+            "cp",
+            "tp",
+            "pp",
+            "ep",
+            "etp",
+            "virtual_stages",
+            "micro_batch_size",
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        (
+            "sequence_parallel",
+            "async_tp",
+            "float8_all_gather",
+            "compile",
+            "optimizer_in_backward",
+            "cpu_offload",
+        ),
+        False,
+    ),
     "zero_stage": 3,
     "cp_method": "allgather",
     "pp_schedule": "1F1B",

@@ -1,4 +1,6 @@
-"""A measurement: what one run of one layout really did. Rows of `benchmarks/measured/` and results of probes are this one object."""
+"""A measurement: what one run of one layout really did. Rows of `benchmarks/measured/` and results
+of probes are this one object.
+"""
 
 import hashlib
 import json
@@ -19,12 +21,16 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Measured(BaseModel):
-    """The numbers of one run; None where it did not say. Keys are those of a row's `measured`; unknown keys of a row are kept.
+    """The numbers of one run; None where it did not say. Keys are those of a row's `measured`;
+    unknown keys of a row are kept.
 
-    step_seconds: median of the timed steps.  step_seconds_sd: their standard deviation.  steps: how many.
-    peak_*_bytes: of the worst rank.  device_bytes: memory in use on the device.  rung: `emulated`: one rank of a larger world, no
-    communication; `imitated`: extrapolated from fewer layers or replicas; `probed`: the layout itself; `published`: somebody's own run.
-    failure: class of what went wrong (`probes.protocol.FailureKind`), with its first root cause in `message`.
+    step_seconds: median of the timed steps.  step_seconds_sd: their standard deviation.  steps: how
+        many.
+    peak_*_bytes: of the worst rank.  device_bytes: memory in use on the device.  rung: `emulated`:
+    one rank of a larger world, no communication; `imitated`: extrapolated from fewer layers or
+    replicas; `probed`: the layout itself; `published`: somebody's own run.
+    failure: class of what went wrong (`probes.protocol.FailureKind`), with its first root cause in
+        `message`.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -47,7 +53,8 @@ class Measured(BaseModel):
 class MeasurementKey:
     """What a measurement is found by.
 
-    job_hash: of the question (`question_hash`).  layout_hash, software_hash: of the layout that ran, of the versions it ran under.
+    job_hash: of the question (`question_hash`).  layout_hash, software_hash: of the layout that
+        ran, of the versions it ran under.
     """
 
     job_hash: str
@@ -59,10 +66,12 @@ class MeasurementKey:
 
 
 def question_hash(job: Job, num_gpus: int | None = None) -> str:
-    """SHA-256 of model, cluster and training as they were understood, so that a name, its alias and its shapes meet.
+    """SHA-256 of model, cluster and training as they were understood, so that a name, its alias and
+    its shapes meet.
 
-    Layout, search and probe are left out: they are answers and effort; so are the model's `network.Network` fields, which change
-    neither time nor memory. num_gpus: one size of a job that leaves it open.
+    Layout, search and probe are left out: they are answers and effort; so are the model's
+    `network.Network` fields, which change neither time nor memory. num_gpus: one size of a job that
+    leaves it open.
     """
     cluster = job.cluster if num_gpus is None else job.cluster.with_num_gpus(num_gpus)
     model = {**job.model.model_dump(mode="json", exclude=set(NETWORK_FIELDS)), "name": ""}
@@ -75,13 +84,16 @@ def question_hash(job: Job, num_gpus: int | None = None) -> str:
 
 
 def _hash(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 class Measurement(BaseModel):
     """A job with the layout that ran, and what came of it.
 
-    software: versions and device that the result holds for (torch, cuda, nccl, driver, gpu_name, trainer version).
+    software: versions and device that the result holds for (torch, cuda, nccl, driver, gpu_name,
+        trainer version).
     created_at: ISO 8601, UTC.  source: where it comes from (a probe's id, a file, a publication).
     """
 
@@ -95,34 +107,75 @@ class Measurement(BaseModel):
     source: str = ""
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any], *, measurement_id: str, created_at: str, allow_files: bool = True) -> "Measurement":
+    def from_row(
+        cls,
+        row: Mapping[str, Any],
+        *,
+        measurement_id: str,
+        created_at: str,
+        allow_files: bool = True,
+    ) -> "Measurement":
         """From a job with a layout whose `measured` label holds the numbers. Raises SpecError."""
-        job = Job.from_user({key: value for key, value in row.items() if key not in ("measured", "source")}, allow_files=allow_files)
+        job = Job.from_user(
+            {key: value for key, value in row.items() if key not in ("measured", "source")},
+            allow_files=allow_files,
+        )
         if job.layout is None:
-            raise SpecError(Fault("layout", None, "is required in a measurement", "add the layout that ran"))
+            raise SpecError(
+                Fault("layout", None, "is required in a measurement", "add the layout that ran")
+            )
         values = row.get("measured")
         if not isinstance(values, Mapping):
-            raise SpecError(Fault("measured", values, "is required in a measurement", "add measured: {step_seconds: ...}"))
+            raise SpecError(
+                Fault(
+                    "measured",
+                    values,
+                    "is required in a measurement",
+                    "add measured: {step_seconds: ...}",
+                )
+            )
         software = values.get("software") or {}
         if not isinstance(software, Mapping):
             remedy = "write software: {torch: 2.11.0}"
-            raise SpecError(Fault("measured.software", software, "must be a mapping of names to versions", remedy))
-        numbers = build(Measured, {key: value for key, value in values.items() if key != "software"}, "measured")
+            raise SpecError(
+                Fault(
+                    "measured.software", software, "must be a mapping of names to versions", remedy
+                )
+            )
+        numbers = build(
+            Measured, {key: value for key, value in values.items() if key != "software"}, "measured"
+        )
         return cls(
-            id=measurement_id, created_at=created_at, job=job, measured=numbers,
-            software={str(k): str(v) for k, v in software.items()}, source=str(row.get("source", "")),
-        )  # fmt: skip
+            id=measurement_id,
+            created_at=created_at,
+            job=job,
+            measured=numbers,
+            software={str(k): str(v) for k, v in software.items()},
+            source=str(row.get("source", "")),
+        )
 
     def as_row(self) -> dict[str, Any]:
         """The row that `from_row` reads back to the same measurement."""
-        row = {key: value for key, value in self.job.request.items() if key not in ("search", "probe", "measured", "source")}
+        row = {
+            key: value
+            for key, value in self.job.request.items()
+            if key not in ("search", "probe", "measured", "source")
+        }
         numbers = self.measured.model_dump(mode="json", exclude_none=True)
-        return {**row, "source": self.source, "measured": {**numbers, "software": dict(self.software)}}
+        return {
+            **row,
+            "source": self.source,
+            "measured": {**numbers, "software": dict(self.software)},
+        }
 
     def key(self) -> MeasurementKey:
         """What it is found by."""
         layout = self.job.layout
         return MeasurementKey(
-            job_hash=question_hash(self.job), model=self.job.model.name, gpu=self.job.cluster.gpu.name, num_gpus=self.job.cluster.num_gpus,
-            layout_hash=_hash(None if layout is None else layout.model_dump(mode="json")), software_hash=_hash(dict(self.software)),
-        )  # fmt: skip
+            job_hash=question_hash(self.job),
+            model=self.job.model.name,
+            gpu=self.job.cluster.gpu.name,
+            num_gpus=self.job.cluster.num_gpus,
+            layout_hash=_hash(None if layout is None else layout.model_dump(mode="json")),
+            software_hash=_hash(dict(self.software)),
+        )

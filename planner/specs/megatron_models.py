@@ -1,6 +1,8 @@
-"""What Megatron-LM's `pretrain_gpt.py` has no argument for, in words: asked by the rules and by the export alike.
+"""What Megatron-LM's `pretrain_gpt.py` has no argument for, in words: asked by the rules and by the
+export alike.
 
-Source: Megatron-LM core 0.14 megatron/training/arguments.py, megatron/core/transformer/transformer_config.py.
+Source: Megatron-LM core 0.14 megatron/training/arguments.py,
+    megatron/core/transformer/transformer_config.py.
 """
 
 from planner.specs.model import ModelSpec
@@ -28,19 +30,32 @@ _ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh", "relu2")
 
 
 def _network_rows(model: ModelSpec) -> list[tuple[bool, str]]:
-    """Operations of the network that Megatron-LM does not have; numbers it cannot be told are named by the export."""
+    """Operations of the network that Megatron-LM does not have; numbers it cannot be told are named
+    by the export.
+    """
     scaling, router = model.rope_scaling, model.scoring_func
     types = {"yarn"} if model.uses_mla else {"llama3", "linear"}
     gated = model.mlp == "swiglu" and model.hidden_act not in (None, "silu")
     sums = model.scoring_func == "sigmoid" and model.norm_topk_prob is False
     return [
-        (scaling is not None and scaling.rope_type not in types, f"{scaling and scaling.rope_type} scaling of RoPE"),
         (
-            scaling is not None and scaling.rope_type == "linear" and not float(scaling.factor or 1).is_integer(),
+            scaling is not None and scaling.rope_type not in types,
+            f"{scaling and scaling.rope_type} scaling of RoPE",
+        ),
+        (
+            scaling is not None
+            and scaling.rope_type == "linear"
+            and not float(scaling.factor or 1).is_integer(),
             "linear scaling of RoPE by a broken factor",
         ),
-        (model.rope_local_base_freq not in (None, model.rope_theta) and bool(model.sliding_mask), "another RoPE base in windowed layers"),
-        (model.uses_mla and (model.partial_rotary_factor != 1 or bool(model.rope_mask)), "MLA with a part of RoPE"),
+        (
+            model.rope_local_base_freq not in (None, model.rope_theta) and bool(model.sliding_mask),
+            "another RoPE base in windowed layers",
+        ),
+        (
+            model.uses_mla and (model.partial_rotary_factor != 1 or bool(model.rope_mask)),
+            "MLA with a part of RoPE",
+        ),
         (model.alibi, "ALiBi"),
         (model.post_norm, "norms after attention and MLP"),
         (gated, f"a gate with {model.hidden_act}"),
@@ -51,7 +66,13 @@ def _network_rows(model: ModelSpec) -> list[tuple[bool, str]]:
         (model.final_logit_softcapping is not None, "soft cap on logits"),
         (model.clip_qkv is not None, "clamped queries, keys and values"),
         (model.embedding_multiplier != 1, "scaled embedding"),
-        (model.residual_multiplier != 1 or model.logits_multiplier != 1, "scaled residual or logits"),
+        (
+            model.residual_multiplier != 1 or model.logits_multiplier != 1,
+            "scaled residual or logits",
+        ),
         (router not in (None, "softmax", "sigmoid"), f"{router} router"),
-        (sums and model.num_experts_per_tok > 1, "sigmoid scores that are not divided by their sum"),
+        (
+            sums and model.num_experts_per_tok > 1,
+            "sigmoid scores that are not divided by their sum",
+        ),
     ]

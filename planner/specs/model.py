@@ -1,7 +1,9 @@
-"""What is trained: the shapes of a decoder-only language model, and how many parameters each part has.
+"""What is trained: the shapes of a decoder-only language model, and how many parameters each part
+has.
 
-`ModelSpec` holds the normalised shapes; `ModelSpec.from_user` reads what a person writes (catalogue name, Hugging Face
-config.json, inline mapping; see `planner.specs.huggingface` for the mapping and its defaults).
+`ModelSpec` holds the normalised shapes; `ModelSpec.from_user` reads what a person writes (catalogue
+name, Hugging Face config.json, inline mapping; see `planner.specs.huggingface` for the mapping and
+its defaults).
 """
 
 from collections import Counter
@@ -29,7 +31,8 @@ Count = Annotated[StrictInt, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What distinguishes one layer from another: a mixture of experts or a dense MLP, and its attention window.
+    """What distinguishes one layer from another: a mixture of experts or a dense MLP, and its
+    attention window.
 
     window: tokens a query looks back on; 0 is full causal attention.
     """
@@ -41,16 +44,18 @@ class LayerKind:
 class ModelSpec(Network):
     """Normalised shapes of one decoder-only transformer; names follow Hugging Face's config.json.
 
-    The fields below are those that work and memory depend on. Those that change only what the network computes
-    (rotary base and scaling, norm epsilon, router, multipliers, caps) are inherited from `network.Network`, which
-    describes each.
+    The fields below are those that work and memory depend on. Those that change only what the
+    network computes (rotary base and scaling, norm epsilon, router, multipliers, caps) are
+    inherited from `network.Network`, which describes each.
 
-    Counts are of elements, not bytes. A dense model has num_experts 0, a model without MLA kv_lora_rank 0.
-    intermediate_size is the width of *dense* MLP layers (0: there are none), moe_intermediate_size of one routed
-    expert, shared_expert_intermediate_size of all shared experts together. With MLA, head_dim is the query-key width
-    qk_nope_head_dim + qk_rope_head_dim. Layer i is MoE when i >= first_k_dense_replace, (i - moe_layer_offset) is a
-    multiple of moe_layer_freq and i is not in dense_layers. sliding_mask says per layer whether sliding_window holds
-    (Llama 4's chunked attention is taken as a window of one chunk, an upper bound of its work).
+    Counts are of elements, not bytes. A dense model has num_experts 0, a model without MLA
+    kv_lora_rank 0. intermediate_size is the width of *dense* MLP layers (0: there are none),
+    moe_intermediate_size of one routed expert, shared_expert_intermediate_size of all shared
+    experts together. With MLA, head_dim is the query-key width qk_nope_head_dim + qk_rope_head_dim.
+    Layer i is MoE when i >= first_k_dense_replace, (i - moe_layer_offset) is a multiple of
+    moe_layer_freq and i is not in dense_layers. sliding_mask says per layer whether sliding_window
+    holds (Llama 4's chunked attention is taken as a window of one chunk, an upper bound of its
+    work).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,12 +70,15 @@ class ModelSpec(Network):
     vocab_size: Size
     tie_word_embeddings: StrictBool
 
-    mlp: MlpKind = "swiglu"  # swiglu stands for every gated MLP (geglu too): three matrices; the others have two
+    # swiglu stands for every gated MLP (geglu too): three matrices; the others have two
+    mlp: MlpKind = "swiglu"
     norm: NormKind = "rmsnorm"
     norm_bias: StrictBool = False  # layernorm only
-    norms_per_layer: Count = 2  # 4: sandwich norms of Gemma 2 and 3; 1: parallel residual with a shared norm
+    # 4: sandwich norms of Gemma 2 and 3; 1: parallel residual with a shared norm
+    norms_per_layer: Count = 2
     embedding_norm: StrictBool = False  # a norm after the embedding (BLOOM)
-    qk_norm: QkNorm = "none"  # head: weights of head_dim (Qwen3, Gemma 3); full: over the whole projection (OLMo 2)
+    # head: weights of head_dim (Qwen3, Gemma 3); full: over the whole projection (OLMo 2)
+    qk_norm: QkNorm = "none"
     attention_bias: StrictBool = False  # on q, k and v
     attention_output_bias: StrictBool = False
     mlp_bias: StrictBool = False
@@ -91,7 +99,8 @@ class ModelSpec(Network):
     moe_layer_offset: Count = 0
     dense_layers: tuple[Count, ...] = ()
     router_bias: StrictBool = False
-    router_correction_bias: StrictBool = False  # DeepSeek-V3's e_score_correction_bias, one a routed expert
+    # DeepSeek-V3's e_score_correction_bias, one a routed expert
+    router_correction_bias: StrictBool = False
     expert_bias: StrictBool = False
 
     kv_lora_rank: Count = 0
@@ -104,7 +113,9 @@ class ModelSpec(Network):
     sliding_mask: tuple[StrictBool, ...] = ()
 
     def __hash__(self) -> int:
-        """Of the shapes alone: caches of work and memory ask for it often, and models that differ elsewhere are still told apart."""
+        """Of the shapes alone: caches of work and memory ask for it often, and models that differ
+        elsewhere are still told apart.
+        """
         return hash(_SHAPE(self.__dict__))
 
     @model_validator(mode="after")
@@ -115,19 +126,53 @@ class ModelSpec(Network):
         return self
 
     def clashes(self, prefix: str = "model") -> list[Fault]:
-        """What contradicts between fields, each as a fault with its remedy; empty for a model that can be built."""
+        """What contradicts between fields, each as a fault with its remedy; empty for a model that
+        can be built.
+        """
         checks = [*self._attention_checks(), *self._layer_checks()]
-        return [Fault(f"{prefix}.{key}", getattr(self, key), rule, remedy) for broken, key, rule, remedy in checks if broken]
+        return [
+            Fault(f"{prefix}.{key}", getattr(self, key), rule, remedy)
+            for broken, key, rule, remedy in checks
+            if broken
+        ]
 
     def _attention_checks(self) -> list[tuple[bool, str, str, str]]:
-        heads, kv, mla_widths = self.num_attention_heads, self.num_key_value_heads, self.qk_nope_head_dim + self.qk_rope_head_dim
-        lacking = self.uses_mla and 0 in (self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim)
+        heads, kv, mla_widths = (
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.qk_nope_head_dim + self.qk_rope_head_dim,
+        )
+        lacking = self.uses_mla and 0 in (
+            self.qk_nope_head_dim,
+            self.qk_rope_head_dim,
+            self.v_head_dim,
+        )
         table = self.position_embedding == "learned" and self.max_position_embeddings == 0
         return [
-            (heads % kv != 0, "num_key_value_heads", f"does not divide {heads} attention heads", "give a divisor of num_attention_heads"),
-            (lacking, "kv_lora_rank", "MLA needs its head widths", "give qk_nope_head_dim, qk_rope_head_dim and v_head_dim"),
-            (self.uses_mla and self.head_dim != mla_widths, "head_dim", "with MLA is qk_nope + qk_rope", f"give {mla_widths}"),
-            (table, "max_position_embeddings", "a learned position table needs its rows", "give max_position_embeddings"),
+            (
+                heads % kv != 0,
+                "num_key_value_heads",
+                f"does not divide {heads} attention heads",
+                "give a divisor of num_attention_heads",
+            ),
+            (
+                lacking,
+                "kv_lora_rank",
+                "MLA needs its head widths",
+                "give qk_nope_head_dim, qk_rope_head_dim and v_head_dim",
+            ),
+            (
+                self.uses_mla and self.head_dim != mla_widths,
+                "head_dim",
+                "with MLA is qk_nope + qk_rope",
+                f"give {mla_widths}",
+            ),
+            (
+                table,
+                "max_position_embeddings",
+                "a learned position table needs its rows",
+                "give max_position_embeddings",
+            ),
         ]
 
     def _layer_checks(self) -> list[tuple[bool, str, str, str]]:
@@ -141,31 +186,84 @@ class ModelSpec(Network):
         chosen_groups = self.n_group > 0 and not 1 <= self.topk_group <= self.n_group
         no_moe, needed = moe and self.num_moe_layers == 0, "is needed by a MoE model"
         return [
-            (self.num_experts_per_tok > self.num_experts, chosen, f"is more than the {counted(self.num_experts, 'expert')}", remedy),
+            (
+                self.num_experts_per_tok > self.num_experts,
+                chosen,
+                f"is more than the {counted(self.num_experts, 'expert')}",
+                remedy,
+            ),
             (moe and self.num_experts_per_tok == 0, chosen, needed, remedy),
-            (moe and self.moe_intermediate_size == 0, "moe_intermediate_size", needed, "give the width of one expert"),
-            (no_moe, "first_k_dense_replace", "leaves no MoE layer", f"give less than {layers}, or leave the experts out"),
-            (no_mlp, "intermediate_size", "is needed by dense layers", "give the width of the dense MLP"),
-            (mask_length, "sliding_mask", f"needs one value for each of {counted(layers, 'layer')}", "give as many values as layers"),
-            (no_window, "sliding_window", "is needed where layers use it", "give the window in tokens"),
-            (rope_length, "rope_mask", f"needs one value for each of {layers} layers", "give as many values as layers"),
-            (groups, "n_group", f"does not divide {self.num_experts} experts", "give a divisor of num_experts, or 0"),
-            (chosen_groups, "topk_group", f"is not 1 to {self.n_group} groups", f"give 1 to {self.n_group}"),
+            (
+                moe and self.moe_intermediate_size == 0,
+                "moe_intermediate_size",
+                needed,
+                "give the width of one expert",
+            ),
+            (
+                no_moe,
+                "first_k_dense_replace",
+                "leaves no MoE layer",
+                f"give less than {layers}, or leave the experts out",
+            ),
+            (
+                no_mlp,
+                "intermediate_size",
+                "is needed by dense layers",
+                "give the width of the dense MLP",
+            ),
+            (
+                mask_length,
+                "sliding_mask",
+                f"needs one value for each of {counted(layers, 'layer')}",
+                "give as many values as layers",
+            ),
+            (
+                no_window,
+                "sliding_window",
+                "is needed where layers use it",
+                "give the window in tokens",
+            ),
+            (
+                rope_length,
+                "rope_mask",
+                f"needs one value for each of {layers} layers",
+                "give as many values as layers",
+            ),
+            (
+                groups,
+                "n_group",
+                f"does not divide {self.num_experts} experts",
+                "give a divisor of num_experts, or 0",
+            ),
+            (
+                chosen_groups,
+                "topk_group",
+                f"is not 1 to {self.n_group} groups",
+                f"give 1 to {self.n_group}",
+            ),
         ]
 
     @classmethod
-    def from_user(cls, value: object, field: str = "model", base_loader: BaseLoader | None = None, allow_files: bool = True) -> "ModelSpec":
-        """The model a person means by a catalogue name or alias, a path to a config.json, or an inline mapping.
+    def from_user(
+        cls,
+        value: object,
+        field: str = "model",
+        base_loader: BaseLoader | None = None,
+        allow_files: bool = True,
+    ) -> "ModelSpec":
+        """The model a person means by a catalogue name or alias, a path to a config.json, or an
+        inline mapping.
 
-        field: prefix of the field named in faults.  base_loader: from a catalogue name to its Hugging Face keys (the
-        packaged catalogue unless given).  allow_files=False refuses paths (requests that came over a network).
-        Raises SpecError with every fault found; UnknownNameError for a name that is neither in the catalogue nor a path.
+        field: prefix of the field named in faults.  base_loader: from a catalogue name to its
+        Hugging Face keys (the packaged catalogue unless given).  allow_files=False refuses paths
+        (requests that came over a network). Raises SpecError with every fault found;
+        UnknownNameError for a name that is neither in the catalogue nor a path.
         """
         from planner.specs.huggingface import parse_model
 
         return parse_model(value, field=field, base_loader=base_loader, allow_files=allow_files)
 
-    # ---- shapes -------------------------------------------------------------------------------------------------
+    # ---- shapes ----------------------------------------------------------------------------------
 
     @property
     def uses_mla(self) -> bool:
@@ -204,7 +302,10 @@ class ModelSpec(Network):
 
     def is_moe_layer(self, index: int) -> bool:
         """Whether layer `index` (from 0) has routed experts."""
-        placed = index >= self.first_k_dense_replace and (index - self.moe_layer_offset) % self.moe_layer_freq == 0
+        placed = (
+            index >= self.first_k_dense_replace
+            and (index - self.moe_layer_offset) % self.moe_layer_freq == 0
+        )
         return self.num_experts > 0 and placed and index not in self.dense_layers
 
     def layer_windows(self) -> tuple[int, ...]:
@@ -220,7 +321,7 @@ class ModelSpec(Network):
         """The kinds that occur, each with its number of layers, in order of first occurrence."""
         return _distinct_layers(self)
 
-    # ---- parameters (elements) ----------------------------------------------------------------------------------
+    # ---- parameters (elements) -------------------------------------------------------------------
 
     @property
     def _norm_width_parameters(self) -> int:
@@ -228,7 +329,9 @@ class ModelSpec(Network):
         return self.hidden_size * (2 if self.norm == "layernorm" and self.norm_bias else 1)
 
     def attention_parameters(self) -> int:
-        """Projections, biases and sinks of one layer's attention; its norms are in norm_parameters()."""
+        """Projections, biases and sinks of one layer's attention; its norms are in
+        norm_parameters().
+        """
         h, heads = self.hidden_size, self.num_attention_heads
         if self.uses_mla:
             q_out, kv_in = heads * self.qk_head_dim, self.kv_lora_rank + self.qk_rope_head_dim
@@ -244,7 +347,9 @@ class ModelSpec(Network):
 
     def _mlp(self, width: int, bias: bool) -> int:
         matrices = self.mlp_matrices
-        return matrices * self.hidden_size * width + bias * ((matrices - 1) * width + self.hidden_size)
+        return matrices * self.hidden_size * width + bias * (
+            (matrices - 1) * width + self.hidden_size
+        )
 
     def dense_mlp_parameters(self) -> int:
         """One dense layer's MLP."""
@@ -258,17 +363,28 @@ class ModelSpec(Network):
         """All shared experts of one layer, with their gate."""
         if self.shared_expert_intermediate_size == 0:
             return 0
-        return self._mlp(self.shared_expert_intermediate_size, self.expert_bias) + self.hidden_size * self.shared_expert_gate
+        return (
+            self._mlp(self.shared_expert_intermediate_size, self.expert_bias)
+            + self.hidden_size * self.shared_expert_gate
+        )
 
     def router_parameters(self) -> int:
-        """Router of one MoE layer: weight, bias, and DeepSeek-V3's correction bias (a buffer, published with the weights)."""
-        return self.num_experts * (self.hidden_size + self.router_bias + self.router_correction_bias)
+        """Router of one MoE layer: weight, bias, and DeepSeek-V3's correction bias (a buffer,
+        published with the weights).
+        """
+        return self.num_experts * (
+            self.hidden_size + self.router_bias + self.router_correction_bias
+        )
 
     def moe_parameters(self) -> int:
         """One MoE layer: router, routed experts and shared experts."""
         if not self.is_moe:
             return 0
-        return self.router_parameters() + self.num_experts * self.expert_parameters() + self.shared_expert_parameters()
+        return (
+            self.router_parameters()
+            + self.num_experts * self.expert_parameters()
+            + self.shared_expert_parameters()
+        )
 
     def norm_parameters(self) -> int:
         """All norms of one layer, with query-key norms and the norms of MLA's latents."""
@@ -288,7 +404,9 @@ class ModelSpec(Network):
     def embedding_parameters(self) -> int:
         """Token table, learned position table and the norm after them."""
         positions = self.max_position_embeddings if self.position_embedding == "learned" else 0
-        return (self.vocab_size + positions) * self.hidden_size + self.embedding_norm * self._norm_width_parameters
+        return (
+            self.vocab_size + positions
+        ) * self.hidden_size + self.embedding_norm * self._norm_width_parameters
 
     def head_parameters(self) -> int:
         """Vocabulary head of its own: none when tied to the token table, but for a bias."""
@@ -303,28 +421,40 @@ class ModelSpec(Network):
     def total_parameters(self) -> int:
         """All parameters; a tied table counts once."""
         layers = sum(count * self.layer_parameters(kind) for kind, count in self.distinct_layers())
-        return self.embedding_parameters() + layers + self.final_norm_parameters + self.head_parameters()
+        return (
+            self.embedding_parameters()
+            + layers
+            + self.final_norm_parameters
+            + self.head_parameters()
+        )
 
     def active_parameters(self) -> int:
-        """Parameters one token meets: experts it is not routed to are left out, the embedding counts."""
+        """Parameters one token meets: experts it is not routed to are left out, the embedding
+        counts.
+        """
         idle = (self.num_experts - self.num_experts_per_tok) * self.expert_parameters()
         return self.total_parameters() - self.num_moe_layers * idle
 
     def matmul_parameters_per_token(self) -> int:
-        """Active parameters without the input embedding, token and position tables alike: the count behind `mfu`.
+        """Active parameters without the input embedding, token and position tables alike: the count
+        behind `mfu`.
 
-        A tied head is the input embedding and so is left out, as TorchTitan does with weight tying; its matrix
-        product is still work (vocab_size * hidden_size multiply-adds a token forward), which cost code counts as an op.
+        A tied head is the input embedding and so is left out, as TorchTitan does with weight tying;
+        its matrix product is still work (vocab_size * hidden_size multiply-adds a token forward),
+        which cost code counts as an op.
         """
         return self.active_parameters() - self.embedding_parameters()
 
     def torchtitan_flops_per_token(self, seq_len: int) -> int:
-        """FLOP a token of one training step (forward and backward), as TorchTitan counts them for MFU.
+        """FLOP a token of one training step (forward and backward), as TorchTitan counts them for
+        MFU.
 
         6 * parameters without the input embedding + 12 * layers * heads * head_dim * seq_len.
-        seq_len: tokens of a sequence. No credit for causality or windows; recomputation is not counted. With MLA
-        head_dim is the mean of the query-key and value widths, as in TorchTitan's DeepSeek-V3.
-        Source: torchtitan, models/utils.py, get_dense_model_nparams_and_flops and get_moe_model_nparams_and_flops.
+        seq_len: tokens of a sequence. No credit for causality or windows; recomputation is not
+        counted. With MLA head_dim is the mean of the query-key and value widths, as in TorchTitan's
+        DeepSeek-V3.
+        Source: torchtitan, models/utils.py, get_dense_model_nparams_and_flops and
+            get_moe_model_nparams_and_flops.
         """
         widths = self.qk_head_dim + self.v_dim
         attention = 6 * self.num_hidden_layers * self.num_attention_heads * widths * seq_len
@@ -336,7 +466,10 @@ _SHAPE = itemgetter(*(name for name in ModelSpec.model_fields if name not in NET
 
 @lru_cache(maxsize=256)
 def _layer_kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
-    return tuple(LayerKind(moe=model.is_moe_layer(i), window=window) for i, window in enumerate(model.layer_windows()))
+    return tuple(
+        LayerKind(moe=model.is_moe_layer(i), window=window)
+        for i, window in enumerate(model.layer_windows())
+    )
 
 
 @lru_cache(maxsize=256)

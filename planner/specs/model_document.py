@@ -1,23 +1,43 @@
-"""A model as the inline mapping that means it: what a stored job holds instead of the path of a file that may change or go."""
+"""A model as the inline mapping that means it: what a stored job holds instead of the path of a
+file that may change or go.
+"""
 
 from planner.specs.model import ModelSpec
 from planner.specs.network import Network
 
 _WINDOW = frozenset({"sliding_window", "sliding_mask"})
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
-_MLA_ONLY = frozenset({"kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"})
+_MLA_ONLY = frozenset(
+    {"kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}
+)
 _MOE_ONLY = frozenset({
-    "num_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "shared_expert_intermediate_size",
-    "shared_expert_gate", "first_k_dense_replace", "moe_layer_freq", "moe_layer_offset", "dense_layers", "router_bias",
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts",
+    "shared_expert_intermediate_size",
+    "shared_expert_gate", "first_k_dense_replace", "moe_layer_freq", "moe_layer_offset",
+    "dense_layers", "router_bias",
     "router_correction_bias", "expert_bias",
 })  # fmt: skip
 
 
 def inline_keys(model: ModelSpec) -> dict[str, object]:
-    """Keys from which `ModelSpec.from_user` makes the same model. A mask over layers becomes Hugging Face's `layer_types`."""
-    left_out = _WINDOW | (frozenset() if model.is_moe else _MOE_ONLY) | (frozenset() if model.uses_mla else _MLA_ONLY)
-    unset = frozenset(name for name in ("max_position_embeddings", "intermediate_size") if getattr(model, name) == 0)
-    unset |= frozenset(name for name, field in Network.model_fields.items() if getattr(model, name) == field.default)
+    """Keys from which `ModelSpec.from_user` makes the same model. A mask over layers becomes
+    Hugging Face's `layer_types`.
+    """
+    left_out = (
+        _WINDOW
+        | (frozenset() if model.is_moe else _MOE_ONLY)
+        | (frozenset() if model.uses_mla else _MLA_ONLY)
+    )
+    unset = frozenset(
+        name
+        for name in ("max_position_embeddings", "intermediate_size")
+        if getattr(model, name) == 0
+    )
+    unset |= frozenset(
+        name
+        for name, field in Network.model_fields.items()
+        if getattr(model, name) == field.default
+    )
     keys: dict[str, object] = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in model.model_dump(exclude_none=True).items()

@@ -1,7 +1,8 @@
-"""The keys by which a person or a config.json describes a model: their other names, kinds and bounds.
+"""The keys by which a person or a config.json describes a model: their other names, kinds and
+bounds.
 
-`read_keys` turns raw keys into canonical ones and collects every fault on the way. Canonical keys are Hugging Face's
-most common names plus the fields of `ModelSpec`.
+`read_keys` turns raw keys into canonical ones and collects every fault on the way. Canonical keys
+are Hugging Face's most common names plus the fields of `ModelSpec`.
 """
 
 import difflib
@@ -16,61 +17,99 @@ _TOKENS, _WIDTH, _SMALL = 2**31, 2**24, 2**16
 
 # canonical key -> (least, most); sizes beyond `most` are taken for typing errors, not for models
 POSITIVE = {
-    "hidden_size": _WIDTH, "num_hidden_layers": _SMALL, "num_attention_heads": _SMALL, "num_key_value_heads": _SMALL,
-    "head_dim": _SMALL, "intermediate_size": _WIDTH, "vocab_size": 2**28, "num_experts_per_tok": _SMALL,
-    "moe_intermediate_size": _WIDTH, "moe_layer_freq": _SMALL, "decoder_sparse_step": _SMALL, "interleave_moe_layer_step": _SMALL,
-    "intermediate_size_mlp": _WIDTH, "sliding_window_pattern": _SMALL, "attention_chunk_size": _TOKENS, "expansion_ratio": _SMALL,
+    "hidden_size": _WIDTH, "num_hidden_layers": _SMALL, "num_attention_heads": _SMALL,
+    "num_key_value_heads": _SMALL,
+    "head_dim": _SMALL, "intermediate_size": _WIDTH, "vocab_size": 2**28,
+    "num_experts_per_tok": _SMALL,
+    "moe_intermediate_size": _WIDTH, "moe_layer_freq": _SMALL, "decoder_sparse_step": _SMALL,
+    "interleave_moe_layer_step": _SMALL,
+    "intermediate_size_mlp": _WIDTH, "sliding_window_pattern": _SMALL,
+    "attention_chunk_size": _TOKENS, "expansion_ratio": _SMALL,
     "max_position_embeddings": _TOKENS,
 }  # fmt: skip
 NOT_NEGATIVE = {
-    "num_experts": _SMALL, "n_shared_experts": _SMALL, "shared_expert_intermediate_size": _WIDTH, "first_k_dense_replace": _SMALL,
-    "kv_lora_rank": _WIDTH, "q_lora_rank": _WIDTH, "qk_nope_head_dim": _SMALL, "qk_rope_head_dim": _SMALL, "v_head_dim": _SMALL,
-    "sliding_window": _TOKENS, "max_window_layers": _SMALL, "norms_per_layer": 8, "moe_layer_offset": _SMALL,
-    "n_group": _SMALL, "topk_group": _SMALL, "num_nextn_predict_layers": _SMALL, "no_rope_layer_interval": _SMALL,
+    "num_experts": _SMALL, "n_shared_experts": _SMALL, "shared_expert_intermediate_size": _WIDTH,
+    "first_k_dense_replace": _SMALL,
+    "kv_lora_rank": _WIDTH, "q_lora_rank": _WIDTH, "qk_nope_head_dim": _SMALL,
+    "qk_rope_head_dim": _SMALL, "v_head_dim": _SMALL,
+    "sliding_window": _TOKENS, "max_window_layers": _SMALL, "norms_per_layer": 8,
+    "moe_layer_offset": _SMALL,
+    "n_group": _SMALL, "topk_group": _SMALL, "num_nextn_predict_layers": _SMALL,
+    "no_rope_layer_interval": _SMALL,
     "original_max_position_embeddings": _TOKENS,
 }  # fmt: skip
 # real numbers above 0, and those that may be 0
 NUMBERS = frozenset({
-    "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "norm_eps", "swiglu_limit", "attn_logit_softcapping",
-    "final_logit_softcapping", "clip_qkv", "query_pre_attn_scalar", "attention_multiplier", "embedding_multiplier",
+    "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "norm_eps", "swiglu_limit",
+    "attn_logit_softcapping",
+    "final_logit_softcapping", "clip_qkv", "query_pre_attn_scalar", "attention_multiplier",
+    "embedding_multiplier",
     "residual_multiplier", "logits_scaling", "logits_multiplier", "routed_scaling_factor",
 })  # fmt: skip
 WEIGHTS = frozenset({
-    "router_aux_loss_coef", "router_z_loss_coef", "router_jitter_noise", "dropout", "attention_dropout", "hidden_dropout",
+    "router_aux_loss_coef", "router_z_loss_coef", "router_jitter_noise", "dropout",
+    "attention_dropout", "hidden_dropout",
     "attn_pdrop", "embd_pdrop", "resid_pdrop", "residual_dropout", "embedding_dropout",
 })  # fmt: skip
 MAPPINGS = frozenset({"rope_scaling", "rope_parameters"})
 BOOLEAN = frozenset({
-    "tie_word_embeddings", "attention_bias", "attention_output_bias", "mlp_bias", "lm_head_bias", "attention_sinks",
-    "parallel_residual", "norm_bias", "embedding_norm", "shared_expert_gate", "router_bias", "router_correction_bias",
-    "expert_bias", "use_sliding_window", "use_qk_norm", "use_bias", "no_bias", "alibi", "norm_plus_one", "post_norm", "qk_l2_norm",
-    "qk_norm_after_rope", "attn_temperature_tuning", "norm_topk_prob", "moe_apply_router_weight_on_input", "seq_aux",
+    "tie_word_embeddings", "attention_bias", "attention_output_bias", "mlp_bias", "lm_head_bias",
+    "attention_sinks",
+    "parallel_residual", "norm_bias", "embedding_norm", "shared_expert_gate", "router_bias",
+    "router_correction_bias",
+    "expert_bias", "use_sliding_window", "use_qk_norm", "use_bias", "no_bias", "alibi",
+    "norm_plus_one", "post_norm", "qk_l2_norm",
+    "qk_norm_after_rope", "attn_temperature_tuning", "norm_topk_prob",
+    "moe_apply_router_weight_on_input", "seq_aux",
 })  # fmt: skip
 CHOICES = {
-    "mlp": ("swiglu", "gelu", "squared-relu"), "norm": ("rmsnorm", "layernorm"), "qk_norm": ("none", "head", "full"),
+    "mlp": ("swiglu", "gelu", "squared-relu"), "norm": ("rmsnorm", "layernorm"),
+    "qk_norm": ("none", "head", "full"),
     "position_embedding": ("rope", "learned", "none"),
 }  # fmt: skip
 TEXT = frozenset({"name", "base", "model_type", "hidden_act", "topk_method", "scoring_func"})
-LAYER_LISTS = frozenset({"layer_types", "mlp_only_layers", "dense_layers", "no_rope_layers", "rope_mask", "unread_keys", "left_out"})
+LAYER_LISTS = frozenset(
+    {
+        "layer_types",
+        "mlp_only_layers",
+        "dense_layers",
+        "no_rope_layers",
+        "rope_mask",
+        "unread_keys",
+        "left_out",
+    }
+)
 ALIASES = {
-    "n_embd": "hidden_size", "n_embed": "hidden_size", "d_model": "hidden_size", "n_layer": "num_hidden_layers",
-    "n_layers": "num_hidden_layers", "n_head": "num_attention_heads", "n_heads": "num_attention_heads",
-    "n_inner": "intermediate_size", "ffn_dim": "intermediate_size", "n_positions": "max_position_embeddings",
-    "n_ctx": "max_position_embeddings", "max_seq_len": "max_position_embeddings", "n_routed_experts": "num_experts",
-    "num_local_experts": "num_experts", "num_shared_experts": "n_shared_experts", "experts_per_token": "num_experts_per_tok",
-    "moe_topk": "num_experts_per_tok", "activation_function": "hidden_act", "hidden_activation": "hidden_act",
-    "use_parallel_residual": "parallel_residual", "rms_norm_eps": "norm_eps", "layer_norm_eps": "norm_eps",
-    "layer_norm_epsilon": "norm_eps", "norm_epsilon": "norm_eps", "layernorm_epsilon": "norm_eps", "rotary_emb_base": "rope_theta",
-    "rotary_pct": "partial_rotary_factor", "aux_loss_alpha": "router_aux_loss_coef", "logit_scale": "logits_multiplier",
+    "n_embd": "hidden_size", "n_embed": "hidden_size", "d_model": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_layers": "num_hidden_layers", "n_head": "num_attention_heads",
+    "n_heads": "num_attention_heads",
+    "n_inner": "intermediate_size", "ffn_dim": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "n_ctx": "max_position_embeddings", "max_seq_len": "max_position_embeddings",
+    "n_routed_experts": "num_experts",
+    "num_local_experts": "num_experts", "num_shared_experts": "n_shared_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "moe_topk": "num_experts_per_tok", "activation_function": "hidden_act",
+    "hidden_activation": "hidden_act",
+    "use_parallel_residual": "parallel_residual", "rms_norm_eps": "norm_eps",
+    "layer_norm_eps": "norm_eps",
+    "layer_norm_epsilon": "norm_eps", "norm_epsilon": "norm_eps", "layernorm_epsilon": "norm_eps",
+    "rotary_emb_base": "rope_theta",
+    "rotary_pct": "partial_rotary_factor", "aux_loss_alpha": "router_aux_loss_coef",
+    "logit_scale": "logits_multiplier",
     "_sliding_window_pattern": "sliding_window_pattern",
 }  # fmt: skip
 # keys of config.json that change nothing in the network: an inline mapping may carry them too
 WITHOUT_BEARING = frozenset({
-    "_name_or_path", "architectures", "auto_map", "bos_token_id", "cache_implementation", "dtype", "eos_token_id", "ep_size",
-    "initializer_range", "output_router_logits", "pad_token_id", "pretraining_tp", "quantization_config", "rope_interleave",
+    "_name_or_path", "architectures", "auto_map", "bos_token_id", "cache_implementation", "dtype",
+    "eos_token_id", "ep_size",
+    "initializer_range", "output_router_logits", "pad_token_id", "pretraining_tp",
+    "quantization_config", "rope_interleave",
     "torch_dtype", "transformers_version", "use_cache",
 })  # fmt: skip
-# the same, but only a config.json has them: every other key there that we do not know is named in `unread_keys`
+# the same, but only a config.json has them: every other key there that we do not know is named in
+# `unread_keys`
 _OF_A_FILE = frozenset({
     "_attn_implementation", "attention_softmax_in_fp32", "attn_config.attn_impl",
     "attn_implementation", "chunk_size_feed_forward", "embedding_fraction",
@@ -87,13 +126,27 @@ _OF_A_FILE = frozenset({
 
 _OF_ATTENTION = frozenset({"alibi", "clip_qkv", "rope_theta"})
 
-CANONICAL = frozenset({*POSITIVE, *NOT_NEGATIVE, *NUMBERS, *WEIGHTS, *MAPPINGS, *BOOLEAN, *CHOICES, *TEXT, *LAYER_LISTS})
+CANONICAL = frozenset(
+    {
+        *POSITIVE,
+        *NOT_NEGATIVE,
+        *NUMBERS,
+        *WEIGHTS,
+        *MAPPINGS,
+        *BOOLEAN,
+        *CHOICES,
+        *TEXT,
+        *LAYER_LISTS,
+    }
+)
 KNOWN = CANONICAL | ALIASES.keys() | WITHOUT_BEARING
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Canonical keys with checked values (None: given as null), the name each was given by, and the faults found."""
+    """Canonical keys with checked values (None: given as null), the name each was given by, and the
+    faults found.
+    """
 
     values: dict[str, object]
     given_as: dict[str, str]
@@ -103,9 +156,9 @@ class Keys:
 def read_keys(raw: Mapping[str, object], prefix: str, ignore_unknown: bool) -> Keys:
     """Canonical keys of one mapping.
 
-    raw: keys as written.  prefix: field of the mapping, "model".  ignore_unknown: true for a config.json, whose other
-    keys are listed in `unread_keys` where they are switched on; false for an inline mapping, where an unknown key is a
-    fault naming the closest one.
+    raw: keys as written.  prefix: field of the mapping, "model".  ignore_unknown: true for a
+    config.json, whose other keys are listed in `unread_keys` where they are switched on; false for
+    an inline mapping, where an unknown key is a fault naming the closest one.
     """
     keys = Keys({}, {})
     unread = []
@@ -123,18 +176,27 @@ def read_keys(raw: Mapping[str, object], prefix: str, ignore_unknown: bool) -> K
 
 
 def _with_parts(raw: Mapping[str, object]) -> Mapping[str, object]:
-    """The keys with those of MPT's `attn_config` in place of it; what we do not know there becomes `attn_config.key`."""
+    """The keys with those of MPT's `attn_config` in place of it; what we do not know there becomes
+    `attn_config.key`.
+    """
     part = raw.get("attn_config")
     if not isinstance(part, Mapping):
         return raw
-    inner = {key if key in _OF_ATTENTION else f"attn_config.{key}": value for key, value in part.items()}
+    inner = {
+        key if key in _OF_ATTENTION else f"attn_config.{key}": value for key, value in part.items()
+    }
     return {**{key: value for key, value in raw.items() if key != "attn_config"}, **inner}
 
 
 def _add(keys: Keys, key: str, value: object, prefix: str) -> None:
     canonical = ALIASES.get(key, key)
-    if canonical in keys.values and value is not None and keys.values[canonical] not in (None, value):
-        if canonical == "hidden_act":  # StarCoder2 and Gemma publish two that differ: the common name holds
+    if (
+        canonical in keys.values
+        and value is not None
+        and keys.values[canonical] not in (None, value)
+    ):
+        # StarCoder2 and Gemma publish two that differ: the common name holds
+        if canonical == "hidden_act":
             keys.values[canonical] = value if key == canonical else keys.values[canonical]
             return
         other = keys.given_as[canonical]
@@ -151,7 +213,11 @@ def _add(keys: Keys, key: str, value: object, prefix: str) -> None:
 
 def _unknown_key(key: object, value: object, prefix: str) -> Fault:
     close = difflib.get_close_matches(str(key), sorted(KNOWN - WITHOUT_BEARING), n=1, cutoff=0.5)
-    remedy = f"did you mean {close[0]}?" if close else "use the keys of a Hugging Face config.json, or base, name, mlp"
+    remedy = (
+        f"did you mean {close[0]}?"
+        if close
+        else "use the keys of a Hugging Face config.json, or base, name, mlp"
+    )
     return Fault(f"{prefix}.{str(key)[:MAX_NAME_LENGTH]}", value, "no such model key", remedy)
 
 
@@ -160,21 +226,36 @@ def check_value(key: str, value: object) -> tuple[str, str] | None:
     if key in POSITIVE or key in NOT_NEGATIVE:
         least, most = (1, POSITIVE[key]) if key in POSITIVE else (0, NOT_NEGATIVE[key])
         if isinstance(value, bool) or not isinstance(value, int):
-            return "must be a whole number", f"give {least} to {most} without quotes, point or exponent"
-        if not least <= value <= most:
-            return ("must be positive" if key in POSITIVE else "must not be negative") if value < least else "is implausibly large", (
-                f"give {least} to {most}"
+            return (
+                "must be a whole number",
+                f"give {least} to {most} without quotes, point or exponent",
             )
+        if not least <= value <= most:
+            return (
+                "must be positive" if key in POSITIVE else "must not be negative"
+            ) if value < least else "is implausibly large", (f"give {least} to {most}")
         return None
     if key in NUMBERS or key in WEIGHTS:
         return _check_number(key, value)
     if key in MAPPINGS:
-        return None if isinstance(value, Mapping) else ("must be a mapping", "give it as in the model's config.json, or null")
+        return (
+            None
+            if isinstance(value, Mapping)
+            else ("must be a mapping", "give it as in the model's config.json, or null")
+        )
     if key in BOOLEAN:
-        return None if isinstance(value, bool) else ("must be true or false", "give true or false without quotes")
+        return (
+            None
+            if isinstance(value, bool)
+            else ("must be true or false", "give true or false without quotes")
+        )
     if key in CHOICES:
         options = CHOICES[key]
-        return None if value in options else (f"must be one of {', '.join(options)}", f"give {options[0]}")
+        return (
+            None
+            if value in options
+            else (f"must be one of {', '.join(options)}", f"give {options[0]}")
+        )
     if key in LAYER_LISTS:
         return _check_list(key, value)
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_LENGTH:
@@ -186,15 +267,23 @@ def _check_number(key: str, value: object) -> tuple[str, str] | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return "must be a number", "give it without quotes"
     if value < 0 or (value == 0 and key in NUMBERS):
-        return ("must be positive" if key in NUMBERS else "must not be negative"), "give it as in the model's config.json"
+        return (
+            "must be positive" if key in NUMBERS else "must not be negative"
+        ), "give it as in the model's config.json"
     if key == "partial_rotary_factor" and value > 1:
         return "must be a fraction", "give more than 0 and at most 1"
     return None
 
 
 def _check_list(key: str, value: object) -> tuple[str, str] | None:
-    kind, what = (str, "texts") if key in ("layer_types", "unread_keys", "left_out") else (int, "layer numbers")
+    kind, what = (
+        (str, "texts")
+        if key in ("layer_types", "unread_keys", "left_out")
+        else (int, "layer numbers")
+    )
     flags = key in ("no_rope_layers", "rope_mask")
-    if isinstance(value, (list, tuple)) and all(isinstance(v, kind) and (flags or not isinstance(v, bool)) for v in value):
+    if isinstance(value, (list, tuple)) and all(
+        isinstance(v, kind) and (flags or not isinstance(v, bool)) for v in value
+    ):
         return None
     return f"must be a list of {what}", "see the model's config.json for an example"

@@ -7,7 +7,9 @@ MOST_LISTED = 10_000  # entries of a folder that are looked at
 
 
 def near_file(path: Path) -> str | None:
-    """The file in the same folder whose name is nearest, or that the folder does not exist, in words; None where nothing is near."""
+    """The file in the same folder whose name is nearest, or that the folder does not exist, in
+    words; None where nothing is near.
+    """
     folder = path.parent
     try:
         if not folder.is_dir():
@@ -23,4 +25,10 @@ def near_file(path: Path) -> str | None:
 def with_near_file(remedy: str, path: Path) -> str:
     """A remedy that begins with what is near."""
     near = near_file(path)
-    return remedy if near is None else f"{near} Or {remedy}" if near.endswith("?") else f"{near}; {remedy}"
+    return (
+        remedy
+        if near is None
+        else f"{near} Or {remedy}"
+        if near.endswith("?")
+        else f"{near}; {remedy}"
+    )

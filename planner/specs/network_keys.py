@@ -1,10 +1,11 @@
-"""From the keys of a config.json to the fields of `Network`, with what each family's code fixes or assumes.
+"""From the keys of a config.json to the fields of `Network`, with what each family's code fixes or
+assumes.
 
-`HARDWIRED` holds what a family's modeling code does whatever its config says; `CLASS_DEFAULTS` what its configuration
-class holds where a *published* config.json leaves a key out. An inline mapping is not completed by the latter: a key
-that a person did not write is unknown.
-Sources: transformers, src/transformers/models/<model_type>/configuration_*.py and modeling_*.py; the repositories of
-DeepSeek-V3 and Kimi-K2 for their own code.
+`HARDWIRED` holds what a family's modeling code does whatever its config says; `CLASS_DEFAULTS` what
+its configuration class holds where a *published* config.json leaves a key out. An inline mapping is
+not completed by the latter: a key that a person did not write is unknown.
+Sources: transformers, src/transformers/models/<model_type>/configuration_*.py and modeling_*.py;
+the repositories of DeepSeek-V3 and Kimi-K2 for their own code.
 """
 
 import math
@@ -213,10 +214,11 @@ _MOE_ONLY = frozenset(
 
 
 def complete(given: Values, family_defaults: Values, *, published: bool) -> dict[str, object]:
-    """The keys with what the family's code and, for a published config, its configuration class add.
+    """The keys with what the family's code and, for a published config, its configuration class
+    add.
 
-    given: canonical keys as written.  family_defaults: `Family.defaults`.  A key given as null overrides the
-    configuration class, as it does in transformers; what code fixes it does not.
+    given: canonical keys as written.  family_defaults: `Family.defaults`.  A key given as null
+    overrides the configuration class, as it does in transformers; what code fixes it does not.
     """
     model_type = str(given.get("model_type"))
     said = dict(given)
@@ -292,7 +294,9 @@ def _multipliers(values: Values) -> dict[str, object]:
 
 
 def _rope_mask(values: Values) -> tuple[bool, ...]:
-    """`no_rope_layers` holds 1 for a layer that rotates; an empty list means that every n-th does not."""
+    """`no_rope_layers` holds 1 for a layer that rotates; an empty list means that every n-th does
+    not.
+    """
     layers = values.get("num_hidden_layers")
     given, interval = values.get("rope_mask"), values.get("no_rope_layer_interval")
     if isinstance(given, (list, tuple)) and given:
@@ -307,7 +311,9 @@ def _rope_mask(values: Values) -> tuple[bool, ...]:
 
 
 def _rope(values: Values) -> dict[str, object]:
-    """rope_theta, rope_local_base_freq, partial_rotary_factor and rope_scaling, from either form of the config."""
+    """rope_theta, rope_local_base_freq, partial_rotary_factor and rope_scaling, from either form of
+    the config.
+    """
     found: dict[str, object] = {}
     scaling, parameters = values.get("rope_scaling"), values.get("rope_parameters")
     if isinstance(parameters, Mapping):

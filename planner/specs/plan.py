@@ -22,7 +22,8 @@ SOURCES: Mapping[Source, str] = MappingProxyType({
 class RankedLayout(BaseModel):
     """One layout of the answer, with its price, its reasons in words, and what to paste.
 
-    measurement: what probes found of it.  expected_step_seconds: of measurements and model together, where probes were spent.
+    measurement: what probes found of it.  expected_step_seconds: of measurements and model
+        together, where probes were spent.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -32,7 +33,9 @@ class RankedLayout(BaseModel):
     num_gpus: int
     estimate: Estimate
     measurement: dict[str, Any] | None = None
-    source: Source = Field(description="; ".join(f"{name}: {means}" for name, means in SOURCES.items()))
+    source: Source = Field(
+        description="; ".join(f"{name}: {means}" for name, means in SOURCES.items())
+    )
     reasons: list[str]
     export: dict[str, Any]
     run: RunEstimate | None = None
@@ -58,9 +61,11 @@ class ParetoPoint(BaseModel):
 
 
 class SizeOption(BaseModel):
-    """What one number of GPUs would give: its best layout by the objective, for the tokens of its `run`.
+    """What one number of GPUs would give: its best layout by the objective, for the tokens of its
+    `run`.
 
-    tokens_per_second: of the whole job, after goodput.  cost: USD.  on_front: no other size is both sooner done and cheaper.
+    tokens_per_second: of the whole job, after goodput.  cost: USD.  on_front: no other size is both
+        sooner done and cheaper.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -77,10 +82,11 @@ class SizeOption(BaseModel):
 
 
 class SensitivityStep(BaseModel):
-    """What one step in one field would do to number 1, all else being equal (dp_shard makes room for a degree).
+    """What one step in one field would do to number 1, all else being equal (dp_shard makes room
+    for a degree).
 
-    step_ratio: its step time over number 1's, both as the search prices them.  refused: the rule that forbids it, with its remedy;
-    then it has no price.
+    step_ratio: its step time over number 1's, both as the search prices them.  refused: the rule
+    that forbids it, with its remedy; then it has no price.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -97,11 +103,13 @@ class SensitivityStep(BaseModel):
 
 
 class Regret(BaseModel):
-    """How wrong the choice of number 1 can be among the layouts shown, given how uncertain the estimates are.
+    """How wrong the choice of number 1 can be among the layouts shown, given how uncertain the
+    estimates are.
 
-    Shares are of what the objective minimises (step time, cost, ...).  probability_other_better: some other is truly better.
-    expected_share: mean loss against the truly best;  share_95: exceeded in 5 of 100 cases.  correlation: of the
-    deviations of numbers 1 and 2 under the calibration's posterior.
+    Shares are of what the objective minimises (step time, cost, ...).  probability_other_better:
+    some other is truly better.
+    expected_share: mean loss against the truly best;  share_95: exceeded in 5 of 100 cases.
+    correlation: of the deviations of numbers 1 and 2 under the calibration's posterior.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -115,7 +123,9 @@ class Regret(BaseModel):
 
 
 class FittingChange(BaseModel):
-    """One change to the request after which `layout` fits: the field, its new value, the same in words."""
+    """One change to the request after which `layout` fits: the field, its new value, the same in
+    words.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -127,7 +137,9 @@ class FittingChange(BaseModel):
 
 
 class NearestMiss(BaseModel):
-    """The layout that came closest to fitting, and the smallest changes that would make one fit, each by itself."""
+    """The layout that came closest to fitting, and the smallest changes that would make one fit,
+    each by itself.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -140,7 +152,9 @@ class NearestMiss(BaseModel):
 
 
 class Searched(BaseModel):
-    """How much was looked at. simulated: the best that fit, and variants of them beyond what was priced: memory budgets, layer splits."""
+    """How much was looked at. simulated: the best that fit, and variants of them beyond what was
+    priced: memory budgets, layer splits.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -156,13 +170,17 @@ class Searched(BaseModel):
 class VersusCurrent(BaseModel):
     """The winner against the layout run today.
 
-    times_as_fast: its step time over the winner's, for the same batch; None where it cannot run. `speedup` is its older name.
-    keep: what is gained cannot be told from what the model does not know.  gain_sd: standard deviation of the logarithm of
-    times_as_fast.  changed: fields that change what is run, (today, winner).  missing_bytes: by how much it would run out of
-    memory; None where it fits.  violations: what its trainer refuses.
-    source: where it was read from, `format` and `name`; None for a layout that came by itself.  measured: of its own log.
-    diff: of its files, as patch -p1 takes it.  files: their new texts, and modules that they then name.  settings: the same
-    change by the trainer's names.  notes: what was read and is not priced, or what the files cannot say.
+    times_as_fast: its step time over the winner's, for the same batch; None where it cannot run.
+        `speedup` is its older name.
+    keep: what is gained cannot be told from what the model does not know.  gain_sd: standard
+    deviation of the logarithm of times_as_fast.  changed: fields that change what is run, (today,
+    winner).  missing_bytes: by how much it would run out of memory; None where it fits.
+    violations: what its trainer refuses.
+    source: where it was read from, `format` and `name`; None for a layout that came by itself.
+        measured: of its own log.
+    diff: of its files, as patch -p1 takes it.  files: their new texts, and modules that they then
+    name.  settings: the same change by the trainer's names.  notes: what was read and is not
+    priced, or what the files cannot say.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -186,10 +204,13 @@ class VersusCurrent(BaseModel):
 
 
 class FastestOnPaper(BaseModel):
-    """The layout with the lowest prediction, where a simpler one that cannot be told from it comes first (docs/decisions/0006).
+    """The layout with the lowest prediction, where a simpler one that cannot be told from it comes
+    first (docs/decisions/0006).
 
-    rank: where it stands; None where nothing but the first is shown.  times_as_fast: the first one's objective over its own.
-    difference_sd: standard deviation of the logarithm of that, errors correlated.  adds: mechanisms that the first does without;
+    rank: where it stands; None where nothing but the first is shown.  times_as_fast: the first
+        one's objective over its own.
+    difference_sd: standard deviation of the logarithm of that, errors correlated.  adds: mechanisms
+        that the first does without;
     unmeasured: those of them that no published run has.
     """
 

@@ -1,9 +1,10 @@
-"""A trainer's release, parsed once: what a person writes, and which release that we know it stands for.
+"""A trainer's release, parsed once: what a person writes, and which release that we know it stands
+for.
 
-People write a number ("0.2.2", "v0.3.0", "core_v0.14.0"), a date or a month ("2025-11-04", "2023"), a
-commit, or a distribution ("NeMo 25.04"). Rules ask for a release that we know: of a number we do not
-know the newest before it, of a date the newest before that day, of anything else the default. What
-was not taken as written is said (`Release.note`).
+People write a number ("0.2.2", "v0.3.0", "core_v0.14.0"), a date or a month ("2025-11-04", "2023"),
+a commit, or a distribution ("NeMo 25.04"). Rules ask for a release that we know: of a number we do
+not know the newest before it, of a date the newest before that day, of anything else the default.
+What was not taken as written is said (`Release.note`).
 """
 
 import re
@@ -16,7 +17,9 @@ from packaging.version import InvalidVersion, Version
 DISTRIBUTIONS = ("NeMo",)
 CENTURY = "20"
 
-_NUMBER = re.compile(r"(?:[a-z]+(?:[-_ ](?:lm|core))?[-_ ]+)?(?:core[-_ ])?v?(\d+\.\d[\w.+]*)", re.I)
+_NUMBER = re.compile(
+    r"(?:[a-z]+(?:[-_ ](?:lm|core))?[-_ ]+)?(?:core[-_ ])?v?(\d+\.\d[\w.+]*)", re.I
+)
 _ERA = re.compile(r"(\d+\.\d+)-era")
 _MONTH = re.compile(r"(?<![\w.])20\d\d(-\d\d)?(?![\da-f])")  # not within a commit, not .dev20251001
 _DAY = re.compile(r"20\d\d-\d\d-\d\d")
@@ -25,15 +28,18 @@ _DISTRIBUTED = re.compile(r"\d\d\.\d\d")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A release that the rules know.  day: when it came out, to the month where that is all we know."""
+    """A release that the rules know.  day: when it came out, to the month where that is all we
+    know.
+    """
 
     number: str
     day: str
 
 
-# torchtitan: days on which the files in its wheels on PyPI were written. Megatron: months of its tags
-# (github.com/NVIDIA/Megatron-LM/releases; core_v0.2 on, and v2.x to v3.0 before), as its wheels say
-# from 0.12 on; the months of 2020 to 2022 are judgements that nothing but their order rests on.
+# torchtitan: days on which the files in its wheels on PyPI were written. Megatron: months of its
+# tags (github.com/NVIDIA/Megatron-LM/releases; core_v0.2 on, and v2.x to v3.0 before), as its
+# wheels say from 0.12 on; the months of 2020 to 2022 are judgements that nothing but their order
+# rests on.
 RELEASES: Mapping[str, tuple[Known, ...]] = {
     "torchtitan": tuple(
         Known(number=number, day=day)
@@ -86,7 +92,9 @@ class Named:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """The release that the rules take for a job.  exact: whether it is what was written, or a whole line of releases."""
+    """The release that the rules take for a job.  exact: whether it is what was written, or a whole
+    line of releases.
+    """
 
     trainer: str
     named: Named
@@ -104,7 +112,9 @@ class Release:
         return ".".join(self.number.split(".")[:2])
 
     def since(self, number: str) -> bool:
-        """Whether it is this release or a later one. Raises ValueError for one that is not known."""
+        """Whether it is this release or a later one. Raises ValueError for one that is not
+        known.
+        """
         return self._place(self.known.number) >= self._place(number)
 
     def before(self, number: str) -> bool:
@@ -112,13 +122,17 @@ class Release:
         return not self.since(number)
 
     def not_after(self, number: str, month: str) -> bool:
-        """Whether it is known to be of this release, or of this month (YYYY-MM), or earlier; a date outranks a number."""
+        """Whether it is known to be of this release, or of this month (YYYY-MM), or earlier; a date
+        outranks a number.
+        """
         if len(self.named.month) > len("2025"):
             return self.named.month <= month
         return self.named.number is not None and Version(self.number) <= Version(number)
 
     def _place(self, number: str) -> int:
-        """Place in order of time; a line counts from its first release. Megatron's 3.0 is before its 0.2."""
+        """Place in order of time; a line counts from its first release. Megatron's 3.0 is before
+        its 0.2.
+        """
         releases = RELEASES.get(self.trainer, (UNRELEASED,))
         found = (
             place for place, known in enumerate(releases) if _within(Version(known.number), number)
@@ -130,7 +144,9 @@ class Release:
 
     @property
     def note(self) -> str | None:
-        """What a reader must know: the release that was taken in place of the one named. None where it is the one."""
+        """What a reader must know: the release that was taken in place of the one named. None where
+        it is the one.
+        """
         if self.exact:
             return None
         return (
@@ -157,9 +173,12 @@ def named(text: str | None) -> Named:
     if distribution and not named_month and (short := _DISTRIBUTED.search(text)):
         named_month = CENTURY + short[0].replace(".", "-")
     return Named(
-        text=text, number=None if found is None else _version(found[1]),
-        day="" if day is None else day[0], month=named_month, distribution=distribution,
-    )  # fmt: skip
+        text=text,
+        number=None if found is None else _version(found[1]),
+        day="" if day is None else day[0],
+        month=named_month,
+        distribution=distribution,
+    )
 
 
 def _version(text: str) -> Version | None:
@@ -189,11 +208,14 @@ def release_of(trainer: str, text: str | None) -> Release:
 
 
 def _numbered(releases: tuple[Known, ...], number: Version) -> tuple[Known, bool]:
-    """The release of a number, and whether that is what the number says; else the newest before it."""
+    """The release of a number, and whether that is what the number says; else the newest before
+    it.
+    """
     same = [
-        known for known in releases
+        known
+        for known in releases
         if _within(Version(known.number), str(number)) or _within(number, known.number)
-    ]  # fmt: skip
+    ]
     if same:
         return same[-1], True
     earlier = [known for known in releases if Version(known.number) < number]

@@ -1,4 +1,6 @@
-"""A sweep: known jobs that are measured again and again, so that calibration stays true and a slower release is noticed."""
+"""A sweep: known jobs that are measured again and again, so that calibration stays true and a
+slower release is noticed.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -17,7 +19,9 @@ Count = Annotated[int, Field(strict=True, ge=0, le=100)]
 
 
 class Measure(BaseModel):
-    """What to measure of each job: the plan's top_k, fixed anchors (layouts), and the `informative` others that are least sure."""
+    """What to measure of each job: the plan's top_k, fixed anchors (layouts), and the `informative`
+    others that are least sure.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,9 +40,11 @@ class SweepBudget(BaseModel):
 
 
 class SweepSpec(BaseModel):
-    """jobs: written out; or models x clusters x trainings, crossed.  schedule: five cron fields, UTC; None: only when asked.
+    """jobs: written out; or models x clusters x trainings, crossed.  schedule: five cron fields,
+    UTC; None: only when asked.
 
-    missed: what becomes of moments that passed while no worker ran: `skip` waits for the next, `catch-up` makes them up once.
+    missed: what becomes of moments that passed while no worker ran: `skip` waits for the next,
+        `catch-up` makes them up once.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,9 +70,15 @@ class SweepSpec(BaseModel):
         written = list(spec._written())
         if not 1 <= len(written) <= MOST_JOBS:
             remedy = "list jobs, or models, clusters and trainings to be crossed"
-            raise SpecError(Fault("sweep.jobs", len(written), f"a sweep has 1 to {MOST_JOBS} jobs", remedy))
+            raise SpecError(
+                Fault("sweep.jobs", len(written), f"a sweep has 1 to {MOST_JOBS} jobs", remedy)
+            )
         if not (spec.measure.top_k or spec.measure.anchors or spec.measure.informative):
-            raise SpecError(Fault("sweep.measure", None, "measures nothing", "set top_k, anchors or informative"))
+            raise SpecError(
+                Fault(
+                    "sweep.measure", None, "measures nothing", "set top_k, anchors or informative"
+                )
+            )
         parsed = [_parsed(job, places, allow_files=allow_files) for job, places in written]
         for number, anchor in enumerate(spec.measure.anchors):
             _check_anchor(anchor, f"sweep.measure.anchors.{number}", parsed)
@@ -77,13 +89,21 @@ class SweepSpec(BaseModel):
         """(a job, by its keys where each was written)."""
         for number, job in enumerate(self.jobs):
             yield job, {"": f"sweep.jobs.{number}."}
-        for (i, model), (j, cluster), (k, training) in product(*map(enumerate, (self.models, self.clusters, self.trainings))):
-            places = {"model": f"sweep.models.{i}", "cluster": f"sweep.clusters.{j}", "training": f"sweep.trainings.{k}"}
+        for (i, model), (j, cluster), (k, training) in product(
+            *map(enumerate, (self.models, self.clusters, self.trainings))
+        ):
+            places = {
+                "model": f"sweep.models.{i}",
+                "cluster": f"sweep.clusters.{j}",
+                "training": f"sweep.trainings.{k}",
+            }
             yield {"model": model, "cluster": cluster, "training": training}, places
 
 
 def _parsed(values: Mapping[str, Any], places: Mapping[str, str], *, allow_files: bool) -> Job:
-    """The job; its faults are named by where it was written. places: of its keys; "" begins the names of all others."""
+    """The job; its faults are named by where it was written. places: of its keys; "" begins the
+    names of all others.
+    """
 
     def place(field: str) -> str:
         key, dot, rest = field.partition(".")
@@ -98,8 +118,20 @@ def _parsed(values: Mapping[str, Any], places: Mapping[str, str], *, allow_files
 def _check_anchor(anchor: object, field: str, jobs: Sequence[Job]) -> None:
     """Raises SpecError for what is no layout, and for a layout of a size that no job has."""
     sizes = sorted({size for job in jobs for size in job.cluster.num_gpus_choices})
-    held = [resolve_layout(anchor, trainer=job.training.trainer, num_gpus=job.cluster.num_gpus, field=field).num_gpus for job in jobs]
+    held = [
+        resolve_layout(
+            anchor, trainer=job.training.trainer, num_gpus=job.cluster.num_gpus, field=field
+        ).num_gpus
+        for job in jobs
+    ]
     if not set(held) & set(sizes):
         shown = ", ".join(map(str, sizes))
         remedy = "correct its degrees: dp_replicate x dp_shard x cp x tp x pp is the number of GPUs"
-        raise SpecError(Fault(field, anchor, f"takes {counted(held[0], 'GPU')}; the sweep's jobs have {shown}", remedy))
+        raise SpecError(
+            Fault(
+                field,
+                anchor,
+                f"takes {counted(held[0], 'GPU')}; the sweep's jobs have {shown}",
+                remedy,
+            )
+        )

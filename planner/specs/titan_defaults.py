@@ -1,7 +1,7 @@
 """What TorchTitan assumes where a file says nothing, as dotted settings.
 
-Sources: torchtitan 0.2.2 config/job_config.py; 0.3.0 config/configs.py, trainer.py, components/checkpointer, and for each
-function of a model's config_registry.py what it sets itself.
+Sources: torchtitan 0.2.2 config/job_config.py; 0.3.0 config/configs.py, trainer.py,
+components/checkpointer, and for each function of a model's config_registry.py what it sets itself.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,19 @@ P, T, AC, C = "parallelism.", "training.", "activation_checkpoint.", "compile."
 Settings = Mapping[str, object]
 
 _COMMON: dict[str, object] = {
-    P + "data_parallel_replicate_degree": 1, P + "data_parallel_shard_degree": -1, P + "context_parallel_degree": 1,
-    P + "tensor_parallel_degree": 1, P + "pipeline_parallel_degree": 1, P + "expert_parallel_degree": 1,
+    P + "data_parallel_replicate_degree": 1, P + "data_parallel_shard_degree": -1,
+    P + "context_parallel_degree": 1,
+    P + "tensor_parallel_degree": 1, P + "pipeline_parallel_degree": 1,
+    P + "expert_parallel_degree": 1,
     P + "fsdp_reshard_after_forward": "default", P + "pipeline_parallel_schedule": "1F1B",
     P + "pipeline_parallel_microbatch_size": 1, P + "pipeline_parallel_first_stage_less_layers": 1,
     P + "pipeline_parallel_last_stage_less_layers": 1, P + "pipeline_parallel_schedule_csv": "",
-    T + "local_batch_size": 8, T + "global_batch_size": -1, T + "seq_len": 2048, T + "max_norm": 1.0,
-    T + "enable_cpu_offload": False, T + "dtype": "float32", T + "mixed_precision_param": "bfloat16",
-    T + "mixed_precision_reduce": "float32", C + "enable": False, C + "components": ["model", "loss"],
+    T + "local_batch_size": 8, T + "global_batch_size": -1, T + "seq_len": 2048,
+    T + "max_norm": 1.0,
+    T + "enable_cpu_offload": False, T + "dtype": "float32",
+    T + "mixed_precision_param": "bfloat16",
+    T + "mixed_precision_reduce": "float32", C + "enable": False,
+    C + "components": ["model", "loss"],
     "checkpoint.enable": False, "checkpoint.interval": 500, "checkpoint.async_mode": "disabled",
     "optimizer.name": "AdamW", "optimizer.implementation": "fused",
 }  # fmt: skip
@@ -34,7 +39,8 @@ DEFAULTS: Mapping[str, Settings] = {
     },
     "0.3": {
         **_COMMON,
-        P + "enable_sequence_parallel": True, C + "enable_async_tensor_parallel": False, T + "disable_cuda_graphs": False,
+        P + "enable_sequence_parallel": True, C + "enable_async_tensor_parallel": False,
+        T + "disable_cuda_graphs": False,
         AC + "mode": "selective", AC + "memory_budget": 0.5,
     },
 }  # fmt: skip
@@ -60,38 +66,56 @@ FORMER_NAMES: Mapping[str, str] = {
 
 
 def _made(local: int, seq_len: int, mode: str, **more: object) -> dict[str, object]:
-    """What most functions of 0.3's registries set; `more` names tables by their first letters (tp=8)."""
+    """What most functions of 0.3's registries set; `more` names tables by their first letters
+    (tp=8).
+    """
     names = {
-        "tp": P + "tensor_parallel_degree", "ep": P + "expert_parallel_degree", "schedule": P + "pipeline_parallel_schedule",
-        "compiled": C + "enable", "components": C + "components", "async_tp": C + "enable_async_tensor_parallel",
-        "no_graphs": T + "disable_cuda_graphs", "interval": "checkpoint.interval",
+        "tp": P + "tensor_parallel_degree",
+        "ep": P + "expert_parallel_degree",
+        "schedule": P + "pipeline_parallel_schedule",
+        "compiled": C + "enable",
+        "components": C + "components",
+        "async_tp": C + "enable_async_tensor_parallel",
+        "no_graphs": T + "disable_cuda_graphs",
+        "interval": "checkpoint.interval",
         "saved": "checkpoint.enable",
-    }  # fmt: skip
+    }
     sets = {names[key]: value for key, value in more.items()}
     return {T + "local_batch_size": local, T + "seq_len": seq_len, AC + "mode": mode, **sets}
 
 
-_DEEPSEEK = {"schedule": "Interleaved1F1B", "no_graphs": True, "compiled": True, "components": ["loss"]}
+_DEEPSEEK = {
+    "schedule": "Interleaved1F1B",
+    "no_graphs": True,
+    "compiled": True,
+    "components": ["loss"],
+}
 
 # function of 0.3's registries -> (module, flavor, precision, what it sets)
 CONFIGS_03: Mapping[str, tuple[str, str, str, Settings]] = {
     "llama3_8b": ("llama3", "8B", "bf16", _made(1, 8192, "selective")),
     "llama3_8b_first_85_pct_layers_nvfp4": (
         "llama3", "8B", "nvfp4", _made(1, 8192, "selective", compiled=True, components=["model"])),
-    "llama3_8b_mxfp8": ("llama3", "8B", "mxfp8", _made(1, 8192, "selective", compiled=True, components=["model"])),
+    "llama3_8b_mxfp8": ("llama3", "8B", "mxfp8",
+        _made(1, 8192, "selective", compiled=True, components=["model"])),
     "llama3_70b": ("llama3", "70B", "bf16", _made(8, 8192, "full", tp=8)),
-    "llama3_405b": ("llama3", "405B", "float8-rowwise", _made(2, 8192, "full", tp=8, compiled=True, async_tp=True)),
+    "llama3_405b": ("llama3", "405B", "float8-rowwise",
+        _made(2, 8192, "full", tp=8, compiled=True, async_tp=True)),
     "qwen3_0_6b": ("qwen3", "0.6B", "bf16", _made(4, 4096, "selective")),
     "qwen3_1_7b": ("qwen3", "1.7B", "bf16", _made(4, 4096, "selective", interval=50)),
     "qwen3_8b_first_85_pct_layers_nvfp4": (
-        "qwen3", "8B", "nvfp4", _made(1, 2048, "selective", compiled=True, components=["model"], saved=True)),
+        "qwen3", "8B", "nvfp4",
+        _made(1, 2048, "selective", compiled=True, components=["model"], saved=True)),
     "qwen3_14b": ("qwen3", "14B", "bf16", _made(4, 4096, "full")),
     "qwen3_30b_a3b": ("qwen3", "30B-A3B", "bf16", _made(2, 4096, "full")),
     "qwen3_32b": ("qwen3", "32B", "bf16", _made(2, 4096, "full")),
     "sft_qwen3_8b_math": ("qwen3", "8B", "bf16", _made(1, 2048, "selective", saved=True)),
-    "deepseek_v3_16b": ("deepseek_v3", "16B", "bf16", _made(4, 4096, "selective", ep=8, interval=10, **_DEEPSEEK)),
-    "deepseek_v3_671b": ("deepseek_v3", "671B", "bf16", _made(4, 4096, "selective", ep=2, **_DEEPSEEK)),
-    "deepseek_v3_671b_float8": ("deepseek_v3", "671B", "float8-rowwise", _made(4, 4096, "selective", ep=2, **_DEEPSEEK)),
+    "deepseek_v3_16b": ("deepseek_v3", "16B", "bf16",
+        _made(4, 4096, "selective", ep=8, interval=10, **_DEEPSEEK)),
+    "deepseek_v3_671b": ("deepseek_v3", "671B", "bf16",
+        _made(4, 4096, "selective", ep=2, **_DEEPSEEK)),
+    "deepseek_v3_671b_float8": ("deepseek_v3", "671B", "float8-rowwise",
+        _made(4, 4096, "selective", ep=2, **_DEEPSEEK)),
     "gpt_oss_20b": ("gpt_oss", "20b", "bf16", _made(1, 8192, "full")),
     "gpt_oss_120b": ("gpt_oss", "120b", "bf16", _made(1, 8192, "full")),
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """Which of TorchTitan's own models a ModelSpec is, found by shape and not by name.
 
-Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/__init__.py (the `*_args` tables and
-`pipelining_fn`); 0.3.0 models/*/__init__.py (`*_configs`) and models/*/config_registry.py (functions for --config).
+Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/__init__.py (the `*_args`
+tables and `pipelining_fn`); 0.3.0 models/*/__init__.py (`*_configs`) and
+models/*/config_registry.py (functions for --config).
 """
 
 from collections.abc import Mapping
@@ -11,8 +12,9 @@ from planner.specs.model import ModelSpec
 from planner.specs.release import Release
 from planner.specs.titan_networks import lacks, shipped_lacks
 
-# hidden, layers, heads, kv heads (0: MLA), head dim, tied, vocabulary, dense width, experts, experts a token, expert width,
-# shared width, first dense layers, MoE every n-th layer, query-key norm
+# hidden, layers, heads, kv heads (0: MLA), head dim, tied, vocabulary, dense width, experts,
+# experts a token, expert width, shared width, first dense layers, MoE every n-th layer, query-key
+# norm
 Shape = tuple[int, int, int, int, int, bool, int, int, int, int, int, int, int, int, str]
 
 
@@ -20,8 +22,9 @@ Shape = tuple[int, int, int, int, int, bool, int, int, int, int, int, int, int, 
 class Flavor:
     """One model TorchTitan ships.
 
-    module, flavor: its names there.  config: function of the 0.3 registry that sets nothing a flag cannot undo (None: there
-    is none, or it has a float8 converter built in).  flex: 0.2 runs it with FlexAttention, which excludes CP there.
+    module, flavor: its names there.  config: function of the 0.3 registry that sets nothing a flag
+    cannot undo (None: there is none, or it has a float8 converter built in).  flex: 0.2 runs it
+        with FlexAttention, which excludes CP there.
     """
 
     module: str
@@ -32,7 +35,9 @@ class Flavor:
     long_context: str | None = None
 
 
-def _llama(hidden: int, layers: int, heads: int, width: int, *, head_dim: int = 128, tied: bool = False) -> Shape:
+def _llama(
+    hidden: int, layers: int, heads: int, width: int, *, head_dim: int = 128, tied: bool = False
+) -> Shape:
     return (hidden, layers, heads, 8, head_dim, tied, 128256, width, 0, 0, 0, 0, 0, 1, "none")
 
 
@@ -41,13 +46,19 @@ def _qwen(hidden: int, layers: int, heads: int, width: int, *, tied: bool = Fals
 
 
 FLAVORS: Mapping[Shape, Flavor] = {
-    _llama(2048, 16, 32, 8192, head_dim=64, tied=True): Flavor(module="llama3", flavor="1B", versions=("0.3",)),
+    _llama(2048, 16, 32, 8192, head_dim=64, tied=True): Flavor(
+        module="llama3", flavor="1B", versions=("0.3",)
+    ),
     _llama(3072, 28, 24, 8192, tied=True): Flavor(module="llama3", flavor="3B", versions=("0.3",)),
     _llama(4096, 32, 32, 14336): Flavor(module="llama3", flavor="8B", config="llama3_8b"),
     _llama(8192, 80, 64, 28672): Flavor(module="llama3", flavor="70B", config="llama3_70b"),
     _llama(16384, 126, 128, 53248): Flavor(module="llama3", flavor="405B"),
-    _qwen(1024, 28, 16, 3072, tied=True): Flavor(module="qwen3", flavor="0.6B", config="qwen3_0_6b"),
-    _qwen(2048, 28, 16, 6144, tied=True): Flavor(module="qwen3", flavor="1.7B", config="qwen3_1_7b"),
+    _qwen(1024, 28, 16, 3072, tied=True): Flavor(
+        module="qwen3", flavor="0.6B", config="qwen3_0_6b"
+    ),
+    _qwen(2048, 28, 16, 6144, tied=True): Flavor(
+        module="qwen3", flavor="1.7B", config="qwen3_1_7b"
+    ),
     _qwen(2560, 36, 32, 9728, tied=True): Flavor(module="qwen3", flavor="4B"),
     _qwen(4096, 36, 32, 12288): Flavor(module="qwen3", flavor="8B"),
     _qwen(5120, 40, 40, 17408): Flavor(module="qwen3", flavor="14B", config="qwen3_14b"),
@@ -55,11 +66,15 @@ FLAVORS: Mapping[Shape, Flavor] = {
     (2048, 48, 32, 4, 128, False, 151936, 0, 128, 8, 768, 0, 0, 1, "head"): Flavor(
         module="qwen3", flavor="30B-A3B", config="qwen3_30b_a3b"
     ),
-    (4096, 94, 64, 4, 128, False, 151936, 0, 128, 8, 1536, 0, 0, 1, "head"): Flavor(module="qwen3", flavor="235B-A22B"),
+    (4096, 94, 64, 4, 128, False, 151936, 0, 128, 8, 1536, 0, 0, 1, "head"): Flavor(
+        module="qwen3", flavor="235B-A22B"
+    ),
     (2048, 27, 16, 0, 192, False, 102400, 10944, 64, 6, 1408, 2816, 1, 1, "none"): Flavor(
         module="deepseek_v3", flavor="16B", config="deepseek_v3_16b", flex=True
     ),
-    (5120, 60, 128, 0, 192, False, 102400, 12288, 160, 6, 1536, 3072, 1, 1, "none"): Flavor(module="deepseek_v3", flavor="236B", flex=True),
+    (5120, 60, 128, 0, 192, False, 102400, 12288, 160, 6, 1536, 3072, 1, 1, "none"): Flavor(
+        module="deepseek_v3", flavor="236B", flex=True
+    ),
     (7168, 61, 128, 0, 192, False, 129280, 18432, 256, 8, 2048, 2048, 3, 1, "none"): Flavor(
         module="deepseek_v3", flavor="671B", config="deepseek_v3_671b", flex=True
     ),
@@ -69,20 +84,27 @@ FLAVORS: Mapping[Shape, Flavor] = {
     (5120, 48, 40, 8, 128, False, 202048, 16384, 128, 1, 8192, 8192, 0, 2, "none"): Flavor(
         module="llama4", flavor="17bx128e", versions=("0.2",), long_context="17bx128e_irope"
     ),
-    (2880, 24, 64, 8, 64, False, 201088, 0, 32, 4, 2880, 0, 0, 1, "none"): Flavor(module="gpt_oss", flavor="20b", config="gpt_oss_20b"),
-    (2880, 36, 64, 8, 64, False, 201088, 0, 128, 4, 2880, 0, 0, 1, "none"): Flavor(module="gpt_oss", flavor="120b", config="gpt_oss_120b"),
+    (2880, 24, 64, 8, 64, False, 201088, 0, 32, 4, 2880, 0, 0, 1, "none"): Flavor(
+        module="gpt_oss", flavor="20b", config="gpt_oss_20b"
+    ),
+    (2880, 36, 64, 8, 64, False, 201088, 0, 128, 4, 2880, 0, 0, 1, "none"): Flavor(
+        module="gpt_oss", flavor="120b", config="gpt_oss_120b"
+    ),
 }
 
 WITH_PIPELINE = {
     "0.2": frozenset({"llama3", "llama4", "deepseek_v3"}),
     "0.3": frozenset({"llama3", "qwen3", "deepseek_v3", "gpt_oss"}),
 }
-# 0.2.2 models/gpt_oss/model/args.py update_from_config: "CP support for gpt-oss model is still in progress"; 0.3 has it.
+# 0.2.2 models/gpt_oss/model/args.py update_from_config: "CP support for gpt-oss model is still in
+# progress"; 0.3 has it.
 WITHOUT_CONTEXT_PARALLEL = {"0.2": frozenset({"gpt_oss"}), "0.3": frozenset[str]()}
 
 
 def line_of(release: Release) -> str:
-    """The line whose models and settings a release of TorchTitan has, as far as we know them: "0.2" or "0.3"."""
+    """The line whose models and settings a release of TorchTitan has, as far as we know them: "0.2"
+    or "0.3".
+    """
     return "0.3" if release.since("0.3") else "0.2"
 
 
@@ -90,32 +112,57 @@ def shape_of(model: ModelSpec) -> Shape:
     """The shape by which flavours are known."""
     has_dense = model.num_moe_layers < model.num_hidden_layers
     return (
-        model.hidden_size, model.num_hidden_layers, model.num_attention_heads, 0 if model.uses_mla else model.num_key_value_heads,
-        model.qk_head_dim, model.tie_word_embeddings, model.vocab_size, model.intermediate_size if has_dense else 0,
-        model.num_experts, model.num_experts_per_tok, model.moe_intermediate_size, model.shared_expert_intermediate_size,
-        model.first_k_dense_replace, model.moe_layer_freq if model.is_moe else 1, model.qk_norm,
-    )  # fmt: skip
+        model.hidden_size,
+        model.num_hidden_layers,
+        model.num_attention_heads,
+        0 if model.uses_mla else model.num_key_value_heads,
+        model.qk_head_dim,
+        model.tie_word_embeddings,
+        model.vocab_size,
+        model.intermediate_size if has_dense else 0,
+        model.num_experts,
+        model.num_experts_per_tok,
+        model.moe_intermediate_size,
+        model.shared_expert_intermediate_size,
+        model.first_k_dense_replace,
+        model.moe_layer_freq if model.is_moe else 1,
+        model.qk_norm,
+    )
 
 
 def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
-    """The model TorchTitan ships that has these shapes; None where it ships none.  line: "0.2" or "0.3".
+    """The model TorchTitan ships that has these shapes; None where it ships none.  line: "0.2" or
+    "0.3".
 
-    Its other numbers may differ (`titan_networks.differences`): an export then changes them. A model with something that the
-    shipped one cannot be told (`titan_networks.shipped_lacks`) is not that model.
+    Its other numbers may differ (`titan_networks.differences`): an export then changes them. A
+    model with something that the shipped one cannot be told (`titan_networks.shipped_lacks`) is not
+    that model.
     """
     flavor = FLAVORS.get(shape_of(model))
     if flavor is None or line not in flavor.versions:
         return None
-    exotic = model.attention_sinks != (flavor.module == "gpt_oss") or model.mlp != "swiglu" or model.norm != "rmsnorm"
+    exotic = (
+        model.attention_sinks != (flavor.module == "gpt_oss")
+        or model.mlp != "swiglu"
+        or model.norm != "rmsnorm"
+    )
     return None if exotic or shipped_lacks(model, flavor.module, line) else flavor
 
 
 def unsupported(model: ModelSpec, line: str = "0.2") -> list[str]:
-    """What no TorchTitan model class has, in words; empty for a model that can be registered. line: "0.2" or "0.3"."""
+    """What no TorchTitan model class has, in words; empty for a model that can be registered. line:
+    "0.2" or "0.3".
+    """
     rows = (
         (model.mlp != "swiglu", f"{model.mlp} MLP"),
         (model.norm != "rmsnorm", "LayerNorm"),
-        (model.attention_bias or model.attention_output_bias or model.mlp_bias or model.lm_head_bias, "biases"),
+        (
+            model.attention_bias
+            or model.attention_output_bias
+            or model.mlp_bias
+            or model.lm_head_bias,
+            "biases",
+        ),
         (model.parallel_residual, "parallel residual"),
         (model.position_embedding != "rope", f"{model.position_embedding} positions"),
         (model.norms_per_layer != 2 or model.embedding_norm, "other norms than two a layer"),
@@ -125,24 +172,38 @@ def unsupported(model: ModelSpec, line: str = "0.2") -> list[str]:
         (model.router_bias or model.expert_bias, "biased router or experts"),
         (model.uses_mla and not model.is_moe, "MLA without experts"),
         (model.uses_mla and model.tie_word_embeddings, "tied embedding with MLA"),
-        (model.is_moe and (model.moe_layer_freq != 1 or bool(model.dense_layers)), "dense layers between MoE layers"),
-        (model.is_moe and not model.uses_mla and model.first_k_dense_replace > 0, "leading dense layers without MLA"),
+        (
+            model.is_moe and (model.moe_layer_freq != 1 or bool(model.dense_layers)),
+            "dense layers between MoE layers",
+        ),
+        (
+            model.is_moe and not model.uses_mla and model.first_k_dense_replace > 0,
+            "leading dense layers without MLA",
+        ),
     )
-    return [words for broken, words in rows if broken] + [words for _, words in lacks(model, class_for(model), line)]
+    return [words for broken, words in rows if broken] + [
+        words for _, words in lacks(model, class_for(model), line)
+    ]
 
 
 def class_for(model: ModelSpec) -> str:
-    """TorchTitan's model class that can take the shapes: llama3 where it suffices, since it can be pipelined in 0.2."""
+    """TorchTitan's model class that can take the shapes: llama3 where it suffices, since it can be
+    pipelined in 0.2.
+    """
     if model.uses_mla:
         return "deepseek_v3"
-    plain = model.head_dim * model.num_attention_heads == model.hidden_size and model.qk_norm == "none"
+    plain = (
+        model.head_dim * model.num_attention_heads == model.hidden_size and model.qk_norm == "none"
+    )
     return "llama3" if plain and not model.is_moe and not model.tie_word_embeddings else "qwen3"
 
 
 def lacking(model: ModelSpec, line: str) -> list[str]:
-    """What this line of TorchTitan has no model class for, in words; empty for a model that it ships or that can be registered.
+    """What this line of TorchTitan has no model class for, in words; empty for a model that it
+    ships or that can be registered.
 
-    line: "0.2" or "0.3". 0.3 builds the layers of a registered model with each family's own function, which lack some things.
+    line: "0.2" or "0.3". 0.3 builds the layers of a registered model with each family's own
+        function, which lack some things.
     """
     if find_flavor(model, line) is not None:
         return []
@@ -151,30 +212,44 @@ def lacking(model: ModelSpec, line: str) -> list[str]:
         return words
     kind = class_for(model)
     rows = (
-        (kind == "qwen3" and model.qk_norm != "head", "this head width, tying or experts without query-key norm"),
-        (kind == "qwen3" and model.shared_expert_intermediate_size > 0, "shared experts without MLA"),
+        (
+            kind == "qwen3" and model.qk_norm != "head",
+            "this head width, tying or experts without query-key norm",
+        ),
+        (
+            kind == "qwen3" and model.shared_expert_intermediate_size > 0,
+            "shared experts without MLA",
+        ),
     )
     return [text for broken, text in rows if broken]
 
 
 def module_of(model: ModelSpec, line: str) -> str:
-    """The TorchTitan module that would train these shapes: of a model that it ships its own, else the class that takes them."""
+    """The TorchTitan module that would train these shapes: of a model that it ships its own, else
+    the class that takes them.
+    """
     flavor = find_flavor(model, line)
     return flavor.module if flavor else class_for(model)
 
 
 def pipelines(model: ModelSpec, line: str) -> bool:
-    """Whether the TorchTitan model that would train these shapes can be split into pipeline stages. line: "0.2" or "0.3"."""
+    """Whether the TorchTitan model that would train these shapes can be split into pipeline stages.
+    line: "0.2" or "0.3".
+    """
     return module_of(model, line) in WITH_PIPELINE[line]
 
 
 def cuts_sequences(model: ModelSpec, line: str) -> bool:
-    """Whether the TorchTitan model that would train these shapes takes context parallelism. line: "0.2" or "0.3"."""
+    """Whether the TorchTitan model that would train these shapes takes context parallelism. line:
+    "0.2" or "0.3".
+    """
     return module_of(model, line) not in WITHOUT_CONTEXT_PARALLEL[line]
 
 
 def module_names(split: tuple[int, ...], head: str) -> list[list[str]]:
-    """Modules of each pipeline stage for a count of layers a stage.  head: name of the output layer."""
+    """Modules of each pipeline stage for a count of layers a stage.  head: name of the output
+    layer.
+    """
     stages: list[list[str]] = []
     first = 0
     for count in split:
@@ -185,10 +260,14 @@ def module_names(split: tuple[int, ...], head: str) -> list[list[str]]:
     return stages
 
 
-def even_split(num_layers: int, num_stages: int, first: int = 1, last: int = 1) -> tuple[int, ...] | None:
-    """Layers a stage as TorchTitan splits them; None where it refuses (a stage without anything in it).
+def even_split(
+    num_layers: int, num_stages: int, first: int = 1, last: int = 1
+) -> tuple[int, ...] | None:
+    """Layers a stage as TorchTitan splits them; None where it refuses (a stage without anything in
+    it).
 
-    The embedding counts as `first` layers and the head as `last`; the first stages take what is left over.
+    The embedding counts as `first` layers and the head as `last`; the first stages take what is
+    left over.
     Source: torchtitan 0.2.2 distributed/pipeline_parallel.py generate_llm_fqn_per_model_part.
     """
     each, extra = divmod(num_layers + first + last, num_stages)
@@ -203,9 +282,11 @@ def even_split(num_layers: int, num_stages: int, first: int = 1, last: int = 1) 
 
 
 def uniform_layers_per_stage(num_layers: int, num_stages: int) -> int | None:
-    """Value of pipeline_parallel_layers_per_stage that makes TorchTitan build this many stages; None where none does.
+    """Value of pipeline_parallel_layers_per_stage that makes TorchTitan build this many stages;
+    None where none does.
 
-    It builds ceil((layers + 2) / value) stages. Source: torchtitan 0.2.2 distributed/pipeline_parallel.py pipeline_llm.
+    It builds ceil((layers + 2) / value) stages. Source: torchtitan 0.2.2
+    distributed/pipeline_parallel.py pipeline_llm.
     """
     value = -(-(num_layers + 2) // num_stages)
     return value if -(-(num_layers + 2) // value) == num_stages else None

@@ -1,7 +1,9 @@
-"""Which of a network's fields TorchTitan's model classes can be told, and what the models that it ships have there.
+"""Which of a network's fields TorchTitan's model classes can be told, and what the models that it
+ships have there.
 
-Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/model/{args,model}.py and their `__init__.py`,
-models/moe/moe.py; 0.3.0 models/*/__init__.py, models/common/{rope,moe,nn_modules}.py.
+Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/model/{args,model}.py and
+their `__init__.py`, models/moe/moe.py; 0.3.0 models/*/__init__.py,
+models/common/{rope,moe,nn_modules}.py.
 """
 
 from collections.abc import Mapping
@@ -10,7 +12,8 @@ from types import MappingProxyType
 from planner.specs.model import ModelSpec
 from planner.specs.network import RopeScaling, yarn_mscale
 
-# Scaling of rotary frequencies that a class has. TorchTitan's qwen3 has none: an export for 0.2 computes llama3's and linear's itself.
+# Scaling of rotary frequencies that a class has. TorchTitan's qwen3 has none: an export for 0.2
+# computes llama3's and linear's itself.
 SCALINGS: Mapping[str, frozenset[str]] = {
     "llama3": frozenset({"llama3", "linear"}),
     "qwen3": frozenset({"llama3", "linear"}),
@@ -23,7 +26,8 @@ SCALINGS_03: Mapping[str, frozenset[str]] = {
     "llama3": frozenset({"llama3"}),
     "qwen3": frozenset(),
 }
-# Where TorchTitan ships a model under its publisher's name, it differs from the published config in these fields; see `shipped_lacks`.
+# Where TorchTitan ships a model under its publisher's name, it differs from the published config in
+# these fields; see `shipped_lacks`.
 OWN_WAY: Mapping[str, frozenset[str]] = {
     "llama4": frozenset({"qk_l2_norm", "attn_temperature_tuning", "rope_mask"}),
     "gpt_oss": frozenset({"swiglu_limit"}),
@@ -31,7 +35,8 @@ OWN_WAY: Mapping[str, frozenset[str]] = {
 
 
 def lacks(model: ModelSpec, kind: str, line: str) -> list[tuple[str, str]]:
-    """(field, what it is) for everything about the network that TorchTitan's class `kind` cannot be told. line: "0.2" or "0.3".
+    """(field, what it is) for everything about the network that TorchTitan's class `kind` cannot be
+    told. line: "0.2" or "0.3".
 
     A model with any of these would train, but as another network than the config says.
     """
@@ -109,7 +114,9 @@ def lacks(model: ModelSpec, kind: str, line: str) -> list[tuple[str, str]]:
 
 
 def _one_mscale(scaling: RopeScaling) -> bool:
-    """Whether YaRN's factor of rotated widths is 1, so that only the softmax is scaled, as DeepSeek's class does."""
+    """Whether YaRN's factor of rotated widths is 1, so that only the softmax is scaled, as
+    DeepSeek's class does.
+    """
     return (scaling.mscale or 1.0) == (scaling.mscale_all_dim or 0.0)
 
 
@@ -119,7 +126,9 @@ def softmax_mscale(scaling: RopeScaling) -> float:
 
 
 def shipped_lacks(model: ModelSpec, module: str, line: str) -> list[tuple[str, str]]:
-    """The same for a model that TorchTitan ships: what its own rendering of that model is known to leave out is not counted."""
+    """The same for a model that TorchTitan ships: what its own rendering of that model is known to
+    leave out is not counted.
+    """
     return [
         (field, words)
         for field, words in lacks(model, module, line)
@@ -128,7 +137,9 @@ def shipped_lacks(model: ModelSpec, module: str, line: str) -> list[tuple[str, s
 
 
 def left_out_by_shipped(model: ModelSpec, module: str, line: str) -> list[tuple[str, str]]:
-    """What TorchTitan's own rendering of a published model leaves out: named by the export, no reason to refuse it."""
+    """What TorchTitan's own rendering of a published model leaves out: named by the export, no
+    reason to refuse it.
+    """
     return [
         (field, words)
         for field, words in lacks(model, module, line)
@@ -236,7 +247,9 @@ def shipped_facts(module: str, flavor: str) -> Facts:
 
 
 def differences(model: ModelSpec, module: str, flavor: str) -> dict[str, object]:
-    """Field -> the model's value, where it is known and the model that TorchTitan ships has another."""
+    """Field -> the model's value, where it is known and the model that TorchTitan ships has
+    another.
+    """
     return {
         field: getattr(model, field)
         for field, theirs in shipped_facts(module, flavor).items()

@@ -11,7 +11,17 @@ from planner.errors import Fault, SpecError
 from planner.specs.layout import AC_KINDS, SCHEDULES, Layout, check_layout_values
 from planner.specs.release import named
 
-TORCH_SCHEDULES = frozenset({"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
+TORCH_SCHEDULES = frozenset(
+    {
+        "GPipe",
+        "1F1B",
+        "Interleaved1F1B",
+        "LoopedBFS",
+        "InterleavedZeroBubble",
+        "ZBVZeroBubble",
+        "DualPipeV",
+    }
+)
 SINGLE_STAGE_SCHEDULES = frozenset({"GPipe", "1F1B", "ZB-1p", "ZB-2p"})
 LAST_TORCH_1 = 13
 NEVER = ("0", "")  # no release, no month
@@ -22,29 +32,42 @@ V_SCHEDULES = frozenset({"ZBVZeroBubble", "DualPipeV"})
 class TrainerRules:
     """One trainer. Sets hold the values of a layout's field that it can run.
 
-    fsdp_style: parameters live sharded in `master_dtype` and are gathered in `param_dtype` for compute (FSDP2);
-        otherwise a full copy in `param_dtype` stays on every rank and only optimizer (1), gradients (2) are sharded.
-    whole_owners: where the optimizer's state is sharded, a rank owns whole parameters: gradients are reduced to one owner after the
-        other, and parameters broadcast by one after the other before the next step begins; otherwise every tensor is split.
-    ep_over_replicas: expert parallelism may span dp_replicate (Megatron), not only the sharding ranks (TorchTitan).
-    fused_kernels: norms, activations and rotary run as fused kernels without torch.compile (Transformer Engine, flash-attn).
-    early_stop: recomputation is torch's non-reentrant checkpoint, which stops early; Megatron's own runs the whole layer again.
-    repeats_kv_until: last release and month in which keys and values were copied to all query heads (repeat_kv) before attention.
-    composite_norm_until: last release and month of the trainer that ran on a torch whose RMSNorm is a chain of kernels (before 2.8);
-        before the month composite_norm_since its configurations named a fused kernel.
-    expert_alignment: rows added to each expert's tokens so that the grouped matmul is aligned (TOKEN_GROUP_ALIGN_SIZE_M).
-    gradient_dtype: dtype in which gradients stay between microbatches.  fused_sums: the product that makes a weight's gradient adds it to
-        them; otherwise a kernel of its own does.
-    loss_bytes, fused_loss_bytes: bytes a logit needs at the peak of the loss, eager and with fused kernels. Eager: fp32 log-softmax, its
-        incoming and its outgoing gradient (aten::log_softmax, nll_loss backward); flash-attn's loss works in place.
-    sharded_loss_bytes: the same where TP shards the vocabulary under FSDP: DTensor's loss_parallel runs eagerly even under torch.compile,
-        and its backward holds log-softmax, one gradient, the exponential and their sum (distributed/tensor/parallel/loss.py).
-    eager_loss_until: last month in which torch.compile left the loss alone.  loss_leftover_bytes: bytes a logit of what the loss reads and
-        frees before its backward asks for more than that at once, so that it stays cached; a pipeline holds it until then.
-    placeholders_since: first month in which Transformer Engine's products, which add to the fp32 gradient, return an empty 16-bit one, kept
-        for every shape of weight (get_dummy_wgrad in pytorch/module/base.py); "" where nothing does.
-    gradients_apart: gradients come in the compute dtype for the whole stage and are then added to those in fp32, so that both are there
-        (DeepSpeed's BF16_Optimizer); otherwise a product adds to the fp32 gradient itself.
+    fsdp_style: parameters live sharded in `master_dtype` and are gathered in `param_dtype` for
+        compute (FSDP2); otherwise a full copy in `param_dtype` stays on every rank and only
+        optimizer (1), gradients (2) are sharded.
+    whole_owners: where the optimizer's state is sharded, a rank owns whole parameters: gradients
+        are reduced to one owner after the other, and parameters broadcast by one after the other
+        before the next step begins; otherwise every tensor is split.
+    ep_over_replicas: expert parallelism may span dp_replicate (Megatron), not only the sharding
+        ranks (TorchTitan).
+    fused_kernels: norms, activations and rotary run as fused kernels without torch.compile
+        (Transformer Engine, flash-attn).
+    early_stop: recomputation is torch's non-reentrant checkpoint, which stops early; Megatron's own
+        runs the whole layer again.
+    repeats_kv_until: last release and month in which keys and values were copied to all query heads
+        (repeat_kv) before attention.
+    composite_norm_until: last release and month of the trainer that ran on a torch whose RMSNorm is
+        a chain of kernels (before 2.8); before the month composite_norm_since its configurations
+        named a fused kernel.
+    expert_alignment: rows added to each expert's tokens so that the grouped matmul is aligned
+        (TOKEN_GROUP_ALIGN_SIZE_M).
+    gradient_dtype: dtype in which gradients stay between microbatches.  fused_sums: the product
+        that makes a weight's gradient adds it to them; otherwise a kernel of its own does.
+    loss_bytes, fused_loss_bytes: bytes a logit needs at the peak of the loss, eager and with fused
+        kernels. Eager: fp32 log-softmax, its incoming and its outgoing gradient (aten::log_softmax,
+        nll_loss backward); flash-attn's loss works in place.
+    sharded_loss_bytes: the same where TP shards the vocabulary under FSDP: DTensor's loss_parallel
+        runs eagerly even under torch.compile, and its backward holds log-softmax, one gradient, the
+        exponential and their sum (distributed/tensor/parallel/loss.py).
+    eager_loss_until: last month in which torch.compile left the loss alone.  loss_leftover_bytes:
+        bytes a logit of what the loss reads and frees before its backward asks for more than that
+        at once, so that it stays cached; a pipeline holds it until then.
+    placeholders_since: first month in which Transformer Engine's products, which add to the fp32
+        gradient, return an empty 16-bit one, kept for every shape of weight (get_dummy_wgrad in
+        pytorch/module/base.py); "" where nothing does.
+    gradients_apart: gradients come in the compute dtype for the whole stage and are then added to
+        those in fp32, so that both are there (DeepSpeed's BF16_Optimizer); otherwise a product adds
+        to the fp32 gradient itself.
     vocab_parallel_loss, expandable_segments: default of the training field of that name.
     """
 
@@ -116,22 +139,27 @@ _TORCHTITAN = TrainerRules(
     ep_over_replicas=False,
     fused_kernels=False,
     early_stop=True,
-    repeats_kv_until=("0.2.1", "2025-12"),  # 0.2.2 of February 2026 passes enable_gqa (models/llama3/model/model.py)
-    composite_norm_until=("0.1.0", "2025-06"),  # 0.1.0 of June 2025 asks for torch nightlies of that month
-    composite_norm_since="2024-09",  # norm_type fused_rmsnorm, a Triton kernel, since pull request 181; the month is a judgement
+    # 0.2.2 of February 2026 passes enable_gqa (models/llama3/model/model.py)
+    repeats_kv_until=("0.2.1", "2025-12"),
+    # 0.1.0 of June 2025 asks for torch nightlies of that month
+    composite_norm_until=("0.1.0", "2025-06"),
+    # norm_type fused_rmsnorm, a Triton kernel, since pull request 181; the month is a judgement
+    composite_norm_since="2024-09",
     expert_alignment=8,
     gradient_dtype="float32",
     fused_sums=False,
     loss_bytes=12.0,
     fused_loss_bytes=8.0,
     sharded_loss_bytes=16.0,
-    eager_loss_until="2025-02",  # train.py until then: "compiling loss function causes CUDA errors, turning off for now"
+    # train.py until then: "compiling loss function causes CUDA errors, turning off for now"
+    eager_loss_until="2025-02",
     loss_leftover_bytes=2.0,
     placeholders_since="",
     gradients_apart=False,
     vocab_parallel_loss=True,
     expandable_segments=True,
-    source="torchtitan 0.2.2 torchtitan/config/job_config.py and torchtitan/distributed/parallel_dims.py",
+    source="torchtitan 0.2.2 torchtitan/config/job_config.py and "
+    "torchtitan/distributed/parallel_dims.py",
 )
 
 _FSDP = replace(
@@ -140,7 +168,15 @@ _FSDP = replace(
     ac="none",
     layout_defaults={**_COMMON, "reduce_dtype": "bfloat16"},
     precisions=frozenset(
-        {"bf16", "fp16", "float8-tensorwise", "float8-rowwise", "float8-delayed", "float8-blockwise", "mxfp8"}
+        {
+            "bf16",
+            "fp16",
+            "float8-tensorwise",
+            "float8-rowwise",
+            "float8-delayed",
+            "float8-blockwise",
+            "mxfp8",
+        }
     ),
     ac_kinds=frozenset(AC_KINDS),
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
@@ -150,7 +186,8 @@ _FSDP = replace(
     loss_leftover_bytes=0.0,
     vocab_parallel_loss=False,
     expandable_segments=False,
-    source="llm-foundry FSDP defaults (mixed_precision PURE: bf16 reduce; loss_fn fused_crossentropy)",
+    source="llm-foundry FSDP defaults (mixed_precision PURE: bf16 reduce; loss_fn "
+    "fused_crossentropy)",
 )
 
 _MEGATRON = TrainerRules(
@@ -161,7 +198,17 @@ _MEGATRON = TrainerRules(
     layout_defaults=_COMMON,
     zero_stages=frozenset({0, 1, 2, 3}),
     schedules=frozenset({"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p"}),
-    precisions=frozenset({"bf16", "fp16", "float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4"}),
+    precisions=frozenset(
+        {
+            "bf16",
+            "fp16",
+            "float8-tensorwise",
+            "float8-delayed",
+            "float8-blockwise",
+            "mxfp8",
+            "nvfp4",
+        }
+    ),
     ac_kinds=frozenset({"none", "full", "selective-attention", "selective-layer"}),
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
     fsdp_style=False,
@@ -175,7 +222,9 @@ _MEGATRON = TrainerRules(
     expert_alignment=0,
     gradient_dtype="float32",
     fused_sums=True,  # --no-gradient-accumulation-fusion is off by default
-    loss_bytes=6.0,  # 16-bit logits or their gradient, and the softmax in place of their fp32 copy (tensor_parallel/cross_entropy.py)
+    # 16-bit logits or their gradient, and the softmax in place of their fp32 copy
+    # (tensor_parallel/cross_entropy.py)
+    loss_bytes=6.0,
     fused_loss_bytes=6.0,
     sharded_loss_bytes=6.0,
     eager_loss_until="",
@@ -195,9 +244,11 @@ _MEGATRON_DEEPSPEED = replace(
     precisions=frozenset({"bf16", "fp16", "float8-delayed"}),
     ep_over_replicas=False,
     placeholders_since="",
-    gradients_apart=True,  # deepspeed/runtime/bf16_optimizer.py (update_hp_grads), pipe/engine.py (_exec_backward_pass)
+    # deepspeed/runtime/bf16_optimizer.py (update_hp_grads), pipe/engine.py (_exec_backward_pass)
+    gradients_apart=True,
     fused_sums=False,
-    source="Megatron-DeepSpeed arguments (Transformer Engine of that time), BLOOM training chronicles",
+    source="Megatron-DeepSpeed arguments (Transformer Engine of that time), BLOOM "
+    "training chronicles",
 )
 
 _INTERNEVO = replace(
@@ -212,19 +263,30 @@ _INTERNEVO = replace(
     source="InternEvo configs/7B_sft.py; its fp8 was never merged (pull request 369)",
 )
 
-TRAINERS: Mapping[str, TrainerRules] = {rules.name: rules for rules in (_TORCHTITAN, _MEGATRON, _MEGATRON_DEEPSPEED, _FSDP, _INTERNEVO)}
+TRAINERS: Mapping[str, TrainerRules] = {
+    rules.name: rules for rules in (_TORCHTITAN, _MEGATRON, _MEGATRON_DEEPSPEED, _FSDP, _INTERNEVO)
+}
 
 # Distributions of a trainer that ship other defaults (`planner.specs.release`).
 VERSION_DEFAULTS: Mapping[tuple[str, str], Mapping[str, object]] = {
-    ("megatron", "NeMo"): {"reduce_dtype": "bfloat16"},  # NeMo performance recipes: grad_reduce_in_fp32=False, grad_sync_dtype bf16
+    # NeMo performance recipes: grad_reduce_in_fp32=False, grad_sync_dtype bf16
+    ("megatron", "NeMo"): {"reduce_dtype": "bfloat16"}
 }
 
 
 def check_torch_release(version: str) -> None:
-    """Raises ValueError "rule; remedy" unless the text starts with a release of torch, such as 2.11.0 or 2.11.0a0+nv26.01."""
+    """Raises ValueError "rule; remedy" unless the text starts with a release of torch, such as
+    2.11.0 or 2.11.0a0+nv26.01.
+    """
     numbers = re.match(r"v?(\d+)\.(\d+)", version.strip())
-    if numbers is None or int(numbers[1]) not in (1, 2) or (int(numbers[1]) == 1 and int(numbers[2]) > LAST_TORCH_1):
-        raise ValueError(f"is no release of torch; use 1.0 to 1.{LAST_TORCH_1} or 2.x, for example 2.11.0")
+    if (
+        numbers is None
+        or int(numbers[1]) not in (1, 2)
+        or (int(numbers[1]) == 1 and int(numbers[2]) > LAST_TORCH_1)
+    ):
+        raise ValueError(
+            f"is no release of torch; use 1.0 to 1.{LAST_TORCH_1} or 2.x, for example 2.11.0"
+        )
 
 
 def version_defaults(trainer: str, trainer_version: str | None) -> Mapping[str, object]:
@@ -232,15 +294,27 @@ def version_defaults(trainer: str, trainer_version: str | None) -> Mapping[str, 
     return VERSION_DEFAULTS.get((trainer, named(trainer_version).distribution), {})
 
 
-def resolve_layout(values: object, *, trainer: str, num_gpus: int, trainer_version: str | None = None, field: str = "layout") -> Layout:
+def resolve_layout(
+    values: object,
+    *,
+    trainer: str,
+    num_gpus: int,
+    trainer_version: str | None = None,
+    field: str = "layout",
+) -> Layout:
     """A fully set layout from what a person typed, filled from the trainer's defaults.
 
-    Unset degrees are 1, unset `dp_shard` is what is left of num_gpus. A product that differs from num_gpus is not an
-    error here: it is a violation, so that an estimate can answer it. Raises SpecError for malformed values.
+    Unset degrees are 1, unset `dp_shard` is what is left of num_gpus. A product that differs from
+    num_gpus is not an
+    error here: it is a violation, so that an estimate can answer it. Raises SpecError for malformed
+        values.
     """
     given = check_layout_values(values, field)
     rules = TRAINERS[trainer]
-    layout: dict[str, object] = {**rules.layout_defaults, **version_defaults(trainer, trainer_version)}
+    layout: dict[str, object] = {
+        **rules.layout_defaults,
+        **version_defaults(trainer, trainer_version),
+    }
     layout.update(dict.fromkeys(("dp_replicate", "cp", "tp", "pp", "ep"), 1))
     layout.update(given)
     held = 1
@@ -253,7 +327,11 @@ def resolve_layout(values: object, *, trainer: str, num_gpus: int, trainer_versi
     layout.setdefault("ac", rules.ac)
     if "sequence_parallel" not in given and layout["tp"] == 1:
         layout["sequence_parallel"] = False
-    if "virtual_stages" not in given and _integer(layout["pp"]) > 1 and layout["pp_schedule"] not in SINGLE_STAGE_SCHEDULES:
+    if (
+        "virtual_stages" not in given
+        and _integer(layout["pp"]) > 1
+        and layout["pp_schedule"] not in SINGLE_STAGE_SCHEDULES
+    ):
         layout["virtual_stages"] = 2
     return Layout.model_validate(layout)
 

@@ -1,4 +1,6 @@
-"""What a search never trades away: sequence length, global batch, optimizer, and the software whose rules apply."""
+"""What a search never trades away: sequence length, global batch, optimizer, and the software whose
+rules apply.
+"""
 
 from typing import Annotated, Literal
 
@@ -18,7 +20,9 @@ PositiveCount = Annotated[int, Field(strict=True, gt=0)]
 
 
 class Overlap(BaseModel):
-    """Which communication runs under compute; None leaves the trainer's habit, False was switched off for the run."""
+    """Which communication runs under compute; None leaves the trainer's habit, False was switched
+    off for the run.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,15 +44,15 @@ class TrainingSpec(BaseModel):
     """The contract's `training` mapping.
 
     seq_len: tokens; "8k" is 8,192 and "1M" 1,048,576.
-    global_batch_size: sequences a step.  total_tokens: tokens of the whole run, for time and cost ("15T" is read too).
-    moe_imbalance: load of the busiest expert rank over the mean (1 = balanced); None lets the model expect it.
+    global_batch_size: sequences a step.  total_tokens: tokens of the whole run, for time and cost
+        ("15T" is read too).
+    moe_imbalance: load of the busiest expert rank over the mean (1 = balanced); None lets the model
+        expect it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    seq_len: Annotated[
-        int, BeforeValidator(parse_tokens), Field(strict=True, gt=0, le=MAX_SEQ_LEN)
-    ]
+    seq_len: Annotated[int, BeforeValidator(parse_tokens), Field(strict=True, gt=0, le=MAX_SEQ_LEN)]
     global_batch_size: Annotated[int, Field(strict=True, gt=0, le=MAX_BATCH)]
     trainer: Trainer = "torchtitan"
     trainer_version: str | None = None
@@ -56,7 +60,9 @@ class TrainingSpec(BaseModel):
     attention_kernel: Literal["flash", "unfused"] = "flash"
     optimizer: Optimizer = "adamw"
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1.0
-    total_tokens: Annotated[float, BeforeValidator(parse_count), Field(gt=0, allow_inf_nan=False)] | None = None
+    total_tokens: (
+        Annotated[float, BeforeValidator(parse_count), Field(gt=0, allow_inf_nan=False)] | None
+    ) = None
     checkpoint: Checkpointing | None = None
     vocab_parallel_loss: Annotated[bool, Field(strict=True)] | None = None
     moe_imbalance: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None

@@ -1,7 +1,9 @@
-"""How each trainer's runtime moves activations and gradients between pipeline ranks: rows of a table that the simulator follows.
+"""How each trainer's runtime moves activations and gradients between pipeline ranks: rows of a
+table that the simulator follows.
 
-A transfer needs both ends: NCCL moves more than its buffers hold only once the receiver has posted its receive too, and the
-receive stands behind the compute that was launched before it (ProcessGroupNCCL::pointToPoint, syncStream).
+A transfer needs both ends: NCCL moves more than its buffers hold only once the receiver has posted
+its receive too, and the receive stands behind the compute that was launched before it
+(ProcessGroupNCCL::pointToPoint, syncStream).
 """
 
 from collections.abc import Mapping
@@ -21,14 +23,20 @@ Exposed = Literal["none", "receive", "send", "turn"]
 class Transport:
     """One runtime's habits.
 
-    receive: when a rank posts a receive. free: it never holds up the sender.  needed: when all it was given to do before is done.
-        ahead: when its previous forward (of a forward's input) or backward is done.  lowered: where torch's lowering pass puts it.
-        turn: with all sends of the turn just done, a turn being one forward and the backward after it, or one of them alone.
-    waits: sends that a rank sees through before its next action. all: every one.  fused: one that goes out in a batch with the
-        receive of the next action, from the same neighbour; others before the action after its next.  none: none.
-    stream: what transfers queue on. link: neighbours, one direction.  pair: neighbours, both directions.
+    receive: when a rank posts a receive. free: it never holds up the sender.  needed: when all it
+        was given to do before is done.
+        ahead: when its previous forward (of a forward's input) or backward is done.  lowered: where
+            torch's lowering pass puts it.
+        turn: with all sends of the turn just done, a turn being one forward and the backward after
+            it, or one of them alone.
+    waits: sends that a rank sees through before its next action. all: every one.  fused: one that
+        goes out in a batch with the receive of the next action, from the same neighbour; others
+        before the action after its next.  none: none.
+    stream: what transfers queue on. link: neighbours, one direction.  pair: neighbours, both
+        directions.
     synchronises: the host waits for the GPU after each exchange and then has to launch anew.
-    splits: where ranks of a tensor-parallel group hold the same activation, each sends its share and they gather it behind.
+    splits: where ranks of a tensor-parallel group hold the same activation, each sends its share
+        and they gather it behind.
     """
 
     receive: Receive
@@ -40,7 +48,9 @@ class Transport:
 
     @property
     def exposed(self) -> Exposed:
-        """What a schedule cannot hide of its sends: nothing but chains of them, receives posted late, sends seen through, or turns."""
+        """What a schedule cannot hide of its sends: nothing but chains of them, receives posted
+        late, sends seen through, or turns.
+        """
         if self.receive == "turn":
             return "turn"
         if self.receive in ("needed", "lowered"):
@@ -48,26 +58,39 @@ class Transport:
         return "none" if self.waits == "none" else "send"
 
 
-IDEAL = Transport(receive="free", waits="none", stream="link", source="an abstraction: sends that nobody waits for, one after the other")
+IDEAL = Transport(
+    receive="free",
+    waits="none",
+    stream="link",
+    source="an abstraction: sends that nobody waits for, one after the other",
+)
 _TORCH_GPIPE = Transport(
     receive="needed", waits="none", stream="link",
-    source="torch 2.13 pipelining/schedules.py ScheduleGPipe: irecv and wait before each chunk; sends are waited for at the end",
+    source="torch 2.13 pipelining/schedules.py ScheduleGPipe: irecv and wait before each chunk; "
+        "sends are waited for at the end",
 )  # fmt: skip
 _TORCH_1F1B = Transport(
-    receive="needed", waits="fused", stream="link",
-    source="torch 2.13 pipelining/schedules.py Schedule1F1B: fwd_send_bwd_recv and bwd_send_fwd_recv as one batch_isend_irecv",
-)  # fmt: skip
+    receive="needed",
+    waits="fused",
+    stream="link",
+    source="torch 2.13 pipelining/schedules.py Schedule1F1B: fwd_send_bwd_recv and "
+    "bwd_send_fwd_recv "
+    "as one batch_isend_irecv",
+)
 _TORCH_RUNTIME = Transport(
     receive="lowered", waits="none", stream="pair",
-    source="torch 2.13 pipelining/schedules.py _add_send_recv, _PipelineScheduleRuntime; ProcessGroupNCCL: one stream a pair of ranks",
+    source="torch 2.13 pipelining/schedules.py _add_send_recv, _PipelineScheduleRuntime; "
+        "ProcessGroupNCCL: one stream a pair of ranks",
 )  # fmt: skip
 _MEGATRON_BLOCKING = Transport(
     receive="needed", waits="all", stream="link", synchronises=True,
-    source="Megatron-LM core pipeline_parallel/schedules.py forward_backward_pipelining_without_interleaving; batch_p2p_sync",
+    source="Megatron-LM core pipeline_parallel/schedules.py "
+        "forward_backward_pipelining_without_interleaving; batch_p2p_sync",
 )  # fmt: skip
 _MEGATRON_OVERLAPPED = Transport(
     receive="ahead", waits="none", stream="link",
-    source="Megatron-LM core pipeline_parallel/schedules.py forward_backward_pipelining_with_interleaving, overlap_p2p_comm",
+    source="Megatron-LM core pipeline_parallel/schedules.py "
+        "forward_backward_pipelining_with_interleaving, overlap_p2p_comm",
 )  # fmt: skip
 _MEGATRON_TURNS = Transport(
     receive="turn", waits="all", stream="link", synchronises=True,
@@ -75,15 +98,20 @@ _MEGATRON_TURNS = Transport(
 )  # fmt: skip
 _ZERO_BUBBLE = Transport(
     receive="lowered", waits="none", stream="link",
-    source="sail-sg/zero-bubble-pipeline-parallelism zb_schedules.py: receives placed in the schedule, waited for before use",
+    source="sail-sg/zero-bubble-pipeline-parallelism zb_schedules.py: receives placed in the "
+        "schedule, waited for before use",
 )  # fmt: skip
 _DEEPSPEED = Transport(
     receive="needed", waits="all", stream="pair", splits=True,
-    source="DeepSpeed runtime/pipe/engine.py (is_pipe_partitioned), schedule.py TrainSchedule, p2p.py: blocking sends, even ranks first",
+    source="DeepSpeed runtime/pipe/engine.py (is_pipe_partitioned), schedule.py TrainSchedule, "
+        "p2p.py: blocking sends, even ranks first",
 )  # fmt: skip
 _SEEN_THROUGH = Transport(
-    receive="free", waits="all", stream="link", source="overlap switched off where the runtime has no switch: ranks see each send through"
-)  # fmt: skip
+    receive="free",
+    waits="all",
+    stream="link",
+    source="overlap switched off where the runtime has no switch: ranks see each send through",
+)
 
 _OLD_MEGATRON = ("2021", "2022", "2023")
 _ONE_STAGE = frozenset({"1F1B", "GPipe"})
@@ -94,7 +122,8 @@ _ZERO_BUBBLE_SCHEDULES = frozenset({"ZB-1p", "ZB-2p"})
 class _Row:
     """A transport and the runs it holds for.
 
-    years: of the version, where it is a date; empty for all.  overlapped: not where the run switched it off.
+    years: of the version, where it is a date; empty for all.  overlapped: not where the run
+        switched it off.
     """
 
     transport: Transport
@@ -115,12 +144,18 @@ _TORCH_ROWS = (
     _Row(transport=_SEEN_THROUGH),
 )
 _MEGATRON_ROWS = (
-    # Megatron split sends over tensor-parallel ranks (scatter_gather_tensors_in_pipeline, p2p_communication.py of 2021 to 2023).
-    _Row(schedules=_ONE_STAGE, years=_OLD_MEGATRON, transport=replace(_MEGATRON_BLOCKING, splits=True)),
+    # Megatron split sends over tensor-parallel ranks (scatter_gather_tensors_in_pipeline,
+    # p2p_communication.py of 2021 to 2023).
+    _Row(
+        schedules=_ONE_STAGE,
+        years=_OLD_MEGATRON,
+        transport=replace(_MEGATRON_BLOCKING, splits=True),
+    ),
     _Row(schedules=_ONE_STAGE, transport=_MEGATRON_BLOCKING),
     _Row(schedules=_ZERO_BUBBLE_SCHEDULES, overlapped=True, transport=_ZERO_BUBBLE),
     _Row(schedules=_ZERO_BUBBLE_SCHEDULES, transport=_SEEN_THROUGH),
-    # Before 2023 there was no --overlap-p2p-communication; in 2023 it had to be asked for; since then one says --no-overlap-...
+    # Before 2023 there was no --overlap-p2p-communication; in 2023 it had to be asked for; since
+    # then one says --no-overlap-...
     _Row(years=_OLD_MEGATRON, transport=replace(_MEGATRON_TURNS, splits=True)),
     _Row(overlapped=True, transport=_MEGATRON_OVERLAPPED),
     _Row(transport=_MEGATRON_TURNS),
@@ -135,6 +170,14 @@ _ROWS: Mapping[str, tuple[_Row, ...]] = {
 
 
 @lru_cache(maxsize=1024)
-def transport(trainer: str, schedule: str, *, trainer_version: str | None, overlap: bool) -> Transport:
-    """How this trainer's release moves what this schedule sends; overlap: False where the run switched overlap of sends off."""
-    return next(row.transport for row in _ROWS[trainer] if row.holds(schedule, named(trainer_version).year, overlap))
+def transport(
+    trainer: str, schedule: str, *, trainer_version: str | None, overlap: bool
+) -> Transport:
+    """How this trainer's release moves what this schedule sends; overlap: False where the run
+    switched overlap of sends off.
+    """
+    return next(
+        row.transport
+        for row in _ROWS[trainer]
+        if row.holds(schedule, named(trainer_version).year, overlap)
+    )

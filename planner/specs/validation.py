@@ -1,4 +1,6 @@
-"""From pydantic's errors to the planner's: every fault of a request at once, each with field, value, rule and remedy."""
+"""From pydantic's errors to the planner's: every fault of a request at once, each with field,
+value, rule and remedy.
+"""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -19,9 +21,18 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def build(spec: type[SpecT], values: object, field: str) -> SpecT:
-    """Instance of a spec from what a person typed; raises SpecError with all faults, fields named from `field` down."""
+    """Instance of a spec from what a person typed; raises SpecError with all faults, fields named
+    from `field` down.
+    """
     if not isinstance(values, Mapping):
-        raise SpecError(Fault(field, values, "must be a mapping of keys to values", f"known keys: {', '.join(spec.model_fields)}"))
+        raise SpecError(
+            Fault(
+                field,
+                values,
+                "must be a mapping of keys to values",
+                f"known keys: {', '.join(spec.model_fields)}",
+            )
+        )
     try:
         return spec.model_validate(dict(values))
     except ValidationError as error:
@@ -31,28 +42,58 @@ def build(spec: type[SpecT], values: object, field: str) -> SpecT:
 def _faults(spec: type[BaseModel], error: ValidationError, field: str) -> list[Fault]:
     faults = []
     for item in error.errors(include_url=False):
-        path = ".".join([field, *(str(part) for part in item["loc"] if not str(part).startswith(("function-", "literal[")))]).strip(".")
+        path = ".".join(
+            [
+                field,
+                *(
+                    str(part)
+                    for part in item["loc"]
+                    if not str(part).startswith(("function-", "literal["))
+                ),
+            ]
+        ).strip(".")
         kind, context = item["type"], item.get("ctx", {})
         if kind == "extra_forbidden":
             leaf = str(item["loc"][-1])
             known = spec.model_fields if len(item["loc"]) == 1 else ()
-            faults.append(Fault(path, item["input"], "unknown key", closest(leaf, known) if known else "remove it"))
+            faults.append(
+                Fault(
+                    path,
+                    item["input"],
+                    "unknown key",
+                    closest(leaf, known) if known else "remove it",
+                )
+            )
         elif kind == "missing":
             faults.append(Fault(path, None, "is required", f"add {path.rsplit('.', 1)[-1]}"))
         elif kind == "literal_error":
-            faults.append(Fault(path, item["input"], "is not one of the known values", f"use {context.get('expected', '')}"))
+            faults.append(
+                Fault(
+                    path,
+                    item["input"],
+                    "is not one of the known values",
+                    f"use {context.get('expected', '')}",
+                )
+            )
         elif kind == "value_error":
             rule, _, remedy = str(context.get("error", item["msg"])).partition("; ")
             faults.append(Fault(path, item["input"], rule, remedy or "correct the value"))
         else:
-            rule, remedy = _plain_words(kind, context) or (item["msg"][:1].lower() + item["msg"][1:], "give a value of another kind")
+            rule, remedy = _plain_words(kind, context) or (
+                item["msg"][:1].lower() + item["msg"][1:],
+                "give a value of another kind",
+            )
             faults.append(Fault(path, item["input"], rule, remedy))
     return faults
 
 
-# Pydantic's kinds of errors: what the value must be, and what would pass. {name} stands for the error's own limit.
+# Pydantic's kinds of errors: what the value must be, and what would pass. {name} stands for the
+# error's own limit.
 _WORDS: Mapping[str, tuple[str, str]] = {
-    "int_type": ("must be a whole number", "give digits alone, for example 8, without quotes or a point"),
+    "int_type": (
+        "must be a whole number",
+        "give digits alone, for example 8, without quotes or a point",
+    ),
     "int_parsing": ("must be a whole number", "give digits alone, for example 8"),
     "int_from_float": ("must be a whole number", "round it"),
     "int_parsing_size": ("is too long for a number", "give fewer digits"),
@@ -76,7 +117,11 @@ _WORDS: Mapping[str, tuple[str, str]] = {
 
 
 def _plain_words(kind: str, context: Mapping[str, object]) -> tuple[str, str] | None:
-    """(rule, remedy) of one of pydantic's kinds of errors; None for a kind that has no words here."""
+    """(rule, remedy) of one of pydantic's kinds of errors; None for a kind that has no words
+    here.
+    """
     words = _WORDS.get(kind)
-    limits = {name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()}
+    limits = {
+        name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()
+    }
     return None if words is None else (words[0].format(**limits), words[1].format(**limits))

@@ -1,1 +1,3 @@
-"""What has to be done: operations over named dimensions, and what each axis and recipe does to them."""
+"""What has to be done: operations over named dimensions, and what each axis and recipe does to
+them.
+"""

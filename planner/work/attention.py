@@ -1,4 +1,6 @@
-"""Attention as operations: grouped-query and multi-head latent attention, rotary embedding, the core, fused or not."""
+"""Attention as operations: grouped-query and multi-head latent attention, rotary embedding, the
+core, fused or not.
+"""
 
 from planner.specs.model import ModelSpec
 from planner.work.ops import Attention, Dims, Elementwise, Gemm, Op, Tensor
@@ -10,7 +12,9 @@ def gqa(model: ModelSpec, code: Code) -> tuple[Op, ...]:
     source = Tensor(name="attention_in", dims=HIDDEN)
     wq = projection("wq", ("heads", "qk_dim"), ("hidden",), source)
     wk = projection("wk", ("kv_heads", "qk_dim"), ("hidden",), source)
-    wv = projection("wv", ("kv_heads", "v_dim"), ("hidden",), source, "" if code.repeats_kv else "v")
+    wv = projection(
+        "wv", ("kv_heads", "v_dim"), ("hidden",), source, "" if code.repeats_kv else "v"
+    )
     normed = () if model.qk_norm == "none" else (wq.output, wk.output, *_head_statistics(model))
     makes = _attention_gradients(model, code)
     rotary = _rotary(
@@ -27,27 +31,46 @@ def gqa(model: ModelSpec, code: Code) -> tuple[Op, ...]:
 def _head_statistics(model: ModelSpec) -> tuple[Tensor, ...]:
     per_head = model.qk_norm == "head"
     return tuple(
-        Tensor(name=f"{name}_rstd", dims=("tokens", width) if per_head else ("tokens",), width="fp32")
+        Tensor(
+            name=f"{name}_rstd", dims=("tokens", width) if per_head else ("tokens",), width="fp32"
+        )
         for name, width in (("q_norm", "heads"), ("k_norm", "kv_heads"))
     )
 
 
 def mla(model: ModelSpec, code: Code) -> tuple[Op, ...]:
-    """DeepSeek-V2's low-rank attention: queries and keys/values through narrow projections, then up."""
+    """DeepSeek-V2's low-rank attention: queries and keys/values through narrow projections, then
+    up.
+    """
     source = Tensor(name="attention_in", dims=HIDDEN)
     query: tuple[Op, ...] = (projection("wq", ("heads", "qk_dim"), ("hidden",), source),)
     if model.q_lora_rank:
         down = projection("wq_a", ("q_lora",), ("hidden",), source)
-        query = (down, _up_projection("wq_b", "q_lora", ("heads", "qk_dim"), down.output, (model, code)))
+        query = (
+            down,
+            _up_projection("wq_b", "q_lora", ("heads", "qk_dim"), down.output, (model, code)),
+        )
     down = projection("wkv_a", ("kv_lora_rope",), ("hidden",), source)
     up = _up_projection("wkv_b", "kv_lora", ("heads", "kv_up"), down.output, (model, code))
-    queries = Tensor(name="wq_b_out" if model.q_lora_rank else "wq_out", dims=("tokens", "heads", "qk_dim"))
-    rotary = _rotary(("tokens", "heads_and_kv", "qk_dim"), True, True, reads=(queries, up.output), makes=_attention_gradients(model, code))
+    queries = Tensor(
+        name="wq_b_out" if model.q_lora_rank else "wq_out", dims=("tokens", "heads", "qk_dim")
+    )
+    rotary = _rotary(
+        ("tokens", "heads_and_kv", "qk_dim"),
+        True,
+        True,
+        reads=(queries, up.output),
+        makes=_attention_gradients(model, code),
+    )
     return *query, down, up, rotary
 
 
-def _up_projection(name: str, rank: str, cols: Dims, down: Tensor, style: tuple[ModelSpec, Code]) -> Gemm:
-    """A linear layer behind a norm of the narrow activations, which keeps the whole narrow projection."""
+def _up_projection(
+    name: str, rank: str, cols: Dims, down: Tensor, style: tuple[ModelSpec, Code]
+) -> Gemm:
+    """A linear layer behind a norm of the narrow activations, which keeps the whole narrow
+    projection.
+    """
     model, code = style
     narrow = Tensor(name=f"{name}_in", dims=("tokens", rank), width="linear")
     return Gemm(
@@ -62,7 +85,13 @@ def _up_projection(name: str, rank: str, cols: Dims, down: Tensor, style: tuple[
 
 
 def _rotary(
-    dims: Dims, normed: bool, rope: bool, *, reads: tuple[Tensor, ...], makes: tuple[Tensor, ...], saves: tuple[Tensor, ...] = ()
+    dims: Dims,
+    normed: bool,
+    rope: bool,
+    *,
+    reads: tuple[Tensor, ...],
+    makes: tuple[Tensor, ...],
+    saves: tuple[Tensor, ...] = (),
 ) -> Elementwise:
     extra = 6.0 if normed else 0.0
     base = 8.0 if rope else 0.5
@@ -81,7 +110,9 @@ def _rotary(
 
 
 def _attention_inputs(model: ModelSpec, code: Code) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value as autograd keeps them. MLA's value is a view of the projection that also holds the keys."""
+    """Query, key and value as autograd keeps them. MLA's value is a view of the projection that
+    also holds the keys.
+    """
     keys = "heads" if model.uses_mla else "kv_heads_repeated" if code.repeats_kv else "kv_heads"
     value = "kv_up" if model.uses_mla else "v_dim"
     return (
@@ -92,7 +123,9 @@ def _attention_inputs(model: ModelSpec, code: Code) -> tuple[Tensor, Tensor, Ten
 
 
 def _attention_gradients(model: ModelSpec, code: Code) -> tuple[Tensor, Tensor, Tensor]:
-    """The same three as attention's backward returns them: a view has a gradient of its own size."""
+    """The same three as attention's backward returns them: a view has a gradient of its own
+    size.
+    """
     q, k, v = _attention_inputs(model, code)
     return q, k, Tensor(name="v", dims=(*v.dims[:2], "v_dim"))
 
@@ -107,19 +140,28 @@ def attention_core(window: int, flash: bool, model: ModelSpec, code: Code) -> tu
             Attention(
                 name="attention",
                 window=window,
-                saves=(*inputs, out, statistics, Tensor(name="ring_out", dims=("tokens_ring", *out.dims[1:]))),
+                saves=(
+                    *inputs,
+                    out,
+                    statistics,
+                    Tensor(name="ring_out", dims=("tokens_ring", *out.dims[1:])),
+                ),
                 output=out,
                 statistics=statistics,
                 reads=_attention_gradients(model, code),
                 workspace=(*_flash_workspace(model), *_ring_workspace(inputs)),
             ),
         )
-    # Korthikanti et al. 2022: softmax output 2, dropout mask 1, dropout output 2 bytes an element of heads x seq x seq.
+    # Korthikanti et al. 2022: softmax output 2, dropout mask 1, dropout output 2 bytes an element
+    # of heads x seq x seq.
     square: Dims = ("tokens", "heads", "context")
     softmax = Tensor(name="softmax_out", dims=square)
     probabilities = Tensor(name="probabilities", dims=square)
     mask = Tensor(name="dropout_mask", dims=square, width="byte")
-    gradients = (Tensor(name="probabilities_gradient", dims=square), Tensor(name="scores_gradient", dims=square))
+    gradients = (
+        Tensor(name="probabilities_gradient", dims=square),
+        Tensor(name="scores_gradient", dims=square),
+    )
     core = Attention(
         name="attention",
         window=window,
@@ -142,28 +184,36 @@ def attention_core(window: int, flash: bool, model: ModelSpec, code: Code) -> tu
 
 
 def _ring_workspace(inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Of torch's ring over CP: gradients in fp32, those of keys and values five times (summed, of a step, packed, received, added).
+    """Of torch's ring over CP: gradients in fp32, those of keys and values five times (summed, of a
+    step, packed, received, added).
 
     Its merged output is laid out by heads, so that the next product keeps a copy (`ring_out`).
-    Source: torch/distributed/tensor/experimental/_attention.py (_templated_ring_attention_backward, _AllGatherRotater).
+    Source: torch/distributed/tensor/experimental/_attention.py (_templated_ring_attention_backward,
+        _AllGatherRotater).
     """
     query, *pair = inputs
     summed = Tensor(name="ring_dq", dims=("tokens_ring", *query.dims[1:]), width="fp32")
-    passed = tuple(Tensor(name=f"ring_d{t.name}", dims=("tokens_ring", *t.dims[1:]), width="fp32") for t in pair)
+    passed = tuple(
+        Tensor(name=f"ring_d{t.name}", dims=("tokens_ring", *t.dims[1:]), width="fp32")
+        for t in pair
+    )
     here = tuple(Tensor(name=f"ring_{t.name}", dims=("tokens_ring_all", *t.dims[1:])) for t in pair)
     return summed, *passed * 5, *here
 
 
 def _flash_workspace(model: ModelSpec) -> tuple[Tensor, ...]:
-    """Query gradients summed in fp32, row sums, and under GQA key and value gradients of every query head before they are summed.
+    """Query gradients summed in fp32, row sums, and under GQA key and value gradients of every
+    query head before they are summed.
 
-    Source: flash-attention csrc/flash_attn/flash_api.cpp, mha_bwd (dq_accum, softmax_d, dk_expanded, dv_expanded).
+    Source: flash-attention csrc/flash_attn/flash_api.cpp, mha_bwd (dq_accum, softmax_d,
+        dk_expanded, dv_expanded).
     """
     summed = Tensor(name="dq_accum", dims=("tokens", "heads", "qk_dim"), width="fp32")
     rows = Tensor(name="softmax_d", dims=("tokens", "heads"), width="fp32")
     if model.uses_mla or model.num_key_value_heads == model.num_attention_heads:
         return summed, rows
     expanded = tuple(
-        Tensor(name=f"{name}_expanded", dims=("tokens", "heads", width)) for name, width in (("dk", "qk_dim"), ("dv", "v_dim"))
+        Tensor(name=f"{name}_expanded", dims=("tokens", "heads", width))
+        for name, width in (("dk", "qk_dim"), ("dv", "v_dim"))
     )
     return summed, rows, *expanded

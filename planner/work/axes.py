@@ -1,4 +1,5 @@
-"""Each parallel axis in one place: which named dimensions it divides, and which collectives it inserts where.
+"""Each parallel axis in one place: which named dimensions it divides, and which collectives it
+inserts where.
 
 Letters: U rows of a batch (unique layouts); every size is a column (U,).
 """
@@ -19,17 +20,25 @@ ALLTOALL = CP_METHODS.index("alltoall")
 ALLGATHER = CP_METHODS.index("allgather")
 
 
-def local_sizes(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec, rules: TrainerRules) -> Mapping[str, FloatColumn]:
+def local_sizes(
+    batch: LayoutBatch, model: ModelSpec, training: TrainingSpec, rules: TrainerRules
+) -> Mapping[str, FloatColumn]:
     """Size of every named dimension on one rank, one microbatch.
 
-    tokens: the rank's share of a microbatch outside sequence-parallel regions; tokens_sp: inside them.
-    tokens_saved: of the input that a column-parallel linear keeps (Megatron keeps the shard and gathers it again).
-    tokens_routed: expert rows a rank computes, top-k copies times the load of the busiest rank.  tokens_grouped: with padding rows.
-    tokens_gathered, tokens_scattered, tokens_exchanged: of buffers that exist only where TP gathers, TP or EP sends; else 0.
-    tokens_ring, tokens_ring_all: where attention runs as torch's ring over CP, own tokens and those whose keys are here at once; else 0.
+    tokens: the rank's share of a microbatch outside sequence-parallel regions; tokens_sp: inside
+        them.
+    tokens_saved: of the input that a column-parallel linear keeps (Megatron keeps the shard and
+        gathers it again).
+    tokens_routed: expert rows a rank computes, top-k copies times the load of the busiest rank.
+    tokens_grouped: with padding rows. tokens_gathered, tokens_scattered, tokens_exchanged: of
+        buffers that exist only where TP gathers, TP or EP sends; else 0.
+    tokens_ring, tokens_ring_all: where attention runs as torch's ring over CP, own tokens and those
+        whose keys are here at once; else 0.
     kv_heads_repeated: after repeat_kv; a single head is expanded without a copy.
     """
-    tp, cp, ep, etp = (column.astype(np.float64) for column in (batch.tp, batch.cp, batch.ep, batch.etp))
+    tp, cp, ep, etp = (
+        column.astype(np.float64) for column in (batch.tp, batch.cp, batch.ep, batch.etp)
+    )
     tokens = batch.micro_batch_size * (training.seq_len / cp)
     sp = np.where(batch.sequence_parallel, tp, 1.0)
     sizes: dict[str, FloatColumn] = weight_sizes(model, tp, etp)
@@ -56,7 +65,9 @@ def local_sizes(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec, ru
 
 
 def weight_sizes(model: ModelSpec, tp: FloatColumn, etp: FloatColumn) -> dict[str, FloatColumn]:
-    """Size of every dimension that a layer's weights have on one rank; of the whole weights where tp and etp are 1."""
+    """Size of every dimension that a layer's weights have on one rank; of the whole weights where
+    tp and etp are 1.
+    """
     ones = np.ones_like(tp)
     return {
         "hidden": model.hidden_size * ones,
@@ -77,16 +88,27 @@ def weight_sizes(model: ModelSpec, tp: FloatColumn, etp: FloatColumn) -> dict[st
 
 def loss_is_parallel(training: TrainingSpec, rules: TrainerRules) -> bool:
     """Whether every TP rank computes the loss on its own part of the vocabulary."""
-    return rules.vocab_parallel_loss if training.vocab_parallel_loss is None else training.vocab_parallel_loss
+    return (
+        rules.vocab_parallel_loss
+        if training.vocab_parallel_loss is None
+        else training.vocab_parallel_loss
+    )
 
 
 def _expert_sizes(
-    model: ModelSpec, training: TrainingSpec, rules: TrainerRules, columns: tuple[FloatColumn, FloatColumn, FloatColumn, FloatColumn]
+    model: ModelSpec,
+    training: TrainingSpec,
+    rules: TrainerRules,
+    columns: tuple[FloatColumn, FloatColumn, FloatColumn, FloatColumn],
 ) -> dict[str, FloatColumn]:
     tokens, sp, ep, etp = columns
     own = tokens / np.where(etp > 1, 1.0, sp)
     local = model.num_experts / ep
-    imbalance = expected_imbalance(own * model.num_experts_per_tok, ep) if training.moe_imbalance is None else training.moe_imbalance
+    imbalance = (
+        expected_imbalance(own * model.num_experts_per_tok, ep)
+        if training.moe_imbalance is None
+        else training.moe_imbalance
+    )
     routed = own * model.num_experts_per_tok * imbalance
     return {
         "tokens_moe": own,
@@ -102,8 +124,9 @@ def _expert_sizes(
 def expected_imbalance(copies: FloatColumn, ep: FloatColumn) -> FloatColumn:
     """Expected load of the busiest of `ep` ranks over the mean, for routing at random.
 
-    1 + sqrt(2 ln(ep) / copies): the maximum of ep Poisson loads of mean `copies` (token copies a rank receives).
-    Real routers with a balancing loss are close to this; `training.moe_imbalance` overrides it.
+    1 + sqrt(2 ln(ep) / copies): the maximum of ep Poisson loads of mean `copies` (token copies a
+    rank receives). Real routers with a balancing loss are close to this; `training.moe_imbalance`
+    overrides it.
     Source: extreme value of normal variables (Cramer 1946, section 28.6).
     """
     return np.asarray(1.0 + np.sqrt(2.0 * np.log(np.maximum(ep, 1.0)) / np.maximum(copies, 1.0)))
@@ -111,10 +134,12 @@ def expected_imbalance(copies: FloatColumn, ep: FloatColumn) -> FloatColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """A collective at a site: which group carries it, the NCCL operation of each direction, and where it applies.
+    """A collective at a site: which group carries it, the NCCL operation of each direction, and
+    where it applies.
 
-    applies: True where this axis communicates here.  of_parts: the site's tensor is one rank's part of the buffer that the operation
-    gathers, scatters or passes round, which is as many times larger as the group has ranks.
+    applies: True where this axis communicates here.  of_parts: the site's tensor is one rank's part
+    of the buffer that the operation gathers, scatters or passes round, which is as many times
+    larger as the group has ranks.
     """
 
     axis: str
@@ -126,14 +151,41 @@ class Communication:
 
 SITES: Mapping[str, tuple[Communication, ...]] = {
     "tp_enter": (
-        Communication(axis="tp", forward="all-gather", backward="reduce-scatter", applies=lambda b: b.sequence_parallel & (b.tp > 1)),
-        Communication(axis="tp", forward=None, backward="all-reduce", applies=lambda b: ~b.sequence_parallel & (b.tp > 1)),
+        Communication(
+            axis="tp",
+            forward="all-gather",
+            backward="reduce-scatter",
+            applies=lambda b: b.sequence_parallel & (b.tp > 1),
+        ),
+        Communication(
+            axis="tp",
+            forward=None,
+            backward="all-reduce",
+            applies=lambda b: ~b.sequence_parallel & (b.tp > 1),
+        ),
     ),
     "tp_exit": (
-        Communication(axis="tp", forward="reduce-scatter", backward="all-gather", applies=lambda b: b.sequence_parallel & (b.tp > 1)),
-        Communication(axis="tp", forward="all-reduce", backward=None, applies=lambda b: ~b.sequence_parallel & (b.tp > 1)),
+        Communication(
+            axis="tp",
+            forward="reduce-scatter",
+            backward="all-gather",
+            applies=lambda b: b.sequence_parallel & (b.tp > 1),
+        ),
+        Communication(
+            axis="tp",
+            forward="all-reduce",
+            backward=None,
+            applies=lambda b: ~b.sequence_parallel & (b.tp > 1),
+        ),
     ),
-    "etp_exit": (Communication(axis="etp", forward="all-reduce", backward="all-reduce", applies=lambda b: (b.etp > 1) & (b.tp == 1)),),
+    "etp_exit": (
+        Communication(
+            axis="etp",
+            forward="all-reduce",
+            backward="all-reduce",
+            applies=lambda b: (b.etp > 1) & (b.tp == 1),
+        ),
+    ),
     # "tokens" are a rank's own, of which keys and values of all ranks are gathered or come by
     "cp_enter": (
         Communication(
@@ -150,29 +202,51 @@ SITES: Mapping[str, tuple[Communication, ...]] = {
             of_parts=True,
             applies=lambda b: (b.cp > 1) & (b.cp_method == ALLTOALL),
         ),
-        Communication(axis="cp", forward="all-to-all", backward="all-to-all", applies=lambda b: (b.cp > 1) & (b.cp_method == ULYSSES)),
+        Communication(
+            axis="cp",
+            forward="all-to-all",
+            backward="all-to-all",
+            applies=lambda b: (b.cp > 1) & (b.cp_method == ULYSSES),
+        ),
     ),
     "cp_exit": (
-        Communication(axis="cp", forward="all-to-all", backward="all-to-all", applies=lambda b: (b.cp > 1) & (b.cp_method == ULYSSES)),
+        Communication(
+            axis="cp",
+            forward="all-to-all",
+            backward="all-to-all",
+            applies=lambda b: (b.cp > 1) & (b.cp_method == ULYSSES),
+        ),
     ),
-    "ep_exchange": (Communication(axis="ep", forward="all-to-all", backward="all-to-all", applies=lambda b: b.ep > 1),),
+    "ep_exchange": (
+        Communication(
+            axis="ep", forward="all-to-all", backward="all-to-all", applies=lambda b: b.ep > 1
+        ),
+    ),
 }
 
 
-def group(axis: str, batch: LayoutBatch, rank_order: tuple[str, ...]) -> tuple[FloatColumn, FloatColumn]:
+def group(
+    axis: str, batch: LayoutBatch, rank_order: tuple[str, ...]
+) -> tuple[FloatColumn, FloatColumn]:
     """(degree, stride) of the ranks that form one group of this axis, each (U,).
 
-    Ranks are numbered with the first axis of `rank_order` innermost. `fsdp` joins dp_shard and cp; `efsdp` are the ranks that
-    share an expert's shard; `ep` regroups the same ranks from inside out (TorchTitan's mesh); `ddp` and `eddp` add replicas.
+    Ranks are numbered with the first axis of `rank_order` innermost. `fsdp` joins dp_shard and cp;
+    `efsdp` are the ranks that share an expert's shard; `ep` regroups the same ranks from inside out
+    (TorchTitan's mesh); `ddp` and `eddp` add replicas.
     """
-    b = {name: getattr(batch, name).astype(np.float64) for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")}
+    b = {
+        name: getattr(batch, name).astype(np.float64)
+        for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")
+    }
     stride, running = {}, np.ones_like(b["tp"])
     for name in rank_order:
         stride[name], running = running, running * b[name]
     one = np.ones_like(running)
     experts = b["ep"] * b["etp"]
     ranks = b["dp_shard"] * b["cp"] * b["tp"]
-    sharding = np.where(b["cp"] > 1, np.minimum(stride["cp"], stride["dp_shard"]), stride["dp_shard"])
+    sharding = np.where(
+        b["cp"] > 1, np.minimum(stride["cp"], stride["dp_shard"]), stride["dp_shard"]
+    )
     groups = {
         "tp": (b["tp"], stride["tp"]),
         "cp": (b["cp"], stride["cp"]),
@@ -181,7 +255,10 @@ def group(axis: str, batch: LayoutBatch, rank_order: tuple[str, ...]) -> tuple[F
         "fsdp": (b["dp_shard"] * b["cp"], sharding),
         "efsdp": (np.maximum(ranks / experts, 1.0), experts),
         "replicate": (b["dp_replicate"], stride["dp_replicate"]),
-        "ddp": (b["dp_replicate"] * b["dp_shard"] * b["cp"], np.minimum(sharding, stride["dp_replicate"])),
+        "ddp": (
+            b["dp_replicate"] * b["dp_shard"] * b["cp"],
+            np.minimum(sharding, stride["dp_replicate"]),
+        ),
         "eddp": (np.maximum(b["dp_replicate"] * ranks / experts, 1.0), experts),
         "pp": (b["pp"], stride["pp"]),
     }

@@ -1,7 +1,9 @@
-"""A model's layers as lists of operations: attention (GQA, MLA), MLP, mixture of experts, norms, embedding, head and loss.
+"""A model's layers as lists of operations: attention (GQA, MLA), MLP, mixture of experts, norms,
+embedding, head and loss.
 
-Moves per element are counted from the eager kernels of PyTorch (reads + writes of each kernel); fused values are what one
-fused kernel must move. Saved tensors are what eager autograd keeps for backward; `tests/torch_memory` compares them with torch's.
+Moves per element are counted from the eager kernels of PyTorch (reads + writes of each kernel);
+fused values are what one fused kernel must move. Saved tensors are what eager autograd keeps for
+backward; `tests/torch_memory` compares them with torch's.
 """
 
 from functools import lru_cache
@@ -10,11 +12,22 @@ from planner.specs.model import LayerKind, ModelSpec
 from planner.work.attention import attention_core, gqa, mla
 from planner.work.feed_forward import mlp, moe
 from planner.work.ops import Collective, Elementwise, Gemm, Op, Tensor
-from planner.work.pieces import HIDDEN, HIDDEN_SP, PLAIN, SCATTERED, Code, norm_saves, output_projection, tp_exit
+from planner.work.pieces import (
+    HIDDEN,
+    HIDDEN_SP,
+    PLAIN,
+    SCATTERED,
+    Code,
+    norm_saves,
+    output_projection,
+    tp_exit,
+)
 
-# (kernels, moves forward, moves backward) of an eager norm. One kernel: native_layer_norm and _fused_rms_norm (its backward reads the
-# input twice). A chain: cast, square and mean, scale, cast back, weight, with four of the seven tensors in fp32; backward twice each of
-# them, and the sum of two gradients. Source: aten/src/ATen/native/layer_norm.cpp (rms_norm_composite), tools/autograd/derivatives.yaml.
+# (kernels, moves forward, moves backward) of an eager norm. One kernel: native_layer_norm and
+# _fused_rms_norm (its backward reads the input twice). A chain: cast, square and mean, scale, cast
+# back, weight, with four of the seven tensors in fp32; backward twice each of them, and the sum of
+# two gradients. Source: aten/src/ATen/native/layer_norm.cpp (rms_norm_composite),
+# tools/autograd/derivatives.yaml.
 ONE_KERNEL_NORM, COMPOSITE_NORM = (1, 2.0, 4.0), (8, 14.0, 38.0)
 
 
@@ -22,13 +35,17 @@ ONE_KERNEL_NORM, COMPOSITE_NORM = (1, 2.0, 4.0), (8, 14.0, 38.0)
 def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN) -> tuple[Op, ...]:
     """Operations of one transformer layer, in order.
 
-    flash: fused attention; otherwise the probabilities are materialised.  code: what the trainer's own code keeps differently.
+    flash: fused attention; otherwise the probabilities are materialised.  code: what the trainer's
+        own code keeps differently.
     """
     attention = mla(model, code) if model.uses_mla else gqa(model, code)
     own_norm = model.norms_per_layer != 1
     source = Tensor(name="mlp_norm_out" if own_norm else "attention_norm_out", dims=HIDDEN_SP)
     feed_forward = moe(model, source, code) if kind.moe else mlp(model, "ffn", "mlp", source)
-    first, second = Tensor(name="attention_sum", dims=HIDDEN_SP), Tensor(name=f"{'moe' if kind.moe else 'mlp'}_sum", dims=HIDDEN_SP)
+    first, second = (
+        Tensor(name="attention_sum", dims=HIDDEN_SP),
+        Tensor(name=f"{'moe' if kind.moe else 'mlp'}_sum", dims=HIDDEN_SP),
+    )
     stream, middle = Tensor(name="x", dims=HIDDEN_SP), Tensor(name="h", dims=HIDDEN_SP)
     return (
         _norm(model, "attention_norm", stream, code),
@@ -41,21 +58,44 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN
             exchanged=(SCATTERED,),
         ),
         *attention,
-        Collective(name="context_in", site="cp_enter", tensor=Tensor(name="kv_full", dims=("tokens", "kv_width"))),
+        Collective(
+            name="context_in",
+            site="cp_enter",
+            tensor=Tensor(name="kv_full", dims=("tokens", "kv_width")),
+        ),
         *attention_core(kind.window, flash, model, code),
-        Collective(name="context_out", site="cp_exit", tensor=Tensor(name="qo", dims=("tokens", "qo_width"))),
-        output_projection("wo", ("heads", "v_dim"), Tensor(name="attention_out", dims=("tokens", "heads", "v_dim"))),
+        Collective(
+            name="context_out",
+            site="cp_exit",
+            tensor=Tensor(name="qo", dims=("tokens", "qo_width")),
+        ),
+        output_projection(
+            "wo",
+            ("heads", "v_dim"),
+            Tensor(name="attention_out", dims=("tokens", "heads", "v_dim")),
+        ),
         tp_exit("attention_sum", "wo_full", "wo_out", first),
         _residual("attention_residual", (stream, *_sandwich(model, first)), middle, first),
         _norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model, code),
         *feed_forward,
-        _residual("mlp_residual", (middle, *_sandwich(model, second)), Tensor(name="y", dims=HIDDEN_SP), second, *_shared_sum(model, kind)),
+        _residual(
+            "mlp_residual",
+            (middle, *_sandwich(model, second)),
+            Tensor(name="y", dims=HIDDEN_SP),
+            second,
+            *_shared_sum(model, kind),
+        ),
     )
 
 
 def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
-    """Final norm, vocabulary projection and cross entropy. Logits are counted where they live: `cost.memory`."""
-    normed, source = Tensor(name="final_norm_out", dims=HIDDEN_SP), Tensor(name="head_in", dims=HIDDEN)
+    """Final norm, vocabulary projection and cross entropy. Logits are counted where they live:
+    `cost.memory`.
+    """
+    normed, source = (
+        Tensor(name="final_norm_out", dims=HIDDEN_SP),
+        Tensor(name="head_in", dims=HIDDEN),
+    )
     return (
         _norm(model, "final_norm", Tensor(name="final_x", dims=HIDDEN_SP), code),
         Collective(
@@ -102,12 +142,19 @@ def embedding_ops() -> tuple[Op, ...]:
             fused_forward_moves=2.0,
             fused_backward_moves=4.0,
         ),
-        Collective(name="embedding_sum", site="tp_exit", tensor=Tensor(name="embedded", dims=HIDDEN), linear=False),
+        Collective(
+            name="embedding_sum",
+            site="tp_exit",
+            tensor=Tensor(name="embedded", dims=HIDDEN),
+            linear=False,
+        ),
     )
 
 
 def _norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwise:
-    kernels, forward, backward = COMPOSITE_NORM if code.composite_norm and model.norm != "layernorm" else ONE_KERNEL_NORM
+    kernels, forward, backward = (
+        COMPOSITE_NORM if code.composite_norm and model.norm != "layernorm" else ONE_KERNEL_NORM
+    )
     sandwich = model.norms_per_layer / 2 if name != "final_norm" else 1.0
     output = Tensor(name=f"{name}_out", dims=source.dims)
     return Elementwise(
@@ -122,33 +169,63 @@ def _norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwis
         output=output,
         reads=(source,),
         makes=(output,),
-        workspace=(Tensor(name="chain", dims=source.dims, width="fp32", eager_only=True),) * 4 if code.composite_norm else (),
+        workspace=(Tensor(name="chain", dims=source.dims, width="fp32", eager_only=True),) * 4
+        if code.composite_norm
+        else (),
         casts=code.composite_norm,
     )
 
 
 def _shared_norm(model: ModelSpec, code: Code) -> Elementwise:
-    """Parallel residual with one norm: the second branch reads the first one's norm; only its share of the time is left."""
-    kernels, forward, backward = COMPOSITE_NORM if code.composite_norm and model.norm != "layernorm" else ONE_KERNEL_NORM
+    """Parallel residual with one norm: the second branch reads the first one's norm; only its share
+    of the time is left.
+    """
+    kernels, forward, backward = (
+        COMPOSITE_NORM if code.composite_norm and model.norm != "layernorm" else ONE_KERNEL_NORM
+    )
     share = model.norms_per_layer / 2
     return Elementwise(
-        name="mlp_norm", dims=HIDDEN_SP, kernels=max(1, round(kernels * share)), forward_moves=forward * share,
-        backward_moves=backward * share,        fused_forward_moves=2.0 * share, fused_backward_moves=4.0 * share,
-    )  # fmt: skip
+        name="mlp_norm",
+        dims=HIDDEN_SP,
+        kernels=max(1, round(kernels * share)),
+        forward_moves=forward * share,
+        backward_moves=backward * share,
+        fused_forward_moves=2.0 * share,
+        fused_backward_moves=4.0 * share,
+    )
 
 
 def _sandwich(model: ModelSpec, branch: Tensor) -> tuple[Tensor, ...]:
     """Norms behind attention and MLP (Gemma 2 and 3) keep the branch's sum."""
-    return (branch, Tensor(name=f"{branch.name}_rstd", dims=branch.dims[:-1], width="fp32")) if model.norms_per_layer == 4 else ()
+    return (
+        (branch, Tensor(name=f"{branch.name}_rstd", dims=branch.dims[:-1], width="fp32"))
+        if model.norms_per_layer == 4
+        else ()
+    )
 
 
 def _shared_sum(model: ModelSpec, kind: LayerKind) -> tuple[Tensor, ...]:
-    return (Tensor(name="shared_sum", dims=HIDDEN_SP),) if kind.moe and model.shared_expert_intermediate_size else ()
+    return (
+        (Tensor(name="shared_sum", dims=HIDDEN_SP),)
+        if kind.moe and model.shared_expert_intermediate_size
+        else ()
+    )
 
 
-def _residual(name: str, held: tuple[Tensor, ...], output: Tensor, *branches: Tensor) -> Elementwise:
+def _residual(
+    name: str, held: tuple[Tensor, ...], output: Tensor, *branches: Tensor
+) -> Elementwise:
     stream, *kept = held
     return Elementwise(
-        name=name, dims=HIDDEN_SP, kernels=1, forward_moves=3.0, backward_moves=2.0, fused_forward_moves=1.0, fused_backward_moves=1.0,
-        saves=tuple(kept), reads=(stream, *branches), makes=(output,), shares=True,
-    )  # fmt: skip
+        name=name,
+        dims=HIDDEN_SP,
+        kernels=1,
+        forward_moves=3.0,
+        backward_moves=2.0,
+        fused_forward_moves=1.0,
+        fused_backward_moves=1.0,
+        saves=tuple(kept),
+        reads=(stream, *branches),
+        makes=(output,),
+        shares=True,
+    )

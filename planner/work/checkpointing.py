@@ -1,4 +1,5 @@
-"""What activation checkpointing keeps and what it redoes, read off the same list of operations that gives the time.
+"""What activation checkpointing keeps and what it redoes, read off the same list of operations that
+gives the time.
 
 Letters: U rows of a batch; a mode is the pair of columns (ac_kind, ac_value).
 """
@@ -10,7 +11,13 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.specs.layout import AC_KINDS
-from planner.work.liveness import backward_peak, recomputation_peak, saved_tensors, tensor_bytes, weight_gradients
+from planner.work.liveness import (
+    backward_peak,
+    recomputation_peak,
+    saved_tensors,
+    tensor_bytes,
+    weight_gradients,
+)
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op, Tensor
 
 NONE, FULL, SELECTIVE_OP, SELECTIVE_LAYER, SELECTIVE_ATTENTION, MEMORY_BUDGET = range(len(AC_KINDS))
@@ -23,9 +30,12 @@ class Kept:
     """Result of a mode on one layer.
 
     saved_bytes (U,): kept from forward to backward, averaged over layers for selective-layer-N.
-    transient_bytes (U,): in addition while the last layer runs backward: what is recomputed, gradients, kernels' buffers.
-    done_bytes, next_bytes (U,): when it is done, and while the layer before it runs backward, less what the last one kept.
-    second_bytes (U,): while the second layer runs backward, with all that it and the first one keep.
+    transient_bytes (U,): in addition while the last layer runs backward: what is recomputed,
+        gradients, kernels' buffers.
+    done_bytes, next_bytes (U,): when it is done, and while the layer before it runs backward, less
+        what the last one kept.
+    second_bytes (U,): while the second layer runs backward, with all that it and the first one
+        keep.
     working_bytes (U,): what its forward computes and frees again.
     redone: share of each op's forward that backward repeats, (len(ops), U).
     """
@@ -41,7 +51,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """early_stop: it ends once the last tensor that backward needs is there (see `needed_again`).  num_layers: of the model."""
+    """early_stop: it ends once the last tensor that backward needs is there (see `needed_again`).
+    num_layers: of the model.
+    """
 
     early_stop: bool
     num_layers: int
@@ -57,10 +69,12 @@ def kept(
 ) -> Kept:
     """What each row's mode keeps of a layer and what it recomputes.
 
-    bytes_of: bytes (U,) of a tensor.  seconds (len(ops), U): forward seconds of each op, for the memory budget.
+    bytes_of: bytes (U,) of a tensor.  seconds (len(ops), U): forward seconds of each op, for the
+        memory budget.
     fused (U,): kernels are fused, so that eager-only tensors are not kept.
-    Sources: torchtitan 0.2.2 distributed/activation_checkpoint.py (save list and every second matmul), Korthikanti 2022
-    (selective attention), torch._functorch.partitioners (activation_memory_budget).
+    Sources: torchtitan 0.2.2 distributed/activation_checkpoint.py (save list and every second
+    matmul), Korthikanti 2022 (selective attention), torch._functorch.partitioners
+    (activation_memory_budget).
     """
     size = len(batch)
     zero, one = np.zeros(size), np.ones(size)
@@ -69,13 +83,27 @@ def kept(
     saved_op, redone_op = _selective_op(ops, batch, bytes_of)
     saved_budget, redone_budget = layer_input, redone_op
     if np.any(batch.ac_kind == MEMORY_BUDGET):
-        saved_budget, redone_budget = _memory_budget(ops, bytes_of, seconds, fused, np.clip(batch.ac_value, 0, 1), layer_input)
+        saved_budget, redone_budget = _memory_budget(
+            ops, bytes_of, seconds, fused, np.clip(batch.ac_value, 0, 1), layer_input
+        )
     core = np.array([1.0 if op.name in CORE_ATTENTION else 0.0 for op in ops])[:, None]
     kind, period = batch.ac_kind, np.maximum(batch.ac_value, 1.0)
     checkpointed = np.floor(recomputation.num_layers / period) / recomputation.num_layers
     saved = np.select(
-        [kind == NONE, kind == FULL, kind == SELECTIVE_OP, kind == SELECTIVE_LAYER, kind == SELECTIVE_ATTENTION],
-        [every, layer_input, saved_op, every + (layer_input - every) * checkpointed, every - _core_bytes(ops, bytes_of)],
+        [
+            kind == NONE,
+            kind == FULL,
+            kind == SELECTIVE_OP,
+            kind == SELECTIVE_LAYER,
+            kind == SELECTIVE_ATTENTION,
+        ],
+        [
+            every,
+            layer_input,
+            saved_op,
+            every + (layer_input - every) * checkpointed,
+            every - _core_bytes(ops, bytes_of),
+        ],
         saved_budget,
     )
     redone = np.select(
@@ -86,26 +114,45 @@ def kept(
             (kind == SELECTIVE_LAYER)[None],
             (kind == SELECTIVE_ATTENTION)[None],
         ],
-        [zero[None] * core, one[None] + zero[None] * core, redone_op, checkpointed[None] + zero[None] * core, core * one[None]],
+        [
+            zero[None] * core,
+            one[None] + zero[None] * core,
+            redone_op,
+            checkpointed[None] + zero[None] * core,
+            core * one[None],
+        ],
         redone_budget,
     )
     if recomputation.early_stop:
         redone = redone * needed_again(ops)[:, None]
-    backward, again = (most(tuple(ops), bytes_of, fused) for most in (backward_peak, recomputation_peak))
+    backward, again = (
+        most(tuple(ops), bytes_of, fused) for most in (backward_peak, recomputation_peak)
+    )
     peak = np.where(kind == NONE, backward, np.maximum(backward, again))
     peak = peak + _held_besides(ops, batch, bytes_of, fused, recomputation.early_stop)
-    last, before, first = (np.where(kind == SELECTIVE_LAYER, own, saved) for own in _by_place(period, layer_input, every, recomputation))
-    gradients = np.sum([bytes_of(gradient) for gradient in (LAYER_INPUT, *weight_gradients(ops))], axis=0)
+    last, before, first = (
+        np.where(kind == SELECTIVE_LAYER, own, saved)
+        for own in _by_place(period, layer_input, every, recomputation)
+    )
+    gradients = np.sum(
+        [bytes_of(gradient) for gradient in (LAYER_INPUT, *weight_gradients(ops))], axis=0
+    )
     return Kept(
-        saved_bytes=saved, transient_bytes=np.maximum(peak - last, 0.0), done_bytes=gradients - last, next_bytes=peak - before - last,
-        second_bytes=peak + first, working_bytes=np.maximum(every + _passing_bytes(ops, bytes_of) - saved, 0.0), redone=redone,
-    )  # fmt: skip
+        saved_bytes=saved,
+        transient_bytes=np.maximum(peak - last, 0.0),
+        done_bytes=gradients - last,
+        next_bytes=peak - before - last,
+        second_bytes=peak + first,
+        working_bytes=np.maximum(every + _passing_bytes(ops, bytes_of) - saved, 0.0),
+        redone=redone,
+    )
 
 
 def _by_place(
     period: FloatColumn, layer_input: FloatColumn, every: FloatColumn, recomputation: Recomputation
 ) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-    """What the last layer, the one before it and the first keep under selective-layer-N, which checkpoints every N-th, (U,) each.
+    """What the last layer, the one before it and the first keep under selective-layer-N, which
+    checkpoints every N-th, (U,) each.
 
     Source: torchtitan distributed/activation_checkpoint.py (_apply_layer_sac counts from one).
     """
@@ -115,52 +162,95 @@ def _by_place(
 
 
 def _held_besides(
-    ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn, early_stop: bool
+    ops: Sequence[Op],
+    batch: LayoutBatch,
+    bytes_of: Callable[[Tensor], FloatColumn],
+    fused: BoolColumn,
+    early_stop: bool,
 ) -> FloatColumn:
     """What a checkpoint holds through the layer's backward though backward does not read it, (U,).
 
-    The layer's input where no operation keeps it; kept outputs that recomputation does not come to before it stops.
+    The layer's input where no operation keeps it; kept outputs that recomputation does not come to
+    before it stops.
     """
     every = saved_tensors(ops)
-    read = tensor_bytes(every[LAYER_INPUT.name], bytes_of, fused) if LAYER_INPUT.name in every else np.zeros(len(batch))
+    read = (
+        tensor_bytes(every[LAYER_INPUT.name], bytes_of, fused)
+        if LAYER_INPUT.name in every
+        else np.zeros(len(batch))
+    )
     held = np.where(batch.ac_kind == NONE, 0.0, bytes_of(LAYER_INPUT) - read)
     if not early_stop:
         return held
     never = needed_again(ops) == 0.0
-    unread = [kept_bytes for index, kept_bytes in _kept_outputs(ops, batch, bytes_of) if never[index]]
+    unread = [
+        kept_bytes for index, kept_bytes in _kept_outputs(ops, batch, bytes_of) if never[index]
+    ]
     return np.asarray(held + np.where(batch.ac_kind == SELECTIVE_OP, np.sum(unread, axis=0), 0.0))
 
 
 def graph_share(batch: LayoutBatch) -> FloatColumn:
-    """Share of a layer's autograd graph that stays from forward to backward, (U,), for what ops keep besides their inputs."""
+    """Share of a layer's autograd graph that stays from forward to backward, (U,), for what ops
+    keep besides their inputs.
+    """
     kind, value = batch.ac_kind, batch.ac_value
     whole = (kind == NONE) | (kind == SELECTIVE_ATTENTION)
     period, budget = np.maximum(value, 1.0), np.clip(value, 0.0, 1.0)
-    return np.select([whole, kind == SELECTIVE_LAYER, kind == MEMORY_BUDGET], [np.ones(len(batch)), 1.0 - 1.0 / period, budget], 0.0)
+    return np.select(
+        [whole, kind == SELECTIVE_LAYER, kind == MEMORY_BUDGET],
+        [np.ones(len(batch)), 1.0 - 1.0 / period, budget],
+        0.0,
+    )
 
 
 def needed_again(ops: Sequence[Op]) -> FloatColumn:
-    """1 for operations that recomputation runs before it stops, 0 from the last one on that keeps a tensor, (len(ops),).
+    """1 for operations that recomputation runs before it stops, 0 from the last one on that keeps a
+    tensor, (len(ops),).
 
-    Autograd keeps an operation's inputs before it runs the kernel, and the non-reentrant checkpoint stops when the last kept tensor is
-    there: the layer's last product, what follows it, and its collectives are never redone. torch.compile's partitioner redoes only
-    what backward reads, which is the same. An operation that keeps its own output has to run.
-    Source: torch/utils/checkpoint.py (set_checkpoint_early_stop, _StopRecomputationError); the reentrant form runs the whole layer.
+    Autograd keeps an operation's inputs before it runs the kernel, and the non-reentrant checkpoint
+    stops when the last kept tensor is
+    there: the layer's last product, what follows it, and its collectives are never redone.
+    torch.compile's partitioner redoes only what backward reads, which is the same. An operation
+    that keeps its own output has to run.
+    Source: torch/utils/checkpoint.py (set_checkpoint_early_stop, _StopRecomputationError); the
+        reentrant form runs the whole layer.
     """
     keepers = [index for index, op in enumerate(ops) if not isinstance(op, Collective) and op.saves]
     last = ops[keepers[-1]]
-    runs = not isinstance(last, Collective) and last.output is not None and last.output.name in {tensor.name for tensor in last.saves}
+    runs = (
+        not isinstance(last, Collective)
+        and last.output is not None
+        and last.output.name in {tensor.name for tensor in last.saves}
+    )
     return np.array([1.0 if index < keepers[-1] + runs else 0.0 for index in range(len(ops))])
 
 
-def _union_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn) -> FloatColumn:
-    return np.asarray(np.sum([tensor_bytes(tensor, bytes_of, fused) for tensor in saved_tensors(ops).values()], axis=0))
+def _union_bytes(
+    ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn
+) -> FloatColumn:
+    return np.asarray(
+        np.sum(
+            [tensor_bytes(tensor, bytes_of, fused) for tensor in saved_tensors(ops).values()],
+            axis=0,
+        )
+    )
 
 
 def _passing_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) -> FloatColumn:
-    """Bytes of products that backward never reads, such as partial sums before they are reduced over TP."""
+    """Bytes of products that backward never reads, such as partial sums before they are reduced
+    over TP.
+    """
     read = saved_tensors(ops)
-    return np.asarray(np.sum([bytes_of(op.output) for op in ops if isinstance(op, Gemm) and op.output.name not in read], axis=0))
+    return np.asarray(
+        np.sum(
+            [
+                bytes_of(op.output)
+                for op in ops
+                if isinstance(op, Gemm) and op.output.name not in read
+            ],
+            axis=0,
+        )
+    )
 
 
 def _core_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) -> FloatColumn:
@@ -170,8 +260,11 @@ def _core_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) ->
     return np.asarray(np.sum([bytes_of(t) for t in inner], axis=0))
 
 
-def _selective_op(ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn]) -> tuple[FloatColumn, FloatColumn]:
-    """TorchTitan's policy: keep the first, third, fifth ... matmul's output, attention, and reduce-scattered sums.
+def _selective_op(
+    ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn]
+) -> tuple[FloatColumn, FloatColumn]:
+    """TorchTitan's policy: keep the first, third, fifth ... matmul's output, attention, and
+    reduce-scattered sums.
 
     Grouped expert GEMMs are not in its save list, so they are redone.
     """
@@ -183,7 +276,9 @@ def _selective_op(ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Ten
     return saved, redone
 
 
-def _kept_outputs(ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn]) -> Iterator[tuple[int, FloatColumn]]:
+def _kept_outputs(
+    ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn]
+) -> Iterator[tuple[int, FloatColumn]]:
     """(index of an operation on the save list, bytes of its output that are kept (U,))."""
     num_matmuls = 0
     scattered = batch.sequence_parallel & (batch.tp > 1)
@@ -206,9 +301,15 @@ def _memory_budget(
     budget: FloatColumn,
     least: FloatColumn,
 ) -> tuple[FloatColumn, FloatColumn]:
-    """Fractional knapsack: keep the tensors that cost most seconds per byte to redo, until least + X (all - least) is used."""
+    """Fractional knapsack: keep the tensors that cost most seconds per byte to redo, until least +
+    X (all - least) is used.
+    """
     redone = np.ones((len(ops), len(budget)))
-    makers = [(i, op.output) for i, op in enumerate(ops) if isinstance(op, Gemm | Attention | Elementwise) and op.output is not None]
+    makers = [
+        (i, op.output)
+        for i, op in enumerate(ops)
+        if isinstance(op, Gemm | Attention | Elementwise) and op.output is not None
+    ]
     total = _union_bytes(ops, bytes_of, fused)
     room = least + budget * np.maximum(total - least, 0.0)
     saved = least.copy()

@@ -1,15 +1,27 @@
-"""Feed-forward blocks as operations: MLP, and mixture of experts with router, permutation, exchange, grouped and shared experts."""
+"""Feed-forward blocks as operations: MLP, and mixture of experts with router, permutation,
+exchange, grouped and shared experts.
+"""
 
 from planner.specs.model import ModelSpec
 from planner.work.ops import Collective, Dims, Elementwise, Gemm, Op, Tensor
-from planner.work.pieces import HIDDEN, HIDDEN_SP, SCATTERED, Code, output_projection, projection, tp_exit
+from planner.work.pieces import (
+    HIDDEN,
+    HIDDEN_SP,
+    SCATTERED,
+    Code,
+    output_projection,
+    projection,
+    tp_exit,
+)
 
 ROUTED: Dims = ("tokens_routed", "hidden")
 GROUPED: Dims = ("tokens_grouped", "hidden")
-# torchtitan 0.2 models/moe/moe.py: casts, scores, top-k, gather, normalisation, counts, sort. Megatron-Core transformer/moe (moe_utils.py,
-# token_dispatcher.py): the same with masks scattered and counted, counts exchanged and copied to the host, and the loss that balances load.
+# torchtitan 0.2 models/moe/moe.py: casts, scores, top-k, gather, normalisation, counts, sort.
+# Megatron-Core transformer/moe (moe_utils.py, token_dispatcher.py): the same with masks scattered
+# and counted, counts exchanged and copied to the host, and the loss that balances load.
 ROUTING_KERNELS, ROUTING_SINGLES = 20, 40
-PERMUTATION_KERNELS = 8  # index arithmetic, selection, scatter and scaling by the scores: the same sources
+# index arithmetic, selection, scatter and scaling by the scores: the same sources
+PERMUTATION_KERNELS = 8
 EXCHANGED = Tensor(name="exchanged", dims=("tokens_exchanged", "hidden"))
 
 
@@ -34,7 +46,12 @@ def mlp(model: ModelSpec, width: str, prefix: str, normed: Tensor) -> tuple[Op, 
         *up,
         activation(prefix, inner, model.mlp),
         output_projection(f"{prefix}_w2", (width,), activated),
-        tp_exit(f"{prefix}_sum", f"{prefix}_w2_full", f"{prefix}_w2_out", Tensor(name=f"{prefix}_sum", dims=HIDDEN_SP)),
+        tp_exit(
+            f"{prefix}_sum",
+            f"{prefix}_w2_full",
+            f"{prefix}_w2_out",
+            Tensor(name=f"{prefix}_sum", dims=HIDDEN_SP),
+        ),
     )
 
 
@@ -56,8 +73,12 @@ def activation(prefix: str, dims: Dims, activation: str) -> Elementwise:
             reads=(first, gate),
             makes=makes,
         )
-    # relu keeps its output, which the square keeps as well; the square's backward makes a scaled copy and a product. gelu keeps its input.
-    squares = tuple(Tensor(name=f"{prefix}_{name}", dims=dims, eager_only=True) for name in ("scaled", "product"))
+    # relu keeps its output, which the square keeps as well; the square's backward makes a scaled
+    # copy and a product. gelu keeps its input.
+    squares = tuple(
+        Tensor(name=f"{prefix}_{name}", dims=dims, eager_only=True)
+        for name in ("scaled", "product")
+    )
     squares = squares if activation == "squared-relu" else ()
     alone = activation == "gelu"
     return Elementwise(
@@ -76,19 +97,31 @@ def activation(prefix: str, dims: Dims, activation: str) -> Elementwise:
 
 
 def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
-    """Router, permutation, dispatch over EP, grouped experts, combine, and the shared expert where there is one."""
+    """Router, permutation, dispatch over EP, grouped experts, combine, and the shared expert where
+    there is one.
+    """
     inner: Dims = ("tokens_grouped", "expert_ffn")
     received = Tensor(name="expert_in", dims=GROUPED)
-    shared: tuple[Op, ...] = mlp(model, "shared_ffn", "shared", normed) if model.shared_expert_intermediate_size else ()
+    shared: tuple[Op, ...] = (
+        mlp(model, "shared_ffn", "shared", normed) if model.shared_expert_intermediate_size else ()
+    )
     source = Tensor(name="shared_in" if shared else normed.name, dims=("tokens_moe", "hidden"))
     scores = Tensor(name="scores", dims=("tokens_moe", "experts"), width="fp32")
     scaled = Tensor(name="routed_fp32", dims=ROUTED, width="fp32", eager_only=True)
-    combined, output = Tensor(name="expert_out", dims=ROUTED), Tensor(name="moe_sum", dims=HIDDEN_SP)
+    combined, output = (
+        Tensor(name="expert_out", dims=ROUTED),
+        Tensor(name="moe_sum", dims=HIDDEN_SP),
+    )
     routed_out = Tensor(name="expert_w2_out", dims=GROUPED)
-    # Routed rows before the experts, behind them, back in the tokens' order, and the gradient that asked for all this; the shared output.
-    held = (Tensor(name="held", dims=ROUTED),) * 4 + ((Tensor(name="shared_out", dims=("tokens_moe", "hidden")),) if shared else ())
+    # Routed rows before the experts, behind them, back in the tokens' order, and the gradient that
+    # asked for all this; the shared output.
+    held = (Tensor(name="held", dims=ROUTED),) * 4 + (
+        (Tensor(name="shared_out", dims=("tokens_moe", "hidden")),) if shared else ()
+    )
     order = Tensor(name="sort_index", dims=("tokens_routed",), width="index")
-    up = [("expert_w1", "expert_ffn")] + ([("expert_w3", "expert_ffn")] if model.mlp == "swiglu" else [])
+    up = [("expert_w1", "expert_ffn")] + (
+        [("expert_w3", "expert_ffn")] if model.mlp == "swiglu" else []
+    )
     return (
         Gemm(
             name="router",
@@ -116,7 +149,12 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
             makes=(scores,),
         ),
         _permutation("permute", (scaled,) if code.scores_first else (), (source,), (received,)),
-        Collective(name="dispatch", site="ep_exchange", tensor=Tensor(name="dispatched", dims=ROUTED), exchanged=(EXCHANGED,)),
+        Collective(
+            name="dispatch",
+            site="ep_exchange",
+            tensor=Tensor(name="dispatched", dims=ROUTED),
+            exchanged=(EXCHANGED,),
+        ),
         *(
             Gemm(
                 name=name,
@@ -143,31 +181,58 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
             output=routed_out,
             reads=(Tensor(name="expert_act", dims=inner),),
         ),
-        Collective(name="expert_sum", site="etp_exit", tensor=Tensor(name="expert_full", dims=ROUTED)),
-        Collective(name="combine", site="ep_exchange", tensor=Tensor(name="combined", dims=ROUTED), exchanged=(EXCHANGED,)),
+        Collective(
+            name="expert_sum", site="etp_exit", tensor=Tensor(name="expert_full", dims=ROUTED)
+        ),
+        Collective(
+            name="combine",
+            site="ep_exchange",
+            tensor=Tensor(name="combined", dims=ROUTED),
+            exchanged=(EXCHANGED,),
+        ),
         *shared,
-        _permutation("unpermute", (order,) if code.scores_first else (order, combined), (routed_out,), (output,), held),
+        _permutation(
+            "unpermute",
+            (order,) if code.scores_first else (order, combined),
+            (routed_out,),
+            (output,),
+            held,
+        ),
     )
 
 
 def _routing_tables(code: Code) -> tuple[Tensor, ...]:
-    """Indices that gather, sort and permute routed rows (int64), and with scores applied first their sorted scores and the padded order.
+    """Indices that gather, sort and permute routed rows (int64), and with scores applied first
+    their sorted scores and the padded order.
 
     Source: torchtitan 0.2.2 models/moe/moe.py and utils.py.
     """
-    tables = tuple(Tensor(name=f"{name}_index", dims=("tokens_routed",), width="index") for name in ("gather", "sort", "source"))
+    tables = tuple(
+        Tensor(name=f"{name}_index", dims=("tokens_routed",), width="index")
+        for name in ("gather", "sort", "source")
+    )
     if not code.scores_first:
         return tables
-    more = (("scores_sorted", "tokens_routed"), ("padded_index", "tokens_grouped"), ("offsets", "experts_local"))
+    more = (
+        ("scores_sorted", "tokens_routed"),
+        ("padded_index", "tokens_grouped"),
+        ("offsets", "experts_local"),
+    )
     return (*tables, *(Tensor(name=name, dims=(rows,), width="fp32") for name, rows in more))
 
 
 def _permutation(
-    name: str, saves: tuple[Tensor, ...], reads: tuple[Tensor, ...], makes: tuple[Tensor, ...], held: tuple[Tensor, ...] = ()
+    name: str,
+    saves: tuple[Tensor, ...],
+    reads: tuple[Tensor, ...],
+    makes: tuple[Tensor, ...],
+    held: tuple[Tensor, ...] = (),
 ) -> Elementwise:
-    """Scaling by scores in fp32 has three gradients at once in backward: the incoming one, and its products with score and row.
+    """Scaling by scores in fp32 has three gradients at once in backward: the incoming one, and its
+    products with score and row.
 
-    held: what recomputation holds here besides all that it keeps. Where rows are put back, their gradient is moved twice.
+    held: what recomputation holds here besides all that it keeps. Where rows are put back, their
+        gradient is moved twice.
     """
     moved = (Tensor(name="moved", dims=ROUTED, eager_only=True),) * 2 if held else ()
     scaled = saves[0] if saves and saves[0].width == "fp32" else None

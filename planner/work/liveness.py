@@ -1,7 +1,9 @@
-"""What is alive while one unit runs backward: its saved tensors as they are used up, gradients as they come and go.
+"""What is alive while one unit runs backward: its saved tensors as they are used up, gradients as
+they come and go.
 
-The order is autograd's, the reverse of forward. A gradient lives from its first consumer's backward to its producer's; a saved tensor
-until the backward of the first operation that keeps it; gradients of weights until the unit ends.
+The order is autograd's, the reverse of forward. A gradient lives from its first consumer's backward
+to its producer's; a saved tensor until the backward of the first operation that keeps it; gradients
+of weights until the unit ends.
 Letters: U rows of a batch, C distinct tensors, M moments.
 """
 
@@ -19,35 +21,55 @@ Alive = Counter[Tensor]
 
 def saved_tensors(ops: Sequence[Op]) -> dict[str, Tensor]:
     """Every tensor that the operations keep for backward, once, by name."""
-    return {tensor.name: tensor for op in ops if not isinstance(op, Collective) for tensor in op.saves}
+    return {
+        tensor.name: tensor for op in ops if not isinstance(op, Collective) for tensor in op.saves
+    }
 
 
 def weight_gradients(ops: Sequence[Op]) -> list[Tensor]:
     """Gradients of the weights that these operations multiply by."""
-    return [Tensor(name=op.name, dims=(*op.batch, *op.depth, *op.cols), width="weight") for op in ops if isinstance(op, Gemm)]
+    return [
+        Tensor(name=op.name, dims=(*op.batch, *op.depth, *op.cols), width="weight")
+        for op in ops
+        if isinstance(op, Gemm)
+    ]
 
 
-def tensor_bytes(tensor: Tensor, bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn) -> FloatColumn:
+def tensor_bytes(
+    tensor: Tensor, bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn
+) -> FloatColumn:
     """Bytes of a kept tensor (U,), 0 where the kernels' form does not keep it."""
     if tensor.eager_only:
         return np.where(fused, 0.0, bytes_of(tensor))
     return np.where(fused, bytes_of(tensor), 0.0) if tensor.fused_only else bytes_of(tensor)
 
 
-def backward_peak(ops: tuple[Op, ...], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn) -> FloatColumn:
-    """Most bytes alive at once in the unit's backward (U,), counted from all its saved tensors in place.
+def backward_peak(
+    ops: tuple[Op, ...], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn
+) -> FloatColumn:
+    """Most bytes alive at once in the unit's backward (U,), counted from all its saved tensors in
+    place.
 
-    max over moments of M_MC @ bytes_CU.  Source: torch/csrc/autograd/engine.cpp (order, accumulation in place, release of what is saved).
+    max over moments of M_MC @ bytes_CU.  Source: torch/csrc/autograd/engine.cpp (order,
+    accumulation in place, release of what is saved).
     """
     return _most(_backward_moments(ops), bytes_of, fused)
 
 
-def recomputation_peak(ops: tuple[Op, ...], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn) -> FloatColumn:
-    """Most bytes alive at once while the unit's forward is repeated for its backward (U,): all it keeps, its gradient, workspace."""
+def recomputation_peak(
+    ops: tuple[Op, ...], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn
+) -> FloatColumn:
+    """Most bytes alive at once while the unit's forward is repeated for its backward (U,): all it
+    keeps, its gradient, workspace.
+    """
     return _most(_recomputation_moments(ops), bytes_of, fused)
 
 
-def _most(moments: tuple[tuple[Tensor, ...], FloatColumn], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn) -> FloatColumn:
+def _most(
+    moments: tuple[tuple[Tensor, ...], FloatColumn],
+    bytes_of: Callable[[Tensor], FloatColumn],
+    fused: BoolColumn,
+) -> FloatColumn:
     tensors, table = moments
     sizes = np.array([tensor_bytes(tensor, bytes_of, fused) for tensor in tensors])
     return np.asarray((table @ sizes).max(axis=0))
@@ -65,25 +87,46 @@ def _backward_moments(ops: tuple[Op, ...]) -> tuple[tuple[Tensor, ...], FloatCol
 def _recomputation_moments(ops: tuple[Op, ...]) -> tuple[tuple[Tensor, ...], FloatColumn]:
     last = next(op for op in reversed(ops) if _results(op))
     always = Counter(_size(tensor) for tensor in (*saved_tensors(ops).values(), *_results(last)))
-    return _table([always + Counter(_size(t) for t in op.forward_workspace) for op in ops if isinstance(op, Elementwise)])
+    return _table(
+        [
+            always + Counter(_size(t) for t in op.forward_workspace)
+            for op in ops
+            if isinstance(op, Elementwise)
+        ]
+    )
 
 
 def _table(moments: Sequence[Alive]) -> tuple[tuple[Tensor, ...], FloatColumn]:
-    """(C distinct sizes, how often each is alive at every moment that no other moment covers (M, C))."""
+    """(C distinct sizes, how often each is alive at every moment that no other moment covers (M,
+    C)).
+    """
     tensors = tuple(dict.fromkeys(tensor for moment in moments for tensor in moment))
-    table = np.array([[moment[tensor] for tensor in tensors] for moment in moments], dtype=np.float64)
+    table = np.array(
+        [[moment[tensor] for tensor in tensors] for moment in moments], dtype=np.float64
+    )
     table = np.unique(table, axis=0)
-    covered = [any((table[other] >= row).all() for other in range(len(table)) if other != place) for place, row in enumerate(table)]
+    covered = [
+        any((table[other] >= row).all() for other in range(len(table)) if other != place)
+        for place, row in enumerate(table)
+    ]
     return tensors, table[~np.array(covered)]
 
 
 def _size(tensor: Tensor) -> Tensor:
     """The tensor without its name: tensors of one size share a column."""
-    return Tensor(name="", dims=tuple(sorted(tensor.dims)), width=tensor.width, eager_only=tensor.eager_only, fused_only=tensor.fused_only)
+    return Tensor(
+        name="",
+        dims=tuple(sorted(tensor.dims)),
+        width=tensor.width,
+        eager_only=tensor.eager_only,
+        fused_only=tensor.fused_only,
+    )
 
 
 class _Replay:
-    """Backward of a list of operations, step by step. `owner` maps a tensor's name to the buffer that holds its gradient."""
+    """Backward of a list of operations, step by step. `owner` maps a tensor's name to the buffer
+    that holds its gradient.
+    """
 
     def __init__(self, ops: tuple[Op, ...]) -> None:
         self.ops = ops
@@ -138,7 +181,11 @@ class _Replay:
             given = Counter(_size(self.buffers[self.owner[name]]) for name in incoming)
             read = Counter(_size(_gradient(tensor)) for tensor in op.reads if tensor not in fresh)
             self._note(op.workspace, less=given + read)
-        extra = op.workspace if isinstance(op, Attention) or (isinstance(op, Elementwise) and not op.casts) else ()
+        extra = (
+            op.workspace
+            if isinstance(op, Attention) or (isinstance(op, Elementwise) and not op.casts)
+            else ()
+        )
         self._note((*extra, *(_gradient(tensor) for tensor in fresh)))
         for tensor in fresh:
             self._grant(tensor)
@@ -150,15 +197,23 @@ class _Replay:
 
     def _collect(self) -> None:
         owned = set(self.owner.values())
-        self.buffers = {number: tensor for number, tensor in self.buffers.items() if number in owned}
+        self.buffers = {
+            number: tensor for number, tensor in self.buffers.items() if number in owned
+        }
 
     def _note(self, extra: Sequence[Tensor], less: Alive | None = None) -> None:
-        alive = self.kept + self.weights + Counter(_size(tensor) for tensor in (*self.buffers.values(), *extra))
+        alive = (
+            self.kept
+            + self.weights
+            + Counter(_size(tensor) for tensor in (*self.buffers.values(), *extra))
+        )
         self.moments.append(alive - less if less else alive)
 
 
 def _gradient(tensor: Tensor) -> Tensor:
-    """A gradient has its tensor's shape; that of a low-precision copy is in the compute dtype, that of any kept copy is always there."""
+    """A gradient has its tensor's shape; that of a low-precision copy is in the compute dtype, that
+    of any kept copy is always there.
+    """
     return Tensor(name="", dims=tensor.dims, width="fp32" if tensor.width == "fp32" else "compute")
 
 

@@ -1,6 +1,7 @@
 """What work is: operations over named dimensions. Nothing here knows a model, a layout or a GPU.
 
-A dimension is a name ("tokens", "heads", "ffn"); its local size on a rank comes from `axes.local_sizes`.
+A dimension is a name ("tokens", "heads", "ffn"); its local size on a rank comes from
+`axes.local_sizes`.
 Op = Gemm | Attention | Elementwise | Collective, in the order in which a layer runs them.
 """
 
@@ -13,9 +14,11 @@ Dims = tuple[str, ...]
 class Tensor:
     """A tensor that autograd may keep: its elements are the product of `dims`.
 
-    width: "compute" (the parameter dtype), "linear" (what a linear layer keeps of its input, by precision recipe), "expert" (what a
-        grouped one keeps), "weight" (a gradient that waits for the layer's reduction), "fp32", "index" (int64) or "byte".
-    eager_only: kept by eager autograd, recomputed inside a fused or compiled kernel.  fused_only: the reverse.
+    width: "compute" (the parameter dtype), "linear" (what a linear layer keeps of its input, by
+        precision recipe), "expert" (what a grouped one keeps), "weight" (a gradient that waits for
+        the layer's reduction), "fp32", "index" (int64) or "byte".
+    eager_only: kept by eager autograd, recomputed inside a fused or compiled kernel.  fused_only:
+        the reverse.
     """
 
     name: str
@@ -27,10 +30,13 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm:
-    """rows x depth times depth x cols, `batch` times (grouped experts). Backward: one for the input, one for the weight.
+    """rows x depth times depth x cols, `batch` times (grouped experts). Backward: one for the
+    input, one for the weight.
 
-    reads: activations that get a gradient in backward (of every operation), as `work.liveness` follows them.
-    role: "linear" (precision recipe applies), "expert" (grouped), "router" or "head" (kept in high precision).
+    reads: activations that get a gradient in backward (of every operation), as `work.liveness`
+        follows them.
+    role: "linear" (precision recipe applies), "expert" (grouped), "router" or "head" (kept in high
+        precision).
     """
 
     name: str
@@ -63,13 +69,17 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elementwise:
-    """A memory-bound operation on `dims` elements: elements read and written per element, eager and fused, both directions.
+    """A memory-bound operation on `dims` elements: elements read and written per element, eager and
+    fused, both directions.
 
-    kernels: eager, forward; fused kernels count one per op and direction.  singles: of them, those that a trainer of fused modules
-        still launches one by one, in each direction.
-    waits: times forward makes the host wait for the device, where tokens are exchanged or a trainer's kernels need sizes on the host.
-    makes: what it returns where that is not `output` alone.  shares: the gradient passes through it without a copy (an addition).
-    workspace: gradients between its own eager kernels.  casts: these replace the incoming gradient, which is free by then.
+    kernels: eager, forward; fused kernels count one per op and direction.  singles: of them, those
+        that a trainer of fused modules still launches one by one, in each direction.
+    waits: times forward makes the host wait for the device, where tokens are exchanged or a
+        trainer's kernels need sizes on the host.
+    makes: what it returns where that is not `output` alone.  shares: the gradient passes through it
+        without a copy (an addition).
+    workspace: gradients between its own eager kernels.  casts: these replace the incoming gradient,
+        which is free by then.
     forward_workspace: what recomputation holds when it comes here, beside all that it keeps.
     """
 
@@ -95,11 +105,15 @@ class Elementwise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """A place where an axis may have to communicate; `axes.collectives_at` says which collective, if any.
+    """A place where an axis may have to communicate; `axes.collectives_at` says which collective,
+    if any.
 
-    site: a key of `axes.SITES`.  tensor: the full (gathered or reduced, or sent) buffer on one rank.
-    linear: what is all-gathered here (or, backward, its gradient) feeds linear layers, whose precision it may have.
-    exchanged: the second buffer that exists while it runs backward, empty where nothing communicates.
+    site: a key of `axes.SITES`.  tensor: the full (gathered or reduced, or sent) buffer on one
+        rank.
+    linear: what is all-gathered here (or, backward, its gradient) feeds linear layers, whose
+        precision it may have.
+    exchanged: the second buffer that exists while it runs backward, empty where nothing
+        communicates.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""Pieces that attention and feed-forward blocks share: linear layers, norms, the borders of tensor parallelism, a trainer's habits."""
+"""Pieces that attention and feed-forward blocks share: linear layers, norms, the borders of tensor
+parallelism, a trainer's habits.
+"""
 
 from dataclasses import dataclass
 
@@ -15,9 +17,11 @@ SCATTERED = Tensor(name="scattered", dims=("tokens_scattered", "hidden"))
 class Code:
     """How a trainer's own code differs in what autograd keeps.
 
-    composite_norm: eager RMSNorm is a chain of kernels that keeps two fp32 tensors instead of its input.
+    composite_norm: eager RMSNorm is a chain of kernels that keeps two fp32 tensors instead of its
+        input.
     repeats_kv: keys and values are copied to all query heads before attention (repeat_kv).
-    scores_first: routed tokens are multiplied by their scores in fp32 before the experts; otherwise the experts' output is kept for that.
+    scores_first: routed tokens are multiplied by their scores in fp32 before the experts; otherwise
+        the experts' output is kept for that.
     """
 
     composite_norm: bool = False
@@ -31,15 +35,19 @@ PLAIN = Code()
 def norm_saves(model: ModelSpec, name: str, source: Tensor, composite: bool) -> tuple[Tensor, ...]:
     """What one norm keeps: its input and a reciprocal deviation a row, LayerNorm a mean besides.
 
-    Source: tools/autograd/derivatives.yaml (_fused_rms_norm, native_layer_norm); aten/src/ATen/native/layer_norm.cpp, rms_norm_composite:
-    the fp32 copy of the input (for its square and the product), and the fp32 product before the weight.
+    Source: tools/autograd/derivatives.yaml (_fused_rms_norm, native_layer_norm);
+    aten/src/ATen/native/layer_norm.cpp, rms_norm_composite: the fp32 copy of the input (for its
+    square and the product), and the fp32 product before the weight.
     """
     rows = source.dims[:-1]
     statistics = Tensor(name=f"{name}_rstd", dims=rows, width="fp32")
     if model.norm == "layernorm":
         return source, statistics, Tensor(name=f"{name}_mean", dims=rows, width="fp32")
     if composite:
-        kept = tuple(Tensor(name=f"{name}_{part}", dims=source.dims, width="fp32", eager_only=True) for part in ("upcast", "scaled"))
+        kept = tuple(
+            Tensor(name=f"{name}_{part}", dims=source.dims, width="fp32", eager_only=True)
+            for part in ("upcast", "scaled")
+        )
         return Tensor(name=source.name, dims=source.dims, fused_only=True), *kept, statistics
     return source, statistics
 
@@ -56,7 +64,9 @@ def tp_exit(name: str, full: str, source: str, output: Tensor) -> Collective:
 
 
 def projection(name: str, cols: Dims, depth: Dims, source: Tensor, output: str = "") -> Gemm:
-    """A column-parallel linear layer. It keeps its input, where the trainer does so, as `tokens_saved` rows."""
+    """A column-parallel linear layer. It keeps its input, where the trainer does so, as
+    `tokens_saved` rows.
+    """
     dims: Dims = ("tokens_saved", *source.dims[1:]) if source.dims == HIDDEN else source.dims
     return Gemm(
         name=name,

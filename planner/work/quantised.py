@@ -20,8 +20,9 @@ TP_DIMS = frozenset({"heads", "kv_heads", "ffn", "shared_ffn"})
 class QuantisedModel:
     """What recipes quantise of one model; arrays are (recipes,) or (kinds of layer, recipes).
 
-    shares: by the product's name, share of the layers in which it is quantised.  dense, expert: shares of a layer's parameters outside
-    routed experts and inside them.  weights: quantised linear weights of a layer outside routed experts; each has its scales.
+    shares: by the product's name, share of the layers in which it is quantised.  dense, expert:
+    shares of a layer's parameters outside routed experts and inside them.  weights: quantised
+    linear weights of a layer outside routed experts; each has its scales.
     """
 
     recipes: tuple[Recipe, ...]
@@ -36,8 +37,14 @@ def quantised_model(model: ModelSpec, recipes: tuple[Recipe, ...]) -> QuantisedM
     """The table for a model under a trainer's recipes."""
     kinds = [kind for kind, _ in model.distinct_layers()]
     every = {op.name: op for kind in kinds for op in products(model, kind)}
-    shares = {name: np.array([low_share(recipe, op, model) for recipe in recipes]) for name, op in every.items()}
-    sizes = {name: _whole(op.depth, model) * _whole(op.cols, model) * shares[name] for name, op in every.items()}
+    shares = {
+        name: np.array([low_share(recipe, op, model) for recipe in recipes])
+        for name, op in every.items()
+    }
+    sizes = {
+        name: _whole(op.depth, model) * _whole(op.cols, model) * shares[name]
+        for name, op in every.items()
+    }
     dense, expert, weights = (np.zeros((len(kinds), len(recipes))) for _ in range(3))
     for row, kind in enumerate(kinds):
         routed = model.num_experts * model.expert_parameters() if kind.moe else 0
@@ -47,7 +54,13 @@ def quantised_model(model: ModelSpec, recipes: tuple[Recipe, ...]) -> QuantisedM
             else:
                 dense[row] += sizes[op.name] / (model.layer_parameters(kind) - routed)
                 weights[row] += shares[op.name] > 0
-    return QuantisedModel(recipes=recipes, shares=shares, dense=np.minimum(dense, 1.0), expert=np.minimum(expert, 1.0), weights=weights)
+    return QuantisedModel(
+        recipes=recipes,
+        shares=shares,
+        dense=np.minimum(dense, 1.0),
+        expert=np.minimum(expert, 1.0),
+        weights=weights,
+    )
 
 
 def low_share(recipe: Recipe, op: Gemm, model: ModelSpec) -> float:
@@ -57,13 +70,19 @@ def low_share(recipe: Recipe, op: Gemm, model: ModelSpec) -> float:
         taken = not stays_16_bit(recipe, k, n)
     else:
         taken = recipe.low and bool(recipe.experts)
-    return float(taken) * (1.0 - bf16_tail(recipe, model.num_hidden_layers) / model.num_hidden_layers)
+    return float(taken) * (
+        1.0 - bf16_tail(recipe, model.num_hidden_layers) / model.num_hidden_layers
+    )
 
 
 @lru_cache(maxsize=256)
 def products(model: ModelSpec, kind: LayerKind) -> tuple[Gemm, ...]:
     """The products of a layer that a recipe may quantise."""
-    return tuple(op for op in layer_ops(model, kind, True) if isinstance(op, Gemm) and op.role in ("linear", "expert"))
+    return tuple(
+        op
+        for op in layer_ops(model, kind, True)
+        if isinstance(op, Gemm) and op.role in ("linear", "expert")
+    )
 
 
 def _whole(dims: Dims, model: ModelSpec) -> float:
@@ -71,7 +90,9 @@ def _whole(dims: Dims, model: ModelSpec) -> float:
     return float(np.prod([sizes[name][0] for name in dims]))
 
 
-def local_shape(op: Gemm, model: ModelSpec, tp: FloatColumn, etp: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+def local_shape(
+    op: Gemm, model: ModelSpec, tp: FloatColumn, etp: FloatColumn
+) -> tuple[FloatColumn, FloatColumn]:
     """(K, N) of a product's weight on one rank."""
     sizes = weight_sizes(model, tp, etp)
     k, n = (np.prod([sizes[name] for name in dims], axis=0) for dims in (op.depth, op.cols))

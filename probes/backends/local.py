@@ -1,8 +1,9 @@
 """The pool of this machine: leases on its GPUs, or on its CPU where a job asks for the CPU pool.
 
-A lease is a lock on a file, one a GPU, which the kernel drops with the last process that has it open: the runner, and the guardian of
-the probe that uses it. So a GPU is free again when, and only when, nothing of the probe is left, whoever died in what order. A GPU
-that some other program uses is not taken.
+A lease is a lock on a file, one a GPU, which the kernel drops with the last process that has it
+open: the runner, and the guardian of the probe that uses it. So a GPU is free again when, and only
+when, nothing of the probe is left, whoever died in what order. A GPU that some other program uses
+is not taken.
 """
 
 import contextlib
@@ -26,9 +27,13 @@ from probes.launch import Held, Launcher, Watch
 from probes.preflight import Need
 from probes.protocol import ProbeResult, ProbeTask
 
-MAX_CPU_PROCESSES = 16  # judgement: beyond it even a tiny model tells nothing but how the machine swaps
+# judgement: beyond it even a tiny model tells nothing but how the machine swaps
+MAX_CPU_PROCESSES = 16
 LOOK_SECONDS = 0.3
-NO_GPU = "use --emulate for memory and counts without one, or a job with cluster gpu: cpu to try the whole path"
+NO_GPU = (
+    "use --emulate for memory and counts without one, or a job with cluster gpu: cpu to try the "
+    "whole path"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +47,16 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """leases: folder of lock files, shared by all users of this machine.  environment: for the GPUs that we were given."""
+    """leases: folder of lock files, shared by all users of this machine.  environment: for the GPUs
+    that we were given.
+    """
 
     leases: Path = Path(tempfile.gettempdir()) / "planner-leases"
     look: Callable[[], Survey] = survey
     environment: Mapping[str, str] | None = None
     cpu_slots: int = max(1, os.cpu_count() or 1)
-    stranger_seconds: float = 5.0  # a driver takes a moment to give back what a process held that has just been killed
+    # a driver takes a moment to give back what a process held that has just been killed
+    stranger_seconds: float = 5.0
 
 
 class LocalPool:
@@ -60,23 +68,36 @@ class LocalPool:
         self.launcher, self.settings = launcher, settings or PoolSettings()
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
-        """Devices for a job on this cluster's GPU, free or not. Raises SpecError where this machine has another GPU."""
+        """Devices for a job on this cluster's GPU, free or not. Raises SpecError where this machine
+        has another GPU.
+        """
         if cluster.gpu.name == "cpu":
             return Capacity(num_devices=MAX_CPU_PROCESSES, device="cpu")
         seen = self.settings.look()
         gpus, why = self._visible(seen), seen.problem
         if not gpus:
-            why = why or ("none is visible to us (CUDA_VISIBLE_DEVICES)" if seen.gpus else "it has none")
+            why = why or (
+                "none is visible to us (CUDA_VISIBLE_DEVICES)" if seen.gpus else "it has none"
+            )
             return Capacity(num_devices=0, device="cuda", why_none=why)
         known = cluster.gpu.name in gpu_names()
-        others = [gpu for gpu in gpus if known and not is_same_gpu(cluster.gpu, gpu)]  # what a user describes is the user's to know
+        # what a user describes is the user's to know
+        others = [gpu for gpu in gpus if known and not is_same_gpu(cluster.gpu, gpu)]
         if others:
             rule = f"is not what this machine has: {others[0].name}"
-            raise SpecError(Fault("cluster.gpu", cluster.gpu.name, rule, "name this machine's GPU, as in `planner-cli catalog gpus`"))
+            raise SpecError(
+                Fault(
+                    "cluster.gpu",
+                    cluster.gpu.name,
+                    rule,
+                    "name this machine's GPU, as in `planner-cli catalog gpus`",
+                )
+            )
         return Capacity(num_devices=len(gpus), device="cuda")
 
     def check(self, need: Need, *, wait: bool = True) -> None:
-        """Raises ProbeError where this machine can run no probe at all: no GPU, no torch, no place for files.
+        """Raises ProbeError where this machine can run no probe at all: no GPU, no torch, no place
+        for files.
 
         SpecError where it has another GPU than the job says.
         """
@@ -87,7 +108,9 @@ class LocalPool:
         self.launcher.check(need)
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
-        """One probe, when its devices are free. Raises ProbeError where they never can be, SpecError for another GPU."""
+        """One probe, when its devices are free. Raises ProbeError where they never can be,
+        SpecError for another GPU.
+        """
         watch = watch or Watch()
         wanted = task.num_processes()
         if task.device == "cuda":
@@ -98,7 +121,8 @@ class LocalPool:
                 return self.launcher.run(task, held, watch)
         if wanted > MAX_CPU_PROCESSES:
             raise ProbeError(
-                f"the CPU pool runs {counted(MAX_CPU_PROCESSES, 'process')} at most, and this layout has {wanted}; make num_gpus smaller"
+                f"the CPU pool runs {counted(MAX_CPU_PROCESSES, 'process')} at most, and this "
+                f"layout has {wanted}; make num_gpus smaller"
             )
         with self._cpu(wanted, watch) as held:
             return self.launcher.run(task, held, watch)
@@ -111,7 +135,11 @@ class LocalPool:
         if allowed is None:
             return whole
         names = [name.strip() for name in allowed.split(",")]
-        return tuple(gpu for gpu in whole if str(gpu.index) in names or any(name and gpu.uuid.startswith(name) for name in names))
+        return tuple(
+            gpu
+            for gpu in whole
+            if str(gpu.index) in names or any(name and gpu.uuid.startswith(name) for name in names)
+        )
 
     @contextlib.contextmanager
     def _gpus(self, wanted: int, watch: Watch) -> Iterator[Held]:
@@ -123,13 +151,26 @@ class LocalPool:
                 free, strangers = self._take(held, wanted)
                 if len(free) == wanted:
                     devices = tuple(gpu.uuid for gpu in free)
-                    yield Held(devices=devices, locks=held.descriptors, gpu_name=free[0].name, token=held.token)
+                    yield Held(
+                        devices=devices,
+                        locks=held.descriptors,
+                        gpu_name=free[0].name,
+                        token=held.token,
+                    )
                     return
                 short = len(self._visible(self.settings.look())) - len(strangers) < wanted
                 strange_since = (strange_since or time.monotonic()) if short else None
-                if strange_since is not None and time.monotonic() - strange_since >= self.settings.stranger_seconds:
-                    taken = "; ".join(f"GPU {gpu.index} is used by {gpu.stranger()}" for gpu in strangers)
-                    raise ProbeError(f"{taken}; a measurement beside it would be wrong: end it, or hide the GPU by CUDA_VISIBLE_DEVICES")
+                if (
+                    strange_since is not None
+                    and time.monotonic() - strange_since >= self.settings.stranger_seconds
+                ):
+                    taken = "; ".join(
+                        f"GPU {gpu.index} is used by {gpu.stranger()}" for gpu in strangers
+                    )
+                    raise ProbeError(
+                        f"{taken}; a measurement beside it would be wrong: end it, or hide the "
+                        "GPU by CUDA_VISIBLE_DEVICES"
+                    )
             finally:
                 held.release()
             if not told:
@@ -142,7 +183,8 @@ class LocalPool:
         gpus = self._visible(self.settings.look())
         locked = [gpu for gpu in gpus if held.lock(f"gpu-{gpu.uuid}")]
         mine = {gpu.uuid for gpu in locked}
-        again = [gpu for gpu in self._visible(self.settings.look()) if gpu.uuid in mine]  # what it was before the lock does not count
+        # what it was before the lock does not count
+        again = [gpu for gpu in self._visible(self.settings.look()) if gpu.uuid in mine]
         strangers = [gpu for gpu in again if gpu.stranger() is not None]
         free = [gpu for gpu in again if gpu.stranger() is None]
         for gpu in [*strangers, *free[wanted:]]:
@@ -173,7 +215,8 @@ def too_few(wanted: int, capacity: Capacity) -> ProbeError:
     if capacity.num_devices == 0:
         return ProbeError(f"no NVIDIA GPU to probe on: {capacity.why_none}; {NO_GPU}")
     return ProbeError(
-        f"the layout needs {counted(wanted, 'GPU')}, this machine has {capacity.num_devices}; use --emulate for one rank of it"
+        f"the layout needs {counted(wanted, 'GPU')}, this machine has {capacity.num_devices}; "
+        "use --emulate for one rank of it"
     )
 
 
@@ -183,7 +226,9 @@ def _pause(watch: Watch) -> None:
 
 
 class _Locks:
-    """Locks of one lease. token: written into the files, so that what an owner left behind without a guardian can be found and ended."""
+    """Locks of one lease. token: written into the files, so that what an owner left behind without
+    a guardian can be found and ended.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.token = folder, uuid.uuid4().hex
@@ -207,7 +252,11 @@ class _Locks:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             guardian.kill_all(str(json.loads(before)["token"]))
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"token": self.token, "pid": os.getpid(), "since": time.time()}).encode(), 0)
+        os.pwrite(
+            descriptor,
+            json.dumps({"token": self.token, "pid": os.getpid(), "since": time.time()}).encode(),
+            0,
+        )
         return True
 
     def _open(self, name: str) -> int:
@@ -224,7 +273,10 @@ class _Locks:
                 os.fchmod(descriptor, 0o666)
             return descriptor
         except OSError as error:
-            raise ProbeError(f"{path}: no lease can be taken ({error.strerror}); set PLANNER_LEASE_FOLDER to a place of yours") from None
+            raise ProbeError(
+                f"{path}: no lease can be taken ({error.strerror}); set PLANNER_LEASE_FOLDER to a "
+                "place of yours"
+            ) from None
 
     def unlock(self, name: str) -> None:
         """Gives one back."""

@@ -1,4 +1,6 @@
-"""The NVIDIA GPUs of this machine and who is on them, from nvidia-smi. Bytes; None where the driver does not say."""
+"""The NVIDIA GPUs of this machine and who is on them, from nvidia-smi. Bytes; None where the driver
+does not say.
+"""
 
 import re
 import subprocess
@@ -9,17 +11,28 @@ from planner.specs.gpu import GpuSpec
 from planner.units import MIB
 
 SMI_SECONDS = 30.0
-GPU_FIELDS = ("index", "uuid", "memory.total", "memory.used", "driver_version", "mig.mode.current", "name")
+GPU_FIELDS = (
+    "index",
+    "uuid",
+    "memory.total",
+    "memory.used",
+    "driver_version",
+    "mig.mode.current",
+    "name",
+)
 APP_FIELDS = ("gpu_uuid", "pid", "used_memory", "process_name")
-# Memory in use without a process to show (its container is not ours, or it just died): above this, somebody is there. Judgement:
-# an idle data-centre GPU shows 0 to 600 MiB (driver, ECC, persistence daemon).
+# Memory in use without a process to show (its container is not ours, or it just died): above this,
+# somebody is there. Judgement: an idle data-centre GPU shows 0 to 600 MiB (driver, ECC, persistence
+# daemon).
 IDLE_BYTES = 1024 * MIB
 MEMORY_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """A process that holds memory of a GPU; its pid is the host's, which a container may not see."""
+    """A process that holds memory of a GPU; its pid is the host's, which a container may not
+    see.
+    """
 
     pid: int
     name: str
@@ -60,32 +73,53 @@ Ask = Callable[[Sequence[str]], str]
 
 
 def ask_smi(arguments: Sequence[str]) -> str:
-    """nvidia-smi's answer. Raises OSError where there is none, RuntimeError with its words where it fails."""
+    """nvidia-smi's answer. Raises OSError where there is none, RuntimeError with its words where it
+    fails.
+    """
     try:
-        done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=SMI_SECONDS, check=False)
+        done = subprocess.run(
+            ["nvidia-smi", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=SMI_SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"nvidia-smi did not answer within {SMI_SECONDS:g} s") from None
     if done.returncode:
-        raise RuntimeError(" ".join((done.stdout + done.stderr).split()) or f"nvidia-smi ended with {done.returncode}")
+        raise RuntimeError(
+            " ".join((done.stdout + done.stderr).split())
+            or f"nvidia-smi ended with {done.returncode}"
+        )
     return done.stdout
 
 
 def survey(ask: Ask = ask_smi) -> Survey:
     """The GPUs of this machine with their processes."""
     try:
-        gpus = parse_gpus(ask([f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"]))
-        apps = parse_apps(ask([f"--query-compute-apps={','.join(APP_FIELDS)}", "--format=csv,noheader,nounits"]))
+        gpus = parse_gpus(
+            ask([f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"])
+        )
+        apps = parse_apps(
+            ask([f"--query-compute-apps={','.join(APP_FIELDS)}", "--format=csv,noheader,nounits"])
+        )
     except OSError:
         return Survey(gpus=(), problem="nvidia-smi is not installed")
     except RuntimeError as error:
         return Survey(gpus=(), problem=str(error))
     found = tuple(
         Gpu(
-            index=gpu.index, uuid=gpu.uuid, name=gpu.name, memory_bytes=gpu.memory_bytes, used_bytes=gpu.used_bytes, driver=gpu.driver,
-            sliced=gpu.sliced, processes=tuple(process for uuid, process in apps if uuid == gpu.uuid),
+            index=gpu.index,
+            uuid=gpu.uuid,
+            name=gpu.name,
+            memory_bytes=gpu.memory_bytes,
+            used_bytes=gpu.used_bytes,
+            driver=gpu.driver,
+            sliced=gpu.sliced,
+            processes=tuple(process for uuid, process in apps if uuid == gpu.uuid),
         )
         for gpu in gpus
-    )  # fmt: skip
+    )
     return Survey(gpus=found)
 
 
@@ -98,20 +132,29 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
             index, uuid, total, used, driver, mig, name = cells
             found.append(
                 Gpu(
-                    index=int(index), uuid=uuid, name=name, memory_bytes=_mib(total), used_bytes=_mib(used), driver=driver,
+                    index=int(index),
+                    uuid=uuid,
+                    name=name,
+                    memory_bytes=_mib(total),
+                    used_bytes=_mib(used),
+                    driver=driver,
                     sliced=mig == "Enabled",
                 )
-            )  # fmt: skip
+            )
     return tuple(found)
 
 
 def parse_apps(text: str) -> tuple[tuple[str, GpuProcess], ...]:
-    """(GPU's uuid, process) from the answer to APP_FIELDS; a process' name comes last because it may hold commas."""
+    """(GPU's uuid, process) from the answer to APP_FIELDS; a process' name comes last because it
+    may hold commas.
+    """
     found = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",", len(APP_FIELDS) - 1)]
         if len(cells) == len(APP_FIELDS) and cells[1].isdigit():
-            found.append((cells[0], GpuProcess(pid=int(cells[1]), name=cells[3], used_bytes=_mib(cells[2]))))
+            found.append(
+                (cells[0], GpuProcess(pid=int(cells[1]), name=cells[3], used_bytes=_mib(cells[2])))
+            )
     return tuple(found)
 
 
@@ -124,12 +167,18 @@ def _mib(text: str) -> float | None:
 
 
 def is_same_gpu(spec: GpuSpec, gpu: Gpu) -> bool:
-    """Whether a GPU may be the catalogue's: the word for its generation, its form where the name tells, its memory within a tenth."""
+    """Whether a GPU may be the catalogue's: the word for its generation, its form where the name
+    tells, its memory within a tenth.
+    """
     words = spec.name.split("-")
     said = gpu.name.lower()
     model = f"{words[0]} {words[1]}" if words[0] == "rtx" and len(words) > 1 else words[0]
     if re.search(rf"\b{re.escape(model)}\b", said) is None:
         return False
-    if any((form in words) != (form in said) for form in ("pcie", "nvl")):  # the driver's names of SXM parts often do not say so
+    # the driver's names of SXM parts often do not say so
+    if any((form in words) != (form in said) for form in ("pcie", "nvl")):
         return False
-    return gpu.memory_bytes is None or abs(gpu.memory_bytes / spec.memory_bytes - 1.0) <= MEMORY_TOLERANCE
+    return (
+        gpu.memory_bytes is None
+        or abs(gpu.memory_bytes / spec.memory_bytes - 1.0) <= MEMORY_TOLERANCE
+    )

@@ -1,8 +1,10 @@
 """Probes through Slurm: one `srun` a probe, a guardian on either side of it.
 
-On this side the guardian ends `srun` and cancels the job by its name when the time is up or the runner is gone. On each node a guardian
-starts torchrun, keeps the exact time limit (Slurm's are whole minutes), and leaves nobody behind when Slurm ends the step. The folder of
-probes has to be one that all nodes share. Exit codes pass through too many hands to mean anything: the files say what happened.
+On this side the guardian ends `srun` and cancels the job by its name when the time is up or the
+runner is gone. On each node a guardian starts torchrun, keeps the exact time limit (Slurm's are
+whole minutes), and leaves nobody behind when Slurm ends the step. The folder of probes has to be
+one that all nodes share. Exit codes pass through too many hands to mean anything: the files say
+what happened.
 """
 
 import math
@@ -17,9 +19,27 @@ from planner.errors import ProbeError
 from planner.specs.cluster import ClusterSpec
 from probes.backends.local import Capacity
 from probes.backends.nvidia import Gpu, is_same_gpu
-from probes.launch import ROOT, GuardianSpec, Held, LaunchSettings, Watch, environment, prepare, supervise, with_free_port
+from probes.launch import (
+    ROOT,
+    GuardianSpec,
+    Held,
+    LaunchSettings,
+    Watch,
+    environment,
+    prepare,
+    supervise,
+    with_free_port,
+)
 from probes.outcome import END, LOG, Begin, conclude, read_end, read_logs, write_result
-from probes.preflight import CHECK_SECONDS, Need, ask, check_folder, check_trainer, command, problem_in
+from probes.preflight import (
+    CHECK_SECONDS,
+    Need,
+    ask,
+    check_folder,
+    check_trainer,
+    command,
+    problem_in,
+)
 from probes.protocol import Failed, ProbeResult, ProbeTask
 
 UNLIMITED = 2**20
@@ -40,12 +60,15 @@ class Shape:
 
     @classmethod
     def of(cls, task: ProbeTask) -> "Shape":
-        """As the job's cluster has its GPUs; raises ProbeError where processes do not fill whole nodes."""
+        """As the job's cluster has its GPUs; raises ProbeError where processes do not fill whole
+        nodes.
+        """
         processes, widest = task.num_processes(), task.parsed().cluster.gpus_per_node
         per_node = min(processes, widest)
         if processes % per_node:
             raise ProbeError(
-                f"{processes} processes do not fill nodes of {per_node}; give the job's cluster gpus_per_node that divides them"
+                f"{processes} processes do not fill nodes of {per_node}; give the job's "
+                "cluster gpus_per_node that divides them"
             )
         return cls(nodes=processes // per_node, per_node=per_node)
 
@@ -55,15 +78,25 @@ class SlurmPool:
 
     name = "slurm"
 
-    def __init__(self, settings: LaunchSettings, *, partition: str | None = None, queue_seconds: float = QUEUE_SECONDS) -> None:
+    def __init__(
+        self,
+        settings: LaunchSettings,
+        *,
+        partition: str | None = None,
+        queue_seconds: float = QUEUE_SECONDS,
+    ) -> None:
         self.settings, self.partition, self.queue_seconds = settings, partition, queue_seconds
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
         """What the cluster has is for Slurm to say, when it is asked."""
-        return Capacity(num_devices=UNLIMITED, device="cpu" if cluster.gpu.name == "cpu" else "cuda")
+        return Capacity(
+            num_devices=UNLIMITED, device="cpu" if cluster.gpu.name == "cpu" else "cuda"
+        )
 
     def check(self, need: Need, *, wait: bool = True) -> None:
-        """Raises ProbeError where no probe can run: Slurm's commands are missing, or its nodes have no torch. wait: ask a node."""
+        """Raises ProbeError where no probe can run: Slurm's commands are missing, or its nodes have
+        no torch. wait: ask a node.
+        """
         _check_commands()
         check_folder(self.settings.folder.absolute())
         if not wait:
@@ -75,7 +108,8 @@ class SlurmPool:
         try:
             done = ask([*srun, *asking], root=ROOT, seconds=self.queue_seconds + CHECK_SECONDS)
         finally:
-            subprocess.run(["scancel", "--name", name], capture_output=True, check=False)  # nothing is left where all went well
+            # nothing is left where all went well
+            subprocess.run(["scancel", "--name", name], capture_output=True, check=False)
         refused = REFUSED.search(done.stderr)
         if refused is not None and not done.stdout:
             raise _refused(refused["words"])
@@ -84,12 +118,20 @@ class SlurmPool:
             raise ProbeError(f"on a node of the cluster {problem}")
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
-        """One probe, to its end. Raises ProbeError with Slurm's own words where it refuses the job."""
+        """One probe, to its end. Raises ProbeError with Slurm's own words where it refuses the
+        job.
+        """
         watch = watch or Watch()
         _check_commands()
         shape = Shape.of(task)
         onlooker = watch
-        return _checked(with_free_port(self.settings.port_tries, lambda attempt: self._once(task, shape, attempt, onlooker), onlooker))
+        return _checked(
+            with_free_port(
+                self.settings.port_tries,
+                lambda attempt: self._once(task, shape, attempt, onlooker),
+                onlooker,
+            )
+        )
 
     def _once(self, task: ProbeTask, shape: Shape, attempt: int, watch: Watch) -> ProbeResult:
         begin = Begin.now(num_gpus=task.num_processes(), token=uuid.uuid4().hex)
@@ -98,14 +140,28 @@ class SlurmPool:
             return write_result(folder, task, begin, program)
         name = f"planner-{begin.token[:12]}"
         env = environment(task, Held(), program.env)
-        for key in ("GLOO_SOCKET_IFNAME", *(("CUDA_VISIBLE_DEVICES",) if task.device == "cuda" else ())):
+        for key in (
+            "GLOO_SOCKET_IFNAME",
+            *(("CUDA_VISIBLE_DEVICES",) if task.device == "cuda" else ()),
+        ):
             env.pop(key)  # which interface and which GPUs is for the node to say
-        inside = [self.settings.python, "-m", "probes.backends.slurm_node", self.settings.worker, str(attempt)]
+        inside = [
+            self.settings.python,
+            "-m",
+            "probes.backends.slurm_node",
+            self.settings.worker,
+            str(attempt),
+        ]
         spec = GuardianSpec(
-            argv=[*self._srun_of(task, shape, name), *inside], env=env, cwd=str(folder), output=str(folder / LOG), end=str(folder / END),
-            token=begin.token, time_limit_seconds=self.queue_seconds + task.time_limit_seconds + SLACK_SECONDS,
+            argv=[*self._srun_of(task, shape, name), *inside],
+            env=env,
+            cwd=str(folder),
+            output=str(folder / LOG),
+            end=str(folder / END),
+            token=begin.token,
+            time_limit_seconds=self.queue_seconds + task.time_limit_seconds + SLACK_SECONDS,
             on_end=[["scancel", "--name", name]],
-        )  # fmt: skip
+        )
         supervise(folder, spec, (), watch)
         self._raise_if_it_never_ran(folder, begin, watch)
         return conclude(folder)
@@ -118,25 +174,47 @@ class SlurmPool:
         if refused is not None:
             raise _refused(refused["words"])
         if read_end(folder, begin).reason == "time-limit":
-            raise ProbeError(f"Slurm had no nodes for it within {self.queue_seconds:g} s; ask it for what waits (`squeue`)")
+            raise ProbeError(
+                f"Slurm had no nodes for it within {self.queue_seconds:g} s; ask it for what "
+                "waits (`squeue`)"
+            )
 
     def _srun_of(self, task: ProbeTask, shape: Shape, name: str) -> list[str]:
         minutes = math.ceil((task.time_limit_seconds + SLACK_SECONDS) / MINUTE)
-        return self._srun(name, nodes=shape.nodes, per_node=shape.per_node, device=task.device, minutes=minutes)
+        return self._srun(
+            name, nodes=shape.nodes, per_node=shape.per_node, device=task.device, minutes=minutes
+        )
 
-    def _srun(self, name: str, *, nodes: int, per_node: int, device: str, minutes: int) -> list[str]:
+    def _srun(
+        self, name: str, *, nodes: int, per_node: int, device: str, minutes: int
+    ) -> list[str]:
         gpus = ["--gpus-per-node", str(per_node)] if device == "cuda" else []
         partition = ["--partition", self.partition] if self.partition else []
         return [
-            "srun", "--job-name", name, "--nodes", str(nodes), "--ntasks-per-node", "1", "--time", str(minutes), *partition, *gpus,
-            "--kill-on-bad-exit=1", "--export=ALL", "--input=none",
-        ]  # fmt: skip
+            "srun",
+            "--job-name",
+            name,
+            "--nodes",
+            str(nodes),
+            "--ntasks-per-node",
+            "1",
+            "--time",
+            str(minutes),
+            *partition,
+            *gpus,
+            "--kill-on-bad-exit=1",
+            "--export=ALL",
+            "--input=none",
+        ]
 
 
 def _check_commands() -> None:
     missing = [name for name in COMMANDS if shutil.which(name) is None]
     if missing:
-        raise ProbeError(f"Slurm's {missing[0]} is not installed here; use --pool local, or a machine that submits to the cluster")
+        raise ProbeError(
+            f"Slurm's {missing[0]} is not installed here; use --pool local, or a machine that "
+            "submits to the cluster"
+        )
 
 
 def _refused(words: str) -> ProbeError:
@@ -144,11 +222,18 @@ def _refused(words: str) -> ProbeError:
 
 
 def _checked(result: ProbeResult) -> ProbeResult:
-    """Slurm may have given other GPUs than the job names; numbers under a wrong name would poison every fit."""
+    """Slurm may have given other GPUs than the job names; numbers under a wrong name would poison
+    every fit.
+    """
     said, gpu = result.environment.gpu_name, result.task.parsed().cluster.gpu
     if said is None or gpu.name == "cpu":
         return result
-    given = Gpu(index=0, uuid="", name=said, memory_bytes=None, used_bytes=None, driver="", sliced=False)
+    given = Gpu(
+        index=0, uuid="", name=said, memory_bytes=None, used_bytes=None, driver="", sliced=False
+    )
     if not is_same_gpu(gpu, given):
-        raise ProbeError(f"Slurm gave {said} and the job says {gpu.name}; name that GPU in the job, or another partition")
+        raise ProbeError(
+            f"Slurm gave {said} and the job says {gpu.name}; name that GPU in the job, or another "
+            "partition"
+        )
     return result

@@ -1,4 +1,5 @@
-"""What `srun` starts on every node, in the probe's folder: `python -m probes.backends.slurm_node WORKER ATTEMPT`.
+"""What `srun` starts on every node, in the probe's folder: `python -m probes.backends.slurm_node
+WORKER ATTEMPT`.
 
 It works out torchrun's part in a rendezvous over all nodes and becomes the guardian of it.
 """
@@ -32,17 +33,32 @@ def main() -> None:
     assert not isinstance(program, Failed), "the runner has asked before"
     inside = ["-m", "probes.inside", RESULT, program.target, *program.arguments]
     elastic = [
-        "--nnodes", str(nodes), "--node-rank", str(node), "--nproc-per-node", str(task.num_processes() // nodes),
-        "--master-addr", master_address(os.environ), "--master-port", str(master_port(int(os.environ["SLURM_JOB_ID"]), attempt)),
-    ]  # fmt: skip
+        "--nnodes",
+        str(nodes),
+        "--node-rank",
+        str(node),
+        "--nproc-per-node",
+        str(task.num_processes() // nodes),
+        "--master-addr",
+        master_address(os.environ),
+        "--master-port",
+        str(master_port(int(os.environ["SLURM_JOB_ID"]), attempt)),
+    ]
     argv = (
-        [sys.executable, *inside] if program.single else [sys.executable, "-m", "torch.distributed.run", *elastic, *TORCHRUN_FLAGS, *inside]
+        [sys.executable, *inside]
+        if program.single
+        else [sys.executable, "-m", "torch.distributed.run", *elastic, *TORCHRUN_FLAGS, *inside]
     )
     spec = GuardianSpec(
-        argv=argv, env=dict(os.environ), cwd=str(folder), output=str(folder / f"output.node{node}.log"),
-        end=str(folder / f"end.node{node}.json"), token=node_token(begin.token, node), watch_runner=False,
+        argv=argv,
+        env=dict(os.environ),
+        cwd=str(folder),
+        output=str(folder / f"output.node{node}.log"),
+        end=str(folder / f"end.node{node}.json"),
+        token=node_token(begin.token, node),
+        watch_runner=False,
         time_limit_seconds=task.time_limit_seconds,
-    )  # fmt: skip
+    )
     path = folder / f"guardian.node{node}.json"
     guardian.write_json(path, asdict(spec))
     os.environ.pop(guardian.TOKEN, None)  # or it would find and end itself
@@ -50,7 +66,9 @@ def main() -> None:
 
 
 def node_token(token: str, node: int) -> str:
-    """The token of one node's processes: nodes may share a machine, and one's end is not the other's."""
+    """The token of one node's processes: nodes may share a machine, and one's end is not the
+    other's.
+    """
     return f"{token}-{node}"
 
 
@@ -67,7 +85,9 @@ def master_address(environment: Mapping[str, str]) -> str:
 
 
 def _scontrol(*arguments: str) -> str:
-    return subprocess.run(["scontrol", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(
+        ["scontrol", *arguments], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
 
 
 if __name__ == "__main__":

@@ -1,1 +1,3 @@
-"""Micro-probes: one file a kind of kernel. Each turns a `planner.calibration.coverage.Shape` into something to time."""
+"""Micro-probes: one file a kind of kernel. Each turns a `planner.calibration.coverage.Shape` into
+something to time.
+"""

@@ -1,6 +1,8 @@
-"""Causal attention as torch's scaled_dot_product_attention picks its kernel: forward alone, and backward alone.
+"""Causal attention as torch's scaled_dot_product_attention picks its kernel: forward alone, and
+backward alone.
 
-Flops: 2 x batch x heads x seq x (seq / 2) x (head_dim + v_head_dim), times 2.5 backward. Source: FlashAttention-2 (Dao 2023).
+Flops: 2 x batch x heads x seq x (seq / 2) x (head_dim + v_head_dim), times 2.5 backward. Source:
+    FlashAttention-2 (Dao 2023).
 """
 
 import torch
@@ -16,8 +18,15 @@ def prepare(shape: Shape, device: torch.device) -> Prepared:
         raise Unavailable("torch's scaled_dot_product_attention has no sliding window")
     dtype = dtype_of(shape.dtype)
     batch, heads, kv_heads, seq = shape["batch"], shape["heads"], shape["kv_heads"], shape["seq"]
-    widths = ((heads, shape["head_dim"]), (kv_heads, shape["head_dim"]), (kv_heads, shape["v_head_dim"]))
-    q, k, v = (random(batch, count, seq, width, dtype=dtype, device=device).requires_grad_() for count, width in widths)
+    widths = (
+        (heads, shape["head_dim"]),
+        (kv_heads, shape["head_dim"]),
+        (kv_heads, shape["v_head_dim"]),
+    )
+    q, k, v = (
+        random(batch, count, seq, width, dtype=dtype, device=device).requires_grad_()
+        for count, width in widths
+    )
     elements = sum(count * width for count, width in (*widths, (heads, shape["v_head_dim"])))
     flops = 2.0 * batch * heads * seq * (seq / 2.0) * (shape["head_dim"] + shape["v_head_dim"])
     moved = float(dtype.itemsize * batch * seq * elements)
@@ -30,5 +39,7 @@ def prepare(shape: Shape, device: torch.device) -> Prepared:
     out = forward()
     gradient = torch.randn_like(out)
     return Prepared(
-        run=lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True), flops=BACKWARD * flops, moved_bytes=2.0 * moved
+        run=lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True),
+        flops=BACKWARD * flops,
+        moved_bytes=2.0 * moved,
     )

@@ -9,7 +9,8 @@ import torch
 
 WARMUP_RUNS = 3
 LEAST_RUNS, MOST_RUNS = 5, 100
-# GPU clock cycles to sleep for each run to come, about a tenth of a millisecond: launches get ahead, so that events see kernels alone.
+# GPU clock cycles to sleep for each run to come, about a tenth of a millisecond: launches get
+# ahead, so that events see kernels alone.
 SLEEP_CYCLES = 200_000
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
 
@@ -20,7 +21,9 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A kernel with its operands. run: once, in place or into new memory.  flops, moved_bytes: of one run, by the shape."""
+    """A kernel with its operands. run: once, in place or into new memory.  flops, moved_bytes: of
+    one run, by the shape.
+    """
 
     run: Callable[[], object]
     flops: float = 0.0
@@ -35,7 +38,9 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def random(*sizes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Operands with the spread of real ones: constant data makes a power-limited GPU look faster than it is."""
+    """Operands with the spread of real ones: constant data makes a power-limited GPU look faster
+    than it is.
+    """
     drawn = dtype if dtype.itemsize > 1 else torch.bfloat16
     return torch.randn(*sizes, device=device, dtype=drawn).to(dtype)
 

@@ -1,7 +1,9 @@
-"""Collectives between the processes that torchrun started, one group at a time: `ranks` of them, `stride` apart, the first at rank 0.
+"""Collectives between the processes that torchrun started, one group at a time: `ranks` of them,
+`stride` apart, the first at rank 0.
 
-Every process takes part in making a group; those outside it wait at the end. Bytes are those of the whole buffer: gathered, reduced or
-scattered; of an all-to-all and a send, what one rank sends (`planner-cli collective`).
+Every process takes part in making a group; those outside it wait at the end. Bytes are those of the
+whole buffer: gathered, reduced or scattered; of an all-to-all and a send, what one rank sends
+    (`planner-cli collective`).
 """
 
 from collections.abc import Callable
@@ -15,12 +17,18 @@ from probes.kernels.base import Prepared, Unavailable, dtype_of
 
 
 def prepare(shape: Shape, device: torch.device) -> Prepared | None:
-    """The collective; None on a rank outside the group. All processes must call it, in the same order. Raises Unavailable on all."""
+    """The collective; None on a rank outside the group. All processes must call it, in the same
+    order. Raises Unavailable on all.
+    """
     if not dist.is_initialized():
-        raise Unavailable(f"{shape.name} between {shape['ranks']} ranks needs torchrun with {counted(shape.num_gpus, 'process')}")
+        raise Unavailable(
+            f"{shape.name} between {shape['ranks']} ranks needs torchrun with "
+            f"{counted(shape.num_gpus, 'process')}"
+        )
     if shape.num_gpus > dist.get_world_size():
         raise Unavailable(
-            f"{shape['ranks']} ranks {shape['stride']} apart need {counted(shape.num_gpus, 'process')}, not {dist.get_world_size()}"
+            f"{shape['ranks']} ranks {shape['stride']} apart need "
+            f"{counted(shape.num_gpus, 'process')}, not {dist.get_world_size()}"
         )
     if shape.name not in NAMES:
         raise Unavailable(f"{shape.name} is none of {', '.join(NAMES)}")
@@ -32,33 +40,47 @@ def prepare(shape: Shape, device: torch.device) -> Prepared | None:
     count = max(1, shape["bytes"] // (dtype.itemsize * len(members))) * len(members)
     whole = torch.zeros(count, dtype=dtype, device=device)
     part = torch.zeros(count // len(members), dtype=dtype, device=device)
-    return Prepared(run=NAMES[shape.name](whole, part, members, group), moved_bytes=float(count * dtype.itemsize))
+    return Prepared(
+        run=NAMES[shape.name](whole, part, members, group),
+        moved_bytes=float(count * dtype.itemsize),
+    )
 
 
 Group = dist.ProcessGroup
 Build = Callable[[torch.Tensor, torch.Tensor, list[int], Group], Callable[[], object]]
 
 
-def _all_gather(whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group) -> Callable[[], object]:
-    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
+def _all_gather(
+    whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group
+) -> Callable[[], object]:
+    # its name from torch 2.13 on
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     return lambda: gather(whole, part, group=group)
 
 
-def _reduce_scatter(whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group) -> Callable[[], object]:
+def _reduce_scatter(
+    whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group
+) -> Callable[[], object]:
     scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     return lambda: scatter(part, whole, group=group)
 
 
-def _all_reduce(whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group) -> Callable[[], object]:
+def _all_reduce(
+    whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group
+) -> Callable[[], object]:
     return lambda: dist.all_reduce(whole, group=group)
 
 
-def _all_to_all(whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group) -> Callable[[], object]:
+def _all_to_all(
+    whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group
+) -> Callable[[], object]:
     received = torch.empty_like(whole)
     return lambda: dist.all_to_all_single(received, whole, group=group)
 
 
-def _send(whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group) -> Callable[[], object]:
+def _send(
+    whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group
+) -> Callable[[], object]:
     first, last = members[0], members[-1]
     if dist.get_rank() == first:
         return lambda: dist.send(whole, last, group=group)
@@ -66,5 +88,9 @@ def _send(whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Gr
 
 
 NAMES: dict[str, Build] = {
-    "all-gather": _all_gather, "reduce-scatter": _reduce_scatter, "all-reduce": _all_reduce, "all-to-all": _all_to_all, "send": _send,
-}  # fmt: skip
+    "all-gather": _all_gather,
+    "reduce-scatter": _reduce_scatter,
+    "all-reduce": _all_reduce,
+    "all-to-all": _all_to_all,
+    "send": _send,
+}

@@ -1,6 +1,8 @@
-"""Matrix products as linear layers run them: (m, k) by (n, k) transposed, in 16 bits, float32 (TF32 where there is one) or float8.
+"""Matrix products as linear layers run them: (m, k) by (n, k) transposed, in 16 bits, float32 (TF32
+where there is one) or float8.
 
-Float8 runs through torch._scaled_mm, which torchao's linear layers call. Source: torchao 0.18 float8/float8_ops.py.
+Float8 runs through torch._scaled_mm, which torchao's linear layers call. Source: torchao 0.18
+float8/float8_ops.py.
 """
 
 from collections.abc import Callable
@@ -19,12 +21,20 @@ def prepare(shape: Shape, device: torch.device) -> Prepared:
     m, n, k = shape["m"], shape["n"], shape["k"]
     flops = 2.0 * m * n * k
     if shape.dtype in FLOAT8:
-        return Prepared(run=_float8(m, n, k, shape.dtype, device), flops=flops, moved_bytes=float(m * k + k * n + 2 * m * n))
+        return Prepared(
+            run=_float8(m, n, k, shape.dtype, device),
+            flops=flops,
+            moved_bytes=float(m * k + k * n + 2 * m * n),
+        )
     dtype = dtype_of(shape.dtype)
     if dtype == torch.float32:
         torch.set_float32_matmul_precision("high")
     left, right = random(m, k, dtype=dtype, device=device), random(n, k, dtype=dtype, device=device)
-    return Prepared(run=lambda: left @ right.t(), flops=flops, moved_bytes=float(dtype.itemsize * (m * k + k * n + m * n)))
+    return Prepared(
+        run=lambda: left @ right.t(),
+        flops=flops,
+        moved_bytes=float(dtype.itemsize * (m * k + k * n + m * n)),
+    )
 
 
 def _float8(m: int, n: int, k: int, recipe: str, device: torch.device) -> Callable[[], object]:
@@ -43,7 +53,12 @@ def _float8(m: int, n: int, k: int, recipe: str, device: torch.device) -> Callab
 
     def run() -> object:
         return torch._scaled_mm(
-            left, right.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16, use_fast_accum=True
+            left,
+            right.t(),
+            scale_a=scales[0],
+            scale_b=scales[1],
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
         )
 
     return run

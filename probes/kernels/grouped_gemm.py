@@ -1,6 +1,8 @@
-"""One product an expert, all in one kernel: `groups` times (m, k) by (k, n), as TorchTitan's grouped experts run it.
+"""One product an expert, all in one kernel: `groups` times (m, k) by (k, n), as TorchTitan's
+grouped experts run it.
 
-Source: torchtitan 0.2.2 models/moe/moe.py (torch._grouped_mm, bf16). Rows of the groups are equal: routing at random is nearly so.
+Source: torchtitan 0.2.2 models/moe/moe.py (torch._grouped_mm, bf16). Rows of the groups are equal:
+    routing at random is nearly so.
 """
 
 import torch
@@ -18,7 +20,14 @@ def prepare(shape: Shape, device: torch.device) -> Prepared:
     dtype = dtype_of(shape.dtype)
     if dtype != torch.bfloat16:
         raise Unavailable("torch's grouped product takes bfloat16 alone")
-    rows, weights = random(groups * m, k, dtype=dtype, device=device), random(groups, k, n, dtype=dtype, device=device)
+    rows, weights = (
+        random(groups * m, k, dtype=dtype, device=device),
+        random(groups, k, n, dtype=dtype, device=device),
+    )
     ends = torch.arange(1, groups + 1, device=device, dtype=torch.int32) * m
     moved = float(dtype.itemsize * groups * (m * k + k * n + m * n))
-    return Prepared(run=lambda: grouped(rows, weights, offs=ends), flops=2.0 * groups * m * n * k, moved_bytes=moved)
+    return Prepared(
+        run=lambda: grouped(rows, weights, offs=ends),
+        flops=2.0 * groups * m * n * k,
+        moved_bytes=moved,
+    )

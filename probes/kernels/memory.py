@@ -1,4 +1,5 @@
-"""Memory-bound kernels on a tensor of so many bytes: the copy that rates are counted in, and the elementwise ones of a layer.
+"""Memory-bound kernels on a tensor of so many bytes: the copy that rates are counted in, and the
+elementwise ones of a layer.
 
 Bytes moved are those that the kernel cannot avoid: each operand once.
 """
@@ -11,7 +12,8 @@ import torch.nn.functional as F
 from planner.calibration.kernels import Shape
 from probes.kernels.base import Prepared, Unavailable, dtype_of, random
 
-HIDDEN = 4096  # width of a row for what works by rows; judgement: rates hardly depend on it above a thousand
+# width of a row for what works by rows; judgement: rates hardly depend on it above a thousand
+HIDDEN = 4096
 
 
 def prepare(shape: Shape, device: torch.device) -> Prepared:
@@ -50,12 +52,18 @@ def _rmsnorm(x: torch.Tensor) -> Kernel:
 
 
 def _cross_entropy(x: torch.Tensor) -> Kernel:
-    """Forward and backward in fp32, as TorchTitan's loss: upcast (6), log-softmax (8), its gradient (12 to 16), down (6) bytes of 2."""
+    """Forward and backward in fp32, as TorchTitan's loss: upcast (6), log-softmax (8), its gradient
+    (12 to 16), down (6) bytes of 2.
+    """
     logits = x.requires_grad_()
     targets = torch.randint(0, x.shape[-1], (x.shape[0],), device=x.device)
     return lambda: torch.autograd.grad(F.cross_entropy(logits.float(), targets), logits), 18.0
 
 
 NAMES: dict[str, Callable[[torch.Tensor], Kernel]] = {
-    "copy": _copy, "add": _add, "swiglu": _swiglu, "rmsnorm": _rmsnorm, "cross-entropy": _cross_entropy,
-}  # fmt: skip
+    "copy": _copy,
+    "add": _add,
+    "swiglu": _swiglu,
+    "rmsnorm": _rmsnorm,
+    "cross-entropy": _cross_entropy,
+}

@@ -1,11 +1,14 @@
-"""One step of an optimizer over a rank's parameters: fused AdamW on fp32 masters, as TorchTitan's optimizer.implementation says."""
+"""One step of an optimizer over a rank's parameters: fused AdamW on fp32 masters, as TorchTitan's
+optimizer.implementation says.
+"""
 
 import torch
 
 from planner.calibration.kernels import UPDATE_BYTES, Shape
 from probes.kernels.base import Prepared, Unavailable
 
-TENSORS = 64  # parameters of a real model come in many tensors, which a fused step takes in one launch
+# parameters of a real model come in many tensors, which a fused step takes in one launch
+TENSORS = 64
 
 
 def prepare(shape: Shape, device: torch.device) -> Prepared:

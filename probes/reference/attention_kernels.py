@@ -1,9 +1,12 @@
-"""The core of attention: softmax(q k^T) v with a causal or sliding mask, by the kernel that the device and the context axis call for.
+"""The core of attention: softmax(q k^T) v with a causal or sliding mask, by the kernel that the
+device and the context axis call for.
 
-Letters: B sequences, H query heads, K key-value heads, T local tokens, S tokens attended over, D width. q (B, H, T, D), k v (B, K, S, D).
-On GPUs torch's own kernels run: scaled_dot_product_attention, under its context parallelism, and FlexAttention for windows and sinks.
-On CPUs torch has no fused kernel that differentiates under rings, sinks or windows, so `CpuFlash` composes them from its flash operator,
-keeping for backward what a GPU's flash kernel keeps: q, k, v (at K heads), the output and its log-sum-exp.
+Letters: B sequences, H query heads, K key-value heads, T local tokens, S tokens attended over, D
+width. q (B, H, T, D), k v (B, K, S, D). On GPUs torch's own kernels run:
+scaled_dot_product_attention, under its context parallelism, and FlexAttention for windows and
+sinks. On CPUs torch has no fused kernel that differentiates under rings, sinks or windows, so
+`CpuFlash` composes them from its flash operator, keeping for backward what a GPU's flash kernel
+keeps: q, k, v (at K heads), the output and its log-sum-exp.
 """
 
 from collections.abc import Callable
@@ -33,7 +36,9 @@ class ContextAxis:
 
 
 class Sequence:
-    """Positions in the sequence of the tokens this rank holds, of its attention's queries and of its keys, and masks made of them."""
+    """Positions in the sequence of the tokens this rank holds, of its attention's queries and of
+    its keys, and masks made of them.
+    """
 
     def __init__(self, local: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor) -> None:
         self.local, self.queries, self.keys = local, queries, keys
@@ -46,7 +51,9 @@ class Sequence:
             distance = self.queries[:, None] - self.keys[None, :]
             seen = (distance >= 0) & ((distance < window) if window else True)
             zero = torch.zeros((), dtype=dtype, device=distance.device)
-            self._dense[window, dtype] = zero.expand(distance.shape).masked_fill(~seen, float("-inf"))
+            self._dense[window, dtype] = zero.expand(distance.shape).masked_fill(
+                ~seen, float("-inf")
+            )
         return self._dense[window, dtype]
 
     def block_mask(self, window: int) -> Any:
@@ -56,18 +63,24 @@ class Sequence:
 
             queries, keys = self.queries, self.keys
 
-            def seen(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            def seen(
+                b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+            ) -> torch.Tensor:
                 distance = queries[q] - keys[k]
                 return (distance >= 0) & (distance < window) if window else distance >= 0
 
-            self._blocks[window] = create_block_mask(seen, None, None, len(queries), len(keys), device=str(queries.device))
+            self._blocks[window] = create_block_mask(
+                seen, None, None, len(queries), len(keys), device=str(queries.device)
+            )
         return self._blocks[window]
 
 
 class AttentionCore(nn.Module):
-    """One layer's attention without its projections. q, k and v must stay its first arguments: torch's context parallelism hooks them.
+    """One layer's attention without its projections. q, k and v must stay its first arguments:
+    torch's context parallelism hooks them.
 
-    window: tokens a query looks back on, 0 for all.  unfused: probabilities are materialised.  has_sinks: a learned logit a head.
+    window: tokens a query looks back on, 0 for all.  unfused: probabilities are materialised.
+        has_sinks: a learned logit a head.
     axis: set by `context_parallel`.  sequence: set once positions are known.
     """
 
@@ -77,7 +90,9 @@ class AttentionCore(nn.Module):
         self.axis: ContextAxis | None = None
         self.sequence: Sequence | None = None
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Output (B, H, T, D of v)."""
         if self.axis is None:
             return self._attend(q, k, v, sinks)
@@ -91,17 +106,27 @@ class AttentionCore(nn.Module):
         return self._attend(q, k, v, sinks)
 
     def _needs_mask(self) -> bool:
-        """Whether neither the causal kernel nor its ring can run this layer: all keys are gathered under a mask."""
+        """Whether neither the causal kernel nor its ring can run this layer: all keys are gathered
+        under a mask.
+        """
         assert self.sequence is not None
         return self.window > 0 or (self.has_sinks and self.sequence.local.device.type != "cpu")
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         assert self.sequence is not None
         masked = self._needs_mask()
         if self.unfused:
-            return _materialised(q, k, v, sinks, self.sequence.dense_mask(self.window, torch.float32))
+            return _materialised(
+                q, k, v, sinks, self.sequence.dense_mask(self.window, torch.float32)
+            )
         if q.device.type == "cpu":
-            ring = self.axis.group if self.axis is not None and self.axis.method != "ulysses" and not masked else None
+            ring = (
+                self.axis.group
+                if self.axis is not None and self.axis.method != "ulysses" and not masked
+                else None
+            )
             mask = self.sequence.dense_mask(self.window, q.dtype) if masked else None
             return cast(torch.Tensor, CpuFlash.apply(q, k, v, sinks, mask, ring))
         if masked:
@@ -112,9 +137,16 @@ class AttentionCore(nn.Module):
 def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    order = [
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ]
     with sdpa_kernel(order, set_priority=True):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
+        )
 
 
 @cache
@@ -124,16 +156,30 @@ def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex_attention)
 
 
-def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, block_mask: Any) -> torch.Tensor:
-    """FlexAttention; a sink adds exp(sink) to each softmax's denominator, which scales the output by sigmoid(lse - sink)."""
+def _flex(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, block_mask: Any
+) -> torch.Tensor:
+    """FlexAttention; a sink adds exp(sink) to each softmax's denominator, which scales the output
+    by sigmoid(lse - sink).
+    """
     grouped = q.shape[1] != k.shape[1]
     if sinks is None:
-        return cast(torch.Tensor, _compiled_flex()(q, k, v, block_mask=block_mask, enable_gqa=grouped))
+        return cast(
+            torch.Tensor, _compiled_flex()(q, k, v, block_mask=block_mask, enable_gqa=grouped)
+        )
     out, lse = _compiled_flex()(q, k, v, block_mask=block_mask, enable_gqa=grouped, return_lse=True)
-    return cast(torch.Tensor, out * torch.sigmoid(lse - sinks[None, :, None])[..., None].to(out.dtype))
+    return cast(
+        torch.Tensor, out * torch.sigmoid(lse - sinks[None, :, None])[..., None].to(out.dtype)
+    )
 
 
-def _materialised(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, mask: torch.Tensor) -> torch.Tensor:
+def _materialised(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    mask: torch.Tensor,
+) -> torch.Tensor:
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     scores = (q @ k.transpose(-2, -1)).float() * q.shape[-1] ** -0.5 + mask
@@ -144,11 +190,18 @@ def _materialised(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torc
 
 
 def _heads_for_tokens(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """(B, H, T, D) of all heads on some tokens -> (B, H / n, n T, D) of some heads on all tokens (Ulysses)."""
+    """(B, H, T, D) of all heads on some tokens -> (B, H / n, n T, D) of some heads on all tokens
+    (Ulysses).
+    """
     n, (b, h, t, d) = group.size(), x.shape
     parts = x.reshape(b, n, h // n, t, d).permute(1, 0, 2, 3, 4).reshape(n, -1)
     came = Exchange.apply(parts, [1] * n, [1] * n, group)
-    return cast(torch.Tensor, came).reshape(n, b, h // n, t, d).permute(1, 2, 0, 3, 4).reshape(b, h // n, n * t, d)
+    return (
+        cast(torch.Tensor, came)
+        .reshape(n, b, h // n, t, d)
+        .permute(1, 2, 0, 3, 4)
+        .reshape(b, h // n, n * t, d)
+    )
 
 
 def _tokens_for_heads(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -156,14 +209,21 @@ def _tokens_for_heads(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
     n, (b, h, t, d) = group.size(), x.shape
     parts = x.reshape(b, h, n, t // n, d).permute(2, 0, 1, 3, 4).reshape(n, -1)
     came = Exchange.apply(parts, [1] * n, [1] * n, group)
-    return cast(torch.Tensor, came).reshape(n, b, h, t // n, d).permute(1, 0, 2, 3, 4).reshape(b, h * n, t // n, d)
+    return (
+        cast(torch.Tensor, came)
+        .reshape(n, b, h, t // n, d)
+        .permute(1, 0, 2, 3, 4)
+        .reshape(b, h * n, t // n, d)
+    )
 
 
 class CpuFlash(torch.autograd.Function):
-    """torch's flash attention for CPUs, with a mask, attention sinks, narrower values, or a ring over context-parallel ranks.
+    """torch's flash attention for CPUs, with a mask, attention sinks, narrower values, or a ring
+    over context-parallel ranks.
 
-    A sink is a key of value zero: with lse' = log(exp(lse) + exp(sink)) the output becomes out exp(lse - lse'), and the flash backward on
-    (out', lse') is already the gradient of that softmax; d sink = -sum exp(sink - lse') (d out . out').
+    A sink is a key of value zero: with lse' = log(exp(lse) + exp(sink)) the output becomes out
+    exp(lse - lse'), and the flash backward on (out', lse') is already the gradient of that softmax;
+    d sink = -sum exp(sink - lse') (d out . out').
     """
 
     @staticmethod
@@ -177,7 +237,10 @@ class CpuFlash(torch.autograd.Function):
         ring: dist.ProcessGroup | None,
     ) -> torch.Tensor:
         """Output, and what backward needs."""
-        op, padded = _aten._scaled_dot_product_flash_attention_for_cpu.default, _widened(v, q.shape[-1])
+        op, padded = (
+            _aten._scaled_dot_product_flash_attention_for_cpu.default,
+            _widened(v, q.shape[-1]),
+        )
         if ring is None:
             out, lse = op(q, k, padded, 0.0, mask is None, attn_mask=mask)
         else:
@@ -196,18 +259,34 @@ class CpuFlash(torch.autograd.Function):
         """Gradients of q, k, v and the sinks."""
         q, k, v, out, lse, sinks, mask = ctx.saved_tensors
         width, op = q.shape[-1], _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-        wide_v, wide_out, wide_grad = _widened(v, width), _widened(out, width), _widened(grad, width)
+        wide_v, wide_out, wide_grad = (
+            _widened(v, width),
+            _widened(out, width),
+            _widened(grad, width),
+        )
         if ctx.ring is None:
             grads = op(wide_grad, q, k, wide_v, wide_out, lse, 0.0, mask is None, attn_mask=mask)
         else:
             grads = _ring().backward(
-                ctx.ring, SEQUENCE, op, grad_out=wide_grad, grad_out_name="grad_out", query=q, key=k, value=wide_v, out=wide_out,
-                logsumexp=lse, is_causal=True, dropout_p=0.0,
-            )  # fmt: skip
+                ctx.ring,
+                SEQUENCE,
+                op,
+                grad_out=wide_grad,
+                grad_out_name="grad_out",
+                query=q,
+                key=k,
+                value=wide_v,
+                out=wide_out,
+                logsumexp=lse,
+                is_causal=True,
+                dropout_p=0.0,
+            )
         grad_q, grad_k, grad_v = grads[:3]
         grad_sinks = None
         if sinks is not None:
-            share = torch.exp(sinks.to(lse.dtype)[None, :, None] - lse) * (grad * out).sum(dim=-1).to(lse.dtype)
+            share = torch.exp(sinks.to(lse.dtype)[None, :, None] - lse) * (grad * out).sum(
+                dim=-1
+            ).to(lse.dtype)
             grad_sinks = -share.sum(dim=(0, 2)).to(sinks.dtype)
         return grad_q, grad_k, grad_v[..., : v.shape[-1]], grad_sinks, None, None
 
@@ -227,4 +306,6 @@ def _ring() -> _Ring:
     """Torch's ring attention around any flash operator (the same in torch 2.11 and 2.13)."""
     from torch.distributed.tensor.experimental._context_parallel import _attention
 
-    return _Ring(_attention._templated_ring_attention, _attention._templated_ring_attention_backward)
+    return _Ring(
+        _attention._templated_ring_attention, _attention._templated_ring_attention_backward
+    )

@@ -1,7 +1,9 @@
-"""Activation checkpointing: the modes of `planner.work.checkpointing` as torch's checkpoint wrappers and policies.
+"""Activation checkpointing: the modes of `planner.work.checkpointing` as torch's checkpoint
+wrappers and policies.
 
-selective-op keeps attention, reduce-scattered sums and every second matrix product (the first, third, ...); the router's product is
-always redone and not counted. Source: torchtitan 0.2.2 distributed/activation_checkpoint.py and its `_op_sac_save_list`.
+selective-op keeps attention, reduce-scattered sums and every second matrix product (the first,
+third, ...); the router's product is always redone and not counted. Source: torchtitan 0.2.2
+distributed/activation_checkpoint.py and its `_op_sac_save_list`.
 """
 
 from collections.abc import Callable
@@ -33,7 +35,9 @@ KEPT_OPERATORS = frozenset(
 
 
 def apply(model: Transformer, mode: str, model_experts: int) -> None:
-    """Wraps the model's layers. model_experts: experts of the router, whose product is told by that width."""
+    """Wraps the model's layers. model_experts: experts of the router, whose product is told by that
+    width.
+    """
     kind, number = parse_ac(mode)
     torch._functorch.config.activation_memory_budget = number if kind == "memory-budget" else 1.0
     if kind in ("none", "memory-budget"):
@@ -45,7 +49,9 @@ def apply(model: Transformer, mode: str, model_experts: int) -> None:
             layer.attention.core = checkpoint_wrapper(core, preserve_rng_state=False)
         elif kind == "selective-op":
             context = op_contexts(model.spec.hidden_size, model_experts)
-            model.layers[name] = checkpoint_wrapper(layer, context_fn=context, preserve_rng_state=False)
+            model.layers[name] = checkpoint_wrapper(
+                layer, context_fn=context, preserve_rng_state=False
+            )
         elif kind == "full" or (int(name) + 1) % int(number) == 0:
             model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)
 
@@ -53,7 +59,8 @@ def apply(model: Transformer, mode: str, model_experts: int) -> None:
 def op_contexts(hidden: int, num_experts: int) -> Callable[[], tuple[Any, Any]]:
     """Contexts of one layer's selective-op checkpoint, forward and recomputation.
 
-    torch 2.11 asks the policy while recomputing too, 2.13 does not, so the two have counters of their own.
+    torch 2.11 asks the policy while recomputing too, 2.13 does not, so the two have counters of
+    their own.
     """
     router = (hidden, num_experts)
 

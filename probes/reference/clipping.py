@@ -21,7 +21,9 @@ def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 class Clipping:
-    """Knows over which groups each parameter's gradient is cut. skipped: copies that another rank counts."""
+    """Knows over which groups each parameter's gradient is cut. skipped: copies that another rank
+    counts.
+    """
 
     def __init__(self, parts: list[nn.Module], meshes: Meshes, skipped: list[torch.Tensor]) -> None:
         self._pp = meshes.group("pp") if meshes.dense["pp"].size() > 1 else None
@@ -30,11 +32,17 @@ class Clipping:
         without = {id(p) for p in skipped}
         for part in parts:
             expert_cuts = {
-                id(p): name for m in part.modules() if isinstance(m, GroupedExperts) for name, p in m.named_parameters(recurse=False)
+                id(p): name
+                for m in part.modules()
+                if isinstance(m, GroupedExperts)
+                for name, p in m.named_parameters(recurse=False)
             }
             for parameter in part.parameters():
                 if id(parameter) not in without:
-                    groups = [*_shard_groups(parameter), *_expert_groups(expert_cuts.get(id(parameter)), meshes)]
+                    groups = [
+                        *_shard_groups(parameter),
+                        *_expert_groups(expert_cuts.get(id(parameter)), meshes),
+                    ]
                     self._groups |= {group.group_name: group for group in groups}
                     self._cut[tuple(group.group_name for group in groups)].append(parameter)
         self._all = [p for part in parts for p in part.parameters()]
@@ -47,7 +55,9 @@ class Clipping:
             grads = [grad for p in self._cut[names] if (grad := local_gradient(p)) is not None]
             square = torch.zeros((), device=device)
             if grads:
-                square += torch.stack(torch._foreach_norm(grads, dtype=torch.float32)).square().sum()
+                square += (
+                    torch.stack(torch._foreach_norm(grads, dtype=torch.float32)).square().sum()
+                )
             for name in names:
                 dist.all_reduce(square, group=self._groups[name])
             total += square
@@ -60,7 +70,9 @@ class Clipping:
         """Multiplies every gradient."""
         grads = [grad for p in self._all if (grad := local_gradient(p)) is not None]
         if grads:
-            torch._foreach_mul_(grads, factor.to(grads[0].device) if isinstance(factor, torch.Tensor) else factor)
+            torch._foreach_mul_(
+                grads, factor.to(grads[0].device) if isinstance(factor, torch.Tensor) else factor
+            )
 
     def clip(self, max_norm: float, device: torch.device) -> torch.Tensor:
         """Scales gradients down where their norm exceeds `max_norm`; returns the norm before."""
@@ -73,7 +85,11 @@ def _shard_groups(parameter: nn.Parameter) -> list[dist.ProcessGroup]:
     if not isinstance(parameter, DTensor):
         return []
     mesh = parameter.device_mesh
-    cut = [axis for axis in range(mesh.ndim) if not parameter.placements[axis].is_replicate() and mesh.size(axis) > 1]
+    cut = [
+        axis
+        for axis in range(mesh.ndim)
+        if not parameter.placements[axis].is_replicate() and mesh.size(axis) > 1
+    ]
     return [mesh.get_group(axis) for axis in cut]
 
 

@@ -1,6 +1,7 @@
 """Differentiable collectives on plain tensors, each with the collective that its backward needs.
 
-torch's functional operators, so that a checkpointing policy sees them by name and compiled blocks can hold them.
+torch's functional operators, so that a checkpointing policy sees them by name and compiled blocks
+can hold them.
 """
 
 from typing import Any, cast
@@ -14,13 +15,18 @@ _ops = torch.ops._c10d_functional
 
 def all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Sum over the group."""
-    return cast(torch.Tensor, _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group.group_name)))
+    return cast(
+        torch.Tensor, _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group.group_name))
+    )
 
 
 def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int = 0) -> torch.Tensor:
     """Parts of all ranks along `dim`, in rank order."""
     size = group.size()
-    out = cast(torch.Tensor, _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), size, group.group_name)))
+    out = cast(
+        torch.Tensor,
+        _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), size, group.group_name)),
+    )
     return out if dim == 0 else torch.cat(out.chunk(size), dim=dim)
 
 
@@ -28,12 +34,20 @@ def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int = 0) -> t
     """Own part along `dim` of the sum over the group."""
     size = group.size()
     x = x if dim == 0 else torch.cat(x.chunk(size, dim=dim))
-    return cast(torch.Tensor, _ops.wait_tensor(_ops.reduce_scatter_tensor(x.contiguous(), "sum", size, group.group_name)))
+    return cast(
+        torch.Tensor,
+        _ops.wait_tensor(_ops.reduce_scatter_tensor(x.contiguous(), "sum", size, group.group_name)),
+    )
 
 
-def all_to_all(x: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+def all_to_all(
+    x: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
+) -> torch.Tensor:
     """Rows of `x` cut by `sent`, one part to each rank; rows that came, `received` from each."""
-    return cast(torch.Tensor, _ops.wait_tensor(_ops.all_to_all_single(x.contiguous(), received, sent, group.group_name)))
+    return cast(
+        torch.Tensor,
+        _ops.wait_tensor(_ops.all_to_all_single(x.contiguous(), received, sent, group.group_name)),
+    )
 
 
 def own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
@@ -44,7 +58,8 @@ def own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tenso
 class Wait(torch.autograd.Function):
     """Waits for a collective whose result torch handed out early.
 
-    A compiled block must not be given such a tensor: its gradient comes back as zeros (torch 2.13, AOTAutograd on AsyncCollectiveTensor).
+    A compiled block must not be given such a tensor: its gradient comes back as zeros (torch 2.13,
+    AOTAutograd on AsyncCollectiveTensor).
     """
 
     @staticmethod
@@ -133,7 +148,9 @@ class Split(torch.autograd.Function):
 
 
 class Join(torch.autograd.Function):
-    """All parts forward, as a replicated tensor; backward keeps the own part of a gradient that is equal on all ranks."""
+    """All parts forward, as a replicated tensor; backward keeps the own part of a gradient that is
+    equal on all ranks.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
@@ -151,7 +168,9 @@ class Exchange(torch.autograd.Function):
     """all-to-all of rows; backward sends the gradients back."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
+    ) -> torch.Tensor:
         """Rows that came."""
         ctx.received, ctx.sent, ctx.group = received, sent, group
         return all_to_all(x, received, sent, group)

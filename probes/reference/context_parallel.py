@@ -1,9 +1,12 @@
-"""Context parallelism: which tokens of a sequence each rank holds, and how attention reaches the rest.
+"""Context parallelism: which tokens of a sequence each rank holds, and how attention reaches the
+rest.
 
-Causal work is balanced by head and tail: of 2 n chunks, rank r holds chunks r and 2 n - 1 - r. Ulysses gathers whole sequences for some
-heads instead, so its tokens stay contiguous. On GPUs torch's context parallelism rotates keys and values; on CPUs, for which torch
-registers no kernel, `attention_kernels.CpuFlash` runs torch's ring around the CPU's flash operator.
-Source: torch/distributed/tensor/experimental/_context_parallel, torchtitan 0.2.2 distributed/context_parallel.py.
+Causal work is balanced by head and tail: of 2 n chunks, rank r holds chunks r and 2 n - 1 - r.
+Ulysses gathers whole sequences for some heads instead, so its tokens stay contiguous. On GPUs
+torch's context parallelism rotates keys and values; on CPUs, for which torch registers no kernel,
+`attention_kernels.CpuFlash` runs torch's ring around the CPU's flash operator.
+Source: torch/distributed/tensor/experimental/_context_parallel, torchtitan 0.2.2
+    distributed/context_parallel.py.
 """
 
 import torch
@@ -15,7 +18,9 @@ from probes.reference.recipe import Recipe
 
 
 def positions_of(rank: int, degree: int, seq_len: int, method: str) -> torch.Tensor:
-    """Positions of one sequence that a context-parallel rank holds, in the order in which it holds them."""
+    """Positions of one sequence that a context-parallel rank holds, in the order in which it holds
+    them.
+    """
     everything = torch.arange(seq_len)
     if degree == 1 or method == "ulysses":
         return everything.chunk(degree)[rank]
@@ -55,7 +60,10 @@ def set_rotation(method: str) -> None:
 
 
 def _hook_torch(cores: list[AttentionCore], meshes: Meshes) -> None:
-    from torch.distributed.tensor.experimental._attention import _ContextParallel, _enable_context_parallel_dispatcher
+    from torch.distributed.tensor.experimental._attention import (
+        _ContextParallel,
+        _enable_context_parallel_dispatcher,
+    )
     from torch.distributed.tensor.parallel import parallelize_module
 
     _enable_context_parallel_dispatcher()

@@ -1,8 +1,10 @@
-"""One rank of a larger world in one process: torch's fake process group, whose collectives move nothing and return at once.
+"""One rank of a larger world in one process: torch's fake process group, whose collectives move
+nothing and return at once.
 
 On a GPU compute and memory are real; what the rank would wait for is not there.
 With fake tensors nothing is computed at all: memory and counts come from shapes.
-Source of the order of things under fake tensors: parallelism is applied to meta tensors outside the mode, storage given inside.
+Source of the order of things under fake tensors: parallelism is applied to meta tensors outside the
+mode, storage given inside.
 """
 
 import torch
@@ -20,7 +22,9 @@ def enter_world(recipe: Recipe) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     assert recipe.task.emulate_rank is not None
-    dist.init_process_group("fake", rank=recipe.task.emulate_rank, world_size=recipe.layout.num_gpus, store=FakeStore())
+    dist.init_process_group(
+        "fake", rank=recipe.task.emulate_rank, world_size=recipe.layout.num_gpus, store=FakeStore()
+    )
 
 
 def shapes_alone(recipe: Recipe) -> Tracker:

@@ -11,24 +11,32 @@ from probes.reference import VERSION
 
 MEGA = 1e6
 _QUERY = ("driver_version", "clocks.sm", "power.draw", "clocks_throttle_reasons.active")
-# NVML nvmlClocksEventReasons: HW slowdown, SW thermal, HW thermal, HW power brake. Power capping at the limit is how GPUs run.
+# NVML nvmlClocksEventReasons: HW slowdown, SW thermal, HW thermal, HW power brake. Power capping at
+#     the limit is how GPUs run.
 _THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 
 
 def describe(device: torch.device, sample: "Sample | None" = None) -> Environment:
     """Versions of everything, with what a sample under load read off the GPU."""
-    base: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__, "trainer_version": f"reference {VERSION}"}
+    base: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "trainer_version": f"reference {VERSION}",
+    }
     if device.type == "cuda":
         nccl = torch.cuda.nccl.version()
         base |= {
-            "cuda": torch.version.cuda, "gpu_name": torch.cuda.get_device_name(device),
+            "cuda": torch.version.cuda,
+            "gpu_name": torch.cuda.get_device_name(device),
             "nccl": ".".join(str(part) for part in nccl) if isinstance(nccl, tuple) else str(nccl),
-        }  # fmt: skip
+        }
     return Environment(**base, **(sample.values if sample is not None else {}))
 
 
 class Sample:
-    """The last reading of the GPU's driver, clock, power and throttling; empty where neither pynvml nor nvidia-smi answers."""
+    """The last reading of the GPU's driver, clock, power and throttling; empty where neither pynvml
+    nor nvidia-smi answers.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -40,7 +48,8 @@ class Sample:
             return
         try:
             self.values = self._by_nvml()
-        except Exception:  # pynvml raises errors of its own; a measurement without clocks is still one
+        # pynvml raises errors of its own; a measurement without clocks is still one
+        except Exception:
             self.values = self._by_command()
 
     def _by_nvml(self) -> dict[str, Any]:
@@ -53,14 +62,22 @@ class Sample:
             driver = pynvml.nvmlSystemGetDriverVersion()
             return {
                 "driver": driver.decode() if isinstance(driver, bytes) else driver,
-                "sm_clock_hertz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) * MEGA,
-                "power_watts": pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3, "throttled": bool(reasons & _THROTTLED),
-            }  # fmt: skip
+                "sm_clock_hertz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+                * MEGA,
+                "power_watts": pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+                "throttled": bool(reasons & _THROTTLED),
+            }
         finally:
             pynvml.nvmlShutdown()
 
     def _by_command(self) -> dict[str, Any]:
-        command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits", "-i", _uuid(self._device)]
+        command = [
+            "nvidia-smi",
+            f"--query-gpu={','.join(_QUERY)}",
+            "--format=csv,noheader,nounits",
+            "-i",
+            _uuid(self._device),
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
         except (OSError, subprocess.SubprocessError):
@@ -69,8 +86,12 @@ class Sample:
 
 
 def parse_query(text: str) -> dict[str, Any]:
-    """Fields of one line of nvidia-smi's answer to `_QUERY`; what it does not know ([N/A]) is left out."""
-    driver, clock, power, reasons = (cell.strip() for cell in text.strip().splitlines()[0].split(","))
+    """Fields of one line of nvidia-smi's answer to `_QUERY`; what it does not know ([N/A]) is left
+    out.
+    """
+    driver, clock, power, reasons = (
+        cell.strip() for cell in text.strip().splitlines()[0].split(",")
+    )
     values: dict[str, Any] = {"driver": driver}
     if _is_number(clock):
         values["sm_clock_hertz"] = float(clock) * MEGA

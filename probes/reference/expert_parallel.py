@@ -1,4 +1,6 @@
-"""Divides experts over expert-parallel ranks, and their width over TP ranks, and tells each layer where its tokens go."""
+"""Divides experts over expert-parallel ranks, and their width over TP ranks, and tells each layer
+where its tokens go.
+"""
 
 import torch
 from torch import nn
@@ -8,7 +10,8 @@ from probes.reference.model import Transformer
 from probes.reference.moe import ExpertAxes, GroupedExperts, MixtureOfExperts
 from probes.reference.recipe import Recipe
 
-# Dimension of each parameter that the width of an expert cuts; biases of the second product are whole on every rank.
+# Dimension of each parameter that the width of an expert cuts; biases of the second product are
+# whole on every rank.
 WIDTH_DIM = {"w1": 1, "w3": 1, "w2": 2, "b1": 1, "b3": 1}
 
 
@@ -17,10 +20,12 @@ def apply(model: Transformer, recipe: Recipe, meshes: Meshes) -> None:
     layout = recipe.layout
     tp = meshes.group("tp") if layout.tp > 1 else None
     axes = ExpertAxes(
-        tp=tp, sequence_parallel=layout.sequence_parallel and tp is not None,
-        ep=meshes.group("ep") if layout.ep > 1 else None, etp=tp if recipe.etp > 1 else None,
+        tp=tp,
+        sequence_parallel=layout.sequence_parallel and tp is not None,
+        ep=meshes.group("ep") if layout.ep > 1 else None,
+        etp=tp if recipe.etp > 1 else None,
         received_share=recipe.received_share() if recipe.emulated else None,
-    )  # fmt: skip
+    )
     for module in model.modules():
         if isinstance(module, MixtureOfExperts):
             module.axes = axes
@@ -41,4 +46,6 @@ def _cut(experts: GroupedExperts, recipe: Recipe, meshes: Meshes) -> None:
         shape = list(parameter.shape)
         for dim, parts, _ in cuts:
             shape[dim] //= parts
-        experts.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=parameter.dtype, device="meta")))
+        experts.register_parameter(
+            name, nn.Parameter(torch.empty(shape, dtype=parameter.dtype, device="meta"))
+        )

@@ -1,7 +1,8 @@
 """Seeded weights and data. The same seed gives the same model and the same batches in every layout.
 
-Small models: each parameter is drawn whole from a seed of its own name and then cut to the rank's part. Larger ones draw each part
-where it lives, so that no rank ever holds a whole tensor; their losses differ between layouts.
+Small models: each parameter is drawn whole from a seed of its own name and then cut to the rank's
+part. Larger ones draw each part where it lives, so that no rank ever holds a whole tensor; their
+losses differ between layouts.
 """
 
 import zlib
@@ -19,13 +20,20 @@ WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "module.")
 
 
 def materialise(model: Transformer, recipe: Recipe, device: torch.device) -> None:
-    """Gives every parameter and buffer of a meta model its storage and its values; offloaded parameters live in host memory."""
+    """Gives every parameter and buffer of a meta model its storage and its values; offloaded
+    parameters live in host memory.
+    """
     model.to_empty(device=torch.device("cpu") if recipe.layout.cpu_offload else device)
     model.tie()
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module.register_buffer(name, buffer.to(device))
-    cuts = {id(p): m.cuts[name] for m in model.modules() if isinstance(m, GroupedExperts) for name, p in m.named_parameters(recurse=False)}
+    cuts = {
+        id(p): m.cuts[name]
+        for m in model.modules()
+        if isinstance(m, GroupedExperts)
+        for name, p in m.named_parameters(recurse=False)
+    }
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             buffer.zero_() if "correction" in name else buffer.fill_(1.0)
@@ -40,7 +48,9 @@ def plain_name(name: str) -> str:
     return name
 
 
-def _fill(parameter: nn.Parameter, name: str, recipe: Recipe, cuts: tuple[tuple[int, int, int], ...]) -> None:
+def _fill(
+    parameter: nn.Parameter, name: str, recipe: Recipe, cuts: tuple[tuple[int, int, int], ...]
+) -> None:
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter.data
     kind = name.rpartition(".")[2]
     if "norm" in name.rpartition(".")[0].rpartition(".")[2]:
@@ -62,7 +72,9 @@ def _fill(parameter: nn.Parameter, name: str, recipe: Recipe, cuts: tuple[tuple[
 
 
 def local_part(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The part of a whole tensor that a DTensor keeps on this rank: inner mesh axes cut first, as TP is applied before FSDP."""
+    """The part of a whole tensor that a DTensor keeps on this rank: inner mesh axes cut first, as
+    TP is applied before FSDP.
+    """
     if not isinstance(parameter, DTensor):
         return whole
     mesh = parameter.device_mesh
@@ -77,8 +89,11 @@ def local_part(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def batch(recipe: Recipe, step: int, replica: int, positions: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, targets) of one step on one data-parallel rank, (local sequences, local tokens) each.
+def batch(
+    recipe: Recipe, step: int, replica: int, positions: torch.Tensor, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(tokens, targets) of one step on one data-parallel rank, (local sequences, local tokens)
+    each.
 
     Sequence i of the global batch is drawn from a seed of (step, i), whoever holds it.
     """

@@ -1,4 +1,6 @@
-"""Memory of one rank: from the device's allocator on a GPU, from a tracker of live storages elsewhere."""
+"""Memory of one rank: from the device's allocator on a GPU, from a tracker of live storages
+elsewhere.
+"""
 
 import weakref
 from collections import Counter
@@ -31,11 +33,13 @@ _PAYLOADS = {  # operator -> (what it is, which argument holds the whole buffer;
 
 
 class Tracker(TorchDispatchMode):
-    """Counts bytes of live storages, floating-point operations and bytes of collectives, of everything that runs inside it.
+    """Counts bytes of live storages, floating-point operations and bytes of collectives, of
+    everything that runs inside it.
 
-    Works on real and on fake tensors. DTensors are looked through: what counts is what each operator does on this rank, not the global
-    shapes that DTensor tries out to find its placements.
-    live, peak: bytes, each storage rounded up as the CUDA allocator does.  flops: attention without credit for its mask.
+    Works on real and on fake tensors. DTensors are looked through: what counts is what each
+    operator does on this rank, not the global shapes that DTensor tries out to find its placements.
+    live, peak: bytes, each storage rounded up as the CUDA allocator does.  flops: attention without
+        credit for its mask.
     """
 
     def __init__(self) -> None:
@@ -45,7 +49,10 @@ class Tracker(TorchDispatchMode):
         self.collective_bytes: Counter[str] = Counter()
         self._held: dict[int, tuple[Any, int]] = {}
         self._paused = False
-        self._resize, self._propagate = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
+        self._resize, self._propagate = (
+            torch.UntypedStorage.resize_,
+            ShardingPropagator._propagate_tensor_meta_non_cached,
+        )
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
         """Counts tensors that were there before."""
@@ -122,13 +129,17 @@ class Tracker(TorchDispatchMode):
         if (found := _PAYLOADS.get(str(packet))) is not None:
             kind, place = found
             buffers = tree_iter(out if place < 0 else args[place])
-            self.collective_bytes[kind] += sum(b.nbytes for b in buffers if isinstance(b, torch.Tensor))
+            self.collective_bytes[kind] += sum(
+                b.nbytes for b in buffers if isinstance(b, torch.Tensor)
+            )
 
 
 def _cpu_attention_flops(name: str, args: Any) -> float:
     backward = "backward" in name
     q, k, v = args[1:4] if backward else args[:3]
-    products: float = 2.0 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
+    products: float = (
+        2.0 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
+    )
     return products * (BACKWARD_OVER_FORWARD if backward else 1.0)
 
 
@@ -145,14 +156,18 @@ def reset_gpu(device: torch.device) -> None:
 
 
 def of_gpu(rank: int, device: torch.device, used_before: int) -> RankMemory:
-    """Peaks since the last reset.  used_before: in use on the device with a context but before any communicator.
+    """Peaks since the last reset.  used_before: in use on the device with a context but before any
+    communicator.
 
-    communicator_bytes: what the device holds beyond that and beyond the allocator's blocks: NCCL's buffers, and workspaces that
-    libraries allocate for themselves.
+    communicator_bytes: what the device holds beyond that and beyond the allocator's blocks: NCCL's
+    buffers, and workspaces that libraries allocate for themselves.
     """
     used, reserved = device_used_bytes(device), torch.cuda.memory_reserved(device)
     return RankMemory(
-        rank=rank, peak_allocated_bytes=torch.cuda.max_memory_allocated(device), peak_reserved_bytes=torch.cuda.max_memory_reserved(device),
-        device_used_bytes=used, communicator_bytes=max(0, used - reserved - used_before),
+        rank=rank,
+        peak_allocated_bytes=torch.cuda.max_memory_allocated(device),
+        peak_reserved_bytes=torch.cuda.max_memory_reserved(device),
+        device_used_bytes=used,
+        communicator_bytes=max(0, used - reserved - used_before),
         allocator_retries=torch.cuda.memory_stats(device).get("num_alloc_retries"),
-    )  # fmt: skip
+    )

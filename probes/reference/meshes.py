@@ -1,8 +1,9 @@
-"""Process groups of a layout: one mesh of all ranks as dense parameters see them, one as experts see them.
+"""Process groups of a layout: one mesh of all ranks as dense parameters see them, one as experts
+see them.
 
-Axes, outer to inner: pp, dp_replicate, dp_shard, cp, tp (for groups of ranks); pp, dp_replicate, fsdp, tp (for parameters, fsdp =
-dp_shard x cp); pp, dp_replicate, efsdp, ep, etp (for experts, the same ranks regrouped from inside out). Source: torchtitan 0.2.2
-distributed/parallel_dims.py.
+Axes, outer to inner: pp, dp_replicate, dp_shard, cp, tp (for groups of ranks); pp, dp_replicate,
+fsdp, tp (for parameters, fsdp = dp_shard x cp); pp, dp_replicate, efsdp, ep, etp (for experts, the
+same ranks regrouped from inside out). Source: torchtitan 0.2.2 distributed/parallel_dims.py.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from probes.reference.recipe import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meshes:
-    """Meshes of one rank.  ranks: of (pp, dp_replicate, dp_shard, cp, tp).  dense, expert: of parameters.  place: own coordinate there."""
+    """Meshes of one rank.  ranks: of (pp, dp_replicate, dp_shard, cp, tp).  dense, expert: of
+    parameters. place: own coordinate there.
+    """
 
     ranks: DeviceMesh
     dense: DeviceMesh
@@ -42,11 +45,17 @@ class Meshes:
 
     @property
     def replica(self) -> int:
-        """Which of the data-parallel ranks this is: ranks with the same number see the same sequences."""
-        return self.place["dp_replicate"] * int(self.ranks["dp_shard"].size()) + self.place["dp_shard"]
+        """Which of the data-parallel ranks this is: ranks with the same number see the same
+        sequences.
+        """
+        return (
+            self.place["dp_replicate"] * int(self.ranks["dp_shard"].size()) + self.place["dp_shard"]
+        )
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """The process group of one axis: pp, dp_replicate, dp_shard, cp, tp, fsdp, efsdp, ep or etp."""
+        """The process group of one axis: pp, dp_replicate, dp_shard, cp, tp, fsdp, efsdp, ep or
+        etp.
+        """
         for mesh in (self.dense, self.ranks, self.expert):
             if mesh is not None and axis in (mesh.mesh_dim_names or ()):
                 return mesh[axis].get_group()
@@ -61,22 +70,31 @@ def build(recipe: Recipe, device_type: str) -> Meshes:
     expert = None
     if recipe.model.is_moe and layout.ep * recipe.etp > 1:
         experts = ranks.reshape(layout.pp, layout.dp_replicate, -1, layout.ep, recipe.etp)
-        expert = DeviceMesh(device_type, experts, mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep", "etp"))
+        expert = DeviceMesh(
+            device_type, experts, mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep", "etp")
+        )
     names = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
     own = (ranks == dist.get_rank()).nonzero()[0].tolist()
     return Meshes(
         ranks=DeviceMesh(device_type, ranks, mesh_dim_names=names),
         dense=DeviceMesh(device_type, dense, mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp")),
-        expert=expert, place=dict(zip(names, own, strict=True)),
-    )  # fmt: skip
+        expert=expert,
+        place=dict(zip(names, own, strict=True)),
+    )
 
 
 def _place_ranks(recipe: Recipe) -> torch.Tensor:
-    """Global ranks as (pp, dp_replicate, dp_shard, cp, tp), numbered with the first axis of `rank_order` innermost."""
+    """Global ranks as (pp, dp_replicate, dp_shard, cp, tp), numbered with the first axis of
+    `rank_order` innermost.
+    """
     layout, order = recipe.layout, recipe.cluster.rank_order
     outer_to_inner = tuple(reversed(order))
-    numbered = torch.arange(layout.num_gpus).reshape([getattr(layout, axis) for axis in outer_to_inner])
-    return numbered.permute([outer_to_inner.index(axis) for axis in reversed(RANK_ORDER)]).contiguous()
+    numbered = torch.arange(layout.num_gpus).reshape(
+        [getattr(layout, axis) for axis in outer_to_inner]
+    )
+    return numbered.permute(
+        [outer_to_inner.index(axis) for axis in reversed(RANK_ORDER)]
+    ).contiguous()
 
 
 def _with_replicas(mesh: DeviceMesh, axis: str) -> DeviceMesh:

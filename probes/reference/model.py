@@ -1,6 +1,8 @@
-"""The model of a ModelSpec as torch modules: a whole decoder, or the part of it that one pipeline stage holds.
+"""The model of a ModelSpec as torch modules: a whole decoder, or the part of it that one pipeline
+stage holds.
 
-Letters: B sequences, T local tokens, C hidden size. Built on the meta device; parallelism replaces its parameters before they exist.
+Letters: B sequences, T local tokens, C hidden size. Built on the meta device; parallelism replaces
+    its parameters before they exist.
 """
 
 from collections.abc import Callable
@@ -24,7 +26,9 @@ Rope = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Layers that a stage holds, by their number in the whole model, and whether it holds the embedding and the head."""
+    """Layers that a stage holds, by their number in the whole model, and whether it holds the
+    embedding and the head.
+    """
 
     layers: tuple[int, ...]
     first: bool
@@ -32,19 +36,29 @@ class Part:
 
 
 class Transformer(nn.Module):
-    """One part of a decoder. Takes tokens (B, T) if it is first, else hidden states; returns logits if it is last, else hidden states."""
+    """One part of a decoder. Takes tokens (B, T) if it is first, else hidden states; returns logits
+    if it is last, else hidden states.
+    """
 
     def __init__(self, spec: ModelSpec, part: Part, *, unfused: bool, seq_len: int) -> None:
         super().__init__()
         self.spec, self.part = spec, part
         kinds = spec.layer_kinds()
-        self.tok_embeddings = nn.Embedding(spec.vocab_size, spec.hidden_size) if part.first else None
+        self.tok_embeddings = (
+            nn.Embedding(spec.vocab_size, spec.hidden_size) if part.first else None
+        )
         learned = part.first and spec.position_embedding == "learned"
         self.position_embeddings = PositionTable(spec) if learned else None
         self.embedding_norm = _norm(spec) if part.first and spec.embedding_norm else None
-        self.layers = nn.ModuleDict({str(i): Block(spec, kinds[i], unfused=unfused, seq_len=seq_len) for i in part.layers})
+        self.layers = nn.ModuleDict(
+            {str(i): Block(spec, kinds[i], unfused=unfused, seq_len=seq_len) for i in part.layers}
+        )
         self.norm = _norm(spec) if part.last else None
-        self.output = nn.Linear(spec.hidden_size, spec.vocab_size, bias=spec.lm_head_bias) if part.last else None
+        self.output = (
+            nn.Linear(spec.hidden_size, spec.vocab_size, bias=spec.lm_head_bias)
+            if part.last
+            else None
+        )
         self.tie()
 
     @property
@@ -60,15 +74,21 @@ class Transformer(nn.Module):
             self.output.weight = self.tok_embeddings.weight
 
     def place(self, sequence: Sequence) -> None:
-        """Tells every layer which positions of the sequence this rank holds. Call once parameters are on their device.
+        """Tells every layer which positions of the sequence this rank holds. Call once parameters
+        are on their device.
 
-        Rotary tables are held by the layers, not passed to them: FSDP2 would cast them to the parameter dtype at each call.
+        Rotary tables are held by the layers, not passed to them: FSDP2 would cast them to the
+        parameter dtype at each call.
         """
         positions = sequence.local
         rope: Rope | None = None
         if self.spec.position_embedding == "rope" or self.spec.uses_mla:
-            width = self.spec.qk_rope_head_dim if self.spec.uses_mla else self.spec.head_dim // 2 * 2
-            frequency = ROPE_BASE ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
+            width = (
+                self.spec.qk_rope_head_dim if self.spec.uses_mla else self.spec.head_dim // 2 * 2
+            )
+            frequency = ROPE_BASE ** (
+                -torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
+            )
             angle = torch.outer(positions.float(), frequency)
             rope = angle.cos(), angle.sin()
         if self.position_embeddings is not None:
@@ -95,7 +115,9 @@ class Transformer(nn.Module):
 
 
 class PositionTable(nn.Module):
-    """A learned vector a position, added to the embedded tokens.  share: this rank's part of the tokens under sequence parallelism."""
+    """A learned vector a position, added to the embedded tokens.  share: this rank's part of the
+    tokens under sequence parallelism.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -108,7 +130,9 @@ class PositionTable(nn.Module):
         """X (B, T, C) plus the vectors of its positions."""
         assert self.positions is not None
         positions = self.positions if self.share is None else self.share(self.positions)
-        weight = self.table.weight if self.weight_hook is None else self.weight_hook(self.table.weight)
+        weight = (
+            self.table.weight if self.weight_hook is None else self.weight_hook(self.table.weight)
+        )
         return x + F.embedding(positions, weight)
 
 
@@ -121,13 +145,17 @@ class Block(nn.Module):
         core = AttentionCore(window=window, unfused=unfused, has_sinks=spec.attention_sinks)
         self.rope: Rope | None = None
         self.parallel_residual = spec.parallel_residual
-        self.attention: nn.Module = LatentAttention(spec, core) if spec.uses_mla else Attention(spec, core)
+        self.attention: nn.Module = (
+            LatentAttention(spec, core) if spec.uses_mla else Attention(spec, core)
+        )
         norms = spec.norms_per_layer
         self.attention_norm = _norm(spec) if norms >= 1 else None
         self.ffn_norm = _norm(spec) if norms >= 2 else None
         self.attention_post_norm = _norm(spec) if norms >= 3 else None
         self.ffn_post_norm = _norm(spec) if norms >= 4 else None
-        self.feed_forward = None if kind.moe else FeedForward(spec, spec.intermediate_size, bias=spec.mlp_bias)
+        self.feed_forward = (
+            None if kind.moe else FeedForward(spec, spec.intermediate_size, bias=spec.mlp_bias)
+        )
         self.moe = _experts(spec) if kind.moe else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -154,14 +182,20 @@ class Attention(nn.Module):
         super().__init__()
         h, width = spec.hidden_size, spec.head_dim
         queries, keys = spec.num_attention_heads * width, spec.num_key_value_heads * width
-        self.head_dim, self.rotates, self.norm_kind = width, spec.position_embedding == "rope", spec.qk_norm
+        self.head_dim, self.rotates, self.norm_kind = (
+            width,
+            spec.position_embedding == "rope",
+            spec.qk_norm,
+        )
         self.wq = nn.Linear(h, queries, bias=spec.attention_bias)
         self.wk = nn.Linear(h, keys, bias=spec.attention_bias)
         self.wv = nn.Linear(h, keys, bias=spec.attention_bias)
         self.wo = nn.Linear(queries, h, bias=spec.attention_output_bias)
         self.q_norm = _query_norm(spec, queries)
         self.k_norm = _query_norm(spec, keys)
-        self.sinks = nn.Parameter(torch.empty(spec.num_attention_heads)) if spec.attention_sinks else None
+        self.sinks = (
+            nn.Parameter(torch.empty(spec.num_attention_heads)) if spec.attention_sinks else None
+        )
         self.core = core
 
     def forward(self, x: torch.Tensor, rope: Rope | None) -> torch.Tensor:
@@ -184,12 +218,18 @@ class Attention(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """Multi-head latent attention of DeepSeek-V2: queries, keys and values through narrow projections, one shared rotary key."""
+    """Multi-head latent attention of DeepSeek-V2: queries, keys and values through narrow
+    projections, one shared rotary key.
+    """
 
     def __init__(self, spec: ModelSpec, core: AttentionCore) -> None:
         super().__init__()
         h, heads = spec.hidden_size, spec.num_attention_heads
-        self.nope, self.rotary, self.value = spec.qk_nope_head_dim, spec.qk_rope_head_dim, spec.v_head_dim
+        self.nope, self.rotary, self.value = (
+            spec.qk_nope_head_dim,
+            spec.qk_rope_head_dim,
+            spec.v_head_dim,
+        )
         self.latent = spec.kv_lora_rank
         query_width = heads * spec.qk_head_dim
         narrow = spec.q_lora_rank
@@ -197,9 +237,13 @@ class LatentAttention(nn.Module):
         self.wq_a = nn.Linear(h, narrow, bias=spec.attention_bias) if narrow else None
         self.q_norm = RmsNorm(narrow, eps=NORM_EPSILON) if narrow else None
         self.wq_b = nn.Linear(narrow, query_width, bias=False) if narrow else None
-        self.wkv_a = nn.Linear(h, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
+        self.wkv_a = nn.Linear(
+            h, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias
+        )
         self.kv_norm = RmsNorm(spec.kv_lora_rank, eps=NORM_EPSILON)
-        self.wkv_b = nn.Linear(spec.kv_lora_rank, heads * (spec.qk_nope_head_dim + spec.v_head_dim), bias=False)
+        self.wkv_b = nn.Linear(
+            spec.kv_lora_rank, heads * (spec.qk_nope_head_dim + spec.v_head_dim), bias=False
+        )
         self.wo = nn.Linear(heads * spec.v_head_dim, h, bias=spec.attention_output_bias)
         self.core = core
 
@@ -250,7 +294,9 @@ def activated(x: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Rotary embedding of x (B, T, heads, D) in fp32, halves paired; what is wider than the tables stays as it is."""
+    """Rotary embedding of x (B, T, heads, D) in fp32, halves paired; what is wider than the tables
+    stays as it is.
+    """
     cos, sin = (table[:, None, :] for table in rope)
     half = cos.shape[-1]
     a, b = x[..., :half].float(), x[..., half : 2 * half].float()
@@ -260,11 +306,17 @@ def rotated(x: torch.Tensor, rope: Rope) -> torch.Tensor:
 
 def _experts(spec: ModelSpec) -> MixtureOfExperts:
     width = spec.shared_expert_intermediate_size
-    return MixtureOfExperts(spec, FeedForward(spec, width, bias=spec.expert_bias) if width else None)
+    return MixtureOfExperts(
+        spec, FeedForward(spec, width, bias=spec.expert_bias) if width else None
+    )
 
 
 def _norm(spec: ModelSpec) -> nn.Module:
-    return nn.LayerNorm(spec.hidden_size, bias=spec.norm_bias) if spec.norm == "layernorm" else RmsNorm(spec.hidden_size, eps=NORM_EPSILON)
+    return (
+        nn.LayerNorm(spec.hidden_size, bias=spec.norm_bias)
+        if spec.norm == "layernorm"
+        else RmsNorm(spec.hidden_size, eps=NORM_EPSILON)
+    )
 
 
 def _query_norm(spec: ModelSpec, width: int) -> nn.Module | None:

@@ -1,8 +1,10 @@
-"""Mixture of experts: router, exchange of token copies over expert-parallel ranks, grouped experts, combination, shared experts.
+"""Mixture of experts: router, exchange of token copies over expert-parallel ranks, grouped experts,
+combination, shared experts.
 
-Letters: N tokens on this rank, k experts a token, C hidden size, E experts of the model, L experts of this rank, P expert-parallel ranks.
-The order of work is TorchTitan's (models/moe/moe.py, distributed/expert_parallel.py of 0.2.2): copies sorted by expert, exchanged,
-regrouped by local expert with groups padded to the alignment of the grouped matrix product, and back.
+Letters: N tokens on this rank, k experts a token, C hidden size, E experts of the model, L experts
+of this rank, P expert-parallel ranks. The order of work is TorchTitan's (models/moe/moe.py,
+distributed/expert_parallel.py of 0.2.2): copies sorted by expert, exchanged, regrouped by local
+expert with groups padded to the alignment of the grouped matrix product, and back.
 """
 
 from collections.abc import Callable
@@ -17,10 +19,21 @@ from numpy.typing import NDArray
 from torch import nn
 
 from planner.specs.model import ModelSpec
-from probes.reference.collectives import Copy, Exchange, Gather, Join, Reduce, Scatter, Split, all_to_all
+from probes.reference.collectives import (
+    Copy,
+    Exchange,
+    Gather,
+    Join,
+    Reduce,
+    Scatter,
+    Split,
+    all_to_all,
+)
 
 SEQUENCE = 1
-ALIGNMENT = 8  # rows of a group, so that a bf16 row of its transpose is 16 bytes; torchtitan TOKEN_GROUP_ALIGN_SIZE_M
+# rows of a group, so that a bf16 row of its transpose is 16 bytes; torchtitan
+# TOKEN_GROUP_ALIGN_SIZE_M
+ALIGNMENT = 8
 Ints = NDArray[np.int64]
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -29,8 +42,9 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class ExpertAxes:
     """How experts and their tokens are spread.
 
-    tp, sequence_parallel: what the block's input is.  ep: ranks between which experts are divided.  etp: ranks between which an expert's
-    width is.  received_share: where nothing real can be exchanged, token copies that come over those that go (one rank emulated).
+    tp, sequence_parallel: what the block's input is.  ep: ranks between which experts are divided.
+    etp: ranks between which an expert's width is.  received_share: where nothing real can be
+        exchanged, token copies that come over those that go (one rank emulated).
     """
 
     tp: dist.ProcessGroup | None = None
@@ -53,7 +67,9 @@ class MixtureOfExperts(nn.Module):
         self.sigmoid = spec.router_correction_bias
         self.experts = GroupedExperts(spec)
         self.shared = shared
-        self.shared_gate = nn.Linear(spec.hidden_size, 1, bias=False) if spec.shared_expert_gate else None
+        self.shared_gate = (
+            nn.Linear(spec.hidden_size, 1, bias=False) if spec.shared_expert_gate else None
+        )
         self.axes = ExpertAxes()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -67,7 +83,11 @@ class MixtureOfExperts(nn.Module):
         out_rows = self._experts_on(routed, sent)
         copies = torch.zeros_like(routed)
         copies[order] = out_rows.to(copies.dtype)
-        combined = torch.bmm(weights[:, None, :], copies.unflatten(0, (-1, self.top_k)).float()).squeeze(1).to(x.dtype)
+        combined = (
+            torch.bmm(weights[:, None, :], copies.unflatten(0, (-1, self.top_k)).float())
+            .squeeze(1)
+            .to(x.dtype)
+        )
         out = self._leave(combined.view_as(entered))
         return out if self.shared is None else out + self._shared(x)
 
@@ -82,10 +102,16 @@ class MixtureOfExperts(nn.Module):
             favoured = scores + self.correction if self.sigmoid else scores
             chosen = favoured.topk(self.top_k, dim=-1, sorted=False).indices
         weights = scores.gather(1, chosen)
-        return weights / (weights.sum(dim=-1, keepdim=True) + torch.finfo(torch.float32).tiny), chosen
+        return weights / (
+            weights.sum(dim=-1, keepdim=True) + torch.finfo(torch.float32).tiny
+        ), chosen
 
-    def _replicated(self, linear: nn.Linear, *, summed: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight and bias of a layer that every TP rank holds whole; summed: each has a part of their gradients."""
+    def _replicated(
+        self, linear: nn.Linear, *, summed: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias of a layer that every TP rank holds whole; summed: each has a part of
+        their gradients.
+        """
         if self.axes.tp is None or not summed:
             return linear.weight, linear.bias
         bias = None if linear.bias is None else Copy.apply(linear.bias, self.axes.tp)
@@ -117,12 +143,18 @@ class MixtureOfExperts(nn.Module):
         return cast(torch.Tensor, out)
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
-        """The tokens this rank routes: under TP its own part of the sequence, or, where experts are cut over TP, all of it."""
+        """The tokens this rank routes: under TP its own part of the sequence, or, where experts are
+        cut over TP, all of it.
+        """
         axes = self.axes
         if axes.tp is None:
             return x
         if axes.etp is None:
-            return x if axes.sequence_parallel else cast(torch.Tensor, Split.apply(x, axes.tp, SEQUENCE))
+            return (
+                x
+                if axes.sequence_parallel
+                else cast(torch.Tensor, Split.apply(x, axes.tp, SEQUENCE))
+            )
         if axes.sequence_parallel:
             return cast(torch.Tensor, Gather.apply(x, axes.tp, SEQUENCE))
         return cast(torch.Tensor, Copy.apply(x, axes.tp))
@@ -133,7 +165,11 @@ class MixtureOfExperts(nn.Module):
         if axes.tp is None:
             return out
         if axes.etp is None:
-            return out if axes.sequence_parallel else cast(torch.Tensor, Join.apply(out, axes.tp, SEQUENCE))
+            return (
+                out
+                if axes.sequence_parallel
+                else cast(torch.Tensor, Join.apply(out, axes.tp, SEQUENCE))
+            )
         if axes.sequence_parallel:
             return cast(torch.Tensor, Scatter.apply(out, axes.tp, SEQUENCE))
         return cast(torch.Tensor, Reduce.apply(out, axes.tp))
@@ -149,7 +185,9 @@ class MixtureOfExperts(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Token copies by expert-parallel rank and that rank's (sent) or this rank's (received) local expert, (P, L) each."""
+    """Token copies by expert-parallel rank and that rank's (sent) or this rank's (received) local
+    expert, (P, L) each.
+    """
 
     sent: Ints
     received: Ints
@@ -165,8 +203,12 @@ class Counts:
         return [int(n) for n in self.received.sum(axis=1)]
 
     @classmethod
-    def assumed(cls, num_copies: int, num_experts: int, ranks: int, received_share: float) -> "Counts":
-        """Balanced routing, as `_route` then does it; what comes is that times the load of the busiest rank."""
+    def assumed(
+        cls, num_copies: int, num_experts: int, ranks: int, received_share: float
+    ) -> "Counts":
+        """Balanced routing, as `_route` then does it; what comes is that times the load of the
+        busiest rank.
+        """
         each = np.full(num_experts, num_copies // num_experts, dtype=np.int64)
         each[: num_copies % num_experts] += 1
         sent = each.reshape(ranks, -1)
@@ -179,7 +221,8 @@ class Counts:
 class GroupedExperts(nn.Module):
     """The experts of one rank: weights (L, out, in).
 
-    cuts: by parameter, (dimension, parts, own part), in the order they were made.  grouped: `with_offsets`, or that compiled.
+    cuts: by parameter, (dimension, parts, own part), in the order they were made.  grouped:
+        `with_offsets`, or that compiled.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -198,15 +241,23 @@ class GroupedExperts(nn.Module):
         self.w3: torch.Tensor
         self.cuts: dict[str, tuple[tuple[int, int, int], ...]] = {}
         self.etp: dist.ProcessGroup | None = None
-        self.grouped: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = self.with_offsets
+        self.grouped: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = (
+            self.with_offsets
+        )
 
     def forward(self, rows: torch.Tensor, counts: Ints) -> torch.Tensor:
-        """Rows (copies, C) ordered by source rank, then expert -> the same rows through their experts."""
+        """Rows (copies, C) ordered by source rank, then expert -> the same rows through their
+        experts.
+        """
         grouped = rows.dtype == torch.bfloat16
         index, sizes = regrouping(counts, ALIGNMENT if grouped else 1)
         at = torch.tensor(index, device=rows.device)
         padded = torch.cat([rows, rows.new_zeros(1, rows.shape[-1])])[at]
-        owner = torch.tensor(np.repeat(np.arange(len(sizes)), sizes), device=rows.device) if hasattr(self, "b1") else None
+        owner = (
+            torch.tensor(np.repeat(np.arange(len(sizes)), sizes), device=rows.device)
+            if hasattr(self, "b1")
+            else None
+        )
         if grouped:
             offsets = torch.tensor(np.cumsum(sizes).astype(np.int32), device=rows.device)
             out = self.grouped(padded, offsets, owner)
@@ -216,11 +267,19 @@ class GroupedExperts(nn.Module):
         unpadded[at] = out
         return unpadded[:-1]
 
-    def with_offsets(self, padded: torch.Tensor, offsets: torch.Tensor, owner: torch.Tensor | None) -> torch.Tensor:
+    def with_offsets(
+        self, padded: torch.Tensor, offsets: torch.Tensor, owner: torch.Tensor | None
+    ) -> torch.Tensor:
         """Through grouped products; offsets (L,): end of each expert's rows."""
-        return self._through(padded, lambda x, weight: torch._grouped_mm(x, weight.transpose(-2, -1), offs=offsets), owner)
+        return self._through(
+            padded,
+            lambda x, weight: torch._grouped_mm(x, weight.transpose(-2, -1), offs=offsets),
+            owner,
+        )
 
-    def _through(self, padded: torch.Tensor, product: Product, owner: torch.Tensor | None) -> torch.Tensor:
+    def _through(
+        self, padded: torch.Tensor, product: Product, owner: torch.Tensor | None
+    ) -> torch.Tensor:
         h = self._with_bias(product(padded, self.w1), "b1", owner)
         if self.kind == "swiglu":
             h = F.silu(h) * self._with_bias(product(padded, self.w3), "b3", owner)
@@ -238,9 +297,11 @@ class GroupedExperts(nn.Module):
 
 
 def regrouping(counts: Ints, alignment: int) -> tuple[Ints, list[int]]:
-    """(source row of every row after regrouping, rows of each expert) for copies ordered by source rank, then expert.
+    """(source row of every row after regrouping, rows of each expert) for copies ordered by source
+    rank, then expert.
 
-    counts (P, L).  Groups are filled up to a multiple of `alignment`; filling rows point behind the last row.
+    counts (P, L).  Groups are filled up to a multiple of `alignment`; filling rows point behind the
+    last row.
     """
     ranks = len(counts)
     starts = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
@@ -259,6 +320,8 @@ def _looped(sizes: list[int]) -> Product:
     """Expert by expert, for dtypes that have no grouped kernel."""
 
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return torch.cat([part @ matrix.T for part, matrix in zip(x.split(sizes), weight.unbind(), strict=True)])
+        return torch.cat(
+            [part @ matrix.T for part, matrix in zip(x.split(sizes), weight.unbind(), strict=True)]
+        )
 
     return product

@@ -1,4 +1,6 @@
-"""RMS norm that keeps for backward, on every device, what the GPU's fused kernel keeps: its input and one number a row."""
+"""RMS norm that keeps for backward, on every device, what the GPU's fused kernel keeps: its input
+and one number a row.
+"""
 
 from typing import Any, cast
 
@@ -7,7 +9,9 @@ from torch import nn
 
 
 class RmsNorm(nn.RMSNorm):
-    """The module of torch; on CPUs, where torch composes it of single operators and keeps their fp32 results, one function."""
+    """The module of torch; on CPUs, where torch composes it of single operators and keeps their
+    fp32 results, one function.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The input over its root mean square, times the weight."""
@@ -17,7 +21,9 @@ class RmsNorm(nn.RMSNorm):
 
 
 class CpuRmsNorm(torch.autograd.Function):
-    """y = w x r, r = 1 / sqrt(mean(x^2) + eps); dx = r (w dy - x r mean(w dy x r)), dw = sum(dy x r)."""
+    """y = w x r, r = 1 / sqrt(mean(x^2) + eps); dx = r (w dy - x r mean(w dy x r)), dw = sum(dy x
+    r).
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

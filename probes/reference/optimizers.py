@@ -1,7 +1,8 @@
 """The optimizers of `training.optimizer`, stepped after the backward or inside it.
 
-adamw: torch's, fused.  adamw-bf16-states: the same update with both moments kept in bfloat16.  muon: matrices of the blocks by
-Newton-Schulz, the rest by AdamW.  adafactor: factored second moments, no momentum.  sgd: with momentum.
+adamw: torch's, fused.  adamw-bf16-states: the same update with both moments kept in bfloat16.
+muon: matrices of the blocks by Newton-Schulz, the rest by AdamW.  adafactor: factored second
+    moments, no momentum.  sgd: with momentum.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,13 +40,17 @@ class EachAlone(torch.optim.Optimizer):
 
 
 class AdamWBf16States(EachAlone):
-    """AdamW (Loshchilov and Hutter 2019) whose moments live in bfloat16 and are widened for the update."""
+    """AdamW (Loshchilov and Hutter 2019) whose moments live in bfloat16 and are widened for the
+    update.
+    """
 
     def _update(self, parameter: nn.Parameter, lr: float) -> None:
         state = self.state[parameter]
         if not state:
             state["count"] = 0
-            state["mean"], state["square"] = (torch.zeros_like(parameter, dtype=torch.bfloat16) for _ in range(2))
+            state["mean"], state["square"] = (
+                torch.zeros_like(parameter, dtype=torch.bfloat16) for _ in range(2)
+            )
         state["count"] += 1
         assert parameter.grad is not None
         grad = parameter.grad.float()
@@ -55,11 +60,16 @@ class AdamWBf16States(EachAlone):
         state["square"].copy_(square)
         parameter.mul_(1 - lr * WEIGHT_DECAY)
         spread = (square / (1 - BETAS[1] ** state["count"])).sqrt_().add_(EPSILON)
-        parameter.addcdiv_(mean.to(parameter.dtype), spread.to(parameter.dtype), value=-lr / (1 - BETAS[0] ** state["count"]))
+        parameter.addcdiv_(
+            mean.to(parameter.dtype),
+            spread.to(parameter.dtype),
+            value=-lr / (1 - BETAS[0] ** state["count"]),
+        )
 
 
 class Adafactor(EachAlone):
-    """Adafactor (Shazeer and Stern 2018, algorithm 4): second moments of a matrix as one row and one column, updates clipped to RMS 1.
+    """Adafactor (Shazeer and Stern 2018, algorithm 4): second moments of a matrix as one row and
+    one column, updates clipped to RMS 1.
 
     torch's own updates in place where a DTensor cannot. An expert is a matrix of its own.
     """
@@ -70,22 +80,39 @@ class Adafactor(EachAlone):
         square, over = grad.square() + ADAFACTOR_EPSILON, tuple(range(-min(grad.ndim, 2), 0))
         state["count"] = count = state.get("count", 0) + 1
         kept = 1.0 - count**ADAFACTOR_DECAY
-        moments = {"row": square.mean(-1, keepdim=True), "column": square.mean(-2, keepdim=True)} if grad.ndim >= 2 else {"all": square}
+        moments = (
+            {"row": square.mean(-1, keepdim=True), "column": square.mean(-2, keepdim=True)}
+            if grad.ndim >= 2
+            else {"all": square}
+        )
         for name, value in moments.items():
             state[name] = value if count == 1 else state[name] * kept + value * (1.0 - kept)
-        variance = state["row"] * state["column"] / state["row"].mean(-2, keepdim=True) if grad.ndim >= 2 else state["all"]
+        variance = (
+            state["row"] * state["column"] / state["row"].mean(-2, keepdim=True)
+            if grad.ndim >= 2
+            else state["all"]
+        )
         update = grad * variance.rsqrt()
         size = update.square().mean(over, keepdim=True).sqrt()
         parameter.add_((update / size.clamp(min=1.0)).to(parameter.dtype), alpha=-lr)
 
 
-def build(parameters: list[nn.Parameter], names: list[str], kind: Optimizer) -> list[torch.optim.Optimizer]:
-    """Optimizers over these parameters; names tell matrices of blocks, which Muon takes, from tables and heads."""
+def build(
+    parameters: list[nn.Parameter], names: list[str], kind: Optimizer
+) -> list[torch.optim.Optimizer]:
+    """Optimizers over these parameters; names tell matrices of blocks, which Muon takes, from
+    tables and heads.
+    """
     if kind == "muon":
-        chosen = [p.ndim == 2 and name.startswith("layers.") for p, name in zip(parameters, names, strict=True)]
+        chosen = [
+            p.ndim == 2 and name.startswith("layers.")
+            for p, name in zip(parameters, names, strict=True)
+        ]
         matrices = [p for p, yes in zip(parameters, chosen, strict=True) if yes]
         rest = [p for p, yes in zip(parameters, chosen, strict=True) if not yes]
-        found: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=LEARNING_RATE)] if matrices else []
+        found: list[torch.optim.Optimizer] = (
+            [torch.optim.Muon(matrices, lr=LEARNING_RATE)] if matrices else []
+        )
         return found + ([_adamw(rest)] if rest else [])
     if kind == "adamw":
         return [_adamw(parameters)]
@@ -97,8 +124,17 @@ def build(parameters: list[nn.Parameter], names: list[str], kind: Optimizer) -> 
 
 
 def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Fused on every device: the other implementations hold whole copies of the parameters while they step."""
-    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True)
+    """Fused on every device: the other implementations hold whole copies of the parameters while
+    they step.
+    """
+    return torch.optim.AdamW(
+        parameters,
+        lr=LEARNING_RATE,
+        betas=BETAS,
+        eps=EPSILON,
+        weight_decay=WEIGHT_DECAY,
+        fused=True,
+    )
 
 
 def prime(optimizers: list[torch.optim.Optimizer]) -> None:
@@ -128,12 +164,19 @@ class AfterBackward:
 
 
 class InBackward:
-    """Each parameter updated, and its gradient freed, as soon as that gradient is complete in the last microbatch's backward.
+    """Each parameter updated, and its gradient freed, as soon as that gradient is complete in the
+    last microbatch's backward.
 
     prepare: applied to the gradient before (loss scaling).
     """
 
-    def __init__(self, parameters: list[nn.Parameter], names: list[str], kind: Optimizer, prepare: Callable[[torch.Tensor], None]) -> None:
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        names: list[str],
+        kind: Optimizer,
+        prepare: Callable[[torch.Tensor], None],
+    ) -> None:
         self._armed = False
         self.optimizers: list[torch.optim.Optimizer] = []
         for parameter, name in zip(parameters, names, strict=True):
@@ -141,7 +184,9 @@ class InBackward:
             self.optimizers += optimizers
             parameter.register_post_accumulate_grad_hook(self._hook(optimizers, prepare))
 
-    def _hook(self, optimizers: list[torch.optim.Optimizer], prepare: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    def _hook(
+        self, optimizers: list[torch.optim.Optimizer], prepare: Callable[[torch.Tensor], None]
+    ) -> Callable[[torch.Tensor], None]:
         def update(parameter: torch.Tensor) -> None:
             if self._armed:
                 assert parameter.grad is not None

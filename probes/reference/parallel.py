@@ -1,7 +1,9 @@
-"""Applies a layout to one part of the model, in torch's order: TP, experts, CP, float8, recomputation, compile, then data parallelism.
+"""Applies a layout to one part of the model, in torch's order: TP, experts, CP, float8,
+recomputation, compile, then data parallelism.
 
-Gradients are summed over data-parallel ranks, never averaged: each rank's loss is its share of the mean over the global batch. FSDP2's
-division is switched off for that; DistributedDataParallel divides, so its loss is multiplied (`loss_factor`).
+Gradients are summed over data-parallel ranks, never averaged: each rank's loss is its share of the
+mean over the global batch. FSDP2's division is switched off for that; DistributedDataParallel
+divides, so its loss is multiplied (`loss_factor`).
 Source: torchtitan 0.2.2 models/llama3/infra/parallelize.py, models/llama4/infra/parallelize.py.
 """
 
@@ -15,7 +17,14 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from probes.reference import checkpointing, context_parallel, expert_parallel, precision, regions, tensor_parallel
+from probes.reference import (
+    checkpointing,
+    context_parallel,
+    expert_parallel,
+    precision,
+    regions,
+    tensor_parallel,
+)
 from probes.reference.meshes import Meshes
 from probes.reference.model import Block, Transformer
 from probes.reference.moe import GroupedExperts, MixtureOfExperts
@@ -49,7 +58,9 @@ def parallelise(model: Transformer, recipe: Recipe, meshes: Meshes) -> nn.Module
 
 def replicate(model: nn.Module, recipe: Recipe, meshes: Meshes) -> DistributedDataParallel:
     """DistributedDataParallel over the replicas."""
-    wrapped = DistributedDataParallel(model, process_group=meshes.group("dp_replicate"), bucket_cap_mb=BUCKET_MEGABYTES)
+    wrapped = DistributedDataParallel(
+        model, process_group=meshes.group("dp_replicate"), bucket_cap_mb=BUCKET_MEGABYTES
+    )
     if recipe.layout.reduce_dtype == "bfloat16" and recipe.layout.master_dtype == "float32":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
@@ -68,7 +79,9 @@ def _styles(recipe: Recipe) -> tensor_parallel.Styles:
 
 
 def _compile(model: Transformer, recipe: Recipe, meshes: Meshes) -> None:
-    """Every block by itself, inside its sharding; of blocks with experts the parts around the exchange, whose sizes change every time."""
+    """Every block by itself, inside its sharding; of blocks with experts the parts around the
+    exchange, whose sizes change every time.
+    """
     if recipe.layout.async_tp and not recipe.emulated:  # symmetric memory needs the other ranks
         from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
@@ -86,7 +99,10 @@ def _compile(model: Transformer, recipe: Recipe, meshes: Meshes) -> None:
 def _compile_around(block: Block, moe: MixtureOfExperts, traced: bool) -> None:
     for holder in (block, moe):
         for name, child in list(holder.named_children()):
-            if not isinstance(child, MixtureOfExperts | GroupedExperts) and child not in (moe.router, moe.shared_gate):
+            if not isinstance(child, MixtureOfExperts | GroupedExperts) and child not in (
+                moe.router,
+                moe.shared_gate,
+            ):
                 setattr(holder, name, torch.compile(child, fullgraph=traced))
     moe.experts.grouped = torch.compile(moe.experts.with_offsets, fullgraph=True, dynamic=True)
 
@@ -94,16 +110,23 @@ def _compile_around(block: Block, moe: MixtureOfExperts, traced: bool) -> None:
 def _shard(model: Transformer, recipe: Recipe, meshes: Meshes) -> None:
     """FSDP2: layers one by one, experts over the ranks that share them, the ends, and the root.
 
-    Zero 3 gathers parameters again for backward, but for the head, which backward needs at once; with a pipeline the head too.
+    Zero 3 gathers parameters again for backward, but for the head, which backward needs at once;
+    with a pipeline the head too.
     """
     layout = recipe.layout
-    policy = MixedPrecisionPolicy(param_dtype=compute_dtype(recipe), reduce_dtype=DTYPES[layout.reduce_dtype])
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype(recipe), reduce_dtype=DTYPES[layout.reduce_dtype]
+    )
     options: dict[str, Any] = {"mp_policy": policy}
     if layout.cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy()
     again = layout.zero_stage == 3
     ends = [m for m in (model.norm, model.output) if m is not None]
-    first = [m for m in (model.tok_embeddings, model.position_embeddings, model.embedding_norm) if m is not None]
+    first = [
+        m
+        for m in (model.tok_embeddings, model.position_embeddings, model.embedding_norm)
+        if m is not None
+    ]
     for layer in model.layers.values():
         experts = _experts_of(layer)
         if experts is not None and meshes.expert is not None:
@@ -115,20 +138,34 @@ def _shard(model: Transformer, recipe: Recipe, meshes: Meshes) -> None:
         if first:
             fully_shard(first, mesh=meshes.data, reshard_after_forward=again, **options)
         if ends:
-            fully_shard(ends, mesh=meshes.data, reshard_after_forward=again and layout.pp > 1, **options)
+            fully_shard(
+                ends, mesh=meshes.data, reshard_after_forward=again and layout.pp > 1, **options
+            )
     fully_shard(model, mesh=meshes.data, reshard_after_forward=again and layout.pp > 1, **options)
     _sum_gradients(model, on_cpu=meshes.dense.device_type == "cpu")
     if layout.ep > 1:
         _prefetch(model)
 
 
-def _shard_experts(experts: nn.Module, recipe: Recipe, meshes: Meshes, options: dict[str, Any], again: bool) -> None:
-    """Along the experts, or inside them where there are more ranks than experts and they divide evenly."""
+def _shard_experts(
+    experts: nn.Module, recipe: Recipe, meshes: Meshes, options: dict[str, Any], again: bool
+) -> None:
+    """Along the experts, or inside them where there are more ranks than experts and they divide
+    evenly.
+    """
     ranks = meshes.expert_data.size(-1)
     crowded = ranks * recipe.layout.ep > recipe.model.num_experts
-    inside = crowded and all(p.ndim == 3 and p.shape[1] % ranks == 0 for p in experts.parameters(recurse=False))
+    inside = crowded and all(
+        p.ndim == 3 and p.shape[1] % ranks == 0 for p in experts.parameters(recurse=False)
+    )
     placement = (lambda _: Shard(1)) if inside else None
-    fully_shard(experts, mesh=meshes.expert_data, reshard_after_forward=again, shard_placement_fn=placement, **options)
+    fully_shard(
+        experts,
+        mesh=meshes.expert_data,
+        reshard_after_forward=again,
+        shard_placement_fn=placement,
+        **options,
+    )
     regions.hide_hooks(experts)
 
 
@@ -141,11 +178,15 @@ def _sum_gradients(model: nn.Module, *, on_cpu: bool) -> None:
 
 
 def _experts_of(layer: nn.Module) -> nn.Module | None:
-    return next((module.experts for module in layer.modules() if isinstance(module, MixtureOfExperts)), None)
+    return next(
+        (module.experts for module in layer.modules() if isinstance(module, MixtureOfExperts)), None
+    )
 
 
 def _prefetch(model: Transformer) -> None:
-    """Gathers of the next layer are asked for by name, since the exchange's wait for its counts would hold back the implicit ones."""
+    """Gathers of the next layer are asked for by name, since the exchange's wait for its counts
+    would hold back the implicit ones.
+    """
     layers = list(model.layers.values())
     for here, there in pairwise(layers):
         _ask(here, there, forward=True)
@@ -156,4 +197,6 @@ def _ask(here: nn.Module, there: nn.Module, *, forward: bool) -> None:
     assert isinstance(here, FSDPModule)
     experts = _experts_of(there)
     modules: Items[Any] = [there, experts] if isinstance(experts, FSDPModule) else [there]
-    here.set_modules_to_forward_prefetch(list(modules)) if forward else here.set_modules_to_backward_prefetch(list(modules))
+    here.set_modules_to_forward_prefetch(
+        list(modules)
+    ) if forward else here.set_modules_to_backward_prefetch(list(modules))

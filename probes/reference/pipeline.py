@@ -1,6 +1,7 @@
 """Pipeline parallelism: a model's stages under torch's schedules.
 
-Shapes of what stages exchange are given, not inferred: nothing is sent before the first microbatch, so that one rank can run alone.
+Shapes of what stages exchange are given, not inferred: nothing is sent before the first microbatch,
+so that one rank can run alone.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,9 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class LoneStage(PipelineStage):
-    """A stage whose neighbours are not there: it takes their agreement on static shapes for granted (torch 2.13 asks them)."""
+    """A stage whose neighbours are not there: it takes their agreement on static shapes for granted
+    (torch 2.13 asks them).
+    """
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: Any = None) -> Any:
         return Agreed()
@@ -42,7 +45,14 @@ def parts_of(recipe: Recipe, pipeline_rank: int) -> list[tuple[int, Part]]:
     sizes = recipe.stage_sizes()
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [
-        (stage, Part(layers=tuple(range(ends[stage] - sizes[stage], ends[stage])), first=stage == 0, last=stage == len(sizes) - 1))
+        (
+            stage,
+            Part(
+                layers=tuple(range(ends[stage] - sizes[stage], ends[stage])),
+                first=stage == 0,
+                last=stage == len(sizes) - 1,
+            ),
+        )
         for stage in recipe.stages_of(pipeline_rank)
     ]
 
@@ -50,26 +60,41 @@ def parts_of(recipe: Recipe, pipeline_rank: int) -> list[tuple[int, Part]]:
 class Pipeline:
     """One rank's stages and their schedule."""
 
-    def __init__(self, recipe: Recipe, meshes: Meshes, parts: list[tuple[int, Part, nn.Module]], loss: Loss, device: torch.device) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        meshes: Meshes,
+        parts: list[tuple[int, Part, nn.Module]],
+        loss: Loss,
+        device: torch.device,
+    ) -> None:
         kind = LoneStage if recipe.emulated else PipelineStage
         stages = []
         for stage, part, module in parts:
             taken, given = _shapes(recipe, part)
             count, group = len(recipe.stage_sizes()), meshes.group("pp")
-            stages.append(kind(module, stage, count, device, input_args=taken, output_args=given, group=group))
+            stages.append(
+                kind(module, stage, count, device, input_args=taken, output_args=given, group=group)
+            )
         self._first = any(part.first for _, part, _ in parts)
         self._last = any(part.last for _, part, _ in parts)
         schedule = get_schedule_class(recipe.layout.pp_schedule)
         several = issubclass(schedule, PipelineScheduleMulti)
         arguments: Any = stages if several else stages[0]
-        self._schedule = schedule(arguments, n_microbatches=recipe.num_microbatches, loss_fn=loss, scale_grads=False)
+        self._schedule = schedule(
+            arguments, n_microbatches=recipe.num_microbatches, loss_fn=loss, scale_grads=False
+        )
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """Forward and backward of all microbatches; the sum of their losses on the last stage's rank."""
+        """Forward and backward of all microbatches; the sum of their losses on the last stage's
+        rank.
+        """
         losses: list[torch.Tensor] = []
         inputs = (tokens,) if self._first else ()
         target = targets if self._last else None
-        self._schedule.step(*inputs, target=target, losses=losses if self._last else None, return_outputs=False)
+        self._schedule.step(
+            *inputs, target=target, losses=losses if self._last else None, return_outputs=False
+        )
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else None
 
 
@@ -79,7 +104,11 @@ def _shapes(recipe: Recipe, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
     batch, tokens = layout.micro_batch_size, recipe.local_seq_len
     held = tokens // layout.tp if layout.sequence_parallel and layout.tp > 1 else tokens
     dtype = compute_dtype(recipe)
-    hidden = torch.empty(batch, held, model.hidden_size, dtype=dtype, device="meta", requires_grad=True)
+    hidden = torch.empty(
+        batch, held, model.hidden_size, dtype=dtype, device="meta", requires_grad=True
+    )
     ids = torch.empty(batch, tokens, dtype=torch.int64, device="meta")
-    logits = torch.empty(batch, tokens, model.vocab_size, dtype=dtype, device="meta", requires_grad=True)
+    logits = torch.empty(
+        batch, tokens, model.vocab_size, dtype=dtype, device="meta", requires_grad=True
+    )
     return ids if part.first else hidden, logits if part.last else hidden

@@ -1,7 +1,8 @@
 """Low-precision linear layers through torchao: float8 (tensorwise, rowwise, blockwise) and mxfp8.
 
-Embedding, router and head stay in the parameter dtype, and so do routed experts, whose grouped products torchao converts only in
-prototypes. Source: torchao float8/README.md, torchtitan 0.2.2 components/quantization/{float8,mx}.py.
+Embedding, router and head stay in the parameter dtype, and so do routed experts, whose grouped
+products torchao converts only in prototypes. Source: torchao float8/README.md, torchtitan 0.2.2
+components/quantization/{float8,mx}.py.
 """
 
 from typing import Any
@@ -12,7 +13,8 @@ from planner.specs.layout import Layout
 from probes.reference.model import Transformer
 
 LOW = ("float8-tensorwise", "float8-rowwise", "float8-blockwise", "mxfp8")
-DIVISOR = {"float8-blockwise": 128, "mxfp8": 32}  # of both widths of a converted matrix; 16 for the others (torch._scaled_mm)
+# of both widths of a converted matrix; 16 for the others (torch._scaled_mm)
+DIVISOR = {"float8-blockwise": 128, "mxfp8": 32}
 
 
 def converts(layout: Layout) -> bool:
@@ -31,7 +33,10 @@ def apply(model: Transformer, layout: Layout, *, emulate: bool) -> None:
     try:
         _convert(model, layout, emulate=emulate)
     except ImportError as error:
-        raise ImportError(f"layout.precision={layout.precision} needs torchao with that recipe; pip install torchao ({error})") from error
+        raise ImportError(
+            f"layout.precision={layout.precision} needs torchao with that recipe; pip install "
+            f"torchao ({error})"
+        ) from error
 
 
 def _convert(model: Transformer, layout: Layout, *, emulate: bool) -> None:
@@ -39,7 +44,12 @@ def _convert(model: Transformer, layout: Layout, *, emulate: bool) -> None:
 
     def wanted(module: nn.Module, name: str) -> bool:
         inside = name.startswith("layers.") and not name.endswith(("router", "shared_gate"))
-        return inside and isinstance(module, nn.Linear) and module.in_features % divisor == 0 and module.out_features % divisor == 0
+        return (
+            inside
+            and isinstance(module, nn.Linear)
+            and module.in_features % divisor == 0
+            and module.out_features % divisor == 0
+        )
 
     if layout.precision == "mxfp8":
         from torchao.quantization import quantize_
@@ -54,7 +64,9 @@ def _convert(model: Transformer, layout: Layout, *, emulate: bool) -> None:
         return
     from torchao.float8 import convert_to_float8_training
 
-    convert_to_float8_training(model, config=_float8(layout, emulate=emulate), module_filter_fn=wanted)
+    convert_to_float8_training(
+        model, config=_float8(layout, emulate=emulate), module_filter_fn=wanted
+    )
 
 
 def _float8(layout: Layout, *, emulate: bool) -> Any:
@@ -63,7 +75,9 @@ def _float8(layout: Layout, *, emulate: bool) -> Any:
     if layout.precision == "float8-rowwise":
         config = Float8LinearConfig.from_recipe_name("rowwise")
         return config if not emulate else Float8LinearConfig(**{**vars(config), "emulate": True})
-    return Float8LinearConfig(enable_fsdp_float8_all_gather=layout.float8_all_gather, emulate=emulate)
+    return Float8LinearConfig(
+        enable_fsdp_float8_all_gather=layout.float8_all_gather, emulate=emulate
+    )
 
 
 def _mxfp8(*, emulate: bool) -> Any:
@@ -73,7 +87,9 @@ def _mxfp8(*, emulate: bool) -> Any:
     except ImportError:
         from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
 
-        recipe = MXFP8TrainingRecipe.MXFP8_EMULATED_RCEIL if emulate else MXFP8TrainingRecipe.MXFP8_RCEIL
+        recipe = (
+            MXFP8TrainingRecipe.MXFP8_EMULATED_RCEIL if emulate else MXFP8TrainingRecipe.MXFP8_RCEIL
+        )
         return MXFP8TrainingOpConfig.from_recipe(recipe)
     return MXLinearConfig.from_recipe_name("mxfp8_emulated" if emulate else "mxfp8_cublas")
 

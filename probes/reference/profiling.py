@@ -13,7 +13,9 @@ NAME_LENGTH = 120
 
 
 def kernel_seconds(trainer: Trainer, step: int) -> dict[str, float]:
-    """Device seconds of each kernel in one more step (operators' own seconds on a CPU), longest first."""
+    """Device seconds of each kernel in one more step (operators' own seconds on a CPU), longest
+    first.
+    """
     on_gpu = trainer.device.type == "cuda"
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
     with profile(activities=activities) as trace:
@@ -26,6 +28,10 @@ def kernel_seconds(trainer: Trainer, step: int) -> dict[str, float]:
             seconds[event.key[:NAME_LENGTH]] += event.self_device_time_total / 1e6
         elif not on_gpu:
             seconds[event.key[:NAME_LENGTH]] += event.self_cpu_time_total / 1e6
-    listed = {name: value for name, value in sorted(seconds.items(), key=lambda item: -item[1])[:SHOWN] if value > 0}
+    listed = {
+        name: value
+        for name, value in sorted(seconds.items(), key=lambda item: -item[1])[:SHOWN]
+        if value > 0
+    }
     rest = sum(seconds.values()) - sum(listed.values())
     return listed | ({"other": rest} if rest > 0 else {})

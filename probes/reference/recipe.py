@@ -1,4 +1,6 @@
-"""What one probe trains, resolved once: the parts of the program read this and never look a field up twice. No torch here."""
+"""What one probe trains, resolved once: the parts of the program read this and never look a field
+up twice. No torch here.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,8 +20,9 @@ from planner.units import counted
 from planner.work.axes import expected_imbalance
 from probes.protocol import ProbeTask
 
-# Weights below which every parameter is drawn whole from its own seed and then cut, so that all layouts start from the same
-# model. Larger models draw each shard where it lives. Judgement: 4 GiB of fp32 for the largest whole tensor is too much for a rank.
+# Weights below which every parameter is drawn whole from its own seed and then cut, so that all
+# layouts start from the same model. Larger models draw each shard where it lives. Judgement: 4 GiB
+# of fp32 for the largest whole tensor is too much for a rank.
 WHOLE_INIT_PARAMETERS = 200_000_000
 
 
@@ -27,9 +30,11 @@ WHOLE_INIT_PARAMETERS = 200_000_000
 class Recipe:
     """One probe, resolved.
 
-    task, job: as asked, the model possibly with fewer layers.  layout, model, training, cluster: the job's.
+    task, job: as asked, the model possibly with fewer layers.  layout, model, training, cluster:
+        the job's.
     etp: ranks that share one expert's width; TorchTitan cuts experts by tp while ep = 1.
-    num_microbatches: of a step and data-parallel rank.  vocab_parallel: logits stay cut over tp in the loss.
+    num_microbatches: of a step and data-parallel rank.  vocab_parallel: logits stay cut over tp in
+        the loss.
     """
 
     task: ProbeTask
@@ -44,7 +49,9 @@ class Recipe:
 
     @classmethod
     def of(cls, task: ProbeTask) -> "Recipe":
-        """The task's recipe. Raises SpecError for a job that is malformed, breaks a rule, or that this program cannot run."""
+        """The task's recipe. Raises SpecError for a job that is malformed, breaks a rule, or that
+        this program cannot run.
+        """
         job = task.parsed()
         if job.layout is None:
             raise SpecError(Fault("layout", None, "is required to probe", "add the layout to run"))
@@ -52,16 +59,24 @@ class Recipe:
         if task.num_layers is not None:
             job = job.model_copy(update={"model": with_layers(job.model, task.num_layers)})
         broken = violations(layout, job.model, job.cluster, training)
-        faults = [Fault(f"layout.{v.field}", v.value, v.rule, v.remedy) for v in broken] or list(_beyond(task, job, layout))
+        faults = [Fault(f"layout.{v.field}", v.value, v.rule, v.remedy) for v in broken] or list(
+            _beyond(task, job, layout)
+        )
         if faults:
             raise SpecError(faults)
         parallel = training.vocab_parallel_loss
         return cls(
-            task=task, job=job, layout=layout, model=job.model, training=training, cluster=job.cluster,
+            task=task,
+            job=job,
+            layout=layout,
+            model=job.model,
+            training=training,
+            cluster=job.cluster,
             etp=layout.tp if layout.ep == 1 and job.model.is_moe else layout.etp,
             num_microbatches=max(1, layout.num_microbatches(training.global_batch_size)),
-            vocab_parallel=layout.tp > 1 and (TRAINERS[training.trainer].vocab_parallel_loss if parallel is None else parallel),
-        )  # fmt: skip
+            vocab_parallel=layout.tp > 1
+            and (TRAINERS[training.trainer].vocab_parallel_loss if parallel is None else parallel),
+        )
 
     @property
     def emulated(self) -> bool:
@@ -75,7 +90,8 @@ class Recipe:
 
     @property
     def uses_ddp(self) -> bool:
-        """Plain replicas alone run under DistributedDataParallel; every other layout under FSDP2, replicas as its outer mesh axis.
+        """Plain replicas alone run under DistributedDataParallel; every other layout under FSDP2,
+        replicas as its outer mesh axis.
 
         DDP steps after its reduction, so an optimizer inside the backward needs FSDP2 too.
         """
@@ -103,7 +119,9 @@ class Recipe:
         layout = self.layout
         if layout.pp == 1:
             return (self.model.num_hidden_layers,)
-        return layout.layers_per_stage or stage_layers(self.model.num_hidden_layers, layout.pp * layout.virtual_stages, counts_ends=True)
+        return layout.layers_per_stage or stage_layers(
+            self.model.num_hidden_layers, layout.pp * layout.virtual_stages, counts_ends=True
+        )
 
     def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
         """Stages that one pipeline rank holds, ascending."""
@@ -112,25 +130,46 @@ class Recipe:
             return (0,)
         schedule = SCHEDULES[layout.pp_schedule]
         stages = range(layout.pp * layout.virtual_stages)
-        return tuple(s for s in stages if int(schedule.stage_rank(s, layout.pp, layout.virtual_stages)) == pipeline_rank)
+        return tuple(
+            s
+            for s in stages
+            if int(schedule.stage_rank(s, layout.pp, layout.virtual_stages)) == pipeline_rank
+        )
 
     def received_share(self) -> float:
-        """Token copies that the emulated rank's experts receive over those that it sends: the load of the busiest rank."""
+        """Token copies that the emulated rank's experts receive over those that it sends: the load
+        of the busiest rank.
+        """
         layout, training = self.layout, self.training
         if training.moe_imbalance is not None:
             return float(training.moe_imbalance) if layout.ep > 1 else 1.0
         import numpy as np
 
-        own = layout.micro_batch_size * self.local_seq_len / (layout.tp if layout.sequence_parallel and self.etp == 1 else 1)
-        return float(expected_imbalance(np.array([own * self.model.num_experts_per_tok]), np.array([float(layout.ep)]))[0])
+        own = (
+            layout.micro_batch_size
+            * self.local_seq_len
+            / (layout.tp if layout.sequence_parallel and self.etp == 1 else 1)
+        )
+        return float(
+            expected_imbalance(
+                np.array([own * self.model.num_experts_per_tok]), np.array([float(layout.ep)])
+            )[0]
+        )
 
 
 def with_layers(model: ModelSpec, num_layers: int) -> ModelSpec:
-    """The model's first layers alone, embedding and head as they were. Raises SpecError where nothing sound is left."""
+    """The model's first layers alone, embedding and head as they were. Raises SpecError where
+    nothing sound is left.
+    """
     if not 1 <= num_layers <= model.num_hidden_layers:
         remedy = f"use 1 to {model.num_hidden_layers}"
         raise SpecError(
-            Fault("num_layers", num_layers, f"is not among the {counted(model.num_hidden_layers, 'layer')} of {model.name}", remedy)
+            Fault(
+                "num_layers",
+                num_layers,
+                f"is not among the {counted(model.num_hidden_layers, 'layer')} of {model.name}",
+                remedy,
+            )
         )
     fewer = model.model_copy(
         update={
@@ -154,33 +193,95 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
     """What the job's trainer may run and this program does not."""
     trainer = job.training.trainer
     if not TRAINERS[trainer].fsdp_style:
-        yield Fault("training.trainer", trainer, "shards its own way, which plain torch does not have", "use torchtitan or fsdp")
+        yield Fault(
+            "training.trainer",
+            trainer,
+            "shards its own way, which plain torch does not have",
+            "use torchtitan or fsdp",
+        )
     if layout.pp > 1 and layout.pp_schedule not in TORCH_SCHEDULES:
-        yield Fault("layout.pp_schedule", layout.pp_schedule, "is not in torch", f"use {', '.join(sorted(TORCH_SCHEDULES))}")
-    if layout.pp > 1 and layout.ac == "selective-op" and SCHEDULES[layout.pp_schedule].splits_backward:
-        # torch.utils.checkpoint, _CachedTorchDispatchMode: "You are only allowed to backward once" on a selective region
-        rule = f"keeps tensors for one backward, and {layout.pp_schedule} runs backward in two parts"
-        yield Fault("layout.ac", layout.ac, rule, "use ac none or full, or pp_schedule Interleaved1F1B or 1F1B")
+        yield Fault(
+            "layout.pp_schedule",
+            layout.pp_schedule,
+            "is not in torch",
+            f"use {', '.join(sorted(TORCH_SCHEDULES))}",
+        )
+    if (
+        layout.pp > 1
+        and layout.ac == "selective-op"
+        and SCHEDULES[layout.pp_schedule].splits_backward
+    ):
+        # torch.utils.checkpoint, _CachedTorchDispatchMode: "You are only allowed to backward once"
+        # on a selective region
+        rule = (
+            f"keeps tensors for one backward, and {layout.pp_schedule} runs backward in two parts"
+        )
+        yield Fault(
+            "layout.ac",
+            layout.ac,
+            rule,
+            "use ac none or full, or pp_schedule Interleaved1F1B or 1F1B",
+        )
     if layout.pp > 1 and layout.zero_stage == 3 and SCHEDULES[layout.pp_schedule].splits_backward:
-        # torch 2.13: stage_backward_weight pairs gradients with the parameters of that moment, and FSDP2 has swapped them since
-        rule = f"frees parameters between the two parts of {layout.pp_schedule}'s backward, and torch then loses weight gradients"
-        yield Fault("layout.zero_stage", 3, rule, "use zero_stage 2, or pp_schedule Interleaved1F1B or 1F1B")
+        # torch 2.13: stage_backward_weight pairs gradients with the parameters of that moment, and
+        # FSDP2 has swapped them since
+        rule = (
+            f"frees parameters between the two parts of {layout.pp_schedule}'s backward, and "
+            "torch then loses weight gradients"
+        )
+        yield Fault(
+            "layout.zero_stage", 3, rule, "use zero_stage 2, or pp_schedule Interleaved1F1B or 1F1B"
+        )
     if layout.precision in ("float8-delayed", "nvfp4"):
-        yield Fault("layout.precision", layout.precision, "exists in Transformer Engine only", "use float8-rowwise or bf16")
-    if layout.precision == "float8-tensorwise" and layout.tp > 1 and task.device == "cpu" and task.emulate_rank is None:
-        yield Fault("layout.precision", layout.precision, "gathers float8 over TP, which gloo cannot", "use float8-rowwise, or device cuda")
+        yield Fault(
+            "layout.precision",
+            layout.precision,
+            "exists in Transformer Engine only",
+            "use float8-rowwise or bf16",
+        )
+    if (
+        layout.precision == "float8-tensorwise"
+        and layout.tp > 1
+        and task.device == "cpu"
+        and task.emulate_rank is None
+    ):
+        yield Fault(
+            "layout.precision",
+            layout.precision,
+            "gathers float8 over TP, which gloo cannot",
+            "use float8-rowwise, or device cuda",
+        )
     if layout.cpu_offload and task.device == "cpu":
-        yield Fault("layout.cpu_offload", True, "moves shards between a GPU and its host", "probe with device cuda, or set it to false")
+        yield Fault(
+            "layout.cpu_offload",
+            True,
+            "moves shards between a GPU and its host",
+            "probe with device cuda, or set it to false",
+        )
     if task.fake_tensors and task.emulate_rank is None:
         yield Fault("fake_tensors", True, "runs one rank alone", "set emulate_rank")
     if task.fake_tensors and parse_ac(layout.ac)[0] == "memory-budget":
-        yield Fault("layout.ac", layout.ac, "is a pass of torch.compile, which fake tensors cannot go through", "probe on a GPU")
+        yield Fault(
+            "layout.ac",
+            layout.ac,
+            "is a pass of torch.compile, which fake tensors cannot go through",
+            "probe on a GPU",
+        )
     if task.emulate_rank is not None and not 0 <= task.emulate_rank < layout.num_gpus:
-        yield Fault("emulate_rank", task.emulate_rank, f"is no rank of {layout.num_gpus}", f"use 0 to {layout.num_gpus - 1}")
+        yield Fault(
+            "emulate_rank",
+            task.emulate_rank,
+            f"is no rank of {layout.num_gpus}",
+            f"use 0 to {layout.num_gpus - 1}",
+        )
     off = [name for name in ("dp", "tp", "pp") if not getattr(job.training.overlap, name)]
     if off:
         yield Fault("training.overlap", off, "cannot be switched off in torch", "leave overlap out")
     model, seq_len = job.model, job.training.seq_len
     if model.position_embedding == "learned" and seq_len > model.max_position_embeddings:
-        rule = f"exceeds the {model.max_position_embeddings} positions that {model.name} has learned"
-        yield Fault("training.seq_len", seq_len, rule, f"use at most {model.max_position_embeddings}")
+        rule = (
+            f"exceeds the {model.max_position_embeddings} positions that {model.name} has learned"
+        )
+        yield Fault(
+            "training.seq_len", seq_len, rule, f"use at most {model.max_position_embeddings}"
+        )

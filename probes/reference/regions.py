@@ -1,4 +1,6 @@
-"""What a selectively checkpointed region must not look into: sharding hooks, and composed kernels that a GPU runs as one operator."""
+"""What a selectively checkpointed region must not look into: sharding hooks, and composed kernels
+that a GPU runs as one operator.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +14,9 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class Region:
-    """One checkpointed region: results of composed kernels, kept in forward and handed out again in recomputation."""
+    """One checkpointed region: results of composed kernels, kept in forward and handed out again in
+    recomputation.
+    """
 
     def __init__(self) -> None:
         self.kept: list[Tensors] = []
@@ -34,7 +38,9 @@ def _hidden() -> Iterator[None]:
 
 
 def as_one_kept_operator(compute: Callable[[], Tensors]) -> Tensors:
-    """The result of `compute`, which a selective-op region keeps as a GPU's region keeps its attention operator's output."""
+    """The result of `compute`, which a selective-op region keeps as a GPU's region keeps its
+    attention operator's output.
+    """
     region = _State.region
     if region is None:
         return compute()
@@ -56,8 +62,9 @@ def adopt(forward: Any, again: Any) -> None:
 
 
 def hide_hooks(module: nn.Module) -> None:
-    """Call after `fully_shard` on a module inside a layer. Its gathers happen at other times in forward than in recomputation,
-    and torch 2.13's selective policy demands the same operators in both.
+    """Call after `fully_shard` on a module inside a layer. Its gathers happen at other times in
+    forward than in recomputation, and torch 2.13's selective policy demands the same operators in
+    both.
     """
 
     def enter(*_: Any) -> None:
@@ -85,7 +92,11 @@ class _Forward(_CachingTorchDispatchMode):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {})) if _State.hidden else super().__torch_dispatch__(func, types, args, kwargs)
+        return (
+            func(*args, **(kwargs or {}))
+            if _State.hidden
+            else super().__torch_dispatch__(func, types, args, kwargs)
+        )
 
 
 class _Again(_CachedTorchDispatchMode):
@@ -101,4 +112,8 @@ class _Again(_CachedTorchDispatchMode):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {})) if _State.hidden else super().__torch_dispatch__(func, types, args, kwargs)
+        return (
+            func(*args, **(kwargs or {}))
+            if _State.hidden
+            else super().__torch_dispatch__(func, types, args, kwargs)
+        )

@@ -22,11 +22,28 @@ class Run:
         """Raises SpecError where this process is not what the task asks for."""
         self.recipe = recipe
         task, gpus = recipe.task, recipe.layout.num_gpus
-        world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+        world, local = (
+            int(os.environ.get("WORLD_SIZE", "1")),
+            int(os.environ.get("LOCAL_RANK", "0")),
+        )
         if task.device == "cuda" and not torch.cuda.is_available():
-            raise SpecError(Fault("device", "cuda", "torch sees no GPU here", "probe with device cpu, or install a CUDA build of torch"))
+            raise SpecError(
+                Fault(
+                    "device",
+                    "cuda",
+                    "torch sees no GPU here",
+                    "probe with device cpu, or install a CUDA build of torch",
+                )
+            )
         if not recipe.emulated and world != gpus:
-            raise SpecError(Fault("layout", gpus, f"needs one process a rank, and there are {world}", f"start {gpus} processes"))
+            raise SpecError(
+                Fault(
+                    "layout",
+                    gpus,
+                    f"needs one process a rank, and there are {world}",
+                    f"start {gpus} processes",
+                )
+            )
         on_gpu = task.device == "cuda" and not task.fake_tensors
         self.device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
         self.sample = Sample(self.device)
@@ -38,21 +55,31 @@ class Run:
         if recipe.emulated:
             emulate.enter_world(recipe)
         else:
-            dist.init_process_group(self._backend(), timeout=timedelta(seconds=task.time_limit_seconds))
+            dist.init_process_group(
+                self._backend(), timeout=timedelta(seconds=task.time_limit_seconds)
+            )
         if task.fake_tensors:
             return self._counted()
         trainer = Trainer(recipe, self.device)
         trainer.materialise()
         timed = timing.run(trainer, self._reset_peaks, self.sample.take)
         own = self._memory(trainer, used_before, len(timed.losses))
-        kernels = profiling.kernel_seconds(trainer, len(timed.losses) + 1) if task.breakdown else None
+        kernels = (
+            profiling.kernel_seconds(trainer, len(timed.losses) + 1) if task.breakdown else None
+        )
         tokens = recipe.tokens_per_step / recipe.layout.num_gpus / timed.median
         return Measured(
-            step_seconds=timed.median, step_seconds_each=timed.seconds, tokens_per_second_per_gpu=tokens,
-            mfu=model_flops_utilisation(recipe.model, recipe.cluster, tokens, recipe.training.seq_len),
-            losses=[] if recipe.emulated else timed.losses, gradient_norms=[] if recipe.emulated else timed.norms,
-            memory=self._gathered(own), kernel_seconds=kernels,
-        )  # fmt: skip
+            step_seconds=timed.median,
+            step_seconds_each=timed.seconds,
+            tokens_per_second_per_gpu=tokens,
+            mfu=model_flops_utilisation(
+                recipe.model, recipe.cluster, tokens, recipe.training.seq_len
+            ),
+            losses=[] if recipe.emulated else timed.losses,
+            gradient_norms=[] if recipe.emulated else timed.norms,
+            memory=self._gathered(own),
+            kernel_seconds=kernels,
+        )
 
     def environment(self) -> Environment:
         """What the numbers hold for."""
@@ -62,17 +89,25 @@ class Run:
         """What a reader of the numbers must know."""
         recipe, notes = self.recipe, []
         if recipe.emulated:
-            notes.append("emulated: one rank alone; its step holds no communication and no bubble, and its loss means nothing")
+            notes.append(
+                "emulated: one rank alone; its step holds no communication and no bubble, and its "
+                "loss means nothing"
+            )
         if recipe.task.fake_tensors:
             notes.append("fake tensors: nothing was computed; memory and counts come from shapes")
         if recipe.layout.compile and not recipe.compiles:
-            notes.append("fake tensors: blocks were not compiled, so what fusion saves is counted as kept")
+            notes.append(
+                "fake tensors: blocks were not compiled, so what fusion saves is counted as kept"
+            )
         if recipe.emulated and recipe.layout.async_tp:
             notes.append("emulated: async TP was left out, there is no communication to hide")
         if not recipe.emulated and not recipe.whole_init:
             notes.append("weights were drawn where they live: the loss differs between layouts")
         if precision.converts(recipe.layout) and recipe.model.is_moe:
-            notes.append("routed experts computed in the parameter dtype: torchao converts linear layers only")
+            notes.append(
+                "routed experts computed in the parameter dtype: torchao converts linear layers "
+                "only"
+            )
         return notes
 
     def close(self) -> None:
@@ -99,7 +134,9 @@ class Run:
             memory.reset_gpu(self.device)
 
     def _memory(self, trainer: Trainer, used_before: int, step: int) -> RankMemory:
-        """Of this rank. On a CPU one more step runs under the tracker, which counts live tensors but cannot see into compiled code."""
+        """Of this rank. On a CPU one more step runs under the tracker, which counts live tensors
+        but cannot see into compiled code.
+        """
         rank = dist.get_rank()
         if self.device.type == "cuda":
             return memory.of_gpu(rank, self.device, used_before)
@@ -121,9 +158,19 @@ class Run:
 
     def _counted(self) -> Measured:
         tracker = emulate.shapes_alone(self.recipe)
-        counts = {"flops": tracker.flops} | {f"{kind}_bytes": float(n) for kind, n in tracker.collective_bytes.items()}
-        rank = RankMemory(rank=dist.get_rank(), peak_allocated_bytes=tracker.peak, peak_reserved_bytes=None)
+        counts = {"flops": tracker.flops} | {
+            f"{kind}_bytes": float(n) for kind, n in tracker.collective_bytes.items()
+        }
+        rank = RankMemory(
+            rank=dist.get_rank(), peak_allocated_bytes=tracker.peak, peak_reserved_bytes=None
+        )
         return Measured(
-            step_seconds=None, step_seconds_each=[], tokens_per_second_per_gpu=None, mfu=None, losses=[], gradient_norms=[],
-            memory=[rank], counts=counts,
-        )  # fmt: skip
+            step_seconds=None,
+            step_seconds_each=[],
+            tokens_per_second_per_gpu=None,
+            mfu=None,
+            losses=[],
+            gradient_norms=[],
+            memory=[rank],
+            counts=counts,
+        )

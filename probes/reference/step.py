@@ -18,11 +18,15 @@ from probes.reference.model import Part, Transformer
 from probes.reference.recipe import Recipe
 from probes.reference.ties import TiedEnds
 
-FP16_LOSS_SCALE = 2.0**16  # keeps fp16 gradients of a mean over millions of tokens out of the subnormals; torch.amp's first scale
+# keeps fp16 gradients of a mean over millions of tokens out of the subnormals; torch.amp's first
+# scale
+FP16_LOSS_SCALE = 2.0**16
 
 
 class Trainer:
-    """A rank's part of the model, its optimizer and its data. Parallelism is applied to a meta model; `materialise` takes memory."""
+    """A rank's part of the model, its optimizer and its data. Parallelism is applied to a meta
+    model; `materialise` takes memory.
+    """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
@@ -30,7 +34,9 @@ class Trainer:
         self.sequence = local_sequence(recipe, self.meshes, torch.device("cpu"))
         held = pipeline.parts_of(recipe, self.meshes.place["pp"])
         self.models = [self._model(part) for _, part in held]
-        self.modules: list[nn.Module] = [parallel.parallelise(model, recipe, self.meshes) for model in self.models]
+        self.modules: list[nn.Module] = [
+            parallel.parallelise(model, recipe, self.meshes) for model in self.models
+        ]
         self._held = held
         self.ties = TiedEnds(self.models, recipe, self.meshes)
 
@@ -38,12 +44,17 @@ class Trainer:
         recipe = self.recipe
         with torch.device("meta"):
             model = Transformer(
-                recipe.model, part, unfused=recipe.training.attention_kernel == "unfused", seq_len=recipe.training.seq_len
+                recipe.model,
+                part,
+                unfused=recipe.training.attention_kernel == "unfused",
+                seq_len=recipe.training.seq_len,
             )
         return model.to(parallel.DTYPES[recipe.layout.master_dtype])
 
     def materialise(self) -> None:
-        """Gives parameters their storage and values, and builds what needs them: replicas, optimizer, schedule."""
+        """Gives parameters their storage and values, and builds what needs them: replicas,
+        optimizer, schedule.
+        """
         recipe = self.recipe
         self.sequence = local_sequence(recipe, self.meshes, self.device)
         for index, model in enumerate(self.models):
@@ -51,21 +62,33 @@ class Trainer:
             model.place(self.sequence)
             if recipe.uses_ddp:
                 self.modules[index] = parallel.replicate(model, recipe, self.meshes)
-        named = [(initialise.plain_name(n), p) for module in self.modules for n, p in module.named_parameters()]
+        named = [
+            (initialise.plain_name(n), p)
+            for module in self.modules
+            for n, p in module.named_parameters()
+        ]
         names, parameters = [name for name, _ in named], [p for _, p in named]
         kind = recipe.training.optimizer
         self.updates: optimizers.Updates = (
-            optimizers.InBackward(parameters, names, kind, self._unscale) if recipe.layout.optimizer_in_backward
+            optimizers.InBackward(parameters, names, kind, self._unscale)
+            if recipe.layout.optimizer_in_backward
             else optimizers.AfterBackward(parameters, names, kind)
-        )  # fmt: skip
+        )
         self.clipping = Clipping(self.modules, self.meshes, self.ties.copies)
         self._pipeline = None
         if recipe.layout.pp > 1:
-            parts = [(stage, part, module) for (stage, part), module in zip(self._held, self.modules, strict=True)]
-            self._pipeline = pipeline.Pipeline(recipe, self.meshes, parts, self._loss_function(), self.device)
+            parts = [
+                (stage, part, module)
+                for (stage, part), module in zip(self._held, self.modules, strict=True)
+            ]
+            self._pipeline = pipeline.Pipeline(
+                recipe, self.meshes, parts, self._loss_function(), self.device
+            )
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """What stays on the device between steps: parameters, gradients, buffers and optimizer states."""
+        """What stays on the device between steps: parameters, gradients, buffers and optimizer
+        states.
+        """
         for module in self.modules:
             for parameter in module.parameters():
                 yield parameter
@@ -82,11 +105,19 @@ class Trainer:
         return FP16_LOSS_SCALE if self.recipe.layout.precision == "fp16" else 1.0
 
     def step(self, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One update: (this rank's share of the global mean loss, norm of the gradients if they are clipped)."""
+        """One update: (this rank's share of the global mean loss, norm of the gradients if they are
+        clipped).
+        """
         recipe = self.recipe
-        tokens, targets = initialise.batch(recipe, index, self.meshes.replica, self.sequence.local, self.device)
+        tokens, targets = initialise.batch(
+            recipe, index, self.meshes.replica, self.sequence.local, self.device
+        )
         with self._contexts():
-            share = self._pipelined(tokens, targets) if self._pipeline is not None else self._accumulated(tokens, targets)
+            share = (
+                self._pipelined(tokens, targets)
+                if self._pipeline is not None
+                else self._accumulated(tokens, targets)
+            )
         self.ties.add_gradients()
         norm = None
         if not recipe.layout.optimizer_in_backward:
@@ -112,16 +143,25 @@ class Trainer:
         return torch.zeros((), device=self.device) if share is None else share
 
     def _accumulated(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Microbatch after microbatch. FSDP2 reduces each one's gradients, as TorchTitan lets it; DDP only the last one's."""
+        """Microbatch after microbatch. FSDP2 reduces each one's gradients, as TorchTitan lets it;
+        DDP only the last one's.
+        """
         module, loss_of = self.modules[0], self._loss_function()
         total = torch.zeros((), device=self.device)
         batch, count = self.recipe.layout.micro_batch_size, self.recipe.num_microbatches
         for i in range(count):
             last = i == count - 1
             self.updates.arm(last)
-            waits = module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext()
+            waits = (
+                module.no_sync()
+                if isinstance(module, DistributedDataParallel) and not last
+                else nullcontext()
+            )
             with waits:
-                loss = loss_of(module(tokens[i * batch : (i + 1) * batch]), targets[i * batch : (i + 1) * batch])
+                loss = loss_of(
+                    module(tokens[i * batch : (i + 1) * batch]),
+                    targets[i * batch : (i + 1) * batch],
+                )
                 (loss * self.loss_factor).backward()
             total += loss.detach()
         return total
@@ -135,11 +175,15 @@ class Trainer:
         tokens, scale = self.recipe.tokens_per_step, self.scale
 
         def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            summed = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+            summed = F.cross_entropy(
+                logits.flatten(0, 1).float(), targets.flatten(), reduction="sum"
+            )
             whole = summed.full_tensor() if isinstance(summed, DTensor) else summed
             return whole * (scale / tokens)
 
-        return torch.compile(loss) if self.recipe.compiles and not self.recipe.vocab_parallel else loss
+        return (
+            torch.compile(loss) if self.recipe.compiles and not self.recipe.vocab_parallel else loss
+        )
 
     def _contexts(self) -> AbstractContextManager[object]:
         if self.recipe.vocab_parallel:

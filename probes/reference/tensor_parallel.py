@@ -1,6 +1,8 @@
-"""Tensor and sequence parallelism: torch's parallel styles on every module of the model, as TorchTitan plans them.
+"""Tensor and sequence parallelism: torch's parallel styles on every module of the model, as
+TorchTitan plans them.
 
-With sequence parallelism the residual stream is cut along the sequence (Shard(1)), without it is whole on every rank (Replicate()).
+With sequence parallelism the residual stream is cut along the sequence (Shard(1)), without it is
+whole on every rank (Replicate()).
 Source: torchtitan 0.2.2 models/{llama3,qwen3,deepseek_v3}/infra/parallelize.py.
 """
 
@@ -32,17 +34,26 @@ class Whole(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def enter(_: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
-            return tuple(x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()], run_check=False) for x in inputs)
+            return tuple(
+                x
+                if isinstance(x, DTensor)
+                else DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+                for x in inputs
+            )
 
         return distribute_module(module, device_mesh, input_fn=enter)  # type: ignore[arg-type]
 
 
 class NormOverShards(ParallelStyle):
-    """A norm over a width that is cut over the ranks: gathered, normed whole, cut again; local in and out."""
+    """A norm over a width that is cut over the ranks: gathered, normed whole, cut again; local in
+    and out.
+    """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def enter(_: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
-            parts = (DTensor.from_local(x, mesh, [Shard(x.ndim - 1)], run_check=False) for x in inputs)
+            parts = (
+                DTensor.from_local(x, mesh, [Shard(x.ndim - 1)], run_check=False) for x in inputs
+            )
             return tuple(part.redistribute(mesh, [Replicate()]) for part in parts)
 
         def leave(_: nn.Module, out: DTensor, mesh: DeviceMesh) -> torch.Tensor:
@@ -51,7 +62,9 @@ class NormOverShards(ParallelStyle):
         return distribute_module(module, device_mesh, input_fn=enter, output_fn=leave)  # type: ignore[arg-type]
 
 
-def apply(model: Transformer, recipe: Recipe, mesh: DeviceMesh, styles: "Styles | None" = None) -> None:
+def apply(
+    model: Transformer, recipe: Recipe, mesh: DeviceMesh, styles: "Styles | None" = None
+) -> None:
     """Distributes the model's parameters over the TP ranks and hooks its modules."""
     stream: Placement = Shard(1) if recipe.layout.sequence_parallel else Replicate()
     styles = styles or Styles()
@@ -59,7 +72,9 @@ def apply(model: Transformer, recipe: Recipe, mesh: DeviceMesh, styles: "Styles 
         assert isinstance(layer, Block)
         parallelize_module(layer, mesh, _layer_plan(layer, stream, styles))
         if isinstance(layer.attention, Attention) and layer.attention.sinks is not None:
-            layer.attention.sinks = nn.Parameter(distribute_tensor(layer.attention.sinks, mesh, [Shard(0)]))
+            layer.attention.sinks = nn.Parameter(
+                distribute_tensor(layer.attention.sinks, mesh, [Shard(0)])
+            )
     parallelize_module(model, mesh, _ends_plan(model, recipe, stream))
     model.tie()
     if model.position_embeddings is not None and recipe.layout.sequence_parallel:
@@ -86,13 +101,23 @@ def _ends_plan(model: Transformer, recipe: Recipe, stream: Placement) -> Plan:
         plan["norm"] = SequenceParallel()
     if model.output is not None:
         logits = Shard(-1) if recipe.vocab_parallel else Replicate()
-        plan["output"] = ColwiseParallel(input_layouts=stream, output_layouts=logits, use_local_output=not recipe.vocab_parallel)
+        plan["output"] = ColwiseParallel(
+            input_layouts=stream, output_layouts=logits, use_local_output=not recipe.vocab_parallel
+        )
     return plan
 
 
 def _layer_plan(layer: Block, stream: Placement, styles: Styles) -> Plan:
-    attention = {f"attention.{name}": style for name, style in _attention_plan(layer.attention, stream, styles).items()}
-    plan: Plan = {"attention": styles.prepare(input_layouts=(stream, None), desired_input_layouts=(Replicate(), None)), **attention}
+    attention = {
+        f"attention.{name}": style
+        for name, style in _attention_plan(layer.attention, stream, styles).items()
+    }
+    plan: Plan = {
+        "attention": styles.prepare(
+            input_layouts=(stream, None), desired_input_layouts=(Replicate(), None)
+        ),
+        **attention,
+    }
     mlp = "feed_forward" if layer.feed_forward is not None else "moe.shared"
     holder = layer.feed_forward if layer.feed_forward is not None else layer.moe.shared  # type: ignore[union-attr]
     if holder is not None:
@@ -103,21 +128,35 @@ def _layer_plan(layer: Block, stream: Placement, styles: Styles) -> Plan:
             plan[f"{mlp}.w3"] = styles.column()
     if isinstance(stream, Shard):
         norms = ("attention_norm", "ffn_norm", "attention_post_norm", "ffn_post_norm")
-        plan |= {name: SequenceParallel(use_local_output=True) for name in norms if getattr(layer, name) is not None}
+        plan |= {
+            name: SequenceParallel(use_local_output=True)
+            for name in norms
+            if getattr(layer, name) is not None
+        }
     return plan
 
 
 def _attention_plan(attention: nn.Module, stream: Placement, styles: Styles) -> Plan:
     plan: Plan = {"wo": styles.row(output_layouts=stream)}
     if isinstance(attention, LatentAttention):
-        whole = [name for name in ("wq_a", "q_norm", "wkv_a", "kv_norm") if getattr(attention, name) is not None]
+        whole = [
+            name
+            for name in ("wq_a", "q_norm", "wkv_a", "kv_norm")
+            if getattr(attention, name) is not None
+        ]
         plan |= {name: Whole() for name in whole}
-        return plan | {name: styles.column() for name in ("wq", "wq_b", "wkv_b") if getattr(attention, name) is not None}
+        return plan | {
+            name: styles.column()
+            for name in ("wq", "wq_b", "wkv_b")
+            if getattr(attention, name) is not None
+        }
     assert isinstance(attention, Attention)
     plan |= {name: styles.column() for name in ("wq", "wk", "wv")}
     if attention.norm_kind == "full":
         plan |= {"q_norm": NormOverShards(), "k_norm": NormOverShards()}
     if attention.norm_kind == "head":
-        plan |= {name: SequenceParallel(sequence_dim=2, use_local_output=True) for name in ("q_norm", "k_norm")}
+        plan |= {
+            name: SequenceParallel(sequence_dim=2, use_local_output=True)
+            for name in ("q_norm", "k_norm")
+        }
     return plan
-

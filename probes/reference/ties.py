@@ -1,4 +1,6 @@
-"""A token table that is also the head, when a pipeline holds the two in different stages: two copies with one gradient."""
+"""A token table that is also the head, when a pipeline holds the two in different stages: two
+copies with one gradient.
+"""
 
 import torch
 import torch.distributed as dist
@@ -11,7 +13,9 @@ from probes.reference.recipe import Recipe
 
 
 class TiedEnds:
-    """Adds the gradients of table and head after each step's backward. `copy`: the head on its rank, which norms must not count twice."""
+    """Adds the gradients of table and head after each step's backward. `copy`: the head on its
+    rank, which norms must not count twice.
+    """
 
     def __init__(self, models: list[Transformer], recipe: Recipe, meshes: Meshes) -> None:
         self._table: torch.Tensor | None = None
@@ -28,7 +32,11 @@ class TiedEnds:
         holder = next(rank for rank in range(recipe.layout.pp) if last in recipe.stages_of(rank))
         if holder != 0:
             ends = meshes.dense.mesh[[0, holder]]
-            mesh = DeviceMesh(meshes.dense.device_type, ends, mesh_dim_names=("ends", "dp_replicate", "fsdp", "tp"))
+            mesh = DeviceMesh(
+                meshes.dense.device_type,
+                ends,
+                mesh_dim_names=("ends", "dp_replicate", "fsdp", "tp"),
+            )
             if self._table is not None or self._head is not None:
                 self._group = mesh["ends"].get_group()
 
@@ -40,7 +48,11 @@ class TiedEnds:
     @torch.no_grad()
     def add_gradients(self) -> None:
         """Both copies end up with the sum."""
-        held = [grad for p in (self._table, self._head) if p is not None and (grad := local_gradient(p)) is not None]
+        held = [
+            grad
+            for p in (self._table, self._head)
+            if p is not None and (grad := local_gradient(p)) is not None
+        ]
         if self._group is not None:
             for grad in held:
                 dist.all_reduce(grad, group=self._group)

@@ -1,4 +1,6 @@
-"""Seconds of steps: warm-up, then timed steps in small batches, until enough or until they agree."""
+"""Seconds of steps: warm-up, then timed steps in small batches, until enough or until they
+agree.
+"""
 
 import math
 import statistics
@@ -12,7 +14,9 @@ import torch.distributed as dist
 
 from probes.reference.step import Trainer
 
-BATCH = 5  # steps between two waits for the device, so that the waits do not show in every step; also the least that can agree
+# steps between two waits for the device, so that the waits do not show in every step; also the
+# least that can agree
+BATCH = 5
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -21,7 +25,9 @@ class NonFiniteLossError(ArithmeticError):
 
 @dataclass(slots=True)
 class Timing:
-    """seconds: of each timed step on the slowest rank.  losses, norms: of every step, warm-up included."""
+    """seconds: of each timed step on the slowest rank.  losses, norms: of every step, warm-up
+    included.
+    """
 
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -35,11 +41,17 @@ class Timing:
     @property
     def spread(self) -> float:
         """Standard deviation over mean; infinite for fewer than two steps."""
-        return statistics.stdev(self.seconds) / statistics.fmean(self.seconds) if len(self.seconds) > 1 else math.inf
+        return (
+            statistics.stdev(self.seconds) / statistics.fmean(self.seconds)
+            if len(self.seconds) > 1
+            else math.inf
+        )
 
 
 def run(trainer: Trainer, ready: Callable[[], None], sample: Callable[[], None]) -> Timing:
-    """Warm-up, then timed steps.  ready: called between the two.  sample: called while the device still works on a batch of steps."""
+    """Warm-up, then timed steps.  ready: called between the two.  sample: called while the device
+    still works on a batch of steps.
+    """
     task, timing = trainer.recipe.task, Timing()
     done = 0
     for _ in range(task.warmup_steps):
@@ -55,7 +67,9 @@ def run(trainer: Trainer, ready: Callable[[], None], sample: Callable[[], None])
     return timing
 
 
-def _steps(trainer: Trainer, first: int, count: int, timing: Timing, sample: Callable[[], None]) -> list[float]:
+def _steps(
+    trainer: Trainer, first: int, count: int, timing: Timing, sample: Callable[[], None]
+) -> list[float]:
     """Own seconds of `count` steps."""
     marks, shares, norms = [_mark(trainer.device)], [], []
     for index in range(first, first + count):

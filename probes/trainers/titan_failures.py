@@ -1,4 +1,6 @@
-"""Why a TorchTitan run gave no numbers: what only TorchTitan says, before `probes.failures` weighs who failed first."""
+"""Why a TorchTitan run gave no numbers: what only TorchTitan says, before `probes.failures` weighs
+who failed first.
+"""
 
 import re
 from collections.abc import Iterator
@@ -12,8 +14,11 @@ from probes.trainers.titan_log import ANSI, TitanLog
 _RANK = re.compile(r"^(?:\[[A-Za-z_]+(\d+)\]:\s?)+")
 _ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt))(?::\s*(.*))?$")
 _FRAME = re.compile(r'^\s+File "([^"]+)", line \d+')
-# what tyro says of a flag that it does not know or cannot read, and TorchTitan 0.2 of a key of its TOML
-_REFUSED = re.compile(r"Unrecognized[^\n]*|invalid choice[^\n]*|Parsing error[^\n]*|Invalid field names in [^\n]*")
+# what tyro says of a flag that it does not know or cannot read, and TorchTitan 0.2 of a key of its
+# TOML
+_REFUSED = re.compile(
+    r"Unrecognized[^\n]*|invalid choice[^\n]*|Parsing error[^\n]*|Invalid field names in [^\n]*"
+)
 _RULES = frozenset({"AssertionError", "ValueError", "NotImplementedError", "TypeError", "KeyError"})
 _IMPORTS = frozenset({"ImportError", "ModuleNotFoundError", "PackageNotFoundError"})
 _TORCH_LACKS = re.compile(r"module 'torch[\w.]*' has no attribute")
@@ -25,17 +30,26 @@ def failure(log: TitanLog, evidence: Evidence) -> Failed | OutOfMemory:
     plain = ANSI.sub("", evidence.log)
     refused = None if log.started else _REFUSED.search(plain)
     if refused is not None:
-        return Failed(kind=FailureKind.INVALID_LAYOUT, rank=None, message=_unboxed(plain[refused.start() :]))
-    errors = evidence.errors or tuple(replace(error, kind=_kind(error, log)) for error in raised(plain))
+        return Failed(
+            kind=FailureKind.INVALID_LAYOUT, rank=None, message=_unboxed(plain[refused.start() :])
+        )
+    errors = evidence.errors or tuple(
+        replace(error, kind=_kind(error, log)) for error in raised(plain)
+    )
     found = classify(replace(evidence, errors=errors, log=plain))
     if isinstance(found, Failed) and found.kind == FailureKind.IMPORT:
-        said = f"torchtitan {log.version or '(unknown version)'} does not run with what is installed: {found.message}"
+        said = (
+            f"torchtitan {log.version or '(unknown version)'} does not run with what is "
+            f"installed: {found.message}"
+        )
         return found.model_copy(update={"message": said})
     return found
 
 
 def _kind(error: RankError, log: TitanLog) -> str | None:
-    """The class, where TorchTitan's own code or its clash with torch decides it; None leaves it to the common rules."""
+    """The class, where TorchTitan's own code or its clash with torch decides it; None leaves it to
+    the common rules.
+    """
     name = error.type.rpartition(".")[2]
     if name in _IMPORTS or (name == "AttributeError" and _TORCH_LACKS.search(error.message)):
         return FailureKind.IMPORT
@@ -43,17 +57,26 @@ def _kind(error: RankError, log: TitanLog) -> str | None:
         return FailureKind.NON_FINITE_LOSS
     frames = [frame[1] for line in error.traceback.splitlines() if (frame := _FRAME.match(line))]
     own = bool(frames) and "torchtitan" in frames[-1]
-    return FailureKind.INVALID_LAYOUT if not log.steps and (name in _RULES or (name == "RuntimeError" and own)) else None
+    return (
+        FailureKind.INVALID_LAYOUT
+        if not log.steps and (name in _RULES or (name == "RuntimeError" and own))
+        else None
+    )
 
 
 def _unboxed(text: str) -> str:
     """Words of tyro's box without its frame, on one line."""
-    words = [re.sub(r"^\s*(?:\[[A-Za-z_]+\d+\]:)?|[│╭╮╰╯─|]+", " ", line).strip() for line in text.splitlines()[:_SHOWN_LINES]]
+    words = [
+        re.sub(r"^\s*(?:\[[A-Za-z_]+\d+\]:)?|[│╭╮╰╯─|]+", " ", line).strip()
+        for line in text.splitlines()[:_SHOWN_LINES]
+    ]
     return " ".join(" ".join(words).split())[:_SHOWN_CHARACTERS]
 
 
 def raised(plain: str) -> Iterator[RankError]:
-    """The tracebacks of a log in the order in which they end; ranks that wrote at once are told apart by their prefix."""
+    """The tracebacks of a log in the order in which they end; ranks that wrote at once are told
+    apart by their prefix.
+    """
     begun: dict[int | None, list[str]] = {}
     for number, line in enumerate(plain.splitlines()):
         prefix = _RANK.match(line)
@@ -66,4 +89,10 @@ def raised(plain: str) -> Iterator[RankError]:
         error = _ERROR.match(text)
         if error is not None:
             lines = begun.pop(rank)
-            yield RankError(rank=rank, type=error[1], message=error[2] or "", traceback="\n".join(lines), time=float(number))
+            yield RankError(
+                rank=rank,
+                type=error[1],
+                message=error[2] or "",
+                traceback="\n".join(lines),
+                time=float(number),
+            )

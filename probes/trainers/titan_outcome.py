@@ -1,6 +1,7 @@
 """From TorchTitan's log and event files to the outcome of a probe.
 
-Exit 0 proves little: a run counts when every step is there, its loss is finite and its gradients have a plausible norm.
+Exit 0 proves little: a run counts when every step is there, its loss is finite and its gradients
+    have a plausible norm.
 """
 
 import math
@@ -18,12 +19,18 @@ from probes.trainers.tensorboard_events import read_scalars
 from probes.trainers.titan_failures import failure
 from probes.trainers.titan_log import StepLine, TitanLog, read_log
 
-SECONDS, ACTIVE, RESERVED = "time_metrics/end_to_end(s)", "memory/max_active(GiB)", "memory/max_reserved(GiB)"
+SECONDS, ACTIVE, RESERVED = (
+    "time_metrics/end_to_end(s)",
+    "memory/max_active(GiB)",
+    "memory/max_reserved(GiB)",
+)
 RETRIES = "memory/num_alloc_retries"  # since the start
-# A freshly initialised model's first gradients have a norm of 0.1 to 100; beyond this they were summed wrongly. Judgement. With a
-# pipeline, 0.2 differentiates the loss summed over tokens and divides only what it logs (train.py, forward_backward_step).
+# A freshly initialised model's first gradients have a norm of 0.1 to 100; beyond this they were
+# summed wrongly. Judgement. With a pipeline, 0.2 differentiates the loss summed over tokens and
+# divides only what it logs (train.py, forward_backward_step).
 LARGEST_NORM = 1e4
-# Tokens per second are logged rounded to one: below this the clock of the log lines, exact to a millisecond, is better.
+# Tokens per second are logged rounded to one: below this the clock of the log lines, exact to a
+# millisecond, is better.
 COARSE_TOKENS_PER_SECOND = 1000.0
 
 
@@ -48,7 +55,9 @@ class Asked:
 
     @property
     def tokens_per_step_per_gpu(self) -> float:
-        """Tokens of a step over all GPUs of the layout: what TorchTitan divides by seconds to get its tps."""
+        """Tokens of a step over all GPUs of the layout: what TorchTitan divides by seconds to get
+        its tps.
+        """
         training = self.job.training
         return training.global_batch_size * training.seq_len / self.layout.num_gpus
 
@@ -56,11 +65,15 @@ class Asked:
     def largest_norm(self) -> float:
         """Beyond this a gradient norm is not plausible."""
         training = self.job.training
-        return LARGEST_NORM * (training.global_batch_size * training.seq_len if self.layout.pp > 1 else 1)
+        return LARGEST_NORM * (
+            training.global_batch_size * training.seq_len if self.layout.pp > 1 else 1
+        )
 
 
 def read_outcome(asked: Asked, evidence: Evidence, outputs: Path | None) -> Outcome:
-    """The outcome of one run. outputs: TorchTitan's dump folder, for the event files; None where there is only the log."""
+    """The outcome of one run. outputs: TorchTitan's dump folder, for the event files; None where
+    there is only the log.
+    """
     log = read_log(evidence.log)
     losses = log.losses()
     if any(step not in losses for step in asked.steps):
@@ -76,18 +89,31 @@ def _implausible(asked: Asked, log: TitanLog) -> Failed | None:
     losses, norms = log.losses(), log.gradient_norms()
     for step in asked.steps:
         if not math.isfinite(losses[step]):
-            return Failed(kind=FailureKind.NON_FINITE_LOSS, rank=None, message=f"the loss of step {step} is {losses[step]}")
+            return Failed(
+                kind=FailureKind.NON_FINITE_LOSS,
+                rank=None,
+                message=f"the loss of step {step} is {losses[step]}",
+            )
         norm = norms.get(step)
         if norm is not None and not math.isfinite(norm):
-            return Failed(kind=FailureKind.NON_FINITE_LOSS, rank=None, message=f"the gradient norm of step {step} is {norm}")
+            return Failed(
+                kind=FailureKind.NON_FINITE_LOSS,
+                rank=None,
+                message=f"the gradient norm of step {step} is {norm}",
+            )
         if norm is None or not 0.0 < norm <= asked.largest_norm:
-            rule = f"the gradient norm of step {step} is {norm}: between 0 and {asked.largest_norm:g} was expected, so it did not train"
+            rule = (
+                f"the gradient norm of step {step} is {norm}: between 0 and "
+                f"{asked.largest_norm:g} was expected, so it did not train"
+            )
             return Failed(kind=FailureKind.CRASH, rank=None, message=rule)
     return None
 
 
 def _scalars(outputs: Path | None) -> dict[int | None, dict[str, dict[int, float]]]:
-    """Rank -> tag -> step -> value, from `tb/<time>/rank_<n>/events...`; rank None where there is one folder for all."""
+    """Rank -> tag -> step -> value, from `tb/<time>/rank_<n>/events...`; rank None where there is
+    one folder for all.
+    """
     found: dict[int | None, dict[str, dict[int, float]]] = {}
     for path in sorted(outputs.glob("tb/**/events.out.tfevents.*")) if outputs is not None else []:
         name = path.parent.name
@@ -98,50 +124,92 @@ def _scalars(outputs: Path | None) -> dict[int | None, dict[str, dict[int, float
     return found
 
 
-def _measured(asked: Asked, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]) -> Measured:
+def _measured(
+    asked: Asked, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
+) -> Measured:
     each = [max(seconds) for seconds in zip(*_seconds_by_rank(asked, log, scalars), strict=True)]
-    median = sorted(each)[len(each) // 2] if len(each) % 2 else sum(sorted(each)[len(each) // 2 - 1 : len(each) // 2 + 1]) / 2
+    median = (
+        sorted(each)[len(each) // 2]
+        if len(each) % 2
+        else sum(sorted(each)[len(each) // 2 - 1 : len(each) // 2 + 1]) / 2
+    )
     rate = asked.tokens_per_step_per_gpu / median
     losses, norms = log.losses(), log.gradient_norms()
     return Measured(
         step_seconds=median,
         step_seconds_each=each,
         tokens_per_second_per_gpu=rate,
-        mfu=model_flops_utilisation(asked.model, asked.job.cluster, rate, asked.job.training.seq_len),
+        mfu=model_flops_utilisation(
+            asked.model, asked.job.cluster, rate, asked.job.training.seq_len
+        ),
         losses=[losses[step] for step in asked.steps],
         gradient_norms=[norms[step] for step in asked.steps if step in norms],
         memory=_memory(asked, log, scalars),
     )
 
 
-def _seconds_by_rank(asked: Asked, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]) -> list[list[float]]:
-    """Seconds of the timed steps of every rank: the event file's where it has them all, else from the log."""
+def _seconds_by_rank(
+    asked: Asked, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
+) -> list[list[float]]:
+    """Seconds of the timed steps of every rank: the event file's where it has them all, else from
+    the log.
+    """
     exact = [tags.get(SECONDS, {}) for tags in scalars.values()]
-    whole = [[values[step] for step in asked.timed] for values in exact if all(step in values for step in asked.timed)]
+    whole = [
+        [values[step] for step in asked.timed]
+        for values in exact
+        if all(step in values for step in asked.timed)
+    ]
     if whole:
         return whole
     lines = [{line.step: line for line in log.of_rank(rank)} for rank in log.ranks]
-    return [[_seconds(asked, steps, step) for step in asked.timed] for steps in lines if all(step in steps for step in asked.timed)]
+    return [
+        [_seconds(asked, steps, step) for step in asked.timed]
+        for steps in lines
+        if all(step in steps for step in asked.timed)
+    ]
 
 
 def _seconds(asked: Asked, steps: dict[int, StepLine], step: int) -> float:
-    """Seconds of one step of one rank, from its rate, or from the times of its line and the one before."""
+    """Seconds of one step of one rank, from its rate, or from the times of its line and the one
+    before.
+    """
     here, before = steps[step], steps.get(step - 1)
-    if here.tokens_per_second < COARSE_TOKENS_PER_SECOND and here.logged_at and before and before.logged_at:
+    if (
+        here.tokens_per_second < COARSE_TOKENS_PER_SECOND
+        and here.logged_at
+        and before
+        and before.logged_at
+    ):
         return (here.logged_at - before.logged_at).total_seconds()
     return asked.tokens_per_step_per_gpu / max(here.tokens_per_second, 1e-9)
 
 
-def _memory(asked: Asked, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]) -> list[RankMemory]:
-    """Peaks of every rank over all steps. TorchTitan counts active blocks (allocated, or freed and waited for), not allocated ones."""
+def _memory(
+    asked: Asked, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
+) -> list[RankMemory]:
+    """Peaks of every rank over all steps. TorchTitan counts active blocks (allocated, or freed and
+    waited for), not allocated ones.
+    """
     ranks = [rank for rank in scalars if RESERVED in scalars[rank]] or list(log.ranks)
     found = []
     for rank in ranks:
         values = scalars.get(rank, {}).get(RESERVED)
-        peak = max(values.values()) * GIB if values else max(line.reserved_bytes for line in log.of_rank(rank))
+        peak = (
+            max(values.values()) * GIB
+            if values
+            else max(line.reserved_bytes for line in log.of_rank(rank))
+        )
         # -1 stands for a device without statistics
         reserved = round(peak) if peak > 0 else None
         retries = scalars.get(rank, {}).get(RETRIES)
         flushed = round(max(retries.values())) if retries and reserved is not None else None
-        found.append(RankMemory(rank=rank or 0, peak_allocated_bytes=None, peak_reserved_bytes=reserved, allocator_retries=flushed))
+        found.append(
+            RankMemory(
+                rank=rank or 0,
+                peak_allocated_bytes=None,
+                peak_reserved_bytes=reserved,
+                allocator_retries=flushed,
+            )
+        )
     return found

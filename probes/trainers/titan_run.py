@@ -1,8 +1,10 @@
-"""A user's own TorchTitan run as a measurement: what its log or its event files say about the job, and what has to be asked for.
+"""A user's own TorchTitan run as a measurement: what its log or its event files say about the job,
+and what has to be asked for.
 
-A log tells the mesh, batch and sequence, the version and the GPU, and most of what was applied; an event file tells numbers alone. What
-both a person and the log say has to agree. The format of the lines is that of torchtitan 0.2.0 to 0.3.0 (train.py, trainer.py,
-distributed/parallel_dims.py, distributed/activation_checkpoint.py, models/*/parallelize.py).
+A log tells the mesh, batch and sequence, the version and the GPU, and most of what was applied; an
+event file tells numbers alone. What both a person and the log say has to agree. The format of the
+lines is that of torchtitan 0.2.0 to 0.3.0 (train.py, trainer.py, distributed/parallel_dims.py,
+distributed/activation_checkpoint.py, models/*/parallelize.py).
 """
 
 import math
@@ -28,22 +30,33 @@ from probes.trainers.titan_log import ANSI, TitanLog, read_log
 from probes.trainers.titan_outcome import ACTIVE, RESERVED, SECONDS
 
 TPS = "throughput(tps)"
-UNTIMED = 2  # logged steps at the start: compilation, first collectives, the allocator still growing
+# logged steps at the start: compilation, first collectives, the allocator still growing
+UNTIMED = 2
 MESH = re.compile(r"device mesh with parallelism: ([a-z_=\d, ]+)")
-TRAINER = re.compile(r"local batch size (?P<local>\d+), global batch size (?P<batch>\d+), .*?sequence length (?P<seq>\d+)")
-SCHEDULE = re.compile(r"Using pipeline schedule (?P<name>\w+) with (?P<microbatches>\d+) microbatches")
+TRAINER = re.compile(
+    r"local batch size (?P<local>\d+), global batch size (?P<batch>\d+), .*?sequence length "
+    r"(?P<seq>\d+)"
+)
+SCHEDULE = re.compile(
+    r"Using pipeline schedule (?P<name>\w+) with (?P<microbatches>\d+) microbatches"
+)
 PARAMETERS = re.compile(r"Model .* size: (?P<count>[\d,]+) total parameters")
-CHECKPOINTING = re.compile(r"Applied (?P<mode>selective|full|memory_budget) activation checkpointing")
+CHECKPOINTING = re.compile(
+    r"Applied (?P<mode>selective|full|memory_budget) activation checkpointing"
+)
 COMPILED = re.compile(r"Compiling (?:each|the) \w+ with torch\.compile|Compiling the loss function")
 FLOAT8 = re.compile(r"Float8 .*(?:active|training)|Swapped to Float8Linear|MXFP8", re.IGNORECASE)
 DEGREES = frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"})
 NEEDED = (
-    ("model", "model: llama3-8b"), ("cluster.gpu", "cluster: {gpu: h100-sxm-80gb}"), ("cluster.num_gpus", "cluster: {num_gpus: 8}"),
-    ("training.seq_len", "training: {seq_len: 8192}"), ("training.global_batch_size", "training: {global_batch_size: 64}"),
+    ("model", "model: llama3-8b"), ("cluster.gpu", "cluster: {gpu: h100-sxm-80gb}"),
+    ("cluster.num_gpus", "cluster: {num_gpus: 8}"),
+    ("training.seq_len", "training: {seq_len: 8192}"),
+    ("training.global_batch_size", "training: {global_batch_size: 64}"),
     ("layout", "layout: {dp_shard: 8}"),
 )  # fmt: skip
 
-NAMES = frozenset({"model", "gpu", "trainer_version"})  # one thing may have several; the person's is taken
+# one thing may have several; the person's is taken
+NAMES = frozenset({"model", "gpu", "trainer_version"})
 
 Values = dict[str, Any]
 
@@ -58,11 +71,22 @@ class Doubt:
 
 
 def check_log(text: str, source: str) -> None:
-    """Raises SpecError for a text without any line of TorchTitan, before its job is asked for in vain."""
+    """Raises SpecError for a text without any line of TorchTitan, before its job is asked for in
+    vain.
+    """
     log, plain = read_log(text), ANSI.sub("", text)
-    if log.steps or log.version or MESH.search(plain) or TRAINER.search(plain) or isinstance(_end(log, text), OutOfMemory):
+    if (
+        log.steps
+        or log.version
+        or MESH.search(plain)
+        or TRAINER.search(plain)
+        or isinstance(_end(log, text), OutOfMemory)
+    ):
         return
-    remedy = "give a log with lines such as `step: 3  loss: ...  memory: ...  tps: ...`, rows, or a folder of event files"
+    remedy = (
+        "give a log with lines such as `step: 3  loss: ...  memory: ...  tps: ...`, rows, or a "
+        "folder of event files"
+    )
     raise SpecError(Fault("steps", source, "holds no line of TorchTitan", remedy))
 
 
@@ -70,12 +94,16 @@ def said_by(text: str) -> tuple[Values, list[Doubt]]:
     """(what a log says of its job, as nested keys of a job; what it leaves open)."""
     plain, log = ANSI.sub("", text), read_log(text)
     layout, doubts = _layout(plain)
-    training: Values = {"trainer": "torchtitan"} | ({"trainer_version": log.version} if log.version else {})
+    training: Values = {"trainer": "torchtitan"} | (
+        {"trainer_version": log.version} if log.version else {}
+    )
     trainer = TRAINER.search(plain)
     if trainer is not None:
         training |= {"seq_len": int(trainer["seq"]), "global_batch_size": int(trainer["batch"])}
         schedule = SCHEDULE.search(plain)
-        layout["micro_batch_size"] = int(trainer["local"]) // (int(schedule["microbatches"]) if schedule else 1)
+        layout["micro_batch_size"] = int(trainer["local"]) // (
+            int(schedule["microbatches"]) if schedule else 1
+        )
     cluster: Values = {"gpu": gpu} if (gpu := _gpu(log)) is not None else {}
     found = DEGREES & set(layout)
     if found:
@@ -105,11 +133,23 @@ def _layout(plain: str) -> tuple[Values, list[Doubt]]:
         layout["ac"] = "full"
     else:
         mode = checkpointing["mode"].replace("_", "-")
-        doubts.append(Doubt(field="layout.ac", rule=f"the log says {mode}, not which", example="ac: selective-op, or selective-layer-2"))
+        doubts.append(
+            Doubt(
+                field="layout.ac",
+                rule=f"the log says {mode}, not which",
+                example="ac: selective-op, or selective-layer-2",
+            )
+        )
     if COMPILED.search(plain):
         layout["compile"] = True
     if FLOAT8.search(plain):
-        doubts.append(Doubt(field="layout.precision", rule="the log mentions float8, not which", example="precision: float8-rowwise"))
+        doubts.append(
+            Doubt(
+                field="layout.precision",
+                rule="the log mentions float8, not which",
+                example="precision: float8-rowwise",
+            )
+        )
     return layout, doubts
 
 
@@ -118,34 +158,54 @@ def _gpu(log: TitanLog) -> str | None:
     if log.gpu_name is None or log.device_bytes is None:
         return None
     device = Gpu(
-        index=0, uuid="", name=log.gpu_name, memory_bytes=log.device_bytes, used_bytes=None, driver="", sliced=False
-    )  # fmt: skip
+        index=0,
+        uuid="",
+        name=log.gpu_name,
+        memory_bytes=log.device_bytes,
+        used_bytes=None,
+        driver="",
+        sliced=False,
+    )
     fitting = [name for name in gpu_names() if is_same_gpu(load_gpu(name), device)]
     return fitting[0] if len(fitting) == 1 else None
 
 
 def _model(plain: str) -> str | None:
-    """The catalogue model with exactly this many parameters; None where there is none, or several of different shapes."""
+    """The catalogue model with exactly this many parameters; None where there is none, or several
+    of different shapes.
+    """
     found = PARAMETERS.search(plain)
     if found is None:
         return None
     count = int(found["count"].replace(",", ""))
-    models = [model for name in model_names() if (model := load_model(name)).total_parameters() == count]
+    models = [
+        model for name in model_names() if (model := load_model(name)).total_parameters() == count
+    ]
     elsewhere = {"name", "max_position_embeddings", *NETWORK_FIELDS}
     shapes = {str(model.model_dump(exclude=elsewhere)) for model in models}
     return models[0].name if len(shapes) == 1 else None
 
 
 def completed(said: Values, doubts: Sequence[Doubt], given: Mapping[str, Any], source: str) -> Job:
-    """The job of a run. Raises SpecError naming everything that is still open, and everything that contradicts."""
+    """The job of a run. Raises SpecError naming everything that is still open, and everything that
+    contradicts.
+    """
     contradictions = [
-        Fault(path, theirs, f"is not what {source} says: {ours}", "correct the job, or import another run")
+        Fault(
+            path,
+            theirs,
+            f"is not what {source} says: {ours}",
+            "correct the job, or import another run",
+        )
         for path, ours, theirs in _contradictions(said, given)
     ]
     if contradictions:
         raise SpecError(contradictions)
     job = _merged(said, given)
-    missing = [Fault(path, None, f"could not be read from {source}", f"give --job FILE with {example}") for path, example in _missing(job)]
+    missing = [
+        Fault(path, None, f"could not be read from {source}", f"give --job FILE with {example}")
+        for path, example in _missing(job)
+    ]
     missing += [
         Fault(doubt.field, None, doubt.rule, f"give --job FILE with layout: {{{doubt.example}}}")
         for doubt in doubts
@@ -156,13 +216,20 @@ def completed(said: Values, doubts: Sequence[Doubt], given: Mapping[str, Any], s
     return Job.from_user(job)
 
 
-def _contradictions(said: Mapping[str, Any], given: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+def _contradictions(
+    said: Mapping[str, Any], given: Mapping[str, Any], prefix: str = ""
+) -> list[tuple[str, Any, Any]]:
     found: list[tuple[str, Any, Any]] = []
     for key, ours in said.items():
         theirs = given.get(key)
         if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
             found += _contradictions(ours, theirs, f"{prefix}{key}.")
-        elif isinstance(ours, int | str) and isinstance(theirs, int | str) and key not in NAMES and ours != theirs:
+        elif (
+            isinstance(ours, int | str)
+            and isinstance(theirs, int | str)
+            and key not in NAMES
+            and ours != theirs
+        ):
             found.append((f"{prefix}{key}", ours, theirs))
     return found
 
@@ -171,7 +238,11 @@ def _merged(said: Mapping[str, Any], given: Mapping[str, Any]) -> Values:
     merged = dict(said)
     for key, value in given.items():
         ours = said.get(key)
-        merged[key] = _merged(ours, value) if isinstance(ours, Mapping) and isinstance(value, Mapping) else value
+        merged[key] = (
+            _merged(ours, value)
+            if isinstance(ours, Mapping) and isinstance(value, Mapping)
+            else value
+        )
     return merged
 
 
@@ -188,29 +259,60 @@ def _missing(job: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def log_numbers(text: str, job: Job, source: str) -> Values:
-    """What a row's `measured` holds, from a log. Raises SpecError where there is no timed step and no failure to report."""
+    """What a row's `measured` holds, from a log. Raises SpecError where there is no timed step and
+    no failure to report.
+    """
     log = read_log(text)
     tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
     rates: dict[int, list[float]] = {}
     for line in log.steps:
         rates.setdefault(line.step, []).append(line.tokens_per_second)
-    seconds = [tokens / min(rates[step]) for step in sorted(rates)[UNTIMED:] if min(rates[step]) > 0]
-    software = {name: value for name, value in (("trainer_version", log.version), ("gpu_name", log.gpu_name)) if value}
+    seconds = [
+        tokens / min(rates[step]) for step in sorted(rates)[UNTIMED:] if min(rates[step]) > 0
+    ]
+    software = {
+        name: value
+        for name, value in (("trainer_version", log.version), ("gpu_name", log.gpu_name))
+        if value
+    }
     if seconds:
-        return _measured(seconds, tokens, {"peak_reserved_bytes": max(line.reserved_bytes for line in log.steps), "software": software})
+        return _measured(
+            seconds,
+            tokens,
+            {
+                "peak_reserved_bytes": max(line.reserved_bytes for line in log.steps),
+                "software": software,
+            },
+        )
     outcome = _end(log, text)
     if isinstance(outcome, OutOfMemory):
-        return {"status": "oom", "message": outcome.message, "attempted_bytes": outcome.attempted_bytes, "software": software}
+        return {
+            "status": "oom",
+            "message": outcome.message,
+            "attempted_bytes": outcome.attempted_bytes,
+            "software": software,
+        }
     rule = f"has {len(rates)} logged steps, of which the first {UNTIMED} do not count"
-    raise SpecError(Fault("steps", source, rule, "give a log with more lines such as `step: 3  loss: ...  memory: ...  tps: ...`"))
+    raise SpecError(
+        Fault(
+            "steps",
+            source,
+            rule,
+            "give a log with more lines such as `step: 3  loss: ...  memory: ...  tps: ...`",
+        )
+    )
 
 
 def _end(log: TitanLog, text: str) -> Failed | OutOfMemory:
-    return failure(log, Evidence(reason="exit", exit_code=None, time_limit_seconds=math.inf, log=text))
+    return failure(
+        log, Evidence(reason="exit", exit_code=None, time_limit_seconds=math.inf, log=text)
+    )
 
 
 def event_numbers(place: Path, job: Job) -> Values:
-    """What a row's `measured` holds, from TensorBoard files of one run, one a rank. Raises SpecError naming tags that are not there."""
+    """What a row's `measured` holds, from TensorBoard files of one run, one a rank. Raises
+    SpecError naming tags that are not there.
+    """
     files = sorted(place.glob("**/events.out.tfevents.*")) if place.is_dir() else [place]
     ranks = [read_scalars(path) for path in files]
     tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
@@ -218,7 +320,14 @@ def event_numbers(place: Path, job: Job) -> Values:
     steps = sorted(set.intersection(*(set(seconds) for seconds in each)))[UNTIMED:] if each else []
     if not steps:
         rule = f"no rank's events hold `{SECONDS}` or `{TPS}` after step {UNTIMED}"
-        raise SpecError(Fault("steps", str(place), rule, "give the folder that holds events.out.tfevents.* of one run"))
+        raise SpecError(
+            Fault(
+                "steps",
+                str(place),
+                rule,
+                "give the folder that holds events.out.tfevents.* of one run",
+            )
+        )
     memory: Values = {}
     for key, tag in (("peak_allocated_bytes", ACTIVE), ("peak_reserved_bytes", RESERVED)):
         values = [value for scalars in ranks for value in scalars.get(tag, {}).values()]
@@ -236,7 +345,12 @@ def _seconds(scalars: Mapping[str, Mapping[int, float]], tokens: float) -> dict[
 def _measured(seconds: Sequence[float], tokens: float, more: Mapping[str, Any]) -> Values:
     middle = median(seconds)
     return {
-        "status": "ok", "rung": "probed", "step_seconds": middle, "steps": len(seconds),
-        "step_seconds_sd": stdev(seconds) if len(seconds) > 1 else None, "tokens_per_second_per_gpu": tokens / middle,
-        "trainer": "torchtitan", **more,
-    }  # fmt: skip
+        "status": "ok",
+        "rung": "probed",
+        "step_seconds": middle,
+        "steps": len(seconds),
+        "step_seconds_sd": stdev(seconds) if len(seconds) > 1 else None,
+        "tokens_per_second_per_gpu": tokens / middle,
+        "trainer": "torchtitan",
+        **more,
+    }

@@ -1,8 +1,11 @@
-"""TorchTitan as the program of a probe: from a task to files and a command for the TorchTitan that is installed.
+"""TorchTitan as the program of a probe: from a task to files and a command for the TorchTitan that
+is installed.
 
-The layout is said by the planner's own export; a probe adds its number of steps, a log line for each, and data of its own. With
-`emulate_rank` one process is a rank of the whole world over torch's fake process group (TorchTitan's `comm.mode fake_backend`).
-Nothing here imports torch or torchtitan: versions come from package metadata, numbers from the log and the event files.
+The layout is said by the planner's own export; a probe adds its number of steps, a log line for
+each, and data of its own. With `emulate_rank` one process is a rank of the whole world over torch's
+fake process group (TorchTitan's `comm.mode fake_backend`).
+Nothing here imports torch or torchtitan: versions come from package metadata, numbers from the log
+    and the event files.
 """
 
 import importlib.metadata
@@ -27,20 +30,29 @@ from probes.trainers.titan_data import ASSETS, DATA, MIN_VOCAB, data_files
 from probes.trainers.titan_outcome import Asked, read_outcome
 
 OUTPUTS = "outputs"
-DOCUMENT_TOKENS = 32768  # text for every data-parallel rank before it starts over, in samples of at least one
+# text for every data-parallel rank before it starts over, in samples of at least one
+DOCUMENT_TOKENS = 32768
 SUGGESTED = "0.2.2"
-# first torch release with all that a line imports (torchtitan 0.3.0 calls torch.distributed.set_timeout, which 2.13 lacks)
+# first torch release with all that a line imports (torchtitan 0.3.0 calls
+# torch.distributed.set_timeout, which 2.13 lacks)
 NEEDS_TORCH = {"0.3": (2, 14)}
 PACKAGES = ("torchtitan", "torch", "triton", "tensorboard", "datasets", "tokenizers", "tyro")
 SUBCOMMAND = "activation-checkpoint:"
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": f"{OUTPUTS}/huggingface", "TOKENIZERS_PARALLELISM": "false"}
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HOME": f"{OUTPUTS}/huggingface",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerCommand:
     """What to run, in a folder that holds `files`.
 
-    argv: the whole command on one machine.  program: the part of it that torchrun starts, for a launcher with a rendezvous of its
-    own; `single` says that there is no torchrun: one process alone.  env: to add to the environment.
+    argv: the whole command on one machine.  program: the part of it that torchrun starts, for a
+    launcher with a rendezvous of its own; `single` says that there is no torchrun: one process
+    alone.  env: to add to the environment.
     """
 
     argv: tuple[str, ...]
@@ -58,7 +70,9 @@ class TitanTrainer:
     python: str = sys.executable
 
     def versions(self) -> dict[str, str]:
-        """Versions of the packages that TorchTitan needs, of those that are installed; nothing is imported."""
+        """Versions of the packages that TorchTitan needs, of those that are installed; nothing is
+        imported.
+        """
         if self.python != sys.executable:
             return _versions_of(self.python)
         found = {}
@@ -70,14 +84,18 @@ class TitanTrainer:
         return found
 
     def unsuited(self, job: Job, device: str) -> Failed | None:
-        """Why no probe of this job can run here, whatever its layout: what is missing, or what TorchTitan cannot do."""
+        """Why no probe of this job can run here, whatever its layout: what is missing, or what
+        TorchTitan cannot do.
+        """
         clash = _clash(self.versions())
         if clash is not None:
             return _refusal(FailureKind.IMPORT, clash)
         return _unsuited_job(job, on_gpus=device == "cuda")
 
     def command(self, task: ProbeTask) -> TrainerCommand | Failed:
-        """The run of a task; a failure where TorchTitan is absent, of another line, or cannot run the layout. Raises SpecError."""
+        """The run of a task; a failure where TorchTitan is absent, of another line, or cannot run
+        the layout. Raises SpecError.
+        """
         job = task.parsed()
         versions = self.versions()
         refused = _unsuited(task, job, versions)
@@ -87,19 +105,33 @@ class TitanTrainer:
         exported = _export(job, job.layout, task, versions["torchtitan"])
         if exported.blockers:
             lines = "; ".join(str(fault) for fault in exported.blockers)
-            return _refusal(FailureKind.INVALID_LAYOUT, f"torchtitan {exported.version} cannot run this layout: {lines}")
+            return _refusal(
+                FailureKind.INVALID_LAYOUT,
+                f"torchtitan {exported.version} cannot run this layout: {lines}",
+            )
         return _command(self.python, task, job, exported)
 
-    def read(self, task: ProbeTask, log_text: str, folder: Path | None = None, evidence: Evidence | None = None) -> Outcome:
+    def read(
+        self,
+        task: ProbeTask,
+        log_text: str,
+        folder: Path | None = None,
+        evidence: Evidence | None = None,
+    ) -> Outcome:
         """What came of a run: its log, and the event files that it left in the folder it ran in.
 
-        evidence: how it ended (time limit, signals, kernel log), where the launcher knows; else an exit of its own accord is assumed.
+        evidence: how it ended (time limit, signals, kernel log), where the launcher knows; else an
+            exit of its own accord is assumed.
         """
         job = task.parsed()
         assert job.layout is not None, "a probe's job has a layout"
         asked = Asked(task=task, job=job, model=_model(job, task), layout=job.layout)
-        left = evidence or Evidence(reason="exit", exit_code=None, time_limit_seconds=task.time_limit_seconds)
-        return read_outcome(asked, replace(left, log=log_text), None if folder is None else folder / OUTPUTS)
+        left = evidence or Evidence(
+            reason="exit", exit_code=None, time_limit_seconds=task.time_limit_seconds
+        )
+        return read_outcome(
+            asked, replace(left, log=log_text), None if folder is None else folder / OUTPUTS
+        )
 
     def environment(self, log_text: str) -> Environment:
         """What the numbers hold for, as far as package metadata and the log say."""
@@ -108,20 +140,32 @@ class TitanTrainer:
         versions, log = self.versions(), read_log(log_text)
         python = ".".join(str(part) for part in sys.version_info[:3])
         trainer = log.version or versions.get("torchtitan")
-        return Environment(python=python, torch=versions.get("torch"), trainer_version=trainer, gpu_name=log.gpu_name)
+        return Environment(
+            python=python,
+            torch=versions.get("torch"),
+            trainer_version=trainer,
+            gpu_name=log.gpu_name,
+        )
 
 
 def _versions_of(python: str) -> dict[str, str]:
     code = (
         "import importlib.metadata as m, json\nfound = {}\n"
-        f"for name in {PACKAGES!r}:\n    try:\n        found[name] = m.version(name)\n    except m.PackageNotFoundError:\n        pass\n"
+        f"for name in {PACKAGES!r}:\n    try:\n        found[name] = m.version(name)\n    "
+        "except m.PackageNotFoundError:\n        pass\n"
         "print(json.dumps(found))"
     )
     try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        )
     except OSError:
         return {}
-    return {str(name): str(version) for name, version in json.loads(done.stdout).items()} if done.returncode == 0 else {}
+    return (
+        {str(name): str(version) for name, version in json.loads(done.stdout).items()}
+        if done.returncode == 0
+        else {}
+    )
 
 
 def _refusal(kind: FailureKind, message: str) -> Failed:
@@ -139,7 +183,10 @@ def _unsuited(task: ProbeTask, job: Job, versions: Mapping[str, str]) -> Failed 
     if job.layout is None:
         return _refusal(FailureKind.INVALID_LAYOUT, "a probe needs a layout; add layout to the job")
     if job.layout.pp > 1 and task.emulate_rank is not None:
-        text = "torchtitan's fake_backend cannot emulate a pipeline stage: stages tell each other their shapes; use --trainer reference"
+        text = (
+            "torchtitan's fake_backend cannot emulate a pipeline stage: stages tell each other "
+            "their shapes; use --trainer reference"
+        )
         return _refusal(FailureKind.INVALID_LAYOUT, text)
     return None
 
@@ -149,7 +196,10 @@ def _unsuited_job(job: Job, *, on_gpus: bool) -> Failed | None:
     if not on_gpus:
         text = "torchtitan trains on GPUs alone; use --trainer reference for a CPU or fake tensors"
     elif job.model.vocab_size < MIN_VOCAB:
-        text = f"vocab_size {job.model.vocab_size} is below the {MIN_VOCAB} words of a probe's text; use --trainer reference"
+        text = (
+            f"vocab_size {job.model.vocab_size} is below the {MIN_VOCAB} words of a probe's text; "
+            "use --trainer reference"
+        )
     else:
         return None
     return _refusal(FailureKind.INVALID_LAYOUT, text)
@@ -159,19 +209,31 @@ def _clash(versions: Mapping[str, str], *, emulate: bool = False) -> str | None:
     """What is missing or of a wrong version, and the command that mends it."""
     titan, torch = versions.get("torchtitan"), versions.get("torch", "")
     if titan is None:
-        return f"torchtitan is not installed; pip install torchtitan=={SUGGESTED}, or use --trainer reference"
+        return (
+            f"torchtitan is not installed; pip install torchtitan=={SUGGESTED}, or use --trainer "
+            "reference"
+        )
     if line(titan) is None:
         known = ", ".join(WRITTEN)
-        return f"torchtitan {titan} is installed and the planner writes for {known}; pip install torchtitan=={SUGGESTED}"
+        return (
+            f"torchtitan {titan} is installed and the planner writes for {known}; pip install "
+            f"torchtitan=={SUGGESTED}"
+        )
     missing = [name for name in PACKAGES if name not in versions]
     if missing:
         return f"torchtitan {titan} needs {', '.join(missing)}; pip install {' '.join(missing)}"
     needed = NEEDS_TORCH.get(_line(titan))
     if needed is not None and _release(torch) < needed:
         wanted = ".".join(str(part) for part in needed)
-        return f"torchtitan {titan} needs torch {wanted} or a nightly of it, not {torch}; or pip install torchtitan=={SUGGESTED}"
+        return (
+            f"torchtitan {titan} needs torch {wanted} or a nightly of it, not {torch}; or pip "
+            f"install torchtitan=={SUGGESTED}"
+        )
     if emulate and titan.startswith("0.2.0"):
-        return f"torchtitan {titan} has no fake_backend mode to emulate a rank; pip install torchtitan=={SUGGESTED}"
+        return (
+            f"torchtitan {titan} has no fake_backend mode to emulate a rank; pip install "
+            f"torchtitan=={SUGGESTED}"
+        )
     return None
 
 
@@ -184,14 +246,18 @@ def _line(version: str) -> str:
 
 
 def line(version: str) -> str | None:
-    """The version whose export serves an installed one: itself, or its line ("0.2", "0.3"); None where the planner writes for neither."""
+    """The version whose export serves an installed one: itself, or its line ("0.2", "0.3"); None
+    where the planner writes for neither.
+    """
     short = _line(version)
     lines = {_line(written) for written in WRITTEN}
     return version if version in WRITTEN else short if short in lines else None
 
 
 def _model(job: Job, task: ProbeTask) -> ModelSpec:
-    """The job's model, with fewer layers where the task says so. Raises SpecError where no such model can be."""
+    """The job's model, with fewer layers where the task says so. Raises SpecError where no such
+    model can be.
+    """
     if task.num_layers is None or task.num_layers == job.model.num_hidden_layers:
         return job.model
     model = shallower(job.model, task.num_layers)
@@ -202,7 +268,9 @@ def _model(job: Job, task: ProbeTask) -> ModelSpec:
 
 
 def _export(job: Job, layout: Layout, task: ProbeTask, version: str) -> Export:
-    """The layout for the installed version, without checkpoints; a split of all layers says nothing about fewer."""
+    """The layout for the installed version, without checkpoints; a split of all layers says nothing
+    about fewer.
+    """
     if task.num_layers is not None:
         layout = layout.model_copy(update={"layers_per_stage": None})
     training = job.training.model_copy(update={"checkpoint": None})
@@ -219,37 +287,74 @@ def _command(python: str, task: ProbeTask, job: Job, exported: Export) -> Traine
     if job.training.expandable_segments is not False:
         env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     flags = _flags(task, exported.version)
-    cut = next((place for place, item in enumerate(exported.arguments) if item.startswith(SUBCOMMAND)), len(exported.arguments))
+    cut = next(
+        (place for place, item in enumerate(exported.arguments) if item.startswith(SUBCOMMAND)),
+        len(exported.arguments),
+    )
     arguments = (*exported.arguments[:cut], *flags, *exported.arguments[cut:])
     program = ("-m", "torchtitan.train", *arguments)
     if emulated:
         world = str(job.layout.num_gpus)
-        # 0.2 always takes rank 0; without a pipeline, rank 0 does and holds what every other rank does
-        env |= {"NGPU": world, "WORLD_SIZE": world, "RANK": str(task.emulate_rank), "LOCAL_RANK": "0"}
+        # 0.2 always takes rank 0; without a pipeline, rank 0 does and holds what every other rank
+        # does
+        env |= {
+            "NGPU": world,
+            "WORLD_SIZE": world,
+            "RANK": str(task.emulate_rank),
+            "LOCAL_RANK": "0",
+        }
         argv: tuple[str, ...] = (python, *program)
     else:
-        elastic = ("--standalone", f"--nproc_per_node={task.num_processes()}", "--role", "rank", "--tee", "3", "--log-dir", "logs")
+        elastic = (
+            "--standalone",
+            f"--nproc_per_node={task.num_processes()}",
+            "--role",
+            "rank",
+            "--tee",
+            "3",
+            "--log-dir",
+            "logs",
+        )
         argv = (python, "-m", "torch.distributed.run", *elastic, *program)
     notes = tuple(str(gap) for gap in exported.gaps if not gap.blocking)
-    return TrainerCommand(argv=argv, program=program, single=emulated, files=files, env=env, notes=notes)
+    return TrainerCommand(
+        argv=argv, program=program, single=emulated, files=files, env=env, notes=notes
+    )
 
 
 def _flags(task: ProbeTask, version: str) -> tuple[str, ...]:
     """What a probe adds to the export: its steps, a line and an event for each, data of its own."""
     steps = str(task.warmup_steps + task.steps)
     common = (
-        "--training.steps", steps, "--metrics.log_freq", "1", "--metrics.enable_tensorboard", "--metrics.save_for_all_ranks",
+        "--training.steps",
+        steps,
+        "--metrics.log_freq",
+        "1",
+        "--metrics.enable_tensorboard",
+        "--metrics.save_for_all_ranks",
         "--metrics.disable_color_printing",
-    )  # fmt: skip
+    )
     fake = ("--comm.mode", "fake_backend") if task.emulate_rank is not None else ()
     if version.startswith("0.2"):
         places = (
-            "--job.dump_folder", OUTPUTS, "--model.hf_assets_path", ASSETS, "--training.dataset", "c4_test",
-            "--training.dataset_path", DATA,
-        )  # fmt: skip
+            "--job.dump_folder",
+            OUTPUTS,
+            "--model.hf_assets_path",
+            ASSETS,
+            "--training.dataset",
+            "c4_test",
+            "--training.dataset_path",
+            DATA,
+        )
     else:
         places = (
-            "--dump_folder", OUTPUTS, "--hf_assets_path", ASSETS, "--dataloader.dataset", "c4_test",
-            "--dataloader.dataset_path", DATA,
-        )  # fmt: skip
+            "--dump_folder",
+            OUTPUTS,
+            "--hf_assets_path",
+            ASSETS,
+            "--dataloader.dataset",
+            "c4_test",
+            "--dataloader.dataset_path",
+            DATA,
+        )
     return (*common, *places, *fake)

@@ -1,4 +1,6 @@
-"""One suite for every implementation of MeasurementStore and ProbeStore: in memory, SQLite file, PostgreSQL."""
+"""One suite for every implementation of MeasurementStore and ProbeStore: in memory, SQLite file,
+PostgreSQL.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +16,15 @@ from api.storage.measurements import SqlMeasurementStore
 from api.storage.migrate import upgrade
 from api.storage.probes import SqlProbeStore
 from planner.errors import ConflictError, NotFoundError, SpecError
-from planner.ports import Lease, MeasurementFilter, MeasurementStore, ProbeEnd, ProbeFilter, ProbeRecord, ProbeStore
+from planner.ports import (
+    Lease,
+    MeasurementFilter,
+    MeasurementStore,
+    ProbeEnd,
+    ProbeFilter,
+    ProbeRecord,
+    ProbeStore,
+)
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, question_hash
 from tests.conftest import JOB, LAYOUT
@@ -26,20 +36,41 @@ UNKNOWN = ("probe-nope", "", "\0", "ü", "x" * 10_000, "' OR 1=1 --")
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    url = "sqlite://" if request.param == "memory" else request.getfixturevalue(f"{request.param}_url")
+    url = (
+        "sqlite://"
+        if request.param == "memory"
+        else request.getfixturevalue(f"{request.param}_url")
+    )
     engine = make_engine(normalise_url(url))
     upgrade(engine)
     yield engine
     engine.dispose()
 
 
-def measurement(number: int = 1, *, layout: dict[str, Any] | None = None, model: str = "llama3-8b", **numbers: Any) -> Measurement:
-    values = {"rung": "probed", "step_seconds": 2.5, "steps": 10, "peak_reserved_bytes": 2**36, "extra": {"kept": [1, "ü"]}, **numbers}
+def measurement(
+    number: int = 1,
+    *,
+    layout: dict[str, Any] | None = None,
+    model: str = "llama3-8b",
+    **numbers: Any,
+) -> Measurement:
+    values = {
+        "rung": "probed",
+        "step_seconds": 2.5,
+        "steps": 10,
+        "peak_reserved_bytes": 2**36,
+        "extra": {"kept": [1, "ü"]},
+        **numbers,
+    }
     job = Job.from_user({**JOB, "model": model, "layout": layout or LAYOUT})
     return Measurement(
-        id=f"measurement-{number:03d}", created_at=(NOW + timedelta(seconds=number // 2)).isoformat(), job=job,
-        measured=Measured.model_validate(values), software=SOFTWARE, source="probe probe-1",
-    )  # fmt: skip
+        id=f"measurement-{number:03d}",
+        created_at=(NOW + timedelta(seconds=number // 2)).isoformat(),
+        job=job,
+        measured=Measured.model_validate(values),
+        software=SOFTWARE,
+        source="probe probe-1",
+    )
 
 
 class TestMeasurements:
@@ -78,7 +109,14 @@ class TestMeasurements:
         assert seen == [f"measurement-{number:03d}" for number in reversed(range(7))]
 
     def test_filters_narrow_and_combine(self, store: MeasurementStore) -> None:
-        store.add([measurement(1), measurement(2, model="llama3-70b"), measurement(3, status="oom"), measurement(4, rung="emulated")])
+        store.add(
+            [
+                measurement(1),
+                measurement(2, model="llama3-70b"),
+                measurement(3, status="oom"),
+                measurement(4, rung="emulated"),
+            ]
+        )
 
         def ids(**wanted: Any) -> list[str]:
             return [item.id[-1] for item in store.list(MeasurementFilter(**wanted), None, 50).items]
@@ -87,17 +125,30 @@ class TestMeasurements:
         assert ids(model="llama3-70b") == ["2"]
         assert ids(gpu="h100-sxm-80gb", status="ok") == ["4", "2", "1"]
         assert ids(rung="emulated", model="llama3-8b") == ["4"]
-        assert ids(layout_hash=measurement().key().layout_hash, software_hash=measurement().key().software_hash) == ["4", "3", "2", "1"]
+        assert ids(
+            layout_hash=measurement().key().layout_hash,
+            software_hash=measurement().key().software_hash,
+        ) == ["4", "3", "2", "1"]
         assert ids(gpu="\0") == []
 
     def test_a_question_finds_its_measurements_oldest_first(self, store: MeasurementStore) -> None:
-        store.add([measurement(3, layout={"dp_shard": 4, "tp": 2}), measurement(1), measurement(2, model="llama3-70b")])
-        asked = question_hash(Job.from_user({**JOB, "model": "meta-llama/Meta-Llama-3-8B", "search": {"top_k": 3}}))
+        store.add(
+            [
+                measurement(3, layout={"dp_shard": 4, "tp": 2}),
+                measurement(1),
+                measurement(2, model="llama3-70b"),
+            ]
+        )
+        asked = question_hash(
+            Job.from_user({**JOB, "model": "meta-llama/Meta-Llama-3-8B", "search": {"top_k": 3}})
+        )
         assert [item.id[-1] for item in store.matching(asked)] == ["1", "3"]
         assert store.matching("0" * 64) == ()
 
     @pytest.mark.parametrize(("cursor", "limit"), [("abc", 1), ("", 1), (None, 0), (None, 201)])
-    def test_a_cursor_nobody_gave_and_a_wrong_limit_are_refused(self, store: MeasurementStore, cursor: str | None, limit: int) -> None:
+    def test_a_cursor_nobody_gave_and_a_wrong_limit_are_refused(
+        self, store: MeasurementStore, cursor: str | None, limit: int
+    ) -> None:
         with pytest.raises(SpecError):
             store.list(MeasurementFilter(), cursor, limit)
 
@@ -105,9 +156,16 @@ class TestMeasurements:
 def record(number: int = 1, **values: Any) -> ProbeRecord:
     job = {**JOB, "layout": LAYOUT}
     base = ProbeRecord(
-        id=f"probe-{number:03d}", created_at=NOW + timedelta(seconds=number // 2), request={"job": job, "notes": "ü"}, job_hash="0" * 64,
-        model="llama3-8b", gpu="h100-sxm-80gb", num_gpus=8, layout="fsdp 8", pool="local",
-    )  # fmt: skip
+        id=f"probe-{number:03d}",
+        created_at=NOW + timedelta(seconds=number // 2),
+        request={"job": job, "notes": "ü"},
+        job_hash="0" * 64,
+        model="llama3-8b",
+        gpu="h100-sxm-80gb",
+        num_gpus=8,
+        layout="fsdp 8",
+        pool="local",
+    )
     return replace(base, **values)
 
 
@@ -142,7 +200,13 @@ class TestProbes:
         assert [claim and claim.id[-1] for claim in claims] == ["1", "2", "4", None]
         first = claims[0]
         assert first is not None
-        assert (first.state, first.owner, first.fencing_token, first.attempts, first.started_at) == ("running", "host:0", 1, 1, NOW)
+        assert (
+            first.state,
+            first.owner,
+            first.fencing_token,
+            first.attempts,
+            first.started_at,
+        ) == ("running", "host:0", 1, 1, NOW)
         assert first.lease_until == NOW + timedelta(seconds=30)
 
     def test_one_is_claimed_by_name(self, store: ProbeStore) -> None:
@@ -161,7 +225,10 @@ class TestProbes:
             while (held := store.claim(lease(owner))) is not None:
                 seen.append(held.id)
 
-        threads = [threading.Thread(target=claim_all, args=(f"host:{number}",)) for number in range(claimers)]
+        threads = [
+            threading.Thread(target=claim_all, args=(f"host:{number}",))
+            for number in range(claimers)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -172,7 +239,11 @@ class TestProbes:
         held = self.claimed(store)
         assert store.heartbeat(held, lease(after=10), progress="step 3 of 10", folder="/x") is False
         here = store.get(held.id)
-        assert (here.heartbeat_at, here.progress, here.folder) == (NOW + timedelta(seconds=10), "step 3 of 10", "/x")
+        assert (here.heartbeat_at, here.progress, here.folder) == (
+            NOW + timedelta(seconds=10),
+            "step 3 of 10",
+            "/x",
+        )
         assert store.expired(NOW + timedelta(seconds=35)) == ()
         assert store.cancel(held.id, NOW).state == "running"
         assert store.heartbeat(held, lease(after=11)) is True
@@ -195,18 +266,31 @@ class TestProbes:
                 call()
         assert store.get(dead.id) == heir
 
-    def test_an_end_is_stored_with_its_measurement_or_not_at_all(self, store: ProbeStore, engine: Engine) -> None:
+    def test_an_end_is_stored_with_its_measurement_or_not_at_all(
+        self, store: ProbeStore, engine: Engine
+    ) -> None:
         held = self.claimed(store)
         SqlMeasurementStore(engine).add([measurement(7)])
         with pytest.raises(ConflictError):
             store.finish(held, ProbeEnd(state="done", measurements=(measurement(7),)), NOW)
         assert store.get(held.id).state == "running"
         done = store.finish(
-            held, ProbeEnd(state="done", results=({"x": "ü"},), measurements=(measurement(1), measurement(2))), NOW + timedelta(seconds=9)
+            held,
+            ProbeEnd(
+                state="done", results=({"x": "ü"},), measurements=(measurement(1), measurement(2))
+            ),
+            NOW + timedelta(seconds=9),
         )
-        assert (done.state, done.measurement_id, done.results, done.lease_until) == ("done", "measurement-001", ({"x": "ü"},), None)
+        assert (done.state, done.measurement_id, done.results, done.lease_until) == (
+            "done",
+            "measurement-001",
+            ({"x": "ü"},),
+            None,
+        )
         assert done.finished_at == NOW + timedelta(seconds=9)
-        assert [SqlMeasurementStore(engine).get(f"measurement-00{number}") for number in (1, 2)] == [measurement(1), measurement(2)]
+        assert [
+            SqlMeasurementStore(engine).get(f"measurement-00{number}") for number in (1, 2)
+        ] == [measurement(1), measurement(2)]
         with pytest.raises(ConflictError):
             store.finish(held, ProbeEnd(state="failed"), NOW)
 
@@ -214,10 +298,17 @@ class TestProbes:
         held = self.claimed(store)
         end = ProbeEnd(state="failed", failure="killed", message="rank 3 \0 died")
         failed = store.finish(held, end, NOW)
-        assert (failed.state, failed.failure, failed.message, failed.measurement_id) == ("failed", "killed", "rank 3  died", None)
+        assert (failed.state, failed.failure, failed.message, failed.measurement_id) == (
+            "failed",
+            "killed",
+            "rank 3  died",
+            None,
+        )
 
     @pytest.mark.parametrize(("counts", "attempts"), [(True, 2), (False, 1)])
-    def test_a_released_probe_is_claimed_again(self, store: ProbeStore, counts: bool, attempts: int) -> None:
+    def test_a_released_probe_is_claimed_again(
+        self, store: ProbeStore, counts: bool, attempts: int
+    ) -> None:
         held = self.claimed(store)
         released = store.release(held, counts=counts)
         assert (released.state, released.owner, released.attempts) == ("queued", None, attempts - 1)
@@ -240,5 +331,9 @@ class TestProbes:
         second = store.list(ProbeFilter(), first.next_cursor, 3)
         assert [item.id[-1] for item in first.items + second.items] == ["4", "3", "2", "1", "0"]
         assert second.next_cursor is None
-        assert [item.id[-1] for item in store.list(ProbeFilter(plan_id="plan-1"), None, 50).items] == ["3", "1"]
-        assert [item.id[-1] for item in store.list(ProbeFilter(state="running"), None, 50).items] == ["0"]
+        assert [
+            item.id[-1] for item in store.list(ProbeFilter(plan_id="plan-1"), None, 50).items
+        ] == ["3", "1"]
+        assert [
+            item.id[-1] for item in store.list(ProbeFilter(state="running"), None, 50).items
+        ] == ["0"]

@@ -18,7 +18,8 @@ from tests.stand_ins import worker
 
 STAND_IN = str(Path(worker.__file__))
 JOB: dict[str, Any] = {
-    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2}, "training": {"seq_len": 64, "global_batch_size": 4},
+    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
+    "training": {"seq_len": 64, "global_batch_size": 4},
     "layout": {"dp_shard": 2, "ac": "none"},
 }  # fmt: skip
 NOTES = {"ok": "", "oom": "oom", "killed": "die", "victims": "victims"}
@@ -26,7 +27,9 @@ pytest.importorskip("torch", reason="torchrun is torch's")
 
 
 def task(how: str, **more: Any) -> ProbeTask:
-    """One that ends as told; the recordings tell tasks apart by their seed's stand-in, the batch."""
+    """One that ends as told; the recordings tell tasks apart by their seed's stand-in, the
+    batch.
+    """
     batch = 4 * (1 + list(NOTES).index(how))
     job = {**JOB, "notes": NOTES[how], "training": {"seq_len": 64, "global_batch_size": batch}}
     return ProbeTask(id=f"probe-{how}", job=job, device="cpu", time_limit_seconds=60.0, **more)
@@ -42,13 +45,19 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Recordings of a real pool, in a file."""
     folder = tmp_path_factory.mktemp("recorded")
     pool = local(folder)
-    (folder / "results.jsonl").write_text("\n".join(pool.run(task(how)).model_dump_json() for how in NOTES))
+    (folder / "results.jsonl").write_text(
+        "\n".join(pool.run(task(how)).model_dump_json() for how in NOTES)
+    )
     return folder / "results.jsonl"
 
 
 @pytest.fixture(params=["local", "replay"])
 def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Pool:
-    return local(tmp_path) if request.param == "local" else ReplayPool.from_file(request.getfixturevalue("recorded"))
+    return (
+        local(tmp_path)
+        if request.param == "local"
+        else ReplayPool.from_file(request.getfixturevalue("recorded"))
+    )
 
 
 class TestRunners:
@@ -59,12 +68,20 @@ class TestRunners:
         assert (result.task, result.complete, result.outcome.step_seconds) == (asked, True, 0.125)
         assert result.gpu_seconds == pytest.approx(2 * result.wall_seconds)
         measurement = result.measurement()
-        assert (measurement.id, measurement.measured.rung, measurement.measured.peak_reserved_bytes) == ("probe-ok", "probed", 2**22)
+        assert (
+            measurement.id,
+            measurement.measured.rung,
+            measurement.measured.peak_reserved_bytes,
+        ) == ("probe-ok", "probed", 2**22)
 
     def test_out_of_memory_is_a_result(self, pool: Pool) -> None:
         outcome = pool.run(task("oom")).outcome
         assert isinstance(outcome, OutOfMemory)
-        assert (outcome.rank, outcome.attempted_bytes, outcome.allocated_bytes) == (1, 2**31, round(70.5 * 2**30))
+        assert (outcome.rank, outcome.attempted_bytes, outcome.allocated_bytes) == (
+            1,
+            2**31,
+            round(70.5 * 2**30),
+        )
 
     def test_a_killed_worker_is_named(self, pool: Pool) -> None:
         outcome = pool.run(task("killed")).outcome
@@ -74,7 +91,11 @@ class TestRunners:
     def test_the_first_cause_is_told_not_the_victims(self, pool: Pool) -> None:
         outcome = pool.run(task("victims")).outcome
         assert isinstance(outcome, Failed)
-        assert (outcome.kind, outcome.rank, outcome.message) == (FailureKind.CRASH, 1, "KeyError: 'rope'")
+        assert (outcome.kind, outcome.rank, outcome.message) == (
+            FailureKind.CRASH,
+            1,
+            "KeyError: 'rope'",
+        )
 
     def test_it_says_what_it_can_run(self, pool: Pool) -> None:
         capacity = pool.capacity(Job.from_user(JOB).cluster)
@@ -91,9 +112,15 @@ class TestReplay:
     def test_repeats_are_given_in_turn(self, recorded: Path) -> None:
         pool = ReplayPool.from_file(recorded)
         first = pool.run(task("ok"))
-        slower = first.model_copy(update={"outcome": first.outcome.model_copy(update={"step_seconds": 0.25})})
+        slower = first.model_copy(
+            update={"outcome": first.outcome.model_copy(update={"step_seconds": 0.25})}
+        )
         pool = ReplayPool([first, slower])
-        seconds = [outcome.step_seconds for _ in range(3) if isinstance(outcome := pool.run(task("ok")).outcome, Measured)]
+        seconds = [
+            outcome.step_seconds
+            for _ in range(3)
+            if isinstance(outcome := pool.run(task("ok")).outcome, Measured)
+        ]
         assert seconds == [0.125, 0.25, 0.125]
 
     def test_published_rows_are_recordings_too(self) -> None:
@@ -121,7 +148,12 @@ class TestLocalPool:
         spans: list[tuple[float, float]] = []
 
         def one(number: int) -> None:
-            asked = ProbeTask(id=f"probe-{number}", job={**JOB, "notes": "sleep 0.5"}, device="cpu", time_limit_seconds=60.0)
+            asked = ProbeTask(
+                id=f"probe-{number}",
+                job={**JOB, "notes": "sleep 0.5"},
+                device="cpu",
+                time_limit_seconds=60.0,
+            )
             result = pool.run(asked)
             assert result.outcome.status == "ok"
             spans.append((time.time() - result.wall_seconds, time.time()))
@@ -136,7 +168,10 @@ class TestLocalPool:
 
     def test_a_wait_can_be_ended(self, tmp_path: Path) -> None:
         pool = local(tmp_path)
-        busy = threading.Thread(target=pool.run, args=(task("ok").model_copy(update={"job": {**JOB, "notes": "sleep 3"}}),))
+        busy = threading.Thread(
+            target=pool.run,
+            args=(task("ok").model_copy(update={"job": {**JOB, "notes": "sleep 3"}}),),
+        )
         pool.settings = PoolSettings(leases=tmp_path / "leases", cpu_slots=1)
         busy.start()
         time.sleep(0.5)

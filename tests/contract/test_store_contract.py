@@ -1,4 +1,6 @@
-"""One suite for every implementation of PlanStore and EstimateStore: in memory, SQLite file, PostgreSQL."""
+"""One suite for every implementation of PlanStore and EstimateStore: in memory, SQLite file,
+PostgreSQL.
+"""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -22,7 +24,11 @@ LABELS = PlanLabels(job_hash="0" * 64, model="llama3-8b", gpu="h100-sxm-80gb")
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def store(request: pytest.FixtureRequest) -> Iterator[SqlStore]:
-    url = "sqlite://" if request.param == "memory" else request.getfixturevalue(f"{request.param}_url")
+    url = (
+        "sqlite://"
+        if request.param == "memory"
+        else request.getfixturevalue(f"{request.param}_url")
+    )
     engine = make_engine(normalise_url(url))
     upgrade(engine)
     yield SqlStore(engine)
@@ -39,7 +45,9 @@ class TestPlans:
         assert store.get_plan(plan.id) == plan
 
     def test_text_of_every_kind_survives(self, store: SqlStore, plan: Plan) -> None:
-        odd = plan.model_copy(update={"job": {"notes": "ünï \0 \U0001f600 'quoted' %s", "n": 2**60, "x": 0.1}})
+        odd = plan.model_copy(
+            update={"job": {"notes": "ünï \0 \U0001f600 'quoted' %s", "n": 2**60, "x": 0.1}}
+        )
         store.save_plan(odd, PlanLabels(job_hash="0" * 64, model="m\0\ud800ü" * 100, gpu="g"))
         assert store.get_plan(odd.id).job == odd.job
 
@@ -56,7 +64,8 @@ class TestPlans:
 
     def test_pages_hold_every_plan_once_newest_first(self, store: SqlStore, plan: Plan) -> None:
         for number in range(7):
-            store.save_plan(numbered(plan, number, NOW + timedelta(seconds=number // 2)), LABELS)  # pairs share a moment
+            # pairs share a moment
+            store.save_plan(numbered(plan, number, NOW + timedelta(seconds=number // 2)), LABELS)
         seen, cursor = [], None
         while True:
             page = store.list_plans(cursor, limit=3)
@@ -64,7 +73,8 @@ class TestPlans:
             cursor = page.next_cursor
             if cursor is None:
                 break
-            store.save_plan(numbered(plan, 100 + len(seen), NOW + timedelta(hours=1)), LABELS)  # newcomers do not disturb
+            # newcomers do not disturb
+            store.save_plan(numbered(plan, 100 + len(seen), NOW + timedelta(hours=1)), LABELS)
         assert seen == [f"plan-{number:03d}" for number in reversed(range(7))]
 
     def test_a_line_of_the_list_names_the_winner(self, store: SqlStore, plan: Plan) -> None:
@@ -77,16 +87,24 @@ class TestPlans:
     def test_a_line_counts_what_probes_measured(self, store: SqlStore, plan: Plan) -> None:
         winner, *others = plan.ranked
         assert winner.estimate.step_seconds
-        measured = winner.model_copy(update={"expected_step_seconds": 2.0 * winner.estimate.step_seconds})
-        store.save_plan(numbered(plan, 1).model_copy(update={"ranked": [measured, *others]}), LABELS)
+        measured = winner.model_copy(
+            update={"expected_step_seconds": 2.0 * winner.estimate.step_seconds}
+        )
+        store.save_plan(
+            numbered(plan, 1).model_copy(update={"ranked": [measured, *others]}), LABELS
+        )
         (line,) = store.list_plans().items
         assert winner.estimate.tokens_per_second_per_gpu
-        assert line.tokens_per_second_per_gpu == pytest.approx(winner.estimate.tokens_per_second_per_gpu / 2.0)
+        assert line.tokens_per_second_per_gpu == pytest.approx(
+            winner.estimate.tokens_per_second_per_gpu / 2.0
+        )
 
     def test_an_empty_store_has_an_empty_page(self, store: SqlStore) -> None:
         assert store.list_plans() == type(store.list_plans())(items=(), next_cursor=None)
 
-    @pytest.mark.parametrize("cursor", ["", "abc", "!!!", "MjAyNg", "ü", "MjAyNi0xMS0yMXxwbGFuLTE", "AA" * 50])
+    @pytest.mark.parametrize(
+        "cursor", ["", "abc", "!!!", "MjAyNg", "ü", "MjAyNi0xMS0yMXxwbGFuLTE", "AA" * 50]
+    )
     def test_a_cursor_nobody_gave_is_refused(self, store: SqlStore, cursor: str) -> None:
         with pytest.raises(SpecError, match="cursor"):
             store.list_plans(cursor)
@@ -101,7 +119,11 @@ class TestPlans:
 
         store.save_plan(plan, LABELS)
         with store.engine.begin() as connection:
-            ranks = connection.execute(text("SELECT rank FROM plan_layouts ORDER BY rank")).scalars().all()
+            ranks = (
+                connection.execute(text("SELECT rank FROM plan_layouts ORDER BY rank"))
+                .scalars()
+                .all()
+            )
             assert list(ranks) == [entry.rank for entry in plan.ranked]
             connection.execute(text("DELETE FROM plans"))
             assert connection.execute(text("SELECT count(*) FROM plan_layouts")).scalar() == 0
@@ -110,9 +132,16 @@ class TestPlans:
 class TestEstimates:
     def kept(self, job: dict[str, Any], estimate_id: str) -> StoredEstimate:
         request = {**job, "layout": {"dp_shard": 8}}
-        return StoredEstimate(id=estimate_id, created_at=NOW, job=request, estimate=estimate_jobs([Job.from_user(request)])[0])
+        return StoredEstimate(
+            id=estimate_id,
+            created_at=NOW,
+            job=request,
+            estimate=estimate_jobs([Job.from_user(request)])[0],
+        )
 
-    def test_an_estimate_comes_back_as_it_was_saved(self, store: SqlStore, job: dict[str, Any]) -> None:
+    def test_an_estimate_comes_back_as_it_was_saved(
+        self, store: SqlStore, job: dict[str, Any]
+    ) -> None:
         kept = self.kept(job, "estimate-1")
         store.save_estimates([kept])
         assert store.get_estimate("estimate-1") == kept
@@ -167,7 +196,9 @@ class TestIdempotency:
         keys.release("key")
         assert keys.claim("key", "request") is None
 
-    def test_a_dead_claim_is_taken_over_and_old_answers_are_forgotten(self, keys: IdempotencyStore, clock: Clock) -> None:
+    def test_a_dead_claim_is_taken_over_and_old_answers_are_forgotten(
+        self, keys: IdempotencyStore, clock: Clock
+    ) -> None:
         keys.claim("key", "request")
         clock.moment = NOW + timedelta(seconds=CLAIM_SECONDS + 1)
         assert keys.claim("key", "request") is None

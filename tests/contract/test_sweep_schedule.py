@@ -1,4 +1,6 @@
-"""Sweeps that come due, with a clock of ours: once each, whatever happened meanwhile, on SQLite and PostgreSQL."""
+"""Sweeps that come due, with a clock of ours: once each, whatever happened meanwhile, on SQLite and
+PostgreSQL.
+"""
 
 import re
 import threading
@@ -14,7 +16,16 @@ from api.closed_loop import Onlooker
 from api.leases import lease
 from api.settings import Settings
 from api.storage.migrate import upgrade
-from api.sweeping import add_sweep, cancel_sweep, next_due, pause_sweep, report_lines, run_now, run_sweep, schedule_due
+from api.sweeping import (
+    add_sweep,
+    cancel_sweep,
+    next_due,
+    pause_sweep,
+    report_lines,
+    run_now,
+    run_sweep,
+    schedule_due,
+)
 from api.wiring import Wiring, wire
 from planner.errors import SpecError
 from planner.ports import ProbeRecord, SweepRecord, TaskRecord
@@ -23,7 +34,9 @@ from planner.specs.sweep import SweepSpec
 EVENING = datetime(2026, 3, 1, 20, 0, tzinfo=UTC)
 NIGHT = datetime(2026, 3, 2, 2, 0, tzinfo=UTC)
 SWEEP: dict[str, Any] = {
-    "name": "nightly", "models": [{"base": "llama3.2-1b", "num_hidden_layers": 2, "vocab_size": 256, "hidden_size": 256}],
+    "name": "nightly",
+    "models": [{"base": "llama3.2-1b", "num_hidden_layers": 2, "vocab_size": 256,
+            "hidden_size": 256}],
     "clusters": [{"gpu": "cpu", "num_gpus": 2}],
     "trainings": [{"seq_len": 128, "global_batch_size": 8}], "schedule": "0 2 * * *",
 }  # fmt: skip
@@ -96,7 +109,9 @@ def test_workers_that_look_at_once_make_one_run(workers: list[Wiring], clock: Cl
 
 
 @pytest.mark.parametrize(("missed", "runs"), [("skip", 0), ("catch-up", 1)])
-def test_nights_missed_are_skipped_or_made_up_once(wiring: Wiring, clock: Clock, missed: str, runs: int) -> None:
+def test_nights_missed_are_skipped_or_made_up_once(
+    wiring: Wiring, clock: Clock, missed: str, runs: int
+) -> None:
     sweep = stored(wiring, missed=missed)
     clock.time = NIGHT + timedelta(days=3, hours=5)
     assert len(schedule_due(wiring)) == runs
@@ -111,7 +126,9 @@ def test_half_an_hour_late_is_not_missed(wiring: Wiring, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("missed", ["skip", "catch-up"])
-def test_a_moment_just_come_is_kept_whatever_was_missed_before_it(wiring: Wiring, clock: Clock, missed: str) -> None:
+def test_a_moment_just_come_is_kept_whatever_was_missed_before_it(
+    wiring: Wiring, clock: Clock, missed: str
+) -> None:
     sweep = stored(wiring, missed=missed)
     tonight = NIGHT + timedelta(days=3)
     clock.time = tonight + timedelta(minutes=5)
@@ -120,7 +137,9 @@ def test_a_moment_just_come_is_kept_whatever_was_missed_before_it(wiring: Wiring
     assert wiring.sweeps.get(sweep.id).next_due_at == tonight + timedelta(days=1)
 
 
-def test_a_run_of_ours_is_never_up_for_a_worker(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_ours_is_never_up_for_a_worker(
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep, add = stored(wiring), wiring.tasks.add
     taken: list[TaskRecord | None] = []
 
@@ -142,7 +161,9 @@ def test_a_run_of_ours_is_never_up_for_a_worker(wiring: Wiring, monkeypatch: pyt
         ({"anchors": [{"dp_shard": 3}]}, "takes 3 GPUs; the sweep's jobs have 2"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_when_it_is_stored(wiring: Wiring, measure: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_measured_is_refused_when_it_is_stored(
+    wiring: Wiring, measure: dict[str, Any], words: str
+) -> None:
     with pytest.raises(SpecError, match=re.escape(words)):
         stored(wiring, measure=measure)
     assert wiring.sweeps.list().items == ()
@@ -153,12 +174,23 @@ def test_a_run_that_goes_on_counts_all_that_it_has_spent(wiring: Wiring) -> None
     ended = EVENING + timedelta(seconds=10)
     crashed = [
         ProbeRecord(
-            id=f"probe-{number:03d}", created_at=EVENING, request={"time_limit_seconds": 60.0}, job_hash="x" * 64, model="m", gpu="cpu",
-            num_gpus=2, layout=f"layout {number}", pool="local", plan_id=run.id, state="failed", started_at=EVENING, finished_at=ended,
+            id=f"probe-{number:03d}",
+            created_at=EVENING,
+            request={"time_limit_seconds": 60.0},
+            job_hash="x" * 64,
+            model="m",
+            gpu="cpu",
+            num_gpus=2,
+            layout=f"layout {number}",
+            pool="local",
+            plan_id=run.id,
+            state="failed",
+            started_at=EVENING,
+            finished_at=ended,
             failure="interrupted" if number == 0 else "crash",
         )
         for number in range(202)
-    ]  # fmt: skip
+    ]
     wiring.probes.add(crashed)
     report = run_sweep(wiring, run, Onlooker()).result
     assert report is not None
@@ -167,21 +199,31 @@ def test_a_run_that_goes_on_counts_all_that_it_has_spent(wiring: Wiring) -> None
 
 
 def test_a_job_that_fits_nowhere_is_a_failure_of_the_run(wiring: Wiring) -> None:
-    report = run_sweep(wiring, run_now(wiring, stored(wiring, models=["llama3-70b"]), ours=True), Onlooker()).result
+    report = run_sweep(
+        wiring, run_now(wiring, stored(wiring, models=["llama3-70b"]), ours=True), Onlooker()
+    ).result
     assert report is not None
     assert report["headline"].endswith("0 new winners, 1 failure")
-    assert "smallest needs" in next(line for line in report_lines(report) if line.startswith("llama3-70b"))
+    assert "smallest needs" in next(
+        line for line in report_lines(report) if line.startswith("llama3-70b")
+    )
 
 
 def test_an_anchor_may_have_any_size_that_a_job_may_choose() -> None:
-    values = {**SWEEP, "clusters": [{"gpu": "cpu", "num_gpus": [2, 4]}], "measure": {"top_k": 0, "anchors": [{"dp_shard": 2}, {"tp": 2}]}}
+    values = {
+        **SWEEP,
+        "clusters": [{"gpu": "cpu", "num_gpus": [2, 4]}],
+        "measure": {"top_k": 0, "anchors": [{"dp_shard": 2}, {"tp": 2}]},
+    }
     assert len(SweepSpec.from_user(values, allow_files=False).jobs) == 1
     values["measure"] = {"anchors": [{"dp_shard": 3}]}
     with pytest.raises(SpecError, match="takes 3 GPUs; the sweep's jobs have 2, 4"):
         SweepSpec.from_user(values, allow_files=False)
 
 
-def test_an_anchor_of_another_size_is_passed_over_in_the_jobs_of_which_it_is_none(wiring: Wiring) -> None:
+def test_an_anchor_of_another_size_is_passed_over_in_the_jobs_of_which_it_is_none(
+    wiring: Wiring,
+) -> None:
     clusters = [{"gpu": "cpu", "num_gpus": number} for number in (1, 2)]
     sweep = stored(wiring, clusters=clusters, measure={"top_k": 0, "anchors": [{"dp_shard": 2}]})
     run = run_now(wiring, sweep, ours=True)

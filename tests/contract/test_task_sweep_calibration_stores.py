@@ -1,4 +1,6 @@
-"""One suite for every implementation of TaskStore, SweepStore and CalibrationStore: in memory, SQLite file, PostgreSQL."""
+"""One suite for every implementation of TaskStore, SweepStore and CalibrationStore: in memory,
+SQLite file, PostgreSQL.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,11 @@ NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    url = "sqlite://" if request.param == "memory" else request.getfixturevalue(f"{request.param}_url")
+    url = (
+        "sqlite://"
+        if request.param == "memory"
+        else request.getfixturevalue(f"{request.param}_url")
+    )
     made = make_engine(normalise_url(url))
     upgrade(made)
     yield made
@@ -29,7 +35,12 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 def task(number: int, **fields: object) -> TaskRecord:
-    record = TaskRecord(id=f"plan-{number:03d}", kind="study", created_at=NOW + timedelta(seconds=number), request={"model": "llama3-8b"})
+    record = TaskRecord(
+        id=f"plan-{number:03d}",
+        kind="study",
+        created_at=NOW + timedelta(seconds=number),
+        request={"model": "llama3-8b"},
+    )
     return replace(record, **fields)  # type: ignore[arg-type]
 
 
@@ -43,10 +54,17 @@ class TestTasks:
         store.add([task(1), task(2)])
         held = store.claim(lease("a"))
         assert held is not None
-        assert (held.id, held.state, held.attempts, held.fencing_token) == ("plan-001", "running", 1, 1)
+        assert (held.id, held.state, held.attempts, held.fencing_token) == (
+            "plan-001",
+            "running",
+            1,
+            1,
+        )
         assert store.heartbeat(held, lease("a"), progress="probe 1 of 3") is False
         assert store.get(held.id).progress == "probe 1 of 3"
-        ended = store.finish(held, TaskEnd(state="done", result={"winner": "fsdp 8"}, message="stopped"), NOW)
+        ended = store.finish(
+            held, TaskEnd(state="done", result={"winner": "fsdp 8"}, message="stopped"), NOW
+        )
         assert (ended.state, ended.result, ended.finished_at) == ("done", {"winner": "fsdp 8"}, NOW)
         assert [each.id for each in store.list(TaskFilter(state="queued")).items] == ["plan-002"]
 
@@ -108,14 +126,22 @@ class TestTasks:
         store.add([task(number, job_hash="a" * 64 if number % 2 else None) for number in range(5)])
         page = store.list(limit=3)
         assert [each.id for each in page.items] == ["plan-004", "plan-003", "plan-002"]
-        assert [each.id for each in store.list(cursor=page.next_cursor).items] == ["plan-001", "plan-000"]
-        assert [each.id for each in store.list(TaskFilter(job_hash="a" * 64)).items] == ["plan-003", "plan-001"]
+        assert [each.id for each in store.list(cursor=page.next_cursor).items] == [
+            "plan-001",
+            "plan-000",
+        ]
+        assert [each.id for each in store.list(TaskFilter(job_hash="a" * 64)).items] == [
+            "plan-003",
+            "plan-001",
+        ]
         with pytest.raises(SpecError, match="cursor"):
             store.list(cursor="nonsense")
 
 
 def sweep(**fields: object) -> SweepRecord:
-    record = SweepRecord(id="sweep-1", created_at=NOW, name="nightly", spec={"jobs": []}, next_due_at=NOW)
+    record = SweepRecord(
+        id="sweep-1", created_at=NOW, name="nightly", spec={"jobs": []}, next_due_at=NOW
+    )
     return replace(record, **fields)  # type: ignore[arg-type]
 
 
@@ -131,7 +157,9 @@ class TestSweeps:
         tomorrow = NOW + timedelta(days=1)
         assert sweeps.due(NOW - timedelta(seconds=1)) == ()
         assert [sweeps.advance(due, tomorrow, night(number)) for number in (1, 2)] == [True, False]
-        assert [each.id for each in tasks.list(TaskFilter(parent_id="sweep-1")).items] == ["plan-001"]
+        assert [each.id for each in tasks.list(TaskFilter(parent_id="sweep-1")).items] == [
+            "plan-001"
+        ]
         assert sweeps.get("sweep-1").next_due_at == tomorrow
 
     def test_a_moment_cannot_be_worked_on_twice(self, engine: Engine) -> None:
@@ -163,13 +191,22 @@ class TestCalibrations:
         for number, gpu in enumerate(("h100-sxm-80gb", "h100-sxm-80gb", "cpu")):
             store.save(
                 CalibrationRecord(
-                    id=f"c-{number}", created_at=NOW + timedelta(seconds=number), trainer="torchtitan", gpu=gpu, software={"torch": "2.13"},
-                    num_runs=number, document={"shifts": [0.1]},
+                    id=f"c-{number}",
+                    created_at=NOW + timedelta(seconds=number),
+                    trainer="torchtitan",
+                    gpu=gpu,
+                    software={"torch": "2.13"},
+                    num_runs=number,
+                    document={"shifts": [0.1]},
                 )
-            )  # fmt: skip
+            )
         latest = store.latest("torchtitan", "h100-sxm-80gb")
         assert latest is not None
-        assert (latest.id, latest.document, latest.software) == ("c-1", {"shifts": [0.1]}, {"torch": "2.13"})
+        assert (latest.id, latest.document, latest.software) == (
+            "c-1",
+            {"shifts": [0.1]},
+            {"torch": "2.13"},
+        )
         assert store.latest("megatron", "cpu") is None
         then = store.latest("torchtitan", "h100-sxm-80gb", until=NOW + timedelta(seconds=0.5))
         assert then is not None

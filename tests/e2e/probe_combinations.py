@@ -1,4 +1,5 @@
-"""Started by torchrun: trains every named task of a JSON file on this world, one after the other, and writes each one's losses and norms.
+"""Started by torchrun: trains every named task of a JSON file on this world, one after the other,
+and writes each one's losses and norms.
 
     torchrun --nproc-per-node N tests/e2e/probe_combinations.py TASKS.json OUT.json
 """

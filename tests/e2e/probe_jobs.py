@@ -5,7 +5,8 @@ from typing import Any
 Values = dict[str, Any]
 
 _SMALL: Values = {
-    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16,
     "intermediate_size": 128, "vocab_size": 256,
 }  # fmt: skip
 _SHORT: Values = {**_SMALL, "num_hidden_layers": 2}
@@ -14,8 +15,10 @@ MODELS: dict[str, Values] = {
     "llama": {"base": "debug-tiny", **_SMALL},
     "moe": {"base": "qwen3-30b-a3b", **_SHORT, **_EXPERTS, "num_experts": 4},
     "mla": {
-        "base": "deepseek-v3", **{k: v for k, v in _SHORT.items() if k != "head_dim"}, **_EXPERTS, "num_key_value_heads": 4,
-        "n_routed_experts": 4, "first_k_dense_replace": 1, "q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
+        "base": "deepseek-v3", **{k: v for k, v in _SHORT.items() if k != "head_dim"}, **_EXPERTS,
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4, "first_k_dense_replace": 1, "q_lora_rank": 32, "kv_lora_rank": 16,
+        "qk_nope_head_dim": 16,
         "qk_rope_head_dim": 8, "v_head_dim": 16,
     },
     "tied": {"base": "gpt2", **_SMALL, "num_key_value_heads": 4},
@@ -23,20 +26,33 @@ MODELS: dict[str, Values] = {
     "sinks": {"base": "gpt-oss-20b", **_SHORT, **_EXPERTS, "num_experts": 4, "sliding_window": 8},
     "wide-norms": {"base": "olmo2-7b", **_SHORT, "num_key_value_heads": 4},
     "parallel": {"base": "pythia-1.4b", **_SHORT, "num_key_value_heads": 4},
-    "gated-shared": {"base": "qwen1.5-moe-a2.7b", **_SHORT, **_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 64},
+    "gated-shared": {"base": "qwen1.5-moe-a2.7b", **_SHORT, **_EXPERTS, "num_experts": 4,
+        "shared_expert_intermediate_size": 64},
 }  # fmt: skip
 
 
 def task(
-    layout: Values, *, num_gpus: int = 1, model: str | Values = "llama", training: Values | None = None, **options: Any
+    layout: Values,
+    *,
+    num_gpus: int = 1,
+    model: str | Values = "llama",
+    training: Values | None = None,
+    **options: Any,
 ) -> Values:
     """A probe of a tiny model in float32 on CPUs."""
     return {
-        "id": "test", "device": "cpu", **options,
+        "id": "test",
+        "device": "cpu",
+        **options,
         "job": {
             "model": MODELS[model] if isinstance(model, str) else model,
             "cluster": {"gpu": "cpu", "num_gpus": num_gpus},
-            "training": {"seq_len": 32, "global_batch_size": 8, "trainer": "fsdp", **(training or {})},
+            "training": {
+                "seq_len": 32,
+                "global_batch_size": 8,
+                "trainer": "fsdp",
+                **(training or {}),
+            },
             "layout": {"param_dtype": "float32", "reduce_dtype": "float32", **layout},
         },
-    }  # fmt: skip
+    }

@@ -13,7 +13,18 @@ import pytest
 
 from tests.conftest import LAYOUT, Cli, clean_environment
 
-MAIN_JOB = ("--model", "llama3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "8192", "--global-batch-size", "64")
+MAIN_JOB = (
+    "--model",
+    "llama3-8b",
+    "--gpu",
+    "h100-sxm-80gb",
+    "--num-gpus",
+    "8",
+    "--seq-len",
+    "8192",
+    "--global-batch-size",
+    "64",
+)
 
 
 def write(folder: Path, name: str, value: object) -> Path:
@@ -52,18 +63,37 @@ def test_recommend_in_words_then_explain_and_export(cli: Cli, tmp_path: Path) ->
     assert not (tmp_path / "megatron").exists()
 
 
-def test_recommend_as_json_is_the_stored_plan(cli: Cli, tmp_path: Path, job: dict[str, Any]) -> None:
+def test_recommend_as_json_is_the_stored_plan(
+    cli: Cli, tmp_path: Path, job: dict[str, Any]
+) -> None:
     job |= {"search": {"top_k": 5, "fix": {"precision": "bf16"}}, "id": "j1"}
-    done = cli("recommend", "--job", write(tmp_path, "job.yaml", job), "--top-k", "2", "--fix", "tp=2", "--allow", "ac=full,none", "--json")
+    done = cli(
+        "recommend",
+        "--job",
+        write(tmp_path, "job.yaml", job),
+        "--top-k",
+        "2",
+        "--fix",
+        "tp=2",
+        "--allow",
+        "ac=full,none",
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert len(plan["ranked"]) <= 2
-    assert plan["job"]["search"] == {"top_k": 2, "fix": {"precision": "bf16", "tp": 2}, "allow": {"ac": ["full", "none"]}}
+    assert plan["job"]["search"] == {
+        "top_k": 2,
+        "fix": {"precision": "bf16", "tp": 2},
+        "allow": {"ac": ["full", "none"]},
+    }
     assert {(r["layout"]["tp"], r["layout"]["precision"]) for r in plan["ranked"]} == {(2, "bf16")}
 
 
 def test_the_same_question_has_the_same_answer(cli: Cli) -> None:
-    plans = [json.loads(cli("recommend", *MAIN_JOB, "--seed", "7", "--json").stdout) for _ in range(2)]
+    plans = [
+        json.loads(cli("recommend", *MAIN_JOB, "--seed", "7", "--json").stdout) for _ in range(2)
+    ]
     for plan in plans:
         for key in ("id", "created_at"):
             del plan[key]
@@ -76,7 +106,13 @@ def test_save_dir_is_whole_replaced_and_never_someone_elses(cli: Cli, tmp_path: 
     for _ in range(2):
         done = cli("recommend", *MAIN_JOB, "--top-k", "2", "--save-dir", target)
         assert done.returncode == 0, done.stderr
-    assert {path.name for path in target.iterdir()} == {".planner", "plan.json", "plan.txt", "rank-01", "rank-02"}
+    assert {path.name for path in target.iterdir()} == {
+        ".planner",
+        "plan.json",
+        "plan.txt",
+        "rank-01",
+        "rank-02",
+    }
     assert [path.name for path in target.parent.iterdir()] == ["plan"]
     assert f"cd {target}/rank-01" in done.stdout
     foreign = tmp_path / "foreign"
@@ -95,18 +131,34 @@ def test_current_layout_is_compared(cli: Cli, tmp_path: Path) -> None:
 
 
 NOTHING_FITS = {
-    "activations": ("--model", "llama3-8b", "--gpu", "l4", "--num-gpus", "8", "--seq-len", "131072", "--global-batch-size", "8"),
-    "states": ("--model", "llama3.1-405b", "--gpu", "l4", "--num-gpus", "8", "--seq-len", "8192", "--global-batch-size", "64"),
+    "activations": (
+        "--model",
+        "llama3-8b",
+        "--gpu",
+        "l4",
+        "--num-gpus",
+        "8",
+        "--seq-len",
+        "131072",
+        "--global-batch-size",
+        "8",
+    ),
+    "states": (
+        "--model",
+        "llama3.1-405b",
+        "--gpu",
+        "l4",
+        "--num-gpus",
+        "8",
+        "--seq-len",
+        "8192",
+        "--global-batch-size",
+        "64",
+    ),
 }
 
 
-@pytest.mark.parametrize(
-    "cause",
-    [
-        "activations",
-        "states",
-    ],
-)
+@pytest.mark.parametrize("cause", ["activations", "states"])
 def test_nothing_fits_is_exit_3_with_the_nearest_miss(cli: Cli, cause: str) -> None:
     done = cli("recommend", *NOTHING_FITS[cause], "--json")
     assert done.returncode == 3
@@ -121,7 +173,11 @@ def test_nothing_fits_is_exit_3_with_the_nearest_miss(cli: Cli, cause: str) -> N
 def test_estimate_in_words_and_as_json(cli: Cli, tmp_path: Path, job: dict[str, Any]) -> None:
     path = write(tmp_path, "job.json", {**job, "layout": LAYOUT})
     done = cli("estimate", "--job", path)
-    assert (done.returncode, "It fits." in done.stdout, "ac full" in done.stdout) == (0, True, True), done.stderr
+    assert (done.returncode, "It fits." in done.stdout, "ac full" in done.stdout) == (
+        0,
+        True,
+        True,
+    ), done.stderr
     estimate = json.loads(cli("estimate", "--job", path, "--json").stdout)
     assert estimate["valid"]
     assert estimate["id"].startswith("estimate-")
@@ -136,16 +192,46 @@ def test_estimate_in_words_and_as_json(cli: Cli, tmp_path: Path, job: dict[str, 
 def test_estimate_many_answers_every_line_in_order(cli: Cli, job: dict[str, Any]) -> None:
     good = {**job, "layout": LAYOUT}
     lines = [
-        json.dumps({**good, "id": 0}), "not json", "", json.dumps([1]), json.dumps({**good, "id": "bad", "modell": 1}),
-        json.dumps({**job, "id": "no layout"}), json.dumps({**good, "id": "x"}).replace("8192", "NaN"),
-        json.dumps({**good, "id": "tp", "layout": {"tp": 3}}), json.dumps({**good, "id": "last"}),
-    ]  # fmt: skip
+        json.dumps({**good, "id": 0}),
+        "not json",
+        "",
+        json.dumps([1]),
+        json.dumps({**good, "id": "bad", "modell": 1}),
+        json.dumps({**job, "id": "no layout"}),
+        json.dumps({**good, "id": "x"}).replace("8192", "NaN"),
+        json.dumps({**good, "id": "tp", "layout": {"tp": 3}}),
+        json.dumps({**good, "id": "last"}),
+    ]
     done = cli("estimate", "--jobs", "-", input="\n".join(lines))
     assert (done.returncode, done.stderr) == (0, "")
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [answer["id"] for answer in answers] == [0, None, None, None, "bad", "no layout", None, "tp", "last"]
-    assert ["error" in answer for answer in answers] == [False, True, True, True, True, True, True, False, False]
-    assert all({"type", "field", "value", "message", "remedy"} <= set(answer["error"]) for answer in answers if "error" in answer)
+    assert [answer["id"] for answer in answers] == [
+        0,
+        None,
+        None,
+        None,
+        "bad",
+        "no layout",
+        None,
+        "tp",
+        "last",
+    ]
+    assert ["error" in answer for answer in answers] == [
+        False,
+        True,
+        True,
+        True,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert all(
+        {"type", "field", "value", "message", "remedy"} <= set(answer["error"])
+        for answer in answers
+        if "error" in answer
+    )
     assert answers[7]["valid"] is False
 
 
@@ -156,12 +242,19 @@ def test_estimate_many_of_nothing_readable_is_exit_2(cli: Cli, text: str) -> Non
     assert len(done.stdout.splitlines()) == len(text.splitlines())
 
 
-def test_a_closed_pipe_is_no_error(cli: Cli, tmp_path: Path, job: dict[str, Any], sqlite_url: str) -> None:
+def test_a_closed_pipe_is_no_error(
+    cli: Cli, tmp_path: Path, job: dict[str, Any], sqlite_url: str
+) -> None:
     jobs = write(tmp_path, "jobs.jsonl", (json.dumps({**job, "layout": LAYOUT}) + "\n") * 600)
     command = f"{sys.executable} -m api.cli estimate --jobs {jobs} | head -n 1"
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
     done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, env=environment, timeout=300, check=False
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -169,13 +262,17 @@ def test_a_closed_pipe_is_no_error(cli: Cli, tmp_path: Path, job: dict[str, Any]
 def shell(line: str, sqlite_url: str) -> "subprocess.CompletedProcess[str]":
     line = line.replace("planner-cli", f"{sys.executable} -m api.cli")
     env = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
-    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False, env=env)
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False, env=env
+    )
 
 
 @pytest.mark.parametrize("tail", ["", "--json", "--fix cp_method=ulysses --json"])
 def test_a_full_disk_is_exit_4_and_one_line(tail: str, sqlite_url: str) -> None:
     done = shell(f"planner-cli recommend {' '.join(MAIN_JOB)} {tail} > /dev/full", sqlite_url)
-    assert (done.returncode, done.stderr.count("\n")) == (2 if "--fix" in tail else 4, 1), done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (2 if "--fix" in tail else 4, 1), (
+        done.stderr
+    )
     assert done.stderr.startswith("error: ")
 
 
@@ -186,8 +283,12 @@ def test_closed_streams_are_no_error(closed: str, sqlite_url: str) -> None:
     assert shell("planner-cli doctor", sqlite_url).returncode == 0
 
 
-def test_an_estimate_is_kept_under_its_own_id(cli: Cli, tmp_path: Path, job: dict[str, Any]) -> None:
-    done = cli("estimate", "--job", write(tmp_path, "job.json", {**job, "layout": LAYOUT, "id": "mine"}))
+def test_an_estimate_is_kept_under_its_own_id(
+    cli: Cli, tmp_path: Path, job: dict[str, Any]
+) -> None:
+    done = cli(
+        "estimate", "--job", write(tmp_path, "job.json", {**job, "layout": LAYOUT, "id": "mine"})
+    )
     assert "Kept as estimate-" in done.stdout
 
 
@@ -204,14 +305,19 @@ def test_interrupted_is_130(tmp_path: Path, sqlite_url: str) -> None:
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=120)
-    # CPython ends by the signal itself where it fell into a string that was executed (dataclasses are made so); a shell says 130 of both.
+    # CPython ends by the signal itself where it fell into a string that was executed (dataclasses
+    # are made so); a shell says 130 of both.
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     assert (code, stderr) == (130, "error: interrupted\n")
 
 
 def test_a_database_that_is_gone_is_exit_4_before_any_work(cli: Cli, tmp_path: Path) -> None:
     blocked = write(tmp_path, "file", "no folder")
-    for url in (f"sqlite:///{blocked}/x.db", f"sqlite:///{tmp_path}", "postgresql://nobody:hunter2@127.0.0.1:1/x"):
+    for url in (
+        f"sqlite:///{blocked}/x.db",
+        f"sqlite:///{tmp_path}",
+        "postgresql://nobody:hunter2@127.0.0.1:1/x",
+    ):
         done = cli("recommend", *MAIN_JOB, "--json", env={"PLANNER_DATABASE_URL": url})
         assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
         assert "PLANNER_DATABASE_URL" in done.stderr
@@ -228,14 +334,24 @@ def test_doctor_and_catalog(cli: Cli) -> None:
     for kind in ("models", "gpus", "clusters", "schedules", "defaults"):
         items = json.loads(cli("catalog", kind, "--json").stdout)["items"]
         one = cli("catalog", kind, items[0]["name"])
-        assert (one.returncode, items[0]["name"] in cli("catalog", kind).stdout) == (0, True), one.stderr
+        assert (one.returncode, items[0]["name"] in cli("catalog", kind).stdout) == (0, True), (
+            one.stderr
+        )
 
 
 def test_help_is_fast_and_imports_nothing_heavy() -> None:
     program = (
-        "import sys; from api.cli.root import run; run(['--help']); print({m.partition('.')[0] for m in sys.modules}, file=sys.stderr)"
+        "import sys; from api.cli.root import run; run(['--help']); "
+        "print({m.partition('.')[0] for m in sys.modules}, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean_environment(), timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+        timeout=300,
+        check=True,
+    )
     for heavy in ("numpy", "pydantic", "sqlalchemy", "optuna", "rich", "fastapi", "torch", "yaml"):
         assert f"'{heavy}'" not in done.stderr
 
@@ -254,11 +370,20 @@ def test_serve_on_a_port_that_is_taken_is_exit_2(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(("command", "said"), [("serve", "running on"), ("worker", "working on")])
-@pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, {130}), (signal.SIGTERM, {0, -signal.SIGTERM})])
-def test_what_runs_until_it_is_stopped_tells_how(command: str, said: str, number: int, codes: set[int], sqlite_url: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "codes"), [(signal.SIGINT, {130}), (signal.SIGTERM, {0, -signal.SIGTERM})]
+)
+def test_what_runs_until_it_is_stopped_tells_how(
+    command: str, said: str, number: int, codes: set[int], sqlite_url: str
+) -> None:
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
     arguments = [command, *(["--port", "0"] if command == "serve" else [])]
-    with subprocess.Popen([sys.executable, "-m", "api.cli", *arguments], stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "api.cli", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if said in line:
@@ -275,15 +400,24 @@ def test_wrong_settings_are_named_and_secrets_are_not(cli: Cli) -> None:
         ("PLANNER_DATABASE_URL", "mysql://u:swordfish@h/d"),
     ):
         done = cli("serve", env={name: value})
-        assert (done.returncode, name in done.stderr, "swordfish" in done.stderr) == (2, True, False), done.stderr
+        assert (done.returncode, name in done.stderr, "swordfish" in done.stderr) == (
+            2,
+            True,
+            False,
+        ), done.stderr
 
 
 def test_terminals_that_know_no_unicode_get_plain_letters(cli: Cli) -> None:
-    done = cli("recommend", *MAIN_JOB, "--top-k", "2", env={"PYTHONIOENCODING": "ascii", "COLUMNS": "70"})
+    done = cli(
+        "recommend", *MAIN_JOB, "--top-k", "2", env={"PYTHONIOENCODING": "ascii", "COLUMNS": "70"}
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()
     assert "\\x" not in done.stdout
-    assert all(len(line) <= 70 or line.startswith("  planner-cli") or "--save-dir" in line for line in done.stdout.splitlines())
+    assert all(
+        len(line) <= 70 or line.startswith("  planner-cli") or "--save-dir" in line
+        for line in done.stdout.splitlines()
+    )
 
 
 def test_the_main_job_on_postgres(cli: Cli, postgres_url: str) -> None:

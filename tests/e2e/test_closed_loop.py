@@ -1,4 +1,6 @@
-"""Plans that spend probes and sweeps, through the real command line and the real app: with a stand-in program, once with the real one."""
+"""Plans that spend probes and sweeps, through the real command line and the real app: with a
+stand-in program, once with the real one.
+"""
 
 import contextlib
 import hashlib
@@ -36,17 +38,21 @@ from tests.conftest import ROOT, Cli, clean_environment
 from tests.stand_ins import light_python, worker
 
 TINY = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16,
     "vocab_size": 256, "model_type": "llama", "name": "tiny",
 }  # fmt: skip
 JOB: dict[str, Any] = {
-    "model": TINY, "cluster": {"gpu": "cpu", "num_gpus": 2}, "training": {"seq_len": 32, "global_batch_size": 8},
-    "search": {"allow": {"precision": ["bf16"], "compile": [False]}}, "probe": {"max_probes": 3, "max_gpu_seconds": 900, "steps": 2},
+    "model": TINY, "cluster": {"gpu": "cpu", "num_gpus": 2},
+    "training": {"seq_len": 32, "global_batch_size": 8},
+    "search": {"allow": {"precision": ["bf16"], "compile": [False]}},
+    "probe": {"max_probes": 3, "max_gpu_seconds": 900, "steps": 2},
 }  # fmt: skip
 SWEEP: dict[str, Any] = {
     "name": "nightly", "models": [TINY], "clusters": [{"gpu": "cpu", "num_gpus": 2}],
     "trainings": [{"seq_len": 32, "global_batch_size": 8}],
-    "measure": {"top_k": 1, "anchors": [{"dp_shard": 2, "ac": "full"}], "informative": 1}, "steps": 2,
+    "measure": {"top_k": 1, "anchors": [{"dp_shard": 2, "ac": "full"}], "informative": 1},
+    "steps": 2,
 }  # fmt: skip
 
 
@@ -61,16 +67,21 @@ def sweep_jobs() -> list[dict[str, Any]]:
 @pytest.fixture
 def surroundings(tmp_path: Path) -> dict[str, str]:
     return {
-        "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"), "PLANNER_LEASE_FOLDER": str(tmp_path / "leases"),
-        "PLANNER_PROBE_PROGRAM": worker.__file__, "PLANNER_PROBE_PYTHON": str(light_python.install(tmp_path)),
-    }  # fmt: skip
+        "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"),
+        "PLANNER_LEASE_FOLDER": str(tmp_path / "leases"),
+        "PLANNER_PROBE_PROGRAM": worker.__file__,
+        "PLANNER_PROBE_PYTHON": str(light_python.install(tmp_path)),
+    }
 
 
 def settings_of(url: str, surroundings: dict[str, str]) -> Settings:
     return Settings(
-        database_url=url, probe_folder=Path(surroundings["PLANNER_PROBE_FOLDER"]), lease_folder=Path(surroundings["PLANNER_LEASE_FOLDER"]),
-        probe_program=worker.__file__, probe_python=surroundings["PLANNER_PROBE_PYTHON"],
-    )  # fmt: skip
+        database_url=url,
+        probe_folder=Path(surroundings["PLANNER_PROBE_FOLDER"]),
+        lease_folder=Path(surroundings["PLANNER_LEASE_FOLDER"]),
+        probe_program=worker.__file__,
+        probe_python=surroundings["PLANNER_PROBE_PYTHON"],
+    )
 
 
 def written(folder: Path, values: dict[str, Any], name: str = "job.json") -> Path:
@@ -84,7 +95,9 @@ def items(cli: Cli) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_plan_spends_its_probes_and_says_what_they_found(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
+def test_a_plan_spends_its_probes_and_says_what_they_found(
+    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
+) -> None:
     done = cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
@@ -95,33 +108,60 @@ def test_a_plan_spends_its_probes_and_says_what_they_found(cli: Cli, tmp_path: P
     assert {row["measured"]["step_seconds"] for row in items(cli)} == {worker.STEP_SECONDS}
     asked = [trial for trial in plan["probing"]["trials"] if trial.get("reason")]
     assert asked, "a trial says why it was asked"
-    assert set(map(type, (trial["layout"]["layers_per_stage"] for trial in asked))) <= {type(None), list}
+    assert set(map(type, (trial["layout"]["layers_per_stage"] for trial in asked))) <= {
+        type(None),
+        list,
+    }
     assert "stopped" in done.stderr
-    again = json.loads(cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings).stdout)
+    again = json.loads(
+        cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings).stdout
+    )
     shapes = [json.dumps(row["layout"], sort_keys=True) for row in items(cli)]
     assert len(shapes) == len(set(shapes)), "what was measured is not measured again"
-    assert again["calibration_id"] == plan["calibration_id"], "what the study knows is not in its calibration too"
-    line = json.dumps({key: JOB[key] for key in ("model", "cluster", "training")} | {"layout": {"dp_shard": 2}})
-    (priced,) = (json.loads(text) for text in cli("estimate", "--jobs", "-", input=f"{line}\n", env=surroundings).stdout.splitlines())
+    assert again["calibration_id"] == plan["calibration_id"], (
+        "what the study knows is not in its calibration too"
+    )
+    line = json.dumps(
+        {key: JOB[key] for key in ("model", "cluster", "training")} | {"layout": {"dp_shard": 2}}
+    )
+    (priced,) = (
+        json.loads(text)
+        for text in cli(
+            "estimate", "--jobs", "-", input=f"{line}\n", env=surroundings
+        ).stdout.splitlines()
+    )
     assert "+" in priced["calibration_id"], "an estimate rests on what was learnt"
 
 
 Moment = Callable[[Wiring], bool]
 # In the order of a study's life; a probe of these tests lasts a second.
 MOMENTS: dict[str, Moment] = {
-    "before its first probe": lambda wiring: bool(wiring.tasks.list().items) and not wiring.probes.list().items,
-    "during its first probe": lambda wiring: any(probe.folder for probe in wiring.probes.list().items),
-    "during a probe after the first result": lambda wiring: (
-        bool(wiring.measurements.list().items) and any(probe.state == "running" and probe.folder for probe in wiring.probes.list().items)
+    "before its first probe": lambda wiring: (
+        bool(wiring.tasks.list().items) and not wiring.probes.list().items
     ),
-    "after the last result, before the plan is stored": lambda wiring: len(wiring.measurements.list().items) == 3,
+    "during its first probe": lambda wiring: any(
+        probe.folder for probe in wiring.probes.list().items
+    ),
+    "during a probe after the first result": lambda wiring: (
+        bool(wiring.measurements.list().items)
+        and any(probe.state == "running" and probe.folder for probe in wiring.probes.list().items)
+    ),
+    "after the last result, before the plan is stored": lambda wiring: (
+        len(wiring.measurements.list().items) == 3
+    ),
 }
 
 
-def kill_at(moment: Moment, arguments: list[str], wiring: Wiring, environment: dict[str, str]) -> None:
-    """Starts the command and kills it, without a chance to say good-bye, at this moment of its life."""
+def kill_at(
+    moment: Moment, arguments: list[str], wiring: Wiring, environment: dict[str, str]
+) -> None:
+    """Starts the command and kills it, without a chance to say good-bye, at this moment of its
+    life.
+    """
     command = [sys.executable, "-m", "api.cli", *arguments]
-    runner = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    runner = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     until = time.monotonic() + 60.0
     while not moment(wiring):
         assert runner.poll() is None, "it ended before the moment came"
@@ -145,19 +185,29 @@ def test_killed_at_any_moment_it_goes_on_and_measures_nothing_twice(
     assert "going on with" in done.stderr
     plan = json.loads(done.stdout)
     (study,) = wiring.tasks.list().items
-    said = {event.body["message"] for event in wiring.tasks.events(study.id) if event.body["event"] == "asked"}
-    assert {trial["reason"] for trial in plan["probing"]["trials"] if trial["state"] == "complete"} <= said, "the reasons it asked with"
+    said = {
+        event.body["message"]
+        for event in wiring.tasks.events(study.id)
+        if event.body["event"] == "asked"
+    }
+    assert {
+        trial["reason"] for trial in plan["probing"]["trials"] if trial["state"] == "complete"
+    } <= said, "the reasons it asked with"
     assert (plan["id"], study.state) == (study.id, "done")
     shapes = [json.dumps(row["layout"], sort_keys=True) for row in items(cli)]
     assert len(shapes) == len(set(shapes)) == plan["probing"]["probes"] == 3
     probes = wiring.probes.list().items
-    assert plan["probing"]["gpu_seconds"] == pytest.approx(sum(gpu_seconds_of(probe) for probe in probes))
+    assert plan["probing"]["gpu_seconds"] == pytest.approx(
+        sum(gpu_seconds_of(probe) for probe in probes)
+    )
     interrupted = [gpu_seconds_of(probe) for probe in probes if probe.failure == "interrupted"]
     assert interrupted, "a probe was killed on its way"
     assert min(interrupted) > 0, "and is paid for too"
 
 
-def test_a_pool_without_the_gpu_is_refused_before_anything_is_stored(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
+def test_a_pool_without_the_gpu_is_refused_before_anything_is_stored(
+    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
+) -> None:
     job = {**JOB, "model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
     done = cli("recommend", "--job", written(tmp_path, job), env=surroundings)
     assert done.returncode == 2
@@ -168,15 +218,28 @@ def test_a_pool_without_the_gpu_is_refused_before_anything_is_stored(cli: Cli, t
 @pytest.mark.parametrize(
     ("changed", "failure", "words"),
     [
-        ({"probe": {"max_probes": 1, "pool": "replay:/nonexistent.jsonl"}}, "probe_failed", "/nonexistent.jsonl"),
+        (
+            {"probe": {"max_probes": 1, "pool": "replay:/nonexistent.jsonl"}},
+            "probe_failed",
+            "/nonexistent.jsonl",
+        ),
         ({"model": "gone"}, "invalid_request", "no model of this name"),
     ],
 )
 def test_a_study_that_cannot_begin_ends_with_the_reason(
-    cli: Cli, sqlite_url: str, surroundings: dict[str, str], changed: dict[str, Any], failure: str, words: str
+    cli: Cli,
+    sqlite_url: str,
+    surroundings: dict[str, str],
+    changed: dict[str, Any],
+    failure: str,
+    words: str,
 ) -> None:
     wiring = wire(settings_of(sqlite_url, surroundings))
-    study = replace(ask_study(wiring, JOB, allow_files=False, ours=False), id="plan-lost", request={**JOB, **changed})
+    study = replace(
+        ask_study(wiring, JOB, allow_files=False, ours=False),
+        id="plan-lost",
+        request={**JOB, **changed},
+    )
     for one in wiring.tasks.list().items:
         wiring.tasks.cancel(one.id, wiring.clock.now())
     wiring.tasks.add([study])
@@ -220,8 +283,16 @@ def test_who_has_lost_a_study_stores_neither_plan_nor_event(
     assert wiring.tasks.get(held.id).state == "done"
 
 
-def test_failing_probes_end_in_exit_4_with_their_own_words(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
-    done = cli("recommend", "--job", written(tmp_path, {**JOB, "notes": "victims"}), "--json", env=surroundings)
+def test_failing_probes_end_in_exit_4_with_their_own_words(
+    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
+) -> None:
+    done = cli(
+        "recommend",
+        "--job",
+        written(tmp_path, {**JOB, "notes": "victims"}),
+        "--json",
+        env=surroundings,
+    )
     assert done.returncode == 4, done.stderr
     assert "KeyError: 'rope'" in done.stderr
 
@@ -229,9 +300,13 @@ def test_failing_probes_end_in_exit_4_with_their_own_words(cli: Cli, tmp_path: P
 def without_torch(folder: Path) -> dict[str, str]:
     """An interpreter of the probes as one is on whose path torch cannot be found."""
     (folder / "hide" / "torch").mkdir(parents=True)
-    (folder / "hide" / "torch" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    (folder / "hide" / "torch" / "__init__.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
+    )
     python = folder / "no-torch"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder}/hide:$PYTHONPATH exec {sys.executable} "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH={folder}/hide:$PYTHONPATH exec {sys.executable} "$@"\n'
+    )
     python.chmod(0o755)
     return {"PLANNER_PROBE_PYTHON": str(python), "PLANNER_PROBE_PROGRAM": "probes.worker"}
 
@@ -262,22 +337,34 @@ def test_without_torch_nothing_is_spent_or_stored_and_the_extra_is_named(
 def test_what_is_missing_in_mid_study_stops_it_with_that_reason(
     cli: Cli, tmp_path: Path, surroundings: dict[str, str]
 ) -> None:
-    done = cli("recommend", "--job", written(tmp_path, {**JOB, "notes": "missing"}), "--json", env=surroundings)
+    done = cli(
+        "recommend",
+        "--job",
+        written(tmp_path, {**JOB, "notes": "missing"}),
+        "--json",
+        env=surroundings,
+    )
     assert done.returncode == 4, done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: no probe can run here: ")
     assert "a_package_that_nobody_has" in done.stderr.splitlines()[-1]
     probing = json.loads(done.stdout)["probing"]
     assert (probing["probes"], probing["num_ruled_out"]) == (0, 0), "it was no layout that failed"
-    assert len([line for line in done.stderr.splitlines() if line.startswith("probe ")]) == 1, "and no second one is tried"
+    assert len([line for line in done.stderr.splitlines() if line.startswith("probe ")]) == 1, (
+        "and no second one is tried"
+    )
 
 
-def test_a_sweep_measures_learns_and_reports_changes(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
+def test_a_sweep_measures_learns_and_reports_changes(
+    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
+) -> None:
     first = cli("sweep", "run", written(tmp_path, SWEEP, "sweep.json"), "--json", env=surroundings)
     assert first.returncode == 0, first.stderr
     report = json.loads(first.stdout)
     (job,) = report["jobs"]
     said = first.stderr.splitlines()
-    assert [line for line in said if "[" in line] == [line for line in said if ": 0.125 s" in line], "a line for each layout"
+    assert [line for line in said if "[" in line] == [
+        line for line in said if ": 0.125 s" in line
+    ], "a line for each layout"
     assert "" not in said
     assert [line["why"].split(" ")[0] for line in job["layouts"]] == ["anchor", "rank", "least"]
     assert {line["status"] for line in job["layouts"]} == {"ok"}
@@ -292,11 +379,28 @@ def test_a_sweep_measures_learns_and_reports_changes(cli: Cli, tmp_path: Path, s
     assert json.loads(cli("calibrate", "--json").stdout)[0]["gpu"] == "cpu"
 
 
-def test_on_a_terminal_a_sweep_shows_how_far_it_is(tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]) -> None:
+def test_on_a_terminal_a_sweep_shows_how_far_it_is(
+    tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+) -> None:
     near, far = pty.openpty()
-    environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **surroundings, "TERM": "xterm", "COLUMNS": "120"}
-    command = [sys.executable, "-m", "api.cli", "sweep", "run", str(written(tmp_path, SWEEP, "sweep.json"))]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=far) as running:
+    environment = {
+        **clean_environment(),
+        "PLANNER_DATABASE_URL": sqlite_url,
+        **surroundings,
+        "TERM": "xterm",
+        "COLUMNS": "120",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "api.cli",
+        "sweep",
+        "run",
+        str(written(tmp_path, SWEEP, "sweep.json")),
+    ]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=far
+    ) as running:
         os.close(far)
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(pieces(near)))
     assert running.returncode == 0, shown
@@ -319,7 +423,9 @@ def test_a_winner_that_was_faster_and_is_not_measured_again_has_no_heir(
     for number, seconds in enumerate((0.01, 1.0)):
         job = {"winner": "another", "layouts": [{"layout": "another", "step_seconds": seconds}]}
         run = run_now(wiring, sweep, ours=True)
-        wiring.tasks.finish(run, TaskEnd(state="done", result={"headline": "", "jobs": [job]}), wiring.clock.now())
+        wiring.tasks.finish(
+            run, TaskEnd(state="done", result={"headline": "", "jobs": [job]}), wiring.clock.now()
+        )
         report = json.loads(cli("sweep", "run", sweep.id, "--json", env=surroundings).stdout)
         assert report["jobs"][0]["winner_before"] == "another"
         assert report["jobs"][0]["new_winner"] is bool(number)
@@ -329,11 +435,17 @@ def test_a_sweep_killed_goes_on_by_hand_and_under_a_worker(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
     wiring = wire(Settings(database_url=sqlite_url))
-    sweep = add_sweep(wiring, {**SWEEP, "jobs": [{**job, "notes": "sleep 0.5"} for job in sweep_jobs()], **EMPTY}, allow_files=False)
+    sweep = add_sweep(
+        wiring,
+        {**SWEEP, "jobs": [{**job, "notes": "sleep 0.5"} for job in sweep_jobs()], **EMPTY},
+        allow_files=False,
+    )
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **surroundings}
     second = MOMENTS["during a probe after the first result"]
     kill_at(second, ["sweep", "run", sweep.id], wiring, environment)
-    kill_at(lambda wiring: len(wiring.measurements.list().items) == 2, ["worker"], wiring, environment)
+    kill_at(
+        lambda wiring: len(wiring.measurements.list().items) == 2, ["worker"], wiring, environment
+    )
     done = cli("sweep", "run", sweep.id, "--json", env=surroundings)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -344,7 +456,9 @@ def test_a_sweep_killed_goes_on_by_hand_and_under_a_worker(
     assert len(shapes) == len(set(shapes)) == 3
 
 
-def test_a_sweep_killed_between_retries_goes_on_with_them(tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]) -> None:
+def test_a_sweep_killed_between_retries_goes_on_with_them(
+    tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
+) -> None:
     wiring = wire(settings_of(sqlite_url, surroundings))
     values = {**SWEEP, "measure": {"top_k": 0, "anchors": [{"dp_shard": 2}]}, "retries": 2}
     sweep = add_sweep(wiring, values, allow_files=False)
@@ -353,17 +467,35 @@ def test_a_sweep_killed_between_retries_goes_on_with_them(tmp_path: Path, sqlite
     for failures, attempts in ((["crash"], 2), (["crash"] * 3, 3), (["launch"], 1)):
         run = run_now(wiring, sweep, ours=True)
         for number, failure in enumerate(failures):
-            end = {"state": "failed", "failure": failure, "measurement_id": None, "results": (), "message": "it failed"}
-            wiring.probes.add([replace(model, id=f"probe-{run.id}-{number}", plan_id=run.id, **end)])
+            end = {
+                "state": "failed",
+                "failure": failure,
+                "measurement_id": None,
+                "results": (),
+                "message": "it failed",
+            }
+            wiring.probes.add(
+                [replace(model, id=f"probe-{run.id}-{number}", plan_id=run.id, **end)]
+            )
         ended = run_sweep(wiring, run, Onlooker())
         assert len(wiring.probes.list(ProbeFilter(plan_id=run.id)).items) == attempts
         assert ended.result is not None
         assert ended.result["probes"] == attempts
-        assert ended.result["jobs"][0]["layouts"][0]["status"] == ("ok" if attempts > len(failures) else "failed")
+        assert ended.result["jobs"][0]["layouts"][0]["status"] == (
+            "ok" if attempts > len(failures) else "failed"
+        )
 
 
-TOO_LARGE = {"model": "llama3-405b", "cluster": {"gpu": "cpu", "num_gpus": 1}, "training": {"seq_len": 131072, "global_batch_size": 1}}
-PLANLESS = {"model": TINY, "cluster": {"gpu": "cpu", "num_gpus": 2}, "training": {"seq_len": 32, "global_batch_size": 8}}
+TOO_LARGE = {
+    "model": "llama3-405b",
+    "cluster": {"gpu": "cpu", "num_gpus": 1},
+    "training": {"seq_len": 131072, "global_batch_size": 1},
+}
+PLANLESS = {
+    "model": TINY,
+    "cluster": {"gpu": "cpu", "num_gpus": 2},
+    "training": {"seq_len": 32, "global_batch_size": 8},
+}
 THREE_HEADS = {**PLANLESS, "model": {**TINY, "num_attention_heads": 3, "num_key_value_heads": 3}}
 
 
@@ -373,7 +505,11 @@ THREE_HEADS = {**PLANLESS, "model": {**TINY, "num_attention_heads": 3, "num_key_
         ({"jobs": [TOO_LARGE, TOO_LARGE]}, 3, "smallest needs"),
         ({"jobs": [{**PLANLESS, "search": {"fix": {"tp": 3}}}, TOO_LARGE]}, 2, "error: search.fix"),
         ({"jobs": [TOO_LARGE, {**PLANLESS, "search": {"fix": {"tp": 3}}}]}, 3, "smallest needs"),
-        ({"jobs": [THREE_HEADS], "measure": {"top_k": 0, "anchors": [{"tp": 2}]}}, 2, "does not divide"),
+        (
+            {"jobs": [THREE_HEADS], "measure": {"top_k": 0, "anchors": [{"tp": 2}]}},
+            2,
+            "does not divide",
+        ),
     ],
     ids=["nothing fits", "a request", "nothing fits, a request", "layouts that cannot be run"],
 )
@@ -396,10 +532,20 @@ def test_what_kept_a_sweep_from_measuring() -> None:
         return None if failure is None else answer_to(failure).exit_code
 
     cannot, budget = line("skipped", failure="invalid_request"), line("skipped")
-    unfit, asked, broken = ({"error": kind, "failure": kind} for kind in ("nothing_fits", "unknown_name", "probe_failed"))
+    unfit, asked, broken = (
+        {"error": kind, "failure": kind}
+        for kind in ("nothing_fits", "unknown_name", "probe_failed")
+    )
     assert [code(job) for job in (unfit, asked, broken)] == [3, 2, 4]
-    assert [code(unfit, {"layouts": [line(status)]}) for status in ("ok", "oom", "failed", "skipped")] == [None, None, 4, 3]
-    assert [code({"layouts": lines}) for lines in ([], [budget], [cannot], [cannot, budget])] == [None, None, 2, None]
+    assert [
+        code(unfit, {"layouts": [line(status)]}) for status in ("ok", "oom", "failed", "skipped")
+    ] == [None, None, 4, 3]
+    assert [code({"layouts": lines}) for lines in ([], [budget], [cannot], [cannot, budget])] == [
+        None,
+        None,
+        2,
+        None,
+    ]
     assert code({"layouts": [cannot, line("failed")]}) == 4
 
 
@@ -413,7 +559,9 @@ def test_a_calibration_of_a_pool_that_measures_nothing_says_why(
     assert (told["type"], "smallest needs" in told["message"]) == ("nothing_fits", True)
 
 
-def test_a_worker_says_what_starts_and_what_ends(cli: Cli, sqlite_url: str, surroundings: dict[str, str]) -> None:
+def test_a_worker_says_what_starts_and_what_ends(
+    cli: Cli, sqlite_url: str, surroundings: dict[str, str]
+) -> None:
     wiring = wire(settings_of(sqlite_url, surroundings))
     sweep = add_sweep(wiring, SWEEP, allow_files=False)
     run = run_now(wiring, sweep, ours=False)
@@ -425,7 +573,9 @@ def test_a_worker_says_what_starts_and_what_ends(cli: Cli, sqlite_url: str, surr
     assert any(line.startswith(f"{study.id} is done: ") for line in said)
 
 
-def test_a_sweep_is_scheduled_paused_resumed_and_cancelled(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
+def test_a_sweep_is_scheduled_paused_resumed_and_cancelled(
+    cli: Cli, tmp_path: Path, sqlite_url: str
+) -> None:
     path = written(tmp_path, {**SWEEP, "schedule": "0 2 * * *"}, "sweep.json")
     sweep = json.loads(cli("sweep", "schedule", path, "--json").stdout)
     assert sweep["next_due_at"].endswith("02:00:00+00:00")
@@ -435,7 +585,9 @@ def test_a_sweep_is_scheduled_paused_resumed_and_cancelled(cli: Cli, tmp_path: P
     refused = cli("sweep", "resume", sweep["id"])
     assert refused.returncode != 0
     assert "was cancelled" in refused.stderr
-    bad = cli("sweep", "schedule", written(tmp_path, {**SWEEP, "schedule": "61 2 * * *"}, "bad.json"))
+    bad = cli(
+        "sweep", "schedule", written(tmp_path, {**SWEEP, "schedule": "61 2 * * *"}, "bad.json")
+    )
     assert bad.returncode == 2
     assert "cron" in bad.stderr
     endless = cli("sweep", "run", "-", input="name: n\nbudget: {max_gpu_seconds: .inf}\n")
@@ -444,7 +596,9 @@ def test_a_sweep_is_scheduled_paused_resumed_and_cancelled(cli: Cli, tmp_path: P
 
 @pytest.fixture
 def client(tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]) -> Iterator[TestClient]:
-    with TestClient(create_app(settings_of(sqlite_url, surroundings)), raise_server_exceptions=False) as made:
+    with TestClient(
+        create_app(settings_of(sqlite_url, surroundings)), raise_server_exceptions=False
+    ) as made:
         yield made
 
 
@@ -461,7 +615,9 @@ def test_over_http_a_plan_with_probes_is_accepted_followed_and_answered(client: 
     where = accepted.headers["location"]
     with client.stream("GET", f"{where}/events") as stream:
         text = "".join(stream.iter_text())
-    names = [line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event: ")]
+    names = [
+        line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event: ")
+    ]
     assert names[-1] == "done"
     assert {"study", "probe"} <= set(names)
     numbers = re.findall(r"id: (\d+)\nevent: study\n", text)
@@ -473,10 +629,14 @@ def test_over_http_a_plan_with_probes_is_accepted_followed_and_answered(client: 
     plan = client.get(where).json()
     assert plan["id"] == accepted.json()["id"]
     assert plan["ranked"][0]["source"] == "probed"
-    (learnt,) = (item for item in client.get("/calibrations").json()["items"] if item.get("gpu") == "cpu")
+    (learnt,) = (
+        item for item in client.get("/calibrations").json()["items"] if item.get("gpu") == "cpu"
+    )
     job = {key: JOB[key] for key in ("model", "cluster", "training")} | {"layout": {"dp_shard": 2}}
     assert client.post("/estimate", json=job).json()["calibration_id"] == learnt["id"]
-    assert [one["calibration_id"] for one in client.post("/estimate", json=[job]).json()] == [learnt["id"]]
+    assert [one["calibration_id"] for one in client.post("/estimate", json=[job]).json()] == [
+        learnt["id"]
+    ]
 
 
 def test_over_http_without_torch_a_plan_with_probes_is_a_failed_backend(
@@ -485,15 +645,25 @@ def test_over_http_without_torch_a_plan_with_probes_is_a_failed_backend(
     given = {**surroundings, **without_torch(tmp_path)}
     with TestClient(create_app(settings_of(sqlite_url, given))) as client:
         answer = client.post("/plan", json=JOB)
-        assert (answer.status_code, answer.headers["content-type"]) == (502, "application/problem+json")
+        assert (answer.status_code, answer.headers["content-type"]) == (
+            502,
+            "application/problem+json",
+        )
         assert "pip install 'planner[probe]'" in answer.text
         assert client.get("/plans").json()["items"] == []
 
 
-def test_over_http_a_plan_with_probes_needs_the_scope_of_probes(tmp_path: Path, sqlite_url: str) -> None:
+def test_over_http_a_plan_with_probes_needs_the_scope_of_probes(
+    tmp_path: Path, sqlite_url: str
+) -> None:
     scopes = {"planner": "read+plan", "prober": "read+plan+probe"}
-    keys = ",".join(f"{name}:{each}:{hashlib.sha256(name.encode()).hexdigest()}" for name, each in scopes.items())
-    settings = Settings(database_url=sqlite_url, task_workers=0, probe_workers=0, api_keys=SecretStr(keys))
+    keys = ",".join(
+        f"{name}:{each}:{hashlib.sha256(name.encode()).hexdigest()}"
+        for name, each in scopes.items()
+    )
+    settings = Settings(
+        database_url=sqlite_url, task_workers=0, probe_workers=0, api_keys=SecretStr(keys)
+    )
     with TestClient(create_app(settings)) as client:
         for secret, status in (("planner", 403), ("prober", 202)):
             answer = client.post("/plan", json=JOB, headers={"authorization": f"Bearer {secret}"})
@@ -502,7 +672,9 @@ def test_over_http_a_plan_with_probes_needs_the_scope_of_probes(tmp_path: Path, 
 
 
 def test_over_http_a_queued_plan_can_be_cancelled(tmp_path: Path, sqlite_url: str) -> None:
-    with TestClient(create_app(Settings(database_url=sqlite_url, task_workers=0, probe_workers=0))) as client:
+    with TestClient(
+        create_app(Settings(database_url=sqlite_url, task_workers=0, probe_workers=0))
+    ) as client:
         where = client.post("/plan", json=JOB).headers["location"]
         assert client.get(where).json()["status"] == "queued"
         (line,) = client.get("/plans").json()["items"]
@@ -512,9 +684,13 @@ def test_over_http_a_queued_plan_can_be_cancelled(tmp_path: Path, sqlite_url: st
         assert client.get("/plans").json()["items"] == []
 
 
-def test_over_http_a_cancelled_plan_is_called_so_and_its_best_so_far_can_be_read(client: TestClient) -> None:
+def test_over_http_a_cancelled_plan_is_called_so_and_its_best_so_far_can_be_read(
+    client: TestClient,
+) -> None:
     where = client.post("/plan", json={**JOB, "notes": "sleep 30"}).headers["location"]
-    until(lambda: any(probe["state"] == "running" for probe in client.get("/probes").json()["items"]))
+    until(
+        lambda: any(probe["state"] == "running" for probe in client.get("/probes").json()["items"])
+    )
     assert [line["status"] for line in client.get("/plans").json()["items"]] == ["running"]
     client.delete(where)
     until(lambda: "ranked" in client.get(where).json())
@@ -522,14 +698,22 @@ def test_over_http_a_cancelled_plan_is_called_so_and_its_best_so_far_can_be_read
     assert (line["id"], line["status"]) == (where.removeprefix("/plans/"), "cancelled")
 
 
-def test_over_http_plans_and_open_studies_are_read_page_by_page(tmp_path: Path, sqlite_url: str) -> None:
-    with TestClient(create_app(Settings(database_url=sqlite_url, task_workers=0, probe_workers=0))) as client:
+def test_over_http_plans_and_open_studies_are_read_page_by_page(
+    tmp_path: Path, sqlite_url: str
+) -> None:
+    with TestClient(
+        create_app(Settings(database_url=sqlite_url, task_workers=0, probe_workers=0))
+    ) as client:
         paper = {key: value for key, value in JOB.items() if key != "probe"}
-        asked = [client.post("/plan", json=job).json()["id"] for job in (paper, JOB, JOB, paper, JOB)]
+        asked = [
+            client.post("/plan", json=job).json()["id"] for job in (paper, JOB, JOB, paper, JOB)
+        ]
         for limit in (1, 2, 3, 5):
             found, cursor = [], ""
             while cursor is not None:
-                page = client.get("/plans", params={"limit": limit, **({"cursor": cursor} if cursor else {})}).json()
+                page = client.get(
+                    "/plans", params={"limit": limit, **({"cursor": cursor} if cursor else {})}
+                ).json()
                 found += page["items"]
                 cursor = page["next_cursor"]
             assert [line["id"] for line in found] == asked[::-1]
@@ -552,14 +736,24 @@ def test_over_http_a_sweep_is_stored_run_and_shown(client: TestClient) -> None:
     assert client.get("/sweeps/sweep-nope").status_code == 404
 
 
-def test_what_was_measured_of_a_question_counts_once(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
-    """As a measurement of the question, not as what the calibration learnt too; for another question it is the calibration's."""
-    first = json.loads(cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings).stdout)
-    second = json.loads(cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings).stdout)
+def test_what_was_measured_of_a_question_counts_once(
+    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
+) -> None:
+    """As a measurement of the question, not as what the calibration learnt too; for another
+    question it is the calibration's.
+    """
+    first = json.loads(
+        cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings).stdout
+    )
+    second = json.loads(
+        cli("recommend", "--job", written(tmp_path, JOB), "--json", env=surroundings).stdout
+    )
     assert first["calibration_id"] == second["calibration_id"] == shipped_calibration().id
     assert second["ranked"][0]["measurement"]
     other = {**JOB, "training": {**JOB["training"], "seq_len": 64}}
-    third = json.loads(cli("recommend", "--job", written(tmp_path, other), "--json", env=surroundings).stdout)
+    third = json.loads(
+        cli("recommend", "--job", written(tmp_path, other), "--json", env=surroundings).stdout
+    )
     assert third["calibration_id"].startswith(f"{shipped_calibration().id}+")
 
 
@@ -573,23 +767,36 @@ def sized(num_gpus: int, **probe: Any) -> dict[str, Any]:
 def test_smaller_layouts_imitate_where_that_could_change_the_winner(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
-    done = cli("recommend", "--job", written(tmp_path, sized(8, max_probes=2)), "--json", env=surroundings)
+    done = cli(
+        "recommend", "--job", written(tmp_path, sized(8, max_probes=2)), "--json", env=surroundings
+    )
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["probing"]["looks"] >= 1
     assert "imitated first (" in done.stderr
     first, *_ = plan["ranked"]
-    assert (first["source"], first["measurement"]["rung"]) == ("probed", "probed"), "a look decides nothing alone"
-    probes = wire(Settings(database_url=sqlite_url)).probes.list(ProbeFilter(plan_id=plan["id"])).items
+    assert (first["source"], first["measurement"]["rung"]) == ("probed", "probed"), (
+        "a look decides nothing alone"
+    )
+    probes = (
+        wire(Settings(database_url=sqlite_url)).probes.list(ProbeFilter(plan_id=plan["id"])).items
+    )
     looks = [probe for probe in probes if probe.request["imitate_gpus"] is not None]
     assert len(looks) == plan["probing"]["looks"]
     for look in looks:
         held = {result["task"]["job"]["cluster"]["num_gpus"] for result in look.results}
         assert max(held) <= look.request["imitate_gpus"] < look.num_gpus == 8
-    again = cli("recommend", "--job", written(tmp_path, sized(8, max_probes=2)), "--json", env=surroundings)
-    asked = [(probe.layout, probe.request["imitate_gpus"]) for probe in wire(Settings(database_url=sqlite_url)).probes.list().items]
+    again = cli(
+        "recommend", "--job", written(tmp_path, sized(8, max_probes=2)), "--json", env=surroundings
+    )
+    asked = [
+        (probe.layout, probe.request["imitate_gpus"])
+        for probe in wire(Settings(database_url=sqlite_url)).probes.list().items
+    ]
     assert again.returncode == 0, again.stderr
-    assert len({layout for layout, gpus in asked if gpus}) == len([gpus for _, gpus in asked if gpus]), "a look is not repeated"
+    assert len({layout for layout, gpus in asked if gpus}) == len(
+        [gpus for _, gpus in asked if gpus]
+    ), "a look is not repeated"
 
 
 def test_killed_in_a_look_it_goes_on_and_looks_at_nothing_twice(
@@ -614,7 +821,9 @@ def test_killed_in_a_look_it_goes_on_and_looks_at_nothing_twice(
     looks = [probe.layout for probe in ended if probe.request["imitate_gpus"]]
     assert len(looks) == len(set(looks)) == plan["probing"]["looks"]
     assert len(ended) - len(looks) == plan["probing"]["probes"] == 2
-    assert plan["probing"]["gpu_seconds"] == pytest.approx(sum(gpu_seconds_of(probe) for probe in probes))
+    assert plan["probing"]["gpu_seconds"] == pytest.approx(
+        sum(gpu_seconds_of(probe) for probe in probes)
+    )
 
 
 def test_a_pool_smaller_than_the_layouts_decides_by_imitations(
@@ -632,15 +841,29 @@ def test_a_pool_smaller_than_the_layouts_decides_by_imitations(
     plan = wiring.store.get_plan(study.id)
     assert plan.probing is not None
     assert plan.probing["probes"] == 2
-    measured = [(entry.source, entry.measurement["rung"]) for entry in plan.ranked if entry.measurement]
+    measured = [
+        (entry.source, entry.measurement["rung"]) for entry in plan.ranked if entry.measurement
+    ]
     assert set(measured) == {("emulated", "imitated")}
     rows = items(cli)
-    assert {row["measured"]["rung"] for row in rows} == {"probed", "imitated"}, "the small runs are runs of their own"
-    assert all(row["cluster"]["num_gpus"] <= 16 for row in rows if row["measured"]["rung"] == "probed")
+    assert {row["measured"]["rung"] for row in rows} == {"probed", "imitated"}, (
+        "the small runs are runs of their own"
+    )
+    assert all(
+        row["cluster"]["num_gpus"] <= 16 for row in rows if row["measured"]["rung"] == "probed"
+    )
 
 
-def test_imitations_that_fail_rule_no_layout_out(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
-    done = cli("recommend", "--job", written(tmp_path, {**sized(32), "notes": "full"}), "--json", env=surroundings)
+def test_imitations_that_fail_rule_no_layout_out(
+    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
+) -> None:
+    done = cli(
+        "recommend",
+        "--job",
+        written(tmp_path, {**sized(32), "notes": "full"}),
+        "--json",
+        env=surroundings,
+    )
     assert done.returncode == 4, done.stderr
     plan = json.loads(done.stdout)
     assert (plan["probing"]["probes"], plan["probing"]["num_ruled_out"]) == (3, 0)
@@ -650,10 +873,16 @@ def test_imitations_that_fail_rule_no_layout_out(cli: Cli, tmp_path: Path, surro
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_the_loop_with_the_real_program(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
+def test_the_loop_with_the_real_program(
+    cli: Cli, tmp_path: Path, surroundings: dict[str, str]
+) -> None:
     pytest.importorskip("torch", reason="the reference program needs it")
     job = {**JOB, "probe": {"max_probes": 1, "steps": 2}}
-    real = {**surroundings, "PLANNER_PROBE_PROGRAM": "probes.worker", "PLANNER_PROBE_PYTHON": sys.executable}
+    real = {
+        **surroundings,
+        "PLANNER_PROBE_PROGRAM": "probes.worker",
+        "PLANNER_PROBE_PYTHON": sys.executable,
+    }
     done = cli("recommend", "--job", written(tmp_path, job), "--json", env=real)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)

@@ -1,4 +1,6 @@
-"""`collective` and `simulate` at both edges: the same answer on the command line, over HTTP and from the library; errors as elsewhere."""
+"""`collective` and `simulate` at both edges: the same answer on the command line, over HTTP and
+from the library; errors as elsewhere.
+"""
 
 import csv
 import hashlib
@@ -24,19 +26,29 @@ PIPELINE: dict[str, Any] = {
     **JOB,
     "id": "p",
     "training": {"seq_len": 2048, "global_batch_size": 32},
-    "layout": {"pp": 4, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2, "dp_shard": 2, "ac": "full"},
+    "layout": {
+        "pp": 4,
+        "pp_schedule": "Interleaved1F1B",
+        "virtual_stages": 2,
+        "dp_shard": 2,
+        "ac": "full",
+    },
 }
 NUM_STAGES, NUM_MICROBATCHES = 8, 16
 
 
 @pytest.fixture
 def client(sqlite_url: str) -> Iterator[TestClient]:
-    with TestClient(create_app(Settings(database_url=sqlite_url)), raise_server_exceptions=False) as client:
+    with TestClient(
+        create_app(Settings(database_url=sqlite_url)), raise_server_exceptions=False
+    ) as client:
         yield client
 
 
 def flags(asked: dict[str, Any]) -> list[str]:
-    return [text for key, value in asked.items() for text in (f"--{key.replace('_', '-')}", str(value))]
+    return [
+        text for key, value in asked.items() for text in (f"--{key.replace('_', '-')}", str(value))
+    ]
 
 
 def write(folder: Path, name: str, value: object) -> Path:
@@ -73,15 +85,23 @@ def test_collective_in_words(cli: Cli) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_collective_reads_a_cluster_of_ones_own_only_on_the_command_line(cli: Cli, client: TestClient, tmp_path: Path) -> None:
+def test_collective_reads_a_cluster_of_ones_own_only_on_the_command_line(
+    cli: Cli, client: TestClient, tmp_path: Path
+) -> None:
     fabric = [{"name": "wire", "bandwidth": "100 GB/s", "latency": "2 us"}]
     path = write(tmp_path, "mine.json", {"gpu": "h100-sxm-80gb", "num_gpus": 8, "fabric": fabric})
-    done = cli("collective", *flags({"op": "broadcast", "size": "1 GB", "cluster": path, "algorithm": "ring"}), "--json")
+    done = cli(
+        "collective",
+        *flags({"op": "broadcast", "size": "1 GB", "cluster": path, "algorithm": "ring"}),
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["seconds"] == pytest.approx(7 * 2e-6 + 1e9 / 100e9)
     answer = client.post("/collective", json={**ASKED, "cluster": str(path)})
     assert (answer.status_code, answer.json()["field"]) == (422, "cluster")
-    inline = client.post("/collective", json={**ASKED, "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 16}})
+    inline = client.post(
+        "/collective", json={**ASKED, "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 16}}
+    )
     assert (inline.status_code, inline.json()["num_ranks"]) == (200, 16)
 
 
@@ -104,9 +124,14 @@ def test_collective_reads_a_cluster_of_ones_own_only_on_the_command_line(cli: Cl
         ({"size": "many", "cluster": "h100-63", "stride": -1}, ["size", "stride", "cluster"]),
     ],
 )
-def test_wrong_collectives_are_422_with_every_fault(client: TestClient, wrong: dict[str, Any], fields: list[str]) -> None:
+def test_wrong_collectives_are_422_with_every_fault(
+    client: TestClient, wrong: dict[str, Any], fields: list[str]
+) -> None:
     answer = client.post("/collective", json={**ASKED, **wrong})
-    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), answer.text
+    assert (answer.status_code, answer.headers["content-type"]) == (
+        422,
+        "application/problem+json",
+    ), answer.text
     body = answer.json()
     found = [error["field"] for error in body["errors"]] if len(fields) > 1 else [body["field"]]
     assert found == fields
@@ -118,7 +143,10 @@ def test_a_body_that_is_no_question_is_422(client: TestClient) -> None:
         for body in (b"", b"[]", b"7", b"{"):
             answer = client.post(path, content=body, headers={"content-type": "application/json"})
             assert answer.status_code == 422, (path, body, answer.text)
-        assert client.post(path, content=b"x", headers={"content-type": "text/plain"}).status_code == 415
+        assert (
+            client.post(path, content=b"x", headers={"content-type": "text/plain"}).status_code
+            == 415
+        )
         assert client.get(path).status_code == 405
 
 
@@ -134,7 +162,9 @@ def test_wrong_collective_on_the_command_line_is_one_line_and_exit_2(cli: Cli) -
 
 
 def checked_trace(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """The compute events of a valid Chrome trace (Trace Event Format): complete events, counters, metadata; nothing overlaps on a rank."""
+    """The compute events of a valid Chrome trace (Trace Event Format): complete events, counters,
+    metadata; nothing overlaps on a rank.
+    """
     assert set(trace) == {"traceEvents", "displayTimeUnit"}
     for event in trace["traceEvents"]:
         assert event["ph"] in ("X", "C", "M")
@@ -145,21 +175,30 @@ def checked_trace(trace: dict[str, Any]) -> list[dict[str, Any]]:
         assert event["ph"] != "X" or event["dur"] > 0
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     for rank in {event["tid"] for event in events}:
-        spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["tid"] == rank)
+        spans = sorted(
+            (event["ts"], event["ts"] + event["dur"]) for event in events if event["tid"] == rank
+        )
         assert all(end <= start + 1e-6 for (_, end), (start, _) in itertools.pairwise(spans))
     return events
 
 
 def test_simulate_over_http_is_a_chrome_trace(client: TestClient) -> None:
     answer = client.post("/simulate", json=PIPELINE)
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json"), answer.text
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json"), (
+        answer.text
+    )
     events = checked_trace(json.loads(answer.text))
     names = {event["name"] for event in events}
     assert len(events) == len(names) == 2 * NUM_STAGES * NUM_MICROBATCHES
     assert names >= {"0F0", f"{NUM_STAGES - 1}B{NUM_MICROBATCHES - 1}"}
     assert {event["tid"] for event in events} == set(range(4))
     again = client.post("/simulate", json=PIPELINE, headers={"idempotency-key": "k"})
-    assert client.post("/simulate", json=PIPELINE, headers={"idempotency-key": "k"}).headers["idempotent-replayed"] == "true"
+    assert (
+        client.post("/simulate", json=PIPELINE, headers={"idempotency-key": "k"}).headers[
+            "idempotent-replayed"
+        ]
+        == "true"
+    )
     assert again.json() == answer.json()
 
 
@@ -174,19 +213,35 @@ def test_simulate_over_http_is_a_chrome_trace(client: TestClient) -> None:
         ({"training": {"seq_len": 2048, "global_batch_size": 2**26}}, "training.global_batch_size"),
     ],
 )
-def test_simulate_refuses_what_it_cannot_play(client: TestClient, change: dict[str, Any], field: str) -> None:
+def test_simulate_refuses_what_it_cannot_play(
+    client: TestClient, change: dict[str, Any], field: str
+) -> None:
     answer = client.post("/simulate", json={**PIPELINE, **change})
-    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), answer.text
-    assert field in (answer.json()["field"], *(error["field"] for error in answer.json().get("errors", [])))
+    assert (answer.status_code, answer.headers["content-type"]) == (
+        422,
+        "application/problem+json",
+    ), answer.text
+    assert field in (
+        answer.json()["field"],
+        *(error["field"] for error in answer.json().get("errors", [])),
+    )
 
 
 def test_keys_guard_both(sqlite_url: str) -> None:
     scopes = {"reader": "read", "maker": "plan"}
-    keys = ",".join(f"{name}:{scope}:{hashlib.sha256(name.encode()).hexdigest()}" for name, scope in scopes.items())
-    with TestClient(create_app(Settings(database_url=sqlite_url, api_keys=SecretStr(keys))), raise_server_exceptions=False) as client:
+    keys = ",".join(
+        f"{name}:{scope}:{hashlib.sha256(name.encode()).hexdigest()}"
+        for name, scope in scopes.items()
+    )
+    with TestClient(
+        create_app(Settings(database_url=sqlite_url, api_keys=SecretStr(keys))),
+        raise_server_exceptions=False,
+    ) as client:
         for path, body in (("/collective", ASKED), ("/simulate", PIPELINE)):
             statuses = [
-                client.post(path, json=body, headers={"authorization": f"Bearer {name}"} if name else {}).status_code
+                client.post(
+                    path, json=body, headers={"authorization": f"Bearer {name}"} if name else {}
+                ).status_code
                 for name in ("", "reader", "maker")
             ]
             assert statuses == [401, 403, 200]
@@ -202,7 +257,16 @@ def test_both_are_in_the_openapi_page(client: TestClient) -> None:
 def simulated(cli: Cli, tmp_path: Path) -> tuple[dict[str, Any], Path]:
     """The CLI's trace and its CSV."""
     trace, table = tmp_path / "trace.json", tmp_path / "schedule.csv"
-    done = cli("simulate", "--job", write(tmp_path, "job.json", PIPELINE), "--trace", trace, "--csv", table, "--json")
+    done = cli(
+        "simulate",
+        "--job",
+        write(tmp_path, "job.json", PIPELINE),
+        "--trace",
+        trace,
+        "--csv",
+        table,
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     body = json.loads(done.stdout)
     assert len(body["bubble_share"]) == 4
@@ -210,7 +274,9 @@ def simulated(cli: Cli, tmp_path: Path) -> tuple[dict[str, Any], Path]:
     return json.loads(trace.read_text()), table
 
 
-def test_simulate_on_the_command_line_writes_the_same_trace(simulated: tuple[dict[str, Any], Path], client: TestClient) -> None:
+def test_simulate_on_the_command_line_writes_the_same_trace(
+    simulated: tuple[dict[str, Any], Path], client: TestClient
+) -> None:
     trace, table = simulated
     assert checked_trace(trace)
     assert trace == client.post("/simulate", json=PIPELINE).json()
@@ -227,5 +293,7 @@ def test_the_csv_loads_in_torch(simulated: tuple[dict[str, Any], Path]) -> None:
     rows = list(csv.reader(simulated[1].read_text().splitlines()))
     actions = [[_Action.from_str(cell) for cell in row] for row in rows]
     played = [event["name"] for event in checked_trace(simulated[0])]
-    assert sorted(str(action) for row in actions for action in row if action is not None) == sorted(played)
+    assert sorted(str(action) for row in actions for action in row if action is not None) == sorted(
+        played
+    )
     assert {action.stage_index % 4 for action in actions[1] if action is not None} == {1}

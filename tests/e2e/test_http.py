@@ -1,4 +1,6 @@
-"""The real app over migrated databases, SQLite and PostgreSQL; and the real server in a process of its own."""
+"""The real app over migrated databases, SQLite and PostgreSQL; and the real server in a process of
+its own.
+"""
 
 import hashlib
 import json
@@ -24,7 +26,10 @@ from tests.conftest import LAYOUT, clean_environment
 
 PROBLEM = "application/problem+json"
 SECRETS = {"reader": "read", "planner": "plan+read", "boss": "admin"}
-KEYS = ",".join(f"{name}:{scopes}:{hashlib.sha256(name.encode()).hexdigest()}" for name, scopes in SECRETS.items())
+KEYS = ",".join(
+    f"{name}:{scopes}:{hashlib.sha256(name.encode()).hexdigest()}"
+    for name, scopes in SECRETS.items()
+)
 
 
 @pytest.fixture
@@ -32,13 +37,17 @@ def client(database_url: str) -> Iterator[TestClient]:
     engine = make_engine(normalise_url(database_url))
     upgrade(engine)
     engine.dispose()
-    with TestClient(create_app(Settings(database_url=database_url)), raise_server_exceptions=False) as client:
+    with TestClient(
+        create_app(Settings(database_url=database_url)), raise_server_exceptions=False
+    ) as client:
         yield client
 
 
 @pytest.fixture
 def sqlite_client(sqlite_url: str) -> Iterator[TestClient]:
-    with TestClient(create_app(Settings(database_url=sqlite_url)), raise_server_exceptions=False) as client:
+    with TestClient(
+        create_app(Settings(database_url=sqlite_url)), raise_server_exceptions=False
+    ) as client:
         yield client
 
 
@@ -46,7 +55,9 @@ def is_problem(answer: httpx.Response, status: int) -> dict[str, Any]:
     assert (answer.status_code, answer.headers["content-type"]) == (status, PROBLEM), answer.text
     body: dict[str, Any] = answer.json()
     assert body["status"] == status
-    assert {"type", "title", "detail", "instance", "field", "value", "message", "remedy"} <= set(body)
+    assert {"type", "title", "detail", "instance", "field", "value", "message", "remedy"} <= set(
+        body
+    )
     assert "Traceback" not in answer.text
     return body
 
@@ -62,7 +73,10 @@ def test_a_plan_is_made_kept_and_listed(client: TestClient, job: dict[str, Any])
 
 
 def test_pages_of_plans(sqlite_client: TestClient, job: dict[str, Any]) -> None:
-    ids = [sqlite_client.post("/plan", json={**job, "search": {"top_k": 1}}).json()["id"] for _ in range(3)]
+    ids = [
+        sqlite_client.post("/plan", json={**job, "search": {"top_k": 1}}).json()["id"]
+        for _ in range(3)
+    ]
     first = sqlite_client.get("/plans", params={"limit": 2}).json()
     second = sqlite_client.get("/plans", params={"limit": 2, "cursor": first["next_cursor"]}).json()
     assert [item["id"] for item in first["items"] + second["items"]] == ids[::-1]
@@ -77,12 +91,19 @@ def test_an_estimate_is_made_and_kept(client: TestClient, job: dict[str, Any]) -
     assert answer.json()["id"] == answer.headers["location"].rpartition("/")[2]
     assert client.get(answer.headers["location"]).json() == answer.json()
     impossible = client.post("/estimate", json={**job, "id": 5, "layout": {"tp": 3}})
-    assert (impossible.status_code, impossible.json()["valid"], impossible.json()["id"]) == (200, False, 5)
+    assert (impossible.status_code, impossible.json()["valid"], impossible.json()["id"]) == (
+        200,
+        False,
+        5,
+    )
 
 
 def test_a_list_of_estimates_answers_every_element(client: TestClient, job: dict[str, Any]) -> None:
     good = {**job, "layout": LAYOUT}
-    answer = client.post("/estimate", json=[{**good, "id": "a"}, 7, {"id": "b"}, {**job, "id": "c"}, {**good, "id": "d"}])
+    answer = client.post(
+        "/estimate",
+        json=[{**good, "id": "a"}, 7, {"id": "b"}, {**job, "id": "c"}, {**good, "id": "d"}],
+    )
     assert answer.status_code == 200, answer.text
     body = answer.json()
     assert [element["id"] for element in body] == ["a", None, "b", "c", "d"]
@@ -90,8 +111,13 @@ def test_a_list_of_estimates_answers_every_element(client: TestClient, job: dict
     assert client.post("/estimate", json=[]).json() == []
 
 
-def test_nothing_fits_is_409_with_the_nearest_miss(sqlite_client: TestClient, job: dict[str, Any]) -> None:
-    job |= {"cluster": {"gpu": "l4", "num_gpus": 8}, "training": {"seq_len": 131072, "global_batch_size": 8}}
+def test_nothing_fits_is_409_with_the_nearest_miss(
+    sqlite_client: TestClient, job: dict[str, Any]
+) -> None:
+    job |= {
+        "cluster": {"gpu": "l4", "num_gpus": 8},
+        "training": {"seq_len": 131072, "global_batch_size": 8},
+    }
     body = is_problem(sqlite_client.post("/plan", json=job), 409)
     assert body["type"] == "nothing_fits"
     assert body["nearest_miss"]["missing_bytes"] > 0
@@ -123,9 +149,15 @@ def test_broken_bodies_are_422(sqlite_client: TestClient, body: bytes, field: st
 
 
 def test_all_faults_at_once(sqlite_client: TestClient) -> None:
-    wrong = {"model": "llama9", "cluster": {"gpu": "h1000", "num_gpus": -8}, "training": {"seq_len": 0}}
+    wrong = {
+        "model": "llama9",
+        "cluster": {"gpu": "h1000", "num_gpus": -8},
+        "training": {"seq_len": 0},
+    }
     body = is_problem(sqlite_client.post("/plan", json=wrong), 422)
-    assert {"model", "cluster.gpu", "cluster.num_gpus", "training.seq_len"} <= {error["field"] for error in body["errors"]}
+    assert {"model", "cluster.gpu", "cluster.num_gpus", "training.seq_len"} <= {
+        error["field"] for error in body["errors"]
+    }
 
 
 def test_files_of_the_server_are_not_read(sqlite_client: TestClient, job: dict[str, Any]) -> None:
@@ -150,10 +182,19 @@ def test_every_other_error_is_a_problem_too(sqlite_client: TestClient) -> None:
     answer = sqlite_client.delete("/plan")
     is_problem(answer, 405)
     assert answer.headers["allow"] == "POST"
-    is_problem(sqlite_client.post("/plan", content="model=x", headers={"content-type": "application/x-www-form-urlencoded"}), 415)
+    is_problem(
+        sqlite_client.post(
+            "/plan",
+            content="model=x",
+            headers={"content-type": "application/x-www-form-urlencoded"},
+        ),
+        415,
+    )
 
 
-def test_a_bug_shows_no_traceback(sqlite_client: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_shows_no_traceback(
+    sqlite_client: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("secret detail")
 
@@ -166,12 +207,23 @@ def test_idempotency(client: TestClient, job: dict[str, Any]) -> None:
     job |= {"search": {"top_k": 1}}
     first = client.post("/plan", json=job, headers=headers)
     again = client.post("/plan", json=job, headers=headers)
-    assert (again.status_code, again.json(), again.headers["location"]) == (200, first.json(), first.headers["location"])
+    assert (again.status_code, again.json(), again.headers["location"]) == (
+        200,
+        first.json(),
+        first.headers["location"],
+    )
     assert again.headers["idempotent-replayed"] == "true"
-    assert client.post("/plan", json=job, headers={"idempotency-key": "k2"}).json()["id"] != first.json()["id"]
+    assert (
+        client.post("/plan", json=job, headers={"idempotency-key": "k2"}).json()["id"]
+        != first.json()["id"]
+    )
     assert len(client.get("/plans").json()["items"]) == 2
-    assert "another request" in is_problem(client.post("/plan", json={**job, "id": 1}, headers=headers), 409)["message"]
-    wrong = [client.post("/estimate", json=job, headers=headers) for _ in range(2)]  # no layout: 422, kept as well
+    assert (
+        "another request"
+        in is_problem(client.post("/plan", json={**job, "id": 1}, headers=headers), 409)["message"]
+    )
+    # no layout: 422, kept as well
+    wrong = [client.post("/estimate", json=job, headers=headers) for _ in range(2)]
     assert is_problem(wrong[0], 422) == is_problem(wrong[1], 422)
     is_problem(client.post("/plan", json=job, headers={"idempotency-key": "x" * 300}), 422)
 
@@ -192,7 +244,9 @@ def test_idempotency_of_requests_at_the_same_time(client: TestClient, job: dict[
     assert len(client.get("/plans").json()["items"]) == 1
 
 
-def test_a_bug_does_not_burn_the_key(sqlite_client: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_does_not_burn_the_key(
+    sqlite_client: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     headers = {"idempotency-key": "k"}
     with monkeypatch.context() as patch:
         patch.setattr("api.routes.plans.make_plan", lambda *_, **__: 1 / 0)
@@ -205,7 +259,12 @@ def test_keys_and_scopes(sqlite_url: str, job: dict[str, Any]) -> None:
     with TestClient(create_app(settings), raise_server_exceptions=False) as client:
 
         def ask(method: str, path: str, secret: str | None, **more: Any) -> httpx.Response:
-            return client.request(method, path, headers={"authorization": f"Bearer {secret}"} if secret else {}, **more)
+            return client.request(
+                method,
+                path,
+                headers={"authorization": f"Bearer {secret}"} if secret else {},
+                **more,
+            )
 
         for secret in (None, "wrong"):
             answer = ask("GET", "/plans", secret)
@@ -226,19 +285,34 @@ def test_catalog(sqlite_client: TestClient) -> None:
     for kind in ("models", "gpus", "clusters", "schedules", "defaults"):
         items = sqlite_client.get(f"/catalog/{kind}").json()["items"]
         assert items
-        assert sqlite_client.get(f"/catalog/{kind}/{items[0]['name']}").json()["name"] == items[0]["name"]
-    assert sqlite_client.get("/catalog/models/meta-llama/Llama-3.1-8B").json()["name"] == "llama3.1-8b"
+        assert (
+            sqlite_client.get(f"/catalog/{kind}/{items[0]['name']}").json()["name"]
+            == items[0]["name"]
+        )
+    assert (
+        sqlite_client.get("/catalog/models/meta-llama/Llama-3.1-8B").json()["name"] == "llama3.1-8b"
+    )
 
 
 def test_openapi_names_every_route(sqlite_client: TestClient) -> None:
     paths = sqlite_client.get("/openapi.json").json()["paths"]
-    assert {"/plan", "/plans", "/plans/{plan_id}", "/estimate", "/catalog/{kind}", "/healthz", "/readyz"} <= set(paths)
+    assert {
+        "/plan",
+        "/plans",
+        "/plans/{plan_id}",
+        "/estimate",
+        "/catalog/{kind}",
+        "/healthz",
+        "/readyz",
+    } <= set(paths)
     assert "requestBody" in paths["/plan"]["post"]
     assert sqlite_client.get("/docs").status_code == 200
 
 
 def test_readiness_follows_the_database(postgres_url: str, job: dict[str, Any]) -> None:
-    with TestClient(create_app(Settings(database_url=postgres_url)), raise_server_exceptions=False) as client:
+    with TestClient(
+        create_app(Settings(database_url=postgres_url)), raise_server_exceptions=False
+    ) as client:
         assert client.get("/healthz").status_code == 200
         assert "db upgrade" in is_problem(client.get("/readyz"), 503)["detail"]
         assert is_problem(client.post("/plan", json=job), 503)["type"] == "not_ready"
@@ -250,14 +324,27 @@ def test_readiness_follows_the_database(postgres_url: str, job: dict[str, Any]) 
         assert client.post("/plan", json=job).status_code == 200
 
 
-def test_a_sender_that_leaves_early_is_no_bug(sqlite_client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
-    received = [{"type": "http.request", "body": b'{"model"', "more_body": True}, {"type": "http.disconnect"}]
+def test_a_sender_that_leaves_early_is_no_bug(
+    sqlite_client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    received = [
+        {"type": "http.request", "body": b'{"model"', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
     sent: list[dict[str, Any]] = []
     scope = {
-        "type": "http", "method": "POST", "path": "/plan", "raw_path": b"/plan", "query_string": b"", "scheme": "http",
-        "http_version": "1.1", "headers": [(b"content-type", b"application/json")],
-        "server": ("testserver", 80), "client": ("127.0.0.1", 1), "root_path": "",
-    }  # fmt: skip
+        "type": "http",
+        "method": "POST",
+        "path": "/plan",
+        "raw_path": b"/plan",
+        "query_string": b"",
+        "scheme": "http",
+        "http_version": "1.1",
+        "headers": [(b"content-type", b"application/json")],
+        "server": ("testserver", 80),
+        "client": ("127.0.0.1", 1),
+        "root_path": "",
+    }
 
     async def receive() -> Any:
         return received.pop(0)
@@ -277,8 +364,10 @@ def server(sqlite_url: str) -> Iterator[str]:
         port = free.getsockname()[1]
     process = subprocess.Popen(
         [sys.executable, "-m", "api.cli", "serve", "--port", str(port)],
-        env={**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        env={**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     url = f"http://127.0.0.1:{port}"
     try:
         for _ in range(200):
@@ -296,7 +385,13 @@ def server(sqlite_url: str) -> Iterator[str]:
 def test_the_real_server(server: str, job: dict[str, Any]) -> None:
     headers = {"content-type": "application/json"}
     big = b'{"notes": "' + b"x" * 10_000_000 + b'"}'
-    assert is_problem(httpx.post(f"{server}/plan", content=big, headers=headers, timeout=30), 413)["type"] == "body_too_large"
-    pieces = (big[start : start + 100_000] for start in range(0, len(big), 100_000))  # no content-length
+    assert (
+        is_problem(httpx.post(f"{server}/plan", content=big, headers=headers, timeout=30), 413)[
+            "type"
+        ]
+        == "body_too_large"
+    )
+    # no content-length
+    pieces = (big[start : start + 100_000] for start in range(0, len(big), 100_000))
     is_problem(httpx.post(f"{server}/estimate", content=pieces, headers=headers, timeout=30), 413)
     assert httpx.post(f"{server}/plan", json=job, timeout=30).status_code == 200

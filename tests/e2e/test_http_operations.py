@@ -1,4 +1,6 @@
-"""What runs beside the answers: metrics, calibrations, events of a plan, and its cancellation, on the real app."""
+"""What runs beside the answers: metrics, calibrations, events of a plan, and its cancellation, on
+the real app.
+"""
 
 import asyncio
 import hashlib
@@ -19,7 +21,10 @@ from planner.ports import Lease, ProbeRecord
 
 @pytest.fixture
 def client(sqlite_url: str) -> Iterator[TestClient]:
-    with TestClient(create_app(Settings(database_url=sqlite_url, probe_workers=0)), raise_server_exceptions=False) as client:
+    with TestClient(
+        create_app(Settings(database_url=sqlite_url, probe_workers=0)),
+        raise_server_exceptions=False,
+    ) as client:
         yield client
 
 
@@ -30,10 +35,19 @@ def wiring_of(client: TestClient) -> Wiring:
 
 def probe_of(plan_id: str, number: int, **changes: Any) -> ProbeRecord:
     values: dict[str, Any] = {
-        "id": f"probe-{number}", "created_at": datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number), "request": {},
-        "job_hash": "0" * 64, "model": "m", "gpu": "g", "num_gpus": 8, "layout": "l", "pool": "local", "plan_id": plan_id,
-        "plan_rank": number, **changes,
-    }  # fmt: skip
+        "id": f"probe-{number}",
+        "created_at": datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number),
+        "request": {},
+        "job_hash": "0" * 64,
+        "model": "m",
+        "gpu": "g",
+        "num_gpus": 8,
+        "layout": "l",
+        "pool": "local",
+        "plan_id": plan_id,
+        "plan_rank": number,
+        **changes,
+    }
     return ProbeRecord(**values)
 
 
@@ -47,10 +61,12 @@ def events(text: str) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-# ---- metrics -------------------------------------------------------------------------------------------------------------
+# ---- metrics -------------------------------------------------------------------------------------
 
 
-def test_metrics_count_requests_by_route_and_never_by_path(client: TestClient, job: dict[str, Any]) -> None:
+def test_metrics_count_requests_by_route_and_never_by_path(
+    client: TestClient, job: dict[str, Any]
+) -> None:
     plan = client.post("/plan", json={**job, "search": {"top_k": 1}}).json()
     client.get(f"/plans/{plan['id']}")
     client.get("/plans/no-such-plan")
@@ -59,8 +75,14 @@ def test_metrics_count_requests_by_route_and_never_by_path(client: TestClient, j
     assert answer.headers["content-type"].startswith("text/plain; version=")
     lines = answer.text.splitlines()
     assert 'planner_http_requests_total{method="POST",path="/plan",status="200"} 1.0' in lines
-    assert 'planner_http_requests_total{method="GET",path="/plans/{plan_id}",status="200"} 1.0' in lines
-    assert 'planner_http_requests_total{method="GET",path="/plans/{plan_id}",status="404"} 1.0' in lines
+    assert (
+        'planner_http_requests_total{method="GET",path="/plans/{plan_id}",status="200"} 1.0'
+        in lines
+    )
+    assert (
+        'planner_http_requests_total{method="GET",path="/plans/{plan_id}",status="404"} 1.0'
+        in lines
+    )
     assert 'planner_http_requests_total{method="GET",path="unknown",status="404"} 1.0' in lines
     assert plan["id"] not in answer.text
     assert any(line.startswith("planner_http_request_seconds_count") for line in lines)
@@ -69,13 +91,15 @@ def test_metrics_count_requests_by_route_and_never_by_path(client: TestClient, j
 
 def test_metrics_and_calibrations_need_a_key_where_there_are_keys(sqlite_url: str) -> None:
     keys = f"reader:read:{hashlib.sha256(b'secret').hexdigest()}"
-    with TestClient(create_app(Settings(database_url=sqlite_url, api_keys=keys, probe_workers=0))) as client:
+    with TestClient(
+        create_app(Settings(database_url=sqlite_url, api_keys=keys, probe_workers=0))
+    ) as client:
         for path in ("/metrics", "/calibrations"):
             assert client.get(path).status_code == 401
             assert client.get(path, headers={"authorization": "Bearer secret"}).status_code == 200
 
 
-# ---- calibrations --------------------------------------------------------------------------------------------------------
+# ---- calibrations --------------------------------------------------------------------------------
 
 
 def test_calibrations_name_what_a_plan_rests_on(client: TestClient, job: dict[str, Any]) -> None:
@@ -92,7 +116,7 @@ def test_calibrations_name_what_a_plan_rests_on(client: TestClient, job: dict[st
     assert 0 < titan["compute"]["shift_sd"] < shared["compute"]["shift_sd"]
 
 
-# ---- a plan's events and its end -----------------------------------------------------------------------------------------
+# ---- a plan's events and its end -----------------------------------------------------------------
 
 
 def test_a_plan_without_probes_is_done_at_once(client: TestClient, job: dict[str, Any]) -> None:
@@ -100,9 +124,17 @@ def test_a_plan_without_probes_is_done_at_once(client: TestClient, job: dict[str
     answer = client.get(f"/plans/{plan['id']}/events")
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert events(answer.text) == [("done", {"id": plan["id"], "status": "done", "probes": 0})]
-    assert client.delete(f"/plans/{plan['id']}").json() == {"id": plan["id"], "status": "done", "cancelled_probes": []}
+    assert client.delete(f"/plans/{plan['id']}").json() == {
+        "id": plan["id"],
+        "status": "done",
+        "cancelled_probes": [],
+    }
     assert client.get(f"/plans/{plan['id']}").status_code == 200
-    assert client.get("/plans/no-such/events").status_code == client.delete("/plans/no-such").status_code == 404
+    assert (
+        client.get("/plans/no-such/events").status_code
+        == client.delete("/plans/no-such").status_code
+        == 404
+    )
 
 
 def test_cancelling_a_plan_ends_its_probes(client: TestClient, job: dict[str, Any]) -> None:
@@ -112,7 +144,11 @@ def test_cancelling_a_plan_ends_its_probes(client: TestClient, job: dict[str, An
     store.claim(Lease(owner="us", now=datetime.now(UTC), seconds=600.0), probe_id="probe-2")
     ended = client.delete(f"/plans/{plan['id']}").json()
     assert sorted(ended["cancelled_probes"]) == ["probe-1", "probe-2"]
-    assert (store.get("probe-1").state, store.get("probe-2").cancel_requested, store.get("probe-3").state) == ("cancelled", True, "queued")
+    assert (
+        store.get("probe-1").state,
+        store.get("probe-2").cancel_requested,
+        store.get("probe-3").state,
+    ) == ("cancelled", True, "queued")
 
 
 def test_events_tell_every_change_once_and_then_the_end() -> None:
@@ -135,9 +171,13 @@ def test_events_tell_every_change_once_and_then_the_end() -> None:
 
     told = events(asyncio.run(all_of()))
     assert [(name, data.get("id"), data.get("state")) for name, data in told] == [
-        ("probe", "probe-1", "queued"), ("probe", "probe-2", "queued"), ("probe", "probe-1", "running"),
-        ("probe", "probe-1", "done"), ("probe", "probe-2", "failed"), ("done", "p", None),
-    ]  # fmt: skip
+        ("probe", "probe-1", "queued"),
+        ("probe", "probe-2", "queued"),
+        ("probe", "probe-1", "running"),
+        ("probe", "probe-1", "done"),
+        ("probe", "probe-2", "failed"),
+        ("done", "p", None),
+    ]
     assert len(waited) == 3
 
 

@@ -1,4 +1,6 @@
-"""Sweeps asked for twice, lists read page by page, and pools that would read files of the server, on the real app."""
+"""Sweeps asked for twice, lists read page by page, and pools that would read files of the server,
+on the real app.
+"""
 
 import hashlib
 import re
@@ -19,7 +21,8 @@ from planner.ports import CalibrationRecord, TaskRecord
 
 SWEEP: dict[str, Any] = {
     "name": "nightly", "schedule": "0 2 * * *",
-    "jobs": [{"model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2}, "training": {"seq_len": 64, "global_batch_size": 8}}],
+    "jobs": [{"model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
+            "training": {"seq_len": 64, "global_batch_size": 8}}],
 }  # fmt: skip
 
 
@@ -39,14 +42,16 @@ def pages(client: TestClient, path: str, limit: int) -> list[list[dict[str, Any]
     found: list[list[dict[str, Any]]] = []
     cursor = None
     while True:
-        page = client.get(path, params={"limit": limit, **({"cursor": cursor} if cursor else {})}).json()
+        page = client.get(
+            path, params={"limit": limit, **({"cursor": cursor} if cursor else {})}
+        ).json()
         found.append(page["items"])
         cursor = page["next_cursor"]
         if cursor is None:
             return found
 
 
-# ---- sweeps --------------------------------------------------------------------------------------------------------------
+# ---- sweeps --------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_asked_for_twice_with_one_key_runs_once(client: TestClient) -> None:
@@ -59,8 +64,12 @@ def test_a_run_that_is_asked_for_twice_with_one_key_runs_once(client: TestClient
 
 def test_a_repeated_pause_does_not_undo_what_came_after_it(client: TestClient) -> None:
     where = client.post("/sweeps", json=SWEEP).headers["location"]
-    assert client.post(f"{where}/pause", headers={"idempotency-key": "p"}).json()["state"] == "paused"
-    assert client.post(f"{where}/resume", headers={"idempotency-key": "r"}).json()["state"] == "active"
+    assert (
+        client.post(f"{where}/pause", headers={"idempotency-key": "p"}).json()["state"] == "paused"
+    )
+    assert (
+        client.post(f"{where}/resume", headers={"idempotency-key": "r"}).json()["state"] == "active"
+    )
     client.post(f"{where}/pause", headers={"idempotency-key": "p"})
     assert client.get(where).json()["state"] == "active"
 
@@ -73,14 +82,18 @@ def test_a_cancelled_sweep_runs_no_more(client: TestClient) -> None:
     assert client.get(where).json()["runs"] == []
 
 
-# ---- lists --------------------------------------------------------------------------------------------------------------
+# ---- lists ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("model", "cluster", "shown"),
     [
         ("gone", {"gpu": "h100-sxm-80gb", "num_gpus": [8, 16]}, ("gone", "h100-sxm-80gb", 16)),
-        ({"name": "mine", "layers": "gone"}, {"gpu": {"name": "ours"}, "num_gpus": 4}, ("mine", "ours", 4)),
+        (
+            {"name": "mine", "layers": "gone"},
+            {"gpu": {"name": "ours"}, "num_gpus": 4},
+            ("mine", "ours", 4),
+        ),
         (["gone"], "a-preset", ("unknown", "a-preset", 0)),
         (None, {"num_gpus": "8"}, ("unknown", "unknown", 0)),
     ],
@@ -89,17 +102,36 @@ def test_an_open_study_whose_job_no_longer_parses_has_its_line(
     client: TestClient, model: Any, cluster: Any, shown: tuple[Any, ...]
 ) -> None:
     good = client.post("/plan", json={**SWEEP["jobs"][0], "probe": {"max_probes": 1}}).json()["id"]
-    request = {"model": model, "cluster": cluster, "training": {"seq_len": 64, "global_batch_size": 8}, "probe": {"max_probes": 1}}
+    request = {
+        "model": model,
+        "cluster": cluster,
+        "training": {"seq_len": 64, "global_batch_size": 8},
+        "probe": {"max_probes": 1},
+    }
     wiring = wiring_of(client)
-    wiring.tasks.add([TaskRecord(id="plan-old", kind="study", created_at=wiring.clock.now(), request=request, job_hash="0" * 64)])
+    wiring.tasks.add(
+        [
+            TaskRecord(
+                id="plan-old",
+                kind="study",
+                created_at=wiring.clock.now(),
+                request=request,
+                job_hash="0" * 64,
+            )
+        ]
+    )
     answer = client.get("/plans")
     assert answer.status_code == 200, answer.text
     old, young = answer.json()["items"]
-    assert (old["id"], old["model"], old["gpu"], old["num_gpus"], old["status"]) == ("plan-old", *shown, "queued")
+    assert (old["id"], old["model"], old["gpu"], old["num_gpus"], old["status"]) == (
+        "plan-old",
+        *shown,
+        "queued",
+    )
     assert (young["id"], young["model"]) == (good, "debug-tiny")
 
 
-# ---- files of the server -------------------------------------------------------------------------------------------------
+# ---- files of the server -------------------------------------------------------------------------
 
 
 def test_no_pool_reads_a_file_of_the_server(client: TestClient, tmp_path: Path) -> None:
@@ -125,12 +157,19 @@ def test_a_pool_that_is_none_is_named_by_its_place_in_the_body(client: TestClien
         ("/sweeps", {**SWEEP, "pool": "cloud"}, "sweep.pool"),
     ):
         refused = client.post(path, json=body).json()
-        assert (refused["field"], refused["remedy"]) == (field, "use local, slurm or slurm:PARTITION")
+        assert (refused["field"], refused["remedy"]) == (
+            field,
+            "use local, slurm or slurm:PARTITION",
+        )
 
 
 def test_a_fault_of_a_sweep_is_named_by_its_place_in_it(client: TestClient) -> None:
     (job,) = SWEEP["jobs"]
-    crossed = {"models": ["debug-tiny", "llama"], "clusters": [job["cluster"]], "trainings": [job["training"]]}
+    crossed = {
+        "models": ["debug-tiny", "llama"],
+        "clusters": [job["cluster"]],
+        "trainings": [job["training"]],
+    }
     bad = {**job, "training": {"seq_len": "x", "global_batch_size": 8}}
     for changes, field in (
         ({"budget": {"max_gpu_seconds": -1}}, "sweep.budget.max_gpu_seconds"),
@@ -143,7 +182,7 @@ def test_a_fault_of_a_sweep_is_named_by_its_place_in_it(client: TestClient) -> N
         assert (refused.status_code, refused.json()["field"]) == (422, field), refused.text
 
 
-# ---- pages ---------------------------------------------------------------------------------------------------------------
+# ---- pages ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["models", "gpus", "schedules"])
@@ -161,12 +200,22 @@ def test_calibrations_are_read_page_by_page(client: TestClient) -> None:
     for number in range(4):
         wiring_of(client).calibrations.save(
             CalibrationRecord(
-                id=f"{shipped.id}+{number}", created_at=datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number), trainer="fsdp",
-                gpu="cpu", software={}, num_runs=number, document=to_document(shipped),
+                id=f"{shipped.id}+{number}",
+                created_at=datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number),
+                trainer="fsdp",
+                gpu="cpu",
+                software={},
+                num_runs=number,
+                document=to_document(shipped),
             )
-        )  # fmt: skip
+        )
     whole = client.get("/calibrations").json()
-    assert [(item["runs"], item["in_use"]) for item in whole["items"][2:]] == [(3, True), (2, False), (1, False), (0, False)]
+    assert [(item["runs"], item["in_use"]) for item in whole["items"][2:]] == [
+        (3, True),
+        (2, False),
+        (1, False),
+        (0, False),
+    ]
     assert whole["next_cursor"] is None
     for limit in (1, 2, 3, 6):
         found = pages(client, "/calibrations", limit)
@@ -179,12 +228,14 @@ def test_calibrations_without_any_learnt_end_with_the_prior(client: TestClient) 
     assert [len(page) for page in pages(client, "/calibrations", 1)] == [1, 1]
 
 
-# ---- the web page --------------------------------------------------------------------------------------------------------
+# ---- the web page --------------------------------------------------------------------------------
 
 
 def test_the_web_page_is_open_and_asks_only_paths_that_exist(sqlite_url: str) -> None:
     keys = f"reader:read:{hashlib.sha256(b'secret').hexdigest()}"
-    settings = Settings(database_url=sqlite_url, api_keys=SecretStr(keys), probe_workers=0, task_workers=0)
+    settings = Settings(
+        database_url=sqlite_url, api_keys=SecretStr(keys), probe_workers=0, task_workers=0
+    )
     with TestClient(create_app(settings)) as client:
         page = client.get("/")
         assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -194,4 +245,6 @@ def test_the_web_page_is_open_and_asks_only_paths_that_exist(sqlite_url: str) ->
         paths = client.get("/openapi.json").json()["paths"]
         asked = {f"/{path}" for path in re.findall(r"""ask\(["`]([a-z]+)""", page.text)}
         assert asked == {"/plan", "/plans", "/catalog"}
-        assert all(any(path == known or known.startswith(f"{path}/") for known in paths) for path in asked)
+        assert all(
+            any(path == known or known.startswith(f"{path}/") for known in paths) for path in asked
+        )

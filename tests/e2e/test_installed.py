@@ -14,23 +14,41 @@ from api.storage.migrate import HEAD, current_revision
 from tests.conftest import ROOT, clean_environment
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-LEFT_OUT = (".git", "build", "*.egg-info", "__pycache__", ".venv", "tests", "benchmarks", ".*_cache")
+LEFT_OUT = (
+    ".git",
+    "build",
+    "*.egg-info",
+    "__pycache__",
+    ".venv",
+    "tests",
+    "benchmarks",
+    ".*_cache",
+)
 BUILD = (
     "import setuptools, sys; "
-    "sys.argv = ['setup.py', '-q', 'build', '--build-lib', sys.argv[1]]; exec(open('setup.py').read())"
+    "sys.argv = ['setup.py', '-q', 'build', '--build-lib', sys.argv[1]]; "
+    "exec(open('setup.py').read())"
 )
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Builds as pip does, from a copy, and runs planner-cli with the built files alone on the path."""
+    """Builds as pip does, from a copy, and runs planner-cli with the built files alone on the
+    path.
+    """
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("installed")
     source, built = folder / "source", folder / "built"
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT))
     environment = {key: value for key, value in clean_environment().items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(built)], cwd=source, env=environment, capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", BUILD, str(built)],
+        cwd=source,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     shutil.rmtree(source)
@@ -39,8 +57,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Run:
         own = {"PYTHONPATH": str(built), "PLANNER_DATABASE_URL": f"sqlite:///{database}"}
         return subprocess.run(
             [sys.executable, "-m", "api.cli", *arguments],
-            cwd=folder, env=environment | own, capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
+            cwd=folder,
+            env=environment | own,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
 
     return run
 
@@ -56,8 +79,12 @@ def test_an_installed_package_carries_its_migrations(installed: Run, tmp_path: P
 
 @pytest.mark.slow
 def test_an_installed_package_carries_its_accuracy(installed: Run, tmp_path: Path) -> None:
-    """The report on rows that are not installed themselves; to make it anew takes them, which is said in one line."""
-    done = installed("accuracy", "--where", "trainer=torchtitan", "--json", database=tmp_path / "x.db")
+    """The report on rows that are not installed themselves; to make it anew takes them, which is
+    said in one line.
+    """
+    done = installed(
+        "accuracy", "--where", "trainer=torchtitan", "--json", database=tmp_path / "x.db"
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["headline"]["overall"]["time"]["rows"] > 10
     refused = installed("accuracy", "--recompute", database=tmp_path / "x.db")

@@ -8,7 +8,15 @@ from sqlalchemy import inspect, text
 
 from api.errors import NotReadyError
 from api.storage.engine import make_engine, normalise_url
-from api.storage.migrate import HEAD, VERSION_TABLE, alembic_config, current_revision, downgrade, ensure_current, upgrade
+from api.storage.migrate import (
+    HEAD,
+    VERSION_TABLE,
+    alembic_config,
+    current_revision,
+    downgrade,
+    ensure_current,
+    upgrade,
+)
 from api.storage.tables import Base
 from planner.errors import StoreError
 from tests.conftest import ROOT, Cli, clean_environment
@@ -40,7 +48,9 @@ def test_the_tables_are_what_the_code_says(database_url: str) -> None:
     engine = make_engine(normalise_url(database_url))
     upgrade(engine)
     with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE, "compare_type": True})
+        context = MigrationContext.configure(
+            connection, opts={"version_table": VERSION_TABLE, "compare_type": True}
+        )
         assert compare_metadata(context, Base.metadata) == []
     engine.dispose()
 
@@ -52,7 +62,10 @@ def test_optuna_beside_us_is_left_alone(sqlite_url: str) -> None:
         connection.execute(text("INSERT INTO alembic_version VALUES ('v3.2.0.a')"))
     assert upgrade(engine) == HEAD
     with engine.connect() as connection:
-        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar() == "v3.2.0.a"
+        assert (
+            connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+            == "v3.2.0.a"
+        )
     engine.dispose()
 
 
@@ -99,7 +112,12 @@ def test_several_processes_create_the_database_at_once(database_url: str) -> Non
         "(ensure_current if engine.dialect.name == 'sqlite' else upgrade)(engine)\n"
     )
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": database_url}
-    started = [subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
     errors = [process.communicate(timeout=300)[1] for process in started]
     assert [process.returncode for process in started] == [0] * 4, errors
     engine = make_engine(normalise_url(database_url))
@@ -109,7 +127,9 @@ def test_several_processes_create_the_database_at_once(database_url: str) -> Non
 
 def test_db_upgrade_by_command(cli: Cli, database_url: str) -> None:
     first = cli("db", "upgrade", env={"PLANNER_DATABASE_URL": database_url})
-    assert (first.returncode, f"revision {HEAD}, was empty" in first.stdout) == (0, True), first.stderr
+    assert (first.returncode, f"revision {HEAD}, was empty" in first.stdout) == (0, True), (
+        first.stderr
+    )
     second = cli("db", "upgrade", env={"PLANNER_DATABASE_URL": database_url})
     assert (second.returncode, f"revision {HEAD} already" in second.stdout) == (0, True)
 
@@ -118,15 +138,28 @@ def test_first_use_does_not_import_alembic_again(sqlite_url: str) -> None:
     engine = make_engine(normalise_url(sqlite_url))
     upgrade(engine)
     engine.dispose()
-    program = "import sys; from api.wiring import wire; wire().store; sys.exit('alembic' in sys.modules)"
+    program = (
+        "import sys; from api.wiring import wire; wire().store; sys.exit('alembic' in sys.modules)"
+    )
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url}
-    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False, timeout=300).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], env=environment, check=False, timeout=300
+        ).returncode
+        == 0
+    )
 
 
 def test_the_folder_of_migrations_does_not_shadow_alembic() -> None:
     program = "import alembic.config; print(alembic.__file__)"
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
     )
     assert "site-packages" in done.stdout
     assert not (ROOT / "alembic" / "__init__.py").exists()

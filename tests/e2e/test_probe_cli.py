@@ -1,4 +1,6 @@
-"""`planner-cli probe` from a job to a stored measurement with the real program on the CPU pool; its ends with a stand-in."""
+"""`planner-cli probe` from a job to a stored measurement with the real program on the CPU pool; its
+ends with a stand-in.
+"""
 
 import json
 import os
@@ -19,11 +21,13 @@ from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB
 
 TINY = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16,
     "vocab_size": 256, "model_type": "llama", "name": "tiny",
 }  # fmt: skip
 REAL_JOB = {
-    "model": TINY, "cluster": {"gpu": "cpu", "num_gpus": 2}, "training": {"seq_len": 32, "global_batch_size": 4},
+    "model": TINY, "cluster": {"gpu": "cpu", "num_gpus": 2},
+    "training": {"seq_len": 32, "global_batch_size": 4},
     "layout": {"dp_shard": 2, "ac": "none"},
 }  # fmt: skip
 Probe = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -33,16 +37,22 @@ Probe = Callable[..., "subprocess.CompletedProcess[str]"]
 def surroundings(tmp_path: Path) -> dict[str, str]:
     """Settings of a probe that touches nothing outside the test's folder."""
     return {
-        "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"), "PLANNER_LEASE_FOLDER": str(tmp_path / "leases"),
+        "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"),
+        "PLANNER_LEASE_FOLDER": str(tmp_path / "leases"),
         "PLANNER_PROBE_PROGRAM": worker.__file__,
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
 def probe(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> Probe:
     """Runs `probe --job` on a job with these notes for the stand-in."""
 
-    def run(notes: str = "", *arguments: str, job: Mapping[str, Any] = JOB, env: Mapping[str, str] | None = None) -> Any:
+    def run(
+        notes: str = "",
+        *arguments: str,
+        job: Mapping[str, Any] = JOB,
+        env: Mapping[str, str] | None = None,
+    ) -> Any:
         path = tmp_path / "job.json"
         path.write_text(json.dumps({**job, "notes": notes} if notes or job is JOB else job))
         return cli("probe", "--job", path, *arguments, env={**surroundings, **(env or {})})
@@ -53,24 +63,47 @@ def probe(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> Probe:
 @pytest.mark.torch
 def test_from_a_job_to_a_stored_measurement_with_the_real_program(probe: Probe, cli: Cli) -> None:
     pytest.importorskip("torch", reason="the reference program needs it")
-    done = probe("", "--steps", "3", "--warmup", "1", job=REAL_JOB, env={"PLANNER_PROBE_PROGRAM": "probes.worker"})
+    done = probe(
+        "",
+        "--steps",
+        "3",
+        "--warmup",
+        "1",
+        job=REAL_JOB,
+        env={"PLANNER_PROBE_PROGRAM": "probes.worker"},
+    )
     assert done.returncode == 0, done.stderr
     assert "predicted / measured" in done.stdout
     assert "probed, 3 timed steps" in done.stdout
     assert "on cpu from 1 measurement" in done.stderr, "what was measured is learnt from"
     (row,) = json.loads(cli("measurements", "list", "--json").stdout)["items"]
     measured = row["measured"]
-    assert (row["model"]["name"], row["cluster"], row["layout"]) == ("tiny", REAL_JOB["cluster"], REAL_JOB["layout"])
-    assert (measured["status"], measured["rung"], measured["steps"], measured["trainer"]) == ("ok", "probed", 3, "reference")
+    assert (row["model"]["name"], row["cluster"], row["layout"]) == (
+        "tiny",
+        REAL_JOB["cluster"],
+        REAL_JOB["layout"],
+    )
+    assert (measured["status"], measured["rung"], measured["steps"], measured["trainer"]) == (
+        "ok",
+        "probed",
+        3,
+        "reference",
+    )
     assert measured["step_seconds"] > 0
-    assert measured["tokens_per_second_per_gpu"] == pytest.approx(32 * 4 / 2 / measured["step_seconds"], rel=0.01)
+    assert measured["tokens_per_second_per_gpu"] == pytest.approx(
+        32 * 4 / 2 / measured["step_seconds"], rel=0.01
+    )
     assert measured["software"]["torch"]
 
 
 def test_json_alone_on_stdout(probe: Probe) -> None:
     done = probe("", "--json")
     (one,) = json.loads(done.stdout)["probes"]
-    assert (done.returncode, one["state"], one["measurement"]["measured"]["step_seconds"]) == (0, "done", worker.STEP_SECONDS)
+    assert (done.returncode, one["state"], one["measurement"]["measured"]["step_seconds"]) == (
+        0,
+        "done",
+        worker.STEP_SECONDS,
+    )
     assert one["estimate"]["step_seconds"] > 0
     assert one["results"][0]["outcome"]["step_seconds_each"] == [0.12, 0.125, 0.13]
 
@@ -100,10 +133,20 @@ def test_out_of_memory_is_a_measurement_and_exit_3(probe: Probe, cli: Cli) -> No
     [
         ({**JOB, "layout": None}, "layout", "add the layout to measure"),
         ({**JOB, "layout": {"dp_shard": 3}}, "layout.dp_shard=3", "3 ranks on 2 GPUs"),
-        ({**JOB, "layout": {"tp": 2, "dp_shard": 1}, "training": {"seq_len": 63, "global_batch_size": 4}}, "layout.", "seq_len"),
+        (
+            {
+                **JOB,
+                "layout": {"tp": 2, "dp_shard": 1},
+                "training": {"seq_len": 63, "global_batch_size": 4},
+            },
+            "layout.",
+            "seq_len",
+        ),
     ],
 )
-def test_a_wrong_request_is_exit_2_before_anything_runs(probe: Probe, cli: Cli, job: dict[str, Any], field: str, words: str) -> None:
+def test_a_wrong_request_is_exit_2_before_anything_runs(
+    probe: Probe, cli: Cli, job: dict[str, Any], field: str, words: str
+) -> None:
     done = probe(job=job)
     assert done.returncode == 2, done.stdout
     assert field in done.stderr
@@ -125,14 +168,22 @@ def test_without_a_gpu_one_clear_line(probe: Probe, surroundings: dict[str, str]
 
 
 def test_emulated_ranks_without_a_gpu_tell_memory_alone(probe: Probe) -> None:
-    job = {**JOB, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "layout": {"pp": 4, "dp_shard": 2, "ac": "none"}}
+    job = {
+        **JOB,
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "layout": {"pp": 4, "dp_shard": 2, "ac": "none"},
+    }
     job["training"] = {"seq_len": 64, "global_batch_size": 16}
     done = probe("", "--emulate", "--json", job=job, env={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stderr
     (one,) = json.loads(done.stdout)["probes"]
     measured = one["measurement"]["measured"]
     assert [rank["rank"] for rank in measured["ranks"]] == [0, 4, 6]
-    assert (measured["rung"], measured["peak_reserved_bytes"], "step_seconds" in measured) == ("emulated", 2**22, False)
+    assert (measured["rung"], measured["peak_reserved_bytes"], "step_seconds" in measured) == (
+        "emulated",
+        2**22,
+        False,
+    )
     assert "memory and counts only" in done.stderr
 
 
@@ -149,12 +200,19 @@ def test_a_smaller_layout_stands_for_one_that_the_pool_holds(probe: Probe) -> No
 
 
 def test_the_best_of_a_plan(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
-    (tmp_path / "job.json").write_text(json.dumps({key: JOB[key] for key in ("model", "cluster", "training")}))
-    plan = json.loads(cli("recommend", "--job", tmp_path / "job.json", "--top-k", "3", "--json").stdout)
+    (tmp_path / "job.json").write_text(
+        json.dumps({key: JOB[key] for key in ("model", "cluster", "training")})
+    )
+    plan = json.loads(
+        cli("recommend", "--job", tmp_path / "job.json", "--top-k", "3", "--json").stdout
+    )
     done = cli("probe", "--plan", plan["id"], "--top-k", "2", "--json", env=surroundings)
     assert done.returncode == 0, done.stderr
     probes = json.loads(done.stdout)["probes"]
-    assert [(one["plan_id"], one["plan_rank"], one["state"]) for one in probes] == [(plan["id"], 1, "done"), (plan["id"], 2, "done")]
+    assert [(one["plan_id"], one["plan_rank"], one["state"]) for one in probes] == [
+        (plan["id"], 1, "done"),
+        (plan["id"], 2, "done"),
+    ]
     assert probes[0]["measurement"]["layout"] == plan["ranked"][0]["layout"]
     too_many = cli("probe", "--plan", plan["id"], "--top-k", "99", env=surroundings)
     assert (too_many.returncode, "top_k=99" in too_many.stderr) == (2, True)
@@ -164,33 +222,74 @@ def test_the_best_of_a_plan(cli: Cli, tmp_path: Path, surroundings: dict[str, st
 def test_recordings_stand_for_gpus(probe: Probe, tmp_path: Path) -> None:
     job = {**JOB, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 2}}
     task = ProbeTask(id="recorded", job=job)
-    memory = [RankMemory(rank=1, peak_allocated_bytes=3, peak_reserved_bytes=4, device_used_bytes=5, allocator_retries=1)]
+    memory = [
+        RankMemory(
+            rank=1,
+            peak_allocated_bytes=3,
+            peak_reserved_bytes=4,
+            device_used_bytes=5,
+            allocator_retries=1,
+        )
+    ]
     ran = Measured(
-        step_seconds=0.5, step_seconds_each=[0.5, 0.5], tokens_per_second_per_gpu=256.0, mfu=0.4, losses=[2.0], gradient_norms=[1.0],
+        step_seconds=0.5,
+        step_seconds_each=[0.5, 0.5],
+        tokens_per_second_per_gpu=256.0,
+        mfu=0.4,
+        losses=[2.0],
+        gradient_norms=[1.0],
         memory=memory,
-    )  # fmt: skip
+    )
     result = ProbeResult(
-        task=task, outcome=ran, environment=Environment(python="3", torch="2.11.0", gpu_name="NVIDIA H100 80GB HBM3"),
-        started_at="2026-11-21T12:00:00+00:00", wall_seconds=30.0, gpu_seconds=60.0,
-    )  # fmt: skip
+        task=task,
+        outcome=ran,
+        environment=Environment(python="3", torch="2.11.0", gpu_name="NVIDIA H100 80GB HBM3"),
+        started_at="2026-11-21T12:00:00+00:00",
+        wall_seconds=30.0,
+        gpu_seconds=60.0,
+    )
     (tmp_path / "results.jsonl").write_text(result.model_dump_json())
     done = probe("", "--pool", f"replay:{tmp_path / 'results.jsonl'}", "--json", job=job)
     assert done.returncode == 0, done.stderr
     row = json.loads(done.stdout)["probes"][0]["measurement"]
-    assert (row["measured"]["step_seconds"], row["measured"]["device_bytes"], row["measured"]["software"]["torch"]) == (0.5, 5.0, "2.11.0")
+    assert (
+        row["measured"]["step_seconds"],
+        row["measured"]["device_bytes"],
+        row["measured"]["software"]["torch"],
+    ) == (0.5, 5.0, "2.11.0")
     assert row["measured"]["allocator_retries"] == 1
-    full = result.model_copy(update={"outcome": OutOfMemory(rank=0, attempted_bytes=1, allocated_bytes=2, message="CUDA out of memory")})
+    full = result.model_copy(
+        update={
+            "outcome": OutOfMemory(
+                rank=0, attempted_bytes=1, allocated_bytes=2, message="CUDA out of memory"
+            )
+        }
+    )
     (tmp_path / "results.jsonl").write_text(full.model_dump_json())
     assert probe("", "--pool", f"replay:{tmp_path / 'results.jsonl'}", job=job).returncode == 3
-    other = probe("", "--pool", f"replay:{tmp_path / 'results.jsonl'}", job={**job, "layout": {"dp_shard": 2, "ac": "full"}})
+    other = probe(
+        "",
+        "--pool",
+        f"replay:{tmp_path / 'results.jsonl'}",
+        job={**job, "layout": {"dp_shard": 2, "ac": "full"}},
+    )
     assert (other.returncode, "no recording of" in other.stderr) == (4, True)
 
 
-def test_an_interruption_ends_the_probe_first(tmp_path: Path, sqlite_url: str, surroundings: dict[str, str], cli: Cli) -> None:
+def test_an_interruption_ends_the_probe_first(
+    tmp_path: Path, sqlite_url: str, surroundings: dict[str, str], cli: Cli
+) -> None:
     (tmp_path / "job.json").write_text(json.dumps({**JOB, "notes": "scatter 600"}))
     environment = {**clean_environment(), **surroundings, "PLANNER_DATABASE_URL": sqlite_url}
     command = [sys.executable, "-m", "api.cli", "probe", "--job", str(tmp_path / "job.json")]
-    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         token = _token_of_a_running_probe(tmp_path / "probes")
         assert len(guardian.bearers(token)) >= 5  # torchrun, two ranks, and what they scattered

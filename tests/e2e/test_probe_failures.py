@@ -1,4 +1,6 @@
-"""Every class of failure provoked for real, under the real torchrun: its class, its rank, its first cause; and nobody is left."""
+"""Every class of failure provoked for real, under the real torchrun: its class, its rank, its first
+cause; and nobody is left.
+"""
 
 import os
 import signal
@@ -14,7 +16,15 @@ import pytest
 from probes import guardian
 from probes.launch import Launcher, LaunchSettings, Watch
 from probes.outcome import Begin
-from probes.protocol import Failed, FailureKind, Measured, Outcome, OutOfMemory, ProbeResult, ProbeTask
+from probes.protocol import (
+    Failed,
+    FailureKind,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    ProbeResult,
+    ProbeTask,
+)
 from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB
 
@@ -23,10 +33,15 @@ AT_ONCE = 3
 LIMIT = 90.0
 
 
-def run(folder: Path, notes: str, *, limit: float = LIMIT, watch: Watch | None = None, **settings: Any) -> ProbeResult:
+def run(
+    folder: Path, notes: str, *, limit: float = LIMIT, watch: Watch | None = None, **settings: Any
+) -> ProbeResult:
     launcher = Launcher(LaunchSettings(folder=folder, worker=worker.__file__, **settings))
     name = f"probe-{notes.replace(' ', '-') or 'ok'}"
-    result = launcher.run(ProbeTask(id=name, job={**JOB, "notes": notes}, device="cpu", time_limit_seconds=limit), watch=watch)
+    result = launcher.run(
+        ProbeTask(id=name, job={**JOB, "notes": notes}, device="cpu", time_limit_seconds=limit),
+        watch=watch,
+    )
     for begin in folder.glob(f"{name}*/begin.json"):
         assert guardian.bearers(Begin.read(begin).token) == set(), notes
     return result
@@ -51,7 +66,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     folder = tmp_path_factory.mktemp("failures")
     asked = [*FAILURES, "oom", "allocate 1000000000000000", "late 3"]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return {notes: result.outcome for notes, result in zip(asked, pool.map(lambda notes: run(folder, notes), asked), strict=True)}
+        return {
+            notes: result.outcome
+            for notes, result in zip(
+                asked, pool.map(lambda notes: run(folder, notes), asked), strict=True
+            )
+        }
 
 
 @pytest.mark.parametrize("notes", FAILURES)
@@ -64,7 +84,9 @@ def test_class_rank_and_first_cause(outcomes: dict[str, Outcome], notes: str) ->
     assert words in outcome.message
 
 
-def test_a_hang_names_the_rank_that_did_not_come_and_where_it_was(outcomes: dict[str, Outcome]) -> None:
+def test_a_hang_names_the_rank_that_did_not_come_and_where_it_was(
+    outcomes: dict[str, Outcome],
+) -> None:
     outcome = outcomes["hang 3"]
     assert isinstance(outcome, Failed)
     assert "rank 1 was in hang (worker.py:" in outcome.message
@@ -148,4 +170,7 @@ def test_a_killed_guardian_is_told(tmp_path: Path) -> None:
     threading.Thread(target=kill, daemon=True).start()
     outcome = run(tmp_path, "scatter 600", watch=Watch(folder=folders.append)).outcome
     assert isinstance(outcome, Failed)
-    assert (outcome.kind, "watched over it was killed" in outcome.message) == (FailureKind.INTERRUPTED, True)
+    assert (outcome.kind, "watched over it was killed" in outcome.message) == (
+        FailureKind.INTERRUPTED,
+        True,
+    )

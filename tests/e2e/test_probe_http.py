@@ -1,4 +1,6 @@
-"""Probes and measurements over HTTP: queued, run by the service's own workers with the stand-in, found again; scopes, filters, CSV."""
+"""Probes and measurements over HTTP: queued, run by the service's own workers with the stand-in,
+found again; scopes, filters, CSV.
+"""
 
 import hashlib
 import json
@@ -64,7 +66,10 @@ def running(client: TestClient, location: str, tmp_path: Path) -> str:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         for log in (tmp_path / "probes").glob("*/output.log"):
-            if log.read_text(errors="replace").count("step 1 of 9") == 2 and not (log.parent / "end.json").exists():
+            if (
+                log.read_text(errors="replace").count("step 1 of 9") == 2
+                and not (log.parent / "end.json").exists()
+            ):
                 return str(json.loads((log.parent / "begin.json").read_text())["token"])
         time.sleep(0.1)
     raise AssertionError(client.get(location).json())
@@ -82,18 +87,33 @@ def test_a_probe_is_queued_run_and_found(make: Make, database_url: str) -> None:
     upgrade(engine)
     engine.dispose()
     client = make(database_url)
-    answer = client.post("/probes", json={"job": BARE, "steps": 3}, headers={"Idempotency-Key": "once"})
+    answer = client.post(
+        "/probes", json={"job": BARE, "steps": 3}, headers={"Idempotency-Key": "once"}
+    )
     assert answer.status_code == 202, answer.text
     assert answer.headers["location"] == f"/probes/{answer.json()['id']}"
-    assert client.post("/probes", json={"job": BARE, "steps": 3}, headers={"Idempotency-Key": "once"}).json() == answer.json()
+    assert (
+        client.post(
+            "/probes", json={"job": BARE, "steps": 3}, headers={"Idempotency-Key": "once"}
+        ).json()
+        == answer.json()
+    )
     done = ended(client, answer.headers["location"])
     assert (done["state"], done["failure"], done["request"]["steps"]) == ("done", None, 3)
     row = client.get(f"/measurements/{done['measurement_id']}").json()
-    assert (row["measured"]["step_seconds"], row["measured"]["rung"]) == (worker.STEP_SECONDS, "probed")
+    assert (row["measured"]["step_seconds"], row["measured"]["rung"]) == (
+        worker.STEP_SECONDS,
+        "probed",
+    )
     listed = client.get("/probes", params={"state": "done", "model": "debug-tiny"}).json()
-    assert ([item["id"] for item in listed["items"]], listed["next_cursor"]) == ([answer.json()["id"]], None)
+    assert ([item["id"] for item in listed["items"]], listed["next_cursor"]) == (
+        [answer.json()["id"]],
+        None,
+    )
     assert "results" not in listed["items"][0]
-    assert client.get("/measurements", params={"model": "debug-tiny", "rung": "probed"}).json()["items"] == [row]
+    assert client.get("/measurements", params={"model": "debug-tiny", "rung": "probed"}).json()[
+        "items"
+    ] == [row]
 
 
 def test_a_layout_can_be_imitated_by_a_smaller_one(make: Make) -> None:
@@ -125,7 +145,7 @@ def test_kernels_timed_by_the_real_program_teach_their_gpu(make: Make) -> None:
     kernels = [
         {"kind": "gemm", "dtype": "bf16", "sizes": {"m": 256, "n": 256, "k": 128}},
         {"kind": "memory", "name": "copy", "dtype": "bf16", "sizes": {"bytes": 1 << 20}},
-    ]  # fmt: skip
+    ]
     bare = {key: value for key, value in BARE.items() if key != "layout"}
     answer = client.post("/probes", json={"job": bare, "kernels": kernels})
     assert answer.status_code == 202, answer.text
@@ -140,21 +160,39 @@ def test_kernels_timed_by_the_real_program_teach_their_gpu(make: Make) -> None:
     assert (learnt["runs"], learnt["in_use"], "torch" in learnt["software"]) == (0, True, True)
 
 
-
 def test_a_failure_is_in_the_record(make: Make) -> None:
     pytest.importorskip("torch", reason="torchrun is torch's")
     client = make()
-    failed = ended(client, client.post("/probes", json={**JOB, "notes": "victims"}).headers["location"])
-    assert (failed["state"], failed["failure"], failed["message"]) == ("failed", "crash", "rank 1: KeyError: 'rope'")
+    failed = ended(
+        client, client.post("/probes", json={**JOB, "notes": "victims"}).headers["location"]
+    )
+    assert (failed["state"], failed["failure"], failed["message"]) == (
+        "failed",
+        "crash",
+        "rank 1: KeyError: 'rope'",
+    )
     no_gpu = {**BARE, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 2}}
     failed = ended(client, client.post("/probes", json=no_gpu).headers["location"])
-    assert (failed["state"], failed["failure"], "--emulate" in failed["message"]) == ("failed", "backend", True)
+    assert (failed["state"], failed["failure"], "--emulate" in failed["message"]) == (
+        "failed",
+        "backend",
+        True,
+    )
 
 
 def test_the_best_of_a_plan(make: Make) -> None:
     client = make(workers=0)
-    plan = client.post("/plan", json={**{key: BARE[key] for key in ("model", "cluster", "training")}, "search": {"top_k": 3}}).json()
-    answer = client.post("/probes", json={"plan": plan["id"], "top_k": 2, "pool": "slurm:gpu", "trainer": "torchtitan"})
+    plan = client.post(
+        "/plan",
+        json={
+            **{key: BARE[key] for key in ("model", "cluster", "training")},
+            "search": {"top_k": 3},
+        },
+    ).json()
+    answer = client.post(
+        "/probes",
+        json={"plan": plan["id"], "top_k": 2, "pool": "slurm:gpu", "trainer": "torchtitan"},
+    )
     assert answer.status_code == 202, answer.text
     listed = client.get("/probes", params={"plan": plan["id"]}).json()["items"]
     assert sorted(item["id"] for item in listed) == sorted(answer.json()["ids"])
@@ -164,12 +202,18 @@ def test_the_best_of_a_plan(make: Make) -> None:
     ]
     assert client.delete(f"/probes/{listed[0]['id']}").json()["state"] == "cancelled"
     problem(client.post("/probes", json={"plan": "plan-nope"}), 404)
-    assert problem(client.post("/probes", json={"plan": plan["id"], "top_k": 9}), 422)["field"] == "top_k"
+    assert (
+        problem(client.post("/probes", json={"plan": plan["id"], "top_k": 9}), 422)["field"]
+        == "top_k"
+    )
 
 
 def test_how_to_measure_is_said_by_the_job_unless_the_request_says_it(make: Make) -> None:
     client = make(workers=0)
-    bare = client.post("/probes", json={**BARE, "probe": {"pool": "slurm:gpu", "trainer": "torchtitan", "steps": 4}})
+    bare = client.post(
+        "/probes",
+        json={**BARE, "probe": {"pool": "slurm:gpu", "trainer": "torchtitan", "steps": 4}},
+    )
     assert bare.status_code == 202, bare.text
     asked = client.get(bare.headers["location"]).json()["request"]
     assert (asked["pool"], asked["trainer"], asked["steps"]) == ("slurm:gpu", "torchtitan", 4)
@@ -218,16 +262,30 @@ def test_a_service_that_stops_puts_its_probe_back(make: Make, tmp_path: Path) ->
 
 
 def test_who_may(make: Make) -> None:
-    keys = ",".join(f"{name}:{name}:{hashlib.sha256(name.encode()).hexdigest()}" for name in ("read", "probe", "plan"))
+    keys = ",".join(
+        f"{name}:{name}:{hashlib.sha256(name.encode()).hexdigest()}"
+        for name in ("read", "probe", "plan")
+    )
     client = make(workers=0, api_keys=keys)
 
     def status(method: str, path: str, key: str | None) -> int:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        return client.request(method, path, headers=headers, **({"json": {"job": BARE}} if method == "POST" else {})).status_code
+        return client.request(
+            method, path, headers=headers, **({"json": {"job": BARE}} if method == "POST" else {})
+        ).status_code
 
-    assert [status("POST", "/probes", key) for key in (None, "read", "plan", "probe")] == [401, 403, 403, 202]
+    assert [status("POST", "/probes", key) for key in (None, "read", "plan", "probe")] == [
+        401,
+        403,
+        403,
+        202,
+    ]
     assert [status("GET", "/probes", key) for key in (None, "probe", "read")] == [401, 403, 200]
-    assert [status("POST", "/measurements", key) for key in (None, "read", "probe")] == [401, 403, 422]
+    assert [status("POST", "/measurements", key) for key in (None, "read", "probe")] == [
+        401,
+        403,
+        422,
+    ]
     assert [status("GET", "/measurements", key) for key in (None, "read")] == [401, 200]
 
 
@@ -239,8 +297,14 @@ class TestMeasurements:
         client = make(workers=0)
         rows = self.rows(5)
         first = client.post("/measurements", json=rows)
-        assert (first.status_code, first.json()) == (201, {"new": [row["id"] for row in rows], "known": []})
-        assert client.post("/measurements", json=rows[0]).json() == {"new": [], "known": [rows[0]["id"]]}
+        assert (first.status_code, first.json()) == (
+            201,
+            {"new": [row["id"] for row in rows], "known": []},
+        )
+        assert client.post("/measurements", json=rows[0]).json() == {
+            "new": [],
+            "known": [rows[0]["id"]],
+        }
         changed = {**rows[0], "measured": {**rows[0]["measured"], "step_seconds": 9.0}}
         problem(client.post("/measurements", json=changed), 409)
         back = client.get(f"/measurements/{rows[0]['id']}").json()
@@ -254,8 +318,14 @@ class TestMeasurements:
         client = make(workers=0)
         (row,) = self.rows(1)
         client.post("/measurements", json=row)
-        assert [item["id"] for item in client.get("/calibrations").json()["items"] if item.get("gpu")] == []
-        slower = {**row, "id": "mine", "measured": {**row["measured"], "step_seconds": 1.2 * row["measured"]["step_seconds"]}}
+        assert [
+            item["id"] for item in client.get("/calibrations").json()["items"] if item.get("gpu")
+        ] == []
+        slower = {
+            **row,
+            "id": "mine",
+            "measured": {**row["measured"], "step_seconds": 1.2 * row["measured"]["step_seconds"]},
+        }
         client.post("/measurements", json=slower)
         learnt = [item for item in client.get("/calibrations").json()["items"] if item.get("gpu")]
         assert [(item["gpu"], item["in_use"]) for item in learnt] == [(row["cluster"]["gpu"], True)]
@@ -266,19 +336,29 @@ class TestMeasurements:
         first = client.get("/measurements", params={"format": "csv", "limit": 4})
         assert first.headers["content-type"].startswith("text/csv")
         cursor = first.headers["x-next-cursor"]
-        second = client.get("/measurements", params={"limit": 4, "cursor": cursor}, headers={"accept": "text/csv"})
+        second = client.get(
+            "/measurements", params={"limit": 4, "cursor": cursor}, headers={"accept": "text/csv"}
+        )
         assert "x-next-cursor" not in second.headers
         other = make(f"sqlite:///{tmp_path / 'other.db'}", workers=0)
         for page in (first, second):
-            stored = other.post("/measurements", content=page.text, headers={"content-type": "text/csv"})
+            stored = other.post(
+                "/measurements", content=page.text, headers={"content-type": "text/csv"}
+            )
             assert stored.status_code == 201, stored.text
-        assert other.get("/measurements").json()["items"] == client.get("/measurements").json()["items"]
+        assert (
+            other.get("/measurements").json()["items"]
+            == client.get("/measurements").json()["items"]
+        )
 
     def test_filters(self, make: Make) -> None:
         client = make(workers=0)
         rows = self.rows(3)
         client.post("/measurements", json=[rows[0], {**rows[1], "measured": {"status": "oom"}}])
-        assert [item["id"] for item in client.get("/measurements", params={"status": "oom"}).json()["items"]] == [rows[1]["id"]]
+        assert [
+            item["id"]
+            for item in client.get("/measurements", params={"status": "oom"}).json()["items"]
+        ] == [rows[1]["id"]]
         assert client.get("/measurements", params={"gpu": "l4"}).json()["items"] == []
         problem(client.get("/measurements", params={"status": "fine"}), 422)
         problem(client.get("/measurements", params={"cursor": "nonsense"}), 422)
@@ -289,12 +369,17 @@ class TestMeasurements:
             ({"layout": None}, "row 2 layout"),
             ({"measured": None}, "row 2 measured"),
             ({"measured": {"step_seconds": -1}}, "row 2 measured.step_seconds"),
-            ({"measured": {"step_seconds": 1, "created_at": "yesterday"}}, "row 2 measured.created_at"),
+            (
+                {"measured": {"step_seconds": 1, "created_at": "yesterday"}},
+                "row 2 measured.created_at",
+            ),
             ({"measured": {"step_seconds": 1, "software": "torch"}}, "row 2 measured.software"),
             ({"model": "/etc/passwd"}, "row 2 model"),
         ],
     )
-    def test_one_wrong_row_stores_none_and_is_named(self, make: Make, change: dict[str, Any], field: str) -> None:
+    def test_one_wrong_row_stores_none_and_is_named(
+        self, make: Make, change: dict[str, Any], field: str
+    ) -> None:
         client = make(workers=0)
         rows = self.rows(2)
         body = problem(client.post("/measurements", json=[rows[0], {**rows[1], **change}]), 422)
@@ -303,7 +388,14 @@ class TestMeasurements:
 
     def test_other_bodies_are_refused(self, make: Make) -> None:
         client = make(workers=0)
-        problem(client.post("/measurements", content="x", headers={"content-type": "text/plain"}), 415)
-        problem(client.post("/measurements", content=b"a,b\n1\n", headers={"content-type": "text/csv"}), 422)
-        problem(client.post("/measurements", content=b"\xff", headers={"content-type": "text/csv"}), 422)
+        problem(
+            client.post("/measurements", content="x", headers={"content-type": "text/plain"}), 415
+        )
+        problem(
+            client.post("/measurements", content=b"a,b\n1\n", headers={"content-type": "text/csv"}),
+            422,
+        )
+        problem(
+            client.post("/measurements", content=b"\xff", headers={"content-type": "text/csv"}), 422
+        )
         problem(client.post("/measurements", json=[]), 422)

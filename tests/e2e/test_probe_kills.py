@@ -51,7 +51,12 @@ def kills() -> Iterator[Kill]:
     chance = random.Random(SEED)
     for number in range(KILLS):
         light = number % REAL_TORCHRUN_EVERY != 0
-        yield Kill(number, VICTIMS[number % len(VICTIMS)], chance.uniform(0.0, 1.1 if light else 4.0), light)
+        yield Kill(
+            number,
+            VICTIMS[number % len(VICTIMS)],
+            chance.uniform(0.0, 1.1 if light else 4.0),
+            light,
+        )
 
 
 def wiring(folder: Path, kill: Kill, clock: Clock | None = None) -> Wiring:
@@ -59,13 +64,20 @@ def wiring(folder: Path, kill: Kill, clock: Clock | None = None) -> Wiring:
 
 
 class Runners:
-    """Starts runners by forking one process that has everything loaded and no threads (`tests.stand_ins.runners`)."""
+    """Starts runners by forking one process that has everything loaded and no threads
+    (`tests.stand_ins.runners`).
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._lock = folder, threading.Lock()
         command = [sys.executable, "-m", "tests.stand_ins.runners", str(folder)]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=clean_environment()
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=clean_environment(),
         )
 
     def start(self, kill: Kill) -> tuple[int, str]:
@@ -74,7 +86,12 @@ class Runners:
         assert stdin is not None
         assert stdout is not None
         with self._lock:
-            stdin.write(json.dumps({"folder": str(self.folder / f"probes-{kill.number}"), "light": kill.light}) + "\n")
+            stdin.write(
+                json.dumps(
+                    {"folder": str(self.folder / f"probes-{kill.number}"), "light": kill.light}
+                )
+                + "\n"
+            )
             stdin.flush()
             pid, probe_id = stdout.readline().split()
         return int(pid), probe_id
@@ -101,16 +118,28 @@ def find(victim: str, runner_pid: int, token: str | None) -> int | None:
     if victim == "guardian":
         return next((pid for pid in below if "guardian.py" in command_of(pid)), None)
     bearers = guardian.bearers(token) if token else set()
-    ranks = {pid for pid in bearers if "probes.inside" in command_of(pid) and "nproc" not in command_of(pid)}
+    ranks = {
+        pid
+        for pid in bearers
+        if "probes.inside" in command_of(pid) and "nproc" not in command_of(pid)
+    }
     ranks = {pid for pid in ranks if "torchrun.py" not in command_of(pid)}
-    launchers = {pid for pid in bearers if "torchrun.py" in command_of(pid) or "torch.distributed.run" in command_of(pid)}
+    launchers = {
+        pid
+        for pid in bearers
+        if "torchrun.py" in command_of(pid) or "torch.distributed.run" in command_of(pid)
+    }
     chosen = launchers - ranks if victim == "launcher" else ranks
     return max(chosen, default=None)
 
 
 def token_of(folder: Path, kill: Kill) -> str | None:
     try:
-        return str(json.loads(next((folder / f"probes-{kill.number}").glob("*/begin.json")).read_text())["token"])
+        return str(
+            json.loads(next((folder / f"probes-{kill.number}").glob("*/begin.json")).read_text())[
+                "token"
+            ]
+        )
     except (StopIteration, OSError, ValueError):
         return None
 
@@ -151,7 +180,12 @@ def check(kill: Kill, record: ProbeRecord, hit: bool, folder: Path) -> None:
         assert measurement.measured.step_seconds == worker.STEP_SECONDS, says
         return
     assert hit, says
-    expected = {"runner": {"interrupted"}, "guardian": {"interrupted"}, "launcher": {"killed"}, "worker": {"killed"}}
+    expected = {
+        "runner": {"interrupted"},
+        "guardian": {"interrupted"},
+        "launcher": {"killed"},
+        "worker": {"killed"},
+    }
     assert record.failure in expected[kill.victim], says
     if kill.victim == "worker":
         assert "was ended by signal 9" in str(record.message), says
@@ -171,8 +205,13 @@ def test_fifty_random_kills_leave_nothing_and_a_true_record(tmp_path: Path) -> N
     records = [outside.probes.get(probe_id) for _, probe_id, _ in ended]
     for (kill, _, hit), record in zip(ended, records, strict=True):
         check(kill, record, hit, tmp_path)
-    failed = [kill.victim for (kill, _, _), record in zip(ended, records, strict=True) if record.state == "failed"]
-    assert set(failed) == set(VICTIMS), failed  # the moments were spread so that each kind of kill really hit
+    failed = [
+        kill.victim
+        for (kill, _, _), record in zip(ended, records, strict=True)
+        if record.state == "failed"
+    ]
+    # the moments were spread so that each kind of kill really hit
+    assert set(failed) == set(VICTIMS), failed
     assert len(failed) >= KILLS // 3
 
 
@@ -182,7 +221,12 @@ def test_the_stand_in_would_leave_processes_behind(tmp_path: Path) -> None:
     task = ProbeTask(id="x", job={**JOB, "notes": "scatter 0"}, device="cpu")
     (tmp_path / "task.json").write_text(task.model_dump_json())
     environment = {**os.environ, guardian.TOKEN: token}
-    command = [sys.executable, worker.__file__, str(tmp_path / "task.json"), str(tmp_path / "result.json")]
+    command = [
+        sys.executable,
+        worker.__file__,
+        str(tmp_path / "task.json"),
+        str(tmp_path / "result.json"),
+    ]
     subprocess.run(command, env=environment, check=True, cwd=tmp_path)
     try:
         assert len(guardian.bearers(token)) == 2

@@ -1,6 +1,8 @@
-"""Every layout trains the same model: losses and gradient norms of several steps equal those of one process.
+"""Every layout trains the same model: losses and gradient norms of several steps equal those of one
+process.
 
-Real torchrun, gloo, 1, 2 and 4 processes; all layouts of a world share one job. Later losses hold only if gradients and updates do.
+Real torchrun, gloo, 1, 2 and 4 processes; all layouts of a world share one job. Later losses hold
+only if gradients and updates do.
 """
 
 import json
@@ -37,7 +39,8 @@ CASES: dict[int, dict[str, Case]] = {
         "ac-attention": ({"ac": "selective-attention"}, on()),
         "accumulation": ({"micro_batch_size": 2}, on()),
         "optimizer-in-backward": (IN_BACKWARD, on(**NO_CLIP)),
-        "optimizer-in-backward-one-microbatch": ({**IN_BACKWARD, "micro_batch_size": 8}, on(**NO_CLIP)),
+        "optimizer-in-backward-one-microbatch": ({**IN_BACKWARD, "micro_batch_size": 8},
+            on(**NO_CLIP)),
         "unfused-attention": ({}, on(attention_kernel="unfused")),
         "compile-memory-budget": ({"compile": True, "ac": "memory-budget-0.5"}, on("wide-norms")),
     },
@@ -46,7 +49,8 @@ CASES: dict[int, dict[str, Case]] = {
         "fsdp-zero2": ({"dp_shard": 2, "zero_stage": 2}, on()),
         "ddp": ({"dp_replicate": 2, "zero_stage": 0}, on()),
         "ddp-accumulation": ({"dp_replicate": 2, "zero_stage": 0, "micro_batch_size": 2}, on()),
-        "replicas-optimizer-in-backward": ({"dp_replicate": 2, "zero_stage": 0, **IN_BACKWARD}, on(**NO_CLIP)),
+        "replicas-optimizer-in-backward": ({"dp_replicate": 2, "zero_stage": 0, **IN_BACKWARD},
+            on(**NO_CLIP)),
         "fsdp-optimizer-in-backward": ({"dp_shard": 2, **IN_BACKWARD}, on(**NO_CLIP)),
         "fsdp-accumulation": ({"dp_shard": 2, "micro_batch_size": 2}, on()),
         "fsdp-selective-op": ({"dp_shard": 2, "ac": "selective-op"}, on()),
@@ -64,7 +68,8 @@ CASES: dict[int, dict[str, Case]] = {
         "pp-gpipe": ({"pp": 2, "pp_schedule": "GPipe", "ac": "full"}, on()),
         "pp-interleaved": ({"pp": 2, "pp_schedule": "Interleaved1F1B", **V2}, on()),
         "pp-looped": ({"pp": 2, "pp_schedule": "LoopedBFS", **V2}, on()),
-        "pp-interleaved-zero-bubble": ({"pp": 2, "pp_schedule": "InterleavedZeroBubble", **V2}, on()),
+        "pp-interleaved-zero-bubble": ({"pp": 2, "pp_schedule": "InterleavedZeroBubble", **V2},
+            on()),
         "pp-zbv-full": ({"pp": 2, "pp_schedule": "ZBVZeroBubble", **V2, "ac": "full"}, on()),
         "pp-dualpipev": ({"pp": 2, "pp_schedule": "DualPipeV", **V2}, on()),
         "pp-uneven": ({"pp": 2, "layers_per_stage": [1, 3]}, on()),
@@ -92,7 +97,8 @@ CASES: dict[int, dict[str, Case]] = {
         "fsdp-pp": ({"dp_shard": 2, "pp": 2}, on()),
         "fsdp-pp-zero3": ({"dp_shard": 2, "pp": 2, "zero_stage": 3}, on()),
         "fsdp-pp-zbv": ({"dp_shard": 2, "pp": 2, "pp_schedule": "ZBVZeroBubble", **V2}, on()),
-        "replicas-pp": ({"dp_replicate": 2, "pp": 2, "zero_stage": 0, "pp_schedule": "Interleaved1F1B", **V2}, on()),
+        "replicas-pp": ({"dp_replicate": 2, "pp": 2, "zero_stage": 0,
+                "pp_schedule": "Interleaved1F1B", **V2}, on()),
         "fsdp-cp": ({"dp_shard": 2, "cp": 2}, on()),
         "pp-tp": ({"pp": 2, "tp": 2}, on()),
         "cp-tp": ({"cp": 2, "tp": 2}, on()),
@@ -104,9 +110,11 @@ CASES: dict[int, dict[str, Case]] = {
         "pp-ep": ({"dp_shard": 2, "pp": 2, "ep": 2}, on("moe")),
         "ep-over-tp": ({"dp_shard": 2, "tp": 2, "ep": 4}, on("moe")),
         "ep-etp": ({"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}, on("moe")),
-        "ep-etp-without-sp": ({"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2, "sequence_parallel": False}, on("moe")),
+        "ep-etp-without-sp": ({"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2,
+                "sequence_parallel": False}, on("moe")),
         "ep-without-sp": ({"dp_shard": 2, "tp": 2, "ep": 2, "sequence_parallel": False}, on("moe")),
-        "other-rank-order": ({"dp_shard": 2, "tp": 2}, {**on(), "rank_order": ["dp_shard", "tp", "cp", "dp_replicate", "pp"]}),
+        "other-rank-order": ({"dp_shard": 2, "tp": 2},
+            {**on(), "rank_order": ["dp_shard", "tp", "cp", "dp_replicate", "pp"]}),
     },
 }  # fmt: skip
 Runs = Callable[[int], Mapping[str, Any]]
@@ -117,11 +125,20 @@ def run(world: int, tasks: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     given, out = folder / f"tasks{world}.json", folder / f"out{world}.json"
     given.write_text(json.dumps(tasks))
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world),
-        str(ROOT / "tests" / "e2e" / "probe_combinations.py"), str(given), str(out),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(world),
+        str(ROOT / "tests" / "e2e" / "probe_combinations.py"),
+        str(given),
+        str(out),
+    ]
     environment = {**clean_environment(), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=1500, check=False
+    )
     assert out.exists(), done.stderr[-4000:]
     found: dict[str, Any] = json.loads(out.read_text())
     return found
@@ -129,7 +146,12 @@ def run(world: int, tasks: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def case_task(world: int, case: Case) -> dict[str, Any]:
     layout, options = case
-    made = task({"dp_shard": 1, **layout}, num_gpus=world, model=options["model"], training=options["training"])
+    made = task(
+        {"dp_shard": 1, **layout},
+        num_gpus=world,
+        model=options["model"],
+        training=options["training"],
+    )
     if "rank_order" in options:
         made["job"]["cluster"]["rank_order"] = options["rank_order"]
     return made
@@ -137,15 +159,22 @@ def case_task(world: int, case: Case) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Results by world, each world's job run once; world 1 also runs every model and training in use in the plainest way."""
+    """Results by world, each world's job run once; world 1 also runs every model and training in
+    use in the plainest way.
+    """
     folder = tmp_path_factory.mktemp("losses")
     kept: dict[int, Mapping[str, Any]] = {}
 
     def of(world: int) -> Mapping[str, Any]:
         if world not in kept:
-            tasks = {name: case_task(world, case) for name, case in CASES[world].items() if can_run(case)}
+            tasks = {
+                name: case_task(world, case) for name, case in CASES[world].items() if can_run(case)
+            }
             if world == 1:
-                tasks |= {reference(case): case_task(1, ({}, on(case[1]["model"], **case[1]["training"]))) for case in every_case()}
+                tasks |= {
+                    reference(case): case_task(1, ({}, on(case[1]["model"], **case[1]["training"])))
+                    for case in every_case()
+                }
             kept[world] = run(world, tasks, folder)
         return kept[world]
 
@@ -154,7 +183,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def can_run(case: Case) -> bool:
     """torch.compile on a CPU calls a C++ compiler."""
-    return "compile" not in case[0] or any(shutil.which(name) is not None for name in ("c++", "g++", "clang++"))
+    return "compile" not in case[0] or any(
+        shutil.which(name) is not None for name in ("c++", "g++", "clang++")
+    )
 
 
 def every_case() -> Iterator[Case]:
@@ -166,7 +197,9 @@ def reference(case: Case) -> str:
     return f"alone {json.dumps([case[1]['model'], case[1]['training']])}"
 
 
-@pytest.mark.parametrize(("world", "name"), [(world, name) for world, cases in CASES.items() for name in cases])
+@pytest.mark.parametrize(
+    ("world", "name"), [(world, name) for world, cases in CASES.items() for name in cases]
+)
 def test_loss_does_not_depend_on_the_layout(world: int, name: str, runs: Runs) -> None:
     if not can_run(CASES[world][name]):
         pytest.skip("no C++ compiler")

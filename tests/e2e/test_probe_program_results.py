@@ -1,4 +1,6 @@
-"""The worker as torchrun starts it: one result file whatever happens, and an error file of every rank that fails first."""
+"""The worker as torchrun starts it: one result file whatever happens, and an error file of every
+rank that fails first.
+"""
 
 import json
 import os
@@ -36,26 +38,53 @@ class Started:
         return found
 
 
-def start(folder: Path, given: dict[str, Any], *, world: int = 1, torchrun: bool = False, before: str = "") -> Started:
-    """Runs the worker on this task. before: Python that runs in each process first, where a fault has to be provoked."""
+def start(
+    folder: Path, given: dict[str, Any], *, world: int = 1, torchrun: bool = False, before: str = ""
+) -> Started:
+    """Runs the worker on this task. before: Python that runs in each process first, where a fault
+    has to be provoked.
+    """
     pytest.importorskip("torch")
     (folder / "task.json").write_text(json.dumps(given), encoding="utf-8")
     arguments = [str(folder / "task.json"), str(folder / "result.json")]
     environment = {**clean_environment(), "OMP_NUM_THREADS": "1"}
     if torchrun:
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), "-m", "probes.worker"]
-        done = subprocess.run([*launch, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+        launch = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(world),
+            "-m",
+            "probes.worker",
+        ]
+        done = subprocess.run(
+            [*launch, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+            cwd=ROOT,
+        )
         return Started(folder, [done.returncode], done.stderr)
     program = folder / "program.py"
-    program.write_text(f"{before}\nimport sys\nfrom probes.worker import end, main\nend(main(sys.argv[1:]))\n", encoding="utf-8")
+    program.write_text(
+        f"{before}\nimport sys\nfrom probes.worker import end, main\nend(main(sys.argv[1:]))\n",
+        encoding="utf-8",
+    )
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(program), *arguments], env={**environment, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            [sys.executable, str(program), *arguments],
+            env={**environment, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
         )
         for rank in range(world)
-    ]  # fmt: skip
+    ]
     said = [process.communicate(timeout=300)[1] for process in processes]
     return Started(folder, [process.returncode for process in processes], "\n".join(said))
 
@@ -66,12 +95,14 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-# ---- numbers --------------------------------------------------------------------------------------------------------------
+# ---- numbers -------------------------------------------------------------------------------------
 
 
 @slow
 def test_two_processes_under_torchrun_measure_a_layout(tmp_path: Path) -> None:
-    given = task({"dp_shard": 2}, num_gpus=2, steps=12, warmup_steps=2, spread_below=100.0, breakdown=True)
+    given = task(
+        {"dp_shard": 2}, num_gpus=2, steps=12, warmup_steps=2, spread_below=100.0, breakdown=True
+    )
     started = start(tmp_path, given, world=2, torchrun=True)
     result = started.result
     out = result.outcome
@@ -85,13 +116,17 @@ def test_two_processes_under_torchrun_measure_a_layout(tmp_path: Path) -> None:
     assert out.mfu is not None
     assert [memory.rank for memory in out.memory] == [0, 1]
     # gloo's thread lets go of a buffer sooner or later: 31 KB apart now and then
-    assert out.memory[0].peak_allocated_bytes == pytest.approx(out.memory[1].peak_allocated_bytes, rel=0.03)
+    assert out.memory[0].peak_allocated_bytes == pytest.approx(
+        out.memory[1].peak_allocated_bytes, rel=0.03
+    )
     assert out.kernel_seconds is not None
     assert any("mm" in name for name in out.kernel_seconds)
     assert result.environment.torch is not None
     assert result.gpu_seconds == pytest.approx(2 * result.wall_seconds)
     numbers = result.measurement().measured
-    assert numbers.peak_allocated_bytes == max(memory.peak_allocated_bytes or 0 for memory in out.memory)
+    assert numbers.peak_allocated_bytes == max(
+        memory.peak_allocated_bytes or 0 for memory in out.memory
+    )
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -104,7 +139,9 @@ def test_a_rank_of_512_alone_counts_what_the_layout_would_hold(tmp_path: Path) -
     for rank in (0, 128, 511):
         folder = tmp_path / str(rank)
         folder.mkdir()
-        given = task(layout, num_gpus=512, model=model, training=job, emulate_rank=rank, fake_tensors=True)
+        given = task(
+            layout, num_gpus=512, model=model, training=job, emulate_rank=rank, fake_tensors=True
+        )
         given["job"]["cluster"] = {"gpu": "h100-sxm-80gb", "num_gpus": 512}
         result = start(folder, given).result
         out = result.outcome
@@ -116,13 +153,21 @@ def test_a_rank_of_512_alone_counts_what_the_layout_would_hold(tmp_path: Path) -
         peaks.append(out.memory[0].peak_allocated_bytes or 0)
     estimate = estimate_job(result.task.parsed())
     assert estimate.memory is not None
-    assert peaks[1] == pytest.approx(estimate.memory.stages[1].peak_allocated_bytes, rel=0.25)  # benchmarks/emulated_memory.py looks closer
+    # benchmarks/emulated_memory.py looks closer
+    assert peaks[1] == pytest.approx(estimate.memory.stages[1].peak_allocated_bytes, rel=0.25)
     assert min(peaks[0], peaks[2]) > peaks[1]  # the ends hold the vocabulary
 
 
 @slow
 def test_an_emulated_rank_computes_for_real(tmp_path: Path) -> None:
-    given = task({"dp_shard": 2, "tp": 2, "ep": 2, "pp": 2}, num_gpus=8, model="moe", emulate_rank=7, steps=2, warmup_steps=1)
+    given = task(
+        {"dp_shard": 2, "tp": 2, "ep": 2, "pp": 2},
+        num_gpus=8,
+        model="moe",
+        emulate_rank=7,
+        steps=2,
+        warmup_steps=1,
+    )
     result = start(tmp_path, given).result
     out = result.outcome
     assert isinstance(out, Measured), out
@@ -139,14 +184,21 @@ def test_the_tracker_says_of_a_real_step_what_fake_tensors_say(tmp_path: Path) -
     for fake in (False, True):
         folder = tmp_path / str(fake)
         folder.mkdir()
-        given = task({"dp_shard": 2, "ac": "full"}, num_gpus=2, emulate_rank=1, fake_tensors=fake, steps=1, warmup_steps=1)
+        given = task(
+            {"dp_shard": 2, "ac": "full"},
+            num_gpus=2,
+            emulate_rank=1,
+            fake_tensors=fake,
+            steps=1,
+            warmup_steps=1,
+        )
         out = start(folder, given).result.outcome
         assert isinstance(out, Measured), out
         peaks.append(out.memory[0].peak_allocated_bytes)
     assert peaks[0] == pytest.approx(peaks[1], rel=0.02)
 
 
-# ---- failures are results -------------------------------------------------------------------------------------------------
+# ---- failures are results ------------------------------------------------------------------------
 
 
 @slow
@@ -154,7 +206,11 @@ def test_a_refused_layout_is_a_result(tmp_path: Path) -> None:
     started = start(tmp_path, task({"dp_shard": 3}, num_gpus=2))
     result = started.result
     assert isinstance(result.outcome, Failed)
-    assert (result.outcome.kind, result.complete, started.codes) == (FailureKind.INVALID_LAYOUT, False, [1])
+    assert (result.outcome.kind, result.complete, started.codes) == (
+        FailureKind.INVALID_LAYOUT,
+        False,
+        [1],
+    )
     assert "dp_shard" in result.outcome.message
     assert started.error(0)["type"] == "planner.errors.SpecError"
 
@@ -168,15 +224,27 @@ def test_too_few_processes_are_a_refusal(tmp_path: Path) -> None:
 
 @slow
 def test_no_gpu_is_said_in_one_line(tmp_path: Path) -> None:
-    out = start(tmp_path, {**task({}), "device": "cuda"}, before="import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''").result.outcome
+    out = start(
+        tmp_path,
+        {**task({}), "device": "cuda"},
+        before="import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''",
+    ).result.outcome
     assert isinstance(out, Failed)
     assert "torch sees no GPU" in out.message
 
 
 @slow
 def test_out_of_memory_says_how_much_was_wanted(tmp_path: Path) -> None:
-    wide = {"base": "debug-tiny", "hidden_size": 4096, "intermediate_size": 16384, "vocab_size": 128000}
-    limit = "import resource, torch; held = 3 << 30; resource.setrlimit(resource.RLIMIT_AS, (held, held))"
+    wide = {
+        "base": "debug-tiny",
+        "hidden_size": 4096,
+        "intermediate_size": 16384,
+        "vocab_size": 128000,
+    }
+    limit = (
+        "import resource, torch; held = 3 << 30; resource.setrlimit(resource.RLIMIT_AS, (held, "
+        "held))"
+    )
     started = start(tmp_path, task({}, model=wide), before=limit)
     out = started.result.outcome
     assert isinstance(out, OutOfMemory), out
@@ -188,7 +256,9 @@ def test_out_of_memory_says_how_much_was_wanted(tmp_path: Path) -> None:
 
 @slow
 def test_a_loss_that_is_no_number_ends_the_probe(tmp_path: Path) -> None:
-    started = start(tmp_path, task({}), before="import probes.reference.optimizers as o; o.LEARNING_RATE = 1e38")
+    started = start(
+        tmp_path, task({}), before="import probes.reference.optimizers as o; o.LEARNING_RATE = 1e38"
+    )
     out = started.result.outcome
     assert isinstance(out, Failed)
     assert out.kind is FailureKind.NON_FINITE_LOSS
@@ -199,7 +269,8 @@ def test_a_loss_that_is_no_number_ends_the_probe(tmp_path: Path) -> None:
 def test_the_first_cause_is_told_not_its_victim(tmp_path: Path) -> None:
     fault = (
         "import os\nimport probes.reference.step as s\nplain = s.Trainer.step\n"
-        "def step(self, index):\n    if os.environ['RANK'] == '1' and index == 1:\n        raise RuntimeError('rank one stumbles')\n"
+        "def step(self, index):\n    if os.environ['RANK'] == '1' and index == 1:\n        "
+        "raise RuntimeError('rank one stumbles')\n"
         "    return plain(self, index)\ns.Trainer.step = step"
     )
     started = start(tmp_path, task({"dp_shard": 2}, num_gpus=2), world=2, before=fault)
@@ -215,10 +286,18 @@ def test_the_first_cause_is_told_not_its_victim(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB", 2 * 2**30),
+        (
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 "
+            "GiB",
+            2 * 2**30,
+        ),
         ("CUDA out of memory. Tried to allocate 20.50 MiB.", int(20.5 * 2**20)),
         ("CUDA out of memory. Tried to allocate 512 bytes.", 512),
-        ("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1073741824 bytes.", 2**30),
+        (
+            "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you "
+            "tried to allocate 1073741824 bytes.",
+            2**30,
+        ),
         ("CUDA out of memory.", None),
     ],
 )
@@ -232,7 +311,9 @@ def test_kinds_are_given_only_where_they_are_sure() -> None:
     assert rank_error(ValueError(), 0).message == "ValueError"
 
 
-def test_a_result_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "result.json"
     write_atomically(path, "first")
 

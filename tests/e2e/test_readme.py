@@ -9,6 +9,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_readme_shows_what_the_commands_print() -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "readme.py"), "--check"], capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, str(ROOT / "benchmarks" / "readme.py"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr

@@ -1,4 +1,6 @@
-"""Probes through a real Slurm of two nodes on this machine, started for the test; skipped where slurm-wlm is not installed."""
+"""Probes through a real Slurm of two nodes on this machine, started for the test; skipped where
+slurm-wlm is not installed.
+"""
 
 import json
 import os
@@ -27,7 +29,11 @@ from tests.stand_ins.runners import JOB
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "scancel", "squeue", "scontrol")
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 READY_SECONDS = 60.0
-TWO_NODES = {**JOB, "cluster": {"gpu": "cpu", "num_gpus": 4, "gpus_per_node": 2}, "layout": {"dp_shard": 4, "ac": "none"}}
+TWO_NODES = {
+    **JOB,
+    "cluster": {"gpu": "cpu", "num_gpus": 4, "gpus_per_node": 2},
+    "layout": {"dp_shard": 4, "ac": "none"},
+}
 
 CONFIG = """\
 ClusterName=test
@@ -83,21 +89,44 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
     environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(folder / "slurm.conf")}
-    munge = ["--force", "--foreground", f"--socket={folder}/munge.socket", f"--key-file={key}", f"--pid-file={folder}/munge.pid"]
-    munge += [f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed", "--num-threads=2"]
-    daemons = [["munged", *munge], ["slurmctld", "-D", "-i"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"]]
+    munge = [
+        "--force",
+        "--foreground",
+        f"--socket={folder}/munge.socket",
+        f"--key-file={key}",
+        f"--pid-file={folder}/munge.pid",
+    ]
+    munge += [
+        f"--log-file={folder}/munge.log",
+        f"--seed-file={folder}/munge.seed",
+        "--num-threads=2",
+    ]
+    daemons = [
+        ["munged", *munge],
+        ["slurmctld", "-D", "-i"],
+        ["slurmd", "-D", "-N", "n1"],
+        ["slurmd", "-D", "-N", "n2"],
+    ]
     started = []
     try:
         for command in daemons:
             program = str(shutil.which(command[0], path=PATH))
             out = (folder / f"{len(started)}.out").open("w")
-            started.append(subprocess.Popen([program, *command[1:]], env=environment, stdout=out, stderr=out))
+            started.append(
+                subprocess.Popen([program, *command[1:]], env=environment, stdout=out, stderr=out)
+            )
             out.close()
             time.sleep(0.5 if command[0] == "munged" else 0.0)
         _wait_for_nodes(environment, folder)
         yield folder / "slurm.conf"
     finally:
-        subprocess.run(["scancel", "--user", user], env=environment, capture_output=True, timeout=30, check=False)
+        subprocess.run(
+            ["scancel", "--user", user],
+            env=environment,
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
         for process in reversed(started):
             process.terminate()
         for process in started:
@@ -108,12 +137,20 @@ def _wait_for_nodes(environment: dict[str, str], folder: Path) -> None:
     deadline = time.monotonic() + READY_SECONDS
     seen = ""
     while time.monotonic() < deadline:
-        asked = subprocess.run(["sinfo", "-h", "-N", "-o", "%N %T"], env=environment, capture_output=True, text=True, check=False)
+        asked = subprocess.run(
+            ["sinfo", "-h", "-N", "-o", "%N %T"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         seen = asked.stdout + asked.stderr
         if seen.split() == ["n1", "idle", "n2", "idle"]:
             return
         time.sleep(0.5)
-    logs = "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in folder.glob("*.log"))
+    logs = "\n".join(
+        f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in folder.glob("*.log")
+    )
     raise AssertionError(f"Slurm did not come up: {seen}\n{logs}")
 
 
@@ -121,12 +158,18 @@ def _wait_for_nodes(environment: dict[str, str], folder: Path) -> None:
 def pool(slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmPool:
     monkeypatch.setenv("SLURM_CONF", str(slurm))
     monkeypatch.setenv("PATH", PATH)
-    return SlurmPool(LaunchSettings(folder=tmp_path / "probes", worker=worker.__file__), partition="debug")
+    return SlurmPool(
+        LaunchSettings(folder=tmp_path / "probes", worker=worker.__file__), partition="debug"
+    )
 
 
-def run(pool: SlurmPool, notes: str, *, limit: float = 120.0, watch: Watch | None = None, **job: Any) -> ProbeResult:
+def run(
+    pool: SlurmPool, notes: str, *, limit: float = 120.0, watch: Watch | None = None, **job: Any
+) -> ProbeResult:
     name = f"probe-{notes.replace(' ', '-') or 'ok'}"
-    task = ProbeTask(id=name, job={**TWO_NODES, "notes": notes, **job}, device="cpu", time_limit_seconds=limit)
+    task = ProbeTask(
+        id=name, job={**TWO_NODES, "notes": notes, **job}, device="cpu", time_limit_seconds=limit
+    )
     result = pool.run(task, watch)
     for begin in pool.settings.folder.glob(f"{name}*/begin.json"):
         _quiet(Begin.read(begin).token)
@@ -148,7 +191,9 @@ def assert_no_job_is_left(slurm: Path) -> None:
     deadline = time.monotonic() + 15.0
     jobs = "?"
     while jobs and time.monotonic() < deadline:
-        jobs = subprocess.run(["squeue", "-h"], env=environment, capture_output=True, text=True, check=True).stdout
+        jobs = subprocess.run(
+            ["squeue", "-h"], env=environment, capture_output=True, text=True, check=True
+        ).stdout
         time.sleep(0.2)
     assert jobs == ""
 
@@ -156,9 +201,15 @@ def assert_no_job_is_left(slurm: Path) -> None:
 def test_a_gang_over_two_nodes_measures(pool: SlurmPool, slurm: Path) -> None:
     result = run(pool, "")
     assert isinstance(result.outcome, Measured), result
-    assert (result.outcome.step_seconds, result.gpu_seconds) == (worker.STEP_SECONDS, pytest.approx(4 * result.wall_seconds))
+    assert (result.outcome.step_seconds, result.gpu_seconds) == (
+        worker.STEP_SECONDS,
+        pytest.approx(4 * result.wall_seconds),
+    )
     (folder,) = pool.settings.folder.iterdir()
-    assert {path.name for path in folder.glob("end.node*.json")} == {"end.node0.json", "end.node1.json"}
+    assert {path.name for path in folder.glob("end.node*.json")} == {
+        "end.node0.json",
+        "end.node1.json",
+    }
     assert_no_job_is_left(slurm)
 
 
@@ -183,7 +234,10 @@ def test_the_time_limit_is_to_the_second_not_to_slurms_minute(pool: SlurmPool, s
 
 
 def test_a_queue_without_end_is_left(pool: SlurmPool, slurm: Path) -> None:
-    hog = subprocess.Popen(["srun", "--nodes", "2", "--exclusive", "--input=none", "sleep", "120"], stdin=subprocess.DEVNULL)
+    hog = subprocess.Popen(
+        ["srun", "--nodes", "2", "--exclusive", "--input=none", "sleep", "120"],
+        stdin=subprocess.DEVNULL,
+    )
     try:
         time.sleep(2.0)
         pool.queue_seconds = -115.0  # with the probe's own limit and the slack for Slurm: 5 s
@@ -205,7 +259,11 @@ def test_a_stop_cancels_the_job(pool: SlurmPool, slurm: Path) -> None:
 
 
 def test_what_slurm_refuses_is_an_error_in_its_words(pool: SlurmPool) -> None:
-    wide = {**TWO_NODES, "cluster": {"gpu": "cpu", "num_gpus": 6, "gpus_per_node": 2}, "layout": {"dp_shard": 6}}
+    wide = {
+        **TWO_NODES,
+        "cluster": {"gpu": "cpu", "num_gpus": 6, "gpus_per_node": 2},
+        "layout": {"dp_shard": 6},
+    }
     wide["training"] = {"seq_len": 64, "global_batch_size": 6}
     with pytest.raises(ProbeError, match=r"Slurm: .*(?:[Nn]ode|configuration)"):
         run(pool, "", **{key: wide[key] for key in ("cluster", "layout", "training")})
@@ -215,20 +273,32 @@ def test_what_slurm_refuses_is_an_error_in_its_words(pool: SlurmPool) -> None:
 
 
 def test_planner_cli_probe_through_slurm(slurm: Path, cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "job.json").write_text(json.dumps({key: value for key, value in TWO_NODES.items() if key != "notes"}))
+    (tmp_path / "job.json").write_text(
+        json.dumps({key: value for key, value in TWO_NODES.items() if key != "notes"})
+    )
     environment = {
-        "SLURM_CONF": str(slurm), "PATH": PATH, "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"), "PLANNER_PROBE_PROGRAM": worker.__file__,
-    }  # fmt: skip
-    done = cli("probe", "--job", tmp_path / "job.json", "--pool", "slurm:debug", "--json", env=environment)
+        "SLURM_CONF": str(slurm),
+        "PATH": PATH,
+        "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"),
+        "PLANNER_PROBE_PROGRAM": worker.__file__,
+    }
+    done = cli(
+        "probe", "--job", tmp_path / "job.json", "--pool", "slurm:debug", "--json", env=environment
+    )
     assert done.returncode == 0, done.stderr
     (one,) = json.loads(done.stdout)["probes"]
-    assert (one["state"], one["measurement"]["measured"]["step_seconds"]) == ("done", worker.STEP_SECONDS)
+    assert (one["state"], one["measurement"]["measured"]["step_seconds"]) == (
+        "done",
+        worker.STEP_SECONDS,
+    )
 
 
 def test_without_slurm_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ProbeError, match="srun is not installed here; use --pool local"):
-        SlurmPool(LaunchSettings(folder=tmp_path)).run(ProbeTask(id="x", job=TWO_NODES, device="cpu"))
+        SlurmPool(LaunchSettings(folder=tmp_path)).run(
+            ProbeTask(id="x", job=TWO_NODES, device="cpu")
+        )
 
 
 def test_ports_differ_by_job_and_attempt_and_stay_out_of_the_clients_range() -> None:

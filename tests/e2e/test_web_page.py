@@ -13,7 +13,14 @@ import pytest
 
 from tests.conftest import JOB, clean_environment
 
-BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+BROWSER = next(
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
+)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 
 
@@ -33,8 +40,20 @@ def service(tmp_path: Path) -> Iterator[str]:
 def shown(url: str, folder: Path) -> str:
     """The page after its scripts, as the browser has it."""
     assert BROWSER is not None
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'browser'}", "--virtual-time-budget=20000"]
-    done = subprocess.run([BROWSER, *options, "--dump-dom", url], capture_output=True, text=True, timeout=120, check=True)
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={folder / 'browser'}",
+        "--virtual-time-budget=20000",
+    ]
+    done = subprocess.run(
+        [BROWSER, *options, "--dump-dom", url],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     return html.unescape(done.stdout)
 
 

@@ -1,4 +1,6 @@
-"""Formulas of the source documents, evaluated by the planner's own code. Each function returns the number that a fact states."""
+"""Formulas of the source documents, evaluated by the planner's own code. Each function returns the
+number that a fact states.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,23 +33,43 @@ def _priced(job: Mapping[str, Any]) -> tuple[Pricer, Job, Prices]:
 
 
 def effective_batch(local_batch: int, accumulation: int, dp: int) -> float:
-    """Global batch at which a layout of this local batch and DP degree accumulates so many times."""
-    layout = resolve_layout({"dp_shard": dp, "micro_batch_size": local_batch}, trainer="torchtitan", num_gpus=dp)
-    return float(next(batch for batch in range(1, 10_000) if layout.num_microbatches(batch) == accumulation))
+    """Global batch at which a layout of this local batch and DP degree accumulates so many
+    times.
+    """
+    layout = resolve_layout(
+        {"dp_shard": dp, "micro_batch_size": local_batch}, trainer="torchtitan", num_gpus=dp
+    )
+    return float(
+        next(batch for batch in range(1, 10_000) if layout.num_microbatches(batch) == accumulation)
+    )
 
 
 def accumulation_steps(global_batch: int, local_batch: int, dp: int) -> float:
     """Microbatches of a step without a pipeline."""
-    layout = resolve_layout({"dp_shard": dp, "micro_batch_size": local_batch}, trainer="torchtitan", num_gpus=dp)
+    layout = resolve_layout(
+        {"dp_shard": dp, "micro_batch_size": local_batch}, trainer="torchtitan", num_gpus=dp
+    )
     return float(layout.num_microbatches(global_batch))
 
 
 def layer_activations(tp: int, sp: bool, ac: str) -> float:
-    """Saved bytes of one layer of GPT-3 175B over tokens x hidden size, unfused attention, 16 bit."""
+    """Saved bytes of one layer of GPT-3 175B over tokens x hidden size, unfused attention, 16
+    bit.
+    """
     layout = {"tp": tp, "pp": 8, "sequence_parallel": sp, "ac": ac}
-    training = {"seq_len": 2048, "global_batch_size": 64, "trainer": "megatron", "attention_kernel": "unfused"}
+    training = {
+        "seq_len": 2048,
+        "global_batch_size": 64,
+        "trainer": "megatron",
+        "attention_kernel": "unfused",
+    }
     _, job, prices = _priced(
-        {"model": "gpt3-175b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 64}, "training": training, "layout": layout}
+        {
+            "model": "gpt3-175b",
+            "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 64},
+            "training": training,
+            "layout": layout,
+        }
     )
     return float(prices.stage_seconds.saved_bytes[0, 0] / (2048 * job.model.hidden_size))
 
@@ -74,28 +96,53 @@ def collective_over_closed_form(op: str, algorithm: str, ranks: int) -> float:
         ("p2p", "neighbour"): SIZE / BANDWIDTH + LATENCY,
     }
     ranks_of = None if op == "p2p" else ranks
-    return collective(op, SIZE, _flat(ranks), num_ranks=ranks_of, algorithm=algorithm).seconds / forms[op, algorithm]
+    return (
+        collective(op, SIZE, _flat(ranks), num_ranks=ranks_of, algorithm=algorithm).seconds
+        / forms[op, algorithm]
+    )
 
 
 def hierarchical_over_closed_form(inside: int, nodes: int) -> float:
-    """Reduce-scatter inside, all-reduce of 1/n of the data across on each member's own NIC, all-gather inside."""
+    """Reduce-scatter inside, all-reduce of 1/n of the data across on each member's own NIC,
+    all-gather inside.
+    """
     (b1, a1), (b2, a2) = (450e9, 2e-6), (50e9, 4e-6)
-    levels = [{"gpus": inside, "bandwidth": b1, "latency": a1}, {"gpus": inside * nodes, "bandwidth": b2, "latency": a2}]
-    cluster = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": inside * nodes, "fabric": levels})
+    levels = [
+        {"gpus": inside, "bandwidth": b1, "latency": a1},
+        {"gpus": inside * nodes, "bandwidth": b2, "latency": a2},
+    ]
+    cluster = ClusterSpec.from_user(
+        {"gpu": "h100-sxm-80gb", "num_gpus": inside * nodes, "fabric": levels}
+    )
     within = (inside - 1) * (SIZE / (inside * b1) + a1)
     across = 2 * (nodes - 1) * (SIZE / inside / (nodes * b2) + a2)
-    return collective("all-reduce", SIZE, cluster, algorithm="hierarchical").seconds / (2 * within + across)
+    return collective("all-reduce", SIZE, cluster, algorithm="hierarchical").seconds / (
+        2 * within + across
+    )
 
 
 def bubble_over_ideal(schedule: str, pp: int, microbatches: int) -> float:
     """Idle seconds over m (forward + backward), equal stages, free sends."""
-    columns = (np.array([pp]), np.array([1]), np.array([microbatches]), np.array([1.0]), np.array([1.2]), np.array([0.8]))
+    columns = (
+        np.array([pp]),
+        np.array([1]),
+        np.array([microbatches]),
+        np.array([1.0]),
+        np.array([1.2]),
+        np.array([0.8]),
+    )
     return float(SCHEDULES[schedule].bubble_seconds(*columns)[0]) / (microbatches * 3.0)
 
 
 def tensor_parallel_collectives(model: str, tp: int) -> float:
-    """Collectives of one dense layer with sequence parallelism, forward and backward; each moves one activation."""
-    job = {"model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": tp}, "training": {"seq_len": 8192, "global_batch_size": 1}}
+    """Collectives of one dense layer with sequence parallelism, forward and backward; each moves
+    one activation.
+    """
+    job = {
+        "model": model,
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": tp},
+        "training": {"seq_len": 8192, "global_batch_size": 1},
+    }
     parsed = Job.from_user({**job, "layout": {"tp": tp}})
     assert parsed.layout is not None
     batch = LayoutBatch.from_layouts([parsed.layout])
@@ -110,38 +157,67 @@ def tensor_parallel_collectives(model: str, tp: int) -> float:
 
 
 def pipeline_bytes(model: str, micro_batch: int, seq_len: int) -> float:
-    """Bytes over one stage boundary, forward and backward of one microbatch, over 2 x batch x seq x hidden x 2."""
+    """Bytes over one stage boundary, forward and backward of one microbatch, over 2 x batch x seq x
+    hidden x 2.
+    """
     fabric = [{"gpus": 8, "bandwidth": 1e9, "latency": 0}]
     job = {"model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8, "fabric": fabric}}
     training = {"seq_len": seq_len, "global_batch_size": 64}
-    pricer, parsed, prices = _priced({**job, "training": training, "layout": {"pp": 8, "micro_batch_size": micro_batch, "dp_shard": 1}})
+    pricer, parsed, prices = _priced(
+        {
+            **job,
+            "training": training,
+            "layout": {"pp": 8, "micro_batch_size": micro_batch, "dp_shard": 1},
+        }
+    )
     rate = 1e12 / send_seconds(np.array([1e12]), np.array([1.0]), pricer.fabric)[0]
-    return float(2 * prices.stage_seconds.sends.mean_seconds()[0] * rate / (2 * micro_batch * seq_len * parsed.model.hidden_size * 2))
+    return float(
+        2
+        * prices.stage_seconds.sends.mean_seconds()[0]
+        * rate
+        / (2 * micro_batch * seq_len * parsed.model.hidden_size * 2)
+    )
 
 
 def forward_flops_over_2nt(model: str, seq_len: int) -> float:
     """Counted forward FLOPs of one step over 2 x parameters x tokens."""
     cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 1}
     training = {"seq_len": seq_len, "global_batch_size": 1}
-    _, parsed, prices = _priced({"model": model, "cluster": cluster, "training": training, "layout": {}})
+    _, parsed, prices = _priced(
+        {"model": model, "cluster": cluster, "training": training, "layout": {}}
+    )
     counts = np.array([count for _, count in parsed.model.distinct_layers()] + [1.0, 1.0])
-    return float(counts @ prices.stage_seconds.forward_flops[:, 0]) / (2.0 * parsed.model.total_parameters() * seq_len)
+    return float(counts @ prices.stage_seconds.forward_flops[:, 0]) / (
+        2.0 * parsed.model.total_parameters() * seq_len
+    )
 
 
 def causal_attention_share(seq_len: int) -> float:
-    """Counted forward FLOPs of attention over those of the full square: the growth of FLOPs a token with the sequence."""
+    """Counted forward FLOPs of attention over those of the full square: the growth of FLOPs a token
+    with the sequence.
+    """
     total = {}
     for length in (seq_len, 2 * seq_len):
         total[length] = forward_flops_over_2nt("llama3-8b", length)
-    model = Job.from_user({"model": "llama3-8b", "cluster": "h100-8", "training": {"seq_len": seq_len, "global_batch_size": 8}}).model
+    model = Job.from_user(
+        {
+            "model": "llama3-8b",
+            "cluster": "h100-8",
+            "training": {"seq_len": seq_len, "global_batch_size": 8},
+        }
+    ).model
     per_token = (total[2 * seq_len] - total[seq_len]) * 2.0 * model.total_parameters()
-    square = 2.0 * model.num_hidden_layers * model.num_attention_heads * 2 * model.head_dim * seq_len
+    square = (
+        2.0 * model.num_hidden_layers * model.num_attention_heads * 2 * model.head_dim * seq_len
+    )
     return per_token / square
 
 
 def nvlink_both_directions(gpu: str) -> float:
     """Bytes a second, both directions, of the innermost level that the GPU is sold with."""
-    return 2 * ClusterSpec.from_user({"gpu": gpu, "num_gpus": 8}).fabric[0].bandwidth_bytes_per_second
+    return (
+        2 * ClusterSpec.from_user({"gpu": gpu, "num_gpus": 8}).fabric[0].bandwidth_bytes_per_second
+    )
 
 
 def inter_node(gpu: str) -> float:
@@ -152,8 +228,17 @@ def inter_node(gpu: str) -> float:
 def grouped_over_loop(experts: int, tokens: int, hidden: int, width: int) -> float:
     """How much faster one grouped GEMM is than a loop of launches, tokens an expert, forward."""
     gpu = load_gpu("h100-sxm-80gb")
-    device = Device.build(ClusterSpec.from_user({"gpu": gpu.name, "num_gpus": 8}), KERNELS["hopper"], PROFILES["torchtitan"])
-    rows, cols, depth, bf16 = np.array([float(tokens)]), np.array([float(width)]), np.array([float(hidden)]), np.zeros(1, dtype=np.int64)
+    device = Device.build(
+        ClusterSpec.from_user({"gpu": gpu.name, "num_gpus": 8}),
+        KERNELS["hopper"],
+        PROFILES["torchtitan"],
+    )
+    rows, cols, depth, bf16 = (
+        np.array([float(tokens)]),
+        np.array([float(width)]),
+        np.array([float(hidden)]),
+        np.zeros(1, dtype=np.int64),
+    )
     grouped = device.gemm_seconds(rows, cols, depth, np.array([float(experts)]), bf16)[0]
     alone = device.gemm_seconds(rows, cols, depth, np.ones(1), bf16)[0]
     return float(experts * max(alone, PROFILES["torchtitan"].launch_seconds) / grouped)
@@ -174,7 +259,12 @@ def float8_speedup_of(unit: str) -> float:
     seconds = {}
     for precision in ("bf16", "float8-tensorwise"):
         layout = {"tp": 8, "dp_shard": 8, "precision": precision, "compile": True}
-        job = {"model": "llama3-70b", "cluster": "h100-64", "training": {"seq_len": 8192, "global_batch_size": 64}, "layout": layout}
+        job = {
+            "model": "llama3-70b",
+            "cluster": "h100-64",
+            "training": {"seq_len": 8192, "global_batch_size": 64},
+            "layout": layout,
+        }
         _, _, prices = _priced(job)
         seconds[precision] = float(prices.stage_seconds.forward[{"layer": 0, "head": -1}[unit], 0])
     return seconds["bf16"] / seconds["float8-tensorwise"]
@@ -183,8 +273,11 @@ def float8_speedup_of(unit: str) -> float:
 FORMULAS: Mapping[str, Callable[..., float]] = {
     f.__name__: f
     for f in (
-        effective_batch, accumulation_steps, layer_activations, wire_over_size, collective_over_closed_form, hierarchical_over_closed_form,
-        bubble_over_ideal, tensor_parallel_collectives, pipeline_bytes, forward_flops_over_2nt, causal_attention_share,
-        nvlink_both_directions, inter_node, grouped_over_loop, axis_position, default_zero_stage, float8_speedup_of,
+        effective_batch, accumulation_steps, layer_activations, wire_over_size,
+        collective_over_closed_form, hierarchical_over_closed_form,
+        bubble_over_ideal, tensor_parallel_collectives, pipeline_bytes, forward_flops_over_2nt,
+        causal_attention_share,
+        nvlink_both_directions, inter_node, grouped_over_loop, axis_position, default_zero_stage,
+        float8_speedup_of,
     )
 }  # fmt: skip

@@ -1,4 +1,6 @@
-"""Closed forms of the textbooks, exactly, by the algorithm's name; and nccl-tests sweeps within their error."""
+"""Closed forms of the textbooks, exactly, by the algorithm's name; and nccl-tests sweeps within
+their error.
+"""
 
 import math
 import sys
@@ -20,7 +22,13 @@ BANDWIDTH, LATENCY = 100e9, 2e-6
 
 
 def flat(num_gpus: int, **level: object) -> ClusterSpec:
-    joined = {"gpus": num_gpus, "bandwidth": BANDWIDTH, "latency": LATENCY, "topology": "switch", **level}
+    joined = {
+        "gpus": num_gpus,
+        "bandwidth": BANDWIDTH,
+        "latency": LATENCY,
+        "topology": "switch",
+        **level,
+    }
     return ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, "fabric": [joined]})
 
 
@@ -29,18 +37,38 @@ def flat(num_gpus: int, **level: object) -> ClusterSpec:
 def test_closed_forms_of_one_level(n: int, size: float) -> None:
     cluster, log = flat(n), math.ceil(math.log2(n))
     forms = {
-        ("all-reduce", "ring"): (2 * (n - 1) * (size / (n * BANDWIDTH) + LATENCY), 2 * (n - 1), 2 * (n - 1) / n),
+        ("all-reduce", "ring"): (
+            2 * (n - 1) * (size / (n * BANDWIDTH) + LATENCY),
+            2 * (n - 1),
+            2 * (n - 1) / n,
+        ),
         ("all-gather", "ring"): ((n - 1) * (size / (n * BANDWIDTH) + LATENCY), n - 1, (n - 1) / n),
-        ("reduce-scatter", "ring"): ((n - 1) * (size / (n * BANDWIDTH) + LATENCY), n - 1, (n - 1) / n),
+        ("reduce-scatter", "ring"): (
+            (n - 1) * (size / (n * BANDWIDTH) + LATENCY),
+            n - 1,
+            (n - 1) / n,
+        ),
         ("broadcast", "ring"): ((n - 1) * LATENCY + size / BANDWIDTH, n - 1, 1),
         ("all-reduce", "tree"): (2 * log * (size / BANDWIDTH + LATENCY), 2 * log, 2 * log),
         ("broadcast", "tree"): (log * (size / BANDWIDTH + LATENCY), log, log),
-        ("all-to-all", "pairwise"): ((n - 1) * LATENCY + (n - 1) / n * size / BANDWIDTH, n - 1, (n - 1) / n),
+        ("all-to-all", "pairwise"): (
+            (n - 1) * LATENCY + (n - 1) / n * size / BANDWIDTH,
+            n - 1,
+            (n - 1) / n,
+        ),
         ("all-to-all", "direct"): (LATENCY + (n - 1) / n * size / BANDWIDTH, 1, (n - 1) / n),
-        ("all-reduce", "switch"): (2 * (LATENCY + (n - 1) / n * size / BANDWIDTH), 2, 2 * (n - 1) / n),
+        ("all-reduce", "switch"): (
+            2 * (LATENCY + (n - 1) / n * size / BANDWIDTH),
+            2,
+            2 * (n - 1) / n,
+        ),
     }
     if n > 2:
-        forms["all-reduce", "double-binary-tree"] = (2 * log * LATENCY + 2 * size / BANDWIDTH, 2 * log, 2)
+        forms["all-reduce", "double-binary-tree"] = (
+            2 * log * LATENCY + 2 * size / BANDWIDTH,
+            2 * log,
+            2,
+        )
     for (operation, algorithm), (seconds, steps, wire) in forms.items():
         answer = collective(operation, size, cluster, algorithm=algorithm)
         assert answer.seconds == pytest.approx(seconds, rel=1e-12), (operation, algorithm)
@@ -61,9 +89,13 @@ def test_hierarchical_all_reduce_of_two_and_three_levels() -> None:
     inside = 7 * (size / (8 * b1) + a1)
     two = ClusterSpec.from_user({"gpu": "h100", "num_gpus": 64, "fabric": levels[:2]})
     across = 2 * 7 * (size / 8 / (8 * b2) + a2)
-    assert collective("all-reduce", size, two, algorithm="hierarchical").seconds == pytest.approx(2 * inside + across, rel=1e-12)
+    assert collective("all-reduce", size, two, algorithm="hierarchical").seconds == pytest.approx(
+        2 * inside + across, rel=1e-12
+    )
     gather = 7 * (size / 8 / (8 * b2) + a2) + inside
-    assert collective("all-gather", size, two, algorithm="hierarchical").seconds == pytest.approx(gather, rel=1e-12)
+    assert collective("all-gather", size, two, algorithm="hierarchical").seconds == pytest.approx(
+        gather, rel=1e-12
+    )
     three = ClusterSpec.from_user({"gpu": "h100", "num_gpus": 256, "fabric": levels})
     outermost = 2 * 3 * (size / 64 / (4 * b3) + a3)
     assert collective("all-reduce", size, three, algorithm="hierarchical").seconds == pytest.approx(
@@ -71,13 +103,21 @@ def test_hierarchical_all_reduce_of_two_and_three_levels() -> None:
     )
 
 
-@pytest.mark.parametrize(("shape", "topology"), [([8, 8], "torus"), ([4, 4, 4], "torus"), ([8, 8], "mesh")])
+@pytest.mark.parametrize(
+    ("shape", "topology"), [([8, 8], "torus"), ([4, 4, 4], "torus"), ([8, 8], "mesh")]
+)
 def test_grids(shape: list[int], topology: str) -> None:
-    """Torus: bandwidth-optimal on all links, k (e - 1) steps a direction. Mesh: lines use each link one way, half the rate."""
+    """Torus: bandwidth-optimal on all links, k (e - 1) steps a direction. Mesh: lines use each link
+    one way, half the rate.
+    """
     size, n, k, e = 1e9, math.prod(shape), len(shape), shape[0]
-    answer = collective("all-reduce", size, flat(n, topology=topology, shape=shape), algorithm=topology)
+    answer = collective(
+        "all-reduce", size, flat(n, topology=topology, shape=shape), algorithm=topology
+    )
     rate = BANDWIDTH if topology == "torus" else BANDWIDTH / 2
-    assert answer.seconds == pytest.approx(2 * (k * (e - 1) * LATENCY + (n - 1) / n * size / rate), rel=1e-12)
+    assert answer.seconds == pytest.approx(
+        2 * (k * (e - 1) * LATENCY + (n - 1) / n * size / rate), rel=1e-12
+    )
     assert answer.steps == 2 * k * (e - 1)
 
 
@@ -85,7 +125,9 @@ def test_a_ring_fabric_carries_the_ring_and_a_tree_fabric_too() -> None:
     size, n = 1e9, 64
     expected = 2 * (n - 1) * (size / (n * BANDWIDTH) + LATENCY)
     for topology in ("ring", "tree"):
-        assert collective("all-reduce", size, flat(n, topology=topology), algorithm="ring").seconds == pytest.approx(expected, rel=1e-12)
+        assert collective(
+            "all-reduce", size, flat(n, topology=topology), algorithm="ring"
+        ).seconds == pytest.approx(expected, rel=1e-12)
 
 
 def test_published_sweeps_are_met() -> None:
@@ -97,8 +139,12 @@ def test_published_sweeps_are_met() -> None:
         if sample.sweep == "nccl-tests" and sample.ranks <= 8:
             groups[sample.gpu, sample.operation].append(e)
     assert len(groups) == 28
-    assert {key: round(float(np.mean(e)), 3) for key, e in groups.items() if np.mean(e) > 0.11} == {}
-    across = [e for s, e in zip(samples, error, strict=True) if s.ranks > 8 and s.size_bytes >= 2**26]
+    assert {
+        key: round(float(np.mean(e)), 3) for key, e in groups.items() if np.mean(e) > 0.11
+    } == {}
+    across = [
+        e for s, e in zip(samples, error, strict=True) if s.ranks > 8 and s.size_bytes >= 2**26
+    ]
     assert len(across) == 10
     assert np.mean(across) < 0.15
     huge = [e for s, e in zip(samples, error, strict=True) if s.size_bytes >= 2**32]
@@ -107,7 +153,9 @@ def test_published_sweeps_are_met() -> None:
 
 @pytest.mark.parametrize(("ranks", "chosen"), [(4, "ring"), (8, "nvls")])
 def test_nccl_reduces_in_the_switch_above_four_gpus(ranks: int, chosen: str) -> None:
-    """Source: ml-engineering network/README.md, H200: NVLS above 4 GPUs, 363 GB/s with 4 and 473 with 8."""
+    """Source: ml-engineering network/README.md, H200: NVLS above 4 GPUs, 363 GB/s with 4 and 473
+    with 8.
+    """
     cluster = ClusterSpec.from_user({"gpu": "h200-sxm-141gb", "num_gpus": 8})
     answer = collective("all-reduce", 8 * 2**30, cluster, num_ranks=ranks)
     measured = {4: 363.3e9, 8: 473.1e9}[ranks]

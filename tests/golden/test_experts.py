@@ -1,4 +1,6 @@
-"""Number one of well-known jobs is a layout that an engineer who runs such clusters would accept (experts.yaml says why)."""
+"""Number one of well-known jobs is a layout that an engineer who runs such clusters would accept
+(experts.yaml says why).
+"""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -26,16 +26,23 @@ def test_young_by_hand() -> None:
     np.testing.assert_allclose(found, [120 * MINUTE, 400.0], rtol=1e-12)
 
 
-@pytest.mark.parametrize(("mtbf_minutes", "published", "digits"), [(24 * 60, 117, 0), (6 * 60, 57, 0), (15, 9.1, 1)])
+@pytest.mark.parametrize(
+    ("mtbf_minutes", "published", "digits"), [(24 * 60, 117, 0), (6 * 60, 57, 0), (15, 9.1, 1)]
+)
 def test_daly_2006_figures_3_to_5(mtbf_minutes: float, published: float, digits: int) -> None:
-    # Captions of figures 3 to 5: dump time 5 min, restart 10 min, solution 500 h; "the new model predicts" 117, 57 and 9.1 min.
+    # Captions of figures 3 to 5: dump time 5 min, restart 10 min, solution 500 h; "the new model
+    #     predicts" 117, 57 and 9.1 min.
     (found,) = run.daly_interval_seconds(column(5 * MINUTE), column(mtbf_minutes * MINUTE)) / MINUTE
     assert round(found, digits) == published
 
 
 def test_daly_by_hand() -> None:
     # d = 2, M = 100: sqrt(400) (1 + sqrt(0.01)/3 + 0.01/9) - 2 = 20 x 1.034444 - 2 = 18.68889.
-    np.testing.assert_allclose(run.daly_interval_seconds(column(2.0), column(100.0)), 20 * (1 + 0.1 / 3 + 0.01 / 9) - 2, rtol=1e-12)
+    np.testing.assert_allclose(
+        run.daly_interval_seconds(column(2.0), column(100.0)),
+        20 * (1 + 0.1 / 3 + 0.01 / 9) - 2,
+        rtol=1e-12,
+    )
     # Dumps as long as twice the mean time between failures: the interval is that time.
     assert run.daly_interval_seconds(column(300.0), column(100.0))[0] == 100.0
 
@@ -43,11 +50,14 @@ def test_daly_by_hand() -> None:
 def test_goodput_by_hand() -> None:
     # t = 90, d = 10, M = 1000, R = 50: 90 / (1000 e^0.05 (e^0.1 - 1)).
     expected = 90.0 / (1000.0 * math.exp(0.05) * (math.exp(0.1) - 1.0))
-    np.testing.assert_allclose(run.goodput(column(90.0), column(10.0), column(1000.0), column(50.0)), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        run.goodput(column(90.0), column(10.0), column(1000.0), column(50.0)), expected, rtol=1e-12
+    )
 
 
 def test_llama3_interruptions_give_the_default_mtbf() -> None:
-    # Table 5: 419 unexpected interruptions in 54 days on 16,384 GPUs; "one every three hours" in the press.
+    # Table 5: 419 unexpected interruptions in 54 days on 16,384 GPUs; "one every three hours" in
+    #     the press.
     assert sum(run.LLAMA3_INTERRUPTIONS.values()) == 419
     gpu_hours = run.LLAMA3_GPUS * run.LLAMA3_SECONDS / HOUR / 419
     cluster = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 16384})
@@ -64,19 +74,24 @@ def test_over_30_percent_of_interruptions_are_gpu_faults() -> None:
 
 
 def llama3_405b(**training: object) -> tuple[Pricer, LayoutBatch]:
-    job = Job.from_user({
-        "model": "llama3.1-405b",
-        # Tectonic: 2 TB/s sustained (section 3.3.1).
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16384, "storage_bandwidth": "2 TB/s"},
-        "training": {"seq_len": 8192, "global_batch_size": 2048, **training},
-        "layout": {"dp_shard": 128, "tp": 8, "pp": 16},
-    })  # fmt: skip
+    job = Job.from_user(
+        {
+            "model": "llama3.1-405b",
+            # Tectonic: 2 TB/s sustained (section 3.3.1).
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16384, "storage_bandwidth": "2 TB/s"},
+            "training": {"seq_len": 8192, "global_batch_size": 2048, **training},
+            "layout": {"dp_shard": 128, "tp": 8, "pp": 16},
+        }
+    )
     assert job.layout is not None
-    return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts([job.layout])
+    return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(
+        [job.layout]
+    )
 
 
 def test_llama3_trains_over_90_percent_of_the_time() -> None:
-    # Section 3.3.4: "higher than 90% effective training time" while interrupted 419 times in 54 days. Stated tolerance: 0.90 to 0.97.
+    # Section 3.3.4: "higher than 90% effective training time" while interrupted 419 times in 54
+    # days. Stated tolerance: 0.90 to 0.97.
     pricer, batch = llama3_405b()
     columns = run.run_columns(pricer, batch, column(8.0), column(6.0))
     assert 0.90 < columns.progress.goodput[0] < 0.97
@@ -86,7 +101,8 @@ def test_llama3_trains_over_90_percent_of_the_time() -> None:
 
 
 def test_llama3_saves_1_mb_to_4_gb_a_gpu() -> None:
-    # Section 3.3.1: "checkpoints ... saving each GPU's model state, ranging from 1 MB to 4 GB per GPU".
+    # Section 3.3.1: "checkpoints ... saving each GPU's model state, ranging from 1 MB to 4 GB per
+    # GPU".
     pricer, batch = llama3_405b()
     found = run.save_costs(pricer, batch, column(8.0), "sync")
     assert 1e6 < found.gpu_bytes[0] < 4e9
@@ -94,23 +110,34 @@ def test_llama3_saves_1_mb_to_4_gb_a_gpu() -> None:
 
 
 def test_async_cuts_the_overhead_5_to_24_times() -> None:
-    # TorchTitan (arXiv 2410.06511): 5 to 15 times for Llama 3.1 8B; pytorch.org/blog/reducing-checkpointing-times: 23.6 times for a 7B
-    # model (148.8 s to 6.3 s). The ratio depends on the storage: ours is the default of 0.25 GB/s a GPU. Stated tolerance: 5 to 24.
-    job = Job.from_user({
-        "model": "llama3.1-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-        "training": {"seq_len": 8192, "global_batch_size": 64},
-        "layout": {"dp_shard": 64},
-    })  # fmt: skip
+    # TorchTitan (arXiv 2410.06511): 5 to 15 times for Llama 3.1 8B;
+    # pytorch.org/blog/reducing-checkpointing-times: 23.6 times for a 7B model (148.8 s to 6.3 s).
+    # The ratio depends on the storage: ours is the default of 0.25 GB/s a GPU. Stated tolerance: 5
+    #     to 24.
+    job = Job.from_user(
+        {
+            "model": "llama3.1-8b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+            "training": {"seq_len": 8192, "global_batch_size": 64},
+            "layout": {"dp_shard": 64},
+        }
+    )
     assert job.layout is not None
-    pricer, batch = Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts([job.layout])
-    blocked = {mode: run.save_costs(pricer, batch, column(1.5), mode).blocking_seconds[0] for mode in ("sync", "async", "async-pinned")}
+    pricer, batch = (
+        Pricer.build(job.model, job.cluster, job.training),
+        LayoutBatch.from_layouts([job.layout]),
+    )
+    blocked = {
+        mode: run.save_costs(pricer, batch, column(1.5), mode).blocking_seconds[0]
+        for mode in ("sync", "async", "async-pinned")
+    }
     assert 5 < blocked["sync"] / blocked["async"] < 24
     assert blocked["async-pinned"] < blocked["async"]
 
 
 def test_h100_node_draws_what_was_measured() -> None:
-    # Latif et al. 2025: at most 8.4 kW; Newkirk et al. 2025 (arXiv 2506.14551): intensive training at 76% of 10.2 kW.
+    # Latif et al. 2025: at most 8.4 kW; Newkirk et al. 2025 (arXiv 2506.14551): intensive training
+    # at 76% of 10.2 kW.
     rest = REST_OF_NODE_SHARE * 700.0
     assert 8 * (gpu_watts(700.0, column(1.0))[0] + rest) == pytest.approx(8400.0, rel=0.01)
     assert 8 * (gpu_watts(700.0, column(0.8))[0] + rest) == pytest.approx(0.76 * 10_200.0, rel=0.03)
@@ -124,8 +151,13 @@ def test_llama31_emissions() -> None:
 
 
 def test_bill_by_hand() -> None:
-    # 100 h on 8 GPUs at 2.5 USD, always busy: 800 GPU-hours, 2,000 USD, 1.1 x 8.4 kW x 100 h = 924 kWh, at 445 g 411 kg.
-    found = bill(ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 8, "price_per_gpu_hour": 2.5}), column(100 * HOUR), column(1.0))
+    # 100 h on 8 GPUs at 2.5 USD, always busy: 800 GPU-hours, 2,000 USD, 1.1 x 8.4 kW x 100 h = 924
+    # kWh, at 445 g 411 kg.
+    found = bill(
+        ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 8, "price_per_gpu_hour": 2.5}),
+        column(100 * HOUR),
+        column(1.0),
+    )
     assert found.gpu_hours[0] == pytest.approx(800.0)
     assert found.cost[0] == pytest.approx(2000.0)
     assert found.joules[0] / JOULES_PER_KWH == pytest.approx(924.0)

@@ -1,4 +1,6 @@
-"""Published timings of matrix products, run alone, against what the cost model says of them alone."""
+"""Published timings of matrix products, run alone, against what the cost model says of them
+alone.
+"""
 
 import csv
 import re
@@ -11,7 +13,11 @@ from planner.cost.price import Pricer
 from planner.specs.job import Job
 from tests.conftest import ROOT
 
-GPUS = {"A100-SXM-80GB": "a100-sxm-80gb", "H100-SXM-80GB": "h100-sxm-80gb", "H200-SXM-141GB": "h200-sxm-141gb"}
+GPUS = {
+    "A100-SXM-80GB": "a100-sxm-80gb",
+    "H100-SXM-80GB": "h100-sxm-80gb",
+    "H200-SXM-141GB": "h200-sxm-141gb",
+}
 
 
 def published(gpu: str) -> tuple[list[Shape], np.ndarray]:
@@ -19,8 +25,14 @@ def published(gpu: str) -> tuple[list[Shape], np.ndarray]:
     shapes, seconds = [], []
     with (ROOT / "benchmarks" / "measured" / "micro.csv").open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
-            sizes = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", row["shape_message"])}
-            if row["gpu"] == gpu and row["what"] == "GEMM bfloat16" and {"m", "n", "k"} <= sizes.keys():
+            sizes = {
+                key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", row["shape_message"])
+            }
+            if (
+                row["gpu"] == gpu
+                and row["what"] == "GEMM bfloat16"
+                and {"m", "n", "k"} <= sizes.keys()
+            ):
                 m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes.get("b", 1)
                 more = {"groups": groups} if groups > 1 else {}
                 shapes.append(Shape.of("grouped-gemm" if more else "gemm", m=m, n=n, k=k, **more))
@@ -31,7 +43,11 @@ def published(gpu: str) -> tuple[list[Shape], np.ndarray]:
 @pytest.mark.parametrize("gpu", GPUS)
 def test_products_alone_are_met_within_their_deviation(gpu: str) -> None:
     job = Job.from_user(
-        {"model": "llama3-8b", "cluster": {"gpu": GPUS[gpu], "num_gpus": 8}, "training": {"seq_len": 4096, "global_batch_size": 64}}
+        {
+            "model": "llama3-8b",
+            "cluster": {"gpu": GPUS[gpu], "num_gpus": 8},
+            "training": {"seq_len": 4096, "global_batch_size": 64},
+        }
     )
     pricer = Pricer.build(job.model, job.cluster, job.training)
     shapes, seconds = published(gpu)

@@ -1,4 +1,6 @@
-"""Korthikanti et al. 2022 (arXiv 2205.05198), table 5: the eight rows that Calculon validates on; and Megatron's MoE and CP rows."""
+"""Korthikanti et al. 2022 (arXiv 2205.05198), table 5: the eight rows that Calculon validates on;
+and Megatron's MoE and CP rows.
+"""
 
 import numpy as np
 import pytest
@@ -19,10 +21,23 @@ MOE = [row_id for row_id in ids("mbr", "dgxc") if is_moe(row_id)]
 CP = [row_id for row_id in ids("mbr", "dgxc") if published()[row_id]["layout"].get("cp", 1) > 1]
 
 WORST = 0.30
-# mbr-228 took 1.7 times as long as the same job in other releases of the same benchmark (shared/FINDINGS.md); we say half of it.
+# mbr-228 took 1.7 times as long as the same job in other releases of the same benchmark
+# (shared/FINDINGS.md); we say half of it.
 ODD = {"mbr-228": 0.60}
-# These ran, and our memory gives them more than 5% to run out of it (77% for mbr-106's layout, 64% for mbr-100's, 13 to 15% for 254, 255).
-REFUSED = {"mbr-100", "mbr-146", "mbr-190", "mbr-106", "mbr-151", "mbr-195", "mbr-233", "mbr-265", "mbr-254", "mbr-255"}
+# These ran, and our memory gives them more than 5% to run out of it (77% for mbr-106's layout, 64%
+# for mbr-100's, 13 to 15% for 254, 255).
+REFUSED = {
+    "mbr-100",
+    "mbr-146",
+    "mbr-190",
+    "mbr-106",
+    "mbr-151",
+    "mbr-195",
+    "mbr-233",
+    "mbr-265",
+    "mbr-254",
+    "mbr-255",
+}
 
 
 @pytest.mark.parametrize("row_id", KORTHIKANTI)
@@ -41,11 +56,15 @@ def test_the_mean_error_is_no_worse_than_calculons() -> None:
 
 @pytest.mark.parametrize("size", PAIRS)
 def test_the_gain_of_sequence_parallelism_and_selective_recomputation(size: str) -> None:
-    """The paper's point: 29.0, 31.8, 29.7 and 32.1% more throughput than full recomputation without sequence parallelism."""
+    """The paper's point: 29.0, 31.8, 29.7 and 32.1% more throughput than full recomputation without
+    sequence parallelism.
+    """
     full, selective = (f"kor-{number:03d}" for number in PAIRS[size])
     ours = (row(full).estimate.step_seconds or 0.0) / (row(selective).estimate.step_seconds or 1.0)
     theirs = (row(full).measured_seconds or 0.0) / (row(selective).measured_seconds or 1.0)
-    assert theirs == pytest.approx({"22B": 1.290, "175B": 1.318, "530B": 1.297, "1T": 1.321}[size], abs=0.002)
+    assert theirs == pytest.approx(
+        {"22B": 1.290, "175B": 1.318, "530B": 1.297, "1T": 1.321}[size], abs=0.002
+    )
     assert ours == pytest.approx(theirs, abs=0.04)
 
 
@@ -60,7 +79,9 @@ def test_there_are_moe_and_cp_rows() -> None:
 @pytest.mark.parametrize("row_id", sorted({*MOE, *CP}))
 def test_megatrons_moe_and_cp_rows_are_expressed_and_priced(row_id: str) -> None:
     error, estimate = step_error(row_id), row(row_id).estimate
-    assert row_id in REFUSED or estimate.fits, f"ran, and P(out of memory) is {estimate.oom_probability}"
+    assert row_id in REFUSED or estimate.fits, (
+        f"ran, and P(out of memory) is {estimate.oom_probability}"
+    )
     assert abs(error) < ODD.get(row_id, WORST), error
     assert estimate.time is not None
     exposed = estimate.time.exposed_communication_seconds

@@ -1,4 +1,6 @@
-"""Published parameter counts against the counts our shapes give: exact where the weights' own total is published."""
+"""Published parameter counts against the counts our shapes give: exact where the weights' own total
+is published.
+"""
 
 import pytest
 
@@ -10,13 +12,15 @@ ACTIVE = {
     "mixtral-8x7b": (12.9e9, 0.05e9),  # arXiv 2401.04088: 13B active
     "mixtral-8x22b": (39e9, 0.5e9),
     "deepseek-v2": (21e9, 0.5e9),  # arXiv 2405.04434
-    "deepseek-v3": (37e9, 1e9),  # arXiv 2412.19437: 37B of 671B; ours counts the input embedding too
+    # arXiv 2412.19437: 37B of 671B; ours counts the input embedding too
+    "deepseek-v3": (37e9, 1e9),
     "kimi-k2": (32e9, 1e9),  # arXiv 2507.20534
     "qwen3-30b-a3b": (3.3e9, 0.1e9),  # model card
     "qwen3-235b-a22b": (22e9, 0.5e9),
     "llama4-scout": (17e9, 0.5e9),
     "llama4-maverick": (17e9, 0.5e9),
-    "gpt-oss-20b": (3.61e9 + 201088 * 2880, 0.01e9),  # model card counts 3.61B without the embedding
+    # model card counts 3.61B without the embedding
+    "gpt-oss-20b": (3.61e9 + 201088 * 2880, 0.01e9),
     "gpt-oss-120b": (5.13e9 + 201088 * 2880, 0.01e9),
 }
 
@@ -37,7 +41,9 @@ def test_total_parameters_match_the_published_figure(name):
     if entry.exact:
         assert computed == entry.published_parameters
     else:
-        assert computed == pytest.approx(entry.published_parameters, abs=rounding(entry.published_parameters))
+        assert computed == pytest.approx(
+            entry.published_parameters, abs=rounding(entry.published_parameters)
+        )
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVE))
@@ -53,15 +59,25 @@ def test_parts_sum_to_the_total(name):
     ends = model.embedding_parameters() + model.final_norm_parameters + model.head_parameters()
     assert layers + ends == model.total_parameters()
     assert sum(count for _, count in model.distinct_layers()) == model.num_hidden_layers
-    assert 0 < model.matmul_parameters_per_token() < model.active_parameters() <= model.total_parameters()
+    assert (
+        0
+        < model.matmul_parameters_per_token()
+        < model.active_parameters()
+        <= model.total_parameters()
+    )
 
 
 def test_torchtitan_flops_of_llama3_8b():
-    """6 x (8030261248 - 128256 x 4096) + 12 x 32 x 32 x 128 x 8192, TorchTitan's own figure for its 8B flavour."""
+    """6 x (8030261248 - 128256 x 4096) + 12 x 32 x 32 x 128 x 8192, TorchTitan's own figure for its
+    8B flavour.
+    """
     assert load_model("llama3-8b").torchtitan_flops_per_token(8192) == 6 * 7504924672 + 12884901888
 
 
 def test_torchtitan_flops_of_mla_use_the_mean_head_width():
     model = load_model("deepseek-v2-lite")
     attention = 6 * 27 * 16 * (192 + 128) * 4096
-    assert model.torchtitan_flops_per_token(4096) == 6 * model.matmul_parameters_per_token() + attention
+    assert (
+        model.torchtitan_flops_per_token(4096)
+        == 6 * model.matmul_parameters_per_token() + attention
+    )

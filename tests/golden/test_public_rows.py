@@ -1,6 +1,8 @@
-"""Every published row gets an answer, and the errors over all of them never grow beyond what is committed in accuracy_floor.json.
+"""Every published row gets an answer, and the errors over all of them never grow beyond what is
+committed in accuracy_floor.json.
 
-    python -m tests.golden.test_public_rows [--loosen]     writes today's figures; refuses to raise one unless told to
+    python -m tests.golden.test_public_rows [--loosen]     writes today's figures; refuses to raise
+    one unless told to
 """
 
 import json
@@ -22,28 +24,40 @@ SLACK = 0.002
 
 
 def figures(rows: list[Row]) -> dict[str, float]:
-    """Mean absolute relative errors of step time and memory, first as predicted without the row's source, then in sample; regret of the
-    first pick; runs out of memory that are called a fit, and runs that did fit and are refused.
+    """Mean absolute relative errors of step time and memory, first as predicted without the row's
+    source, then in sample; regret of the first pick; runs out of memory that are called a fit, and
+    runs that did fit and are refused.
     """
     fitted = Fitted.find(rows, shipped_calibration())
     assert fitted is not None
     out = fitted.left_out(rows, "group")
     unseen, everything = summarise(out, "left out"), summarise(rows, "all")
     errors = {
-        "left_out_all": unseen.time, "left_out_complete": summarise(complete(out), "complete").time,
-        "step_time_all": everything.time, "step_time_complete": summarise(complete(rows), "complete").time,
-        "allocated": everything.allocated, "allocated_complete": summarise(complete(rows), "complete").allocated,
+        "left_out_all": unseen.time,
+        "left_out_complete": summarise(complete(out), "complete").time,
+        "step_time_all": everything.time,
+        "step_time_complete": summarise(complete(rows), "complete").time,
+        "allocated": everything.allocated,
+        "allocated_complete": summarise(complete(rows), "complete").allocated,
         "reserved": everything.reserved,
-    }  # fmt: skip
+    }
     regret_at_1 = mean_over_sweeps(out, lambda members: regret(members, 1))
     assert regret_at_1 is not None
-    shares = {"regret_at_1": regret_at_1, "missed_oom": float(everything.out_of_memory_missed), "refused": everything.refused / len(rows)}
-    return {name: round(found.mape, 4) for name, found in errors.items() if found is not None} | {k: round(v, 4) for k, v in shares.items()}
+    shares = {
+        "regret_at_1": regret_at_1,
+        "missed_oom": float(everything.out_of_memory_missed),
+        "refused": everything.refused / len(rows),
+    }
+    return {name: round(found.mape, 4) for name, found in errors.items() if found is not None} | {
+        k: round(v, 4) for k, v in shares.items()
+    }
 
 
 def worse(ours: dict[str, float], committed: dict[str, float]) -> dict[str, tuple[float, float]]:
     """Figures above the committed ones by more than SLACK, as (now, committed)."""
-    return {name: (ours[name], limit) for name, limit in committed.items() if ours[name] > limit + SLACK}
+    return {
+        name: (ours[name], limit) for name, limit in committed.items() if ours[name] > limit + SLACK
+    }
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +68,18 @@ def rows() -> list[Row]:
 
 
 def test_every_row_is_answered(rows: list[Row]) -> None:
-    given = [json.loads(line)["id"] for line in PUBLIC.read_text(encoding="utf-8").splitlines() if line.strip()]
+    given = [
+        json.loads(line)["id"]
+        for line in PUBLIC.read_text(encoding="utf-8").splitlines()
+        if line.strip()
+    ]
     assert [row.job.id for row in rows] == given
     assert len(given) == len(set(given)) >= 374
-    refused = {row.job.id: [f"{v.field}: {v.rule}" for v in row.estimate.violations] for row in rows if not row.estimate.valid}
+    refused = {
+        row.job.id: [f"{v.field}: {v.rule}" for v in row.estimate.violations]
+        for row in rows
+        if not row.estimate.valid
+    }
     assert refused == {}
 
 
@@ -67,18 +89,32 @@ def test_every_answer_is_whole(rows: list[Row]) -> None:
         assert e.time is not None, row.job.id
         assert e.memory is not None, row.job.id
         assert e.time.total() == pytest.approx(e.step_seconds, rel=1e-9), row.job.id
-        numbers = (e.step_seconds, e.tokens_per_second_per_gpu, e.peak_allocated_bytes, e.peak_reserved_bytes, e.device_bytes)
-        assert all(number is not None and math.isfinite(number) and number > 0 for number in numbers), row.job.id
-        assert (e.peak_allocated_bytes or 0) <= (e.peak_reserved_bytes or 0) <= (e.device_bytes or 0), row.job.id
+        numbers = (
+            e.step_seconds,
+            e.tokens_per_second_per_gpu,
+            e.peak_allocated_bytes,
+            e.peak_reserved_bytes,
+            e.device_bytes,
+        )
+        assert all(
+            number is not None and math.isfinite(number) and number > 0 for number in numbers
+        ), row.job.id
+        assert (
+            (e.peak_allocated_bytes or 0) <= (e.peak_reserved_bytes or 0) <= (e.device_bytes or 0)
+        ), row.job.id
         assert e.mfu is None or 0 < e.mfu < 1, row.job.id
-        assert max(stage.peak_reserved_bytes for stage in e.memory.stages) == pytest.approx(e.peak_reserved_bytes), row.job.id
+        assert max(stage.peak_reserved_bytes for stage in e.memory.stages) == pytest.approx(
+            e.peak_reserved_bytes
+        ), row.job.id
 
 
 def test_errors_do_not_grow(rows: list[Row]) -> None:
     committed = json.loads(FLOOR.read_text(encoding="utf-8"))
     ours = figures(rows)
     assert ours.keys() == committed.keys()
-    assert worse(ours, committed) == {}, "an improvement elsewhere does not pay for this; see the module's docstring"
+    assert worse(ours, committed) == {}, (
+        "an improvement elsewhere does not pay for this; see the module's docstring"
+    )
 
 
 def test_the_model_beats_forty_percent_of_the_peak(rows: list[Row]) -> None:
@@ -97,9 +133,16 @@ def test_a_figure_that_grows_is_named() -> None:
 def main(loosen: bool) -> int:
     ours = figures(read_rows(str(PUBLIC))[0])
     committed = json.loads(FLOOR.read_text(encoding="utf-8")) if FLOOR.exists() else {}
-    raised = {name: (value, committed[name]) for name, value in ours.items() if value > committed.get(name, math.inf)}
+    raised = {
+        name: (value, committed[name])
+        for name, value in ours.items()
+        if value > committed.get(name, math.inf)
+    }
     if raised and not loosen:
-        print(f"higher than committed (now, committed): {raised}; pass --loosen and say why in the commit")
+        print(
+            f"higher than committed (now, committed): {raised}; pass --loosen and say why in the "
+            "commit"
+        )
         return 1
     FLOOR.write_text(json.dumps(ours, indent=2) + "\n", encoding="utf-8")
     print(ours)

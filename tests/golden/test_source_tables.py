@@ -1,9 +1,13 @@
-"""Every number or statement of the project's source documents, one TOML each in facts/: reproduced, or a disagreement on record.
+"""Every number or statement of the project's source documents, one TOML each in facts/: reproduced,
+or a disagreement on record.
 
-A fact: `statement`, `source`, `verdict` ("reproduced" | "documented disagreement"), for a disagreement `why` and `ours`, and [check]:
-kind "row" (quantity of a published row), "quantity" (of `job`), "ratio", "saving" or "difference" (of `job` against the same job with the
-changes in `versus`, or of `row` against `versus_row`), "formula" (`tests.golden.source_formulas`), "refused" or "recommended".
-stated: a number or [low, high]; tolerance: relative. A disagreement has to persist: when the model comes to agree, change its verdict.
+A fact: `statement`, `source`, `verdict` ("reproduced" | "documented disagreement"), for a
+disagreement `why` and `ours`, and [check]: kind "row" (quantity of a published row), "quantity" (of
+`job`), "ratio", "saving" or "difference" (of `job` against the same job with the changes in
+`versus`, or of `row` against `versus_row`), "formula" (`tests.golden.source_formulas`), "refused"
+or "recommended".
+stated: a number or [low, high]; tolerance: relative. A disagreement has to persist: when the model
+    comes to agree, change its verdict.
 """
 
 import tomllib
@@ -34,10 +38,19 @@ def without_nulls(value: Any) -> Any:
     return None if value == "null" else value
 
 
-FACTS = {path.stem: without_nulls(tomllib.loads(path.read_text())) for path in sorted(FOLDER.glob("*.toml"))}
+FACTS = {
+    path.stem: without_nulls(tomllib.loads(path.read_text()))
+    for path in sorted(FOLDER.glob("*.toml"))
+}
 VERDICTS = ("reproduced", "documented disagreement")
 DRIFT = 0.15  # how far our side of a disagreement may move before its record is out of date
-IN_WORST_STAGE = {"activations_bytes", "gradients_bytes", "optimizer_bytes", "parameters_bytes", "logits_bytes"}
+IN_WORST_STAGE = {
+    "activations_bytes",
+    "gradients_bytes",
+    "optimizer_bytes",
+    "parameters_bytes",
+    "logits_bytes",
+}
 EXPOSED = "exposed "
 
 
@@ -47,7 +60,9 @@ class Ids:
 
 
 def quantity(estimate: Estimate, name: str, job: Job) -> float:
-    """One figure of an estimate: a field, a part of the worst stage's memory, "exposed fsdp", or "state bytes a parameter"."""
+    """One figure of an estimate: a field, a part of the worst stage's memory, "exposed fsdp", or
+    "state bytes a parameter".
+    """
     assert estimate.valid, estimate.violations
     assert estimate.memory is not None
     assert estimate.time is not None
@@ -55,9 +70,14 @@ def quantity(estimate: Estimate, name: str, job: Job) -> float:
     if name in IN_WORST_STAGE:
         return float(getattr(stage, name))
     if name == "exposed share":
-        return sum(estimate.time.exposed_communication_seconds.values()) / (estimate.step_seconds or 1.0)
+        return sum(estimate.time.exposed_communication_seconds.values()) / (
+            estimate.step_seconds or 1.0
+        )
     if name.startswith(EXPOSED):
-        return sum(estimate.time.exposed_communication_seconds[axis] for axis in name.removeprefix(EXPOSED).split("+"))
+        return sum(
+            estimate.time.exposed_communication_seconds[axis]
+            for axis in name.removeprefix(EXPOSED).split("+")
+        )
     states = stage.parameters_bytes + stage.gradients_bytes + stage.optimizer_bytes
     if name == "state bytes":
         return states
@@ -68,7 +88,10 @@ def quantity(estimate: Estimate, name: str, job: Job) -> float:
 
 def merged(job: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """The job with these keys of its parts changed."""
-    return job | {key: (job.get(key, {}) | value) if isinstance(value, dict) else value for key, value in changes.items()}
+    return job | {
+        key: (job.get(key, {}) | value) if isinstance(value, dict) else value
+        for key, value in changes.items()
+    }
 
 
 def of_job(values: dict[str, Any], name: str) -> float:
@@ -81,8 +104,12 @@ def pair(check: dict[str, Any]) -> tuple[float, float]:
     name = check["quantity"]
     if "row" in check:
         rows = row(check["row"]), row(check["versus_row"])
-        return quantity(rows[0].estimate, name, rows[0].job), quantity(rows[1].estimate, name, rows[1].job)
-    return of_job(check["job"], name), of_job(merged(check["job"], check["versus"]), check.get("versus_quantity", name))
+        return quantity(rows[0].estimate, name, rows[0].job), quantity(
+            rows[1].estimate, name, rows[1].job
+        )
+    return of_job(check["job"], name), of_job(
+        merged(check["job"], check["versus"]), check.get("versus_quantity", name)
+    )
 
 
 def recommended(check: dict[str, Any]) -> float:
@@ -91,7 +118,10 @@ def recommended(check: dict[str, Any]) -> float:
     estimate = estimate_job(Job.from_user(job))
     assert estimate.valid, estimate.violations
     assert estimate.fits == check["fits"], estimate.device_bytes
-    ranked = [winner(job, {}), winner(job, {name: job["layout"][name] for name in check["degrees"]})]
+    ranked = [
+        winner(job, {}),
+        winner(job, {name: job["layout"][name] for name in check["degrees"]}),
+    ]
     assert ranked[0].estimate.step_seconds is not None
     assert ranked[1].estimate.step_seconds is not None
     return ranked[1].estimate.step_seconds / ranked[0].estimate.step_seconds
@@ -104,9 +134,13 @@ def winner(job: dict[str, Any], fix: dict[str, Any]) -> RankedLayout:
 
 
 def refused(check: dict[str, Any]) -> float:
-    """1 where the layout breaks a rule on this field whose text says so; 0 where nothing is broken."""
+    """1 where the layout breaks a rule on this field whose text says so; 0 where nothing is
+    broken.
+    """
     estimate = estimate_job(Job.from_user(check["job"]))
-    found = [v for v in estimate.violations if v.field == check["field"] and check["says"] in v.rule]
+    found = [
+        v for v in estimate.violations if v.field == check["field"] and check["says"] in v.rule
+    ]
     assert bool(found) == (not estimate.valid), estimate.violations
     return float(bool(found))
 
@@ -122,16 +156,24 @@ def ours(name: str) -> float:
         return of_job(check["job"], check["quantity"])
     if kind in ("ratio", "saving", "difference"):
         subject, other = pair(check)
-        return {"ratio": subject / other, "saving": 1.0 - subject / other, "difference": other - subject}[kind]
+        return {
+            "ratio": subject / other,
+            "saving": 1.0 - subject / other,
+            "difference": other - subject,
+        }[kind]
     if kind == "formula":
         return FORMULAS[check["formula"]](**check["arguments"])
     return {"refused": refused, "recommended": recommended}[kind](check)
 
 
 def agrees(value: float, check: dict[str, Any]) -> bool:
-    """Inside the stated number or range, widened by the tolerance; a recommended layout need only be near the winner."""
+    """Inside the stated number or range, widened by the tolerance; a recommended layout need only
+    be near the winner.
+    """
     low, high = check["stated"] if isinstance(check["stated"], list) else (check["stated"],) * 2
-    return bool(low * (1 - check["tolerance"]) - 1e-12 <= value <= high * (1 + check["tolerance"]) + 1e-12)
+    return bool(
+        low * (1 - check["tolerance"]) - 1e-12 <= value <= high * (1 + check["tolerance"]) + 1e-12
+    )
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -139,10 +181,15 @@ def test_fact(name: str) -> None:
     fact = FACTS[name]
     value, check = ours(name), fact["check"]
     if fact["verdict"] == "reproduced":
-        assert agrees(value, check), f"{fact['statement']} We say {value:.4g}, stated {check['stated']} within {check['tolerance']:.0%}."
+        assert agrees(value, check), (
+            f"{fact['statement']} We say {value:.4g}, stated {check['stated']} within "
+            f"{check['tolerance']:.0%}."
+        )
         return
     assert not agrees(value, check), f"we now say {value:.4g}, which agrees: change the verdict"
-    assert value == pytest.approx(fact["ours"], rel=DRIFT, abs=1e-9), "our side has moved: look again and record it"
+    assert value == pytest.approx(fact["ours"], rel=DRIFT, abs=1e-9), (
+        "our side has moved: look again and record it"
+    )
 
 
 def test_facts_are_complete() -> None:
@@ -151,6 +198,8 @@ def test_facts_are_complete() -> None:
         assert fact["statement"].endswith("."), name
         assert fact["source"], name
         assert 0 <= fact["check"]["tolerance"] <= 0.15, name
-        assert (fact["verdict"] == "reproduced") == ("why" not in fact) == ("ours" not in fact), name
+        assert (fact["verdict"] == "reproduced") == ("why" not in fact) == ("ours" not in fact), (
+            name
+        )
     assert len(FACTS) >= 100
     assert Counter(fact["verdict"] for fact in FACTS.values())["documented disagreement"] <= 20

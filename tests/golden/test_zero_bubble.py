@@ -1,6 +1,8 @@
-"""Zero Bubble Pipeline Parallelism (Qi et al. 2023, arXiv 2401.10241), tables 3 and 4: order by throughput, memory, bubbles.
+"""Zero Bubble Pipeline Parallelism (Qi et al. 2023, arXiv 2401.10241), tables 3 and 4: order by
+throughput, memory, bubbles.
 
-Rows zb-*: GPT 1.5B and 6.2B on 8 A100, 24, 32 and 64 microbatches, schedules 1F1B, Interleaved1F1B (1F1B-I), ZB-1p and ZB-2p.
+Rows zb-*: GPT 1.5B and 6.2B on 8 A100, 24, 32 and 64 microbatches, schedules 1F1B, Interleaved1F1B
+(1F1B-I), ZB-1p and ZB-2p.
 """
 
 import itertools
@@ -36,7 +38,9 @@ GROUPS = groups()
 
 def test_all_groups_are_there() -> None:
     assert set(GROUPS) == set(itertools.product(("gpt-1.5B", "gpt-6.2B"), (8,), (24, 32, 64)))
-    assert all(set(members) == {"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p"} for members in GROUPS.values())
+    assert all(
+        set(members) == {"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p"} for members in GROUPS.values()
+    )
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -51,7 +55,9 @@ def test_schedules_come_in_the_measured_order(group: Group) -> None:
     assert not swapped
     assert rank_correlation(list(members.values())) >= 0.94  # 1; 0.95 where two measurements tie
     best = min(members, key=lambda name: members[name].estimate.step_seconds or np.inf)
-    assert best == min(members, key=lambda name: members[name].measured_seconds or np.inf) == "ZB-2p"
+    assert (
+        best == min(members, key=lambda name: members[name].measured_seconds or np.inf) == "ZB-2p"
+    )
 
 
 def test_steps_are_within_seven_percent() -> None:
@@ -63,27 +69,46 @@ def test_steps_are_within_seven_percent() -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_memory_comes_in_the_papers_order(group: Group) -> None:
-    """Printed gigabytes of the fullest worker; ZB-1p may hold what 1F1B holds, ZB-2p twice the activations.
+    """Printed gigabytes of the fullest worker; ZB-1p may hold what 1F1B holds, ZB-2p twice the
+    activations.
 
     The paper does not say whether they were allocated or reserved: allocated.
     """
     members = GROUPS[group]
-    ours = {name: float(found.estimate.peak_allocated_bytes or np.nan) / 1e9 for name, found in members.items()}
-    theirs = {name: float(found.job.labels["measured"]["peak_gigabytes_as_printed"]) for name, found in members.items()}
+    ours = {
+        name: float(found.estimate.peak_allocated_bytes or np.nan) / 1e9
+        for name, found in members.items()
+    }
+    theirs = {
+        name: float(found.job.labels["measured"]["peak_gigabytes_as_printed"])
+        for name, found in members.items()
+    }
     assert ours["ZB-1p"] == pytest.approx(ours["1F1B"], rel=0.10)
     assert ours["1F1B"] <= ours["ZB-1p"] < ours["Interleaved1F1B"] < ours["ZB-2p"]
-    assert sorted(ours, key=lambda name: (ours[name], name)) == sorted(theirs, key=lambda name: (theirs[name], name))
+    assert sorted(ours, key=lambda name: (ours[name], name)) == sorted(
+        theirs, key=lambda name: (theirs[name], name)
+    )
     for name in members:
         assert ours[name] == pytest.approx(theirs[name], rel=0.10), name
 
 
 def test_bubbles_of_equal_stages_follow_table_1() -> None:
-    """1F1B (p - 1)(F + B + W); ZB-H1, which is ZB-1p's plan, (p - 1)(F + B - W); ZB-2p none beyond the last stage's wait."""
-    for p, m, (f, i, w) in itertools.product((2, 4, 8), (24, 64), ((1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (2.0, 2.5, 1.5))):
+    """1F1B (p - 1)(F + B + W); ZB-H1, which is ZB-1p's plan, (p - 1)(F + B - W); ZB-2p none beyond
+    the last stage's wait.
+    """
+    for p, m, (f, i, w) in itertools.product(
+        (2, 4, 8), (24, 64), ((1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (2.0, 2.5, 1.5))
+    ):
 
-        def bubble(name: str, p: int = p, m: int = m, f: float = f, i: float = i, w: float = w) -> float:
+        def bubble(
+            name: str, p: int = p, m: int = m, f: float = f, i: float = i, w: float = w
+        ) -> float:
             columns = (np.array([float(x)]) for x in (f, i, w))
-            return float(SCHEDULES[name].bubble_seconds(np.array([p]), np.array([1]), np.array([m]), *columns)[0])
+            return float(
+                SCHEDULES[name].bubble_seconds(
+                    np.array([p]), np.array([1]), np.array([m]), *columns
+                )[0]
+            )
 
         assert bubble("1F1B") == pytest.approx((p - 1) * (f + i + w))
         assert bubble("ZB-1p") == pytest.approx((p - 1) * (f + i - w))
@@ -102,13 +127,23 @@ def test_predicted_bubbles_fall_in_the_papers_order() -> None:
 
 
 def test_interleaving_pays_for_its_sends() -> None:
-    """Sends that Megatron of 2023 did not overlap cost 1F1B-I more than they cost the others, and more with every microbatch."""
+    """Sends that Megatron of 2023 did not overlap cost 1F1B-I more than they cost the others, and
+    more with every microbatch.
+    """
     for model in ("gpt-1.5B", "gpt-6.2B"):
         waits = {}
         for count in (24, 64):
             members = GROUPS[model, 8, count]
             times = {name: found.estimate.time for name, found in members.items()}
-            waits[count] = {name: time.exposed_communication_seconds["pp"] for name, time in times.items() if time}
-            assert waits[count]["Interleaved1F1B"] > 2 * waits[count]["1F1B"] > 2 * waits[count]["ZB-1p"]
+            waits[count] = {
+                name: time.exposed_communication_seconds["pp"]
+                for name, time in times.items()
+                if time
+            }
+            assert (
+                waits[count]["Interleaved1F1B"]
+                > 2 * waits[count]["1F1B"]
+                > 2 * waits[count]["ZB-1p"]
+            )
         assert waits[64]["Interleaved1F1B"] > 2 * waits[24]["Interleaved1F1B"]
         assert waits[64]["ZB-1p"] == pytest.approx(waits[24]["ZB-1p"], rel=0.05)

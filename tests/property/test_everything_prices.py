@@ -1,7 +1,9 @@
-"""Every catalogue model on every GPU under every trainer, schedule and precision: priced in full, or refused with rule and remedy.
+"""Every catalogue model on every GPU under every trainer, schedule and precision: priced in full,
+or refused with rule and remedy.
 
-NUM_JOBS x ROWS random layouts, drawn by a seeded generator and checked as columns. Nine values in ten are drawn from what the trainer
-knows and the rest from everything that the contract can spell, so that legal and illegal layouts both abound.
+NUM_JOBS x ROWS random layouts, drawn by a seeded generator and checked as columns. Nine values in
+ten are drawn from what the trainer knows and the rest from everything that the contract can spell,
+so that legal and illegal layouts both abound.
 """
 
 import itertools
@@ -48,14 +50,19 @@ class Priced:
     @property
     def name(self) -> str:
         c = self.context
-        return f"{c.model.name} on {c.cluster.num_gpus} {c.cluster.gpu.name} with {c.training.trainer}"
+        return (
+            f"{c.model.name} on {c.cluster.num_gpus} {c.cluster.gpu.name} with {c.training.trainer}"
+        )
 
 
 @cache
 def jobs() -> tuple[Priced, ...]:
     draw = np.random.default_rng(SEED)
     models, gpus, trainers = model_names(), gpu_names(), tuple(TRAINERS)
-    places = [(models[i % len(models)], gpus[i % len(gpus)], trainers[(i // len(gpus)) % len(trainers)]) for i in range(NUM_JOBS)]
+    places = [
+        (models[i % len(models)], gpus[i % len(gpus)], trainers[(i // len(gpus)) % len(trainers)])
+        for i in range(NUM_JOBS)
+    ]
     return tuple(priced(draw, *place) for place in places)
 
 
@@ -69,10 +76,17 @@ def priced(draw: np.random.Generator, model: str, gpu: str, trainer: str) -> Pri
                 "seq_len": int(draw.choice((1024, 4096, 8192, 65536))),
                 "global_batch_size": num_gpus * int(draw.choice((1, 2, 4, 16))),
                 "trainer": trainer,
-                **({"trainer_version": "zero-bubble, main of 2026-06"} if trainer == "megatron" else {}),  # the fork, with nvfp4
+                # the fork, with nvfp4
+                **(
+                    {"trainer_version": "zero-bubble, main of 2026-06"}
+                    if trainer == "megatron"
+                    else {}
+                ),
                 "max_grad_norm": None if draw.random() < 0.3 else 1.0,
                 "attention_kernel": "unfused" if draw.random() < 0.1 else "flash",
-                "optimizer": str(draw.choice(("adamw", "adamw-bf16-states", "muon", "adafactor", "sgd"))),
+                "optimizer": str(
+                    draw.choice(("adamw", "adamw-bf16-states", "muon", "adafactor", "sgd"))
+                ),
             }
         ),
     )
@@ -86,12 +100,20 @@ def priced(draw: np.random.Generator, model: str, gpu: str, trainer: str) -> Pri
 
 
 def random_layouts(draw: np.random.Generator, context: Context, count: int) -> LayoutBatch:
-    """Columns of random layouts, mostly of what the trainer and the GPU know. Without a pipeline one stage: see DEFECTS."""
+    """Columns of random layouts, mostly of what the trainer and the GPU know. Without a pipeline
+    one stage: see DEFECTS.
+    """
     known, num_gpus = context.trainer, context.cluster.num_gpus
 
     def pick(every: tuple[object, ...], sensible: frozenset[object]) -> np.ndarray:
-        inside = np.array([index for index, name in enumerate(every) if name in sensible] or range(len(every)))
-        return np.where(draw.random(count) < 0.9, draw.choice(inside, count), draw.integers(0, len(every), count))
+        inside = np.array(
+            [index for index, name in enumerate(every) if name in sensible] or range(len(every))
+        )
+        return np.where(
+            draw.random(count) < 0.9,
+            draw.choice(inside, count),
+            draw.integers(0, len(every), count),
+        )
 
     def flag(chance: float) -> BoolColumn:
         return np.asarray(draw.random(count) < chance)
@@ -113,17 +135,36 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
     compiled = flag(0.4 if context.limits.compiles else 0.03)
     value = np.where(ac_kind == AC_KINDS.index("selective-layer"), draw.integers(1, 5, count), 0.0)
     return LayoutBatch(
-        dp_replicate=replicas, dp_shard=dp_shard, cp=cp, tp=tp, pp=pp, ep=draw.choice((1, 2, 4, 8) if moe else (1,) * 30 + (2,), count),
-        etp=np.where(flag(0.1 if moe else 0.02), tp, 1), zero_stage=pick((0, 1, 2, 3), known.zero_stages),
-        sequence_parallel=flag(0.8), async_tp=flag(0.3) & compiled & (tp > 1), cp_method=pick(CP_METHODS, known.cp_methods),
-        pp_schedule=schedule, virtual_stages=np.where(pp == 1, 1, np.where(flag(0.1), draw.integers(1, 4, count), virtual)),
+        dp_replicate=replicas,
+        dp_shard=dp_shard,
+        cp=cp,
+        tp=tp,
+        pp=pp,
+        ep=draw.choice((1, 2, 4, 8) if moe else (1,) * 30 + (2,), count),
+        etp=np.where(flag(0.1 if moe else 0.02), tp, 1),
+        zero_stage=pick((0, 1, 2, 3), known.zero_stages),
+        sequence_parallel=flag(0.8),
+        async_tp=flag(0.3) & compiled & (tp > 1),
+        cp_method=pick(CP_METHODS, known.cp_methods),
+        pp_schedule=schedule,
+        virtual_stages=np.where(
+            pp == 1, 1, np.where(flag(0.1), draw.integers(1, 4, count), virtual)
+        ),
         split=np.full(count, -1),
-        micro_batch_size=draw.choice((1, 1, 1, 1, 2, 2, 4, 3), count), ac_kind=ac_kind,
-        ac_value=np.where(ac_kind == AC_KINDS.index("memory-budget"), np.round(draw.random(count), 2), value),
-        precision=precision, float8_all_gather=flag(0.5) & (precision == PRECISIONS.index("float8-tensorwise")),
-        param_dtype=flag(0.1).astype(np.int64), reduce_dtype=flag(0.6).astype(np.int64), master_dtype=flag(0.8).astype(np.int64),
-        compile=compiled, optimizer_in_backward=flag(0.05), cpu_offload=flag(0.1),
-    )  # fmt: skip
+        micro_batch_size=draw.choice((1, 1, 1, 1, 2, 2, 4, 3), count),
+        ac_kind=ac_kind,
+        ac_value=np.where(
+            ac_kind == AC_KINDS.index("memory-budget"), np.round(draw.random(count), 2), value
+        ),
+        precision=precision,
+        float8_all_gather=flag(0.5) & (precision == PRECISIONS.index("float8-tensorwise")),
+        param_dtype=flag(0.1).astype(np.int64),
+        reduce_dtype=flag(0.6).astype(np.int64),
+        master_dtype=flag(0.8).astype(np.int64),
+        compile=compiled,
+        optimizer_in_backward=flag(0.05),
+        cpu_offload=flag(0.1),
+    )
 
 
 @cache
@@ -140,10 +181,18 @@ def test_enough_layouts_of_everything_were_drawn() -> None:
             pairs = np.stack([batch.pp_schedule, batch.precision])[:, batch.pp > 1].T
             counter.update((SCHEDULES[s], PRECISIONS[p]) for s, p in pairs)
     assert set(drawn) == set(itertools.product(SCHEDULES, PRECISIONS))
-    some_trainer = {pair for rules in TRAINERS.values() for pair in itertools.product(rules.schedules, rules.precisions)}
+    some_trainer = {
+        pair
+        for rules in TRAINERS.values()
+        for pair in itertools.product(rules.schedules, rules.precisions)
+    }
     assert set(legal) == some_trainer
-    assert {job.context.model.name for job in jobs()} == {ModelSpec.from_user(name).name for name in model_names()}
-    assert {(job.context.cluster.gpu.name, job.context.training.trainer) for job in jobs()} == set(itertools.product(gpu_names(), TRAINERS))
+    assert {job.context.model.name for job in jobs()} == {
+        ModelSpec.from_user(name).name for name in model_names()
+    }
+    assert {(job.context.cluster.gpu.name, job.context.training.trainer) for job in jobs()} == set(
+        itertools.product(gpu_names(), TRAINERS)
+    )
     num_legal = sum(int(job.legal.sum()) for job in jobs())
     assert num_legal > 8_000
     assert 0.2 < num_legal / (NUM_JOBS * ROWS) < 0.8
@@ -157,11 +206,23 @@ def test_every_legal_layout_is_priced_in_full() -> None:
         p = job.prices
         parts = np.array([p.parts[name] for name in PARTS])
         memory = np.sum([getattr(p.memory, name) for name in SUMMED], axis=0)
-        sound = np.isfinite(p.step_seconds) & (p.step_seconds > 0) & np.isfinite(p.device_bytes) & (p.device_bytes > 0)
-        sound &= np.isclose(parts.sum(axis=0), p.step_seconds, rtol=1e-9) & (parts >= -1e-9 * p.step_seconds).all(axis=0)
+        sound = (
+            np.isfinite(p.step_seconds)
+            & (p.step_seconds > 0)
+            & np.isfinite(p.device_bytes)
+            & (p.device_bytes > 0)
+        )
+        sound &= np.isclose(parts.sum(axis=0), p.step_seconds, rtol=1e-9) & (
+            parts >= -1e-9 * p.step_seconds
+        ).all(axis=0)
         sound &= np.isclose(memory, p.memory.allocated, rtol=1e-9).all(axis=0)
-        sound &= (p.peak_allocated_bytes <= p.peak_reserved_bytes) & (p.peak_reserved_bytes <= p.device_bytes)
-        wrong += [f"{job.name}: {job.legal_batch.row(int(row))!r}" for row in np.flatnonzero(~sound & ~known_defect(job))]
+        sound &= (p.peak_allocated_bytes <= p.peak_reserved_bytes) & (
+            p.peak_reserved_bytes <= p.device_bytes
+        )
+        wrong += [
+            f"{job.name}: {job.legal_batch.row(int(row))!r}"
+            for row in np.flatnonzero(~sound & ~known_defect(job))
+        ]
     assert not wrong, f"{len(wrong)} of {len(legal_rows())}; first: {wrong[0]}"
 
 
@@ -169,21 +230,29 @@ def known_defect(job: Priced) -> BoolColumn:
     """Legal by the rules and priced as NaN: each has its own xfail below."""
     batch, peaks = job.legal_batch, job.context.cluster.gpu.peak_flops_per_second
     training = job.context.training
-    no_bf16 = ((batch.param_dtype == 1) | (training.optimizer == "muon") | (training.attention_kernel == "unfused")) & ("bf16" not in peaks)
-    no_fp4_kernel = (batch.precision == PRECISIONS.index("nvfp4")) & (job.context.cluster.gpu.vendor != "nvidia")
+    no_bf16 = (
+        (batch.param_dtype == 1)
+        | (training.optimizer == "muon")
+        | (training.attention_kernel == "unfused")
+    ) & ("bf16" not in peaks)
+    no_fp4_kernel = (batch.precision == PRECISIONS.index("nvfp4")) & (
+        job.context.cluster.gpu.vendor != "nvidia"
+    )
     no_single = (batch.param_dtype == 1) & ("fp32" not in peaks) & ("tf32" not in peaks)
     return np.asarray(no_bf16 | no_fp4_kernel | no_single)
 
 
 V100 = {"gpu": "v100-sxm-32gb", "num_gpus": 8}
 DEFECTS = {
-    "unfused attention is priced at the bf16 rate (cost.layers._attention_cost), which the V100 has not": (
+    "unfused attention is priced at the bf16 rate (cost.layers._attention_cost), which the "
+        "V100 has not": (
         V100, {"trainer": "megatron", "attention_kernel": "unfused"}, {"precision": "fp16"},
     ),
     "Muon is priced at the bf16 rate (cost.update), which the V100 has not": (
         V100, {"trainer": "megatron", "optimizer": "muon"}, {"precision": "fp16"},
     ),
-    "fp32 attention is priced relative to the bf16 rate (cost.layers._flash_cost), which the V100 has not": (
+    "fp32 attention is priced relative to the bf16 rate (cost.layers._flash_cost), which the "
+        "V100 has not": (
         V100, {"trainer": "megatron"}, {"precision": "fp16", "param_dtype": "float32"},
     ),
     "no rule refuses nvfp4 on AMD, and its kernels have no fp4 rate": (
@@ -193,7 +262,8 @@ DEFECTS = {
         {"gpu": "tpu-v5p", "num_gpus": 8}, {"trainer": "fsdp"}, {"param_dtype": "float32"},
     ),
     "without a pipeline virtual_stages is ignored by the rules and not by the layers of a stage": (
-        {"gpu": "h100-sxm-80gb", "num_gpus": 8}, {"trainer": "torchtitan"}, {"pp_schedule": "Interleaved1F1B"},
+        {"gpu": "h100-sxm-80gb", "num_gpus": 8}, {"trainer": "torchtitan"},
+        {"pp_schedule": "Interleaved1F1B"},
     ),
 }  # fmt: skip
 
@@ -201,7 +271,12 @@ DEFECTS = {
 @pytest.mark.parametrize("why", DEFECTS)
 def test_defects_found_once_stay_mended(why: str) -> None:
     cluster, training, layout = DEFECTS[why]
-    job = {"model": "llama3-8b", "cluster": cluster, "training": {"seq_len": 2048, "global_batch_size": 8, **training}, "layout": layout}
+    job = {
+        "model": "llama3-8b",
+        "cluster": cluster,
+        "training": {"seq_len": 2048, "global_batch_size": 8, **training},
+        "layout": layout,
+    }
     estimate = estimate_job(Job.from_user(job))
     assert not estimate.valid or 0.0 < (estimate.step_seconds or np.nan) < np.inf
 
@@ -214,8 +289,14 @@ def test_every_illegal_layout_says_which_rule_and_what_would_pass() -> None:
         for rule, mask in broken_rules(job.batch, job.context):
             explained |= mask
             for row in np.flatnonzero(mask):
-                texts = rule.rule(layouts[int(row)], job.context), rule.remedy(layouts[int(row)], job.context)
-                if not all(len(text) >= len("use bf16") and "None" not in text and "nan" not in text for text in texts):
+                texts = (
+                    rule.rule(layouts[int(row)], job.context),
+                    rule.remedy(layouts[int(row)], job.context),
+                )
+                if not all(
+                    len(text) >= len("use bf16") and "None" not in text and "nan" not in text
+                    for text in texts
+                ):
                     silent.append((job.name, rule.key, texts))
         assert (explained == ~job.legal).all()
     assert not silent, f"{len(silent)}; first: {silent[0]}"
@@ -226,7 +307,11 @@ def test_one_layout_alone_is_judged_like_its_row() -> None:
     for job in draw.choice(np.array(jobs(), dtype=object), 100):
         row, c = int(draw.integers(ROWS)), job.context
         found = violations(job.batch.row(row), c.model, c.cluster, c.training)
-        expected = {(rule.field, rule.rule(job.batch.row(row), c)) for rule, mask in broken_rules(job.batch, c) if mask[row]}
+        expected = {
+            (rule.field, rule.rule(job.batch.row(row), c))
+            for rule, mask in broken_rules(job.batch, c)
+            if mask[row]
+        }
         assert {(v.field, v.rule) for v in found} == expected
         assert bool(found) == (not job.legal[row])
 
@@ -235,7 +320,9 @@ def test_a_precision_without_units_is_always_a_violation() -> None:
     checked = 0
     for job in jobs():
         peaks = job.context.cluster.gpu.peak_flops_per_second
-        lacking = np.array([not all(dtype in peaks for dtype in NEEDS[name]) for name in PRECISIONS])[job.batch.precision]
+        lacking = np.array(
+            [not all(dtype in peaks for dtype in NEEDS[name]) for name in PRECISIONS]
+        )[job.batch.precision]
         assert not (lacking & job.legal).any(), job.name
         checked += int(lacking.sum())
     assert checked > 1000
@@ -250,13 +337,19 @@ def test_legal_layouts_survive_the_whole_estimate() -> None:
     for job, row in rows:
         layout, c = job.legal_batch.row(row), job.context
         key = layout.pp_schedule if layout.pp > 1 else "no pipeline"
-        if seen[key] >= SIMULATED // (len(SCHEDULES) + 1) or layout.num_microbatches(c.training.global_batch_size) > 64:
+        if (
+            seen[key] >= SIMULATED // (len(SCHEDULES) + 1)
+            or layout.num_microbatches(c.training.global_batch_size) > 64
+        ):
             continue
         seen[key] += 1
         (estimate,) = estimate_layouts(Pricer.build(c.model, c.cluster, c.training), [layout])
         assert estimate.valid, (job.name, layout)
         assert estimate.time is not None
-        assert estimate.step_seconds == pytest.approx(estimate.time.total(), rel=1e-9), (job.name, layout)
+        assert estimate.step_seconds == pytest.approx(estimate.time.total(), rel=1e-9), (
+            job.name,
+            layout,
+        )
         assert 0.0 < (estimate.step_seconds or 0.0) < np.inf
         assert 0 <= (estimate.oom_probability or 0.0) <= 1
     assert set(seen) == {*SCHEDULES, "no pipeline"}
@@ -269,7 +362,9 @@ def test_simulation_is_finite_for_every_schedule_and_precision() -> None:
         if job.prices is None:
             continue
         batch = job.legal_batch
-        m = job.context.training.global_batch_size // (batch.micro_batch_size * batch.dp_replicate * batch.dp_shard)
+        m = job.context.training.global_batch_size // (
+            batch.micro_batch_size * batch.dp_replicate * batch.dp_shard
+        )
         for row in np.flatnonzero((batch.pp > 1) & (m <= 32) & ~known_defect(job)):
             pair = int(batch.pp_schedule[row]), int(batch.precision[row])
             if pair in done:
@@ -280,5 +375,11 @@ def test_simulation_is_finite_for_every_schedule_and_precision() -> None:
             refined = refine(pricer, one, pricer.price(one))
             assert np.isfinite(refined.step_seconds[0])
             assert refined.step_seconds[0] > 0
-    assert len(done) == len({pair for rules in TRAINERS.values() for pair in itertools.product(rules.schedules, rules.precisions)})
+    assert len(done) == len(
+        {
+            pair
+            for rules in TRAINERS.values()
+            for pair in itertools.product(rules.schedules, rules.precisions)
+        }
+    )
     assert len(SCHEDULE_OBJECTS) == len(SCHEDULES)

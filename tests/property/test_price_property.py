@@ -1,4 +1,6 @@
-"""Properties that hold for every price: sums, monotonicity, bounds, and one formula for one row and for many."""
+"""Properties that hold for every price: sums, monotonicity, bounds, and one formula for one row and
+for many.
+"""
 
 import dataclasses
 
@@ -17,30 +19,58 @@ from planner.specs.trainers import resolve_layout
 from planner.specs.training import TrainingSpec
 
 NUM_GPUS = 128
-MODELS = {name: ModelSpec.from_user(name) for name in ("llama3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma2-9b")}
+MODELS = {
+    name: ModelSpec.from_user(name)
+    for name in ("llama3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma2-9b")
+}
 SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def pricer(model: str = "llama3-8b", **cluster: object) -> Pricer:
     spec = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS, **cluster})
-    return Pricer.build(MODELS[model], spec, TrainingSpec.from_user({"seq_len": 4096, "global_batch_size": 256}))
+    return Pricer.build(
+        MODELS[model], spec, TrainingSpec.from_user({"seq_len": 4096, "global_batch_size": 256})
+    )
 
 
 @st.composite
 def layouts(draw: st.DrawFn, model: str = "llama3-8b") -> Layout:
-    tp, pp, cp = draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
+    tp, pp, cp = (
+        draw(st.sampled_from([1, 2, 4, 8])),
+        draw(st.sampled_from([1, 2, 4])),
+        draw(st.sampled_from([1, 2])),
+    )
     replicas = draw(st.sampled_from([1, 2]))
     schedule, virtual = (
-        draw(st.sampled_from([("1F1B", 1), ("GPipe", 1), ("Interleaved1F1B", 2), ("ZBVZeroBubble", 2)])) if pp > 1 else ("1F1B", 1)
+        draw(
+            st.sampled_from(
+                [("1F1B", 1), ("GPipe", 1), ("Interleaved1F1B", 2), ("ZBVZeroBubble", 2)]
+            )
+        )
+        if pp > 1
+        else ("1F1B", 1)
     )
     compiled = draw(st.booleans())
     values: dict[str, object] = {
-        "tp": tp, "pp": pp, "cp": cp, "dp_replicate": replicas, "dp_shard": NUM_GPUS // (tp * pp * cp * replicas), "pp_schedule": schedule,
-        "virtual_stages": virtual, "micro_batch_size": draw(st.sampled_from([1, 2, 4])), "compile": compiled,
-        "ac": draw(st.sampled_from(["none", "full", "selective-op", "selective-layer-2", "memory-budget-0.5"])),
-        "precision": draw(st.sampled_from(["bf16", "float8-tensorwise", "float8-rowwise"])), "zero_stage": draw(st.sampled_from([2, 3])),
-        "cp_method": draw(st.sampled_from(["allgather", "alltoall"])), "async_tp": compiled and tp > 1 and draw(st.booleans()),
-    }  # fmt: skip
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "dp_replicate": replicas,
+        "dp_shard": NUM_GPUS // (tp * pp * cp * replicas),
+        "pp_schedule": schedule,
+        "virtual_stages": virtual,
+        "micro_batch_size": draw(st.sampled_from([1, 2, 4])),
+        "compile": compiled,
+        "ac": draw(
+            st.sampled_from(
+                ["none", "full", "selective-op", "selective-layer-2", "memory-budget-0.5"]
+            )
+        ),
+        "precision": draw(st.sampled_from(["bf16", "float8-tensorwise", "float8-rowwise"])),
+        "zero_stage": draw(st.sampled_from([2, 3])),
+        "cp_method": draw(st.sampled_from(["allgather", "alltoall"])),
+        "async_tp": compiled and tp > 1 and draw(st.booleans()),
+    }
     if MODELS[model].is_moe:
         values["ep"] = draw(st.sampled_from([1, 2]))
     return resolve_layout(values, trainer="torchtitan", num_gpus=NUM_GPUS)
@@ -59,7 +89,15 @@ def test_parts_sum_to_the_whole(model: str, data: st.DataObject) -> None:
     assert sum(prices.parts.values()) == pytest.approx(prices.step_seconds, rel=1e-9)
     assert all((part >= -1e-12).all() for part in prices.parts.values())
     m = prices.memory
-    parts = (m.parameters, m.gradients, m.optimizer, m.activations, m.logits, m.buffers, m.workspace)
+    parts = (
+        m.parameters,
+        m.gradients,
+        m.optimizer,
+        m.activations,
+        m.logits,
+        m.buffers,
+        m.workspace,
+    )
     assert np.sum(parts, axis=0) == pytest.approx(m.allocated, rel=1e-9)
     assert prices.peak_allocated_bytes <= prices.peak_reserved_bytes <= prices.device_bytes
 
@@ -94,7 +132,9 @@ def test_more_bandwidth_is_never_slower(row: Layout, faster: float) -> None:
         ]
         return pricer(fabric=levels)
 
-    assert price(cluster(faster), row).step_seconds[0] <= price(cluster(1.0), row).step_seconds[0] * (1 + 1e-12)
+    assert price(cluster(faster), row).step_seconds[0] <= price(cluster(1.0), row).step_seconds[
+        0
+    ] * (1 + 1e-12)
 
 
 @SETTINGS
@@ -103,7 +143,9 @@ def test_memory_never_falls_when_the_microbatch_grows(row: Layout) -> None:
     """All of it: what activations have of the peak falls where the peak moves to the logits."""
     p = pricer()
     small = price(p, row.model_copy(update={"micro_batch_size": 1})).memory.allocated
-    large = price(p, row.model_copy(update={"micro_batch_size": 2, "pp_schedule": row.pp_schedule})).memory.allocated
+    large = price(
+        p, row.model_copy(update={"micro_batch_size": 2, "pp_schedule": row.pp_schedule})
+    ).memory.allocated
     if row.pp == 1:
         assert large.max() >= small.max()
 
@@ -115,7 +157,9 @@ def test_degrees_of_one_cost_no_communication() -> None:
         TrainingSpec.from_user({"seq_len": 2048, "global_batch_size": 4}),
     )
     prices = price(p, resolve_layout({}, trainer="torchtitan", num_gpus=1))
-    assert all(prices.parts[axis][0] == 0.0 for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp", "bubble"))
+    assert all(
+        prices.parts[axis][0] == 0.0 for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp", "bubble")
+    )
 
 
 @SETTINGS
@@ -149,4 +193,7 @@ def test_a_faster_gpu_is_faster() -> None:
     row = resolve_layout({"dp_shard": NUM_GPUS}, trainer="torchtitan", num_gpus=NUM_GPUS)
     p = pricer()
     quicker = dataclasses.replace(p.profile, compute=p.profile.compute * 1.1)
-    assert price(Pricer.build(p.model, p.cluster, p.training, profile=quicker), row).step_seconds < price(p, row).step_seconds
+    assert (
+        price(Pricer.build(p.model, p.cluster, p.training, profile=quicker), row).step_seconds
+        < price(p, row).step_seconds
+    )

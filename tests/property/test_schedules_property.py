@@ -1,4 +1,6 @@
-"""Any schedule at any legal size: it runs, wastes no less than nothing, and its closed forms hold."""
+"""Any schedule at any legal size: it runs, wastes no less than nothing, and its closed forms
+hold.
+"""
 
 from dataclasses import replace
 
@@ -25,7 +27,10 @@ def legal_layouts(draw: st.DrawFn) -> tuple[Schedule, int, int, int]:
 def stage_costs(draw: st.DrawFn, num_stages: int, equal: bool = False) -> StageCosts:
     seed = draw(st.integers(0, 2**32 - 1))
     random = np.random.default_rng(seed)
-    columns = [random.uniform(0.1, 2.0, (3, 1 if equal else num_stages)) * np.ones((3, num_stages)) for _ in range(5)]
+    columns = [
+        random.uniform(0.1, 2.0, (3, 1 if equal else num_stages)) * np.ones((3, num_stages))
+        for _ in range(5)
+    ]
     return StageCosts(
         forward_seconds_CS=columns[0],
         input_grad_seconds_CS=columns[1],
@@ -51,7 +56,9 @@ def test_orders_are_legal_and_survive_csv(layout: tuple[Schedule, int, int, int]
 
 @settings(max_examples=80, deadline=None)
 @given(legal_layouts(), st.data())
-def test_a_timeline_respects_work_order_and_inputs(layout: tuple[Schedule, int, int, int], data: st.DataObject) -> None:
+def test_a_timeline_respects_work_order_and_inputs(
+    layout: tuple[Schedule, int, int, int], data: st.DataObject
+) -> None:
     entry, pp, v, m = layout
     costs = data.draw(stage_costs(pp * v))
     result = replayed(entry, pp, v, m, costs)
@@ -66,18 +73,29 @@ def test_a_timeline_respects_work_order_and_inputs(layout: tuple[Schedule, int, 
         other = action.stage - 1 if action.kind == "F" else action.stage + 1
         if action.kind != "W" and 0 <= other < pp * v:
             source = ends[(other, "F" if action.kind == "F" else "I", action.microbatch)]
-            hop = costs.send_seconds_CS[:, min(other, action.stage)] * (line.rank_A[source] != line.rank_A[k])
+            hop = costs.send_seconds_CS[:, min(other, action.stage)] * (
+                line.rank_A[source] != line.rank_A[k]
+            )
             assert np.all(start >= line.end_seconds_AC[source] + hop - 1e-9)
     assert np.all(result.bubble_seconds_CR >= -1e-9)
     assert np.all(result.span_seconds_CR <= result.makespan_seconds_C[:, None] + 1e-9)
     assert np.allclose(
-        line.kept_bytes_AC[[k for k in range(len(line.actions)) if k + 1 == len(line.actions) or line.rank_A[k + 1] != line.rank_A[k]]], 0
+        line.kept_bytes_AC[
+            [
+                k
+                for k in range(len(line.actions))
+                if k + 1 == len(line.actions) or line.rank_A[k + 1] != line.rank_A[k]
+            ]
+        ],
+        0,
     )
 
 
 @settings(max_examples=60, deadline=None)
 @given(legal_layouts(), st.data())
-def test_slower_work_or_sends_never_finish_sooner(layout: tuple[Schedule, int, int, int], data: st.DataObject) -> None:
+def test_slower_work_or_sends_never_finish_sooner(
+    layout: tuple[Schedule, int, int, int], data: st.DataObject
+) -> None:
     entry, pp, v, m = layout
     fast = data.draw(stage_costs(pp * v))
     slow = StageCosts(
@@ -87,13 +105,20 @@ def test_slower_work_or_sends_never_finish_sooner(layout: tuple[Schedule, int, i
         send_seconds_CS=fast.send_seconds_CS + 0.01,
         saved_bytes_CS=fast.saved_bytes_CS,
     )
-    assert np.all(replayed(entry, pp, v, m, slow).makespan_seconds_C >= replayed(entry, pp, v, m, fast).makespan_seconds_C)
+    assert np.all(
+        replayed(entry, pp, v, m, slow).makespan_seconds_C
+        >= replayed(entry, pp, v, m, fast).makespan_seconds_C
+    )
 
 
 @settings(max_examples=100, deadline=None)
 @given(legal_layouts(), st.floats(0.2, 1.0), st.floats(1.0, 4.0), st.floats(0.01, 100.0))
-def test_bubble_never_exceeds_the_simulated_one(layout: tuple[Schedule, int, int, int], weight: float, inputs: float, scale: float) -> None:
-    """With w <= f <= i the closed form is a lower bound, and equal but for ZBV with few microbatches."""
+def test_bubble_never_exceeds_the_simulated_one(
+    layout: tuple[Schedule, int, int, int], weight: float, inputs: float, scale: float
+) -> None:
+    """With w <= f <= i the closed form is a lower bound, and equal but for ZBV with few
+    microbatches.
+    """
     entry, pp, v, m = layout
     f, i, w = scale, scale * inputs, scale * weight
     ones = np.ones((1, pp * v)) / v
@@ -112,13 +137,22 @@ def test_bubble_never_exceeds_the_simulated_one(layout: tuple[Schedule, int, int
 
 @settings(max_examples=25, deadline=None)
 @given(names, st.sampled_from([2, 3, 4, 8]), st.integers(30, 60), st.data())
-def test_equal_stages_are_continued_exactly(name: str, pp: int, rounds: int, data: st.DataObject) -> None:
-    """Sends up to 0.1 beside work of 0.1 to 2. Longer ones can close their circles of waits in odd numbers: 1e-3, as unequal stages."""
+def test_equal_stages_are_continued_exactly(
+    name: str, pp: int, rounds: int, data: st.DataObject
+) -> None:
+    """Sends up to 0.1 beside work of 0.1 to 2. Longer ones can close their circles of waits in odd
+    numbers: 1e-3, as unequal stages.
+    """
     entry = SCHEDULES[name]
     v, m = (1 if entry.single_stage else 2), pp * rounds
     costs = data.draw(stage_costs(pp * v, equal=True))
     costs = replace(costs, send_seconds_CS=costs.send_seconds_CS * 0.05)
-    short, whole = simulate(entry, (pp, v, m), costs), replay(program(entry, pp, v, m), costs, num_microbatches=m)
+    short, whole = (
+        simulate(entry, (pp, v, m), costs),
+        replay(program(entry, pp, v, m), costs, num_microbatches=m),
+    )
     np.testing.assert_allclose(short.makespan_seconds_C, whole.makespan_seconds_C, rtol=1e-9)
-    np.testing.assert_allclose(short.span_seconds_CR.max(axis=1), whole.span_seconds_CR.max(axis=1), rtol=1e-9)
+    np.testing.assert_allclose(
+        short.span_seconds_CR.max(axis=1), whole.span_seconds_CR.max(axis=1), rtol=1e-9
+    )
     np.testing.assert_allclose(short.peak_saved_bytes_CR, whole.peak_saved_bytes_CR, rtol=1e-9)

@@ -25,16 +25,24 @@ def jobs(draw: st.DrawFn) -> Any:
     """A tiny model with odd shapes, on a few GPUs, under some trainer."""
     heads = draw(st.sampled_from([4, 6, 8]))
     shape = {
-        "num_attention_heads": heads, "num_key_value_heads": draw(st.sampled_from([heads, heads // 2])),
-        "num_hidden_layers": draw(st.integers(1, 9)), "intermediate_size": draw(st.sampled_from([768, 770])),
-    }  # fmt: skip
+        "num_attention_heads": heads,
+        "num_key_value_heads": draw(st.sampled_from([heads, heads // 2])),
+        "num_hidden_layers": draw(st.integers(1, 9)),
+        "intermediate_size": draw(st.sampled_from([768, 770])),
+    }
     model = {**draw(st.sampled_from([TINY, TINY_MOE])), **shape}
     return context(
-        model, gpu=draw(st.sampled_from(["h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb", "v100-sxm-32gb"])),
-        num_gpus=draw(st.sampled_from([1, 2, 4, 6, 8, 12])), trainer=draw(st.sampled_from(sorted(TRAINERS))),
-        seq_len=draw(st.sampled_from([512, 516, 1000, 777])), global_batch_size=draw(st.integers(1, 24)),
-        attention_kernel=draw(st.sampled_from(["flash", "unfused"])), max_grad_norm=draw(st.sampled_from([1.0, None])),
-    )  # fmt: skip
+        model,
+        gpu=draw(
+            st.sampled_from(["h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb", "v100-sxm-32gb"])
+        ),
+        num_gpus=draw(st.sampled_from([1, 2, 4, 6, 8, 12])),
+        trainer=draw(st.sampled_from(sorted(TRAINERS))),
+        seq_len=draw(st.sampled_from([512, 516, 1000, 777])),
+        global_batch_size=draw(st.integers(1, 24)),
+        attention_kernel=draw(st.sampled_from(["flash", "unfused"])),
+        max_grad_norm=draw(st.sampled_from([1.0, None])),
+    )
 
 
 @st.composite
@@ -44,7 +52,11 @@ def cases(draw: st.DrawFn) -> Any:
     domains = domains_of(c, SearchSpec())
     values = {name: domain.values for name, domain in domains.by_field.items()}
     while np.prod([float(len(v)) for v in values.values()]) > MAX_PRODUCT:
-        name = draw(st.sampled_from(sorted(name for name, v in values.items() if len(v) > 1 and name != "dp_shard")))
+        name = draw(
+            st.sampled_from(
+                sorted(name for name, v in values.items() if len(v) > 1 and name != "dp_shard")
+            )
+        )
         out = draw(st.integers(0, len(values[name]) - 1))
         values[name] = values[name][:out] + values[name][out + 1 :]
     return c, narrowed(domains, values)

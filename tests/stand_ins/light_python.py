@@ -1,4 +1,6 @@
-"""An interpreter for probes (PLANNER_PROBE_PYTHON) in whose hands torchrun is `torchrun.py`, so that none has to import torch."""
+"""An interpreter for probes (PLANNER_PROBE_PYTHON) in whose hands torchrun is `torchrun.py`, so
+that none has to import torch.
+"""
 
 import os
 import sys
@@ -13,7 +15,7 @@ SELFCHECK = ["-m", "probes.selfcheck"]
 def install(folder: Path) -> Path:
     """An executable of this folder that does so."""
     path = folder / "python"
-    path.write_text(f"#!/bin/sh\nexec {sys.executable} {Path(__file__)} \"$@\"\n")
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__)} "$@"\n')
     path.chmod(0o755)
     return path
 

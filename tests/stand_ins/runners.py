@@ -1,6 +1,8 @@
-"""Runners as `planner-cli probe` is one, forked from a process that has loaded everything, so that many can be killed in little time.
+"""Runners as `planner-cli probe` is one, forked from a process that has loaded everything, so that
+many can be killed in little time.
 
-`python -m tests.stand_ins.runners FOLDER`; each line {"folder", "light"} on stdin starts one and is answered "PID PROBE_ID".
+`python -m tests.stand_ins.runners FOLDER`; each line {"folder", "light"} on stdin starts one and is
+answered "PID PROBE_ID".
 """
 
 import json
@@ -23,7 +25,8 @@ from tests.stand_ins import torchrun as light_torchrun
 from tests.stand_ins import worker
 
 JOB = {
-    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2}, "training": {"seq_len": 64, "global_batch_size": 4},
+    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
+    "training": {"seq_len": 64, "global_batch_size": 4},
     "layout": {"dp_shard": 2, "ac": "none"}, "notes": "scatter 0.4",
 }  # fmt: skip
 
@@ -35,16 +38,31 @@ class LightWiring(Wiring):
 
     def pool(self, name: str) -> Pool:
         command = light_command if self.light else torchrun
-        launch = LaunchSettings(folder=self.settings.probe_folder, worker=worker.__file__, command=command)
-        return LocalPool(Launcher(launch), PoolSettings(leases=self.settings.lease_folder, cpu_slots=64))
+        launch = LaunchSettings(
+            folder=self.settings.probe_folder, worker=worker.__file__, command=command
+        )
+        return LocalPool(
+            Launcher(launch), PoolSettings(leases=self.settings.lease_folder, cpu_slots=64)
+        )
 
 
 def light_command(python: str, task: ProbeTask, program: Program, *, port: int) -> list[str]:
-    return [python, light_torchrun.__file__, str(task.num_processes()), RESULT, program.target, *program.arguments]
+    return [
+        python,
+        light_torchrun.__file__,
+        str(task.num_processes()),
+        RESULT,
+        program.target,
+        *program.arguments,
+    ]
 
 
 def light_wiring(folder: Path, probes: Path, *, light: bool, clock: Clock | None = None) -> Wiring:
-    settings = Settings(database_url=f"sqlite:///{folder / 'planner.db'}", probe_folder=probes, lease_folder=folder / "leases")
+    settings = Settings(
+        database_url=f"sqlite:///{folder / 'planner.db'}",
+        probe_folder=probes,
+        lease_folder=folder / "leases",
+    )
     made = LightWiring(settings=settings, clock=clock or SystemClock(), ids=wire(settings).ids)
     made.light = light
     return made
@@ -52,7 +70,12 @@ def light_wiring(folder: Path, probes: Path, *, light: bool, clock: Clock | None
 
 def run(folder: Path, probes: Path, light: bool) -> None:
     outside = light_wiring(folder, probes, light=light)
-    records = enqueue(outside, ask_job({"job": JOB, "time_limit_seconds": 60.0}, allow_files=False), max_attempts=1, ours=True)
+    records = enqueue(
+        outside,
+        ask_job({"job": JOB, "time_limit_seconds": 60.0}, allow_files=False),
+        max_attempts=1,
+        ours=True,
+    )
     sys.stdout.write(f"{os.getpid()} {records[0].id}\n")
     sys.stdout.flush()
     run_all(outside, records, {records[0].id: Watch()})

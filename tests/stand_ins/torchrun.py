@@ -1,4 +1,5 @@
-"""What torchrun does to processes, without torch: starts ranks in sessions of their own, and ends all when one fails, saying which.
+"""What torchrun does to processes, without torch: starts ranks in sessions of their own, and ends
+all when one fails, saying which.
 
 `torchrun.py NUM_RANKS RESULT PROGRAM ARGUMENTS`
 """
@@ -14,7 +15,12 @@ def main() -> int:
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "probes.inside", *inside],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(number), "TORCHELASTIC_RUN_ID": "none"},
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(number),
+                "TORCHELASTIC_RUN_ID": "none",
+            },
             start_new_session=True,
         )
         for rank in range(number)
@@ -25,7 +31,10 @@ def main() -> int:
             code, pid = ranks[failed].returncode, ranks[failed].pid
             for process in ranks:
                 process.terminate()
-            root = f"  rank      : {failed} (local_rank: {failed})\n  exitcode  : {code} (pid: {pid})\n"
+            root = (
+                f"  rank      : {failed} (local_rank: {failed})\n  exitcode  : {code} (pid: "
+                f"{pid})\n"
+            )
             sys.stderr.write(f"Root Cause (first observed failure):\n[0]:\n{root}")
             return 1
         time.sleep(0.02)

@@ -1,4 +1,6 @@
-"""A worker without torch: TASK.json RESULT.json; the job's `notes` say what it does. Without: 0.125 s a step, 10 us a kernel."""
+"""A worker without torch: TASK.json RESULT.json; the job's `notes` say what it does. Without: 0.125
+s a step, 10 us a kernel.
+"""
 
 import json
 import os
@@ -10,8 +12,10 @@ from pathlib import Path
 
 STEP_SECONDS, KERNEL_SECONDS = 0.125, 1e-5
 GPU_OOM = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.11 GiB of which 1.06 GiB is free. "
-    "Of the allocated memory 70.50 GiB is allocated by PyTorch, and 1.20 GiB is reserved by PyTorch but unallocated."
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.11 GiB "
+    "of which 1.06 GiB is free. "
+    "Of the allocated memory 70.50 GiB is allocated by PyTorch, and 1.20 GiB is reserved by "
+    "PyTorch but unallocated."
 )
 
 
@@ -34,20 +38,39 @@ def main() -> None:
 
 def write(task: dict, result: Path, losses: list[float]) -> None:
     layers = task["num_layers"] or 2
-    memory = [{"rank": 0, "peak_allocated_bytes": 2**20 * layers, "peak_reserved_bytes": 2**21 * layers}]
+    memory = [
+        {"rank": 0, "peak_allocated_bytes": 2**20 * layers, "peak_reserved_bytes": 2**21 * layers}
+    ]
     outcome = {
-        "status": "ok", "step_seconds": STEP_SECONDS, "step_seconds_each": [0.12, STEP_SECONDS, 0.13], "tokens_per_second_per_gpu": 1024.0,
-        "mfu": 0.25, "losses": losses, "gradient_norms": [1.0, 1.0], "memory": memory,
-    }  # fmt: skip
+        "status": "ok",
+        "step_seconds": STEP_SECONDS,
+        "step_seconds_each": [0.12, STEP_SECONDS, 0.13],
+        "tokens_per_second_per_gpu": 1024.0,
+        "mfu": 0.25,
+        "losses": losses,
+        "gradient_norms": [1.0, 1.0],
+        "memory": memory,
+    }
     if task["kernels"]:
-        timings = [{**shape, "status": "ok", "seconds": KERNEL_SECONDS} for shape in task["kernels"]]
+        timings = [
+            {**shape, "status": "ok", "seconds": KERNEL_SECONDS} for shape in task["kernels"]
+        ]
         outcome |= {"step_seconds": None, "step_seconds_each": [], "memory": [], "timings": timings}
     if task["fake_tensors"]:
-        outcome |= {"step_seconds": None, "step_seconds_each": [], "tokens_per_second_per_gpu": None, "mfu": None}
+        outcome |= {
+            "step_seconds": None,
+            "step_seconds_each": [],
+            "tokens_per_second_per_gpu": None,
+            "mfu": None,
+        }
     whole = {
-        "task": task, "outcome": outcome, "environment": {"python": "3", "torch": "stand-in"}, "started_at": "2026-11-21T12:00:00+00:00",
-        "wall_seconds": 1.0, "gpu_seconds": 2.0,
-    }  # fmt: skip
+        "task": task,
+        "outcome": outcome,
+        "environment": {"python": "3", "torch": "stand-in"},
+        "started_at": "2026-11-21T12:00:00+00:00",
+        "wall_seconds": 1.0,
+        "gpu_seconds": 2.0,
+    }
     partial = result.with_suffix(".half")
     partial.write_text(json.dumps(whole))
     os.replace(partial, result)
@@ -97,8 +120,13 @@ def sleep(rank: int, seconds: str) -> None:
 
 
 def scatter(rank: int, seconds: str) -> None:
-    """Children in sessions of their own, and orphans of theirs, that outlive their parent if nobody ends them."""
-    orphan = "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True); print('x')"
+    """Children in sessions of their own, and orphans of theirs, that outlive their parent if nobody
+    ends them.
+    """
+    orphan = (
+        "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True); "
+        "print('x')"
+    )
     subprocess.run([sys.executable, "-S", "-c", orphan], check=True, stdout=subprocess.DEVNULL)
     subprocess.Popen(["sleep", "600"], start_new_session=True)
     print("step 1 of 9", flush=True)
@@ -137,7 +165,8 @@ def late(rank: int, code: str) -> None:
 
 
 BEHAVIOURS = {
-    "oom": oom, "full": full, "victims": victims, "die": die, "nan": nan, "missing": missing, "refuse": refuse, "sleep": sleep,
+    "oom": oom, "full": full, "victims": victims, "die": die, "nan": nan, "missing": missing,
+    "refuse": refuse, "sleep": sleep,
     "scatter": scatter, "leave": leave, "late": late, "hang": hang, "allocate": allocate,
 }  # fmt: skip
 

@@ -1,4 +1,6 @@
-"""One thread, one fake world: every rank but the first exists in name only, and collectives return at once."""
+"""One thread, one fake world: every rank but the first exists in name only, and collectives return
+at once.
+"""
 
 from collections.abc import Iterator
 from importlib.util import find_spec

@@ -1,7 +1,9 @@
-"""The catalogue's block types as a trainer writes them in torch, small enough to run and faithful in what autograd keeps.
+"""The catalogue's block types as a trainer writes them in torch, small enough to run and faithful
+in what autograd keeps.
 
-Sources: torchtitan 0.2.2 models/llama3, models/deepseek_v3, models/moe (0.2.1 for repeat_kv); transformers models/llama, models/gpt2.
-What torch runs as one CUDA kernel runs here as one operation that keeps and allocates the same tensors on every device.
+Sources: torchtitan 0.2.2 models/llama3, models/deepseek_v3, models/moe (0.2.1 for repeat_kv);
+transformers models/llama, models/gpt2. What torch runs as one CUDA kernel runs here as one
+operation that keeps and allocates the same tensors on every device.
 """
 
 from dataclasses import dataclass
@@ -16,7 +18,9 @@ GROUP_ALIGNMENT = 8  # torchtitan models/moe/utils.py TOKEN_GROUP_ALIGN_SIZE_M
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """One model. kv_rank > 0: multi-head latent attention with qk_rope and qk_nope (its v is head_dim wide). experts > 0: MoE layers."""
+    """One model. kv_rank > 0: multi-head latent attention with qk_rope and qk_nope (its v is
+    head_dim wide). experts > 0: MoE layers.
+    """
 
     hidden: int = 128
     heads: int = 4
@@ -47,17 +51,23 @@ class Sizes:
 
 @torch.library.custom_op("planner_test::rms_norm", mutates_args=())
 def rms_norm(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.zeros_like(x), torch.zeros((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+    return torch.zeros_like(x), torch.zeros(
+        (*x.shape[:-1], 1), dtype=torch.float32, device=x.device
+    )
 
 
 @torch.library.custom_op("planner_test::rms_norm_backward", mutates_args=())
-def rms_norm_backward(grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def rms_norm_backward(
+    grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(x), torch.zeros_like(weight)
 
 
 @rms_norm.register_fake
 def _(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+    return torch.empty_like(x), torch.empty(
+        (*x.shape[:-1], 1), dtype=torch.float32, device=x.device
+    )
 
 
 @rms_norm_backward.register_fake
@@ -75,7 +85,8 @@ def _norm_gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, T
     return rms_norm_backward(grad, x, rstd, weight)
 
 
-# tools/autograd/derivatives.yaml, _fused_rms_norm: keeps input, weight and rstd; CUDA only, so nn.RMSNorm is composite on this machine.
+# tools/autograd/derivatives.yaml, _fused_rms_norm: keeps input, weight and rstd; CUDA only, so
+# nn.RMSNorm is composite on this machine.
 rms_norm.register_autograd(_norm_gradients, setup_context=_keep_for_norm)
 
 
@@ -85,7 +96,9 @@ class FusedNorm(nn.RMSNorm):
 
 
 def norm(kind: str, width: int) -> nn.Module:
-    """rms: as CUDA runs it since torch 2.8; composite: as nn.RMSNorm ran before; layer: nn.LayerNorm."""
+    """rms: as CUDA runs it since torch 2.8; composite: as nn.RMSNorm ran before; layer:
+    nn.LayerNorm.
+    """
     return {"rms": FusedNorm, "composite": nn.RMSNorm, "layer": nn.LayerNorm}[kind](width)
 
 
@@ -102,7 +115,9 @@ def rotate(x: Tensor, table: Tensor, kind: str) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Fused attention on (batch, heads, seq, dim): CUDA's operations where no kernel has to run (cuDNN's for a narrower v), else CPU's."""
+    """Fused attention on (batch, heads, seq, dim): CUDA's operations where no kernel has to run
+    (cuDNN's for a narrower v), else CPU's.
+    """
     if q.device.type == "meta" and q.shape[-1] == v.shape[-1]:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
     if q.device.type == "meta":
@@ -132,13 +147,20 @@ class Attention(nn.Module):
         q, k, v = (w(x).view(batch, seq, -1, self.s.head_dim) for w in (self.wq, self.wk, self.wv))
         q, k = rotate(q, table, self.s.rotary), rotate(k, table, self.s.rotary)
         if self.s.repeat_kv and (times := self.s.heads // self.s.kv_heads) > 1:
-            k, v = (t[:, :, :, None, :].expand(-1, -1, -1, times, -1).reshape(batch, seq, -1, self.s.head_dim) for t in (k, v))
+            k, v = (
+                t[:, :, :, None, :]
+                .expand(-1, -1, -1, times, -1)
+                .reshape(batch, seq, -1, self.s.head_dim)
+                for t in (k, v)
+            )
         out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         return self.wo(out.transpose(1, 2).contiguous().view(batch, seq, -1))
 
 
 class LatentAttention(nn.Module):
-    """torchtitan models/deepseek_v3: queries and keys-values through narrow projections with norms of their own."""
+    """torchtitan models/deepseek_v3: queries and keys-values through narrow projections with norms
+    of their own.
+    """
 
     def __init__(self, s: Sizes) -> None:
         super().__init__()
@@ -197,7 +219,9 @@ class GroupedExperts(nn.Module):
 
 
 class MoE(nn.Module):
-    """Token choice, top-k, scores applied before the experts, rows of each expert padded to the alignment of grouped_mm."""
+    """Token choice, top-k, scores applied before the experts, rows of each expert padded to the
+    alignment of grouped_mm.
+    """
 
     def __init__(self, s: Sizes) -> None:
         super().__init__()
@@ -250,7 +274,9 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """Final norm and projection as one module: sharded together, as torchtitan does with a list, which the tracker would take for two."""
+    """Final norm and projection as one module: sharded together, as torchtitan does with a list,
+    which the tracker would take for two.
+    """
 
     def __init__(self, s: Sizes) -> None:
         super().__init__()

@@ -1,6 +1,8 @@
-"""A whole step under FSDP2 on an emulated rank: the peak that torch's tracker sees, within 2% of ours.
+"""A whole step under FSDP2 on an emulated rank: the peak that torch's tracker sees, within 2% of
+ours.
 
-Every kind of memory competes in these: sizes are drawn so that now the loss, now a layer, now the reduction or the embedding is worst.
+Every kind of memory competes in these: sizes are drawn so that now the loss, now a layer, now the
+    reduction or the embedding is worst.
 """
 
 import random
@@ -32,10 +34,18 @@ def drawn(number: int) -> Sizes:
     batch = rng.choice((1, 2))
     seq = max(64, rng.choice((hidden // 2, hidden, 256))) // batch
     return Sizes(
-        hidden=hidden, heads=heads, kv_heads=heads, head_dim=head_dim, ffn=rng.choice((1, 2, 3)) * hidden, seq=seq, batch=batch,
-        vocab=rng.choice((64, 256, 1024, 2048)), layers=rng.randint(3, 4), mlp=rng.choice(("swiglu", "gelu")),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        ffn=rng.choice((1, 2, 3)) * hidden,
+        seq=seq,
+        batch=batch,
+        vocab=rng.choice((64, 256, 1024, 2048)),
+        layers=rng.randint(3, 4),
+        mlp=rng.choice(("swiglu", "gelu")),
         norm=rng.choice(("rms", "layer")),
-    )  # fmt: skip
+    )
 
 
 def checkpointed(layer: nn.Module, ac: str, index: int) -> nn.Module:
@@ -51,7 +61,9 @@ def sharded(sizes: Sizes, mesh: Any, ac: str, layout: dict[str, Any]) -> Model:
     model = Model(sizes)
     for index, layer in enumerate(model.layers, start=1):
         model.layers[index - 1] = checkpointed(layer, ac, index)
-    policy = MixedPrecisionPolicy(param_dtype=DTYPES[layout["param_dtype"]], reduce_dtype=DTYPES[layout["reduce_dtype"]])
+    policy = MixedPrecisionPolicy(
+        param_dtype=DTYPES[layout["param_dtype"]], reduce_dtype=DTYPES[layout["reduce_dtype"]]
+    )
     again = layout["zero_stage"] == 3
     for module in (model.embedding, *model.layers):
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
@@ -73,7 +85,9 @@ def run_step(model: Model, ids: Any, microbatches: int = 1) -> None:
 
 
 def torch_peak(sizes: Sizes, ac: str, microbatches: int, layout: dict[str, Any]) -> int:
-    """Bytes at the peak of a step after the first one, without the rotary table and the token ids."""
+    """Bytes at the peak of a step after the first one, without the rotary table and the token
+    ids.
+    """
     mesh = init_device_mesh("cpu", (8,))
     model = sharded(sizes, mesh, ac, layout)
     ids = torch.zeros(sizes.batch, sizes.seq, dtype=torch.int64)
@@ -85,7 +99,10 @@ def torch_peak(sizes: Sizes, ac: str, microbatches: int, layout: dict[str, Any])
     tracker.track_inputs((ids,))
     with tracker:
         run_step(model, ids, microbatches)
-    seen = {getattr(kind, "value", kind): size for kind, size in tracker.get_tracker_snapshot("peak")[CPU].items()}
+    seen = {
+        getattr(kind, "value", kind): size
+        for kind, size in tracker.get_tracker_snapshot("peak")[CPU].items()
+    }
     return int(seen["Total"] - seen["Buffer"] - seen["Inputs"])
 
 
@@ -108,16 +125,24 @@ def test_peak(world: int, ac: str, stage: int, number: int) -> None:
     assert our_peak(sizes, world, ac, 1, layout) == pytest.approx(seen, rel=0.02), sizes
 
 
-@pytest.mark.parametrize(("ac", "stage"), [("none", 3), ("full", 3), ("full", 2), ("selective-op", 3)])
+@pytest.mark.parametrize(
+    ("ac", "stage"), [("none", 3), ("full", 3), ("full", 2), ("selective-op", 3)]
+)
 def test_peak_of_an_accumulating_step(world: int, ac: str, stage: int) -> None:
     """The second microbatch runs beside the first one's shards of gradients."""
-    sizes, layout = drawn(1000 + stage + len(ac)), {"zero_stage": stage, "param_dtype": "bfloat16", "reduce_dtype": "float32"}
+    sizes, layout = (
+        drawn(1000 + stage + len(ac)),
+        {"zero_stage": stage, "param_dtype": "bfloat16", "reduce_dtype": "float32"},
+    )
     seen = torch_peak(sizes, ac, 2, layout)
     assert our_peak(sizes, world, ac, 2, layout) == pytest.approx(seen, rel=0.02), sizes
 
 
 @pytest.mark.parametrize("ac", ["none", "full"])
 def test_peak_in_single_precision(world: int, ac: str) -> None:
-    sizes, layout = drawn(2000 + len(ac)), {"zero_stage": 3, "param_dtype": "float32", "reduce_dtype": "float32"}
+    sizes, layout = (
+        drawn(2000 + len(ac)),
+        {"zero_stage": 3, "param_dtype": "float32", "reduce_dtype": "float32"},
+    )
     seen = torch_peak(sizes, ac, 1, layout)
     assert our_peak(sizes, world, ac, 1, layout) == pytest.approx(seen, rel=0.02), sizes

@@ -1,4 +1,6 @@
-"""Whole steps of the probe program on a rank of eight, from shapes alone: TP, pipelines, CP, HSDP, tied tables, heads and losses."""
+"""Whole steps of the probe program on a rank of eight, from shapes alone: TP, pipelines, CP, HSDP,
+tied tables, heads and losses.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -13,8 +15,10 @@ from probes.reference.recipe import Recipe
 from tests.torch_memory.conftest import WORLD
 
 pytestmark = [
-    pytest.mark.torch, pytest.mark.usefixtures("no_workspace"), pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),
-]  # fmt: skip
+    pytest.mark.torch,
+    pytest.mark.usefixtures("no_workspace"),
+    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),
+]
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp": {"dp_shard": 8},
@@ -29,10 +33,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp, GPipe": {"dp_shard": 2, "pp": 4, "accumulate": 4, "pp_schedule": "GPipe"},
     "bf16 reduction": {"dp_shard": 8, "reduce_dtype": "bfloat16"},
 }  # fmt: skip
-# Off by up to 16%: GPipe's last stage holds every microbatch's softmax, and no gradient is there while all are in flight; layers that are
-# resharded after forward stay gathered from backward to the next forward.
+# Off by up to 16%: GPipe's last stage holds every microbatch's softmax, and no gradient is there
+# while all are in flight; layers that are resharded after forward stay gathered from backward to
+# the next forward.
 NOT_YET = {"pp, GPipe", "pp, resharding"}
-CASES = [pytest.param(name, marks=pytest.mark.xfail(strict=False)) if name in NOT_YET else name for name in LAYOUTS]
+CASES = [
+    pytest.param(name, marks=pytest.mark.xfail(strict=False)) if name in NOT_YET else name
+    for name in LAYOUTS
+]
 
 
 @pytest.fixture
@@ -63,21 +71,40 @@ def drawn(name: str, number: int) -> dict[str, Any]:
     batch, times = rng.choice((1, 2)), layout.pop("accumulate", 1)
     replicas = layout.get("dp_shard", 1) * layout.get("dp_replicate", 1)
     model = {
-        "name": "generated", "hidden_size": hidden, "num_hidden_layers": rng.choice((4, 6)), "num_attention_heads": heads,
-        "num_key_value_heads": heads // rng.choice((1, 2)) if layout.get("tp", 1) < 4 else heads, "head_dim": head_dim,
-        "intermediate_size": hidden * rng.choice((2, 4)), "vocab_size": 1024 * rng.choice((1, 4, 8)),
-        "tie_word_embeddings": layout.get("tp", 1) * layout.get("pp", 1) == 1 and rng.random() < 0.3,
-    }  # fmt: skip
-    training = {"seq_len": 1024 * rng.choice((1, 2)), "global_batch_size": batch * times * replicas, "trainer": "torchtitan"}
+        "name": "generated",
+        "hidden_size": hidden,
+        "num_hidden_layers": rng.choice((4, 6)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // rng.choice((1, 2)) if layout.get("tp", 1) < 4 else heads,
+        "head_dim": head_dim,
+        "intermediate_size": hidden * rng.choice((2, 4)),
+        "vocab_size": 1024 * rng.choice((1, 4, 8)),
+        "tie_word_embeddings": layout.get("tp", 1) * layout.get("pp", 1) == 1
+        and rng.random() < 0.3,
+    }
+    training = {
+        "seq_len": 1024 * rng.choice((1, 2)),
+        "global_batch_size": batch * times * replicas,
+        "trainer": "torchtitan",
+    }
     layout |= {"micro_batch_size": batch, "ac": rng.choice(("none", "full", "selective-op"))}
-    return {"model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": WORLD}, "training": training, "layout": layout}
+    return {
+        "model": model,
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": WORLD},
+        "training": training,
+        "layout": layout,
+    }
 
 
 def both_peaks(job: dict[str, Any], rank: int) -> tuple[float, float]:
-    """(bytes that the tracker saw, bytes that the planner says of the same rank), cuBLAS's workspace apart."""
+    """(bytes that the tracker saw, bytes that the planner says of the same rank), cuBLAS's
+    workspace apart.
+    """
     from probes.reference.emulate import shapes_alone
 
-    task = ProbeTask(id="generated", job=job, device="cpu", emulate_rank=rank, fake_tensors=True, steps=1)
+    task = ProbeTask(
+        id="generated", job=job, device="cpu", emulate_rank=rank, fake_tensors=True, steps=1
+    )
     recipe = Recipe.of(task)
     memory = estimate_job(recipe.job).memory
     assert memory is not None

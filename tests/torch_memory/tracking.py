@@ -10,7 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from planner.columns import LayoutBatch
 from planner.cost.ingredients import units_at
@@ -22,7 +26,8 @@ from planner.specs.training import TrainingSpec
 from tests.torch_memory.modules import Sizes, rotary_table
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-RANDOM_STATE_BYTES = {"flash": 24, "cudnn": 16}  # seed and offset of the attention operations, whatever the sizes
+# seed and offset of the attention operations, whatever the sizes
+RANDOM_STATE_BYTES = {"flash": 24, "cudnn": 16}
 SAVE_LIST = {
     torch.ops.aten.mm.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -34,7 +39,9 @@ SAVE_LIST = {
 
 
 def selective_op() -> Any:
-    """torchtitan 0.2.2 distributed/activation_checkpoint.py: everything in the list, of products every second."""
+    """torchtitan 0.2.2 distributed/activation_checkpoint.py: everything in the list, of products
+    every second.
+    """
     seen: dict[str, int] = defaultdict(int)
 
     def policy(context: Any, function: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -42,22 +49,32 @@ def selective_op() -> Any:
         if function == torch.ops.aten.mm.default:
             seen[mode] += 1
         skipped = function == torch.ops.aten.mm.default and seen[mode] % 2 == 0
-        return CheckpointPolicy.MUST_SAVE if function in SAVE_LIST and not skipped else CheckpointPolicy.PREFER_RECOMPUTE
+        return (
+            CheckpointPolicy.MUST_SAVE
+            if function in SAVE_LIST and not skipped
+            else CheckpointPolicy.PREFER_RECOMPUTE
+        )
 
     return create_selective_checkpoint_contexts(policy)
 
 
 def run_layer(layer: Callable[..., Tensor], ac: str, index: int) -> Callable[..., Tensor]:
-    """The layer under an AC mode of the planner; index counts from 1, as TorchTitan's every-Nth rule does."""
+    """The layer under an AC mode of the planner; index counts from 1, as TorchTitan's every-Nth
+    rule does.
+    """
     whole = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False)
-    if ac == "full" or (ac.startswith("selective-layer-") and index % int(ac.rsplit("-", 1)[1]) == 0):
+    if ac == "full" or (
+        ac.startswith("selective-layer-") and index % int(ac.rsplit("-", 1)[1]) == 0
+    ):
         return whole
     return partial(whole, context_fn=selective_op) if ac == "selective-op" else layer
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Bytes: what each layer left behind after its forward, and the most alive in backward beyond all of it."""
+    """Bytes: what each layer left behind after its forward, and the most alive in backward beyond
+    all of it.
+    """
 
     kept: tuple[int, ...]
     extra: int
@@ -89,7 +106,9 @@ def track_layers(modules: Sequence[nn.Module], x: Tensor, table: Tensor, ac: str
 def on_meta(sizes: Sizes, block: Callable[[Sizes], nn.Module], dtype: str, ac: str) -> Seen:
     with torch.device("meta"):
         modules = [block(sizes).to(DTYPES[dtype]) for _ in range(sizes.layers)]
-        x = torch.empty(sizes.batch, sizes.seq, sizes.hidden, dtype=DTYPES[dtype], requires_grad=True)
+        x = torch.empty(
+            sizes.batch, sizes.seq, sizes.hidden, dtype=DTYPES[dtype], requires_grad=True
+        )
         table = rotary_table(sizes)
     return track_layers(modules, x, table, ac)
 
@@ -97,36 +116,63 @@ def on_meta(sizes: Sizes, block: Callable[[Sizes], nn.Module], dtype: str, ac: s
 def spec(s: Sizes) -> dict[str, Any]:
     """The same sizes as the planner's inline model."""
     model: dict[str, Any] = {
-        "name": "generated", "hidden_size": s.hidden, "num_hidden_layers": s.layers, "num_attention_heads": s.heads,
-        "num_key_value_heads": s.kv_heads, "head_dim": s.head_dim, "intermediate_size": s.ffn, "vocab_size": s.vocab,
-        "tie_word_embeddings": False, "mlp": s.mlp, "norm": "layernorm" if s.norm == "layer" else "rmsnorm",
+        "name": "generated",
+        "hidden_size": s.hidden,
+        "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads,
+        "num_key_value_heads": s.kv_heads,
+        "head_dim": s.head_dim,
+        "intermediate_size": s.ffn,
+        "vocab_size": s.vocab,
+        "tie_word_embeddings": False,
+        "mlp": s.mlp,
+        "norm": "layernorm" if s.norm == "layer" else "rmsnorm",
         "position_embedding": "none" if s.rotary == "none" else "rope",
-    }  # fmt: skip
+    }
     if s.kv_rank:
         model |= {
-            "kv_lora_rank": s.kv_rank, "q_lora_rank": s.q_rank, "qk_nope_head_dim": s.head_dim, "qk_rope_head_dim": s.qk_rope,
-            "v_head_dim": s.head_dim, "head_dim": s.head_dim + s.qk_rope,
-        }  # fmt: skip
+            "kv_lora_rank": s.kv_rank,
+            "q_lora_rank": s.q_rank,
+            "qk_nope_head_dim": s.head_dim,
+            "qk_rope_head_dim": s.qk_rope,
+            "v_head_dim": s.head_dim,
+            "head_dim": s.head_dim + s.qk_rope,
+        }
     if s.experts:
         model |= {
-            "n_routed_experts": s.experts, "num_experts_per_tok": s.top_k, "moe_intermediate_size": s.expert_ffn,
-            "n_shared_experts": 1 if s.shared_ffn else 0, "shared_expert_intermediate_size": s.shared_ffn, "first_k_dense_replace": 0,
-        }  # fmt: skip
+            "n_routed_experts": s.experts,
+            "num_experts_per_tok": s.top_k,
+            "moe_intermediate_size": s.expert_ffn,
+            "n_shared_experts": 1 if s.shared_ffn else 0,
+            "shared_expert_intermediate_size": s.shared_ffn,
+            "first_k_dense_replace": 0,
+        }
     return model
 
 
 def pricer(s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **training: Any) -> Pricer:
-    values = {"seq_len": s.seq, "global_batch_size": s.batch * num_gpus, "trainer": trainer, "moe_imbalance": 1.0}
+    values = {
+        "seq_len": s.seq,
+        "global_batch_size": s.batch * num_gpus,
+        "trainer": trainer,
+        "moe_imbalance": 1.0,
+    }
     if s.norm == "composite":
         values["torch_version"] = "2.7.1"
     if s.repeat_kv:
         values["trainer_version"] = "0.2.1"
     cluster = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus})
-    return Pricer.build(ModelSpec.from_user(spec(s)), cluster, TrainingSpec.from_user(values | training))
+    return Pricer.build(
+        ModelSpec.from_user(spec(s)), cluster, TrainingSpec.from_user(values | training)
+    )
 
 
-def planned_layer(s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **layout: Any) -> tuple[float, float]:
-    """(bytes that the planner keeps of one layer, and what it needs beyond all kept ones while the last layer runs backward)."""
+def planned_layer(
+    s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **layout: Any
+) -> tuple[float, float]:
+    """(bytes that the planner keeps of one layer, and what it needs beyond all kept ones while the
+    last layer runs backward).
+    """
     layout = {"micro_batch_size": s.batch, **layout}
     batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=num_gpus)])
     costs = units_at(pricer(s, num_gpus, trainer), batch).costs

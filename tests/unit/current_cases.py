@@ -45,19 +45,42 @@ def runnable(draw: Any, name: str, to: str, version: str) -> Layout:
     """Any layout that the export of this trainer can run, however odd."""
     chosen = draw(layouts(model(name).num_hidden_layers))
     for _ in range(4):  # a value that is refused gives way to the plainest one
-        made = exported(chosen, name, chosen.num_gpus, to, version, global_batch_size=4 * chosen.micro_batch_size * chosen.dp_degree)
+        made = exported(
+            chosen,
+            name,
+            chosen.num_gpus,
+            to,
+            version,
+            global_batch_size=4 * chosen.micro_batch_size * chosen.dp_degree,
+        )
         refused = {fault.field for fault in made.blockers} & set(Layout.model_fields)
         if not refused:
             break
-        plainest = layout(chosen.num_gpus, to, **{axis: getattr(chosen, axis) for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp")})
+        plainest = layout(
+            chosen.num_gpus,
+            to,
+            **{
+                axis: getattr(chosen, axis)
+                for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+            },
+        )
         chosen = chosen.model_copy(update={field: getattr(plainest, field) for field in refused})
     assume(not made.blockers)
     return chosen
 
 
-def exported(chosen: Layout, name: str, num_gpus: int, to: str, version: str | None = None, **more: object) -> Export:
+def exported(
+    chosen: Layout, name: str, num_gpus: int, to: str, version: str | None = None, **more: object
+) -> Export:
     trainer = {"trainer": to} if to != "torchtitan" else {}
-    return export(chosen, model(name), ClusterSpec.from_user(machine(num_gpus)), training(**trainer, **more), to=to, version=version)
+    return export(
+        chosen,
+        model(name),
+        ClusterSpec.from_user(machine(num_gpus)),
+        training(**trainer, **more),
+        to=to,
+        version=version,
+    )
 
 
 def same_run(first: Layout, second: Layout, num_layers: int, trainer: str) -> bool:
@@ -69,5 +92,7 @@ def patched(versus: VersusCurrent, text: str, folder: Path) -> str:
     assert versus.source is not None
     place = folder / versus.source["name"]
     place.write_text(text, encoding="utf-8")
-    subprocess.run(["patch", "-p1", "-s"], input=versus.diff, text=True, cwd=folder, check=True, timeout=60)
+    subprocess.run(
+        ["patch", "-p1", "-s"], input=versus.diff, text=True, cwd=folder, check=True, timeout=60
+    )
     return place.read_text(encoding="utf-8")

@@ -10,7 +10,17 @@ from planner.specs.model import ModelSpec
 from planner.specs.trainers import resolve_layout
 from planner.specs.training import TrainingSpec
 
-MODELS = ("llama3-8b", "llama3-70b", "llama3.1-405b", "qwen3-30b-a3b", "deepseek-v3", "mixtral-8x7b", "kimi-k2", "llama3.2-1b", "gpt3-175b")
+MODELS = (
+    "llama3-8b",
+    "llama3-70b",
+    "llama3.1-405b",
+    "qwen3-30b-a3b",
+    "deepseek-v3",
+    "mixtral-8x7b",
+    "kimi-k2",
+    "llama3.2-1b",
+    "gpt3-175b",
+)
 
 
 def model(name: str = "llama3.1-70b") -> ModelSpec:
@@ -38,7 +48,9 @@ def _splits(draw: Any, layers: int, stages: int) -> tuple[int, ...] | None:
 
 @st.composite
 def layouts(draw: Any, num_layers: int) -> Layout:
-    """Any layout of the contract's domains: legal for a trainer or not, with splits that fit the model or not."""
+    """Any layout of the contract's domains: legal for a trainer or not, with splits that fit the
+    model or not.
+    """
     degree, flag = st.sampled_from([1, 2, 3, 4, 8]), st.booleans()
     pp, virtual = draw(degree), draw(st.sampled_from([1, 2, 3, 4, 8]))
     good = _splits(draw, num_layers, pp * virtual)
@@ -49,25 +61,49 @@ def layouts(draw: Any, num_layers: int) -> Layout:
         st.integers(0, 1000).map(lambda n: f"memory-budget-{n / 1000:g}"),
     )
     return Layout(
-        dp_replicate=draw(degree), dp_shard=draw(degree), cp=draw(degree), tp=draw(degree), pp=pp, ep=draw(degree), etp=draw(degree),
-        zero_stage=draw(st.integers(0, 3)), sequence_parallel=draw(flag), async_tp=draw(flag), cp_method=draw(st.sampled_from(CP_METHODS)),
-        pp_schedule=draw(st.sampled_from(SCHEDULES)), virtual_stages=virtual, layers_per_stage=split, micro_batch_size=draw(degree),
-        ac=draw(ac), precision=draw(st.sampled_from(PRECISIONS)), float8_all_gather=draw(flag), param_dtype=draw(st.sampled_from(DTYPES)),
-        reduce_dtype=draw(st.sampled_from(DTYPES)), master_dtype=draw(st.sampled_from(DTYPES)), compile=draw(flag),
-        optimizer_in_backward=draw(flag), cpu_offload=draw(flag),
-    )  # fmt: skip
+        dp_replicate=draw(degree),
+        dp_shard=draw(degree),
+        cp=draw(degree),
+        tp=draw(degree),
+        pp=pp,
+        ep=draw(degree),
+        etp=draw(degree),
+        zero_stage=draw(st.integers(0, 3)),
+        sequence_parallel=draw(flag),
+        async_tp=draw(flag),
+        cp_method=draw(st.sampled_from(CP_METHODS)),
+        pp_schedule=draw(st.sampled_from(SCHEDULES)),
+        virtual_stages=virtual,
+        layers_per_stage=split,
+        micro_batch_size=draw(degree),
+        ac=draw(ac),
+        precision=draw(st.sampled_from(PRECISIONS)),
+        float8_all_gather=draw(flag),
+        param_dtype=draw(st.sampled_from(DTYPES)),
+        reduce_dtype=draw(st.sampled_from(DTYPES)),
+        master_dtype=draw(st.sampled_from(DTYPES)),
+        compile=draw(flag),
+        optimizer_in_backward=draw(flag),
+        cpu_offload=draw(flag),
+    )
 
 
 # for each field of the layout, a value that differs from BASE
 BASE: dict[str, object] = {
-    "dp_replicate": 2, "dp_shard": 4, "cp": 2, "tp": 4, "pp": 4, "ep": 1, "etp": 1, "zero_stage": 2, "sequence_parallel": True,
-    "async_tp": False, "cp_method": "allgather", "pp_schedule": "Interleaved1F1B", "virtual_stages": 2, "layers_per_stage": None,
-    "micro_batch_size": 1, "ac": "full", "precision": "float8-tensorwise", "float8_all_gather": False, "compile": True,
+    "dp_replicate": 2, "dp_shard": 4, "cp": 2, "tp": 4, "pp": 4, "ep": 1, "etp": 1, "zero_stage": 2,
+    "sequence_parallel": True,
+    "async_tp": False, "cp_method": "allgather", "pp_schedule": "Interleaved1F1B",
+    "virtual_stages": 2, "layers_per_stage": None,
+    "micro_batch_size": 1, "ac": "full", "precision": "float8-tensorwise",
+    "float8_all_gather": False, "compile": True,
 }  # fmt: skip
 OTHER: dict[str, object] = {
-    "dp_replicate": 4, "dp_shard": 8, "cp": 4, "tp": 8, "pp": 8, "ep": 2, "etp": 4, "zero_stage": 3, "sequence_parallel": False,
+    "dp_replicate": 4, "dp_shard": 8, "cp": 4, "tp": 8, "pp": 8, "ep": 2, "etp": 4, "zero_stage": 3,
+    "sequence_parallel": False,
     "async_tp": True, "cp_method": "alltoall", "pp_schedule": "LoopedBFS", "virtual_stages": 4,
     "layers_per_stage": (9, 10, 10, 10, 10, 10, 11, 10),
-    "micro_batch_size": 2, "ac": "memory-budget-0.25", "precision": "bf16", "float8_all_gather": True, "param_dtype": "float32",
-    "reduce_dtype": "bfloat16", "master_dtype": "bfloat16", "compile": False, "optimizer_in_backward": True, "cpu_offload": True,
+    "micro_batch_size": 2, "ac": "memory-budget-0.25", "precision": "bf16",
+    "float8_all_gather": True, "param_dtype": "float32",
+    "reduce_dtype": "bfloat16", "master_dtype": "bfloat16", "compile": False,
+    "optimizer_in_backward": True, "cpu_offload": True,
 }  # fmt: skip

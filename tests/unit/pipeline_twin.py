@@ -1,7 +1,9 @@
-"""A pipeline played out event by event, rank by rank: the brute-force twin of `planner.cost.replay`.
+"""A pipeline played out event by event, rank by rank: the brute-force twin of
+`planner.cost.replay`.
 
-Each rank runs a list of instructions in order. A transfer needs its send and its receive posted and both at the head of their
-streams; a stream is a queue of what its rank posted there. Nothing here knows of schedules, levels or lowering.
+Each rank runs a list of instructions in order. A transfer needs its send and its receive posted and
+both at the head of their streams; a stream is a queue of what its rank posted there. Nothing here
+knows of schedules, levels or lowering.
 """
 
 import heapq
@@ -23,7 +25,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Post:
-    """Offer one end of a transfer on a stream (None: on its own, nothing queues behind it) and go on."""
+    """Offer one end of a transfer on a stream (None: on its own, nothing queues behind it) and go
+    on.
+    """
 
     sends: bool
     tag: Tag
@@ -50,8 +54,12 @@ class _World:
     count: int = 0
     ended: dict[Tag, float] = field(default_factory=dict)
     waiting: dict[Tag, list[int]] = field(default_factory=lambda: defaultdict(list))
-    ends: dict[Tag, dict[bool, tuple[int, Hashable | None, float]]] = field(default_factory=lambda: defaultdict(dict))
-    queues: dict[tuple[int, Hashable], deque[Tag]] = field(default_factory=lambda: defaultdict(deque))
+    ends: dict[Tag, dict[bool, tuple[int, Hashable | None, float]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    queues: dict[tuple[int, Hashable], deque[Tag]] = field(
+        default_factory=lambda: defaultdict(deque)
+    )
     running: set[Tag] = field(default_factory=set)
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -70,7 +78,11 @@ class _World:
                 self.at(now + instruction.seconds, lambda time: self.step(rank, time))
                 return
             if isinstance(instruction, Post):
-                self.ends[instruction.tag][instruction.sends] = (rank, instruction.stream, instruction.seconds)
+                self.ends[instruction.tag][instruction.sends] = (
+                    rank,
+                    instruction.stream,
+                    instruction.seconds,
+                )
                 if instruction.stream is not None:
                     self.queues[rank, instruction.stream].append(instruction.tag)
                 self.begin(now)
@@ -81,7 +93,11 @@ class _World:
     def begin(self, now: float) -> None:
         """Starts every transfer that can."""
         for tag, both in self.ends.items():
-            if len(both) == 2 and tag not in self.running and all(self._at_head(tag, *end) for end in both.values()):
+            if (
+                len(both) == 2
+                and tag not in self.running
+                and all(self._at_head(tag, *end) for end in both.values())
+            ):
                 self.running.add(tag)
                 self.at(now + both[True][2], lambda time, tag=tag: self.finish(tag, time))
 
@@ -99,7 +115,9 @@ class _World:
 
 
 def play(programs: Sequence[Sequence[Instruction]]) -> Mapping[str, tuple[float, float]]:
-    """(start, end) of every `Run` by its label. Raises RuntimeError where the ranks stand still for good."""
+    """(start, end) of every `Run` by its label. Raises RuntimeError where the ranks stand still for
+    good.
+    """
     world = _World(programs=programs, position=[0] * len(programs))
     for rank in range(len(programs)):
         world.at(0.0, lambda time, rank=rank: world.step(rank, time))

@@ -15,7 +15,8 @@ from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 
 REQUEST: dict[str, Any] = {
-    "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "training": {"seq_len": 8192, "global_batch_size": 64},
+    "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+    "training": {"seq_len": 8192, "global_batch_size": 64},
     "search": {"fix": {"precision": "bf16", "cp": 1}},
 }  # fmt: skip
 JOB = Job.from_user(REQUEST)
@@ -42,7 +43,9 @@ def subset(rows: np.ndarray) -> Candidates:
 
 @dataclass
 class Machine:
-    """Measures by a hidden truth. outcomes: by row, what happens instead of a time.  asked: what was run, in order."""
+    """Measures by a hidden truth. outcomes: by row, what happens instead of a time.  asked: what
+    was run, in order.
+    """
 
     candidates: Candidates
     log_seconds: np.ndarray
@@ -53,11 +56,20 @@ class Machine:
 
     @classmethod
     def wrong_by(cls, candidates: Candidates, error: float, seed: int = 0) -> "Machine":
-        """A truth whose error has a size and follows tensor parallelism, pipelining and checkpointing."""
+        """A truth whose error has a size and follows tensor parallelism, pipelining and
+        checkpointing.
+        """
         rng = np.random.default_rng(seed)
-        by = [rng.standard_normal(16)[np.log2(column).astype(int)] for column in (candidates.batch.tp, candidates.batch.pp)]
+        by = [
+            rng.standard_normal(16)[np.log2(column).astype(int)]
+            for column in (candidates.batch.tp, candidates.batch.pp)
+        ]
         by.append(rng.standard_normal(8)[candidates.batch.ac_kind])
-        return cls(candidates, candidates.prior.log_seconds + error * np.sum(by, axis=0) / np.sqrt(3.0), seed=seed)
+        return cls(
+            candidates,
+            candidates.prior.log_seconds + error * np.sum(by, axis=0) / np.sqrt(3.0),
+            seed=seed,
+        )
 
     def run(self, asked: Asked) -> Measurement:
         self.asked.append(asked)
@@ -70,9 +82,13 @@ class Machine:
         seconds = float(np.exp(self.log_seconds[row] + noise))
         memory = float(self.candidates.memory["peak_reserved_bytes"][row])
         return Measured(
-            rung="probed", step_seconds=seconds, step_seconds_sd=0.001 * seconds, steps=10, peak_reserved_bytes=memory,
+            rung="probed",
+            step_seconds=seconds,
+            step_seconds_sd=0.001 * seconds,
+            steps=10,
+            peak_reserved_bytes=memory,
             gpu_seconds=8 * (30.0 + 13 * seconds),
-        )  # fmt: skip
+        )
 
     def regret(self, row: int) -> float:
         return float(np.expm1(self.log_seconds[row] - self.log_seconds.min()))
@@ -82,12 +98,31 @@ def measurement(asked: Asked, measured: Measured) -> Measurement:
     """As a store would give it back."""
     assert asked.layout is not None
     job = Job.from_user({**REQUEST, "layout": asked.layout.model_dump()})
-    return Measurement(id=f"measurement-{asked.number}", created_at="2026-01-01T00:00:00Z", job=job, measured=measured)
+    return Measurement(
+        id=f"measurement-{asked.number}",
+        created_at="2026-01-01T00:00:00Z",
+        job=job,
+        measured=measured,
+    )
 
 
 def out_of_memory(**numbers: float) -> Measured:
-    return Measured.model_validate({"status": "oom", "rung": "probed", "message": "CUDA out of memory", "gpu_seconds": 300.0, **numbers})
+    return Measured.model_validate(
+        {
+            "status": "oom",
+            "rung": "probed",
+            "message": "CUDA out of memory",
+            "gpu_seconds": 300.0,
+            **numbers,
+        }
+    )
 
 
 def failed(kind: str = "crash") -> Measured:
-    return Measured(status="failed", rung="probed", failure=kind, message="first rank said so", gpu_seconds=200.0)
+    return Measured(
+        status="failed",
+        rung="probed",
+        failure=kind,
+        message="first rank said so",
+        gpu_seconds=200.0,
+    )

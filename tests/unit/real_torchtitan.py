@@ -1,7 +1,8 @@
 """The installed TorchTitan: which it is, and programs that it runs in a process of its own.
 
-`make test` puts it into the folder `titan` of the environment (titan-requirements.txt); TORCHTITAN_PATH names another
-folder. A missing one skips what needs it on a developer's machine and fails in CI (environment variable CI).
+`make test` puts it into the folder `titan` of the environment (titan-requirements.txt);
+TORCHTITAN_PATH names another folder. A missing one skips what needs it on a developer's machine and
+fails in CI (environment variable CI).
 """
 
 import json
@@ -56,7 +57,8 @@ def written(exported: Export, folder: Path) -> Export:
     return exported
 
 
-# argv[1]: a JSON list of [name, folder, arguments]. Prints name -> what the real package made of the export.
+# argv[1]: a JSON list of [name, folder, arguments]. Prints name -> what the real package made of
+# the export.
 _EACH = """
 import dataclasses, importlib, json, os, sys, types
 import torch
@@ -75,7 +77,7 @@ for name, folder, arguments in json.loads(sys.argv[1]):
     answers[name] = look(config)
     sys.path.remove(folder)
 print(json.dumps(answers, default=str))
-"""
+"""  # noqa: E501
 _LOOK_02 = """
 def frequencies(spec, args):
     args = dataclasses.replace(args, max_seq_len=8192)
@@ -114,7 +116,7 @@ def look(config):
         "layers": args.n_layers,
         "mscale": getattr(args, "mscale", None),
     }
-"""
+"""  # noqa: E501
 _LOOK_03 = """
 def look(config):
     from torchtitan.models.common.rope import RoPE
@@ -142,5 +144,5 @@ def look(config):
         "layers": len(spec.layers),
         "mscale": getattr(attention, "mscale", None),
     }
-"""
+"""  # noqa: E501
 LOOK_AT_ALL = (_LOOK_03 if LINE == "0.3" else _LOOK_02) + _EACH

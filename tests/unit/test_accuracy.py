@@ -9,7 +9,8 @@ import pytest
 from api.cli.accuracy import PUBLIC_ROWS, command
 from planner.errors import SpecError
 
-HOPPER, AMPERE = ("dgxc-013", "dgxc-014", "mbr-039"), ("kor-001", "mci-7b-001")  # mbr and mci leave something open
+# mbr and mci leave something open
+HOPPER, AMPERE = ("dgxc-013", "dgxc-014", "mbr-039"), ("kor-001", "mci-7b-001")
 TITAN, OPEN_ALONE = ("tt-001", "tt-002"), ("bs-022",)
 KEEP = ["complete=True", "platform=megatron on hopper, megatron on ampere"]
 
@@ -17,34 +18,58 @@ KEEP = ["complete=True", "platform=megatron on hopper, megatron on ampere"]
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Published rows: too few to fit again, so what is told of them is in sample."""
-    lines = {json.loads(line)["id"]: line for line in PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()}
+    lines = {
+        json.loads(line)["id"]: line
+        for line in PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()
+    }
     path = tmp_path_factory.mktemp("rows") / "few.jsonl"
-    path.write_text("".join(f"{lines[name]}\n" for name in (*HOPPER, *AMPERE, *TITAN, *OPEN_ALONE)), encoding="utf-8")
+    path.write_text(
+        "".join(f"{lines[name]}\n" for name in (*HOPPER, *AMPERE, *TITAN, *OPEN_ALONE)),
+        encoding="utf-8",
+    )
     return str(path)
 
 
-def told(capsys: pytest.CaptureFixture[str], jobs: str, where: list[str] | None = None, markdown: Path | None = None) -> dict[str, Any]:
-    command(jobs=jobs, where=where, rows=False, markdown=markdown, recompute=False, save=None, json=True)
+def told(
+    capsys: pytest.CaptureFixture[str],
+    jobs: str,
+    where: list[str] | None = None,
+    markdown: Path | None = None,
+) -> dict[str, Any]:
+    command(
+        jobs=jobs, where=where, rows=False, markdown=markdown, recompute=False, save=None, json=True
+    )
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
-def test_a_platform_is_a_trainer_on_a_family_of_gpus_with_its_complete_rows_beside_it(few: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_platform_is_a_trainer_on_a_family_of_gpus_with_its_complete_rows_beside_it(
+    few: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     platforms = told(capsys, few)["in_sample"]["groups"]["platform"]
     assert [(one["name"], one["rows"]) for one in platforms] == [
-        ("platform megatron on hopper", 3), ("platform megatron on hopper, complete", 2),
-        ("platform megatron on ampere", 2), ("platform megatron on ampere, complete", 1),
-        ("platform torchtitan on hopper", 2), ("platform torchtitan on hopper, complete", 2),
+        ("platform megatron on hopper", 3),
+        ("platform megatron on hopper, complete", 2),
+        ("platform megatron on ampere", 2),
+        ("platform megatron on ampere, complete", 1),
+        ("platform torchtitan on hopper", 2),
+        ("platform torchtitan on hopper, complete", 2),
         ("platform megatron-deepspeed on ampere", 1),
-    ]  # fmt: skip
+    ]
 
 
-def test_figures_of_the_rows_asked_for_are_those_of_their_groups_together(few: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_of_the_rows_asked_for_are_those_of_their_groups_together(
+    few: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     everything, chosen = (told(capsys, few, where)["in_sample"] for where in (None, KEEP))
     own = {one["name"]: one["time"] for one in everything["groups"]["platform"]}
-    hopper, ampere = (own[f"platform megatron on {family}, complete"] for family in ("hopper", "ampere"))
+    hopper, ampere = (
+        own[f"platform megatron on {family}, complete"] for family in ("hopper", "ampere")
+    )
     assert chosen["overall"]["time"]["rows"] == 3
-    assert chosen["overall"]["time"]["mape"] == pytest.approx((2 * hopper["mape"] + ampere["mape"]) / 3)
+    assert chosen["overall"]["time"]["mape"] == pytest.approx(
+        (2 * hopper["mape"] + ampere["mape"]) / 3
+    )
     assert [one["name"] for one in chosen["groups"]["trainer"]] == ["trainer megatron"]
 
 
@@ -59,16 +84,34 @@ def test_figures_of_the_rows_asked_for_are_those_of_their_groups_together(few: s
 )
 def test_what_no_row_has_is_refused(few: str, where: list[str], says: str) -> None:
     with pytest.raises(SpecError, match=says):
-        command(jobs=few, where=where, rows=False, markdown=None, recompute=False, save=None, json=True)
+        command(
+            jobs=few, where=where, rows=False, markdown=None, recompute=False, save=None, json=True
+        )
 
 
-def test_the_document_and_the_table_name_complete_rows_of_a_platform(few: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_document_and_the_table_name_complete_rows_of_a_platform(
+    few: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     unseen = tmp_path / "unseen.jsonl"
     rows = [json.loads(line) for line in Path(few).read_text(encoding="utf-8").splitlines()]
-    slower = [{**row, "measured": {**row["measured"], "step_seconds": row["measured"]["step_seconds"] * 1.01}} for row in rows]
+    slower = [
+        {
+            **row,
+            "measured": {**row["measured"], "step_seconds": row["measured"]["step_seconds"] * 1.01},
+        }
+        for row in rows
+    ]
     unseen.write_text("".join(f"{json.dumps(row)}\n" for row in slower), encoding="utf-8")
     written = tmp_path / "accuracy.md"
-    command(jobs=str(unseen), where=None, rows=False, markdown=written, recompute=False, save=None, json=False)
+    command(
+        jobs=str(unseen),
+        where=None,
+        rows=False,
+        markdown=written,
+        recompute=False,
+        save=None,
+        json=False,
+    )
     printed = capsys.readouterr().out
     assert "megatron on hopper, complete" in printed
     assert "| megatron on hopper, complete | 2 |" in written.read_text(encoding="utf-8")

@@ -1,4 +1,6 @@
-"""The accuracy report that ships: made of today's rows, calibration and model, and printed without pricing anything."""
+"""The accuracy report that ships: made of today's rows, calibration and model, and printed without
+pricing anything.
+"""
 
 import json
 from pathlib import Path
@@ -15,12 +17,26 @@ from planner.catalog.calibrations import shipped_calibration, shipped_comparison
 from planner.errors import SpecError
 
 ROOT = Path(__file__).parents[2]
-REMAKE = "planner-cli accuracy --recompute --markdown docs/accuracy.md --save planner/catalog/calibrations/accuracy.json"
+REMAKE = (
+    "planner-cli accuracy --recompute --markdown docs/accuracy.md --save "
+    "planner/catalog/calibrations/accuracy.json"
+)
 EVERY = 45  # of the rows are predicted again here; all of them take minutes
 
 
 def printed(capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
-    command(**{"jobs": None, "where": None, "rows": False, "markdown": None, "recompute": False, "save": None, "json": True, **options})
+    command(
+        **{
+            "jobs": None,
+            "where": None,
+            "rows": False,
+            "markdown": None,
+            "recompute": False,
+            "save": None,
+            "json": True,
+            **options,
+        }
+    )
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -40,7 +56,9 @@ def test_the_stamp_is_that_of_today() -> None:
 
 
 def test_it_predicts_what_the_model_predicts_today(tmp_path: Path) -> None:
-    """A few rows of all groups, to all digits kept: a change of the model that moves any of them shows here."""
+    """A few rows of all groups, to all digits kept: a change of the model that moves any of them
+    shows here.
+    """
     lines = PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()[::EVERY]
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(lines), encoding="utf-8")
@@ -49,31 +67,64 @@ def test_it_predicts_what_the_model_predicts_today(tmp_path: Path) -> None:
     assert (len(rows), malformed) == (len(lines), [])
     for row in rows:
         now, before = row.compared(seen=True), shipped[str(row.job.id)]
-        assert now.predicted_seconds == pytest.approx(before.predicted_seconds, rel=1e-6), f"{now.id}: run {REMAKE}"
+        assert now.predicted_seconds == pytest.approx(before.predicted_seconds, rel=1e-6), (
+            f"{now.id}: run {REMAKE}"
+        )
         assert now.interval_seconds == pytest.approx(before.interval_seconds, rel=1e-6), now.id
-        assert now.predicted_reserved_bytes == pytest.approx(before.predicted_reserved_bytes, rel=1e-6), now.id
-        assert (now.fits, now.layout, now.labels, now.used) == (before.fits, before.layout, before.labels, before.used), now.id
+        assert now.predicted_reserved_bytes == pytest.approx(
+            before.predicted_reserved_bytes, rel=1e-6
+        ), now.id
+        assert (now.fits, now.layout, now.labels, now.used) == (
+            before.fits,
+            before.layout,
+            before.labels,
+            before.used,
+        ), now.id
 
 
 def test_the_document_is_that_of_the_shipped_report() -> None:
-    assert (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8") == document(report(shipped_comparison())), f"run {REMAKE}"
+    assert (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8") == document(
+        report(shipped_comparison())
+    ), f"run {REMAKE}"
 
 
 @pytest.mark.usefixtures("no_pricing")
-def test_every_option_that_only_prints_works_from_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole, some = printed(capsys, rows=True), printed(capsys, where=["complete=true", "trainer=torchtitan,megatron"], rows=True)
+def test_every_option_that_only_prints_works_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, some = (
+        printed(capsys, rows=True),
+        printed(capsys, where=["complete=true", "trainer=torchtitan,megatron"], rows=True),
+    )
     num_rows = len(PUBLIC_ROWS.read_text(encoding="utf-8").splitlines())
-    assert (whole["headline"]["overall"]["rows"], len(whole["rows"]), whole["num_fitted"]) == (num_rows, num_rows, 372)
-    assert {one["name"] for one in some["headline"]["groups"]["trainer"]} == {"trainer torchtitan", "trainer megatron"}
+    assert (whole["headline"]["overall"]["rows"], len(whole["rows"]), whole["num_fitted"]) == (
+        num_rows,
+        num_rows,
+        372,
+    )
+    assert {one["name"] for one in some["headline"]["groups"]["trainer"]} == {
+        "trainer torchtitan",
+        "trainer megatron",
+    }
     assert 0 < len(some["rows"]) < num_rows
     assert {"id", "measured_step_seconds", "step_seconds", "fits"} <= some["rows"][0].keys()
-    command(jobs=None, where=["trainer=fsdp"], rows=True, markdown=tmp_path / "fsdp.md", recompute=False, save=None, json=False)
+    command(
+        jobs=None,
+        where=["trainer=fsdp"],
+        rows=True,
+        markdown=tmp_path / "fsdp.md",
+        recompute=False,
+        save=None,
+        json=False,
+    )
     assert "Left out by source" in capsys.readouterr().out
     assert "## Every row" in (tmp_path / "fsdp.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("no_pricing")
-def test_without_the_rows_it_is_printed_but_not_made_anew(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_rows_it_is_printed_but_not_made_anew(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(accuracy, "PUBLIC_ROWS", Path("/not/installed"))
     assert printed(capsys)["headline"]["overall"]["rows"] > 300
     with pytest.raises(SpecError, match=r"needs the published rows.*give --jobs FILE") as caught:
@@ -93,14 +144,21 @@ def test_other_rows_than_it_was_made_of_are_noticed(
     assert [words.split()[0] for words in shipped.stale("other", None)] == ["calibration"]
 
 
-def test_what_was_computed_is_read_back_without_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_computed_is_read_back_without_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shipped = shipped_comparison()
     assert Comparison.from_document(shipped.as_document()) == shipped
     few, saved = tmp_path / "few.jsonl", tmp_path / "few.json"
-    few.write_text("\n".join(PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()[:2]), encoding="utf-8")
+    few.write_text(
+        "\n".join(PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()[:2]), encoding="utf-8"
+    )
     printed(capsys, jobs=str(few), save=saved)
     found = Comparison.from_document(saved.read_text(encoding="utf-8"))
-    assert ([row.id for row in found.rows], found.left_out) == ([row.id for row in shipped.rows[:2]], {})
+    assert ([row.id for row in found.rows], found.left_out) == (
+        [row.id for row in shipped.rows[:2]],
+        {},
+    )
     assert found.rows == shipped.rows[:2]
     with pytest.raises(SpecError, match="--save"):
         printed(capsys, save=saved)

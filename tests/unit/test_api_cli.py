@@ -1,4 +1,6 @@
-"""The command line in this process: flags into jobs, errors into one line each, nothing half-written."""
+"""The command line in this process: flags into jobs, errors into one line each, nothing
+half-written.
+"""
 
 import json
 from pathlib import Path
@@ -21,14 +23,28 @@ def _own_database(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> None:
 
 
 def flags(**given: Any) -> dict[str, Any]:
-    nothing: dict[str, Any] = dict.fromkeys(("job", "model", "gpu", "cluster", "num_gpus", "current", "probe"))
-    return JobFlags(**{**nothing, "training": {}, "search": {}, "fix": (), "allow": (), **given}).values()
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("job", "model", "gpu", "cluster", "num_gpus", "current", "probe")
+    )
+    return JobFlags(
+        **{**nothing, "training": {}, "search": {}, "fix": (), "allow": (), **given}
+    ).values()
 
 
 def test_flags_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
-    path.write_text("model: a\ncluster: {gpu: x, num_gpus: 8, power_limit: 500 W}\ntraining: {seq_len: 1}\nsearch: {fix: {tp: 1, cp: 2}}\n")
-    values = flags(job=str(path), model="b", num_gpus="16", training={"seq_len": 2, "trainer": None}, search={"seed": 0}, fix=["tp=8"])
+    path.write_text(
+        "model: a\ncluster: {gpu: x, num_gpus: 8, power_limit: 500 W}\ntraining: {seq_len: "
+        "1}\nsearch: {fix: {tp: 1, cp: 2}}\n"
+    )
+    values = flags(
+        job=str(path),
+        model="b",
+        num_gpus="16",
+        training={"seq_len": 2, "trainer": None},
+        search={"seed": 0},
+        fix=["tp=8"],
+    )
     assert values == {
         "model": "b",
         "cluster": {"gpu": "x", "num_gpus": 16, "power_limit": "500 W"},
@@ -50,9 +66,16 @@ def test_a_cluster_file_is_read_into_the_job(tmp_path: Path) -> None:
 
 
 def test_what_a_whole_run_costs_has_flags() -> None:
-    values = flags(cluster="h100-256", price_per_gpu_hour=1.5, training={"total_tokens": "15T", "checkpoint": parse_checkpoint("500:sync")})
+    values = flags(
+        cluster="h100-256",
+        price_per_gpu_hour=1.5,
+        training={"total_tokens": "15T", "checkpoint": parse_checkpoint("500:sync")},
+    )
     assert (values["cluster"]["price_per_gpu_hour"], values["cluster"]["num_gpus"]) == (1.5, 256)
-    assert values["training"] == {"total_tokens": "15T", "checkpoint": {"interval_steps": 500, "mode": "sync"}}
+    assert values["training"] == {
+        "total_tokens": "15T",
+        "checkpoint": {"interval_steps": 500, "mode": "sync"},
+    }
     assert parse_checkpoint("20") == {"interval_steps": 20}
 
 
@@ -83,7 +106,10 @@ def test_values_of_fix_are_yaml(text: str, value: object) -> None:
 
 
 def test_values_of_allow_are_a_list() -> None:
-    assert parse_choices("precision=bf16,float8-rowwise") == ("precision", ["bf16", "float8-rowwise"])
+    assert parse_choices("precision=bf16,float8-rowwise") == (
+        "precision",
+        ["bf16", "float8-rowwise"],
+    )
     assert parse_choices("layers_per_stage=[1,2],[2,1]") == ("layers_per_stage", [[1, 2], [2, 1]])
 
 
@@ -95,12 +121,26 @@ def test_broken_pairs(text: str) -> None:
         parse_choices(text)
 
 
-@pytest.mark.parametrize(("text", "value"), [("256", 256), ("64..1024", "64..1024"), ("64,96", [64, 96]), ("[8, 16]", [8, 16])])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("256", 256), ("64..1024", "64..1024"), ("64,96", [64, 96]), ("[8, 16]", [8, 16])],
+)
 def test_counts(text: str, value: object) -> None:
     assert parse_count(text) == value
 
 
-MAIN_JOB = ["--model", "llama3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "8192", "--global-batch-size", "64"]
+MAIN_JOB = [
+    "--model",
+    "llama3-8b",
+    "--gpu",
+    "h100-sxm-80gb",
+    "--num-gpus",
+    "8",
+    "--seq-len",
+    "8192",
+    "--global-batch-size",
+    "64",
+]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +186,9 @@ MAIN_JOB = ["--model", "llama3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8",
         ["serve", "--host", "0.0.0.0"],
     ],
 )
-def test_wrong_requests_are_exit_2_with_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_requests_are_exit_2_with_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     code = run(arguments)
     captured = capsys.readouterr()
     assert (code, captured.err.count("\n"), captured.out) == (2, 1, ""), captured
@@ -154,15 +196,32 @@ def test_wrong_requests_are_exit_2_with_one_line(arguments: list[str], capsys: p
 
 
 def test_every_fault_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    code = run(["recommend", "--model", "llama9", "--gpu", "h1000", "--num-gpus", "-8", "--seq-len", "0", "--json"])
+    code = run(
+        [
+            "recommend",
+            "--model",
+            "llama9",
+            "--gpu",
+            "h1000",
+            "--num-gpus",
+            "-8",
+            "--seq-len",
+            "0",
+            "--json",
+        ]
+    )
     captured = capsys.readouterr()
     assert (code, captured.err.count("\n")) == (2, 5)
     assert all("; " in line and line.startswith("error: ") for line in captured.err.splitlines())
     assert len(json.loads(captured.out)["error"]["errors"]) == 5
 
 
-@pytest.mark.parametrize("arguments", [[], ["--model", "llama3-8b"], ["--gpu", "h100-sxm-80gb", "--num-gpus", "8"]])
-def test_what_is_missing_is_said_in_flags(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [[], ["--model", "llama3-8b"], ["--gpu", "h100-sxm-80gb", "--num-gpus", "8"]]
+)
+def test_what_is_missing_is_said_in_flags(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["recommend", *arguments]) == 2
     told = capsys.readouterr().err
     for flag in ("--model", "--gpu", "--num-gpus", "--seq-len", "--global-batch-size"):
@@ -220,19 +279,26 @@ def test_narrow_terminals_show_layout_and_speed_whole(
     assert max(map(len, head.splitlines())) <= int(columns)
 
 
-def test_columns_of_zero_are_no_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_of_zero_are_no_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "0")
     assert run(["catalog", "gpus"]) == 0
     assert "memory bandwidth" in capsys.readouterr().out
 
 
-def test_a_bug_is_one_line_and_a_hint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_is_one_line_and_a_hint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("what\nnow")
 
     monkeypatch.setattr("api.service.make_plan", broken)
     assert run(["recommend", *MAIN_JOB]) == 1
-    assert capsys.readouterr().err == "bug: ZeroDivisionError: what now; PLANNER_DEBUG=1 shows where, please report it\n"
+    assert (
+        capsys.readouterr().err
+        == "bug: ZeroDivisionError: what now; PLANNER_DEBUG=1 shows where, please report it\n"
+    )
     monkeypatch.setenv("PLANNER_DEBUG", "1")
     assert run(["recommend", *MAIN_JOB]) == 1
     assert "Traceback" in capsys.readouterr().err
@@ -251,14 +317,18 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     write_folder(target, {"a/b.txt": "1", "old": ""})
     write_folder(target, {"a/b.txt": "2"})
-    assert sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()) == [".planner", "a/b.txt"]
+    assert sorted(
+        str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()
+    ) == [".planner", "a/b.txt"]
     (tmp_path / "file").write_text("")
     for taken in (tmp_path / "file", tmp_path):
         with pytest.raises(SpecError):
             write_folder(taken, {"a": ""})
 
 
-def test_measurements_are_exported_as_json_lines_and_filters_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_measurements_are_exported_as_json_lines_and_filters_are_checked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run(["measurements", "export", "--json"]) == 0
     assert capsys.readouterr().out == ""
     for command in (["list"], ["list", "--json"], ["export"]):
@@ -284,7 +354,10 @@ def test_a_usage_error_names_its_option_and_value(capsys: pytest.CaptureFixture[
 def test_what_is_not_there_comes_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", "plan-nope", "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
-    assert (error["message"], error["remedy"]) == ("no plan of id 'plan-nope'", "`planner-cli plans` lists them")
+    assert (error["message"], error["remedy"]) == (
+        "no plan of id 'plan-nope'",
+        "`planner-cli plans` lists them",
+    )
 
 
 def test_calibrate_knows_its_gpu_by_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -306,10 +379,12 @@ name: nightly
 schedule: "0 2 * * *"
 jobs: [{model: debug-tiny, cluster: {gpu: h100-sxm-80gb, num_gpus: 1}, training: {seq_len: 64, global_batch_size: 4}}]
 measure: {top_k: 0, anchors: [{ac: none}]}
-"""
+"""  # noqa: E501
 
 
-def test_sweeps_answer_in_json_and_a_cancelled_one_runs_no_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweeps_answer_in_json_and_a_cancelled_one_runs_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(SWEEP)
     assert run(["sweep", "schedule", str(path), "--json"]) == 0
@@ -341,20 +416,31 @@ def test_a_probe_is_run_as_its_job_says_unless_flags_say_otherwise(tmp_path: Pat
     from api.wiring import wire
 
     path = tmp_path / "job.json"
-    job = {"model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2}, "training": {"seq_len": 64, "global_batch_size": 4}}
+    job = {
+        "model": "debug-tiny",
+        "cluster": {"gpu": "cpu", "num_gpus": 2},
+        "training": {"seq_len": 64, "global_batch_size": 4},
+    }
     wished = {"pool": "slurm:gpu", "trainer": "torchtitan", "steps": 4}
     path.write_text(json.dumps({**job, "layout": {"dp_shard": 2}, "probe": wished}))
     (one,) = _asked(wire(), str(path), None, 1, {})
-    assert (one.request.pool, one.request.trainer, one.request.steps) == ("slurm:gpu", "torchtitan", 4)
+    assert (one.request.pool, one.request.trainer, one.request.steps) == (
+        "slurm:gpu",
+        "torchtitan",
+        4,
+    )
     (one,) = _asked(wire(), str(path), None, 1, {"trainer": "reference", "pool": "local"})
     assert (one.request.pool, one.request.trainer, one.request.steps) == ("local", "reference", 4)
 
 
 @pytest.mark.parametrize("command", ["estimate", "simulate"])
-def test_a_layout_is_priced_on_one_size(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_layout_is_priced_on_one_size(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(
-        "model: llama3-8b\ncluster: {gpu: h100, num_gpus: 16..64}\ntraining: {seq_len: 8192, global_batch_size: 64}\nlayout: {pp: 2}\n"
+        "model: llama3-8b\ncluster: {gpu: h100, num_gpus: 16..64}\ntraining: {seq_len: 8192, "
+        "global_batch_size: 64}\nlayout: {pp: 2}\n"
     )
     assert run([command, "--job", str(path), "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
@@ -362,10 +448,31 @@ def test_a_layout_is_priced_on_one_size(command: str, tmp_path: Path, capsys: py
     assert "choose one of 16, 32, 64" in error["remedy"]
 
 
-@pytest.mark.parametrize(("trainer", "format"), [("torchtitan", "torchtitan"), ("megatron", "megatron"), ("fsdp", "torchtitan")])
-def test_a_plan_is_exported_to_its_own_trainer(trainer: str, format: str, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--model", "llama3-8b", "--gpu", "h100", "--num-gpus", "8", "--seq-len", "4096", "--global-batch-size", "64", "--top-k", "1"]
-    assert run(["recommend", *asked, "--trainer", trainer, "--fix", "pp=1", "--fix", "cp=1", "--json"]) == 0
+@pytest.mark.parametrize(
+    ("trainer", "format"),
+    [("torchtitan", "torchtitan"), ("megatron", "megatron"), ("fsdp", "torchtitan")],
+)
+def test_a_plan_is_exported_to_its_own_trainer(
+    trainer: str, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [
+        "--model",
+        "llama3-8b",
+        "--gpu",
+        "h100",
+        "--num-gpus",
+        "8",
+        "--seq-len",
+        "4096",
+        "--global-batch-size",
+        "64",
+        "--top-k",
+        "1",
+    ]
+    assert (
+        run(["recommend", *asked, "--trainer", trainer, "--fix", "pp=1", "--fix", "cp=1", "--json"])
+        == 0
+    )
     plan = json.loads(capsys.readouterr().out)
     assert run(["export", plan["id"], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["trainer"] == format

@@ -17,7 +17,16 @@ from api.security import is_loopback, refuse_open_door
 from api.settings import Settings, load_settings, parse_api_keys
 from api.storage.engine import normalise_url, shown
 from planner import errors
-from planner.errors import Fault, InfeasibleError, NotFoundError, PlannerError, ProbeError, SpecError, StoreError, UnknownNameError
+from planner.errors import (
+    Fault,
+    InfeasibleError,
+    NotFoundError,
+    PlannerError,
+    ProbeError,
+    SpecError,
+    StoreError,
+    UnknownNameError,
+)
 from planner.specs.plan import Plan
 
 DIGEST = hashlib.sha256(b"secret").hexdigest()
@@ -57,14 +66,29 @@ def test_every_error_has_a_row() -> None:
     for error, status, code in cases:
         assert (answer_to(error).status, answer_to(error).exit_code) == (status, code)
     assert lines_of(cases[2][0]) == ["no; more"]
-    assert lines_of(SpecError([Fault("a", "x\ny", "r", "m"), Fault("b", 2, "r", "m\nn")])) == ["a='x\\ny': r; m", "b=2: r; m n"]
+    assert lines_of(SpecError([Fault("a", "x\ny", "r", "m"), Fault("b", 2, "r", "m\nn")])) == [
+        "a='x\\ny': r; m",
+        "b=2: r; m n",
+    ]
 
 
 def test_keys() -> None:
     (one, two) = parse_api_keys(f" ci:read+plan:{DIGEST.upper()},\n boss:admin:{'0' * 64} ")
-    assert (one.name, one.may("plan"), one.may("probe"), two.may("probe")) == ("ci", True, False, True)
+    assert (one.name, one.may("plan"), one.may("probe"), two.may("probe")) == (
+        "ci",
+        True,
+        False,
+        True,
+    )
     assert one.secret_sha256 == DIGEST
-    for wrong in ("x", "x:read:secret", f":read:{DIGEST}", f"x:write:{DIGEST}", f"x:read:{DIGEST},x:plan:{DIGEST}", f"x::{DIGEST}"):
+    for wrong in (
+        "x",
+        "x:read:secret",
+        f":read:{DIGEST}",
+        f"x:write:{DIGEST}",
+        f"x:read:{DIGEST},x:plan:{DIGEST}",
+        f"x::{DIGEST}",
+    ):
         with pytest.raises(SpecError) as caught:
             parse_api_keys(wrong)
         assert "secret" not in str(caught.value).lower().replace("sha256-of-the-secret", "")
@@ -102,7 +126,10 @@ def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANNER_MAX_BODY_BYTES", "none")
     with pytest.raises(SpecError) as caught:
         load_settings()
-    assert {fault.field for fault in caught.value.faults} == {"PLANNER_PORT", "PLANNER_MAX_BODY_BYTES"}
+    assert {fault.field for fault in caught.value.faults} == {
+        "PLANNER_PORT",
+        "PLANNER_MAX_BODY_BYTES",
+    }
 
 
 def test_database_urls() -> None:
@@ -123,7 +150,10 @@ def test_shown_urls_hide_passwords() -> None:
 
 
 def parts(*sizes: float) -> list[Part]:
-    return [Part(name, name.upper(), size, f"{size:g}") for name, size in zip("abc", sizes, strict=False)]
+    return [
+        Part(name, name.upper(), size, f"{size:g}")
+        for name, size in zip("abc", sizes, strict=False)
+    ]
 
 
 def test_bars_fill_their_width_and_round_without_drift() -> None:
@@ -140,7 +170,9 @@ def test_legends_break_between_parts() -> None:
 def test_commands_are_continued_to_be_pasted() -> None:
     lines = continued([f"word{i}" for i in range(12)], 30)
     assert all(len(line) <= 30 for line in lines)
-    assert " ".join(" ".join(lines).replace("\\", " ").split()) == " ".join(f"word{i}" for i in range(12))
+    assert " ".join(" ".join(lines).replace("\\", " ").split()) == " ".join(
+        f"word{i}" for i in range(12)
+    )
     assert all(line.endswith(" \\") for line in lines[:-1])
 
 
@@ -177,10 +209,17 @@ def test_a_utilisation_above_one_is_explained(plan: Plan) -> None:
         assert ("attention in full" in " ".join(text.split())) == explained
 
 
-@pytest.mark.parametrize(("learnt", "said"), [
-    ("", ""), ("+4-b8ce", ", taught by 4 layouts measured in this database"), ("+0-b8ce", ", taught by kernels timed in this database"),
-])  # fmt: skip
-def test_an_answer_says_when_measurements_have_taught_it(plan: Plan, learnt: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("learnt", "said"),
+    [
+        ("", ""),
+        ("+4-b8ce", ", taught by 4 layouts measured in this database"),
+        ("+0-b8ce", ", taught by kernels timed in this database"),
+    ],
+)
+def test_an_answer_says_when_measurements_have_taught_it(
+    plan: Plan, learnt: str, said: str
+) -> None:
     estimate = plan.ranked[0].estimate.model_copy(update={"calibration_id": f"shipped{learnt}"})
     line = basis_line(estimate).plain
     assert line.endswith(f"calibration shipped{learnt}{said}.")

@@ -8,15 +8,21 @@ from api.reading import MAX_FILE_BYTES, read_json, read_mapping_file, read_yaml
 from planner.errors import SpecError
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{name}: &{name} [{','.join(['*' + before] * 10)}]\n" for before, name in zip("abcdef", "bcdefg", strict=True)
+    f"{name}: &{name} [{','.join(['*' + before] * 10)}]\n"
+    for before, name in zip("abcdef", "bcdefg", strict=True)
 )
 
 
-@pytest.mark.parametrize("text", ["budget: {max_gpu_seconds: .inf}", "budget: {max_gpu_seconds: .nan}"])
+@pytest.mark.parametrize(
+    "text", ["budget: {max_gpu_seconds: .inf}", "budget: {max_gpu_seconds: .nan}"]
+)
 def test_what_no_number_is_is_named_within_what_the_file_is(text: str, tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(text)
-    for within, field in (("", "budget.max_gpu_seconds"), ("sweep.", "sweep.budget.max_gpu_seconds")):
+    for within, field in (
+        ("", "budget.max_gpu_seconds"),
+        ("sweep.", "sweep.budget.max_gpu_seconds"),
+    ):
         with pytest.raises(SpecError) as caught:
             read_mapping_file(str(path), "FILE", within)
         assert caught.value.faults[0].field == field
@@ -52,10 +58,18 @@ def test_bad_yaml(text: str, rule: str) -> None:
 
 
 def test_good_yaml() -> None:
-    text = "date: 2024-12-26\nn: 8\nflag: true\nbase: &b {x: 1}\nother: {<<: *b, y: 2}\nname: llama3-8b\n"
+    text = (
+        "date: 2024-12-26\nn: 8\nflag: true\nbase: &b {x: 1}\nother: {<<: *b, y: 2}\nname: "
+        "llama3-8b\n"
+    )
     assert read_yaml(text, "job") == {
-        "date": "2024-12-26", "n": 8, "flag": True, "base": {"x": 1}, "other": {"x": 1, "y": 2}, "name": "llama3-8b",
-    }  # fmt: skip
+        "date": "2024-12-26",
+        "n": 8,
+        "flag": True,
+        "base": {"x": 1},
+        "other": {"x": 1, "y": 2},
+        "name": "llama3-8b",
+    }
 
 
 @pytest.mark.parametrize(

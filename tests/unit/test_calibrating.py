@@ -17,17 +17,30 @@ from probes.launch import Launcher, LaunchSettings
 
 def wiring_with(tmp_path: Path, *names: str, mib: float = 81559) -> Any:
     gpus = tuple(
-        Gpu(index=index, uuid=f"GPU-{index}", name=name, memory_bytes=mib * MIB, used_bytes=0.0, driver="550", sliced=False)
+        Gpu(
+            index=index,
+            uuid=f"GPU-{index}",
+            name=name,
+            memory_bytes=mib * MIB,
+            used_bytes=0.0,
+            driver="550",
+            sliced=False,
+        )
         for index, name in enumerate(names)
     )
     seen = Survey(gpus=gpus, problem=None if gpus else "nvidia-smi is not installed")
     launch = LaunchSettings(folder=tmp_path)
     local = LocalPool(Launcher(launch), PoolSettings(look=lambda: seen, environment={}))
-    return SimpleNamespace(pool=lambda name: local if name == "local" else SlurmPool(launch, partition=None))
+    return SimpleNamespace(
+        pool=lambda name: local if name == "local" else SlurmPool(launch, partition=None)
+    )
 
 
 def test_the_gpu_of_this_machine_is_found(tmp_path: Path) -> None:
-    assert gpu_of(wiring_with(tmp_path, "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"), "local") == "h100-sxm-80gb"
+    assert (
+        gpu_of(wiring_with(tmp_path, "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"), "local")
+        == "h100-sxm-80gb"
+    )
 
 
 def test_a_machine_without_a_gpu_says_so(tmp_path: Path) -> None:

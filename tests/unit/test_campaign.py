@@ -1,4 +1,6 @@
-"""How a request is answered: directly, by emulated ranks, or by small runs that imitate a big one, with the error that is claimed."""
+"""How a request is answered: directly, by emulated ranks, or by small runs that imitate a big one,
+with the error that is claimed.
+"""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,14 +21,31 @@ from probes.emulate import ranks_of_interest
 from probes.imitate import extrapolate, fewer_layers, imitate, period
 from probes.launch import Watch
 from probes.preflight import Need
-from probes.protocol import Environment, Failed, FailureKind, Measured, Outcome, OutOfMemory, ProbeResult, ProbeTask, RankMemory
+from probes.protocol import (
+    Environment,
+    Failed,
+    FailureKind,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    ProbeResult,
+    ProbeTask,
+    RankMemory,
+)
 
 World = Callable[[ProbeTask], Outcome]
 
 
-def job(model: str, num_gpus: int, layout: dict[str, Any], *, seq_len: int = 4096, batch: int = 4) -> dict[str, Any]:
+def job(
+    model: str, num_gpus: int, layout: dict[str, Any], *, seq_len: int = 4096, batch: int = 4
+) -> dict[str, Any]:
     training = {"seq_len": seq_len, "global_batch_size": num_gpus * batch}
-    return {"model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}, "training": training, "layout": layout}
+    return {
+        "model": model,
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
+        "training": training,
+        "layout": layout,
+    }
 
 
 class FakePool:
@@ -46,30 +65,46 @@ class FakePool:
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
         self.tasks.append(task)
         return ProbeResult(
-            task=task, outcome=self.world(task), environment=Environment(python="3", torch="2.11"),
-            started_at="2026-11-21T12:00:00+00:00", wall_seconds=10.0, gpu_seconds=10.0 * task.num_processes(),
-        )  # fmt: skip
+            task=task,
+            outcome=self.world(task),
+            environment=Environment(python="3", torch="2.11"),
+            started_at="2026-11-21T12:00:00+00:00",
+            wall_seconds=10.0,
+            gpu_seconds=10.0 * task.num_processes(),
+        )
 
     tasks: list[ProbeTask]
 
 
 def as_predicted(slower: float = 1.0, bigger: float = 1.0) -> World:
-    """Everything as the cost model says, times constant factors; an emulated rank takes the busy seconds of its estimate."""
+    """Everything as the cost model says, times constant factors; an emulated rank takes the busy
+    seconds of its estimate.
+    """
 
     def outcome(task: ProbeTask) -> Outcome:
         estimate = estimate_job(task.parsed())
-        seconds = _busy(estimate) if task.emulate_rank is not None else float(estimate.step_seconds or 0.0)
+        seconds = (
+            _busy(estimate)
+            if task.emulate_rank is not None
+            else float(estimate.step_seconds or 0.0)
+        )
         rank = task.emulate_rank or 0
         memory = RankMemory(
-            rank=rank, peak_allocated_bytes=_bytes(estimate.peak_allocated_bytes, bigger) - rank,
+            rank=rank,
+            peak_allocated_bytes=_bytes(estimate.peak_allocated_bytes, bigger) - rank,
             peak_reserved_bytes=_bytes(estimate.peak_reserved_bytes, bigger) - rank,
             device_used_bytes=_bytes(estimate.device_bytes, bigger) - rank,
-        )  # fmt: skip
+        )
         each = [seconds * slower * spread for spread in (0.99, 1.0, 1.01)]
         return Measured(
-            step_seconds=None if task.fake_tensors else seconds * slower, step_seconds_each=[] if task.fake_tensors else each,
-            tokens_per_second_per_gpu=None, mfu=None, losses=[2.0], gradient_norms=[1.0], memory=[memory],
-        )  # fmt: skip
+            step_seconds=None if task.fake_tensors else seconds * slower,
+            step_seconds_each=[] if task.fake_tensors else each,
+            tokens_per_second_per_gpu=None,
+            mfu=None,
+            losses=[2.0],
+            gradient_norms=[1.0],
+            memory=[memory],
+        )
 
     return outcome
 
@@ -77,7 +112,12 @@ def as_predicted(slower: float = 1.0, bigger: float = 1.0) -> World:
 def _busy(estimate: Estimate) -> float:
     assert estimate.time is not None
     parts = estimate.time
-    return parts.compute_seconds + parts.recompute_seconds + parts.optimizer_seconds + parts.other_seconds
+    return (
+        parts.compute_seconds
+        + parts.recompute_seconds
+        + parts.optimizer_seconds
+        + parts.other_seconds
+    )
 
 
 def _bytes(value: float | None, factor: float) -> int:
@@ -98,20 +138,30 @@ class TestDirect:
     def test_what_fits_runs_as_it_is(self) -> None:
         pool = FakePool(8, as_predicted(1.1))
         answer = ask(job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"}), pool, steps=7, seed=3)
-        assert [(task.id, task.steps, task.seed, task.emulate_rank) for task in pool.tasks] == [("probe-1", 7, 3, None)]
+        assert [(task.id, task.steps, task.seed, task.emulate_rank) for task in pool.tasks] == [
+            ("probe-1", 7, 3, None)
+        ]
         (measurement,) = answer.measurements
-        assert (measurement.id, measurement.measured.rung, measurement.measured.steps) == ("probe-1", "probed", 3)
+        assert (measurement.id, measurement.measured.rung, measurement.measured.steps) == (
+            "probe-1",
+            "probed",
+            3,
+        )
 
     def test_a_failure_measures_nothing_and_memory_that_ran_out_does(self) -> None:
         failed = FakePool(8, lambda task: Failed(kind=FailureKind.HANG, rank=3, message="waited"))
         answer = ask(job("llama3-8b", 8, {"dp_shard": 8}), failed)
         assert (answer.measurements, answer.failed is not None) == ((), True)
-        full = FakePool(8, lambda task: OutOfMemory(rank=2, attempted_bytes=5, allocated_bytes=6, message="out"))
+        full = FakePool(
+            8, lambda task: OutOfMemory(rank=2, attempted_bytes=5, allocated_bytes=6, message="out")
+        )
         answer = ask(job("llama3-8b", 8, {"dp_shard": 8}), full)
         assert (numbers_of(answer).status, answer.failed is not None) == ("oom", True)
 
     def test_no_device_at_all_is_one_line(self) -> None:
-        with pytest.raises(ProbeError, match="no NVIDIA GPU to probe on: it has none; use --emulate"):
+        with pytest.raises(
+            ProbeError, match="no NVIDIA GPU to probe on: it has none; use --emulate"
+        ):
             ask(job("llama3-8b", 8, {"dp_shard": 8}), FakePool(0, as_predicted()))
 
 
@@ -140,21 +190,32 @@ class TestEmulated:
         assert numbers.step_seconds == pytest.approx(estimate.step_seconds, rel=1e-9)
         assert estimate.time is not None
         assert extra["measured_seconds"] == pytest.approx(_busy(estimate))
-        assert extra["from_model"]["communication_seconds"] == pytest.approx(sum(estimate.time.exposed_communication_seconds.values()))
-        assert (numbers.rung, numbers.peak_reserved_bytes) == ("emulated", _bytes(estimate.peak_reserved_bytes, 1.0))
+        assert extra["from_model"]["communication_seconds"] == pytest.approx(
+            sum(estimate.time.exposed_communication_seconds.values())
+        )
+        assert (numbers.rung, numbers.peak_reserved_bytes) == (
+            "emulated",
+            _bytes(estimate.peak_reserved_bytes, 1.0),
+        )
         assert numbers.gpu_seconds == 30.0
-        assert numbers.tokens_per_second_per_gpu == pytest.approx(estimate.tokens_per_second_per_gpu)
+        assert numbers.tokens_per_second_per_gpu == pytest.approx(
+            estimate.tokens_per_second_per_gpu
+        )
 
     def test_slower_compute_stretches_the_bubble_too(self) -> None:
         values = job("llama3-70b", 64, {"dp_shard": 2, "tp": 8, "pp": 4, "ac": "full"}, batch=8)
         estimate = estimate_job(Job.from_user(values))
         assert estimate.time is not None
         numbers = numbers_of(ask(values, FakePool(1, as_predicted(2.0)), emulate=True))
-        assert (numbers.model_extra or {})["from_model"]["bubble_seconds"] == pytest.approx(2 * estimate.time.bubble_seconds)
+        assert (numbers.model_extra or {})["from_model"]["bubble_seconds"] == pytest.approx(
+            2 * estimate.time.bubble_seconds
+        )
 
     def test_without_a_gpu_there_is_memory_and_no_time(self) -> None:
         pool = FakePool(0, as_predicted())
-        numbers = numbers_of(ask(job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"}), pool, emulate=True))
+        numbers = numbers_of(
+            ask(job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"}), pool, emulate=True)
+        )
         assert (pool.tasks[0].fake_tensors, pool.tasks[0].device) == (True, "cpu")
         assert (numbers.step_seconds, numbers.tokens_per_second_per_gpu) == (None, None)
         assert numbers.peak_allocated_bytes
@@ -186,14 +247,26 @@ class TestImitated:
             assert small.cluster.num_gpus <= devices
             assert estimate_job(small).fits
             assert (small.layout.tp, small.layout.cp, small.layout.pp, small.layout.ac) == (
-                big.layout.tp, big.layout.cp, big.layout.pp, big.layout.ac
-            )  # fmt: skip
-            here, there = (one.training.global_batch_size / (one.layout.dp_degree if one.layout else 1) for one in (small, big))
+                big.layout.tp,
+                big.layout.cp,
+                big.layout.pp,
+                big.layout.ac,
+            )
+            here, there = (
+                one.training.global_batch_size / (one.layout.dp_degree if one.layout else 1)
+                for one in (small, big)
+            )
             assert here == there
-        depths = [small.model.num_hidden_layers for small in imitation.runs] + [big.model.num_hidden_layers]
-        assert all((deeper - shallower) % period(big.model) == 0 for shallower, deeper in pairwise(depths))
+        depths = [small.model.num_hidden_layers for small in imitation.runs] + [
+            big.model.num_hidden_layers
+        ]
+        assert all(
+            (deeper - shallower) % period(big.model) == 0 for shallower, deeper in pairwise(depths)
+        )
         for shallower, deeper in pairwise(imitation.runs):
-            added = [kind for kind in deeper.model.layer_kinds()[shallower.model.num_hidden_layers :]]
+            added = [
+                kind for kind in deeper.model.layer_kinds()[shallower.model.num_hidden_layers :]
+            ]
             assert set(added) <= set(big.model.layer_kinds()[-period(big.model) :])
 
     @pytest.mark.parametrize(("model", "num_gpus", "layout", "devices"), BIG)
@@ -202,7 +275,10 @@ class TestImitated:
     ) -> None:
         values = job(model, num_gpus, layout)
         numbers = numbers_of(ask(values, FakePool(devices, as_predicted())))
-        estimate, claimed = estimate_job(Job.from_user(values)), (numbers.model_extra or {})["relative_error"]
+        estimate, claimed = (
+            estimate_job(Job.from_user(values)),
+            (numbers.model_extra or {})["relative_error"],
+        )
         for key in ("step_seconds", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"):
             error = abs(getattr(numbers, key) / getattr(estimate, key) - 1.0)
             assert error <= 2 * claimed[key] + 1e-9, (key, error, claimed[key])
@@ -230,7 +306,9 @@ class TestImitated:
             for small in imitation.runs:
                 seconds = estimate_job(small).step_seconds
                 assert seconds is not None
-                runs.append(Numbers(step_seconds=seconds, step_seconds_sd=spread * seconds, steps=10))
+                runs.append(
+                    Numbers(step_seconds=seconds, step_seconds_sd=spread * seconds, steps=10)
+                )
             guess = extrapolate(imitation, runs, ["a", "b"])
             assert guess.peak_allocated_bytes is None
             return float((guess.model_extra or {})["relative_error"]["step_seconds"])
@@ -238,7 +316,9 @@ class TestImitated:
         assert claimed(0.2) > 2 * claimed(0.0) > 0
 
     def test_its_small_runs_are_measurements_of_their_own(self) -> None:
-        answer = ask(job("llama3-8b", 64, {"dp_shard": 64, "ac": "full"}), FakePool(1, as_predicted()))
+        answer = ask(
+            job("llama3-8b", 64, {"dp_shard": 64, "ac": "full"}), FakePool(1, as_predicted())
+        )
         whole, *small = answer.measurements
         assert (whole.id, whole.job.cluster.num_gpus, len(small)) == ("probe-1", 64, 2)
         assert [one.measured.rung for one in small] == ["probed", "probed"]
@@ -248,7 +328,9 @@ class TestImitated:
         assert "64 GPUs are imitated by 1, 32 layers by" in answer.notes[0]
 
     def test_a_small_run_out_of_memory_says_nothing_of_the_big_one(self) -> None:
-        pool = FakePool(1, lambda task: OutOfMemory(rank=0, attempted_bytes=1, allocated_bytes=1, message="out"))
+        pool = FakePool(
+            1, lambda task: OutOfMemory(rank=0, attempted_bytes=1, allocated_bytes=1, message="out")
+        )
         answer = ask(job("llama3-8b", 64, {"dp_shard": 64, "ac": "full"}), pool)
         assert (answer.measurements, answer.failed is not None) == ((), True)
 
@@ -256,33 +338,61 @@ class TestImitated:
         values = job("llama3-8b", 32, {"dp_replicate": 4, "dp_shard": 8, "ac": "full"})
         pool = FakePool(64, as_predicted())
         answer = ask(values, pool, imitate_gpus=12)
-        assert [task.parsed().cluster.num_gpus for task in pool.tasks] == [8], "the largest legal size within it"
+        assert [task.parsed().cluster.num_gpus for task in pool.tasks] == [8], (
+            "the largest legal size within it"
+        )
         whole, small = answer.measurements
         assert (whole.measured.rung, whole.job.cluster.num_gpus) == ("imitated", 32)
         (by,) = (whole.measured.model_extra or {})["imitated_by"]
         assert (by["measurement"], by["num_gpus"]) == (small.id, 8)
         few = FakePool(4, as_predicted())
         ask(values, few, imitate_gpus=12)
-        assert {task.parsed().cluster.num_gpus for task in few.tasks} == {4}, "the pool is a limit too"
+        assert {task.parsed().cluster.num_gpus for task in few.tasks} == {4}, (
+            "the pool is a limit too"
+        )
 
     @pytest.mark.parametrize(("num_gpus", "few"), [(4, "4 GPUs or fewer"), (1, "1 GPU")])
     def test_what_cannot_be_imitated_on_so_few_says_so(self, num_gpus: int, few: str) -> None:
         values = job("mixtral-8x7b", 64, {"dp_shard": 64, "ep": 8, "ac": "full"})
-        with pytest.raises(ProbeError, match=f"no smaller layout on {few} resembles fsdp 64 · ep 8"):
+        with pytest.raises(
+            ProbeError, match=f"no smaller layout on {few} resembles fsdp 64 · ep 8"
+        ):
             ask(values, FakePool(64, as_predicted()), imitate_gpus=num_gpus)
 
     @pytest.mark.parametrize(
         ("layout", "asked", "words"),
         [
-            ({"dp_shard": 8, "tp": 8}, {"imitate_gpus": 64}, "must be fewer than the layout's 64 GPUs; leave it out"),
-            ({"dp_shard": 8, "tp": 8}, {"imitate_gpus": 8, "emulate": True}, "is another way than emulate"),
+            (
+                {"dp_shard": 8, "tp": 8},
+                {"imitate_gpus": 64},
+                "must be fewer than the layout's 64 GPUs; leave it out",
+            ),
+            (
+                {"dp_shard": 8, "tp": 8},
+                {"imitate_gpus": 8, "emulate": True},
+                "is another way than emulate",
+            ),
             ({"dp_shard": 8, "tp": 8}, {"imitate_gpus": 0}, "must be at least 1"),
-            ({"dp_shard": 8, "tp": 8}, {"imitate_gpus": 7}, "cannot hold one replica: tp x cp x pp is 8; use at least 8"),
-            ({"dp_shard": 4, "tp": 4, "cp": 2, "pp": 2}, {"imitate_gpus": 8}, "tp x cp x pp is 16; use at least 16"),
-            ({"tp": 8, "pp": 8}, {"imitate_gpus": 8}, "tp x cp x pp is 64; leave it out to run the layout itself"),
+            (
+                {"dp_shard": 8, "tp": 8},
+                {"imitate_gpus": 7},
+                "cannot hold one replica: tp x cp x pp is 8; use at least 8",
+            ),
+            (
+                {"dp_shard": 4, "tp": 4, "cp": 2, "pp": 2},
+                {"imitate_gpus": 8},
+                "tp x cp x pp is 16; use at least 16",
+            ),
+            (
+                {"tp": 8, "pp": 8},
+                {"imitate_gpus": 8},
+                "tp x cp x pp is 64; leave it out to run the layout itself",
+            ),
         ],
     )
-    def test_an_impossible_wish_is_one_fault(self, layout: dict[str, Any], asked: dict[str, Any], words: str) -> None:
+    def test_an_impossible_wish_is_one_fault(
+        self, layout: dict[str, Any], asked: dict[str, Any], words: str
+    ) -> None:
         with pytest.raises(SpecError) as raised:
             ProbeRequest.from_user({"job": job("llama3-70b", 64, layout, batch=8), **asked})
         (fault,) = raised.value.faults
@@ -290,7 +400,9 @@ class TestImitated:
         assert words in str(fault)
 
     def test_model_parallelism_that_is_too_wide_cannot_be_imitated(self) -> None:
-        with pytest.raises(ProbeError, match="the layout needs 64 GPUs, this machine has 4; use --emulate"):
+        with pytest.raises(
+            ProbeError, match="the layout needs 64 GPUs, this machine has 4; use --emulate"
+        ):
             ask(job("llama3-70b", 64, {"dp_shard": 8, "tp": 8}), FakePool(4, as_predicted()))
 
     def test_fewer_layers_keep_windows_and_dense_layers_in_place(self) -> None:
@@ -298,4 +410,8 @@ class TestImitated:
         assert period(gemma.model) == 2
         assert fewer_layers(gemma, 4).model.layer_kinds() == gemma.model.layer_kinds()[:4]
         deepseek = Job.from_user(job("deepseek-v2-lite", 8, {"dp_shard": 8}))
-        assert [kind.moe for kind in fewer_layers(deepseek, 3).model.layer_kinds()] == [False, True, True]
+        assert [kind.moe for kind in fewer_layers(deepseek, 3).model.layer_kinds()] == [
+            False,
+            True,
+            True,
+        ]

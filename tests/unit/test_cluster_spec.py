@@ -1,4 +1,6 @@
-"""Clusters: completion from the GPU's defaults, units and directions, and every way to get them wrong."""
+"""Clusters: completion from the GPU's defaults, units and directions, and every way to get them
+wrong.
+"""
 
 import json
 import math
@@ -17,7 +19,8 @@ from planner.units import GIB, GIGA, TERA
 H100 = {"gpu": "h100-sxm-80gb", "num_gpus": 64}
 PUBLIC = Path("/work/shared/measurements/public.jsonl")
 CLUSTERS = [
-    "h100-8", "h100-64", "h100-256", "h100-512", "h100-1024", "h100-16384", "h200-8", "b200-8", "gb200-nvl72", "a100-8", "8xa100",
+    "h100-8", "h100-64", "h100-256", "h100-512", "h100-1024", "h100-16384", "h200-8", "b200-8",
+    "gb200-nvl72", "a100-8", "8xa100",
     "a100-1024-hdr", "h800-2048", "tpu-v5p-4096", "mi300x-8",
 ]  # fmt: skip
 
@@ -52,7 +55,12 @@ def test_a_bare_cluster_gets_every_default_of_its_gpu():
 
 
 def test_partial_levels_are_completed_and_bits_become_bytes():
-    spec = cluster(fabric=[{"name": "intra-node"}, {"name": "inter-node", "bandwidth": "200 Gb/s", "latency": "7 us"}])
+    spec = cluster(
+        fabric=[
+            {"name": "intra-node"},
+            {"name": "inter-node", "bandwidth": "200 Gb/s", "latency": "7 us"},
+        ]
+    )
     inner, outer = spec.fabric
     assert (inner.bandwidth_bytes_per_second, inner.topology) == (450 * GIGA, "switch")
     assert outer.bandwidth_bytes_per_second == 25 * GIGA
@@ -61,21 +69,37 @@ def test_partial_levels_are_completed_and_bits_become_bytes():
 
 
 def test_strings_with_units_and_bare_si_numbers_agree():
-    typed = cluster(power_limit="500 W", host_memory="1 TB", pcie_bandwidth="64 GB/s", storage_bandwidth="1 GB/s", reserved_memory="2 GiB")
-    bare = cluster(power_limit=500, host_memory=TERA, pcie_bandwidth=64 * GIGA, storage_bandwidth=GIGA, reserved_memory=2 * GIB)
+    typed = cluster(
+        power_limit="500 W",
+        host_memory="1 TB",
+        pcie_bandwidth="64 GB/s",
+        storage_bandwidth="1 GB/s",
+        reserved_memory="2 GiB",
+    )
+    bare = cluster(
+        power_limit=500,
+        host_memory=TERA,
+        pcie_bandwidth=64 * GIGA,
+        storage_bandwidth=GIGA,
+        reserved_memory=2 * GIB,
+    )
     assert typed == bare
     assert typed.usable_memory_bytes == pytest.approx(0.95 * typed.gpu.memory_bytes - 2 * GIB)
 
 
 def test_three_levels_with_oversubscription():
-    spec = cluster(num_gpus=512, fabric=[{}, {"name": "leaf", "gpus": 128}, {"oversubscription": 3}])
+    spec = cluster(
+        num_gpus=512, fabric=[{}, {"name": "leaf", "gpus": 128}, {"oversubscription": 3}]
+    )
     assert sizes(spec) == [8, 128, 512]
     assert [level.name for level in spec.fabric] == ["intra-node", "leaf", "inter-node"]
     assert spec.fabric[2].oversubscription == 3.0
 
 
 def test_a_job_of_one_node_has_one_level():
-    assert sizes(cluster(num_gpus=8, fabric=[{"name": "intra-node"}, {"name": "inter-node"}])) == [8]
+    assert sizes(cluster(num_gpus=8, fabric=[{"name": "intra-node"}, {"name": "inter-node"}])) == [
+        8
+    ]
     part = cluster(num_gpus=4)
     assert (sizes(part), part.gpus_per_node, part.num_nodes) == ([4], 4, 1)
     assert sizes(cluster(num_gpus=1)) == [1]
@@ -96,14 +120,22 @@ def test_nvlink_domain_of_a_rack():
     assert sizes(ClusterSpec.from_user({**gb200, "num_gpus": 72})) == [72]
     assert sizes(ClusterSpec.from_user({**gb200, "num_gpus": 144})) == [72, 144]
     assert sizes(ClusterSpec.from_user({**gb200, "num_gpus": 256})) == [64, 256]
-    typed = ClusterSpec.from_user({**gb200, "num_gpus": 64, "fabric": [{"name": "nvlink", "gpus": 72}, {"bandwidth": "400 Gb/s"}]})
+    typed = ClusterSpec.from_user(
+        {
+            **gb200,
+            "num_gpus": 64,
+            "fabric": [{"name": "nvlink", "gpus": 72}, {"bandwidth": "400 Gb/s"}],
+        }
+    )
     assert sizes(typed) == [64]
     assert typed.fabric[0].bandwidth_bytes_per_second == 900 * GIGA
     assert typed.num_nodes == 16
 
 
 def test_torus_shapes():
-    assert ClusterSpec.from_user({"gpu": "tpu-v5p", "num_gpus": 64, "gpus_per_node": 4}).fabric[0].shape == (4, 4, 4)
+    assert ClusterSpec.from_user({"gpu": "tpu-v5p", "num_gpus": 64, "gpus_per_node": 4}).fabric[
+        0
+    ].shape == (4, 4, 4)
     assert cluster(fabric=[{"topology": "torus", "shape": [4, 16]}]).fabric[0].shape == (4, 16)
     assert cluster(fabric=[{}, {"shape": [2, 4]}]).fabric[1].topology == "torus"
     assert cluster(fabric=[{"topology": "mesh"}, {}]).fabric[0].shape is None
@@ -121,7 +153,9 @@ def test_balanced_shape_covers_all(num_gpus, num_dims):
     per_node=st.sampled_from([1, 4, 8, 16]),
 )
 def test_every_size_resolves_to_nested_levels(num_nodes, gpu, per_node):
-    spec = ClusterSpec.from_user({"gpu": gpu, "num_gpus": num_nodes * per_node, "gpus_per_node": per_node})
+    spec = ClusterSpec.from_user(
+        {"gpu": gpu, "num_gpus": num_nodes * per_node, "gpus_per_node": per_node}
+    )
     joined = sizes(spec)
     assert joined[-1] == spec.num_gpus
     assert all(outer > inner and outer % inner == 0 for inner, outer in pairwise(joined))
@@ -160,14 +194,29 @@ def test_another_size_resolves_the_fabric_anew():
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        *(({"num_gpus": bad}, "cluster.num_gpus") for bad in (0, -8, 1.5, math.nan, math.inf, True, 10**7, None)),
-        *(({"num_gpus": bad}, "cluster.num_gpus") for bad in ("x", "64..8", "8..", [], [8, 0], "²")),
+        *(
+            ({"num_gpus": bad}, "cluster.num_gpus")
+            for bad in (0, -8, 1.5, math.nan, math.inf, True, 10**7, None)
+        ),
+        *(
+            ({"num_gpus": bad}, "cluster.num_gpus")
+            for bad in ("x", "64..8", "8..", [], [8, 0], "²")
+        ),
         ({"num_gpus": 65}, "cluster.num_gpus"),
         ({"num_gpus": [64, 12]}, "cluster.num_gpus"),
         *(({"gpus_per_node": bad}, "cluster.gpus_per_node") for bad in (0, -1, 2.0, True, "8")),
-        *(({"power_limit": bad}, "cluster.power_limit") for bad in (0, "-5 W", "5 GB", math.nan, True, 1e9)),
-        *(({"memory_fraction": bad}, "cluster.memory_fraction") for bad in (0, 1.01, -1, math.nan, True, "0.9")),
-        *(({"reserved_memory": bad}, "cluster.reserved_memory") for bad in (-1, "90 GiB", math.inf)),
+        *(
+            ({"power_limit": bad}, "cluster.power_limit")
+            for bad in (0, "-5 W", "5 GB", math.nan, True, 1e9)
+        ),
+        *(
+            ({"memory_fraction": bad}, "cluster.memory_fraction")
+            for bad in (0, 1.01, -1, math.nan, True, "0.9")
+        ),
+        *(
+            ({"reserved_memory": bad}, "cluster.reserved_memory")
+            for bad in (-1, "90 GiB", math.inf)
+        ),
         *(({"mtbf_gpu_hours": bad}, "cluster.mtbf_gpu_hours") for bad in (0, -1, math.inf)),
         ({"price_per_gpu_hour": -1}, "cluster.price_per_gpu_hour"),
         ({"carbon_intensity": math.nan}, "cluster.carbon_intensity"),
@@ -193,14 +242,17 @@ def test_another_size_resolves_the_fabric_anew():
         ({"fabric": [{"topology": "torus", "shape": [4, 4]}]}, "cluster.fabric.0.shape"),
         ({"fabric": [{"topology": "ring", "shape": [64]}]}, "cluster.fabric.0.shape"),
     ],
-)  # fmt: skip
+)
 def test_bad_values_are_named(change, field):
     assert field in faults({**H100, **change})
 
 
 def test_unknown_keys_name_the_closest():
     assert "num_gpus" in faults({**H100, "num_gpu": 1})["cluster.num_gpu"].remedy
-    assert "bandwidth" in faults({**H100, "fabric": [{"bandwith": 1}]})["cluster.fabric.0.bandwith"].remedy
+    assert (
+        "bandwidth"
+        in faults({**H100, "fabric": [{"bandwith": 1}]})["cluster.fabric.0.bandwith"].remedy
+    )
     assert "h100" in faults({**H100, "gpu": "h10"})["cluster.gpu"].remedy
 
 
@@ -211,8 +263,21 @@ def test_a_wrong_size_says_what_would_pass():
 
 
 def test_all_faults_arrive_at_once():
-    found = faults({"gpu": "nope", "num_gpus": -1, "power_limit": "x", "fabric": [{"latency": "x"}, {"nmae": 1}]})
-    assert set(found) == {"cluster.gpu", "cluster.num_gpus", "cluster.power_limit", "cluster.fabric.0.latency", "cluster.fabric.1.nmae"}
+    found = faults(
+        {
+            "gpu": "nope",
+            "num_gpus": -1,
+            "power_limit": "x",
+            "fabric": [{"latency": "x"}, {"nmae": 1}],
+        }
+    )
+    assert set(found) == {
+        "cluster.gpu",
+        "cluster.num_gpus",
+        "cluster.power_limit",
+        "cluster.fabric.0.latency",
+        "cluster.fabric.1.nmae",
+    }
 
 
 @pytest.mark.parametrize("value", [None, 5, [], True])
@@ -261,7 +326,9 @@ def test_specs_are_values():
     json.dumps(cluster().model_dump(mode="json"))
 
 
-@pytest.mark.skipif(not PUBLIC.exists(), reason="the team's public measurements are not on this machine")
+@pytest.mark.skipif(
+    not PUBLIC.exists(), reason="the team's public measurements are not on this machine"
+)
 def test_every_public_measurement_parses():
     rows = [json.loads(line) for line in PUBLIC.read_text().splitlines()]
     assert len(rows) >= 374

@@ -1,4 +1,6 @@
-"""Collective algorithms against brute force: messages counted link by link, groups enumerated rank by rank."""
+"""Collective algorithms against brute force: messages counted link by link, groups enumerated rank
+by rank.
+"""
 
 import dataclasses
 import itertools
@@ -23,11 +25,22 @@ Point = tuple[int, ...]
 
 def cluster(num_gpus: int, *levels: dict[str, Any], gpu: str = "h100-sxm-80gb") -> ClusterSpec:
     node = {} if num_gpus % 8 == 0 or num_gpus < 8 else {"gpus_per_node": num_gpus}
-    return ClusterSpec.from_user({"gpu": gpu, "num_gpus": num_gpus, **node, **({"fabric": list(levels)} if levels else {})})
+    return ClusterSpec.from_user(
+        {"gpu": gpu, "num_gpus": num_gpus, **node, **({"fabric": list(levels)} if levels else {})}
+    )
 
 
 def flat(num_gpus: int, **level: Any) -> ClusterSpec:
-    return cluster(num_gpus, {"gpus": num_gpus, "bandwidth": BANDWIDTH, "latency": LATENCY, "topology": "switch", **level})
+    return cluster(
+        num_gpus,
+        {
+            "gpus": num_gpus,
+            "bandwidth": BANDWIDTH,
+            "latency": LATENCY,
+            "topology": "switch",
+            **level,
+        },
+    )
 
 
 def one(value: float) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -38,7 +51,9 @@ def one(value: float) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def simulate_ring_all_reduce(n: int) -> tuple[float, list[set[tuple[int, int]]]]:
-    """(seconds, contributions (chunk, source) that each rank holds reduced at the end), by 2 (n - 1) lockstep rounds."""
+    """(seconds, contributions (chunk, source) that each rank holds reduced at the end), by 2 (n -
+    1) lockstep rounds.
+    """
     held = [{chunk: {rank} for chunk in range(n)} for rank in range(n)]
     seconds = 0.0
     for step in range(2 * (n - 1)):
@@ -49,18 +64,24 @@ def simulate_ring_all_reduce(n: int) -> tuple[float, list[set[tuple[int, int]]]]
         for target, chunk, content in messages:
             held[target][chunk] = held[target][chunk] | content
         seconds += LATENCY + SIZE / n / BANDWIDTH
-    return seconds, [{(chunk, source) for chunk, sources in rank.items() for source in sources} for rank in held]
+    return seconds, [
+        {(chunk, source) for chunk, sources in rank.items() for source in sources} for rank in held
+    ]
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
 def test_ring_all_reduce_step_by_step(n: int) -> None:
     seconds, held = simulate_ring_all_reduce(n)
     assert all(content == set(itertools.product(range(n), range(n))) for content in held)
-    assert collective("all-reduce", SIZE, flat(n), algorithm="ring").seconds == pytest.approx(seconds, rel=1e-12)
+    assert collective("all-reduce", SIZE, flat(n), algorithm="ring").seconds == pytest.approx(
+        seconds, rel=1e-12
+    )
 
 
 def double_tree(n: int) -> list[list[tuple[int, int]]]:
-    """Edges (child, parent) of the in-order binary tree over ranks 0..n-1 and of its mirror. Source: Sanders et al. 2009."""
+    """Edges (child, parent) of the in-order binary tree over ranks 0..n-1 and of its mirror.
+    Source: Sanders et al. 2009.
+    """
 
     def parent(rank: int) -> int | None:
         bit = rank & -rank if rank else 1 << (max(n - 1, 1)).bit_length()
@@ -91,12 +112,20 @@ def test_double_binary_tree_sends_at_most_twice_the_buffer(n: int) -> None:
 
 
 def walk(shape: Point, wrapped: bool, start: Point, end: Point) -> list[list[tuple[Point, Point]]]:
-    """Shortest dimension-ordered routes; two where a wrapped dimension is exactly half way round."""
+    """Shortest dimension-ordered routes; two where a wrapped dimension is exactly half way
+    round.
+    """
     routes: list[list[tuple[Point, Point]]] = [[]]
     here = start
     for d, side in enumerate(shape):
         gap = (end[d] - start[d]) % side if wrapped else end[d] - start[d]
-        ways = [gap] if not wrapped or 2 * gap < side else [gap - side] if 2 * gap > side else [gap, gap - side]
+        ways = (
+            [gap]
+            if not wrapped or 2 * gap < side
+            else [gap - side]
+            if 2 * gap > side
+            else [gap, gap - side]
+        )
         grown = []
         for way in ways:
             point, steps = here, []
@@ -113,7 +142,15 @@ def walk(shape: Point, wrapped: bool, start: Point, end: Point) -> list[list[tup
 
 
 @pytest.mark.parametrize(
-    ("shape", "topology"), [((5,), "ring"), ((8,), "ring"), ((2, 4), "torus"), ((3, 3), "torus"), ((4, 4), "mesh"), ((2, 2, 4), "torus")]
+    ("shape", "topology"),
+    [
+        ((5,), "ring"),
+        ((8,), "ring"),
+        ((2, 4), "torus"),
+        ((3, 3), "torus"),
+        ((4, 4), "mesh"),
+        ((2, 2, 4), "torus"),
+    ],
 )
 def test_all_to_all_loads_the_busiest_link_of_a_grid(shape: Point, topology: str) -> None:
     n, wrapped = math.prod(shape), topology != "mesh"
@@ -128,12 +165,18 @@ def test_all_to_all_loads_the_busiest_link_of_a_grid(shape: Point, topology: str
     given = {} if topology == "ring" else {"shape": list(shape)}
     fabric = Fabric.build(flat(n, topology=topology, latency=0.0, **given), library=IDEAL)
     place = Placement.of(fabric, one(n), one(1))
-    line = next(c.line for c in candidates("all-to-all", place, automatic=False) if c.algorithm.name == "direct")
+    line = next(
+        c.line
+        for c in candidates("all-to-all", place, automatic=False)
+        if c.algorithm.name == "direct"
+    )
     assert line.seconds_per_byte[0] * SIZE == pytest.approx(seconds, rel=1e-9)
 
 
 def simulate_grid_reduce_scatter(shape: Point, wrapped: bool) -> float:
-    """Seconds of k parts, part i along dimension i + phase; every ring step's bytes put on links, the fullest link decides."""
+    """Seconds of k parts, part i along dimension i + phase; every ring step's bytes put on links,
+    the fullest link decides.
+    """
     k, link = len(shape), BANDWIDTH / (2 * len(shape))
     rest, seconds = [SIZE / k] * k, 0.0
     for phase in range(k):
@@ -141,7 +184,8 @@ def simulate_grid_reduce_scatter(shape: Point, wrapped: bool) -> float:
         for part in range(k):
             side = shape[(part + phase) % k]
             chunk = rest[part] / side
-            # A closed ring sends half of each chunk either way; a line every chunk towards its owner, so a link passes side - 1.
+            # A closed ring sends half of each chunk either way; a line every chunk towards its
+            # owner, so a link passes side - 1.
             busy = (side - 1) * (chunk / 2 if wrapped else chunk)
             slowest = max(slowest, (side - 1) * LATENCY + busy / link)
             rest[part] = chunk
@@ -153,9 +197,15 @@ def simulate_grid_reduce_scatter(shape: Point, wrapped: bool) -> float:
 @pytest.mark.parametrize("topology", ["torus", "mesh"])
 def test_reduce_scatter_over_a_grid(shape: Point, topology: str) -> None:
     expected = simulate_grid_reduce_scatter(shape, topology == "torus")
-    answer = collective("reduce-scatter", SIZE, flat(math.prod(shape), topology=topology, shape=list(shape)), algorithm=topology)
+    answer = collective(
+        "reduce-scatter",
+        SIZE,
+        flat(math.prod(shape), topology=topology, shape=list(shape)),
+        algorithm=topology,
+    )
     exact = len(set(shape)) == 1 or len(shape) == 2
-    # Latency and bytes of the slowest part are taken apart: an upper bound where three unequal sides meet.
+    # Latency and bytes of the slowest part are taken apart: an upper bound where three unequal
+    # sides meet.
     assert expected * (1 - 1e-9) <= answer.seconds <= expected * (1 + 1e-9 if exact else 1.01)
 
 
@@ -163,13 +213,16 @@ def test_groups_of_a_torus_use_the_links_of_their_dimensions_and_share_them() ->
     torus = flat(64, topology="torus", shape=[8, 8])
 
     def seconds(ranks: int, stride: int) -> float:
-        return collective("all-gather", SIZE, torus, num_ranks=ranks, stride=stride, algorithm="torus").seconds
+        return collective(
+            "all-gather", SIZE, torus, num_ranks=ranks, stride=stride, algorithm="torus"
+        ).seconds
 
     row, column = seconds(8, 1), seconds(8, 8)
     assert row == pytest.approx(column)
     bandwidth_term = 7 / 8 * SIZE / (BANDWIDTH / 2)
     assert row == pytest.approx(7 * LATENCY + bandwidth_term)
-    # Half a row is a line: one link one way; every second point of a row shares links with the group in between.
+    # Half a row is a line: one link one way; every second point of a row shares links with the
+    #     group in between.
     assert seconds(4, 1) == pytest.approx(3 * LATENCY + 3 / 4 * SIZE / (BANDWIDTH / 4))
     assert seconds(4, 2) == pytest.approx(3 * 2 * LATENCY + 3 / 4 * SIZE / (BANDWIDTH / 4))
 
@@ -183,7 +236,9 @@ def test_a_full_mesh_gives_a_pair_one_link() -> None:
 
 
 def brute_placement(degree: int, stride: int, gpus: int, num_gpus: int) -> tuple[int, int]:
-    """(units that the widest group touches, members in the emptiest unit of a group that crosses)."""
+    """(units that the widest group touches, members in the emptiest unit of a group that
+    crosses).
+    """
     widest, fewest, block = 1, degree, degree * stride
     for base in range(0, num_gpus - block + 1, block):
         for offset in range(stride):
@@ -217,13 +272,21 @@ def test_a_straddling_group_pays_for_the_boundary() -> None:
 
 
 def test_members_side_by_side_leave_a_node_together_and_strided_groups_do_not_contend() -> None:
-    two = cluster(64, {"gpus": 8, "bandwidth": 450e9, "latency": 0}, {"bandwidth": 50e9, "latency": 0})
+    two = cluster(
+        64, {"gpus": 8, "bandwidth": 450e9, "latency": 0}, {"bandwidth": 50e9, "latency": 0}
+    )
     wide = collective("all-gather", SIZE, two, num_ranks=64, algorithm="ring").seconds
     strided = collective("all-gather", SIZE, two, num_ranks=8, stride=8, algorithm="ring").seconds
     assert wide == pytest.approx(63 / 64 * SIZE / (8 * 50e9))
     assert strided == pytest.approx(7 / 8 * SIZE / 50e9)
-    thin = cluster(64, {"gpus": 8, "bandwidth": 450e9, "latency": 0}, {"bandwidth": 50e9, "latency": 0, "oversubscription": 4})
-    assert collective("all-gather", SIZE, thin, num_ranks=8, stride=8, algorithm="ring").seconds == pytest.approx(4 * strided)
+    thin = cluster(
+        64,
+        {"gpus": 8, "bandwidth": 450e9, "latency": 0},
+        {"bandwidth": 50e9, "latency": 0, "oversubscription": 4},
+    )
+    assert collective(
+        "all-gather", SIZE, thin, num_ranks=8, stride=8, algorithm="ring"
+    ).seconds == pytest.approx(4 * strided)
 
 
 def test_a_pipeline_sends_inside_the_node_most_of_the_time() -> None:
@@ -246,22 +309,36 @@ def test_columns_equal_single_groups_and_remember_them() -> None:
     for operation in OPERATIONS:
         together = collective_seconds(operation, payload, degree, stride, fabric, base_seconds=1e-6)
         assert together.shape == payload.shape
-        assert (collective_seconds(operation, payload, degree, stride, fabric, base_seconds=1e-6) == together).all()
+        assert (
+            collective_seconds(operation, payload, degree, stride, fabric, base_seconds=1e-6)
+            == together
+        ).all()
         for index in range(0, 200, 17):
             fresh = dataclasses.replace(fabric, remembered={})
             at = slice(index, index + 1)
-            single = collective_seconds(operation, payload[0, at], degree[at], stride[at], fresh, base_seconds=1e-6)
+            single = collective_seconds(
+                operation, payload[0, at], degree[at], stride[at], fresh, base_seconds=1e-6
+            )
             assert single[0] == together[0, index]
 
 
-@pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "a100-pcie-80gb", "mi300x-192gb", "tpu-v5p", "gb200-nvl72-186gb", "cpu"])
+@pytest.mark.parametrize(
+    "gpu",
+    ["h100-sxm-80gb", "a100-pcie-80gb", "mi300x-192gb", "tpu-v5p", "gb200-nvl72-186gb", "cpu"],
+)
 def test_price_is_the_fastest_candidate_and_grows_with_size(gpu: str) -> None:
     machine = cluster(64, gpu=gpu)
     fabric = Fabric.build(machine)
     sizes = np.geomspace(1e2, 1e10, 40)
-    for operation, (degree, stride) in itertools.product(OPERATIONS, [(2, 1), (8, 1), (8, 8), (64, 1), (6, 1), (3, 5)]):
+    for operation, (degree, stride) in itertools.product(
+        OPERATIONS, [(2, 1), (8, 1), (8, 8), (64, 1), (6, 1), (3, 5)]
+    ):
         found = candidates(operation, Placement.of(fabric, one(degree), one(stride)))
-        every = [c.line.latency_seconds[0] + c.line.seconds_per_byte[0] * sizes for c in found if c.line.applies[0]]
+        every = [
+            c.line.latency_seconds[0] + c.line.seconds_per_byte[0] * sizes
+            for c in found
+            if c.line.applies[0]
+        ]
         columns = np.full(len(sizes), float(degree)), np.full(len(sizes), float(stride))
         seconds = collective_seconds(operation, sizes, *columns, fabric, base_seconds=0.0)
         assert seconds == pytest.approx(np.min(every, axis=0), rel=1e-12)
@@ -272,21 +349,41 @@ def test_price_is_the_fastest_candidate_and_grows_with_size(gpu: str) -> None:
 def test_a_group_of_one_is_free() -> None:
     fabric = Fabric.build(cluster(8))
     for operation in OPERATIONS:
-        assert collective_seconds(operation, one(1e9), one(1), one(1), fabric, base_seconds=1e-5)[0] == 0.0
+        assert (
+            collective_seconds(operation, one(1e9), one(1), one(1), fabric, base_seconds=1e-5)[0]
+            == 0.0
+        )
 
 
 @pytest.mark.parametrize("topology", ["switch", "ring", "tree", "mesh", "torus"])
 def test_more_bandwidth_and_less_latency_are_never_slower(topology: str) -> None:
     shape = {"shape": [4, 4]} if topology == "torus" else {}
-    for operation, size in itertools.product(("all-reduce", "all-gather", "broadcast", "all-to-all"), (1e4, 1e9)):
+    for operation, size in itertools.product(
+        ("all-reduce", "all-gather", "broadcast", "all-to-all"), (1e4, 1e9)
+    ):
         base = collective(operation, size, flat(16, topology=topology, **shape)).seconds
-        assert collective(operation, size, flat(16, topology=topology, bandwidth=2 * BANDWIDTH, **shape)).seconds <= base
-        assert collective(operation, size, flat(16, topology=topology, latency=LATENCY / 2, **shape)).seconds <= base
+        assert (
+            collective(
+                operation, size, flat(16, topology=topology, bandwidth=2 * BANDWIDTH, **shape)
+            ).seconds
+            <= base
+        )
+        assert (
+            collective(
+                operation, size, flat(16, topology=topology, latency=LATENCY / 2, **shape)
+            ).seconds
+            <= base
+        )
 
 
 def test_topologies_differ() -> None:
-    seconds = {t: collective("all-to-all", SIZE, flat(64, topology=t)).seconds for t in ("switch", "ring", "tree")}
-    seconds["torus"] = collective("all-to-all", SIZE, flat(64, topology="torus", shape=[4, 4, 4])).seconds
+    seconds = {
+        t: collective("all-to-all", SIZE, flat(64, topology=t)).seconds
+        for t in ("switch", "ring", "tree")
+    }
+    seconds["torus"] = collective(
+        "all-to-all", SIZE, flat(64, topology="torus", shape=[4, 4, 4])
+    ).seconds
     assert seconds["switch"] < seconds["torus"] < seconds["ring"]
     assert seconds["torus"] < seconds["tree"]
 
@@ -297,7 +394,10 @@ def test_every_algorithm_is_reachable_and_lower_envelopes_are_flat_tables() -> N
     assert {operation for row in ALGORITHMS for operation in row.automatic} == set(OPERATIONS)
     for library in LIBRARIES.values():
         assert library.source
-        assert all(0 < p.inner_share <= 1 and 0 < p.outer_share <= 1 for p in (*library.collectives, *library.exchange, *library.in_switch))
+        assert all(
+            0 < p.inner_share <= 1 and 0 < p.outer_share <= 1
+            for p in (*library.collectives, *library.exchange, *library.in_switch)
+        )
 
 
 # The use case.
@@ -310,7 +410,9 @@ def test_answer_explains_its_choice() -> None:
     assert answer.seconds == min(c.seconds for c in answer.candidates if c.automatic)
     assert answer.algorithm in answer.why
     assert "8 x 50 GB/s" in answer.why
-    assert answer.bus_bandwidth_bytes_per_second == pytest.approx(2 * 63 / 64 * answer.algorithm_bandwidth_bytes_per_second)
+    assert answer.bus_bandwidth_bytes_per_second == pytest.approx(
+        2 * 63 / 64 * answer.algorithm_bandwidth_bytes_per_second
+    )
     assert [c.seconds for c in answer.candidates] == sorted(c.seconds for c in answer.candidates)
 
 
@@ -330,7 +432,9 @@ def test_answer_explains_its_choice() -> None:
         ({"op": "p2p", "num_ranks": 3}, "num_ranks", "use 2"),
     ],
 )
-def test_wrong_requests_name_the_field_and_what_would_pass(given: dict[str, Any], field: str, remedy: str) -> None:
+def test_wrong_requests_name_the_field_and_what_would_pass(
+    given: dict[str, Any], field: str, remedy: str
+) -> None:
     request: dict[str, Any] = {"op": "all-reduce", "size_bytes": 1e9, **given}
     with pytest.raises(SpecError) as error:
         collective(request.pop("op"), request.pop("size_bytes"), cluster(64), **request)

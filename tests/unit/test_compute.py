@@ -1,4 +1,6 @@
-"""Kernels: never faster than the roofline, utilisation by shape, power limits, dtypes that a GPU lacks."""
+"""Kernels: never faster than the roofline, utilisation by shape, power limits, dtypes that a GPU
+lacks.
+"""
 
 from typing import Any
 
@@ -24,8 +26,12 @@ def device(gpu: str = "h100-sxm-80gb", trainer: str = "torchtitan", **cluster: A
     return Device.build(spec, kernel_profile(spec.gpu), PROFILES[trainer])
 
 
-def gemm(on: Device, rows: Any, cols: Any, depth: Any, batch: Any = 1, precision: str = "bf16") -> Column:
-    sizes = np.broadcast_arrays(*(np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (rows, cols, depth, batch)))
+def gemm(
+    on: Device, rows: Any, cols: Any, depth: Any, batch: Any = 1, precision: str = "bf16"
+) -> Column:
+    sizes = np.broadcast_arrays(
+        *(np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (rows, cols, depth, batch))
+    )
     return on.gemm_seconds(*sizes, np.full(sizes[0].shape, PRECISIONS.index(precision)))
 
 
@@ -43,8 +49,12 @@ SIZES = st.integers(1, 2**17)
 @pytest.mark.parametrize("name", GPUS)
 @settings(max_examples=25, deadline=None)
 @given(rows=SIZES, cols=SIZES, depth=SIZES, batch=st.integers(1, 256))
-def test_a_gemm_is_never_faster_than_the_roofline(name: str, rows: int, cols: int, depth: int, batch: int) -> None:
-    """Neither the datasheet's peak nor its memory bandwidth is beaten, at any shape, in any dtype that the GPU has."""
+def test_a_gemm_is_never_faster_than_the_roofline(
+    name: str, rows: int, cols: int, depth: int, batch: int
+) -> None:
+    """Neither the datasheet's peak nor its memory bandwidth is beaten, at any shape, in any dtype
+    that the GPU has.
+    """
     on = device(name)
     lacking = lacking_precisions(on)
     for precision in PRECISIONS:
@@ -60,7 +70,14 @@ def test_a_gemm_is_never_faster_than_the_roofline(name: str, rows: int, cols: in
 def test_utilisation_rises_with_depth_and_stays_below_its_ceiling(name: str) -> None:
     on = device(name)
     depth = 2.0 ** np.arange(4, 18)
-    utilisation = 2.0 * 8192 * 8192 * depth / gemm(on, 8192, 8192, depth, precision=half_precision(on)) / peak(on, half_precision(on))
+    utilisation = (
+        2.0
+        * 8192
+        * 8192
+        * depth
+        / gemm(on, 8192, 8192, depth, precision=half_precision(on))
+        / peak(on, half_precision(on))
+    )
     assert (np.diff(utilisation) > 0).all()
     share = on.kernels.gemm["gemm_bf16"] * on.profile.compute
     assert 0.7 * share < utilisation[-1] <= share
@@ -76,7 +93,9 @@ def test_half_of_the_ceiling_is_reached_at_the_half_depth() -> None:
 
 
 def test_a_wave_that_is_not_full_costs_more_than_its_share() -> None:
-    """One tile more than the SMs hold starts another wave; the curve charges half of its empty places."""
+    """One tile more than the SMs hold starts another wave; the curve charges half of its empty
+    places.
+    """
     on = device()
     assert on.num_sms == 132
     full, over = gemm(on, 11 * TILE_ROWS, [12 * TILE_COLS, 13 * TILE_COLS], 8192)
@@ -111,8 +130,12 @@ def test_short_gemms_are_bound_by_memory() -> None:
     assert gemm(on, 1, 8192, 8192)[0] >= moved / on.memory_rate
 
 
-@pytest.mark.parametrize(("precision", "least", "most"), [("float8-tensorwise", 1.7, 2.0), ("float8-rowwise", 1.4, 2.0)])
-def test_fp8_is_nearly_twice_bf16_on_hopper_where_gemms_are_long(precision: str, least: float, most: float) -> None:
+@pytest.mark.parametrize(
+    ("precision", "least", "most"), [("float8-tensorwise", 1.7, 2.0), ("float8-rowwise", 1.4, 2.0)]
+)
+def test_fp8_is_nearly_twice_bf16_on_hopper_where_gemms_are_long(
+    precision: str, least: float, most: float
+) -> None:
     on = device()
     gain = gemm(on, 16384, 14336, 16384)[0] / gemm(on, 16384, 14336, 16384, precision=precision)[0]
     assert least < gain < most
@@ -120,15 +143,19 @@ def test_fp8_is_nearly_twice_bf16_on_hopper_where_gemms_are_long(precision: str,
     assert short < gain
 
 
-# ---- power ---------------------------------------------------------------------------------------------------------------
+# ---- power ---------------------------------------------------------------------------------------
 
 
 def test_a_power_limit_slows_compute_and_leaves_memory_alone() -> None:
     full, capped = device(), device(power_limit="500 W")
-    assert gemm(capped, 8192, 8192, 8192)[0] / gemm(full, 8192, 8192, 8192)[0] == pytest.approx((700 / 500) ** full.profile.power_exponent)
+    assert gemm(capped, 8192, 8192, 8192)[0] / gemm(full, 8192, 8192, 8192)[0] == pytest.approx(
+        (700 / 500) ** full.profile.power_exponent
+    )
     assert capped.memory_rate == full.memory_rate
     flops, context = np.array([1e15]), np.array([4096.0])
-    assert capped.attention_seconds(flops, context, backward=False) > full.attention_seconds(flops, context, backward=False)
+    assert capped.attention_seconds(flops, context, backward=False) > full.attention_seconds(
+        flops, context, backward=False
+    )
 
 
 def test_more_power_than_nominal_does_not_overclock() -> None:
@@ -141,7 +168,7 @@ def test_the_500_watt_h100_is_slower_than_the_700_watt_one() -> None:
     assert share == pytest.approx(0.79, abs=0.02)
 
 
-# ---- dtypes --------------------------------------------------------------------------------------------------------------
+# ---- dtypes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -158,14 +185,18 @@ def test_rates_exist_exactly_where_the_gpu_has_the_peak(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "absent"),
     [
-        ("v100-sxm-32gb", {"bf16", "float8-tensorwise", "nvfp4"}), ("a100-sxm-80gb", {"float8-tensorwise", "mxfp8", "nvfp4"}),
-        ("h100-sxm-80gb", {"nvfp4"}), ("b200-sxm-180gb", set()),
+        ("v100-sxm-32gb", {"bf16", "float8-tensorwise", "nvfp4"}),
+        ("a100-sxm-80gb", {"float8-tensorwise", "mxfp8", "nvfp4"}),
+        ("h100-sxm-80gb", {"nvfp4"}),
+        ("b200-sxm-180gb", set()),
     ],
-)  # fmt: skip
+)
 def test_what_generations_lack(name: str, absent: set[str]) -> None:
     lacking = set(lacking_precisions(device(name)))
     assert absent <= lacking
-    assert not lacking & (set(PRECISIONS) - absent - {"float8-rowwise", "float8-delayed", "float8-blockwise", "mxfp8"})
+    assert not lacking & (
+        set(PRECISIONS) - absent - {"float8-rowwise", "float8-delayed", "float8-blockwise", "mxfp8"}
+    )
 
 
 def test_fp32_runs_on_tf32_cores_where_there_are_any() -> None:
@@ -177,7 +208,7 @@ def test_fp32_runs_on_tf32_cores_where_there_are_any() -> None:
     assert old.linear_rate[SINGLE] == pytest.approx(old.gpu.peak_flops_per_second["fp32"] * share)
 
 
-# ---- attention and streaming ---------------------------------------------------------------------------------------------
+# ---- attention and streaming ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -189,8 +220,17 @@ def test_attention_stays_below_the_peak_and_gains_with_context(name: str, backwa
     assert (np.diff(rate) > 0).all()
     curve = on.kernels.flash2
     ceiling = on.attention_backward_rate if backward else on.attention_forward_rate
-    assert rate[-1] <= ceiling <= peak(on, half_precision(on)) * (curve.backward if backward else curve.forward)
-    at_half = 1e15 / on.attention_seconds(np.array([1e15]), np.array([curve.half_context]), backward=backward)[0]
+    assert (
+        rate[-1]
+        <= ceiling
+        <= peak(on, half_precision(on)) * (curve.backward if backward else curve.forward)
+    )
+    at_half = (
+        1e15
+        / on.attention_seconds(np.array([1e15]), np.array([curve.half_context]), backward=backward)[
+            0
+        ]
+    )
     assert at_half == pytest.approx(ceiling / 2, rel=1e-9)
 
 
@@ -208,7 +248,12 @@ def test_streaming_reaches_its_share_of_the_bandwidth() -> None:
 def test_kernel_profiles_are_shares_with_sources() -> None:
     for family, kernels in KERNELS.items():
         curves = (kernels.flash2, kernels.vendor)
-        shares = [*kernels.gemm.values(), kernels.memory, *(c.forward for c in curves), *(c.backward for c in curves)]
+        shares = [
+            *kernels.gemm.values(),
+            kernels.memory,
+            *(c.forward for c in curves),
+            *(c.backward for c in curves),
+        ]
         assert all(0 < share < 1 for share in shares), family
         assert kernels.gemm.keys() == kernels.gemm_half_depth.keys()
         assert kernels.source

@@ -18,18 +18,25 @@ from tests.conftest import ROOT
 TRAINING = {"seq_len": 4096, "global_batch_size": 64}
 
 
-def used(*layouts: dict, model: str = "llama3-8b", gpus: int = 8, **training: object) -> tuple[Use, ...]:
+def used(
+    *layouts: dict, model: str = "llama3-8b", gpus: int = 8, **training: object
+) -> tuple[Use, ...]:
     job = Job.from_user(
         {
-            "model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": gpus},
+            "model": model,
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": gpus},
             "training": {"seq_len": 4096, "global_batch_size": 64, **training},
         }
-    )  # fmt: skip
+    )
     chosen = [resolve_layout(values, trainer="torchtitan", num_gpus=gpus) for values in layouts]
-    return uses(Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(chosen))
+    return uses(
+        Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(chosen)
+    )
 
 
-def shapes(found: tuple[Use, ...], kind: str, name: str = "", dtype: str = "bf16") -> set[tuple[int, ...]]:
+def shapes(
+    found: tuple[Use, ...], kind: str, name: str = "", dtype: str = "bf16"
+) -> set[tuple[int, ...]]:
     return {
         tuple(size for _, size in use.shape.sizes)
         for use in found
@@ -40,9 +47,16 @@ def shapes(found: tuple[Use, ...], kind: str, name: str = "", dtype: str = "bf16
 def test_the_products_of_a_dense_layer_are_all_there_in_three_passes() -> None:
     found = shapes(used({"micro_batch_size": 2}), "gemm")
     tokens, hidden, ffn, vocab = 8192, 4096, 14336, 128256
-    forward = {(hidden, tokens, hidden), (hidden, tokens, 1024), (hidden, tokens, ffn), (ffn, tokens, hidden), (hidden, tokens, vocab)}
+    forward = {
+        (hidden, tokens, hidden),
+        (hidden, tokens, 1024),
+        (hidden, tokens, ffn),
+        (ffn, tokens, hidden),
+        (hidden, tokens, vocab),
+    }
     assert forward <= found
-    # k, m, n: gradients of the input swap k and n, gradients of the weight have the tokens in their depth
+    # k, m, n: gradients of the input swap k and n, gradients of the weight have the tokens in their
+    #     depth
     assert {(n, m, k) for k, m, n in forward} <= found
     assert {(m, k, n) for k, m, n in forward} <= found
 
@@ -54,7 +68,9 @@ def test_tensor_parallelism_divides_heads_and_widths_and_adds_its_collectives() 
     hidden_bytes = 4096 * 4096 * 2
     assert (hidden_bytes, 4, 1) in shapes(found, "collective", "all-gather")
     assert (hidden_bytes, 4, 1) in shapes(found, "collective", "reduce-scatter")
-    assert any(stride == 4 and ranks == 2 for _, ranks, stride in shapes(found, "collective", "all-gather"))
+    assert any(
+        stride == 4 and ranks == 2 for _, ranks, stride in shapes(found, "collective", "all-gather")
+    )
 
 
 def test_context_parallelism_attends_in_pieces_and_ulysses_in_heads() -> None:
@@ -85,7 +101,10 @@ def test_shares_are_of_a_step() -> None:
 
 
 def test_a_kernel_of_one_candidate_in_two_counts_half() -> None:
-    alone, both = used({"micro_batch_size": 2}), used({"micro_batch_size": 2}, {"micro_batch_size": 4})
+    alone, both = (
+        used({"micro_batch_size": 2}),
+        used({"micro_batch_size": 2}, {"micro_batch_size": 4}),
+    )
     shape = next(use.shape for use in alone if use.shape.kind == "attention")
     shares = [next(use.share for use in found if use.shape == shape) for found in (alone, both)]
     assert shares[1] == pytest.approx(shares[0] / 2)
@@ -96,7 +115,9 @@ def test_distance_counts_factors_of_two_and_never_joins_different_kernels() -> N
     assert a.octaves_to(a) == 0.0
     assert a.octaves_to(Shape.of("gemm", m=2047, n=1023, k=1023)) == pytest.approx(1.0)
     assert a.octaves_to(Shape.of("gemm", m=2047, n=2047, k=1023)) == pytest.approx(math.sqrt(2.0))
-    assert a.octaves_to(Shape.of("gemm", dtype="float8-rowwise", m=1023, n=1023, k=1023)) == math.inf
+    assert (
+        a.octaves_to(Shape.of("gemm", dtype="float8-rowwise", m=1023, n=1023, k=1023)) == math.inf
+    )
     assert a.octaves_to(Shape.of("grouped-gemm", m=1023, n=1023, k=1023, groups=2)) == math.inf
 
 
@@ -113,29 +134,50 @@ def test_what_is_measured_is_no_gap_and_what_is_far_is_worth_more() -> None:
 
 
 def test_choice_stays_in_budget_and_copies_do_not_crowd_out_the_rest() -> None:
-    found = used({"micro_batch_size": 1}, {"micro_batch_size": 2}, {"tp": 2}, {"tp": 8}, {"precision": "float8-rowwise", "compile": True})
+    found = used(
+        {"micro_batch_size": 1},
+        {"micro_batch_size": 2},
+        {"tp": 2},
+        {"tp": 8},
+        {"precision": "float8-rowwise", "compile": True},
+    )
     chosen = choose(found, [], budget_seconds=8.0)
     assert sum(probe_seconds(gap.use) for gap in chosen) <= 8.0
     assert all(gap.use.shape.num_gpus == 1 for gap in chosen)
     for early, late in pairwise(chosen):
         assert early.use.shape.octaves_to(late.use.shape) > NEAR
     everything = choose(found, [], budget_seconds=1e9, num_gpus=8)
-    assert {"collective", "gemm", "attention", "attention-backward", "memory", "optimizer"} <= {gap.use.shape.kind for gap in everything}
-    assert choose(found, [gap.use.shape for gap in everything], budget_seconds=1e9, num_gpus=8) == ()
+    assert {"collective", "gemm", "attention", "attention-backward", "memory", "optimizer"} <= {
+        gap.use.shape.kind for gap in everything
+    }
+    assert (
+        choose(found, [gap.use.shape for gap in everything], budget_seconds=1e9, num_gpus=8) == ()
+    )
     assert choose(found, [], budget_seconds=0.0) == ()
 
 
 def test_a_minute_covers_a_plan_of_a_large_model() -> None:
-    layouts = ({"tp": 8}, {"tp": 8, "precision": "float8-rowwise", "compile": True}, {"tp": 4, "pp": 2}, {"tp": 2, "cp": 2})
+    layouts = (
+        {"tp": 8},
+        {"tp": 8, "precision": "float8-rowwise", "compile": True},
+        {"tp": 4, "pp": 2},
+        {"tp": 2, "cp": 2},
+    )
     found = used(*layouts, model="llama3-70b", gpus=64, seq_len=8192)
     chosen = choose(found, [], budget_seconds=60.0)
     single = [use for use in found if use.shape.num_gpus == 1]
-    covered = sum(use.share for use in single if any(use.shape.octaves_to(gap.use.shape) <= NEAR for gap in chosen))
+    covered = sum(
+        use.share
+        for use in single
+        if any(use.shape.octaves_to(gap.use.shape) <= NEAR for gap in chosen)
+    )
     assert covered > 0.99 * sum(use.share for use in single)
 
 
 def test_shapes_survive_json() -> None:
-    shape = Shape.of("attention", batch=2, heads=8, kv_heads=1, seq=8192, head_dim=128, v_head_dim=128, window=0)
+    shape = Shape.of(
+        "attention", batch=2, heads=8, kv_heads=1, seq=8192, head_dim=128, v_head_dim=128, window=0
+    )
     assert Shape.from_dict(shape.as_dict()) == shape
 
 
@@ -149,7 +191,10 @@ def test_shapes_survive_json() -> None:
         ({"sizes": {"m": 4, "n": 4, "k": -4}}, "size k=-4 is no whole number of at least 1"),
         ({"sizes": {"m": 4, "n": 4, "k": 1.5}}, "size k=1.5"),
         ({"sizes": {"m": 4, "n": 4, "k": True}}, "size k=True"),
-        ({"kind": "collective", "name": "all-gather", "sizes": {"bytes": 1024}}, "sizes of a collective are bytes, ranks, stride"),
+        (
+            {"kind": "collective", "name": "all-gather", "sizes": {"bytes": 1024}},
+            "sizes of a collective are bytes, ranks, stride",
+        ),
         ({"kind": "collective", "name": "gossip"}, "is none of all-gather"),
         ({"kind": "memory", "name": "copies"}, "is none of copy"),
     ],
@@ -162,16 +207,26 @@ def test_what_is_no_kernel_is_refused(change: dict[str, object], said: str) -> N
 
 
 def test_only_copies_stand_for_memory_bound_kernels() -> None:
-    job = Job.from_user({"model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "training": TRAINING})
+    job = Job.from_user(
+        {
+            "model": "llama3-8b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+            "training": TRAINING,
+        }
+    )
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    copy, add = shape_seconds(pricer, [Shape.of("memory", name, bytes=1 << 30) for name in ("copy", "add")])
+    copy, add = shape_seconds(
+        pricer, [Shape.of("memory", name, bytes=1 << 30) for name in ("copy", "add")]
+    )
     assert copy > 0.0
     assert add == 0.0
 
 
 def test_the_fit_of_kernels_prints_every_recipe_beside_what_ships() -> None:
     script = ROOT / "benchmarks" / "fit_kernels.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True
+    )
     for recipe in ("bf16", "float8-tensorwise", "float8-blockwise", "nvfp4"):
         lines = [line for line in done.stdout.splitlines() if f" {recipe} " in line]
         assert any("half depth" in line for line in lines), recipe

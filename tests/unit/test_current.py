@@ -1,4 +1,6 @@
-"""`recommend --current` and `--job` over trainers' files, in this process: the answer, the patch, the files, the API."""
+"""`recommend --current` and `--job` over trainers' files, in this process: the answer, the patch,
+the files, the API.
+"""
 
 import json
 import re
@@ -19,7 +21,18 @@ from planner.intake.titan_printed import printed_run
 from tests.conftest import ROOT
 
 LOGS = FOLDER.parent / "titan_logs"
-FEW = ["--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--fix", "cp=1", "--fix", "pp=1", "--top-k", "2"]
+FEW = [
+    "--gpu",
+    "h100-sxm-80gb",
+    "--num-gpus",
+    "8",
+    "--fix",
+    "cp=1",
+    "--fix",
+    "pp=1",
+    "--top-k",
+    "2",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -33,25 +46,49 @@ def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_answer_says_how_many_times_as_fast_and_what_changes(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = answered(capsys, "recommend", "--current", str(FOLDER / "llama3_8b.toml"), *FEW, "--global-batch-size", "64")
+def test_the_answer_says_how_many_times_as_fast_and_what_changes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = answered(
+        capsys,
+        "recommend",
+        "--current",
+        str(FOLDER / "llama3_8b.toml"),
+        *FEW,
+        "--global-batch-size",
+        "64",
+    )
     assert "What you run today: llama3_8b.toml (TorchTitan TOML)" in shown
     assert re.search(r"Number 1 is 1\.\d+ times as fast; \d fields change\.", shown)
-    assert "% faster" not in shown.partition("What you run today")[2].partition("tok/s/GPU     MFU")[0]
+    assert (
+        "% faster" not in shown.partition("What you run today")[2].partition("tok/s/GPU     MFU")[0]
+    )
     assert re.search(r"precision +bf16 -> float8", shown)
     assert "\n+enable = true\n" in shown
 
 
-def test_the_printed_difference_is_a_patch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_printed_difference_is_a_patch(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "llama3_8b.toml"
     path.write_bytes((FOLDER / "llama3_8b.toml").read_bytes())
     shown = answered(capsys, "recommend", "--current", str(path), *FEW, "--global-batch-size", "64")
     patch = shown[shown.index("--- a/") :]
-    subprocess.run(["patch", "-p1", "-s"], input=patch, text=True, cwd=tmp_path, check=True, timeout=60)
-    plan = json.loads(answered(capsys, "recommend", "--current", str(path), *FEW, "--global-batch-size", "64", "--json"))
+    subprocess.run(
+        ["patch", "-p1", "-s"], input=patch, text=True, cwd=tmp_path, check=True, timeout=60
+    )
+    plan = json.loads(
+        answered(
+            capsys, "recommend", "--current", str(path), *FEW, "--global-batch-size", "64", "--json"
+        )
+    )
     versus = plan["versus_current"]
     assert versus["keep"], "patched, it runs number 1"
-    assert (versus["changed"], versus["diff"], versus["times_as_fast"]) == ({}, "", pytest.approx(1.0))
+    assert (versus["changed"], versus["diff"], versus["times_as_fast"]) == (
+        {},
+        "",
+        pytest.approx(1.0),
+    )
 
 
 def test_the_new_file_is_saved_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -60,14 +97,26 @@ def test_the_new_file_is_saved_whole(capsys: pytest.CaptureFixture[str], tmp_pat
     new = (tmp_path / "out" / "current" / "llama3_8b.toml").read_text()
     assert "[validation]" in new
     assert "# lr scheduler warm up" in new
-    assert (tmp_path / "out" / "current" / "changes.diff").read_text().startswith("--- a/llama3_8b.toml\n")
+    assert (
+        (tmp_path / "out" / "current" / "changes.diff")
+        .read_text()
+        .startswith("--- a/llama3_8b.toml\n")
+    )
 
 
-def test_the_json_names_the_source_and_what_is_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_json_names_the_source_and_what_is_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "mine.toml"
-    text = (FOLDER / "llama3_8b.toml").read_text().replace("local_batch_size = 1", "local_batch_size = 8")
+    text = (
+        (FOLDER / "llama3_8b.toml")
+        .read_text()
+        .replace("local_batch_size = 1", "local_batch_size = 8")
+    )
     path.write_text(text.replace('mode = "selective"', 'mode = "none"'))
-    versus = json.loads(answered(capsys, "recommend", "--current", str(path), *FEW, "--json"))["versus_current"]
+    versus = json.loads(answered(capsys, "recommend", "--current", str(path), *FEW, "--json"))[
+        "versus_current"
+    ]
     assert versus["source"] == {"format": "torchtitan-toml", "name": "mine.toml"}
     assert versus["missing_bytes"] > 10 * 2**30
     assert not versus["estimate"]["fits"]
@@ -76,10 +125,29 @@ def test_the_json_names_the_source_and_what_is_missing(capsys: pytest.CaptureFix
     assert re.search(r"Your file would run out of memory by [\d.]+ GiB\.", shown)
 
 
-def test_what_the_trainer_refuses_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_the_trainer_refuses_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text((FOLDER / "llama3_8b.toml").read_text().replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 16"))
-    arguments = ["--current", str(path), "--gpu", "h100", "--num-gpus", "16", "--global-batch-size", "64", "--fix", "cp=1", "--top-k", "1"]
+    path.write_text(
+        (FOLDER / "llama3_8b.toml")
+        .read_text()
+        .replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 16")
+    )
+    arguments = [
+        "--current",
+        str(path),
+        "--gpu",
+        "h100",
+        "--num-gpus",
+        "16",
+        "--global-batch-size",
+        "64",
+        "--fix",
+        "cp=1",
+        "--top-k",
+        "1",
+    ]
     shown = answered(capsys, "recommend", *arguments, "--fix", "pp=1")
     assert "Its trainer would refuse your file." in shown
     assert "tp=16" in shown
@@ -87,7 +155,9 @@ def test_what_the_trainer_refuses_is_said(capsys: pytest.CaptureFixture[str], tm
 
 def test_a_toml_prices_as_a_job(capsys: pytest.CaptureFixture[str]) -> None:
     path = str(FOLDER / "llama3_8b.toml")
-    found = json.loads(answered(capsys, "estimate", "--job", path, "--gpu", "h100", "--num-gpus", "64", "--json"))
+    found = json.loads(
+        answered(capsys, "estimate", "--job", path, "--gpu", "h100", "--num-gpus", "64", "--json")
+    )
     assert found["valid"]
     ours = planner.read_current(path, cluster={"gpu": "h100", "num_gpus": 64})
     assert ours.layout.dp_shard == 64
@@ -96,13 +166,18 @@ def test_a_toml_prices_as_a_job(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_missing_is_named_once_with_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["estimate", "--job", str(FOLDER / "llama3_8b.toml")]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(" is not in ")[0] for line in lines] == ["error: cluster.gpu", "error: cluster.num_gpus"]
+    assert [line.split(" is not in ")[0] for line in lines] == [
+        "error: cluster.gpu",
+        "error: cluster.num_gpus",
+    ]
     assert "--gpu h100-sxm-80gb" in lines[0]
 
 
 def test_a_log_brings_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
     path = str(LOGS / "0.2.2-fsdp2-tp2.log")
-    plan = json.loads(answered(capsys, "recommend", "--current", path, "--gpu", "h100", "--top-k", "1", "--json"))
+    plan = json.loads(
+        answered(capsys, "recommend", "--current", path, "--gpu", "h100", "--top-k", "1", "--json")
+    )
     versus = plan["versus_current"]
     assert versus["source"]["format"] == "torchtitan-log"
     assert (versus["layout"]["dp_shard"], versus["layout"]["tp"], versus["diff"]) == (2, 2, "")
@@ -114,30 +189,56 @@ def test_a_log_brings_what_it_measured(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_log_that_prints_its_config_says_the_rest() -> None:
     config: dict[str, Any] = {
-        "model": {"name": "llama3", "flavor": "8B", "converters": []}, "training": {"local_batch_size": 2, "seq_len": 4096},
-        "activation_checkpoint": {"mode": "selective", "selective_ac_option": "3"}, "parallelism": {"fsdp_reshard_after_forward": "never"},
-    }  # fmt: skip
-    lines = "[titan] 2026-01-01 - root - INFO - Running with configs: " + json.dumps(config, indent=2)
+        "model": {"name": "llama3", "flavor": "8B", "converters": []},
+        "training": {"local_batch_size": 2, "seq_len": 4096},
+        "activation_checkpoint": {"mode": "selective", "selective_ac_option": "3"},
+        "parallelism": {"fsdp_reshard_after_forward": "never"},
+    }
+    lines = "[titan] 2026-01-01 - root - INFO - Running with configs: " + json.dumps(
+        config, indent=2
+    )
     text = "\n".join(f"[rank0]:{line}" for line in lines.splitlines()) + "\n[rank0]:more"
-    found = printed_run(text, {"cluster": {"num_gpus": 8}, "training": {"trainer_version": "0.2.1"}, "layout": {}})
+    found = printed_run(
+        text, {"cluster": {"num_gpus": 8}, "training": {"trainer_version": "0.2.1"}, "layout": {}}
+    )
     assert found is not None
     layout, training = found["layout"], found["training"]
     assert isinstance(layout, dict)
     assert isinstance(training, dict)
-    assert (found["model"], layout["ac"], layout["zero_stage"], layout["dp_shard"]) == ("llama3.1-8b", "selective-layer-3", 2, 8)
+    assert (found["model"], layout["ac"], layout["zero_stage"], layout["dp_shard"]) == (
+        "llama3.1-8b",
+        "selective-layer-3",
+        2,
+        8,
+    )
     assert (training["global_batch_size"], training["trainer_version"]) == (16, "0.2.1")
 
 
-def test_a_layout_in_json_is_compared_as_before(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_layout_in_json_is_compared_as_before(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "layout.json"
     path.write_text('{"tp": 8}')
-    arguments = ["--model", "llama3-8b", *FEW, "--seq-len", "4096", "--global-batch-size", "32", "--current", str(path), "--json"]
+    arguments = [
+        "--model",
+        "llama3-8b",
+        *FEW,
+        "--seq-len",
+        "4096",
+        "--global-batch-size",
+        "32",
+        "--current",
+        str(path),
+        "--json",
+    ]
     versus = json.loads(answered(capsys, "recommend", *arguments))["versus_current"]
     assert (versus["source"], versus["diff"], versus["layout"]["tp"]) == (None, "", 8)
     assert versus["times_as_fast"] > 1
 
 
-def test_a_file_that_is_nobodys_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_file_that_is_nobodys_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello\n")
     assert run(["recommend", "--current", str(path), *FEW]) == 2
@@ -149,9 +250,10 @@ def test_a_file_that_is_nobodys_is_refused(capsys: pytest.CaptureFixture[str], t
 def test_over_http_a_text_is_a_job(sqlite_url: str) -> None:
     text = (FOLDER / "llama3_8b.toml").read_text()
     body = {
-        "current": {"name": "train.toml", "text": text}, "cluster": {"gpu": "h100", "num_gpus": 8},
+        "current": {"name": "train.toml", "text": text},
+        "cluster": {"gpu": "h100", "num_gpus": 8},
         "search": {"fix": {"cp": 1, "pp": 1}, "top_k": 1},
-    }  # fmt: skip
+    }
     with TestClient(create_app(Settings(database_url=sqlite_url))) as client:
         answer = client.post("/plan", json=body)
         assert answer.status_code == 200, answer.text

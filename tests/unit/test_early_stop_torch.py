@@ -1,4 +1,6 @@
-"""Torch's own checkpoint leaves out the layer's last product when it recomputes; the cost model relies on it."""
+"""Torch's own checkpoint leaves out the layer's last product when it recomputes; the cost model
+relies on it.
+"""
 
 import pytest
 
@@ -9,7 +11,9 @@ HIDDEN, FFN, ROWS = 16, 64, 8
 
 
 def matmuls(use_reentrant: bool) -> int:
-    """Products of one forward and backward of a checkpointed residual MLP block whose layers each keep only their input."""
+    """Products of one forward and backward of a checkpointed residual MLP block whose layers each
+    keep only their input.
+    """
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.checkpoint import checkpoint
 
@@ -24,7 +28,9 @@ def matmuls(use_reentrant: bool) -> int:
     up, down = torch.nn.Linear(HIDDEN, FFN, bias=False), torch.nn.Linear(FFN, HIDDEN, bias=False)
     x = torch.randn(ROWS, HIDDEN, requires_grad=True)
     with Counter():
-        checkpoint(lambda y: y + down(torch.relu(up(y))), x, use_reentrant=use_reentrant).sum().backward()
+        checkpoint(
+            lambda y: y + down(torch.relu(up(y))), x, use_reentrant=use_reentrant
+        ).sum().backward()
     return count
 
 

@@ -1,4 +1,6 @@
-"""The scripts of an export, run: from their own folder and from another one, with stand-ins for torchrun and Slurm."""
+"""The scripts of an export, run: from their own folder and from another one, with stand-ins for
+torchrun and Slurm.
+"""
 
 import json
 import os
@@ -15,14 +17,17 @@ from planner.export.torchtitan import export as to_torchtitan
 STAND_INS = {
     "torchrun": (
         "import json, os, sys\n"
-        'said = {"cwd": os.getcwd(), "words": sys.argv[1:], "path": os.environ.get("PYTHONPATH", "")}\n'
+        'said = {"cwd": os.getcwd(), "words": sys.argv[1:], "path": '
+        'os.environ.get("PYTHONPATH", "")}\n'
         "print(json.dumps(said))\n"
     ),
     "scontrol": (
         "import os, sys\n"
-        'print("   Command=" + os.environ["SUBMITTED"] if sys.argv[1:3] == ["show", "job"] else "host1\\nhost2")\n'
+        'print("   Command=" + os.environ["SUBMITTED"] if sys.argv[1:3] == ["show", "job"] '
+        'else "host1\\nhost2")\n'
     ),
-    "srun": "import os, sys\nwords = [word for word in sys.argv[1:] if not word.startswith('--')]\nos.execvp(words[0], words)\n",
+    "srun": "import os, sys\nwords = [word for word in sys.argv[1:] if not "
+    "word.startswith('--')]\nos.execvp(words[0], words)\n",
 }
 
 
@@ -130,9 +135,12 @@ def test_the_batch_script_finds_its_launcher(
     (tmp_path / "pretrain_gpt.py").write_text("")
     assert exported.command == ("sbatch", "slurm.sbatch")
     variables = {
-        "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "host[1-2]", "SLURM_SUBMIT_DIR": str(folder if inside else tmp_path),
-        "SUBMITTED": str(folder / "slurm.sbatch"), "MEGATRON_PATH": str(tmp_path),
-    }  # fmt: skip
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "host[1-2]",
+        "SLURM_SUBMIT_DIR": str(folder if inside else tmp_path),
+        "SUBMITTED": str(folder / "slurm.sbatch"),
+        "MEGATRON_PATH": str(tmp_path),
+    }
     spool = tmp_path / "spool"
     spool.mkdir()
     (spool / "slurm_script").write_text((folder / "slurm.sbatch").read_text())  # Slurm runs a copy

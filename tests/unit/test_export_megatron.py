@@ -15,9 +15,13 @@ from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 
 
-def make(name: str = "llama3-70b", job: dict | None = None, num_gpus: int = 256, **values: object) -> Export:
+def make(
+    name: str = "llama3-70b", job: dict | None = None, num_gpus: int = 256, **values: object
+) -> Export:
     chosen = layout(num_gpus, "megatron", **values)
-    return export(chosen, model(name), cluster(num_gpus), training(trainer="megatron", **(job or {})))
+    return export(
+        chosen, model(name), cluster(num_gpus), training(trainer="megatron", **(job or {}))
+    )
 
 
 def flags_of(exported: Export) -> dict[str, list[str]]:
@@ -29,8 +33,13 @@ def test_no_field_of_a_layout_is_ignored(field: str) -> None:
     base = layout(256, "megatron", **BASE)
     other = base.model_copy(update={field: OTHER[field]})
     said = [export(x, model(), cluster(256), training()).as_dict() for x in (base, other)]
-    if field != "dp_shard":  # Megatron derives it from the number of processes, which is in the scripts
-        said = [{key: value for key, value in one.items() if key != "files"} | {"arguments": one["files"]} for one in said]
+    # Megatron derives it from the number of processes, which is in the scripts
+    if field != "dp_shard":
+        said = [
+            {key: value for key, value in one.items() if key != "files"}
+            | {"arguments": one["files"]}
+            for one in said
+        ]
     assert said[0] != said[1]
 
 
@@ -47,18 +56,40 @@ def test_any_layout_reads_back(data: st.DataObject, name: str) -> None:
 def test_llama_70b() -> None:
     said = flags_of(make(tp=8, pp=4, micro_batch_size=1))
     shapes = {
-        "--num-layers": "80", "--hidden-size": "8192", "--ffn-hidden-size": "28672", "--num-attention-heads": "64",
-        "--num-query-groups": "8", "--kv-channels": "128", "--normalization": "RMSNorm", "--position-embedding-type": "rope",
-        "--tensor-model-parallel-size": "8", "--pipeline-model-parallel-size": "4", "--context-parallel-size": "1",
-        "--micro-batch-size": "1", "--global-batch-size": "512", "--seq-length": "8192", "--num-distributed-optimizer-instances": "1",
-    }  # fmt: skip
+        "--num-layers": "80",
+        "--hidden-size": "8192",
+        "--ffn-hidden-size": "28672",
+        "--num-attention-heads": "64",
+        "--num-query-groups": "8",
+        "--kv-channels": "128",
+        "--normalization": "RMSNorm",
+        "--position-embedding-type": "rope",
+        "--tensor-model-parallel-size": "8",
+        "--pipeline-model-parallel-size": "4",
+        "--context-parallel-size": "1",
+        "--micro-batch-size": "1",
+        "--global-batch-size": "512",
+        "--seq-length": "8192",
+        "--num-distributed-optimizer-instances": "1",
+    }
     assert {flag: said[flag][0] for flag in shapes} == shapes
     present = {
-        "--swiglu", "--group-query-attention", "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--sequence-parallel",
-        "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather", "--bf16", "--accumulate-allreduce-grads-in-fp32",
-    }  # fmt: skip
+        "--swiglu",
+        "--group-query-attention",
+        "--disable-bias-linear",
+        "--untie-embeddings-and-output-weights",
+        "--sequence-parallel",
+        "--use-distributed-optimizer",
+        "--overlap-grad-reduce",
+        "--overlap-param-gather",
+        "--bf16",
+        "--accumulate-allreduce-grads-in-fp32",
+    }
     assert present <= said.keys()
-    assert not any(flag.startswith(("--fp8", "--recompute", "--num-experts", "--multi-latent")) for flag in said)
+    assert not any(
+        flag.startswith(("--fp8", "--recompute", "--num-experts", "--multi-latent"))
+        for flag in said
+    )
 
 
 def test_expert_tensor_parallel_is_said_because_megatrons_default_is_tp() -> None:
@@ -68,19 +99,37 @@ def test_expert_tensor_parallel_is_said_because_megatrons_default_is_tp() -> Non
 def test_experts_and_latent_attention() -> None:
     said = flags_of(make("deepseek-v3", ep=32))
     values = {
-        "--num-experts": "256", "--moe-router-topk": "8", "--moe-ffn-hidden-size": "2048", "--moe-shared-expert-intermediate-size": "2048",
-        "--moe-layer-freq": "([0]*3+[1]*58)", "--q-lora-rank": "1536", "--kv-lora-rank": "512", "--qk-head-dim": "128",
-        "--qk-pos-emb-head-dim": "64", "--v-head-dim": "128", "--expert-model-parallel-size": "32",
-    }  # fmt: skip
+        "--num-experts": "256",
+        "--moe-router-topk": "8",
+        "--moe-ffn-hidden-size": "2048",
+        "--moe-shared-expert-intermediate-size": "2048",
+        "--moe-layer-freq": "([0]*3+[1]*58)",
+        "--q-lora-rank": "1536",
+        "--kv-lora-rank": "512",
+        "--qk-head-dim": "128",
+        "--qk-pos-emb-head-dim": "64",
+        "--v-head-dim": "128",
+        "--expert-model-parallel-size": "32",
+    }
     assert {flag: said[flag][0] for flag in values} == values
-    assert {"--multi-latent-attention", "--moe-grouped-gemm", "--moe-router-enable-expert-bias"} <= said.keys()
-    assert eval(said["--moe-layer-freq"][0]) == [int(kind.moe) for kind in model("deepseek-v3").layer_kinds()]  # as Megatron does
+    assert {
+        "--multi-latent-attention",
+        "--moe-grouped-gemm",
+        "--moe-router-enable-expert-bias",
+    } <= said.keys()
+    # as Megatron does
+    assert eval(said["--moe-layer-freq"][0]) == [
+        int(kind.moe) for kind in model("deepseek-v3").layer_kinds()
+    ]
 
 
 def test_windows_of_some_layers() -> None:
     exported = make("llama4-scout")
     assert "--window-size" not in flags_of(exported)
-    assert [gap.fault.field for gap in exported.gaps] == ["model.rope_scaling", "model.sliding_window"]
+    assert [gap.fault.field for gap in exported.gaps] == [
+        "model.rope_scaling",
+        "model.sliding_window",
+    ]
     assert "high_freq" not in str(exported.gaps[0])
     assert flags_of(exported)["--no-rope-freq"] == ["[" + ",".join(["0,0,0,1"] * 12) + "]"]
     assert flags_of(make("mistral-7b"))["--window-size"] == ["4096,0"]
@@ -137,17 +186,19 @@ def test_zero_bubble_is_the_forks() -> None:
 
 @pytest.mark.parametrize(
     ("ac", "words"),
-    [
-        ("full", ["full", "uniform", "1"]),
-        ("selective-layer-4", ["full", "block", "5"]),
-    ],
+    [("full", ["full", "uniform", "1"]), ("selective-layer-4", ["full", "block", "5"])],
 )
 def test_recomputation(ac: str, words: list[str]) -> None:
     said = flags_of(make(pp=4, tp=8, ac=ac))
-    assert [said[flag][0] for flag in ("--recompute-granularity", "--recompute-method", "--recompute-num-layers")] == words
+    assert [
+        said[flag][0]
+        for flag in ("--recompute-granularity", "--recompute-method", "--recompute-num-layers")
+    ] == words
 
 
-@pytest.mark.parametrize(("method", "word"), [("allgather", "all_gather"), ("alltoall", "p2p"), ("ulysses", "a2a")])
+@pytest.mark.parametrize(
+    ("method", "word"), [("allgather", "all_gather"), ("alltoall", "p2p"), ("ulysses", "a2a")]
+)
 def test_context_parallel_communication(method: str, word: str) -> None:
     assert flags_of(make(tp=8, cp=2, cp_method=method))["--cp-comm-type"] == [word]
 
@@ -155,10 +206,15 @@ def test_context_parallel_communication(method: str, word: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("precision", "float8-rowwise"), ("precision", "nvfp4"), ("ac", "selective-op"), ("compile", True), ("optimizer_in_backward", True),
-        ("master_dtype", "bfloat16"), ("pp_schedule", "DualPipeV"),
+        ("precision", "float8-rowwise"),
+        ("precision", "nvfp4"),
+        ("ac", "selective-op"),
+        ("compile", True),
+        ("optimizer_in_backward", True),
+        ("master_dtype", "bfloat16"),
+        ("pp_schedule", "DualPipeV"),
     ],
-)  # fmt: skip
+)
 def test_what_megatron_lacks_is_a_blocker(field: str, value: object) -> None:
     more = {"virtual_stages": 2} if value == "DualPipeV" else {}
     assert [fault.field for fault in make(tp=8, pp=4, **{field: value}, **more).blockers] == [field]
@@ -168,7 +224,9 @@ def test_optimizers() -> None:
     assert "--exp-avg-dtype" in flags_of(make(job={"optimizer": "adamw-bf16-states"}))
     offloaded = make(job={"optimizer": "adamw-bf16-states"}, cpu_offload=True)
     assert offloaded.arguments.count("--use-precision-aware-optimizer") == 1
-    assert [fault.field for fault in make(job={"optimizer": "muon"}).blockers] == ["training.optimizer"]
+    assert [fault.field for fault in make(job={"optimizer": "muon"}).blockers] == [
+        "training.optimizer"
+    ]
     assert flags_of(make(job={"max_grad_norm": None}))["--clip-grad"] == ["0.0"]
 
 
@@ -178,34 +236,51 @@ def test_scripts_and_versions() -> None:
     assert "pretrain_gpt.py" in many.files["launch.sh"]
     one = make("llama3-8b", num_gpus=8)
     assert one.command == ("bash", "launch.sh")  # pretrain_gpt.py is not in the export's folder
-    assert export_to(layout(256, "megatron"), model(), cluster(256), training(), to="megatron").version == "0.14"
-    assert any("Written for Megatron-LM core 0.14" in note for note in export(layout(256), model(), cluster(256), training(), "0.1").notes)
+    assert (
+        export_to(layout(256, "megatron"), model(), cluster(256), training(), to="megatron").version
+        == "0.14"
+    )
+    assert any(
+        "Written for Megatron-LM core 0.14" in note
+        for note in export(layout(256), model(), cluster(256), training(), "0.1").notes
+    )
     assert not any("Written for" in note for note in one.notes)
 
 
 # model -> arguments that its published config.json asks for, beside the shapes
 NETWORKS = {
-    "llama3-8b": {"--rotary-base": ["500000"], "--use-rope-scaling": None, "--norm-epsilon": ["1e-05"]},
-    "llama3.2-1b": {"--rotary-base": ["500000"], "--use-rope-scaling": [], "--rope-scaling-factor": ["32"]},
-    "qwen3-8b": {"--rotary-base": ["1000000"], "--norm-epsilon": ["1e-06"], "--use-rope-scaling": None},
+    "llama3-8b": {"--rotary-base": ["500000"], "--use-rope-scaling": None,
+        "--norm-epsilon": ["1e-05"]},
+    "llama3.2-1b": {"--rotary-base": ["500000"], "--use-rope-scaling": [],
+        "--rope-scaling-factor": ["32"]},
+    "qwen3-8b": {"--rotary-base": ["1000000"], "--norm-epsilon": ["1e-06"],
+        "--use-rope-scaling": None},
     "mixtral-8x7b": {
-        "--rotary-base": ["1000000"], "--moe-aux-loss-coeff": ["0.02"], "--moe-router-pre-softmax": None,
+        "--rotary-base": ["1000000"], "--moe-aux-loss-coeff": ["0.02"],
+        "--moe-router-pre-softmax": None,
         "--moe-router-load-balancing-type": ["aux_loss"],
     },
     "deepseek-v2": {
-        "--rotary-base": ["10000"], "--rope-type": ["yarn"], "--rotary-scaling-factor": ["40"], "--mscale": ["0.707"],
-        "--mscale-all-dim": ["0.707"], "--moe-router-pre-softmax": [], "--moe-router-num-groups": ["8"],
+        "--rotary-base": ["10000"], "--rope-type": ["yarn"], "--rotary-scaling-factor": ["40"],
+        "--mscale": ["0.707"],
+        "--mscale-all-dim": ["0.707"], "--moe-router-pre-softmax": [],
+        "--moe-router-num-groups": ["8"],
         "--moe-router-group-topk": ["3"], "--moe-router-topk-scaling-factor": ["16"],
         "--moe-router-load-balancing-type": ["seq_aux_loss"],
     },
     "deepseek-v3": {
-        "--moe-router-score-function": ["sigmoid"], "--moe-router-enable-expert-bias": [], "--moe-router-num-groups": ["8"],
-        "--moe-router-topk-scaling-factor": ["2.5"], "--moe-router-load-balancing-type": ["none"], "--norm-epsilon": ["1e-06"],
+        "--moe-router-score-function": ["sigmoid"], "--moe-router-enable-expert-bias": [],
+        "--moe-router-num-groups": ["8"],
+        "--moe-router-topk-scaling-factor": ["2.5"], "--moe-router-load-balancing-type": ["none"],
+        "--norm-epsilon": ["1e-06"],
     },
-    "kimi-k2": {"--rotary-base": ["50000"], "--moe-router-topk-scaling-factor": ["2.827"], "--moe-router-num-groups": None},
+    "kimi-k2": {"--rotary-base": ["50000"], "--moe-router-topk-scaling-factor": ["2.827"],
+        "--moe-router-num-groups": None},
     "glm4.5-air": {"--rotary-percent": ["0.5"], "--rotary-base": ["1000000"]},
-    "nemotron4-340b": {"--apply-layernorm-1p": [], "--rotary-percent": ["0.5"], "--squared-relu": []},
-    "smollm3-3b": {"--rotary-base": ["5000000"], "--no-rope-freq": ["[" + ",".join(["0,0,0,1"] * 9) + "]"]},
+    "nemotron4-340b": {"--apply-layernorm-1p": [], "--rotary-percent": ["0.5"],
+        "--squared-relu": []},
+    "smollm3-3b": {"--rotary-base": ["5000000"],
+        "--no-rope-freq": ["[" + ",".join(["0,0,0,1"] * 9) + "]"]},
 }  # fmt: skip
 
 
@@ -220,13 +295,21 @@ def test_an_operation_it_lacks_blocks_and_a_number_it_cannot_be_told_is_named() 
     assert "soft cap on attention scores" in blocker.rule
     kimi = make("kimi-k2")
     assert kimi.blockers == ()
-    assert "(32.0, 1.0, 4096)" in next(str(gap) for gap in kimi.gaps if gap.fault.field == "model.rope_scaling")
+    assert "(32.0, 1.0, 4096)" in next(
+        str(gap) for gap in kimi.gaps if gap.fault.field == "model.rope_scaling"
+    )
 
 
 def test_unknown_numbers_are_said() -> None:
     shapes = {
-        "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1024, "intermediate_size": 1024,
-    }  # fmt: skip
-    exported = export(layout(8, "megatron"), ModelSpec.from_user(shapes), cluster(8), training(), "0.14")
+        "hidden_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "vocab_size": 1024,
+        "intermediate_size": 1024,
+    }
+    exported = export(
+        layout(8, "megatron"), ModelSpec.from_user(shapes), cluster(8), training(), "0.14"
+    )
     assert {gap.fault.field for gap in exported.gaps} >= {"model.rope_theta", "model.norm_eps"}
     assert flags_of(exported)["--rotary-base"] == ["10000"]

@@ -1,4 +1,5 @@
-"""Exports read by the installed TorchTitan itself: its ConfigManager, its model classes, its pipeline split.
+"""Exports read by the installed TorchTitan itself: its ConfigManager, its model classes, its
+pipeline split.
 
 Runs where torchtitan is installed, as `make test` installs it (titan-requirements.txt).
 """
@@ -10,7 +11,16 @@ from typing import Any
 
 import pytest
 from export_cases import cluster, layout, model, training
-from real_torchtitan import INSTALLED, LINE, LOOK_AT_ALL, needs_torchtitan, only_02, only_03, run_python, written
+from real_torchtitan import (
+    INSTALLED,
+    LINE,
+    LOOK_AT_ALL,
+    needs_torchtitan,
+    only_02,
+    only_03,
+    run_python,
+    written,
+)
 
 from planner.export.torchtitan import export
 from planner.specs.layout import PRECISIONS, Layout
@@ -22,7 +32,8 @@ from planner.work.precision import bf16_tail, recipes_for, stays_16_bit
 pytestmark = needs_torchtitan
 
 
-# argv[1]: a JSON list of [name, folder, arguments]. Prints name -> its config; "converters": those that 0.2 knows.
+# argv[1]: a JSON list of [name, folder, arguments]. Prints name -> its config; "converters": those
+# that 0.2 knows.
 PARSE = """
 import dataclasses, importlib, json, os, sys
 from torchtitan.config import ConfigManager
@@ -44,13 +55,41 @@ if sys.argv[2] == "0.2":
     from torchtitan.protocols import model_converter
     answers["converters"] = list(model_converter._registry_model_converter_cls)
 print(json.dumps(answers, default=str))
-"""
+"""  # noqa: E501
 LAYOUTS: list[dict] = [
     {"tp": 8, "ac": "full", "compile": True, "async_tp": True, "micro_batch_size": 2},
-    {"dp_replicate": 2, "tp": 4, "cp": 2, "ac": "selective-op", "cpu_offload": True, "param_dtype": "float32", "master_dtype": "bfloat16"},
-    {"tp": 8, "pp": 4, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2, "ac": "none", "zero_stage": 3},
-    {"tp": 8, "pp": 4, "pp_schedule": "Interleaved1F1B", "virtual_stages": 4, "ac": "memory-budget-0.25", "compile": True},
-    {"tp": 8, "pp": 4, "layers_per_stage": (18, 21, 21, 20), "ac": "full", "reduce_dtype": "bfloat16"},
+    {
+        "dp_replicate": 2,
+        "tp": 4,
+        "cp": 2,
+        "ac": "selective-op",
+        "cpu_offload": True,
+        "param_dtype": "float32",
+        "master_dtype": "bfloat16",
+    },
+    {
+        "tp": 8,
+        "pp": 4,
+        "pp_schedule": "Interleaved1F1B",
+        "virtual_stages": 2,
+        "ac": "none",
+        "zero_stage": 3,
+    },
+    {
+        "tp": 8,
+        "pp": 4,
+        "pp_schedule": "Interleaved1F1B",
+        "virtual_stages": 4,
+        "ac": "memory-budget-0.25",
+        "compile": True,
+    },
+    {
+        "tp": 8,
+        "pp": 4,
+        "layers_per_stage": (18, 21, 21, 20),
+        "ac": "full",
+        "reduce_dtype": "bfloat16",
+    },
 ]
 
 
@@ -70,9 +109,14 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if LINE == "0.2":
         for name, precision in CONVERTED:
             chosen = layout(256, precision=precision, ep=1)
-            exports[f"{name} {precision}"] = export(chosen, model(name), cluster(256), training(), INSTALLED)
+            exports[f"{name} {precision}"] = export(
+                chosen, model(name), cluster(256), training(), INSTALLED
+            )
     folders = {name: root / str(place) for place, name in enumerate(exports)}
-    cases = [(name, str(folders[name]), written(made, folders[name]).arguments) for name, made in exports.items()]
+    cases = [
+        (name, str(folders[name]), written(made, folders[name]).arguments)
+        for name, made in exports.items()
+    ]
     answers = run_python(PARSE, root, json.dumps(cases), LINE)
     assert isinstance(answers, dict)
     return answers
@@ -104,7 +148,10 @@ def check_common(said: dict, chosen: Layout) -> None:
     assert degrees == [chosen.dp_replicate, chosen.dp_shard, chosen.cp, chosen.tp]
     assert parallel["pipeline_parallel_degree"] == chosen.pp
     assert parallel["pipeline_parallel_schedule"] == chosen.pp_schedule
-    assert train["local_batch_size"] * chosen.dp_degree in (512, chosen.micro_batch_size * chosen.dp_degree)
+    assert train["local_batch_size"] * chosen.dp_degree in (
+        512,
+        chosen.micro_batch_size * chosen.dp_degree,
+    )
     assert train["global_batch_size"] == 512
     assert train["mixed_precision_param"] == chosen.param_dtype
     assert train["mixed_precision_reduce"] == chosen.reduce_dtype
@@ -127,11 +174,18 @@ def test_converters_are_known_to_it(name: str, precision: str, parsed: dict[str,
 
 
 COMMON = (
-    "llama3-8b", "llama3-70b", "llama3.1-8b", "qwen3-0.6b", "qwen3-32b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3",
+    "llama3-8b", "llama3-70b", "llama3.1-8b", "qwen3-0.6b", "qwen3-32b", "qwen3-30b-a3b",
+    "deepseek-v2-lite", "deepseek-v3",
     "gpt-oss-20b", "llama2-7b", "llama3.2-1b", "kimi-k2",
 )  # fmt: skip
 ONLY = {
-    "0.2": ("llama4-scout", "llama4-maverick", "qwen3-235b-a22b", "mistral-nemo-12b", "mixtral-8x7b"),
+    "0.2": (
+        "llama4-scout",
+        "llama4-maverick",
+        "qwen3-235b-a22b",
+        "mistral-nemo-12b",
+        "mixtral-8x7b",
+    ),
     "0.3": ("llama3.1-405b", "qwen3-4b"),
 }
 BUILT = (*COMMON, *ONLY["0.3" if LINE == "0.3" else "0.2"])
@@ -143,7 +197,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("built")
     cases = []
     for name in BUILT:
-        made = export(layout(8), model(name), cluster(8), training(seq_len=4096, global_batch_size=8), INSTALLED)
+        made = export(
+            layout(8),
+            model(name),
+            cluster(8),
+            training(seq_len=4096, global_batch_size=8),
+            INSTALLED,
+        )
         assert made.blockers == ()
         cases.append((name, str(root / name), written(made, root / name).arguments))
     answers = run_python(LOOK_AT_ALL, root, json.dumps(cases))
@@ -154,18 +214,27 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("name", BUILT)
 def test_its_model_has_our_number_of_parameters(name: str, built: dict[str, Any]) -> None:
     spec, said = model(name), built[name]
-    buffers = spec.num_moe_layers * spec.num_experts * spec.router_correction_bias  # counted with the weights when published
-    tied = 0 if not spec.tie_word_embeddings else spec.embedding_parameters()  # TorchTitan ties them after it has built both
+    # counted with the weights when published
+    buffers = spec.num_moe_layers * spec.num_experts * spec.router_correction_bias
+    # TorchTitan ties them after it has built both
+    tied = 0 if not spec.tie_word_embeddings else spec.embedding_parameters()
     assert said["layers"] == spec.num_hidden_layers
-    assert said["parameters"] in (spec.total_parameters() - buffers, spec.total_parameters() - buffers + tied)
+    assert said["parameters"] in (
+        spec.total_parameters() - buffers,
+        spec.total_parameters() - buffers + tied,
+    )
     assert said["rope_theta"] == spec.rope_theta
     assert set(said["eps"]) - {None} == {spec.norm_eps}
 
 
 @only_02
 def test_cp_replaces_its_flex_attention(tmp_path: Path) -> None:
-    exported = written(export(layout(16, cp=2), model("deepseek-v3"), cluster(16), training(), INSTALLED), tmp_path)
-    said = run_python(LOOK_AT_ALL, tmp_path, json.dumps([("it", str(tmp_path), exported.arguments)]))
+    exported = written(
+        export(layout(16, cp=2), model("deepseek-v3"), cluster(16), training(), INSTALLED), tmp_path
+    )
+    said = run_python(
+        LOOK_AT_ALL, tmp_path, json.dumps([("it", str(tmp_path), exported.arguments)])
+    )
     assert isinstance(said, dict)
     assert said["it"]["layers"] == 61
 
@@ -182,7 +251,7 @@ from torchtitan.protocols.module import Module
 for fqn, found, _, _ in config.model_spec.model.traverse(Module.Config, recurse=True):
     kinds.setdefault(type(found).__qualname__, []).append(fqn)
 print(json.dumps(kinds))
-"""
+"""  # noqa: E501
 
 
 @only_03
@@ -190,11 +259,15 @@ print(json.dumps(kinds))
 @pytest.mark.parametrize(
     ("name", "precision", "converted", "count"),
     [
-        ("llama3-70b", "float8-rowwise", "Float8Linear", 80 * 5), ("qwen3-30b-a3b", "float8-rowwise", "Float8Linear", 48 * 2),
-        ("llama3-70b", "mxfp8", "MXFP8Linear", 80 * 5), ("llama3-70b", "nvfp4", "NVFP4Linear", (80 - 12) * 5),
+        ("llama3-70b", "float8-rowwise", "Float8Linear", 80 * 5),
+        ("qwen3-30b-a3b", "float8-rowwise", "Float8Linear", 48 * 2),
+        ("llama3-70b", "mxfp8", "MXFP8Linear", 80 * 5),
+        ("llama3-70b", "nvfp4", "NVFP4Linear", (80 - 12) * 5),
     ],
-)  # fmt: skip
-def test_its_converters_take_our_configs(name: str, precision: str, converted: str, count: int, tmp_path: Path) -> None:
+)
+def test_its_converters_take_our_configs(
+    name: str, precision: str, converted: str, count: int, tmp_path: Path
+) -> None:
     chosen = layout(256, precision=precision, compile=True, reduce_dtype="bfloat16")
     exported = written(export(chosen, model(name), cluster(256), training(), INSTALLED), tmp_path)
     kinds = run_python(CONVERT_03, tmp_path, *exported.arguments)
@@ -231,7 +304,8 @@ def test_its_filter_leaves_our_layers_in_16_bits(tmp_path: Path) -> None:
 def test_its_nvfp4_leaves_our_last_layers_in_16_bits(tmp_path: Path) -> None:
     recipe = recipes_for(TRAINERS["torchtitan"], INSTALLED)[PRECISIONS.index("nvfp4")]
     said = run_python(
-        "import json\nfrom torchtitan.components.quantization.nvfp4 import nvfp4_bf16_tail_fqns as taken\n"
+        "import json\nfrom torchtitan.components.quantization.nvfp4 import "
+        "nvfp4_bf16_tail_fqns as taken\n"
         f"print(json.dumps([n - len(taken(n, {recipe.bf16_layers})) for n in range(2, 130)]))",
         tmp_path,
     )
@@ -239,7 +313,9 @@ def test_its_nvfp4_leaves_our_last_layers_in_16_bits(tmp_path: Path) -> None:
 
 
 def test_its_pipeline_split_is_ours(tmp_path: Path) -> None:
-    name = "generate_llm_fqn_per_model_part" if LINE == "0.2" else "_generate_llm_fqn_per_model_part"
+    name = (
+        "generate_llm_fqn_per_model_part" if LINE == "0.2" else "_generate_llm_fqn_per_model_part"
+    )
     cases = [(32, 4), (80, 16), (126, 16), (7, 3), (6, 8), (61, 32), (28, 8)]
     said = run_python(
         f"import json\nfrom torchtitan.distributed.pipeline_parallel import {name} as split\n"
@@ -259,7 +335,7 @@ def test_its_pipeline_knows_which_models_it_can_split(tmp_path: Path) -> None:
     code = f"""
 import importlib, json
 print(json.dumps([m for m in {modules!r} if importlib.import_module("torchtitan.models." + m).get_train_spec().pipelining_fn]))
-"""
+"""  # noqa: E501
     assert set(run_python(code, tmp_path)) == WITH_PIPELINE["0.2"]  # type: ignore[call-overload]
 
 
@@ -271,12 +347,14 @@ import importlib, json
 from torchtitan.models import _supported_models
 shipped = [m for m in sorted(_supported_models) if m != "flux"]
 print(json.dumps({m: list(importlib.import_module("torchtitan.models." + m).get_train_spec().model_args) for m in shipped}))
-"""
+"""  # noqa: E501
     shipped = run_python(code, tmp_path)
     assert isinstance(shipped, dict)
     for flavor in FLAVORS.values():
         if "0.2" in flavor.versions:
-            assert {flavor.flavor, flavor.long_context or flavor.flavor} <= set(shipped[flavor.module])
+            assert {flavor.flavor, flavor.long_context or flavor.flavor} <= set(
+                shipped[flavor.module]
+            )
 
 
 FACTS_02 = """
@@ -285,7 +363,7 @@ TABLES = {"llama3": "llama3_args", "qwen3": "qwen3_args", "deepseek_v3": "deepse
 TABLES["gpt_oss"] = "gptoss_configs"
 print(json.dumps({f"{module} {flavor}": dataclasses.asdict(args) for module, table in TABLES.items()
     for flavor, args in getattr(importlib.import_module("torchtitan.models." + module), table).items()}, default=str))
-"""
+"""  # noqa: E501
 
 
 @only_02
@@ -294,17 +372,25 @@ def test_what_we_say_of_its_flavors_is_so(tmp_path: Path) -> None:
     assert isinstance(theirs, dict)
     for flavor in FLAVORS.values():
         if "0.2" in flavor.versions:
-            ours, args = shipped_facts(flavor.module, flavor.flavor), theirs[f"{flavor.module} {flavor.flavor}"]
+            ours, args = (
+                shipped_facts(flavor.module, flavor.flavor),
+                theirs[f"{flavor.module} {flavor.flavor}"],
+            )
             moe = args.get("moe_args") or {}
             names = {
-                "scoring_func": "score_func", "norm_topk_prob": "route_norm", "routed_scaling_factor": "route_scale",
+                "scoring_func": "score_func",
+                "norm_topk_prob": "route_norm",
+                "routed_scaling_factor": "route_scale",
                 "moe_apply_router_weight_on_input": "score_before_experts",
-            }  # fmt: skip
+            }
             for field in ("rope_theta", "norm_eps"):
                 assert args[field] == ours[field], (flavor, field)
             for field in names.keys() & ours.keys():
                 assert moe[names[field]] == ours[field], (flavor, field)
-            for field, key in (("n_group", "num_expert_groups"), ("topk_group", "num_limited_groups")):
+            for field, key in (
+                ("n_group", "num_expert_groups"),
+                ("topk_group", "num_limited_groups"),
+            ):
                 assert (moe.get(key) or 0) == ours.get(field, 0), (flavor, field)
             _check_scaling(flavor.module, args, ours["rope_scaling"])
 
@@ -313,13 +399,23 @@ def _check_scaling(module: str, args: dict[str, Any], ours: Any) -> None:
     numbers = rope_numbers(ours)
     if module in ("llama3", "llama4"):
         said = args["rope_scaling_args"]
-        keys = ("scaling_factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+        keys = (
+            "scaling_factor",
+            "original_max_position_embeddings",
+            "low_freq_factor",
+            "high_freq_factor",
+        )
         assert numbers == (() if said is None else ("llama3", *(said[key] for key in keys)))
     elif module == "qwen3":
         assert numbers == ()
     else:
         ends = ("beta_fast", "beta_slow") if module == "deepseek_v3" else ("ntk_beta", "ntk_alpha")
-        assert numbers[:5] == ("yarn", args["rope_factor"], args["original_seq_len"], *(args[key] for key in ends))
+        assert numbers[:5] == (
+            "yarn",
+            args["rope_factor"],
+            args["original_seq_len"],
+            *(args[key] for key in ends),
+        )
         assert module == "gpt_oss" or ours.mscale_all_dim == args["mscale"]
 
 
@@ -342,27 +438,55 @@ for module, flavor in json.loads(__import__("sys").argv[1]):
         "router": None if router is None else [router.score_func, router.route_norm, router.route_scale, router.num_expert_groups,
             router.num_limited_groups]}
 print(json.dumps(answers))
-"""
+"""  # noqa: E501
 
 
 @only_03
 def test_what_we_say_of_its_new_flavors_is_so(tmp_path: Path) -> None:
     ours = [flavor for flavor in FLAVORS.values() if "0.3" in flavor.versions]
-    theirs = run_python(FACTS_03, tmp_path, json.dumps([(flavor.module, flavor.flavor) for flavor in ours]))
+    theirs = run_python(
+        FACTS_03, tmp_path, json.dumps([(flavor.module, flavor.flavor) for flavor in ours])
+    )
     assert isinstance(theirs, dict)
     for flavor in ours:
-        facts, said = shipped_facts(flavor.module, flavor.flavor), theirs[f"{flavor.module} {flavor.flavor}"]
-        assert (said["rope_theta"], said["eps"]) == (facts["rope_theta"], [facts["norm_eps"]]), flavor
+        facts, said = (
+            shipped_facts(flavor.module, flavor.flavor),
+            theirs[f"{flavor.module} {flavor.flavor}"],
+        )
+        assert (said["rope_theta"], said["eps"]) == (facts["rope_theta"], [facts["norm_eps"]]), (
+            flavor
+        )
         if said["router"] is not None:
-            keys = ("scoring_func", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group")
-            assert [value or 0 for value in said["router"]] == [facts.get(key) or 0 for key in keys], flavor
+            keys = (
+                "scoring_func",
+                "norm_topk_prob",
+                "routed_scaling_factor",
+                "n_group",
+                "topk_group",
+            )
+            assert [value or 0 for value in said["router"]] == [
+                facts.get(key) or 0 for key in keys
+            ], flavor
         scaling: Any = facts["rope_scaling"]
-        assert said["scaling"] == {None: "none", "llama3": "llama", "yarn": "yarn"}[scaling and scaling.rope_type]
+        assert (
+            said["scaling"]
+            == {None: "none", "llama3": "llama", "yarn": "yarn"}[scaling and scaling.rope_type]
+        )
         rope = said["rope"]
         if said["scaling"] == "llama":
-            want = [rope[key] for key in ("scaling_factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")]
+            want = [
+                rope[key]
+                for key in (
+                    "scaling_factor",
+                    "original_max_position_embeddings",
+                    "low_freq_factor",
+                    "high_freq_factor",
+                )
+            ]
             assert list(rope_numbers(scaling)[1:]) == want
         if said["scaling"] == "yarn":
-            assert list(rope_numbers(scaling)[1:5]) == [rope[key] for key in ("rope_factor", "original_seq_len", "beta_fast", "beta_slow")]
+            assert list(rope_numbers(scaling)[1:5]) == [
+                rope[key] for key in ("rope_factor", "original_seq_len", "beta_fast", "beta_slow")
+            ]
             assert scaling.truncate is rope["truncate"]
             assert flavor.module == "gpt_oss" or said["mscale"] == scaling.mscale_all_dim

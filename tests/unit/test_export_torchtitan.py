@@ -1,4 +1,6 @@
-"""TorchTitan exports: what the files say, what they cannot say, and that they read back as the layout."""
+"""TorchTitan exports: what the files say, what they cannot say, and that they read back as the
+layout.
+"""
 
 import ast
 import json
@@ -29,8 +31,16 @@ def toml_of(exported: Export) -> dict:
     return tomllib.loads(exported.files["train.toml"])
 
 
-def make(version: str = "0.2.2", name: str = "llama3.1-70b", job: dict | None = None, num_gpus: int = 256, **values: object) -> Export:
-    return export(layout(num_gpus, **values), model(name), cluster(num_gpus), training(**(job or {})), version)
+def make(
+    version: str = "0.2.2",
+    name: str = "llama3.1-70b",
+    job: dict | None = None,
+    num_gpus: int = 256,
+    **values: object,
+) -> Export:
+    return export(
+        layout(num_gpus, **values), model(name), cluster(num_gpus), training(**(job or {})), version
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -44,7 +54,9 @@ def test_no_field_of_a_layout_is_ignored(field: str, version: str) -> None:
         files = one["files"]
         assert isinstance(files, dict)
         lines = files.get("train.toml", "").splitlines()
-        files["train.toml"] = "\n".join(line for line in lines if not line.startswith(("description", "#")))
+        files["train.toml"] = "\n".join(
+            line for line in lines if not line.startswith(("description", "#"))
+        )
         if field not in ("dp_replicate", "dp_shard", "cp", "tp", "pp"):
             continue
         for name in ("launch.sh", "slurm.sbatch"):  # the number of GPUs alone is not the field
@@ -75,14 +87,19 @@ def test_a_layout_of_the_trainers_own_words_has_no_blocker(data: st.DataObject) 
     sharded = chosen.dp_shard * chosen.cp > 1
     chosen = chosen.model_copy(
         update={
-            "precision": chosen.precision if chosen.precision in rules.precisions - {"mxfp8"} else "bf16",
-            "float8_all_gather": chosen.precision == "float8-tensorwise" and chosen.float8_all_gather,
+            "precision": chosen.precision
+            if chosen.precision in rules.precisions - {"mxfp8"}
+            else "bf16",
+            "float8_all_gather": chosen.precision == "float8-tensorwise"
+            and chosen.float8_all_gather,
             "ac": chosen.ac if chosen.ac != "selective-attention" else "none",
             "cp_method": chosen.cp_method if chosen.cp_method in rules.cp_methods else "allgather",
             "zero_stage": max(2, chosen.zero_stage) if sharded else 0,
             "pp_schedule": chosen.pp_schedule if chosen.pp_schedule in rules.schedules else "1F1B",
             "sequence_parallel": chosen.tp > 1,
-            "layers_per_stage": None if chosen.layers_per_stage == (1, 2, 3) else chosen.layers_per_stage,
+            "layers_per_stage": None
+            if chosen.layers_per_stage == (1, 2, 3)
+            else chosen.layers_per_stage,
         }
     )
     batch = chosen.dp_degree * chosen.micro_batch_size * 8
@@ -93,11 +110,21 @@ def test_a_layout_of_the_trainers_own_words_has_no_blocker(data: st.DataObject) 
 
 
 def test_the_70b_recipe_of_256_gpus() -> None:
-    exported = make(tp=8, micro_batch_size=16, ac="full", precision="float8-rowwise", compile=True, async_tp=True)
+    exported = make(
+        tp=8,
+        micro_batch_size=16,
+        ac="full",
+        precision="float8-rowwise",
+        compile=True,
+        async_tp=True,
+    )
     said = toml_of(exported)
     assert (said["model"]["name"], said["model"]["flavor"]) == ("llama3", "70B")
     assert said["model"]["converters"] == ["quantize.linear.float8"]
-    assert said["quantize"]["linear"]["float8"] == {"filter_fqns": ["auto_filter_small_kn", "output"], "recipe_name": "rowwise"}
+    assert said["quantize"]["linear"]["float8"] == {
+        "filter_fqns": ["auto_filter_small_kn", "output"],
+        "recipe_name": "rowwise",
+    }
     assert said["parallelism"]["data_parallel_shard_degree"] == 32
     assert said["parallelism"]["tensor_parallel_degree"] == 8
     assert said["parallelism"]["enable_async_tensor_parallel"] is True
@@ -122,9 +149,15 @@ def test_with_pp_the_local_batch_holds_all_microbatches() -> None:
     assert "pipeline_parallel_microbatch_size" not in toml_of(make(tp=8))["parallelism"]
 
 
-@pytest.mark.parametrize(("pp", "stage", "policy"), [(1, 3, "default"), (1, 2, "never"), (4, 3, "always"), (4, 2, "never")])
+@pytest.mark.parametrize(
+    ("pp", "stage", "policy"),
+    [(1, 3, "default"), (1, 2, "never"), (4, 3, "always"), (4, 2, "never")],
+)
 def test_zero_stages_are_reshard_policies(pp: int, stage: int, policy: str) -> None:
-    assert toml_of(make(pp=pp, zero_stage=stage))["parallelism"]["fsdp_reshard_after_forward"] == policy
+    assert (
+        toml_of(make(pp=pp, zero_stage=stage))["parallelism"]["fsdp_reshard_after_forward"]
+        == policy
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,32 +177,50 @@ def test_activation_checkpointing(ac: str, said: dict) -> None:
 def test_float8_tensorwise_has_no_recipe_but_its_all_gather_and_scales() -> None:
     said = toml_of(make(precision="float8-tensorwise", float8_all_gather=True, compile=True))
     assert said["quantize"]["linear"]["float8"] == {
-        "filter_fqns": ["auto_filter_small_kn", "output"], "enable_fsdp_float8_all_gather": True,
+        "filter_fqns": ["auto_filter_small_kn", "output"],
+        "enable_fsdp_float8_all_gather": True,
         "precompute_float8_dynamic_scale_for_fsdp": True,
-    }  # fmt: skip
+    }
 
 
 def test_nvfp4_leaves_the_last_layers_in_16_bits() -> None:
-    module = make("0.3.0", precision="nvfp4", compile=True, reduce_dtype="bfloat16").files["planner_job.py"]
-    assert "NVFP4LinearConverter.Config(fqns=nvfp4_bf16_tail_fqns(80, 0.15), model_compile_enabled=True)" in module
+    module = make("0.3.0", precision="nvfp4", compile=True, reduce_dtype="bfloat16").files[
+        "planner_job.py"
+    ]
+    assert (
+        "NVFP4LinearConverter.Config(fqns=nvfp4_bf16_tail_fqns(80, 0.15), "
+        "model_compile_enabled=True)"
+    ) in module
     assert "from torchtitan.components.quantization.nvfp4 import nvfp4_bf16_tail_fqns\n" in module
-    assert "nvfp4_bf16_tail_fqns" not in make("0.3.0", precision="mxfp8", compile=True).files["planner_job.py"]
+    assert (
+        "nvfp4_bf16_tail_fqns"
+        not in make("0.3.0", precision="mxfp8", compile=True).files["planner_job.py"]
+    )
 
 
 def test_torchtitan_03_gets_no_filter_that_would_decline_every_layer() -> None:
-    assert "auto_filter_small_kn" not in make("0.3.0", precision="float8-rowwise", compile=True).files["planner_job.py"]
+    assert (
+        "auto_filter_small_kn"
+        not in make("0.3.0", precision="float8-rowwise", compile=True).files["planner_job.py"]
+    )
 
 
 def test_float8_of_experts_stays_off_where_torchtitan_refuses_it() -> None:
     alone = toml_of(make(name="qwen3-30b-a3b", precision="float8-rowwise", ep=8))
     assert alone["model"]["converters"] == ["quantize.linear.float8", "quantize.grouped_mm.float8"]
-    assert alone["quantize"]["linear"]["float8"]["filter_fqns"] == ["auto_filter_small_kn", "output", "router.gate"]
+    assert alone["quantize"]["linear"]["float8"]["filter_fqns"] == [
+        "auto_filter_small_kn",
+        "output",
+        "router.gate",
+    ]
     with_cp = make(name="qwen3-30b-a3b", precision="float8-rowwise", ep=8, cp=2)
     assert toml_of(with_cp)["model"]["converters"] == ["quantize.linear.float8"]
     assert any("experts stay in bf16" in note for note in with_cp.notes)
 
 
-@pytest.mark.parametrize(("virtual", "schedule"), [(1, "1F1B"), (2, "Interleaved1F1B"), (2, "ZBVZeroBubble")])
+@pytest.mark.parametrize(
+    ("virtual", "schedule"), [(1, "1F1B"), (2, "Interleaved1F1B"), (2, "ZBVZeroBubble")]
+)
 def test_the_trainers_own_number_of_stages_is_left_to_it(virtual: int, schedule: str) -> None:
     said = toml_of(make(pp=4, pp_schedule=schedule, virtual_stages=virtual))["parallelism"]
     assert "pipeline_parallel_layers_per_stage" not in said
@@ -180,12 +231,21 @@ def test_stages_that_no_layers_per_stage_makes_are_written_out() -> None:
     assert uniform_layers_per_stage(80, 16) is None  # ceil(82 / 6) = 14 and ceil(82 / 5) = 17
     exported = make(pp=4, pp_schedule="Interleaved1F1B", virtual_stages=4)
     parts = toml_of(exported)["parallelism"]["module_fqns_per_model_part"]
-    assert [len(part) for part in parts] == [6, 6, *[5] * 13, 6]  # the head stands for one layer but is two modules
+    # the head stands for one layer but is two modules
+    assert [len(part) for part in parts] == [6, 6, *[5] * 13, 6]
     assert exported.blockers == ()
 
 
 def test_virtual_stages_by_layers_per_stage() -> None:
-    said = toml_of(make(name="llama3.1-405b", num_gpus=512, pp=8, pp_schedule="Interleaved1F1B", virtual_stages=4))["parallelism"]
+    said = toml_of(
+        make(
+            name="llama3.1-405b",
+            num_gpus=512,
+            pp=8,
+            pp_schedule="Interleaved1F1B",
+            virtual_stages=4,
+        )
+    )["parallelism"]
     assert said["pipeline_parallel_layers_per_stage"] == 4  # ceil((126 + 2) / 4) = 32 stages
 
 
@@ -195,7 +255,9 @@ def test_splits_are_torchtitans(layers: int, stages: int) -> None:
     assert (split is None) == (stages > layers + 2)
     if split is not None:
         assert (sum(split), len(split)) == (layers, stages)
-        weighted = [count + (place == 0) + (place == stages - 1) for place, count in enumerate(split)]
+        weighted = [
+            count + (place == 0) + (place == stages - 1) for place, count in enumerate(split)
+        ]
         assert max(weighted) - min(weighted) <= 1
     if uniform is not None:
         assert -(-(layers + 2) // uniform) == stages
@@ -221,15 +283,26 @@ def test_reduce_in_bfloat16_carries_the_config_that_allows_it() -> None:
 @pytest.mark.parametrize(
     ("name", "module", "flavor"),
     [
-        ("llama3-8b", "llama3", "8B"), ("llama3.1-70b", "llama3", "70B"), ("llama3.1-405b", "llama3", "405B"),
+        ("llama3-8b", "llama3", "8B"),
+        ("llama3.1-70b", "llama3", "70B"),
+        ("llama3.1-405b", "llama3", "405B"),
         ("qwen3-0.6b", "qwen3", "0.6B"),
-        ("qwen3-1.7b", "qwen3", "1.7B"), ("qwen3-4b", "qwen3", "4B"), ("qwen3-8b", "qwen3", "8B"), ("qwen3-14b", "qwen3", "14B"),
-        ("qwen3-32b", "qwen3", "32B"), ("qwen3-30b-a3b", "qwen3", "30B-A3B"), ("qwen3-235b-a22b", "qwen3", "235B-A22B"),
-        ("deepseek-v2-lite", "deepseek_v3", "16B"), ("deepseek-v2", "deepseek_v3", "236B"), ("deepseek-v3", "deepseek_v3", "671B"),
-        ("llama4-scout", "llama4", "17bx16e"), ("llama4-maverick", "llama4", "17bx128e"), ("gpt-oss-20b", "gpt_oss", "20b"),
+        ("qwen3-1.7b", "qwen3", "1.7B"),
+        ("qwen3-4b", "qwen3", "4B"),
+        ("qwen3-8b", "qwen3", "8B"),
+        ("qwen3-14b", "qwen3", "14B"),
+        ("qwen3-32b", "qwen3", "32B"),
+        ("qwen3-30b-a3b", "qwen3", "30B-A3B"),
+        ("qwen3-235b-a22b", "qwen3", "235B-A22B"),
+        ("deepseek-v2-lite", "deepseek_v3", "16B"),
+        ("deepseek-v2", "deepseek_v3", "236B"),
+        ("deepseek-v3", "deepseek_v3", "671B"),
+        ("llama4-scout", "llama4", "17bx16e"),
+        ("llama4-maverick", "llama4", "17bx128e"),
+        ("gpt-oss-20b", "gpt_oss", "20b"),
         ("gpt-oss-120b", "gpt_oss", "120b"),
     ],
-)  # fmt: skip
+)
 def test_catalogue_models_are_torchtitans(name: str, module: str, flavor: str) -> None:
     found = find_flavor(model(name), "0.2")
     assert found is not None
@@ -270,13 +343,18 @@ def test_deepseek_with_cp_brings_plain_attention() -> None:
     exported = make(name="deepseek-v3", cp=2)
     assert "attn_type='sdpa'" in exported.files["planner_model.py"]
     assert "sdpa" not in make(name="deepseek-v3").files["planner_model.py"]
-    assert "use_flex_attn=False" in make("0.2.0", name="deepseek-v3", cp=2).files["planner_model.py"]
+    assert (
+        "use_flex_attn=False" in make("0.2.0", name="deepseek-v3", cp=2).files["planner_model.py"]
+    )
 
 
 def test_what_03_lost_is_a_blocker() -> None:
     fields = {
-        "precision": "float8-tensorwise", "ac": "selective-layer-2", "optimizer_in_backward": True, "cp_method": "alltoall",
-    }  # fmt: skip
+        "precision": "float8-tensorwise",
+        "ac": "selective-layer-2",
+        "optimizer_in_backward": True,
+        "cp_method": "alltoall",
+    }
     exported = make("0.3.0", cp=2, **fields)
     assert {fault.field for fault in exported.blockers} == set(fields)
     assert make("0.2.2", cp=2, **fields).blockers == ()
@@ -289,14 +367,23 @@ def test_03_takes_its_own_config_where_flags_can_say_the_rest() -> None:
     assert "planner_job.py" not in plain.files
     low = make("0.3.0", tp=8, precision="float8-rowwise", compile=True)
     assert low.arguments[:4] == ("--module", "planner_job", "--config", "planner_job")
-    assert "Float8LinearConverter.Config(filter_fqns=[\"lm_head\"], model_compile_enabled=True)" in low.files["planner_job.py"]
-    assert "planner_job.py" in make("0.3.0", name="llama3.1-405b").files  # its own config has float8 built in
+    assert (
+        'Float8LinearConverter.Config(filter_fqns=["lm_head"], model_compile_enabled=True)'
+        in low.files["planner_job.py"]
+    )
+    # its own config has float8 built in
+    assert "planner_job.py" in make("0.3.0", name="llama3.1-405b").files
 
 
 def test_launch_on_one_node_and_on_many() -> None:
     one = make(num_gpus=8, name="llama3.1-8b")
     words = list(one.command)
-    assert words[:4] == ["env", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "torchrun", "--standalone"]
+    assert words[:4] == [
+        "env",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "torchrun",
+        "--standalone",
+    ]
     assert "--nproc_per_node=8" in words
     assert words[-2:] == ["--job.config_file", "train.toml"]
     assert "slurm.sbatch" not in one.files
@@ -310,14 +397,22 @@ def test_launch_on_one_node_and_on_many() -> None:
 
 def test_training_lands_in_the_file() -> None:
     job = {
-        "max_grad_norm": None, "checkpoint": {"interval_steps": 50, "mode": "async-pinned"}, "total_tokens": 8192 * 512 * 7.5,
-        "vocab_parallel_loss": False, "expandable_segments": False, "overlap": {"dp": False},
-    }  # fmt: skip
+        "max_grad_norm": None,
+        "checkpoint": {"interval_steps": 50, "mode": "async-pinned"},
+        "total_tokens": 8192 * 512 * 7.5,
+        "vocab_parallel_loss": False,
+        "expandable_segments": False,
+        "overlap": {"dp": False},
+    }
     exported = make(job=job, tp=8)
     said = toml_of(exported)
     assert said["training"]["max_norm"] == float("inf")
     assert said["training"]["steps"] == 8
-    assert said["checkpoint"] == {"enable": True, "interval": 50, "async_mode": "async_with_pinned_mem"}
+    assert said["checkpoint"] == {
+        "enable": True,
+        "interval": 50,
+        "async_mode": "async_with_pinned_mem",
+    }
     assert said["parallelism"]["disable_loss_parallel"] is True
     assert "PYTORCH_CUDA_ALLOC_CONF" not in exported.files["launch.sh"]
     assert [gap.fault.field for gap in exported.gaps] == ["training.overlap"]
@@ -325,7 +420,9 @@ def test_training_lands_in_the_file() -> None:
 
 @pytest.mark.parametrize("optimizer", ["muon", "adafactor", "sgd", "adamw-bf16-states"])
 def test_other_optimizers_are_blockers(optimizer: str) -> None:
-    assert [fault.field for fault in make(job={"optimizer": optimizer}).blockers] == ["training.optimizer"]
+    assert [fault.field for fault in make(job={"optimizer": optimizer}).blockers] == [
+        "training.optimizer"
+    ]
 
 
 def test_a_name_cannot_break_out_of_the_files() -> None:
@@ -343,12 +440,23 @@ def test_a_name_cannot_break_out_of_the_files() -> None:
 
 def test_versions() -> None:
     assert make("0.3").version == "0.3.0"
-    assert export(layout(256), model(), cluster(256), training(trainer_version="0.2.1")).version == "0.2.1"
+    assert (
+        export(layout(256), model(), cluster(256), training(trainer_version="0.2.1")).version
+        == "0.2.1"
+    )
     assert export(layout(256), model(), cluster(256), training()).version == "0.2.2"
-    for asked, written in (("9.9", "0.3.0"), ("0.2.3", "0.2.2"), ("v0.3.0", "0.3.0"), ("2025-11-04", "0.2.0"), ("0.1.0", "0.2.0")):
+    for asked, written in (
+        ("9.9", "0.3.0"),
+        ("0.2.3", "0.2.2"),
+        ("v0.3.0", "0.3.0"),
+        ("2025-11-04", "0.2.0"),
+        ("0.1.0", "0.2.0"),
+    ):
         exported = make(asked)
         assert exported.version == written
-        assert any("Written for TorchTitan" in note for note in exported.notes) == (asked != "v0.3.0")
+        assert any("Written for TorchTitan" in note for note in exported.notes) == (
+            asked != "v0.3.0"
+        )
     with pytest.raises(UnknownNameError, match="export format"):
         export_to(layout(256), model(), cluster(256), training(), to="nemo")
     assert export_to(layout(256), model(), cluster(256), training()).trainer == "torchtitan"
@@ -366,24 +474,45 @@ def test_toml_reads_back(values: dict) -> None:
 
     read = flatten(tomllib.loads(write_toml(values)))
     assert repr(read) == repr({key: read[key] for key in read})
-    assert {key: repr(value) for key, value in read.items()} == {key: repr(value) for key, value in values.items()}
+    assert {key: repr(value) for key, value in read.items()} == {
+        key: repr(value) for key, value in values.items()
+    }
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("num_gpus", [8, 16])
-def test_the_script_starts_torchrun_with_every_argument(version: str, num_gpus: int, tmp_path: Path) -> None:
-    values = {"pp": 4, "layers_per_stage": (18, 21, 21, 20), "reduce_dtype": "bfloat16", "ac": "memory-budget-0.5"}
+def test_the_script_starts_torchrun_with_every_argument(
+    version: str, num_gpus: int, tmp_path: Path
+) -> None:
+    values = {
+        "pp": 4,
+        "layers_per_stage": (18, 21, 21, 20),
+        "reduce_dtype": "bfloat16",
+        "ac": "memory-budget-0.5",
+    }
     exported = make(version, num_gpus=num_gpus, **values)  # type: ignore[arg-type]
     for name, text in exported.files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     spy = tmp_path / "torchrun"
-    spy.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$PYTORCH_CUDA_ALLOC_CONF" "$PYTHONPATH" "$@"\n', encoding="utf-8")
+    spy.write_text(
+        '#!/usr/bin/env bash\nprintf "%s\\n" "$PYTORCH_CUDA_ALLOC_CONF" "$PYTHONPATH" "$@"\n',
+        encoding="utf-8",
+    )
     spy.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HEAD_NODE": "node-1"}
-    done = subprocess.run(["bash", "launch.sh", "--more"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "launch.sh", "--more"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     allocator, path, *words = done.stdout.splitlines()
     assert (allocator, path) == ("expandable_segments:True", str(tmp_path))
-    assert [word for word in words if word != "--more"][-len(exported.arguments) :] == list(exported.arguments)
+    assert [word for word in words if word != "--more"][-len(exported.arguments) :] == list(
+        exported.arguments
+    )
     assert "--more" in words
     assert ("--rdzv_endpoint=node-1:29500" in words) == (num_gpus == 16)

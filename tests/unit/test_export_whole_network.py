@@ -1,4 +1,5 @@
-"""A published config.json, exported, as the real TorchTitan reads it: every number is the config's own.
+"""A published config.json, exported, as the real TorchTitan reads it: every number is the config's
+own.
 
 The expectations are computed here from the published file alone, by the formulas of transformers.
 """
@@ -20,18 +21,26 @@ pytestmark = needs_torchtitan
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "hf_configs"
 # families that TorchTitan's classes can be told whole, in the line that is installed
 BOTH = (
-    "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "kimi-k2", "llama3.1-8b", "llama3.2-1b", "phi3-mini",
+    "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "kimi-k2", "llama3.1-8b",
+    "llama3.2-1b", "phi3-mini",
     "mistral-7b", "qwen3-30b-a3b", "qwen3-8b",
 )  # fmt: skip
 TRAINED = (*BOTH, "llama4-maverick", "llama4-scout", "mixtral-8x7b") if LINE != "0.3" else BOTH
 # for the others, a word of the reason that the export gives
 REFUSED = {
-    "bloom-176b": "ALiBi", "gemma2-9b": "soft cap", "gemma3-4b": "other norms", "glm4.5-air": "RoPE on 50%", "gpt-neox-20b": "RoPE on 25%",
-    "gpt2": "learned positions", "mpt-7b": "ALiBi", "nemotron4-340b": "squared-relu MLP", "olmo2-7b": "norms after",
-    "phi-2": "parallel residual", "qwen1.5-moe-a2.7b": "biases", "qwen2.5-7b": "biases", "starcoder2-15b": "gelu MLP",
+    "bloom-176b": "ALiBi", "gemma2-9b": "soft cap", "gemma3-4b": "other norms",
+    "glm4.5-air": "RoPE on 50%", "gpt-neox-20b": "RoPE on 25%",
+    "gpt2": "learned positions", "mpt-7b": "ALiBi", "nemotron4-340b": "squared-relu MLP",
+    "olmo2-7b": "norms after",
+    "phi-2": "parallel residual", "qwen1.5-moe-a2.7b": "biases", "qwen2.5-7b": "biases",
+    "starcoder2-15b": "gelu MLP",
 }  # fmt: skip
 if LINE == "0.3":
-    REFUSED |= {"llama4-maverick": "layers without RoPE", "llama4-scout": "layers without RoPE", "mixtral-8x7b": "head width"}
+    REFUSED |= {
+        "llama4-maverick": "layers without RoPE",
+        "llama4-scout": "layers without RoPE",
+        "mixtral-8x7b": "head width",
+    }
 SEQ_LEN = 8192
 
 
@@ -42,14 +51,24 @@ def published(name: str) -> dict[str, Any]:
 
 def exported(name: str) -> Any:
     job = training(seq_len=SEQ_LEN, global_batch_size=8)
-    return export(layout(8), ModelSpec.from_user(str(CONFIGS / f"{name}.json")), cluster(8), job, INSTALLED or "0.2.2")
+    return export(
+        layout(8),
+        ModelSpec.from_user(str(CONFIGS / f"{name}.json")),
+        cluster(8),
+        job,
+        INSTALLED or "0.2.2",
+    )
 
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the real package made of every export: one process for all, since importing it is most of the time."""
+    """What the real package made of every export: one process for all, since importing it is most
+    of the time.
+    """
     root = tmp_path_factory.mktemp("exports")
-    cases = [(name, str(root / name), written(exported(name), root / name).arguments) for name in TRAINED]
+    cases = [
+        (name, str(root / name), written(exported(name), root / name).arguments) for name in TRAINED
+    ]
     answers = run_python(LOOK_AT_ALL, root, json.dumps(cases))
     assert isinstance(answers, dict)
     return answers
@@ -71,24 +90,43 @@ def test_what_no_class_has_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_shapes_and_parameters(name: str, read: dict[str, Any]) -> None:
-    said, config, spec = read[name], published(name), ModelSpec.from_user(str(CONFIGS / f"{name}.json"))
-    names = {"hidden_size": "dim", "num_attention_heads": "n_heads", "vocab_size": "vocab_size", "num_hidden_layers": "layers"}
+    said, config, spec = (
+        read[name],
+        published(name),
+        ModelSpec.from_user(str(CONFIGS / f"{name}.json")),
+    )
+    names = {
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "vocab_size": "vocab_size",
+        "num_hidden_layers": "layers",
+    }
     assert {key: said[ours] for key, ours in names.items()} == {key: config[key] for key in names}
-    buffers = spec.num_moe_layers * spec.num_experts * spec.router_correction_bias  # counted with the weights when published
-    tied = spec.embedding_parameters() if spec.tie_word_embeddings else 0  # TorchTitan ties them after it has built both
-    assert said["parameters"] in (spec.total_parameters() - buffers, spec.total_parameters() - buffers + tied)
+    # counted with the weights when published
+    buffers = spec.num_moe_layers * spec.num_experts * spec.router_correction_bias
+    # TorchTitan ties them after it has built both
+    tied = spec.embedding_parameters() if spec.tie_word_embeddings else 0
+    assert said["parameters"] in (
+        spec.total_parameters() - buffers,
+        spec.total_parameters() - buffers + tied,
+    )
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_norm_epsilon(name: str, read: dict[str, Any]) -> None:
     named = any(gap.fault.field == "model.norm_eps" for gap in exported(name).gaps)
     assert set(read[name]["eps"]) == {published(name)["rms_norm_eps"], *([None] * named)}
-    assert named is (LINE != "0.3" and "kv_lora_rank" in published(name))  # 0.2's last norm of DeepSeek takes torch's own
+    # 0.2's last norm of DeepSeek takes torch's own
+    assert named is (LINE != "0.3" and "kv_lora_rank" in published(name))
 
 
 def rotary_frequencies(config: dict[str, Any]) -> list[float]:
     """Radians a token, by transformers' modeling_rope_utils.py."""
-    width = config.get("qk_rope_head_dim") or config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    width = (
+        config.get("qk_rope_head_dim")
+        or config.get("head_dim")
+        or config["hidden_size"] // config["num_attention_heads"]
+    )
     base, scaling = config["rope_theta"], config.get("rope_scaling") or {}
     plain = [base ** (-2 * pair / width) for pair in range(width // 2)]
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -98,14 +136,17 @@ def rotary_frequencies(config: dict[str, Any]) -> list[float]:
         return plain
     before = scaling["original_max_position_embeddings"]
     low, high = (
-        width * math.log(before / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (scaling["beta_fast"], scaling["beta_slow"])
+        width * math.log(before / (turns * 2 * math.pi)) / (2 * math.log(base))
+        for turns in (scaling["beta_fast"], scaling["beta_slow"])
     )
     if scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
     high += 0.001 * (low == high)
     ramps = [min(max((pair - low) / (high - low), 0), 1) for pair in range(width // 2)]
-    return [f / scaling["factor"] * ramp + f * (1 - ramp) for f, ramp in zip(plain, ramps, strict=True)]
+    return [
+        f / scaling["factor"] * ramp + f * (1 - ramp) for f, ramp in zip(plain, ramps, strict=True)
+    ]
 
 
 def _llama3(frequency: float, scaling: dict[str, Any]) -> float:
@@ -131,12 +172,16 @@ def test_softmax_scale_of_mla(name: str, read: dict[str, Any]) -> None:
     assert read[name]["mscale"] == published(name)["rope_scaling"]["mscale_all_dim"]
 
 
-# score function, scores divided by their sum, factor, groups, groups chosen: what the family's modeling code does with its config
+# score function, scores divided by their sum, factor, groups, groups chosen: what the family's
+# modeling code does with its config
 ROUTERS = {
-    "deepseek-v2": ("softmax", False, 16.0, 8, 3), "deepseek-v2-lite": ("softmax", False, 1.0, None, None),
+    "deepseek-v2": ("softmax", False, 16.0, 8, 3),
+    "deepseek-v2-lite": ("softmax", False, 1.0, None, None),
     "deepseek-v3": ("sigmoid", True, 2.5, 8, 4), "kimi-k2": ("sigmoid", True, 2.827, None, None),
-    "gpt-oss-20b": ("softmax", True, 1.0, None, None), "qwen3-30b-a3b": ("softmax", True, 1.0, None, None),
-    "mixtral-8x7b": ("softmax", True, 1.0, None, None), "llama4-scout": ("sigmoid", False, 1.0, None, None),
+    "gpt-oss-20b": ("softmax", True, 1.0, None, None),
+    "qwen3-30b-a3b": ("softmax", True, 1.0, None, None),
+    "mixtral-8x7b": ("softmax", True, 1.0, None, None),
+    "llama4-scout": ("sigmoid", False, 1.0, None, None),
     "llama4-maverick": ("sigmoid", False, 1.0, None, None),
 }  # fmt: skip
 
@@ -146,19 +191,30 @@ def test_router(name: str, read: dict[str, Any]) -> None:
     router, config = read[name]["router"], published(name)
     order = ("score_func", "route_norm", "route_scale", "num_expert_groups", "num_limited_groups")
     assert tuple(router[key] for key in order) == ROUTERS[name]
-    experts = config.get("n_routed_experts") or config.get("num_local_experts") or config["num_experts"]
+    experts = (
+        config.get("n_routed_experts") or config.get("num_local_experts") or config["num_experts"]
+    )
     assert (router["num_experts"], router["top_k"]) == (experts, config["num_experts_per_tok"])
     if LINE != "0.3":
         assert router["score_before_experts"] is name.startswith("llama4")
 
 
 def test_a_config_that_is_not_the_shipped_one_keeps_its_own_numbers(tmp_path: Path) -> None:
-    config = {**published("llama3.1-8b"), "rope_theta": 123456.0, "rms_norm_eps": 3e-6, "rope_scaling": None}
+    config = {
+        **published("llama3.1-8b"),
+        "rope_theta": 123456.0,
+        "rms_norm_eps": 3e-6,
+        "rope_scaling": None,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     spec = ModelSpec.from_user(str(tmp_path))
     assert find_flavor(spec, LINE or "0.2") is not None  # the shapes are those of TorchTitan's 8B
-    made = written(export(layout(8), spec, cluster(8), training(), INSTALLED or "0.2.2"), tmp_path / "run")
-    answers = run_python(LOOK_AT_ALL, tmp_path, json.dumps([("own", str(tmp_path / "run"), made.arguments)]))
+    made = written(
+        export(layout(8), spec, cluster(8), training(), INSTALLED or "0.2.2"), tmp_path / "run"
+    )
+    answers = run_python(
+        LOOK_AT_ALL, tmp_path, json.dumps([("own", str(tmp_path / "run"), made.arguments)])
+    )
     assert isinstance(answers, dict)
     said = answers["own"]
     assert (said["rope_theta"], said["eps"]) == (123456.0, [3e-6])

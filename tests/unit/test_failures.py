@@ -16,16 +16,22 @@ RECORDED = Path(__file__).parents[1] / "fixtures" / "failures"
 EXIT = Evidence(reason="exit", exit_code=1, time_limit_seconds=60.0)
 STUCK = (
     'Thread 0x1 (most recent call first):\n  File "/x/threading.py", line 5 in wait\n\n'
-    'Current thread 0x2 (most recent call first):\n  File "/w/data.py", line 9 in fetch\n  File "/w/train.py", line 3 in main\n'
+    'Current thread 0x2 (most recent call first):\n  File "/w/data.py", line 9 in fetch\n  '
+    'File "/w/train.py", line 3 in main\n'
 )
-WAITING = 'Current thread 0x2 (most recent call first):\n  File "/v/torch/distributed/distributed_c10d.py", line 7 in all_reduce\n'
+WAITING = (
+    "Current thread 0x2 (most recent call first):\n  File "
+    '"/v/torch/distributed/distributed_c10d.py", line 7 in all_reduce\n'
+)
 
 
 def recorded(name: str) -> str:
     return (RECORDED / name).read_text(encoding="utf-8")
 
 
-def raised(rank: int, said: str, *, at: float = 0.0, file: str = "/w/train.py", **more: Any) -> RankError:
+def raised(
+    rank: int, said: str, *, at: float = 0.0, file: str = "/w/train.py", **more: Any
+) -> RankError:
     name, _, message = said.partition(": ")
     text = f'Traceback (most recent call last):\n  File "{file}", line 1, in main\n{said}\n'
     return RankError(rank=rank, type=name, message=message, traceback=text, time=at, **more)
@@ -37,13 +43,21 @@ def failed(evidence: Evidence) -> Failed:
     return outcome
 
 
-PEER = "RuntimeError: [../gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:12701: Connection closed by peer"
-GONE = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, remote process exited or there was a network error"
+PEER = (
+    "RuntimeError: [../gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:12701: Connection "
+    "closed by peer"
+)
+GONE = (
+    "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, remote process exited "
+    "or there was a network error"
+)
 
 
 class TestFirstCause:
     def test_the_last_of_eight_is_never_the_cause(self) -> None:
-        errors = [raised(rank, PEER if rank % 2 else GONE, at=rank) for rank in range(8) if rank != 5]
+        errors = [
+            raised(rank, PEER if rank % 2 else GONE, at=rank) for rank in range(8) if rank != 5
+        ]
         errors.append(raised(5, "KeyError: 'rope'", at=7.5))
         found = failed(replace(EXIT, errors=tuple(errors)))
         assert (found.kind, found.rank, found.message) == (FailureKind.CRASH, 5, "KeyError: 'rope'")
@@ -75,8 +89,12 @@ class TestFirstCause:
         assert "rank 1 was in fetch (data.py:9)" in found.message
 
     def test_a_real_error_beats_the_timeout_it_caused(self) -> None:
-        waited = raised(0, "RuntimeError: Timed out waiting 1800000ms for recv operation to complete", at=1.0)
-        found = failed(replace(EXIT, errors=(waited, raised(2, "ZeroDivisionError: division by zero", at=2.0))))
+        waited = raised(
+            0, "RuntimeError: Timed out waiting 1800000ms for recv operation to complete", at=1.0
+        )
+        found = failed(
+            replace(EXIT, errors=(waited, raised(2, "ZeroDivisionError: division by zero", at=2.0)))
+        )
         assert (found.kind, found.rank) == (FailureKind.CRASH, 2)
 
     def test_only_victims_is_still_an_answer(self) -> None:
@@ -94,35 +112,59 @@ class TestFirstCause:
         )
         found = failed(replace(EXIT, log=log))
         assert (found.rank, found.message) == (1, "KeyError: 'x'")
-        assert found.traceback == "Traceback (most recent call last):\n  File \"/w/a.py\", line 1, in f\nKeyError: 'x'"
+        assert (
+            found.traceback
+            == "Traceback (most recent call last):\n  File \"/w/a.py\", line 1, in f\nKeyError: 'x'"
+        )
 
 
 NCCL = (
-    "[rank{0}]:[E1121 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank {0}] Watchdog caught collective operation timeout: "
-    "WorkNCCL(SeqNum=15, OpType=ALLREDUCE, NumelIn=4661, NumelOut=4661, Timeout(ms)=60000) ran for 60060 milliseconds before timing out.\n"
+    "[rank{0}]:[E1121 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank {0}] Watchdog caught "
+    "collective operation timeout: "
+    "WorkNCCL(SeqNum=15, OpType=ALLREDUCE, NumelIn=4661, NumelOut=4661, Timeout(ms)=60000) "
+    "ran for 60060 milliseconds before timing out.\n"
 )
-ABORTED = "Root Cause (first observed failure):\n[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : -6 (pid: 100)\n"
+ABORTED = (
+    "Root Cause (first observed failure):\n[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : "
+    "-6 (pid: 100)\n"
+)
 
 
 class TestKinds:
     def test_a_watchdog_is_a_hang_not_the_abort_that_follows(self) -> None:
         found = failed(replace(EXIT, log=NCCL.format(0) + NCCL.format(3) + ABORTED))
         assert found.kind == FailureKind.HANG
-        assert found.message.startswith("rank 0, 3 waited in vain: WorkNCCL(SeqNum=15, OpType=ALLREDUCE")
+        assert found.message.startswith(
+            "rank 0, 3 waited in vain: WorkNCCL(SeqNum=15, OpType=ALLREDUCE"
+        )
 
     @pytest.mark.parametrize(
         ("said", "kind"),
         [
             ("ModuleNotFoundError: No module named 'torchao'", FailureKind.IMPORT),
-            ("ImportError: libcudart.so.12: cannot open shared object file: No such file or directory", FailureKind.IMPORT),
+            (
+                "ImportError: libcudart.so.12: cannot open shared object file: No such file or "
+                "directory",
+                FailureKind.IMPORT,
+            ),
             ("AssertionError: Torch not compiled with CUDA enabled", FailureKind.IMPORT),
-            ("RuntimeError: CUDA error: no kernel image is available for execution on the device", FailureKind.IMPORT),
-            ("torch.distributed.DistNetworkError: port: 29500, code: -98, name: EADDRINUSE", FailureKind.PORT),
+            (
+                "RuntimeError: CUDA error: no kernel image is available for execution on the "
+                "device",
+                FailureKind.IMPORT,
+            ),
+            (
+                "torch.distributed.DistNetworkError: port: 29500, code: -98, name: EADDRINUSE",
+                FailureKind.PORT,
+            ),
             ("RuntimeError: CUDA error: uncorrectable ECC error encountered", FailureKind.LOST_GPU),
             ("RuntimeError: no CUDA-capable device is detected", FailureKind.LOST_GPU),
             ("FloatingPointError: loss at step 3 is nan", FailureKind.NON_FINITE_LOSS),
             ("probes.reference.errors.NonFiniteLoss: step 2", FailureKind.NON_FINITE_LOSS),
-            ("planner.errors.SpecError: tp=16: does not divide 8 KV heads; try 8", FailureKind.INVALID_LAYOUT),
+            (
+                "planner.errors.SpecError: tp=16: does not divide 8 KV heads; try 8",
+                FailureKind.INVALID_LAYOUT,
+            ),
             ("RuntimeError: expected scalar type Float but found BFloat16", FailureKind.CRASH),
         ],
     )
@@ -131,21 +173,42 @@ class TestKinds:
         assert (found.kind, found.rank, found.message) == (kind, 2, said)
 
     def test_a_peer_that_never_came_is_a_hang(self) -> None:
-        said = "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined."
+        said = (
+            "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. "
+            "1/2 clients joined."
+        )
         found = failed(replace(EXIT, errors=(raised(0, said),)))
         assert (found.kind, found.rank, said in found.message) == (FailureKind.HANG, None, True)
 
     @pytest.mark.parametrize(
         ("said", "file", "kind"),
         [
-            ("ValueError: n_microbatches must be at least 4", "/v/torch/distributed/pipelining/schedules.py", FailureKind.INVALID_LAYOUT),
-            ("RuntimeError: Mesh should not be bigger", "/v/torch/distributed/device_mesh.py", FailureKind.INVALID_LAYOUT),
-            ("AssertionError: seq 7 % tp 2", "/x/probes/reference/tensor_parallel.py", FailureKind.INVALID_LAYOUT),
+            (
+                "ValueError: n_microbatches must be at least 4",
+                "/v/torch/distributed/pipelining/schedules.py",
+                FailureKind.INVALID_LAYOUT,
+            ),
+            (
+                "RuntimeError: Mesh should not be bigger",
+                "/v/torch/distributed/device_mesh.py",
+                FailureKind.INVALID_LAYOUT,
+            ),
+            (
+                "AssertionError: seq 7 % tp 2",
+                "/x/probes/reference/tensor_parallel.py",
+                FailureKind.INVALID_LAYOUT,
+            ),
             ("ValueError: bad", "/v/numpy/core.py", FailureKind.CRASH),
-            ("RuntimeError: unknown", "/v/torch/distributed/distributed_c10d.py", FailureKind.CRASH),
+            (
+                "RuntimeError: unknown",
+                "/v/torch/distributed/distributed_c10d.py",
+                FailureKind.CRASH,
+            ),
         ],
     )
-    def test_a_rule_is_told_by_where_it_stands(self, said: str, file: str, kind: FailureKind) -> None:
+    def test_a_rule_is_told_by_where_it_stands(
+        self, said: str, file: str, kind: FailureKind
+    ) -> None:
         assert failed(replace(EXIT, errors=(raised(0, said, file=file),))).kind == kind
 
     def test_a_program_may_say_the_class_itself(self) -> None:
@@ -153,43 +216,72 @@ class TestKinds:
         assert failed(replace(EXIT, errors=(error,))).kind == FailureKind.INVALID_LAYOUT
 
     def test_a_lost_gpu_explains_every_error(self) -> None:
-        kernel = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+        kernel = (
+            "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off "
+            "the bus."
+        )
         found = failed(replace(EXIT, kernel=kernel, errors=(raised(0, PEER),)))
         assert found.kind == FailureKind.LOST_GPU
         assert "Xid 79" in found.message
-        kernel = "NVRM: The NVIDIA GPU 0000:b3:00.0 NVRM: fallen off the bus and is not responding to commands."
+        kernel = (
+            "NVRM: The NVIDIA GPU 0000:b3:00.0 NVRM: fallen off the bus and is not responding to "
+            "commands."
+        )
         assert failed(replace(EXIT, kernel=kernel)).kind == FailureKind.LOST_GPU
 
     def test_an_xid_of_the_program_is_no_lost_gpu(self) -> None:
         kernel = "NVRM: Xid (PCI:0000:3b:00): 31, pid=77, name=python3, Ch 00000001, MMU Fault"
-        error = raised(0, "torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
+        error = raised(
+            0, "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+        )
         assert failed(replace(EXIT, kernel=kernel, errors=(error,))).kind == FailureKind.CRASH
 
 
 class TestOutOfMemory:
     GPU = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 5 has a total capacity of 23.43 GiB of which "
-        "210.06 MiB is free. Including non-PyTorch memory, this process has 23.22 GiB memory in use. Of the allocated memory 22.41 GiB is "
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 5 has a "
+        "total capacity of 23.43 GiB of which "
+        "210.06 MiB is free. Including non-PyTorch memory, this process has 23.22 GiB memory "
+        "in use. Of the allocated memory 22.41 GiB is "
         "allocated by PyTorch, and 206.09 MiB is reserved by PyTorch but unallocated."
     )
 
     def test_rank_and_bytes(self) -> None:
-        outcome = classify(replace(EXIT, errors=(raised(7, PEER, at=0.0), raised(5, self.GPU, at=1.0))))
+        outcome = classify(
+            replace(EXIT, errors=(raised(7, PEER, at=0.0), raised(5, self.GPU, at=1.0)))
+        )
         assert isinstance(outcome, OutOfMemory)
-        assert (outcome.rank, outcome.attempted_bytes, outcome.allocated_bytes) == (5, round(1.96 * 2**30), round(22.41 * 2**30))
+        assert (outcome.rank, outcome.attempted_bytes, outcome.allocated_bytes) == (
+            5,
+            round(1.96 * 2**30),
+            round(22.41 * 2**30),
+        )
 
     @pytest.mark.parametrize(
         ("said", "attempted"),
         [
             ("RuntimeError: CUDA error: out of memory", None),
-            ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", None),
             (
-                "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled cuda error\nLast error:\n"
+                "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling "
+                "`cublasCreate(handle)`",
+                None,
+            ),
+            (
+                "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, "
+                "unhandled cuda error\nLast error:\n"
                 "Cuda failure 2 'out of memory'",
                 None,
             ),
-            ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000 bytes. Error code 12", 4000),
-            ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has", 2**29),
+            (
+                "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+                "4000 bytes. Error code 12",
+                4000,
+            ),
+            (
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 "
+                "has",
+                2**29,
+            ),
         ],
     )
     def test_other_ways_to_say_it(self, said: str, attempted: int | None) -> None:
@@ -198,7 +290,10 @@ class TestOutOfMemory:
         assert (outcome.attempted_bytes, outcome.allocated_bytes) == (attempted, None)
 
     def test_it_is_told_from_the_log_too(self) -> None:
-        log = f'[rank1]:Traceback (most recent call last):\n[rank1]:  File "/w/a.py", line 1, in f\n[rank1]:{self.GPU}\n'
+        log = (
+            '[rank1]:Traceback (most recent call last):\n[rank1]:  File "/w/a.py", line 1, in '
+            f"f\n[rank1]:{self.GPU}\n"
+        )
         outcome = classify(replace(EXIT, log=log))
         assert isinstance(outcome, OutOfMemory)
         assert outcome.rank == 1
@@ -206,9 +301,14 @@ class TestOutOfMemory:
 
 class TestEndsFromOutside:
     def test_time_limit_says_where_each_rank_was(self) -> None:
-        found = failed(replace(EXIT, reason="time-limit", exit_code=None, stacks={0: WAITING, 1: STUCK}))
+        found = failed(
+            replace(EXIT, reason="time-limit", exit_code=None, stacks={0: WAITING, 1: STUCK})
+        )
         assert (found.kind, found.rank) == (FailureKind.TIMEOUT, 1)
-        assert "time limit of 60 s; rank 0 was in all_reduce (distributed_c10d.py:7); rank 1 was in fetch (data.py:9)" in found.message
+        assert (
+            "time limit of 60 s; rank 0 was in all_reduce (distributed_c10d.py:7); rank 1 was in "
+            "fetch (data.py:9)"
+        ) in found.message
         assert found.traceback is not None
         assert "fetch" in found.traceback
 
@@ -218,24 +318,38 @@ class TestEndsFromOutside:
 
     def test_a_cause_that_came_first_stays_the_cause(self) -> None:
         errors = (raised(0, "ZeroDivisionError: division by zero"),)
-        assert failed(replace(EXIT, reason="runner-gone", exit_code=None, errors=errors)).kind == FailureKind.CRASH
+        assert (
+            failed(replace(EXIT, reason="runner-gone", exit_code=None, errors=errors)).kind
+            == FailureKind.CRASH
+        )
 
     def test_a_killed_launcher(self) -> None:
         found = failed(replace(EXIT, exit_code=-9))
-        assert (found.kind, found.message) == (FailureKind.KILLED, "the launcher was ended by signal 9 (SIGKILL)")
+        assert (found.kind, found.message) == (
+            FailureKind.KILLED,
+            "the launcher was ended by signal 9 (SIGKILL)",
+        )
 
     def test_no_word_at_all(self) -> None:
-        assert failed(EXIT).message == "the program ended with exit code 1 and without its result: it left no output"
-        assert "usage: worker" in failed(replace(EXIT, exit_code=2, log="usage: worker TASK\n====\n")).message
+        assert (
+            failed(EXIT).message
+            == "the program ended with exit code 1 and without its result: it left no output"
+        )
+        assert (
+            "usage: worker"
+            in failed(replace(EXIT, exit_code=2, log="usage: worker TASK\n====\n")).message
+        )
 
 
 def test_what_the_kernel_said_meanwhile(tmp_path: Path) -> None:
     now = time.clock_gettime(time.CLOCK_MONOTONIC)
     xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=python3, GPU has fallen off the bus."
     lines = [
-        f"4,1,{round((now - 100) * 1e6)},-;NVRM: Xid (PCI:0000:3b:00): 48, pid=1, an old one", " SUBSYSTEM=pci", "garbage",
+        f"4,1,{round((now - 100) * 1e6)},-;NVRM: Xid (PCI:0000:3b:00): 48, pid=1, an old one",
+        " SUBSYSTEM=pci",
+        "garbage",
         f"4,2,{round((now + 1) * 1e6)},-;{xid}",
-    ]  # fmt: skip
+    ]
     (tmp_path / "kmsg").write_text("\n".join(lines) + "\n")
     assert kernel_log(time.time(), tmp_path / "kmsg") == xid
     assert kernel_log(time.time(), tmp_path / "nowhere") == ""

@@ -1,4 +1,6 @@
-"""Calibration recovers what made the data, leaves alone what the data does not touch, and knows how sure it is."""
+"""Calibration recovers what made the data, leaves alone what the data does not touch, and knows how
+sure it is.
+"""
 
 import json
 from dataclasses import replace
@@ -26,12 +28,24 @@ def job(num_gpus: int, seq_len: int, trainer: str = "torchtitan", **layout: obje
     )
 
 
-JOBS = [job(8, 4096), job(8, 8192), job(8, 8192, ac="full"), job(16, 8192, tp=2), job(16, 4096, tp=8), job(8, 2048, micro_batch_size=4)]
+JOBS = [
+    job(8, 4096),
+    job(8, 8192),
+    job(8, 8192, ac="full"),
+    job(16, 8192, tp=2),
+    job(16, 4096, tp=8),
+    job(8, 2048, micro_batch_size=4),
+]
 
 
 def shifted(shift: float, knob: str = "compute") -> Calibration:
     """One knob of TorchTitan moved, nothing else."""
-    return replace(Calibration.prior(), keys=((knob, "torchtitan"),), shifts=np.array([shift]), covariance=np.eye(1))
+    return replace(
+        Calibration.prior(),
+        keys=((knob, "torchtitan"),),
+        shifts=np.array([shift]),
+        covariance=np.eye(1),
+    )
 
 
 def made_with(shift: float) -> Data:
@@ -54,21 +68,36 @@ def test_a_shift_of_the_truth_is_found(shift: float) -> None:
 def test_a_trainer_never_measured_moves_with_the_others_and_is_less_sure() -> None:
     calibration, _ = fit(made_with(0.15))
     place = PLACE["compute"]
-    assert 0.0 < calibration.shift("megatron", "hopper")[place] <= calibration.shift("torchtitan", "hopper")[place]
-    known, unknown = (calibration.effective_covariance(trainer, "hopper")[place, place] for trainer in ("torchtitan", "megatron"))
+    assert (
+        0.0
+        < calibration.shift("megatron", "hopper")[place]
+        <= calibration.shift("torchtitan", "hopper")[place]
+    )
+    known, unknown = (
+        calibration.effective_covariance(trainer, "hopper")[place, place]
+        for trainer in ("torchtitan", "megatron")
+    )
     assert known < unknown < (1 + OWN_SHARE**2) * KNOBS[place].sd ** 2
 
 
 def test_no_runs_leave_the_priors() -> None:
     prior = Calibration.prior()
     profile = prior.profile("torchtitan", "hopper")
-    assert all(getattr(profile, knob.name) == pytest.approx(knob.prior) for knob in KNOBS if knob.scope == "trainer")
+    assert all(
+        getattr(profile, knob.name) == pytest.approx(knob.prior)
+        for knob in KNOBS
+        if knob.scope == "trainer"
+    )
     variance = np.diag(prior.effective_covariance("torchtitan", "hopper"))
-    assert variance == pytest.approx([(1 + OWN_SHARE**2) * knob.sd**2 + knob.place_sd**2 for knob in KNOBS])
+    assert variance == pytest.approx(
+        [(1 + OWN_SHARE**2) * knob.sd**2 + knob.place_sd**2 for knob in KNOBS]
+    )
 
 
 def test_a_source_with_an_offset_of_its_own_does_not_move_the_knobs_for_all() -> None:
-    """The same runs, once from one source and once from six: six witnesses count for more than one heard six times."""
+    """The same runs, once from one source and once from six: six witnesses count for more than one
+    heard six times.
+    """
     data = made_with(0.15)
     alone, _ = fit(replace(data, sources=("one",) * len(JOBS)))
     many, _ = fit(data)
@@ -80,7 +109,10 @@ def test_a_fit_goes_on_from_a_calibration() -> None:
     first, _ = fit(made_with(0.15))
     second, _ = fit(made_with(0.15), first)
     place = PLACE["compute"]
-    before, after = (found.effective_covariance("torchtitan", "hopper")[place, place] for found in (first, second))
+    before, after = (
+        found.effective_covariance("torchtitan", "hopper")[place, place]
+        for found in (first, second)
+    )
     assert after < before
 
 
@@ -89,19 +121,25 @@ def test_left_out_runs_are_predicted_by_the_others() -> None:
     _, linear = fit(data)
     log_seconds, deviation = linear.left_out([str(row) for row in range(len(JOBS))])
     silent = predict(data, Calibration.prior())
-    assert np.abs(log_seconds - data.log_seconds).max() < 0.5 * np.abs(silent - data.log_seconds).max()
+    assert (
+        np.abs(log_seconds - data.log_seconds).max() < 0.5 * np.abs(silent - data.log_seconds).max()
+    )
     everything_out, unsure = linear.left_out(["all"] * len(JOBS))
     assert everything_out == pytest.approx(silent, abs=0.03)
     assert (unsure > deviation).all()
 
 
 def test_directions_carry_the_spread_of_predictions() -> None:
-    """With as many directions as the sensitivity has ranks, nothing is left out; each is one deviation long."""
+    """With as many directions as the sensitivity has ranks, nothing is left out; each is one
+    deviation long.
+    """
     calibration = shipped_calibration()
     directions, rest = calibration.directions("torchtitan", "hopper")
     assert directions.shape == (DIRECTIONS, len(KNOBS))
     carried = np.trace(directions @ calibration.sensitivity @ directions.T)
-    whole = np.trace(calibration.effective_covariance("torchtitan", "hopper") @ calibration.sensitivity)
+    whole = np.trace(
+        calibration.effective_covariance("torchtitan", "hopper") @ calibration.sensitivity
+    )
     assert carried + rest == pytest.approx(whole, rel=1e-5)  # the document keeps five digits
     assert rest < 0.1 * whole
 
@@ -112,14 +150,22 @@ def test_a_document_reads_back() -> None:
     assert again.keys == shipped.keys
     assert again.shifts == pytest.approx(shipped.shifts)
     assert again.covariance == pytest.approx(shipped.covariance)
-    assert (again.seen, again.fitted, again.time_factor) == (shipped.seen, shipped.fitted, shipped.time_factor)
+    assert (again.seen, again.fitted, again.time_factor) == (
+        shipped.seen,
+        shipped.fitted,
+        shipped.time_factor,
+    )
 
 
 def test_the_shipped_calibration_is_a_posterior() -> None:
     shipped = shipped_calibration()
     assert np.linalg.eigvalsh(shipped.covariance).min() > 0
     rows = [json.loads(line) for line in PUBLIC.read_text(encoding="utf-8").splitlines()]
-    timed = {fingerprint(Job.from_user(row), seconds) for row in rows if (seconds := row["measured"].get("step_seconds"))}
+    timed = {
+        fingerprint(Job.from_user(row), seconds)
+        for row in rows
+        if (seconds := row["measured"].get("step_seconds"))
+    }
     assert shipped.fitted == timed
     assert len(timed) > 350
     for place, knob in enumerate(KNOBS):
@@ -130,14 +176,21 @@ def test_the_shipped_calibration_is_a_posterior() -> None:
 
 def test_a_fingerprint_tells_runs_apart() -> None:
     assert fingerprint(JOBS[0], 1.0) == fingerprint(job(8, 4096), 1.0)
-    assert len({fingerprint(JOBS[0], 1.0), fingerprint(JOBS[0], 1.1), fingerprint(JOBS[1], 1.0)}) == 3
+    assert (
+        len({fingerprint(JOBS[0], 1.0), fingerprint(JOBS[0], 1.1), fingerprint(JOBS[1], 1.0)}) == 3
+    )
 
 
 def test_what_differs_from_place_to_place_is_doubted_until_the_place_is_known() -> None:
-    """Host time decides a launch-bound layout: a new cluster's host is less sure than one whose runs were learnt from."""
+    """Host time decides a launch-bound layout: a new cluster's host is less sure than one whose
+    runs were learnt from.
+    """
     place = PLACE["launch_seconds"]
     shipped = shipped_calibration()
-    new, known = (replace(shipped, place=share).effective_covariance("megatron", "hopper")[place, place] for share in (1.0, 0.0))
+    new, known = (
+        replace(shipped, place=share).effective_covariance("megatron", "hopper")[place, place]
+        for share in (1.0, 0.0)
+    )
     assert new - known == pytest.approx(KNOBS[place].place_sd ** 2)
     assert to_document(replace(shipped, place=0.25))["place"] == 0.25
     assert from_document(to_document(replace(shipped, place=0.25))).place == 0.25

@@ -10,21 +10,34 @@ from planner.specs.gpu import DTYPES, GpuSpec
 from planner.units import GIB, GIGA, TERA
 
 CONTRACT_NAMES = [
-    "v100-sxm-32gb", "a100-sxm-40gb", "a100-sxm-80gb", "a100-pcie-80gb", "a800-sxm-80gb", "h100-sxm-80gb", "h100-sxm-96gb-hbm2e",
-    "h100-pcie-80gb", "h100-nvl-94gb", "h800-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "b300-sxm-288gb", "gb200-nvl72-186gb",
-    "gb300-nvl72-288gb", "l4", "l40s", "a10g", "rtx-4090", "mi250x", "mi300x-192gb", "mi325x-256gb", "mi350x-288gb", "mi355x-288gb",
+    "v100-sxm-32gb", "a100-sxm-40gb", "a100-sxm-80gb", "a100-pcie-80gb", "a800-sxm-80gb",
+    "h100-sxm-80gb", "h100-sxm-96gb-hbm2e",
+    "h100-pcie-80gb", "h100-nvl-94gb", "h800-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb",
+    "b300-sxm-288gb", "gb200-nvl72-186gb",
+    "gb300-nvl72-288gb", "l4", "l40s", "a10g", "rtx-4090", "mi250x", "mi300x-192gb", "mi325x-256gb",
+    "mi350x-288gb", "mi355x-288gb",
     "h20-sxm-96gb", "rtx-5090", "rtx-pro-6000-96gb", "a6000-48gb", "l20", "tpu-v5p", "cpu",
 ]  # fmt: skip
 FIGURES = {
-    "memory", "memory_bandwidth", "peak_flops", "power_limit", "num_sms", "scale_up", "scale_out", "latency", "pcie_bandwidth",
+    "memory", "memory_bandwidth", "peak_flops", "power_limit", "num_sms", "scale_up", "scale_out",
+    "latency", "pcie_bandwidth",
     "host_memory_per_gpu", "context", "mtbf_gpu_hours", "price_per_gpu_hour",
 }  # fmt: skip
-# FLOPs a clock and SM (compute unit) of the dense bf16/fp16 tensor path, from the architecture whitepapers.
+# FLOPs a clock and SM (compute unit) of the dense bf16/fp16 tensor path, from the architecture
+# whitepapers.
 FLOPS_PER_CLOCK_AND_SM = {
-    "volta": 1024, "ampere": 2048, "hopper": 4096, "blackwell": 8192, "ada": 1024, "cdna2": 1024, "cdna3": 2048, "cdna4": 4096,
+    "volta": 1024, "ampere": 2048, "hopper": 4096, "blackwell": 8192, "ada": 1024, "cdna2": 1024,
+    "cdna3": 2048, "cdna4": 4096,
     "rtx-blackwell": 1024,
 }  # fmt: skip
-CUT_RATE = {"a10g": 512, "rtx-4090": 512, "rtx-5090": 512, "l20": 512, "a6000-48gb": 1024, "h20-sxm-96gb": 1024}
+CUT_RATE = {
+    "a10g": 512,
+    "rtx-4090": 512,
+    "rtx-5090": 512,
+    "l20": 512,
+    "a6000-48gb": 1024,
+    "h20-sxm-96gb": 1024,
+}
 
 
 def test_every_name_of_the_contract_is_there():
@@ -66,21 +79,35 @@ def test_peaks_are_dense_and_follow_from_clock_and_units(name):
     gpu = load_gpu(name)
     per_clock = CUT_RATE.get(name, FLOPS_PER_CLOCK_AND_SM[gpu.family])
     assert gpu.boost_clock_hz is not None
-    assert gpu.peak_flops_per_second["fp16"] == pytest.approx(gpu.num_sms * gpu.boost_clock_hz * per_clock, rel=0.02)
+    assert gpu.peak_flops_per_second["fp16"] == pytest.approx(
+        gpu.num_sms * gpu.boost_clock_hz * per_clock, rel=0.02
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "peak"),
     [
-        ("v100-sxm-32gb", "fp16", 125), ("a100-sxm-80gb", "bf16", 312), ("h100-sxm-80gb", "bf16", 989.4),
-        ("h100-sxm-80gb", "fp8", 1978.9), ("b200-sxm-180gb", "bf16", 2250), ("b200-sxm-180gb", "fp8", 4500),
-        ("b200-sxm-180gb", "fp4", 9000), ("gb200-nvl72-186gb", "bf16", 2500), ("gb300-nvl72-288gb", "fp4", 15000),
-        ("mi300x-192gb", "bf16", 1307.4), ("mi355x-288gb", "fp8", 5033.2), ("tpu-v5p", "bf16", 459),
-        ("h20", "bf16", 148), ("h20", "fp8", 296), ("rtx-5090", "bf16", 209.5), ("rtx-5090", "fp8", 419),
-        ("l20", "bf16", 119.5), ("a6000", "bf16", 154.8),
+        ("v100-sxm-32gb", "fp16", 125),
+        ("a100-sxm-80gb", "bf16", 312),
+        ("h100-sxm-80gb", "bf16", 989.4),
+        ("h100-sxm-80gb", "fp8", 1978.9),
+        ("b200-sxm-180gb", "bf16", 2250),
+        ("b200-sxm-180gb", "fp8", 4500),
+        ("b200-sxm-180gb", "fp4", 9000),
+        ("gb200-nvl72-186gb", "bf16", 2500),
+        ("gb300-nvl72-288gb", "fp4", 15000),
+        ("mi300x-192gb", "bf16", 1307.4),
+        ("mi355x-288gb", "fp8", 5033.2),
+        ("tpu-v5p", "bf16", 459),
+        ("h20", "bf16", 148),
+        ("h20", "fp8", 296),
+        ("rtx-5090", "bf16", 209.5),
+        ("rtx-5090", "fp8", 419),
+        ("l20", "bf16", 119.5),
+        ("a6000", "bf16", 154.8),
         ("mi350x", "bf16", 2306.9),
     ],
-)  # fmt: skip
+)
 def test_published_dense_peaks(name, dtype, peak):
     assert load_gpu(name).peak_flops_per_second[dtype] == pytest.approx(peak * TERA)
 
@@ -88,10 +115,18 @@ def test_published_dense_peaks(name, dtype, peak):
 @pytest.mark.parametrize(
     ("name", "one_way"),
     [
-        ("v100-sxm-32gb", 150), ("a100-sxm-80gb", 300), ("a800-sxm-80gb", 200), ("h100-sxm-80gb", 450), ("h800-sxm-80gb", 200),
-        ("b200-sxm-180gb", 900), ("h20-sxm-96gb", 450), ("gb200-nvl72-186gb", 900), ("mi300x-192gb", 448), ("tpu-v5p", 600),
+        ("v100-sxm-32gb", 150),
+        ("a100-sxm-80gb", 300),
+        ("a800-sxm-80gb", 200),
+        ("h100-sxm-80gb", 450),
+        ("h800-sxm-80gb", 200),
+        ("b200-sxm-180gb", 900),
+        ("h20-sxm-96gb", 450),
+        ("gb200-nvl72-186gb", 900),
+        ("mi300x-192gb", 448),
+        ("tpu-v5p", 600),
     ],
-)  # fmt: skip
+)
 def test_scale_up_bandwidth_is_one_direction(name, one_way):
     assert load_gpu(name).scale_up.bandwidth_bytes_per_second == pytest.approx(one_way * GIGA)
 
@@ -111,9 +146,16 @@ def test_the_500_watt_h100_knows_the_power_of_its_peaks():
 
 def test_only_switched_nvlink_of_hopper_and_later_reduces_in_the_switch():
     assert {name for name in gpu_names() if load_gpu(name).nvls} == {
-        "h100-sxm-80gb", "h100-sxm-96gb-hbm2e", "h800-sxm-80gb", "h200-sxm-141gb", "h20-sxm-96gb", "b200-sxm-180gb",
-        "b300-sxm-288gb", "gb200-nvl72-186gb", "gb300-nvl72-288gb",
-    }  # fmt: skip
+        "h100-sxm-80gb",
+        "h100-sxm-96gb-hbm2e",
+        "h800-sxm-80gb",
+        "h200-sxm-141gb",
+        "h20-sxm-96gb",
+        "b200-sxm-180gb",
+        "b300-sxm-288gb",
+        "gb200-nvl72-186gb",
+        "gb300-nvl72-288gb",
+    }
 
 
 def test_aliases_are_unique_and_lower_case():
@@ -122,7 +164,9 @@ def test_aliases_are_unique_and_lower_case():
     assert all(alias == alias.lower() for alias in gpu_aliases())
 
 
-@pytest.mark.parametrize("typed", ["h100", "H100", "H100-SXM-80GB", " h100_sxm ", "NVIDIA H100 80GB HBM3"])
+@pytest.mark.parametrize(
+    "typed", ["h100", "H100", "H100-SXM-80GB", " h100_sxm ", "NVIDIA H100 80GB HBM3"]
+)
 def test_aliases_and_case(typed):
     assert load_gpu(typed) is load_gpu("h100-sxm-80gb")
 
@@ -136,7 +180,12 @@ def test_unknown_name_names_the_closest():
 def test_inline_gpu_over_a_base_changes_only_what_it_names():
     h100 = load_gpu("h100")
     gpu = GpuSpec.from_user(
-        {"base": "h100", "memory": "64 GiB", "scale_up": {"bandwidth": "200 GB/s"}, "peak_flops": {"bf16": "800 TFLOP/s"}}
+        {
+            "base": "h100",
+            "memory": "64 GiB",
+            "scale_up": {"bandwidth": "200 GB/s"},
+            "peak_flops": {"bf16": "800 TFLOP/s"},
+        }
     )
     assert gpu.memory_bytes == 64 * GIB
     assert gpu.scale_up.bandwidth_bytes_per_second == 200 * GIGA
@@ -149,9 +198,15 @@ def test_inline_gpu_over_a_base_changes_only_what_it_names():
 
 def test_inline_gpu_without_base_and_its_dump_are_the_same():
     inline = {
-        "name": "x1", "memory": "48 GB", "memory_bandwidth": "1 TB/s", "peak_flops": {"bf16": 1e14}, "power_limit": 300, "num_sms": 64,
-        "scale_up": {"bandwidth": "64 GB/s", "latency": "2 us"}, "scale_out": {"bandwidth": "100 Gb/s", "latency": 5e-6},
-    }  # fmt: skip
+        "name": "x1",
+        "memory": "48 GB",
+        "memory_bandwidth": "1 TB/s",
+        "peak_flops": {"bf16": 1e14},
+        "power_limit": 300,
+        "num_sms": 64,
+        "scale_up": {"bandwidth": "64 GB/s", "latency": "2 us"},
+        "scale_out": {"bandwidth": "100 Gb/s", "latency": 5e-6},
+    }
     gpu = GpuSpec.from_user(inline)
     assert gpu.memory_bytes == 48 * GIGA
     assert gpu.scale_out.bandwidth_bytes_per_second == pytest.approx(12.5 * GIGA)

@@ -1,4 +1,6 @@
-"""What prices a GPU nobody has timed: a stand-in's curves, said aloud, with wider intervals; never a family by accident."""
+"""What prices a GPU nobody has timed: a stand-in's curves, said aloud, with wider intervals; never
+a family by accident.
+"""
 
 import math
 from datetime import UTC, datetime
@@ -20,7 +22,13 @@ from planner.rules.features import NO_KERNELS, gpu_precisions
 from planner.search.study import sampler
 from planner.specs.cluster import ClusterSpec
 from planner.specs.gpu import GpuSpec
-from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_family, kernel_family, unknown_family
+from planner.specs.gpu_families import (
+    KERNEL_ROWS,
+    KNOWN_FAMILIES,
+    is_known_family,
+    kernel_family,
+    unknown_family,
+)
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.trainers import TRAINERS
@@ -28,8 +36,10 @@ from planner.specs.training import TrainingSpec
 from planner.work.precision import recipes_for
 
 NEW = {
-    "name": "x1", "memory": "192 GB", "memory_bandwidth": "8 TB/s", "peak_flops": {"bf16": "2 PFLOP/s", "fp8": "4 PFLOP/s"},
-    "power_limit": "1000 W", "num_sms": 148, "scale_up": {"bandwidth": "900 GB/s", "latency": "2 us"},
+    "name": "x1", "memory": "192 GB", "memory_bandwidth": "8 TB/s",
+    "peak_flops": {"bf16": "2 PFLOP/s", "fp8": "4 PFLOP/s"},
+    "power_limit": "1000 W", "num_sms": 148,
+    "scale_up": {"bandwidth": "900 GB/s", "latency": "2 us"},
     "scale_out": {"bandwidth": "400 Gb/s", "latency": "4 us"},
 }  # fmt: skip
 
@@ -41,10 +51,12 @@ def new_gpu(**changes: object) -> GpuSpec:
 def job(gpu: object, **layout: object) -> Job:
     return Job.from_user(
         {
-            "model": "llama3-8b", "cluster": {"gpu": gpu, "num_gpus": 8}, "training": {"seq_len": 8192, "global_batch_size": 64},
+            "model": "llama3-8b",
+            "cluster": {"gpu": gpu, "num_gpus": 8},
+            "training": {"seq_len": 8192, "global_batch_size": 64},
             "layout": {"dp_shard": 8, **layout},
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", gpu_names())
@@ -54,7 +66,15 @@ def test_every_gpu_of_the_catalogue_is_of_a_known_family(name):
     assert gpu.family in KNOWN_FAMILIES
     assert unknown_family(gpu) == ""
     assert place_sd(gpu.family) is PLACE_SD
-    assert estimate_job(job(name, param_dtype="float32" if "bf16" not in gpu.peak_flops_per_second else "bfloat16")).warnings == []
+    assert (
+        estimate_job(
+            job(
+                name,
+                param_dtype="float32" if "bf16" not in gpu.peak_flops_per_second else "bfloat16",
+            )
+        ).warnings
+        == []
+    )
 
 
 def test_the_table_of_families_is_the_table_of_kernels():
@@ -64,14 +84,19 @@ def test_the_table_of_families_is_the_table_of_kernels():
 @pytest.mark.parametrize("row", KERNELS)
 def test_what_is_not_refused_on_a_family_has_a_curve_there(row):
     recipes = [recipe for trainer in TRAINERS.values() for recipe in recipes_for(trainer, None)]
-    assert {recipe.name for recipe in recipes if recipe.gain_key not in KERNELS[row].gemm} <= NO_KERNELS[row]
+    assert {
+        recipe.name for recipe in recipes if recipe.gain_key not in KERNELS[row].gemm
+    } <= NO_KERNELS[row]
 
 
 @pytest.mark.parametrize("family", KNOWN_FAMILIES)
 def test_every_known_family_has_kernels_and_a_library(family):
     gpu = new_gpu(family=family)
     assert kernel_family(gpu) in KERNELS
-    assert library_of(ClusterSpec.from_user({"gpu": {**NEW, "family": family}, "num_gpus": 8})) in LIBRARIES.values()
+    assert (
+        library_of(ClusterSpec.from_user({"gpu": {**NEW, "family": family}, "num_gpus": 8}))
+        in LIBRARIES.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +122,11 @@ def test_an_unknown_family_is_priced_with_the_nearest_and_says_so(changes, row):
 
 def test_a_known_family_says_its_vendor_and_no_other():
     assert new_gpu(family="cdna3").vendor == "amd"
-    assert new_gpu(family="hopper").vendor == new_gpu(family="hopper", vendor="nvidia").vendor == "nvidia"
+    assert (
+        new_gpu(family="hopper").vendor
+        == new_gpu(family="hopper", vendor="nvidia").vendor
+        == "nvidia"
+    )
     with pytest.raises(SpecError, match="family hopper, which is nvidia's, and vendor amd"):
         new_gpu(family="hopper", vendor="amd")
     assert "taken for one of nvidia's" in unknown_family(new_gpu(family="udna"))
@@ -105,7 +134,9 @@ def test_a_known_family_says_its_vendor_and_no_other():
 
 
 def test_its_estimate_is_extrapolated_warns_and_is_unsure():
-    known, unknown = (estimate_job(job({**NEW, "family": family})) for family in ("hopper", "rubin"))
+    known, unknown = (
+        estimate_job(job({**NEW, "family": family})) for family in ("hopper", "rubin")
+    )
     assert "datasheet" not in unknown.basis.values()
     assert {kind for key, kind in unknown.basis.items() if key != "memory"} == {"extrapolated"}
     assert len(unknown.warnings) == 1
@@ -125,7 +156,9 @@ class Fixed:
 
 def test_a_plan_warns_too():
     fixed = Fixed()
-    plan = recommend(Job.from_user({**job(NEW).request, "layout": None}), ports=Ports(clock=fixed, ids=fixed))
+    plan = recommend(
+        Job.from_user({**job(NEW).request, "layout": None}), ports=Ports(clock=fixed, ids=fixed)
+    )
     assert any("no family is given" in text for text in plan.warnings)
 
 
@@ -139,14 +172,18 @@ def test_what_is_unknown_besides_kernel_rates():
 def test_measuring_at_one_place_takes_the_doubt_along_and_lets_it_shrink():
     prior = shipped_calibration()
     here = prior.at_one_place([("torchtitan", "rubin")])
-    before, after = (math.sqrt(c.effective_covariance("torchtitan", "rubin").trace()) for c in (prior, here))
+    before, after = (
+        math.sqrt(c.effective_covariance("torchtitan", "rubin").trace()) for c in (prior, here)
+    )
     assert after == pytest.approx(before)
     assert here.place == 0.0
 
 
 def test_a_measured_unknown_family_is_calibrated_where_it_was_measured():
     calibration = shipped_calibration()
-    taught = type(calibration)(**{**vars_of(calibration), "seen": calibration.seen | {("torchtitan", "rubin", "compute")}})
+    taught = type(calibration)(
+        **{**vars_of(calibration), "seen": calibration.seen | {("torchtitan", "rubin", "compute")}}
+    )
     found = basis(taught, "torchtitan", new_gpu(family="rubin"), job(NEW).model, job(NEW).layout)
     assert found["compute"] == "calibrated"
     assert found["fsdp"] == "extrapolated"
@@ -159,14 +196,27 @@ def vars_of(calibration):
 @pytest.mark.parametrize("vendor", ["nvidia", "amd", "google", "cpu"])
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
 def test_a_precision_nobody_timed_is_refused_not_priced_as_nothing(vendor, trainer):
-    gpu = {**NEW, "family": "future", "vendor": vendor, "peak_flops": {"fp32": 1e14, "bf16": 1e15, "fp8": 2e15, "fp4": 4e15}}
+    gpu = {
+        **NEW,
+        "family": "future",
+        "vendor": vendor,
+        "peak_flops": {"fp32": 1e14, "bf16": 1e15, "fp8": 2e15, "fp4": 4e15},
+    }
     context = Context(
-        model=ModelSpec.from_user("llama3-8b"), cluster=ClusterSpec.from_user({"gpu": gpu, "num_gpus": 8}),
-        training=TrainingSpec.from_user({"seq_len": 8192, "global_batch_size": 64, "trainer": trainer}),
-    )  # fmt: skip
+        model=ModelSpec.from_user("llama3-8b"),
+        cluster=ClusterSpec.from_user({"gpu": gpu, "num_gpus": 8}),
+        training=TrainingSpec.from_user(
+            {"seq_len": 8192, "global_batch_size": 64, "trainer": trainer}
+        ),
+    )
     for precision in gpu_precisions(context):
-        request = {**job(gpu).request, "layout": {"dp_shard": 8, "precision": precision, "compile": trainer == "torchtitan"}}
-        estimate = estimate_job(Job.from_user({**request, "training": {**request["training"], "trainer": trainer}}))
+        request = {
+            **job(gpu).request,
+            "layout": {"dp_shard": 8, "precision": precision, "compile": trainer == "torchtitan"},
+        }
+        estimate = estimate_job(
+            Job.from_user({**request, "training": {**request["training"], "trainer": trainer}})
+        )
         assert not estimate.valid or estimate.step_seconds > 0
 
 

@@ -1,4 +1,6 @@
-"""The survey of a GPU, with a stand-in for the training program; and the table that its rows make."""
+"""The survey of a GPU, with a stand-in for the training program; and the table that its rows
+make.
+"""
 
 import json
 import subprocess
@@ -40,7 +42,7 @@ if "selective-op" in task.id:
 result = ProbeResult(task=task, outcome=outcome, environment=Environment(python="3", torch="2.13.0", gpu_name="CPU"),
                      started_at="2026-01-01T00:00:00+00:00", wall_seconds=1.0, gpu_seconds=1.0)
 open(sys.argv[2], "w").write(result.model_dump_json())
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def run(request: pytest.FixtureRequest, worker: str) -> gpu_survey.Run:
     return partial(getattr(gpu_survey, request.param), worker=worker)
 
 
-# ---- the grid ------------------------------------------------------------------------------------------------------------
+# ---- the grid ------------------------------------------------------------------------------------
 
 
 def test_every_case_is_legal_and_has_a_name_of_its_own() -> None:
@@ -70,7 +72,15 @@ def test_every_case_is_legal_and_has_a_name_of_its_own() -> None:
 def test_the_grid_spans_what_was_asked_and_starts_wide() -> None:
     found = cases("h200-sxm-141gb")
     ranks = {case.id.split("/")[1] for case in found if case.rank is not None}
-    assert {"8b-on-8", "8b-on-64", "70b-on-256", "405b-on-512", "mixtral-on-64", "deepseek-v3-on-256", "8b-131k-cp8"} <= ranks
+    assert {
+        "8b-on-8",
+        "8b-on-64",
+        "70b-on-256",
+        "405b-on-512",
+        "mixtral-on-64",
+        "deepseek-v3-on-256",
+        "8b-131k-cp8",
+    } <= ranks
     stages = {case.labels["pipeline_rank"] for case in found if "/405b-on-512/" in case.id}
     assert stages == {0, 8, 15}
     first = [case.job["layout"] for case in found[:18]]
@@ -86,8 +96,15 @@ def test_fake_tensors_see_every_rank_and_nothing_compiled() -> None:
     found = fake_cases("h100-sxm-80gb")
     assert len({case.id for case in found}) == len(found) > 50
     assert all(case.rank is not None and not case.job["layout"]["compile"] for case in found)
-    assert {case.id for case in found} >= {"fake/rank/405b-on-512/256", "fake/train/llama3-8b/s8192/b1/full/eager"}
-    assert not [case.id for case in found if "float8" in case.id or "budget" in case.id or "compile" in case.id]
+    assert {case.id for case in found} >= {
+        "fake/rank/405b-on-512/256",
+        "fake/train/llama3-8b/s8192/b1/full/eager",
+    }
+    assert not [
+        case.id
+        for case in found
+        if "float8" in case.id or "budget" in case.id or "compile" in case.id
+    ]
     machine = gpu_survey.choose_machine("H100", tiny=False)
     task = gpu_survey.task_of(found[0], machine, 100.0)
     assert (machine.gpu, machine.source) == ("h100-sxm-80gb", "fake-h100-sxm-80gb")
@@ -105,16 +122,24 @@ def test_the_first_minute_of_kernels_covers_what_the_runs_consist_of() -> None:
     found = [case for case in cases("h200-sxm-141gb") if case.rank is None][:10]
     chosen = gpu_survey.wanted_shapes(found, [], 60.0)
     assert len(chosen) > 20
-    assert gpu_survey.wanted_shapes(found, chosen, 60.0) == [] or len(gpu_survey.wanted_shapes(found, chosen, 60.0)) < len(chosen)
-    rows = [{"kind": "environment"}, {**chosen[0].as_dict(), "status": "unavailable"}, {"kind": "end"}]
+    assert gpu_survey.wanted_shapes(found, chosen, 60.0) == [] or len(
+        gpu_survey.wanted_shapes(found, chosen, 60.0)
+    ) < len(chosen)
+    rows = [
+        {"kind": "environment"},
+        {**chosen[0].as_dict(), "status": "unavailable"},
+        {"kind": "end"},
+    ]
     again = gpu_survey.wanted_shapes(found, gpu_survey.measured_shapes(rows), 60.0)
     assert all(shape.octaves_to(chosen[0]) > NEAR for shape in again)
 
 
-# ---- running -------------------------------------------------------------------------------------------------------------
+# ---- running -------------------------------------------------------------------------------------
 
 
-def test_rows_are_measurements_and_failures_and_memory_ends_are_rows_too(tmp_path: Path, run: gpu_survey.Run) -> None:
+def test_rows_are_measurements_and_failures_and_memory_ends_are_rows_too(
+    tmp_path: Path, run: gpu_survey.Run
+) -> None:
     out = tmp_path / "rows.jsonl"
     left = cases("cpu", tiny=True)
     added = gpu_survey.run_cases(CPU, left, out, time.monotonic() + 300, run)
@@ -126,16 +151,24 @@ def test_rows_are_measurements_and_failures_and_memory_ends_are_rows_too(tmp_pat
         measurement = Measurement.from_row(row, measurement_id="m", created_at="2026-01-01")
         assert measurement.job.layout is not None
         assert row["group"] == "own-cpu"
-        assert ("rung", row["measured"]["rung"]) == ("rung", "emulated" if row["id"].startswith("rank/") else "probed")
+        assert ("rung", row["measured"]["rung"]) == (
+            "rung",
+            "emulated" if row["id"].startswith("rank/") else "probed",
+        )
         assert row["measured"]["environment"]["python"]
     staged = next(row for row in rows if row["id"] == "rank/tiny-pp3/4")
     assert (staged["measured"]["pipeline_rank"], staged["measured"]["emulated_rank"]) == (2, 4)
 
 
-def test_what_there_is_no_time_for_is_left_for_the_next_call(tmp_path: Path, run: gpu_survey.Run) -> None:
+def test_what_there_is_no_time_for_is_left_for_the_next_call(
+    tmp_path: Path, run: gpu_survey.Run
+) -> None:
     out = tmp_path / "rows.jsonl"
     left = cases("cpu", tiny=True)[:3]
-    assert gpu_survey.run_cases(CPU, left, out, time.monotonic() + gpu_survey.LEAST_SECONDS - 1, run) == 0
+    assert (
+        gpu_survey.run_cases(CPU, left, out, time.monotonic() + gpu_survey.LEAST_SECONDS - 1, run)
+        == 0
+    )
     long = replace(left[1], steps=10**9)
     assert gpu_survey.run_cases(CPU, [long, left[0]], out, time.monotonic() + 200, run) == 1
     assert [row["id"] for row in gpu_survey.read_rows(out)] == [left[0].id]
@@ -146,23 +179,48 @@ def test_what_there_is_no_time_for_is_left_for_the_next_call(tmp_path: Path, run
 def test_long_steps_are_repeated_less_often() -> None:
     machine = gpu_survey.Machine(gpu="h200-sxm-141gb", name="NVIDIA H200", devices=("0",))
     names = ("rank/70b-on-256/0", "train/llama3.2-1b/s8192/b1/none/eager", "rank/405b-on-512/256")
-    found = [gpu_survey.task_of(case, machine, 100.0) for name in names for case in cases(machine.gpu) if case.id == name]
+    found = [
+        gpu_survey.task_of(case, machine, 100.0)
+        for name in names
+        for case in cases(machine.gpu)
+        if case.id == name
+    ]
     assert [task.steps for task in found] == [2, 8, 2]
     assert [task.emulate_rank for task in found] == [0, None, 256]
 
 
 def test_a_gpu_is_known_by_its_catalogue_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = nvidia.Gpu(index=0, uuid="GPU-1", name="NVIDIA H200", memory_bytes=143771 * 2**20, used_bytes=0.0, driver="580", sliced=False)
+    gpu = nvidia.Gpu(
+        index=0,
+        uuid="GPU-1",
+        name="NVIDIA H200",
+        memory_bytes=143771 * 2**20,
+        used_bytes=0.0,
+        driver="580",
+        sliced=False,
+    )
     monkeypatch.setattr(nvidia, "survey", lambda: nvidia.Survey(gpus=(gpu,)))
-    assert gpu_survey.find_machine() == gpu_survey.Machine(gpu="h200-sxm-141gb", name="NVIDIA H200", devices=("GPU-1",))
-    monkeypatch.setattr(nvidia, "survey", lambda: nvidia.Survey(gpus=(), problem="nvidia-smi is not installed"))
+    assert gpu_survey.find_machine() == gpu_survey.Machine(
+        gpu="h200-sxm-141gb", name="NVIDIA H200", devices=("GPU-1",)
+    )
+    monkeypatch.setattr(
+        nvidia, "survey", lambda: nvidia.Survey(gpus=(), problem="nvidia-smi is not installed")
+    )
     with pytest.raises(SystemExit, match="nvidia-smi is not installed; on a CPU try --tiny"):
         gpu_survey.find_machine()
 
 
 def test_without_a_gpu_the_command_says_so_in_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_survey.py"), "--out", str(tmp_path), "--list"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "gpu_survey.py"),
+        "--out",
+        str(tmp_path),
+        "--list",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path
+    )
     assert done.returncode in (0, 1)
     assert done.returncode == 0 or done.stderr.count("\n") == 1
 
@@ -181,8 +239,19 @@ def test_a_probe_that_hangs_is_left_for_the_next_call(tmp_path: Path) -> None:
 def test_the_real_program_runs_and_a_second_call_passes_it_over(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     only = "train/debug-tiny/s64/b2/full"
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_survey.py"), "--tiny", "--out", str(tmp_path), "--only", only]
-    first, second = (subprocess.run(command, capture_output=True, text=True, check=False, timeout=400) for _ in range(2))
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "gpu_survey.py"),
+        "--tiny",
+        "--out",
+        str(tmp_path),
+        "--only",
+        only,
+    ]
+    first, second = (
+        subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
+        for _ in range(2)
+    )
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     (row,) = gpu_survey.read_rows(tmp_path / "own-cpu-tiny.runs.jsonl")
     assert row["measured"]["status"] == "ok"
@@ -190,25 +259,39 @@ def test_the_real_program_runs_and_a_second_call_passes_it_over(tmp_path: Path) 
     assert "0 of 10 cases" in second.stdout
 
 
-# ---- the table -----------------------------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 
 
 def rows_of(slowness: float) -> list[dict]:
-    """Rows as if this GPU were so much slower than predicted, and its memory as predicted but for 1%."""
+    """Rows as if this GPU were so much slower than predicted, and its memory as predicted but for
+    1%.
+    """
     found = []
     chosen = ("train/llama3.2-1b/s8192", "rank/405b", "rank/8b-on-8")
     for case in (case for case in cases("h200-sxm-141gb") if case.id.startswith(chosen)):
         estimate = estimate_job(Job.from_user(case.job))
         fits = estimate.fits or case.rank is not None
-        numbers = {"status": "ok" if fits else "oom", "rung": "probed" if case.rank is None else "emulated", **case.labels}
+        numbers = {
+            "status": "ok" if fits else "oom",
+            "rung": "probed" if case.rank is None else "emulated",
+            **case.labels,
+        }
         if fits:
             stage = case.labels.get("pipeline_rank") if case.rank is not None else None
-            seconds = estimate.step_seconds if case.rank is None else predicted_against_measured.busy_seconds(estimate)
+            seconds = (
+                estimate.step_seconds
+                if case.rank is None
+                else predicted_against_measured.busy_seconds(estimate)
+            )
             assert seconds is not None
             allocated, reserved = predicted_against_measured.memory_of(estimate, stage)
             assert allocated is not None
             assert reserved is not None
-            numbers |= {"step_seconds": slowness * seconds, "peak_allocated_bytes": 1.01 * allocated, "peak_reserved_bytes": reserved}
+            numbers |= {
+                "step_seconds": slowness * seconds,
+                "peak_allocated_bytes": 1.01 * allocated,
+                "peak_reserved_bytes": reserved,
+            }
         found.append({"id": case.id, "group": "own-test", **case.job, "measured": numbers})
     return found
 
@@ -218,12 +301,18 @@ def lines() -> list[predicted_against_measured.Line]:
     return predicted_against_measured.table(rows_of(1.25))
 
 
-def test_calibration_on_one_half_mends_a_gpu_that_is_slower(lines: list[predicted_against_measured.Line]) -> None:
+def test_calibration_on_one_half_mends_a_gpu_that_is_slower(
+    lines: list[predicted_against_measured.Line],
+) -> None:
     figures = predicted_against_measured.summary(lines)
     assert figures["step time of real runs, as shipped"]["bias"] == pytest.approx(-0.2, abs=1e-3)
     assert figures["step time of real runs, calibrated on the other half"]["mean"] < 0.05
-    assert figures["busy time of emulated ranks, as shipped"]["bias"] == pytest.approx(-0.2, abs=1e-3)
-    assert figures["allocated memory of emulated ranks"]["mean"] == pytest.approx(0.01 / 1.01, rel=1e-3)
+    assert figures["busy time of emulated ranks, as shipped"]["bias"] == pytest.approx(
+        -0.2, abs=1e-3
+    )
+    assert figures["allocated memory of emulated ranks"]["mean"] == pytest.approx(
+        0.01 / 1.01, rel=1e-3
+    )
     assert figures["reserved memory of all"]["worst"] == pytest.approx(0.0, abs=1e-9)
 
 
@@ -233,12 +322,24 @@ def test_goals_and_memory_ends_are_judged(lines: list[predicted_against_measured
     assert said[0].endswith("met")
     assert said[1].endswith("met")
     assert said[2] == f"out of memory or not: {len(lines)} of {len(lines)} foreseen"
-    late = [replace(line, calibrated_seconds=1.2 * line.calibrated_seconds if line.calibrated_seconds else None) for line in lines]
-    assert predicted_against_measured.verdicts(late, predicted_against_measured.summary(late))[0].endswith("missed")
+    late = [
+        replace(
+            line,
+            calibrated_seconds=1.2 * line.calibrated_seconds if line.calibrated_seconds else None,
+        )
+        for line in lines
+    ]
+    assert predicted_against_measured.verdicts(late, predicted_against_measured.summary(late))[
+        0
+    ].endswith("missed")
 
 
 def test_no_run_teaches_what_judges_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [row for row in rows_of(1.0) if row["measured"]["rung"] == "probed" and "step_seconds" in row["measured"]][:7]
+    rows = [
+        row
+        for row in rows_of(1.0)
+        if row["measured"]["rung"] == "probed" and "step_seconds" in row["measured"]
+    ][:7]
     for place, row in enumerate(rows, start=1):
         row["measured"]["step_seconds"] = float(place)
     taught, judged = [], []
@@ -258,11 +359,14 @@ def test_no_run_teaches_what_judges_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(part) for part in taught] == [4, 3]
     assert all(not (mine & theirs) for mine, theirs in zip(taught, judged, strict=True))
     assert judged[0] | judged[1] == {float(place) for place in range(1, 8)}
-    assert list(found.values()) == pytest.approx([np.exp(0.5)] * 7)  # the machine's own offset, learned from the other half
+    # the machine's own offset, learned from the other half
+    assert list(found.values()) == pytest.approx([np.exp(0.5)] * 7)
 
 
 def test_memory_alone_is_a_row_of_the_table() -> None:
-    (case,) = (case for case in fake_cases("h100-sxm-80gb") if case.id == "fake/rank/405b-on-512/480")
+    (case,) = (
+        case for case in fake_cases("h100-sxm-80gb") if case.id == "fake/rank/405b-on-512/480"
+    )
     numbers = {"status": "ok", "rung": "emulated", "peak_allocated_bytes": 2.0**35, **case.labels}
     (line,) = predicted_against_measured.table([{"id": case.id, **case.job, "measured": numbers}])
     assert (line.emulated, line.measured_seconds, line.measured_allocated) == (True, None, 2.0**35)
@@ -272,7 +376,9 @@ def test_memory_alone_is_a_row_of_the_table() -> None:
     assert predicted_against_measured.cells(line)[1:4] == ["-", "-", "-"]
 
 
-def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "own.runs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(1.1)))
     monkeypatch.setattr(predicted_against_measured, "calibrated", lambda rows: {})

@@ -1,4 +1,6 @@
-"""A user's own runs read back: real TorchTitan logs and event files, rows, CSV; what is not said is asked for by name."""
+"""A user's own runs read back: real TorchTitan logs and event files, rows, CSV; what is not said is
+asked for by name.
+"""
 
 import json
 from pathlib import Path
@@ -31,7 +33,8 @@ PUBLIC = ROOT / "benchmarks" / "measured" / "public.jsonl"
 
 
 RUN = {
-    "model": "debug-tiny", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 4}, "training": {"seq_len": 256, "global_batch_size": 4},
+    "model": "debug-tiny", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 4},
+    "training": {"seq_len": 256, "global_batch_size": 4},
     "layout": {"dp_shard": 2, "tp": 2},
 }  # fmt: skip
 
@@ -50,12 +53,20 @@ def faults(wiring: Wiring, name: str, job: dict[str, Any] | None = None) -> dict
 
 class TestTorchTitanLogs:
     def test_what_the_log_does_not_say_is_asked_for_by_name(self, wiring: Wiring) -> None:
-        assert set(faults(wiring, "0.2.2-fsdp2-tp2.log")) == {"cluster.gpu", "layout.ac"}  # recorded on a CPU, selective-op
+        # recorded on a CPU, selective-op
+        assert set(faults(wiring, "0.2.2-fsdp2-tp2.log")) == {"cluster.gpu", "layout.ac"}
         assert "selective, not which" in faults(wiring, "0.2.2-fsdp2-tp2.log")["layout.ac"]
-        assert set(faults(wiring, "0.2.0-single.log")) == {"cluster.gpu", "cluster.num_gpus", "layout"}  # 0.2.0 prints no mesh
+        # 0.2.0 prints no mesh
+        assert set(faults(wiring, "0.2.0-single.log")) == {
+            "cluster.gpu",
+            "cluster.num_gpus",
+            "layout",
+        }
 
     @pytest.mark.parametrize("text", ["", "hello world\n", "[1, 2]\n"])
-    def test_what_is_no_log_is_said_at_once(self, wiring: Wiring, tmp_path: Path, text: str) -> None:
+    def test_what_is_no_log_is_said_at_once(
+        self, wiring: Wiring, tmp_path: Path, text: str
+    ) -> None:
         (tmp_path / "no.log").write_text(text)
         with pytest.raises(SpecError, match="holds no line of TorchTitan"):
             read_file(wiring, str(tmp_path / "no.log"), None, None)
@@ -66,52 +77,101 @@ class TestTorchTitanLogs:
         layout, training, measured = one.job.layout, one.job.training, one.measured
         assert layout is not None
         assert (one.job.model.name, one.job.cluster.num_gpus) == ("debug-tiny", 4)
-        assert (layout.dp_shard, layout.tp, layout.pp, layout.ac, layout.micro_batch_size) == (2, 2, 1, "selective-op", 1)
-        assert (training.seq_len, training.global_batch_size, training.trainer_version) == (256, 4, "0.2.2")
-        assert (measured.status, measured.steps) == ("ok", 4)  # six logged, two at the start do not count
+        assert (layout.dp_shard, layout.tp, layout.pp, layout.ac, layout.micro_batch_size) == (
+            2,
+            2,
+            1,
+            "selective-op",
+            1,
+        )
+        assert (training.seq_len, training.global_batch_size, training.trainer_version) == (
+            256,
+            4,
+            "0.2.2",
+        )
+        # six logged, two at the start do not count
+        assert (measured.status, measured.steps) == ("ok", 4)
         assert measured.step_seconds is not None
-        assert measured.tokens_per_second_per_gpu == pytest.approx(256 * 4 / 4 / measured.step_seconds)
+        assert measured.tokens_per_second_per_gpu == pytest.approx(
+            256 * 4 / 4 / measured.step_seconds
+        )
         assert one.software["trainer_version"] == "0.2.2"
 
     def test_the_numbers_are_those_of_the_lines(self, wiring: Wiring) -> None:
-        """Steps 3 to 6 of the log: tps 1,828 1,977 2,149 1,980 at 1,024 tokens a step; most memory 0.64 GiB."""
-        job = {"cluster": {"gpu": "cpu", "num_gpus": 1}, "layout": {"dp_shard": 1, "micro_batch_size": 2}}
+        """Steps 3 to 6 of the log: tps 1,828 1,977 2,149 1,980 at 1,024 tokens a step; most memory
+        0.64 GiB.
+        """
+        job = {
+            "cluster": {"gpu": "cpu", "num_gpus": 1},
+            "layout": {"dp_shard": 1, "micro_batch_size": 2},
+        }
         (one,) = read_file(wiring, str(LOGS / "0.2.0-single.log"), None, job)
         seconds = sorted(1024 / rate for rate in (1828, 1977, 2149, 1980))
         assert one.measured.step_seconds == pytest.approx((seconds[1] + seconds[2]) / 2)
         assert one.measured.peak_reserved_bytes == pytest.approx(0.64 * GIB)
 
     def test_pipelines_split_the_local_batch(self, wiring: Wiring) -> None:
-        (one,) = read_file(wiring, str(LOGS / "0.2.2-fsdp2-pp2.log"), None, {"cluster": {"gpu": "h100-sxm-80gb"}})
+        (one,) = read_file(
+            wiring, str(LOGS / "0.2.2-fsdp2-pp2.log"), None, {"cluster": {"gpu": "h100-sxm-80gb"}}
+        )
         layout = one.job.layout
         assert layout is not None
-        assert (layout.pp, layout.pp_schedule, layout.micro_batch_size, layout.ac) == (2, "1F1B", 1, "full")
+        assert (layout.pp, layout.pp_schedule, layout.micro_batch_size, layout.ac) == (
+            2,
+            "1F1B",
+            1,
+            "full",
+        )
 
     def test_a_contradiction_is_named(self, wiring: Wiring) -> None:
-        job = {"cluster": {"gpu": "h100-sxm-80gb"}, "layout": {"ac": "none", "tp": 4}, "training": {"seq_len": 512}}
-        assert set(faults(wiring, "0.2.2-fsdp2-pp2.log", job)) == {"layout.ac", "layout.tp", "training.seq_len"}
+        job = {
+            "cluster": {"gpu": "h100-sxm-80gb"},
+            "layout": {"ac": "none", "tp": 4},
+            "training": {"seq_len": 512},
+        }
+        assert set(faults(wiring, "0.2.2-fsdp2-pp2.log", job)) == {
+            "layout.ac",
+            "layout.tp",
+            "training.seq_len",
+        }
 
     def test_a_run_out_of_memory_is_one_too(self, wiring: Wiring) -> None:
         text = (LOGS / "0.2.2-fsdp2-pp2.log").read_text()
         died = text[: text.index("step:  2")].rpartition("\n")[0] + (
             "\n[rank1]:Traceback (most recent call last):\n"
             '[rank1]:  File "/v/torchtitan/train.py", line 1, in main\n'
-            "[rank1]:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.11 GiB\n"
+            "[rank1]:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
+            "GPU 1 has a total capacity of 79.11 GiB\n"
         )
-        (one,) = read_measurements(wiring, died, "torchtitan", job={"cluster": {"gpu": "h100-sxm-80gb"}}, source="x.log")
-        assert (one.measured.status, (one.measured.model_extra or {})["attempted_bytes"]) == ("oom", 2 * GIB)
+        (one,) = read_measurements(
+            wiring, died, "torchtitan", job={"cluster": {"gpu": "h100-sxm-80gb"}}, source="x.log"
+        )
+        assert (one.measured.status, (one.measured.model_extra or {})["attempted_bytes"]) == (
+            "oom",
+            2 * GIB,
+        )
 
     def test_a_log_without_timed_steps_says_what_is_needed(self, wiring: Wiring) -> None:
-        job = {"model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 1}, "layout": {"dp_shard": 1}}
+        job = {
+            "model": "debug-tiny",
+            "cluster": {"gpu": "cpu", "num_gpus": 1},
+            "layout": {"dp_shard": 1},
+        }
         job["training"] = {"seq_len": 64, "global_batch_size": 4}  # type: ignore[assignment]
         with pytest.raises(SpecError, match=r"has 0 logged steps.*step: 3  loss"):
             read_measurements(wiring, "torchtitan version: 0.2.2\n", "torchtitan", job=job)
 
     def test_the_gpu_of_the_log_finds_its_entry(self, wiring: Wiring) -> None:
         text = (LOGS / "0.2.2-fsdp2-pp2.log").read_text()
-        text = text.replace("CPU capacity: CPU with 23.54GiB memory", "CUDA capacity: NVIDIA H100 PCIe with 79.10GiB memory")
+        text = text.replace(
+            "CPU capacity: CPU with 23.54GiB memory",
+            "CUDA capacity: NVIDIA H100 PCIe with 79.10GiB memory",
+        )
         (one,) = read_measurements(wiring, text, "torchtitan")
-        assert (one.job.cluster.gpu.name, one.software["gpu_name"]) == ("h100-pcie-80gb", "NVIDIA H100 PCIe")
+        assert (one.job.cluster.gpu.name, one.software["gpu_name"]) == (
+            "h100-pcie-80gb",
+            "NVIDIA H100 PCIe",
+        )
 
     def test_a_model_is_known_by_its_parameters(self) -> None:
         from probes.trainers.titan_run import said_by
@@ -136,18 +196,30 @@ class TestTensorBoard:
     def test_a_folder_of_event_files_is_a_run(self, wiring: Wiring, folder: Path) -> None:
         (one,) = read_file(wiring, str(folder), None, RUN)
         (log,) = read_file(
-            wiring, str(LOGS / "0.2.2-fsdp2-tp2.log"), None, {"cluster": {"gpu": "h100-sxm-80gb"}, "layout": {"ac": "selective-op"}}
+            wiring,
+            str(LOGS / "0.2.2-fsdp2-tp2.log"),
+            None,
+            {"cluster": {"gpu": "h100-sxm-80gb"}, "layout": {"ac": "selective-op"}},
         )
         assert one.measured.steps == 4
         assert one.measured.step_seconds == pytest.approx(log.measured.step_seconds, rel=0.02)
-        assert one.measured.peak_reserved_bytes == pytest.approx(log.measured.peak_reserved_bytes, rel=0.02)
+        assert one.measured.peak_reserved_bytes == pytest.approx(
+            log.measured.peak_reserved_bytes, rel=0.02
+        )
         assert one.measured.peak_allocated_bytes
 
     def test_it_tells_nothing_of_the_job(self, wiring: Wiring, folder: Path) -> None:
         with pytest.raises(SpecError) as raised:
             read_file(wiring, str(folder), None, None)
         asked = {fault.field for fault in raised.value.faults}
-        assert asked == {"model", "cluster.gpu", "cluster.num_gpus", "training.seq_len", "training.global_batch_size", "layout"}
+        assert asked == {
+            "model",
+            "cluster.gpu",
+            "cluster.num_gpus",
+            "training.seq_len",
+            "training.global_batch_size",
+            "layout",
+        }
 
     def test_a_folder_without_events_names_the_tags(self, wiring: Wiring, tmp_path: Path) -> None:
         with pytest.raises(SpecError, match=r"throughput\(tps\)"):
@@ -158,7 +230,11 @@ class TestTensorBoard:
 
 class TestRows:
     def some(self, wiring: Wiring, number: int = 12) -> list[Measurement]:
-        return of_rows(wiring, list(json_rows("\n".join(PUBLIC.read_text().splitlines()[::31][:number]))), allow_files=False)
+        return of_rows(
+            wiring,
+            list(json_rows("\n".join(PUBLIC.read_text().splitlines()[::31][:number]))),
+            allow_files=False,
+        )
 
     def test_csv_says_the_same_as_json(self, wiring: Wiring) -> None:
         some = self.some(wiring)
@@ -170,11 +246,17 @@ class TestRows:
         row["training"] = {**row["training"], "trainer_version": "0.2"}
         (one,) = of_rows(wiring, [("row 1", row)], allow_files=False)
         (back,) = of_rows(wiring, csv_rows(to_csv([one])), allow_files=False)
-        assert (back.job.training.trainer_version, back.source, back.job.labels["notes"]) == ("0.2", "1e3", "true")
+        assert (back.job.training.trainer_version, back.source, back.job.labels["notes"]) == (
+            "0.2",
+            "1e3",
+            "true",
+        )
 
     def test_a_row_without_an_id_gets_one_from_its_content(self, wiring: Wiring) -> None:
         row = {key: value for key, value in row_of(self.some(wiring, 1)[0]).items() if key != "id"}
-        first, second = (of_rows(wiring, [("row", dict(row))], allow_files=False)[0] for _ in range(2))
+        first, second = (
+            of_rows(wiring, [("row", dict(row))], allow_files=False)[0] for _ in range(2)
+        )
         assert first.id == second.id
         changed = {**row, "measured": {**row["measured"], "step_seconds": 99.0}}
         assert of_rows(wiring, [("row", changed)], allow_files=False)[0].id != first.id
@@ -182,7 +264,9 @@ class TestRows:
     def test_an_export_comes_back_as_what_is_there(self, wiring: Wiring) -> None:
         row = {**self.some(wiring, 1)[0].as_row(), "id": "the-job's-own"}
         row["training"] = {**row["training"], "max_grad_norm": None}
-        probed = Measurement.from_row(row, measurement_id="probe-1", created_at="2026-11-21T12:00:00+00:00")
+        probed = Measurement.from_row(
+            row, measurement_id="probe-1", created_at="2026-11-21T12:00:00+00:00"
+        )
         wiring.measurements.add([probed])
         for text, format in ((json.dumps(row_of(probed)), "rows"), (to_csv([probed]), "csv")):
             back = read_measurements(wiring, text, format)  # type: ignore[arg-type]
@@ -202,7 +286,10 @@ class TestRows:
         text = '{"model": "llama3-8b"}\n\n7\n'
         with pytest.raises(SpecError) as raised:
             read_measurements(wiring, text, "rows")
-        assert {fault.field.rpartition(" ")[0] for fault in raised.value.faults} == {"line 1", "line 3"}
+        assert {fault.field.rpartition(" ")[0] for fault in raised.value.faults} == {
+            "line 1",
+            "line 3",
+        }
 
     @pytest.mark.parametrize("text", ["a,b\n1\n", "a,b\n1,2,3\n"])
     def test_ragged_csv_is_refused(self, wiring: Wiring, text: str) -> None:
@@ -212,13 +299,19 @@ class TestRows:
     @pytest.mark.parametrize(
         ("name", "text", "format"),
         [
-            ("x.jsonl", '{"model": 1}', "rows"), ("x.txt", ' [{"model": 1}]', "rows"), ("x.csv", "a,b\n", "csv"),
-            ("x.log", "[rank0]:[titan] 2026 - step: 1", "torchtitan"), ("x", "[]", "rows"), ("tb", None, "tensorboard"),
+            ("x.jsonl", '{"model": 1}', "rows"),
+            ("x.txt", ' [{"model": 1}]', "rows"),
+            ("x.csv", "a,b\n", "csv"),
+            ("x.log", "[rank0]:[titan] 2026 - step: 1", "torchtitan"),
+            ("x", "[]", "rows"),
+            ("tb", None, "tensorboard"),
         ],
-    )  # fmt: skip
+    )
     def test_formats_are_told_apart(self, name: str, text: str | None, format: str) -> None:
         assert guess_format(Path(name), text) == format
 
     def test_a_list_and_a_pretty_object_are_rows(self) -> None:
         assert [where for where, _ in json_rows('[{"a": 1}, {"a": 2}]')] == ["row 1", "row 2"]
-        assert list(json_rows(json.dumps({"a": {"b": 1}}, indent=2))) == [("row 1", {"a": {"b": 1}})]
+        assert list(json_rows(json.dumps({"a": {"b": 1}}, indent=2))) == [
+            ("row 1", {"a": {"b": 1}})
+        ]

@@ -20,23 +20,47 @@ def edited(text: str, winner: Layout, name: str, batch: int) -> str:
     spec = CurrentSpec(name="train.sh", text=text)
     said = read(spec)
     assert isinstance(said, MegatronSaid)
-    changes, _ = megatron_changes(said, winner, exported(winner, name, winner.num_gpus, "megatron", global_batch_size=batch), batch)
+    changes, _ = megatron_changes(
+        said,
+        winner,
+        exported(winner, name, winner.num_gpus, "megatron", global_batch_size=batch),
+        batch,
+    )
     return edited_script(spec, changes)
 
 
 def test_an_example_script() -> None:
     job = fixture_job("pretrain_llama3_70b.sh")
-    assert (job.model.name, job.cluster.num_gpus, job.cluster.gpus_per_node) == ("llama3-70b", 64, 8)
-    want = {"tp": 8, "pp": 4, "virtual_stages": 4, "pp_schedule": "Interleaved1F1B", "ac": "full", "cp_method": "alltoall"}
+    assert (job.model.name, job.cluster.num_gpus, job.cluster.gpus_per_node) == (
+        "llama3-70b",
+        64,
+        8,
+    )
+    want = {
+        "tp": 8,
+        "pp": 4,
+        "virtual_stages": 4,
+        "pp_schedule": "Interleaved1F1B",
+        "ac": "full",
+        "cp_method": "alltoall",
+    }
     assert job.layout == layout(64, "megatron", **want)
-    assert (job.training.trainer, job.training.seq_len, job.training.global_batch_size) == ("megatron", 8192, 256)
+    assert (job.training.trainer, job.training.seq_len, job.training.global_batch_size) == (
+        "megatron",
+        8192,
+        256,
+    )
 
 
 def test_shapes_that_the_catalogue_lacks_become_a_model_of_their_own() -> None:
     text = SCRIPT.replace("--num-layers 80", "--num-layers 16 --vocab-size 50000")
     text = text.replace("--num-layers-per-virtual-pipeline-stage 5\n", "\n")
     job = read_job("train.sh", text)
-    assert (job.model.num_hidden_layers, job.model.vocab_size, job.model.hidden_size) == (16, 50000, 8192)
+    assert (job.model.num_hidden_layers, job.model.vocab_size, job.model.hidden_size) == (
+        16,
+        50000,
+        8192,
+    )
 
 
 def test_a_vocabulary_that_only_a_tokenizer_knows_is_asked_for() -> None:
@@ -46,14 +70,32 @@ def test_a_vocabulary_that_only_a_tokenizer_knows_is_asked_for() -> None:
 
 def test_what_megatron_assumes_where_nothing_is_said() -> None:
     line = (
-        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 "
-        "--max-position-embeddings 2048 --vocab-size 50257 --micro-batch-size 4 --tensor-model-parallel-size 2 --fp16"
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 "
+        "--num-attention-heads 16 --seq-length 2048 "
+        "--max-position-embeddings 2048 --vocab-size 50257 --micro-batch-size 4 "
+        "--tensor-model-parallel-size 2 --fp16"
     )
     job = read_job("train.sh", line)
     shapes = job.model
-    assert (shapes.intermediate_size, shapes.mlp, shapes.norm, shapes.tie_word_embeddings) == (8192, "gelu", "layernorm", True)
-    assert (shapes.position_embedding, shapes.mlp_bias, shapes.num_key_value_heads) == ("learned", True, 16)
-    want = {"tp": 2, "micro_batch_size": 4, "precision": "fp16", "zero_stage": 0, "sequence_parallel": False, "cp_method": "alltoall"}
+    assert (shapes.intermediate_size, shapes.mlp, shapes.norm, shapes.tie_word_embeddings) == (
+        8192,
+        "gelu",
+        "layernorm",
+        True,
+    )
+    assert (shapes.position_embedding, shapes.mlp_bias, shapes.num_key_value_heads) == (
+        "learned",
+        True,
+        16,
+    )
+    want = {
+        "tp": 2,
+        "micro_batch_size": 4,
+        "precision": "fp16",
+        "zero_stage": 0,
+        "sequence_parallel": False,
+        "cp_method": "alltoall",
+    }
     assert job.layout == layout(8, "megatron", **want)
     assert job.training.global_batch_size == 16
     assert not job.training.overlap.dp
@@ -62,10 +104,13 @@ def test_what_megatron_assumes_where_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     ("text", "split"),
     [
-        ("Et*2|t*3|t*2L", (2, 3, 2)), ("Ett|tt|ttL", (2, 2, 2)), ("E|(t|)*3L", (0, 1, 1, 1, 0)), ("Et*3|(tt|)*2mL", (3, 2, 2, 0)),
+        ("Et*2|t*3|t*2L", (2, 3, 2)),
+        ("Ett|tt|ttL", (2, 2, 2)),
+        ("E|(t|)*3L", (0, 1, 1, 1, 0)),
+        ("Et*3|(tt|)*2mL", (3, 2, 2, 0)),
         ("E,t,t|t|L", (2, 1, 0)),
     ],
-)  # fmt: skip
+)
 def test_layout_strings(text: str, split: tuple[int, ...]) -> None:
     assert read_layout(text) == split
 
@@ -73,28 +118,43 @@ def test_layout_strings(text: str, split: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("layers", "extra", "split"),
     [
-        (80, "--decoder-first-pipeline-num-layers 17", (17, 21, 21, 21)), (80, "--decoder-last-pipeline-num-layers 17", (21, 21, 21, 17)),
-        (78, "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split", (19, 20, 20, 19)),
+        (80, "--decoder-first-pipeline-num-layers 17", (17, 21, 21, 21)),
+        (80, "--decoder-last-pipeline-num-layers 17", (21, 21, 21, 17)),
+        (
+            78,
+            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+            (19, 20, 20, 19),
+        ),
     ],
-)  # fmt: skip
+)
 def test_ends_of_a_pipeline(layers: int, extra: str, split: tuple[int, ...]) -> None:
-    text = SCRIPT.replace("--num-layers-per-virtual-pipeline-stage 5", extra).replace("--num-layers 80", f"--num-layers {layers}")
+    text = SCRIPT.replace("--num-layers-per-virtual-pipeline-stage 5", extra).replace(
+        "--num-layers 80", f"--num-layers {layers}"
+    )
     job = read_job("train.sh", text.replace("--bf16", "--bf16 --vocab-size 128256"))
     assert job.layout is not None
     assert (job.layout.virtual_stages, job.layout.layers_per_stage) == (1, split)
 
 
-def test_a_value_that_a_variable_brings_changes_in_the_variable_unless_another_flag_shares_it() -> None:
+def test_a_value_that_a_variable_brings_changes_in_the_variable_unless_another_flag_shares_it() -> (
+    None
+):
     alone = edited(SCRIPT, layout(64, "megatron", tp=4, pp=4, ac="full"), "llama3-70b", 256)
     assert "\nTP=4\n" in alone
-    shared = SCRIPT.replace("--context-parallel-size", "").replace("--sequence-parallel\n", "--sequence-parallel\n    --my-size ${TP}\n")
+    shared = SCRIPT.replace("--context-parallel-size", "").replace(
+        "--sequence-parallel\n", "--sequence-parallel\n    --my-size ${TP}\n"
+    )
     new = edited(shared, layout(64, "megatron", tp=4, pp=4, ac="full"), "llama3-70b", 256)
     assert "\nTP=8\n" in new
     assert "--tensor-model-parallel-size 4\n" in new
     assert "--my-size ${TP}\n" in new
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 @given(data=st.data())
 def test_every_export_reads_back_from_its_script(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(MODELS))
@@ -105,27 +165,52 @@ def test_every_export_reads_back_from_its_script(data: st.DataObject) -> None:
     nodes = {"gpu": "h100-sxm-80gb", "gpus_per_node": machine(chosen.num_gpus)["gpus_per_node"]}
     job = read_job("launch.sh", made.files["launch.sh"], made.files, cluster=nodes)
     assert job.layout is not None
-    told = {gap.fault.field: gap.fault.value for gap in made.gaps if gap.fault.field in Layout.model_fields}
-    assert same_run(job.layout.model_copy(update=told), chosen, shapes.num_hidden_layers, "megatron")
+    told = {
+        gap.fault.field: gap.fault.value
+        for gap in made.gaps
+        if gap.fault.field in Layout.model_fields
+    }
+    assert same_run(
+        job.layout.model_copy(update=told), chosen, shapes.num_hidden_layers, "megatron"
+    )
     assert job.cluster.num_gpus == chosen.num_gpus
-    assert (job.training.trainer, job.training.global_batch_size, job.training.seq_len) == ("megatron", batch, 8192)
+    assert (job.training.trainer, job.training.global_batch_size, job.training.seq_len) == (
+        "megatron",
+        batch,
+        8192,
+    )
     unsaid = {"name", "max_position_embeddings", "sliding_window", "sliding_mask"}
-    ours, theirs = ({k: v for k, v in one.model_dump().items() if k not in unsaid} for one in (job.model, shapes))
+    ours, theirs = (
+        {k: v for k, v in one.model_dump().items() if k not in unsaid}
+        for one in (job.model, shapes)
+    )
     assert ours == theirs
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 @given(data=st.data())
 def test_an_edited_script_runs_the_new_layout_and_keeps_the_rest(data: st.DataObject) -> None:
     winner = data.draw(runnable("llama3-70b", "megatron", "0.14"))
     batch = 2 * winner.micro_batch_size * winner.dp_degree
     new = edited(SCRIPT, winner, "llama3-70b", batch)
     made = exported(winner, "llama3-70b", winner.num_gpus, "megatron", global_batch_size=batch)
-    told = {gap.fault.field: gap.fault.value for gap in made.gaps if gap.fault.field in Layout.model_fields}
+    told = {
+        gap.fault.field: gap.fault.value
+        for gap in made.gaps
+        if gap.fault.field in Layout.model_fields
+    }
     said = read(CurrentSpec(name="train.sh", text=new))
     run = said.run(model("llama3-70b"), winner.num_gpus)
     assert same_run(Layout.model_validate({**run.layout, **told}), winner, 80, "megatron")
     assert run.training["global_batch_size"] == batch
-    kept = [line for line in SCRIPT.splitlines() if "DATA" in line or "#" in line or "LOGGING" in line]
-    assert [line for line in new.splitlines() if "DATA" in line or "#" in line or "LOGGING" in line] == kept
+    kept = [
+        line for line in SCRIPT.splitlines() if "DATA" in line or "#" in line or "LOGGING" in line
+    ]
+    assert [
+        line for line in new.splitlines() if "DATA" in line or "#" in line or "LOGGING" in line
+    ] == kept
     assert edited(new, winner, "llama3-70b", batch) == new

@@ -1,4 +1,6 @@
-"""What the installed TorchTitan itself says of our table of its defaults, and of a file that was edited."""
+"""What the installed TorchTitan itself says of our table of its defaults, and of a file that was
+edited.
+"""
 
 import json
 import math
@@ -37,10 +39,16 @@ def same(ours: object, theirs: object) -> bool:
 
 @only_02
 def test_defaults_of_0_2(tmp_path: Path) -> None:
-    code = FLAT + "from torchtitan.config import JobConfig\nprint(json.dumps(flat(JobConfig()), default=str))"
+    code = FLAT + (
+        "from torchtitan.config import JobConfig\nprint(json.dumps(flat(JobConfig()), default=str))"
+    )
     said = run_python(code, tmp_path)
     assert isinstance(said, dict)
-    assert {key: said.get(key) for key, value in DEFAULTS["0.2"].items() if not same(value, said.get(key))} == {}
+    assert {
+        key: said.get(key)
+        for key, value in DEFAULTS["0.2"].items()
+        if not same(value, said.get(key))
+    } == {}
 
 
 @only_03
@@ -57,30 +65,54 @@ def test_defaults_and_configs_of_0_3(tmp_path: Path) -> None:
         "    answers[name] = {**flat(config), 'kind': kind, 'flavor': config.model_spec.flavor}\n"
         "print(json.dumps(answers, default=str))"
     )
-    said = run_python(code, tmp_path, json.dumps({name: config[0] for name, config in CONFIGS_03.items()}))
+    said = run_python(
+        code, tmp_path, json.dumps({name: config[0] for name, config in CONFIGS_03.items()})
+    )
     assert isinstance(said, dict)
-    elsewhere = ("activation_checkpoint.", "optimizer.name")  # a class of its own; of each group of parameters
+    # a class of its own; of each group of parameters
+    elsewhere = ("activation_checkpoint.", "optimizer.name")
     base = {key: value for key, value in DEFAULTS["0.3"].items() if not key.startswith(elsewhere)}
-    assert {key: said[""].get(key) for key, value in base.items() if not same(value, said[""].get(key))} == {}
+    assert {
+        key: said[""].get(key) for key, value in base.items() if not same(value, said[""].get(key))
+    } == {}
     kinds = {"selective": "Selective", "full": "Full"}
     for name, (_, flavor, _, sets) in CONFIGS_03.items():
-        wanted = {**base, **{key: value for key, value in sets.items() if not key.startswith(elsewhere)}}
+        wanted = {
+            **base,
+            **{key: value for key, value in sets.items() if not key.startswith(elsewhere)},
+        }
         found = said.get(name)
         if found is None:
             assert CONFIGS_03[name][2] != "bf16"
             continue
-        assert {key: found.get(key) for key, value in wanted.items() if not same(value, found.get(key))} == {}, name
-        assert (found["kind"], found["flavor"]) == (kinds[str(sets["activation_checkpoint.mode"])], flavor), name
+        assert {
+            key: found.get(key) for key, value in wanted.items() if not same(value, found.get(key))
+        } == {}, name
+        assert (found["kind"], found["flavor"]) == (
+            kinds[str(sets["activation_checkpoint.mode"])],
+            flavor,
+        ), name
 
 
 @only_02
 def test_an_edited_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
     text = (FOLDER / "train.toml").read_text(encoding="utf-8")
-    values = {"tp": 2, "pp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 4, "ac": "memory-budget-0.4", "compile": True}
-    winner = layout(64, **values, precision="float8-tensorwise", float8_all_gather=True, async_tp=True)
+    values = {
+        "tp": 2,
+        "pp": 2,
+        "pp_schedule": "Interleaved1F1B",
+        "virtual_stages": 4,
+        "ac": "memory-budget-0.4",
+        "compile": True,
+    }
+    winner = layout(
+        64, **values, precision="float8-tensorwise", float8_all_gather=True, async_tp=True
+    )
     said = read(CurrentSpec(name="train.toml", text=text))
     assert isinstance(said, TitanSaid)
-    changes, _ = titan_changes(said, winner, exported(winner, "llama3-8b", 64, "torchtitan", "0.2.2", global_batch_size=64))
+    changes, _ = titan_changes(
+        said, winner, exported(winner, "llama3-8b", 64, "torchtitan", "0.2.2", global_batch_size=64)
+    )
     (tmp_path / "train.toml").write_text(edit_toml(text, changes), encoding="utf-8")
     code = FLAT + (
         "from torchtitan.config import ConfigManager\n"

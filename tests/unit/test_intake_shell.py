@@ -16,24 +16,29 @@ def words(text: str) -> list[list[str]]:
     ("text", "want"),
     [
         ("run --a 1 \\\n  --b '2 3'  # c\n", [["run", "--a", "1", "--b", "2 3"]]),
-        ("A=1; export B=\"$A x\"\nrun $B \"$B\" ${C:-d} ${A:+e}", [["run", "1", "x", "1 x", "d", "e"]]),
+        ('A=1; export B="$A x"\nrun $B "$B" ${C:-d} ${A:+e}', [["run", "1", "x", "1 x", "d", "e"]]),
         ("X=(a 'b c' # no\n d)\nX+=(e)\nrun \"${X[@]}\" f", [["run", "a", "b c", "d", "e", "f"]]),
         ('A="--x 1"\nA="$A --y 2"\nA+=" --z"\nrun $A', [["run", "--x", "1", "--y", "2", "--z"]]),
-        ("N=4\nM=$((N * 8 / (1 + 1)))\nrun $M $(nproc) `id` \"$@\" $1", [["run", "16"]]),
+        ('N=4\nM=$((N * 8 / (1 + 1)))\nrun $M $(nproc) `id` "$@" $1', [["run", "16"]]),
         ("if [ $A = 1 ]; then\n run a\nelse\n run b\nfi", [["run", "b"]]),
-        ("P=2\nif [[ $P -gt 1 ]]; then run a; elif true; then run c; fi; run d", [["run", "a"], ["run", "d"]]),
+        (
+            "P=2\nif [[ $P -gt 1 ]]; then run a; elif true; then run c; fi; run d",
+            [["run", "a"], ["run", "d"]],
+        ),
         ("case $x in\n a) run a;;\nesac\nrun b > log 2>&1 | tee x", [["run", "b"], ["tee", "x"]]),
         ("cat <<EOF\nrun $a\nEOF\nE=5 srun run $E", [["cat"], ["srun", "run", "5"]]),
         ("for i in 3 4; do run $i; done", [["run", "3"]]),
-        ("run --a=\"b c\" --d=$Z\\\n-e", [["run", "--a=b c", "--d=-e"]]),
+        ('run --a="b c" --d=$Z\\\n-e', [["run", "--a=b c", "--d=-e"]]),
     ],
-)  # fmt: skip
+)
 def test_words_of_commands(text: str, want: list[list[str]]) -> None:
     assert words(text) == want
 
 
 def test_slurm_sets_its_own_variables_and_what_nobody_sets_is_named() -> None:
-    script = read_script("#SBATCH --nodes=4 --gres=gpu:h100:8\nrun $SLURM_NNODES $SLURM_GPUS_ON_NODE $MINE")
+    script = read_script(
+        "#SBATCH --nodes=4 --gres=gpu:h100:8\nrun $SLURM_NNODES $SLURM_GPUS_ON_NODE $MINE"
+    )
     assert [field.text for field in script.commands[0]] == ["run", "4", "8"]
     assert script.unset == ["MINE"]
 
@@ -47,7 +52,12 @@ def test_every_word_knows_where_it_stands() -> None:
     assert text[slice(*(fields[2].reference or (0, 0)))] == "${TP}"
 
 
-ENDLESS = ["A=aaaaaaaaaa\n" + "A=$A$A\n" * 60, "A=(b c)\n" + "A=(${A[@]} ${A[@]})\n" * 60, "${a:-" * 5000 + "}" * 5000, "x" * 300_000]
+ENDLESS = [
+    "A=aaaaaaaaaa\n" + "A=$A$A\n" * 60,
+    "A=(b c)\n" + "A=(${A[@]} ${A[@]})\n" * 60,
+    "${a:-" * 5000 + "}" * 5000,
+    "x" * 300_000,
+]
 
 
 @pytest.mark.parametrize("text", ENDLESS)

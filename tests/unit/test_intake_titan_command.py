@@ -1,4 +1,6 @@
-"""TorchTitan's command lines and scripts, of both release lines, read as a job and edited into another layout."""
+"""TorchTitan's command lines and scripts, of both release lines, read as a job and edited into
+another layout.
+"""
 
 import pytest
 from current_cases import FOLDER, exported, machine, read_job, runnable, same_run
@@ -31,29 +33,50 @@ def edited(spec: CurrentSpec, winner: Layout, name: str, **more: object) -> dict
 
 
 def test_one_line_of_0_2_over_its_toml() -> None:
-    line = "NGPU=16 CONFIG_FILE=./llama3_8b.toml ./run_train.sh --training.local_batch_size 2 --parallelism.tensor-parallel-degree=4"
+    line = (
+        "NGPU=16 CONFIG_FILE=./llama3_8b.toml ./run_train.sh --training.local_batch_size 2 "
+        "--parallelism.tensor-parallel-degree=4"
+    )
     job = read_job("run.sh", line, {"./llama3_8b.toml": EIGHT})
     assert job.layout == layout(16, tp=4, micro_batch_size=2)
-    assert (job.model.name, job.cluster.num_gpus, job.cluster.gpus_per_node) == ("llama3.1-8b", 16, 16)
+    assert (job.model.name, job.cluster.num_gpus, job.cluster.gpus_per_node) == (
+        "llama3.1-8b",
+        16,
+        16,
+    )
     assert job.training.global_batch_size == 2 * 4
 
 
 def test_a_script_for_slurm_says_the_gpus() -> None:
     job = read_job("train_slurm.sh", SLURM, {"./llama3_8b.toml": EIGHT}, cluster={})
-    assert (job.cluster.gpu.name, job.cluster.num_gpus, job.cluster.gpus_per_node) == ("h100-sxm-80gb", 32, 8)
+    assert (job.cluster.gpu.name, job.cluster.num_gpus, job.cluster.gpus_per_node) == (
+        "h100-sxm-80gb",
+        32,
+        8,
+    )
     assert job.layout == layout(32, dp_replicate=2, tp=2, micro_batch_size=2, compile=True)
 
 
 def test_one_line_of_0_3_takes_what_its_config_sets() -> None:
-    job = read_job("run.sh", "torchrun --nproc_per_node=8 --nnodes=8 -m torchtitan.train --module llama3 --config llama3_70b")
+    job = read_job(
+        "run.sh",
+        "torchrun --nproc_per_node=8 --nnodes=8 -m torchtitan.train --module llama3 --config "
+        "llama3_70b",
+    )
     assert job.layout == layout(64, tp=8, micro_batch_size=8, ac="full")
-    assert (job.training.seq_len, job.training.global_batch_size, job.training.trainer_version) == (8192, 64, "0.3.0")
+    assert (job.training.seq_len, job.training.global_batch_size, job.training.trainer_version) == (
+        8192,
+        64,
+        "0.3.0",
+    )
 
 
 @pytest.mark.parametrize("config", sorted(CONFIGS_03))
 def test_every_config_of_0_3_that_is_listed_has_a_model(config: str) -> None:
     module = CONFIGS_03[config][0]
-    said = read(CurrentSpec(name="run.sh", text=f"NGPU=8 MODULE={module} CONFIG={config} ./run_train.sh"))
+    said = read(
+        CurrentSpec(name="run.sh", text=f"NGPU=8 MODULE={module} CONFIG={config} ./run_train.sh")
+    )
     assert said.model.value is not None
     assert said.machine == Machine(num_gpus=8, gpus_per_node=8)
 
@@ -65,28 +88,54 @@ def test_a_toml_that_is_not_there_is_named() -> None:
 
 def test_a_variable_that_nobody_sets_leaves_the_gpus_open() -> None:
     with pytest.raises(SpecError, match=r"cluster\.num_gpus"):
-        read_job("run.sh", "torchrun --nnodes $NODES --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_8b")
+        read_job(
+            "run.sh",
+            "torchrun --nnodes $NODES --nproc_per_node 8 -m torchtitan.train --module llama3 "
+            "--config llama3_8b",
+        )
 
 
 def test_a_value_changes_where_it_is_written_and_new_ones_go_to_the_toml() -> None:
     spec = CurrentSpec(name="train_slurm.sh", text=SLURM, files={"./llama3_8b.toml": EIGHT})
-    files = edited(spec, layout(32, tp=4, ac="full", compile=False, micro_batch_size=4), "llama3-8b", global_batch_size=64)
-    changed = [line for line in files["train_slurm.sh"].splitlines() if line not in SLURM.splitlines()]
+    files = edited(
+        spec,
+        layout(32, tp=4, ac="full", compile=False, micro_batch_size=4),
+        "llama3-8b",
+        global_batch_size=64,
+    )
+    changed = [
+        line for line in files["train_slurm.sh"].splitlines() if line not in SLURM.splitlines()
+    ]
     assert sorted(changed) == [
-        "  --compile.no_enable \\", "  --parallelism.data_parallel_replicate_degree=1 \\", "  --training.local_batch_size 4 \\", "TP=4"
-    ]  # fmt: skip
+        "  --compile.no_enable \\",
+        "  --parallelism.data_parallel_replicate_degree=1 \\",
+        "  --training.local_batch_size 4 \\",
+        "TP=4",
+    ]
     assert 'mode = "full"' in files["llama3_8b.toml"]
     assert "global_batch_size = 64" in files["llama3_8b.toml"]
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 @given(data=st.data())
 def test_every_export_for_0_3_reads_back_from_its_script(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(MODELS_03))
     chosen = data.draw(runnable(name, "torchtitan", "0.3.0"))
     batch = 4 * chosen.micro_batch_size * chosen.dp_degree
     made = exported(chosen, name, chosen.num_gpus, "torchtitan", "0.3.0", global_batch_size=batch)
-    job = read_job("launch.sh", made.files["launch.sh"], made.files, cluster={"gpu": "h100-sxm-80gb", "gpus_per_node": machine(chosen.num_gpus)["gpus_per_node"]})  # noqa: E501
+    job = read_job(
+        "launch.sh",
+        made.files["launch.sh"],
+        made.files,
+        cluster={
+            "gpu": "h100-sxm-80gb",
+            "gpus_per_node": machine(chosen.num_gpus)["gpus_per_node"],
+        },
+    )  # noqa: E501, RUF100
     assert job.layout is not None
     assert same_run(job.layout, chosen, job.model.num_hidden_layers, "torchtitan")
     assert job.cluster.num_gpus == chosen.num_gpus
@@ -94,18 +143,41 @@ def test_every_export_for_0_3_reads_back_from_its_script(data: st.DataObject) ->
     assert {**job.model.model_dump(), "name": ""} == {**model(name).model_dump(), "name": ""}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 @given(data=st.data(), line=st.sampled_from(["0.2.2", "0.3.0"]))
-def test_an_edited_script_runs_the_new_layout_and_keeps_the_rest(data: st.DataObject, line: str) -> None:
+def test_an_edited_script_runs_the_new_layout_and_keeps_the_rest(
+    data: st.DataObject, line: str
+) -> None:
     first, winner = (data.draw(runnable("llama3-8b", "torchtitan", line)) for _ in range(2))
-    winner = winner.model_copy(update={axis: getattr(first, axis) for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp")})
-    made = exported(winner, "llama3-8b", winner.num_gpus, "torchtitan", line, global_batch_size=4 * winner.micro_batch_size * winner.dp_degree)  # noqa: E501
+    winner = winner.model_copy(
+        update={
+            axis: getattr(first, axis) for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+        }
+    )
+    made = exported(
+        winner,
+        "llama3-8b",
+        winner.num_gpus,
+        "torchtitan",
+        line,
+        global_batch_size=4 * winner.micro_batch_size * winner.dp_degree,
+    )  # noqa: E501, RUF100
     if made.blockers:
         return
     batch = 4 * winner.micro_batch_size * winner.dp_degree * first.micro_batch_size
-    before = exported(first, "llama3-8b", first.num_gpus, "torchtitan", line, global_batch_size=batch)
+    before = exported(
+        first, "llama3-8b", first.num_gpus, "torchtitan", line, global_batch_size=batch
+    )
     text = before.files["launch.sh"].replace('  "$@"', '  --mine.own 7 \\\n  "$@"')
-    spec = CurrentSpec(name="launch.sh", text=text, files={name: text for name, text in before.files.items() if name != "launch.sh"})
+    spec = CurrentSpec(
+        name="launch.sh",
+        text=text,
+        files={name: text for name, text in before.files.items() if name != "launch.sh"},
+    )
     files = edited(spec, winner, "llama3-8b", global_batch_size=batch)
     job = read_job("launch.sh", files.get("launch.sh", text), files)
     assert job.layout is not None

@@ -25,13 +25,23 @@ SHAPES = tuple(name for name in MODELS if name != "gpt3-175b")  # which TorchTit
 def edited(text: str, winner: Layout, name: str, num_gpus: int, **more: object) -> str:
     said = read(CurrentSpec(name="train.toml", text=text))
     assert isinstance(said, TitanSaid)
-    changes, _ = titan_changes(said, winner, exported(winner, name, num_gpus, "torchtitan", said.version, **more))
-    return edit_toml(text, {former_name(key, said.spelling): value for key, value in changes.items()})
+    changes, _ = titan_changes(
+        said, winner, exported(winner, name, num_gpus, "torchtitan", said.version, **more)
+    )
+    return edit_toml(
+        text, {former_name(key, said.spelling): value for key, value in changes.items()}
+    )
 
 
 def test_a_file_takes_torchtitans_defaults_for_what_it_leaves_out() -> None:
-    job = read_job("train.toml", '[model]\nflavor = "8B"\n', cluster={"gpu": "h100-sxm-80gb", "num_gpus": 16})
-    assert (job.model.name, job.training.seq_len, job.training.global_batch_size) == ("llama3.1-8b", 2048, 8 * 16)
+    job = read_job(
+        "train.toml", '[model]\nflavor = "8B"\n', cluster={"gpu": "h100-sxm-80gb", "num_gpus": 16}
+    )
+    assert (job.model.name, job.training.seq_len, job.training.global_batch_size) == (
+        "llama3.1-8b",
+        2048,
+        8 * 16,
+    )
     assert job.layout == layout(16, micro_batch_size=8, ac="selective-layer-2")
 
 
@@ -43,22 +53,41 @@ def test_a_whole_file() -> None:
 
 
 def test_names_before_0_2_mean_the_same_and_are_kept_in_the_file() -> None:
-    job = fixture_job("llama3_70b_before_0.2.toml", cluster={"gpu": "h100-sxm-80gb", "num_gpus": 64})
-    want = {"tp": 8, "micro_batch_size": 8, "compile": True, "async_tp": True, "ac": "full", "precision": "float8-tensorwise"}
+    job = fixture_job(
+        "llama3_70b_before_0.2.toml", cluster={"gpu": "h100-sxm-80gb", "num_gpus": 64}
+    )
+    want = {
+        "tp": 8,
+        "micro_batch_size": 8,
+        "compile": True,
+        "async_tp": True,
+        "ac": "full",
+        "precision": "float8-tensorwise",
+    }
     assert job.layout == layout(64, **want, float8_all_gather=True)
     text = (FOLDER / "llama3_70b_before_0.2.toml").read_text(encoding="utf-8")
-    winner = layout(64, **{**want, "tp": 4, "compile": False, "async_tp": False}, float8_all_gather=True)
+    winner = layout(
+        64, **{**want, "tp": 4, "compile": False, "async_tp": False}, float8_all_gather=True
+    )
     new = edited(text, winner, "llama3-70b", 64, global_batch_size=512)
     assert [line for line in unified("a", text, new).splitlines() if line[:1] in "+-"][2:] == [
-        "-tensor_parallel_degree = 8", "-compile = true", "+tensor_parallel_degree = 4", "+compile = false", "+global_batch_size = 512"
-    ]  # fmt: skip
+        "-tensor_parallel_degree = 8",
+        "-compile = true",
+        "+tensor_parallel_degree = 4",
+        "+compile = false",
+        "+global_batch_size = 512",
+    ]
     assert "[parallelism]" not in new
 
 
 def test_what_neither_says_is_asked_for_by_name_at_once() -> None:
     with pytest.raises(SpecError) as caught:
         complete({"current": {"name": "train.toml", "text": '[model]\nflavor = "debugmodel"\n'}})
-    assert [fault.field for fault in caught.value.faults] == ["model", "cluster.gpu", "cluster.num_gpus"]
+    assert [fault.field for fault in caught.value.faults] == [
+        "model",
+        "cluster.gpu",
+        "cluster.num_gpus",
+    ]
     assert "debugmodel" in str(caught.value)
     assert "--gpu h100-sxm-80gb" in str(caught.value)
 
@@ -71,34 +100,56 @@ def test_a_setting_of_the_wrong_kind_is_named() -> None:
 
 def test_another_trainer_is_refused() -> None:
     with pytest.raises(SpecError, match=r"training\.trainer='megatron'"):
-        fixture_job("llama3_8b.toml", cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8}, training={"trainer": "megatron"})
+        fixture_job(
+            "llama3_8b.toml",
+            cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8},
+            training={"trainer": "megatron"},
+        )
 
 
 def test_what_the_trainer_stops_at_and_what_is_not_priced_is_said() -> None:
     text = EIGHT.replace("local_batch_size = 1\n", "local_batch_size = 4\nglobal_batch_size = 40\n")
     said = read(CurrentSpec(name="train.toml", text=text))
-    assert [fault.field for fault in said.run(model("llama3-8b"), 8).refusals] == ["training.global_batch_size"]
+    assert [fault.field for fault in said.run(model("llama3-8b"), 8).refusals] == [
+        "training.global_batch_size"
+    ]
     piped = EIGHT.replace("pipeline_parallel_degree = 1", "pipeline_parallel_degree = 2")
-    piped = piped.replace("local_batch_size = 1\n", "local_batch_size = 4\nglobal_batch_size = 64\n")
-    assert "4 times a step" in read(CurrentSpec(name="train.toml", text=piped)).run(model("llama3-8b"), 8).notes[0]
+    piped = piped.replace(
+        "local_batch_size = 1\n", "local_batch_size = 4\nglobal_batch_size = 64\n"
+    )
+    assert (
+        "4 times a step"
+        in read(CurrentSpec(name="train.toml", text=piped)).run(model("llama3-8b"), 8).notes[0]
+    )
 
 
 def test_weights_of_the_ends_of_a_pipeline_become_a_split() -> None:
-    text = EIGHT.replace("pipeline_parallel_degree = 1", "pipeline_parallel_degree = 4\npipeline_parallel_first_stage_less_layers = 3")
+    text = EIGHT.replace(
+        "pipeline_parallel_degree = 1",
+        "pipeline_parallel_degree = 4\npipeline_parallel_first_stage_less_layers = 3",
+    )
     job = read_job("train.toml", text, cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8})
     assert job.layout is not None
     assert job.layout.layers_per_stage == (6, 9, 9, 8)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 @given(data=st.data())
 def test_every_export_reads_back_as_the_same_job(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(SHAPES))
     shapes = model(name)
     chosen = data.draw(runnable(name, "torchtitan", "0.2.2"))
     micro = chosen.micro_batch_size * chosen.dp_degree
-    made = exported(chosen, name, chosen.num_gpus, "torchtitan", "0.2.2", global_batch_size=micro * 4)
-    job = read_job("train.toml", made.files["train.toml"], made.files, cluster=machine(chosen.num_gpus))
+    made = exported(
+        chosen, name, chosen.num_gpus, "torchtitan", "0.2.2", global_batch_size=micro * 4
+    )
+    job = read_job(
+        "train.toml", made.files["train.toml"], made.files, cluster=machine(chosen.num_gpus)
+    )
     assert job.layout is not None
     assert same_run(job.layout, chosen, shapes.num_hidden_layers, "torchtitan")
     want = training(global_batch_size=micro * 4, trainer_version="0.2.2")
@@ -108,17 +159,36 @@ def test_every_export_reads_back_as_the_same_job(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("field", sorted(OTHER))
 def test_every_field_is_changed_in_the_users_file(field: str) -> None:
-    base = {"dp_shard": 4, "tp": 4, "cp": 2, "pp": 8, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2, "compile": True}
+    base = {
+        "dp_shard": 4,
+        "tp": 4,
+        "cp": 2,
+        "pp": 8,
+        "pp_schedule": "Interleaved1F1B",
+        "virtual_stages": 2,
+        "compile": True,
+    }
     base |= {"precision": "float8-tensorwise"} if field == "float8_all_gather" else {}
     values = {**base, field: OTHER[field]}
     if field == "layers_per_stage":
-        values |= {"virtual_stages": 1, "pp_schedule": "1F1B", "layers_per_stage": (9, 10, 10, 10, 10, 10, 11, 10)}
+        values |= {
+            "virtual_stages": 1,
+            "pp_schedule": "1F1B",
+            "layers_per_stage": (9, 10, 10, 10, 10, 10, 11, 10),
+        }
     values.pop("dp_shard") if field == "dp_replicate" else None
     size = 256 if field != "dp_replicate" else 512
-    winner = layout(size, **({"dp_shard": size // 64} | values) if field not in ("dp_shard", "pp", "tp", "cp") else values)
+    winner = layout(
+        size,
+        **({"dp_shard": size // 64} | values)
+        if field not in ("dp_shard", "pp", "tp", "cp")
+        else values,
+    )
     made = exported(winner, "llama3-70b", winner.num_gpus, "torchtitan", "0.2.2")
     new = edited(EIGHT.replace('"8B"', '"70B"'), winner, "llama3-70b", winner.num_gpus)
-    job = read_job("train.toml", new, made.files, cluster={"gpu": "h100-sxm-80gb", "num_gpus": winner.num_gpus})
+    job = read_job(
+        "train.toml", new, made.files, cluster={"gpu": "h100-sxm-80gb", "num_gpus": winner.num_gpus}
+    )
     said = {gap.fault.field for gap in made.gaps if gap.blocking}
     assert job.layout is not None
     if field not in said and not said:
@@ -126,21 +196,47 @@ def test_every_field_is_changed_in_the_users_file(field: str) -> None:
 
 
 UNKNOWN = st.dictionaries(
-    st.sampled_from(["metrics.log_freq", "mine.x", "training.dataset", "parallelism.my_degree", "quantize.mine.y", "optimizer.lr"]),
-    st.one_of(st.integers(0, 9), st.text("ab #\"'", max_size=5), st.booleans(), st.lists(st.integers(0, 3), max_size=3)),
+    st.sampled_from(
+        [
+            "metrics.log_freq",
+            "mine.x",
+            "training.dataset",
+            "parallelism.my_degree",
+            "quantize.mine.y",
+            "optimizer.lr",
+        ]
+    ),
+    st.one_of(
+        st.integers(0, 9),
+        st.text("ab #\"'", max_size=5),
+        st.booleans(),
+        st.lists(st.integers(0, 3), max_size=3),
+    ),
     max_size=4,
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 @given(data=st.data())
 def test_editing_keeps_what_it_does_not_know_and_gives_the_new_layout(data: st.DataObject) -> None:
     first, winner = (data.draw(runnable("llama3-8b", "torchtitan", "0.2.2")) for _ in range(2))
     unknown = data.draw(UNKNOWN)
-    batch = 4 * winner.micro_batch_size * winner.dp_degree * first.micro_batch_size * first.dp_degree
-    before = exported(first, "llama3-8b", first.num_gpus, "torchtitan", "0.2.2", global_batch_size=batch)
-    after = exported(winner, "llama3-8b", winner.num_gpus, "torchtitan", "0.2.2", global_batch_size=batch)
-    text = edit_toml(before.files["train.toml"], unknown).replace("\n[parallelism]", "  # kept\n\n# about it\n[parallelism]")
+    batch = (
+        4 * winner.micro_batch_size * winner.dp_degree * first.micro_batch_size * first.dp_degree
+    )
+    before = exported(
+        first, "llama3-8b", first.num_gpus, "torchtitan", "0.2.2", global_batch_size=batch
+    )
+    after = exported(
+        winner, "llama3-8b", winner.num_gpus, "torchtitan", "0.2.2", global_batch_size=batch
+    )
+    text = edit_toml(before.files["train.toml"], unknown).replace(
+        "\n[parallelism]", "  # kept\n\n# about it\n[parallelism]"
+    )
     new = edited(text, winner, "llama3-8b", winner.num_gpus, global_batch_size=batch)
     job = read_job("train.toml", new, after.files, cluster=machine(winner.num_gpus))
     assert job.layout is not None
@@ -148,7 +244,9 @@ def test_editing_keeps_what_it_does_not_know_and_gives_the_new_layout(data: st.D
     assert job.training.global_batch_size == batch
     flat = flatten(tomllib.loads(new))
     assert {key: flat[key] for key in unknown} == unknown
-    assert [line for line in text.splitlines() if line.startswith("#")] == [line for line in new.splitlines() if line.startswith("#")]
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        line for line in new.splitlines() if line.startswith("#")
+    ]
     assert edited(new, winner, "llama3-8b", winner.num_gpus, global_batch_size=batch) == new
 
 

@@ -1,4 +1,6 @@
-"""Intervals: the posterior through the model, joint draws, memory deviations, stretches that cover what they have not seen."""
+"""Intervals: the posterior through the model, joint draws, memory deviations, stretches that cover
+what they have not seen.
+"""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +13,13 @@ from planner.calibration.basis import basis, memory_basis, seen
 from planner.calibration.conformal import MEMORY_PRIOR, held_out_stretch, stretch, stretches
 from planner.calibration.conformal import memory_deviation as fitted_deviation
 from planner.calibration.correlated import Field
-from planner.calibration.intervals import TWO_SIDED_90, memory_deviation, oom_probability, spread, time_spread
+from planner.calibration.intervals import (
+    TWO_SIDED_90,
+    memory_deviation,
+    oom_probability,
+    spread,
+    time_spread,
+)
 from planner.catalog.calibrations import shipped_calibration
 from planner.columns import LayoutBatch
 from planner.cost.calibration import KNOBS, OWN_SHARE, PLACE, Calibration
@@ -26,23 +34,42 @@ from planner.units import GIB
 
 def pricer(gpu: str = "h100-sxm-80gb", calibration: Calibration | None = None) -> Pricer:
     training = TrainingSpec.from_user({"seq_len": 4096, "global_batch_size": 64})
-    return Pricer.build(ModelSpec.from_user("llama3-8b"), ClusterSpec.from_user({"gpu": gpu, "num_gpus": 8}), training, calibration)
+    return Pricer.build(
+        ModelSpec.from_user("llama3-8b"),
+        ClusterSpec.from_user({"gpu": gpu, "num_gpus": 8}),
+        training,
+        calibration,
+    )
 
 
 def batch() -> LayoutBatch:
     given: list[dict[str, object]] = [{}, {"ac": "full"}, {"tp": 8}, {"tp": 2, "compile": True}]
-    return LayoutBatch.from_layouts([resolve_layout(values, trainer="torchtitan", num_gpus=8) for values in given])
+    return LayoutBatch.from_layouts(
+        [resolve_layout(values, trainer="torchtitan", num_gpus=8) for values in given]
+    )
 
 
 def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
-    """Only `compute` uncertain: every loading is the change of log seconds for one deviation of it."""
-    keys = tuple((knob.name, scope) for knob in KNOBS for scope in ("", "torchtitan" if knob.scope == "trainer" else "hopper"))
+    """Only `compute` uncertain: every loading is the change of log seconds for one deviation of
+    it.
+    """
+    keys = tuple(
+        (knob.name, scope)
+        for knob in KNOBS
+        for scope in ("", "torchtitan" if knob.scope == "trainer" else "hopper")
+    )
     covariance = np.diag([0.01 if key == ("compute", "") else 0.0 for key in keys])
-    calibration = replace(Calibration.prior(), keys=keys, shifts=np.zeros(len(keys)), covariance=covariance)
+    calibration = replace(
+        Calibration.prior(), keys=keys, shifts=np.zeros(len(keys)), covariance=covariance
+    )
     p = pricer(calibration=calibration)
     found = time_spread(p, batch(), p.price(batch()))
     slower = replace(p.profile, compute=p.profile.compute * np.exp(-0.1))
-    moved = Pricer.build(p.model, p.cluster, p.training, calibration, profile=slower).price(batch()).step_seconds
+    moved = (
+        Pricer.build(p.model, p.cluster, p.training, calibration, profile=slower)
+        .price(batch())
+        .step_seconds
+    )
     expected = np.log(moved / p.price(batch()).step_seconds)
     assert np.sqrt((found.loadings**2).sum(axis=0)) == pytest.approx(expected, rel=0.15)
     assert found.own_sd == pytest.approx(calibration.run_sd)
@@ -72,17 +99,25 @@ def test_a_gpu_never_measured_is_less_sure() -> None:
 
 def test_memory_deviates_by_a_share_and_by_a_fixed_part() -> None:
     profile = replace(pricer().profile, memory_sd=0.03, memory_sd_bytes=0.4 * GIB)
-    large, small = memory_deviation(profile, np.array([400 * GIB])), memory_deviation(profile, np.array([1.0 * GIB]))
+    large, small = (
+        memory_deviation(profile, np.array([400 * GIB])),
+        memory_deviation(profile, np.array([1.0 * GIB])),
+    )
     assert large[0] == pytest.approx(0.03, rel=0.01)
     assert small[0] == pytest.approx(np.hypot(0.03, np.log1p(0.4 * TWO_SIDED_90) / TWO_SIDED_90))
     alone = replace(profile, memory_sd=0.0, memory_doubt=0.0)
     tiny = np.array([0.01 * GIB])
     upper = tiny * np.exp(TWO_SIDED_90 * memory_deviation(alone, tiny))
-    assert upper[0] == pytest.approx(tiny[0] + TWO_SIDED_90 * 0.4 * GIB), "what is fixed is added, however little the model holds"
+    assert upper[0] == pytest.approx(tiny[0] + TWO_SIDED_90 * 0.4 * GIB), (
+        "what is fixed is added, however little the model holds"
+    )
 
 
 def test_a_trainer_whose_memory_was_never_compared_is_doubted() -> None:
-    known, doubted = (replace(pricer().profile, memory_sd=0.03, memory_sd_bytes=0.0, memory_doubt=doubt) for doubt in (0.0, 0.04))
+    known, doubted = (
+        replace(pricer().profile, memory_sd=0.03, memory_sd_bytes=0.0, memory_doubt=doubt)
+        for doubt in (0.0, 0.04)
+    )
     assert memory_deviation(known, np.array([GIB]))[0] == pytest.approx(0.03)
     assert memory_deviation(doubted, np.array([GIB]))[0] == pytest.approx(0.05)
 
@@ -92,11 +127,15 @@ def test_memory_deviates_as_runs_do_that_state_everything() -> None:
 
     def run(number: int, factor: float, complete: bool) -> Row:
         labels = {"complete": complete, "measured": {"peak_allocated_bytes": 40 * GIB * factor}}
-        estimate = SimpleNamespace(peak_allocated_bytes=40 * GIB, peak_reserved_bytes=None, memory=None)
+        estimate = SimpleNamespace(
+            peak_allocated_bytes=40 * GIB, peak_reserved_bytes=None, memory=None
+        )
         return Row.build(SimpleNamespace(labels=labels, id=number), estimate)  # type: ignore[arg-type]
 
     stated = [run(number, np.exp(0.06 if number % 2 else -0.06), True) for number in range(40)]
-    relative, fixed = fitted_deviation([*stated, *(run(number, 1.5, False) for number in range(60))])
+    relative, fixed = fitted_deviation(
+        [*stated, *(run(number, 1.5, False) for number in range(60))]
+    )
     assert np.hypot(relative, fixed / (40 * GIB)) * TWO_SIDED_90 == pytest.approx(0.06, rel=0.15)
     assert fitted_deviation(stated[:5]) == MEMORY_PRIOR
 
@@ -107,8 +146,12 @@ def test_probability_of_running_out_is_half_where_the_prediction_meets_the_limit
     found = oom_probability(p.profile, p.cluster, limit * np.array([0.5, 0.9, 1.0, 1.1]))
     assert found[2] == pytest.approx(0.5, abs=1e-6)
     assert (np.diff(found) > 0).all()
-    at_five_percent = limit * np.exp(-TWO_SIDED_90 * memory_deviation(p.profile, np.array([limit * 0.9])))
-    assert oom_probability(p.profile, p.cluster, at_five_percent)[0] == pytest.approx(0.05, abs=0.005)
+    at_five_percent = limit * np.exp(
+        -TWO_SIDED_90 * memory_deviation(p.profile, np.array([limit * 0.9]))
+    )
+    assert oom_probability(p.profile, p.cluster, at_five_percent)[0] == pytest.approx(
+        0.05, abs=0.005
+    )
 
 
 def test_a_stretch_covers_nine_in_ten() -> None:
@@ -136,14 +179,23 @@ def test_a_run_is_not_stretched_by_its_own_source() -> None:
 def test_basis_tells_what_was_measured() -> None:
     def job(trainer: str, gpu: str, **layout: object) -> Job:
         training = {"seq_len": 4096, "global_batch_size": 64, "trainer": trainer}
-        return Job.from_user({"model": "llama3-8b", "cluster": {"gpu": gpu, "num_gpus": 8}, "training": training, "layout": layout})
+        return Job.from_user(
+            {
+                "model": "llama3-8b",
+                "cluster": {"gpu": gpu, "num_gpus": 8},
+                "training": training,
+                "layout": layout,
+            }
+        )
 
     measured = job("torchtitan", "h100-sxm-80gb", tp=2)
     calibration = replace(Calibration.prior(), seen=seen([measured]))
 
     def of(asked: Job) -> dict[str, str]:
         assert asked.layout is not None
-        return dict(basis(calibration, asked.training.trainer, asked.cluster.gpu, asked.model, asked.layout))
+        return dict(
+            basis(calibration, asked.training.trainer, asked.cluster.gpu, asked.model, asked.layout)
+        )
 
     assert set(of(measured).values()) == {"calibrated"}
     assert of(job("torchtitan", "a100-sxm-80gb", tp=2))["tp"] == "interpolated"

@@ -20,7 +20,14 @@ SLOWER = 1.25
 
 def job(model: str = "llama3-8b", **layout: object) -> Job:
     training = {"seq_len": 8192, "global_batch_size": 64}
-    return Job.from_user({"model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "training": training, "layout": layout})
+    return Job.from_user(
+        {
+            "model": model,
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+            "training": training,
+            "layout": layout,
+        }
+    )
 
 
 def predicted(asked: Job, calibration: object = None) -> float:
@@ -31,7 +38,12 @@ def predicted(asked: Job, calibration: object = None) -> float:
 
 def measurement(name: str, asked: Job, factor: float = SLOWER, **fields: object) -> Measurement:
     numbers = {"rung": "probed", "step_seconds": factor * predicted(asked), **fields}
-    return Measurement(id=name, created_at="2026-01-01T00:00:00+00:00", job=asked, measured=Measured.model_validate(numbers))
+    return Measurement(
+        id=name,
+        created_at="2026-01-01T00:00:00+00:00",
+        job=asked,
+        measured=Measured.model_validate(numbers),
+    )
 
 
 RUNS = [measurement("a", job()), measurement("b", job(ac="full")), measurement("c", job(tp=2))]
@@ -58,7 +70,9 @@ def test_learning_makes_surer() -> None:
 
 def test_repeats_count_once_and_are_averaged() -> None:
     once = learn(shipped_calibration(), [measurement("a", job(), 1.2)])
-    noisy = learn(shipped_calibration(), [measurement("a", job(), 1.1), measurement("b", job(), 1.2**2 / 1.1)])
+    noisy = learn(
+        shipped_calibration(), [measurement("a", job(), 1.1), measurement("b", job(), 1.2**2 / 1.1)]
+    )
     assert noisy.shifts == pytest.approx(once.shifts, abs=1e-9)
     assert noisy.id != once.id
 
@@ -72,10 +86,11 @@ def test_same_runs_same_calibration_whatever_their_order() -> None:
 def test_what_tells_no_time_teaches_nothing() -> None:
     shipped = shipped_calibration()
     silent = [
-        measurement("a", job(), status="oom"), measurement("b", job(), rung="emulated"),
+        measurement("a", job(), status="oom"),
+        measurement("b", job(), rung="emulated"),
         measurement("d", job(), rung="imitated"),
         Measurement(id="c", created_at="", job=job(), measured=Measured(rung="probed")),
-    ]  # fmt: skip
+    ]
     assert learn(shipped, silent) is shipped
     assert learn(shipped, []) is shipped
 
@@ -84,14 +99,25 @@ def test_another_trainer_moves_less_than_the_one_that_ran() -> None:
     learnt = learn(shipped_calibration(), RUNS)
     own = np.log(predicted(job(), learnt) / predicted(job()))
     training = {"seq_len": 8192, "global_batch_size": 64, "trainer": "megatron"}
-    foreign = Job.from_user({"model": "llama3-8b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8}, "training": training, "layout": {}})
+    foreign = Job.from_user(
+        {
+            "model": "llama3-8b",
+            "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8},
+            "training": training,
+            "layout": {},
+        }
+    )
     assert abs(np.log(predicted(foreign, learnt) / predicted(foreign))) < 0.5 * own
     assert replace(learnt, id="x").fitted == shipped_calibration().fitted
 
 
 def test_runs_that_it_was_fitted_to_teach_nothing() -> None:
     calibration = shipped_calibration()
-    told = replace(calibration, fitted=calibration.fitted | {fingerprint(run.job, run.measured.step_seconds or 0.0) for run in RUNS[:2]})
+    told = replace(
+        calibration,
+        fitted=calibration.fitted
+        | {fingerprint(run.job, run.measured.step_seconds or 0.0) for run in RUNS[:2]},
+    )
     assert learn(told, RUNS[:2]) is told
     assert learn(told, RUNS).id.startswith(f"{told.id}+1-")
 
@@ -106,16 +132,27 @@ def kernel_run(gpu: str, factor: float) -> KernelRun:
     machine = on(gpu, "llama3-8b")
     sizes = [(8192, 4096, 4096), (8192, 14336, 4096), (8192, 4096, 14336)]
     shapes = [Shape.of("gemm", m=m, n=n, k=k) for m, n, k in sizes]
-    seconds = shape_seconds(alone(Pricer.build(machine.model, machine.cluster, machine.training)), shapes)
-    return KernelRun(job=machine, timings=tuple(Timing(shape=s, seconds=factor * float(t)) for s, t in zip(shapes, seconds, strict=True)))
+    seconds = shape_seconds(
+        alone(Pricer.build(machine.model, machine.cluster, machine.training)), shapes
+    )
+    return KernelRun(
+        job=machine,
+        timings=tuple(
+            Timing(shape=s, seconds=factor * float(t)) for s, t in zip(shapes, seconds, strict=True)
+        ),
+    )
 
 
 def on(gpu: str, model: str = "qwen3-8b") -> Job:
     training = {"seq_len": 8192, "global_batch_size": 64}
-    return Job.from_user({"model": model, "cluster": {"gpu": gpu, "num_gpus": 8}, "training": training, "layout": {}})
+    return Job.from_user(
+        {"model": model, "cluster": {"gpu": gpu, "num_gpus": 8}, "training": training, "layout": {}}
+    )
 
 
-def test_slow_products_alone_are_learnt_where_no_run_was_measured_and_hardly_where_many_were() -> None:
+def test_slow_products_alone_are_learnt_where_no_run_was_measured_and_hardly_where_many_were() -> (
+    None
+):
     moved = {}
     for gpu in (NEW_FAMILY, "h100-sxm-80gb"):
         learnt = learn(shipped_calibration(), [], [kernel_run(gpu, SLOWER)])
@@ -138,7 +175,10 @@ def test_kernels_as_predicted_move_nothing_and_make_surer() -> None:
 
 def test_what_no_kernel_could_be_so_far_off_teaches_no_more_than_its_reach() -> None:
     job = on(NEW_FAMILY)
-    far, near = (predicted(job, learn(shipped_calibration(), [], [kernel_run(NEW_FAMILY, factor)])) for factor in (50.0, 1.25))
+    far, near = (
+        predicted(job, learn(shipped_calibration(), [], [kernel_run(NEW_FAMILY, factor)]))
+        for factor in (50.0, 1.25)
+    )
     assert predicted(job) < far < near
 
 
@@ -148,7 +188,10 @@ def test_the_newest_timing_of_a_kernel_counts_and_timings_name_the_calibration()
     assert predicted(on(NEW_FAMILY), learnt) == pytest.approx(predicted(on(NEW_FAMILY)), rel=1e-6)
     assert learnt.id.startswith(f"{shipped_calibration().id}+0-")
     assert learnt.id != learn(shipped_calibration(), [], [slow]).id
-    assert learn(shipped_calibration(), [], [KernelRun(job=on(NEW_FAMILY), timings=())]) is shipped_calibration()
+    assert (
+        learn(shipped_calibration(), [], [KernelRun(job=on(NEW_FAMILY), timings=())])
+        is shipped_calibration()
+    )
 
 
 def test_kernels_and_runs_teach_together() -> None:

@@ -1,4 +1,6 @@
-"""What ends in the database teaches: measured layouts and timed kernels of one trainer and GPU, under the versions that they share."""
+"""What ends in the database teaches: measured layouts and timed kernels of one trainer and GPU,
+under the versions that they share.
+"""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,8 +23,10 @@ from planner.specs.measurement import Measured, Measurement
 
 GPU = "mi300x-192gb"
 BARE = {
-    "model": "llama3-8b", "cluster": {"gpu": GPU, "num_gpus": 8}, "training": {"seq_len": 8192, "global_batch_size": 64},
-}  # fmt: skip
+    "model": "llama3-8b",
+    "cluster": {"gpu": GPU, "num_gpus": 8},
+    "training": {"seq_len": 8192, "global_batch_size": 64},
+}
 JOB = Job.from_user({**BARE, "layout": {}})
 OTHER = Job.from_user({**BARE, "layout": {"ac": "full"}})
 VERSIONS = {"torch": "2.11.0", "gpu_name": "AMD Instinct MI300X"}
@@ -41,22 +45,42 @@ def seconds_of(job: Job, wiring: Wiring) -> float:
     return float(pricer.price(LayoutBatch.from_layouts([job.layout])).step_seconds[0])
 
 
-def timed(wiring: Wiring, number: int, factor: float = SLOWER, versions: dict[str, str] = VERSIONS, **training: Any) -> ProbeRecord:
+def timed(
+    wiring: Wiring,
+    number: int,
+    factor: float = SLOWER,
+    versions: dict[str, str] = VERSIONS,
+    **training: Any,
+) -> ProbeRecord:
     """A probe of kernels that ended, stored."""
     asked = {**BARE, "training": {**BARE["training"], **training}}
     job = Job.from_user(asked)
     each = factor * shape_seconds(alone(Pricer.build(job.model, job.cluster, job.training)), SHAPES)
-    rows = [{**shape.as_dict(), "status": "ok", "seconds": float(t), "software": versions} for shape, t in zip(SHAPES, each, strict=True)]
+    rows = [
+        {**shape.as_dict(), "status": "ok", "seconds": float(t), "software": versions}
+        for shape, t in zip(SHAPES, each, strict=True)
+    ]
     rows.append({**SHAPES[0].as_dict(), "status": "oom", "software": versions})
     record = ProbeRecord(
-        id=f"probe-{number}", created_at=datetime(2026, 1, number, tzinfo=UTC), job_hash="0" * 64, model="llama3-8b", gpu=GPU, num_gpus=1,
-        request={"job": asked, "kernels": [shape.as_dict() for shape in SHAPES]}, layout="2 kernels", pool="local",
-    )  # fmt: skip
+        id=f"probe-{number}",
+        created_at=datetime(2026, 1, number, tzinfo=UTC),
+        job_hash="0" * 64,
+        model="llama3-8b",
+        gpu=GPU,
+        num_gpus=1,
+        request={"job": asked, "kernels": [shape.as_dict() for shape in SHAPES]},
+        layout="2 kernels",
+        pool="local",
+    )
     wiring.probes.add([record])
     now = datetime.now(UTC)
     held = wiring.probes.claim(Lease(owner="here", now=now, seconds=60.0), probe_id=record.id)
     assert held is not None
-    wiring.probes.finish(held, ProbeEnd(state="done", results=({"gpu_seconds": 9.0, "outcome": {"timings": rows}},)), now)
+    wiring.probes.finish(
+        held,
+        ProbeEnd(state="done", results=({"gpu_seconds": 9.0, "outcome": {"timings": rows}},)),
+        now,
+    )
     return wiring.probes.get(record.id)
 
 
@@ -65,18 +89,31 @@ def run(name: str, factor: float, versions: dict[str, str], job: Job = JOB) -> M
     assert job.layout is not None
     seconds = float(pricer.price(LayoutBatch.from_layouts([job.layout])).step_seconds[0])
     measured = Measured(rung="probed", step_seconds=factor * seconds)
-    return Measurement(id=name, created_at="2026-02-01T00:00:00+00:00", job=job, measured=measured, software=versions)
+    return Measurement(
+        id=name,
+        created_at="2026-02-01T00:00:00+00:00",
+        job=job,
+        measured=measured,
+        software=versions,
+    )
 
 
 def test_timed_kernels_move_the_next_plan(wiring: Wiring) -> None:
     before = seconds_of(JOB, wiring)
     (record,) = teach_ended(wiring, [timed(wiring, 1)])
-    assert (record.trainer, record.gpu, record.num_runs, record.software) == ("torchtitan", GPU, 0, VERSIONS)
+    assert (record.trainer, record.gpu, record.num_runs, record.software) == (
+        "torchtitan",
+        GPU,
+        0,
+        VERSIONS,
+    )
     assert words_of(record).endswith("from timed kernels; plans and estimates use it")
     assert 1.05 * before < seconds_of(JOB, wiring) < SLOWER * before
     (again,) = teach_ended(wiring, [timed(wiring, 2, factor=1.0)])
     assert again.id != record.id
-    assert seconds_of(JOB, wiring) == pytest.approx(before, rel=1e-6), "the newest timing of a kernel counts"
+    assert seconds_of(JOB, wiring) == pytest.approx(before, rel=1e-6), (
+        "the newest timing of a kernel counts"
+    )
 
 
 def test_kernels_join_the_runs_under_their_versions_and_lose_none(wiring: Wiring) -> None:
@@ -90,7 +127,9 @@ def test_kernels_join_the_runs_under_their_versions_and_lose_none(wiring: Wiring
     wiring.measurements.add([run("m-2", 1.2, with_trainer)])
     (later,) = teach_stored(wiring, ["m-2"])
     assert later.num_runs == 2
-    assert len(set(later.document["fitted"]) - shipped_calibration().fitted) == len(SHAPES), "kernels teach with every later run"
+    assert len(set(later.document["fitted"]) - shipped_calibration().fitted) == len(SHAPES), (
+        "kernels teach with every later run"
+    )
 
 
 def test_kernels_under_other_versions_or_of_another_trainer_stay_out(wiring: Wiring) -> None:
@@ -101,7 +140,9 @@ def test_kernels_under_other_versions_or_of_another_trainer_stay_out(wiring: Wir
     assert set(record.document["fitted"]) == shipped_calibration().fitted
 
 
-def test_kernels_whose_versions_contradict_every_run_wait_and_displace_nothing(wiring: Wiring) -> None:
+def test_kernels_whose_versions_contradict_every_run_wait_and_displace_nothing(
+    wiring: Wiring,
+) -> None:
     wiring.measurements.add([run("m-1", 1.3, {"torch": "2.10.0"})])
     (taught,) = teach_stored(wiring, ["m-1"])
     after = seconds_of(JOB, wiring)
@@ -113,7 +154,9 @@ def test_kernels_whose_versions_contradict_every_run_wait_and_displace_nothing(w
 
 
 def test_kernels_join_a_run_that_does_not_name_its_torch(wiring: Wiring) -> None:
-    wiring.measurements.add([run("m-1", 1.2, {"trainer_version": "0.2.2", "gpu_name": VERSIONS["gpu_name"]})])
+    wiring.measurements.add(
+        [run("m-1", 1.2, {"trainer_version": "0.2.2", "gpu_name": VERSIONS["gpu_name"]})]
+    )
     (both,) = teach_ended(wiring, [timed(wiring, 1)])
     assert both.num_runs == 1
     assert len(set(both.document["fitted"]) - shipped_calibration().fitted) == len(SHAPES)
@@ -130,7 +173,9 @@ def test_what_a_study_counts_itself_is_left_out_of_its_calibration(wiring: Wirin
     alone_ = learn(shipped_calibration(), [run("m-2", 1.0, VERSIONS, OTHER)])
     assert without_first.id == alone_.id
     assert without_first.shifts == pytest.approx(alone_.shifts)
-    assert wiring.calibrations.get(alone_.id).num_runs == 1, "a plan's calibration is found by its id"
+    assert wiring.calibrations.get(alone_.id).num_runs == 1, (
+        "a plan's calibration is found by its id"
+    )
     latest = wiring.calibrations.latest("torchtitan", GPU)
     assert latest is not None
     assert latest.id == newest.id
@@ -143,7 +188,9 @@ def test_what_a_study_counts_itself_is_left_out_of_its_calibration(wiring: Wirin
 def test_kernels_of_a_job_that_is_none_any_more_are_passed_over(wiring: Wiring) -> None:
     lost = timed(wiring, 1)
     with wiring.engine.begin() as connection:
-        connection.exec_driver_sql("update probes set request = replace(request, 'llama3-8b', 'llama3-8c')")
+        connection.exec_driver_sql(
+            "update probes set request = replace(request, 'llama3-8b', 'llama3-8c')"
+        )
     assert "llama3-8c" in str(wiring.probes.get(lost.id).request)
     wiring.measurements.add([run("m-1", 1.2, VERSIONS)])
     (record,) = teach_stored(wiring, ["m-1"])

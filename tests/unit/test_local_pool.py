@@ -1,4 +1,6 @@
-"""GPUs from recorded answers of nvidia-smi, and leases on them: never two probes on one, never beside a stranger."""
+"""GPUs from recorded answers of nvidia-smi, and leases on them: never two probes on one, never
+beside a stranger.
+"""
 
 import subprocess
 import sys
@@ -15,7 +17,15 @@ from planner.catalog.clusters import load_gpu
 from planner.errors import ProbeError, SpecError
 from planner.specs.job import Job
 from probes.backends.local import LocalPool, PoolSettings
-from probes.backends.nvidia import Gpu, GpuProcess, Survey, is_same_gpu, parse_apps, parse_gpus, survey
+from probes.backends.nvidia import (
+    Gpu,
+    GpuProcess,
+    Survey,
+    is_same_gpu,
+    parse_apps,
+    parse_gpus,
+    survey,
+)
 from probes.launch import Held, Launcher, LaunchSettings, Watch
 from probes.protocol import ProbeResult, ProbeTask
 from tests.conftest import ROOT, clean_environment
@@ -26,7 +36,7 @@ GPUS = """\
 1, GPU-1d2c3b4a-0000-1111-2222-333344445555, 81559, 40123, 550.54.15, Disabled, NVIDIA H100 80GB HBM3
 2, GPU-2d2c3b4a-0000-1111-2222-333344445555, 81559, 5, 550.54.15, Enabled, NVIDIA H100 80GB HBM3
 3, GPU-3d2c3b4a-0000-1111-2222-333344445555, [N/A], [N/A], 550.54.15, [N/A], NVIDIA H100 80GB HBM3
-"""
+"""  # noqa: E501
 APPS = """\
 GPU-1d2c3b4a-0000-1111-2222-333344445555, 4242, 40118, /usr/bin/python3, -u, train.py
 GPU-1d2c3b4a-0000-1111-2222-333344445555, 4243, [N/A], [Insufficient Permissions]
@@ -48,7 +58,10 @@ class TestSmi:
         assert [gpu.sliced for gpu in seen.gpus] == [False, False, True, False]
         assert (seen.gpus[0].memory_bytes, seen.gpus[3].memory_bytes) == (81559 * 2**20, None)
         assert seen.gpus[0].stranger() is None
-        assert seen.gpus[1].stranger() == "pid 4242 (/usr/bin/python3, -u, train.py), pid 4243 ([Insufficient Permissions])"
+        assert (
+            seen.gpus[1].stranger()
+            == "pid 4242 (/usr/bin/python3, -u, train.py), pid 4243 ([Insufficient Permissions])"
+        )
 
     def test_memory_without_a_process_is_somebody_too(self) -> None:
         assert survey(answer(GPUS)).gpus[1].stranger() == "somebody unseen with 40,123 MiB"
@@ -89,11 +102,32 @@ class TestSmi:
         ],
     )
     def test_a_name_finds_its_catalogue_entry(self, name: str, mib: int, same: list[str]) -> None:
-        gpu = Gpu(index=0, uuid="", name=name, memory_bytes=mib * 2**20, used_bytes=0.0, driver="", sliced=False)
+        gpu = Gpu(
+            index=0,
+            uuid="",
+            name=name,
+            memory_bytes=mib * 2**20,
+            used_bytes=0.0,
+            driver="",
+            sliced=False,
+        )
         known = (
-            "h100-sxm-80gb", "h100-pcie-80gb", "h100-nvl-94gb", "h200-sxm-141gb", "a100-sxm-40gb", "a100-pcie-80gb", "v100-sxm-32gb",
-            "l4", "l40s", "rtx-4090", "rtx-5090", "rtx-pro-6000-96gb", "a6000-48gb", "h20-sxm-96gb", "l20",
-        )  # fmt: skip
+            "h100-sxm-80gb",
+            "h100-pcie-80gb",
+            "h100-nvl-94gb",
+            "h200-sxm-141gb",
+            "a100-sxm-40gb",
+            "a100-pcie-80gb",
+            "v100-sxm-32gb",
+            "l4",
+            "l40s",
+            "rtx-4090",
+            "rtx-5090",
+            "rtx-pro-6000-96gb",
+            "a6000-48gb",
+            "h20-sxm-96gb",
+            "l20",
+        )
         assert [entry for entry in known if is_same_gpu(load_gpu(entry), gpu)] == same
 
 
@@ -105,7 +139,9 @@ class FakeLauncher(Launcher):
         self.seconds = seconds
         self.spans: list[tuple[float, float, tuple[str, ...]]] = []
 
-    def run(self, task: ProbeTask, held: Held | None = None, watch: Watch | None = None) -> ProbeResult:
+    def run(
+        self, task: ProbeTask, held: Held | None = None, watch: Watch | None = None
+    ) -> ProbeResult:
         start = time.monotonic()
         time.sleep(self.seconds)
         assert held is not None
@@ -114,33 +150,49 @@ class FakeLauncher(Launcher):
 
 
 H100 = Gpu(
-    index=0, uuid="GPU-0", name="NVIDIA H100 80GB HBM3", memory_bytes=81559 * 2.0**20, used_bytes=0.0, driver="550", sliced=False
-)  # fmt: skip
+    index=0,
+    uuid="GPU-0",
+    name="NVIDIA H100 80GB HBM3",
+    memory_bytes=81559 * 2.0**20,
+    used_bytes=0.0,
+    driver="550",
+    sliced=False,
+)
 IDLE = tuple(replace(H100, index=number, uuid=f"GPU-{number}") for number in range(4))
 
 
 def task(num_gpus: int, gpu: str = "h100-sxm-80gb") -> ProbeTask:
     job = {
-        "model": "llama3-8b", "cluster": {"gpu": gpu, "num_gpus": num_gpus}, "layout": {"dp_shard": num_gpus},
+        "model": "llama3-8b",
+        "cluster": {"gpu": gpu, "num_gpus": num_gpus},
+        "layout": {"dp_shard": num_gpus},
         "training": {"seq_len": 1024, "global_batch_size": num_gpus},
-    }  # fmt: skip
+    }
     return ProbeTask(id="probe-1", job=job)
 
 
 def pool(
-    folder: Path, gpus: Sequence[Gpu] | Callable[[], Survey] = IDLE, *, seconds: float = 0.0, visible: str | None = None
+    folder: Path,
+    gpus: Sequence[Gpu] | Callable[[], Survey] = IDLE,
+    *,
+    seconds: float = 0.0,
+    visible: str | None = None,
 ) -> tuple[LocalPool, FakeLauncher]:
     launcher = FakeLauncher(seconds)
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     look = gpus if callable(gpus) else lambda: Survey(gpus=tuple(gpus))
-    settings = PoolSettings(leases=folder / "leases", look=look, environment=environment, stranger_seconds=1.0)
+    settings = PoolSettings(
+        leases=folder / "leases", look=look, environment=environment, stranger_seconds=1.0
+    )
     return LocalPool(launcher, settings), launcher
 
 
 class TestLeases:
     def test_side_by_side_where_they_fit_and_never_two_on_one(self, tmp_path: Path) -> None:
         here, launcher = pool(tmp_path, seconds=0.2)
-        threads = [threading.Thread(target=here.run, args=(task(size),)) for size in (2, 1, 1, 2, 4, 1)]
+        threads = [
+            threading.Thread(target=here.run, args=(task(size),)) for size in (2, 1, 1, 2, 4, 1)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -150,7 +202,12 @@ class TestLeases:
             for other_start, other_end, others in launcher.spans[number + 1 :]:
                 if start < other_end and other_start < end:
                     assert not set(devices) & set(others)
-        overlapping = [a for a in launcher.spans for b in launcher.spans if a is not b and a[0] < b[1] and b[0] < a[1]]
+        overlapping = [
+            a
+            for a in launcher.spans
+            for b in launcher.spans
+            if a is not b and a[0] < b[1] and b[0] < a[1]
+        ]
         assert overlapping
 
     def test_a_strangers_gpu_is_left_alone(self, tmp_path: Path) -> None:
@@ -165,14 +222,20 @@ class TestLeases:
         gone = time.monotonic() + 0.5
 
         def look() -> Survey:
-            return Survey(gpus=(H100 if time.monotonic() > gone else replace(H100, used_bytes=40e9),))
+            return Survey(
+                gpus=(H100 if time.monotonic() > gone else replace(H100, used_bytes=40e9),)
+            )
 
         here, launcher = pool(tmp_path, look)
         here.run(task(1))
         assert launcher.spans[0][0] >= gone
 
-    @pytest.mark.parametrize(("visible", "devices"), [("2,3", ("GPU-2", "GPU-3")), ("GPU-1,GPU-3", ("GPU-1", "GPU-3"))])
-    def test_what_we_were_given_is_all_we_use(self, tmp_path: Path, visible: str, devices: tuple[str, ...]) -> None:
+    @pytest.mark.parametrize(
+        ("visible", "devices"), [("2,3", ("GPU-2", "GPU-3")), ("GPU-1,GPU-3", ("GPU-1", "GPU-3"))]
+    )
+    def test_what_we_were_given_is_all_we_use(
+        self, tmp_path: Path, visible: str, devices: tuple[str, ...]
+    ) -> None:
         here, launcher = pool(tmp_path, visible=visible)
         here.run(task(2))
         assert launcher.spans[0][2] == devices
@@ -185,7 +248,9 @@ class TestLeases:
 
     def test_no_gpu_is_one_clear_line(self, tmp_path: Path) -> None:
         here, _ = pool(tmp_path, [])
-        with pytest.raises(ProbeError, match=r"no NVIDIA GPU to probe on: it has none; use --emulate .* gpu: cpu") as raised:
+        with pytest.raises(
+            ProbeError, match=r"no NVIDIA GPU to probe on: it has none; use --emulate .* gpu: cpu"
+        ) as raised:
             here.run(task(1))
         assert "\n" not in str(raised.value)
 
@@ -193,17 +258,27 @@ class TestLeases:
         here, _ = pool(tmp_path)
         with pytest.raises(SpecError, match="NVIDIA H100 80GB HBM3"):
             here.run(task(1, gpu="l4"))
-        own = {"name": "our-h100", "memory": "80 GiB", "memory_bandwidth": "3 TB/s", "peak_flops": {"bf16": "900 TFLOP/s"}}
-        with_own = task(1).model_copy(update={"job": {**task(1).job, "cluster": {"gpu": {**load_like(own)}, "num_gpus": 1}}})
+        own = {
+            "name": "our-h100",
+            "memory": "80 GiB",
+            "memory_bandwidth": "3 TB/s",
+            "peak_flops": {"bf16": "900 TFLOP/s"},
+        }
+        with_own = task(1).model_copy(
+            update={"job": {**task(1).job, "cluster": {"gpu": {**load_like(own)}, "num_gpus": 1}}}
+        )
         here.run(with_own)
 
     def test_a_lease_ends_with_its_process(self, tmp_path: Path) -> None:
         holder = (
             "import sys, time\nfrom pathlib import Path\nfrom probes.backends.local import _Locks\n"
-            "locks = _Locks(Path(sys.argv[1]))\nprint(locks.lock('gpu-GPU-0'), flush=True)\ntime.sleep(60)\n"
+            "locks = _Locks(Path(sys.argv[1]))\nprint(locks.lock('gpu-GPU-0'), "
+            "flush=True)\ntime.sleep(60)\n"
         )
         command = [sys.executable, "-c", holder, str(tmp_path / "leases")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=ROOT)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=ROOT
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == "True\n"
         here, launcher = pool(tmp_path, IDLE[:1])
@@ -226,5 +301,16 @@ class TestLeases:
 
 def load_like(values: dict[str, Any]) -> dict[str, Any]:
     """An inline GPU with what `values` leaves out taken from a known one."""
-    known = {"scale_up": {"gpus": 8, "bandwidth": "450 GB/s", "latency": "3 us"}, "scale_out": {"bandwidth": "400 Gb/s", "latency": "5 us"}}
-    return {"vendor": "nvidia", "family": "hopper", "power_limit": "700 W", "num_sms": 132, "boost_clock_hz": 1980000000, **known, **values}
+    known = {
+        "scale_up": {"gpus": 8, "bandwidth": "450 GB/s", "latency": "3 us"},
+        "scale_out": {"bandwidth": "400 Gb/s", "latency": "5 us"},
+    }
+    return {
+        "vendor": "nvidia",
+        "family": "hopper",
+        "power_limit": "700 W",
+        "num_sms": 132,
+        "boost_clock_hz": 1980000000,
+        **known,
+        **values,
+    }

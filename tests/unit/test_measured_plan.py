@@ -1,4 +1,6 @@
-"""Plans that spent probes stand by what they measured, on landscapes that are given and played again exactly."""
+"""Plans that spent probes stand by what they measured, on landscapes that are given and played
+again exactly.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +24,8 @@ from planner.specs.plan import Plan
 
 REQUEST: dict[str, Any] = {
     "model": {
-        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 16, "vocab_size": 256, "model_type": "llama", "name": "tiny",
     },
     "cluster": {"gpu": "cpu", "num_gpus": 2}, "training": {"seq_len": 32, "global_batch_size": 8},
@@ -53,7 +56,10 @@ class Pool:
             self.told.append((one.layout, step))
             job = Job.from_user({**REQUEST, "layout": one.layout.model_dump(mode="json")})
             numbers = Measured(rung="probed", step_seconds=step, gpu_seconds=10.0, steps=10)
-            yield one, Measurement(id=f"m-{len(self.told)}", created_at="", job=job, measured=numbers)
+            yield (
+                one,
+                Measurement(id=f"m-{len(self.told)}", created_at="", job=job, measured=numbers),
+            )
 
     def plan(self, max_probes: int = 8, **search: Any) -> Plan:
         probe = {**REQUEST["probe"], "max_probes": max_probes}
@@ -69,7 +75,9 @@ def played() -> tuple[Pool, Plan]:
     return pool, pool.plan()
 
 
-def test_number_one_is_the_fastest_measured_and_its_step_is_its_measurement(played: tuple[Pool, Plan]) -> None:
+def test_number_one_is_the_fastest_measured_and_its_step_is_its_measurement(
+    played: tuple[Pool, Plan],
+) -> None:
     pool, plan = played
     fastest = min(pool.told, key=lambda pair: pair[1])
     winner = plan.ranked[0]
@@ -80,7 +88,9 @@ def test_number_one_is_the_fastest_measured_and_its_step_is_its_measurement(play
     assert winner.source == "probed"
 
 
-def test_what_was_measured_is_listed_beyond_top_k_in_the_order_of_its_times(played: tuple[Pool, Plan]) -> None:
+def test_what_was_measured_is_listed_beyond_top_k_in_the_order_of_its_times(
+    played: tuple[Pool, Plan],
+) -> None:
     pool, plan = played
     asked = {layout for layout, _ in pool.told}
     assert len(asked) > 3, "more than top_k"
@@ -106,13 +116,34 @@ def test_the_screen_says_one_step(played: tuple[Pool, Plan]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "hint"), [(0.018, "expected 1.11 times as fast as number 1, and not measured: probe it next"), (0.01995, None)]
+    ("seconds", "hint"),
+    [
+        (0.018, "expected 1.11 times as fast as number 1, and not measured: probe it next"),
+        (0.01995, None),
+    ],
 )
-def test_an_unmeasured_layout_that_may_be_faster_says_so(played: tuple[Pool, Plan], seconds: float, hint: str | None) -> None:
+def test_an_unmeasured_layout_that_may_be_faster_says_so(
+    played: tuple[Pool, Plan], seconds: float, hint: str | None
+) -> None:
     _, plan = played
-    record = Record(row=0, status="ok", log_seconds=float(np.log(0.02)), variance=1e-4, runs=2, margin=None, message="")
+    record = Record(
+        row=0,
+        status="ok",
+        log_seconds=float(np.log(0.02)),
+        variance=1e-4,
+        runs=2,
+        margin=None,
+        message="",
+    )
     best, other = (
-        Ranked(row=row, layout=plan.ranked[row].layout, expected_seconds=step, sd=0.01, risk=0.0, record=known)
+        Ranked(
+            row=row,
+            layout=plan.ranked[row].layout,
+            expected_seconds=step,
+            sd=0.01,
+            risk=0.0,
+            record=known,
+        )
         for row, step, known in ((0, 0.02, record), (1, seconds, None))
     )
     paper = plan.ranked[1].model_copy(update={"reasons": ["as priced"], "measurement": None})
@@ -131,7 +162,9 @@ def test_whatever_was_measured_in_few_probes_an_answer_is_a_measured_one(seed: i
     winner, *others = pool.plan(max_probes=3, top_k=20).ranked
     assert winner.expected_step_seconds == pytest.approx(min(step for _, step in pool.told))
     slower = [entry for entry in others if entry.measurement]
-    assert all((entry.expected_step_seconds or 0.0) >= winner.expected_step_seconds for entry in slower)
+    assert all(
+        (entry.expected_step_seconds or 0.0) >= winner.expected_step_seconds for entry in slower
+    )
 
 
 def on_paper() -> Plan:
@@ -152,7 +185,9 @@ def test_where_no_probe_can_run_the_plan_on_paper_stands() -> None:
             yield one, Measurement(id="m", created_at="", job=job, measured=numbers)
 
     ports = Ports(clock=SystemClock(), ids=Ids())
-    plan = recommend(Job.from_user(REQUEST), ports=ports, probing=Probing(measure=broken, num_devices=2))
+    plan = recommend(
+        Job.from_user(REQUEST), ports=ports, probing=Probing(measure=broken, num_devices=2)
+    )
     assert [entry.layout for entry in plan.ranked] == [entry.layout for entry in on_paper().ranked]
     assert {entry.expected_step_seconds for entry in plan.ranked} == {None}
     assert plan.probing is not None

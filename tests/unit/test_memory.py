@@ -1,4 +1,6 @@
-"""Memory at the worst moment: ZeRO's table, what each switch moves, and peaks measured on an emulated rank."""
+"""Memory at the worst moment: ZeRO's table, what each switch moves, and peaks measured on an
+emulated rank.
+"""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -22,16 +24,27 @@ NOTHING = np.zeros((1, 1))
 
 def shapes(local: float = PARAMETERS, sharded: bool = True, **given: float) -> RankShapes:
     values = {f.name: NOTHING for f in fields(RankShapes)}
-    whole = {"local": np.full((1, 1), local), "shard": np.full((1, 1), local / (RANKS if sharded else 1))}
+    whole = {
+        "local": np.full((1, 1), local),
+        "shard": np.full((1, 1), local / (RANKS if sharded else 1)),
+    }
     said = {name: np.full((1, 1), value) for name, value in given.items()}
     gathered = {"gathered": whole["local"], "largest_gathered": said.get("largest_local", NOTHING)}
     return RankShapes(**values | whole | gathered | said)
 
 
-def memory(held: RankShapes, trainer: str = "megatron", microbatches: float = 1.0, optimizer: str = "adamw", **layout: Any) -> RankMemory:
+def memory(
+    held: RankShapes,
+    trainer: str = "megatron",
+    microbatches: float = 1.0,
+    optimizer: str = "adamw",
+    **layout: Any,
+) -> RankMemory:
     """Without workspace."""
     batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=RANKS)])
-    training = TrainingSpec.from_user({"seq_len": 128, "global_batch_size": 64, "trainer": trainer, "optimizer": optimizer})
+    training = TrainingSpec.from_user(
+        {"seq_len": 128, "global_batch_size": 64, "trainer": trainer, "optimizer": optimizer}
+    )
     return rank_memory(held, batch, np.array([microbatches]), training, TRAINERS[trainer], 0.0)
 
 
@@ -39,47 +52,66 @@ def states(memory: RankMemory) -> float:
     return float((memory.parameters + memory.gradients + memory.optimizer)[0, 0])
 
 
-# ---- states --------------------------------------------------------------------------------------------------------------
+# ---- states --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_zero_table(stage: int, gigabytes: float) -> None:
-    """Rajbhandari et al. 2020, figure 1: 7.5B parameters on 64 ranks, 2 + 2 + 12 bytes, gradients in 16 bit."""
+    """Rajbhandari et al. 2020, figure 1: 7.5B parameters on 64 ranks, 2 + 2 + 12 bytes, gradients
+    in 16 bit.
+    """
     m = memory(shapes(sharded=stage > 0), zero_stage=stage, reduce_dtype="bfloat16")
     assert states(m) / GIGA == pytest.approx(gigabytes, abs=0.05)
 
 
-@pytest.mark.parametrize(("stage", "bytes_each"), [(0, 18.0), (1, 6 + 12 / 64), (2, 2 + 16 / 64), (3, 18 / 64)])
+@pytest.mark.parametrize(
+    ("stage", "bytes_each"), [(0, 18.0), (1, 6 + 12 / 64), (2, 2 + 16 / 64), (3, 18 / 64)]
+)
 def test_megatron_keeps_gradients_in_fp32(stage: int, bytes_each: float) -> None:
     """Its own default (--accumulate-allreduce-grads-in-fp32 with bf16): 2 + 4 + 12 bytes."""
-    assert states(memory(shapes(sharded=stage > 0), zero_stage=stage)) / PARAMETERS == pytest.approx(bytes_each)
+    assert states(
+        memory(shapes(sharded=stage > 0), zero_stage=stage)
+    ) / PARAMETERS == pytest.approx(bytes_each)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_fsdp_shards_four_fp32_copies(stage: int) -> None:
-    """TorchTitan: parameters, gradients and both moments in fp32, sharded; ZeRO-2 keeps the bf16 copy until backward makes gradients."""
+    """TorchTitan: parameters, gradients and both moments in fp32, sharded; ZeRO-2 keeps the bf16
+    copy until backward makes gradients.
+    """
     m = memory(shapes(), trainer="torchtitan", zero_stage=stage)
     assert states(m) / PARAMETERS == pytest.approx(16 / 64 if stage == 3 else 12 / 64 + 2.0)
 
 
 def test_gradients_accumulate_sharded_without_a_pipeline() -> None:
-    """Between microbatches FSDP keeps sharded gradients beside the activations; in one microbatch they come as those go."""
+    """Between microbatches FSDP keeps sharded gradients beside the activations; in one microbatch
+    they come as those go.
+    """
     held = shapes(saved_bytes=20 * GIB, in_flight=1.0)
     once, often = (memory(held, trainer="torchtitan", microbatches=m) for m in (1.0, 4.0))
     assert float((often.allocated - once.allocated)[0, 0]) == pytest.approx(PARAMETERS * 4 / 64)
-    assert float(once.gradients[0, 0]) == 0.0, "at the worst moment, the loss, no gradient exists yet"
+    assert float(once.gradients[0, 0]) == 0.0, (
+        "at the worst moment, the loss, no gradient exists yet"
+    )
 
 
 def test_gradients_accumulate_whole_under_a_pipeline() -> None:
-    """FSDP2 under PP reduces once after the last microbatch: unsharded gradients in reduce_dtype stay until then."""
+    """FSDP2 under PP reduces once after the last microbatch: unsharded gradients in reduce_dtype
+    stay until then.
+    """
     held = shapes(saved_bytes=20 * GIB, in_flight=1.0)
     for dtype, width in (("float32", 4), ("bfloat16", 2)):
-        m = memory(held, trainer="torchtitan", microbatches=4.0, pp=2, zero_stage=3, reduce_dtype=dtype)
+        m = memory(
+            held, trainer="torchtitan", microbatches=4.0, pp=2, zero_stage=3, reduce_dtype=dtype
+        )
         assert float(m.gradients[0, 0]) == pytest.approx(PARAMETERS * width)
 
 
 def test_a_pipeline_keeps_parameters_gathered_unless_resharding_is_asked_for() -> None:
-    two, three = (memory(shapes(), trainer="torchtitan", pp=2, zero_stage=stage).parameters[0, 0] for stage in (2, 3))
+    two, three = (
+        memory(shapes(), trainer="torchtitan", pp=2, zero_stage=stage).parameters[0, 0]
+        for stage in (2, 3)
+    )
     assert two - three == pytest.approx(PARAMETERS * 2)
 
 
@@ -92,40 +124,56 @@ def test_offload_leaves_no_state_on_the_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "bytes_each"), [("adamw", 8.0), ("adamw-bf16-states", 4.0), ("sgd", 4.0), ("adafactor", 0.1), ("muon", 4.2)]
+    ("optimizer", "bytes_each"),
+    [("adamw", 8.0), ("adamw-bf16-states", 4.0), ("sgd", 4.0), ("adafactor", 0.1), ("muon", 4.2)],
 )
 def test_optimizer_states(optimizer: str, bytes_each: float) -> None:
-    """Two fp32 moments; two bf16; one of momentum; rows and columns; one momentum and AdamW for what is no matrix (judgement)."""
+    """Two fp32 moments; two bf16; one of momentum; rows and columns; one momentum and AdamW for
+    what is no matrix (judgement).
+    """
     assert OPTIMIZER_STATE_BYTES[optimizer] == bytes_each
     m = memory(shapes(), trainer="torchtitan", optimizer=optimizer)
     assert float(m.optimizer[0, 0]) == pytest.approx(PARAMETERS / 64 * bytes_each)
 
 
 def test_bf16_masters_halve_states_and_moments() -> None:
-    full, half = (memory(shapes(), trainer="torchtitan", master_dtype=dtype) for dtype in ("float32", "bfloat16"))
+    full, half = (
+        memory(shapes(), trainer="torchtitan", master_dtype=dtype)
+        for dtype in ("float32", "bfloat16")
+    )
     assert states(half) == pytest.approx(states(full) / 2)
 
 
 def test_optimizer_in_backward_keeps_one_layers_gradients() -> None:
     layer, held = 1e6, shapes(largest_local=1e6)
-    later, early = (memory(held, trainer="torchtitan", optimizer_in_backward=flag) for flag in (False, True))
-    assert float(later.allocated[0, 0]) == pytest.approx(PARAMETERS * 16 / 64 + layer * 4), "shards, and one layer's fp32 reduction"
+    later, early = (
+        memory(held, trainer="torchtitan", optimizer_in_backward=flag) for flag in (False, True)
+    )
+    assert float(later.allocated[0, 0]) == pytest.approx(PARAMETERS * 16 / 64 + layer * 4), (
+        "shards, and one layer's fp32 reduction"
+    )
     assert float(early.allocated[0, 0]) == pytest.approx(PARAMETERS * 12 / 64 + layer * 4)
 
 
 def test_transformer_engine_caches_fp8_weights() -> None:
-    plain, cached = (memory(shapes(copies_bytes=count * PARAMETERS)).parameters[0, 0] for count in (0, 1))
+    plain, cached = (
+        memory(shapes(copies_bytes=count * PARAMETERS)).parameters[0, 0] for count in (0, 1)
+    )
     assert cached - plain == PARAMETERS
 
 
-# ---- moments -------------------------------------------------------------------------------------------------------------
+# ---- moments -------------------------------------------------------------------------------------
 
 
 def test_the_worst_moment_is_the_worst_of_all() -> None:
-    """Logits at the loss, a recomputed layer with its gathered weights and gradients, all gradients at the update."""
+    """Logits at the loss, a recomputed layer with its gathered weights and gradients, all gradients
+    at the update.
+    """
     base = shapes(saved_bytes=10 * GIB, in_flight=1.0)
     at_loss = memory(replace(base, logits_bytes=np.full((1, 1), 40 * GIB)), trainer="torchtitan")
-    at_layer = memory(replace(base, last_layer_bytes=np.full((1, 1), 30 * GIB)), trainer="torchtitan")
+    at_layer = memory(
+        replace(base, last_layer_bytes=np.full((1, 1), 30 * GIB)), trainer="torchtitan"
+    )
     at_update = memory(shapes(local=1e11), trainer="torchtitan")
     assert (at_loss.logits > 0).all()
     assert float(at_loss.allocated[0, 0]) == pytest.approx(PARAMETERS * 12 / 64 + 50 * GIB)
@@ -134,16 +182,20 @@ def test_the_worst_moment_is_the_worst_of_all() -> None:
     assert float(at_update.allocated[0, 0]) == pytest.approx(1e11 * 16 / 64)
     for m in (at_loss, at_layer, at_update):
         parts = rows(m)
-        assert sum(parts[name] for name in parts if name not in ("allocated", "cached")) == pytest.approx(m.allocated)
+        assert sum(
+            parts[name] for name in parts if name not in ("allocated", "cached")
+        ) == pytest.approx(m.allocated)
 
 
 def test_activations_are_those_of_all_microbatches_in_flight() -> None:
     held = shapes(saved_bytes=GIB, boundary_bytes=GIB / 8)
-    m = memory(replace(held, in_flight=np.full((1, 1), 4.0)), trainer="torchtitan", pp=4, microbatches=8.0)
+    m = memory(
+        replace(held, in_flight=np.full((1, 1), 4.0)), trainer="torchtitan", pp=4, microbatches=8.0
+    )
     assert float(m.activations[0, 0]) == 4 * GIB * 9 / 8
 
 
-# ---- whole models --------------------------------------------------------------------------------------------------------
+# ---- whole models --------------------------------------------------------------------------------
 
 
 def pricer(model: Any = "llama3-8b", num_gpus: int = 8, **training: Any) -> Pricer:
@@ -154,13 +206,18 @@ def pricer(model: Any = "llama3-8b", num_gpus: int = 8, **training: Any) -> Pric
 
 def price(p: Pricer, **layout: Any) -> Prices:
     trainer = p.training.trainer
-    batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=p.cluster.num_gpus)])
+    batch = LayoutBatch.from_layouts(
+        [resolve_layout(layout, trainer=trainer, num_gpus=p.cluster.num_gpus)]
+    )
     return p.price(batch, every_rank=True)
 
 
-# FSDPMemTracker on one emulated rank of 8: Llama 3 8B, local batch 2, sequence 8192, eager, RMSNorm composite (it ran on a CPU) and keys
-# and values repeated (FINDINGS, "Emulated rank"). tests/torch_memory runs the same for hundreds of smaller cases.
-@pytest.mark.parametrize(("ac", "gib"), [("selective-op", 68.35), ("full", 41.29), ("none", 147.35)])
+# FSDPMemTracker on one emulated rank of 8: Llama 3 8B, local batch 2, sequence 8192, eager, RMSNorm
+# composite (it ran on a CPU) and keys and values repeated (FINDINGS, "Emulated rank").
+# tests/torch_memory runs the same for hundreds of smaller cases.
+@pytest.mark.parametrize(
+    ("ac", "gib"), [("selective-op", 68.35), ("full", 41.29), ("none", 147.35)]
+)
 def test_emulated_rank_of_llama3_8b(ac: str, gib: float) -> None:
     p = pricer(torch_version="2.7.0", trainer_version="0.2.1")
     allocated = price(p, micro_batch_size=2, ac=ac).peak_allocated_bytes[0]
@@ -168,9 +225,13 @@ def test_emulated_rank_of_llama3_8b(ac: str, gib: float) -> None:
 
 
 def test_emulated_rank_of_llama3_70b() -> None:
-    """FSDP 8 x TP 8, full recomputation, local batch 2; the tracked program kept logits whole on every TP rank."""
+    """FSDP 8 x TP 8, full recomputation, local batch 2; the tracked program kept logits whole on
+    every TP rank.
+    """
     p = pricer("llama3-70b", num_gpus=64, vocab_parallel_loss=False)
-    assert price(p, tp=8, micro_batch_size=2, ac="full").peak_allocated_bytes[0] / GIB == pytest.approx(39.17, rel=0.03)
+    assert price(p, tp=8, micro_batch_size=2, ac="full").peak_allocated_bytes[
+        0
+    ] / GIB == pytest.approx(39.17, rel=0.03)
 
 
 def test_states_of_a_whole_model_are_its_published_parameters() -> None:
@@ -205,7 +266,9 @@ def test_a_tied_head_is_copied_to_the_last_stage() -> None:
 
 
 def test_logits_are_local_under_a_vocabulary_parallel_loss() -> None:
-    """12 bytes a logit eager; under TP local and 16, DTensor's own backward, or whole where the trainer was told so."""
+    """12 bytes a logit eager; under TP local and 16, DTensor's own backward, or whole where the
+    trainer was told so.
+    """
     p = pricer(num_gpus=8)
     tokens, vocab = 8192, p.model.vocab_size
     assert float(price(p, ac="full").memory.logits[0, 0]) == 12.0 * tokens * vocab
@@ -214,9 +277,12 @@ def test_logits_are_local_under_a_vocabulary_parallel_loss() -> None:
     assert float(price(whole, ac="full", tp=8).memory.logits[0, 0]) == 12.0 * tokens * vocab
 
 
-@pytest.mark.parametrize(("schedule", "in_flight"), [("1F1B", [4, 3, 2, 1]), ("GPipe", [8, 8, 8, 8])])
+@pytest.mark.parametrize(
+    ("schedule", "in_flight"), [("1F1B", [4, 3, 2, 1]), ("GPipe", [8, 8, 8, 8])]
+)
 def test_microbatches_in_flight_by_schedule(schedule: str, in_flight: list[int]) -> None:
-    """8 microbatches on 4 ranks; activations of a middle rank are those in flight times one microbatch's.
+    """8 microbatches on 4 ranks; activations of a middle rank are those in flight times one
+    microbatch's.
 
     TorchTitan's split of 32 layers: embedding and head count as one each.
     """
@@ -232,7 +298,9 @@ def test_microbatches_in_flight_by_schedule(schedule: str, in_flight: list[int])
 
 
 def test_a_torch_pipeline_receives_every_microbatch_in_a_buffer_of_its_own() -> None:
-    """2 x 8 buffers of a middle stage, 8 of the first and last; tokens of the first stage are nothing beside them."""
+    """2 x 8 buffers of a middle stage, 8 of the first and last; tokens of the first stage are
+    nothing beside them.
+    """
     p = pricer("llama3-8b", num_gpus=4, seq_len=2048, global_batch_size=8)
     one = 2.0 * 2048 * 4096
     buffers = price(p, pp=4, ac="none", micro_batch_size=1).memory.buffers[:, 0]
@@ -240,10 +308,17 @@ def test_a_torch_pipeline_receives_every_microbatch_in_a_buffer_of_its_own() -> 
 
 
 def test_a_table_split_by_tp_has_a_gradient_as_large_as_the_whole_table() -> None:
-    """DTensor's rowwise embedding: a rank sums its tokens' rows of the whole table; in a pipeline this waits in fp32 for the reduction."""
+    """DTensor's rowwise embedding: a rank sums its tokens' rows of the whole table; in a pipeline
+    this waits in fp32 for the reduction.
+    """
     held = shapes(embedding_local=1e9, saved_bytes=GIB, in_flight=1.0)
     plain, split = (
-        memory(replace(held, embedding_whole=np.full((1, 1), times * 1e9)), trainer="torchtitan", pp=2, microbatches=4.0)
+        memory(
+            replace(held, embedding_whole=np.full((1, 1), times * 1e9)),
+            trainer="torchtitan",
+            pp=2,
+            microbatches=4.0,
+        )
         for times in (1.0, 8.0)
     )
     assert float((split.gradients - plain.gradients)[0, 0]) == pytest.approx(7e9 * 4)
@@ -259,7 +334,9 @@ def test_reserved_and_device_lie_above_allocated() -> None:
 
 
 def test_streams_do_not_share_what_they_freed() -> None:
-    """At the loss no gradient exists, but the allocator holds their shards' memory, which the reductions' stream freed, and two gathers."""
+    """At the loss no gradient exists, but the allocator holds their shards' memory, which the
+    reductions' stream freed, and two gathers.
+    """
     held = shapes(saved_bytes=30 * GIB, in_flight=1.0, largest_gathered=1e9, head_gathered=5e8)
     m = memory(held, trainer="torchtitan")
     assert float(m.gradients[0, 0]) == 0.0
@@ -270,9 +347,14 @@ def test_streams_do_not_share_what_they_freed() -> None:
 
 
 def test_what_is_too_small_for_logits_stays_cached() -> None:
-    """2 bytes a logit (the output in bf16, freed before the loss runs backward) and what the last layer's forward freed."""
+    """2 bytes a logit (the output in bf16, freed before the loss runs backward) and what the last
+    layer's forward freed.
+    """
     base = shapes(saved_bytes=GIB, in_flight=1.0, logits_bytes=12 * GIB, working_bytes=3 * GIB)
-    without, found = (memory(replace(base, leftover_bytes=np.full((1, 1), b)), trainer="torchtitan").cached for b in (0.0, 2 * GIB))
+    without, found = (
+        memory(replace(base, leftover_bytes=np.full((1, 1), b)), trainer="torchtitan").cached
+        for b in (0.0, 2 * GIB)
+    )
     assert float((found - without)[0, 0]) == pytest.approx(5 * GIB)
 
 
@@ -284,9 +366,13 @@ def test_a_compiled_loss_needs_8_bytes_a_logit_since_it_is_compiled() -> None:
 
 
 def test_deepspeed_adds_bf16_gradients_to_those_in_fp32() -> None:
-    """2 + 2 + 4 bytes and a share of 12; nothing is apart where both have 16 bits. Megatron's products add to the fp32 ones."""
+    """2 + 2 + 4 bytes and a share of 12; nothing is apart where both have 16 bits. Megatron's
+    products add to the fp32 ones.
+    """
     held = shapes()
-    assert states(memory(held, trainer="megatron-deepspeed", zero_stage=1)) / PARAMETERS == pytest.approx(8 + 12 / 64)
+    assert states(
+        memory(held, trainer="megatron-deepspeed", zero_stage=1)
+    ) / PARAMETERS == pytest.approx(8 + 12 / 64)
     narrow = memory(held, trainer="megatron-deepspeed", zero_stage=1, reduce_dtype="bfloat16")
     assert states(narrow) / PARAMETERS == pytest.approx(4 + 12 / 64)
     assert states(memory(held, zero_stage=1)) / PARAMETERS == pytest.approx(6 + 12 / 64)
@@ -294,16 +380,26 @@ def test_deepspeed_adds_bf16_gradients_to_those_in_fp32() -> None:
 
 def test_transformer_engine_keeps_an_empty_gradient_of_every_shape() -> None:
     """2 bytes an element of one layer's weights; forks of 2022 and 2023 ran their own products."""
-    held, training = shapes(distinct=1e9), {"seq_len": 128, "global_batch_size": 64, "trainer": "megatron"}
+    held, training = (
+        shapes(distinct=1e9),
+        {"seq_len": 128, "global_batch_size": 64, "trainer": "megatron"},
+    )
     batch = LayoutBatch.from_layouts([resolve_layout({}, trainer="megatron", num_gpus=RANKS)])
-    for version, kept in ((None, 2e9), ("NeMo 25.11", 2e9), ("2022", 0.0), ("Megatron-Core main 2026-08", 2e9)):
+    for version, kept in (
+        (None, 2e9),
+        ("NeMo 25.11", 2e9),
+        ("2022", 0.0),
+        ("Megatron-Core main 2026-08", 2e9),
+    ):
         spec = TrainingSpec.from_user({**training, "trainer_version": version})
         m = rank_memory(held, batch, np.array([1.0]), spec, TRAINERS["megatron"], 0.0)
         assert float(m.gradients[0, 0]) - 4 * PARAMETERS == pytest.approx(kept), version
 
 
 def test_a_layout_fits_if_it_does_once_the_cache_is_flushed() -> None:
-    """Out of memory is what no flush of the cache prevents: reserved memory at the limit is no coin toss."""
+    """Out of memory is what no flush of the cache prevents: reserved memory at the limit is no coin
+    toss.
+    """
     p = pricer()
     prices = price(p, ac="selective-op", micro_batch_size=2)
     assert float(prices.device_bytes[0]) == pytest.approx(p.cluster.usable_memory_bytes)
@@ -311,18 +407,30 @@ def test_a_layout_fits_if_it_does_once_the_cache_is_flushed() -> None:
 
 
 def test_near_the_limit_the_allocator_gives_cached_blocks_back() -> None:
-    """Reserved memory exceeds allocated by less when the device is nearly full, and never by less than the floor."""
+    """Reserved memory exceeds allocated by less when the device is nearly full, and never by less
+    than the floor.
+    """
     p = pricer()
-    roomy, tight = price(p, ac="full", micro_batch_size=2), price(p, ac="selective-op", micro_batch_size=2)
-    excess = [float(prices.peak_reserved_bytes[0] / prices.peak_allocated_bytes[0]) for prices in (roomy, tight)]
+    roomy, tight = (
+        price(p, ac="full", micro_batch_size=2),
+        price(p, ac="selective-op", micro_batch_size=2),
+    )
+    excess = [
+        float(prices.peak_reserved_bytes[0] / prices.peak_allocated_bytes[0])
+        for prices in (roomy, tight)
+    ]
     assert excess[0] > excess[1] > 1.0
 
 
 def test_experts_of_an_ep_group_are_reduced_apart_from_their_layer() -> None:
-    """fully_shard of its own around them: the larger of the two reductions is what is there at once."""
+    """fully_shard of its own around them: the larger of the two reductions is what is there at
+    once.
+    """
     p = pricer("mixtral-8x7b")
     for ep in (1, 8):
-        batch = LayoutBatch.from_layouts([resolve_layout({"ep": ep}, trainer="torchtitan", num_gpus=8)])
+        batch = LayoutBatch.from_layouts(
+            [resolve_layout({"ep": ep}, trainer="torchtitan", num_gpus=8)]
+        )
         shards = unit_shards(batch, p.update, p.fabric, p.profile, p.cluster.rank_order)
         dense, expert = (column[0, 0] for column in unit_parameters(p.model, batch))
         assert shards.local[0, 0] == dense + expert

@@ -15,7 +15,15 @@ torch = pytest.importorskip("torch")
 micro = pytest.importorskip("probes.micro")
 pytestmark = pytest.mark.torch
 
-ATTENTION = {"batch": 1, "heads": 4, "kv_heads": 2, "seq": 64, "head_dim": 16, "v_head_dim": 16, "window": 0}
+ATTENTION = {
+    "batch": 1,
+    "heads": 4,
+    "kv_heads": 2,
+    "seq": 64,
+    "head_dim": 16,
+    "v_head_dim": 16,
+    "window": 0,
+}
 ALONE = [
     Shape.of("gemm", m=64, n=48, k=32),
     Shape.of("gemm", dtype="float32", m=64, n=48, k=32),
@@ -24,7 +32,10 @@ ALONE = [
     Shape.of("grouped-gemm", m=16, n=32, k=32, groups=3),
     Shape.of("attention", **ATTENTION),
     Shape.of("attention-backward", **ATTENTION),
-    *(Shape.of("memory", name, bytes=65536) for name in ("copy", "add", "swiglu", "rmsnorm", "cross-entropy")),
+    *(
+        Shape.of("memory", name, bytes=65536)
+        for name in ("copy", "add", "swiglu", "rmsnorm", "cross-entropy")
+    ),
     Shape.of("optimizer", "adamw", "float32", parameters=10_000),
 ]
 NAMES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "send")
@@ -32,17 +43,47 @@ TOGETHER = [Shape.of("collective", name, bytes=8192, ranks=2, stride=1) for name
 
 
 def run(folder: Path, shapes: list[Shape], *launcher: str, seconds: float = 60.0) -> list[dict]:
-    (folder / "shapes.jsonl").write_text("".join(json.dumps(shape.as_dict()) + "\n" for shape in shapes))
-    arguments = ["--shapes", "shapes.jsonl", "--out", "out.jsonl", "--device", "cpu", "--each-seconds", "0.01", "--seconds", str(seconds)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    (folder / "shapes.jsonl").write_text(
+        "".join(json.dumps(shape.as_dict()) + "\n" for shape in shapes)
+    )
+    arguments = [
+        "--shapes",
+        "shapes.jsonl",
+        "--out",
+        "out.jsonl",
+        "--device",
+        "cpu",
+        "--each-seconds",
+        "0.01",
+        "--seconds",
+        str(seconds),
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     command = [sys.executable, *launcher, "-m", "probes.micro", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
 
 
 def test_every_kind_of_kernel_is_timed_here(tmp_path: Path) -> None:
-    absent = [Shape.of("gemm", dtype="nvfp4", m=64, n=64, k=64), Shape.of("attention", **{**ATTENTION, "window": 32}), TOGETHER[0]]
+    absent = [
+        Shape.of("gemm", dtype="nvfp4", m=64, n=64, k=64),
+        Shape.of("attention", **{**ATTENTION, "window": 32}),
+        TOGETHER[0],
+    ]
     first, *rows, last = run(tmp_path, [*ALONE, *absent])
     assert first["kind"] == "environment"
     assert last == {**last, "kind": "end", "measured": len(rows), "not_reached": []}
@@ -92,7 +133,9 @@ def test_every_kind_has_its_kernel() -> None:
     assert set(micro.KERNELS) == set(KINDS)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"kind": "gemm"}', '{"kind": "fft", "sizes": {"n": 1}}', "nonsense"])
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"kind": "gemm"}', '{"kind": "fft", "sizes": {"n": 1}}', "nonsense"]
+)
 def test_a_line_that_is_no_shape_is_named(text: str) -> None:
     good = json.dumps(ALONE[0].as_dict())
     with pytest.raises(ValueError, match="line 2 is no shape"):

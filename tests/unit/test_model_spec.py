@@ -13,7 +13,8 @@ from planner.specs.model import LayerKind, ModelSpec
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "hf_configs"
 DENSE = {
-    "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 2816,
+    "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "intermediate_size": 2816,
     "vocab_size": 32000,
 }  # fmt: skip
 MOE = {**DENSE, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
@@ -31,13 +32,22 @@ def without_name(model):
 
 class TestCatalogue:
     @pytest.mark.parametrize(
-        "name", ["llama3-70b", "LLAMA3-70B", " llama3-70b ", "meta-llama/Meta-Llama-3-70B", "META-LLAMA/meta-llama-3-70b"]
+        "name",
+        [
+            "llama3-70b",
+            "LLAMA3-70B",
+            " llama3-70b ",
+            "meta-llama/Meta-Llama-3-70B",
+            "META-LLAMA/meta-llama-3-70b",
+        ],
     )
     def test_names_and_aliases_whatever_their_case(self, name):
         assert ModelSpec.from_user(name) == load_model("llama3-70b")
 
     def test_no_alias_means_two_models(self):
-        aliases = [alias.lower() for name in model_names() for alias in (name, *model_entry(name).aliases)]
+        aliases = [
+            alias.lower() for name in model_names() for alias in (name, *model_entry(name).aliases)
+        ]
         assert len(aliases) == len(set(aliases))
 
     def test_every_entry_names_its_source(self):
@@ -49,14 +59,21 @@ class TestCatalogue:
         assert caught.value.faults[0].field == "job.model"
 
     @pytest.mark.parametrize(
-        ("alias", "name"), [("deepseek-r1", "deepseek-v3"), ("llama3.3-70b", "llama3.1-70b"), ("deepseek-ai/DeepSeek-R1", "deepseek-v3")]
+        ("alias", "name"),
+        [
+            ("deepseek-r1", "deepseek-v3"),
+            ("llama3.3-70b", "llama3.1-70b"),
+            ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+        ],
     )
     def test_models_of_the_same_shapes_are_aliases(self, alias, name):
         assert load_model(alias).name == name
 
     def test_round_trip_through_json(self):
         for name in model_names():
-            assert ModelSpec.model_validate_json(load_model(name).model_dump_json()) == load_model(name)
+            assert ModelSpec.model_validate_json(load_model(name).model_dump_json()) == load_model(
+                name
+            )
 
 
 class TestConfigFiles:
@@ -86,7 +103,10 @@ class TestConfigFiles:
             ("", "not valid JSON"),
             ('{"hidden_size": 64}', "model_type is missing"),
             ('{"model_type": "t5", "hidden_size": 64}', "'t5' is not supported"),
-            ('{"model_type": "blip", "text_config": {"hidden_size": 64}}', "'blip' with a text_config is not supported"),
+            (
+                '{"model_type": "blip", "text_config": {"hidden_size": 64}}',
+                "'blip' with a text_config is not supported",
+            ),
         ],
     )
     def test_bad_file_is_one_clear_fault(self, tmp_path, text, words):
@@ -95,7 +115,11 @@ class TestConfigFiles:
         assert words in next(iter(faults.values())).rule
 
     def test_missing_keys_are_all_named(self, tmp_path):
-        faults = faults_of(self.write(tmp_path, '{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32}'))
+        faults = faults_of(
+            self.write(
+                tmp_path, '{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32}'
+            )
+        )
         assert set(faults) == {"model.num_attention_heads", "model.vocab_size"}
         assert all(fault.rule == "is required" for fault in faults.values())
 
@@ -108,7 +132,10 @@ class TestConfigFiles:
         assert "not text" in faults_of(str(tmp_path / "binary.json"))["model"].rule
 
     def test_files_are_refused_where_the_caller_says_so(self):
-        assert "not read here" in faults_of(str(CONFIGS / "gpt2.json"), allow_files=False)["model"].rule
+        assert (
+            "not read here"
+            in faults_of(str(CONFIGS / "gpt2.json"), allow_files=False)["model"].rule
+        )
         assert "not read here" in faults_of("/etc/passwd", allow_files=False)["model"].rule
 
     def test_layer_types_must_fit(self, tmp_path):
@@ -123,38 +150,90 @@ class TestInline:
     def test_defaults_follow_hugging_face(self):
         keys = {key: value for key, value in DENSE.items() if key != "num_key_value_heads"}
         model = ModelSpec.from_user(keys)
-        assert (model.head_dim, model.num_key_value_heads, model.mlp, model.norm) == (64, 16, "swiglu", "rmsnorm")
-        assert not any((model.tie_word_embeddings, model.attention_bias, model.mlp_bias, model.is_moe, model.uses_mla))
+        assert (model.head_dim, model.num_key_value_heads, model.mlp, model.norm) == (
+            64,
+            16,
+            "swiglu",
+            "rmsnorm",
+        )
+        assert not any(
+            (
+                model.tie_word_embeddings,
+                model.attention_bias,
+                model.mlp_bias,
+                model.is_moe,
+                model.uses_mla,
+            )
+        )
 
     def test_gelu_is_as_gpt(self):
         model = ModelSpec.from_user({**DENSE, "mlp": "gelu"})
-        assert (model.norm, model.norm_bias, model.attention_bias, model.attention_output_bias, model.mlp_bias) == (
-            "layernorm",
-            *[True] * 4,
-        )
+        assert (
+            model.norm,
+            model.norm_bias,
+            model.attention_bias,
+            model.attention_output_bias,
+            model.mlp_bias,
+        ) == ("layernorm", *[True] * 4)
         assert model.position_embedding == "rope"
-        assert ModelSpec.from_user({**DENSE, "mlp": "gelu", "attention_bias": False, "mlp_bias": False}).attention_output_bias is False
+        assert (
+            ModelSpec.from_user(
+                {**DENSE, "mlp": "gelu", "attention_bias": False, "mlp_bias": False}
+            ).attention_output_bias
+            is False
+        )
 
     def test_gpt_parameters_by_hand(self):
         h, layers, vocab, positions = 64, 3, 1000, 128
-        keys = {"n_embd": h, "n_layer": layers, "n_head": 4, "vocab_size": vocab, "n_positions": positions, "mlp": "gelu"}
-        model = ModelSpec.from_user({**keys, "position_embedding": "learned", "tie_word_embeddings": True})
-        assert model.total_parameters() == layers * (12 * h * h + 13 * h) + (vocab + positions) * h + 2 * h
+        keys = {
+            "n_embd": h,
+            "n_layer": layers,
+            "n_head": 4,
+            "vocab_size": vocab,
+            "n_positions": positions,
+            "mlp": "gelu",
+        }
+        model = ModelSpec.from_user(
+            {**keys, "position_embedding": "learned", "tie_word_embeddings": True}
+        )
+        assert (
+            model.total_parameters()
+            == layers * (12 * h * h + 13 * h) + (vocab + positions) * h + 2 * h
+        )
 
     @pytest.mark.parametrize(
-        ("activation", "mlp"), [("silu", "swiglu"), ("gelu_new", "gelu"), ("gelu", "gelu"), ("relu2", "squared-relu"), ("relu", "gelu")]
+        ("activation", "mlp"),
+        [
+            ("silu", "swiglu"),
+            ("gelu_new", "gelu"),
+            ("gelu", "gelu"),
+            ("relu2", "squared-relu"),
+            ("relu", "gelu"),
+        ],
     )
     def test_mlp_from_the_activation(self, activation, mlp):
         assert ModelSpec.from_user({**DENSE, "hidden_act": activation}).mlp == mlp
 
     def test_gated_family_whatever_its_activation(self):
-        assert ModelSpec.from_user({**DENSE, "hidden_act": "gelu_pytorch_tanh", "model_type": "gemma2"}).mlp == "swiglu"
+        assert (
+            ModelSpec.from_user(
+                {**DENSE, "hidden_act": "gelu_pytorch_tanh", "model_type": "gemma2"}
+            ).mlp
+            == "swiglu"
+        )
 
     def test_base_is_overridden_key_by_key(self):
-        model = ModelSpec.from_user({"base": "llama3-70b", "num_hidden_layers": 12, "name": "short"})
-        assert without_name(model) == {**without_name(load_model("llama3-70b")), "num_hidden_layers": 12}
+        model = ModelSpec.from_user(
+            {"base": "llama3-70b", "num_hidden_layers": 12, "name": "short"}
+        )
+        assert without_name(model) == {
+            **without_name(load_model("llama3-70b")),
+            "num_hidden_layers": 12,
+        }
         assert model.name == "short"
-        assert ModelSpec.from_user({"base": "mistral-7b", "sliding_window": None}).sliding_layers == 0
+        assert (
+            ModelSpec.from_user({"base": "mistral-7b", "sliding_window": None}).sliding_layers == 0
+        )
         assert ModelSpec.from_user({"base": "gpt2", "n_layer": 3}).num_hidden_layers == 3
         assert ModelSpec.from_user({"base": "gpt2", "num_hidden_layers": 3}).num_hidden_layers == 3
         assert ModelSpec.from_user({"base": "deepseek-v2", "q_lora_rank": None}).q_lora_rank == 0
@@ -164,7 +243,12 @@ class TestInline:
         assert short.layer_windows() == (128, 0, 128, 0, 128)
 
     def test_base_loader_of_the_caller(self):
-        assert ModelSpec.from_user({"base": "mine", "vocab_size": 5}, base_loader=lambda name: DENSE).vocab_size == 5
+        assert (
+            ModelSpec.from_user(
+                {"base": "mine", "vocab_size": 5}, base_loader=lambda name: DENSE
+            ).vocab_size
+            == 5
+        )
 
     def test_a_spec_passes_through(self):
         model = load_model("gpt2")
@@ -176,40 +260,81 @@ class TestInline:
         assert caught.value.faults[0].field == "model.base"
 
     def test_keys_without_bearing_may_travel_along(self):
-        assert ModelSpec.from_user({**DENSE, "pretraining_tp": 1, "torch_dtype": "bfloat16"}) == ModelSpec.from_user(DENSE)
+        assert ModelSpec.from_user(
+            {**DENSE, "pretraining_tp": 1, "torch_dtype": "bfloat16"}
+        ) == ModelSpec.from_user(DENSE)
 
     @pytest.mark.parametrize(
         ("keys", "billions"),
         [
-            ({"hidden_size": 12288, "intermediate_size": 49152, "mlp": "gelu", "num_attention_heads": 96, "num_hidden_layers": 96}, 174.6),
-            ({"hidden_size": 13312, "intermediate_size": 53248, "mlp": "gelu", "num_attention_heads": 104, "num_hidden_layers": 82}, 175.1),
             (
                 {
-                    "hidden_size": 2048, "moe_intermediate_size": 768, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
-                    "num_hidden_layers": 48, "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 0,
+                    "hidden_size": 12288,
+                    "intermediate_size": 49152,
+                    "mlp": "gelu",
+                    "num_attention_heads": 96,
+                    "num_hidden_layers": 96,
+                },
+                174.6,
+            ),
+            (
+                {
+                    "hidden_size": 13312,
+                    "intermediate_size": 53248,
+                    "mlp": "gelu",
+                    "num_attention_heads": 104,
+                    "num_hidden_layers": 82,
+                },
+                175.1,
+            ),
+            (
+                {
+                    "hidden_size": 2048,
+                    "moe_intermediate_size": 768,
+                    "num_attention_heads": 32,
+                    "num_key_value_heads": 4,
+                    "head_dim": 128,
+                    "num_hidden_layers": 48,
+                    "n_routed_experts": 128,
+                    "num_experts_per_tok": 8,
+                    "n_shared_experts": 0,
                     "first_k_dense_replace": 0,
                 },
                 30.0,
             ),
         ],
-    )  # fmt: skip
+    )
     def test_rows_as_published_measurements_write_them(self, keys, billions):
-        model = ModelSpec.from_user({**keys, "vocab_size": 51200, "tie_word_embeddings": True, "name": "row"})
+        model = ModelSpec.from_user(
+            {**keys, "vocab_size": 51200, "tie_word_embeddings": True, "name": "row"}
+        )
         assert model.total_parameters() / 1e9 == pytest.approx(billions, abs=0.05)
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("value", [-1, 0, 1.5, math.nan, math.inf, "4096", True, 10**12, [4096], {"a": 1}, 1e12])
+    @pytest.mark.parametrize(
+        "value", [-1, 0, 1.5, math.nan, math.inf, "4096", True, 10**12, [4096], {"a": 1}, 1e12]
+    )
     def test_bad_sizes(self, value):
         fault = faults_of({**DENSE, "hidden_size": value})["model.hidden_size"]
         assert fault.rule
         assert "give 1 to" in fault.remedy
 
     def test_every_fault_is_reported_under_the_name_it_was_given_by(self):
-        keys = {**DENSE, "n_head": "many", "vocab_size": -5, "tie_word_embeddings": "yes", "hiden_size": 3, "mlp": "tanh"}
+        keys = {
+            **DENSE,
+            "n_head": "many",
+            "vocab_size": -5,
+            "tie_word_embeddings": "yes",
+            "hiden_size": 3,
+            "mlp": "tanh",
+        }
         del keys["num_attention_heads"]
         faults = faults_of(keys, field="job.model")
-        assert set(faults) == {f"job.model.{key}" for key in ("n_head", "vocab_size", "tie_word_embeddings", "hiden_size", "mlp")}
+        assert set(faults) == {
+            f"job.model.{key}"
+            for key in ("n_head", "vocab_size", "tie_word_embeddings", "hiden_size", "mlp")
+        }
         assert "hidden_size" in faults["job.model.hiden_size"].remedy
 
     @pytest.mark.parametrize(
@@ -217,13 +342,33 @@ class TestRefusals:
         [
             ({**DENSE, "num_key_value_heads": 5}, "num_key_value_heads", "does not divide 16"),
             ({**MOE, "num_experts_per_tok": 9}, "num_experts_per_tok", "more than the 8 experts"),
-            ({**DENSE, "num_experts_per_tok": 2}, "num_experts_per_tok", "without a number of experts"),
-            ({k: v for k, v in MOE.items() if k != "num_experts_per_tok"}, "num_experts_per_tok", "needed by a MoE"),
+            (
+                {**DENSE, "num_experts_per_tok": 2},
+                "num_experts_per_tok",
+                "without a number of experts",
+            ),
+            (
+                {k: v for k, v in MOE.items() if k != "num_experts_per_tok"},
+                "num_experts_per_tok",
+                "needed by a MoE",
+            ),
             ({**MOE, "first_k_dense_replace": 4}, "first_k_dense_replace", "no MoE layer"),
-            ({k: v for k, v in DENSE.items() if k != "intermediate_size"}, "intermediate_size", "needed by dense layers"),
-            ({**DENSE, "hidden_size": 1000}, "num_attention_heads", "do not divide hidden_size 1000"),
+            (
+                {k: v for k, v in DENSE.items() if k != "intermediate_size"},
+                "intermediate_size",
+                "needed by dense layers",
+            ),
+            (
+                {**DENSE, "hidden_size": 1000},
+                "num_attention_heads",
+                "do not divide hidden_size 1000",
+            ),
             ({**DENSE, "kv_lora_rank": 512}, "kv_lora_rank", "needs its head widths"),
-            ({**DENSE, "position_embedding": "learned"}, "max_position_embeddings", "needs its rows"),
+            (
+                {**DENSE, "position_embedding": "learned"},
+                "max_position_embeddings",
+                "needs its rows",
+            ),
             ({**DENSE, "n_embd": 512}, "n_embd", "another name of hidden_size"),
             ({**DENSE, "model_type": "bert"}, "model_type", "not a supported model type"),
             ({**DENSE, "model_type": "mixtral"}, "num_experts", "is required"),
@@ -254,7 +399,10 @@ class TestRefusals:
 class TestLayers:
     def test_leading_dense_layers(self):
         model = load_model("deepseek-v3")
-        assert model.distinct_layers() == ((LayerKind(moe=False, window=0), 3), (LayerKind(moe=True, window=0), 58))
+        assert model.distinct_layers() == (
+            (LayerKind(moe=False, window=0), 3),
+            (LayerKind(moe=True, window=0), 58),
+        )
 
     def test_llama4_alternates_dense_first(self):
         kinds = load_model("llama4-maverick").layer_kinds()
@@ -264,12 +412,25 @@ class TestLayers:
     def test_sliding_layers(self):
         assert load_model("gemma2-9b").sliding_layers == 21
         assert load_model("gemma3-27b").sliding_layers == 52
-        assert load_model("gemma3-27b").layer_windows()[:7] == (1024, 1024, 1024, 1024, 1024, 0, 1024)
+        assert load_model("gemma3-27b").layer_windows()[:7] == (
+            1024,
+            1024,
+            1024,
+            1024,
+            1024,
+            0,
+            1024,
+        )
         assert load_model("mistral-7b").sliding_layers == 32
         assert load_model("qwen2.5-7b").sliding_layers == 0
         assert (
             ModelSpec.from_user(
-                {"base": "qwen2.5-7b", "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 20}
+                {
+                    "base": "qwen2.5-7b",
+                    "use_sliding_window": True,
+                    "sliding_window": 64,
+                    "max_window_layers": 20,
+                }
             ).sliding_layers
             == 8
         )
@@ -282,12 +443,20 @@ class TestLayers:
 
     def test_widths_of_moe(self):
         model = load_model("mixtral-8x7b")
-        assert (model.intermediate_size, model.moe_intermediate_size, model.dense_mlp_parameters()) == (0, 14336, 0)
+        assert (
+            model.intermediate_size,
+            model.moe_intermediate_size,
+            model.dense_mlp_parameters(),
+        ) == (0, 14336, 0)
         shared = load_model("deepseek-v2")
         assert shared.shared_expert_intermediate_size == 2 * 1536
-        assert shared.moe_parameters() == 160 * shared.expert_parameters() + shared.shared_expert_parameters() + 160 * 5120
+        assert (
+            shared.moe_parameters()
+            == 160 * shared.expert_parameters() + shared.shared_expert_parameters() + 160 * 5120
+        )
 
     def test_mla_widths(self):
         model = load_model("deepseek-v3")
         assert (model.qk_head_dim, model.v_dim, model.head_dim) == (192, 128, 192)
-        assert model.attention_parameters() == 187_105_280  # DeepSeek-V3: q 1536 + 512 latents, 128 heads
+        # DeepSeek-V3: q 1536 + 512 latents, 128 heads
+        assert model.attention_parameters() == 187_105_280

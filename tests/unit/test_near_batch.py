@@ -1,4 +1,6 @@
-"""A batch size near the one asked for that would be much faster: which are tried, what is promised, and that the promise is kept."""
+"""A batch size near the one asked for that would be much faster: which are tried, what is promised,
+and that the promise is kept.
+"""
 
 from math import gcd
 
@@ -43,9 +45,19 @@ def odd() -> Plan:
 
 @pytest.mark.parametrize(
     ("asked", "num_gpus", "sizes"),
-    [(63, 64, [64]), (64, 64, []), (512, 256, []), (100, 64, [96, 104]), (7, 8, [8]), (1, 64, []), (9, 48, [8])],
+    [
+        (63, 64, [64]),
+        (64, 64, []),
+        (512, 256, []),
+        (100, 64, [96, 104]),
+        (7, 8, [8]),
+        (1, 64, []),
+        (9, 48, [8]),
+    ],
 )
-def test_batches_that_divide_among_more_ranks_are_near(asked: int, num_gpus: int, sizes: list[int]) -> None:
+def test_batches_that_divide_among_more_ranks_are_near(
+    asked: int, num_gpus: int, sizes: list[int]
+) -> None:
     assert nearby(asked, num_gpus) == sizes
 
 
@@ -53,7 +65,10 @@ def test_batches_that_divide_among_more_ranks_are_near(asked: int, num_gpus: int
 def test_only_near_sizes_that_share_more_with_the_gpus_are_tried(asked: int, num_gpus: int) -> None:
     found = nearby(asked, num_gpus)
     assert len(found) <= TRIED
-    assert all(abs(size - asked) <= NEAR * asked and gcd(size, num_gpus) > gcd(asked, num_gpus) for size in found)
+    assert all(
+        abs(size - asked) <= NEAR * asked and gcd(size, num_gpus) > gcd(asked, num_gpus)
+        for size in found
+    )
 
 
 def test_a_batch_that_does_not_divide_is_pointed_out_and_the_promise_is_kept(odd: Plan) -> None:
@@ -79,7 +94,9 @@ def test_nothing_is_priced_for_a_batch_that_divides(monkeypatch: pytest.MonkeyPa
 def test_what_the_user_fixed_stays(odd: Plan) -> None:
     """With the degrees fixed no other batch is faster a token."""
     layout = odd.ranked[0].layout
-    degrees = {name: getattr(layout, name) for name in ("dp_replicate", "dp_shard", "tp", "cp", "pp")}
+    degrees = {
+        name: getattr(layout, name) for name in ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+    }
     assert hints(plan_of(63, fix=degrees)) == []
 
 

@@ -1,4 +1,6 @@
-"""An error names the nearest thing one could do: a file beside the one that is missing, a config.json to download, a GPU to start from."""
+"""An error names the nearest thing one could do: a file beside the one that is missing, a
+config.json to download, a GPU to start from.
+"""
 
 import json
 from pathlib import Path
@@ -24,14 +26,21 @@ def remedy_of(call: Any) -> str:
 
 def test_a_model_of_the_hub_that_is_not_known_is_one_download_away() -> None:
     remedy = remedy_of(lambda: ModelSpec.from_user("mistralai/Mistral-Large-9"))
-    assert "download config.json of mistralai/Mistral-Large-9 from Hugging Face and pass its path" in remedy
+    assert (
+        "download config.json of mistralai/Mistral-Large-9 from Hugging Face and pass its path"
+        in remedy
+    )
     assert "did you mean mistral-" in remedy
     assert "config.json" in remedy_of(lambda: ModelSpec.from_user("my-own"))
-    assert "send the keys of its config.json" in remedy_of(lambda: ModelSpec.from_user("mistralai/Mistral-Large-9", allow_files=False))
+    assert "send the keys of its config.json" in remedy_of(
+        lambda: ModelSpec.from_user("mistralai/Mistral-Large-9", allow_files=False)
+    )
 
 
 def test_weights_are_not_a_model(tmp_path: Path) -> None:
-    assert "the config.json that stands beside them" in remedy_of(lambda: ModelSpec.from_user("model-00001.safetensors"))
+    assert "the config.json that stands beside them" in remedy_of(
+        lambda: ModelSpec.from_user("model-00001.safetensors")
+    )
 
 
 def test_a_gpu_that_is_not_known_is_described_by_the_nearest_one() -> None:
@@ -39,7 +48,12 @@ def test_a_gpu_that_is_not_known_is_described_by_the_nearest_one() -> None:
     assert remedy.startswith("did you mean h100")
     example = "{base: h100-sxm-80gb, name: mine, memory: 96 GiB}"
     assert example in remedy
-    assert GpuSpec.from_user({"base": "h100-sxm-80gb", "name": "mine", "memory": "96 GiB"}).memory_bytes == 96 * 2**30
+    assert (
+        GpuSpec.from_user(
+            {"base": "h100-sxm-80gb", "name": "mine", "memory": "96 GiB"}
+        ).memory_bytes
+        == 96 * 2**30
+    )
 
 
 def test_a_cluster_that_is_not_known_is_written_out() -> None:
@@ -53,9 +67,13 @@ def test_a_missing_file_names_the_one_beside_it(tmp_path: Path) -> None:
     assert near_file(tmp_path / "job.json") == f"did you mean {tmp_path}/job.yaml?"
     assert near_file(tmp_path / "train.toml") is None
     assert near_file(tmp_path / "no" / "job.yaml") == f"the folder {tmp_path}/no does not exist"
-    assert remedy_of(lambda: read_text(str(tmp_path / "jbo.yaml"), "--job")).startswith(f"did you mean {tmp_path}/job.yaml? Or give")
+    assert remedy_of(lambda: read_text(str(tmp_path / "jbo.yaml"), "--job")).startswith(
+        f"did you mean {tmp_path}/job.yaml? Or give"
+    )
     (tmp_path / "config.json").write_text(json.dumps({}))
-    assert f"{tmp_path}/config.json" in remedy_of(lambda: ModelSpec.from_user(str(tmp_path / "confg.json")))
+    assert f"{tmp_path}/config.json" in remedy_of(
+        lambda: ModelSpec.from_user(str(tmp_path / "confg.json"))
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""What a config.json says about a network beyond its shapes: read, kept, and without bearing on what a job is found by."""
+"""What a config.json says about a network beyond its shapes: read, kept, and without bearing on
+what a job is found by.
+"""
 
 import json
 from pathlib import Path
@@ -16,8 +18,12 @@ from planner.specs.titan_models import FLAVORS, lacking
 from planner.specs.titan_networks import shipped_facts
 
 SHAPES = {
-    "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "vocab_size": 32000, "intermediate_size": 4096,
-}  # fmt: skip
+    "hidden_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "vocab_size": 32000,
+    "intermediate_size": 4096,
+}
 
 
 def published(**keys: object) -> ModelSpec:
@@ -58,11 +64,16 @@ def test_a_scaling_that_lacks_its_numbers_is_a_fault() -> None:
 
 
 def test_keys_that_we_do_not_know_are_remembered() -> None:
-    assert published(wonder_factor=3, another=None, use_something=False).unread_keys == ("wonder_factor",)
+    assert published(wonder_factor=3, another=None, use_something=False).unread_keys == (
+        "wonder_factor",
+    )
 
 
 def test_a_network_does_not_change_what_a_job_is_found_by() -> None:
-    job = {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "training": {"seq_len": 8192, "global_batch_size": 64}}
+    job = {
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 8192, "global_batch_size": 64},
+    }
     hashes = {question_hash(Job.from_user({**job, "model": name})) for name in ("llama3.1-8b",)}
     other = {**inline_keys(load_model("llama3.1-8b")), "rope_theta": 777.0, "norm_eps": 1e-3}
     assert question_hash(Job.from_user({**job, "model": other})) in hashes
@@ -78,16 +89,27 @@ def test_an_activation_that_no_class_has_is_kept_and_refused() -> None:
 def test_an_alias_may_differ_in_a_number() -> None:
     assert ModelSpec.from_user("Qwen/Qwen3-235B-A22B-Instruct-2507").rope_theta == 5e6
     assert ModelSpec.from_user("Qwen/Qwen3-235B-A22B").rope_theta == 1e6
-    assert ModelSpec.from_user("moonshotai/Kimi-K2-Thinking").rope_theta is None  # not confirmed, so not said
+    # not confirmed, so not said
+    assert ModelSpec.from_user("moonshotai/Kimi-K2-Thinking").rope_theta is None
 
 
 def test_every_shipped_flavor_has_its_facts() -> None:
     for flavor in FLAVORS.values():
-        assert {"rope_theta", "norm_eps", "rope_scaling"} <= shipped_facts(flavor.module, flavor.flavor).keys()
+        assert {"rope_theta", "norm_eps", "rope_scaling"} <= shipped_facts(
+            flavor.module, flavor.flavor
+        ).keys()
 
 
 def test_a_file_is_read_to_the_same_network(tmp_path: Path) -> None:
-    text = json.dumps({**SHAPES, "architectures": ["X"], "model_type": "qwen3", "rope_theta": 5_000_000, "rms_norm_eps": 1e-6})
+    text = json.dumps(
+        {
+            **SHAPES,
+            "architectures": ["X"],
+            "model_type": "qwen3",
+            "rope_theta": 5_000_000,
+            "rms_norm_eps": 1e-6,
+        }
+    )
     (tmp_path / "config.json").write_text(text)
     model = ModelSpec.from_user(str(tmp_path))
     assert (model.rope_theta, model.norm_eps, model.hidden_act) == (5e6, 1e-6, "silu")
@@ -96,8 +118,12 @@ def test_a_file_is_read_to_the_same_network(tmp_path: Path) -> None:
 def test_a_variant_with_experts_that_the_bases_groups_do_not_divide_has_no_groups() -> None:
     base = ModelSpec.from_user({"base": "deepseek-v3"})
     same = ModelSpec.from_user({"base": "deepseek-v3", "n_routed_experts": 64})
-    fewer = ModelSpec.from_user({"base": "deepseek-v3", "n_routed_experts": 4, "num_experts_per_tok": 2})
+    fewer = ModelSpec.from_user(
+        {"base": "deepseek-v3", "n_routed_experts": 4, "num_experts_per_tok": 2}
+    )
     assert (same.n_group, same.topk_group) == (base.n_group, base.topk_group) == (8, 4)
     assert fewer.n_group == 0
     with pytest.raises(SpecError, match="does not divide 4 experts"):
-        ModelSpec.from_user({"base": "deepseek-v3", "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 8})
+        ModelSpec.from_user(
+            {"base": "deepseek-v3", "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 8}
+        )

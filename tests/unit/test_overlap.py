@@ -1,4 +1,6 @@
-"""Data-parallel communication under compute: FSDP's prefetch against streams played out, and the closed forms at the ends."""
+"""Data-parallel communication under compute: FSDP's prefetch against streams played out, and the
+closed forms at the ends.
+"""
 
 from typing import Any
 
@@ -16,21 +18,41 @@ from planner.specs.training import TrainingSpec
 LAYERS = 12
 
 
-def columns(forward: float, backward: float, gather: float, scatter: float, replicate: float = 0.0) -> UnitColumns:
+def columns(
+    forward: float, backward: float, gather: float, scatter: float, replicate: float = 0.0
+) -> UnitColumns:
     """One kind of layer, embedding and head, all with the same times."""
-    given = {"forward": forward, "backward": backward, "gather": gather, "scatter": scatter, "replicate": replicate}
+    given = {
+        "forward": forward,
+        "backward": backward,
+        "gather": gather,
+        "scatter": scatter,
+        "replicate": replicate,
+    }
     return UnitColumns(**{name: np.full((3, 1), value) for name, value in given.items()})
 
 
-def exposed(seconds: UnitColumns, microbatches: float = 1.0, trainer: str = "torchtitan", overlap: bool = True, **layout: Any) -> Exposed:
+def exposed(
+    seconds: UnitColumns,
+    microbatches: float = 1.0,
+    trainer: str = "torchtitan",
+    overlap: bool = True,
+    **layout: Any,
+) -> Exposed:
     batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=64)])
-    training = TrainingSpec.from_user({"seq_len": 128, "global_batch_size": 64, "trainer": trainer, "overlap": {"dp": overlap}})
+    training = TrainingSpec.from_user(
+        {"seq_len": 128, "global_batch_size": 64, "trainer": trainer, "overlap": {"dp": overlap}}
+    )
     units = np.array([[[float(LAYERS)], [1.0], [1.0]]])
-    return exposed_data_parallel(units, seconds, batch, np.array([microbatches]), training, TRAINERS[trainer], 1.0)
+    return exposed_data_parallel(
+        units, seconds, batch, np.array([microbatches]), training, TRAINERS[trainer], 1.0
+    )
 
 
 def played_forward(num_units: int, forward: float, gather: float) -> float:
-    """Two streams: unit i computes when its gather is done; the gather of unit i + 1 starts when unit i begins to compute."""
+    """Two streams: unit i computes when its gather is done; the gather of unit i + 1 starts when
+    unit i begins to compute.
+    """
     gathered, free = gather, 0.0
     for _ in range(num_units):
         start = max(free, gathered)
@@ -40,7 +62,9 @@ def played_forward(num_units: int, forward: float, gather: float) -> float:
 
 
 def played_backward(num_units: int, backward: float, gather: float, scatter: float) -> float:
-    """The same with gathers and reduce-scatters in one queue of the network; the last unit's parameters are still there."""
+    """The same with gathers and reduce-scatters in one queue of the network; the last unit's
+    parameters are still there.
+    """
     network, free, gathered = 0.0, 0.0, 0.0
     for unit in range(num_units):
         start = max(free, gathered)
@@ -54,15 +78,21 @@ def played_backward(num_units: int, backward: float, gather: float, scatter: flo
 @pytest.mark.parametrize("gather", [0.2, 0.9, 1.0, 1.7, 4.0])
 def test_forward_waits_are_the_prefetch_played_out(gather: float) -> None:
     ours = exposed(columns(1.0, 100.0, gather, 0.0), dp_shard=64, zero_stage=2).fsdp[0, 0]
-    assert ours == pytest.approx(played_forward(LAYERS + 2, 1.0, gather) + max(0.0, gather - 1.0), rel=1e-12)
+    assert ours == pytest.approx(
+        played_forward(LAYERS + 2, 1.0, gather) + max(0.0, gather - 1.0), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(("gather", "scatter"), [(0.2, 0.3), (0.6, 0.4), (1.0, 1.5), (3.0, 2.0)])
-def test_backward_waits_are_the_queue_played_out_but_for_its_ends(gather: float, scatter: float) -> None:
+def test_backward_waits_are_the_queue_played_out_but_for_its_ends(
+    gather: float, scatter: float
+) -> None:
     """Whatever runs at the ends is at most one unit's communication."""
     both = exposed(columns(1.0, 2.0, gather, scatter), dp_shard=64, zero_stage=3).fsdp[0, 0]
     forward = exposed(columns(1.0, 2.0, gather, 0.0), dp_shard=64, zero_stage=2).fsdp[0, 0]
-    assert both - forward == pytest.approx(played_backward(LAYERS + 2, 2.0, gather, scatter), abs=gather + scatter)
+    assert both - forward == pytest.approx(
+        played_backward(LAYERS + 2, 2.0, gather, scatter), abs=gather + scatter
+    )
 
 
 def test_what_compute_hides_leaves_the_first_gather_and_the_last_scatter() -> None:
@@ -74,37 +104,53 @@ def test_what_compute_hides_leaves_the_first_gather_and_the_last_scatter() -> No
 
 def test_without_overlap_everything_waits() -> None:
     units = LAYERS + 2
-    assert exposed(columns(1.0, 2.0, 0.1, 0.2), dp_shard=64, zero_stage=3, overlap=False).fsdp[0, 0] >= units * (0.1 + 0.1 + 0.2)
+    assert exposed(columns(1.0, 2.0, 0.1, 0.2), dp_shard=64, zero_stage=3, overlap=False).fsdp[
+        0, 0
+    ] >= units * (0.1 + 0.1 + 0.2)
 
 
-def test_under_a_pipeline_parameters_are_gathered_once_a_step_and_gradients_reduced_at_its_end() -> None:
+def test_under_a_pipeline_gathers_come_once_a_step_and_reductions_at_its_end() -> None:
     """ZeRO-2 under PP: the same waits for 4 and for 32 microbatches; ZeRO-3 pays for each."""
-    once = [exposed(columns(1.0, 2.0, 1.5, 0.2), m, dp_shard=16, pp=4, zero_stage=2).fsdp[0, 0] for m in (4.0, 32.0)]
-    each = [exposed(columns(1.0, 2.0, 1.5, 0.2), m, dp_shard=16, pp=4, zero_stage=3).fsdp[0, 0] for m in (4.0, 32.0)]
+    once = [
+        exposed(columns(1.0, 2.0, 1.5, 0.2), m, dp_shard=16, pp=4, zero_stage=2).fsdp[0, 0]
+        for m in (4.0, 32.0)
+    ]
+    each = [
+        exposed(columns(1.0, 2.0, 1.5, 0.2), m, dp_shard=16, pp=4, zero_stage=3).fsdp[0, 0]
+        for m in (4.0, 32.0)
+    ]
     assert once[0] == pytest.approx(once[1])
     assert each[1] > 4 * each[0] > 4 * once[0]
 
 
 def test_replicas_are_reduced_after_the_shards_and_counted_apart() -> None:
-    found = exposed(columns(1.0, 2.0, 0.1, 0.2, replicate=5.0), dp_replicate=2, dp_shard=32, zero_stage=3)
+    found = exposed(
+        columns(1.0, 2.0, 0.1, 0.2, replicate=5.0), dp_replicate=2, dp_shard=32, zero_stage=3
+    )
     assert found.dp[0, 0] == pytest.approx((LAYERS + 2) * (5.0 - 2.0))
 
 
 def test_a_distributed_optimizer_waits_for_what_one_backward_does_not_hide() -> None:
-    """One reduction of all gradients under the last backward, one gather under the first forward, however many microbatches."""
+    """One reduction of all gradients under the last backward, one gather under the first forward,
+    however many microbatches.
+    """
     units = LAYERS + 2
     for m in (1.0, 16.0):
-        found = exposed(columns(1.0, 2.0, 1.5, 2.5), m, trainer="megatron", dp_shard=64, zero_stage=1)
+        found = exposed(
+            columns(1.0, 2.0, 1.5, 2.5), m, trainer="megatron", dp_shard=64, zero_stage=1
+        )
         assert found.fsdp[0, 0] == pytest.approx(units * (2.5 - 2.0) + units * (1.5 - 1.0))
 
 
-# ---- context parallelism ---------------------------------------------------------------------------------------------------
+# ---- context parallelism -------------------------------------------------------------------------
 
 TOKENS, CP = 131072, 8
 
 
 def context(method: str, cp: int = CP) -> tuple[Pricer, float]:
-    """(pricer, seconds that context parallelism exposes in a step of one sequence without recomputation)."""
+    """(pricer, seconds that context parallelism exposes in a step of one sequence without
+    recomputation).
+    """
     job = Job.from_user(
         {
             "model": "llama3-8b",
@@ -113,7 +159,9 @@ def context(method: str, cp: int = CP) -> tuple[Pricer, float]:
         }
     )
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    layout = resolve_layout({"cp": cp, "cp_method": method, "ac": "none"}, trainer="fsdp", num_gpus=CP)
+    layout = resolve_layout(
+        {"cp": cp, "cp_method": method, "ac": "none"}, trainer="fsdp", num_gpus=CP
+    )
     return pricer, float(pricer.price(LayoutBatch.from_layouts([layout])).parts["cp"][0])
 
 
@@ -121,13 +169,20 @@ def seconds_of(pricer: Pricer, operation: str, payload_bytes: float) -> float:
     group = np.array([float(CP)]), np.array([1.0])
     profile = pricer.device.profile
     found = collective_seconds(
-        operation, np.array([payload_bytes]), *group, pricer.fabric, base_seconds=profile.collective_seconds, nvls_gain=profile.nvls_gain
+        operation,
+        np.array([payload_bytes]),
+        *group,
+        pricer.fabric,
+        base_seconds=profile.collective_seconds,
+        nvls_gain=profile.nvls_gain,
     )
     return float(found[0])
 
 
 def test_keys_and_values_of_all_tokens_are_gathered_or_passed_round() -> None:
-    """Forward: 2 x tokens x KV width x 2 bytes, (n - 1) / n of it received by every rank; backward their gradients the other way."""
+    """Forward: 2 x tokens x KV width x 2 bytes, (n - 1) / n of it received by every rank; backward
+    their gradients the other way.
+    """
     pricer, gathered = context("allgather")
     model = pricer.model
     whole = 2.0 * 2.0 * TOKENS * model.num_key_value_heads * model.head_dim
@@ -135,14 +190,21 @@ def test_keys_and_values_of_all_tokens_are_gathered_or_passed_round() -> None:
     assert gathered == pytest.approx(model.num_hidden_layers * sum(each), rel=1e-9)
     _, rotated = context("alltoall")
     each = [seconds_of(pricer, operation, whole) for operation in ("rotate", "rotate-gradients")]
-    assert rotated == pytest.approx(model.num_hidden_layers * (1.0 - pricer.profile.cp_hidden) * sum(each), rel=1e-9)
+    assert rotated == pytest.approx(
+        model.num_hidden_layers * (1.0 - pricer.profile.cp_hidden) * sum(each), rel=1e-9
+    )
 
 
 def test_ulysses_exchanges_its_own_tokens_of_queries_keys_values_and_outputs() -> None:
-    """Each rank sends its tokens' heads to the ranks that compute them, and back. Source: Jacobs et al. 2023 (DeepSpeed-Ulysses)."""
+    """Each rank sends its tokens' heads to the ranks that compute them, and back. Source: Jacobs et
+    al. 2023 (DeepSpeed-Ulysses).
+    """
     pricer, exchanged = context("ulysses")
     model = pricer.model
-    own = [2.0 * 2.0 * TOKENS / CP * heads * model.head_dim for heads in (model.num_key_value_heads, model.num_attention_heads)]
+    own = [
+        2.0 * 2.0 * TOKENS / CP * heads * model.head_dim
+        for heads in (model.num_key_value_heads, model.num_attention_heads)
+    ]
     each = sum(seconds_of(pricer, "all-to-all", payload) for payload in own)
     assert exchanged == pytest.approx(2.0 * model.num_hidden_layers * each, rel=1e-9)
     assert exchanged < context("allgather")[1]

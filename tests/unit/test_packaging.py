@@ -1,4 +1,6 @@
-"""What is imported is declared and pinned; images are made of files that exist and run commands that exist; manifests name what is read."""
+"""What is imported is declared and pinned; images are made of files that exist and run commands
+that exist; manifests name what is read.
+"""
 
 import ast
 import importlib
@@ -16,9 +18,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-NAMES = {"yaml": "pyyaml", "psycopg": "psycopg", "prometheus_client": "prometheus-client", "pydantic_settings": "pydantic-settings"}
+NAMES = {
+    "yaml": "pyyaml",
+    "psycopg": "psycopg",
+    "prometheus_client": "prometheus-client",
+    "pydantic_settings": "pydantic-settings",
+}
 BROUGHT_ALONG = {"starlette": "fastapi", "anyio": "fastapi"}  # parts of it that its users import
-WHERE_A_GPU_IS = {"torchao", "pynvml", "torchtitan", "triton"}  # optional, each absence a line of its own; see the probe program
+# optional, each absence a line of its own; see the probe program
+WHERE_A_GPU_IS = {"torchao", "pynvml", "torchtitan", "triton"}
 MISSING_ON_PURPOSE = {"a_package_that_nobody_has"}
 
 
@@ -27,14 +35,27 @@ def distribution(requirement: str) -> str:
 
 
 def declared(*extras: str) -> set[str]:
-    return {distribution(one) for one in (*PROJECT["dependencies"], *(one for extra in extras for one in EXTRAS[extra]))}
+    return {
+        distribution(one)
+        for one in (*PROJECT["dependencies"], *(one for extra in extras for one in EXTRAS[extra]))
+    }
 
 
 @lru_cache(maxsize=1)
 def own_modules() -> frozenset[str]:
     """Packages of the checkout, and files that a script or a test beside them imports by name."""
     files = [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
-    return frozenset({"planner", "api", "probes", "tests", "benchmarks", "alembic", *(path.stem for path in files)})
+    return frozenset(
+        {
+            "planner",
+            "api",
+            "probes",
+            "tests",
+            "benchmarks",
+            "alembic",
+            *(path.stem for path in files),
+        }
+    )
 
 
 def outside(*folders: str) -> Iterator[tuple[str, str]]:
@@ -42,16 +63,30 @@ def outside(*folders: str) -> Iterator[tuple[str, str]]:
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            names += (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            )
             for name in names:
                 top = name.partition(".")[0]
-                if top not in {*sys.stdlib_module_names, *own_modules(), *WHERE_A_GPU_IS, *MISSING_ON_PURPOSE}:
-                    yield str(path.relative_to(ROOT)), BROUGHT_ALONG.get(top, NAMES.get(top, top.lower()))
+                if top not in {
+                    *sys.stdlib_module_names,
+                    *own_modules(),
+                    *WHERE_A_GPU_IS,
+                    *MISSING_ON_PURPOSE,
+                }:
+                    yield (
+                        str(path.relative_to(ROOT)),
+                        BROUGHT_ALONG.get(top, NAMES.get(top, top.lower())),
+                    )
 
 
 @pytest.mark.parametrize(
     ("folders", "extras"),
-    [(("planner", "api"), ("postgres",)), (("probes",), ("probe",)), (("tests", "benchmarks"), ("dev", "postgres", "probe"))],
+    [
+        (("planner", "api"), ("postgres",)),
+        (("probes",), ("probe",)),
+        (("tests", "benchmarks"), ("dev", "postgres", "probe")),
+    ],
 )
 def test_every_import_is_declared(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
     found = list(outside(*folders))
@@ -60,8 +95,15 @@ def test_every_import_is_declared(folders: tuple[str, ...], extras: tuple[str, .
 
 
 def test_everything_declared_has_a_range_and_the_tests_a_pin() -> None:
-    pinned = {distribution(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")}
-    for requirement in (*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for one in extra)):
+    pinned = {
+        distribution(line)
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    }
+    for requirement in (
+        *PROJECT["dependencies"],
+        *(one for extra in EXTRAS.values() for one in extra),
+    ):
         name = distribution(requirement)
         assert "<" in requirement or name in ("types-pyyaml", "setuptools"), requirement
         assert name in pinned or name == "setuptools", f"{name} is not in constraints.txt"
@@ -70,7 +112,11 @@ def test_everything_declared_has_a_range_and_the_tests_a_pin() -> None:
 def test_images_are_made_of_what_is_there() -> None:
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     sources = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
-    let_in = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    let_in = {
+        line.removeprefix("!")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
     assert set(sources) == let_in
     assert all((ROOT / source).exists() for source in sources)
     stages = [line.split()[-1] for line in lines if line.startswith("FROM ")]
@@ -86,16 +132,27 @@ def test_images_run_commands_that_exist() -> None:
     from api.cli import root
 
     known = set(get_command(root.app).commands)  # type: ignore[attr-defined]
-    words = [json.loads(found) for found in re.findall(r"^(?:CMD|ENTRYPOINT) (\[.*\])$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)]
+    words = [
+        json.loads(found)
+        for found in re.findall(
+            r"^(?:CMD|ENTRYPOINT) (\[.*\])$", (ROOT / "Dockerfile").read_text(), re.MULTILINE
+        )
+    ]
     asked = {line[1] for line in words if line[0] == "planner-cli"}
     assert asked == {"serve", "worker", "probe"}
     assert asked <= known
 
 
 def test_manifests_name_every_kind_of_file_that_is_read() -> None:
-    files = [path for path in (ROOT / "planner").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    files = [
+        path
+        for path in (ROOT / "planner").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
     kinds = {path.suffix for path in files} - {".py", ".typed"}
-    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]
     assert {Path(pattern).suffix for pattern in tools["planner"]} == kinds
     assert {f"*{kind}" for kind in kinds} <= set((ROOT / "MANIFEST.in").read_text().split())
 
@@ -105,10 +162,13 @@ def test_packages_are_found_by_the_patterns_that_install_them(name: str) -> None
     importlib.import_module(name)
     from setuptools import find_packages
 
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "packages"
+    ]["find"]["include"]
     installed = set(find_packages(str(ROOT), include=patterns))
     folders = {
         ".".join(path.parent.relative_to(ROOT).parts)
-        for top in ("planner", "api", "probes") for path in (ROOT / top).rglob("*.py")
-    }  # fmt: skip
+        for top in ("planner", "api", "probes")
+        for path in (ROOT / top).rglob("*.py")
+    }
     assert folders - installed == set(), "a folder of code without __init__.py is not installed"

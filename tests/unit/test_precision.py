@@ -1,4 +1,6 @@
-"""Precision recipes: every field is read, and what libraries, releases and layers get is what their sources say."""
+"""Precision recipes: every field is read, and what libraries, releases and layers get is what their
+sources say.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -23,7 +25,16 @@ from planner.specs.job import Job
 from planner.specs.layout import PRECISIONS
 from planner.specs.trainers import TRAINERS
 from planner.work.ops import Gemm, Tensor
-from planner.work.precision import NOTHING, TORCHAO, TRANSFORMER_ENGINE, Operands, Recipe, bf16_tail, recipes_for, stays_16_bit
+from planner.work.precision import (
+    NOTHING,
+    TORCHAO,
+    TRANSFORMER_ENGINE,
+    Operands,
+    Recipe,
+    bf16_tail,
+    recipes_for,
+    stays_16_bit,
+)
 from planner.work.quantised import quantised_model
 
 Recipes = tuple[Recipe, ...]
@@ -41,12 +52,14 @@ class Case:
     layout: dict[str, Any] = field(default_factory=dict)
 
     def job(self) -> Job:
-        return Job.from_user({
-            "model": self.model,
-            "cluster": {"gpu": self.gpu, "num_gpus": 16},
-            "training": {"seq_len": 8192, "global_batch_size": 64, **self.trainer},
-            "layout": {"precision": self.precision, **self.layout},
-        })  # fmt: skip
+        return Job.from_user(
+            {
+                "model": self.model,
+                "cluster": {"gpu": self.gpu, "num_gpus": 16},
+                "training": {"seq_len": 8192, "global_batch_size": 64, **self.trainer},
+                "layout": {"precision": self.precision, **self.layout},
+            }
+        )
 
     def pricer(self) -> Pricer:
         job = self.job()
@@ -65,17 +78,37 @@ TE = {"trainer": "megatron"}
 KEPT = Case(precision="float8-tensorwise", layout={**TP, "compile": True, "ac": "none"})
 EAGER = Case(precision="float8-tensorwise", layout=TP)
 FUSED = Case(precision="float8-tensorwise", layout={**TP, "compile": True})
-GATHERED = Case(precision="float8-tensorwise", layout={"dp_shard": 16, "compile": True, "float8_all_gather": True})
+GATHERED = Case(
+    precision="float8-tensorwise",
+    layout={"dp_shard": 16, "compile": True, "float8_all_gather": True},
+)
 DELAYED = Case(precision="float8-delayed", trainer=TE, layout={**TP, "micro_batch_size": 4})
-EXPERTS = Case(precision="float8-rowwise", model="qwen3-30b-a3b", layout={"dp_shard": 16, "ep": 8, "compile": True})
-RINGED = Case(precision="float8-rowwise", model="qwen3-30b-a3b", layout={"dp_shard": 8, "cp": 2, "ep": 4, "compile": True})
+EXPERTS = Case(
+    precision="float8-rowwise",
+    model="qwen3-30b-a3b",
+    layout={"dp_shard": 16, "ep": 8, "compile": True},
+)
+RINGED = Case(
+    precision="float8-rowwise",
+    model="qwen3-30b-a3b",
+    layout={"dp_shard": 8, "cp": 2, "ep": 4, "compile": True},
+)
 ON_16 = {"dp_shard": 16, "ep": 8, "micro_batch_size": 4}
-GROUPED = Case(precision="mxfp8", model="qwen3-30b-a3b", gpu="b200-sxm-180gb", trainer=TE, layout=ON_16)
+GROUPED = Case(
+    precision="mxfp8", model="qwen3-30b-a3b", gpu="b200-sxm-180gb", trainer=TE, layout=ON_16
+)
 TITAN_03 = {"trainer_version": "0.3.0"}
-NVFP4 = Case(precision="nvfp4", gpu="b200-sxm-180gb", trainer=TITAN_03, layout={"dp_shard": 16, "compile": True, "ac": "none"})
+NVFP4 = Case(
+    precision="nvfp4",
+    gpu="b200-sxm-180gb",
+    trainer=TITAN_03,
+    layout={"dp_shard": 16, "compile": True, "ac": "none"},
+)
 
 
-def patched(case: Case, monkeypatch: pytest.MonkeyPatch, recipes: Recipes) -> tuple[Pricer, list[str]]:
+def patched(
+    case: Case, monkeypatch: pytest.MonkeyPatch, recipes: Recipes
+) -> tuple[Pricer, list[str]]:
     """A pricer whose trainer has these recipes, and the rules that its layout then breaks."""
     for module in (price, features):
         monkeypatch.setattr(module, "recipes_for", lambda *_: recipes)
@@ -84,12 +117,18 @@ def patched(case: Case, monkeypatch: pytest.MonkeyPatch, recipes: Recipes) -> tu
     job = case.job()
     assert job.layout is not None
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    return pricer, [f"{v.field}: {v.rule}" for v in violations(job.layout, job.model, job.cluster, job.training)]
+    return pricer, [
+        f"{v.field}: {v.rule}" for v in violations(job.layout, job.model, job.cluster, job.training)
+    ]
 
 
-def outcome(case: Case, monkeypatch: pytest.MonkeyPatch, change: Callable[[Recipe], Recipe]) -> tuple[float, float, tuple[str, ...]]:
+def outcome(
+    case: Case, monkeypatch: pytest.MonkeyPatch, change: Callable[[Recipe], Recipe]
+) -> tuple[float, float, tuple[str, ...]]:
     """(seconds, bytes, broken rules) when the case's recipe is another."""
-    recipes = tuple(change(known) if known.name == case.precision else known for known in case.recipes())
+    recipes = tuple(
+        change(known) if known.name == case.precision else known for known in case.recipes()
+    )
     pricer, broken = patched(case, monkeypatch, recipes)
     layout = case.job().layout
     assert layout is not None
@@ -97,16 +136,25 @@ def outcome(case: Case, monkeypatch: pytest.MonkeyPatch, change: Callable[[Recip
     return float(found.step_seconds[0]), float(found.device_bytes[0]), tuple(broken)
 
 
-# One change of every field that decides anything, and a layout for which it decides. `name` is the row's key.
+# One change of every field that decides anything, and a layout for which it decides. `name` is the
+# row's key.
 CHANGES: dict[str, tuple[Case, Any]] = {
-    "peak": (EAGER, "bf16"), "gain_key": (FUSED, "gemm_fp8_rowwise"), "forward": (FUSED, False), "input_grad": (FUSED, False),
-    "weight_grad": (FUSED, False), "experts": (EXPERTS, ""), "experts_alone": (RINGED, False), "bf16_layers": (NVFP4, 0.5),
-    "scale": (FUSED, None), "cast": (FUSED, None), "eager_scale": (EAGER, None), "eager_cast": (EAGER, None), "transposed": (DELAYED, None),
-    "padding": (GROUPED, 0.0), "fused_kernels": (FUSED, 200.0), "eager_kernels": (EAGER, 200.0), "weight_once": (DELAYED, False),
-    "column_amax": (FUSED, None), "row_amax": (FUSED, None), "step_amax": (GATHERED, 9.0), "gather_amax": (GATHERED, True),
-    "saved_bytes": (KEPT, 1.0), "saved_weight_bytes": (NVFP4, 2.0), "weight_copy_bytes": (DELAYED, 2.0), "weight_copies": (DELAYED, 1.0),
-    "native": (DELAYED, True), "wire_bytes": (GATHERED, 1.5), "tp_wire_bytes": (FUSED, 1.0), "tp_gradient_wire_bytes": (FUSED, 1.0),
-    "multiple": (FUSED, 10_000), "rows_multiple": (FUSED, 10_000), "fallback_multiple": (FUSED, 10_000), "small": (FUSED, ((1e9, 1e9),)),
+    "peak": (EAGER, "bf16"), "gain_key": (FUSED, "gemm_fp8_rowwise"), "forward": (FUSED, False),
+    "input_grad": (FUSED, False),
+    "weight_grad": (FUSED, False), "experts": (EXPERTS, ""), "experts_alone": (RINGED, False),
+    "bf16_layers": (NVFP4, 0.5),
+    "scale": (FUSED, None), "cast": (FUSED, None), "eager_scale": (EAGER, None),
+    "eager_cast": (EAGER, None), "transposed": (DELAYED, None),
+    "padding": (GROUPED, 0.0), "fused_kernels": (FUSED, 200.0), "eager_kernels": (EAGER, 200.0),
+    "weight_once": (DELAYED, False),
+    "column_amax": (FUSED, None), "row_amax": (FUSED, None), "step_amax": (GATHERED, 9.0),
+    "gather_amax": (GATHERED, True),
+    "saved_bytes": (KEPT, 1.0), "saved_weight_bytes": (NVFP4, 2.0),
+    "weight_copy_bytes": (DELAYED, 2.0), "weight_copies": (DELAYED, 1.0),
+    "native": (DELAYED, True), "wire_bytes": (GATHERED, 1.5), "tp_wire_bytes": (FUSED, 1.0),
+    "tp_gradient_wire_bytes": (FUSED, 1.0),
+    "multiple": (FUSED, 10_000), "rows_multiple": (FUSED, 10_000),
+    "fallback_multiple": (FUSED, 10_000), "small": (FUSED, ((1e9, 1e9),)),
 }  # fmt: skip
 BY_OPERAND = [f.name for f in fields(Recipe) if isinstance(getattr(TORCHAO[0], f.name), Operands)]
 
@@ -126,13 +174,19 @@ def test_every_field_decides_something(name: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("operand", Operands._fields)
 @pytest.mark.parametrize("name", BY_OPERAND)
-def test_every_operand_decides_something(name: str, operand: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_operand_decides_something(
+    name: str, operand: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All costs only add seconds."""
     case, _ = CHANGES[name]
 
     def change(recipe: Recipe) -> Recipe:
         costs = getattr(recipe, name)
-        return replace(recipe, weight_once=False, **{name: costs._replace(**{operand: getattr(costs, operand) + 20.0})})
+        return replace(
+            recipe,
+            weight_once=False,
+            **{name: costs._replace(**{operand: getattr(costs, operand) + 20.0})},
+        )
 
     before = outcome(case, monkeypatch, lambda recipe: replace(recipe, weight_once=False))
     assert outcome(case, monkeypatch, change)[0] > before[0]
@@ -141,26 +195,58 @@ def test_every_operand_decides_something(name: str, operand: str, monkeypatch: p
 @pytest.mark.parametrize("table", [TORCHAO, TRANSFORMER_ENGINE])
 def test_what_a_16_bit_recipe_must_not_have(table: Recipes) -> None:
     for recipe in table:
-        costs = (recipe.scale, recipe.cast, recipe.eager_scale, recipe.eager_cast, recipe.transposed, recipe.column_amax, recipe.row_amax)
+        costs = (
+            recipe.scale,
+            recipe.cast,
+            recipe.eager_scale,
+            recipe.eager_cast,
+            recipe.transposed,
+            recipe.column_amax,
+            recipe.row_amax,
+        )
         assert (costs != (NOTHING,) * 7) == recipe.low, recipe.name
-        assert recipe.low or (recipe.saved_bytes, recipe.wire_bytes, recipe.tp_wire_bytes, recipe.experts) == (2.0, 2.0, 2.0, "")
+        assert recipe.low or (
+            recipe.saved_bytes,
+            recipe.wire_bytes,
+            recipe.tp_wire_bytes,
+            recipe.experts,
+        ) == (2.0, 2.0, 2.0, "")
 
 
-# ---- rates ---------------------------------------------------------------------------------------------------------------
+# ---- rates ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gpu", sorted(gpu_names()))
 def test_every_precision_that_a_gpu_may_run_has_a_rate(gpu: str) -> None:
     case = Case(precision="bf16", gpu=gpu, layout={"dp_shard": 16})
     job = case.job()
-    able = features.gpu_precisions(Context(model=job.model, cluster=job.cluster, training=job.training))
+    able = features.gpu_precisions(
+        Context(model=job.model, cluster=job.cluster, training=job.training)
+    )
     assert not {*able} & {*lacking_precisions(case.pricer().device)}
 
 
 def test_recipes_with_kernels_of_their_own_have_curves_of_their_own() -> None:
     keys = {recipe.name: recipe.gain_key for recipe in TORCHAO}
-    assert len({keys[name] for name in ("float8-tensorwise", "float8-rowwise", "float8-blockwise", "mxfp8", "nvfp4", "bf16")}) == 6
-    assert keys["float8-delayed"] == keys["float8-tensorwise"], "the same cuBLAS kernel: one scale a tensor"
+    assert (
+        len(
+            {
+                keys[name]
+                for name in (
+                    "float8-tensorwise",
+                    "float8-rowwise",
+                    "float8-blockwise",
+                    "mxfp8",
+                    "nvfp4",
+                    "bf16",
+                )
+            }
+        )
+        == 6
+    )
+    assert keys["float8-delayed"] == keys["float8-tensorwise"], (
+        "the same cuBLAS kernel: one scale a tensor"
+    )
     for kernels in KERNELS.values():
         assert set(kernels.gemm) == set(kernels.gemm_half_depth)
 
@@ -170,10 +256,15 @@ def linear_seconds(case: Case, tokens: int, k: int, n: int) -> tuple[float, floa
     job = case.job()
     assert job.layout is not None
     pricer = case.pricer()
-    sizes = {name: np.array([float(value)]) for name, value in (("tokens", tokens), ("hidden", k), ("ffn", n))}
+    sizes = {
+        name: np.array([float(value)])
+        for name, value in (("tokens", tokens), ("hidden", k), ("ffn", n))
+    }
     site = replace(pricer.site(LayoutBatch.from_layouts([job.layout])), sizes=sizes)
     source, result = (Tensor(name=name, dims=("tokens", name)) for name in ("hidden", "ffn"))
-    op = Gemm(name="w", rows=("tokens",), cols=("ffn",), depth=("hidden",), saves=(source,), output=result)
+    op = Gemm(
+        name="w", rows=("tokens",), cols=("ffn",), depth=("hidden",), saves=(source,), output=result
+    )
     never, ever = np.zeros(1, dtype=np.bool_), np.ones(1)
     costs = [product_cost(site, op, share, never) for share in (0.0 * ever, ever)]
     high, low = (float((c.forward + c.input_grad + c.weight_grad)[0]) for c in costs)
@@ -183,59 +274,101 @@ def linear_seconds(case: Case, tokens: int, k: int, n: int) -> tuple[float, floa
 @pytest.mark.parametrize(
     ("tokens", "k", "n", "high", "low"),
     [
-        (8192, 8192, 8192, 5.027, 3.510), (16384, 8192, 1280, 1.954, 1.757), (16384, 1024, 8192, 1.701, 1.193),
-        (16384, 8192, 7168, 9.871, 5.707), (16384, 3584, 8192, 5.192, 3.034),
+        (8192, 8192, 8192, 5.027, 3.510),
+        (16384, 8192, 1280, 1.954, 1.757),
+        (16384, 1024, 8192, 1.701, 1.193),
+        (16384, 8192, 7168, 9.871, 5.707),
+        (16384, 3584, 8192, 5.192, 3.034),
     ],
-)  # fmt: skip
-def test_a_compiled_layer_takes_what_torchao_measured(tokens: int, k: int, n: int, high: float, low: float) -> None:
+)
+def test_a_compiled_layer_takes_what_torchao_measured(
+    tokens: int, k: int, n: int, high: float, low: float
+) -> None:
     """Milliseconds forward and backward on one H100, bf16 and float8 through the tensorwise kernel.
 
     Source: github.com/pytorch/ao pull requests 940 and 2185 (first table).
     """
-    ours = linear_seconds(Case(precision="float8-tensorwise", layout={"dp_shard": 16, "compile": True}), tokens, k, n)
+    ours = linear_seconds(
+        Case(precision="float8-tensorwise", layout={"dp_shard": 16, "compile": True}), tokens, k, n
+    )
     assert [1e3 * seconds for seconds in ours] == pytest.approx([high, low], rel=0.2)
 
 
 def test_scales_cost_less_the_larger_their_block() -> None:
-    """One scale a tensor or a row needs its own pass over it; blocks find theirs while they cast."""
+    """One scale a tensor or a row needs its own pass over it; blocks find theirs while they
+    cast.
+    """
     for table in (TORCHAO, TRANSFORMER_ENGINE):
         by = {recipe.name: recipe for recipe in table}
-        assert by["float8-blockwise"].scale.input < by["mxfp8"].scale.input < by["float8-tensorwise"].scale.input
+        assert (
+            by["float8-blockwise"].scale.input
+            < by["mxfp8"].scale.input
+            < by["float8-tensorwise"].scale.input
+        )
 
 
-# ---- which products --------------------------------------------------------------------------------------------------------
+# ---- which products ------------------------------------------------------------------------------
 
 
-def test_a_16_bit_weight_gradient_costs_its_product_and_saves_its_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_16_bit_weight_gradient_costs_its_product_and_saves_its_cast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """torchao's rowwise_with_gw_hp; plain rowwise multiplies all three in float8."""
     case = Case(precision="float8-rowwise", layout={"dp_shard": 16, "compile": True})
     assert case.recipe().weight_grad
     before = outcome(case, monkeypatch, lambda recipe: recipe)
-    assert outcome(case, monkeypatch, lambda recipe: replace(recipe, weight_grad=False))[0] > before[0]
-    gone = outcome(case, monkeypatch, lambda recipe: replace(recipe, weight_grad=False, cast=recipe.cast._replace(input_again=99.0)))
-    assert gone == outcome(case, monkeypatch, lambda recipe: replace(recipe, weight_grad=False)), "nothing is cast for it"
+    assert (
+        outcome(case, monkeypatch, lambda recipe: replace(recipe, weight_grad=False))[0] > before[0]
+    )
+    gone = outcome(
+        case,
+        monkeypatch,
+        lambda recipe: replace(
+            recipe, weight_grad=False, cast=recipe.cast._replace(input_again=99.0)
+        ),
+    )
+    assert gone == outcome(case, monkeypatch, lambda recipe: replace(recipe, weight_grad=False)), (
+        "nothing is cast for it"
+    )
 
 
-# ---- filters ---------------------------------------------------------------------------------------------------------------
+# ---- filters -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("precision", "k", "n", "stays"),
     [
-        ("float8-tensorwise", 4096, 1024, True), ("float8-tensorwise", 4112, 1024, False), ("float8-tensorwise", 4096, 1040, False),
-        ("float8-rowwise", 16384, 2048, True), ("float8-rowwise", 1024, 28672, True), ("float8-rowwise", 2048, 4096, True),
-        ("float8-rowwise", 2064, 4096, False), ("float8-rowwise", 2064, 2064, False), ("float8-rowwise", 8192, 8200, True),
-        ("mxfp8", 1024, 1024, False), ("mxfp8", 1000, 1024, True), ("bf16", 8192, 8192, True),
+        ("float8-tensorwise", 4096, 1024, True),
+        ("float8-tensorwise", 4112, 1024, False),
+        ("float8-tensorwise", 4096, 1040, False),
+        ("float8-rowwise", 16384, 2048, True),
+        ("float8-rowwise", 1024, 28672, True),
+        ("float8-rowwise", 2048, 4096, True),
+        ("float8-rowwise", 2064, 4096, False),
+        ("float8-rowwise", 2064, 2064, False),
+        ("float8-rowwise", 8192, 8200, True),
+        ("mxfp8", 1024, 1024, False),
+        ("mxfp8", 1000, 1024, True),
+        ("bf16", 8192, 8192, True),
     ],
-)  # fmt: skip
-def test_small_and_unaligned_layers_stay_in_16_bits(precision: str, k: int, n: int, stays: bool) -> None:
+)
+def test_small_and_unaligned_layers_stay_in_16_bits(
+    precision: str, k: int, n: int, stays: bool
+) -> None:
     assert stays_16_bit(recipes_for(TITAN, "0.2.2")[PRECISIONS.index(precision)], k, n) == stays
 
 
 def test_the_filter_sees_whole_weights_and_decides_by_layer() -> None:
-    """Llama 3 8B: keys and values are 4096 x 1024; 70B: 8192 x 1024. The head and the router are never asked."""
-    small, large = (quantised_model(load_model(name), recipes_for(TITAN, "0.2.2")).shares for name in ("llama3-8b", "llama3-70b"))
-    tensorwise, rowwise = (PRECISIONS.index(name) for name in ("float8-tensorwise", "float8-rowwise"))
+    """Llama 3 8B: keys and values are 4096 x 1024; 70B: 8192 x 1024. The head and the router are
+    never asked.
+    """
+    small, large = (
+        quantised_model(load_model(name), recipes_for(TITAN, "0.2.2")).shares
+        for name in ("llama3-8b", "llama3-70b")
+    )
+    tensorwise, rowwise = (
+        PRECISIONS.index(name) for name in ("float8-tensorwise", "float8-rowwise")
+    )
     assert {name for name, share in small.items() if share[tensorwise] == 0} == {"wk", "wv"}
     assert not {name for name, share in large.items() if share[tensorwise] == 0}
     assert {name for name, share in large.items() if share[rowwise] == 0} == {"wk", "wv"}
@@ -250,7 +383,9 @@ def test_nvfp4_keeps_the_last_layers() -> None:
 
 
 def test_experts_have_recipes_of_their_own() -> None:
-    """TorchTitan 0.2 has grouped float8 products without PP and CP only; 0.1 has none; nvfp4 has none anywhere in torchao."""
+    """TorchTitan 0.2 has grouped float8 products without PP and CP only; 0.1 has none; nvfp4 has
+    none anywhere in torchao.
+    """
 
     def of(version: str | None, precision: str) -> tuple[str, bool]:
         recipe = recipes_for(TITAN, version)[PRECISIONS.index(precision)]
@@ -261,17 +396,30 @@ def test_experts_have_recipes_of_their_own() -> None:
     assert of("0.1.0", "float8-rowwise")[0] == of("0.2.2", "nvfp4")[0] == ""
 
 
-# ---- wires -----------------------------------------------------------------------------------------------------------------
+# ---- wires ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("version", "wire"),
-    [("0.1.0", 1.0), ("0.2.2", 2.0), ("0.3.0", 2.0), (None, 2.0), ("6ba7a1f, 2025-03-14", 1.0), ("5b5d46856b, 2025-10-14", 2.0)],
+    [
+        ("0.1.0", 1.0),
+        ("0.2.2", 2.0),
+        ("0.3.0", 2.0),
+        (None, 2.0),
+        ("6ba7a1f, 2025-03-14", 1.0),
+        ("5b5d46856b, 2025-10-14", 2.0),
+    ],
 )
-def test_torchtitan_gathers_tp_inputs_in_float8_only_while_its_plan_found_the_converter(version: str | None, wire: float) -> None:
+def test_torchtitan_gathers_tp_inputs_in_float8_only_while_its_plan_found_the_converter(
+    version: str | None, wire: float
+) -> None:
     recipes = recipes_for(TITAN, version)
     assert recipes[PRECISIONS.index("float8-tensorwise")].tp_wire_bytes == wire
-    assert all(recipe.tp_wire_bytes == 2.0 for recipe in recipes if recipe.name in ("bf16", "float8-rowwise", "mxfp8", "nvfp4"))
+    assert all(
+        recipe.tp_wire_bytes == 2.0
+        for recipe in recipes
+        if recipe.name in ("bf16", "float8-rowwise", "mxfp8", "nvfp4")
+    )
 
 
 def exposed_tp(case: Case) -> float:
@@ -284,56 +432,88 @@ def test_the_release_decides_what_tp_sends() -> None:
     layout = {"dp_shard": 2, "tp": 8, "compile": True, "micro_batch_size": 2}
     old, new, plain = (
         exposed_tp(Case(precision=precision, trainer={"trainer_version": version}, layout=layout))
-        for precision, version in (("float8-tensorwise", "0.1.0"), ("float8-tensorwise", "0.2.2"), ("bf16", "0.2.2"))
+        for precision, version in (
+            ("float8-tensorwise", "0.1.0"),
+            ("float8-tensorwise", "0.2.2"),
+            ("bf16", "0.2.2"),
+        )
     )
     assert old < 0.95 * plain, "one of four equal parts in half the bytes"
     assert new >= plain, "the same bytes, and reductions of scales"
 
 
 @pytest.mark.parametrize("name", ["float8-tensorwise", "float8-rowwise"])
-def test_tp_reduces_scales_of_operands_that_are_split(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two a layer: a column-parallel one's gradient and weight, a row-parallel one's input and weight.
+def test_tp_reduces_scales_of_operands_that_are_split(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two a layer: a column-parallel one's gradient and weight, a row-parallel one's input and
+    weight.
 
-    Source: torchao float8_linear.py and float8_utils.py (amax over the device mesh of a split tensor).
+    Source: torchao float8_linear.py and float8_utils.py (amax over the device mesh of a split
+        tensor).
     """
     case = Case(precision=name, layout={**TP, "compile": True})
     assert (sum(case.recipe().column_amax), sum(case.recipe().row_amax)) == (2, 2)
     free = replace(case.recipe(), column_amax=NOTHING, row_amax=NOTHING)
 
     def reducing(count: float) -> float:
-        return outcome(case, monkeypatch, lambda _: replace(free, column_amax=Operands(gradient=count)))[0]
+        return outcome(
+            case, monkeypatch, lambda _: replace(free, column_amax=Operands(gradient=count))
+        )[0]
 
     none, one, two = map(reducing, (0.0, 1.0, 2.0))
     assert two - one == pytest.approx(one - none)
     assert one > none
 
 
-def test_scales_of_all_weights_in_one_reduction_are_cheaper_than_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchao's precompute_float8_dynamic_scale_for_fsdp, which our TorchTitan export switches on; plain torch has none."""
+def test_scales_of_all_weights_in_one_reduction_are_cheaper_than_one_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torchao's precompute_float8_dynamic_scale_for_fsdp, which our TorchTitan export switches on;
+    plain torch has none.
+    """
     one = outcome(GATHERED, monkeypatch, lambda recipe: recipe)[0]
-    each = outcome(GATHERED, monkeypatch, lambda recipe: replace(recipe, gather_amax=True, step_amax=0.0))[0]
+    each = outcome(
+        GATHERED, monkeypatch, lambda recipe: replace(recipe, gather_amax=True, step_amax=0.0)
+    )[0]
     assert each > one
     plain = recipes_for(TRAINERS["fsdp"], None)[PRECISIONS.index("float8-tensorwise")]
     assert (plain.gather_amax, plain.step_amax) == (True, 0.0)
 
 
 def test_quantised_gathers_cast_one_ranks_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transformer Engine casts before it gathers; without sequence parallelism every rank casts the whole input."""
-    split = Case(precision="mxfp8", gpu="b200-sxm-180gb", trainer=TE, layout={"dp_shard": 2, "tp": 8, "micro_batch_size": 8})
+    """Transformer Engine casts before it gathers; without sequence parallelism every rank casts the
+    whole input.
+    """
+    split = Case(
+        precision="mxfp8",
+        gpu="b200-sxm-180gb",
+        trainer=TE,
+        layout={"dp_shard": 2, "tp": 8, "micro_batch_size": 8},
+    )
 
     def casts(case: Case) -> float:
-        dear = outcome(case, monkeypatch, lambda recipe: replace(recipe, cast=Operands(input=400.0)))[0]
+        dear = outcome(
+            case, monkeypatch, lambda recipe: replace(recipe, cast=Operands(input=400.0))
+        )[0]
         return dear - outcome(case, monkeypatch, lambda recipe: replace(recipe, cast=NOTHING))[0]
 
-    assert casts(replace(split, layout={**split.layout, "sequence_parallel": False})) > 1.5 * casts(split)
+    assert casts(replace(split, layout={**split.layout, "sequence_parallel": False})) > 1.5 * casts(
+        split
+    )
 
 
-# ---- saved bytes -----------------------------------------------------------------------------------------------------------
+# ---- saved bytes ---------------------------------------------------------------------------------
 
 
 def test_saved_bytes_count_their_scales() -> None:
-    """One byte a 32 for mx, fp32 a 128 for blocks, one byte a 16 for nvfp4; torchao's fp8 keeps the 16-bit input."""
-    te, ao = ({recipe.name: recipe.saved_bytes for recipe in table} for table in (TRANSFORMER_ENGINE, TORCHAO))
+    """One byte a 32 for mx, fp32 a 128 for blocks, one byte a 16 for nvfp4; torchao's fp8 keeps the
+    16-bit input.
+    """
+    te, ao = (
+        {recipe.name: recipe.saved_bytes for recipe in table}
+        for table in (TRANSFORMER_ENGINE, TORCHAO)
+    )
     assert te["mxfp8"] == 33 / 32
     assert te["float8-blockwise"] == 1 + 4 / 128
     assert te["nvfp4"] == ao["nvfp4"] == 9 / 16
@@ -341,7 +521,7 @@ def test_saved_bytes_count_their_scales() -> None:
     assert ao["float8-tensorwise"] == ao["float8-rowwise"] == ao["mxfp8"] == 2.0
 
 
-# ---- words -----------------------------------------------------------------------------------------------------------------
+# ---- words ---------------------------------------------------------------------------------------
 
 
 def sentences(case: Case) -> str:
@@ -351,11 +531,17 @@ def sentences(case: Case) -> str:
 
 
 def test_a_plan_says_what_low_precision_leaves_and_costs() -> None:
-    said = sentences(Case(precision="float8-tensorwise", layout={"dp_shard": 2, "tp": 8, "compile": True}))
+    said = sentences(
+        Case(precision="float8-tensorwise", layout={"dp_shard": 2, "tp": 8, "compile": True})
+    )
     assert "float8-tensorwise leaves wk, wv in 16 bits" in said
     assert "scaling and casting for float8-tensorwise takes" in said
     assert "TP all-gathers stay in 16 bits" in said
     assert "the last 5 of 32 layers" in sentences(NVFP4)
     assert sentences(Case(precision="bf16", layout=TP)) == ""
-    old = Case(precision="float8-tensorwise", trainer={"trainer_version": "0.1.0"}, layout={"dp_shard": 2, "tp": 8, "compile": True})
+    old = Case(
+        precision="float8-tensorwise",
+        trainer={"trainer_version": "0.1.0"},
+        layout={"dp_shard": 2, "tp": 8, "compile": True},
+    )
     assert "stay in 16 bits under" not in sentences(old)

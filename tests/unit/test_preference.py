@@ -1,4 +1,6 @@
-"""Which layout comes first: expected throughput, what can be told apart, and what a mechanism has to bring."""
+"""Which layout comes first: expected throughput, what can be told apart, and what a mechanism has
+to bring.
+"""
 
 import json
 from collections import Counter
@@ -44,7 +46,9 @@ def layout(values: dict) -> Layout:
     return resolve_layout(values, trainer="torchtitan", num_gpus=8)
 
 
-def chosen(values: list[dict], seconds: list[float], oom: list[float] | None = None, own: float = 0.06) -> int:
+def chosen(
+    values: list[dict], seconds: list[float], oom: list[float] | None = None, own: float = 0.06
+) -> int:
     """The place of the layout that comes first."""
     batch = layouts(*values)
     weighed = Weighed(points=points(batch, NODE), unmeasured=unmeasured(batch, NODE))
@@ -82,7 +86,13 @@ def test_what_can_be_told_apart_is_not_given_up() -> None:
 
 def test_nobody_gives_up_more_than_the_limit_for_simplicity() -> None:
     """Nine points would be worth 18%, and the model could not tell."""
-    many = PIPED | {"tp": 2, "dp_shard": 1, "cp": 2, "pp_schedule": "Interleaved1F1B", "precision": "float8-rowwise"}
+    many = PIPED | {
+        "tp": 2,
+        "dp_shard": 1,
+        "cp": 2,
+        "pp_schedule": "Interleaved1F1B",
+        "precision": "float8-rowwise",
+    }
     slower = 10.0 * (1.0 + MOST_GIVEN_UP + 0.01)
     assert points(layouts(many), NODE)[0] > 5
     assert chosen([PLAIN, many], [slower, 10.0], own=0.5) == 1
@@ -147,9 +157,15 @@ def test_measured_says_whether_a_published_run_has_the_mechanism() -> None:
         ({"tp": 8, "compile": True, "async_tp": True}, ["tensor parallelism", "async TP"]),
         (PIPED, ["a pipeline"]),
         (PIPED | {"layers_per_stage": (20, 12)}, ["a pipeline", "a layer split of its own"]),
-        (PIPED | {"pp_schedule": "Interleaved1F1B"}, ["a pipeline", "several stages a pipeline rank"]),
+        (
+            PIPED | {"pp_schedule": "Interleaved1F1B"},
+            ["a pipeline", "several stages a pipeline rank"],
+        ),
         (BUDGET, ["an activation memory budget"]),
-        ({"cp": 2, "cp_method": "alltoall"}, ["context parallelism", "keys and values passed round a ring"]),
+        (
+            {"cp": 2, "cp_method": "alltoall"},
+            ["context parallelism", "keys and values passed round a ring"],
+        ),
     ],
 )
 def test_what_a_layout_uses(values: dict, names: list[str]) -> None:
@@ -220,8 +236,15 @@ def test_prefer_fastest_puts_the_fastest_first() -> None:
 
 
 def test_the_numbers_of_the_rule_are_those_of_the_decision() -> None:
-    text = (Path(__file__).parents[2] / "docs/decisions/0006-simplest-of-what-cannot-be-told-apart.md").read_text(encoding="utf-8")
-    for value in (f"{MOST_GIVEN_UP:.0%}", f"{WORTH:.0%}", f"{UNPROVEN:.0%}", f"{preference.SURE:g} standard deviation"):
+    text = (
+        Path(__file__).parents[2] / "docs/decisions/0006-simplest-of-what-cannot-be-told-apart.md"
+    ).read_text(encoding="utf-8")
+    for value in (
+        f"{MOST_GIVEN_UP:.0%}",
+        f"{WORTH:.0%}",
+        f"{UNPROVEN:.0%}",
+        f"{preference.SURE:g} standard deviation",
+    ):
         assert value in text
     for one in MECHANISMS:
         assert f"| {one.name} | {one.points} | {'yes' if one.measured else 'no'} |" in text

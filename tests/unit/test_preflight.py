@@ -1,4 +1,6 @@
-"""Whether a probe can run at all is asked of the interpreter that would run it, and answered in one line with what to do."""
+"""Whether a probe can run at all is asked of the interpreter that would run it, and answered in one
+line with what to do.
+"""
 
 import subprocess
 import sys
@@ -111,9 +113,13 @@ def test_the_program_of_the_check_says_what_cannot_be_imported(tmp_path: Path) -
         (tmp_path / "torch").mkdir(exist_ok=True)
         (tmp_path / "torch" / "__init__.py").write_text(f"raise {raised}\n")
         done = subprocess.run(
-            command(sys.executable, "cpu", "probes.worker"), capture_output=True, text=True, check=False, cwd="/",
+            command(sys.executable, "cpu", "probes.worker"),
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd="/",
             env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        )  # fmt: skip
+        )
         said = problem_in(done, sys.executable)
         assert said is not None
         assert words in said

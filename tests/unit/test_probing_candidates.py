@@ -1,4 +1,6 @@
-"""The enumerated candidates: complete by brute force, priced as the planner prices, found again by their layout."""
+"""The enumerated candidates: complete by brute force, priced as the planner prices, found again by
+their layout.
+"""
 
 from dataclasses import replace
 
@@ -17,7 +19,8 @@ from planner.specs.measurement import Measured
 from tests.unit.probing_cases import JOB, REQUEST, searched, small
 
 SPLIT = {
-    "tp": 1, "pp": 2, "dp_replicate": 1, "dp_shard": 4, "layers_per_stage": (15, 17), "zero_stage": 2, "pp_schedule": "1F1B",
+    "tp": 1, "pp": 2, "dp_replicate": 1, "dp_shard": 4, "layers_per_stage": (15, 17),
+    "zero_stage": 2, "pp_schedule": "1F1B",
     "virtual_stages": 1, "async_tp": False,
 }  # fmt: skip
 
@@ -28,7 +31,10 @@ def test_all_within_the_slack_of_the_best_and_no_other() -> None:
     prices = pricer.price(everything)
     oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
     fastest = prices.step_seconds[oom <= OOM_LIMIT].min()
-    expected = {everything.row(int(row)) for row in np.flatnonzero((oom <= RISKIEST) & (prices.step_seconds <= SLACK * fastest))}
+    expected = {
+        everything.row(int(row))
+        for row in np.flatnonzero((oom <= RISKIEST) & (prices.step_seconds <= SLACK * fastest))
+    }
     found = small()
     assert {found.batch.row(row) for row in range(len(found))} == expected
     assert len(expected) == len(found) > 300
@@ -39,9 +45,13 @@ def test_columns_are_the_planners_own() -> None:
     found = small()
     prices = pricer.price(found.batch)
     assert np.all(np.diff(found.prior.log_seconds) >= 0.0)
-    assert found.prior.log_seconds == pytest.approx(np.log(refine(pricer, found.batch, prices).step_seconds))
+    assert found.prior.log_seconds == pytest.approx(
+        np.log(refine(pricer, found.batch, prices).step_seconds)
+    )
     assert found.memory["device_bytes"] == pytest.approx(prices.device_bytes)
-    assert found.prior.oom_probability == pytest.approx(oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes))
+    assert found.prior.oom_probability == pytest.approx(
+        oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
+    )
     spread = time_spread(pricer, found.batch, prices)
     total = np.sqrt((found.prior.factor**2).sum(axis=1) + found.prior.sd**2)
     assert total == pytest.approx(spread.sd, rel=1e-6)
@@ -60,7 +70,9 @@ def test_every_layout_is_found_at_its_row_and_others_are_not() -> None:
 
 def test_what_must_be_included_is_once() -> None:
     pricer, space = searched()
-    slow = Job.from_user({**REQUEST, "layout": {"dp_shard": 8, "micro_batch_size": 1, "ac": "full"}}).layout
+    slow = Job.from_user(
+        {**REQUEST, "layout": {"dp_shard": 8, "micro_batch_size": 1, "ac": "full"}}
+    ).layout
     assert slow is not None
     inside = small().batch.row(3)
     split = inside.model_copy(update=SPLIT)
@@ -83,7 +95,11 @@ def test_nothing_that_may_fit_is_said() -> None:
     request = {**REQUEST, "cluster": {"gpu": "rtx-4090", "num_gpus": 1}, "search": {}}
     job = Job.from_user(request)
     pricer = replace(searched()[0], cluster=job.cluster)
-    space = build_space(Context(model=job.model, cluster=job.cluster, training=job.training), job.search, oversized=True)
+    space = build_space(
+        Context(model=job.model, cluster=job.cluster, training=job.training),
+        job.search,
+        oversized=True,
+    )
     with pytest.raises(InfeasibleError, match="likely enough to fit"):
         enumerate_candidates(type(pricer).build(job.model, job.cluster, job.training), space)
 
@@ -108,6 +124,8 @@ def test_no_two_candidates_read_alike() -> None:
     batch = small().batch
     lines = [batch.row(place).short() for place in range(len(batch))]
     assert len(set(lines)) == len(lines)
-    uneven = batch.row(0).model_copy(update={"pp": 4, "layers_per_stage": (7, 9, 9, 7), "reduce_dtype": "bfloat16"})
+    uneven = batch.row(0).model_copy(
+        update={"pp": 4, "layers_per_stage": (7, 9, 9, 7), "reduce_dtype": "bfloat16"}
+    )
     assert "layers 7,9x2,7" in uneven.short()
     assert "grads bfloat16" in uneven.short()

@@ -1,9 +1,20 @@
-"""Which rung first: pure functions of beliefs, costs and variances, against simulation and at their limits."""
+"""Which rung first: pure functions of beliefs, costs and variances, against simulation and at their
+limits.
+"""
 
 import numpy as np
 import pytest
 
-from planner.search.probing.fidelity import Belief, Look, Observed, Rung, choose_rung, direct, look_alone, value_of_look
+from planner.search.probing.fidelity import (
+    Belief,
+    Look,
+    Observed,
+    Rung,
+    choose_rung,
+    direct,
+    look_alone,
+    value_of_look,
+)
 from planner.search.probing.normal import expected_excess
 
 FULL = Rung(name="probed", num_gpus=64, gpu_seconds=5000.0, sd=0.0, shows_memory=True)
@@ -12,7 +23,9 @@ EMULATED = Rung(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.06, shows_me
 
 def test_direct_is_expected_improvement_over_cost() -> None:
     choice = direct(Belief(gap=0.02, sd=0.1, fits=0.8), FULL)
-    assert choice.rate == pytest.approx(0.8 * float(expected_excess(np.array(0.02), np.array(0.1))) / 5000.0)
+    assert choice.rate == pytest.approx(
+        0.8 * float(expected_excess(np.array(0.02), np.array(0.1))) / 5000.0
+    )
     assert "probed" in choice.reason(FULL)
 
 
@@ -32,13 +45,20 @@ def test_a_rung_as_dear_as_the_layout_is_skipped() -> None:
 
 def test_the_cheaper_of_equals_goes_first() -> None:
     costs = {"imitated": 900.0, "emulated": 60.0}
-    rungs = [Rung(name=name, num_gpus=1, gpu_seconds=cost, sd=0.05, shows_memory=True) for name, cost in costs.items()]
+    rungs = [
+        Rung(name=name, num_gpus=1, gpu_seconds=cost, sd=0.05, shows_memory=True)
+        for name, cost in costs.items()
+    ]
     assert choose_rung(Belief(gap=0.02, sd=0.15, fits=0.7), rungs, FULL).rung.name == "emulated"
 
 
-@pytest.mark.parametrize(("gap", "sd", "fits"), [(0.05, 0.1, 0.9), (0.0, 0.2, 0.5), (0.2, 0.1, 1.0)])
+@pytest.mark.parametrize(
+    ("gap", "sd", "fits"), [(0.05, 0.1, 0.9), (0.0, 0.2, 0.5), (0.2, 0.1, 1.0)]
+)
 def test_the_rate_of_a_rung_is_what_following_it_brings(gap: float, sd: float, fits: float) -> None:
-    """Draws the truth, the rung's word on it and the decision, and divides the mean gain by the mean cost."""
+    """Draws the truth, the rung's word on it and the decision, and divides the mean gain by the
+    mean cost.
+    """
     belief = Belief(gap=gap, sd=sd, fits=fits)
     choice = choose_rung(belief, [EMULATED], FULL)
     assert choice.rung is EMULATED
@@ -49,7 +69,9 @@ def test_the_rate_of_a_rung_is_what_following_it_brings(gap: float, sd: float, f
     share = variance / (variance + EMULATED.sd**2)
     after, left = belief.gap + share * (heard - belief.gap), np.sqrt(variance * (1.0 - share))
     runs = rng.random(len(truth)) < belief.fits
-    goes_on = runs & (expected_excess(after, np.full(len(after), left)) >= choice.rate * FULL.gpu_seconds)
+    goes_on = runs & (
+        expected_excess(after, np.full(len(after), left)) >= choice.rate * FULL.gpu_seconds
+    )
     gain = np.where(goes_on, np.maximum(-truth, 0.0), 0.0).mean()
     cost = EMULATED.gpu_seconds + goes_on.mean() * FULL.gpu_seconds
     assert gain / cost == pytest.approx(choice.rate, rel=0.05)
@@ -57,7 +79,9 @@ def test_the_rate_of_a_rung_is_what_following_it_brings(gap: float, sd: float, f
 
 
 def test_a_look_alone_is_worth_the_winner_that_it_changes() -> None:
-    """Where the layout itself cannot be run: what is chosen by the look's word, drawn, gains this much."""
+    """Where the layout itself cannot be run: what is chosen by the look's word, drawn, gains this
+    much.
+    """
     belief = Belief(gap=0.04, sd=0.15, fits=0.8)
     coarse = Rung(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.3, shows_memory=True)
     fine = Rung(name="imitated", num_gpus=8, gpu_seconds=200.0, sd=0.02, shows_memory=False)
@@ -71,7 +95,9 @@ def test_a_look_alone_is_worth_the_winner_that_it_changes() -> None:
         assert choice.rate == pytest.approx(gain / rung.gpu_seconds, rel=0.03)
         assert choice.goes_on is None
         assert f"{rung.name} alone" in choice.reason(FULL)
-    assert look_alone(belief, [coarse, fine]).rung is max([coarse, fine], key=lambda rung: look_alone(belief, [rung]).rate)
+    assert look_alone(belief, [coarse, fine]).rung is max(
+        [coarse, fine], key=lambda rung: look_alone(belief, [rung]).rate
+    )
 
 
 def test_the_threshold_is_the_best_one() -> None:
@@ -82,7 +108,9 @@ def test_the_threshold_is_the_best_one() -> None:
     weights = np.exp(-0.5 * nodes**2)
     weights /= weights.sum()
     moved = belief.sd**2 / np.sqrt(belief.sd**2 + EMULATED.sd**2)
-    gains = expected_excess(belief.gap + moved * nodes, np.full(len(nodes), np.sqrt(belief.sd**2 - moved**2)))
+    gains = expected_excess(
+        belief.gap + moved * nodes, np.full(len(nodes), np.sqrt(belief.sd**2 - moved**2))
+    )
     for threshold in np.linspace(-2.5, 2.5, 21):
         going = nodes < threshold
         cost = EMULATED.gpu_seconds + belief.fits * (weights @ going) * FULL.gpu_seconds
@@ -100,7 +128,9 @@ def test_a_micro_probe_is_worth_what_it_can_change() -> None:
     assert value_of_look(log_seconds, same, 1.0, 0.1) == pytest.approx(0.0, abs=1e-9)
     assert value_of_look(log_seconds, apart, 1.0, 0.1) > 0.01
     assert value_of_look(log_seconds, apart, 1.0, 5.0) < value_of_look(log_seconds, apart, 1.0, 0.1)
-    assert value_of_look(np.array([0.0, 2.0]), np.array([0.05, -0.05]), 1.0, 0.1) == pytest.approx(0.0, abs=1e-9)
+    assert value_of_look(np.array([0.0, 2.0]), np.array([0.05, -0.05]), 1.0, 0.1) == pytest.approx(
+        0.0, abs=1e-9
+    )
 
 
 def test_an_answer_beyond_the_reach_of_directions_hardly_moves_them() -> None:

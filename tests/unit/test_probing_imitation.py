@@ -1,4 +1,6 @@
-"""Imitations as a rung: priced as they will run, on the fewest GPUs that hold the layout, and only where there is a smaller one."""
+"""Imitations as a rung: priced as they will run, on the fewest GPUs that hold the layout, and only
+where there is a smaller one.
+"""
 
 import math
 from typing import Any
@@ -34,9 +36,16 @@ def imitations(values: dict[str, Any], devices: int) -> tuple[Imitations, Candid
     parsed = Job.from_user(values)
     assert parsed.layout is not None
     pricer = Pricer.build(parsed.model, parsed.cluster, parsed.training)
-    fixed = {name: getattr(parsed.layout, name) for name in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "ac")}
-    search = Job.from_user({**{k: v for k, v in values.items() if k != "layout"}, "search": {"fix": fixed}}).search
-    space = build_space(Context(model=parsed.model, cluster=parsed.cluster, training=parsed.training), search)
+    fixed = {
+        name: getattr(parsed.layout, name)
+        for name in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "ac")
+    }
+    search = Job.from_user(
+        {**{k: v for k, v in values.items() if k != "layout"}, "search": {"fix": fixed}}
+    ).search
+    space = build_space(
+        Context(model=parsed.model, cluster=parsed.cluster, training=parsed.training), search
+    )
     candidates = enumerate_candidates(pricer, space, include=[parsed.layout])
     row = candidates.find(parsed.layout)
     assert row is not None
@@ -64,10 +73,16 @@ def test_it_is_priced_as_it_will_run_and_tells_about_what_it_claims(
         assert len(real.runs) == way.runs
         whole_depth = way.runs == 1
         predicted = [estimate_job(one).step_seconds or 0.0 for one in real.runs]
-        assert way.step_seconds == pytest.approx(np.mean(predicted), rel=0.02 if whole_depth else 0.7), "depths are chosen later"
+        assert way.step_seconds == pytest.approx(
+            np.mean(predicted), rel=0.02 if whole_depth else 0.7
+        ), "depths are chosen later"
         runs = [measured_as_predicted(one) for one in real.runs]
-        claimed = (extrapolate(real, runs, ["small"] * len(runs)).model_extra or {})["relative_error"]["step_seconds"]
-        assert math.hypot(way.sd, RUN_NOISE) == pytest.approx(claimed, rel=0.3 if whole_depth else 0.8)
+        claimed = (extrapolate(real, runs, ["small"] * len(runs)).model_extra or {})[
+            "relative_error"
+        ]["step_seconds"]
+        assert math.hypot(way.sd, RUN_NOISE) == pytest.approx(
+            claimed, rel=0.3 if whole_depth else 0.8
+        )
 
 
 def measured_as_predicted(one: Job) -> Any:
@@ -75,13 +90,20 @@ def measured_as_predicted(one: Job) -> Any:
 
     task = ProbeTask(id="small", job=one.request)
     result = ProbeResult(
-        task=task, outcome=as_predicted()(task), environment=Environment(python="3"), started_at="", wall_seconds=1.0, gpu_seconds=1.0
+        task=task,
+        outcome=as_predicted()(task),
+        environment=Environment(python="3"),
+        started_at="",
+        wall_seconds=1.0,
+        gpu_seconds=1.0,
     )
     return result.measurement().measured
 
 
 def test_more_gpus_cost_more_and_leave_less_to_the_model() -> None:
-    found, candidates, row = imitations(job("llama3-70b", 256, {"dp_shard": 32, "tp": 8, "ac": "full"}), 256)
+    found, candidates, row = imitations(
+        job("llama3-70b", 256, {"dp_shard": 32, "tp": 8, "ac": "full"}), 256
+    )
     ways = found.ways(row)
     assert len(ways) > 1, "on the fewest GPUs most of the communication is missing"
     assert [way.num_gpus for way in ways] == sorted(way.num_gpus for way in ways)
@@ -89,13 +111,19 @@ def test_more_gpus_cost_more_and_leave_less_to_the_model() -> None:
     whole = float(np.exp(candidates.prior.log_seconds[row]))
     for way in ways:
         added = ADDED_SD * abs(whole - way.step_seconds) / whole
-        assert way.sd == pytest.approx(math.hypot(added, OTHER_SIZE_SD)), "these are on several nodes"
+        assert way.sd == pytest.approx(math.hypot(added, OTHER_SIZE_SD)), (
+            "these are on several nodes"
+        )
 
 
 def test_one_node_stands_less_well_for_many() -> None:
-    one, two = (ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": count}) for count in (8, 16))
+    one, two = (
+        ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": count}) for count in (8, 16)
+    )
     assert imitation_sd(two, one, 0.0) == pytest.approx(math.hypot(OTHER_SIZE_SD, ONE_NODE_SD))
-    assert imitation_sd(one, one, 0.0) == imitation_sd(two, two, 0.0) == pytest.approx(OTHER_SIZE_SD)
+    assert (
+        imitation_sd(one, one, 0.0) == imitation_sd(two, two, 0.0) == pytest.approx(OTHER_SIZE_SD)
+    )
     assert imitation_sd(two, one, 0.2) > imitation_sd(two, one, 0.1)
 
 
@@ -109,7 +137,9 @@ def test_the_fewest_are_those_on_which_the_whole_depth_fits() -> None:
 
 
 def test_without_data_parallelism_there_is_no_smaller_layout() -> None:
-    found, candidates, row = imitations(job("llama3-70b", 32, {"tp": 8, "pp": 4, "ac": "full"}, batch=8), 32)
+    found, candidates, row = imitations(
+        job("llama3-70b", 32, {"tp": 8, "pp": 4, "ac": "full"}, batch=8), 32
+    )
     assert candidates.batch.dp_shard[row] == 1
     assert found.ways(row) == ()
     assert found.rung().least_gpus[row] == np.inf
@@ -122,7 +152,9 @@ def test_model_parallelism_wider_than_the_pool_cannot_be_imitated() -> None:
 
 
 def test_fewer_replicas_come_smallest_first_and_keep_the_rest() -> None:
-    layout = Job.from_user(job("llama3-8b", 144, {"dp_replicate": 4, "dp_shard": 6, "tp": 2, "pp": 3, "ac": "full"})).layout
+    layout = Job.from_user(
+        job("llama3-8b", 144, {"dp_replicate": 4, "dp_shard": 6, "tp": 2, "pp": 3, "ac": "full"})
+    ).layout
     assert layout is not None
     smaller = layout.fewer_replicas()
     sizes = [(one.dp_replicate, one.dp_shard) for one in smaller]

@@ -1,4 +1,6 @@
-"""Kernels as a rung: what is worth timing, what a timing says of candidates, and what is not asked again."""
+"""Kernels as a rung: what is worth timing, what a timing says of candidates, and what is not asked
+again.
+"""
 
 from dataclasses import replace
 
@@ -44,11 +46,17 @@ def kernels(found: tuple[Pricer, Candidates]) -> Kernels:
 
 def timings(kernels: Kernels, kind: str, factor: float) -> list[Timing]:
     """Kernels of a kind, so many times as slow as predicted alone."""
-    return [Timing(shape=shape, seconds=factor * seconds) for shape, seconds in kernels.alone.items() if shape.kind == kind]
+    return [
+        Timing(shape=shape, seconds=factor * seconds)
+        for shape, seconds in kernels.alone.items()
+        if shape.kind == kind
+    ]
 
 
 def test_a_launch_holds_what_no_timing_covers(kernels: Kernels) -> None:
-    (alone,) = (probe for probe in kernels.probes([], num_gpus=1, start_seconds=10.0) if probe.name == ALONE)
+    (alone,) = (
+        probe for probe in kernels.probes([], num_gpus=1, start_seconds=10.0) if probe.name == ALONE
+    )
     assert {"gemm bf16", "attention bf16"} <= {look.name for look in alone.looks}
     assert {shape.num_gpus for shape in alone.kernels} == {1}
     assert 10.0 < alone.gpu_seconds < 40.0
@@ -59,7 +67,9 @@ def test_a_launch_holds_what_no_timing_covers(kernels: Kernels) -> None:
 
 
 def test_collectives_go_together_and_cost_all_their_gpus(kernels: Kernels) -> None:
-    """Directions of the shipped calibration hardly move collectives within a node, so here they are made to."""
+    """Directions of the shipped calibration hardly move collectives within a node, so here they are
+    made to.
+    """
     network = np.zeros((1, len(KNOBS)))
     network[0, PLACE["intra_node"]] = 0.5
     found = replace(kernels, directions=network).probes([], num_gpus=8, start_seconds=10.0)
@@ -69,8 +79,12 @@ def test_collectives_go_together_and_cost_all_their_gpus(kernels: Kernels) -> No
     assert together.gpu_seconds > gpus * 10.0
 
 
-def test_slow_products_make_layouts_slower_that_spend_their_step_in_them(kernels: Kernels, candidates: Candidates) -> None:
-    study = ProbeStudy(candidates, Settings(observed=kernels.observed(timings(kernels, "gemm", 1.2))))
+def test_slow_products_make_layouts_slower_that_spend_their_step_in_them(
+    kernels: Kernels, candidates: Candidates
+) -> None:
+    study = ProbeStudy(
+        candidates, Settings(observed=kernels.observed(timings(kernels, "gemm", 1.2)))
+    )
     before = ProbeStudy(candidates, Settings()).knowledge.beliefs()
     moved = study.knowledge.beliefs().log_seconds - before.log_seconds
     assert 0.03 < moved.mean() < np.log(1.2)
@@ -79,10 +93,14 @@ def test_slow_products_make_layouts_slower_that_spend_their_step_in_them(kernels
 
 
 def test_products_that_training_runs_have_seen_say_little_more() -> None:
-    """On Hopper runs have told how fast products are in a step, so that faster ones alone only mean that a step costs them more."""
+    """On Hopper runs have told how fast products are in a step, so that faster ones alone only mean
+    that a step costs them more.
+    """
     pricer, candidates = searched("h100-sxm-80gb")
     kernels = Kernels.of(pricer, candidates)
-    study = ProbeStudy(candidates, Settings(observed=kernels.observed(timings(kernels, "gemm", 1.2))))
+    study = ProbeStudy(
+        candidates, Settings(observed=kernels.observed(timings(kernels, "gemm", 1.2)))
+    )
     before = ProbeStudy(candidates, Settings()).knowledge.beliefs()
     assert np.abs(study.knowledge.beliefs().log_seconds - before.log_seconds).max() < 0.01
 
@@ -91,23 +109,34 @@ def test_as_predicted_is_news_too(kernels: Kernels, candidates: Candidates) -> N
     observed = kernels.observed(timings(kernels, "attention-backward", 1.0))
     assert [one.log_ratio for one in observed] == pytest.approx([0.0])
     rows = np.arange(len(candidates))
-    narrowed, wide = (ProbeStudy(candidates, Settings(observed=seen)).knowledge.beliefs().time.variance(rows) for seen in (observed, ()))
+    narrowed, wide = (
+        ProbeStudy(candidates, Settings(observed=seen)).knowledge.beliefs().time.variance(rows)
+        for seen in (observed, ())
+    )
     assert (narrowed <= wide + 1e-12).all()
     assert (narrowed < 0.99 * wide).any()
 
 
-def test_what_the_calibration_has_learnt_is_no_news(found: tuple[Pricer, Candidates], kernels: Kernels) -> None:
+def test_what_the_calibration_has_learnt_is_no_news(
+    found: tuple[Pricer, Candidates], kernels: Kernels
+) -> None:
     pricer, candidates = found
     told = timings(kernels, "gemm", 1.2)
     job = Job.from_user({**REQUEST, "cluster": {"gpu": UNCOVERED, "num_gpus": 8}})
     learnt = learn(pricer.calibration, [], [KernelRun(job=job, timings=tuple(told))])
-    after = Kernels.of(Pricer.build(pricer.model, pricer.cluster, pricer.training, learnt), candidates)
+    after = Kernels.of(
+        Pricer.build(pricer.model, pricer.cluster, pricer.training, learnt), candidates
+    )
     assert after.observed(told) == ()
     first, *rest = told
     some = learn(pricer.calibration, [], [KernelRun(job=job, timings=(first,))])
-    partly = Kernels.of(Pricer.build(pricer.model, pricer.cluster, pricer.training, some), candidates)
+    partly = Kernels.of(
+        Pricer.build(pricer.model, pricer.cluster, pricer.training, some), candidates
+    )
     assert partly.observed(rest) != (), "nobody knows of the first"
-    assert partly.observed(told) == (), "more of a kind that has taught are off by what the first were off by"
+    assert partly.observed(told) == (), (
+        "more of a kind that has taught are off by what the first were off by"
+    )
     assert after.observed(timings(kernels, "attention", 1.2)) != ()
 
 
@@ -123,7 +152,9 @@ def divided(candidates: Candidates) -> Candidates:
     return replace(candidates, prior=replace(candidates.prior, log_seconds=close))
 
 
-def test_the_study_asks_for_them_first_where_they_could_change_the_winner(kernels: Kernels, candidates: Candidates) -> None:
+def test_the_study_asks_for_them_first_where_they_could_change_the_winner(
+    kernels: Kernels, candidates: Candidates
+) -> None:
     probes = kernels.probes([], num_gpus=1, start_seconds=10.0)
     study = ProbeStudy(divided(candidates), Settings(micro_probes=probes))
     asked = study.ask()

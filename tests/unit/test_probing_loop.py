@@ -1,4 +1,6 @@
-"""The closed loop: budgets kept to, results learnt by their kind, resumed where a kill left it, stopped with a number."""
+"""The closed loop: budgets kept to, results learnt by their kind, resumed where a kill left it,
+stopped with a number.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -12,7 +14,16 @@ from planner.search.probing.fidelity import Look, MicroProbe, Observed, direct
 from planner.search.probing.knowledge import RUN_SD, Knowledge, noise_variance
 from planner.search.probing.loop import Event, Result, one_at_a_time, run
 from planner.search.probing.rungs import CheaperRung, ProbeCost, Way
-from planner.search.probing.study import BROKEN, LOOKS_A_PROBE, UNABLE, Asked, Budget, MicroResult, ProbeStudy, Settings
+from planner.search.probing.study import (
+    BROKEN,
+    LOOKS_A_PROBE,
+    UNABLE,
+    Asked,
+    Budget,
+    MicroResult,
+    ProbeStudy,
+    Settings,
+)
 from planner.search.probing.trials import MEMORY_CONSTRAINT
 from planner.specs.measurement import Measured, Measurement
 from tests.unit.probing_cases import Machine, failed, measurement, out_of_memory, small, subset
@@ -24,18 +35,22 @@ def settings(**changes: object) -> Settings:
     return replace(Settings(tolerance=-1.0, budget=Budget(probes=6, gpu_seconds=1e12)), **changes)  # type: ignore[arg-type]
 
 
-# ---- what is spent -------------------------------------------------------------------------------------------------------
+# ---- what is spent -------------------------------------------------------------------------------
 
 
 def test_the_budget_of_probes_is_kept() -> None:
     machine = Machine.wrong_by(small(), 0.1)
-    outcome = run(small(), settings(budget=Budget(probes=4, gpu_seconds=1e12)), one_at_a_time(machine.run))
+    outcome = run(
+        small(), settings(budget=Budget(probes=4, gpu_seconds=1e12)), one_at_a_time(machine.run)
+    )
     assert len(machine.asked) == outcome.spent.probes == 4
     assert "budget of 4 probes" in outcome.stopped
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_the_budget_of_gpu_seconds_is_kept_even_where_every_probe_uses_its_limit(parallel: int) -> None:
+def test_the_budget_of_gpu_seconds_is_kept_even_where_every_probe_uses_its_limit(
+    parallel: int,
+) -> None:
     machine = Machine.wrong_by(small(), 0.1)
     budget = Budget(probes=50, gpu_seconds=8000.0)
     limits: list[float] = []
@@ -45,7 +60,9 @@ def test_the_budget_of_gpu_seconds_is_kept_even_where_every_probe_uses_its_limit
         assert asked.gpu_seconds <= asked.gpu_seconds_limit + 1e-6
         told = machine.run(asked)
         spent = min(asked.gpu_seconds_limit, 1.5 * asked.gpu_seconds)
-        return told.model_copy(update={"measured": told.measured.model_copy(update={"gpu_seconds": spent})})
+        return told.model_copy(
+            update={"measured": told.measured.model_copy(update={"gpu_seconds": spent})}
+        )
 
     outcome = run(small(), settings(budget=budget, parallel=parallel), one_at_a_time(greedy))
     assert outcome.spent.gpu_seconds <= budget.gpu_seconds + 1e-6
@@ -72,16 +89,25 @@ def test_it_stops_with_the_number_when_regret_is_below_tolerance() -> None:
     machine = Machine(small(), small().prior.log_seconds)
     outcome = run(small(), settings(tolerance=0.2, budget=MUCH), one_at_a_time(machine.run))
     assert outcome.regret.expected_share <= 0.2
-    assert f"expected regret {outcome.regret.expected_share:.2%}, below the tolerance of 20.00%" in outcome.stopped
+    assert (
+        f"expected regret {outcome.regret.expected_share:.2%}, below the tolerance of 20.00%"
+        in outcome.stopped
+    )
     assert len(machine.asked) < 50
     just_enough = Budget(probes=len(machine.asked), gpu_seconds=MUCH.gpu_seconds)
-    again = run(small(), settings(tolerance=0.2, budget=just_enough), one_at_a_time(Machine(small(), small().prior.log_seconds).run))
+    again = run(
+        small(),
+        settings(tolerance=0.2, budget=just_enough),
+        one_at_a_time(Machine(small(), small().prior.log_seconds).run),
+    )
     assert again.stopped == outcome.stopped, "also where the budget ends with it"
 
 
 def test_asked_to_stop_it_returns_the_best_so_far() -> None:
     machine = Machine.wrong_by(small(), 0.1)
-    outcome = run(small(), settings(), one_at_a_time(machine.run), should_stop=lambda: len(machine.asked) >= 2)
+    outcome = run(
+        small(), settings(), one_at_a_time(machine.run), should_stop=lambda: len(machine.asked) >= 2
+    )
     assert outcome.stopped == "asked to stop"
     assert len(machine.asked) == 2
     measured = [asked.row for asked in machine.asked]
@@ -106,7 +132,7 @@ def test_a_runner_without_an_answer_ends_the_study() -> None:
     assert outcome.spent.probes == 0
 
 
-# ---- what results teach --------------------------------------------------------------------------------------------------
+# ---- what results teach --------------------------------------------------------------------------
 
 
 def test_out_of_memory_is_infeasible_with_its_margin_and_rules_out_what_is_larger() -> None:
@@ -116,9 +142,16 @@ def test_out_of_memory_is_infeasible_with_its_margin_and_rules_out_what_is_large
     asked = study.ask()
     assert asked is not None
     assert asked.row == 0
-    ruled_out = study.tell(asked, measurement(asked, out_of_memory(attempted_bytes=0.2 * usable, allocated_bytes=0.95 * usable)))
+    ruled_out = study.tell(
+        asked,
+        measurement(
+            asked, out_of_memory(attempted_bytes=0.2 * usable, allocated_bytes=0.95 * usable)
+        ),
+    )
     assert len(ruled_out) > 1
-    assert set(ruled_out) == set(np.flatnonzero(pruning.at_least(candidates.batch, 0, 64).mask)) - {0}
+    assert set(ruled_out) == set(np.flatnonzero(pruning.at_least(candidates.batch, 0, 64).mask)) - {
+        0
+    }
     trial = study.optuna_study().trials[0]
     assert trial.state is TrialState.PRUNED
     assert trial.value is None
@@ -132,7 +165,9 @@ def test_the_memory_model_learns_from_what_ran_out() -> None:
     candidates = small()
     row = row_with_larger()
     knowledge = Knowledge(candidates)
-    alike = np.flatnonzero((candidates.prior.oom_probability > 0.001) & (candidates.prior.oom_probability < 0.5))
+    alike = np.flatnonzero(
+        (candidates.prior.oom_probability > 0.001) & (candidates.prior.oom_probability < 0.5)
+    )
     alike = alike[~pruning.at_least(candidates.batch, row, 64).mask[alike]]
     before = knowledge.beliefs().risk(alike)
     knowledge.learn(row, out_of_memory())
@@ -145,7 +180,11 @@ def row_with_larger() -> int:
     """A candidate that is likely to fit and below which others must be larger."""
     candidates = small()
     order = np.flatnonzero(candidates.prior.oom_probability < 0.02)
-    return next(int(row) for row in order if pruning.at_least(candidates.batch, int(row), 64).mask[row:].sum() > 3)
+    return next(
+        int(row)
+        for row in order
+        if pruning.at_least(candidates.batch, int(row), 64).mask[row:].sum() > 3
+    )
 
 
 def test_a_layout_that_ran_makes_smaller_ones_certain_to_fit() -> None:
@@ -180,7 +219,9 @@ def test_a_failure_is_a_failed_trial_with_its_class_and_not_asked_again() -> Non
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_where_no_probe_can_run_the_study_stops_and_blames_no_layout(parallel: int) -> None:
     machine = Machine.wrong_by(small(), 0.1)
-    told = Measured(status="failed", rung="probed", failure=BROKEN, message="no torch", gpu_seconds=5.0)
+    told = Measured(
+        status="failed", rung="probed", failure=BROKEN, message="no torch", gpu_seconds=5.0
+    )
 
     def breaks_after_two(asked: Asked) -> Measurement:
         return machine.run(asked) if len(machine.asked) < 2 else measurement(asked, told)
@@ -211,16 +252,35 @@ def test_a_repeat_counts_by_its_faster_run_and_is_averaged_beside_it_in_one_tria
     asked = study.ask()
     assert asked is not None
     assert asked.row is not None
-    study.tell(asked, measurement(asked, Measured(rung="probed", step_seconds=10.0, step_seconds_sd=0.5, steps=10)))
+    study.tell(
+        asked,
+        measurement(
+            asked, Measured(rung="probed", step_seconds=10.0, step_seconds_sd=0.5, steps=10)
+        ),
+    )
     first = noise_variance(Measured(step_seconds=10.0, step_seconds_sd=0.5, steps=10))
     second = noise_variance(Measured(step_seconds=10.4, step_seconds_sd=0.1, steps=10))
-    again = study._start(study._asked(asked.row, direct(study._belief(asked.row), study._full(asked.row)), "again", repeat=True))
+    again = study._start(
+        study._asked(
+            asked.row,
+            direct(study._belief(asked.row), study._full(asked.row)),
+            "again",
+            repeat=True,
+        )
+    )
     study._open[again.number] = study.trials.ask()
-    study.tell(again, measurement(again, Measured(rung="probed", step_seconds=10.4, step_seconds_sd=0.1, steps=10)))
+    study.tell(
+        again,
+        measurement(
+            again, Measured(rung="probed", step_seconds=10.4, step_seconds_sd=0.1, steps=10)
+        ),
+    )
     record = study.knowledge.records[asked.row]
     weights = np.array([1.0 / first, 1.0 / second])
     assert record.runs == 2
-    assert record.step_seconds == pytest.approx(10.0), "a run that was disturbed takes nothing from one that was not"
+    assert record.step_seconds == pytest.approx(10.0), (
+        "a run that was disturbed takes nothing from one that was not"
+    )
     mean = float(np.exp(weights @ np.log([10.0, 10.4]) / weights.sum()))
     assert record.mean_step_seconds == pytest.approx(mean)
     assert record.variance == pytest.approx(1.0 / weights.sum())
@@ -232,7 +292,9 @@ def test_a_repeat_counts_by_its_faster_run_and_is_averaged_beside_it_in_one_tria
 
 
 def test_what_ran_is_ranked_by_its_own_time_whatever_others_make_of_it() -> None:
-    """One layout much faster than all that resemble it: the smoothed expectation takes that for noise, the answer does not."""
+    """One layout much faster than all that resemble it: the smoothed expectation takes that for
+    noise, the answer does not.
+    """
     candidates = small()
     knowledge = Knowledge(candidates)
     seconds = np.exp(candidates.prior.log_seconds)
@@ -241,8 +303,12 @@ def test_what_ran_is_ranked_by_its_own_time_whatever_others_make_of_it() -> None
         knowledge.learn(row, told_of(row, "probed", float(seconds[row]) * factor))
     beliefs = knowledge.beliefs()
     assert beliefs.expected_seconds(3) == pytest.approx(0.85 * seconds[3])
-    assert np.exp(beliefs.log_seconds[3]) > 1.005 * beliefs.expected_seconds(3), "else this test shows nothing"
-    assert beliefs.winner == min(range(8), key=lambda row: knowledge.records[row].log_seconds or 0.0)
+    assert np.exp(beliefs.log_seconds[3]) > 1.005 * beliefs.expected_seconds(3), (
+        "else this test shows nothing"
+    )
+    assert beliefs.winner == min(
+        range(8), key=lambda row: knowledge.records[row].log_seconds or 0.0
+    )
     assert beliefs.deviation(3) == pytest.approx(RUN_SD)
 
 
@@ -263,22 +329,32 @@ def test_noise_has_its_parts() -> None:
 
 def test_the_winner_is_the_fastest_measured_and_the_rest_is_ranked_again() -> None:
     machine = Machine.wrong_by(small(), 0.15)
-    outcome = run(small(), settings(budget=Budget(probes=8, gpu_seconds=1e12)), one_at_a_time(machine.run))
+    outcome = run(
+        small(), settings(budget=Budget(probes=8, gpu_seconds=1e12)), one_at_a_time(machine.run)
+    )
     rows = [asked.row for asked in machine.asked]
     best = min(rows, key=lambda row: machine.log_seconds[row])
     winner = outcome.ranked[0]
-    assert machine.log_seconds[winner.row] == pytest.approx(machine.log_seconds[best], abs=RUN_SD), "the fastest, but for noise"
+    assert machine.log_seconds[winner.row] == pytest.approx(
+        machine.log_seconds[best], abs=RUN_SD
+    ), "the fastest, but for noise"
     assert winner.record is not None
-    assert winner.expected_seconds == pytest.approx(np.exp(machine.log_seconds[winner.row]), rel=0.02)
+    assert winner.expected_seconds == pytest.approx(
+        np.exp(machine.log_seconds[winner.row]), rel=0.02
+    )
     rest = [one.expected_seconds for one in outcome.ranked[1:]]
     assert rest == sorted(rest)
     assert {one.row for one in outcome.ranked} >= set(rows)
     prior = small().prior.log_seconds
-    moved = [abs(np.log(one.expected_seconds) - prior[one.row]) for one in outcome.ranked if one.record is None]
+    moved = [
+        abs(np.log(one.expected_seconds) - prior[one.row])
+        for one in outcome.ranked
+        if one.record is None
+    ]
     assert max(moved) > 0.01
 
 
-# ---- resume --------------------------------------------------------------------------------------------------------------
+# ---- resume --------------------------------------------------------------------------------------
 
 
 def test_resumed_after_a_kill_nothing_is_lost_or_measured_twice() -> None:
@@ -298,7 +374,9 @@ def test_resumed_after_a_kill_nothing_is_lost_or_measured_twice() -> None:
     with pytest.raises(KeyboardInterrupt):
         run(candidates, settings(), one_at_a_time(dies))
     reasons = {one.id: asked.reason for one, asked in zip(stored, machine.asked, strict=True)}
-    resumed = run(candidates, settings(), one_at_a_time(machine.run), resumed=stored, reasons=reasons)
+    resumed = run(
+        candidates, settings(), one_at_a_time(machine.run), resumed=stored, reasons=reasons
+    )
     rows = [asked.row for asked in machine.asked]
     assert len(rows) == 6
     assert rows == [asked.row for asked in whole.asked]
@@ -308,8 +386,13 @@ def test_resumed_after_a_kill_nothing_is_lost_or_measured_twice() -> None:
     assert resumed.spent.gpu_seconds == pytest.approx(uninterrupted.spent.gpu_seconds)
     assert [one.row for one in resumed.ranked] == [one.row for one in uninterrupted.ranked]
     assert resumed.regret == uninterrupted.regret
-    assert [trial.params for trial in resumed.study.trials] == [trial.params for trial in uninterrupted.study.trials]
-    said, expected = ([trial.user_attrs["reason"] for trial in study.trials] for study in (resumed.study, uninterrupted.study))
+    assert [trial.params for trial in resumed.study.trials] == [
+        trial.params for trial in uninterrupted.study.trials
+    ]
+    said, expected = (
+        [trial.user_attrs["reason"] for trial in study.trials]
+        for study in (resumed.study, uninterrupted.study)
+    )
     assert said == expected
 
 
@@ -327,7 +410,10 @@ def test_resumed_out_of_memory_and_failures_are_kept() -> None:
     second.remember(asked, spent=True)
     assert second.knowledge.excluded == first.knowledge.excluded
     assert second.spent == first.spent
-    assert [trial.state for trial in second.optuna_study().trials] == [TrialState.PRUNED, TrialState.FAIL]
+    assert [trial.state for trial in second.optuna_study().trials] == [
+        TrialState.PRUNED,
+        TrialState.FAIL,
+    ]
     following, expected = second.ask(), first.ask()
     assert following is not None
     assert expected is not None
@@ -341,9 +427,16 @@ def test_known_measurements_teach_but_cost_nothing() -> None:
     before = run(candidates, settings(), one_at_a_time(machine.run))
     stored = [measurement(asked, machine.timed(asked.row or 0, 0)) for asked in machine.asked]
     fresh = Machine.wrong_by(candidates, 0.12)
-    outcome = run(candidates, settings(budget=Budget(probes=2, gpu_seconds=1e12)), one_at_a_time(fresh.run), known=stored)
+    outcome = run(
+        candidates,
+        settings(budget=Budget(probes=2, gpu_seconds=1e12)),
+        one_at_a_time(fresh.run),
+        known=stored,
+    )
     assert outcome.spent.probes == 2
-    assert not {asked.row for asked in fresh.asked if not asked.repeat} & {asked.row for asked in machine.asked}
+    assert not {asked.row for asked in fresh.asked if not asked.repeat} & {
+        asked.row for asked in machine.asked
+    }
     assert outcome.regret.expected_share <= before.regret.expected_share
 
 
@@ -355,13 +448,19 @@ def test_measurements_of_other_layouts_are_named_and_ignored() -> None:
     assert asked.layout is not None
     other = replace(asked, layout=asked.layout.model_copy(update={"micro_batch_size": 64}))
     stranger = measurement(other, Measured(rung="probed", step_seconds=1.0))
-    emulated = measurement(asked, Measured(rung="emulated", step_seconds=1.0)).model_copy(update={"id": "of a rung not used"})
-    outcome = run(candidates, settings(budget=Budget(probes=1, gpu_seconds=1e12)), one_at_a_time(Machine.wrong_by(candidates, 0.1).run),
-                  known=[stranger, emulated])  # fmt: skip
+    emulated = measurement(asked, Measured(rung="emulated", step_seconds=1.0)).model_copy(
+        update={"id": "of a rung not used"}
+    )
+    outcome = run(
+        candidates,
+        settings(budget=Budget(probes=1, gpu_seconds=1e12)),
+        one_at_a_time(Machine.wrong_by(candidates, 0.1).run),
+        known=[stranger, emulated],
+    )
     assert outcome.ignored == (stranger.id, "of a rung not used")
 
 
-# ---- events --------------------------------------------------------------------------------------------------------------
+# ---- events --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -376,7 +475,10 @@ def test_the_best_so_far_never_gets_worse_and_is_the_answer(seed: int) -> None:
 
     events: list[Event] = []
     outcome = run(
-        small(), settings(budget=Budget(probes=14, gpu_seconds=1e12)), one_at_a_time(measure), on_event=events.append
+        small(),
+        settings(budget=Budget(probes=14, gpu_seconds=1e12)),
+        one_at_a_time(measure),
+        on_event=events.append,
     )
     best = [event.best_seconds for event in events if event.best_seconds is not None]
     assert best == sorted(best, reverse=True)
@@ -384,14 +486,23 @@ def test_the_best_so_far_never_gets_worse_and_is_the_answer(seed: int) -> None:
     fastest = min(one.measured.step_seconds or np.inf for one in stored)
     winner = outcome.ranked[0]
     assert winner.record is not None
-    assert winner.record.step_seconds == winner.expected_seconds == best[-1] == pytest.approx(fastest)
-    assert {one.row for one in outcome.ranked if one.record} == {asked.row for asked in machine.asked}
+    assert (
+        winner.record.step_seconds == winner.expected_seconds == best[-1] == pytest.approx(fastest)
+    )
+    assert {one.row for one in outcome.ranked if one.record} == {
+        asked.row for asked in machine.asked
+    }
 
 
 def test_events_tell_the_best_so_far_the_regret_and_what_is_left() -> None:
     machine = Machine.wrong_by(small(), 0.1)
     events: list[Event] = []
-    outcome = run(small(), settings(budget=Budget(probes=3, gpu_seconds=1e6)), one_at_a_time(machine.run), on_event=events.append)
+    outcome = run(
+        small(),
+        settings(budget=Budget(probes=3, gpu_seconds=1e6)),
+        one_at_a_time(machine.run),
+        on_event=events.append,
+    )
     assert [event.kind for event in events] == ["asked", "told"] * 3 + ["stopped"]
     assert [event.probes_left for event in events if event.kind == "told"] == [2, 1, 0]
     told = [event for event in events if event.kind == "told"]
@@ -405,14 +516,18 @@ def test_events_tell_the_best_so_far_the_regret_and_what_is_left() -> None:
     assert events[-1].message == outcome.stopped
 
 
-# ---- cheaper rungs -------------------------------------------------------------------------------------------------------
+# ---- cheaper rungs -------------------------------------------------------------------------------
 
 
-def rung(name: str = "emulated", *, sd: float = 0.05, num_gpus: int = 1, shows_memory: bool = True) -> CheaperRung:
+def rung(
+    name: str = "emulated", *, sd: float = 0.05, num_gpus: int = 1, shows_memory: bool = True
+) -> CheaperRung:
     """Looks at every candidate, in 30 s of a start and no time for steps."""
     least = np.full(len(small()), float(num_gpus))
     way = Way(num_gpus=num_gpus, runs=1, step_seconds=0.0, sd=sd)
-    return CheaperRung(name=name, ways=lambda _: (way,), least_gpus=least, shows_memory=shows_memory)
+    return CheaperRung(
+        name=name, ways=lambda _: (way,), least_gpus=least, shows_memory=shows_memory
+    )
 
 
 def test_a_cheaper_rung_goes_first_and_who_leads_by_it_is_run() -> None:
@@ -428,7 +543,11 @@ def test_a_cheaper_rung_goes_first_and_who_leads_by_it_is_run() -> None:
         seconds = float(np.exp(machine.log_seconds[asked.row]))
         return measurement(asked, Measured(rung="emulated", step_seconds=seconds, gpu_seconds=30.0))
 
-    outcome = run(candidates, settings(rungs=(rung(sd=0.02),), budget=Budget(probes=4, gpu_seconds=2e4)), one_at_a_time(measure))
+    outcome = run(
+        candidates,
+        settings(rungs=(rung(sd=0.02),), budget=Budget(probes=4, gpu_seconds=2e4)),
+        one_at_a_time(measure),
+    )
     rungs = [asked.rung for asked in looked]
     assert rungs[0] == "probed"
     assert rungs.count("probed") == outcome.spent.probes == 4
@@ -439,7 +558,9 @@ def test_a_cheaper_rung_goes_first_and_who_leads_by_it_is_run() -> None:
     assert confirmed
     assert all(asked.rung == "probed" for asked in confirmed)
     by_row = {asked.row: asked.rung for asked in looked}
-    assert len(outcome.study.trials) == len(by_row), "one trial a candidate, whatever rungs it went through"
+    assert len(outcome.study.trials) == len(by_row), (
+        "one trial a candidate, whatever rungs it went through"
+    )
     for trial in outcome.study.trials:
         assert trial.state is TrialState.COMPLETE
         assert trial.user_attrs["rung"] == by_row[trial.user_attrs["candidate"]]
@@ -465,8 +586,14 @@ def test_a_winner_that_has_only_been_looked_at_is_run_before_the_study_ends() ->
     measure = promising_looks(machine, asked)
     question = ProbeStudy(small(), settings()).ask()
     assert question is not None
-    look = imitated(replace(question, row=7, layout=small().batch.row(7), rung="imitated", num_gpus=2), machine, off=-0.5)
-    outcome = run(small(), settings(rungs=(IMITATION,), tolerance=0.9), one_at_a_time(measure), known=[look])
+    look = imitated(
+        replace(question, row=7, layout=small().batch.row(7), rung="imitated", num_gpus=2),
+        machine,
+        off=-0.5,
+    )
+    outcome = run(
+        small(), settings(rungs=(IMITATION,), tolerance=0.9), one_at_a_time(measure), known=[look]
+    )
     assert [(one.row, one.rung) for one in asked] == [(7, "probed")]
     assert "it leads by what a look said" in asked[0].reason
     assert "expected regret" in outcome.stopped
@@ -482,7 +609,9 @@ def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
     second = study.ask()
     assert second is not None
     assert second.rung == "emulated"
-    study.tell(second, measurement(second, Measured(status="oom", rung="emulated", gpu_seconds=30.0)))
+    study.tell(
+        second, measurement(second, Measured(status="oom", rung="emulated", gpu_seconds=30.0))
+    )
     third = study.ask()
     assert third is not None
     assert third.row != second.row
@@ -491,20 +620,34 @@ def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
     assert study.knowledge.records[second.row].rung == "emulated"
 
 
-def imitated(asked: Asked, machine: Machine, *, error: float = 0.02, off: float = 0.0) -> Measurement:
+def imitated(
+    asked: Asked, machine: Machine, *, error: float = 0.02, off: float = 0.0
+) -> Measurement:
     """What a smaller layout says of this one, and how wrong it may be by its own word."""
     assert asked.row is not None
     seconds = float(np.exp(machine.log_seconds[asked.row] + off))
     by = [{"num_gpus": asked.num_gpus, "step_seconds": seconds, "measurement": "small"}]
     numbers = {
-        "rung": "imitated", "step_seconds": seconds, "gpu_seconds": asked.num_gpus * (30.0 + 13 * seconds), "imitated_by": by,
+        "rung": "imitated",
+        "step_seconds": seconds,
+        "gpu_seconds": asked.num_gpus * (30.0 + 13 * seconds),
+        "imitated_by": by,
         "relative_error": {"step_seconds": error, "peak_reserved_bytes": 0.05},
-    }  # fmt: skip
+    }
     return measurement(asked, Measured.model_validate(numbers))
 
 
 def look_failed(asked: Asked, kind: str = "oom") -> Measurement:
-    return measurement(asked, Measured(status="failed", rung="imitated", failure=kind, message="of a smaller run", gpu_seconds=20.0))
+    return measurement(
+        asked,
+        Measured(
+            status="failed",
+            rung="imitated",
+            failure=kind,
+            message="of a smaller run",
+            gpu_seconds=20.0,
+        ),
+    )
 
 
 def after_the_first(study: ProbeStudy, machine: Machine) -> Asked:
@@ -522,7 +665,10 @@ IMITATION = rung("imitated", num_gpus=2, sd=0.02, shows_memory=False)
 
 
 def test_a_look_that_failed_says_nothing_of_the_layout_and_is_not_repeated() -> None:
-    study, machine = ProbeStudy(small(), settings(rungs=(IMITATION,))), Machine.wrong_by(small(), 0.15)
+    study, machine = (
+        ProbeStudy(small(), settings(rungs=(IMITATION,))),
+        Machine.wrong_by(small(), 0.15),
+    )
     look = after_the_first(study, machine)
     assert (look.rung, look.num_gpus, look.counts) == ("imitated", 2, False)
     assert look.row is not None
@@ -543,17 +689,30 @@ def test_a_rung_that_keeps_failing_is_dropped_and_the_layouts_are_still_probed()
         asked.append(one)
         return machine.run(one) if one.rung == "probed" else look_failed(one, "crash")
 
-    outcome = run(small(), settings(rungs=(IMITATION,), budget=Budget(probes=12, gpu_seconds=1e12)), one_at_a_time(measure))
+    outcome = run(
+        small(),
+        settings(rungs=(IMITATION,), budget=Budget(probes=12, gpu_seconds=1e12)),
+        one_at_a_time(measure),
+    )
     rungs = [one.rung for one in asked]
     assert rungs.count("imitated") == 3
     assert outcome.spent.probes == rungs.count("probed") == 12
     assert "in a row failed" not in outcome.stopped
-    tried = {trial.user_attrs.get("candidate") for trial in outcome.study.trials if trial.state is TrialState.COMPLETE}
+    tried = {
+        trial.user_attrs.get("candidate")
+        for trial in outcome.study.trials
+        if trial.state is TrialState.COMPLETE
+    }
     assert len(tried) == len({one.row for one in asked if one.rung == "probed"})
 
 
 def test_a_look_counts_by_the_error_that_it_claims() -> None:
-    claims = {"rung": "imitated", "step_seconds": 2.0, "step_seconds_sd": 0.5, "relative_error": {"step_seconds": 0.03}}
+    claims = {
+        "rung": "imitated",
+        "step_seconds": 2.0,
+        "step_seconds_sd": 0.5,
+        "relative_error": {"step_seconds": 0.03},
+    }
     sure = Measured.model_validate(claims)
     assert noise_variance(sure, 0.5) == pytest.approx(0.03**2)
     row = 3
@@ -562,12 +721,16 @@ def test_a_look_counts_by_the_error_that_it_claims() -> None:
         knowledge = Knowledge(small())
         before = knowledge.beliefs().log_seconds[row]
         seconds = float(np.exp(before + 0.2))
-        told = Measured.model_validate({"rung": "imitated", "step_seconds": seconds, "relative_error": {"step_seconds": error}})
+        told = Measured.model_validate(
+            {"rung": "imitated", "step_seconds": seconds, "relative_error": {"step_seconds": error}}
+        )
         knowledge.learn(row, told, counts=False)
         moved.append(float(knowledge.beliefs().log_seconds[row] - before))
         assert knowledge.records[row].rung == "imitated"
         assert knowledge.untried()[row], "the layout itself may still be run"
-        assert not knowledge.fits.any(), "a smaller layout that ran does not show that this one fits"
+        assert not knowledge.fits.any(), (
+            "a smaller layout that ran does not show that this one fits"
+        )
     assert moved[0] > 2 * moved[1] > 0
 
 
@@ -581,7 +744,9 @@ def test_a_layout_that_cannot_run_is_looked_at_alone_and_every_look_counts() -> 
 
     outcome = run(small(), settings(whole=False, rungs=(IMITATION,)), one_at_a_time(measure))
     assert [(one.rung, one.counts) for one in asked] == [("imitated", True)] * 6
-    assert len({one.row for one in asked}) == 6, "the same look again would be wrong in the same way"
+    assert len({one.row for one in asked}) == 6, (
+        "the same look again would be wrong in the same way"
+    )
     assert (outcome.spent.probes, outcome.spent.looks) == (6, 0)
     assert "budget of 6 probes" in outcome.stopped
     winner = outcome.ranked[0]
@@ -621,13 +786,20 @@ def test_a_pool_on_which_nothing_stands_for_a_layout_says_so() -> None:
     nothing = replace(IMITATION, least_gpus=np.full(len(small()), np.inf))
     outcome = run(small(), settings(whole=False, rungs=(nothing,)), one_at_a_time(look_failed))
     assert (outcome.spent.probes, outcome.study.trials) == (0, [])
-    assert outcome.stopped == "the pool is smaller than 8 GPUs, and nothing on it could stand for a layout"
+    assert (
+        outcome.stopped
+        == "the pool is smaller than 8 GPUs, and nothing on it could stand for a layout"
+    )
 
 
 def test_candidates_that_no_rung_can_look_at_are_passed_over() -> None:
     odd = replace(IMITATION, ways=lambda row: IMITATION.ways(row) if row % 2 else ())
     machine = Machine.wrong_by(small(), 0.15)
-    outcome = run(small(), settings(whole=False, rungs=(odd,)), one_at_a_time(lambda asked: imitated(asked, machine)))
+    outcome = run(
+        small(),
+        settings(whole=False, rungs=(odd,)),
+        one_at_a_time(lambda asked: imitated(asked, machine)),
+    )
     assert outcome.spent.probes == 6
     assert all(one.row % 2 for one in outcome.ranked if one.record is not None)
     passed = [trial for trial in outcome.study.trials if trial.state is TrialState.PRUNED]
@@ -646,7 +818,11 @@ def test_looks_are_launches_and_have_a_limit_too() -> None:
         looks.append(one)
         return imitated(one, machine, off=0.3)
 
-    outcome = run(small(), settings(rungs=(free,), budget=Budget(probes=2, gpu_seconds=1e12)), one_at_a_time(measure))
+    outcome = run(
+        small(),
+        settings(rungs=(free,), budget=Budget(probes=2, gpu_seconds=1e12)),
+        one_at_a_time(measure),
+    )
     assert outcome.spent.looks == len(looks) == 2 * LOOKS_A_PROBE
     assert outcome.spent.probes == 2
 
@@ -666,7 +842,9 @@ def test_resumed_a_look_is_neither_repeated_nor_forgotten() -> None:
         heir = ProbeStudy(small(), settings(rungs=(IMITATION,)))
         heir.remember([one, told], spent=True)
         assert (heir.spent.probes, heir.spent.looks, heir.spent.failures_in_a_row) == (1, 1, 0)
-        assert heir.spent.gpu_seconds == pytest.approx(sum(each.measured.gpu_seconds or 0.0 for each in (one, told)))
+        assert heir.spent.gpu_seconds == pytest.approx(
+            sum(each.measured.gpu_seconds or 0.0 for each in (one, told))
+        )
         assert heir._rungs_left(look.row) == []
         assert heir.rungs.failures["imitated"] == failures
         assert len(heir.knowledge.seen_times()) == 2 - failures
@@ -675,7 +853,9 @@ def test_resumed_a_look_is_neither_repeated_nor_forgotten() -> None:
 
 def told_of(row: int, rung: str, seconds: float, error: float | None = None) -> Measured:
     claims = {} if error is None else {"relative_error": {"step_seconds": error}}
-    return Measured.model_validate({"rung": rung, "step_seconds": seconds, "gpu_seconds": 60.0, **claims})
+    return Measured.model_validate(
+        {"rung": rung, "step_seconds": seconds, "gpu_seconds": 60.0, **claims}
+    )
 
 
 def test_a_layout_that_ran_stands_for_itself_and_shows_what_its_looks_are_worth() -> None:
@@ -705,7 +885,10 @@ def test_looks_that_hold_keep_their_trust() -> None:
     rng = np.random.default_rng(0)
     for row in range(0, 200, 10):
         seconds = float(np.exp(machine.log_seconds[row]))
-        knowledge.learn(row, told_of(row, "imitated", seconds * float(np.exp(0.03 * rng.standard_normal())), 0.03))
+        knowledge.learn(
+            row,
+            told_of(row, "imitated", seconds * float(np.exp(0.03 * rng.standard_normal())), 0.03),
+        )
         knowledge.learn(row, told_of(row, "probed", seconds))
     assert knowledge.doubt() < 2.0
 
@@ -715,7 +898,9 @@ def test_a_look_that_may_be_far_off_makes_no_winner() -> None:
     knowledge.learn(3, told_of(3, "probed", 10.0))
     knowledge.learn(7, told_of(7, "imitated", 0.5, 1.05))
     assert knowledge.beliefs().winner == 3
-    assert knowledge.records[7].step_seconds == pytest.approx(0.5), "it is shown all the same, with its error"
+    assert knowledge.records[7].step_seconds == pytest.approx(0.5), (
+        "it is shown all the same, with its error"
+    )
 
 
 def test_the_same_look_again_says_nothing_new() -> None:
@@ -745,7 +930,9 @@ def test_a_look_that_fails_takes_nothing_from_what_answered() -> None:
 
 @pytest.mark.parametrize("claim", ["far", True, float("nan"), 1e200, -0.5, [0.1], None])
 def test_strange_claims_are_none(claim: object) -> None:
-    measured = Measured.model_validate({"rung": "imitated", "step_seconds": 2.0, "relative_error": {"step_seconds": claim}})
+    measured = Measured.model_validate(
+        {"rung": "imitated", "step_seconds": 2.0, "relative_error": {"step_seconds": claim}}
+    )
     assert noise_variance(measured) == pytest.approx(RUN_SD**2)
 
 
@@ -758,7 +945,11 @@ def test_other_samplers_do_not_run_what_a_look_has_shown_to_be_slow(sampler: str
         asked.append(one)
         return machine.run(one) if one.rung == "probed" else imitated(one, machine, off=0.5)
 
-    run(small(), settings(sampler=sampler, rungs=(IMITATION,), budget=Budget(probes=5, gpu_seconds=1e12)), one_at_a_time(measure))
+    run(
+        small(),
+        settings(sampler=sampler, rungs=(IMITATION,), budget=Budget(probes=5, gpu_seconds=1e12)),
+        one_at_a_time(measure),
+    )
     looked = {one.row for one in asked if one.rung == "imitated"}
     assert looked
     assert not looked & {one.row for one in asked if one.rung == "probed"}
@@ -766,17 +957,27 @@ def test_other_samplers_do_not_run_what_a_look_has_shown_to_be_slow(sampler: str
 
 def test_a_look_that_the_pool_cannot_make_is_no_probe_and_no_failure() -> None:
     def unable(asked: Asked) -> Measurement:
-        return measurement(asked, Measured(status="failed", rung="imitated", failure=UNABLE, message="needs 512 GPUs"))
+        return measurement(
+            asked,
+            Measured(status="failed", rung="imitated", failure=UNABLE, message="needs 512 GPUs"),
+        )
 
     odd = Machine.wrong_by(small(), 0.15)
     outcome = run(
-        small(), settings(whole=False, rungs=(IMITATION,)),
-        one_at_a_time(lambda asked: imitated(asked, odd) if (asked.row or 0) % 2 else unable(asked)),
-    )  # fmt: skip
+        small(),
+        settings(whole=False, rungs=(IMITATION,)),
+        one_at_a_time(
+            lambda asked: imitated(asked, odd) if (asked.row or 0) % 2 else unable(asked)
+        ),
+    )
     assert outcome.spent.probes == 6
     assert all(one.row % 2 for one in outcome.ranked if one.record is not None)
     never = run(small(), settings(whole=False, rungs=(IMITATION,)), one_at_a_time(unable))
-    assert (never.spent.probes, never.spent.gpu_seconds, never.spent.failures_in_a_row) == (0, 0.0, 0)
+    assert (never.spent.probes, never.spent.gpu_seconds, never.spent.failures_in_a_row) == (
+        0,
+        0.0,
+        0,
+    )
     assert "nothing on it could stand for a layout" in never.stopped
 
 
@@ -791,27 +992,53 @@ def test_what_the_program_cannot_run_is_not_asked() -> None:
 def test_many_candidates_that_cannot_be_looked_at_do_not_end_the_study() -> None:
     machine = Machine.wrong_by(small(), 0.15)
     blind = replace(IMITATION, ways=lambda row: IMITATION.ways(row) if row >= 60 else ())
-    outcome = run(small(), settings(whole=False, rungs=(blind,)), one_at_a_time(lambda asked: imitated(asked, machine)))
+    outcome = run(
+        small(),
+        settings(whole=False, rungs=(blind,)),
+        one_at_a_time(lambda asked: imitated(asked, machine)),
+    )
     assert outcome.spent.probes == 6
     known = [imitated(one, machine) for one in asked_of(range(40))]
-    again = run(small(), settings(whole=False, rungs=(IMITATION,)), one_at_a_time(lambda asked: imitated(asked, machine)), known=known)
+    again = run(
+        small(),
+        settings(whole=False, rungs=(IMITATION,)),
+        one_at_a_time(lambda asked: imitated(asked, machine)),
+        known=known,
+    )
     assert again.spent.probes > 0
 
 
 def asked_of(rows: Iterable[int]) -> list[Asked]:
     question = ProbeStudy(small(), settings()).ask()
     assert question is not None
-    return [replace(question, number=100 + row, row=row, layout=small().batch.row(row), rung="imitated", num_gpus=2) for row in rows]
+    return [
+        replace(
+            question,
+            number=100 + row,
+            row=row,
+            layout=small().batch.row(row),
+            rung="imitated",
+            num_gpus=2,
+        )
+        for row in rows
+    ]
 
 
 def test_resumed_a_look_counts_as_it_was_asked() -> None:
     """Also where what was spent since would not pay for the layout any more."""
     machine = Machine.wrong_by(small(), 0.15)
-    study = ProbeStudy(small(), settings(rungs=(IMITATION,), budget=Budget(probes=2, gpu_seconds=3000.0)))
+    study = ProbeStudy(
+        small(), settings(rungs=(IMITATION,), budget=Budget(probes=2, gpu_seconds=3000.0))
+    )
     look = after_the_first(study, machine)
     assert (look.rung, look.counts) == ("imitated", False)
     told = imitated(look, machine)
-    stored = [machine.run(replace(look, row=1, layout=small().batch.row(1), rung="probed")).model_copy(update={"id": "one"}), told]
+    stored = [
+        machine.run(replace(look, row=1, layout=small().batch.row(1), rung="probed")).model_copy(
+            update={"id": "one"}
+        ),
+        told,
+    ]
     for counts, spent in ((False, (1, 1)), (True, (2, 0))):
         heir = ProbeStudy(small(), replace(study.settings, gpu_seconds_before=2500.0))
         heir.remember(stored, spent=True, as_probes={"one": True, told.id: counts})
@@ -824,8 +1051,15 @@ def test_a_candidate_is_one_trial_whatever_failed_on_the_way() -> None:
     def measure(one: Asked) -> Measurement:
         return machine.run(one) if one.rung == "probed" else look_failed(one, "crash")
 
-    outcome = run(small(), settings(rungs=(IMITATION,), budget=Budget(probes=12, gpu_seconds=1e12)), one_at_a_time(measure))
-    params = [tuple(sorted((key, str(value)) for key, value in trial.params.items())) for trial in outcome.study.trials]
+    outcome = run(
+        small(),
+        settings(rungs=(IMITATION,), budget=Budget(probes=12, gpu_seconds=1e12)),
+        one_at_a_time(measure),
+    )
+    params = [
+        tuple(sorted((key, str(value)) for key, value in trial.params.items()))
+        for trial in outcome.study.trials
+    ]
     assert len(params) == len(set(params))
 
 
@@ -836,14 +1070,20 @@ def test_quick_starts_of_looks_promise_nothing_for_the_layouts() -> None:
         study.rungs.look_starts = [start]
         assert study.rungs.start_seconds() == expected
         assert study.rungs.look_start_seconds() == start
-    assert before == pytest.approx(8 * (60.0 + 13 * np.exp(study.knowledge.beliefs().log_seconds[0])))
+    assert before == pytest.approx(
+        8 * (60.0 + 13 * np.exp(study.knowledge.beliefs().log_seconds[0]))
+    )
 
 
 def test_probes_side_by_side_that_may_be_followed_keep_the_budget() -> None:
     machine = Machine.wrong_by(small(), 0.15)
     asked: list[Asked] = []
     measure = promising_looks(machine, asked)
-    outcome = run(small(), settings(rungs=(IMITATION,), parallel=4, budget=Budget(probes=3, gpu_seconds=1e12)), one_at_a_time(measure))
+    outcome = run(
+        small(),
+        settings(rungs=(IMITATION,), parallel=4, budget=Budget(probes=3, gpu_seconds=1e12)),
+        one_at_a_time(measure),
+    )
     assert outcome.spent.probes == sum(one.rung == "probed" for one in asked) <= 3
     assert not [trial for trial in outcome.study.trials if not trial.state.is_finished()]
 
@@ -872,8 +1112,12 @@ def test_micro_probes_go_first_where_they_can_change_the_winner() -> None:
 
 def test_micro_probes_that_can_change_nothing_are_not_asked() -> None:
     candidates = small()
-    common = replace(candidates, prior=replace(candidates.prior, factor=np.full((len(candidates), 1), 0.3)))
-    probe = MicroProbe(name="clock", looks=(Look(name="clock", loading=(1.0,), sd=0.05),), gpu_seconds=5.0)
+    common = replace(
+        candidates, prior=replace(candidates.prior, factor=np.full((len(candidates), 1), 0.3))
+    )
+    probe = MicroProbe(
+        name="clock", looks=(Look(name="clock", loading=(1.0,), sd=0.05),), gpu_seconds=5.0
+    )
     asked = ProbeStudy(common, settings(micro_probes=(probe,))).ask()
     assert asked is not None
     assert asked.rung == "probed"

@@ -1,4 +1,6 @@
-"""Out-of-memory pruning: only what must be larger, as the memory model itself confirms, and with its reason."""
+"""Out-of-memory pruning: only what must be larger, as the memory model itself confirms, and with
+its reason.
+"""
 
 from functools import lru_cache
 from typing import Any
@@ -17,15 +19,18 @@ from planner.specs.layout import AC_KINDS
 H100, BF16 = "h100-sxm-80gb", {"precision": "bf16"}
 JOBS: dict[str, dict[str, Any]] = {
     "8B": {
-        "model": "llama3.1-8b", "cluster": {"gpu": H100, "num_gpus": 16}, "training": {"seq_len": 8192, "global_batch_size": 64},
+        "model": "llama3.1-8b", "cluster": {"gpu": H100, "num_gpus": 16},
+        "training": {"seq_len": 8192, "global_batch_size": 64},
         "search": {"fix": BF16},
     },
     "8x7B": {
-        "model": "mixtral-8x7b", "cluster": {"gpu": H100, "num_gpus": 32}, "training": {"seq_len": 4096, "global_batch_size": 128},
+        "model": "mixtral-8x7b", "cluster": {"gpu": H100, "num_gpus": 32},
+        "training": {"seq_len": 4096, "global_batch_size": 128},
         "search": {"fix": {**BF16, "cp": 1}},
     },
     "megatron": {
-        "model": "llama3.1-8b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 16}, "search": {"fix": BF16},
+        "model": "llama3.1-8b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 16},
+        "search": {"fix": BF16},
         "training": {"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron"},
     },
 }  # fmt: skip
@@ -40,12 +45,18 @@ def batch_size(name: str) -> int:
 def priced(name: str) -> tuple[LayoutBatch, np.ndarray]:
     """A sample of the job's legal layouts and their predicted device bytes."""
     job = Job.from_user(JOBS[name])
-    space = build_space(Context(model=job.model, cluster=job.cluster, training=job.training), job.search, oversized=True)
+    space = build_space(
+        Context(model=job.model, cluster=job.cluster, training=job.training),
+        job.search,
+        oversized=True,
+    )
     rng = np.random.default_rng(0)
     cells = np.sort(rng.choice(len(space.cells), min(400, len(space.cells)), replace=False))
     batch = space.expand(cells)
     batch = batch.take(np.arange(min(len(batch), 20_000)))
-    return batch, Pricer.build(job.model, job.cluster, job.training).price(batch).peak_allocated_bytes
+    return batch, Pricer.build(job.model, job.cluster, job.training).price(
+        batch
+    ).peak_allocated_bytes
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -58,7 +69,9 @@ def test_what_is_ruled_out_needs_more_by_the_memory_model(name: str) -> None:
         assert above[row]
         below = memory[above] < memory[row] * (1.0 - ROUNDING)
         wrong = np.flatnonzero(above)[below]
-        assert [batch.row(int(other)).short() for other in wrong[:1]] == [], f"{batch.row(int(row)).short()} needs {memory[row]:.4g}"
+        assert [batch.row(int(other)).short() for other in wrong[:1]] == [], (
+            f"{batch.row(int(row)).short()} needs {memory[row]:.4g}"
+        )
         compared += int(above.sum()) - 1
     assert compared > 300
 
@@ -72,14 +85,28 @@ def test_at_most_is_the_converse_of_at_least(name: str) -> None:
             assert pruning.at_least(batch, int(other), batch_size(name)).mask[row]
 
 
-BASE = {"dp_replicate": 2, "dp_shard": 4, "tp": 2, "ac": "selective-op", "micro_batch_size": 2, "zero_stage": 2}
+BASE = {
+    "dp_replicate": 2,
+    "dp_shard": 4,
+    "tp": 2,
+    "ac": "selective-op",
+    "micro_batch_size": 2,
+    "zero_stage": 2,
+}
 
 
 def variants(**changes: list[object]) -> LayoutBatch:
     """One layout, then one variant for each value of each field."""
     job = Job.from_user({**JOBS["8B"], "layout": BASE})
     assert job.layout is not None
-    layouts = [job.layout, *(job.layout.model_copy(update={name: value}) for name, values in changes.items() for value in values)]
+    layouts = [
+        job.layout,
+        *(
+            job.layout.model_copy(update={name: value})
+            for name, values in changes.items()
+            for value in values
+        ),
+    ]
     return LayoutBatch.from_layouts(layouts)
 
 
@@ -107,8 +134,18 @@ def test_each_order(name: str, more: object, less: object) -> None:
             assert not opposite(batch, 0, 64).mask[1]
 
 
-@pytest.mark.parametrize(("name", "value"), [("tp", 4), ("compile", True), ("precision", "float8-rowwise"), ("ac", "memory-budget-0.5"),
-                                             ("ac", "selective-layer-2"), ("dp_replicate", 4), ("cp", 2)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tp", 4),
+        ("compile", True),
+        ("precision", "float8-rowwise"),
+        ("ac", "memory-budget-0.5"),
+        ("ac", "selective-layer-2"),
+        ("dp_replicate", 4),
+        ("cp", 2),
+    ],
+)
 def test_what_is_not_comparable_is_left_alone(name: str, value: object) -> None:
     batch = variants(**{name: [value]})
     assert not pruning.at_least(batch, 0, 64).mask[1]
@@ -123,7 +160,14 @@ def test_one_microbatch_is_not_compared_with_several() -> None:
 
 def test_fewer_shards_of_the_same_ranks_need_more() -> None:
     batch = variants()
-    wider = LayoutBatch.concatenate([batch, LayoutBatch.from_layouts([batch.row(0).model_copy(update={"dp_replicate": 4, "dp_shard": 2})])])
+    wider = LayoutBatch.concatenate(
+        [
+            batch,
+            LayoutBatch.from_layouts(
+                [batch.row(0).model_copy(update={"dp_replicate": 4, "dp_shard": 2})]
+            ),
+        ]
+    )
     order = pruning.at_least(wider, 0, 64)
     assert order.mask[1]
     assert "fewer shards" in order.reason(wider, 1)

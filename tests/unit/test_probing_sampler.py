@@ -1,4 +1,6 @@
-"""Samplers: legal and untried whatever they do, expected improvement exact, several at once apart, quick for 100,000 candidates."""
+"""Samplers: legal and untried whatever they do, expected improvement exact, several at once apart,
+quick for 100,000 candidates.
+"""
 
 import importlib.util
 import re
@@ -85,7 +87,9 @@ def test_every_trial_is_a_legal_layout_not_tried_before(name: str) -> None:
         study.tell(asked, machine.run(asked))
     assert len(set(rows)) == len(rows)
     trials = study.optuna_study().trials
-    assert [trial.params for trial in trials] == [study.trials.sampler.space.parameters(row) for row in rows]
+    assert [trial.params for trial in trials] == [
+        study.trials.sampler.space.parameters(row) for row in rows
+    ]
     assert all(trial.user_attrs["reason"] for trial in trials)
 
 
@@ -113,14 +117,24 @@ def test_an_unknown_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize("missing", [("torch",), ("scipy",), ("torch", "scipy")])
-def test_gp_says_what_it_needs_and_what_is_missing(missing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else object())
-    with pytest.raises(SpecError, match=rf"needs torch and scipy; not installed: {', '.join(missing)}; install the probe extra"):
+def test_gp_says_what_it_needs_and_what_is_missing(
+    missing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in missing else object()
+    )
+    with pytest.raises(
+        SpecError,
+        match=rf"needs torch and scipy; not installed: {', '.join(missing)}; install "
+        r"the probe extra",
+    ):
         sampler_for("gp", Knowledge(small()), seed=0)
 
 
 def test_the_probe_extra_brings_what_gp_needs() -> None:
-    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     assert {re.split("[<>=]", one)[0] for one in extras["probe"]} >= set(GP_NEEDS)
 
 
@@ -148,7 +162,9 @@ def test_the_next_has_the_largest_expected_improvement_times_probability_of_fitt
         improvement = sd * (stats.norm.pdf(z) + z * stats.norm.cdf(z)) * (1.0 - beliefs.risk(every))
         improvement[~study.knowledge.untried()] = -1.0
         assert beliefs.promising(study.knowledge.untried(), 1) == [int(np.argmax(improvement))]
-        assert beliefs.promising(study.knowledge.untried(), 20) == [int(row) for row in np.argsort(-improvement, kind="stable")[:20]]
+        assert beliefs.promising(study.knowledge.untried(), 20) == [
+            int(row) for row in np.argsort(-improvement, kind="stable")[:20]
+        ]
 
 
 def test_lazy_search_looks_at_all_that_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +175,9 @@ def test_lazy_search_looks_at_all_that_can_win(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_bounds_of_the_lazy_search_leave_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After results all over the candidates, so that bounds are loose in some places and tight in others."""
+    """After results all over the candidates, so that bounds are loose in some places and tight in
+    others.
+    """
     for name, value in (("knowledge.CHUNK", 16), ("knowledge.FIRST", 1), ("surrogate.FEW", 3)):
         monkeypatch.setattr(f"planner.search.probing.{name}", value)
     candidates, rng = small(), np.random.default_rng(0)
@@ -182,7 +200,9 @@ def test_several_at_once_are_apart() -> None:
     assert len({asked.row for asked in first}) == 4
     for asked in first:
         study.tell(asked, machine.run(asked))
-    alone = study.knowledge.beliefs().promising(study.knowledge.untried(), 1, risk_limit=study.settings.risk_limit)[0]
+    alone = study.knowledge.beliefs().promising(
+        study.knowledge.untried(), 1, risk_limit=study.settings.risk_limit
+    )[0]
     second = study.ask_many()
     assert second[0].row == alone
     believed = study.knowledge.beliefs()
@@ -204,7 +224,9 @@ def test_risky_layouts_wait_until_memory_is_known() -> None:
         assert asked.row is not None
         assert study.knowledge.beliefs().risk(np.array([asked.row]))[0] <= OOM_LIMIT
         less = 0.8 * float(candidates.memory["peak_reserved_bytes"][asked.row])
-        machine.outcomes[asked.row] = machine.timed(asked.row, 0).model_copy(update={"peak_reserved_bytes": less})
+        machine.outcomes[asked.row] = machine.timed(asked.row, 0).model_copy(
+            update={"peak_reserved_bytes": less}
+        )
         study.tell(asked, machine.run(asked))
     assert np.median(study.knowledge.beliefs().risk(risky)) < 0.2 * np.median(before)
 
@@ -251,7 +273,9 @@ def test_it_serves_a_study_of_optunas_own() -> None:
     distributions = FieldSpace(knowledge.candidates.batch).distributions
 
     def objective(trial: optuna.Trial) -> float:
-        values = {name: trial._suggest(name, distribution) for name, distribution in distributions.items()}
+        values = {
+            name: trial._suggest(name, distribution) for name, distribution in distributions.items()
+        }
         return float(values["micro_batch_size"])
 
     study.optimize(objective, n_trials=2)
@@ -263,20 +287,36 @@ def test_it_serves_a_study_of_optunas_own() -> None:
 def many(count: int) -> Candidates:
     """Distinct legal layouts of a large job, priced with its own model."""
     training = {"seq_len": 8192, "global_batch_size": 512}
-    job = Job.from_user({"model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "training": training})
-    space = build_space(Context(model=job.model, cluster=job.cluster, training=job.training), SearchSpec())
-    cells = np.arange(len(space.cells))[: int(np.searchsorted(np.cumsum(space.cell_sizes), count)) + 1]
+    job = Job.from_user(
+        {
+            "model": "llama3.1-8b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+            "training": training,
+        }
+    )
+    space = build_space(
+        Context(model=job.model, cluster=job.cluster, training=job.training), SearchSpec()
+    )
+    cells = np.arange(len(space.cells))[
+        : int(np.searchsorted(np.cumsum(space.cell_sizes), count)) + 1
+    ]
     batch = space.expand(cells).take(slice(0, count))
     rng = np.random.default_rng(0)
-    prior = Prior.alike(10.0 * np.exp(0.3 * rng.standard_normal(count)), 0.15, np.full(count, 0.01), 0.05)
+    prior = Prior.alike(
+        10.0 * np.exp(0.3 * rng.standard_normal(count)), 0.15, np.full(count, 0.01), 0.05
+    )
     prior = replace(prior, factor=0.05 * rng.standard_normal((count, 7)))
     memory = {"peak_reserved_bytes": np.full(count, 40e9)}
-    return Candidates.build(batch, prior, memory, Setting(usable_bytes=76e9, num_gpus=64, global_batch_size=512))
+    return Candidates.build(
+        batch, prior, memory, Setting(usable_bytes=76e9, num_gpus=64, global_batch_size=512)
+    )
 
 
 @pytest.mark.slow
 def test_the_next_of_100_000_is_chosen_within_100_ms() -> None:
-    """Processor time of a whole ask, the study's book-keeping included; the median of ten with up to 20 probes told."""
+    """Processor time of a whole ask, the study's book-keeping included; the median of ten with up
+    to 20 probes told.
+    """
     candidates = many(100_000)
     assert len(candidates) == 100_000
     machine = Machine(candidates, candidates.prior.log_seconds + 0.1 * np.sin(np.arange(100_000)))

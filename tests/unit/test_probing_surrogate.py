@@ -1,4 +1,6 @@
-"""The Gaussian process on the model's error: against dense linear algebra, and what it takes from few observations."""
+"""The Gaussian process on the model's error: against dense linear algebra, and what it takes from
+few observations.
+"""
 
 from typing import Any
 
@@ -20,15 +22,26 @@ def prior() -> Field:
     candidates = small()
     rng = np.random.default_rng(3)
     factor = 0.05 * rng.standard_normal((len(candidates), 3))
-    return Field(sd=np.full(len(candidates), 0.1), factor=factor, groups=candidates.groups, weights=TIME)
+    return Field(
+        sd=np.full(len(candidates), 0.1), factor=factor, groups=candidates.groups, weights=TIME
+    )
 
 
 def dense(prior: Field, rows: np.ndarray) -> np.ndarray:
     """The documented covariance, written as it is documented."""
-    tables = np.stack([group.correlation[np.ix_(group.codes[rows], group.codes[rows])] for group in prior.groups])
+    tables = np.stack(
+        [group.correlation[np.ix_(group.codes[rows], group.codes[rows])] for group in prior.groups]
+    )
     w = prior.weights
-    own = w.shift + w.additive * tables.mean(axis=0) + w.joint * tables.prod(axis=0) + w.quirk * np.eye(len(rows))
-    return prior.factor[rows] @ prior.factor[rows].T + np.outer(prior.sd[rows], prior.sd[rows]) * own
+    own = (
+        w.shift
+        + w.additive * tables.mean(axis=0)
+        + w.joint * tables.prod(axis=0)
+        + w.quirk * np.eye(len(rows))
+    )
+    return (
+        prior.factor[rows] @ prior.factor[rows].T + np.outer(prior.sd[rows], prior.sd[rows]) * own
+    )
 
 
 def test_tails_and_quantiles_agree_with_scipy() -> None:
@@ -36,12 +49,22 @@ def test_tails_and_quantiles_agree_with_scipy() -> None:
     assert normal.upper_tail(z) == pytest.approx(stats.norm.sf(z), rel=3e-7, abs=0.0)
     assert normal.density(z) == pytest.approx(stats.norm.pdf(z), rel=1e-12)
     probability = np.array([1e-12, 1e-6, 0.01, 0.05, 0.3, 0.5, 0.7, 0.95, 1.0 - 1e-6])
-    assert normal.upper_quantile(probability) == pytest.approx(stats.norm.isf(probability), abs=1e-4)
+    assert normal.upper_quantile(probability) == pytest.approx(
+        stats.norm.isf(probability), abs=1e-4
+    )
 
 
-@pytest.mark.parametrize(("gap", "sd"), [(0.0, 0.1), (0.3, 0.1), (-0.2, 0.05), (1.0, 0.2), (0.4, 0.0), (-0.4, 0.0)])
+@pytest.mark.parametrize(
+    ("gap", "sd"), [(0.0, 0.1), (0.3, 0.1), (-0.2, 0.05), (1.0, 0.2), (0.4, 0.0), (-0.4, 0.0)]
+)
 def test_expected_excess_is_the_mean_gain(gap: float, sd: float) -> None:
-    expected = max(0.0, -gap) if sd == 0.0 else integrate.quad(lambda z: stats.norm.pdf(z) * (sd * z - gap), gap / sd, 40.0, epsabs=0.0)[0]
+    expected = (
+        max(0.0, -gap)
+        if sd == 0.0
+        else integrate.quad(
+            lambda z: stats.norm.pdf(z) * (sd * z - gap), gap / sd, 40.0, epsabs=0.0
+        )[0]
+    )
     found = float(normal.expected_excess(np.array(gap), np.array(sd)))
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-300)
 
@@ -72,18 +95,35 @@ def test_posterior_is_that_of_dense_algebra(prior: Field) -> None:
     inside = np.arange(6)
     inverse = np.linalg.inv(covariance[np.ix_(inside, inside)] + 1e-4 * np.eye(6))
     cross = covariance[:, inside]
-    assert posterior.mean[rows] == pytest.approx(cross @ inverse @ np.array([one.value for one in seen]), abs=1e-8)
-    assert posterior.covariance(rows) == pytest.approx(covariance - cross @ inverse @ cross.T, abs=1e-8)
-    assert posterior.variance(rows) == pytest.approx(np.diag(covariance - cross @ inverse @ cross.T), abs=1e-8)
+    assert posterior.mean[rows] == pytest.approx(
+        cross @ inverse @ np.array([one.value for one in seen]), abs=1e-8
+    )
+    assert posterior.covariance(rows) == pytest.approx(
+        covariance - cross @ inverse @ cross.T, abs=1e-8
+    )
+    assert posterior.variance(rows) == pytest.approx(
+        np.diag(covariance - cross @ inverse @ cross.T), abs=1e-8
+    )
     assert np.all(posterior.variance() <= posterior.widest() + 1e-12)
 
 
 def test_scale_is_the_posterior_mean_over_the_grid(prior: Field) -> None:
     rows = np.arange(0, len(prior.sd), 53)[:4]
     values = np.array([0.2, -0.1, 0.15, 0.3])
-    posterior = condition(prior, [Seen(row=int(row), value=float(value), variance=1e-4) for row, value in zip(rows, values, strict=True)])
+    posterior = condition(
+        prior,
+        [
+            Seen(row=int(row), value=float(value), variance=1e-4)
+            for row, value in zip(rows, values, strict=True)
+        ],
+    )
     logs = np.log(SCALES)
-    likely = [stats.multivariate_normal(cov=scale**2 * dense(prior, rows) + 1e-4 * np.eye(4)).logpdf(values) for scale in SCALES]
+    likely = [
+        stats.multivariate_normal(cov=scale**2 * dense(prior, rows) + 1e-4 * np.eye(4)).logpdf(
+            values
+        )
+        for scale in SCALES
+    ]
     likely = likely + stats.norm(0, SCALE_SD).logpdf(logs)
     weights = np.exp(np.array(likely) - max(likely))
     assert np.log(posterior.scale) == pytest.approx(float(weights @ logs / weights.sum()), abs=1e-5)
@@ -93,13 +133,21 @@ def test_scale_grows_with_surprise_and_shrinks_without(prior: Field) -> None:
     rows = np.arange(0, len(prior.sd), 23)[:8]
     right = condition(prior, [Seen(row=int(row), value=0.0, variance=1e-4) for row in rows])
     rng = np.random.default_rng(0)
-    wrong = condition(prior, [Seen(row=int(row), value=float(0.6 * rng.standard_normal()), variance=1e-4) for row in rows])
+    wrong = condition(
+        prior,
+        [
+            Seen(row=int(row), value=float(0.6 * rng.standard_normal()), variance=1e-4)
+            for row in rows
+        ],
+    )
     assert right.scale < 0.8 < 1.3 < wrong.scale
     assert condition(prior, []).scale == 1.0
 
 
 def test_repeats_are_averaged_by_their_variance(prior: Field) -> None:
-    twice = condition(prior, [Seen(row=5, value=0.10, variance=1e-4), Seen(row=5, value=0.13, variance=2e-4)])
+    twice = condition(
+        prior, [Seen(row=5, value=0.10, variance=1e-4), Seen(row=5, value=0.13, variance=2e-4)]
+    )
     once = condition(prior, [Seen(row=5, value=0.11, variance=1.0 / (1.0 / 1e-4 + 1.0 / 2e-4))])
     assert twice.mean[5] == pytest.approx(once.mean[5], abs=2e-4)
     assert twice.variance(np.array([5])) == pytest.approx(once.variance(np.array([5])), rel=0.2)
@@ -120,7 +168,10 @@ def test_a_direction_moves_all_that_load_on_it(prior: Field) -> None:
 
 def test_a_row_and_a_direction_agree_on_their_covariance(prior: Field) -> None:
     loading = (0.3, -0.2, 0.9)
-    seen = [Seen(row=7, value=0.1, variance=1e-4), Seen(row=None, value=0.2, variance=1e-4, loading=loading)]
+    seen = [
+        Seen(row=7, value=0.1, variance=1e-4),
+        Seen(row=None, value=0.2, variance=1e-4, loading=loading),
+    ]
     forwards, backwards = condition(prior, seen), condition(prior, seen[::-1])
     assert forwards.mean == pytest.approx(backwards.mean, abs=1e-9)
     assert forwards.precision == pytest.approx(forwards.precision.T)
@@ -145,11 +196,22 @@ def test_fields_that_never_differ_make_no_group() -> None:
 
 def test_twins_are_more_alike_than_strangers() -> None:
     candidates = small()
-    prior: Any = Field(sd=np.ones(len(candidates)), factor=np.zeros((len(candidates), 0)), groups=candidates.groups, weights=TIME)
+    prior: Any = Field(
+        sd=np.ones(len(candidates)),
+        factor=np.zeros((len(candidates), 0)),
+        groups=candidates.groups,
+        weights=TIME,
+    )
     x = candidates.batch
     row = int(np.flatnonzero((x.pp == 1) & (x.tp == 1) & x.compile)[0])
     column = prior.column(row)
-    near = (x.pp == 1) & (x.tp == 1) & (x.ac_kind == x.ac_kind[row]) & x.compile & (x.micro_batch_size == x.micro_batch_size[row])
+    near = (
+        (x.pp == 1)
+        & (x.tp == 1)
+        & (x.ac_kind == x.ac_kind[row])
+        & x.compile
+        & (x.micro_batch_size == x.micro_batch_size[row])
+    )
     far = (x.pp > 2) & (x.ac_kind != x.ac_kind[row])
     assert near.sum() > 1
     assert far.any()

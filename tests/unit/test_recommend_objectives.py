@@ -23,20 +23,35 @@ class Fixed:
         return f"{prefix}-1"
 
 
-def plan_of(objective: str, num_gpus: Any = "8..32", top_k: int = 6, prefer: str = "simplest", **changes: Any) -> Plan:
+def plan_of(
+    objective: str,
+    num_gpus: Any = "8..32",
+    top_k: int = 6,
+    prefer: str = "simplest",
+    **changes: Any,
+) -> Plan:
     fixed = Fixed()
     job = {
         "model": "llama3-8b",
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, **changes.get("cluster", {})},
         "training": {"seq_len": 8192, "global_batch_size": 64, **changes.get("training", {})},
-        "search": {"top_k": top_k, "objective": objective, "prefer": prefer, "allow": {"precision": ["bf16"]}, "fix": {"compile": True}},
+        "search": {
+            "top_k": top_k,
+            "objective": objective,
+            "prefer": prefer,
+            "allow": {"precision": ["bf16"]},
+            "fix": {"compile": True},
+        },
     }
     return recommend(Job.from_user(job), ports=Ports(clock=fixed, ids=fixed))
 
 
 @pytest.fixture(scope="module")
 def plans() -> dict[str, Plan]:
-    return {objective: plan_of(objective) for objective in ("throughput", "time", "cost", "energy", "memory")}
+    return {
+        objective: plan_of(objective)
+        for objective in ("throughput", "time", "cost", "energy", "memory")
+    }
 
 
 def test_sizes_hold_the_best_of_every_size(plans: dict[str, Plan]) -> None:
@@ -47,14 +62,24 @@ def test_sizes_hold_the_best_of_every_size(plans: dict[str, Plan]) -> None:
         chosen = next(option for option in plan.sizes if option.num_gpus == winner.num_gpus)
         assert chosen.layout == winner.layout
         assert winner.run is not None
-        assert (chosen.cost, chosen.time_to_train_seconds) == (winner.run.cost, winner.run.time_to_train_seconds)
+        assert (chosen.cost, chosen.time_to_train_seconds) == (
+            winner.run.cost,
+            winner.run.time_to_train_seconds,
+        )
 
 
 @pytest.mark.parametrize(
     ("objective", "field", "sign"),
-    [("throughput", "tokens_per_second", -1), ("time", "time_to_train_seconds", 1), ("cost", "cost", 1), ("energy", "energy_joules", 1)],
+    [
+        ("throughput", "tokens_per_second", -1),
+        ("time", "time_to_train_seconds", 1),
+        ("cost", "cost", 1),
+        ("energy", "energy_joules", 1),
+    ],
 )
-def test_the_winner_is_best_by_its_objective(plans: dict[str, Plan], objective: str, field: str, sign: int) -> None:
+def test_the_winner_is_best_by_its_objective(
+    plans: dict[str, Plan], objective: str, field: str, sign: int
+) -> None:
     plan = plans[objective]
     values = {option.num_gpus: sign * getattr(option, field) for option in plan.sizes}
     assert plan.ranked[0].num_gpus == min(values, key=lambda num_gpus: values[num_gpus])
@@ -79,7 +104,9 @@ def test_front_of_time_against_cost(plans: dict[str, Plan]) -> None:
     for plan in plans.values():
         for option in plan.sizes:
             beaten = any(
-                other.time_to_train_seconds <= option.time_to_train_seconds and other.cost <= option.cost and other != option
+                other.time_to_train_seconds <= option.time_to_train_seconds
+                and other.cost <= option.cost
+                and other != option
                 for other in plan.sizes
             )
             assert option.on_front == (not beaten)
@@ -94,7 +121,8 @@ def test_larger_jobs_lose_more_to_failures() -> None:
 
 
 def test_failures_can_make_fewer_gpus_the_faster_choice() -> None:
-    # Every GPU fails each 2 hours: at 32 GPUs a failure each 4 minutes, a third of what a restart takes.
+    # Every GPU fails each 2 hours: at 32 GPUs a failure each 4 minutes, a third of what a restart
+    #     takes.
     fragile = plan_of("throughput", cluster={"mtbf_gpu_hours": 2})
     assert fragile.ranked[0].num_gpus < 32
     assert plan_of("throughput").ranked[0].num_gpus == 32
@@ -102,9 +130,14 @@ def test_failures_can_make_fewer_gpus_the_faster_choice() -> None:
 
 
 def test_one_size_ranks_by_expected_step_time() -> None:
-    """The mean of a log-normal: of two equal predictions the surer one comes first, behind the fastest on paper."""
+    """The mean of a log-normal: of two equal predictions the surer one comes first, behind the
+    fastest on paper.
+    """
     plan = plan_of("throughput", 8, prefer="fastest")
-    expected = [(entry.estimate.step_seconds or 0.0) * math.exp(entry.estimate.time_sd**2 / 2) for entry in plan.ranked]
+    expected = [
+        (entry.estimate.step_seconds or 0.0) * math.exp(entry.estimate.time_sd**2 / 2)
+        for entry in plan.ranked
+    ]
     assert expected[1:] == pytest.approx(sorted(expected[1:]), rel=2e-3)
     steps = [entry.estimate.step_seconds or 0.0 for entry in plan.ranked]
     assert steps[0] == min(steps)
@@ -131,7 +164,10 @@ FRAGILE = {"mtbf_gpu_hours": 40}
 
 
 def test_failures_make_small_jobs_cheap_and_large_ones_fast() -> None:
-    winners = {objective: plan_of(objective, cluster=FRAGILE).ranked[0].num_gpus for objective in ("time", "cost", "energy")}
+    winners = {
+        objective: plan_of(objective, cluster=FRAGILE).ranked[0].num_gpus
+        for objective in ("time", "cost", "energy")
+    }
     assert winners == {"time": 32, "cost": 8, "energy": 8}
 
 

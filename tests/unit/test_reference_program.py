@@ -30,33 +30,56 @@ def test_every_catalogue_model_is_built_with_its_parameters(name: str) -> None:
 
     spec = ModelSpec.from_user(name)
     with torch.device("meta"):
-        model = Transformer(spec, Part(layers=tuple(range(spec.num_hidden_layers)), first=True, last=True), unfused=False, seq_len=64)
+        model = Transformer(
+            spec,
+            Part(layers=tuple(range(spec.num_hidden_layers)), first=True, last=True),
+            unfused=False,
+            seq_len=64,
+        )
     built = sum(p.numel() for p in model.parameters()) + sum(b.numel() for b in model.buffers())
     assert built == spec.total_parameters()
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("layout", "options", "field"),
     [
         ({"dp_shard": 3}, {"num_gpus": 4}, "dp_shard"),
-        ({"pp": 2, "dp_shard": 1, "pp_schedule": "ZB-1p"}, {"num_gpus": 2, "training": {"trainer": "fsdp"}}, "pp_schedule"),
+        (
+            {"pp": 2, "dp_shard": 1, "pp_schedule": "ZB-1p"},
+            {"num_gpus": 2, "training": {"trainer": "fsdp"}},
+            "pp_schedule",
+        ),
         ({"zero_stage": 1}, {}, "zero_stage"),
         ({}, {"fake_tensors": True}, "fake_tensors"),
         ({}, {"emulate_rank": 1}, "emulate_rank"),
         ({}, {"num_layers": 5}, "num_layers"),
-        ({"compile": True, "ac": "memory-budget-0.5"}, {"emulate_rank": 0, "fake_tensors": True}, "ac"),
-        ({"pp": 2, "dp_shard": 1, "pp_schedule": "ZBVZeroBubble", "ac": "selective-op"}, {"num_gpus": 2}, "ac"),
-        ({"pp": 2, "dp_shard": 2, "pp_schedule": "ZBVZeroBubble", "zero_stage": 3}, {"num_gpus": 4}, "zero_stage"),
+        (
+            {"compile": True, "ac": "memory-budget-0.5"},
+            {"emulate_rank": 0, "fake_tensors": True},
+            "ac",
+        ),
+        (
+            {"pp": 2, "dp_shard": 1, "pp_schedule": "ZBVZeroBubble", "ac": "selective-op"},
+            {"num_gpus": 2},
+            "ac",
+        ),
+        (
+            {"pp": 2, "dp_shard": 2, "pp_schedule": "ZBVZeroBubble", "zero_stage": 3},
+            {"num_gpus": 4},
+            "zero_stage",
+        ),
         ({"dp_shard": 2, "zero_stage": 3, "cpu_offload": True}, {"num_gpus": 2}, "cpu_offload"),
         ({"param_dtype": "bfloat16"}, {"training": {"trainer": "megatron"}}, "trainer"),
         ({}, {"model": "tied", "training": {"seq_len": 2048}}, "seq_len"),
         ({}, {"training": {"overlap": {"dp": False}}}, "overlap"),
     ],
 )
-def test_what_cannot_run_is_refused_with_its_field(layout: dict[str, Any], options: dict[str, Any], field: str) -> None:
+def test_what_cannot_run_is_refused_with_its_field(
+    layout: dict[str, Any], options: dict[str, Any], field: str
+) -> None:
     with pytest.raises(SpecError) as caught:
         recipe(layout, **options)
     assert field in str(caught.value)
@@ -73,7 +96,7 @@ def test_fewer_layers_keep_what_each_layer_is() -> None:
         with_layers(mixed, 1)
 
 
-# ---- positions and data ---------------------------------------------------------------------------------------------------
+# ---- positions and data --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["allgather", "alltoall", "ulysses"])
@@ -92,14 +115,17 @@ def test_a_sequence_is_the_same_whoever_holds_it() -> None:
 
     positions, cpu = torch.arange(32), torch.device("cpu")
     whole, targets = batch(recipe({}), 3, 0, positions, cpu)
-    halves = [batch(recipe({"dp_shard": 2}, num_gpus=2), 3, replica, positions, cpu)[0] for replica in range(2)]
+    halves = [
+        batch(recipe({"dp_shard": 2}, num_gpus=2), 3, replica, positions, cpu)[0]
+        for replica in range(2)
+    ]
     assert torch.equal(whole, torch.cat(halves))
     assert torch.equal(whole[:, 1:], targets[:, :-1])
     assert not torch.equal(whole, batch(recipe({}), 4, 0, positions, cpu)[0])
     assert not torch.equal(whole, batch(recipe({}, seed=1), 3, 0, positions, cpu)[0])
 
 
-# ---- experts --------------------------------------------------------------------------------------------------------------
+# ---- experts -------------------------------------------------------------------------------------
 
 
 def test_regrouping_puts_each_expert_together_and_fills_up() -> None:
@@ -108,13 +134,18 @@ def test_regrouping_puts_each_expert_together_and_fills_up() -> None:
     counts = np.array([[2, 1, 0], [1, 3, 0]])  # two source ranks, three experts
     index, sizes = regrouping(counts, 4)
     assert sizes == [4, 4, 0]
-    # rows as they came: rank 0 expert 0 (0, 1), expert 1 (2); rank 1 expert 0 (3), expert 1 (4, 5, 6); 7 is the filling row
+    # rows as they came: rank 0 expert 0 (0, 1), expert 1 (2); rank 1 expert 0 (3), expert 1 (4, 5,
+    #     6); 7 is the filling row
     assert index.tolist() == [0, 1, 3, 7, 2, 4, 5, 6]
     assert regrouping(counts, 1)[0].tolist() == [0, 1, 3, 2, 4, 5, 6]
 
 
-@pytest.mark.parametrize(("copies", "experts", "ranks", "share"), [(64, 8, 4, 1.0), (10, 8, 2, 1.5), (7, 4, 4, 1.25)])
-def test_assumed_routing_is_balanced_but_for_the_busiest_rank(copies: int, experts: int, ranks: int, share: float) -> None:
+@pytest.mark.parametrize(
+    ("copies", "experts", "ranks", "share"), [(64, 8, 4, 1.0), (10, 8, 2, 1.5), (7, 4, 4, 1.25)]
+)
+def test_assumed_routing_is_balanced_but_for_the_busiest_rank(
+    copies: int, experts: int, ranks: int, share: float
+) -> None:
     from probes.reference.moe import Counts
 
     counts = Counts.assumed(copies, experts, ranks, share)
@@ -124,7 +155,7 @@ def test_assumed_routing_is_balanced_but_for_the_busiest_rank(copies: int, exper
     assert counts.sent.shape == (ranks, experts // ranks)
 
 
-# ---- kernels against the plain formula ------------------------------------------------------------------------------------
+# ---- kernels against the plain formula -----------------------------------------------------------
 
 
 def sequence(length: int) -> Any:
@@ -136,19 +167,33 @@ def sequence(length: int) -> Any:
 
 @pytest.mark.parametrize(
     ("kv_heads", "value_width", "window", "with_sinks"),
-    [(4, 16, 0, False), (2, 16, 0, False), (4, 8, 0, False), (2, 16, 5, False), (2, 16, 0, True), (4, 16, 5, True)],
+    [
+        (4, 16, 0, False),
+        (2, 16, 0, False),
+        (4, 8, 0, False),
+        (2, 16, 5, False),
+        (2, 16, 0, True),
+        (4, 16, 5, True),
+    ],
 )
-def test_cpu_attention_is_softmax_attention(kv_heads: int, value_width: int, window: int, with_sinks: bool) -> None:
+def test_cpu_attention_is_softmax_attention(
+    kv_heads: int, value_width: int, window: int, with_sinks: bool
+) -> None:
     from probes.reference.attention_kernels import AttentionCore
 
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, heads, 24, width) for heads, width in ((4, 16), (kv_heads, 16), (kv_heads, value_width)))
+    q, k, v = (
+        torch.randn(2, heads, 24, width)
+        for heads, width in ((4, 16), (kv_heads, 16), (kv_heads, value_width))
+    )
     sinks = torch.randn(4) if with_sinks else None
     results = []
     for unfused in (False, True):
         core = AttentionCore(window=window, unfused=unfused, has_sinks=with_sinks)
         core.sequence = sequence(24)
-        leaves = [x.clone().requires_grad_() for x in (q, k, v, *([sinks] if sinks is not None else []))]
+        leaves = [
+            x.clone().requires_grad_() for x in (q, k, v, *([sinks] if sinks is not None else []))
+        ]
         out = core(*leaves)
         out.square().sum().backward()
         results.append([out.detach(), *(leaf.grad for leaf in leaves)])
@@ -174,7 +219,7 @@ def test_cpu_norm_is_torchs() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-# ---- optimizers -----------------------------------------------------------------------------------------------------------
+# ---- optimizers ----------------------------------------------------------------------------------
 
 
 def stepped(optimizer: Any, parameter: Any, shrink: float = 1.0) -> Any:
@@ -193,9 +238,13 @@ def test_adamw_with_bf16_states_follows_adamw_and_keeps_half() -> None:
     optimizer = AdamWBf16States([ours], lr=1e-3)
     plain = torch.nn.Parameter(start.clone())
     (reference,) = build([plain], ["layers.0.w"], "adamw")
-    torch.testing.assert_close(stepped(optimizer, ours), stepped(reference, plain), rtol=0, atol=3e-5)
+    torch.testing.assert_close(
+        stepped(optimizer, ours), stepped(reference, plain), rtol=0, atol=3e-5
+    )
     assert not torch.equal(ours, start)
-    assert {state.dtype for state in optimizer.state[ours].values() if isinstance(state, torch.Tensor)} == {torch.bfloat16}
+    assert {
+        state.dtype for state in optimizer.state[ours].values() if isinstance(state, torch.Tensor)
+    } == {torch.bfloat16}
 
 
 def test_adafactor_is_torchs() -> None:
@@ -203,9 +252,13 @@ def test_adafactor_is_torchs() -> None:
 
     start = torch.linspace(-1, 1, 64).reshape(8, 8)
     ours, torchs = (torch.nn.Parameter(start.clone()) for _ in range(2))
-    # torch scales the step by the parameter's size and has its learning rate shrink; both are switched off to compare
+    # torch scales the step by the parameter's size and has its learning rate shrink; both are
+    # switched off to compare
     reference = torch.optim.Adafactor([torchs], lr=LEARNING_RATE, eps=(1e-30, 1.0))
-    mine, theirs = stepped(Adafactor([ours], lr=LEARNING_RATE), ours, 0.3), stepped(reference, torchs, 0.3)
+    mine, theirs = (
+        stepped(Adafactor([ours], lr=LEARNING_RATE), ours, 0.3),
+        stepped(reference, torchs, 0.3),
+    )
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
     assert not torch.equal(mine, start)
 
@@ -213,13 +266,19 @@ def test_adafactor_is_torchs() -> None:
 def test_muon_takes_matrices_of_blocks_alone() -> None:
     from probes.reference.optimizers import build
 
-    table, matrix, norm = (torch.nn.Parameter(torch.ones(shape)) for shape in ((8, 4), (4, 4), (4,)))
-    muon, adam = build([table, matrix, norm], ["tok_embeddings.weight", "layers.0.w1.weight", "layers.0.norm.weight"], "muon")
+    table, matrix, norm = (
+        torch.nn.Parameter(torch.ones(shape)) for shape in ((8, 4), (4, 4), (4,))
+    )
+    muon, adam = build(
+        [table, matrix, norm],
+        ["tok_embeddings.weight", "layers.0.w1.weight", "layers.0.norm.weight"],
+        "muon",
+    )
     assert [p is matrix for p in muon.param_groups[0]["params"]] == [True]
     assert len(adam.param_groups[0]["params"]) == 2
 
 
-# ---- recomputation --------------------------------------------------------------------------------------------------------
+# ---- recomputation -------------------------------------------------------------------------------
 
 
 def test_selective_op_keeps_every_second_product_and_never_the_router() -> None:
@@ -230,7 +289,9 @@ def test_selective_op_keeps_every_second_product_and_never_the_router() -> None:
     with forward:
         for weight in (square, router, square, square):
             torch.mm(x, weight)
-    kept = [not isinstance(entry, object) or "Version" in repr(entry) for entry in _entries(forward)]
+    kept = [
+        not isinstance(entry, object) or "Version" in repr(entry) for entry in _entries(forward)
+    ]
     assert kept == [True, False, False, True]
 
 
@@ -240,7 +301,7 @@ def _entries(mode: Any) -> list[Any]:
     return [stored[index] for index in sorted(stored)]
 
 
-# ---- memory ---------------------------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------
 
 
 def test_tracker_counts_live_storages_rounded_up() -> None:
@@ -265,17 +326,27 @@ def test_tracker_counts_live_storages_rounded_up() -> None:
     assert torch.UntypedStorage.resize_ is tracker._resize
 
 
-def test_memory_of_a_gpu_tells_what_the_allocator_had_to_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_gpu_tells_what_the_allocator_had_to_flush(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from probes.reference import memory
 
     said = {
-        "mem_get_info": (10, 100), "memory_reserved": 60, "max_memory_allocated": 50, "max_memory_reserved": 70,
+        "mem_get_info": (10, 100),
+        "memory_reserved": 60,
+        "max_memory_allocated": 50,
+        "max_memory_reserved": 70,
         "memory_stats": {"num_alloc_retries": 2},
-    }  # fmt: skip
+    }
     for name, value in said.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     found = memory.of_gpu(3, torch.device("cuda"), 5)
-    assert (found.rank, found.peak_allocated_bytes, found.peak_reserved_bytes, found.device_used_bytes) == (3, 50, 70, 90)
+    assert (
+        found.rank,
+        found.peak_allocated_bytes,
+        found.peak_reserved_bytes,
+        found.device_used_bytes,
+    ) == (3, 50, 70, 90)
     assert (found.communicator_bytes, found.allocator_retries) == (25, 2)
 
 
@@ -289,19 +360,25 @@ def test_tracker_counts_products() -> None:
     assert tracker.flops == 2 * 4 * 8 * 16 + 2 * (2 * 2 * 6 * 6 * 4)
 
 
-# ---- environment ----------------------------------------------------------------------------------------------------------
+# ---- environment ---------------------------------------------------------------------------------
 
 
 def test_a_line_of_nvidia_smi() -> None:
     from probes.reference.environment import parse_query
 
-    busy = parse_query("550.54.15, 1980, 698.23, 0x0000000000000004\n")  # at its power cap, as it should be
-    assert busy == {"driver": "550.54.15", "sm_clock_hertz": 1.98e9, "power_watts": 698.23, "throttled": False}
+    # at its power cap, as it should be
+    busy = parse_query("550.54.15, 1980, 698.23, 0x0000000000000004\n")
+    assert busy == {
+        "driver": "550.54.15",
+        "sm_clock_hertz": 1.98e9,
+        "power_watts": 698.23,
+        "throttled": False,
+    }
     assert parse_query("550.54.15, 1200, [N/A], 0x0000000000000020")["throttled"] is True
     assert parse_query("550.54.15, [N/A], [N/A], [Not Supported]") == {"driver": "550.54.15"}
 
 
-# ---- precision ------------------------------------------------------------------------------------------------------------
+# ---- precision -----------------------------------------------------------------------------------
 
 
 def test_without_torchao_float8_is_one_clear_line() -> None:
@@ -309,11 +386,14 @@ def test_without_torchao_float8_is_one_clear_line() -> None:
         "import sys; sys.modules['torchao'] = None; sys.modules['torchao.float8'] = None\n"
         "from probes.reference import precision\n"
         "from planner.specs.trainers import resolve_layout\n"
-        "layout = resolve_layout({'precision': 'float8-rowwise'}, trainer='torchtitan', num_gpus=1)\n"
+        "layout = resolve_layout({'precision': 'float8-rowwise'}, trainer='torchtitan', "
+        "num_gpus=1)\n"
         "try:\n    precision.apply(None, layout, emulate=True)\n"
         "except ImportError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
     assert "layout.precision=float8-rowwise needs torchao" in done.stdout, done.stderr
 
 

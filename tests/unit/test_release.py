@@ -5,14 +5,30 @@ import pytest
 from planner.specs.release import DEFAULTS, RELEASES, named, release_of
 
 
-@pytest.mark.parametrize(("text", "number", "exact"), [
-    (None, "0.2.2", True), ("", "0.2.2", True), ("0.2", "0.2.2", True), ("0.2.1", "0.2.1", True), ("v0.3.0", "0.3.0", True),
-    ("torchtitan 0.2.0", "0.2.0", True), ("0.3.0rc1", "0.3.0", True), ("0.2.1+cu128", "0.2.1", True),
-    ("0.2.3", "0.2.2", False), ("0.4", "0.3.0", False), ("9.9", "0.3.0", False), ("0.0.1", "0.1.0", False),
-    ("2025-11-04", "0.2.0", False), ("2025-10-18", "0.2.0", False), ("2025-10-17", "0.1.0", False), ("2027-01", "0.3.0", False),
-    ("torchtitan 2024-05..08", "0.1.0", False), ("9dec370", "0.2.2", False),
-    ("820504e / torch 38410cf9 2025-06-14 / torchao 6243040", "0.1.0", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "number", "exact"),
+    [
+        (None, "0.2.2", True),
+        ("", "0.2.2", True),
+        ("0.2", "0.2.2", True),
+        ("0.2.1", "0.2.1", True),
+        ("v0.3.0", "0.3.0", True),
+        ("torchtitan 0.2.0", "0.2.0", True),
+        ("0.3.0rc1", "0.3.0", True),
+        ("0.2.1+cu128", "0.2.1", True),
+        ("0.2.3", "0.2.2", False),
+        ("0.4", "0.3.0", False),
+        ("9.9", "0.3.0", False),
+        ("0.0.1", "0.1.0", False),
+        ("2025-11-04", "0.2.0", False),
+        ("2025-10-18", "0.2.0", False),
+        ("2025-10-17", "0.1.0", False),
+        ("2027-01", "0.3.0", False),
+        ("torchtitan 2024-05..08", "0.1.0", False),
+        ("9dec370", "0.2.2", False),
+        ("820504e / torch 38410cf9 2025-06-14 / torchao 6243040", "0.1.0", False),
+    ],
+)
 def test_torchtitan(text: str | None, number: str, exact: bool) -> None:
     found = release_of("torchtitan", text)
     assert (found.number, found.exact) == (number, exact)
@@ -20,12 +36,25 @@ def test_torchtitan(text: str | None, number: str, exact: bool) -> None:
     assert exact or (str(text) in str(found.note) and number in str(found.note))
 
 
-@pytest.mark.parametrize(("text", "number", "exact"), [
-    (None, "0.14", True), ("core_v0.14.0", "0.14", True), ("0.14.1", "0.14", True), ("core 0.16.0rc1", "0.16", True),
-    ("Megatron-LM 23e00ed0 (0.14-era) / TE 2.11.0", "0.14", True), ("3.0", "3.0", True), ("2.4.1", "2.4", True),
-    ("NeMo 25.04", "0.11", False), ("NeMo 24.07 (first)", "0.7", False), ("2022", "3.0", False), ("4.0", "0.18", False),
-    ("0.99", "0.18", False), ("Megatron-Core main 2026-08", "0.18", False), ("our own fork", "0.14", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "number", "exact"),
+    [
+        (None, "0.14", True),
+        ("core_v0.14.0", "0.14", True),
+        ("0.14.1", "0.14", True),
+        ("core 0.16.0rc1", "0.16", True),
+        ("Megatron-LM 23e00ed0 (0.14-era) / TE 2.11.0", "0.14", True),
+        ("3.0", "3.0", True),
+        ("2.4.1", "2.4", True),
+        ("NeMo 25.04", "0.11", False),
+        ("NeMo 24.07 (first)", "0.7", False),
+        ("2022", "3.0", False),
+        ("4.0", "0.18", False),
+        ("0.99", "0.18", False),
+        ("Megatron-Core main 2026-08", "0.18", False),
+        ("our own fork", "0.14", False),
+    ],
+)
 def test_megatron(text: str | None, number: str, exact: bool) -> None:
     found = release_of("megatron", text)
     assert (found.number, found.exact) == (number, exact)
@@ -53,5 +82,11 @@ def test_parts_of_a_text() -> None:
 
 
 def test_defaults_are_releases() -> None:
-    assert all(DEFAULTS[trainer] in {known.number for known in releases} for trainer, releases in RELEASES.items())
-    assert all(list(known.day for known in found) == sorted(known.day for known in found) for found in RELEASES.values())
+    assert all(
+        DEFAULTS[trainer] in {known.number for known in releases}
+        for trainer, releases in RELEASES.items()
+    )
+    assert all(
+        list(known.day for known in found) == sorted(known.day for known in found)
+        for found in RELEASES.values()
+    )

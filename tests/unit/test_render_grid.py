@@ -1,10 +1,15 @@
-"""Tables: no word is cut at any width, what does not fit goes below its row, and then columns are left out."""
+"""Tables: no word is cut at any width, what does not fit goes below its row, and then columns are
+left out.
+"""
 
 import pytest
 
 from api.render.grid import Column, grid, number, wrapped
 
-LAYOUT = "fsdp/zero2 8 · pp 2 Interleaved1F1B x4 · ac memory-budget-0.73 · float8-tensorwise+gather · compile"
+LAYOUT = (
+    "fsdp/zero2 8 · pp 2 Interleaved1F1B x4 · ac memory-budget-0.73 · float8-tensorwise+gather · "
+    "compile"
+)
 COLUMNS = (
     number("#"),
     Column(name="layout", wraps=True, below=True),
@@ -14,7 +19,10 @@ COLUMNS = (
     number("memory", drop=2),
     Column(name="source", drop=0),
 )
-ROWS = [("1", LAYOUT, "10,927", "64.0%", "6 s", "75.2 GiB", "simulated"), ("2", "fsdp 8", "914", "6.0%", "61.3 s", "8.5 GiB", "screened")]
+ROWS = [
+    ("1", LAYOUT, "10,927", "64.0%", "6 s", "75.2 GiB", "simulated"),
+    ("2", "fsdp 8", "914", "6.0%", "61.3 s", "8.5 GiB", "screened"),
+]
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 72, 80, 100, 120, 200])
@@ -38,8 +46,19 @@ def test_a_layout_without_room_stands_below_its_row() -> None:
 
 
 def test_columns_leave_the_least_telling_first() -> None:
-    assert grid(COLUMNS, ROWS, 38).plain.split("\n")[0].split() == ["#", "tok/s/GPU", "MFU", "step", "memory"]
-    assert grid(COLUMNS, ROWS, 30).plain.split("\n")[0].split() == ["#", "tok/s/GPU", "step", "memory"]
+    assert grid(COLUMNS, ROWS, 38).plain.split("\n")[0].split() == [
+        "#",
+        "tok/s/GPU",
+        "MFU",
+        "step",
+        "memory",
+    ]
+    assert grid(COLUMNS, ROWS, 30).plain.split("\n")[0].split() == [
+        "#",
+        "tok/s/GPU",
+        "step",
+        "memory",
+    ]
 
 
 def test_columns_line_up() -> None:

@@ -1,4 +1,6 @@
-"""What a plan with probes shows: every measured layout, how it was looked at, what failed, and nothing that contradicts it."""
+"""What a plan with probes shows: every measured layout, how it was looked at, what failed, and
+nothing that contradicts it.
+"""
 
 from typing import Any
 
@@ -15,15 +17,28 @@ WIDTH = 240  # no line of these folds
 
 
 def trial(layout: dict[str, Any], value: float | None = None, **said: Any) -> dict[str, Any]:
-    return {"number": 0, "state": "complete" if value else "fail", "layout": layout, "value": value, **said}
+    return {
+        "number": 0,
+        "state": "complete" if value else "fail",
+        "layout": layout,
+        "value": value,
+        **said,
+    }
 
 
 def probed(plan: Plan, trials: list[dict[str, Any]], **more: Any) -> Plan:
     """The plan as if these trials had been its probes."""
     probing = {
-        "probes": len(trials), "looks": 0, "gpu_seconds": 60.0, "stopped": "the budget is spent", "expected_regret": 0.02,
-        "num_ruled_out": 0, "ruled_out": [], "trials": trials, **more,
-    }  # fmt: skip
+        "probes": len(trials),
+        "looks": 0,
+        "gpu_seconds": 60.0,
+        "stopped": "the budget is spent",
+        "expected_regret": 0.02,
+        "num_ruled_out": 0,
+        "ruled_out": [],
+        "trials": trials,
+        **more,
+    }
     return Plan.model_validate_json(plan.model_copy(update={"probing": probing}).model_dump_json())
 
 
@@ -41,7 +56,9 @@ def section(plan: Plan) -> list[str]:
 
 def unranked(plan: Plan, micro_batch_size: int) -> dict[str, Any]:
     """A layout that the plan does not rank."""
-    layout = plan.ranked[0].layout.model_copy(update={"micro_batch_size": micro_batch_size, "ac": "full", "precision": "bf16"})
+    layout = plan.ranked[0].layout.model_copy(
+        update={"micro_batch_size": micro_batch_size, "ac": "full", "precision": "bf16"}
+    )
     assert layout not in [entry.layout for entry in plan.ranked]
     return layout.model_dump(mode="json")
 
@@ -51,7 +68,12 @@ def test_every_measured_layout_is_shown_fastest_first(plan: Plan) -> None:
     predicted = second.estimate.step_seconds
     assert predicted
     trials = [
-        trial(second.layout.model_dump(mode="json"), 2.0 * predicted, rung="imitated", log_seconds_sd=0.06),
+        trial(
+            second.layout.model_dump(mode="json"),
+            2.0 * predicted,
+            rung="imitated",
+            log_seconds_sd=0.06,
+        ),
         trial(unranked(plan, 64), 0.9 * predicted, rung="probed", log_seconds_sd=0.01),
         trial(unranked(plan, 32), 3.0 * predicted, rung="emulated", log_seconds_sd=0.061),
         trial(unranked(plan, 16), 4.0 * predicted),
@@ -74,18 +96,27 @@ def test_every_measured_layout_is_shown_fastest_first(plan: Plan) -> None:
 def test_a_split_of_layers_is_found_among_the_ranked(plan: Plan) -> None:
     winner, *others = plan.ranked
     split = winner.layout.model_copy(update={"layers_per_stage": (16, 16)})
-    changed = plan.model_copy(update={"ranked": [winner.model_copy(update={"layout": split}), *others]})
+    changed = plan.model_copy(
+        update={"ranked": [winner.model_copy(update={"layout": split}), *others]}
+    )
     assert winner.estimate.step_seconds
-    shown = probed(changed, [trial(split.model_dump(mode="json"), winner.estimate.step_seconds, rung="probed")])
+    shown = probed(
+        changed, [trial(split.model_dump(mode="json"), winner.estimate.step_seconds, rung="probed")]
+    )
     assert section(shown)[2].endswith(" 1.00")
 
 
 def test_a_narrow_table_keeps_room_for_the_layout(plan: Plan) -> None:
     winner = plan.ranked[0]
-    shown = probed(plan, [trial(winner.layout.model_dump(mode="json"), winner.estimate.step_seconds, rung="probed")])
+    shown = probed(
+        plan,
+        [trial(winner.layout.model_dump(mode="json"), winner.estimate.step_seconds, rung="probed")],
+    )
     assert "predicted" in as_text(plan_view(shown, 80, letters=True), 80)
     narrow = as_text(plan_view(shown, 44, letters=True), 44)
-    assert ["how", "measured", "predicted", "ratio"] in [line.split() for line in narrow.splitlines()]
+    assert ["how", "measured", "predicted", "ratio"] in [
+        line.split() for line in narrow.splitlines()
+    ]
     assert "\n      fsdp" in narrow, "the layout stands below its row"
 
 
@@ -108,14 +139,26 @@ def test_what_gave_no_time_names_its_layout(plan: Plan) -> None:
     assert f"failed: {winner.short()}: crash: first rank said so" in lines
     assert f"failed: {winner.short()}: interrupted" in lines
     assert f"out of memory: {winner.short()}" in lines
-    assert len([line for line in section(probed(plan, trials[:1] * 15)) if line.startswith("failed: ")]) == 12
+    assert (
+        len(
+            [line for line in section(probed(plan, trials[:1] * 15)) if line.startswith("failed: ")]
+        )
+        == 12
+    )
     assert "and 3 more" in section(probed(plan, trials[:1] * 15))
 
 
 @pytest.mark.parametrize(("count", "words"), [(1, "1 layout"), (1200, "1,200 layouts")])
-def test_layouts_that_no_probe_can_run_are_counted_with_the_reason(plan: Plan, count: int, words: str) -> None:
-    shown = probed(plan, [], refused=[{"reason": "no pipeline schedule of that name", "layouts": count}])
-    assert f"{words} cannot be run by the probe program: no pipeline schedule of that name" in section(shown)
+def test_layouts_that_no_probe_can_run_are_counted_with_the_reason(
+    plan: Plan, count: int, words: str
+) -> None:
+    shown = probed(
+        plan, [], refused=[{"reason": "no pipeline schedule of that name", "layouts": count}]
+    )
+    assert (
+        f"{words} cannot be run by the probe program: no pipeline schedule of that name"
+        in section(shown)
+    )
 
 
 def with_winner(plan: Plan, source: str = "probed", expected: float = 2.0, **measured: Any) -> Plan:
@@ -140,7 +183,9 @@ def with_winner(plan: Plan, source: str = "probed", expected: float = 2.0, **mea
         ),
     ],
 )
-def test_the_winner_says_how_its_step_is_known(plan: Plan, found: dict[str, Any], said: str) -> None:
+def test_the_winner_says_how_its_step_is_known(
+    plan: Plan, found: dict[str, Any], said: str
+) -> None:
     assert said in "\n".join(lines_of(with_winner(plan, **found)))
 
 
@@ -155,7 +200,9 @@ def test_the_headline_has_one_step_the_measured_one(plan: Plan) -> None:
     assert table.endswith("probed")
     mentions = [line for line in lines[: lines.index(table)] if paper in line]
     assert mentions
-    assert all("predicted" in line for line in mentions), "the prediction is never taken for the step"
+    assert all("predicted" in line for line in mentions), (
+        "the prediction is never taken for the step"
+    )
     assert f"Time of one step: {paper} as predicted" in lines
 
 
@@ -173,24 +220,37 @@ def test_what_was_measured_is_in_the_table_beyond_its_usual_end(plan: Plan) -> N
 def test_what_may_be_faster_still_is_named_as_the_next_to_probe(plan: Plan) -> None:
     shown = with_winner(plan, expected=2.0)
     winner, second, *others = shown.ranked
-    for expected, words in ((1.8, "expected 1.11 times as fast as number 1 and not measured"), (2.2, None)):
+    for expected, words in (
+        (1.8, "expected 1.11 times as fast as number 1 and not measured"),
+        (2.2, None),
+    ):
         rival = second.model_copy(update={"expected_step_seconds": expected})
         lines = section(probed(shown.model_copy(update={"ranked": [winner, rival, *others]}), []))
         assert any(words is not None and words in line for line in lines) is (words is not None)
 
 
 @pytest.mark.parametrize(
-    ("rung", "words"), [("probed", "best 35.3 ms a step"), ("imitated", "35.3 ms a step expected of the leader")]
+    ("rung", "words"),
+    [("probed", "best 35.3 ms a step"), ("imitated", "35.3 ms a step expected of the leader")],
 )
 def test_a_line_of_progress_says_whether_the_best_was_measured(rung: str, words: str) -> None:
     body = {
-        "event": "told", "layout": "fsdp 2", "message": "40 ms a step", "best_step_seconds": 0.0353, "best_rung": rung,
-        "expected_regret": None, "gpu_seconds_left": 10.0, "probes": 1, "probes_left": 1,
-    }  # fmt: skip
+        "event": "told",
+        "layout": "fsdp 2",
+        "message": "40 ms a step",
+        "best_step_seconds": 0.0353,
+        "best_rung": rung,
+        "expected_regret": None,
+        "gpu_seconds_left": 10.0,
+        "probes": 1,
+        "probes_left": 1,
+    }
     assert words in _stand(body).line
 
 
-def test_where_probes_decide_the_models_comparison_is_on_paper_and_its_own_doubt_left_out(plan: Plan) -> None:
+def test_where_probes_decide_the_models_comparison_is_on_paper_and_its_own_doubt_left_out(
+    plan: Plan,
+) -> None:
     paper = lines_of(plan)
     assert "How sure" in paper
     assert "Number 2 against number 1" in paper
@@ -203,7 +263,9 @@ def test_where_probes_decide_the_models_comparison_is_on_paper_and_its_own_doubt
 def test_probing_failed_only_where_no_layout_at_all_was_measured(plan: Plan) -> None:
     broken = trial(unranked(plan, 64), message="crash")
     assert failure_of(probed(plan, [broken])) == "the budget is spent"
-    assert failure_of(probed(plan, [broken, trial(unranked(plan, 32), 2.0)])) is None, "measured, though not among the best"
+    assert failure_of(probed(plan, [broken, trial(unranked(plan, 32), 2.0)])) is None, (
+        "measured, though not among the best"
+    )
     full = {**broken, "state": "pruned"}
     assert failure_of(probed(plan, [full])) is None
     assert failure_of(plan) is None
@@ -211,7 +273,9 @@ def test_probing_failed_only_where_no_layout_at_all_was_measured(plan: Plan) -> 
 
 def test_sources_that_are_shown_are_explained_and_no_others(plan: Plan) -> None:
     shown = {entry.source for entry in plan.ranked}
-    (line,) = [line for line in lines_of(plan) if line.startswith(tuple(f"{name}: " for name in SOURCES))]
+    (line,) = [
+        line for line in lines_of(plan) if line.startswith(tuple(f"{name}: " for name in SOURCES))
+    ]
     assert {name for name in SOURCES if f"{name}: {SOURCES[name]}" in line} == shown
     described = str(RankedLayout.model_fields["source"].description)
     page = (ROOT / "api" / "web" / "index.html").read_text(encoding="utf-8")

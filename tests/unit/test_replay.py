@@ -1,4 +1,6 @@
-"""The proof by replay: hidden truths are what they say they are, strategies play by the rules, and the demands hold where they are met."""
+"""The proof by replay: hidden truths are what they say they are, strategies play by the rules, and
+the demands hold where they are met.
+"""
 
 import dataclasses
 import json
@@ -38,7 +40,9 @@ def test_a_landscape_is_as_far_from_the_model_as_it_says(error: float) -> None:
         land = landscapes.generate(SMALL, error, seed)
         differences.append(land.log_seconds - land.candidates.prior.log_seconds)
     own = error * np.sqrt(1.0 - landscapes.COMMON_SHARE)
-    assert [float(difference.std()) for difference in differences] == pytest.approx([own] * 12, rel=0.03)
+    assert [float(difference.std()) for difference in differences] == pytest.approx(
+        [own] * 12, rel=0.03
+    )
     common = np.std([difference.mean() for difference in differences])
     assert 0.4 < common / (error * np.sqrt(landscapes.COMMON_SHARE)) < 1.7
 
@@ -52,9 +56,13 @@ def test_landscapes_are_repeatable_and_differ_by_seed() -> None:
 
 
 def test_the_laws_are_another_model() -> None:
-    """At their centre they neither copy the cost model nor are far from any machine: ranks agree by a part only."""
+    """At their centre they neither copy the cost model nor are far from any machine: ranks agree by
+    a part only.
+    """
     pricer, candidates = landscapes.prepared(SMALL)
-    laws = landscapes.log_law(pricer, candidates.batch, np.zeros(len(landscapes.COEFFICIENTS) + 9), 0.0)
+    laws = landscapes.log_law(
+        pricer, candidates.batch, np.zeros(len(landscapes.COEFFICIENTS) + 9), 0.0
+    )
     difference = laws - candidates.prior.log_seconds
     assert 0.03 < difference.std() < 0.4
     ranks = [np.argsort(np.argsort(column)) for column in (laws, candidates.prior.log_seconds)]
@@ -65,7 +73,9 @@ def test_published_sweeps_are_predicted_without_their_source() -> None:
     sweeps = published_sweeps()
     assert len(sweeps) >= 25
     assert any(sweep.out_of_memory.any() for sweep in sweeps)
-    errors = np.concatenate([(s.log_seconds - s.candidates.prior.log_seconds)[~s.out_of_memory] for s in sweeps])
+    errors = np.concatenate(
+        [(s.log_seconds - s.candidates.prior.log_seconds)[~s.out_of_memory] for s in sweeps]
+    )
     assert np.isfinite(errors).all()
     assert np.sqrt(np.mean(errors**2)) > 0.09
     for sweep in sweeps:
@@ -74,13 +84,25 @@ def test_published_sweeps_are_predicted_without_their_source() -> None:
         assert np.isfinite(sweep.best_log_seconds())
 
 
-def test_a_survey_of_ones_own_gpu_is_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_survey_of_ones_own_gpu_is_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert own_sweeps(tmp_path) == ()
-    measured = [("none", {"step_seconds": 1.0}), ("full", {"step_seconds": 1.3}), ("selective-op", {"status": "oom"})]
-    rows = [survey_row(ac, {"status": "ok", "rung": "probed", **numbers}) for ac, numbers in measured]
+    measured = [
+        ("none", {"step_seconds": 1.0}),
+        ("full", {"step_seconds": 1.3}),
+        ("selective-op", {"status": "oom"}),
+    ]
+    rows = [
+        survey_row(ac, {"status": "ok", "rung": "probed", **numbers}) for ac, numbers in measured
+    ]
     rows += [survey_row("none", {"status": "ok", "rung": "emulated", "step_seconds": 0.1})]
-    rows += [survey_row("none", {"status": "ok", "rung": "probed", "step_seconds": 1.1})]  # tried again: this one counts
-    rows += [survey_row("none", {"status": "ok", "rung": "probed", "step_seconds": 1.0}, seq_len=2048)]  # alone, so no sweep
+    # tried again: this one counts
+    rows += [survey_row("none", {"status": "ok", "rung": "probed", "step_seconds": 1.1})]
+    # alone, so no sweep
+    rows += [
+        survey_row("none", {"status": "ok", "rung": "probed", "step_seconds": 1.0}, seq_len=2048)
+    ]
     (tmp_path / "own-h200.runs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (sweep,) = own_sweeps(tmp_path)
     assert sorted(np.exp(sweep.log_seconds)) == pytest.approx([1.1, 1.3, np.inf])
@@ -94,8 +116,15 @@ def survey_row(ac: str, measured: dict[str, Any], seq_len: int = 4096) -> dict[s
     cluster = {"gpu": "h200-sxm-141gb", "num_gpus": 1, "gpus_per_node": 1}
     training = {"seq_len": seq_len, "global_batch_size": 2}
     name = f"{ac} {measured['rung']} {seq_len}"
-    return {"id": name, "model": "llama3.2-1b", "cluster": cluster, "training": training, "layout": {"ac": ac}, "group": "own",
-            "measured": measured}  # fmt: skip
+    return {
+        "id": name,
+        "model": "llama3.2-1b",
+        "cluster": cluster,
+        "training": training,
+        "layout": {"ac": ac},
+        "group": "own",
+        "measured": measured,
+    }
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -122,7 +151,9 @@ def test_looks_follow_the_same_laws_and_claim_their_error() -> None:
             for way in told.imitations.ways(row):
                 numbers = told.look(Look(row=row, num_gpus=way.num_gpus), rng)
                 claimed = (numbers.model_extra or {})["relative_error"]["step_seconds"]
-                shares.append((np.log(numbers.step_seconds or 1.0) - told.log_seconds[row]) / claimed)
+                shares.append(
+                    (np.log(numbers.step_seconds or 1.0) - told.log_seconds[row]) / claimed
+                )
     assert len(shares) > 80
     assert 0.6 < np.sqrt(np.mean(np.square(shares))) < 1.5
 
@@ -144,7 +175,9 @@ def played(told: Truth) -> Iterator[int | Look]:
     while True:
         yield asked
         try:
-            asked = ask.send(told.look(asked, rng) if isinstance(asked, Look) else told.probe(asked, rng))
+            asked = ask.send(
+                told.look(asked, rng) if isinstance(asked, Look) else told.probe(asked, rng)
+            )
         except StopIteration:
             return
 
@@ -176,9 +209,14 @@ def test_a_run_counts_regret_against_the_best_that_fits(truth: Truth) -> None:
     run = replay.replay(truth, TRIVIAL, 0, replay.GENERATED[1])
     rows = list(STRATEGIES[TRIVIAL](truth.candidates, 0, replay.PROBES))
     best = truth.log_seconds[~truth.out_of_memory].min()
-    expected = np.expm1(np.minimum.accumulate(np.where(truth.out_of_memory[rows], np.inf, truth.log_seconds[rows])) - best)
+    expected = np.expm1(
+        np.minimum.accumulate(np.where(truth.out_of_memory[rows], np.inf, truth.log_seconds[rows]))
+        - best
+    )
     assert run.regret == pytest.approx(expected)
-    assert run.to_goal == (int(np.argmax(expected <= 0.02)) + 1 if (expected <= 0.02).any() else replay.PROBES + 1)
+    assert run.to_goal == (
+        int(np.argmax(expected <= 0.02)) + 1 if (expected <= 0.02).any() else replay.PROBES + 1
+    )
 
 
 def demands(kinds: list[str], strategies: list[str], seeds: int) -> dict[str, Any]:
@@ -187,7 +225,9 @@ def demands(kinds: list[str], strategies: list[str], seeds: int) -> dict[str, An
 
 
 def surely_worse(ours: list[Any], others: list[Any], probes: int) -> bool:
-    """Whether the mean regret on the same drawn truths is larger by more than two standard errors of the difference."""
+    """Whether the mean regret on the same drawn truths is larger by more than two standard errors
+    of the difference.
+    """
     pairs = {(run.truth, run.seed): run.regret[probes - 1] for run in others}
     more = np.array([run.regret[probes - 1] - pairs[run.truth, run.seed] for run in ours])
     return bool(more.mean() > 2.0 * more.std(ddof=1) / np.sqrt(len(more)) + TIE)
@@ -198,7 +238,10 @@ def test_worse_is_told_from_chance() -> None:
         def __init__(self, seed: int, regret: float) -> None:
             self.truth, self.seed, self.regret = "truth", seed, (regret,)
 
-    ours, same, better = ([Played(seed, 0.10 - less + 0.01 * (seed % 3)) for seed in range(9)] for less in (0.0, 0.0, 0.05))
+    ours, same, better = (
+        [Played(seed, 0.10 - less + 0.01 * (seed % 3)) for seed in range(9)]
+        for less in (0.0, 0.0, 0.05)
+    )
     assert surely_worse(ours, better, 1)
     assert not surely_worse(ours, same, 1)
     assert not surely_worse(better, ours, 1)
@@ -236,12 +279,19 @@ def test_nine_of_ten_generated_landscapes_in_five_probes() -> None:
 
 
 def test_the_page_says_reached_and_missed(truth: Truth) -> None:
-    runs = [replay.replay(truth, name, seed, replay.GENERATED[1]) for name in (OURS, TRIVIAL, "random") for seed in range(3)]
+    runs = [
+        replay.replay(truth, name, seed, replay.GENERATED[1])
+        for name in (OURS, TRIVIAL, "random")
+        for seed in range(3)
+    ]
     page = document(runs)
     assert "| random | 3 |" in page
     assert "generated, error 10%" in page
     assert "reached" in page
-    late = [type(run)(**{**{name: getattr(run, name) for name in run.__slots__}, "to_goal": 13}) for run in runs]
+    late = [
+        type(run)(**{**{name: getattr(run, name) for name in run.__slots__}, "to_goal": 13})
+        for run in runs
+    ]
     assert "**missed**" in document(late)
     assert ">12" in document(late)
 
@@ -255,12 +305,18 @@ def test_the_committed_page_is_of_these_strategies() -> None:
     assert (ROOT / "docs" / "replay.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
-@pytest.mark.parametrize(("seed", "noise", "tolerance"), [(0, 0.01, -1.0), (1, 0.10, -1.0), (2, 0.10, 0.01)])
-def test_replayed_studies_stand_by_what_they_measured(seed: int, noise: float, tolerance: float) -> None:
+@pytest.mark.parametrize(
+    ("seed", "noise", "tolerance"), [(0, 0.01, -1.0), (1, 0.10, -1.0), (2, 0.10, 0.01)]
+)
+def test_replayed_studies_stand_by_what_they_measured(
+    seed: int, noise: float, tolerance: float
+) -> None:
     truth = Truth.of_landscape(landscapes.generate(SMALL, 0.30, seed), noise)
     played = replay_studies.play(truth, seed, probes=6, tolerance=tolerance)
     assert played.told
     assert replay_studies.violations(played) == []
     swapped = dataclasses.replace(played.outcome, ranked=played.outcome.ranked[::-1])
-    broken = replay_studies.violations(dataclasses.replace(played, outcome=swapped, events=played.events[::-1]))
+    broken = replay_studies.violations(
+        dataclasses.replace(played, outcome=swapped, events=played.events[::-1])
+    )
     assert any("answer" in line for line in broken), "another answer would be told"

@@ -1,7 +1,7 @@
 """The replay against a brute-force twin that plays the same runtime instruction by instruction.
 
-Runtimes: torch's own, recorded by running its `_step_microbatches` with stages that compute nothing; Megatron's loops, written
-out; and sends that nobody waits for.
+Runtimes: torch's own, recorded by running its `_step_microbatches` with stages that compute
+nothing; Megatron's loops, written out; and sends that nobody waits for.
 """
 
 import itertools
@@ -21,8 +21,19 @@ from planner.specs.transports import IDEAL, Transport, transport
 from tests.unit.pipeline_twin import Instruction, Post, Run, Wait, play
 
 SHAPES = [
-    (2, 1, 2), (2, 1, 5), (3, 1, 7), (4, 1, 6), (4, 1, 9), (2, 2, 4), (2, 2, 6), (4, 2, 8), (3, 2, 6), (3, 3, 6), (2, 4, 6), (4, 5, 8),
-]  # fmt: skip
+    (2, 1, 2),
+    (2, 1, 5),
+    (3, 1, 7),
+    (4, 1, 6),
+    (4, 1, 9),
+    (2, 2, 4),
+    (2, 2, 6),
+    (4, 2, 8),
+    (3, 2, 6),
+    (3, 3, 6),
+    (2, 4, 6),
+    (4, 5, 8),
+]
 
 
 class Costs:
@@ -32,12 +43,20 @@ class Costs:
         draw = np.random.default_rng(seed)
         self.forward, self.input_grad, self.weight_grad = draw.uniform(0.5, 1.5, (3, num_stages))
         self.send = draw.uniform(0.0, send, num_stages)
-        self.wire, self.cover = draw.uniform(0.0, 0.3, (2, num_stages)), draw.uniform(0.1, 0.5, (2, num_stages))
+        self.wire, self.cover = (
+            draw.uniform(0.0, 0.3, (2, num_stages)),
+            draw.uniform(0.1, 0.5, (2, num_stages)),
+        )
 
     def seconds(self, action: Action) -> float:
-        return float({
-            "F": self.forward, "I": self.input_grad, "W": self.weight_grad, "B": self.input_grad + self.weight_grad,
-        }[action.kind][action.stage])  # fmt: skip
+        return float(
+            {
+                "F": self.forward,
+                "I": self.input_grad,
+                "W": self.weight_grad,
+                "B": self.input_grad + self.weight_grad,
+            }[action.kind][action.stage]
+        )
 
     def pair(self, forward: Action, backward: Action) -> float:
         f, b = forward.stage, backward.stage
@@ -50,29 +69,48 @@ class Costs:
     def columns(self) -> StageCosts:
         one = np.ones((1, len(self.send)))
         return StageCosts(
-            forward_seconds_CS=self.forward[None], input_grad_seconds_CS=self.input_grad[None],
+            forward_seconds_CS=self.forward[None],
+            input_grad_seconds_CS=self.input_grad[None],
             weight_grad_seconds_CS=self.weight_grad[None],
-            send_seconds_CS=self.send[None], crowded_seconds_CS=2.0 * self.send[None], saved_bytes_CS=one,
+            send_seconds_CS=self.send[None],
+            crowded_seconds_CS=2.0 * self.send[None],
+            saved_bytes_CS=one,
             pair=PairSeconds(
-                forward_wire_CS=self.wire[0][None], backward_wire_CS=self.wire[1][None],
-                forward_cover_CS=self.cover[0][None], backward_cover_CS=self.cover[1][None], slowdown=0.25,
+                forward_wire_CS=self.wire[0][None],
+                backward_wire_CS=self.wire[1][None],
+                forward_cover_CS=self.cover[0][None],
+                backward_cover_CS=self.cover[1][None],
+                slowdown=0.25,
             ),
-        )  # fmt: skip
+        )
 
 
-def check(entry: Schedule, shape: tuple[int, int, int], how: Transport, costs: Costs, programs: Sequence[Sequence[Instruction]]) -> None:
+def check(
+    entry: Schedule,
+    shape: tuple[int, int, int],
+    how: Transport,
+    costs: Costs,
+    programs: Sequence[Sequence[Instruction]],
+) -> None:
     """Every item starts and ends as in the twin."""
     pp, v, m = shape
-    line = replay(program(entry, pp, v, m, how), costs.columns(), num_microbatches=m, times=True).timeline
+    line = replay(
+        program(entry, pp, v, m, how), costs.columns(), num_microbatches=m, times=True
+    ).timeline
     assert line is not None
     twin = play(programs)
     assert set(twin) == {str(item) for item in line.actions}
-    ours = {str(item): (line.start_seconds_AC[k, 0], line.end_seconds_AC[k, 0]) for k, item in enumerate(line.actions)}
+    ours = {
+        str(item): (line.start_seconds_AC[k, 0], line.end_seconds_AC[k, 0])
+        for k, item in enumerate(line.actions)
+    }
     for label, times in twin.items():
         assert ours[label] == pytest.approx(times, abs=1e-9), (label, entry.name, shape)
 
 
-def legal(names: Sequence[str], runtime: Any = "torch") -> Iterator[tuple[Schedule, tuple[int, int, int]]]:
+def legal(
+    names: Sequence[str], runtime: Any = "torch"
+) -> Iterator[tuple[Schedule, tuple[int, int, int]]]:
     for name, shape in itertools.product(names, SHAPES):
         if SCHEDULES[name].violation(*shape, runtime) is None:
             yield SCHEDULES[name], shape
@@ -81,8 +119,12 @@ def legal(names: Sequence[str], runtime: Any = "torch") -> Iterator[tuple[Schedu
 # ---- sends that nobody waits for, and sends that only the sender waits for ----
 
 
-def plain_programs(entry: Schedule, shape: tuple[int, int, int], costs: Costs, *, seen_through: bool) -> list[list[Instruction]]:
-    """All receives posted at the start, each link a stream; seen through: a rank waits for each send."""
+def plain_programs(
+    entry: Schedule, shape: tuple[int, int, int], costs: Costs, *, seen_through: bool
+) -> list[list[Instruction]]:
+    """All receives posted at the start, each link a stream; seen through: a rank waits for each
+    send.
+    """
     pp, v, m = shape
     last = pp * v - 1
     programs: list[list[Instruction]] = []
@@ -101,14 +143,23 @@ def plain_programs(entry: Schedule, shape: tuple[int, int, int], costs: Costs, *
         for item in order:
             parts = leaves((item,))
             program += [Wait(tag) for tag in map(source, parts) if tag]
-            program.append(Run(str(item), costs.pair(*parts) if isinstance(item, Overlap) else costs.seconds(item)))
+            program.append(
+                Run(
+                    str(item),
+                    costs.pair(*parts) if isinstance(item, Overlap) else costs.seconds(item),
+                )
+            )
             posts = []
             for action in parts:
-                kind, to = ("F", action.stage + 1) if action.kind == "F" else ("B", action.stage - 1)
+                kind, to = (
+                    ("F", action.stage + 1) if action.kind == "F" else ("B", action.stage - 1)
+                )
                 if action.kind == "W" or not 0 <= to <= last or home[to] == rank:
                     continue
                 tag = (kind, action.stage, action.microbatch)
-                posts.append(Post(True, tag, home[to], ("to", home[to]), costs.hop(kind, action.stage)))
+                posts.append(
+                    Post(True, tag, home[to], ("to", home[to]), costs.hop(kind, action.stage))
+                )
                 sent.setdefault((rank, home[to]), []).append(tag)
             program += posts
             program += [Wait(post.tag) for post in posts] if seen_through else []
@@ -119,11 +170,22 @@ def plain_programs(entry: Schedule, shape: tuple[int, int, int], costs: Costs, *
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.sampled_from(list(legal(list(SCHEDULES)))), st.integers(0, 2**31), st.sampled_from([0.0, 0.1, 1.0, 3.0]), st.booleans())
-def test_sends_queue_on_links(which: tuple[Schedule, tuple[int, int, int]], seed: int, send: float, seen_through: bool) -> None:
+@given(
+    st.sampled_from(list(legal(list(SCHEDULES)))),
+    st.integers(0, 2**31),
+    st.sampled_from([0.0, 0.1, 1.0, 3.0]),
+    st.booleans(),
+)
+def test_sends_queue_on_links(
+    which: tuple[Schedule, tuple[int, int, int]], seed: int, send: float, seen_through: bool
+) -> None:
     entry, shape = which
     costs = Costs(shape[0] * shape[1], seed, send)
-    how = transport("torchtitan", "ZB-1p", trainer_version=None, overlap=False) if seen_through else IDEAL
+    how = (
+        transport("torchtitan", "ZB-1p", trainer_version=None, overlap=False)
+        if seen_through
+        else IDEAL
+    )
     assert how.exposed == ("send" if seen_through else "none")
     check(entry, shape, how, costs, plain_programs(entry, shape, costs, seen_through=seen_through))
 
@@ -134,7 +196,11 @@ def test_two_sends_on_one_link_follow_each_other() -> None:
 
     one = np.ones((1, 2))
     costs = StageCosts(
-        forward_seconds_CS=one, input_grad_seconds_CS=one, weight_grad_seconds_CS=one, send_seconds_CS=2 * one, saved_bytes_CS=one
+        forward_seconds_CS=one,
+        input_grad_seconds_CS=one,
+        weight_grad_seconds_CS=one,
+        send_seconds_CS=2 * one,
+        saved_bytes_CS=one,
     )
     order = from_csv("0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1F2,1B0,1B1,1B2\n")
     line = replay(compile_order(order), costs, num_microbatches=3, times=True).timeline
@@ -146,16 +212,30 @@ def test_two_sends_on_one_link_follow_each_other() -> None:
 # ---- Megatron ----
 
 
-def megatron_1f1b(rank: int, pp: int, m: int, costs: Costs, *, pair_streams: bool = False) -> list[Instruction]:
-    """forward_backward_pipelining_without_interleaving; with pair streams DeepSpeed's, whose exchange runs one way after the other."""
+def megatron_1f1b(
+    rank: int, pp: int, m: int, costs: Costs, *, pair_streams: bool = False
+) -> list[Instruction]:
+    """forward_backward_pipelining_without_interleaving; with pair streams DeepSpeed's, whose
+    exchange runs one way after the other.
+    """
     program: list[Instruction] = []
 
     def stream(peer: int, tag: Any) -> Any:
-        return ("pair", frozenset((rank, peer))) if pair_streams else ("way", tag[0], frozenset((rank, peer)))
+        return (
+            ("pair", frozenset((rank, peer)))
+            if pair_streams
+            else ("way", tag[0], frozenset((rank, peer)))
+        )
 
     def exchange(*tags: tuple[bool, tuple[str, int, int], int]) -> None:
-        posts = [Post(s, tag, peer, stream(peer, tag), costs.hop(tag[0], tag[1])) for s, tag, peer in tags if 0 <= peer < pp]
-        program.extend(sorted(posts, key=lambda post: post.tag[0] != "F") if pair_streams else posts)
+        posts = [
+            Post(s, tag, peer, stream(peer, tag), costs.hop(tag[0], tag[1]))
+            for s, tag, peer in tags
+            if 0 <= peer < pp
+        ]
+        program.extend(
+            sorted(posts, key=lambda post: post.tag[0] != "F") if pair_streams else posts
+        )
         program.extend(Wait(post.tag) for post in posts)
 
     def forward(k: int) -> None:
@@ -198,12 +278,19 @@ def test_blocking_1f1b(trainer: str) -> None:
     for entry, (pp, v, m) in legal(["1F1B"], "megatron"):
         for seed in range(4):
             costs = Costs(pp, seed, 0.7)
-            ranks = [megatron_1f1b(rank, pp, m, costs, pair_streams=trainer != "megatron") for rank in range(pp)]
+            ranks = [
+                megatron_1f1b(rank, pp, m, costs, pair_streams=trainer != "megatron")
+                for rank in range(pp)
+            ]
             check(entry, (pp, v, m), how, costs, ranks)
 
 
-def megatron_interleaved(rank: int, pp: int, v: int, m: int, costs: Costs, *, overlap: bool) -> list[Instruction]:
-    """forward_backward_pipelining_with_interleaving, with and without overlap_p2p_comm; m a multiple of pp."""
+def megatron_interleaved(
+    rank: int, pp: int, v: int, m: int, costs: Costs, *, overlap: bool
+) -> list[Instruction]:
+    """forward_backward_pipelining_with_interleaving, with and without overlap_p2p_comm; m a
+    multiple of pp.
+    """
     n, last, program = m * v, pp * v - 1, list[Instruction]()
 
     def chunk(k: int, forward: bool) -> tuple[int, int]:
@@ -213,16 +300,27 @@ def megatron_interleaved(rank: int, pp: int, v: int, m: int, costs: Costs, *, ov
     def in_of(k: int, forward: bool) -> tuple[tuple[str, int, int], int] | None:
         stage, microbatch = chunk(k, forward)
         source = stage - 1 if forward else stage + 1
-        return (("F" if forward else "B", source, microbatch), source % pp) if 0 <= source <= last else None
+        return (
+            (("F" if forward else "B", source, microbatch), source % pp)
+            if 0 <= source <= last
+            else None
+        )
 
     def out_of(k: int, forward: bool) -> tuple[tuple[str, int, int], int] | None:
         stage, microbatch = chunk(k, forward)
         target = stage + 1 if forward else stage - 1
-        return (("F" if forward else "B", stage, microbatch), target % pp) if 0 <= target <= last else None
+        return (
+            (("F" if forward else "B", stage, microbatch), target % pp)
+            if 0 <= target <= last
+            else None
+        )
 
     def post(sends: Sequence[Any], receives: Sequence[Any], *, wait: bool) -> None:
         sends, receives = [end for end in sends if end], [end for end in receives if end]
-        posts = [Post(True, tag, peer, ("to", peer) if overlap else None, crowd(tag)) for tag, peer in sends]
+        posts = [
+            Post(True, tag, peer, ("to", peer) if overlap else None, crowd(tag))
+            for tag, peer in sends
+        ]
         posts += [Post(False, tag, peer, None) for tag, peer in receives]
         program.extend(posts)
         program.extend(Wait(p.tag) for p in posts if wait)
@@ -255,11 +353,19 @@ def megatron_interleaved(rank: int, pp: int, v: int, m: int, costs: Costs, *, ov
         return program
     for k in range(warmup):
         run(k, True)
-        post([out_of(k, True)], nth(k + 1, True) + (nth(0, False) if k == warmup - 1 else []), wait=True)
+        post(
+            [out_of(k, True)],
+            nth(k + 1, True) + (nth(0, False) if k == warmup - 1 else []),
+            wait=True,
+        )
     for k in range(n - warmup):
         run(warmup + k, True)
         run(k, False)
-        post([out_of(warmup + k, True), out_of(k, False)], nth(warmup + k + 1, True) + nth(k + 1, False), wait=True)
+        post(
+            [out_of(warmup + k, True), out_of(k, False)],
+            nth(warmup + k + 1, True) + nth(k + 1, False),
+            wait=True,
+        )
     for k in range(n - warmup, n):
         run(k, False)
         post([out_of(k, False)], nth(k + 1, False), wait=True)
@@ -270,11 +376,16 @@ CROWDED: set[tuple[str, int, int]] = set()
 
 
 def crowded_tags(pp: int, v: int, m: int, costs: Costs) -> set[tuple[str, int, int]]:
-    """Transfers whose sender sends another, or whose receiver receives another, in the same exchange."""
+    """Transfers whose sender sends another, or whose receiver receives another, in the same
+    exchange.
+    """
     found = set()
     for rank in range(pp):
         batch: list[Post] = []
-        for instruction in [*megatron_interleaved(rank, pp, v, m, costs, overlap=False), Run("", 0.0)]:
+        for instruction in [
+            *megatron_interleaved(rank, pp, v, m, costs, overlap=False),
+            Run("", 0.0),
+        ]:
             if isinstance(instruction, Post):
                 batch.append(instruction)
             elif isinstance(instruction, Run):
@@ -295,7 +406,9 @@ def test_megatron_interleaved(overlap: bool) -> None:
             costs = Costs(pp * v, seed, 0.7)
             CROWDED.clear()
             CROWDED.update(crowded_tags(pp, v, m, costs))
-            ranks = [megatron_interleaved(rank, pp, v, m, costs, overlap=overlap) for rank in range(pp)]
+            ranks = [
+                megatron_interleaved(rank, pp, v, m, costs, overlap=overlap) for rank in range(pp)
+            ]
             check(entry, (pp, v, m), how, costs, ranks)
             compared += 1
     assert compared >= 15
@@ -305,11 +418,25 @@ def test_megatron_interleaved(overlap: bool) -> None:
 
 
 class RecordingStage:
-    """Stands in for a PipelineStage: hands out operations that say what they move, and notes compute."""
+    """Stands in for a PipelineStage: hands out operations that say what they move, and notes
+    compute.
+    """
 
-    def __init__(self, index: int, num_stages: int, rank: int, home: Callable[[int], int], log: list[Any]) -> None:
-        self.stage_index, self.num_stages, self.group_rank, self.group_size = index, num_stages, rank, home(num_stages - 1) + 1
-        self.is_first, self.is_last, self.has_backward, self.submod = index == 0, index == num_stages - 1, True, None
+    def __init__(
+        self, index: int, num_stages: int, rank: int, home: Callable[[int], int], log: list[Any]
+    ) -> None:
+        self.stage_index, self.num_stages, self.group_rank, self.group_size = (
+            index,
+            num_stages,
+            rank,
+            home(num_stages - 1) + 1,
+        )
+        self.is_first, self.is_last, self.has_backward, self.submod = (
+            index == 0,
+            index == num_stages - 1,
+            True,
+            None,
+        )
         self.home, self.log = home, log
 
     def _op(self, sends: bool, kind: str, source: int, target: int, microbatch: int) -> list[Any]:
@@ -319,7 +446,11 @@ class RecordingStage:
         if not 0 <= other < self.num_stages or self.home(source) == self.home(target):
             return []
         op = dist.isend if sends else dist.irecv
-        return [SimpleNamespace(op=op, sends=sends, tag=(kind, source, microbatch), peer=self.home(other))]
+        return [
+            SimpleNamespace(
+                op=op, sends=sends, tag=(kind, source, microbatch), peer=self.home(other)
+            )
+        ]
 
     def get_fwd_send_ops(self, k: int) -> list[Any]:
         return self._op(True, "F", self.stage_index, self.stage_index + 1, k)
@@ -347,33 +478,56 @@ class RecordingStage:
 
 
 def overlap_like_torchtitan(action: Any, context: Any) -> None:
-    """torchtitan's overlap_callback: both receives are waited for, then forward and backward run as one."""
+    """torchtitan's overlap_callback: both receives are waited for, then forward and backward run as
+    one.
+    """
     from torch.distributed.pipelining import schedules
 
     runtime = context.schedule_ref
     forward, backward = action.sub_actions
     for ops, sub in ((runtime.fwd_recv_ops, forward), (runtime.bwd_recv_ops, backward)):
         schedules._wait_batch_p2p(ops.pop((sub.stage_index, sub.microbatch_index), []))
-    pair = Overlap(Action(forward.stage_index, "F", forward.microbatch_index), Action(backward.stage_index, "B", backward.microbatch_index))
+    pair = Overlap(
+        Action(forward.stage_index, "F", forward.microbatch_index),
+        Action(backward.stage_index, "B", backward.microbatch_index),
+    )
     runtime._stages[0].log.append(pair)
 
 
-def recorded(entry: Schedule, shape: tuple[int, int, int], costs: Costs, monkeypatch: pytest.MonkeyPatch) -> list[list[Instruction]]:
+def recorded(
+    entry: Schedule, shape: tuple[int, int, int], costs: Costs, monkeypatch: pytest.MonkeyPatch
+) -> list[list[Instruction]]:
     """What torch's schedule class asks of each rank, with its posts, batches and waits."""
     from torch.distributed.pipelining import schedules
 
     pp, v, m = shape
     log: list[Any] = []
-    monkeypatch.setattr(schedules, "_batch_p2p", lambda ops, desc=None: log.append(list(ops)) or [op.tag for op in ops])
-    monkeypatch.setattr(schedules, "_wait_batch_p2p", lambda works: log.extend(Wait(tag) for tag in works))
+    monkeypatch.setattr(
+        schedules,
+        "_batch_p2p",
+        lambda ops, desc=None: log.append(list(ops)) or [op.tag for op in ops],
+    )
+    monkeypatch.setattr(
+        schedules, "_wait_batch_p2p", lambda works: log.extend(Wait(tag) for tag in works)
+    )
     kind = schedules.get_schedule_class(entry.name)
-    for name in ("_initialize_stage", "_initialize_stages", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"):
+    for name in (
+        "_initialize_stage",
+        "_initialize_stages",
+        "_maybe_compute_loss",
+        "_maybe_get_loss",
+        "_update_losses",
+    ):
         monkeypatch.setattr(kind, name, lambda *_, **__: None, raising=False)
     programs = []
     for rank in range(pp):
         log.clear()
         home = {s: int(entry.stage_rank(s, pp, v)) for s in range(pp * v)}
-        stages = [RecordingStage(s, pp * v, rank, home.__getitem__, log) for s in range(pp * v) if home[s] == rank]
+        stages = [
+            RecordingStage(s, pp * v, rank, home.__getitem__, log)
+            for s in range(pp * v)
+            if home[s] == rank
+        ]
         for one in stages:
             one.group_size = pp
         built = kind(stages[0] if entry.single_stage else stages, m, loss_fn=lambda *_: None)
@@ -386,12 +540,20 @@ def recorded(entry: Schedule, shape: tuple[int, int, int], costs: Costs, monkeyp
 
 
 def instructions(log: Sequence[Any], rank: int, costs: Costs) -> Iterator[Instruction]:
-    """A batch of sends or of receives goes out one by one, each on its pair's stream; a mixed batch as one kernel."""
+    """A batch of sends or of receives goes out one by one, each on its pair's stream; a mixed batch
+    as one kernel.
+    """
     for entry in log:
         if isinstance(entry, list):
             mixed = len({op.sends for op in entry}) > 1
             for op in entry:
-                yield Post(op.sends, op.tag, op.peer, None if mixed else frozenset((rank, op.peer)), costs.hop(op.tag[0], op.tag[1]))
+                yield Post(
+                    op.sends,
+                    op.tag,
+                    op.peer,
+                    None if mixed else frozenset((rank, op.peer)),
+                    costs.hop(op.tag[0], op.tag[1]),
+                )
         elif isinstance(entry, Wait):
             yield entry
         elif isinstance(entry, Overlap):
@@ -401,7 +563,18 @@ def instructions(log: Sequence[Any], rank: int, costs: Costs) -> Iterator[Instru
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "GPipe",
+        "1F1B",
+        "Interleaved1F1B",
+        "LoopedBFS",
+        "InterleavedZeroBubble",
+        "ZBVZeroBubble",
+        "DualPipeV",
+    ],
+)
 def test_torchs_runtimes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     how = transport("torchtitan", name, trainer_version=None, overlap=True)

@@ -1,4 +1,6 @@
-"""Each rule breaks where it should, passes where its remedy says, reads what it claims, and refuses nothing that was run."""
+"""Each rule breaks where it should, passes where its remedy says, reads what it claims, and refuses
+nothing that was run.
+"""
 
 import itertools
 import json
@@ -10,7 +12,15 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
-from planner.rules import RULES, Context, broken_rules, columns_of, legal_mask, rules_for, violations
+from planner.rules import (
+    RULES,
+    Context,
+    broken_rules,
+    columns_of,
+    legal_mask,
+    rules_for,
+    violations,
+)
 from planner.rules.base import choices, divisors
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
@@ -26,7 +36,9 @@ TITAN_03: dict[str, Any] = {"trainer_version": "0.3.0"}
 H100, A100, B200 = "h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb"
 
 
-def context(model: Any = "llama3-8b", gpu: str = H100, num_gpus: int = 16, **training: Any) -> Context:
+def context(
+    model: Any = "llama3-8b", gpu: str = H100, num_gpus: int = 16, **training: Any
+) -> Context:
     return Context(
         model=ModelSpec.from_user(model),
         cluster=ClusterSpec.from_user({"gpu": gpu, "num_gpus": num_gpus}),
@@ -54,147 +66,227 @@ class Case:
 DS3 = {"model": "deepseek-v3", "num_gpus": 64}
 MOE = {"model": "mixtral-8x7b"}
 CASES = [
-    Case("degrees do not multiply to num_gpus", {"tp": 4, "dp_shard": 8}, {"tp": 4, "dp_shard": 4}, text="= 32 ranks on 16 GPUs"),
+    Case("degrees do not multiply to num_gpus", {"tp": 4, "dp_shard": 8}, {"tp": 4, "dp_shard": 4},
+        text="= 32 ranks on 16 GPUs"),
     Case("tp does not divide the attention heads", {"tp": 16}, {"tp": 2},
          {"model": "phi3-medium"}, "tp=16 does not divide 40 attention heads"),
-    Case("tp does not divide the KV heads", {"tp": 16}, {"tp": 8}, text="tp=16 does not divide 8 KV heads of llama3-8b"),
-    Case("tp does not divide the MLP width", {"tp": 4}, {"tp": 2}, {"model": {"base": "llama3-8b", "intermediate_size": 14338}}, "14338"),
-    Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2}, {"seq_len": 4100, "num_gpus": 8}, "2 x cp = 16"),
-    Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2}, {"seq_len": 4100, **MEGATRON}, "2 x cp = 16"),
-    Case("tp does not cut the sequence evenly", {"tp": 8}, {"tp": 2}, {"seq_len": 4100}, "2 x cp x tp = 16"),
-    Case("tp does not cut the sequence evenly", {"tp": 8}, {"tp": 8, "sequence_parallel": False}, {"seq_len": 4100, **MEGATRON}, "tp=8"),
+    Case("tp does not divide the KV heads", {"tp": 16}, {"tp": 8},
+        text="tp=16 does not divide 8 KV heads of llama3-8b"),
+    Case("tp does not divide the MLP width", {"tp": 4}, {"tp": 2},
+        {"model": {"base": "llama3-8b", "intermediate_size": 14338}}, "14338"),
+    Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2},
+        {"seq_len": 4100, "num_gpus": 8}, "2 x cp = 16"),
+    Case("cp does not cut the sequence evenly", {"cp": 8}, {"cp": 2}, {"seq_len": 4100, **MEGATRON},
+        "2 x cp = 16"),
+    Case("tp does not cut the sequence evenly", {"tp": 8}, {"tp": 2}, {"seq_len": 4100},
+        "2 x cp x tp = 16"),
+    Case("tp does not cut the sequence evenly", {"tp": 8}, {"tp": 8, "sequence_parallel": False},
+        {"seq_len": 4100, **MEGATRON}, "tp=8"),
     Case(
-        "ulysses needs cp to divide the heads of a TP rank", {"tp": 4, "cp": 4, "cp_method": "ulysses"},
+        "ulysses needs cp to divide the heads of a TP rank",
+        {"tp": 4, "cp": 4, "cp_method": "ulysses"},
         {"tp": 4, "cp": 2, "cp_method": "ulysses"}, MEGATRON, "cp=4 does not divide 2 KV heads",
     ),
-    Case("context parallelism needs flash attention", {"cp": 2}, {"cp": 1}, {"attention_kernel": "unfused"}, "cp=2"),
+    Case("context parallelism needs flash attention", {"cp": 2}, {"cp": 1},
+        {"attention_kernel": "unfused"}, "cp=2"),
     Case(
-        "data-parallel ranks do not divide the global batch", {"dp_shard": 16}, {"dp_shard": 8, "tp": 2}, {"global_batch_size": 24},
+        "data-parallel ranks do not divide the global batch", {"dp_shard": 16},
+        {"dp_shard": 8, "tp": 2}, {"global_batch_size": 24},
         "16 data-parallel ranks do not divide global_batch_size 24",
     ),
-    Case("microbatch does not divide the local batch", {"micro_batch_size": 3}, {"micro_batch_size": 2}, text="the 4 sequences"),
-    Case("GPU lacks fp32 matmuls", {"param_dtype": "float32"}, {}, {"gpu": "tpu-v5p"}, "lists no fp32"),
-    Case("TorchTitan cannot pipeline the model", {"pp": 2}, {"pp": 1}, {"model": "qwen3-8b"}, "has no pipelining_fn"),
-    Case("TorchTitan cannot pipeline the model", {"pp": 2}, {"pp": 1}, {"model": "gpt-oss-120b"}, "has no pipelining_fn"),
-    Case("TorchTitan's model lacks context parallelism", {"cp": 2}, {"cp": 1}, {"model": "gpt-oss-20b"}, "refuses context parallelism"),
+    Case("microbatch does not divide the local batch", {"micro_batch_size": 3},
+        {"micro_batch_size": 2}, text="the 4 sequences"),
+    Case("GPU lacks fp32 matmuls", {"param_dtype": "float32"}, {}, {"gpu": "tpu-v5p"},
+        "lists no fp32"),
+    Case("TorchTitan cannot pipeline the model", {"pp": 2}, {"pp": 1}, {"model": "qwen3-8b"},
+        "has no pipelining_fn"),
+    Case("TorchTitan cannot pipeline the model", {"pp": 2}, {"pp": 1}, {"model": "gpt-oss-120b"},
+        "has no pipelining_fn"),
+    Case("TorchTitan's model lacks context parallelism", {"cp": 2}, {"cp": 1},
+        {"model": "gpt-oss-20b"}, "refuses context parallelism"),
     Case("more pipeline ranks than layers", {"pp": 64}, {"pp": 16},
          {"num_gpus": 64, "global_batch_size": 256}, "pp=64 exceeds the 32 layers"),
     Case("pipeline too long to be simulated", {"pp": 512}, {"pp": 256},
-         {"model": {"base": "llama3-8b", "num_hidden_layers": 1022}, "num_gpus": 512, "global_batch_size": 1024}, "512 x 512 stages"),
+         {"model": {"base": "llama3-8b", "num_hidden_layers": 1022}, "num_gpus": 512,
+             "global_batch_size": 1024}, "512 x 512 stages"),
     Case(
-        "more pipeline stages than layers", {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 3},
-        {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}, text="48 stages exceed the 32 layers",
+        "more pipeline stages than layers",
+        {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 3},
+        {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2},
+        text="48 stages exceed the 32 layers",
     ),
-    Case("stages do not divide the layers", {"pp": 4}, {"pp": 2}, {"model": {"base": "llama3-8b", "num_hidden_layers": 29}, **MEGATRON,
+    Case("stages do not divide the layers", {"pp": 4}, {"pp": 2},
+        {"model": {"base": "llama3-8b", "num_hidden_layers": 29}, **MEGATRON,
          "trainer_version": "core_v0.12.1"}, "4 stages do not divide 29 layers"),
-    Case("stages do not divide the layers", {"pp": 4, "pp_schedule": "ZB-1p"}, {"pp": 2, "pp_schedule": "ZB-1p"},
-         {"model": {"base": "llama3-8b", "num_hidden_layers": 29}, **FORK}, "4 stages do not divide 29 layers"),
-    Case("zero bubble is a fork's", {"pp": 2, "pp_schedule": "ZB-2p"}, {"pp": 2}, MEGATRON, "is in the fork sail-sg"),
-    Case("zero bubble takes the trainer's own split", {"pp": 2, "pp_schedule": "ZB-1p", "layers_per_stage": [15, 17]},
+    Case("stages do not divide the layers", {"pp": 4, "pp_schedule": "ZB-1p"},
+        {"pp": 2, "pp_schedule": "ZB-1p"},
+         {"model": {"base": "llama3-8b", "num_hidden_layers": 29}, **FORK},
+         "4 stages do not divide 29 layers"),
+    Case("zero bubble is a fork's", {"pp": 2, "pp_schedule": "ZB-2p"}, {"pp": 2}, MEGATRON,
+        "is in the fork sail-sg"),
+    Case("zero bubble takes the trainer's own split",
+        {"pp": 2, "pp_schedule": "ZB-1p", "layers_per_stage": [15, 17]},
          {"pp": 2, "layers_per_stage": [15, 17]}, FORK),
-    Case("layers_per_stage has the wrong length", {"pp": 2, "layers_per_stage": [8, 8, 16]}, {"pp": 2, "layers_per_stage": [17, 15]},
+    Case("layers_per_stage has the wrong length", {"pp": 2, "layers_per_stage": [8, 8, 16]},
+        {"pp": 2, "layers_per_stage": [17, 15]},
          text="lists 3 stages, pp x virtual_stages makes 2"),
-    Case("layers_per_stage does not sum to the layers", {"pp": 2, "layers_per_stage": [16, 17]}, {"pp": 2, "layers_per_stage": [15, 17]},
+    Case("layers_per_stage does not sum to the layers", {"pp": 2, "layers_per_stage": [16, 17]},
+        {"pp": 2, "layers_per_stage": [15, 17]},
          MEGATRON, "sums to 33"),
     Case("trainer lacks the schedule", {"pp": 2, "pp_schedule": "ZB-1p"},
          {"pp": 2, "pp_schedule": "1F1B"}, text="torchtitan has no schedule"),
-    Case("interleaving needs pp microbatches", {"pp": 4, "pp_schedule": "Interleaved1F1B", "micro_batch_size": 8},
-         {"pp": 4, "pp_schedule": "Interleaved1F1B", "micro_batch_size": 4}, MEGATRON, "at least pp=4 microbatches, not 2"),
+    Case("interleaving needs pp microbatches",
+        {"pp": 4, "pp_schedule": "Interleaved1F1B", "micro_batch_size": 8},
+         {"pp": 4, "pp_schedule": "Interleaved1F1B", "micro_batch_size": 4}, MEGATRON,
+         "at least pp=4 microbatches, not 2"),
     *(
-        Case(f"{name} refuses the number of stages a rank", {"pp": 4, "pp_schedule": name, "virtual_stages": bad, "ac": "full"},
+        Case(f"{name} refuses the number of stages a rank",
+            {"pp": 4, "pp_schedule": name, "virtual_stages": bad, "ac": "full"},
              {"pp": 4, "pp_schedule": name, "virtual_stages": good, "ac": "full"}, job)
         for name, bad, good, job in (
-            ("GPipe", 2, 1, {}), ("1F1B", 2, 1, {}), ("Interleaved1F1B", 1, 2, {}), ("LoopedBFS", 1, 2, {}), ("ZBVZeroBubble", 1, 2, {}),
-            ("InterleavedZeroBubble", 1, 2, {}), ("DualPipeV", 3, 2, {}), ("ZB-1p", 2, 1, FORK), ("ZB-2p", 2, 1, FORK),
+            ("GPipe", 2, 1, {}), ("1F1B", 2, 1, {}), ("Interleaved1F1B", 1, 2, {}),
+            ("LoopedBFS", 1, 2, {}), ("ZBVZeroBubble", 1, 2, {}),
+            ("InterleavedZeroBubble", 1, 2, {}), ("DualPipeV", 3, 2, {}), ("ZB-1p", 2, 1, FORK),
+            ("ZB-2p", 2, 1, FORK),
         )
     ),
     *(
-        Case(f"{name} refuses the number of microbatches", {"pp": 4, "pp_schedule": name, "micro_batch_size": bad, "ac": "full"},
+        Case(f"{name} refuses the number of microbatches",
+            {"pp": 4, "pp_schedule": name, "micro_batch_size": bad, "ac": "full"},
              {"pp": 4, "pp_schedule": name, "micro_batch_size": good, "ac": "full"}, job)
         for name, bad, good, job in (
-            ("1F1B", 8, 4, {}), ("DualPipeV", 4, 2, {}), ("Interleaved1F1B", 2, 3, {"global_batch_size": 72}),
+            ("1F1B", 8, 4, {}), ("DualPipeV", 4, 2, {}),
+            ("Interleaved1F1B", 2, 3, {"global_batch_size": 72}),
             ("InterleavedZeroBubble", 2, 3, {"global_batch_size": 72}),
         )
     ),
-    Case("expert parallelism without experts", {"ep": 2}, {"ep": 1}, text="llama3-8b has no experts"),
-    Case("ep does not divide the experts", {"ep": 16}, {"ep": 8}, MOE, "ep=16 does not divide 8 experts"),
-    Case("etp is neither 1 nor tp", {"tp": 4, "ep": 2, "etp": 2}, {"tp": 4, "ep": 2, "etp": 4}, MOE, "neither 1 nor tp=4"),
-    Case("TorchTitan 0.3 never splits experts over TP", {"tp": 2, "ep": 2, "etp": 2}, {"tp": 2, "ep": 2}, {**MOE, **TITAN_03}, "etp=2"),
-    Case("etp does not divide the expert width", {"ep": 2, "etp": 3}, {"ep": 2, "etp": 1}, {**MOE, **MEGATRON, "num_gpus": 24,
+    Case("expert parallelism without experts", {"ep": 2}, {"ep": 1},
+        text="llama3-8b has no experts"),
+    Case("ep does not divide the experts", {"ep": 16}, {"ep": 8}, MOE,
+        "ep=16 does not divide 8 experts"),
+    Case("etp is neither 1 nor tp", {"tp": 4, "ep": 2, "etp": 2}, {"tp": 4, "ep": 2, "etp": 4}, MOE,
+        "neither 1 nor tp=4"),
+    Case("TorchTitan 0.3 never splits experts over TP", {"tp": 2, "ep": 2, "etp": 2},
+        {"tp": 2, "ep": 2}, {**MOE, **TITAN_03}, "etp=2"),
+    Case("etp does not divide the expert width", {"ep": 2, "etp": 3}, {"ep": 2, "etp": 1},
+        {**MOE, **MEGATRON, "num_gpus": 24,
          "global_batch_size": 48}, "moe_intermediate_size 14336"),
-    Case("ep x etp does not divide its ranks", {"pp": 8, "ep": 8}, {"pp": 2, "ep": 8}, {**MOE, "trainer_version": "0.3.0"}, "2 ranks"),
+    Case("ep x etp does not divide its ranks", {"pp": 8, "ep": 8}, {"pp": 2, "ep": 8},
+        {**MOE, "trainer_version": "0.3.0"}, "2 ranks"),
     Case("ep x etp does not divide its ranks", {"dp_replicate": 8, "dp_shard": 2, "ep": 4},
          {"dp_replicate": 4, "dp_shard": 4, "ep": 4}, MOE),
-    Case("tp with ep needs sequence parallelism", {"tp": 2, "ep": 2, "sequence_parallel": False}, {"tp": 2, "ep": 2}, {**MOE, **MEGATRON}),
-    Case("trainer lacks the ZeRO stage", {"zero_stage": 1}, {"zero_stage": 2}, text="torchtitan has no ZeRO stage 1"),
-    Case("DDP cannot hold shards", {"zero_stage": 0}, {"zero_stage": 0, "dp_replicate": 16, "dp_shard": 1}, text="dp_shard x cp = 16"),
+    Case("tp with ep needs sequence parallelism", {"tp": 2, "ep": 2, "sequence_parallel": False},
+        {"tp": 2, "ep": 2}, {**MOE, **MEGATRON}),
+    Case("trainer lacks the ZeRO stage", {"zero_stage": 1}, {"zero_stage": 2},
+        text="torchtitan has no ZeRO stage 1"),
+    Case("DDP cannot hold shards", {"zero_stage": 0},
+        {"zero_stage": 0, "dp_replicate": 16, "dp_shard": 1}, text="dp_shard x cp = 16"),
     Case("DDP combines with no other parallelism", {"dp_replicate": 8, "tp": 2, "dp_shard": 1},
          {"dp_replicate": 4, "tp": 2, "dp_shard": 2}),
-    Case("ZeRO-2 and 3 exclude pipelines", {"pp": 2, "zero_stage": 2}, {"pp": 2, "zero_stage": 1}, {"trainer": "megatron-deepspeed"}),
-    Case("CPU offload needs shards", {"dp_replicate": 16, "cpu_offload": True}, {"dp_replicate": 8, "cpu_offload": True}),
-    Case("CPU offload needs shards", {"zero_stage": 0, "cpu_offload": True}, {"zero_stage": 1, "cpu_offload": True}, MEGATRON),
+    Case("ZeRO-2 and 3 exclude pipelines", {"pp": 2, "zero_stage": 2}, {"pp": 2, "zero_stage": 1},
+        {"trainer": "megatron-deepspeed"}),
+    Case("CPU offload needs shards", {"dp_replicate": 16, "cpu_offload": True},
+        {"dp_replicate": 8, "cpu_offload": True}),
+    Case("CPU offload needs shards", {"zero_stage": 0, "cpu_offload": True},
+        {"zero_stage": 1, "cpu_offload": True}, MEGATRON),
     Case("host memory too small for CPU offload", {"cpu_offload": True}, {"cpu_offload": False},
          {"gpu": "l4", "model": "llama3.1-405b"}, "of host memory in each node"),
     Case("trainer lacks the precision", {"precision": "fp16"}, {"precision": "float8-rowwise"},
          text="torchtitan 0.2.2 does not train llama3-8b in fp16"),
-    Case("GPU lacks the precision", {"precision": "float8-rowwise"}, {"precision": "bf16"}, {"gpu": A100}, "has no fp8 units"),
-    Case("GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-tensorwise"}, text="has no microscaling units"),
+    Case("GPU lacks the precision", {"precision": "float8-rowwise"}, {"precision": "bf16"},
+        {"gpu": A100}, "has no fp8 units"),
+    Case("GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-tensorwise"},
+        text="has no microscaling units"),
     Case(
-        "GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-rowwise"}, {"gpu": "rtx-5090"},
+        "GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-rowwise"},
+        {"gpu": "rtx-5090"},
         "has no kernels for mxfp8 in any library",
     ),
-    Case("GPU lacks the precision", {"precision": "nvfp4"}, {"precision": "float8-blockwise"}, {**MEGATRON, "trainer_version": "0.16"}),
-    Case("trainer lacks the precision", {"precision": "nvfp4"}, {"precision": "mxfp8"}, {**MEGATRON, "gpu": B200},
+    Case("GPU lacks the precision", {"precision": "nvfp4"}, {"precision": "float8-blockwise"},
+        {**MEGATRON, "trainer_version": "0.16"}),
+    Case("trainer lacks the precision", {"precision": "nvfp4"}, {"precision": "mxfp8"},
+        {**MEGATRON, "gpu": B200},
          "megatron 0.14 does not"),
-    Case("trainer lacks the precision", {"precision": "nvfp4"}, {"precision": "mxfp8"}, {**MOE, **TITAN_03, "gpu": B200},
+    Case("trainer lacks the precision", {"precision": "nvfp4"}, {"precision": "mxfp8"},
+        {**MOE, **TITAN_03, "gpu": B200},
          "mixtral-8x7b in nvfp4"),
-    Case("trainer lacks the precision", {"precision": "float8-tensorwise"}, {"precision": "float8-rowwise"}, TITAN_03),
-    Case("fp32 parameters exclude low precision", {"param_dtype": "float32", "precision": "float8-tensorwise"},
+    Case("trainer lacks the precision", {"precision": "float8-tensorwise"},
+        {"precision": "float8-rowwise"}, TITAN_03),
+    Case("fp32 parameters exclude low precision",
+        {"param_dtype": "float32", "precision": "float8-tensorwise"},
          {"param_dtype": "float32"}, MEGATRON, "float32 parameters of megatron do not"),
-    Case("trainer keeps fp32 masters", {"master_dtype": "bfloat16"}, {}, MEGATRON, "main parameters in fp32 or fp16"),
-    Case("low precision needs aligned weights", {"tp": 8, "precision": "float8-blockwise"}, {"tp": 4, "precision": "float8-blockwise"},
-         {"trainer": "fsdp", "model": {"base": "llama3-8b", "intermediate_size": 14848}}, "mlp_w1 of"),
-    Case("low precision needs aligned tokens", {"cp": 8, "precision": "mxfp8"}, {"cp": 2, "precision": "mxfp8"},
+    Case("trainer keeps fp32 masters", {"master_dtype": "bfloat16"}, {}, MEGATRON,
+        "main parameters in fp32 or fp16"),
+    Case("low precision needs aligned weights", {"tp": 8, "precision": "float8-blockwise"},
+        {"tp": 4, "precision": "float8-blockwise"},
+         {"trainer": "fsdp", "model": {"base": "llama3-8b", "intermediate_size": 14848}},
+         "mlp_w1 of"),
+    Case("low precision needs aligned tokens", {"cp": 8, "precision": "mxfp8"},
+        {"cp": 2, "precision": "mxfp8"},
          {"gpu": B200, "seq_len": 128, "trainer": "fsdp"}, "multiples of 32"),
-    Case("float8 tensorwise with TP lacks MLA", {"tp": 8, "precision": "float8-tensorwise"}, {"tp": 8, "precision": "float8-rowwise"}, DS3),
-    Case("mxfp8 with TP excludes compile", {"tp": 2, "precision": "mxfp8", "compile": True}, {"tp": 2, "precision": "mxfp8"},
+    Case("float8 tensorwise with TP lacks MLA", {"tp": 8, "precision": "float8-tensorwise"},
+        {"tp": 8, "precision": "float8-rowwise"}, DS3),
+    Case("mxfp8 with TP excludes compile", {"tp": 2, "precision": "mxfp8", "compile": True},
+        {"tp": 2, "precision": "mxfp8"},
          {"gpu": B200}),
-    Case("float8 all-gather is tensorwise only", {"precision": "float8-rowwise", "float8_all_gather": True},
+    Case("float8 all-gather is tensorwise only",
+        {"precision": "float8-rowwise", "float8_all_gather": True},
          {"precision": "float8-tensorwise", "float8_all_gather": True}),
-    Case("float8 all-gather needs dp_shard", {"dp_replicate": 16, "precision": "float8-tensorwise", "float8_all_gather": True},
+    Case("float8 all-gather needs dp_shard",
+        {"dp_replicate": 16, "precision": "float8-tensorwise", "float8_all_gather": True},
          {"dp_replicate": 2, "precision": "float8-tensorwise", "float8_all_gather": True}),
-    Case("trainer lacks the activation checkpointing", {"ac": "selective-attention"}, {"ac": "full"}, text="torchtitan 0.2.2 has no"),
-    Case("trainer lacks the activation checkpointing", {"ac": "selective-layer-2"}, {"ac": "selective-op"}, TITAN_03,
+    Case("trainer lacks the activation checkpointing", {"ac": "selective-attention"},
+        {"ac": "full"}, text="torchtitan 0.2.2 has no"),
+    Case("trainer lacks the activation checkpointing", {"ac": "selective-layer-2"},
+        {"ac": "selective-op"}, TITAN_03,
          "torchtitan 0.3.0 has no"),
-    Case("TorchTitan 0.2 always shards sequences over TP", {"tp": 2, "sequence_parallel": False}, {"tp": 2},
+    Case("TorchTitan 0.2 always shards sequences over TP", {"tp": 2, "sequence_parallel": False},
+        {"tp": 2},
          text="no tp=2 without"),
-    Case("memory-budget checkpointing needs compile", {"ac": "memory-budget-0.5"}, {"ac": "memory-budget-0.5", "compile": True}),
-    Case("selective checkpointing excludes schedules that split the backward", {"pp": 2, "pp_schedule": "ZBVZeroBubble"},
+    Case("memory-budget checkpointing needs compile", {"ac": "memory-budget-0.5"},
+        {"ac": "memory-budget-0.5", "compile": True}),
+    Case("selective checkpointing excludes schedules that split the backward",
+        {"pp": 2, "pp_schedule": "ZBVZeroBubble"},
          {"pp": 2, "pp_schedule": "ZBVZeroBubble", "ac": "full"}),
-    Case("trainer lacks the CP method", {"cp": 2, "cp_method": "ulysses"}, {"cp": 2, "cp_method": "alltoall"}),
-    Case("trainer lacks the CP method", {"cp": 2, "cp_method": "alltoall"}, {"cp": 2}, TITAN_03, "torchtitan 0.3.0 has no"),
+    Case("trainer lacks the CP method", {"cp": 2, "cp_method": "ulysses"},
+        {"cp": 2, "cp_method": "alltoall"}),
+    Case("trainer lacks the CP method", {"cp": 2, "cp_method": "alltoall"}, {"cp": 2}, TITAN_03,
+        "torchtitan 0.3.0 has no"),
     Case("trainer does not compile", {"compile": True}, {"compile": False}, MEGATRON),
-    Case("compile excludes schedules that split the backward", {"pp": 2, "pp_schedule": "ZBVZeroBubble", "compile": True},
+    Case("compile excludes schedules that split the backward",
+        {"pp": 2, "pp_schedule": "ZBVZeroBubble", "compile": True},
          {"pp": 2, "pp_schedule": "Interleaved1F1B", "compile": True}),
-    Case("async TP needs compile", {"tp": 2, "async_tp": True}, {"tp": 2, "async_tp": True, "compile": True}),
-    Case("async TP needs sequence-parallel TP", {"async_tp": True, "compile": True}, {"tp": 2, "async_tp": True, "compile": True}),
-    Case("async TP needs sequence-parallel TP", {"tp": 2, "sequence_parallel": False, "async_tp": True, "compile": True},
+    Case("async TP needs compile", {"tp": 2, "async_tp": True},
+        {"tp": 2, "async_tp": True, "compile": True}),
+    Case("async TP needs sequence-parallel TP", {"async_tp": True, "compile": True},
+        {"tp": 2, "async_tp": True, "compile": True}),
+    Case("async TP needs sequence-parallel TP",
+        {"tp": 2, "sequence_parallel": False, "async_tp": True, "compile": True},
          {"tp": 2, "async_tp": True, "compile": True}),
-    Case("async TP needs NVLink between all TP ranks", {"tp": 16, "async_tp": True, "compile": True},
-         {"tp": 8, "async_tp": True, "compile": True}, {**DS3, "num_gpus": 64}, "joins 8 GPUs here"),
+    Case("async TP needs NVLink between all TP ranks",
+        {"tp": 16, "async_tp": True, "compile": True},
+         {"tp": 8, "async_tp": True, "compile": True}, {**DS3, "num_gpus": 64},
+         "joins 8 GPUs here"),
     *(
-        Case("async TP needs NVLink between all TP ranks", {"tp": 2, "async_tp": True, "compile": True}, {"tp": 2, "compile": True},
+        Case("async TP needs NVLink between all TP ranks",
+            {"tp": 2, "async_tp": True, "compile": True}, {"tp": 2, "compile": True},
              {"gpu": gpu}, text)
         for gpu, text in (
-            ("rtx-4090", "no two rtx-4090"), ("l4", "cannot read each other's memory"), ("mi300x-192gb", "NVIDIA GPUs, not mi300x"),
+            ("rtx-4090", "no two rtx-4090"), ("l4", "cannot read each other's memory"),
+            ("mi300x-192gb", "NVIDIA GPUs, not mi300x"),
         )
     ),
-    Case("trainer lacks optimizer-in-backward", {"optimizer_in_backward": True}, {}, {**TITAN_03, "max_grad_norm": None}, "0.3.0 steps"),
-    Case("trainer lacks optimizer-in-backward", {"optimizer_in_backward": True}, {}, {**MEGATRON, "max_grad_norm": None}),
-    Case("optimizer-in-backward excludes gradient clipping", {"optimizer_in_backward": True}, {}, text="max_grad_norm is 1"),
-    Case("optimizer-in-backward excludes pipelines and experts", {"pp": 2, "optimizer_in_backward": True}, {"optimizer_in_backward": True},
+    Case("trainer lacks optimizer-in-backward", {"optimizer_in_backward": True}, {},
+        {**TITAN_03, "max_grad_norm": None}, "0.3.0 steps"),
+    Case("trainer lacks optimizer-in-backward", {"optimizer_in_backward": True}, {},
+        {**MEGATRON, "max_grad_norm": None}),
+    Case("optimizer-in-backward excludes gradient clipping", {"optimizer_in_backward": True}, {},
+        text="max_grad_norm is 1"),
+    Case("optimizer-in-backward excludes pipelines and experts",
+        {"pp": 2, "optimizer_in_backward": True}, {"optimizer_in_backward": True},
          {"max_grad_norm": None}),
-    Case("optimizer-in-backward excludes pipelines and experts", {"ep": 2, "optimizer_in_backward": True}, {"optimizer_in_backward": True},
+    Case("optimizer-in-backward excludes pipelines and experts",
+        {"ep": 2, "optimizer_in_backward": True}, {"optimizer_in_backward": True},
          {**MOE, "max_grad_norm": None}),
 ]  # fmt: skip
 
@@ -209,7 +301,9 @@ def test_a_rule_breaks_and_its_neighbour_passes(case: Case) -> None:
     assert {rule.field for rule in rules} <= set(Layout.model_fields)
     message = " | ".join(v.rule for v in found if v.field in {rule.field for rule in rules})
     assert case.text in message
-    assert all(v.rule and v.remedy and v.value == getattr(resolve(c, case.broken), v.field) for v in found)
+    assert all(
+        v.rule and v.remedy and v.value == getattr(resolve(c, case.broken), v.field) for v in found
+    )
 
 
 def test_every_rule_has_a_case() -> None:
@@ -220,7 +314,10 @@ def test_a_message_has_numbers_rule_and_remedy() -> None:
     c = context()
     (violation,) = violations(resolve(c, {"tp": 16}), c.model, c.cluster, c.training)
     assert (violation.field, violation.value) == ("tp", 16)
-    assert f"{violation.rule}; {violation.remedy}" == "tp=16 does not divide 8 KV heads of llama3-8b; try tp 1, 2, 4 or 8"
+    assert (
+        f"{violation.rule}; {violation.remedy}"
+        == "tp=16 does not divide 8 KV heads of llama3-8b; try tp 1, 2, 4 or 8"
+    )
 
 
 def test_torchtitan_refuses_an_odd_sequence() -> None:
@@ -233,22 +330,36 @@ def test_torchtitan_refuses_an_odd_sequence() -> None:
 @pytest.mark.parametrize("pp", [2, 4])
 def test_schedules_demand_from_two_ranks_on(pp: int) -> None:
     key = "Interleaved1F1B refuses the number of stages a rank"
-    assert key in broken_keys(context(), {"pp": pp, "pp_schedule": "Interleaved1F1B", "virtual_stages": 1})
+    assert key in broken_keys(
+        context(), {"pp": pp, "pp_schedule": "Interleaved1F1B", "virtual_stages": 1}
+    )
 
 
 def test_all_faults_at_once() -> None:
     c = context()
-    found = violations(resolve(c, {"tp": 16, "precision": "fp16", "ep": 2, "zero_stage": 1}), c.model, c.cluster, c.training)
+    found = violations(
+        resolve(c, {"tp": 16, "precision": "fp16", "ep": 2, "zero_stage": 1}),
+        c.model,
+        c.cluster,
+        c.training,
+    )
     assert {"tp", "precision", "ep", "zero_stage"} <= {v.field for v in found}
 
 
 def test_megatron_replicates_kv_heads() -> None:
     assert broken_keys(context(**MEGATRON), {"tp": 16}) == set()
-    assert "tp does not divide the KV heads" in broken_keys(context({"base": "llama3-8b", "num_key_value_heads": 4}), {"tp": 8})
+    assert "tp does not divide the KV heads" in broken_keys(
+        context({"base": "llama3-8b", "num_key_value_heads": 4}), {"tp": 8}
+    )
 
 
 def test_mla_has_no_kv_head_limit() -> None:
-    assert broken_keys(context({"base": "deepseek-v3", "num_key_value_heads": 1}, num_gpus=64), {"tp": 64}) == set()
+    assert (
+        broken_keys(
+            context({"base": "deepseek-v3", "num_key_value_heads": 1}, num_gpus=64), {"tp": 64}
+        )
+        == set()
+    )
 
 
 @pytest.mark.parametrize("name", ["ZBVZeroBubble", "Interleaved1F1B", "ZB-1p"])
@@ -261,10 +372,15 @@ def test_a_batch_agrees_with_its_rows() -> None:
         c = context(**job)
         layouts = [resolve(c, {**x.broken, "tp": x.broken.get("tp", 1)}) for x in CASES]
         legal = legal_mask(LayoutBatch.from_layouts(layouts), c)
-        assert [not violations(x, c.model, c.cluster, c.training) for x in layouts] == legal.tolist()
+        assert [
+            not violations(x, c.model, c.cluster, c.training) for x in layouts
+        ] == legal.tolist()
 
 
-VERSIONS = {("torchtitan", "unfused"): TITAN_03, ("megatron", "unfused"): {"trainer_version": "0.12"}}
+VERSIONS = {
+    ("torchtitan", "unfused"): TITAN_03,
+    ("megatron", "unfused"): {"trainer_version": "0.12"},
+}
 
 
 class Spy:
@@ -283,7 +399,9 @@ def test_rules_read_what_they_say() -> None:
     read: dict[int, set[str]] = {}
     models = ("llama3-8b", "deepseek-v3", "qwen3-8b", "gpt-oss-20b")
     for trainer, model, kernel in itertools.product(sorted(TRAINERS), models, ("flash", "unfused")):
-        c = context(model, trainer=trainer, attention_kernel=kernel, **VERSIONS.get((trainer, kernel), {}))
+        c = context(
+            model, trainer=trainer, attention_kernel=kernel, **VERSIONS.get((trainer, kernel), {})
+        )
         for rule in rules_for(c):
             spy = Spy(LayoutBatch.from_layouts([resolve(c, {})]))
             rule.broken(spy, c)  # type: ignore[arg-type]
@@ -291,22 +409,34 @@ def test_rules_read_what_they_say() -> None:
     assert {RULES[place].key: columns for place, columns in read.items()} == {
         RULES[place].key: columns_of(RULES[place].reads) for place in read
     }
-    assert {RULES[place].key for place in read} >= {rule.key for rule in RULES} - {"optimizer-in-backward excludes gradient clipping"}
+    assert {RULES[place].key for place in read} >= {rule.key for rule in RULES} - {
+        "optimizer-in-backward excludes gradient clipping"
+    }
 
 
 def test_rules_broadcast() -> None:
     c = context("mixtral-8x7b")
-    batch = LayoutBatch.from_layouts([resolve(c, {"tp": tp, "pp": pp}) for tp in (1, 2, 8) for pp in (1, 2)])
+    batch = LayoutBatch.from_layouts(
+        [resolve(c, {"tp": tp, "pp": pp}) for tp in (1, 2, 8) for pp in (1, 2)]
+    )
     column = LayoutBatch(**{name: values[:, None] for name, values in batch.columns()})
     for rule in rules_for(c):
         flat = np.broadcast_to(rule.broken(batch, c), len(batch))
-        assert np.array_equal(np.broadcast_to(rule.broken(column, c), (len(batch), 1))[:, 0], flat), rule.key
+        assert np.array_equal(
+            np.broadcast_to(rule.broken(column, c), (len(batch), 1))[:, 0], flat
+        ), rule.key
 
 
 def test_every_precision_has_its_hardware() -> None:
     for gpu, expected in ((A100, 2), (H100, 6), (B200, 8)):
         c = context(gpu=gpu, **MEGATRON)
-        assert sum("GPU lacks the precision" not in broken_keys(c, {"precision": name}) for name in PRECISIONS) == expected
+        assert (
+            sum(
+                "GPU lacks the precision" not in broken_keys(c, {"precision": name})
+                for name in PRECISIONS
+            )
+            == expected
+        )
 
 
 def test_choices_and_divisors() -> None:

@@ -1,4 +1,6 @@
-"""Checkpoint cost, goodput, price and energy of whole runs: properties, a simulated twin, and the messages."""
+"""Checkpoint cost, goodput, price and energy of whole runs: properties, a simulated twin, and the
+messages.
+"""
 
 import random
 from statistics import NormalDist
@@ -22,27 +24,40 @@ MODES = ("sync", "async", "async-pinned")
 STEP = np.array([5.0])
 
 
-def case(cluster: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **layout: Any) -> tuple[Pricer, LayoutBatch]:
-    job = Job.from_user({
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, **(cluster or {})},
-        "training": {"seq_len": 8192, "global_batch_size": 256, **(training or {})},
-        "layout": layout or {"dp_shard": 64},
-    })  # fmt: skip
+def case(
+    cluster: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **layout: Any
+) -> tuple[Pricer, LayoutBatch]:
+    job = Job.from_user(
+        {
+            "model": "llama3-8b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, **(cluster or {})},
+            "training": {"seq_len": 8192, "global_batch_size": 256, **(training or {})},
+            "layout": layout or {"dp_shard": 64},
+        }
+    )
     assert job.layout is not None
-    return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts([job.layout])
+    return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(
+        [job.layout]
+    )
 
 
-def answer(cluster: dict[str, Any] | None = None, training: dict[str, Any] | None = None, step: float = 5.0, **layout: Any) -> RunEstimate:
+def answer(
+    cluster: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+    step: float = 5.0,
+    **layout: Any,
+) -> RunEstimate:
     pricer, batch = case(cluster, training, **layout)
-    return run.run_estimate(pricer, run.run_columns(pricer, batch, np.array([step]), np.array([0.8 * step])), 0)
+    return run.run_estimate(
+        pricer, run.run_columns(pricer, batch, np.array([step]), np.array([0.8 * step])), 0
+    )
 
 
 def saving(interval_steps: int, mode: str) -> dict[str, Any]:
     return {"checkpoint": {"interval_steps": interval_steps, "mode": mode}}
 
 
-# ---- one save -------------------------------------------------------------------------------------------------------
+# ---- one save ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -54,7 +69,9 @@ def saving(interval_steps: int, mode: str) -> dict[str, Any]:
         ({"trainer": "megatron"}, {"dp_shard": 64, "zero_stage": 1}, 14.0),
     ],
 )
-def test_bytes_saved_follow_optimizer_and_dtypes(training: dict[str, Any], layout: dict[str, Any], per_parameter: float) -> None:
+def test_bytes_saved_follow_optimizer_and_dtypes(
+    training: dict[str, Any], layout: dict[str, Any], per_parameter: float
+) -> None:
     pricer, batch = case(training=training, **layout)
     found = run.save_costs(pricer, batch, STEP, "sync")
     assert found.saved_bytes[0] == pytest.approx(pricer.model.total_parameters() * per_parameter)
@@ -67,7 +84,9 @@ def test_the_fullest_rank_decides_what_is_staged() -> None:
     mean = found.saved_bytes[0] / 64
     assert 1.05 * mean < found.gpu_bytes[0] < 1.5 * mean
     pricer, batch = case(dp_replicate=8, dp_shard=8)
-    assert run.save_costs(pricer, batch, STEP, "async").gpu_bytes[0] == pytest.approx(found.saved_bytes[0] / 8, rel=1e-3)
+    assert run.save_costs(pricer, batch, STEP, "async").gpu_bytes[0] == pytest.approx(
+        found.saved_bytes[0] / 8, rel=1e-3
+    )
 
 
 def test_seconds_of_a_save_by_hand() -> None:
@@ -77,7 +96,9 @@ def test_seconds_of_a_save_by_hand() -> None:
     found = {mode: run.save_costs(pricer, batch, STEP, mode) for mode in MODES}  # type: ignore[arg-type]
     assert found["sync"].blocking_seconds[0] == pytest.approx(run.PREPARE_SECONDS + total / 10e9)
     assert found["sync"].upload_seconds[0] == 0.0
-    assert found["async"].blocking_seconds[0] == pytest.approx(run.PREPARE_SECONDS + total / 64 / (50e9 * run.PAGEABLE_SHARE), rel=1e-3)
+    assert found["async"].blocking_seconds[0] == pytest.approx(
+        run.PREPARE_SECONDS + total / 64 / (50e9 * run.PAGEABLE_SHARE), rel=1e-3
+    )
     assert found["async"].upload_seconds[0] == pytest.approx(total / 10e9)
     assert found["async-pinned"].blocking_seconds[0] == pytest.approx(run.PREPARE_SECONDS)
     # A step shorter than the copy hides only itself: the optimizer must wait for the rest.
@@ -88,7 +109,9 @@ def test_seconds_of_a_save_by_hand() -> None:
 def test_fast_storage_leaves_the_writers_as_the_limit() -> None:
     pricer, batch = case({"storage_bandwidth": "10 TB/s"})
     found = run.save_costs(pricer, batch, STEP, "sync")
-    assert found.write_seconds[0] == pytest.approx(found.saved_bytes[0] / (64 * run.WRITER_BYTES_PER_SECOND))
+    assert found.write_seconds[0] == pytest.approx(
+        found.saved_bytes[0] / (64 * run.WRITER_BYTES_PER_SECOND)
+    )
 
 
 def test_staged_copies_need_host_memory() -> None:
@@ -109,7 +132,7 @@ def test_too_little_host_memory_is_said() -> None:
     assert answer({"host_memory": "4 GiB"}, saving(500, "sync")).checkpoint.fits_host_memory
 
 
-# ---- intervals and goodput --------------------------------------------------------------------------------------------
+# ---- intervals and goodput -----------------------------------------------------------------------
 
 
 def test_upload_longer_than_the_interval_delays_the_next_save() -> None:
@@ -128,7 +151,11 @@ def test_without_a_checkpoint_spec_the_best_async_interval_is_used_and_said() ->
     assert found.checkpoint.interval_steps == found.checkpoint.optimal_interval_steps
     assert any("no training.checkpoint given" in line for line in found.assumptions)
     stated = answer(training=saving(100, "sync"))
-    assert (stated.checkpoint.given, stated.checkpoint.mode, stated.checkpoint.interval_steps) == (True, "sync", 100)
+    assert (stated.checkpoint.given, stated.checkpoint.mode, stated.checkpoint.interval_steps) == (
+        True,
+        "sync",
+        100,
+    )
     assert not any("training.checkpoint" in line for line in stated.assumptions)
 
 
@@ -153,9 +180,13 @@ def test_a_job_that_fails_faster_than_it_saves_stays_finite() -> None:
     steps=st.one_of(st.none(), st.integers(1, 5000)),
     mode=st.sampled_from(MODES),
 )
-def test_more_frequent_failures_never_raise_goodput(hours: list[float], steps: int | None, mode: str) -> None:
+def test_more_frequent_failures_never_raise_goodput(
+    hours: list[float], steps: int | None, mode: str
+) -> None:
     training = saving(steps, mode) if steps else {}
-    rare, frequent = (answer({"mtbf_gpu_hours": value}, training) for value in sorted(hours, reverse=True))
+    rare, frequent = (
+        answer({"mtbf_gpu_hours": value}, training) for value in sorted(hours, reverse=True)
+    )
     assert frequent.goodput <= rare.goodput * (1 + 1e-12)
     assert frequent.time_to_train_seconds >= rare.time_to_train_seconds * (1 - 1e-12)
 
@@ -165,31 +196,64 @@ def test_more_frequent_failures_never_raise_goodput(hours: list[float], steps: i
     steps=st.one_of(st.none(), st.integers(1, 5000)),
     mode=st.sampled_from(MODES),
 )
-def test_more_storage_bandwidth_is_never_slower(bandwidths: list[float], steps: int | None, mode: str) -> None:
+def test_more_storage_bandwidth_is_never_slower(
+    bandwidths: list[float], steps: int | None, mode: str
+) -> None:
     training = saving(steps, mode) if steps else {}
-    fast, slow = (answer({"storage_bandwidth": value}, training) for value in sorted(bandwidths, reverse=True))
+    fast, slow = (
+        answer({"storage_bandwidth": value}, training) for value in sorted(bandwidths, reverse=True)
+    )
     assert fast.time_to_train_seconds <= slow.time_to_train_seconds * (1 + 1e-12)
     assert fast.cost <= slow.cost * (1 + 1e-12)
 
 
-@given(blocking=st.floats(0.05, 500.0), upload=st.floats(0.0, 300.0), mtbf=st.floats(100.0, 1e6), step=st.floats(0.5, 60.0))
-def test_the_optimal_interval_minimises_the_waste(blocking: float, upload: float, mtbf: float, step: float) -> None:
+@given(
+    blocking=st.floats(0.05, 500.0),
+    upload=st.floats(0.0, 300.0),
+    mtbf=st.floats(100.0, 1e6),
+    step=st.floats(0.5, 60.0),
+)
+def test_the_optimal_interval_minimises_the_waste(
+    blocking: float, upload: float, mtbf: float, step: float
+) -> None:
     one = np.ones(1)
     saves = run.Saves(
-        saved_bytes=one, gpu_bytes=one, blocking_seconds=blocking * one, upload_seconds=upload * one, write_seconds=upload * one,
+        saved_bytes=one,
+        gpu_bytes=one,
+        blocking_seconds=blocking * one,
+        upload_seconds=upload * one,
+        write_seconds=upload * one,
         host_bytes=one,
-    )  # fmt: skip
+    )
     best = run.progress(saves, step * one, mtbf, None)
     center = int(best.optimal_steps[0])
-    others = {1, 2, center - 1, center + 1, max(1, center // 2), center * 2, int(upload / step) + 1, max(1, int(upload / step))}
+    others = {
+        1,
+        2,
+        center - 1,
+        center + 1,
+        max(1, center // 2),
+        center * 2,
+        int(upload / step) + 1,
+        max(1, int(upload / step)),
+    }
     for steps in others - {0}:
-        assert run.progress(saves, step * one, mtbf, steps).goodput[0] <= best.goodput[0] * (1 + 1e-9), steps
+        assert run.progress(saves, step * one, mtbf, steps).goodput[0] <= best.goodput[0] * (
+            1 + 1e-9
+        ), steps
 
 
 def test_work_since_the_last_finished_upload_is_lost_too() -> None:
     one = np.ones(1)
     slow, fast = (
-        run.Saves(saved_bytes=one, gpu_bytes=one, blocking_seconds=one, upload_seconds=upload * one, write_seconds=90 * one, host_bytes=one)
+        run.Saves(
+            saved_bytes=one,
+            gpu_bytes=one,
+            blocking_seconds=one,
+            upload_seconds=upload * one,
+            write_seconds=90 * one,
+            host_bytes=one,
+        )
         for upload in (90.0, 0.0)
     )
     lost = [run.progress(saves, 10 * one, 9000.0, 30).lost[0] for saves in (slow, fast)]
@@ -203,8 +267,12 @@ def test_daly_is_close_to_the_exact_optimum_and_newton_is_there() -> None:
     np.testing.assert_allclose(1.0 - exact / mtbf, np.exp(-(exact + blocking) / mtbf), rtol=1e-9)
 
 
-def _simulated_goodput(useful: float, blocked: float, upload: float, mtbf: float, restart: float) -> float:
-    """The twin: failures drawn one by one; a restart resumes from the last save whose upload has ended."""
+def _simulated_goodput(
+    useful: float, blocked: float, upload: float, mtbf: float, restart: float
+) -> float:
+    """The twin: failures drawn one by one; a restart resumes from the last save whose upload has
+    ended.
+    """
     chance = random.Random(7)
     done, wall, period = 0.0, 0.0, useful + blocked
     for _ in range(40_000):
@@ -217,14 +285,22 @@ def _simulated_goodput(useful: float, blocked: float, upload: float, mtbf: float
     return done / wall
 
 
-@pytest.mark.parametrize(("useful", "blocked", "upload"), [(300.0, 30.0, 0.0), (300.0, 3.0, 120.0), (120.0, 3.0, 100.0)])
-def test_goodput_agrees_with_a_simulation_of_failures(useful: float, blocked: float, upload: float) -> None:
+@pytest.mark.parametrize(
+    ("useful", "blocked", "upload"), [(300.0, 30.0, 0.0), (300.0, 3.0, 120.0), (120.0, 3.0, 100.0)]
+)
+def test_goodput_agrees_with_a_simulation_of_failures(
+    useful: float, blocked: float, upload: float
+) -> None:
     mtbf, restart = 7200.0, 600.0
-    found = run.goodput(*(np.array([value]) for value in (useful, blocked, mtbf, restart + upload)))[0]
-    assert found == pytest.approx(_simulated_goodput(useful, blocked, upload, mtbf, restart), abs=0.006)
+    found = run.goodput(
+        *(np.array([value]) for value in (useful, blocked, mtbf, restart + upload))
+    )[0]
+    assert found == pytest.approx(
+        _simulated_goodput(useful, blocked, upload, mtbf, restart), abs=0.006
+    )
 
 
-# ---- the whole run ----------------------------------------------------------------------------------------------------
+# ---- the whole run -------------------------------------------------------------------------------
 
 
 def test_time_price_and_energy_follow_from_tokens() -> None:
@@ -234,7 +310,9 @@ def test_time_price_and_energy_follow_from_tokens() -> None:
     assert one.time_to_train_seconds == pytest.approx(1e11 / one.tokens_per_second)
     assert one.gpu_hours == pytest.approx(64 * one.time_to_train_seconds / 3600)
     assert one.cost == pytest.approx(2.5 * one.gpu_hours)
-    assert one.energy_joules == pytest.approx(one.mean_watts_per_gpu * 64 * one.time_to_train_seconds)
+    assert one.energy_joules == pytest.approx(
+        one.mean_watts_per_gpu * 64 * one.time_to_train_seconds
+    )
     assert one.expected_failures == pytest.approx(one.gpu_hours / 50_000)
     for name in ("time_to_train_seconds", "cost", "energy_joules", "co2_grams"):
         assert getattr(two, name) == pytest.approx(2 * getattr(one, name)), name
@@ -259,7 +337,9 @@ def test_price_carbon_and_power_limit_count() -> None:
 def test_columns_equal_single_rows() -> None:
     pricer, first = case(dp_shard=64)
     _, second = case(dp_shard=16, pp=4, zero_stage=2)
-    both = run.run_columns(pricer, LayoutBatch.concatenate([first, second]), np.array([5.0, 7.0]), np.array([4.0, 4.0]))
+    both = run.run_columns(
+        pricer, LayoutBatch.concatenate([first, second]), np.array([5.0, 7.0]), np.array([4.0, 4.0])
+    )
     for row, (batch, step) in enumerate(((first, 5.0), (second, 7.0))):
         alone = run.run_columns(pricer, batch, np.array([step]), np.array([4.0]))
         assert run.run_estimate(pricer, both, row) == run.run_estimate(pricer, alone, 0)
@@ -270,7 +350,7 @@ def test_answer_survives_json() -> None:
     assert RunEstimate.model_validate_json(found.model_dump_json()) == found
 
 
-# ---- how sure, and what comes next ------------------------------------------------------------------------------------
+# ---- how sure, and what comes next ---------------------------------------------------------------
 
 
 def independent(count: int, sd: float) -> TimeSpread:
@@ -288,7 +368,8 @@ def covariance(spread: TimeSpread) -> np.ndarray:
 
 
 def test_regret_of_two_layouts_in_closed_form() -> None:
-    # Two equal predictions: either is better with one half. z of the difference: log(1.1) / (0.067 sqrt 2) = 1.006, Q = 0.157.
+    # Two equal predictions: either is better with one half. z of the difference: log(1.1) / (0.067
+    #     sqrt 2) = 1.006, Q = 0.157.
     even = regret(np.array([1.0, 1.0]), covariance(independent(2, 0.067)), searched("throughput"))
     apart = regret(np.array([1.0, 1.1]), covariance(independent(2, 0.067)), searched("cost"))
     assert even is not None
@@ -296,9 +377,12 @@ def test_regret_of_two_layouts_in_closed_form() -> None:
     assert even.probability_other_better == pytest.approx(0.5, abs=0.03)
     assert apart.probability_other_better == pytest.approx(0.157, abs=0.02)
     # E max(0, sd z) = sd / sqrt(2 pi) with sd = 0.067 sqrt 2.
-    # (of the logarithm; of the share itself, E exp(max(0, sd z)) - 1 = e^(sd^2 / 2) Q(-sd) + 1/2 - 1).
+    # (of the logarithm; of the share itself, E exp(max(0, sd z)) - 1 = e^(sd^2 / 2) Q(-sd) + 1/2 -
+    # 1).
     sd = 0.067 * np.sqrt(2)
-    assert even.expected_share == pytest.approx(np.exp(sd**2 / 2) * NormalDist().cdf(sd) - 0.5, rel=0.05)
+    assert even.expected_share == pytest.approx(
+        np.exp(sd**2 / 2) * NormalDist().cdf(sd) - 0.5, rel=0.05
+    )
     assert np.log1p(even.share_95) == pytest.approx(1.6449 * 0.067 * np.sqrt(2), rel=0.06)
     assert even.time_sd == pytest.approx(np.hypot(0.3, 0.067))
     assert even.correlation == pytest.approx(0.3**2 / (0.3**2 + 0.067**2), abs=0.01)
@@ -311,7 +395,9 @@ def test_what_layouts_load_on_alike_is_no_regret() -> None:
     scores = np.array([1.0, 1.03, 1.08])
     alike = TimeSpread(loadings=np.array([[0.2, 0.2, 0.2]]), own_sd=np.zeros(3), shared_sd=0.1)
     unlike = TimeSpread(loadings=np.array([[0.2, -0.2, 0.0]]), own_sd=np.zeros(3), shared_sd=0.1)
-    same, different = (regret(scores, covariance(spread), searched("time")) for spread in (alike, unlike))
+    same, different = (
+        regret(scores, covariance(spread), searched("time")) for spread in (alike, unlike)
+    )
     assert same is not None
     assert different is not None
     assert same.expected_share == same.probability_other_better == 0.0
@@ -320,14 +406,29 @@ def test_what_layouts_load_on_alike_is_no_regret() -> None:
 
 def _estimate(**exposed: float) -> Estimate:
     time = TimeBreakdown(
-        compute_seconds=6.0, exposed_communication_seconds={"tp": 2.0, "fsdp": 0.0, **exposed}, bubble_seconds=1.0, recompute_seconds=0.0,
-        optimizer_seconds=0.0, other_seconds=0.0,
-    )  # fmt: skip
-    return Estimate(valid=True, violations=[], step_seconds=time.total(), time=time, model_version="t", calibration_id="t")
+        compute_seconds=6.0,
+        exposed_communication_seconds={"tp": 2.0, "fsdp": 0.0, **exposed},
+        bubble_seconds=1.0,
+        recompute_seconds=0.0,
+        optimizer_seconds=0.0,
+        other_seconds=0.0,
+    )
+    return Estimate(
+        valid=True,
+        violations=[],
+        step_seconds=time.total(),
+        time=time,
+        model_version="t",
+        calibration_id="t",
+    )
 
 
 def test_next_bottleneck_is_the_second_largest_cost() -> None:
     sentence = next_bottleneck(_estimate())
-    assert sentence.startswith("without tensor-parallel communication a step would take 7 s (1.29 times as fast)")
+    assert sentence.startswith(
+        "without tensor-parallel communication a step would take 7 s (1.29 times as fast)"
+    )
     assert "next bottleneck would be pipeline bubble: 1 s (14%)" in sentence
-    assert next_bottleneck(_estimate(fsdp=1.5)).endswith("waiting for FSDP gathers and scatters: 1.5 s (18%)")
+    assert next_bottleneck(_estimate(fsdp=1.5)).endswith(
+        "waiting for FSDP gathers and scatters: 1.5 s (18%)"
+    )

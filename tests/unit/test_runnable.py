@@ -1,4 +1,6 @@
-"""A plan runs: its trainer can run the job, every layout it ranks is exported, and asking for more changes no winner."""
+"""A plan runs: its trainer can run the job, every layout it ranks is exported, and asking for more
+changes no winner.
+"""
 
 import json
 from typing import Any
@@ -24,13 +26,21 @@ from tests.unit.test_rules import ROWS
 from tests.unit.test_search import Fixed
 
 
-def job(model: Any = "llama3-8b", gpu: str = "h100-sxm-80gb", num_gpus: int = 8, top_k: int = 10, **training: Any) -> Job:
+def job(
+    model: Any = "llama3-8b",
+    gpu: str = "h100-sxm-80gb",
+    num_gpus: int = 8,
+    top_k: int = 10,
+    **training: Any,
+) -> Job:
     return Job.from_user(
         {
-            "model": model, "cluster": {"gpu": gpu, "num_gpus": num_gpus}, "search": {"top_k": top_k},
+            "model": model,
+            "cluster": {"gpu": gpu, "num_gpus": num_gpus},
+            "search": {"top_k": top_k},
             "training": {"seq_len": 4096, "global_batch_size": 64, **training},
         }
-    )  # fmt: skip
+    )
 
 
 def plan(asked: Job) -> Plan:
@@ -41,22 +51,43 @@ def context(asked: Job) -> Context:
     return Context(model=asked.model, cluster=asked.cluster, training=asked.training)
 
 
-@pytest.mark.parametrize(("asked", "words", "could"), [
-    (job(gpu="tpu-v5p", num_gpus=64), "TorchTitan does not run on tpu-v5p", ()),
-    (job("gemma2-9b"), "TorchTitan 0.2 cannot train gemma2-9b, for lack of", ("fsdp",)),
-    (job("gemma2-9b", trainer="megatron"), "Megatron-LM 0.14 cannot train gemma2-9b, for lack of", ("fsdp",)),
-    (job("gpt3-175b"), "TorchTitan 0.2 cannot train gpt3-175b", ("megatron 0.14", "fsdp")),
-    (job(optimizer="muon"), "TorchTitan 0.2 has no optimizer muon", ("fsdp",)),
-    (job(optimizer="adamw-bf16-states"), "has no optimizer", ("torchtitan 0.3.0", "megatron 0.14", "fsdp")),
-    (job(attention_kernel="unfused"), "TorchTitan 0.2 attends with a flash kernel", ("megatron 0.14", "fsdp")),
-])  # fmt: skip
-def test_a_job_its_trainer_cannot_run_is_refused_before_the_search(asked: Job, words: str, could: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("asked", "words", "could"),
+    [
+        (job(gpu="tpu-v5p", num_gpus=64), "TorchTitan does not run on tpu-v5p", ()),
+        (job("gemma2-9b"), "TorchTitan 0.2 cannot train gemma2-9b, for lack of", ("fsdp",)),
+        (
+            job("gemma2-9b", trainer="megatron"),
+            "Megatron-LM 0.14 cannot train gemma2-9b, for lack of",
+            ("fsdp",),
+        ),
+        (job("gpt3-175b"), "TorchTitan 0.2 cannot train gpt3-175b", ("megatron 0.14", "fsdp")),
+        (job(optimizer="muon"), "TorchTitan 0.2 has no optimizer muon", ("fsdp",)),
+        (
+            job(optimizer="adamw-bf16-states"),
+            "has no optimizer",
+            ("torchtitan 0.3.0", "megatron 0.14", "fsdp"),
+        ),
+        (
+            job(attention_kernel="unfused"),
+            "TorchTitan 0.2 attends with a flash kernel",
+            ("megatron 0.14", "fsdp"),
+        ),
+    ],
+)
+def test_a_job_its_trainer_cannot_run_is_refused_before_the_search(
+    asked: Job, words: str, could: tuple[str, ...]
+) -> None:
     with pytest.raises(UnsupportedError) as caught:
         plan(asked)
     error = caught.value
     assert words in str(error)
     assert error.could == could
-    assert all(name.partition(" ")[0] in error.remedy for name in could if not name.startswith(asked.training.trainer))
+    assert all(
+        name.partition(" ")[0] in error.remedy
+        for name in could
+        if not name.startswith(asked.training.trainer)
+    )
     assert json.loads(json.dumps(error.as_dict()))["type"] == "nothing_runs"
 
 
@@ -70,8 +101,12 @@ def test_nobody_is_sent_to_a_trainer_that_cannot() -> None:
     for name in ("gemma3-4b", "llama3-8b", "gpt-oss-20b", "deepseek-v3", "gpt3-175b"):
         asked = job(name)
         for one in trainers_that_can(asked.model, asked.cluster, asked.training):
-            other = asked.training.model_copy(update={"trainer": one.trainer, "trainer_version": one.version})
-            assert obstacles(Context(model=asked.model, cluster=asked.cluster, training=other)) == []
+            other = asked.training.model_copy(
+                update={"trainer": one.trainer, "trainer_version": one.version}
+            )
+            assert (
+                obstacles(Context(model=asked.model, cluster=asked.cluster, training=other)) == []
+            )
 
 
 def test_an_estimate_prices_it_and_says_so() -> None:
@@ -97,10 +132,15 @@ def test_amd_runs_megatron_through_its_fork() -> None:
 
 
 def test_an_unknown_release_is_said_in_the_plan() -> None:
-    assert any("'0.2.3' is no release of torchtitan" in text for text in plan(job(top_k=1, trainer_version="0.2.3")).warnings)
+    assert any(
+        "'0.2.3' is no release of torchtitan" in text
+        for text in plan(job(top_k=1, trainer_version="0.2.3")).warnings
+    )
 
 
-@pytest.mark.parametrize("asked", [("gpt-oss-20b", {}), ("llama3-8b", {"trainer": "megatron"})], ids=str)
+@pytest.mark.parametrize(
+    "asked", [("gpt-oss-20b", {}), ("llama3-8b", {"trainer": "megatron"})], ids=str
+)
 def test_the_winner_is_the_same_whatever_is_asked_for(asked: tuple[str, dict[str, Any]]) -> None:
     model, training = asked
     winners = {plan(job(model, top_k=count, **training)).ranked[0].layout for count in (1, 3, 10)}
@@ -108,18 +148,27 @@ def test_the_winner_is_the_same_whatever_is_asked_for(asked: tuple[str, dict[str
 
 
 def test_all_that_is_ranked_runs() -> None:
-    for asked in (job("gpt-oss-20b"), job("llama3-8b", "rtx-4090"), job("qwen3-8b", trainer_version="0.3.0")):
+    for asked in (
+        job("gpt-oss-20b"),
+        job("llama3-8b", "rtx-4090"),
+        job("qwen3-8b", trainer_version="0.3.0"),
+    ):
         for entry in plan(asked).ranked:
             assert entry.export["torchtitan"]["blockers"] == []
 
 
 @pytest.mark.parametrize("num_gpus", [256, 16384])
 def test_405b_is_split_over_megatrons_pipelines(num_gpus: int) -> None:
-    """126 layers: 128 with embedding and loss counted, on 4 to 64 stages; its layout string for any other number."""
+    """126 layers: 128 with embedding and loss counted, on 4 to 64 stages; its layout string for any
+    other number.
+    """
     c = Context(
-        model=ModelSpec.from_user("llama3.1-405b"), cluster=ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}),
-        training=TrainingSpec.from_user({"seq_len": 8192, "global_batch_size": 2 * num_gpus, "trainer": "megatron"}),
-    )  # fmt: skip
+        model=ModelSpec.from_user("llama3.1-405b"),
+        cluster=ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}),
+        training=TrainingSpec.from_user(
+            {"seq_len": 8192, "global_batch_size": 2 * num_gpus, "trainer": "megatron"}
+        ),
+    )
     pipelined = [layout for layout in sample(c, 40, 0) if layout.pp > 2]
     assert {layout.pp for layout in pipelined} >= {4, 8, 16}
     for layout in pipelined:
@@ -127,7 +176,9 @@ def test_405b_is_split_over_megatrons_pipelines(num_gpus: int) -> None:
         assert written.blockers == ()
         assert parse_back(written).layers_per_stage == layout.layers_per_stage
         said = " ".join(written.arguments)
-        assert ("--account-for-loss-in-pipeline-split" in said) != ("--pipeline-model-parallel-layout" in said)
+        assert ("--account-for-loss-in-pipeline-split" in said) != (
+            "--pipeline-model-parallel-layout" in said
+        )
 
 
 def test_fewer_than_asked_for_has_a_reason() -> None:

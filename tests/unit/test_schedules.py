@@ -1,4 +1,6 @@
-"""Orders, rules and closed forms of the pipeline schedules; torch's own orders are compared in test_schedules_torch.py."""
+"""Orders, rules and closed forms of the pipeline schedules; torch's own orders are compared in
+test_schedules_torch.py.
+"""
 
 import itertools
 
@@ -29,10 +31,20 @@ ALL = pytest.mark.parametrize("entry", SCHEDULES.values(), ids=list(SCHEDULES))
 
 
 def uniform(
-    entry: Schedule, pp: int, v: int, m: int, *, seconds: np.ndarray, send: float = 0.0, share: float = 0.0, saved: float = 0.0,
+    entry: Schedule,
+    pp: int,
+    v: int,
+    m: int,
+    *,
+    seconds: np.ndarray,
+    send: float = 0.0,
+    share: float = 0.0,
+    saved: float = 0.0,
     how: Transport = IDEAL,
-) -> Simulation:  # fmt: skip
-    """Equal stages: seconds (C, 3) of one microbatch over all stages of a rank; one unit of activations per rank; saved: by a pair."""
+) -> Simulation:
+    """Equal stages: seconds (C, 3) of one microbatch over all stages of a rank; one unit of
+    activations per rank; saved: by a pair.
+    """
     ones = np.ones((len(seconds), pp * v))
     forward, input_grad, weight_grad = (ones * column[:, None] / v for column in seconds.T)
     costs = StageCosts(
@@ -44,13 +56,19 @@ def uniform(
         saved_bytes_CS=ones / v,
         weight_grad_bytes_CS=ones * share / v,
         pair=PairSeconds(
-            forward_wire_CS=ones * saved, backward_wire_CS=ones * 0.0, forward_cover_CS=ones, backward_cover_CS=ones, slowdown=0.0
+            forward_wire_CS=ones * saved,
+            backward_wire_CS=ones * 0.0,
+            forward_cover_CS=ones,
+            backward_cover_CS=ones,
+            slowdown=0.0,
         ),
     )
     return replay(program(entry, pp, v, m, how), costs, num_microbatches=m)
 
 
-def step_and_bubble(entry: Schedule, pp: int, v: int, m: int, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def step_and_bubble(
+    entry: Schedule, pp: int, v: int, m: int, seconds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     step = uniform(entry, pp, v, m, seconds=seconds).step_seconds_C(entry.synchronous_end)
     return step, step - m * seconds.sum(axis=1)
 
@@ -61,7 +79,9 @@ def legal_sizes(entry: Schedule) -> list[tuple[int, int, int]]:
 
 def test_registry_holds_the_contracts_names_in_order() -> None:
     assert tuple(SCHEDULES) == NAMES
-    assert {name for name, entry in SCHEDULES.items() if entry.single_stage} == SINGLE_STAGE_SCHEDULES
+    assert {
+        name for name, entry in SCHEDULES.items() if entry.single_stage
+    } == SINGLE_STAGE_SCHEDULES
     assert {name for name, entry in SCHEDULES.items() if entry.v_shaped} == V_SCHEDULES
     assert schedule("1F1B").name == "1F1B"
     with pytest.raises(UnknownNameError, match="Interleaved1F1B"):
@@ -69,16 +89,37 @@ def test_registry_holds_the_contracts_names_in_order() -> None:
 
 
 def test_orders_one_can_check_by_eye() -> None:
-    assert to_csv(SCHEDULES["1F1B"].actions(2, 1, 3)) == "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
+    assert (
+        to_csv(SCHEDULES["1F1B"].actions(2, 1, 3))
+        == "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
+    )
     assert to_csv(SCHEDULES["GPipe"].actions(2, 1, 2)) == "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
     assert to_csv(SCHEDULES["LoopedBFS"].actions(1, 2, 2)) == "0F0,0F1,1F0,1F1,1B1,1B0,0B1,0B0\n"
-    assert to_csv(SCHEDULES["ZB-1p"].actions(2, 1, 3)) == "0F0,0F1,0I0,0W0,0F2,0I1,0W1,0I2,0W2\n1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1W2\n"
+    assert (
+        to_csv(SCHEDULES["ZB-1p"].actions(2, 1, 3))
+        == "0F0,0F1,0I0,0W0,0F2,0I1,0W1,0I2,0W2\n1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1W2\n"
+    )
 
 
 def test_interleaved_order_of_the_paper() -> None:
-    """Narayanan et al. 2021, figure 4, 4 ranks, 2 stages each, 8 microbatches: rank 0 forwards 1-4, 1-4, 5-8 ... in that figure."""
+    """Narayanan et al. 2021, figure 4, 4 ranks, 2 stages each, 8 microbatches: rank 0 forwards 1-4,
+    1-4, 5-8 ... in that figure.
+    """
     first = SCHEDULES["Interleaved1F1B"].actions(4, 2, 8)[0]
-    assert [str(action) for action in first[:12]] == ["0F0", "0F1", "0F2", "0F3", "4F0", "4F1", "4F2", "4F3", "0F4", "0F5", "0F6", "4B0"]
+    assert [str(action) for action in first[:12]] == [
+        "0F0",
+        "0F1",
+        "0F2",
+        "0F3",
+        "4F0",
+        "4F1",
+        "4F2",
+        "4F3",
+        "0F4",
+        "0F5",
+        "0F6",
+        "4B0",
+    ]
 
 
 @ALL
@@ -87,9 +128,15 @@ def test_every_order_is_legal_on_the_ranks_it_claims(entry: Schedule) -> None:
         orders = entry.actions(pp, v, m)
         check_legal(orders, pp * v, m)
         for rank, order in enumerate(orders):
-            assert {int(entry.stage_rank(action.stage, pp, v)) for action in leaves(order)} == {rank}
-            assert ({action.kind for action in leaves(order)} & {"I", "W"} != set()) <= entry.splits_backward
-            assert sum(isinstance(item, Overlap) for item in order) == entry.overlapped_pairs(rank, pp, v, m)
+            assert {int(entry.stage_rank(action.stage, pp, v)) for action in leaves(order)} == {
+                rank
+            }
+            assert (
+                {action.kind for action in leaves(order)} & {"I", "W"} != set()
+            ) <= entry.splits_backward
+            assert sum(isinstance(item, Overlap) for item in order) == entry.overlapped_pairs(
+                rank, pp, v, m
+            )
 
 
 @ALL
@@ -99,7 +146,9 @@ def test_csv_round_trip(entry: Schedule) -> None:
         assert from_csv(to_csv(orders)) == orders
 
 
-@pytest.mark.parametrize("text", ["", "F0", "2F", "2X0", "2SEND_F0", "-1F0", "(1F0;2B0)OVERLAP_F_B"])
+@pytest.mark.parametrize(
+    "text", ["", "F0", "2F", "2X0", "2SEND_F0", "-1F0", "(1F0;2B0)OVERLAP_F_B"]
+)
 def test_parse_refuses_what_is_no_compute(text: str) -> None:
     with pytest.raises(ValueError, match="such as 2F0"):
         parse_action(text)
@@ -109,8 +158,17 @@ def test_pairs_are_read_and_written_as_torch_does() -> None:
     pair = Overlap(Action(4, "F", 2), Action(3, "B", 11))
     assert str(pair) == "(4F2;3B11)OVERLAP_F_B"
     assert parse_item(" (4F2;3B11)OVERLAP_F_B ") == pair
-    assert from_csv("0F0,(1F0;0B0)OVERLAP_F_B\n")[0] == (Action(0, "F", 0), Overlap(Action(1, "F", 0), Action(0, "B", 0)))
-    for wrong in ("(3B1;4F2)OVERLAP_F_B", "(4F2;3I1)OVERLAP_F_B", "(4F2)OVERLAP_F_B", "(4F2;3B1)", "(4F2;3B1;3B2)OVERLAP_F_B"):
+    assert from_csv("0F0,(1F0;0B0)OVERLAP_F_B\n")[0] == (
+        Action(0, "F", 0),
+        Overlap(Action(1, "F", 0), Action(0, "B", 0)),
+    )
+    for wrong in (
+        "(3B1;4F2)OVERLAP_F_B",
+        "(4F2;3I1)OVERLAP_F_B",
+        "(4F2)OVERLAP_F_B",
+        "(4F2;3B1)",
+        "(4F2;3B1;3B2)OVERLAP_F_B",
+    ):
         with pytest.raises(ValueError, match="write"):
             parse_item(wrong)
 
@@ -163,9 +221,16 @@ def test_legal_column_is_the_scalar_rule(entry: Schedule) -> None:
 
 @ALL
 def test_bubble_closed_form_is_the_simulation_where_backwards_are_longer(entry: Schedule) -> None:
-    """w <= f <= i, the usual case: equal to rounding. ZBV below 2p - 1 microbatches may be short by 1 % of the step."""
+    """w <= f <= i, the usual case: equal to rounding. ZBV below 2p - 1 microbatches may be short by
+    1 % of the step.
+    """
     draw = np.random.default_rng(0)
-    seconds = np.concatenate([np.ones((1, 3)), np.stack([np.ones(60), draw.uniform(1, 3, 60), draw.uniform(0.3, 1, 60)], axis=1)])
+    seconds = np.concatenate(
+        [
+            np.ones((1, 3)),
+            np.stack([np.ones(60), draw.uniform(1, 3, 60), draw.uniform(0.3, 1, 60)], axis=1),
+        ]
+    )
     for pp, v, m in legal_sizes(entry):
         step, simulated = step_and_bubble(entry, pp, v, m, seconds)
         closed = entry.bubble_seconds(pp, v, m, *seconds.T)
@@ -177,7 +242,9 @@ def test_bubble_closed_form_is_the_simulation_where_backwards_are_longer(entry: 
 
 @ALL
 def test_bubble_closed_form_stays_close_everywhere_else(entry: Schedule) -> None:
-    """Any f, i, w within a factor of two of each other: within 4 % of the step (ZBV below 2p - 1 microbatches: 10 %)."""
+    """Any f, i, w within a factor of two of each other: within 4 % of the step (ZBV below 2p - 1
+    microbatches: 10 %).
+    """
     seconds = np.random.default_rng(1).uniform(0.7, 1.4, (80, 3))
     for pp, v, m in legal_sizes(entry):
         step, simulated = step_and_bubble(entry, pp, v, m, seconds)
@@ -188,7 +255,9 @@ def test_bubble_closed_form_stays_close_everywhere_else(entry: Schedule) -> None
 
 @ALL
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_in_flight_and_weight_grad_held_are_the_simulated_peak(entry: Schedule, share: float) -> None:
+def test_in_flight_and_weight_grad_held_are_the_simulated_peak(
+    entry: Schedule, share: float
+) -> None:
     for pp, v, m in legal_sizes(entry):
         peak = uniform(entry, pp, v, m, seconds=np.ones((1, 3)), share=share).peak_saved_bytes_CR[0]
         ranks = np.arange(pp)
@@ -199,34 +268,47 @@ def test_in_flight_and_weight_grad_held_are_the_simulated_peak(entry: Schedule, 
 @ALL
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0, 1.6, 3.0, 20.0])
 def test_moments_hold_the_simulated_peak(entry: Schedule, ratio: float) -> None:
-    """What stays from I until W may be more than forward saved: gradients come on top. Exact; ZBV between p and 2p - 1 up to 1."""
+    """What stays from I until W may be more than forward saved: gradients come on top. Exact; ZBV
+    between p and 2p - 1 up to 1.
+    """
     for pp, v, m in legal_sizes(entry):
         if pp == 1 or (entry.name == "ZBVZeroBubble" and pp < m < 2 * pp - 1 and ratio > 1):
             continue
         peak = uniform(entry, pp, v, m, seconds=np.ones((1, 3)), share=ratio).peak_saved_bytes_CR[0]
         ranks = np.arange(pp)
-        fullest = np.max([whole + ratio * half for whole, half in entry.moments(ranks, pp, v, m)], axis=0)
+        fullest = np.max(
+            [whole + ratio * half for whole, half in entry.moments(ranks, pp, v, m)], axis=0
+        )
         np.testing.assert_allclose(fullest, peak, rtol=1e-12, err_msg=str((pp, v, m)))
 
 
 @ALL
 def test_split_share_counts_weight_gradients(entry: Schedule) -> None:
     for pp, v, m in legal_sizes(entry):
-        apart = sum(action.kind == "W" for order in entry.actions(pp, v, m) for action in leaves(order))
+        apart = sum(
+            action.kind == "W" for order in entry.actions(pp, v, m) for action in leaves(order)
+        )
         assert entry.split_share(pp, v, m) == pytest.approx(apart / (pp * v * m))
 
 
 def test_memory_of_the_zero_bubble_paper() -> None:
-    """Qi et al. 2023, table 1: ZB-H1 holds p, ZB-H2 at most 2p - 1 microbatches, counted until their W, on every rank."""
+    """Qi et al. 2023, table 1: ZB-H1 holds p, ZB-H2 at most 2p - 1 microbatches, counted until
+    their W, on every rank.
+    """
     ranks = np.arange(8)
     for name, limit in (("ZB-1p", 8), ("ZB-2p", 15)):
-        held = SCHEDULES[name].in_flight(ranks, 8, 1, 32) + SCHEDULES[name].weight_grad_held(ranks, 8, 1, 32)
+        held = SCHEDULES[name].in_flight(ranks, 8, 1, 32) + SCHEDULES[name].weight_grad_held(
+            ranks, 8, 1, 32
+        )
         assert held.tolist() == [limit] * 8
 
 
 def test_bubbles_order_as_in_the_papers() -> None:
     one = np.array([[1.0, 1.1, 0.9]])
-    bubble = {name: float(step_and_bubble(entry, 4, 1 if entry.single_stage else 2, 16, one)[1][0]) for name, entry in SCHEDULES.items()}
+    bubble = {
+        name: float(step_and_bubble(entry, 4, 1 if entry.single_stage else 2, 16, one)[1][0])
+        for name, entry in SCHEDULES.items()
+    }
     assert bubble["1F1B"] == pytest.approx(bubble["GPipe"])
     assert bubble["1F1B"] > bubble["ZB-1p"] > bubble["ZB-2p"] >= 0
     assert bubble["1F1B"] > bubble["Interleaved1F1B"] > bubble["InterleavedZeroBubble"] > 0
@@ -246,55 +328,92 @@ TRANSPORTS: dict[Exposed, Transport] = {
 
 @ALL
 def test_sends_on_critical_path_is_the_slope_of_the_step(entry: Schedule) -> None:
-    """Recompute-like costs (f 1, i 2.2, w 0.9), steady sizes, short sends: never off by more than 2 hops (pairs: 8)."""
+    """Recompute-like costs (f 1, i 2.2, w 0.9), steady sizes, short sends: never off by more than 2
+    hops (pairs: 8).
+    """
     for pp, v, rounds in itertools.product((1, 2, 4, 8), (1, 2, 4), (2, 3, 6)):
         m = pp * rounds
         if entry.violation(pp, v, m) is None:
             slope = send_slope(entry, pp, v, m, IDEAL)
-            assert entry.sends_on_critical_path(pp, v, m) == pytest.approx(slope, abs=8 if entry.name == "DualPipeV" else 2.01), (pp, v, m)
+            assert entry.sends_on_critical_path(pp, v, m) == pytest.approx(
+                slope, abs=8 if entry.name == "DualPipeV" else 2.01
+            ), (pp, v, m)
 
 
 def send_slope(entry: Schedule, pp: int, v: int, m: int, how: Transport) -> float:
     seconds, send = np.array([[1.0, 2.2, 0.9]]), 1e-6
-    steps = [uniform(entry, pp, v, m, seconds=seconds, send=s, how=how).step_seconds_C(entry.synchronous_end)[0] for s in (0.0, send)]
+    steps = [
+        uniform(entry, pp, v, m, seconds=seconds, send=s, how=how).step_seconds_C(
+            entry.synchronous_end
+        )[0]
+        for s in (0.0, send)
+    ]
     return float((steps[1] - steps[0]) / send)
 
 
 @pytest.mark.parametrize(
     ("name", "trainer", "overlap", "tolerance"),
     [
-        ("GPipe", "torchtitan", True, 0.01), ("1F1B", "torchtitan", True, 0.01), ("1F1B", "megatron", True, 0.01),
-        ("LoopedBFS", "torchtitan", True, 0.01), ("Interleaved1F1B", "megatron", True, 2.01), ("Interleaved1F1B", "megatron", False, 0.01),
-        ("Interleaved1F1B", "torchtitan", False, 0.01), ("ZB-1p", "megatron", True, 0.01), ("ZB-2p", "megatron", True, 0.01),
-        ("ZB-1p", "megatron", False, 0.01), ("Interleaved1F1B", "torchtitan", True, 2.01),
+        ("GPipe", "torchtitan", True, 0.01),
+        ("1F1B", "torchtitan", True, 0.01),
+        ("1F1B", "megatron", True, 0.01),
+        ("LoopedBFS", "torchtitan", True, 0.01),
+        ("Interleaved1F1B", "megatron", True, 2.01),
+        ("Interleaved1F1B", "megatron", False, 0.01),
+        ("Interleaved1F1B", "torchtitan", False, 0.01),
+        ("ZB-1p", "megatron", True, 0.01),
+        ("ZB-2p", "megatron", True, 0.01),
+        ("ZB-1p", "megatron", False, 0.01),
+        ("Interleaved1F1B", "torchtitan", True, 2.01),
     ],
-)  # fmt: skip
-def test_exposed_sends_are_the_slope_of_the_step(name: str, trainer: str, overlap: bool, tolerance: float) -> None:
+)
+def test_exposed_sends_are_the_slope_of_the_step(
+    name: str, trainer: str, overlap: bool, tolerance: float
+) -> None:
     """Under the trainer's own transport, from two ranks and two rounds on."""
     entry, how = SCHEDULES[name], transport(trainer, name, trainer_version=None, overlap=overlap)
     for pp, v, rounds in itertools.product((2, 3, 4, 8), (1, 2, 3), (2, 3, 6)):
         m = pp * rounds
         if entry.violation(pp, v, m) is None:
             hops = entry.sends_on_critical_path(pp, v, m, how.exposed)
-            assert hops == pytest.approx(send_slope(entry, pp, v, m, how), abs=tolerance), (pp, v, m)
+            assert hops == pytest.approx(send_slope(entry, pp, v, m, how), abs=tolerance), (
+                pp,
+                v,
+                m,
+            )
 
 
 @ALL
 @pytest.mark.parametrize("exposed", list(TRANSPORTS))
 def test_no_transport_hides_more_than_the_ideal_one(entry: Schedule, exposed: Exposed) -> None:
     for pp, v, m in legal_sizes(entry):
-        assert entry.sends_on_critical_path(pp, v, m, exposed) >= entry.sends_on_critical_path(pp, v, m)
+        assert entry.sends_on_critical_path(pp, v, m, exposed) >= entry.sends_on_critical_path(
+            pp, v, m
+        )
 
 
 @pytest.mark.parametrize("saved", [0.05, 0.2, 0.45])
 def test_pairs_on_critical_path_are_the_slope_of_the_step(saved: float) -> None:
-    """DualPipeV with w <= f <= i: each of 2 m - p - 2 pairs shortens the step by what it saves (stages forward in 0.5)."""
-    entry, seconds = SCHEDULES["DualPipeV"], np.array([[1.0, 1.3, 0.8], [1.0, 1.0, 1.0], [1.0, 2.2, 0.5]])
+    """DualPipeV with w <= f <= i: each of 2 m - p - 2 pairs shortens the step by what it saves
+    (stages forward in 0.5).
+    """
+    entry, seconds = (
+        SCHEDULES["DualPipeV"],
+        np.array([[1.0, 1.3, 0.8], [1.0, 1.0, 1.0], [1.0, 2.2, 0.5]]),
+    )
     for pp, v, m in legal_sizes(entry):
         if pp == 1:
             continue
-        steps = [uniform(entry, pp, v, m, seconds=seconds, saved=x).step_seconds_C(True) for x in (0.0, saved)]
-        np.testing.assert_allclose((steps[0] - steps[1]) / saved, entry.pairs_on_critical_path(pp, v, m), rtol=1e-9, err_msg=str((pp, m)))
+        steps = [
+            uniform(entry, pp, v, m, seconds=seconds, saved=x).step_seconds_C(True)
+            for x in (0.0, saved)
+        ]
+        np.testing.assert_allclose(
+            (steps[0] - steps[1]) / saved,
+            entry.pairs_on_critical_path(pp, v, m),
+            rtol=1e-9,
+            err_msg=str((pp, m)),
+        )
 
 
 @ALL

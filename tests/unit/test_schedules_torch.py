@@ -1,4 +1,6 @@
-"""Our orders against torch.distributed.pipelining's own, action by action; what torch refuses, our rules refuse."""
+"""Our orders against torch.distributed.pipelining's own, action by action; what torch refuses, our
+rules refuse.
+"""
 
 import itertools
 from types import SimpleNamespace
@@ -12,7 +14,13 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 MULTI = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-SIZES = list(itertools.product((1, 2, 3, 4, 5, 7, 8), (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15, 16, 20, 21, 24, 32, 33)))
+SIZES = list(
+    itertools.product(
+        (1, 2, 3, 4, 5, 7, 8),
+        (1, 2, 3, 4, 6),
+        (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15, 16, 20, 21, 24, 32, 33),
+    )
+)
 
 
 def stage(index: int, num_stages: int, pp: int) -> Any:
@@ -27,7 +35,9 @@ def stage(index: int, num_stages: int, pp: int) -> Any:
     )
 
 
-def torch_order(name: str, pp: int, virtual_stages: int, num_microbatches: int) -> tuple[tuple[str, ...], ...]:
+def torch_order(
+    name: str, pp: int, virtual_stages: int, num_microbatches: int
+) -> tuple[tuple[str, ...], ...]:
     from torch.distributed.pipelining.schedules import get_schedule_class
 
     stages = [stage(local * pp, pp * virtual_stages, pp) for local in range(virtual_stages)]
@@ -60,11 +70,18 @@ def test_multi_stage_orders_are_torchs(name: str) -> None:
 
 
 class RecordingStage:
-    """Stands in for a PipelineStage: records the compute that torch's single-stage schedules ask for."""
+    """Stands in for a PipelineStage: records the compute that torch's single-stage schedules ask
+    for.
+    """
 
     def __init__(self, index: int, pp: int) -> None:
         self.stage_index, self.num_stages, self.group_size, self.group_rank = index, pp, pp, index
-        self.is_first, self.is_last, self.has_backward, self.submod = index == 0, index == pp - 1, True, None
+        self.is_first, self.is_last, self.has_backward, self.submod = (
+            index == 0,
+            index == pp - 1,
+            True,
+            None,
+        )
         self.seen: list[str] = []
 
     def forward_one_chunk(self, microbatch: int, *_: Any, **__: Any) -> None:
@@ -78,7 +95,9 @@ class RecordingStage:
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B"])
-def test_single_stage_orders_are_what_torch_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_stage_orders_are_what_torch_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch.distributed.pipelining.schedules import get_schedule_class
 
     kind = get_schedule_class(name)
@@ -94,13 +113,19 @@ def test_single_stage_orders_are_what_torch_runs(name: str, monkeypatch: pytest.
             continue
         for recorded in stages:
             kind(recorded, m, loss_fn=lambda *_: None)._step_microbatches()
-        assert as_text(SCHEDULES[name].actions(pp, 1, m)) == tuple(tuple(recorded.seen) for recorded in stages)
+        assert as_text(SCHEDULES[name].actions(pp, 1, m)) == tuple(
+            tuple(recorded.seen) for recorded in stages
+        )
 
 
-@pytest.mark.parametrize(("pp", "v", "m"), [(4, 2, 8), (2, 2, 4), (3, 2, 12), (8, 2, 16), (4, 4, 8)])
+@pytest.mark.parametrize(
+    ("pp", "v", "m"), [(4, 2, 8), (2, 2, 4), (3, 2, 12), (8, 2, 16), (4, 4, 8)]
+)
 @pytest.mark.parametrize("name", MULTI)
 def test_torch_loads_our_csv(name: str, pp: int, v: int, m: int, tmp_path: Any) -> None:
-    """As `_PipelineScheduleRuntime` reads it from a user's file; torch then adds sends, receives and gathers."""
+    """As `_PipelineScheduleRuntime` reads it from a user's file; torch then adds sends, receives
+    and gathers.
+    """
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
     if SCHEDULES[name].violation(pp, v, m):
@@ -108,10 +133,19 @@ def test_torch_loads_our_csv(name: str, pp: int, v: int, m: int, tmp_path: Any) 
     order = SCHEDULES[name].actions(pp, v, m)
     path = tmp_path / "schedule.csv"
     path.write_text(to_csv(order))
-    runtime = _PipelineScheduleRuntime([stage(local * pp, pp * v, pp) for local in range(v)], m, loss_fn=lambda *_: None)
+    runtime = _PipelineScheduleRuntime(
+        [stage(local * pp, pp * v, pp) for local in range(v)], m, loss_fn=lambda *_: None
+    )
     runtime._load_csv(str(path), format="compute_only")
     assert tuple(tuple(named(runtime.pipeline_order[rank])) for rank in range(pp)) == as_text(order)
-    assert runtime.stage_index_to_group_rank == {s: int(SCHEDULES[name].stage_rank(s, pp, v)) for s in range(pp * v)}
+    assert runtime.stage_index_to_group_rank == {
+        s: int(SCHEDULES[name].stage_rank(s, pp, v)) for s in range(pp * v)
+    }
     assert from_csv(path.read_text()) == order
-    computed = {str(action) for rank in runtime.pipeline_order_with_comms.values() for action in rank if action.is_compute_op}
+    computed = {
+        str(action)
+        for rank in runtime.pipeline_order_with_comms.values()
+        for action in rank
+        if action.is_compute_op
+    }
     assert computed == {str(item) for rank in order for item in rank}

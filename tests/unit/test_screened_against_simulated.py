@@ -1,4 +1,6 @@
-"""Screened step times against simulated ones: the same order on random legal layouts, and the same winner near the top."""
+"""Screened step times against simulated ones: the same order on random legal layouts, and the same
+winner near the top.
+"""
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ def test_screened_and_simulated_agree(job: tuple[Pricer, Space]) -> None:
     assert found.spearman >= LEAST_SPEARMAN, found
     assert found.winner_place < WITHIN_FIRST, found
     assert found.winner_gain >= 0.0
-    assert sum(count for count, _, _ in found.by_schedule.values()) > SAMPLE / 2, "most of the sample is pipelined, or nothing is compared"
+    assert sum(count for count, _, _ in found.by_schedule.values()) > SAMPLE / 2, (
+        "most of the sample is pipelined, or nothing is compared"
+    )
     assert all(error < 0.05 for _, _, error in found.by_schedule.values()), found
 
 
@@ -30,8 +34,12 @@ def test_random_layouts_are_legal_distinct_and_repeatable(job: tuple[Pricer, Spa
     first, again, other = (screening.random_layouts(space, 200, seed) for seed in (0, 0, 1))
     rows = [tuple(column[i] for _, column in first.columns()) for i in range(len(first))]
     assert len(set(rows)) == 200
-    assert all((a == b).all() for (_, a), (_, b) in zip(first.columns(), again.columns(), strict=True))
-    assert any((a != b).any() for (_, a), (_, b) in zip(first.columns(), other.columns(), strict=True))
+    assert all(
+        (a == b).all() for (_, a), (_, b) in zip(first.columns(), again.columns(), strict=True)
+    )
+    assert any(
+        (a != b).any() for (_, a), (_, b) in zip(first.columns(), other.columns(), strict=True)
+    )
     whole = screening.random_layouts(space, 1, 5)
     assert whole.row(0).num_gpus == first.row(0).num_gpus
 
@@ -40,7 +48,10 @@ def test_a_place_in_the_space_is_found_through_its_cell() -> None:
     _, space = screening.prepared("8B on 8")
     everything = screening.random_layouts(space, space.num_layouts, 0)
     expanded = space.expand(slice(None))
-    assert all((a == b).all() for (_, a), (_, b) in zip(everything.columns(), expanded.columns(), strict=True))
+    assert all(
+        (a == b).all()
+        for (_, a), (_, b) in zip(everything.columns(), expanded.columns(), strict=True)
+    )
 
 
 def test_spearman_by_its_definition() -> None:
@@ -48,7 +59,9 @@ def test_spearman_by_its_definition() -> None:
     rng = np.random.default_rng(2)
     first, second = rng.permutation(300), rng.permutation(300)
     by_definition = 1 - 6 * float(((first - second) ** 2).sum()) / (300 * (300**2 - 1))
-    assert screening.spearman(first * 2.0, np.exp(second / 100)) == pytest.approx(by_definition, abs=1e-12)
+    assert screening.spearman(first * 2.0, np.exp(second / 100)) == pytest.approx(
+        by_definition, abs=1e-12
+    )
     assert screening.ranks(np.array([5.0, 1.0, 5.0, 7.0])).tolist() == [1.5, 0.0, 1.5, 3.0]
 
 

@@ -1,4 +1,6 @@
-"""The search on paper: pruned against brute force, what is shown, what is said when nothing fits, and that it repeats itself."""
+"""The search on paper: pruned against brute force, what is shown, what is said when nothing fits,
+and that it repeats itself.
+"""
 
 import importlib.util
 from dataclasses import dataclass
@@ -58,11 +60,15 @@ def plan_of(**changes: Any) -> Plan:
         "training": {"seq_len": 4096, "global_batch_size": 32},
     }
     for key, value in changes.items():
-        job[key] = {**job[key], **value} if isinstance(value, dict) and key in ("cluster", "training") else value
+        job[key] = (
+            {**job[key], **value}
+            if isinstance(value, dict) and key in ("cluster", "training")
+            else value
+        )
     return recommend(Job.from_user(job), ports=Ports(clock=fixed, ids=fixed))
 
 
-# ---- pruned against brute force ------------------------------------------------------------------------------------------
+# ---- pruned against brute force ------------------------------------------------------------------
 
 
 @lru_cache(maxsize=NUM_JOBS)
@@ -73,18 +79,40 @@ def random_job(seed: int) -> tuple[Pricer, Space]:
         heads, head_dim = int(rng.choice([8, 12, 16])), int(rng.choice([64, 128]))
         hidden = heads * head_dim
         model: dict[str, Any] = {
-            "name": f"random-{seed}", "hidden_size": hidden, "num_hidden_layers": int(rng.choice([6, 8, 12, 16, 24])),
-            "num_attention_heads": heads, "num_key_value_heads": int(rng.choice([2, 4])), "head_dim": head_dim,
-            "intermediate_size": int(rng.choice([3, 4])) * hidden, "vocab_size": int(rng.choice([32000, 65536, 128256])),
-        }  # fmt: skip
+            "name": f"random-{seed}",
+            "hidden_size": hidden,
+            "num_hidden_layers": int(rng.choice([6, 8, 12, 16, 24])),
+            "num_attention_heads": heads,
+            "num_key_value_heads": int(rng.choice([2, 4])),
+            "head_dim": head_dim,
+            "intermediate_size": int(rng.choice([3, 4])) * hidden,
+            "vocab_size": int(rng.choice([32000, 65536, 128256])),
+        }
         if rng.random() < 0.3:
             model |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
-        gpu = str(rng.choice(["h100-sxm-80gb", "a100-sxm-40gb", "l4", "rtx-4090", "v100-sxm-32gb", "b200-sxm-180gb"]))
-        values = {"seq_len": int(rng.choice([1024, 2048, 8192, 16384])), "global_batch_size": int(rng.choice([16, 32, 64]))}
+        gpu = str(
+            rng.choice(
+                [
+                    "h100-sxm-80gb",
+                    "a100-sxm-40gb",
+                    "l4",
+                    "rtx-4090",
+                    "v100-sxm-32gb",
+                    "b200-sxm-180gb",
+                ]
+            )
+        )
+        values = {
+            "seq_len": int(rng.choice([1024, 2048, 8192, 16384])),
+            "global_batch_size": int(rng.choice([16, 32, 64])),
+        }
         context = Context(
             model=ModelSpec.from_user(model),
             cluster=ClusterSpec.from_user({"gpu": gpu, "num_gpus": int(rng.choice([8, 16]))}),
-            training=TrainingSpec.from_user(values | {"trainer": str(rng.choice(["torchtitan", "torchtitan", "megatron", "fsdp"]))}),
+            training=TrainingSpec.from_user(
+                values
+                | {"trainer": str(rng.choice(["torchtitan", "torchtitan", "megatron", "fsdp"]))}
+            ),
         )
         space = build_space(context, SearchSpec())
         if 0 < space.num_layouts < 120_000:
@@ -112,8 +140,14 @@ def whole(seed: int) -> Whole:
 
 def every_price(pricer: Pricer, batch: LayoutBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Step seconds, device bytes, and which layouts fit."""
-    parts = [pricer.price(batch.take(slice(start, start + CHUNK))) for start in range(0, len(batch), CHUNK)]
-    step, device, least = (np.concatenate([getattr(p, k) for p in parts]) for k in ("step_seconds", "device_bytes", "least_device_bytes"))
+    parts = [
+        pricer.price(batch.take(slice(start, start + CHUNK)))
+        for start in range(0, len(batch), CHUNK)
+    ]
+    step, device, least = (
+        np.concatenate([getattr(p, k) for p in parts])
+        for k in ("step_seconds", "device_bytes", "least_device_bytes")
+    )
     return step, device, oom_probability(pricer.profile, pricer.cluster, least) <= screen.OOM_LIMIT
 
 
@@ -127,7 +161,8 @@ def structures(batch: LayoutBatch, step: np.ndarray) -> dict[tuple[int, ...], fl
 
 
 FLOORS = (
-    "Pricer.floors prices a cell with its first free fields: async_tp off and one cp_method. Expansions with async_tp, or with "
+    "Pricer.floors prices a cell with its first free fields: async_tp off and one cp_method. "
+    "Expansions with async_tp, or with "
     "alltoall or ulysses, are up to 27% faster than that floor, so their cells may be pruned"
 )
 
@@ -147,11 +182,20 @@ def test_pruning_keeps_the_winner(seed: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def lost_structures(seed: int) -> list[tuple[int, ...]]:
-    """Of the best TOP structures of the whole space that are an answer at all, those that the screen misses or prices higher."""
+    """Of the best TOP structures of the whole space that are an answer at all, those that the
+    screen misses or prices higher.
+    """
     pricer, space = random_job(seed)
     found, brute = screen.screen(pricer, space, count=TOP), whole(seed)
-    best, kept = structures(brute.batch.take(brute.fits), brute.step[brute.fits]), structures(found.batch, found.step_seconds)
-    sought = [(key, seconds) for key, seconds in list(best.items())[:TOP] if seconds <= screen.ENOUGH * min(best.values())]
+    best, kept = (
+        structures(brute.batch.take(brute.fits), brute.step[brute.fits]),
+        structures(found.batch, found.step_seconds),
+    )
+    sought = [
+        (key, seconds)
+        for key, seconds in list(best.items())[:TOP]
+        if seconds <= screen.ENOUGH * min(best.values())
+    ]
     return [key for key, seconds in sought if not kept.get(key, np.inf) <= seconds * (1 + 1e-12)]
 
 
@@ -160,7 +204,9 @@ def test_the_best_structures_survive_the_screen() -> None:
 
 
 @pytest.mark.parametrize("smallest", [False, True])
-def test_bounds_worked_out_band_by_band_end_in_the_same_answer(smallest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_worked_out_band_by_band_end_in_the_same_answer(
+    smallest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in range(0, NUM_JOBS, 4):
         pricer, space = random_job(seed)
         at_once = screen.screen(pricer, space, count=TOP, smallest=smallest)
@@ -169,9 +215,15 @@ def test_bounds_worked_out_band_by_band_end_in_the_same_answer(smallest: bool, m
             patch.setattr(screen, "BAND", 512)
             by_band = screen.screen(pricer, space, count=TOP, smallest=smallest)
         value = "device_bytes" if smallest else "step_seconds"
-        assert getattr(by_band, value)[:TOP] == pytest.approx(getattr(at_once, value)[:TOP], rel=1e-12)
+        assert getattr(by_band, value)[:TOP] == pytest.approx(
+            getattr(at_once, value)[:TOP], rel=1e-12
+        )
         assert by_band.num_priced <= at_once.num_priced + screen.ROUND
-        counted = by_band.num_priced + by_band.bounded_out + (by_band.out_of_memory - (by_band.num_priced - by_band.num_fitting))
+        counted = (
+            by_band.num_priced
+            + by_band.bounded_out
+            + (by_band.out_of_memory - (by_band.num_priced - by_band.num_fitting))
+        )
         assert counted == space.num_layouts
 
 
@@ -196,7 +248,12 @@ def test_time_floors_are_below_every_layout_of_their_cell() -> None:
     above = {}
     for seed in range(NUM_JOBS):
         pricer, space = random_job(seed)
-        above[seed] = int((np.repeat(pricer.floors(space.cells)[0], space.cell_sizes) > whole(seed).step * (1 + 1e-12)).sum())
+        above[seed] = int(
+            (
+                np.repeat(pricer.floors(space.cells)[0], space.cell_sizes)
+                > whole(seed).step * (1 + 1e-12)
+            ).sum()
+        )
     assert sum(above.values()) == 0, above
 
 
@@ -217,7 +274,9 @@ def test_floors_are_below_the_layouts_that_share_their_cells_switches(seed: int)
     brute = whole(seed)
     batch = brute.batch
     cell = np.repeat(np.arange(len(space.cells)), space.cell_sizes)
-    own = (batch.async_tp == space.cells.async_tp[cell]) & (batch.cp_method == space.cells.cp_method[cell])
+    own = (batch.async_tp == space.cells.async_tp[cell]) & (
+        batch.cp_method == space.cells.cp_method[cell]
+    )
     assert own.any()
     assert (seconds[cell] <= brute.step * (1 + 1e-12))[own].all()
     assert (device[cell] <= brute.device * (1 + 1e-12)).all()
@@ -234,19 +293,25 @@ def test_bounds_do_prune(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_plans_winner_is_the_simulated_best_of_the_whole_space() -> None:
-    """Every layout within 15% of the best price simulated: none is faster than what a plan puts first."""
+    """Every layout within 15% of the best price simulated: none is faster than what a plan puts
+    first.
+    """
     plan = plan_of(model="llama3.2-1b", training={"seq_len": 2048, "global_batch_size": 16})
     job = Job.from_user(plan.job)
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(Context(model=job.model, cluster=job.cluster, training=job.training), job.search)
+    space = build_space(
+        Context(model=job.model, cluster=job.cluster, training=job.training), job.search
+    )
     batch = space.expand(slice(None))
     step, _, fits = every_price(pricer, batch)
     near = np.flatnonzero(fits & (step <= 1.15 * step[fits].min()))[:3000]
     simulated = simulated_columns(pricer, [batch.row(int(row)) for row in near])
-    assert plan.ranked[0].estimate.step_seconds == pytest.approx(min(seconds for seconds, _, _ in simulated), rel=1e-9)
+    assert plan.ranked[0].estimate.step_seconds == pytest.approx(
+        min(seconds for seconds, _, _ in simulated), rel=1e-9
+    )
 
 
-# ---- what is shown -------------------------------------------------------------------------------------------------------
+# ---- what is shown -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +333,9 @@ def test_ranked_layouts_are_legal_fit_and_stand_in_order(shown: Plan) -> None:
     steps = np.array([entry.estimate.step_seconds or 0.0 for entry in shown.ranked])
     expected = Weighed.of(layouts, pricer).expected(steps, oom) * np.exp(unsure**2 / 2.0)
     ahead = 1 + (shown.fastest_on_paper is not None)
-    assert (np.diff(expected[ahead:]) >= 0.0).all(), "by the mean of a log-normal, with the risk of running out of memory"
+    assert (np.diff(expected[ahead:]) >= 0.0).all(), (
+        "by the mean of a log-normal, with the risk of running out of memory"
+    )
 
 
 def test_ranked_layouts_differ_in_something_that_matters(shown: Plan) -> None:
@@ -277,17 +344,32 @@ def test_ranked_layouts_differ_in_something_that_matters(shown: Plan) -> None:
     assert len(keys) == len(shown.ranked)
     for i, first in enumerate(shown.ranked):
         for second in shown.ranked[:i]:
-            degrees = [getattr(first.layout, name) == getattr(second.layout, name) for name in ("cp", "tp", "pp", "ep", "etp", "precision")]
-            time, memory = ((getattr(first.estimate, n) / getattr(second.estimate, n)) for n in ("step_seconds", "device_bytes"))
-            assert not (all(degrees) and abs(time - 1) < pareto.SAME_TIME / 2 and abs(memory - 1) < pareto.SAME_MEMORY / 2)
+            degrees = [
+                getattr(first.layout, name) == getattr(second.layout, name)
+                for name in ("cp", "tp", "pp", "ep", "etp", "precision")
+            ]
+            time, memory = (
+                (getattr(first.estimate, n) / getattr(second.estimate, n))
+                for n in ("step_seconds", "device_bytes")
+            )
+            assert not (
+                all(degrees)
+                and abs(time - 1) < pareto.SAME_TIME / 2
+                and abs(memory - 1) < pareto.SAME_MEMORY / 2
+            )
 
 
 def test_different_fills_up_with_near_copies_when_there_is_nothing_else() -> None:
-    rows = [resolve_layout({"micro_batch_size": size, "ac": "full"}, trainer="torchtitan", num_gpus=8) for size in (1, 2, 4)]
+    rows = [
+        resolve_layout({"micro_batch_size": size, "ac": "full"}, trainer="torchtitan", num_gpus=8)
+        for size in (1, 2, 4)
+    ]
     batch = LayoutBatch.from_layouts(rows)
     step, device = np.array([1.0, 1.01, 3.0]), np.array([1e9, 1e9, 1e9])
     assert pareto.different(batch, step, device, np.arange(3), 2).tolist() == [0, 1]
-    apart = LayoutBatch.from_layouts([rows[0], rows[1], resolve_layout({"tp": 2}, trainer="torchtitan", num_gpus=8)])
+    apart = LayoutBatch.from_layouts(
+        [rows[0], rows[1], resolve_layout({"tp": 2}, trainer="torchtitan", num_gpus=8)]
+    )
     assert pareto.different(apart, step, device, np.arange(3), 2).tolist() == [0, 2]
 
 
@@ -295,7 +377,16 @@ def test_front_holds_what_nothing_beats() -> None:
     rng = np.random.default_rng(3)
     step, device = rng.uniform(1, 2, 300), rng.uniform(1e9, 2e9, 300)
     rows = pareto.front(step, device, most=300)
-    beaten = [bool(((step <= step[i]) & (device <= device[i]) & ((step < step[i]) | (device < device[i]))).any()) for i in range(300)]
+    beaten = [
+        bool(
+            (
+                (step <= step[i])
+                & (device <= device[i])
+                & ((step < step[i]) | (device < device[i]))
+            ).any()
+        )
+        for i in range(300)
+    ]
     assert sorted(rows.tolist()) == [i for i in range(300) if not beaten[i]]
     assert len(pareto.front(step, device, most=3)) <= 3
 
@@ -303,7 +394,9 @@ def test_front_holds_what_nothing_beats() -> None:
 def test_the_plans_front_is_one(shown: Plan) -> None:
     points = [(point.step_seconds, -point.headroom_bytes) for point in shown.pareto]
     assert points == sorted(points)
-    assert [memory for _, memory in points] == sorted((memory for _, memory in points), reverse=True)
+    assert [memory for _, memory in points] == sorted(
+        (memory for _, memory in points), reverse=True
+    )
 
 
 def test_counts_add_up(shown: Plan) -> None:
@@ -313,12 +406,21 @@ def test_counts_add_up(shown: Plan) -> None:
     assert searched.fitting + bounded + shown.rejected.get("out of memory", 0) == searched.layouts
 
 
-# ---- narrowing -----------------------------------------------------------------------------------------------------------
+# ---- narrowing -----------------------------------------------------------------------------------
 
 
 def test_fix_and_allow_hold_for_everything_shown() -> None:
-    plan = plan_of(search={"fix": {"tp": 2, "ac": "full"}, "allow": {"precision": ["bf16"], "micro_batch_size": [1, 2]}, "top_k": 5})
-    for layout in [*(entry.layout for entry in plan.ranked), *(point.layout for point in plan.pareto)]:
+    plan = plan_of(
+        search={
+            "fix": {"tp": 2, "ac": "full"},
+            "allow": {"precision": ["bf16"], "micro_batch_size": [1, 2]},
+            "top_k": 5,
+        }
+    )
+    for layout in [
+        *(entry.layout for entry in plan.ranked),
+        *(point.layout for point in plan.pareto),
+    ]:
         assert (layout.tp, layout.ac, layout.precision) == (2, "full", "bf16")
         assert layout.micro_batch_size in (1, 2)
 
@@ -326,42 +428,67 @@ def test_fix_and_allow_hold_for_everything_shown() -> None:
 def test_fixing_the_winner_finds_the_winner(shown: Plan) -> None:
     winner = shown.ranked[0]
     values = winner.layout.model_dump(mode="json")
-    again = plan_of(search={"fix": {name: value for name, value in values.items() if value is not None}, "top_k": 1})
-    assert again.ranked[0].layout.model_copy(update={"layers_per_stage": winner.layout.layers_per_stage}) == winner.layout
-    assert again.ranked[0].estimate.step_seconds == pytest.approx(winner.estimate.step_seconds, rel=1e-9)
+    again = plan_of(
+        search={
+            "fix": {name: value for name, value in values.items() if value is not None},
+            "top_k": 1,
+        }
+    )
+    assert (
+        again.ranked[0].layout.model_copy(
+            update={"layers_per_stage": winner.layout.layers_per_stage}
+        )
+        == winner.layout
+    )
+    assert again.ranked[0].estimate.step_seconds == pytest.approx(
+        winner.estimate.step_seconds, rel=1e-9
+    )
 
 
 def test_a_narrower_search_is_never_faster(shown: Plan) -> None:
     best = shown.ranked[0].estimate.step_seconds or 0.0
     for fix in ({"precision": "bf16"}, {"tp": 4}, {"compile": False}, {"pp": 2}):
-        assert (plan_of(search={"fix": fix, "top_k": 1}).ranked[0].estimate.step_seconds or 0.0) >= best * (1 - 1e-12)
+        assert (
+            plan_of(search={"fix": fix, "top_k": 1}).ranked[0].estimate.step_seconds or 0.0
+        ) >= best * (1 - 1e-12)
 
 
 @pytest.mark.parametrize(
     ("search", "field"),
     [
-        ({"fix": {"tensor": 2}}, "search.fix.tensor"), ({"fix": {"tp": 0}}, "search.fix.tp"),
+        ({"fix": {"tensor": 2}}, "search.fix.tensor"),
+        ({"fix": {"tp": 0}}, "search.fix.tp"),
         ({"allow": {"ac": ["sometimes"]}}, "search.allow.ac"),
-        ({"fix": {"tp": 2}, "allow": {"tp": [1]}}, "search.allow.tp"), ({"allow": {"tp": []}}, "search.allow.tp"),
+        ({"fix": {"tp": 2}, "allow": {"tp": [1]}}, "search.allow.tp"),
+        ({"allow": {"tp": []}}, "search.allow.tp"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_searched_is_named(search: dict[str, Any], field: str) -> None:
-    job = Job.from_user({"model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-                         "training": {"seq_len": 4096, "global_batch_size": 32}, "search": search})  # fmt: skip
+    job = Job.from_user(
+        {
+            "model": "llama3-8b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+            "training": {"seq_len": 4096, "global_batch_size": 32},
+            "search": search,
+        }
+    )
     with pytest.raises(SpecError) as caught:
         domains_of(Context(model=job.model, cluster=job.cluster, training=job.training), job.search)
     assert field in [fault.field for fault in caught.value.faults]
 
 
-# ---- nothing fits on the device -------------------------------------------------------------------------------------------
+# ---- nothing fits on the device ------------------------------------------------------------------
 
 
 def test_offload_is_tried_before_giving_up() -> None:
-    plan = plan_of(cluster={"gpu": "rtx-4090", "num_gpus": 4, "host_memory": "1 TiB"}, training={"seq_len": 2048, "global_batch_size": 8})
+    plan = plan_of(
+        cluster={"gpu": "rtx-4090", "num_gpus": 4, "host_memory": "1 TiB"},
+        training={"seq_len": 2048, "global_batch_size": 8},
+    )
     assert plan.ranked[0].layout.cpu_offload
 
 
-# ---- repeats itself ------------------------------------------------------------------------------------------------------
+# ---- repeats itself ------------------------------------------------------------------------------
 
 
 def comparable(plan: Plan) -> dict[str, Any]:
@@ -373,7 +500,11 @@ def comparable(plan: Plan) -> dict[str, Any]:
 
 
 def test_same_seed_same_plan() -> None:
-    job = {"model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16}, "search": {"fix": {"pp": 2}, "top_k": 4, "seed": 3}}
+    job = {
+        "model": "llama3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "search": {"fix": {"pp": 2}, "top_k": 4, "seed": 3},
+    }
     assert comparable(plan_of(**job)) == comparable(plan_of(**job))
 
 
@@ -387,13 +518,16 @@ def test_a_plan_becomes_a_study(shown: Plan) -> None:
     assert study.best_value == min(entry.estimate.step_seconds or np.inf for entry in shown.ranked)
 
 
-# ---- several sizes, a current layout -------------------------------------------------------------------------------------
+# ---- several sizes, a current layout -------------------------------------------------------------
 
 
 def test_a_range_of_sizes_is_searched_at_each() -> None:
     search = {"top_k": 4, "objective": "time", "fix": {"compile": True}}
     plan = plan_of(cluster={"gpu": "h100-sxm-80gb", "num_gpus": [8, 16]}, search=search)
-    alone = plan_of(cluster={"gpu": "h100-sxm-80gb", "num_gpus": 16}, search={"top_k": 1, "fix": {"compile": True}})
+    alone = plan_of(
+        cluster={"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        search={"top_k": 1, "fix": {"compile": True}},
+    )
     assert plan.ranked[0].num_gpus == 16
     assert plan.ranked[0].layout == alone.ranked[0].layout
     assert {entry.num_gpus for entry in plan.ranked} <= {8, 16}
@@ -403,10 +537,14 @@ def test_versus_current() -> None:
     plan = plan_of(layout={"dp_shard": 8, "ac": "full"}, search={"top_k": 1})
     current = plan.versus_current
     assert current is not None
-    assert current.speedup == pytest.approx((current.estimate.step_seconds or 0) / (plan.ranked[0].estimate.step_seconds or 1))
+    assert current.speedup == pytest.approx(
+        (current.estimate.step_seconds or 0) / (plan.ranked[0].estimate.step_seconds or 1)
+    )
     assert current.speedup > 1
     assert all(getattr(current.layout, name) == old for name, (old, _) in current.changed.items())
-    assert all(getattr(plan.ranked[0].layout, name) == new for name, (_, new) in current.changed.items())
+    assert all(
+        getattr(plan.ranked[0].layout, name) == new for name, (_, new) in current.changed.items()
+    )
 
 
 def test_versus_a_current_layout_that_cannot_run() -> None:
@@ -421,11 +559,17 @@ def test_without_a_current_layout_there_is_nothing_to_compare(shown: Plan) -> No
     assert shown.versus_current is None
 
 
-# ---- neighbours and splits -----------------------------------------------------------------------------------------------
+# ---- neighbours and splits -----------------------------------------------------------------------
 
 STARTS: list[dict[str, Any]] = [
     {"ac": "full"},
-    {"tp": 4, "compile": True, "async_tp": True, "precision": "float8-tensorwise", "float8_all_gather": True},
+    {
+        "tp": 4,
+        "compile": True,
+        "async_tp": True,
+        "precision": "float8-tensorwise",
+        "float8_all_gather": True,
+    },
     {"pp": 4, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2, "zero_stage": 2},
     {"cp": 2, "dp_replicate": 2, "dp_shard": 2, "micro_batch_size": 2},
 ]
@@ -452,20 +596,39 @@ def test_neighbours_are_legal_single_changes_priced_like_any_layout(start: dict[
 
 
 def test_every_axis_has_a_neighbour() -> None:
-    """Degrees double at the expense of dp_shard; microbatches double; checkpointing, precision and switches change."""
+    """Degrees double at the expense of dp_shard; microbatches double; checkpointing, precision and
+    switches change.
+    """
     training = TrainingSpec.from_user({"seq_len": 4096, "global_batch_size": 64})
-    pricer = Pricer.build(ModelSpec.from_user("llama3-8b"), ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 8}), training)
-    found = {(n.field, n.new): n.layout for n in neighbours(pricer, resolve_layout({}, trainer="torchtitan", num_gpus=8))}
+    pricer = Pricer.build(
+        ModelSpec.from_user("llama3-8b"),
+        ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 8}),
+        training,
+    )
+    found = {
+        (n.field, n.new): n.layout
+        for n in neighbours(pricer, resolve_layout({}, trainer="torchtitan", num_gpus=8))
+    }
     for field in ("tp", "cp", "pp", "dp_replicate"):
         assert found[field, 2].dp_shard == 4
-    expected = {("micro_batch_size", 2), ("ac", "full"), ("precision", "float8-rowwise"), ("zero_stage", 2), ("compile", True)}
+    expected = {
+        ("micro_batch_size", 2),
+        ("ac", "full"),
+        ("precision", "float8-rowwise"),
+        ("zero_stage", 2),
+        ("compile", True),
+    }
     assert expected <= found.keys()
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (1, 0), (0, 1), (2, 2), (-1, 1), (-2, -2)])
 def test_shifted_splits_keep_the_number_of_layers(first: int, last: int) -> None:
     cluster = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 8})
-    pricer = Pricer.build(ModelSpec.from_user("llama3-8b"), cluster, TrainingSpec.from_user({"seq_len": 4096, "global_batch_size": 64}))
+    pricer = Pricer.build(
+        ModelSpec.from_user("llama3-8b"),
+        cluster,
+        TrainingSpec.from_user({"seq_len": 4096, "global_batch_size": 64}),
+    )
     for pp in (2, 4, 8):
         layout = resolve_layout({"pp": pp}, trainer="torchtitan", num_gpus=8)
         plain, moved = shifted(pricer, layout, 0, 0), shifted(pricer, layout, first, last)
@@ -478,7 +641,9 @@ def test_shifted_splits_keep_the_number_of_layers(first: int, last: int) -> None
 
 def test_reasons_offer_no_change_that_the_search_excludes() -> None:
     def offers(**search: Any) -> bool:
-        return any(reason.startswith("precision ") for reason in plan_of(search=search).ranked[0].reasons)
+        return any(
+            reason.startswith("precision ") for reason in plan_of(search=search).ranked[0].reasons
+        )
 
     whole = {"zero_stage": 3}
     assert offers(fix=whole)
@@ -487,7 +652,11 @@ def test_reasons_offer_no_change_that_the_search_excludes() -> None:
 
 
 @pytest.mark.parametrize("missing", ["torch", "scipy"])
-def test_gp_names_what_it_needs_and_cannot_find(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else object())
+def test_gp_names_what_it_needs_and_cannot_find(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == missing else object()
+    )
     with pytest.raises(SpecError, match=f"needs {missing}, not installed"):
         sampler("gp", seed=0)

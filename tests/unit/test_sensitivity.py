@@ -1,4 +1,6 @@
-"""One step in each field: every field is there, every step is one step, prices are the price, refusals are the rules'."""
+"""One step in each field: every field is there, every step is one step, prices are the price,
+refusals are the rules'.
+"""
 
 from typing import Any
 
@@ -17,7 +19,8 @@ from planner.specs.trainers import resolve_layout
 # A step in one of these may take others with it.
 TAKES_ALONG: dict[str, set[str]] = {
     "dp_replicate": {"dp_shard"}, "dp_shard": {"dp_replicate"}, "cp": {"dp_shard"},
-    "tp": {"dp_shard", "sequence_parallel", "async_tp", "etp"}, "pp": {"dp_shard", "virtual_stages", "pp_schedule"},
+    "tp": {"dp_shard", "sequence_parallel", "async_tp", "etp"},
+    "pp": {"dp_shard", "virtual_stages", "pp_schedule"},
     "pp_schedule": {"virtual_stages", "layers_per_stage"}, "precision": {"float8_all_gather"},
 }  # fmt: skip
 
@@ -38,15 +41,19 @@ def layout_of(pricer: Pricer, **values: Any) -> Layout:
 
 
 CASES = [
-    ("llama3-8b", 64, {}, {"tp": 2, "cp": 2, "pp": 4, "dp_replicate": 2, "compile": True, "ac": "memory-budget-0.5",
-                           "pp_schedule": "Interleaved1F1B", "virtual_stages": 2, "micro_batch_size": 2}),
+    ("llama3-8b", 64, {},
+        {"tp": 2, "cp": 2, "pp": 4, "dp_replicate": 2, "compile": True, "ac": "memory-budget-0.5",
+                           "pp_schedule": "Interleaved1F1B", "virtual_stages": 2,
+                           "micro_batch_size": 2}),
     ("mixtral-8x7b", 64, {}, {"tp": 2, "ep": 4, "cp": 2, "ac": "selective-layer-2"}),
     ("llama3-8b", 8, {"trainer": "megatron"}, {"tp": 2, "pp": 2, "ac": "full"}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("model", "gpus", "training", "values"), CASES)
-def test_every_field_has_a_step_and_every_step_is_one(model: str, gpus: int, training: dict[str, Any], values: dict[str, Any]) -> None:
+def test_every_field_has_a_step_and_every_step_is_one(
+    model: str, gpus: int, training: dict[str, Any], values: dict[str, Any]
+) -> None:
     pricer = pricer_of(model, gpus, **training)
     layout = layout_of(pricer, **values)
     assert violations(layout, pricer.model, pricer.cluster, pricer.training) == []
@@ -58,10 +65,17 @@ def test_every_field_has_a_step_and_every_step_is_one(model: str, gpus: int, tra
     expected -= set() if layout.cp > 1 else {"cp_method"}
     assert fields == expected
     for step in steps:
-        changed = {name for name in Layout.model_fields if getattr(layout, name) != getattr(step.layout, name)}
+        changed = {
+            name
+            for name in Layout.model_fields
+            if getattr(layout, name) != getattr(step.layout, name)
+        }
         assert step.field in changed
         assert changed <= {step.field} | TAKES_ALONG.get(step.field, set())
-        assert (step.old, step.new) == (getattr(layout, step.field), getattr(step.layout, step.field))
+        assert (step.old, step.new) == (
+            getattr(layout, step.field),
+            getattr(step.layout, step.field),
+        )
         assert step.layout.num_gpus == layout.num_gpus
         assert SensitivityStep.model_validate_json(step.model_dump_json()) == step
 
@@ -93,16 +107,38 @@ def test_steps_of_degrees_go_both_ways() -> None:
 
 
 def test_a_plan_tells_its_winners_steps(plan: Plan) -> None:
-    assert {step.field for step in plan.sensitivity} >= {"tp", "cp", "pp", "micro_batch_size", "ac", "precision", "zero_stage", "compile"}
+    assert {step.field for step in plan.sensitivity} >= {
+        "tp",
+        "cp",
+        "pp",
+        "micro_batch_size",
+        "ac",
+        "precision",
+        "zero_stage",
+        "compile",
+    }
     lines = explain(plan, 1, None)
-    assert lines[lines.index("one step in each field:") + 1 :] == [step_sentence(step) for step in plan.sensitivity]
+    assert lines[lines.index("one step in each field:") + 1 :] == [
+        step_sentence(step) for step in plan.sensitivity
+    ]
     assert "one step in each field:" not in explain(plan, 2, None)
 
 
 def test_steps_in_words() -> None:
     pricer = pricer_of("llama3-8b", 8)
     layout = layout_of(pricer)
-    step = SensitivityStep(field="tp", old=1, new=2, layout=layout, step_seconds=1.0, step_ratio=1.13, device_bytes=2**30, fits=False)
+    step = SensitivityStep(
+        field="tp",
+        old=1,
+        new=2,
+        layout=layout,
+        step_seconds=1.0,
+        step_ratio=1.13,
+        device_bytes=2**30,
+        fits=False,
+    )
     assert step_sentence(step) == "tp 1 -> 2: 0.88 times as fast, 1.0 GiB, does not fit"
-    refused = SensitivityStep(field="compile", old=True, new=False, layout=layout, refused="why; what")
+    refused = SensitivityStep(
+        field="compile", old=True, new=False, layout=layout, refused="why; what"
+    )
     assert step_sentence(refused) == "compile True -> False: refused, why; what"

@@ -1,4 +1,6 @@
-"""The timeline simulator: small cases by hand, memory, extrapolation of long steps, and the trace."""
+"""The timeline simulator: small cases by hand, memory, extrapolation of long steps, and the
+trace.
+"""
 
 import itertools
 import json
@@ -7,7 +9,16 @@ import time
 import numpy as np
 import pytest
 
-from planner.cost.simulate import DIRECT_ACTIONS, Simulation, StageCosts, compile_order, program, replay, simulate, stretched
+from planner.cost.simulate import (
+    DIRECT_ACTIONS,
+    Simulation,
+    StageCosts,
+    compile_order,
+    program,
+    replay,
+    simulate,
+    stretched,
+)
 from planner.export.trace import chrome_trace
 from planner.schedules import SCHEDULES, from_csv
 
@@ -21,7 +32,9 @@ def costs(
     weight_grad_bytes: float | None = None,
     transient: tuple[float, float] | None = None,
 ) -> StageCosts:
-    """Rows of forward seconds per stage; input and weight gradients half of `backward` times that each."""
+    """Rows of forward seconds per stage; input and weight gradients half of `backward` times that
+    each.
+    """
     forward_CS = np.array(forward)
     ones = np.ones_like(forward_CS)
     return StageCosts(
@@ -36,8 +49,12 @@ def costs(
     )
 
 
-def uneven(num_stages: int, candidates: int, seed: int, *, spread: float = 0.1, send: float = 0.05) -> StageCosts:
-    """Stages that differ by up to exp(spread), a heavier last stage, sends of up to `send` of a forward."""
+def uneven(
+    num_stages: int, candidates: int, seed: int, *, spread: float = 0.1, send: float = 0.05
+) -> StageCosts:
+    """Stages that differ by up to exp(spread), a heavier last stage, sends of up to `send` of a
+    forward.
+    """
     draw = np.random.default_rng(seed)
     shape = (candidates, num_stages)
     base = np.exp(draw.uniform(-spread, spread, shape))
@@ -62,12 +79,23 @@ def test_one_stage_is_the_sum_of_its_work() -> None:
 
 
 def test_two_stages_by_hand() -> None:
-    """Rank 0: F0 0-1, F1 1-2, waits, B0 6.5-8.5; rank 1: F0 1.5-3.5, B0 3.5-7.5 ..., send 0.5, stage 1 twice as slow."""
+    """Rank 0: F0 0-1, F1 1-2, waits, B0 6.5-8.5; rank 1: F0 1.5-3.5, B0 3.5-7.5 ..., send 0.5,
+    stage 1 twice as slow.
+    """
     result = run("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", costs([[1.0, 2.0]], send=0.5))
     line = result.timeline
     assert line is not None
     starts = {str(action): line.start_seconds_AC[k, 0] for k, action in enumerate(line.actions)}
-    assert starts == {"0F0": 0.0, "0F1": 1.0, "0B0": 8.0, "0B1": 14.0, "1F0": 1.5, "1B0": 3.5, "1F1": 7.5, "1B1": 9.5}
+    assert starts == {
+        "0F0": 0.0,
+        "0F1": 1.0,
+        "0B0": 8.0,
+        "0B1": 14.0,
+        "1F0": 1.5,
+        "1B0": 3.5,
+        "1F1": 7.5,
+        "1B1": 9.5,
+    }
     assert result.makespan_seconds_C.tolist() == [16.0]
     assert result.busy_seconds_CR.tolist() == [[6.0, 12.0]]
     assert result.bubble_seconds_CR.tolist() == [[10.0, 4.0]]
@@ -95,7 +123,8 @@ def test_memory_counts_saved_weight_share_and_transients() -> None:
     line = result.timeline
     assert line is not None
     assert line.kept_bytes_AC[:, 0].tolist() == [10.0, 20.0, 14.0, 8.0, 4.0, 0.0]
-    assert result.peak_saved_bytes_CR.tolist() == [[25.0]]  # the first I: both microbatches and its transient
+    # the first I: both microbatches and its transient
+    assert result.peak_saved_bytes_CR.tolist() == [[25.0]]
     forward_heavy = run("0F0,0F1,0B0,0B1\n", costs([[1.0]], saved=10.0, transient=(7.0, 5.0)))
     assert forward_heavy.peak_saved_bytes_CR.tolist() == [[27.0]]
 
@@ -111,7 +140,10 @@ def test_candidates_do_not_disturb_each_other() -> None:
             send_seconds_CS=together.send_seconds_CS[row : row + 1],
             saved_bytes_CS=together.saved_bytes_CS[row : row + 1],
         )
-        assert simulate(entry, (4, 2, 16), alone).makespan_seconds_C[0] == all_at_once.makespan_seconds_C[row]
+        assert (
+            simulate(entry, (4, 2, 16), alone).makespan_seconds_C[0]
+            == all_at_once.makespan_seconds_C[row]
+        )
 
 
 def test_deadlock_missing_input_and_wrong_shape_are_refused() -> None:
@@ -123,12 +155,20 @@ def test_deadlock_missing_input_and_wrong_shape_are_refused() -> None:
         StageCosts(**{**dict.fromkeys(FIELDS, np.ones((2, 4))), "send_seconds_CS": np.ones((2, 3))})
 
 
-FIELDS = ("forward_seconds_CS", "input_grad_seconds_CS", "weight_grad_seconds_CS", "send_seconds_CS", "saved_bytes_CS")
+FIELDS = (
+    "forward_seconds_CS",
+    "input_grad_seconds_CS",
+    "weight_grad_seconds_CS",
+    "send_seconds_CS",
+    "saved_bytes_CS",
+)
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
 @pytest.mark.parametrize(("spread", "tolerance"), [(0.0, 1e-9), (0.03, 1e-3), (0.3, 1e-3)])
-def test_long_steps_are_continued_as_if_replayed_whole(name: str, spread: float, tolerance: float) -> None:
+def test_long_steps_are_continued_as_if_replayed_whole(
+    name: str, spread: float, tolerance: float
+) -> None:
     """Equal stages: 1e-9. Unequal: 1e-3. Memory exact. m up to 64 microbatches a rank."""
     entry, continued = SCHEDULES[name], 0
     for pp, v in ((2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (4, 4)):
@@ -136,17 +176,26 @@ def test_long_steps_are_continued_as_if_replayed_whole(name: str, spread: float,
         if entry.violation(pp, v, m) or (len(program(entry, pp, v, m).items) <= DIRECT_ACTIONS):
             continue
         given = uneven(pp * v, 6, seed=pp * v, spread=spread)
-        short, whole = simulate(entry, (pp, v, m), given), replay(program(entry, pp, v, m), given, num_microbatches=m)
+        short, whole = (
+            simulate(entry, (pp, v, m), given),
+            replay(program(entry, pp, v, m), given, num_microbatches=m),
+        )
         continued += short.simulated_microbatches < m
-        np.testing.assert_allclose(short.makespan_seconds_C, whole.makespan_seconds_C, rtol=tolerance)
-        np.testing.assert_allclose(short.step_seconds_C(False), whole.step_seconds_C(False), rtol=tolerance)
+        np.testing.assert_allclose(
+            short.makespan_seconds_C, whole.makespan_seconds_C, rtol=tolerance
+        )
+        np.testing.assert_allclose(
+            short.step_seconds_C(False), whole.step_seconds_C(False), rtol=tolerance
+        )
         np.testing.assert_allclose(short.busy_seconds_CR, whole.busy_seconds_CR, rtol=1e-9)
         np.testing.assert_allclose(short.peak_saved_bytes_CR, whole.peak_saved_bytes_CR, rtol=1e-9)
     assert continued or spread > 0
 
 
 def test_two_slow_neighbours_become_the_bottleneck_late() -> None:
-    """1F1B: stages 0 and 1 wait for each other's sends and outlast the busier lone stage 15, but only after many microbatches."""
+    """1F1B: stages 0 and 1 wait for each other's sends and outlast the busier lone stage 15, but
+    only after many microbatches.
+    """
     forward = np.full((4, 16), 0.7)
     forward[:, :2], forward[:, 15] = 1.0, [1.01, 1.02, 1.03, 1.032]
     given = costs(forward.tolist(), send=0.1)
@@ -175,11 +224,17 @@ def test_orders_with_two_phases_are_not_stretched() -> None:
 
 
 def test_uneven_rounds_of_torch_are_never_broken() -> None:
-    """9 microbatches a round on 8 ranks (torch's flexible rounds): only whole rounds may be left out."""
+    """9 microbatches a round on 8 ranks (torch's flexible rounds): only whole rounds may be left
+    out.
+    """
     entry, given = SCHEDULES["Interleaved1F1B"], uneven(64, 3, seed=3)
     for m in (54, 63):
         whole = replay(program(entry, 8, 8, m), given, num_microbatches=m)
-        np.testing.assert_allclose(simulate(entry, (8, 8, m), given).makespan_seconds_C, whole.makespan_seconds_C, rtol=1e-3)
+        np.testing.assert_allclose(
+            simulate(entry, (8, 8, m), given).makespan_seconds_C,
+            whole.makespan_seconds_C,
+            rtol=1e-3,
+        )
 
 
 def test_trace_has_a_row_per_rank_an_event_per_action_and_a_memory_track() -> None:
@@ -189,12 +244,21 @@ def test_trace_has_a_row_per_rank_an_event_per_action_and_a_memory_track() -> No
     shown = [event for event in events if event["ph"] == "X"]
     assert len(shown) == 4 * 6 * 3
     assert {event["tid"] for event in shown} == {0, 1, 2, 3}
-    assert max(event["ts"] + event["dur"] for event in shown) == pytest.approx(result.makespan_seconds_C[1] * 1e6)
+    assert max(event["ts"] + event["dur"] for event in shown) == pytest.approx(
+        result.makespan_seconds_C[1] * 1e6
+    )
     assert {event["name"] for event in shown} >= {"0F0", "3I5", "3W5"}
     for rank in range(4):
         row = sorted((event["ts"], event["dur"]) for event in shown if event["tid"] == rank)
-        assert all(start + length <= later + 1e-6 for (start, length), (later, _) in itertools.pairwise(row))
-        track = [event["args"]["bytes"] for event in events if event["ph"] == "C" and event["tid"] == rank]
+        assert all(
+            start + length <= later + 1e-6
+            for (start, length), (later, _) in itertools.pairwise(row)
+        )
+        track = [
+            event["args"]["bytes"]
+            for event in events
+            if event["ph"] == "C" and event["tid"] == rank
+        ]
         assert max(track) == pytest.approx(result.peak_saved_bytes_CR[1, rank])
         assert track[-1] == pytest.approx(0.0, abs=1e-9)
     with pytest.raises(ValueError, match="times=True"):

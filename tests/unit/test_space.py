@@ -18,7 +18,8 @@ from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES
 from planner.specs.trainers import TRAINERS
 
 MLA = {
-    **TINY_MOE, "name": "tiny-mla", "kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+    **TINY_MOE, "name": "tiny-mla", "kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16, "v_head_dim": 32,
     "head_dim": 48, "num_key_value_heads": 8,
 }  # fmt: skip
 
@@ -33,7 +34,12 @@ def search(**values: Any) -> SearchSpec:
         {},
         {"num_gpus": 12, "global_batch_size": 12},
         {"trainer": "megatron"},
-        {"trainer": "megatron", "attention_kernel": "unfused", "gpu": "a100-sxm-80gb", "num_gpus": 12},
+        {
+            "trainer": "megatron",
+            "attention_kernel": "unfused",
+            "gpu": "a100-sxm-80gb",
+            "num_gpus": 12,
+        },
         {"model": TINY_MOE, "num_gpus": 4},
         {"model": TINY_MOE, "trainer": "megatron", "num_gpus": 4},
         {"model": MLA, "gpu": "b200-sxm-180gb", "num_gpus": 4, "global_batch_size": 4},
@@ -44,10 +50,14 @@ def search(**values: Any) -> SearchSpec:
         {"num_gpus": 1, "global_batch_size": 6},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_the_space_is_the_brute_force_set(job: dict[str, Any]) -> None:
     c = context(**job)
-    few = {"ac": ("none", "full"), "precision": ("bf16",)} if c.cluster.num_gpus == 12 or c.model.is_moe else {}
+    few = (
+        {"ac": ("none", "full"), "precision": ("bf16",)}
+        if c.cluster.num_gpus == 12 or c.model.is_moe
+        else {}
+    )
     domains = small_domains(c, **few)
     space = enumerate_space(c, domains)
     expected = rows_of(brute_force(c, domains))
@@ -62,19 +72,34 @@ def test_the_space_is_the_brute_force_set(job: dict[str, Any]) -> None:
         {"fix": {"tp": 2}},
         {"fix": {"pp_schedule": "Interleaved1F1B"}},
         {"fix": {"pp": 2, "virtual_stages": 2}},
-        {"allow": {"compile": [False, True], "ac": ["full", "memory-budget-0.5"]}, "fix": {"dp_replicate": 1}},
+        {
+            "allow": {"compile": [False, True], "ac": ["full", "memory-budget-0.5"]},
+            "fix": {"dp_replicate": 1},
+        },
         {"fix": {"async_tp": True}},
         {"fix": {"zero_stage": [2, 3], "dp_shard": [1, 4]}},
         {"fix": {"sequence_parallel": False}, "allow": {"tp": [2, 4]}},
         {"fix": {"pp": 2, "layers_per_stage": [2, 4]}},
-        {"allow": {"layers_per_stage": [[3, 3], [1, 2, 2, 1]], "param_dtype": ["bfloat16", "float32"]}},
+        {
+            "allow": {
+                "layers_per_stage": [[3, 3], [1, 2, 2, 1]],
+                "param_dtype": ["bfloat16", "float32"],
+            }
+        },
         {"fix": {"cpu_offload": True}},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_fix_and_allow_override_the_domains(narrow: dict[str, Any]) -> None:
-    c = context(trainer_version="0.3.0" if "sequence_parallel" in narrow.get("fix", {}) else "0.2.2")  # 0.2 has no TP without it
-    few = {} if "ac" in narrow.get("allow", {}) else {"ac": ("full", "none"), "micro_batch_size": (1, 2)}
+    # 0.2 has no TP without it
+    c = context(
+        trainer_version="0.3.0" if "sequence_parallel" in narrow.get("fix", {}) else "0.2.2"
+    )
+    few = (
+        {}
+        if "ac" in narrow.get("allow", {})
+        else {"ac": ("full", "none"), "micro_batch_size": (1, 2)}
+    )
     domains = small_domains(c, search(**narrow), **few)
     space = enumerate_space(c, domains)
     assert set(rows_of(space.expand(slice(None)))) == set(rows_of(brute_force(c, domains)))
@@ -82,7 +107,9 @@ def test_fix_and_allow_override_the_domains(narrow: dict[str, Any]) -> None:
     first, last = space.expand(slice(None)).row(0), space.expand(slice(None)).row(-1)
     for name, value in narrow.get("fix", {}).items():
         allowed = value if isinstance(value, list) and name != "layers_per_stage" else [value]
-        assert {getattr(first, name), getattr(last, name)} <= {tuple(v) if isinstance(v, list) else v for v in allowed}
+        assert {getattr(first, name), getattr(last, name)} <= {
+            tuple(v) if isinstance(v, list) else v for v in allowed
+        }
 
 
 def test_cells_are_layouts_and_expand_in_the_order_asked_for() -> None:
@@ -94,7 +121,19 @@ def test_cells_are_layouts_and_expand_in_the_order_asked_for() -> None:
     batch = space.expand(rows)
     assert len(batch) == space.cell_sizes[rows].sum()
     parents = np.repeat(rows, space.cell_sizes[rows])
-    for name in ("tp", "cp", "pp", "dp_replicate", "dp_shard", "ep", "etp", "micro_batch_size", "ac_kind", "ac_value", "precision"):
+    for name in (
+        "tp",
+        "cp",
+        "pp",
+        "dp_replicate",
+        "dp_shard",
+        "ep",
+        "etp",
+        "micro_batch_size",
+        "ac_kind",
+        "ac_value",
+        "precision",
+    ):
         assert np.array_equal(getattr(batch, name), getattr(space.cells, name)[parents])
     starts = np.cumsum(space.cell_sizes[rows]) - space.cell_sizes[rows]
     assert rows_of(batch.take(starts)) == rows_of(space.cells.take(rows))
@@ -114,13 +153,20 @@ def test_what_cannot_win_is_left_out() -> None:
     assert (batch.sequence_parallel == (batch.tp > 1)).all()
     sharded = batch.dp_shard * batch.cp > 1
     assert (np.isin(batch.zero_stage, (2, 3)) == sharded).all()
-    assert (batch.float8_all_gather == ((batch.precision == PRECISIONS.index("float8-tensorwise")) & (batch.dp_shard > 1))).all()
+    assert (
+        batch.float8_all_gather
+        == ((batch.precision == PRECISIONS.index("float8-tensorwise")) & (batch.dp_shard > 1))
+    ).all()
     assert (batch.tp <= 8).all()
     assert (c.training.seq_len // batch.cp >= 128).all()
     alone = batch.take(batch.pp == 1)
     assert (alone.pp_schedule == SCHEDULES.index("1F1B")).all()
     assert (alone.virtual_stages == 1).all()
-    splitting = batch.take(np.isin(batch.pp_schedule, [SCHEDULES.index(name) for name in ("ZBVZeroBubble", "DualPipeV")]))
+    splitting = batch.take(
+        np.isin(
+            batch.pp_schedule, [SCHEDULES.index(name) for name in ("ZBVZeroBubble", "DualPipeV")]
+        )
+    )
     assert len(splitting) > 0
     assert (splitting.ac_kind == AC_KINDS.index("none")).all()
     assert not splitting.compile.any()
@@ -141,8 +187,12 @@ def test_large_microbatches_stop_where_nothing_fits() -> None:
     spread = cells.cp * cells.tp * cells.pp
     sequence_bytes = 2 * 8192 * 8192 * 80
     large = cells.micro_batch_size > 1
-    assert (cells.micro_batch_size * sequence_bytes <= c.cluster.gpu.memory_bytes * spread)[large].all()
-    assert (1024 // (cells.micro_batch_size * cells.dp_replicate * cells.dp_shard) >= cells.pp)[large & (cells.pp > 1)].all()
+    assert (cells.micro_batch_size * sequence_bytes <= c.cluster.gpu.memory_bytes * spread)[
+        large
+    ].all()
+    assert (1024 // (cells.micro_batch_size * cells.dp_replicate * cells.dp_shard) >= cells.pp)[
+        large & (cells.pp > 1)
+    ].all()
 
 
 def test_optimizer_in_backward_only_where_it_steps_once() -> None:
@@ -167,19 +217,29 @@ def test_offload_is_a_second_pass() -> None:
     [
         ({}, {"pp": 3}, "degrees do not multiply to num_gpus"),
         ({}, {"tp": 2, "pp": 2, "cp": 2, "dp_replicate": 2}, "degrees do not multiply to num_gpus"),
-        ({}, {"dp_shard": 2, "tp": 1, "pp": 1, "cp": 1, "dp_replicate": 2}, "degrees do not multiply to num_gpus"),
+        (
+            {},
+            {"dp_shard": 2, "tp": 1, "pp": 1, "cp": 1, "dp_replicate": 2},
+            "degrees do not multiply to num_gpus",
+        ),
         ({}, {"precision": "nvfp4"}, "trainer lacks the precision"),
         ({"gpu": "a100-sxm-80gb"}, {"precision": "float8-rowwise"}, "GPU lacks the precision"),
         ({}, {"tp": 1, "async_tp": True}, "async TP needs sequence-parallel TP"),
         ({}, {"pp": 8}, None),
-        ({}, {"pp": 8, "pp_schedule": "ZBVZeroBubble", "virtual_stages": 2}, "more pipeline stages than layers"),
+        (
+            {},
+            {"pp": 8, "pp_schedule": "ZBVZeroBubble", "virtual_stages": 2},
+            "more pipeline stages than layers",
+        ),
         ({}, {"ep": 2}, "expert parallelism without experts"),
         ({}, {"micro_batch_size": 16}, "microbatch does not divide the local batch"),
         ({"trainer": "megatron"}, {"compile": True}, "trainer does not compile"),
     ],
     ids=str,
-)  # fmt: skip
-def test_an_empty_space_says_why(job: dict[str, Any], fix: dict[str, Any], reason: str | None) -> None:
+)
+def test_an_empty_space_says_why(
+    job: dict[str, Any], fix: dict[str, Any], reason: str | None
+) -> None:
     space = build_space(context(**job), search(fix=fix))
     if reason is None:
         assert space.num_layouts > 0
@@ -209,7 +269,7 @@ def test_rejections_count_candidates_where_they_fall() -> None:
         ({"fix": {"layers_per_stage": ["a"]}}, "search.fix.layers_per_stage"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_wrong_requests(spec: dict[str, Any], field: str) -> None:
     with pytest.raises(SpecError) as caught:
         build_space(context(), search(**spec))
@@ -248,7 +308,10 @@ def test_keeps_read_what_they_say() -> None:
 
 
 def test_values_come_parsed() -> None:
-    domains = domains_of(context(), search(fix={"ac": ["selective-layer-02", "selective-layer-2"], "layers_per_stage": None}))
+    domains = domains_of(
+        context(),
+        search(fix={"ac": ["selective-layer-02", "selective-layer-2"], "layers_per_stage": None}),
+    )
     assert domains.by_field["ac"].values == ("selective-layer-2",)
     assert domains.by_field["layers_per_stage"].values == (None,)
 
@@ -263,8 +326,16 @@ def test_large_batches_do_not_need_tables_of_their_size(monkeypatch: pytest.Monk
 
 
 def test_the_model_may_be_any() -> None:
-    odd = {**TINY, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 999, "num_hidden_layers": 1}
-    space = build_space(context(odd, num_gpus=6, global_batch_size=30, seq_len=777, trainer="megatron"))
+    odd = {
+        **TINY,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "intermediate_size": 999,
+        "num_hidden_layers": 1,
+    }
+    space = build_space(
+        context(odd, num_gpus=6, global_batch_size=30, seq_len=777, trainer="megatron")
+    )
     assert space.num_layouts == len(space.expand(slice(None))) > 0
     assert isinstance(space.cells, LayoutBatch)
     assert dataclasses.is_dataclass(space)

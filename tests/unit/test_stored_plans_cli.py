@@ -1,4 +1,6 @@
-"""Stored plans on the command line: listed, shown again, named by a beginning, their layouts priced and played out; completion."""
+"""Stored plans on the command line: listed, shown again, named by a beginning, their layouts priced
+and played out; completion.
+"""
 
 import json
 from collections.abc import Callable
@@ -27,7 +29,9 @@ def wiring(monkeypatch: pytest.MonkeyPatch, sqlite_url: str, plan: Plan) -> Wiri
     for number, name in enumerate(IDS):
         made = datetime(2026, 11, 20 + number, tzinfo=UTC)
         labels = PlanLabels(job_hash="x", model="llama3-8b", gpu="h100-sxm-80gb")
-        found.store.save_plan(plan.model_copy(update={"id": name, "created_at": made.isoformat()}), labels)
+        found.store.save_plan(
+            plan.model_copy(update={"id": name, "created_at": made.isoformat()}), labels
+        )
     return found
 
 
@@ -52,14 +56,20 @@ def test_plans_are_listed_newest_first(told: Told) -> None:
 
 
 @pytest.mark.parametrize("width", ["80", "120", "200"])
-def test_the_list_names_id_model_and_layout(told: Told, plan: Plan, width: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_names_id_model_and_layout(
+    told: Told, plan: Plan, width: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", width)
     listed = told("plans")
     assert max(map(len, listed.splitlines())) <= int(width)
-    assert all(name in listed for name in (*IDS, "llama3-8b", *plan.ranked[0].layout.short().split()))
+    assert all(
+        name in listed for name in (*IDS, "llama3-8b", *plan.ranked[0].layout.short().split())
+    )
 
 
-def test_an_empty_list_says_what_makes_one(monkeypatch: pytest.MonkeyPatch, sqlite_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_list_says_what_makes_one(
+    monkeypatch: pytest.MonkeyPatch, sqlite_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PLANNER_DATABASE_URL", sqlite_url)
     assert run(["plans"]) == 0
     assert "`planner-cli recommend` makes one" in capsys.readouterr().out
@@ -69,10 +79,27 @@ def test_a_plan_is_shown_as_recommend_printed_it(
     monkeypatch: pytest.MonkeyPatch, sqlite_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PLANNER_DATABASE_URL", sqlite_url)
-    job = ["--model", "llama3.2-1b", "--gpu", "h100", "--num-gpus", "1", "--seq-len", "8k", "--global-batch-size", "4", "--top-k", "2"]
+    job = [
+        "--model",
+        "llama3.2-1b",
+        "--gpu",
+        "h100",
+        "--num-gpus",
+        "1",
+        "--seq-len",
+        "8k",
+        "--global-batch-size",
+        "4",
+        "--top-k",
+        "2",
+    ]
     assert run(["recommend", *job]) == 0
     printed = capsys.readouterr().out
-    (name,) = {word.rstrip(";") for word in printed.split() if word.startswith("plan-") and "rank" not in word}
+    (name,) = {
+        word.rstrip(";")
+        for word in printed.split()
+        if word.startswith("plan-") and "rank" not in word
+    }
     assert run(["show", name]) == 0
     assert capsys.readouterr().out == printed
     assert run(["show", name[:-3], "--json"]) == 0
@@ -88,8 +115,13 @@ def test_a_unique_beginning_names_a_plan(told: Told) -> None:
 
 def test_a_beginning_of_several_names_them(told: Told) -> None:
     error = told("show", "1aaa", code=2)
-    assert error.startswith("error: PLAN_ID='1aaa': is the beginning of 2 plans: plan-1aaa00002-y, plan-1aaa00001-x; give more")
-    assert "no plan of id 'plan-zzz'; `planner-cli plans` lists them" in told("show", "plan-zzz", code=2)
+    assert error.startswith(
+        "error: PLAN_ID='1aaa': is the beginning of 2 plans: plan-1aaa00002-y, plan-1aaa00001-x; "
+        "give more"
+    )
+    assert "no plan of id 'plan-zzz'; `planner-cli plans` lists them" in told(
+        "show", "plan-zzz", code=2
+    )
 
 
 def test_an_id_that_is_a_beginning_too_is_itself(wiring: Wiring, plan: Plan) -> None:
@@ -101,8 +133,16 @@ def test_an_id_that_is_a_beginning_too_is_itself(wiring: Wiring, plan: Plan) -> 
     assert plan_id_of(wiring, "%") == "%"  # no pattern of the database
 
 
-def test_a_plan_that_is_not_made_yet_says_how_it_stands(wiring: Wiring, told: Told, plan: Plan) -> None:
-    task = TaskRecord(id="plan-1ccc", kind="study", created_at=datetime(2026, 11, 23, tzinfo=UTC), request=dict(plan.job), job_hash="y")
+def test_a_plan_that_is_not_made_yet_says_how_it_stands(
+    wiring: Wiring, told: Told, plan: Plan
+) -> None:
+    task = TaskRecord(
+        id="plan-1ccc",
+        kind="study",
+        created_at=datetime(2026, 11, 23, tzinfo=UTC),
+        request=dict(plan.job),
+        job_hash="y",
+    )
     wiring.tasks.add([task])
     assert "plan-1ccc is queued" in told("show", "1c")
     assert json.loads(told("show", "1c", "--json"))["status"] == "queued"
@@ -112,10 +152,14 @@ def test_a_plan_that_is_not_made_yet_says_how_it_stands(wiring: Wiring, told: To
 def test_a_ranked_layout_is_priced_as_the_plan_did(told: Told, plan: Plan) -> None:
     for rank in (1, 3):
         estimate = json.loads(told("estimate", "--plan", "1b", "--rank", str(rank), "--json"))
-        assert estimate["step_seconds"] == pytest.approx(plan.ranked[rank - 1].estimate.step_seconds, rel=1e-9)
+        assert estimate["step_seconds"] == pytest.approx(
+            plan.ranked[rank - 1].estimate.step_seconds, rel=1e-9
+        )
     piped = next(entry for entry in plan.ranked if entry.layout.pp > 1)
     simulated = json.loads(told("simulate", "--plan", "1b", "--rank", str(piped.rank), "--json"))
-    assert simulated["estimate"]["step_seconds"] == pytest.approx(piped.estimate.step_seconds, rel=1e-9)
+    assert simulated["estimate"]["step_seconds"] == pytest.approx(
+        piped.estimate.step_seconds, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,10 +190,19 @@ def test_a_layout_is_given_once(told: Told, arguments: list[str], says: str) -> 
     ],
 )
 def test_the_shell_completes(
-    wiring: Wiring, words: str, offers: set[str], but_not: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wiring: Wiring,
+    words: str,
+    offers: set[str],
+    but_not: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     line = f"planner-cli {words}".split()
-    for name, value in (("_PLANNER_CLI_COMPLETE", "complete_bash"), ("COMP_WORDS", " ".join(line)), ("COMP_CWORD", str(len(line) - 1))):
+    for name, value in (
+        ("_PLANNER_CLI_COMPLETE", "complete_bash"),
+        ("COMP_WORDS", " ".join(line)),
+        ("COMP_CWORD", str(len(line) - 1)),
+    ):
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as done:
         run([])
@@ -159,7 +212,9 @@ def test_the_shell_completes(
     assert but_not not in offered
 
 
-def test_a_database_that_is_not_there_completes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_database_that_is_not_there_completes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from api.cli.typed import complete_plan
 
     monkeypatch.setenv("PLANNER_DATABASE_URL", f"sqlite:///{tmp_path}/no/such/folder/x.db")

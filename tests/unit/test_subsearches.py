@@ -1,4 +1,6 @@
-"""A search with something fixed looks at less, so that it never finds anything faster; and what activation budgets are tried."""
+"""A search with something fixed looks at less, so that it never finds anything faster; and what
+activation budgets are tried.
+"""
 
 from typing import Any
 
@@ -27,7 +29,8 @@ JOBS: dict[str, dict[str, Any]] = {
         "training": {"seq_len": 8192, "global_batch_size": 128},
     },
     "8B, short of memory": {
-        "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": 0.85},
+        "model": "llama3.1-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": 0.85},
         "training": {"seq_len": 8192, "global_batch_size": 128},
     },
     "70B, where everything is cut": {
@@ -48,7 +51,8 @@ JOBS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 FIXES: tuple[dict[str, Any], ...] = (
-    {"pp": 1, "tp": 1}, {"pp": 2}, {"tp": 2}, {"compile": False}, {"micro_batch_size": 2}, {"ac": "full"},
+    {"pp": 1, "tp": 1}, {"pp": 2}, {"tp": 2}, {"compile": False}, {"micro_batch_size": 2},
+    {"ac": "full"},
     {"precision": "bf16"},
 )  # fmt: skip
 
@@ -68,18 +72,24 @@ def test_nothing_fixed_is_at_least_as_good_as_anything_fixed(name: str) -> None:
         except (InfeasibleError, SpecError):  # with this fixed nothing is legal or fits
             continue
     assert found
-    assert {fix: seconds for fix, seconds in found.items() if not seconds >= best * (1 - 1e-9)} == {}, best
+    assert {
+        fix: seconds for fix, seconds in found.items() if not seconds >= best * (1 - 1e-9)
+    } == {}, best
 
 
 def test_a_budget_wins_where_no_recomputation_just_does_not_fit() -> None:
-    """With less memory 8B on 8 under ZeRO-2 cannot keep all activations; a budget near 1 costs almost nothing."""
+    """With less memory 8B on 8 under ZeRO-2 cannot keep all activations; a budget near 1 costs
+    almost nothing.
+    """
     layout = winner("8B, short of memory", {"pp": 1}).layout
     assert (layout.dp_shard, layout.zero_stage, parse_ac(layout.ac)[0]) == (8, 2, "memory-budget")
     assert parse_ac(layout.ac)[1] > 0.5
 
 
 def test_an_uneven_split_wins_where_the_head_is_long() -> None:
-    """Llama 3.1's head weighs as much as two layers: Megatron's even split leaves three ranks of four waiting for the last."""
+    """Llama 3.1's head weighs as much as two layers: Megatron's even split leaves three ranks of
+    four waiting for the last.
+    """
     sizes = winner("Megatron", {"pp": 4}).layout.layers_per_stage
     assert sizes is not None
     assert sizes[-1] < sizes[0]
@@ -89,17 +99,26 @@ def test_the_budget_is_the_largest_that_fits() -> None:
     """Bisection against every budget, for the fastest layouts found."""
     job = Job.from_user(JOBS["8B, short of memory"])
     context = Context(model=job.model, cluster=job.cluster, training=job.training)
-    pricer, space = Pricer.build(job.model, job.cluster, job.training), build_space(context, SearchSpec())
+    pricer, space = (
+        Pricer.build(job.model, job.cluster, job.training),
+        build_space(context, SearchSpec()),
+    )
     screened = screen(pricer, space, count=10)
     found = best_budgets(pricer, space, screened.floors, float(screened.step_seconds[9]), 20)
     assert 5 < len(found) <= 4 * 20  # as many simple ones, each with its safe budget too
     for row in range(5):
         layout = found.row(row)
-        rest = LayoutBatch.from_layouts([_with_budget(layout, hundredths) for hundredths in range(101)])
+        rest = LayoutBatch.from_layouts(
+            [_with_budget(layout, hundredths) for hundredths in range(101)]
+        )
         prices = pricer.price(rest)
-        fits = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= OOM_LIMIT
+        fits = (
+            oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= OOM_LIMIT
+        )
         assert np.flatnonzero(fits)[-1] == round(100 * parse_ac(layout.ac)[1])
-        assert prices.step_seconds[fits].min() == pytest.approx(float(pricer.price(found.take(slice(row, row + 1))).step_seconds[0]))
+        assert prices.step_seconds[fits].min() == pytest.approx(
+            float(pricer.price(found.take(slice(row, row + 1))).step_seconds[0])
+        )
 
 
 def _with_budget(layout: Layout, hundredths: int) -> Layout:

@@ -29,8 +29,16 @@ PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 WIDTHS = (80, 100, 120)
 WIDE = 1000
 KINDS = ("models", "gpus", "clusters", "schedules", "defaults")
-LONG = {"pp": 8, "dp_shard": 4, "tp": 2, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B", "ac": "memory-budget-0.73", "compile": True,
-        "precision": "float8-tensorwise"}  # fmt: skip
+LONG = {
+    "pp": 8,
+    "dp_shard": 4,
+    "tp": 2,
+    "virtual_stages": 2,
+    "pp_schedule": "Interleaved1F1B",
+    "ac": "memory-budget-0.73",
+    "compile": True,
+    "precision": "float8-tensorwise",
+}
 View = Callable[[int], RenderableType]
 
 
@@ -56,18 +64,30 @@ def test_a_plan(plan: Plan) -> None:
     check(lambda width: run_section(run, 8)[1])
     options = [
         SizeOption(
-            num_gpus=size, layout=long, tokens_per_second=1.5e6 * size, step_seconds=1.25,
-            time_to_train_seconds=1e6 * size, cost=1e6 * size, energy_joules=1e12 * size, co2_grams=1e8 * size, on_front=True,
+            num_gpus=size,
+            layout=long,
+            tokens_per_second=1.5e6 * size,
+            step_seconds=1.25,
+            time_to_train_seconds=1e6 * size,
+            cost=1e6 * size,
+            energy_joules=1e12 * size,
+            co2_grams=1e8 * size,
+            on_front=True,
         )
         for size in (8, 16384)
-    ]  # fmt: skip
+    ]
     check(lambda width: sizes_table(plan.model_copy(update={"sizes": options}), width))
 
 
 def test_measurements() -> None:
     rows = [json.loads(line) for line in PUBLIC.read_text(encoding="utf-8").splitlines()[:200:40]]
     found = [
-        Measurement.from_row(row, measurement_id=f"measurement-{row['id']:>024}", created_at="2026-11-22T00:00:00+00:00", allow_files=False)
+        Measurement.from_row(
+            row,
+            measurement_id=f"measurement-{row['id']:>024}",
+            created_at="2026-11-22T00:00:00+00:00",
+            allow_files=False,
+        )
         for row in rows
     ]
     said = beside(found)
@@ -87,11 +107,15 @@ def test_the_catalogue(kind: str) -> None:
 
 
 def test_collectives_and_pipelines() -> None:
-    answer = ask_collective({"op": "all-reduce", "size": "1 GiB", "cluster": "h100-256"}, allow_files=False)
+    answer = ask_collective(
+        {"op": "all-reduce", "size": "1 GiB", "cluster": "h100-256"}, allow_files=False
+    )
     check(lambda width: collective_view(answer, width))
     job = {
-        "model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "training": {"seq_len": 2048, "global_batch_size": 16},
+        "model": "llama3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 2048, "global_batch_size": 16},
         "layout": {"pp": 4},
-    }  # fmt: skip
+    }
     played = timeline(Job.from_user(job))
     check(lambda width: timeline_view(played))

@@ -1,4 +1,6 @@
-"""TorchTitan as a trainer: commands for each version, and real logs (`tests/fixtures/titan_logs`, made by its record.py) read back."""
+"""TorchTitan as a trainer: commands for each version, and real logs (`tests/fixtures/titan_logs`,
+made by its record.py) read back.
+"""
 
 import itertools
 import json
@@ -30,9 +32,11 @@ def trainer(monkeypatch: pytest.MonkeyPatch, **versions: str) -> TitanTrainer:
 
 def task(layout: dict | None = None, training: dict | None = None, **values: object) -> ProbeTask:
     job = {
-        "model": values.pop("model", "llama3-8b"), "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": values.pop("gpus", 8)},
-        "training": {"seq_len": 4096, "global_batch_size": 32, **(training or {})}, "layout": layout or {},
-    }  # fmt: skip
+        "model": values.pop("model", "llama3-8b"),
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": values.pop("gpus", 8)},
+        "training": {"seq_len": 4096, "global_batch_size": 32, **(training or {})},
+        "layout": layout or {},
+    }
     return ProbeTask.model_validate({"id": "p", "job": job, "trainer": "torchtitan", **values})
 
 
@@ -48,31 +52,55 @@ def flags(found: TrainerCommand) -> dict[str, str]:
 
 
 def recorded(name: str) -> tuple[ProbeTask, str]:
-    return ProbeTask.model_validate_json((LOGS / f"{name}.task.json").read_text()), (LOGS / f"{name}.log").read_text()
+    return ProbeTask.model_validate_json((LOGS / f"{name}.task.json").read_text()), (
+        LOGS / f"{name}.log"
+    ).read_text()
 
 
-# ---- commands ------------------------------------------------------------------------------------------------------------
+# ---- commands ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["0.2.0", "0.2.1", "0.2.2", "0.2.7", "0.2.2+git1234", "0.3.0", "0.3.1"])
-def test_a_command_for_every_version_of_both_lines(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    found = command(trainer(monkeypatch, torchtitan=version).command(task({"tp": 2, "ac": "full"}, warmup_steps=3, steps=7)))
+@pytest.mark.parametrize(
+    "version", ["0.2.0", "0.2.1", "0.2.2", "0.2.7", "0.2.2+git1234", "0.3.0", "0.3.1"]
+)
+def test_a_command_for_every_version_of_both_lines(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    found = command(
+        trainer(monkeypatch, torchtitan=version).command(
+            task({"tp": 2, "ac": "full"}, warmup_steps=3, steps=7)
+        )
+    )
     said = flags(found)
     assert said["--training.steps"] == "10"
     assert said["--metrics.log_freq"] == "1"
     assert "--nproc_per_node=8" in found.argv
     if version.startswith("0.2"):
         toml = tomllib.loads(found.files["train.toml"])
-        assert (toml["parallelism"]["tensor_parallel_degree"], toml["activation_checkpoint"]["mode"]) == (2, "full")
+        assert (
+            toml["parallelism"]["tensor_parallel_degree"],
+            toml["activation_checkpoint"]["mode"],
+        ) == (2, "full")
         assert (said["--training.dataset"], said["--model.hf_assets_path"]) == ("c4_test", "assets")
     else:
-        assert (said["--parallelism.tensor_parallel_degree"], said["--hf_assets_path"]) == ("2", "assets")
+        assert (said["--parallelism.tensor_parallel_degree"], said["--hf_assets_path"]) == (
+            "2",
+            "assets",
+        )
         assert found.program[-1] == "activation-checkpoint:full"
 
 
-def test_the_data_of_a_probe_feeds_every_data_parallel_rank_whole_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = command(trainer(monkeypatch, torchtitan="0.2.2").command(task({"tp": 2}, training={"seq_len": 65536})))
-    rows = [json.loads(line)["text"].split() for line in found.files["data/train.jsonl"].splitlines()]
+def test_the_data_of_a_probe_feeds_every_data_parallel_rank_whole_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = command(
+        trainer(monkeypatch, torchtitan="0.2.2").command(
+            task({"tp": 2}, training={"seq_len": 65536})
+        )
+    )
+    rows = [
+        json.loads(line)["text"].split() for line in found.files["data/train.jsonl"].splitlines()
+    ]
     vocabulary = json.loads(found.files["assets/tokenizer.json"])["model"]["vocab"]
     assert len(rows) == 4
     assert {len(words) for words in rows} == {65536}
@@ -81,7 +109,9 @@ def test_the_data_of_a_probe_feeds_every_data_parallel_rank_whole_samples(monkey
     assert rows[0] != rows[1]
 
 
-def test_nothing_is_downloaded_and_no_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_downloaded_and_no_checkpoint_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = task(training={"checkpoint": {"interval_steps": 1}})
     found = command(trainer(monkeypatch, torchtitan="0.2.2").command(asked))
     assert found.env["HF_HUB_OFFLINE"] == found.env["HF_DATASETS_OFFLINE"] == "1"
@@ -90,48 +120,74 @@ def test_nothing_is_downloaded_and_no_checkpoint_is_written(monkeypatch: pytest.
 
 def test_the_allocator_is_the_one_the_plan_was_priced_for(monkeypatch: pytest.MonkeyPatch) -> None:
     titan = trainer(monkeypatch, torchtitan="0.2.2")
-    assert command(titan.command(task())).env["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert (
+        command(titan.command(task())).env["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    )
     plain = command(titan.command(task(training={"expandable_segments": False})))
     assert "PYTORCH_CUDA_ALLOC_CONF" not in plain.env
 
 
 @pytest.mark.parametrize("version", ["0.2.1", "0.2.2", "0.3.0"])
-def test_an_emulated_rank_is_one_process_of_the_whole_world(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    asked = task({"dp_shard": 32, "tp": 8}, gpus=256, model="llama3-70b", training={"global_batch_size": 32}, emulate_rank=3)
+def test_an_emulated_rank_is_one_process_of_the_whole_world(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    asked = task(
+        {"dp_shard": 32, "tp": 8},
+        gpus=256,
+        model="llama3-70b",
+        training={"global_batch_size": 32},
+        emulate_rank=3,
+    )
     found = command(trainer(monkeypatch, torchtitan=version).command(asked))
     assert found.single
     assert found.argv[:3] == ("python", "-m", "torchtitan.train")
     assert flags(found)["--comm.mode"] == "fake_backend"
     assert {name: found.env[name] for name in ("NGPU", "WORLD_SIZE", "RANK", "LOCAL_RANK")} == {
-        "NGPU": "256", "WORLD_SIZE": "256", "RANK": "3", "LOCAL_RANK": "0",
-    }  # fmt: skip
+        "NGPU": "256",
+        "WORLD_SIZE": "256",
+        "RANK": "3",
+        "LOCAL_RANK": "0",
+    }
 
 
-def test_fewer_layers_are_registered_as_a_model_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_layers_are_registered_as_a_model_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = command(trainer(monkeypatch, torchtitan="0.2.2").command(task(num_layers=4)))
     assert "n_layers=4," in found.files["planner_model.py"]
     assert tomllib.loads(found.files["train.toml"])["model"]["name"] == "planner_model"
 
 
 REFUSED = {
-    "absent": (dict(torchtitan=""), {}, FailureKind.IMPORT, "torchtitan is not installed; pip install torchtitan==0.2.2"),
-    "another line": (dict(torchtitan="0.1.0"), {}, FailureKind.IMPORT, "torchtitan 0.1.0 is installed and the planner writes for 0.2.0, "),
-    "no triton": (dict(torchtitan="0.2.2", triton=""), {}, FailureKind.IMPORT, "torchtitan 0.2.2 needs triton; pip install triton"),
-    "torch too old": (dict(torchtitan="0.3.0", torch="2.13.0"), {}, FailureKind.IMPORT, "torchtitan 0.3.0 needs torch 2.14 or a nightly"),
-    "no emulation": (dict(torchtitan="0.2.0"), {"emulate_rank": 0}, FailureKind.IMPORT, "torchtitan 0.2.0 has no fake_backend mode"),
-    "cpu": (dict(torchtitan="0.2.2"), {"device": "cpu"}, FailureKind.INVALID_LAYOUT, "use --trainer reference"),
-    "fake": (dict(torchtitan="0.2.2"), {"fake_tensors": True}, FailureKind.INVALID_LAYOUT, "use --trainer reference"),
+    "absent": (dict(torchtitan=""), {}, FailureKind.IMPORT,
+        "torchtitan is not installed; pip install torchtitan==0.2.2"),
+    "another line": (dict(torchtitan="0.1.0"), {}, FailureKind.IMPORT,
+        "torchtitan 0.1.0 is installed and the planner writes for 0.2.0, "),
+    "no triton": (dict(torchtitan="0.2.2", triton=""), {}, FailureKind.IMPORT,
+        "torchtitan 0.2.2 needs triton; pip install triton"),
+    "torch too old": (dict(torchtitan="0.3.0", torch="2.13.0"), {}, FailureKind.IMPORT,
+        "torchtitan 0.3.0 needs torch 2.14 or a nightly"),
+    "no emulation": (dict(torchtitan="0.2.0"), {"emulate_rank": 0}, FailureKind.IMPORT,
+        "torchtitan 0.2.0 has no fake_backend mode"),
+    "cpu": (dict(torchtitan="0.2.2"), {"device": "cpu"}, FailureKind.INVALID_LAYOUT,
+        "use --trainer reference"),
+    "fake": (dict(torchtitan="0.2.2"), {"fake_tensors": True}, FailureKind.INVALID_LAYOUT,
+        "use --trainer reference"),
     "emulated pipeline": (
-        dict(torchtitan="0.2.2"), {"layout": {"pp": 2}, "emulate_rank": 0}, FailureKind.INVALID_LAYOUT, "cannot emulate a pipeline stage",
+        dict(torchtitan="0.2.2"), {"layout": {"pp": 2}, "emulate_rank": 0},
+        FailureKind.INVALID_LAYOUT, "cannot emulate a pipeline stage",
     ),
     "exported with a gap": (
-        dict(torchtitan="0.3.0"), {"layout": {"cp": 2, "cp_method": "alltoall"}}, FailureKind.INVALID_LAYOUT, "cp_method='alltoall'",
+        dict(torchtitan="0.3.0"), {"layout": {"cp": 2, "cp_method": "alltoall"}},
+        FailureKind.INVALID_LAYOUT, "cp_method='alltoall'",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_run_is_one_line_and_nothing_is_started(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_what_cannot_run_is_one_line_and_nothing_is_started(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     versions, asked, kind, said = REFUSED[name]
     found = trainer(monkeypatch, **versions).command(task(**asked))  # type: ignore[arg-type]
     assert isinstance(found, Failed)
@@ -146,10 +202,20 @@ def test_versions_of_another_interpreter_are_read_without_importing(tmp_path: Pa
     assert "torchtitan" not in here or here["torchtitan"][0].isdigit()
 
 
-# ---- real logs -----------------------------------------------------------------------------------------------------------
+# ---- real logs -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["0.2.0-single", "0.2.1-single", "0.2.2-single", "0.2.2-fsdp2-tp2", "0.2.2-fsdp2-pp2", "0.3.0-single"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "0.2.0-single",
+        "0.2.1-single",
+        "0.2.2-single",
+        "0.2.2-fsdp2-tp2",
+        "0.2.2-fsdp2-pp2",
+        "0.3.0-single",
+    ],
+)
 def test_a_real_run_of_each_version_gives_its_numbers(name: str) -> None:
     asked, log = recorded(name)
     found = TitanTrainer().read(asked, log)
@@ -161,7 +227,10 @@ def test_a_real_run_of_each_version_gives_its_numbers(name: str) -> None:
     assert found.losses[0] == pytest.approx(math.log(2048), rel=0.08)
     assert found.losses[-1] < found.losses[0]
     assert [rank.rank for rank in found.memory] == list(range(asked.num_processes()))
-    assert all(rank.peak_reserved_bytes and 0.3 * GIB < rank.peak_reserved_bytes < 2 * GIB for rank in found.memory)
+    assert all(
+        rank.peak_reserved_bytes and 0.3 * GIB < rank.peak_reserved_bytes < 2 * GIB
+        for rank in found.memory
+    )
     tokens = 4 * 256 / asked.num_processes()
     assert found.tokens_per_second_per_gpu == pytest.approx(tokens / found.step_seconds)
     # 0.2.0 does not log its version
@@ -174,7 +243,9 @@ def test_event_files_say_seconds_exactly_and_the_log_agrees(tmp_path: Path) -> N
     for rank in range(4):
         place = tmp_path / "outputs" / "tb" / "20260101-0000" / f"rank_{rank}"
         place.mkdir(parents=True)
-        (place / "events.out.tfevents.1").write_bytes((LOGS / f"0.2.2-fsdp2-tp2.rank_{rank}.tfevents").read_bytes())
+        (place / "events.out.tfevents.1").write_bytes(
+            (LOGS / f"0.2.2-fsdp2-tp2.rank_{rank}.tfevents").read_bytes()
+        )
     exact, rough = (TitanTrainer().read(asked, log, folder) for folder in (tmp_path, None))
     assert isinstance(exact, Measured)
     assert isinstance(rough, Measured)
@@ -183,8 +254,11 @@ def test_event_files_say_seconds_exactly_and_the_log_agrees(tmp_path: Path) -> N
     for step, seconds in enumerate(exact.step_seconds_each, start=asked.warmup_steps + 1):
         assert seconds >= scalars["time_metrics/end_to_end(s)"][step]
     assert exact.step_seconds == pytest.approx(rough.step_seconds, rel=0.1)
-    assert exact.memory[2].peak_reserved_bytes == pytest.approx(rough.memory[2].peak_reserved_bytes, abs=0.006 * GIB)
-    assert (exact.memory[2].allocator_retries, rough.memory[2].allocator_retries) == (0, None)  # a log line does not tell them
+    assert exact.memory[2].peak_reserved_bytes == pytest.approx(
+        rough.memory[2].peak_reserved_bytes, abs=0.006 * GIB
+    )
+    # a log line does not tell them
+    assert (exact.memory[2].allocator_retries, rough.memory[2].allocator_retries) == (0, None)
 
 
 def test_the_loss_of_a_pipeline_is_that_of_its_last_stage() -> None:
@@ -192,7 +266,8 @@ def test_the_loss_of_a_pipeline_is_that_of_its_last_stage() -> None:
     lines = read_log(log)
     assert {line.loss < 0 for line in lines.of_rank(0)} == {True}
     assert {line.loss > 0 for line in lines.of_rank(3)} == {True}
-    # 0.2 does not divide pipelined gradients by the tokens: a norm near a thousand is its habit, not a fault
+    # 0.2 does not divide pipelined gradients by the tokens: a norm near a thousand is its habit,
+    # not a fault
     found = TitanTrainer().read(asked, log)
     assert isinstance(found, Measured)
     assert min(found.losses) > 0
@@ -222,7 +297,11 @@ def test_a_loss_that_is_not_finite_is_a_failure() -> None:
     assert "step 1" in found.message
 
 
-NORMS = [("nan", FailureKind.NON_FINITE_LOSS), ("0.0000", FailureKind.CRASH), ("98765.4321", FailureKind.CRASH)]
+NORMS = [
+    ("nan", FailureKind.NON_FINITE_LOSS),
+    ("0.0000", FailureKind.CRASH),
+    ("98765.4321", FailureKind.CRASH),
+]
 
 
 @pytest.mark.parametrize(("norm", "kind"), NORMS)
@@ -246,11 +325,20 @@ def test_a_run_that_stops_early_is_no_measurement() -> None:
 
 
 FAILED = {
-    "0.2.2-unknown-flag": (FailureKind.INVALID_LAYOUT, "Unrecognized options: --training.no_such_flag, 1"),
+    "0.2.2-unknown-flag": (
+        FailureKind.INVALID_LAYOUT,
+        "Unrecognized options: --training.no_such_flag, 1",
+    ),
     "0.3.0-unknown-flag": (FailureKind.INVALID_LAYOUT, "--training.no_such_flag"),
-    "0.2.2-uneven-batch": (FailureKind.INVALID_LAYOUT, "global batch size must be multiple of local batch size times data-parallel degree"),
+    "0.2.2-uneven-batch": (
+        FailureKind.INVALID_LAYOUT,
+        "global batch size must be multiple of local batch size times data-parallel degree",
+    ),
     "0.2.2-layers-over-stages": (FailureKind.INVALID_LAYOUT, "ValueError: Number of "),
-    "0.3.0-stock-torch": (FailureKind.IMPORT, "torchtitan 0.3.0 does not run with what is installed: AttributeError: module 'torch.dist"),
+    "0.3.0-stock-torch": (
+        FailureKind.IMPORT,
+        "torchtitan 0.3.0 does not run with what is installed: AttributeError: module 'torch.dist",
+    ),
 }
 
 
@@ -269,26 +357,41 @@ def test_out_of_memory_is_a_result_with_the_attempted_bytes() -> None:
     begun = log[: log.index("step:  3")]
     # the text of c10/cuda/CUDACachingAllocator.cpp as torch 2.13 prints it
     said = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.83 GiB. GPU 2 has a total capacity of 79.10 GiB of which 3.42 GiB "
-        "is free. Process 1234 has 75.67 GiB memory in use. Of the allocated memory 70.12 GiB is allocated by PyTorch, and 3.01 GiB is "
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.83 GiB. GPU 2 has a "
+        "total capacity of 79.10 GiB of which 3.42 GiB "
+        "is free. Process 1234 has 75.67 GiB memory in use. Of the allocated memory 70.12 GiB "
+        "is allocated by PyTorch, and 3.01 GiB is "
         "reserved by PyTorch but unallocated."
     )
-    frames = '[rank2]:[rank2]: Traceback (most recent call last):\n[rank2]:[rank2]:   File "torchtitan/train.py", line 1, in <module>\n'
+    frames = (
+        "[rank2]:[rank2]: Traceback (most recent call last):\n[rank2]:[rank2]:   File "
+        '"torchtitan/train.py", line 1, in <module>\n'
+    )
     found = TitanTrainer().read(asked, f"{begun}\n{frames}[rank2]:[rank2]: {said}\n")
     assert isinstance(found, OutOfMemory), found
-    assert (found.rank, found.attempted_bytes, found.allocated_bytes) == (2, round(7.83 * GIB), round(70.12 * GIB))
+    assert (found.rank, found.attempted_bytes, found.allocated_bytes) == (
+        2,
+        round(7.83 * GIB),
+        round(70.12 * GIB),
+    )
 
 
-# ---- formats -------------------------------------------------------------------------------------------------------------
+# ---- formats -------------------------------------------------------------------------------------
 
 
 def test_colours_thousands_and_missing_parts_are_read() -> None:
     line = (
-        "\x1b[31mstep: 10  \x1b[32mloss:  7.12345  \x1b[38;2;180;60;0mgrad_norm:  1.2000  \x1b[38;2;54;234;195mmemory: 66.60GiB(84.20%)  "
+        "\x1b[31mstep: 10  \x1b[32mloss:  7.12345  \x1b[38;2;180;60;0mgrad_norm:  1.2000  "
+        "\x1b[38;2;54;234;195mmemory: 66.60GiB(84.20%)  "
         "\x1b[34mtps: 12,345  \x1b[36mtflops: 1,234.50  \x1b[35mmfu: N/A\x1b[39m"
     )
     (step,) = read_log(line).steps
-    assert (step.step, step.loss, step.gradient_norm, step.tokens_per_second) == (10, 7.12345, 1.2, 12345.0)
+    assert (step.step, step.loss, step.gradient_norm, step.tokens_per_second) == (
+        10,
+        7.12345,
+        1.2,
+        12345.0,
+    )
     assert step.reserved_bytes == pytest.approx(66.6 * GIB)
     assert (step.rank, step.logged_at) == (None, None)
     (old,) = read_log("step:  1  loss:  8.0  memory:  0.66GiB(2.81%)  tps: 45  mfu: 1.00%").steps

@@ -1,4 +1,6 @@
-"""What is said when there is no plan: wrong values, the rule that leaves nothing, the nearest miss, and changes that do fit."""
+"""What is said when there is no plan: wrong values, the rule that leaves nothing, the nearest miss,
+and changes that do fit.
+"""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -36,7 +38,11 @@ def job_of(**changes: Any) -> Job:
         "training": {"seq_len": 4096, "global_batch_size": 32},
     }
     for key, value in changes.items():
-        values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) and key == "training" else value
+        values[key] = (
+            {**values.get(key, {}), **value}
+            if isinstance(value, dict) and key == "training"
+            else value
+        )
     return Job.from_user(values)
 
 
@@ -50,7 +56,7 @@ def faults_of(**changes: Any) -> dict[str, str]:
     return {fault.field: f"{fault.rule}; {fault.remedy}" for fault in caught.value.faults}
 
 
-# ---- wrong values --------------------------------------------------------------------------------------------------------
+# ---- wrong values --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -61,18 +67,40 @@ def faults_of(**changes: Any) -> dict[str, str]:
         ({"fix": {"pp_schedule": "ZB-1p"}}, "search.fix.pp_schedule", "use GPipe, 1F1B"),
         ({"fix": {"cp_method": "ulysses"}}, "search.fix.cp_method", "use allgather or alltoall"),
         ({"fix": {"precision": "nvfp4"}}, "search.fix.precision", "use bf16"),
-        ({"fix": {"virtual_stages": 100}}, "search.fix.virtual_stages", "set virtual_stages to at most"),
+        (
+            {"fix": {"virtual_stages": 100}},
+            "search.fix.virtual_stages",
+            "set virtual_stages to at most",
+        ),
         ({"fix": {"ep": 2}}, "search.fix.ep", "llama3-8b has no experts"),
         ({"fix": {"layers_per_stage": [1, 2]}}, "search.fix.layers_per_stage", "make it sum to 32"),
-        ({"fix": {"optimizer_in_backward": True}}, "search.fix.optimizer_in_backward", "max_grad_norm to null"),
+        (
+            {"fix": {"optimizer_in_backward": True}},
+            "search.fix.optimizer_in_backward",
+            "max_grad_norm to null",
+        ),
         ({"allow": {"tp": [3, 5]}}, "search.allow.tp", "choose degrees whose product divides 8"),
-        ({"fix": {"async_tp": True, "compile": False}}, "search.fix.async_tp", "set compile to true"),
+        (
+            {"fix": {"async_tp": True, "compile": False}},
+            "search.fix.async_tp",
+            "set compile to true",
+        ),
         ({"fix": {"async_tp": True, "tp": 1}}, "search.fix.async_tp", "tp to 2 or more"),
-        ({"fix": {"dp_shard": 4, "tp": 4}}, "search.fix.tp", "tp 4 x dp_shard 4 = 16 does not divide 8 GPUs"),
-        ({"fix": {"dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2, "pp": 1}}, "search.fix.dp_shard", "set dp_shard to 4"),
+        (
+            {"fix": {"dp_shard": 4, "tp": 4}},
+            "search.fix.tp",
+            "tp 4 x dp_shard 4 = 16 does not divide 8 GPUs",
+        ),
+        (
+            {"fix": {"dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2, "pp": 1}},
+            "search.fix.dp_shard",
+            "set dp_shard to 4",
+        ),
     ],
-)  # fmt: skip
-def test_a_value_that_can_never_be_is_a_wrong_request(search: dict[str, Any], field: str, words: str) -> None:
+)
+def test_a_value_that_can_never_be_is_a_wrong_request(
+    search: dict[str, Any], field: str, words: str
+) -> None:
     with pytest.raises(SpecError) as caught:
         plan_of(search=search)
     told = {fault.field for fault in caught.value.faults}
@@ -100,11 +128,14 @@ def test_choices_that_cannot_be_are_named_where_others_remain() -> None:
 
 
 def test_a_value_wrong_at_one_size_is_right_at_another() -> None:
-    plan = plan_of(cluster={"gpu": "h100-sxm-80gb", "num_gpus": [8, 16]}, search={"fix": {"dp_shard": 16}, "top_k": 1})
+    plan = plan_of(
+        cluster={"gpu": "h100-sxm-80gb", "num_gpus": [8, 16]},
+        search={"fix": {"dp_shard": 16}, "top_k": 1},
+    )
     assert {entry.num_gpus for entry in plan.ranked} == {16}
 
 
-# ---- no legal layout -----------------------------------------------------------------------------------------------------
+# ---- no legal layout -----------------------------------------------------------------------------
 
 
 def test_the_rule_that_leaves_nothing_is_told_with_its_own_remedy() -> None:
@@ -120,14 +151,18 @@ def test_two_rules_that_leave_nothing_together() -> None:
         plan_of(search={"fix": {"cpu_offload": True, "zero_stage": 0}})
 
 
-# ---- nothing fits --------------------------------------------------------------------------------------------------------
+# ---- nothing fits --------------------------------------------------------------------------------
 
 
 def miss_of(**changes: Any) -> dict[str, Any]:
     with pytest.raises(InfeasibleError) as caught:
         plan_of(**changes)
     miss: Any = caught.value.nearest_miss
-    assert caught.value.remedy == miss["remedy"] == "; or ".join(change["sentence"] for change in miss["changes"])
+    assert (
+        caught.value.remedy
+        == miss["remedy"]
+        == "; or ".join(change["sentence"] for change in miss["changes"])
+    )
     return dict(miss)
 
 
@@ -138,24 +173,45 @@ def test_the_nearest_miss_is_legal_and_priced() -> None:
     layout = Layout.model_validate(miss["layout"])
     job = job_of(model="llama3-70b", cluster=SMALL)
     assert violations(layout, job.model, job.cluster, job.training) == []
-    price = Pricer.build(job.model, job.cluster, job.training).price(LayoutBatch.from_layouts([layout]))
+    price = Pricer.build(job.model, job.cluster, job.training).price(
+        LayoutBatch.from_layouts([layout])
+    )
     assert price.device_bytes[0] == pytest.approx(miss["device_bytes"])
 
 
 def test_changes_do_fit_and_smaller_ones_do_not() -> None:
     """The number of GPUs named is used, and half of it in whole nodes; so is the GPU."""
-    changes = {(change["field"], change["value"]) for change in miss_of(model="llama3-70b", cluster=SMALL)["changes"]}
+    changes = {
+        (change["field"], change["value"])
+        for change in miss_of(model="llama3-70b", cluster=SMALL)["changes"]
+    }
     counts = sorted(value for field, value in changes if field == "cluster.num_gpus")
-    assert plan_of(model="llama3-70b", cluster={**SMALL, "num_gpus": counts[0]}, search={"top_k": 1}).ranked[0].estimate.fits
+    assert (
+        plan_of(model="llama3-70b", cluster={**SMALL, "num_gpus": counts[0]}, search={"top_k": 1})
+        .ranked[0]
+        .estimate.fits
+    )
     with pytest.raises(InfeasibleError):
-        plan_of(model="llama3-70b", cluster={**SMALL, "num_gpus": counts[0] // 16 * 8}, search={"top_k": 1})
+        plan_of(
+            model="llama3-70b",
+            cluster={**SMALL, "num_gpus": counts[0] // 16 * 8},
+            search={"top_k": 1},
+        )
     for kind in [value for field, value in changes if field == "cluster.gpu"]:
-        assert plan_of(model="llama3-70b", cluster={**SMALL, "gpu": kind}, search={"top_k": 1}).ranked[0].estimate.fits
+        assert (
+            plan_of(model="llama3-70b", cluster={**SMALL, "gpu": kind}, search={"top_k": 1})
+            .ranked[0]
+            .estimate.fits
+        )
 
 
 def test_gpus_with_and_without_offload_are_both_told() -> None:
     changes = miss_of(model="kimi-k2", training={"global_batch_size": 64})["changes"]
-    counts = [(change["value"], change["layout"]["cpu_offload"]) for change in changes if change["field"] == "cluster.num_gpus"]
+    counts = [
+        (change["value"], change["layout"]["cpu_offload"])
+        for change in changes
+        if change["field"] == "cluster.num_gpus"
+    ]
     assert [offloaded for _, offloaded in counts] == [True, False]
     assert counts[0][0] < counts[1][0]
 
@@ -167,7 +223,10 @@ def test_a_fixed_field_that_stands_in_the_way_is_named_first() -> None:
 
 
 def test_a_sequence_too_long_is_shortened_to_the_longest_that_fits() -> None:
-    changes = {change["field"]: change for change in miss_of(training={"seq_len": 2**20, "global_batch_size": 8})["changes"]}
+    changes = {
+        change["field"]: change
+        for change in miss_of(training={"seq_len": 2**20, "global_batch_size": 8})["changes"]
+    }
     length = changes["training.seq_len"]["value"]
     job = job_of(training={"seq_len": length, "global_batch_size": 8})
     longer = job_of(training={"seq_len": 2 * length, "global_batch_size": 8})
@@ -177,5 +236,9 @@ def test_a_sequence_too_long_is_shortened_to_the_longest_that_fits() -> None:
 
 def test_sizes_that_are_no_doubling_are_found() -> None:
     """56 GPUs do not hold it, 64 do, 112 is the first doubling."""
-    changes = miss_of(model="kimi-k2", cluster={"gpu": "h100-sxm-80gb", "num_gpus": 56}, training={"global_batch_size": 64})["changes"]
+    changes = miss_of(
+        model="kimi-k2",
+        cluster={"gpu": "h100-sxm-80gb", "num_gpus": 56},
+        training={"global_batch_size": 64},
+    )["changes"]
     assert changes[0]["value"] == 64

@@ -1,4 +1,6 @@
-"""The end of a step by hand: bytes of optimizers, clipping, Muon's matrices, small reductions, and copies to the host beside compute."""
+"""The end of a step by hand: bytes of optimizers, clipping, Muon's matrices, small reductions, and
+copies to the host beside compute.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -19,12 +21,18 @@ GATHERED: dict[str, Any] = {"dp_shard": 16, "precision": "float8-tensorwise", "c
 
 
 def case(training: dict[str, Any] | None = None, **layout: Any) -> tuple[Pricer, LayoutBatch]:
-    job = Job.from_user({
-        "model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"seq_len": 8192, "global_batch_size": 64, **(training or {})}, "layout": layout or {"dp_shard": 16},
-    })  # fmt: skip
+    job = Job.from_user(
+        {
+            "model": "llama3-8b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+            "training": {"seq_len": 8192, "global_batch_size": 64, **(training or {})},
+            "layout": layout or {"dp_shard": 16},
+        }
+    )
     assert job.layout is not None
-    return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts([job.layout])
+    return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(
+        [job.layout]
+    )
 
 
 def per_parameter(training: dict[str, Any] | None = None, **layout: Any) -> float:
@@ -37,7 +45,7 @@ def optimizer_seconds(training: dict[str, Any] | None = None, **layout: Any) -> 
     return float(pricer.price(batch).parts["optimizer"][0])
 
 
-# ---- bytes ---------------------------------------------------------------------------------------------------------------
+# ---- bytes ---------------------------------------------------------------------------------------
 
 UNCLIPPED = {"max_grad_norm": None}
 
@@ -45,21 +53,36 @@ UNCLIPPED = {"max_grad_norm": None}
 @pytest.mark.parametrize(
     ("training", "layout", "read_and_written"),
     [
-        (UNCLIPPED, {}, 4 + 2 * 4 + 2 * 8), ({}, {}, 4 + 2 * 4 + 2 * 8 + 3 * 4),
+        (UNCLIPPED, {}, 4 + 2 * 4 + 2 * 8),
+        ({}, {}, 4 + 2 * 4 + 2 * 8 + 3 * 4),
         (UNCLIPPED, {"master_dtype": "bfloat16"}, 2 + 2 * 2 + 2 * 4),
-        (UNCLIPPED | {"optimizer": "sgd"}, {}, 4 + 2 * 4 + 2 * 4), (UNCLIPPED | {"optimizer": "adamw-bf16-states"}, {}, 4 + 2 * 4 + 2 * 4),
+        (UNCLIPPED | {"optimizer": "sgd"}, {}, 4 + 2 * 4 + 2 * 4),
+        (UNCLIPPED | {"optimizer": "adamw-bf16-states"}, {}, 4 + 2 * 4 + 2 * 4),
         (UNCLIPPED | {"trainer": "megatron"}, {"zero_stage": 1}, 4 + 2 * 4 + 2 * 8 + 2),
-        ({"trainer": "megatron"}, {"zero_stage": 1, "reduce_dtype": "bfloat16"}, 2 + 2 * 4 + 2 * 8 + 2 + 3 * 2),
+        (
+            {"trainer": "megatron"},
+            {"zero_stage": 1, "reduce_dtype": "bfloat16"},
+            2 + 2 * 4 + 2 * 8 + 2 + 3 * 2,
+        ),
     ],
-)  # fmt: skip
-def test_bytes_of_an_update(training: dict[str, Any], layout: dict[str, Any], read_and_written: float) -> None:
-    """Gradient read; parameter and states read and written; clipping reads gradients, then reads and writes them; Megatron copies."""
+)
+def test_bytes_of_an_update(
+    training: dict[str, Any], layout: dict[str, Any], read_and_written: float
+) -> None:
+    """Gradient read; parameter and states read and written; clipping reads gradients, then reads
+    and writes them; Megatron copies.
+    """
     assert per_parameter(training, **({"dp_shard": 16} | layout)) == read_and_written
 
 
 def test_optimizers_are_ordered_by_what_they_do() -> None:
-    took = {name: optimizer_seconds({"optimizer": name}) for name in ("sgd", "adamw-bf16-states", "adamw", "adafactor", "muon")}
-    assert took["sgd"] <= took["adamw-bf16-states"] < took["adamw"] < took["adafactor"] < took["muon"]
+    took = {
+        name: optimizer_seconds({"optimizer": name})
+        for name in ("sgd", "adamw-bf16-states", "adamw", "adafactor", "muon")
+    }
+    assert (
+        took["sgd"] <= took["adamw-bf16-states"] < took["adamw"] < took["adafactor"] < took["muon"]
+    )
 
 
 def test_clipping_adds_its_passes_and_its_reductions() -> None:
@@ -72,58 +95,90 @@ def test_clipping_adds_its_passes_and_its_reductions() -> None:
 
 
 def _reductions(pricer: Pricer, batch: LayoutBatch) -> float:
-    return float(small_reductions(batch, pricer.update, pricer.fabric, pricer.profile, pricer.cluster.rank_order)[0])
+    return float(
+        small_reductions(
+            batch, pricer.update, pricer.fabric, pricer.profile, pricer.cluster.rank_order
+        )[0]
+    )
 
 
 def test_small_reductions_run_once_an_axis() -> None:
-    """The norm over FSDP, TP and PP where there are any; delayed scaling's two over FSDP and TP; tensorwise's one with float8 gathers."""
+    """The norm over FSDP, TP and PP where there are any; delayed scaling's two over FSDP and TP;
+    tensorwise's one with float8 gathers.
+    """
     assert _reductions(*case(UNCLIPPED)) == 0.0
     alone, both = _reductions(*case()), _reductions(*case(dp_shard=2, tp=8))
     assert 0.0 < alone < both
-    scaled, plain = (_reductions(*case(**GATHERED, float8_all_gather=gathers)) for gathers in (True, False))
+    scaled, plain = (
+        _reductions(*case(**GATHERED, float8_all_gather=gathers)) for gathers in (True, False)
+    )
     assert scaled == pytest.approx(2.0 * plain)
     te = {"trainer": "megatron"}
-    assert _reductions(*case(te, dp_shard=16, precision="float8-delayed")) == pytest.approx(3.0 * _reductions(*case(te, dp_shard=16)))
+    assert _reductions(*case(te, dp_shard=16, precision="float8-delayed")) == pytest.approx(
+        3.0 * _reductions(*case(te, dp_shard=16))
+    )
 
 
-# ---- Muon ------------------------------------------------------------------------------------------------------------------
+# ---- Muon ----------------------------------------------------------------------------------------
 
 
 def test_newton_schulz_of_square_matrices_takes_thirty_n() -> None:
     """5 iterations of 4 m^2 n + 2 m^3 on m = n: 30 n FLOP a parameter."""
     pricer, _ = case()
-    square = pricer.model.model_copy(update={
-        "hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64,
-    })  # fmt: skip
+    square = pricer.model.model_copy(
+        update={
+            "hidden_size": 512,
+            "intermediate_size": 512,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+        }
+    )
     assert newton_schulz_flops(square) == pytest.approx(30.0 * 512)
     assert newton_schulz_flops(pricer.model) > 5.0 * 4.0 * 1024, "at least its narrowest side"
 
 
 def test_muon_makes_matrices_whole_and_deals_them_out_again() -> None:
-    """Momenta to their owner and updates back, two bytes each, over the sharding group; embeddings and norms take AdamW."""
+    """Momenta to their owner and updates back, two bytes each, over the sharding group; embeddings
+    and norms take AdamW.
+    """
     pricer, batch = case({"optimizer": "muon"})
-    found = sharding.unit_shards(batch, pricer.update, pricer.fabric, pricer.profile, pricer.cluster.rank_order)
+    found = sharding.unit_shards(
+        batch, pricer.update, pricer.fabric, pricer.profile, pricer.cluster.rank_order
+    )
     exchange = found.update_seconds - pricer.update.seconds(batch, found.shard, 0 * found.shard)
     sixteen, one = np.full(1, 16.0), np.ones(1)
     once = collective_seconds(
-        "all-to-all", 2.0 * found.shard[0], sixteen, one, pricer.fabric, base_seconds=pricer.profile.collective_seconds,
+        "all-to-all",
+        2.0 * found.shard[0],
+        sixteen,
+        one,
+        pricer.fabric,
+        base_seconds=pricer.profile.collective_seconds,
         nvls_gain=pricer.profile.nvls_gain,
-    )  # fmt: skip
+    )
     assert exchange[:, 0] == pytest.approx([2.0 * once[0], 0.0, 0.0])
 
 
-# ---- scales of weights ------------------------------------------------------------------------------------------------------
+# ---- scales of weights ---------------------------------------------------------------------------
 
 
 def test_weights_that_are_quantised_once_a_step_are_quantised_in_the_update() -> None:
-    """Transformer Engine keeps quantised weights from the first microbatch; torchao quantises them every time."""
+    """Transformer Engine keeps quantised weights from the first microbatch; torchao quantises them
+    every time.
+    """
     te = {"trainer": "megatron"}
-    assert optimizer_seconds(te, dp_shard=16, precision="float8-delayed") > optimizer_seconds(te, dp_shard=16)
-    ao, plain = (optimizer_seconds(dp_shard=16, precision=name, compile=True) for name in ("float8-rowwise", "bf16"))
+    assert optimizer_seconds(te, dp_shard=16, precision="float8-delayed") > optimizer_seconds(
+        te, dp_shard=16
+    )
+    ao, plain = (
+        optimizer_seconds(dp_shard=16, precision=name, compile=True)
+        for name in ("float8-rowwise", "bf16")
+    )
     assert ao == plain
 
 
-# ---- the host ---------------------------------------------------------------------------------------------------------------
+# ---- the host ------------------------------------------------------------------------------------
 
 
 def test_an_update_on_the_host_streams_through_its_memory_and_nothing_hides_it() -> None:
@@ -136,7 +191,10 @@ def test_an_update_on_the_host_streams_through_its_memory_and_nothing_hides_it()
 def test_megatron_copies_gradients_down_and_parameters_up_around_its_update() -> None:
     pricer, batch = case({"trainer": "megatron"}, cpu_offload=True, dp_shard=16)
     owned = np.full((3, 1), 1e9)
-    fast = replace(pricer.update, cluster=pricer.cluster.model_copy(update={"pcie_bandwidth_bytes_per_second": 1e15}))
+    fast = replace(
+        pricer.update,
+        cluster=pricer.cluster.model_copy(update={"pcie_bandwidth_bytes_per_second": 1e15}),
+    )
     least = 8.0 * 1e9 / pricer.cluster.pcie_bandwidth_bytes_per_second
     waits = pricer.update.seconds(batch, owned, 0 * owned) - fast.seconds(batch, owned, 0 * owned)
     assert waits[0, 0] == pytest.approx(least, rel=1e-3)
@@ -146,20 +204,41 @@ def column(*seconds: float) -> FloatColumn:
     return np.array(seconds)[:, None]
 
 
-def waits(host: HostCopies | None, microbatches: float = 1.0, backward: float = 10.0, **layout: Any) -> float:
-    """Seconds that a rank with one layer of each kind (layer, embedding, head) waits: 1 s gathers and scatters."""
+def waits(
+    host: HostCopies | None, microbatches: float = 1.0, backward: float = 10.0, **layout: Any
+) -> float:
+    """Seconds that a rank with one layer of each kind (layer, embedding, head) waits: 1 s gathers
+    and scatters.
+    """
     pricer, batch = case(**({"dp_shard": 16, "zero_stage": 2} | layout))
     one, nothing = column(1.0, 0.0, 0.0), column(0.0, 0.0, 0.0)
     seconds = UnitColumns(
-        forward=column(10.0, 0.0, 0.0), backward=column(backward, 0.0, 0.0), gather=nothing, scatter=one, replicate=nothing, host=host
+        forward=column(10.0, 0.0, 0.0),
+        backward=column(backward, 0.0, 0.0),
+        gather=nothing,
+        scatter=one,
+        replicate=nothing,
+        host=host,
     )
     units = np.ones((1, 3, 1))
-    found = exposed_data_parallel(units, seconds, batch, np.array([microbatches]), pricer.training, TRAINERS["torchtitan"], 1.0)
+    found = exposed_data_parallel(
+        units,
+        seconds,
+        batch,
+        np.array([microbatches]),
+        pricer.training,
+        TRAINERS["torchtitan"],
+        1.0,
+    )
     return float((found.fsdp + found.dp)[0, 0])
 
 
 def copies(upload: float = 0.0, download: float = 0.0, accumulate: float = 0.0) -> HostCopies:
-    return HostCopies(upload=column(upload, 0, 0), download=column(download, 0, 0), accumulate=column(accumulate, 0, 0))
+    return HostCopies(
+        upload=column(upload, 0, 0),
+        download=column(download, 0, 0),
+        accumulate=column(accumulate, 0, 0),
+    )
 
 
 def test_copies_hide_under_compute_as_far_as_it_lasts() -> None:
@@ -176,18 +255,27 @@ def test_uploads_hide_under_the_forward_before_them() -> None:
 
 
 def test_pcie_carries_both_directions_at_once() -> None:
-    """ZeRO-3 uploads again in the backward while gradients go down: the longer of the two decides, not their sum."""
+    """ZeRO-3 uploads again in the backward while gradients go down: the longer of the two decides,
+    not their sum.
+    """
     both = waits(copies(upload=9.0, download=8.5), zero_stage=3)
     up = waits(copies(upload=9.0), zero_stage=3)
     assert both - up == pytest.approx(8.5), "the last download alone"
 
 
 def test_gradients_that_are_added_on_the_host_wait_for_it() -> None:
-    """From the second microbatch on, FSDP2 copies and adds while the host stands still: what was hidden is not."""
-    free, added = waits(copies(download=2.0), microbatches=4.0), waits(copies(download=2.0, accumulate=0.5), microbatches=4.0)
+    """From the second microbatch on, FSDP2 copies and adds while the host stands still: what was
+    hidden is not.
+    """
+    free, added = (
+        waits(copies(download=2.0), microbatches=4.0),
+        waits(copies(download=2.0, accumulate=0.5), microbatches=4.0),
+    )
     assert added - free == pytest.approx(3 * 0.5)
     once, often = waits(copies(download=2.0)), waits(copies(download=2.0), microbatches=2.0)
-    assert often == pytest.approx(2 * once + (1.0 + 2.0)), "the second microbatch hides neither reduction nor download"
+    assert often == pytest.approx(2 * once + (1.0 + 2.0)), (
+        "the second microbatch hides neither reduction nor download"
+    )
 
 
 def test_an_optimizer_in_the_backward_reads_each_gradient_as_it_arrives() -> None:
@@ -199,6 +287,12 @@ def test_without_overlap_every_copy_is_waited_for() -> None:
     overlapped = case()[0].price(case(cpu_offload=True, dp_shard=16)[1]).parts["fsdp"][0]
     pricer, batch = case({"overlap": {"dp": False}}, cpu_offload=True, dp_shard=16)
     bare = pricer.price(batch).parts["fsdp"][0]
-    copied = 2.0 * 4.0 * pricer.model.total_parameters() / 16 / pricer.cluster.pcie_bandwidth_bytes_per_second
+    copied = (
+        2.0
+        * 4.0
+        * pricer.model.total_parameters()
+        / 16
+        / pricer.cluster.pcie_bandwidth_bytes_per_second
+    )
     assert bare > overlapped
     assert bare > copied

@@ -1,4 +1,6 @@
-"""Backwards that are split: what stays until W, and what W does again, against torch's own split backward."""
+"""Backwards that are split: what stays until W, and what W does again, against torch's own split
+backward.
+"""
 
 import itertools
 from typing import Any
@@ -22,7 +24,9 @@ LLAMA = ModelSpec.from_user("llama3-8b")
 
 
 def layout(trainer: str = "torchtitan", **values: Any) -> Layout:
-    return resolve_layout({"pp": 4, "dp_shard": 2, "ac": "none", **values}, trainer=trainer, num_gpus=8)
+    return resolve_layout(
+        {"pp": 4, "dp_shard": 2, "ac": "none", **values}, trainer=trainer, num_gpus=8
+    )
 
 
 def build(trainer: str) -> Pricer:
@@ -41,7 +45,9 @@ def held(prices: Prices, field: str, row: int = 0) -> float:
 
 
 def test_torch_keeps_the_graph_and_the_incoming_gradients() -> None:
-    """Llama layer, 4096 tokens in bf16: q k v o, w1 w2 w3 and two norms receive h + 2 kv + h + 2 f + h + 2 h elements a token."""
+    """Llama layer, 4096 tokens in bf16: q k v o, w1 w2 w3 and two norms receive h + 2 kv + h + 2 f
+    + h + 2 h elements a token.
+    """
     prices = priced(layout(pp_schedule="ZBVZeroBubble"))
     h, kv, f = 4096, 1024, 14336
     incoming = 4096 * 2 * (h + 2 * kv + h + 2 * f + h + 2 * h)
@@ -57,29 +63,48 @@ def test_the_zero_bubble_fork_keeps_inputs_and_incoming_gradients() -> None:
 
 
 def test_recomputation_is_repeated_for_every_group_of_parameters() -> None:
-    prices = priced(layout(pp_schedule="ZBVZeroBubble", ac="full"), layout(pp_schedule="ZBVZeroBubble"))
-    assert held(prices, "redone_seconds") == pytest.approx(9 * held(prices, "recompute_seconds"), rel=1e-6)
+    prices = priced(
+        layout(pp_schedule="ZBVZeroBubble", ac="full"), layout(pp_schedule="ZBVZeroBubble")
+    )
+    assert held(prices, "redone_seconds") == pytest.approx(
+        9 * held(prices, "recompute_seconds"), rel=1e-6
+    )
     assert held(prices, "redone_seconds", 1) == 0.0
 
 
 def test_split_backwards_with_checkpointing_cost_more_than_whole_ones() -> None:
-    """What ZBV saves of the bubble is nothing against nine more forwards a layer; without checkpointing it wins."""
+    """What ZBV saves of the bubble is nothing against nine more forwards a layer; without
+    checkpointing it wins.
+    """
     for ac, better in (("none", True), ("full", False)):
-        prices = priced(layout(pp_schedule="ZBVZeroBubble", ac=ac), layout(pp_schedule="Interleaved1F1B", virtual_stages=2, ac=ac))
+        prices = priced(
+            layout(pp_schedule="ZBVZeroBubble", ac=ac),
+            layout(pp_schedule="Interleaved1F1B", virtual_stages=2, ac=ac),
+        )
         assert (prices.step_seconds[0] < prices.step_seconds[1]) is np.bool_(better)
         assert prices.parts["recompute"][0] >= prices.parts["recompute"][1]
 
 
-SPLIT = [("InterleavedZeroBubble", 2), ("InterleavedZeroBubble", 4), ("ZBVZeroBubble", 2), ("DualPipeV", 2)]
+SPLIT = [
+    ("InterleavedZeroBubble", 2),
+    ("InterleavedZeroBubble", 4),
+    ("ZBVZeroBubble", 2),
+    ("DualPipeV", 2),
+]
 WHOLE = [("1F1B", 1), ("GPipe", 1), ("Interleaved1F1B", 2), ("LoopedBFS", 2)]
 
 
 @pytest.mark.parametrize(("name", "virtual"), [*SPLIT, *WHOLE])
 @pytest.mark.parametrize("ac", ["none", "full"])
 def test_priced_activations_are_the_simulated_peak(name: str, virtual: int, ac: str) -> None:
-    """Rank by rank, but for the layer that runs backward: 1 %; where the head makes one stage hold more than its rank's others, 20 %."""
+    """Rank by rank, but for the layer that runs backward: 1 %; where the head makes one stage hold
+    more than its rank's others, 20 %.
+    """
     split = [32 // (4 * virtual)] * 4 * virtual
-    pricer, one = build("torchtitan"), layout(pp_schedule=name, virtual_stages=virtual, ac=ac, layers_per_stage=split)
+    pricer, one = (
+        build("torchtitan"),
+        layout(pp_schedule=name, virtual_stages=virtual, ac=ac, layers_per_stage=split),
+    )
     batch = LayoutBatch.from_layouts([one])
     prices = pricer.price(batch, every_rank=True)
     played = play(pricer, batch, prices, np.zeros(1, dtype=np.int64))
@@ -94,7 +119,9 @@ def test_priced_activations_are_the_simulated_peak(name: str, virtual: int, ac: 
 @pytest.mark.torch
 @pytest.mark.parametrize("ac", [False, True])
 def test_torchs_split_backward_does_so(ac: bool) -> None:
-    """A Llama block under stage_backward_input and stage_backward_weight: groups, forwards, and bytes that autograd keeps."""
+    """A Llama block under stage_backward_input and stage_backward_weight: groups, forwards, and
+    bytes that autograd keeps.
+    """
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
     from torch.utils.checkpoint import checkpoint
@@ -105,7 +132,15 @@ def test_torchs_split_backward_does_so(ac: bool) -> None:
     class Block(torch.nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            sizes = {"q": (d, d), "k": (d, d), "v": (d, d), "o": (d, d), "w1": (d, f), "w2": (f, d), "w3": (d, f)}
+            sizes = {
+                "q": (d, d),
+                "k": (d, d),
+                "v": (d, d),
+                "o": (d, d),
+                "w1": (d, f),
+                "w2": (f, d),
+                "w3": (d, f),
+            }
             for name, (rows, cols) in sizes.items():
                 setattr(self, name, torch.nn.Linear(rows, cols, bias=False))
             self.n1, self.n2 = torch.nn.RMSNorm(d), torch.nn.RMSNorm(d)
@@ -113,7 +148,9 @@ def test_torchs_split_backward_does_so(ac: bool) -> None:
         def forward(self, x: Any) -> Any:
             forwards.append(1)
             y = self.n1(x)
-            heads = [getattr(self, name)(y).view(1, tokens, 4, d // 4).transpose(1, 2) for name in "qkv"]
+            heads = [
+                getattr(self, name)(y).view(1, tokens, 4, d // 4).transpose(1, 2) for name in "qkv"
+            ]
             mixed = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
             x = x + self.o(mixed.transpose(1, 2).reshape(1, tokens, d))
             y = self.n2(x)
@@ -122,10 +159,20 @@ def test_torchs_split_backward_does_so(ac: bool) -> None:
     block, x = Block(), torch.randn(1, tokens, d, requires_grad=True)
     out = checkpoint(block, x, use_reentrant=False) if ac else block(x)
     _, groups = stage_backward_input([out], [torch.randn_like(out)], [x], block.parameters())
-    incoming = sum(grad.numel() for group in groups for grads in group["grads"] for grad in grads if grad is not None)
+    incoming = sum(
+        grad.numel()
+        for group in groups
+        for grads in group["grads"]
+        for grad in grads
+        if grad is not None
+    )
     before = len(forwards)
     stage_backward_weight(block.parameters(), groups)
-    assert len(groups) == len(parameter_groups(layer_ops(LLAMA, LLAMA.distinct_layers()[0][0], True))) == 9
+    assert (
+        len(groups)
+        == len(parameter_groups(layer_ops(LLAMA, LLAMA.distinct_layers()[0][0], True)))
+        == 9
+    )
     assert incoming == tokens * (4 * d + 2 * f + d + 2 * d)
     assert (before, len(forwards) - before) == ((2, 9) if ac else (1, 0))
 
@@ -136,11 +183,18 @@ def test_torch_refuses_selective_checkpointing_of_a_split_backward() -> None:
     from functools import partial
 
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
-    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+    from torch.utils.checkpoint import (
+        CheckpointPolicy,
+        checkpoint,
+        create_selective_checkpoint_contexts,
+    )
 
     saved = itertools.cycle([CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE])
     context = partial(create_selective_checkpoint_contexts, lambda *_, **__: next(saved))
-    layer, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8)), torch.randn(4, 8, requires_grad=True)
+    layer, x = (
+        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8)),
+        torch.randn(4, 8, requires_grad=True),
+    )
     out = checkpoint(layer, x, use_reentrant=False, context_fn=context)
     _, groups = stage_backward_input([out], [torch.randn_like(out)], [x], layer.parameters())
     with pytest.raises(RuntimeError, match="backward an extra time"):

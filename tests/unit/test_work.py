@@ -1,4 +1,6 @@
-"""Work as operations: FLOP against closed forms, shards against the whole, saved activations against published formulas."""
+"""Work as operations: FLOP against closed forms, shards against the whole, saved activations
+against published formulas.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -22,20 +24,38 @@ SEQ = 4096
 DENSE = LayerKind(moe=False, window=0)
 # Korthikanti et al. 2022, table 3: GPT-3 175B.
 GPT3: dict[str, Any] = {
-    "name": "gpt3-like", "hidden_size": 12288, "num_hidden_layers": 96, "num_attention_heads": 96, "num_key_value_heads": 96,
-    "head_dim": 128, "intermediate_size": 4 * 12288, "vocab_size": 51200, "mlp": "gelu", "norm": "layernorm",
+    "name": "gpt3-like", "hidden_size": 12288, "num_hidden_layers": 96, "num_attention_heads": 96,
+    "num_key_value_heads": 96,
+    "head_dim": 128, "intermediate_size": 4 * 12288, "vocab_size": 51200, "mlp": "gelu",
+    "norm": "layernorm",
 }  # fmt: skip
 S, B, H, A = 2048, 2, 12288, 96
 
 
-def pricer(model: Any = "llama3-8b", num_gpus: int = 1, trainer: str = "torchtitan", gpu: str = "h100-sxm-80gb", **training: Any) -> Pricer:
-    values = {"seq_len": SEQ, "global_batch_size": 64, "trainer": trainer, "moe_imbalance": 1.0, **training}
+def pricer(
+    model: Any = "llama3-8b",
+    num_gpus: int = 1,
+    trainer: str = "torchtitan",
+    gpu: str = "h100-sxm-80gb",
+    **training: Any,
+) -> Pricer:
+    values = {
+        "seq_len": SEQ,
+        "global_batch_size": 64,
+        "trainer": trainer,
+        "moe_imbalance": 1.0,
+        **training,
+    }
     cluster = ClusterSpec.from_user({"gpu": gpu, "num_gpus": num_gpus})
     return Pricer.build(ModelSpec.from_user(model), cluster, TrainingSpec.from_user(values))
 
 
 def price(p: Pricer, **layout: Any) -> Prices:
-    return p.price(LayoutBatch.from_layouts([resolve_layout(layout, trainer=p.training.trainer, num_gpus=p.cluster.num_gpus)]))
+    return p.price(
+        LayoutBatch.from_layouts(
+            [resolve_layout(layout, trainer=p.training.trainer, num_gpus=p.cluster.num_gpus)]
+        )
+    )
 
 
 def counts(model: ModelSpec) -> np.ndarray:
@@ -51,21 +71,28 @@ def layer_bytes(p: Pricer, **layout: Any) -> float:
     return float(price(p, **layout).stage_seconds.saved_bytes[0, 0])
 
 
-# ---- FLOP ----------------------------------------------------------------------------------------------------------------
+# ---- FLOP ----------------------------------------------------------------------------------------
 
 
 def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
-    """2 x parameters of the matrices a token meets (head included, tied or not) + attention over what the mask lets it see."""
+    """2 x parameters of the matrices a token meets (head included, tied or not) + attention over
+    what the mask lets it see.
+    """
     head_of_its_own = model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
     matrices = model.active_parameters() - model.embedding_parameters() + head_of_its_own
-    seen = [np.minimum(np.arange(1, seq_len + 1), window or seq_len).mean() for window in model.layer_windows()]
+    seen = [
+        np.minimum(np.arange(1, seq_len + 1), window or seq_len).mean()
+        for window in model.layer_windows()
+    ]
     attention = 2.0 * sum(seen) * model.num_attention_heads * (model.qk_head_dim + model.v_dim)
     return 2.0 * matrices + attention
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_forward_flops_per_token_are_the_closed_form(name: str) -> None:
-    """Norms and biases are in the parameter counts and not in the FLOP: below 0.1% for every model."""
+    """Norms and biases are in the parameter counts and not in the FLOP: below 0.1% for every
+    model.
+    """
     p = pricer(name)
     ours, closed = microbatch_flops(p) / SEQ, closed_form_flops_per_token(p.model, SEQ)
     assert ours == pytest.approx(closed, rel=1e-3)
@@ -73,24 +100,36 @@ def test_forward_flops_per_token_are_the_closed_form(name: str) -> None:
 
 
 def test_unfused_attention_computes_the_whole_square() -> None:
-    flash, unfused = pricer("gpt3-175b"), pricer("gpt3-175b", attention_kernel="unfused", trainer="megatron")
+    flash, unfused = (
+        pricer("gpt3-175b"),
+        pricer("gpt3-175b", attention_kernel="unfused", trainer="megatron"),
+    )
     model = flash.model
     square = 2.0 * SEQ * model.num_hidden_layers * model.num_attention_heads * 2 * model.head_dim
-    assert (microbatch_flops(unfused) - microbatch_flops(flash)) / SEQ == pytest.approx(square / 2, rel=1e-3)
+    assert (microbatch_flops(unfused) - microbatch_flops(flash)) / SEQ == pytest.approx(
+        square / 2, rel=1e-3
+    )
 
 
 def test_windows_bound_the_context() -> None:
     """Mistral's 4096-token window at 32768 tokens: (w - w^2 / 2s) keys a query instead of s / 2."""
     seq, window = 32768, 4096
-    base = {"base": "llama3-8b", "sliding_window": window, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    base = {
+        "base": "llama3-8b",
+        "sliding_window": window,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
     p = pricer(base, seq_len=seq)
     assert p.model.layer_windows() == (window, 0)
     windowed, full = price(p).stage_seconds.forward_flops[:2, 0]
     per_key = 2.0 * seq * p.model.num_attention_heads * 2 * p.model.head_dim
-    assert full - windowed == pytest.approx(per_key * (seq / 2 - (window - window**2 / (2 * seq))), rel=1e-9)
+    assert full - windowed == pytest.approx(
+        per_key * (seq / 2 - (window - window**2 / (2 * seq))), rel=1e-9
+    )
 
 
-# ---- shards sum to the whole ---------------------------------------------------------------------------------------------
+# ---- shards sum to the whole ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "gemma2-9b", "qwen2.5-14b"])
@@ -107,20 +146,28 @@ def test_cp_divides_all_work_attention_too(name: str, method: str) -> None:
     """Head-tail balance: every rank has the same share of the causal triangle."""
     p = pricer(name, num_gpus=4)
     whole = price(pricer(name)).stage_seconds.forward_flops
-    assert 4 * price(p, cp=4, cp_method=method).stage_seconds.forward_flops == pytest.approx(whole, rel=1e-12)
+    assert 4 * price(p, cp=4, cp_method=method).stage_seconds.forward_flops == pytest.approx(
+        whole, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b"])
 @pytest.mark.parametrize("ep", [2, 4, 8])
 def test_ep_moves_expert_work_without_adding_any(name: str, ep: int) -> None:
-    """ep ranks bring a microbatch each, so a rank's share is that of one microbatch on a rank with all experts."""
+    """ep ranks bring a microbatch each, so a rank's share is that of one microbatch on a rank with
+    all experts.
+    """
     whole = price(pricer(name)).stage_seconds.forward_flops
-    assert price(pricer(name, num_gpus=8), ep=ep).stage_seconds.forward_flops == pytest.approx(whole, rel=1e-12)
+    assert price(pricer(name, num_gpus=8), ep=ep).stage_seconds.forward_flops == pytest.approx(
+        whole, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("etp", [1, 4])
 def test_experts_under_tp_are_divided_by_tokens_or_by_width(etp: int) -> None:
-    """Experts over 2 ranks of 4 x 2: sequence shards when etp is 1, widths when it is tp. The router follows the tokens it sees."""
+    """Experts over 2 ranks of 4 x 2: sequence shards when etp is 1, widths when it is tp. The
+    router follows the tokens it sees.
+    """
     model = ModelSpec.from_user("mixtral-8x7b")
     p = pricer("mixtral-8x7b", num_gpus=8)
     whole = price(pricer("mixtral-8x7b")).stage_seconds.forward_flops[0, 0]
@@ -131,23 +178,37 @@ def test_experts_under_tp_are_divided_by_tokens_or_by_width(etp: int) -> None:
 
 
 def test_mla_down_projections_are_replicated_under_tp() -> None:
-    """DeepSeek's narrow projections have no head dimension: every TP rank runs them whole, and nothing else twice."""
+    """DeepSeek's narrow projections have no head dimension: every TP rank runs them whole, and
+    nothing else twice.
+    """
     model = ModelSpec.from_user("deepseek-v2")
     whole = microbatch_flops(pricer("deepseek-v2"))
     local = microbatch_flops(pricer("deepseek-v2", num_gpus=8), tp=8)
-    narrow = 2.0 * SEQ * model.hidden_size * (model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim)
+    narrow = (
+        2.0
+        * SEQ
+        * model.hidden_size
+        * (model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim)
+    )
     assert 8 * local - whole == pytest.approx(7 * narrow * model.num_hidden_layers, rel=1e-9)
 
 
 def test_imbalance_scales_the_busiest_ranks_experts() -> None:
     model = ModelSpec.from_user("mixtral-8x7b")
-    even, skewed = (microbatch_flops(pricer("mixtral-8x7b", num_gpus=8, moe_imbalance=x), ep=8) for x in (1.0, 1.5))
-    experts = 2.0 * SEQ * model.num_experts_per_tok * model.expert_parameters() * model.num_hidden_layers
+    even, skewed = (
+        microbatch_flops(pricer("mixtral-8x7b", num_gpus=8, moe_imbalance=x), ep=8)
+        for x in (1.0, 1.5)
+    )
+    experts = (
+        2.0 * SEQ * model.num_experts_per_tok * model.expert_parameters() * model.num_hidden_layers
+    )
     assert skewed - even == pytest.approx(0.5 * experts, rel=1e-9)
 
 
 def test_expected_imbalance() -> None:
-    """One rank holds everything; the more copies a rank receives the evener; the more ranks the worse the worst."""
+    """One rank holds everything; the more copies a rank receives the evener; the more ranks the
+    worse the worst.
+    """
     copies, ep = np.array([8192.0]), np.array([8.0])
     assert axes.expected_imbalance(copies, np.array([1.0])) == 1.0
     assert axes.expected_imbalance(copies, ep) > axes.expected_imbalance(4 * copies, ep) > 1.0
@@ -156,7 +217,7 @@ def test_expected_imbalance() -> None:
     assert axes.expected_imbalance(copies, ep)[0] == pytest.approx(loads, abs=0.01)
 
 
-# ---- the lists themselves ------------------------------------------------------------------------------------------------
+# ---- the lists themselves ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
@@ -164,8 +225,14 @@ def test_every_dimension_has_a_size_and_every_site_a_rule(name: str) -> None:
     p = pricer(name, num_gpus=8)
     batch = LayoutBatch.from_layouts([resolve_layout({"cp": 2}, trainer="torchtitan", num_gpus=8)])
     sizes = axes.local_sizes(batch, p.model, p.training, p.rules)
-    lists = [blocks.layer_ops(p.model, kind, flash) for kind, _ in p.model.distinct_layers() for flash in (True, False)]
-    for op in (op for ops in [*lists, blocks.head_ops(p.model), blocks.embedding_ops()] for op in ops):
+    lists = [
+        blocks.layer_ops(p.model, kind, flash)
+        for kind, _ in p.model.distinct_layers()
+        for flash in (True, False)
+    ]
+    for op in (
+        op for ops in [*lists, blocks.head_ops(p.model), blocks.embedding_ops()] for op in ops
+    ):
         dims: list[str] = []
         if isinstance(op, Gemm):
             dims += [*op.rows, *op.cols, *op.depth, *op.batch, *op.output.dims]
@@ -180,34 +247,60 @@ def test_every_dimension_has_a_size_and_every_site_a_rule(name: str) -> None:
 
 
 def test_sequence_parallel_tp_moves_eight_activations_a_layer() -> None:
-    """SOURCE_TABLES: TP + SP about 8 activations a layer. Forward gathers and scatters twice each, backward the reverse."""
-    ops = [op for op in blocks.layer_ops(ModelSpec.from_user("llama3-8b"), DENSE, True) if isinstance(op, Collective)]
+    """SOURCE_TABLES: TP + SP about 8 activations a layer. Forward gathers and scatters twice each,
+    backward the reverse.
+    """
+    ops = [
+        op
+        for op in blocks.layer_ops(ModelSpec.from_user("llama3-8b"), DENSE, True)
+        if isinstance(op, Collective)
+    ]
     tp = [op for op in ops if op.site.startswith("tp_")]
     assert [op.site for op in tp] == ["tp_enter", "tp_exit", "tp_enter", "tp_exit"]
     assert {op.tensor.dims for op in tp} == {("tokens", "hidden")}
     batch = LayoutBatch.from_layouts([resolve_layout({"tp": 8}, trainer="torchtitan", num_gpus=8)])
     rules = [rule for op in tp for rule in axes.SITES[op.site] if rule.applies(batch).all()]
-    assert [(rule.forward, rule.backward) for rule in rules] == 2 * [("all-gather", "reduce-scatter"), ("reduce-scatter", "all-gather")]
+    assert [(rule.forward, rule.backward) for rule in rules] == 2 * [
+        ("all-gather", "reduce-scatter"),
+        ("reduce-scatter", "all-gather"),
+    ]
 
 
 def test_tp_without_sequence_parallelism_reduces_twice_each_way() -> None:
-    ops = [op for op in blocks.layer_ops(ModelSpec.from_user("llama3-8b"), DENSE, True) if isinstance(op, Collective)]
-    batch = LayoutBatch.from_layouts([resolve_layout({"tp": 8, "sequence_parallel": False}, trainer="torchtitan", num_gpus=8)])
-    rules = [rule for op in ops if op.site.startswith("tp_") for rule in axes.SITES[op.site] if rule.applies(batch).all()]
-    assert sorted(str(op) for rule in rules for op in (rule.forward, rule.backward)) == 4 * ["None"] + 4 * ["all-reduce"]
+    ops = [
+        op
+        for op in blocks.layer_ops(ModelSpec.from_user("llama3-8b"), DENSE, True)
+        if isinstance(op, Collective)
+    ]
+    batch = LayoutBatch.from_layouts(
+        [resolve_layout({"tp": 8, "sequence_parallel": False}, trainer="torchtitan", num_gpus=8)]
+    )
+    rules = [
+        rule
+        for op in ops
+        if op.site.startswith("tp_")
+        for rule in axes.SITES[op.site]
+        if rule.applies(batch).all()
+    ]
+    assert sorted(str(op) for rule in rules for op in (rule.forward, rule.backward)) == 4 * [
+        "None"
+    ] + 4 * ["all-reduce"]
 
 
 @pytest.mark.parametrize("recipes", [precision.TORCHAO, precision.TRANSFORMER_ENGINE])
-def test_recipes_follow_the_layouts_precisions_and_never_save_more_than_bf16(recipes: tuple[precision.Recipe, ...]) -> None:
+def test_recipes_follow_the_layouts_precisions_and_never_save_more_than_bf16(
+    recipes: tuple[precision.Recipe, ...],
+) -> None:
     assert tuple(recipe.name for recipe in recipes) == PRECISIONS
     saved = precision.column("saved_bytes", np.arange(len(PRECISIONS)), recipes)
     assert saved[0] == 2
     assert (saved <= 2).all()
 
 
-# ---- saved activations: Korthikanti et al. 2022 --------------------------------------------------------------------------
-# Their layer keeps 34 s b h + 5 a s^2 b bytes. Ours has no dropout on the two residual branches (no model in the catalogue is
-# trained with it any more), whose masks are 1 s b h each: 32 s b h. The mask of the attention dropout is in both (the 5).
+# ---- saved activations: Korthikanti et al. 2022 --------------------------------------------------
+# Their layer keeps 34 s b h + 5 a s^2 b bytes. Ours has no dropout on the two residual branches (no
+# model in the catalogue is --- trained with it any more), whose masks are 1 s b h each: 32 s b h.
+# The mask of the attention dropout is in both (the 5). ---
 
 
 def gpt3(tp: int = 1, num_gpus: int = 8, trainer: str = "megatron", **layout: Any) -> float:
@@ -216,7 +309,8 @@ def gpt3(tp: int = 1, num_gpus: int = 8, trainer: str = "megatron", **layout: An
 
 
 RESIDUAL_MASKS = 2.0
-STATISTICS = 2 * 2 * 4.0 / H  # fp32 mean and deviation of each row of both norms, which the paper leaves out
+# fp32 mean and deviation of each row of both norms, which the paper leaves out
+STATISTICS = 2 * 2 * 4.0 / H
 SCORES = 5.0 * A * S / H
 
 
@@ -225,27 +319,43 @@ def test_activations_without_parallelism() -> None:
 
 
 def test_activations_under_tp() -> None:
-    """s b h (10 + 24 / t + 5 a s / (h t)): norms' inputs, both matmul inputs and the masks stay whole."""
-    assert gpt3(8, ac="none", sequence_parallel=False) == pytest.approx(10 - RESIDUAL_MASKS + 24 / 8 + SCORES / 8 + STATISTICS, rel=1e-9)
+    """s b h (10 + 24 / t + 5 a s / (h t)): norms' inputs, both matmul inputs and the masks stay
+    whole.
+    """
+    assert gpt3(8, ac="none", sequence_parallel=False) == pytest.approx(
+        10 - RESIDUAL_MASKS + 24 / 8 + SCORES / 8 + STATISTICS, rel=1e-9
+    )
 
 
 def test_activations_under_tp_and_sequence_parallelism() -> None:
-    assert gpt3(8, ac="none", sequence_parallel=True) == pytest.approx((34 - RESIDUAL_MASKS + SCORES + STATISTICS) / 8, rel=1e-9)
+    assert gpt3(8, ac="none", sequence_parallel=True) == pytest.approx(
+        (34 - RESIDUAL_MASKS + SCORES + STATISTICS) / 8, rel=1e-9
+    )
 
 
 def test_torch_keeps_the_gathered_inputs_that_megatron_gathers_again() -> None:
-    """DTensor's column-parallel linears keep their all-gathered input: 2 inputs of 2 s b h not divided by t."""
+    """DTensor's column-parallel linears keep their all-gathered input: 2 inputs of 2 s b h not
+    divided by t.
+    """
     ours = gpt3(8, ac="none", sequence_parallel=True, trainer="fsdp")
     assert ours == pytest.approx(4 + (30 - RESIDUAL_MASKS + SCORES + STATISTICS) / 8, rel=1e-9)
 
 
-@pytest.mark.parametrize(("tp", "parallel", "divided"), [(1, False, 34.0), (8, False, 10 + 24 / 8), (8, True, 34 / 8)])
-def test_selective_attention_drops_the_score_matrix(tp: int, parallel: bool, divided: float) -> None:
+@pytest.mark.parametrize(
+    ("tp", "parallel", "divided"), [(1, False, 34.0), (8, False, 10 + 24 / 8), (8, True, 34 / 8)]
+)
+def test_selective_attention_drops_the_score_matrix(
+    tp: int, parallel: bool, divided: float
+) -> None:
     whole = (RESIDUAL_MASKS - STATISTICS) / (tp if parallel else 1)
-    assert gpt3(tp, ac="selective-attention", sequence_parallel=parallel) == pytest.approx(divided - whole, rel=1e-9)
+    assert gpt3(tp, ac="selective-attention", sequence_parallel=parallel) == pytest.approx(
+        divided - whole, rel=1e-9
+    )
 
 
-@pytest.mark.parametrize(("tp", "parallel", "kept"), [(1, False, 2.0), (8, False, 2.0), (8, True, 2.0 / 8)])
+@pytest.mark.parametrize(
+    ("tp", "parallel", "kept"), [(1, False, 2.0), (8, False, 2.0), (8, True, 2.0 / 8)]
+)
 def test_full_recomputation_keeps_the_layers_input(tp: int, parallel: bool, kept: float) -> None:
     """2 s b h; under sequence parallelism the input is a shard (Megatron and FSDP2 alike)."""
     assert gpt3(tp, ac="full", sequence_parallel=parallel) == pytest.approx(kept, rel=1e-9)
@@ -258,7 +368,7 @@ def test_flash_attention_never_keeps_the_scores() -> None:
     assert layer_bytes(p, ac="none", micro_batch_size=B) == pytest.approx(by_hand, rel=1e-9)
 
 
-# ---- saved activations: Llama 3 8B by hand, 8192 tokens ------------------------------------------------------------------
+# ---- saved activations: Llama 3 8B by hand, 8192 tokens ------------------------------------------
 
 T8, HID, Q, KV, FFN = 8192, 4096, 4096, 1024, 14336
 LSE = 4 * 32
@@ -269,7 +379,9 @@ def llama(**layout: Any) -> Prices:
 
 
 def test_selective_op_keeps_every_second_matmul_attention_and_the_input() -> None:
-    """TorchTitan's policy over wq wk wv wo w1 w3 w2: keeps wq, wv, w1, w2; and attention's output with its statistics."""
+    """TorchTitan's policy over wq wk wv wo w1 w3 w2: keeps wq, wv, w1, w2; and attention's output
+    with its statistics.
+    """
     by_hand = 2 * (HID + Q + KV + FFN + HID) + 2 * Q + LSE
     assert llama(ac="selective-op").stage_seconds.saved_bytes[0, 0] == by_hand * T8
 
@@ -280,49 +392,75 @@ def test_selective_op_under_tp_keeps_shards_and_the_scattered_sums() -> None:
 
 
 def test_no_checkpointing_keeps_what_eager_autograd_keeps() -> None:
-    """Two norm inputs with their deviations, two matmul inputs, q k v, attention's output and statistics, w1 w3 silu and their product."""
+    """Two norm inputs with their deviations, two matmul inputs, q k v, attention's output and
+    statistics, w1 w3 silu and their product.
+    """
     by_hand = 2 * (2 * HID + 2 * HID + Q + 2 * KV + Q) + 2 * 4 + LSE + 2 * 4 * FFN
     assert llama(ac="none").stage_seconds.saved_bytes[0, 0] == by_hand * T8
 
 
 def test_a_compiled_layer_recomputes_silu() -> None:
-    eager, compiled = (llama(ac="none", compile=flag).stage_seconds.saved_bytes[0, 0] for flag in (False, True))
+    eager, compiled = (
+        llama(ac="none", compile=flag).stage_seconds.saved_bytes[0, 0] for flag in (False, True)
+    )
     assert eager - compiled == 2 * FFN * T8
 
 
 def test_torch_before_2_8_keeps_fp32_copies_in_norms() -> None:
-    old = price(pricer("llama3-8b", num_gpus=8, seq_len=T8, torch_version="2.6.0"), ac="none").stage_seconds.saved_bytes[0, 0]
-    new = price(pricer("llama3-8b", num_gpus=8, seq_len=T8, torch_version="2.8.0"), ac="none").stage_seconds.saved_bytes[0, 0]
-    assert old - new == 2 * (2 * 4 - 2) * HID * T8, "the fp32 input and the fp32 product instead of the input"
+    old = price(
+        pricer("llama3-8b", num_gpus=8, seq_len=T8, torch_version="2.6.0"), ac="none"
+    ).stage_seconds.saved_bytes[0, 0]
+    new = price(
+        pricer("llama3-8b", num_gpus=8, seq_len=T8, torch_version="2.8.0"), ac="none"
+    ).stage_seconds.saved_bytes[0, 0]
+    assert old - new == 2 * (2 * 4 - 2) * HID * T8, (
+        "the fp32 input and the fp32 product instead of the input"
+    )
 
 
 def test_every_second_layer_keeps_half_of_it_all() -> None:
-    none, half, full = (llama(ac=ac).stage_seconds.saved_bytes[0, 0] for ac in ("none", "selective-layer-2", "full"))
+    none, half, full = (
+        llama(ac=ac).stage_seconds.saved_bytes[0, 0] for ac in ("none", "selective-layer-2", "full")
+    )
     assert half == pytest.approx((none + full) / 2)
     assert llama(ac="selective-layer-1").stage_seconds.saved_bytes[0, 0] == full == 2 * HID * T8
 
 
 def test_recomputed_flops_of_each_mode() -> None:
-    """full: the forward of the layers but its last product (w2); selective-op: wk, wo and w3; none: nothing. Megatron redoes w2 too."""
+    """full: the forward of the layers but its last product (w2); selective-op: wk, wo and w3; none:
+    nothing. Megatron redoes w2 too.
+    """
     last = 2.0 * T8 * HID * FFN
-    for ac, redone in (("none", 0.0), ("selective-op", 2.0 * T8 * HID * (KV + Q + FFN)), ("full", None), ("selective-layer-4", None)):
+    for ac, redone in (
+        ("none", 0.0),
+        ("selective-op", 2.0 * T8 * HID * (KV + Q + FFN)),
+        ("full", None),
+        ("selective-layer-4", None),
+    ):
         s = llama(ac=ac).stage_seconds
         whole = s.forward_flops[0, 0] - last
         expected = {"full": whole, "selective-layer-4": whole / 4}.get(ac, redone)
         assert s.recompute_flops[0, 0] == pytest.approx(expected, rel=1e-12)
         assert (s.recompute_flops[1:] == 0).all(), "embedding and head are outside checkpointing"
-    megatron = price(pricer("llama3-8b", num_gpus=8, seq_len=T8, trainer="megatron"), ac="full", zero_stage=1).stage_seconds
+    megatron = price(
+        pricer("llama3-8b", num_gpus=8, seq_len=T8, trainer="megatron"), ac="full", zero_stage=1
+    ).stage_seconds
     assert megatron.recompute_flops[0, 0] == pytest.approx(megatron.forward_flops[0, 0], rel=1e-12)
 
 
 def test_memory_budget_runs_from_full_to_none() -> None:
     none, full = llama(ac="none", compile=True), llama(ac="full", compile=True)
-    most, least = llama(ac="memory-budget-1", compile=True), llama(ac="memory-budget-0", compile=True)
+    most, least = (
+        llama(ac="memory-budget-1", compile=True),
+        llama(ac="memory-budget-0", compile=True),
+    )
     assert most.stage_seconds.saved_bytes[0, 0] == none.stage_seconds.saved_bytes[0, 0]
     assert least.stage_seconds.saved_bytes[0, 0] == full.stage_seconds.saved_bytes[0, 0]
     assert most.parts["recompute"][0] == 0.0
     assert least.parts["recompute"][0] == pytest.approx(full.parts["recompute"][0], rel=1e-9)
-    budgets = [llama(ac=f"memory-budget-{x}", compile=True) for x in (0, 0.1, 0.25, 0.5, 0.75, 0.9, 1)]
+    budgets = [
+        llama(ac=f"memory-budget-{x}", compile=True) for x in (0, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
+    ]
     saved = [b.stage_seconds.saved_bytes[0, 0] for b in budgets]
     redone = [b.parts["recompute"][0] for b in budgets]
     assert saved == sorted(saved)
@@ -330,12 +468,19 @@ def test_memory_budget_runs_from_full_to_none() -> None:
 
 
 def test_memory_budget_keeps_attention_first() -> None:
-    """Flash attention costs most seconds a byte at long context, so a small budget already spares its recomputation."""
-    full, tenth = (llama(ac=ac, compile=True).stage_seconds.recompute_flops[0, 0] for ac in ("full", "memory-budget-0.1"))
+    """Flash attention costs most seconds a byte at long context, so a small budget already spares
+    its recomputation.
+    """
+    full, tenth = (
+        llama(ac=ac, compile=True).stage_seconds.recompute_flops[0, 0]
+        for ac in ("full", "memory-budget-0.1")
+    )
     attention = 2.0 * T8 * (T8 / 2) * 32 * 256
     assert full - tenth >= attention
 
 
 def test_attention_and_windows_are_in_the_list() -> None:
-    ops = blocks.layer_ops(ModelSpec.from_user("gemma2-9b"), LayerKind(moe=False, window=4096), True)
+    ops = blocks.layer_ops(
+        ModelSpec.from_user("gemma2-9b"), LayerKind(moe=False, window=4096), True
+    )
     assert [op.window for op in ops if isinstance(op, Attention)] == [4096]

@@ -11,7 +11,20 @@ from api.cli.root import run
 from api.cli.studying import sweep_stand
 from api.cli.working import working
 
-JOB = ["--model", "llama3.2-1b", "--gpu", "h100", "--num-gpus", "1", "--seq-len", "2k", "--global-batch-size", "4", "--top-k", "1"]
+JOB = [
+    "--model",
+    "llama3.2-1b",
+    "--gpu",
+    "h100",
+    "--num-gpus",
+    "1",
+    "--seq-len",
+    "2k",
+    "--global-batch-size",
+    "4",
+    "--top-k",
+    "1",
+]
 
 
 class Terminal(io.StringIO):
@@ -44,7 +57,9 @@ def test_a_terminal_shows_words_and_how_many_are_done(monkeypatch: pytest.Monkey
     assert "1/3" in terminal.getvalue()
 
 
-def test_who_asked_for_quiet_or_watches_nothing_sees_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asked_for_quiet_or_watches_nothing_sees_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     terminal = watched(monkeypatch)
     with working("pricing", quiet=True) as shown:
         shown.say("words")
@@ -67,12 +82,19 @@ def test_who_asked_for_quiet_or_watches_nothing_sees_nothing(monkeypatch: pytest
     ],
 )
 def test_commands_that_take_long_say_so_on_a_terminal(
-    command: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     terminal = watched(monkeypatch)
     few, job = tmp_path / "few.jsonl", tmp_path / "job.yaml"
     few.write_text(PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
-    job.write_text("model: llama3-8b\ncluster: {gpu: h100, num_gpus: 8}\ntraining: {seq_len: 2k, global_batch_size: 8}\nlayout: {}\n")
+    job.write_text(
+        "model: llama3-8b\ncluster: {gpu: h100, num_gpus: 8}\ntraining: {seq_len: 2k, "
+        "global_batch_size: 8}\nlayout: {}\n"
+    )
     line = [{"FEW": str(few), "JOB": str(job)}.get(word, word) for word in command]
     assert run(line) == 0
     assert words in terminal.getvalue()
@@ -83,5 +105,14 @@ def test_commands_that_take_long_say_so_on_a_terminal(
 
 
 def test_a_sweep_counts_layouts() -> None:
-    stand = sweep_stand({"event": "sweep", "message": "w", "jobs": 0, "jobs_left": 2, "layouts": 1, "layouts_left": 5})
+    stand = sweep_stand(
+        {
+            "event": "sweep",
+            "message": "w",
+            "jobs": 0,
+            "jobs_left": 2,
+            "layouts": 1,
+            "layouts_left": 5,
+        }
+    )
     assert (stand.done, stand.total, stand.words) == (1, 6, "w")

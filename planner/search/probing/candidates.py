@@ -1,4 +1,5 @@
-"""The legal layouts that a probe could be spent on, as columns, with what the cost model believes about each before any probe.
+"""The legal layouts that a probe could be spent on, as columns, with what the cost model believes
+about each before any probe.
 
 Letters: N candidates, Q directions of error that candidates share, C cells of the space.
 """
@@ -23,20 +24,24 @@ from planner.specs.measurement import Measured
 MOST = 100_000
 MOST_PRICED = 400_000  # about a second
 SIMULATED = 2000
-# Judgement: a layout predicted this much slower than the best one that fits is not worth a probe even if the model is 30% wrong about both.
+# Judgement: a layout predicted this much slower than the best one that fits is not worth a probe
+#     even if the model is 30% wrong about both.
 SLACK = 1.5
-# Judgement: layouts that probably do not fit are kept too, because a probe can show that the memory model was too pessimistic.
+# Judgement: layouts that probably do not fit are kept too, because a probe can show that the memory
+#     model was too pessimistic.
 RISKIEST = 0.5
-MEMORY_KINDS = ("device_bytes", "peak_reserved_bytes", "peak_allocated_bytes")  # the first that was measured is compared
+# the first that was measured is compared
+MEMORY_KINDS = ("device_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
     """What is believed before any probe, from any source.
 
-    log_seconds (N,): mean of the logarithm of step seconds.  sd (N,): standard deviation of each candidate's own error around it, alike
-    for alike layouts (`likeness`).  factor (N, Q): errors that candidates share on top, covariance factor @ factor.T (of draws: the draws
-    less their mean over the root of their number).  oom_probability (N,): P(device memory > usable).
+    log_seconds (N,): mean of the logarithm of step seconds.  sd (N,): standard deviation of each
+    candidate's own error around it, alike for alike layouts (`likeness`).  factor (N, Q): errors
+    that candidates share on top, covariance factor @ factor.T (of draws: the draws less their mean
+    over the root of their number).  oom_probability (N,): P(device memory > usable).
     memory_sd (N,): standard deviation of the logarithm of memory.
     """
 
@@ -47,34 +52,51 @@ class Prior:
     memory_sd: FloatColumn
 
     @classmethod
-    def alike(cls, step_seconds: FloatColumn, time_sd: float, oom: FloatColumn, memory_sd: float) -> "Prior":
+    def alike(
+        cls, step_seconds: FloatColumn, time_sd: float, oom: FloatColumn, memory_sd: float
+    ) -> "Prior":
         """The same own error for all and nothing shared."""
         count = len(step_seconds)
         return cls(
-            log_seconds=np.log(step_seconds), sd=np.full(count, time_sd), factor=np.zeros((count, 0)), oom_probability=oom,
+            log_seconds=np.log(step_seconds),
+            sd=np.full(count, time_sd),
+            factor=np.zeros((count, 0)),
+            oom_probability=oom,
             memory_sd=np.full(count, memory_sd),
-        )  # fmt: skip
+        )
 
     @classmethod
-    def calibrated(cls, step_seconds: FloatColumn, spread: TimeSpread, oom: FloatColumn, memory_sd: FloatColumn) -> "Prior":
-        """The calibration's posterior: its directions and what all runs on a cluster have in common are shared, the rest is own."""
+    def calibrated(
+        cls, step_seconds: FloatColumn, spread: TimeSpread, oom: FloatColumn, memory_sd: FloatColumn
+    ) -> "Prior":
+        """The calibration's posterior: its directions and what all runs on a cluster have in common
+        are shared, the rest is own.
+        """
         common = np.full((len(step_seconds), 1), spread.shared_sd)
         return cls(
-            log_seconds=np.log(step_seconds), sd=spread.own_sd, factor=np.concatenate([spread.loadings.T, common], axis=1),
-            oom_probability=oom, memory_sd=memory_sd,
-        )  # fmt: skip
+            log_seconds=np.log(step_seconds),
+            sd=spread.own_sd,
+            factor=np.concatenate([spread.loadings.T, common], axis=1),
+            oom_probability=oom,
+            memory_sd=memory_sd,
+        )
 
     def take(self, rows: IntColumn) -> "Prior":
         """Of these candidates."""
         return Prior(
-            log_seconds=self.log_seconds[rows], sd=self.sd[rows], factor=self.factor[rows], oom_probability=self.oom_probability[rows],
+            log_seconds=self.log_seconds[rows],
+            sd=self.sd[rows],
+            factor=self.factor[rows],
+            oom_probability=self.oom_probability[rows],
             memory_sd=self.memory_sd[rows],
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all candidates of a study have in common. usable_bytes: device memory that a plan may use."""
+    """What all candidates of a study have in common. usable_bytes: device memory that a plan may
+    use.
+    """
 
     usable_bytes: float
     num_gpus: int
@@ -83,7 +105,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """N legal layouts, fastest prediction first. memory: predicted bytes by MEMORY_KINDS, (N,) each.  groups: see `likeness`."""
+    """N legal layouts, fastest prediction first. memory: predicted bytes by MEMORY_KINDS, (N,)
+    each. groups: see `likeness`.
+    """
 
     batch: LayoutBatch
     prior: Prior
@@ -95,14 +119,19 @@ class Candidates:
         return len(self.batch)
 
     @classmethod
-    def build(cls, batch: LayoutBatch, prior: Prior, memory: Mapping[str, FloatColumn], setting: Setting) -> "Candidates":
+    def build(
+        cls, batch: LayoutBatch, prior: Prior, memory: Mapping[str, FloatColumn], setting: Setting
+    ) -> "Candidates":
         """From columns in any order."""
         order = np.argsort(prior.log_seconds, kind="stable")
         rows = batch.take(order)
         return cls(
-            batch=rows, prior=prior.take(order), memory={kind: column[order] for kind, column in memory.items()}, setting=setting,
+            batch=rows,
+            prior=prior.take(order),
+            memory={kind: column[order] for kind, column in memory.items()},
+            setting=setting,
             groups=likeness.groups(rows, setting.global_batch_size),
-        )  # fmt: skip
+        )
 
     def find(self, layout: Layout) -> int | None:
         """The row of this layout; None if it is no candidate."""
@@ -111,13 +140,19 @@ class Candidates:
             return None
         alike = np.ones(len(self), dtype=np.bool_)
         for name, column in wanted.columns():
-            value = column[0] if name != "split" or layout.layers_per_stage is None else self.batch.splits.index(layout.layers_per_stage)
+            value = (
+                column[0]
+                if name != "split" or layout.layers_per_stage is None
+                else self.batch.splits.index(layout.layers_per_stage)
+            )
             alike &= getattr(self.batch, name) == value
         rows = np.flatnonzero(alike)
         return int(rows[0]) if len(rows) else None
 
     def memory_residual(self, row: int, measured: Measured) -> float | None:
-        """Log of measured over predicted memory, of the first kind that was measured and predicted; None when nothing was measured."""
+        """Log of measured over predicted memory, of the first kind that was measured and predicted;
+        None when nothing was measured.
+        """
         for kind in MEMORY_KINDS:
             value = getattr(measured, kind)
             if value is not None and value > 0 and kind in self.memory:
@@ -126,11 +161,18 @@ class Candidates:
 
 
 def enumerate_candidates(
-    pricer: Pricer, space: Space, *, most: int = MOST, slack: float = SLACK, include: Sequence[Layout] = ()
+    pricer: Pricer,
+    space: Space,
+    *,
+    most: int = MOST,
+    slack: float = SLACK,
+    include: Sequence[Layout] = (),
 ) -> Candidates:
-    """The `most` fastest legal layouts within `slack` of the best that fits, priced; the first SIMULATED of them simulated.
+    """The `most` fastest legal layouts within `slack` of the best that fits, priced; the first
+    SIMULATED of them simulated.
 
-    Cells are priced in the order of their time floor until the floor passes `slack` times the best, or MOST_PRICED layouts are priced.
+    Cells are priced in the order of their time floor until the floor passes `slack` times the best,
+    or MOST_PRICED layouts are priced.
     include: legal layouts that must be among them (what has been measured, what is run today).
     Raises InfeasibleError when no layout of the space may fit.
     """
@@ -138,7 +180,10 @@ def enumerate_candidates(
     if include:
         parts.append(_Part.of(pricer, LayoutBatch.from_layouts(include), keep_all=True))
     if not sum(len(part.batch) for part in parts):
-        raise InfeasibleError("no layout is likely enough to fit for a probe to be spent on it", remedy="use more GPUs or a smaller job")
+        raise InfeasibleError(
+            "no layout is likely enough to fit for a probe to be spent on it",
+            remedy="use more GPUs or a smaller job",
+        )
     joined = _Part.join(parts)
     best = np.argsort(joined.step_seconds, kind="stable")
     within = joined.step_seconds[best] <= slack * joined.fastest
@@ -146,9 +191,10 @@ def enumerate_candidates(
     wanted = np.arange(len(joined.batch) - len(include), len(joined.batch))
     rows = joined.take(np.concatenate([chosen, np.setdiff1d(wanted, chosen)])).without_twins()
     setting = Setting(
-        usable_bytes=float(pricer.cluster.usable_memory_bytes), num_gpus=pricer.cluster.num_gpus,
+        usable_bytes=float(pricer.cluster.usable_memory_bytes),
+        num_gpus=pricer.cluster.num_gpus,
         global_batch_size=pricer.training.global_batch_size,
-    )  # fmt: skip
+    )
     return Candidates.build(rows.batch, _prior(pricer, rows), rows.memory, setting)
 
 
@@ -163,7 +209,12 @@ class _Part:
     def of(cls, pricer: Pricer, batch: LayoutBatch, *, keep_all: bool = False) -> "_Part":
         prices = pricer.price(batch)
         oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
-        part = cls(batch=batch, step_seconds=prices.step_seconds, oom=oom, memory={kind: getattr(prices, kind) for kind in MEMORY_KINDS})
+        part = cls(
+            batch=batch,
+            step_seconds=prices.step_seconds,
+            oom=oom,
+            memory={kind: getattr(prices, kind) for kind in MEMORY_KINDS},
+        )
         return part if keep_all else part.take(np.flatnonzero(part.oom <= RISKIEST))
 
     @classmethod
@@ -172,18 +223,24 @@ class _Part:
             batch=LayoutBatch.concatenate([part.batch for part in parts]),
             step_seconds=np.concatenate([part.step_seconds for part in parts]),
             oom=np.concatenate([part.oom for part in parts]),
-            memory={kind: np.concatenate([part.memory[kind] for part in parts]) for kind in MEMORY_KINDS},
+            memory={
+                kind: np.concatenate([part.memory[kind] for part in parts]) for kind in MEMORY_KINDS
+            },
         )
 
     def take(self, rows: IntColumn) -> "_Part":
         return _Part(
-            batch=self.batch.take(rows), step_seconds=self.step_seconds[rows], oom=self.oom[rows],
+            batch=self.batch.take(rows),
+            step_seconds=self.step_seconds[rows],
+            oom=self.oom[rows],
             memory={kind: column[rows] for kind, column in self.memory.items()},
-        )  # fmt: skip
+        )
 
     def without_twins(self) -> "_Part":
         """Each layout once, the first place kept."""
-        table = np.stack([np.asarray(column, dtype=np.float64) for _, column in self.batch.columns()], axis=1)
+        table = np.stack(
+            [np.asarray(column, dtype=np.float64) for _, column in self.batch.columns()], axis=1
+        )
         _, first = np.unique(table, axis=0, return_index=True)
         return self.take(np.sort(first))
 
@@ -195,7 +252,9 @@ class _Part:
 
 
 def _parts(pricer: Pricer, space: Space, slack: float) -> Iterator[_Part]:
-    """What may fit of the cells that can matter, about CHUNK layouts at once, cells with the lowest time floor first."""
+    """What may fit of the cells that can matter, about CHUNK layouts at once, cells with the lowest
+    time floor first.
+    """
     if not len(space.cells):
         return
     seconds, device = pricer.floors(space.cells)
@@ -213,12 +272,16 @@ def _parts(pricer: Pricer, space: Space, slack: float) -> Iterator[_Part]:
 
 
 def _prior(pricer: Pricer, part: _Part) -> Prior:
-    """The calibration's belief. The SIMULATED fastest are simulated; the screen is within 1 to 2% of that (`benchmarks/screening.py`)."""
+    """The calibration's belief. The SIMULATED fastest are simulated; the screen is within 1 to 2%
+    of that (`benchmarks/screening.py`).
+    """
     seconds = part.step_seconds.copy()
     rows = np.argsort(seconds, kind="stable")[:SIMULATED]
     batch = part.batch.take(rows)
     seconds[rows] = refine(pricer, batch, pricer.price(batch)).step_seconds
-    chunks = [part.batch.take(slice(start, start + CHUNK)) for start in range(0, len(seconds), CHUNK)]
+    chunks = [
+        part.batch.take(slice(start, start + CHUNK)) for start in range(0, len(seconds), CHUNK)
+    ]
     spreads = [time_spread(pricer, chunk, pricer.price(chunk)) for chunk in chunks]
     deviation = memory_deviation(pricer.profile, part.memory["device_bytes"])
     return Prior.calibrated(seconds, TimeSpread.join(spreads), part.oom, deviation)

@@ -1,6 +1,8 @@
-"""Which rung first: a micro-probe, an emulated rank, an imitation, or the layout itself, by value of information per GPU-second.
+"""Which rung first: a micro-probe, an emulated rank, an imitation, or the layout itself, by value
+of information per GPU-second.
 
-Value is expected gain in log step seconds (about a share of the step). Pure functions of beliefs, costs and variances.
+Value is expected gain in log step seconds (about a share of the step). Pure functions of beliefs,
+costs and variances.
 Letters: N candidates, Z nodes of a quadrature over a standard normal.
 """
 
@@ -20,9 +22,11 @@ ITERATIONS = 20  # of the ratio; it converges superlinearly (Dinkelbach 1967)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """A way to look at one candidate. gpu_seconds: of one look.  sd: what its time says of the layout's own log step is off by this.
+    """A way to look at one candidate. gpu_seconds: of one look.  sd: what its time says of the
+    layout's own log step is off by this.
 
-    shows_memory: whether it tells if the layout fits.  num_gpus: held at once.  The layout itself (`probed`) has sd 0 and shows memory.
+    shows_memory: whether it tells if the layout fits.  num_gpus: held at once.  The layout itself
+        (`probed`) has sd 0 and shows memory.
     """
 
     name: str
@@ -34,7 +38,9 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belief:
-    """Of one candidate: expected log seconds above the best so far (gap), standard deviation, probability of fitting."""
+    """Of one candidate: expected log seconds above the best so far (gap), standard deviation,
+    probability of fitting.
+    """
 
     gap: float
     sd: float
@@ -43,9 +49,11 @@ class Belief:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What to do next about a candidate. rate: expected gain per GPU-second of the whole way that starts with this rung.
+    """What to do next about a candidate. rate: expected gain per GPU-second of the whole way that
+    starts with this rung.
 
-    goes_on: probability that the layout itself is probed after this rung; None where it cannot be, whatever comes.
+    goes_on: probability that the layout itself is probed after this rung; None where it cannot be,
+        whatever comes.
     """
 
     rung: Rung
@@ -57,28 +65,43 @@ class Choice:
         if self.rung.name == full.name:
             return f"{self.rung.name}: gains {self.rate:.2e} a GPU-second"
         if self.goes_on is None:
-            return f"{self.rung.name} alone ({self.rung.gpu_seconds:.3g} GPU-seconds): gains {self.rate:.2e} a GPU-second"
+            return (
+                f"{self.rung.name} alone ({self.rung.gpu_seconds:.3g} GPU-seconds): gains "
+                f"{self.rate:.2e} a GPU-second"
+            )
         return (
-            f"{self.rung.name} first ({self.rung.gpu_seconds:.3g} instead of {full.gpu_seconds:.3g} GPU-seconds): gains {self.rate:.2e} "
+            f"{self.rung.name} first ({self.rung.gpu_seconds:.3g} instead of "
+            f"{full.gpu_seconds:.3g} GPU-seconds): gains {self.rate:.2e} "
             f"a GPU-second; the layout itself follows with probability {self.goes_on:.0%}"
         )
 
 
 def choose_rung(belief: Belief, rungs: Sequence[Rung], full: Rung) -> Choice:
-    """The rung with the best rate, the cheaper one of equals; `full` is the layout itself and always possible."""
-    options = [_through(belief, rung, full) for rung in rungs if rung.gpu_seconds < full.gpu_seconds]
-    return max([direct(belief, full), *options], key=lambda choice: (choice.rate, -choice.rung.gpu_seconds))
+    """The rung with the best rate, the cheaper one of equals; `full` is the layout itself and
+    always possible.
+    """
+    options = [
+        _through(belief, rung, full) for rung in rungs if rung.gpu_seconds < full.gpu_seconds
+    ]
+    return max(
+        [direct(belief, full), *options], key=lambda choice: (choice.rate, -choice.rung.gpu_seconds)
+    )
 
 
 def look_alone(belief: Belief, rungs: Sequence[Rung]) -> Choice:
-    """The rung with the best rate where the layout itself cannot be run: what the winner gains when it is chosen by what looks say.
+    """The rung with the best rate where the layout itself cannot be run: what the winner gains when
+    it is chosen by what looks say.
 
-    After the rung the expectation is m + s Z, s = v / sqrt(v + t) (v: belief variance, t: rung's): P(fits) x E[max(0, -(m + s Z))].
+    After the rung the expectation is m + s Z, s = v / sqrt(v + t) (v: belief variance, t: rung's):
+    P(fits) x E[max(0, -(m + s Z))].
     """
     variance = belief.sd**2
     moved = [variance / np.sqrt(variance + rung.sd**2) if variance > 0 else 0.0 for rung in rungs]
     gains = belief.fits * normal.expected_excess(np.full(len(rungs), belief.gap), np.array(moved))
-    choices = [Choice(rung=rung, rate=float(gain) / rung.gpu_seconds, goes_on=None) for rung, gain in zip(rungs, gains, strict=True)]
+    choices = [
+        Choice(rung=rung, rate=float(gain) / rung.gpu_seconds, goes_on=None)
+        for rung, gain in zip(rungs, gains, strict=True)
+    ]
     return max(choices, key=lambda choice: (choice.rate, -choice.rung.gpu_seconds))
 
 
@@ -89,10 +112,12 @@ def direct(belief: Belief, full: Rung) -> Choice:
 
 
 def _through(belief: Belief, rung: Rung, full: Rung) -> Choice:
-    """A cheaper rung first, and the layout itself only where it still pays: the best ratio of expected gain to expected GPU-seconds.
+    """A cheaper rung first, and the layout itself only where it still pays: the best ratio of
+    expected gain to expected GPU-seconds.
 
-    After the rung the expectation is m + s Z with s = v / sqrt(v + t) (v: belief variance, t: rung's), variance v - s^2; a rung that shows
-    memory ends there with probability 1 - P(fits). It goes on where the gain then exceeds ratio x cost (Dinkelbach's condition).
+    After the rung the expectation is m + s Z with s = v / sqrt(v + t) (v: belief variance, t:
+    rung's), variance v - s^2; a rung that shows memory ends there with probability 1 - P(fits). It
+    goes on where the gain then exceeds ratio x cost (Dinkelbach's condition).
     """
     variance = belief.sd**2
     moved = variance / np.sqrt(variance + rung.sd**2) if variance > 0 else 0.0
@@ -114,7 +139,8 @@ def _through(belief: Belief, rung: Rung, full: Rung) -> Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What one kind of kernel tells. loading (Q,): along the prior's shared directions (columns of `Prior.factor`).
+    """What one kind of kernel tells. loading (Q,): along the prior's shared directions (columns of
+    `Prior.factor`).
 
     sd: of the measured log ratio around what the directions say.
     """
@@ -126,7 +152,9 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroProbe:
-    """Kernels or collectives timed alone in one launch. kernels: their shapes, most valuable first.  gpu_seconds: its cost."""
+    """Kernels or collectives timed alone in one launch. kernels: their shapes, most valuable first.
+    gpu_seconds: its cost.
+    """
 
     name: str
     looks: tuple[Look, ...]
@@ -152,11 +180,15 @@ class Observed:
         return within_reach(self.log_ratio, float(np.linalg.norm(self.look.loading)), self.look.sd)
 
 
-def value_of_look(log_seconds: FloatColumn, effect: FloatColumn, variance: float, sd: float) -> float:
-    """Expected drop of the least expected log seconds (N,) when something that candidates have in common is measured.
+def value_of_look(
+    log_seconds: FloatColumn, effect: FloatColumn, variance: float, sd: float
+) -> float:
+    """Expected drop of the least expected log seconds (N,) when something that candidates have in
+    common is measured.
 
-    effect (N,): covariance of each candidate's log seconds with what is measured, whose own variance is `variance`, measured to `sd`.
-    E_Z[min_i m_i] - E_Z[min_i (m_i + c_i Z)], c = effect / sqrt(variance + sd^2): the knowledge gradient (Frazier, Powell, Dayanik 2009).
+    effect (N,): covariance of each candidate's log seconds with what is measured, whose own
+    variance is `variance`, measured to `sd`. E_Z[min_i m_i] - E_Z[min_i (m_i + c_i Z)], c = effect
+    / sqrt(variance + sd^2): the knowledge gradient (Frazier, Powell, Dayanik 2009).
     """
     spread = effect / np.sqrt(variance + sd**2)
     reach = float(np.abs(spread).max(initial=0.0)) * float(np.abs(NODES).max())

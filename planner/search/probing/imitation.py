@@ -1,7 +1,9 @@
-"""A layout on fewer data-parallel ranks, as a cheaper look at it: which sizes there are, what a look costs and how much it tells.
+"""A layout on fewer data-parallel ranks, as a cheaper look at it: which sizes there are, what a
+look costs and how much it tells.
 
-The model-parallel layout stays, and every replica keeps its share of the batch. What the small run cannot show, communication over more
-ranks and smaller shards, is added by the cost model; that part is what such a look can be wrong about.
+The model-parallel layout stays, and every replica keeps its share of the batch. What the small run
+cannot show, communication over more ranks and smaller shards, is added by the cost model; that part
+is what such a look can be wrong about.
 """
 
 import math
@@ -22,14 +24,17 @@ from planner.search.probing.rungs import CheaperRung, Way
 from planner.search.screen import OOM_LIMIT
 from planner.specs.layout import Layout
 
-# Judgement: two depths magnify the noise of a run, and the step is not quite affine in depth (`probes.imitate` knows once they are chosen).
+# Judgement: two depths magnify the noise of a run, and the step is not quite affine in depth
+#     (`probes.imitate` knows once they are chosen).
 TWO_DEPTHS_SD = 0.05
 MOST_WAYS = 2  # sizes priced of one candidate, a few milliseconds each
 MEAN_DEPTH = 0.35  # of the whole model, of the two; judgement
 
 
 class Imitations:
-    """Imitations of a job's candidates on at most `num_devices` GPUs, priced on paper when a candidate is asked about."""
+    """Imitations of a job's candidates on at most `num_devices` GPUs, priced on paper when a
+    candidate is asked about.
+    """
 
     def __init__(self, pricer: Pricer, candidates: Candidates, num_devices: int) -> None:
         self.pricer, self.candidates = pricer, candidates
@@ -42,19 +47,28 @@ class Imitations:
         batch = self.candidates.batch
         replica = batch.tp * batch.cp * batch.pp  # least GPUs of a look
         possible = (replica <= self.num_devices) & (batch.dp_replicate * batch.dp_shard > 1)
-        return CheaperRung(name=IMITATED, ways=self.ways, least_gpus=np.where(possible, replica, np.inf), shows_memory=False)
+        return CheaperRung(
+            name=IMITATED,
+            ways=self.ways,
+            least_gpus=np.where(possible, replica, np.inf),
+            shows_memory=False,
+        )
 
     def ways(self, row: int) -> tuple[Way, ...]:
-        """On the fewest GPUs where the whole depth fits, and on more while the cost model still has much to add.
+        """On the fewest GPUs where the whole depth fits, and on more while the cost model still has
+        much to add.
 
-        Where the pool is too small for that, at two depths on the most; empty where no smaller layout is legal.
+        Where the pool is too small for that, at two depths on the most; empty where no smaller
+        layout is legal.
         """
         if row not in self._ways:
             self._ways[row] = tuple(self._found(row))
         return self._ways[row]
 
     def smaller(self, row: int) -> Iterator[tuple[Layout, Pricer]]:
-        """The legal smaller layouts of a candidate with what prices them, one a size, fewest GPUs first."""
+        """The legal smaller layouts of a candidate with what prices them, one a size, fewest GPUs
+        first.
+        """
         for _, alike in self._sizes(row):
             found = self._legal(alike)
             if found is not None:
@@ -62,15 +76,26 @@ class Imitations:
 
     def _sizes(self, row: int) -> list[tuple[int, list[Layout]]]:
         """Smaller layouts by their number of GPUs, within the pool."""
-        by_size = groupby(self.candidates.batch.row(row).fewer_replicas(), key=lambda small: small.num_gpus)
+        by_size = groupby(
+            self.candidates.batch.row(row).fewer_replicas(), key=lambda small: small.num_gpus
+        )
         return [(size, list(alike)) for size, alike in by_size if size <= self.num_devices]
 
     def _legal(self, alike: Sequence[Layout]) -> tuple[Layout, Pricer] | None:
-        """The first of these layouts of one size that is legal: the one that shards most, as fewer shards fit no better."""
+        """The first of these layouts of one size that is legal: the one that shards most, as fewer
+        shards fit no better.
+        """
         pricer = self._on(alike[0].num_gpus)
         if pricer is None:
             return None
-        return next(((one, pricer) for one in alike if not violations(one, pricer.model, pricer.cluster, pricer.training)), None)
+        return next(
+            (
+                (one, pricer)
+                for one in alike
+                if not violations(one, pricer.model, pricer.cluster, pricer.training)
+            ),
+            None,
+        )
 
     def _found(self, row: int) -> list[Way]:
         whole, sizes = float(np.exp(self.candidates.prior.log_seconds[row])), self._sizes(row)
@@ -82,29 +107,40 @@ class Imitations:
                 known[place] = None if legal is None else _Priced.of(*legal)
             return known[place]
 
-        low, high = 0, len(sizes)  # what is larger shards more: the fewest GPUs that hold it are found by halving
+        # what is larger shards more: the fewest GPUs that hold it are found by halving
+        low, high = 0, len(sizes)
         while low < high:
             middle = (low + high) // 2
             one = priced(middle)
             low, high = (low, middle) if one is not None and one.fits else (middle + 1, high)
         ways: list[Way] = []
         for one in filter(None, map(priced, range(low, len(sizes)))):
-            off = imitation_sd(self.pricer.cluster, one.pricer.cluster, abs(whole - one.step_seconds) / whole)
+            off = imitation_sd(
+                self.pricer.cluster, one.pricer.cluster, abs(whole - one.step_seconds) / whole
+            )
             ways.append(Way(num_gpus=one.num_gpus, runs=1, step_seconds=one.step_seconds, sd=off))
             if len(ways) == MOST_WAYS or off <= RUN_SD:
                 break
-        return ways or self._two_depths(whole, filter(None, map(priced, reversed(range(len(sizes))))))
+        return ways or self._two_depths(
+            whole, filter(None, map(priced, reversed(range(len(sizes)))))
+        )
 
     def _two_depths(self, whole: float, largest_first: Iterable["_Priced"]) -> list[Way]:
         one = next(iter(largest_first), None)
         if one is None:
             return []
-        off = imitation_sd(self.pricer.cluster, one.pricer.cluster, abs(whole - one.step_seconds) / whole)
+        off = imitation_sd(
+            self.pricer.cluster, one.pricer.cluster, abs(whole - one.step_seconds) / whole
+        )
         sd = math.hypot(off, TWO_DEPTHS_SD)
-        return [Way(num_gpus=one.num_gpus, runs=2, step_seconds=MEAN_DEPTH * one.step_seconds, sd=sd)]
+        return [
+            Way(num_gpus=one.num_gpus, runs=2, step_seconds=MEAN_DEPTH * one.step_seconds, sd=sd)
+        ]
 
     def _on(self, num_gpus: int) -> Pricer | None:
-        """What prices layouts of this size with their share of the batch; None where there is no such world."""
+        """What prices layouts of this size with their share of the batch; None where there is no
+        such world.
+        """
         if num_gpus not in self._pricers:
             self._pricers[num_gpus] = self._made(num_gpus) if num_gpus <= self.num_devices else None
         return self._pricers[num_gpus]
@@ -118,7 +154,12 @@ class Imitations:
             cluster = whole.with_num_gpus(num_gpus)
         except SpecError:
             return None
-        return Pricer.build(self.pricer.model, cluster, training.model_copy(update={"global_batch_size": batch}), self.pricer.calibration)
+        return Pricer.build(
+            self.pricer.model,
+            cluster,
+            training.model_copy(update={"global_batch_size": batch}),
+            self.pricer.calibration,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,4 +175,9 @@ class _Priced:
     def of(cls, layout: Layout, pricer: Pricer) -> "_Priced":
         prices = pricer.price(LayoutBatch.from_layouts([layout]))
         risk = float(oom_probability(pricer.profile, pricer.cluster, prices.device_bytes)[0])
-        return cls(num_gpus=layout.num_gpus, pricer=pricer, step_seconds=float(prices.step_seconds[0]), fits=risk <= OOM_LIMIT)
+        return cls(
+            num_gpus=layout.num_gpus,
+            pricer=pricer,
+            step_seconds=float(prices.step_seconds[0]),
+            fits=risk <= OOM_LIMIT,
+        )

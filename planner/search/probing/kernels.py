@@ -1,7 +1,9 @@
-"""Micro-probes of a study: the kernels that its candidates run and no timing covers yet, and what a timing says of the cost model.
+"""Micro-probes of a study: the kernels that its candidates run and no timing covers yet, and what a
+timing says of the cost model.
 
-A kernel timed alone is measured / predicted alone; the calibration's principal directions say how far the prediction may be off, kernel by
-kernel, and the same directions move the step times of candidates. So a timing is an observation along them. Letters: D directions.
+A kernel timed alone is measured / predicted alone; the calibration's principal directions say how
+far the prediction may be off, kernel by kernel, and the same directions move the step times of
+candidates. So a timing is an observation along them. Letters: D directions.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.calibration.coverage import Gap, Use, choose, probe_seconds, uses
-from planner.calibration.kernels import Shape, Timing, alone, alone_gradient, alone_sd, by_kind, shape_seconds, timing_fingerprint
+from planner.calibration.kernels import (
+    Shape,
+    Timing,
+    alone,
+    alone_gradient,
+    alone_sd,
+    by_kind,
+    shape_seconds,
+    timing_fingerprint,
+)
 from planner.columns import FloatColumn
 from planner.cost.price import Pricer
 from planner.search.probing.candidates import Candidates
@@ -26,9 +37,11 @@ ALONE, TOGETHER = "kernels", "collectives"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """The kernels of a study's fastest candidates. used: with seconds in a step.  alone: predicted seconds of each with nothing beside it.
+    """The kernels of a study's fastest candidates. used: with seconds in a step.  alone: predicted
+    seconds of each with nothing beside it.
 
-    gradient: derivative of the logarithm of the latter by each knob, (K,).  directions (D, K), covariance (K, K): of the knobs.
+    gradient: derivative of the logarithm of the latter by each knob, (K,).  directions (D, K),
+        covariance (K, K): of the knobs.
     taught: fingerprints of timings that the calibration has learnt from.
     """
 
@@ -55,11 +68,14 @@ class Kernels:
             gradient=dict(zip(shapes, alone_gradient(pricer, shapes), strict=True)),
             directions=calibration.directions(trainer, gpu.family)[0],
             covariance=calibration.effective_covariance(trainer, gpu.family),
-            stretch=calibration.stretch(trainer), gpu=gpu.name, taught=calibration.fitted,
-        )  # fmt: skip
+            stretch=calibration.stretch(trainer),
+            gpu=gpu.name,
+            taught=calibration.fitted,
+        )
 
     def look(self, name: str, shapes: Iterable[Shape]) -> Look:
-        """What timings of these shapes say together, each by its share of a step. loading: last of all 0, for what all layouts share.
+        """What timings of these shapes say together, each by its share of a step. loading: last of
+        all 0, for what all layouts share.
 
         What the knobs may be off by beside the directions is noise of the look.
         """
@@ -73,31 +89,60 @@ class Kernels:
     def observed(self, timings: Sequence[Timing]) -> tuple[Observed, ...]:
         """What these timings say, by kind of kernel; the newest of a shape counts.
 
-        Other shapes than the candidates' say nothing. A kind that the calibration has learnt from says nothing new: more shapes of it are
-        off by what the first were off by.
+        Other shapes than the candidates' say nothing. A kind that the calibration has learnt from
+        says nothing new: more shapes of it are off by what the first were off by.
         """
-        known = by_kind(one.shape for one in timings if timing_fingerprint(self.gpu, one) in self.taught)
-        told = {shape for kind in by_kind(one.shape for one in timings).items() if kind[0] in known for shape in kind[1]}
-        seconds = {one.shape: one.seconds for one in timings if one.seconds > 0 and one.shape not in told}
+        known = by_kind(
+            one.shape for one in timings if timing_fingerprint(self.gpu, one) in self.taught
+        )
+        told = {
+            shape
+            for kind in by_kind(one.shape for one in timings).items()
+            if kind[0] in known
+            for shape in kind[1]
+        }
+        seconds = {
+            one.shape: one.seconds for one in timings if one.seconds > 0 and one.shape not in told
+        }
         found = []
         for name, shapes in by_kind(shape for shape in seconds if self.alone.get(shape)).items():
             look = self.look(name, shapes)
-            ratio = float(self._mean(shapes, lambda shape: np.log(seconds[shape] / self.alone[shape])))
+            ratio = float(
+                self._mean(shapes, lambda shape: np.log(seconds[shape] / self.alone[shape]))
+            )
             if _tells(look):
                 found.append(Observed(look=look, log_ratio=ratio))
         return tuple(found)
 
-    def probes(self, covered: Sequence[Shape], *, num_gpus: int, start_seconds: float) -> tuple[MicroProbe, ...]:
-        """The launches that would cover what is not: kernels of one GPU, and collectives between as many as there are."""
-        chosen = choose(self.used.values(), covered, budget_seconds=BUDGET_GPU_SECONDS, num_gpus=num_gpus)[:MOST_KERNELS]
+    def probes(
+        self, covered: Sequence[Shape], *, num_gpus: int, start_seconds: float
+    ) -> tuple[MicroProbe, ...]:
+        """The launches that would cover what is not: kernels of one GPU, and collectives between as
+        many as there are.
+        """
+        chosen = choose(
+            self.used.values(), covered, budget_seconds=BUDGET_GPU_SECONDS, num_gpus=num_gpus
+        )[:MOST_KERNELS]
         made = []
-        for name, gaps in ((ALONE, [gap for gap in chosen if not _shared(gap)]), (TOGETHER, [gap for gap in chosen if _shared(gap)])):
+        for name, gaps in (
+            (ALONE, [gap for gap in chosen if not _shared(gap)]),
+            (TOGETHER, [gap for gap in chosen if _shared(gap)]),
+        ):
             kinds = by_kind(gap.use.shape for gap in gaps)
-            looks = tuple(look for kind, shapes in kinds.items() if _tells(look := self.look(kind, shapes)))
+            looks = tuple(
+                look for kind, shapes in kinds.items() if _tells(look := self.look(kind, shapes))
+            )
             if looks:
                 gpus = max(gap.use.shape.num_gpus for gap in gaps)
                 seconds = start_seconds + sum(probe_seconds(gap.use) for gap in gaps)
-                made.append(MicroProbe(name=name, looks=looks, gpu_seconds=gpus * seconds, kernels=tuple(gap.use.shape for gap in gaps)))
+                made.append(
+                    MicroProbe(
+                        name=name,
+                        looks=looks,
+                        gpu_seconds=gpus * seconds,
+                        kernels=tuple(gap.use.shape for gap in gaps),
+                    )
+                )
         return tuple(made)
 
     def _mean(self, shapes: Sequence[Shape], of: Callable[[Shape], FloatColumn]) -> FloatColumn:

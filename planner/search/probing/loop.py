@@ -2,8 +2,9 @@
 
     outcome = run(candidates, settings, measure, resumed=stored, on_event=show)
 
-`measure` runs what is asked and gives results as they come: `(asked, Measurement)`, or `(asked, MicroResult)` for a micro-probe. It
-stores each measurement before giving it, so that after a kill the same call with `resumed=` those measurements goes on where it was.
+`measure` runs what is asked and gives results as they come: `(asked, Measurement)`, or `(asked,
+MicroResult)` for a micro-probe. It stores each measurement before giving it, so that after a kill
+the same call with `resumed=` those measurements goes on where it was.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,15 @@ import optuna
 from planner.search.probing.candidates import Candidates
 from planner.search.probing.knowledge import REALLY, Record, claimed_error
 from planner.search.probing.stopping import Regret
-from planner.search.probing.study import NO_COUNTS, NO_REASONS, Asked, MicroResult, ProbeStudy, Settings, Spent
+from planner.search.probing.study import (
+    NO_COUNTS,
+    NO_REASONS,
+    Asked,
+    MicroResult,
+    ProbeStudy,
+    Settings,
+    Spent,
+)
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.units import counted, format_seconds
@@ -29,10 +38,12 @@ Measure = Callable[[Sequence[Asked]], Iterable[tuple[Asked, Result]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One step of the loop, for a bar or a stream. best_seconds: of a step of the best so far: measured where the layout itself ran
-    (then it never rises), expected where only smaller runs stood for it (`best_rung` says which); None before the first.
+    """One step of the loop, for a bar or a stream. best_seconds: of a step of the best so far:
+    measured where the layout itself ran (then it never rises), expected where only smaller runs
+    stood for it (`best_rung` says which); None before the first.
 
-    kind: `asked` (probe about to run), `told` (its result), `stopped`.  ruled_out: how many candidates the result excluded.
+    kind: `asked` (probe about to run), `told` (its result), `stopped`.  ruled_out: how many
+        candidates the result excluded.
     """
 
     kind: Literal["asked", "told", "stopped"]
@@ -51,8 +62,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """One candidate after the study. expected_seconds: of a step: as measured where it ran itself, else by measurements and model
-    together; sd: of its logarithm.
+    """One candidate after the study. expected_seconds: of a step: as measured where it ran itself,
+    else by measurements and model together; sd: of its logarithm.
 
     record: what was measured of it, None if nothing.  risk: P(device memory > usable).
     """
@@ -67,10 +78,12 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the study found. ranked: the winner (the fastest that ran, else the fastest expected), then the rest by expected seconds.
+    """What the study found. ranked: the winner (the fastest that ran, else the fastest expected),
+    then the rest by expected seconds.
 
-    stopped: why, in words with numbers.  pruned: layouts ruled out without a probe, with the reason.  ignored: ids of measurements of
-    layouts that are no candidates.  refused: how many candidates the probes' program cannot run, by reason.
+    stopped: why, in words with numbers.  pruned: layouts ruled out without a probe, with the
+    reason.  ignored: ids of measurements of layouts that are no candidates.  refused: how many
+    candidates the probes' program cannot run, by reason.
     broken: what kept any probe from running where they were to run, None where they could.
     learnt: whether anything at all is known that the model did not know before.
     """
@@ -101,9 +114,11 @@ def run(
 ) -> Outcome:
     """Spends the budget on probes and returns the candidates re-ranked.
 
-    known: measurements of this job from before, which teach but cost nothing.  resumed: those of this very study, which also count against
-    its budget; reasons: why they were asked, as_probes: whether they counted as such, by their ids.  should_stop: asked between
-    probes; the best so far is returned.  What `measure` raises goes through; nothing told is lost, because `measure` stores first.
+    known: measurements of this job from before, which teach but cost nothing.  resumed: those of
+    this very study, which also count against its budget; reasons: why they were asked, as_probes:
+    whether they counted as such, by their ids.  should_stop: asked between probes; the best so far
+    is returned.  What `measure` raises goes through; nothing told is lost, because `measure` stores
+    first.
     """
     study = ProbeStudy(candidates, settings)
     study.remember(known, spent=False)
@@ -119,7 +134,11 @@ def run(
         waiting = {one.number: one for one in asked}
         for one, result in measure(asked):
             ruled_out = study.tell(waiting.pop(one.number), result)
-            say(_event(study, "told", _told(result), asked=one, result=result, ruled_out=len(ruled_out)))
+            say(
+                _event(
+                    study, "told", _told(result), asked=one, result=result, ruled_out=len(ruled_out)
+                )
+            )
         for one in waiting.values():
             study.give_up(one)
         if len(waiting) == len(asked):
@@ -135,27 +154,47 @@ def one_at_a_time(measure_one: Callable[[Asked], Result]) -> Measure:
 
 
 def outcome(study: ProbeStudy, stopped: str) -> Outcome:
-    """The candidates as they now stand: measured ones and the SHOWN fastest expected that are not ruled out."""
+    """The candidates as they now stand: measured ones and the SHOWN fastest expected that are not
+    ruled out.
+    """
     knowledge = study.knowledge
     beliefs = knowledge.beliefs()
     open_rows = np.flatnonzero(~knowledge.barred)
     fastest = open_rows[np.argsort(beliefs.log_seconds[open_rows], kind="stable")][:SHOWN]
     measured = [record.row for record in knowledge.timed() if not knowledge.barred[record.row]]
-    rest = sorted({*map(int, fastest), *measured} - {beliefs.winner}, key=lambda row: (beliefs.expected_seconds(row), row))
+    rest = sorted(
+        {*map(int, fastest), *measured} - {beliefs.winner},
+        key=lambda row: (beliefs.expected_seconds(row), row),
+    )
     rows = [beliefs.winner, *rest]
     risk = beliefs.risk(np.array(rows))
     ranked = tuple(
         Ranked(
-            row=row, layout=study.candidates.batch.row(row), expected_seconds=beliefs.expected_seconds(row),
-            sd=beliefs.deviation(row), risk=float(risk[place]), record=knowledge.records.get(row),
+            row=row,
+            layout=study.candidates.batch.row(row),
+            expected_seconds=beliefs.expected_seconds(row),
+            sd=beliefs.deviation(row),
+            risk=float(risk[place]),
+            record=knowledge.records.get(row),
         )
         for place, row in enumerate(rows)
-    )  # fmt: skip
-    pruned = [(study.candidates.batch.row(row), reason) for row, reason in knowledge.excluded.items() if row not in knowledge.records]
+    )
+    pruned = [
+        (study.candidates.batch.row(row), reason)
+        for row, reason in knowledge.excluded.items()
+        if row not in knowledge.records
+    ]
     return Outcome(
-        ranked=ranked, regret=study.regret(), stopped=stopped, spent=study.spent, pruned=tuple(pruned), ignored=tuple(study.ignored),
-        study=study.optuna_study(), broken=study.broken, learnt=bool(knowledge.records or knowledge.times),
-    )  # fmt: skip
+        ranked=ranked,
+        regret=study.regret(),
+        stopped=stopped,
+        spent=study.spent,
+        pruned=tuple(pruned),
+        ignored=tuple(study.ignored),
+        study=study.optuna_study(),
+        broken=study.broken,
+        learnt=bool(knowledge.records or knowledge.times),
+    )
 
 
 def _stopped(study: ProbeStudy, should_stop: Callable[[], bool] | None) -> str | None:
@@ -168,13 +207,16 @@ def _told(result: Result) -> str:
     if isinstance(result, MicroResult):
         if not result.observed:
             return f"no kernel could be timed: {result.message}"
-        return ", ".join(f"{one.look.name} {np.expm1(one.log_ratio):+.0%}" for one in result.observed) + " against the prediction"
+        return (
+            ", ".join(f"{one.look.name} {np.expm1(one.log_ratio):+.0%}" for one in result.observed)
+            + " against the prediction"
+        )
     measured = result.measured
     if measured.status == "ok" and measured.step_seconds:
         return f"{format_seconds(measured.step_seconds)} a step{_looked_at(measured)}"
-    return {"oom": "out of memory", "failed": f"failed: {measured.failure}"}.get(measured.status, "no step time") + (
-        f" ({measured.message})" if measured.message else ""
-    )
+    return {"oom": "out of memory", "failed": f"failed: {measured.failure}"}.get(
+        measured.status, "no step time"
+    ) + (f" ({measured.message})" if measured.message else "")
 
 
 def _looked_at(measured: Measured) -> str:
@@ -183,24 +225,38 @@ def _looked_at(measured: Measured) -> str:
         return ""
     said, error = str(measured.rung), claimed_error(measured, "step_seconds")
     by = (measured.model_extra or {}).get("imitated_by")
-    sizes = {small["num_gpus"] for small in by if isinstance(small, Mapping) and "num_gpus" in small} if isinstance(by, list) else set()
+    sizes = (
+        {small["num_gpus"] for small in by if isinstance(small, Mapping) and "num_gpus" in small}
+        if isinstance(by, list)
+        else set()
+    )
     if sizes:
         said += f" on {counted(max(sizes), 'GPU')}"
     return f" ({said}, ± {error:.0%})" if error is not None else f" ({said})"
 
 
 def _event(
-    study: ProbeStudy, kind: Literal["asked", "told", "stopped"], message: str, *, asked: Asked | None = None, result: Result | None = None,
+    study: ProbeStudy,
+    kind: Literal["asked", "told", "stopped"],
+    message: str,
+    *,
+    asked: Asked | None = None,
+    result: Result | None = None,
     ruled_out: int = 0,
-) -> Event:  # fmt: skip
+) -> Event:
     beliefs = study.knowledge.beliefs()
     record = study.knowledge.records.get(beliefs.winner) if beliefs.measured else None
     return Event(
-        kind=kind, asked=asked, result=result, message=message, ruled_out=ruled_out, spent=study.spent,
+        kind=kind,
+        asked=asked,
+        result=result,
+        message=message,
+        ruled_out=ruled_out,
+        spent=study.spent,
         best_seconds=beliefs.expected_seconds(beliefs.winner) if record else None,
         best_rung=record.rung if record else None,
         best_layout=study.candidates.batch.row(beliefs.winner) if record else None,
         regret=study.regret() if kind != "asked" else None,
         gpu_seconds_left=study.settings.budget.gpu_seconds - study.spent.gpu_seconds,
         probes_left=study.settings.budget.probes - study.spent.probes,
-    )  # fmt: skip
+    )

@@ -1,13 +1,25 @@
-"""The standard normal distribution on columns, exact enough in the far tail that improvements can be compared there."""
+"""The standard normal distribution on columns, exact enough in the far tail that improvements can
+be compared there.
+"""
 
 import numpy as np
 
 from planner.columns import FloatColumn
 
-# Chebyshev coefficients of erfc, fractional error below 1.2e-7 everywhere. Source: Press et al., Numerical Recipes, section 6.2.
+# Chebyshev coefficients of erfc, fractional error below 1.2e-7 everywhere. Source: Press et al.,
+# Numerical Recipes, section 6.2.
 _ERFC = (
-    -1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277,
-)  # fmt: skip
+    -1.26551223,
+    1.00002368,
+    0.37409196,
+    0.09678418,
+    -0.18628806,
+    0.27886807,
+    -1.13520398,
+    1.48851587,
+    -0.82215223,
+    0.17087277,
+)
 _FAR = 37.0  # beyond this many standard deviations a tail is below the smallest double
 
 
@@ -39,11 +51,14 @@ def upper_quantile(probability: FloatColumn) -> FloatColumn:
 
 
 def expected_excess(gap: FloatColumn, sd: FloatColumn) -> FloatColumn:
-    """E[max(0, sd Z - gap)] = sd phi(gap / sd) - gap Q(gap / sd), Z standard normal; max(0, -gap) where sd is 0.
+    """E[max(0, sd Z - gap)] = sd phi(gap / sd) - gap Q(gap / sd), Z standard normal; max(0, -gap)
+    where sd is 0.
 
     The expected improvement of something whose mean is `gap` worse than the best.
     """
     safe = np.maximum(sd, 1e-300)
     z = np.clip(gap / safe, -_FAR, _FAR)
     uncertain = np.maximum(safe * (density(z) - z * upper_tail(z)), 0.0)
-    return np.asarray(np.where((sd > 0) & (np.abs(gap) < _FAR * safe), uncertain, np.maximum(-gap, 0.0)))
+    return np.asarray(
+        np.where((sd > 0) & (np.abs(gap) < _FAR * safe), uncertain, np.maximum(-gap, 0.0))
+    )

@@ -1,6 +1,8 @@
-"""What must need more memory than a layout that ran out, and is therefore not tried; what must need less than one that ran.
+"""What must need more memory than a layout that ran out, and is therefore not tried; what must need
+less than one that ran.
 
-Only orders that hold by construction: the same kernels, degrees and schedule, with more kept or less sharded. Speed says nothing here.
+Only orders that hold by construction: the same kernels, degrees and schedule, with more kept or
+    less sharded. Speed says nothing here.
 """
 
 from collections.abc import Mapping
@@ -13,8 +15,22 @@ from planner.specs.layout import AC_KINDS, DTYPES, SCHEDULES
 
 DTYPE_FIELDS = ("param_dtype", "reduce_dtype", "master_dtype")
 # Fields that must be equal for two layouts to be comparable at all.
-SAME = ("cp", "tp", "pp", "ep", "etp", "async_tp", "cp_method", "virtual_stages", "split", "precision", "float8_all_gather", "compile")
-# The more of it, the more memory, all else being equal: name of the column, sign (+1: a larger value needs more), why.
+SAME = (
+    "cp",
+    "tp",
+    "pp",
+    "ep",
+    "etp",
+    "async_tp",
+    "cp_method",
+    "virtual_stages",
+    "split",
+    "precision",
+    "float8_all_gather",
+    "compile",
+)
+# The more of it, the more memory, all else being equal: name of the column, sign (+1: a larger
+# value needs more), why.
 ORDERED: Mapping[str, tuple[int, str]] = {
     "micro_batch_size": (1, "a larger microbatch keeps larger activations"),
     "zero_stage": (-1, "a lower ZeRO stage shards less"),
@@ -23,7 +39,8 @@ ORDERED: Mapping[str, tuple[int, str]] = {
     "cpu_offload": (-1, "without offload the states stay on the device"),
     "optimizer_in_backward": (-1, "without the optimizer in backward all gradients live at once"),
 }
-# Recomputing everything keeps least, nothing keeps most; the selective kinds lie between and are not compared with each other.
+# Recomputing everything keeps least, nothing keeps most; the selective kinds lie between and are
+# not compared with each other.
 KEPT = {"full": 0, "selective-op": 1, "selective-layer": 1, "selective-attention": 1, "none": 2}
 WIDE = DTYPES.index("float32")
 GPIPE, ONE_F_ONE_B = SCHEDULES.index("GPipe"), SCHEDULES.index("1F1B")
@@ -31,17 +48,29 @@ GPIPE, ONE_F_ONE_B = SCHEDULES.index("GPipe"), SCHEDULES.index("1F1B")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Which rows need at least as much memory as the reference (N,), and the fields in which each can differ."""
+    """Which rows need at least as much memory as the reference (N,), and the fields in which each
+    can differ.
+    """
 
     mask: BoolColumn
     reference: int
 
     def reason(self, batch: LayoutBatch, row: int) -> str:
         """Why the row needs at least as much as the reference, in words."""
-        said = [why for name, (_, why) in ORDERED.items() if getattr(batch, name)[row] != getattr(batch, name)[self.reference]]
-        if batch.ac_kind[row] != batch.ac_kind[self.reference] or batch.ac_value[row] != batch.ac_value[self.reference]:
+        said = [
+            why
+            for name, (_, why) in ORDERED.items()
+            if getattr(batch, name)[row] != getattr(batch, name)[self.reference]
+        ]
+        if (
+            batch.ac_kind[row] != batch.ac_kind[self.reference]
+            or batch.ac_value[row] != batch.ac_value[self.reference]
+        ):
             said.append("less is recomputed")
-        if any(getattr(batch, name)[row] != getattr(batch, name)[self.reference] for name in DTYPE_FIELDS):
+        if any(
+            getattr(batch, name)[row] != getattr(batch, name)[self.reference]
+            for name in DTYPE_FIELDS
+        ):
             said.append("a wider dtype is kept")
         if batch.pp_schedule[row] != batch.pp_schedule[self.reference]:
             said.append("GPipe keeps every microbatch")
@@ -59,12 +88,17 @@ def at_most(batch: LayoutBatch, row: int, global_batch_size: int) -> Order:
 
 
 def _order(batch: LayoutBatch, row: int, global_batch_size: int, direction: int) -> Order:
-    """Gradients that accumulate over microbatches take room that a single one does not, so the two are not compared; nor are ZeRO stages
-    under a pipeline, where two gathered layers may be all that a stage holds.
+    """Gradients that accumulate over microbatches take room that a single one does not, so the two
+    are not compared; nor are ZeRO stages under a pipeline, where two gathered layers may be all
+    that a stage holds.
     """
     accumulates = global_batch_size > batch.micro_batch_size * batch.dp_replicate * batch.dp_shard
-    mask = (accumulates == accumulates[row]) & ((batch.pp == 1) | (batch.zero_stage == batch.zero_stage[row]))
-    mask &= np.asarray(batch.dp_replicate * batch.dp_shard == batch.dp_replicate[row] * batch.dp_shard[row])
+    mask = (accumulates == accumulates[row]) & (
+        (batch.pp == 1) | (batch.zero_stage == batch.zero_stage[row])
+    )
+    mask &= np.asarray(
+        batch.dp_replicate * batch.dp_shard == batch.dp_replicate[row] * batch.dp_shard[row]
+    )
     for name in SAME:
         column: Column = getattr(batch, name)
         mask &= column == column[row]
@@ -74,12 +108,17 @@ def _order(batch: LayoutBatch, row: int, global_batch_size: int, direction: int)
     for name in DTYPE_FIELDS:
         wide = np.asarray(getattr(batch, name) == WIDE, dtype=np.int64)
         mask &= direction * (wide - wide[row]) >= 0
-    return Order(mask=mask & _checkpointing(batch, row, direction) & _schedule(batch, row, direction), reference=row)
+    return Order(
+        mask=mask & _checkpointing(batch, row, direction) & _schedule(batch, row, direction),
+        reference=row,
+    )
 
 
 def _checkpointing(batch: LayoutBatch, row: int, direction: int) -> BoolColumn:
     """Same kind with at least its N or budget; or a kind that keeps more."""
-    same = (batch.ac_kind == batch.ac_kind[row]) & (direction * (batch.ac_value - batch.ac_value[row]) >= 0)
+    same = (batch.ac_kind == batch.ac_kind[row]) & (
+        direction * (batch.ac_value - batch.ac_value[row]) >= 0
+    )
     kept = np.array([KEPT.get(kind, -1) for kind in AC_KINDS])[batch.ac_kind]
     comparable = (kept >= 0) & (kept[row] >= 0)
     return np.asarray(same | (comparable & (direction * (kept - kept[row]) > 0)))

@@ -1,6 +1,8 @@
-"""Optuna samplers over the finite set of legal candidates: our own, and Optuna's own mapped to the nearest legal layout not yet tried.
+"""Optuna samplers over the finite set of legal candidates: our own, and Optuna's own mapped to the
+nearest legal layout not yet tried.
 
-Whatever is sampled, the trial's parameters are the fields of a legal candidate. Letters: N candidates, D fields.
+Whatever is sampled, the trial's parameters are the fields of a legal candidate. Letters: N
+candidates, D fields.
 """
 
 import importlib.util
@@ -15,7 +17,15 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from planner.columns import CODES, FLAGS, TRAINER_SPLIT, BoolColumn, Column, FloatColumn, LayoutBatch
+from planner.columns import (
+    CODES,
+    FLAGS,
+    TRAINER_SPLIT,
+    BoolColumn,
+    Column,
+    FloatColumn,
+    LayoutBatch,
+)
 from planner.errors import Fault, SpecError
 from planner.search import pareto
 from planner.search.probing import normal
@@ -30,7 +40,8 @@ GP_NEEDS = ("torch", "scipy")  # imported by Optuna when it samples
 TRAINER_WORD = "trainer"  # of a split of layers that the trainer makes
 WORDS = ("ac", "layers_per_stage", *CODES, *sorted(FLAGS))
 Space = dict[str, BaseDistribution]
-# Judgement: a probe repeats a measured layout only if that is expected to gain this much, so that ties within noise end the study instead.
+# Judgement: a probe repeats a measured layout only if that is expected to gain this much, so that
+#     ties within noise end the study instead.
 LEAST_REPEAT_GAIN = 1e-4
 
 
@@ -44,13 +55,19 @@ class Pick:
 
 
 class FieldSpace:
-    """Candidates as points of Optuna's space: one parameter a field of the layout; degrees are integers, the rest are words."""
+    """Candidates as points of Optuna's space: one parameter a field of the layout; degrees are
+    integers, the rest are words.
+    """
 
     def __init__(self, batch: LayoutBatch) -> None:
         self.batch = batch
         self.words = {name: _words(batch, name) for name in WORDS}
         self.distributions: Space = {name: self._distribution(name) for name in Layout.model_fields}
-        self._numbers = {name: np.log2(np.maximum(getattr(batch, name), 1)) for name in Layout.model_fields if name not in self.words}
+        self._numbers = {
+            name: np.log2(np.maximum(getattr(batch, name), 1))
+            for name in Layout.model_fields
+            if name not in self.words
+        }
         self._numbers["zero_stage"] = np.asarray(batch.zero_stage, dtype=np.float64)
 
     def parameters(self, row: int) -> dict[str, Any]:
@@ -65,7 +82,9 @@ class FieldSpace:
         return values
 
     def nearest(self, parameters: Mapping[str, Any], allowed: BoolColumn) -> int:
-        """The allowed candidate that differs least: octaves of a number, ZeRO stages, and 1 for every word that differs."""
+        """The allowed candidate that differs least: octaves of a number, ZeRO stages, and 1 for
+        every word that differs.
+        """
         distance = np.zeros(len(self.batch))
         for name, value in parameters.items():
             if name in self.words:
@@ -95,19 +114,30 @@ def layout_of(parameters: Mapping[str, Any]) -> Layout:
 def _words(batch: LayoutBatch, name: str) -> tuple[Column, tuple[Any, ...]]:
     """Codes (N,) and the words they stand for, as `Layout` spells them."""
     if name == "ac":
-        kinds, codes = np.unique(np.stack([batch.ac_kind, batch.ac_value], axis=1), axis=0, return_inverse=True)
-        return codes.ravel(), tuple(format_ac(AC_KINDS[int(kind)], float(value)) for kind, value in kinds)
+        kinds, codes = np.unique(
+            np.stack([batch.ac_kind, batch.ac_value], axis=1), axis=0, return_inverse=True
+        )
+        return codes.ravel(), tuple(
+            format_ac(AC_KINDS[int(kind)], float(value)) for kind, value in kinds
+        )
     column = batch.split if name == "layers_per_stage" else getattr(batch, name)
     distinct, codes = np.unique(column, return_inverse=True)
     if name == "layers_per_stage":
-        return codes, tuple(TRAINER_WORD if code == TRAINER_SPLIT else ",".join(map(str, batch.splits[code])) for code in distinct)
-    return codes, tuple(CODES[name][code] for code in distinct) if name in CODES else tuple(bool(value) for value in distinct)
+        return codes, tuple(
+            TRAINER_WORD if code == TRAINER_SPLIT else ",".join(map(str, batch.splits[code]))
+            for code in distinct
+        )
+    return codes, tuple(CODES[name][code] for code in distinct) if name in CODES else tuple(
+        bool(value) for value in distinct
+    )
 
 
 class FiniteSampler(BaseSampler):
-    """A sampler whose every trial is one candidate. picks: what it chose, by trial number.  next_pick: instead of choosing, once.
+    """A sampler whose every trial is one candidate. picks: what it chose, by trial number.
+    next_pick: instead of choosing, once.
 
-    allowed risk: candidates likelier than `risk_limit` to run out of memory wait until nothing else is left.
+    allowed risk: candidates likelier than `risk_limit` to run out of memory wait until nothing else
+        is left.
     """
 
     def __init__(self, knowledge: Knowledge, *, risk_limit: float = OOM_LIMIT) -> None:
@@ -121,16 +151,26 @@ class FiniteSampler(BaseSampler):
         """All fields: a candidate is chosen whole."""
         return self.space.distributions
 
-    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: Space
+    ) -> dict[str, Any]:
         """The fields of the candidate chosen."""
         pick = self.next_pick or self.choose(study, trial)
         self.next_pick = None
         self.picks[trial.number] = pick
         return self.space.parameters(pick.row)
 
-    def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution) -> Any:
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
         """Raises ValueError: there is no parameter beside the layout's fields."""
-        raise ValueError(f"{param_name!r} is no field of a layout; ask for the distributions of `FieldSpace`")
+        raise ValueError(
+            f"{param_name!r} is no field of a layout; ask for the distributions of `FieldSpace`"
+        )
 
     def choose(self, study: Study, trial: FrozenTrial) -> Pick:
         """The candidate of this trial."""
@@ -157,10 +197,12 @@ class FiniteSampler(BaseSampler):
 
 
 class CostModelSampler(FiniteSampler):
-    """Expected improvement times probability of fitting, under the cost model's posterior and a Gaussian process on its error.
+    """Expected improvement times probability of fitting, under the cost model's posterior and a
+    Gaussian process on its error.
 
-    The first trial is the model's best that fits. Probes under way count as if they came out as expected (kriging believer), so several
-    can be asked at once. A measured layout is probed again when noise, not ignorance, is what hides the winner.
+    The first trial is the model's best that fits. Probes under way count as if they came out as
+    expected (kriging believer), so several can be asked at once. A measured layout is probed again
+    when noise, not ignorance, is what hides the winner.
     """
 
     def choose(self, study: Study, trial: FrozenTrial) -> Pick:
@@ -168,10 +210,18 @@ class CostModelSampler(FiniteSampler):
         beliefs = self.knowledge.beliefs()
         free = self.knowledge.untried()
         first = self.knowledge.first
-        if first is not None and not beliefs.measured and not self.knowledge.pending and free[first]:
+        if (
+            first is not None
+            and not beliefs.measured
+            and not self.knowledge.pending
+            and free[first]
+        ):
             return Pick(row=first, reason=f"number 1 on paper: {_predicted(beliefs, first)}")
         if not beliefs.measured and not self.knowledge.pending and free[beliefs.leader]:
-            return Pick(row=beliefs.leader, reason=f"the model's first: {_predicted(beliefs, beliefs.leader)}")
+            return Pick(
+                row=beliefs.leader,
+                reason=f"the model's first: {_predicted(beliefs, beliefs.leader)}",
+            )
         best = beliefs.promising(free, 1, risk_limit=self.risk_limit) if free.any() else []
         if not best and free.any():
             return self._least_risky(beliefs, free)
@@ -181,8 +231,16 @@ class CostModelSampler(FiniteSampler):
         if again is not None:
             return again
         if row is None:
-            return Pick(row=self.knowledge.repeatable()[0].row, repeat=True, reason="again: every candidate has been tried")
-        return Pick(row=row, reason=f"expected improvement {gain:.2%} over {_seconds(beliefs.best)}: {_predicted(beliefs, row)}")
+            return Pick(
+                row=self.knowledge.repeatable()[0].row,
+                repeat=True,
+                reason="again: every candidate has been tried",
+            )
+        return Pick(
+            row=row,
+            reason=f"expected improvement {gain:.2%} over {_seconds(beliefs.best)}: "
+            f"{_predicted(beliefs, row)}",
+        )
 
     def has_more(self) -> bool:
         """A second look counts."""
@@ -195,12 +253,16 @@ class CostModelSampler(FiniteSampler):
     def _least_risky(self, beliefs: Beliefs, free: BoolColumn) -> Pick:
         rows = np.flatnonzero(free)
         row = int(rows[np.argmin(beliefs.risk(rows))])
-        return Pick(row=row, reason=f"the likeliest to fit of what is left: {_predicted(beliefs, row)}")
+        return Pick(
+            row=row, reason=f"the likeliest to fit of what is left: {_predicted(beliefs, row)}"
+        )
 
     def _repeat(self, beliefs: Beliefs, least: float) -> Pick | None:
-        """The measured layout that may turn out to be the fastest when it runs once more, if that is worth more than `least`.
+        """The measured layout that may turn out to be the fastest when it runs once more, if that
+        is worth more than `least`.
 
-        Worth for a layout d behind the fastest, its own variance v, noise t: E[max(0, s Z - d)], s = v / sqrt(v + t).
+        Worth for a layout d behind the fastest, its own variance v, noise t: E[max(0, s Z - d)], s
+        = v / sqrt(v + t).
         """
         timed = self.knowledge.repeatable()
         best = self.knowledge.records[beliefs.winner].log_seconds if timed else None
@@ -213,17 +275,29 @@ class CostModelSampler(FiniteSampler):
         if worth[place] <= least:
             return None
         record = timed[place]
-        return Pick(row=record.row, repeat=True, reason=f"again, to tell it from its rival: {record.runs} so far, gain {worth[place]:.2%}")
+        return Pick(
+            row=record.row,
+            repeat=True,
+            reason=f"again, to tell it from its rival: {record.runs} so far, gain "
+            f"{worth[place]:.2%}",
+        )
 
 
 class SnappedSampler(FiniteSampler):
-    """One of Optuna's samplers over the layout's fields; what it samples becomes the nearest candidate not yet tried.
+    """One of Optuna's samplers over the layout's fields; what it samples becomes the nearest
+    candidate not yet tried.
 
     first: rows to ask before it samples (a warm start).
     """
 
     def __init__(
-        self, inner: BaseSampler, name: str, knowledge: Knowledge, *, first: Sequence[int] = (), risk_limit: float = OOM_LIMIT
+        self,
+        inner: BaseSampler,
+        name: str,
+        knowledge: Knowledge,
+        *,
+        first: Sequence[int] = (),
+        risk_limit: float = OOM_LIMIT,
     ) -> None:
         super().__init__(knowledge, risk_limit=risk_limit)
         self.inner, self.name, self.first = inner, name, tuple(first)
@@ -234,7 +308,10 @@ class SnappedSampler(FiniteSampler):
         allowed = self.allowed(beliefs)
         for place, row in enumerate(self.first, start=1):
             if allowed[row]:
-                return Pick(row=row, reason=f"warm start {place} of {len(self.first)}: {_predicted(beliefs, row)}")
+                return Pick(
+                    row=row,
+                    reason=f"warm start {place} of {len(self.first)}: {_predicted(beliefs, row)}",
+                )
         relative = self.inner.infer_relative_search_space(study, trial)
         sampled = dict(self.inner.sample_relative(study, trial, relative))
         for name, distribution in self.space.distributions.items():
@@ -243,10 +320,15 @@ class SnappedSampler(FiniteSampler):
             elif name not in sampled:
                 sampled[name] = self.inner.sample_independent(study, trial, name, distribution)
         row = self.space.nearest(sampled, allowed)
-        return Pick(row=row, reason=f"{self.name}'s choice, as the nearest legal layout: {_predicted(beliefs, row)}")
+        return Pick(
+            row=row,
+            reason=f"{self.name}'s choice, as the nearest legal layout: {_predicted(beliefs, row)}",
+        )
 
     def free(self) -> BoolColumn:
-        """What has not even been looked at: whether to run what has been is not for this sampler to say."""
+        """What has not even been looked at: whether to run what has been is not for this sampler to
+        say.
+        """
         free = self.knowledge.untried()
         free[list(self.knowledge.records)] = False
         return free
@@ -255,7 +337,9 @@ class SnappedSampler(FiniteSampler):
         """Passed on."""
         self.inner.before_trial(study, trial)
 
-    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+    def after_trial(
+        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
         """Passed on."""
         self.inner.after_trial(study, trial, state, values)
 
@@ -264,44 +348,68 @@ class SnappedSampler(FiniteSampler):
         self.inner.reseed_rng()
 
 
-def sampler_for(name: str, knowledge: Knowledge, *, seed: int, risk_limit: float = OOM_LIMIT) -> FiniteSampler:
-    """The sampler of this name (NAMES). Raises SpecError for `gp` without what it needs, and for another name."""
+def sampler_for(
+    name: str, knowledge: Knowledge, *, seed: int, risk_limit: float = OOM_LIMIT
+) -> FiniteSampler:
+    """The sampler of this name (NAMES). Raises SpecError for `gp` without what it needs, and for
+    another name.
+    """
     if name == "cost-model":
         return CostModelSampler(knowledge, risk_limit=risk_limit)
     if name == "tpe":
         inner: BaseSampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=WARM_STARTS)
-        return SnappedSampler(inner, name, knowledge, first=model_picks(knowledge, WARM_STARTS), risk_limit=risk_limit)
+        return SnappedSampler(
+            inner, name, knowledge, first=model_picks(knowledge, WARM_STARTS), risk_limit=risk_limit
+        )
     if name == "gp":
         missing = [module for module in GP_NEEDS if importlib.util.find_spec(module) is None]
         if missing:
             rule = f"needs {' and '.join(GP_NEEDS)}; not installed: {', '.join(missing)}"
-            raise SpecError(Fault("search.sampler", name, rule, "install the probe extra, or use tpe"))
-        inner = optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS, warn_independent_sampling=False)
+            raise SpecError(
+                Fault("search.sampler", name, rule, "install the probe extra, or use tpe")
+            )
+        inner = optuna.samplers.GPSampler(
+            seed=seed, n_startup_trials=STARTUP_TRIALS, warn_independent_sampling=False
+        )
         return SnappedSampler(inner, name, knowledge, risk_limit=risk_limit)
     if name == "nsga2":
         inner = optuna.samplers.NSGAIISampler(seed=seed, population_size=STARTUP_TRIALS)
         return SnappedSampler(inner, name, knowledge, risk_limit=risk_limit)
     if name == "random":
-        return SnappedSampler(optuna.samplers.RandomSampler(seed=seed), name, knowledge, risk_limit=risk_limit)
-    raise SpecError(Fault("search.sampler", name, "no sampler of this name", f"use one of {', '.join(NAMES)}"))
+        return SnappedSampler(
+            optuna.samplers.RandomSampler(seed=seed), name, knowledge, risk_limit=risk_limit
+        )
+    raise SpecError(
+        Fault("search.sampler", name, "no sampler of this name", f"use one of {', '.join(NAMES)}")
+    )
 
 
 def model_picks(knowledge: Knowledge, count: int) -> list[int]:
-    """The fastest predicted candidates that fit and differ in something that matters, fastest first."""
+    """The fastest predicted candidates that fit and differ in something that matters, fastest
+    first.
+    """
     candidates = knowledge.candidates
     fits = np.flatnonzero(candidates.prior.oom_probability <= OOM_LIMIT)
     if not len(fits):
         return []
     memory: FloatColumn = next(iter(candidates.memory.values()))
     chosen = pareto.different(
-        candidates.batch.take(fits), np.exp(candidates.prior.log_seconds[fits]), memory[fits], np.arange(len(fits)), min(count, len(fits))
+        candidates.batch.take(fits),
+        np.exp(candidates.prior.log_seconds[fits]),
+        memory[fits],
+        np.arange(len(fits)),
+        min(count, len(fits)),
     )
     return [int(fits[place]) for place in chosen]
 
 
 def _only(distribution: BaseDistribution) -> Any:
     """The one value of a distribution that has no other."""
-    return distribution.low if isinstance(distribution, IntDistribution) else distribution.to_external_repr(0.0)
+    return (
+        distribution.low
+        if isinstance(distribution, IntDistribution)
+        else distribution.to_external_repr(0.0)
+    )
 
 
 def _seconds(log_seconds: float) -> str:
@@ -311,4 +419,7 @@ def _seconds(log_seconds: float) -> str:
 def _predicted(beliefs: Beliefs, row: int) -> str:
     rows = np.array([row])
     sd, fits = float(np.sqrt(beliefs.time.variance(rows)[0])), 1.0 - float(beliefs.risk(rows)[0])
-    return f"{_seconds(float(beliefs.log_seconds[row]))} expected, give or take {sd:.0%}, fits with probability {fits:.2f}"
+    return (
+        f"{_seconds(float(beliefs.log_seconds[row]))} expected, give or take {sd:.0%}, fits with "
+        f"probability {fits:.2f}"
+    )

@@ -1,4 +1,6 @@
-"""Whether more measuring can pay: how far the winner so far is expected to be from the best candidate. Letters: M rows, D draws."""
+"""Whether more measuring can pay: how far the winner so far is expected to be from the best
+candidate. Letters: M rows, D draws.
+"""
 
 from dataclasses import dataclass
 
@@ -15,7 +17,8 @@ TOLERANCE = 0.01
 class Regret:
     """Shares of the step time that the winner gives away against the best candidate.
 
-    expected_share: mean.  share_95: exceeded in 5 of 100 cases.  probability_other_better: some candidate is truly faster.
+    expected_share: mean.  share_95: exceeded in 5 of 100 cases.  probability_other_better: some
+        candidate is truly faster.
     """
 
     expected_share: float
@@ -26,17 +29,27 @@ class Regret:
         """The figures in words."""
         verdict = "below" if self.expected_share <= tolerance else "above"
         return (
-            f"expected regret {self.expected_share:.2%}, {verdict} the tolerance of {tolerance:.2%}; with probability "
+            f"expected regret {self.expected_share:.2%}, {verdict} the tolerance of "
+            f"{tolerance:.2%}; with probability "
             f"{self.probability_other_better:.0%} another layout is truly faster, more than "
             f"{times(1.0 + self.share_95)} as fast in 5 of 100 cases"
         )
 
 
-def expected_regret(log_seconds: FloatColumn, covariance: FloatColumn, fits: FloatColumn, winner: int, *, seed: int = 0) -> Regret:
-    """Mean over draws of (seconds of the winner) / (least seconds among what fits) - 1, not below 0.
+def expected_regret(
+    log_seconds: FloatColumn,
+    covariance: FloatColumn,
+    fits: FloatColumn,
+    winner: int,
+    *,
+    seed: int = 0,
+) -> Regret:
+    """Mean over draws of (seconds of the winner) / (least seconds among what fits) - 1, not below
+    0.
 
     log_seconds (M,), covariance (M, M): joint belief about log step seconds, the winner among them.
-    fits (M,): probability that each fits, independent; the winner is taken to fit. Draws are antithetic, so that seeds matter little.
+    fits (M,): probability that each fits, independent; the winner is taken to fit. Draws are
+        antithetic, so that seeds matter little.
     """
     rng = np.random.default_rng(seed)
     values, vectors = np.linalg.eigh(covariance)
@@ -48,5 +61,7 @@ def expected_regret(log_seconds: FloatColumn, covariance: FloatColumn, fits: Flo
     least = np.where(runs, drawn, np.inf).min(axis=1)
     share = np.expm1(drawn[:, winner] - least)
     return Regret(
-        expected_share=float(share.mean()), share_95=float(np.quantile(share, 0.95)), probability_other_better=float((share > 0).mean())
+        expected_share=float(share.mean()),
+        share_95=float(np.quantile(share, 0.95)),
+        probability_other_better=float((share > 0).mean()),
     )

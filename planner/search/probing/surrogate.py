@@ -1,6 +1,8 @@
-"""A small Gaussian process on the cost model's error, over a finite set of candidates; one for log step seconds, one for log memory.
+"""A small Gaussian process on the cost model's error, over a finite set of candidates; one for log
+step seconds, one for log memory.
 
-Covariance of the errors of candidates i and j, before any probe: scale^2 times that of `calibration.correlated`.
+Covariance of the errors of candidates i and j, before any probe: scale^2 times that of
+`calibration.correlated`.
 `scale` is learnt: how wrong the model turns out to be against what the prior says.
 Letters: N candidates, Q shared directions, n observations, A and B rows.
 """
@@ -14,14 +16,17 @@ from planner.calibration.correlated import Field
 from planner.columns import FloatColumn, IntColumn
 
 SCALES = np.exp(np.linspace(-1.5, 1.2, 8))
-SCALE_SD = 0.5  # judgement: the prior's sd is within a factor of 2.7 of the truth in 95 of 100 cases
+# judgement: the prior's sd is within a factor of 2.7 of the truth in 95 of 100 cases
+SCALE_SD = 0.5
 JITTER = 1e-10
-FEW, ROUNDING = 8, 1e-9  # observations behind a bound; what a bound gives away so that rounding does not break it
+# observations behind a bound; what a bound gives away so that rounding does not break it
+FEW, ROUNDING = 8, 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One observation of the error: at a candidate (row), or along shared directions (loading (Q,), as a micro-probe gives).
+    """One observation of the error: at a candidate (row), or along shared directions (loading (Q,),
+    as a micro-probe gives).
 
     value: observed less predicted, in logs.  variance: of the observation's own noise.
     """
@@ -36,7 +41,8 @@ class Seen:
 class Posterior:
     """The errors after n observations. mean (N,): expected error.  scale: see the module.
 
-    seen: the observations.  columns: prior covariance of every candidate with each observation, n of (N,), before scaling.
+    seen: the observations.  columns: prior covariance of every candidate with each observation, n
+        of (N,), before scaling.
     precision (n, n): inverse covariance of the observations.
     """
 
@@ -51,12 +57,16 @@ class Posterior:
         """Of the errors of these rows, run-to-run noise left out."""
         cross = self._cross(rows)
         prior = self.scale**2 * self.field.variance[rows]
-        return np.asarray(np.maximum(prior - np.einsum("nr,nr->r", cross, self.precision @ cross), JITTER))
+        return np.asarray(
+            np.maximum(prior - np.einsum("nr,nr->r", cross, self.precision @ cross), JITTER)
+        )
 
     def covariance(self, rows: IntColumn) -> FloatColumn:
         """Of the errors of these rows among themselves, (A, A)."""
         cross = self._cross(rows)
-        return np.asarray(self.scale**2 * self.field.between(rows, rows) - cross.T @ self.precision @ cross)
+        return np.asarray(
+            self.scale**2 * self.field.between(rows, rows) - cross.T @ self.precision @ cross
+        )
 
     def with_row(self, row: int) -> FloatColumn:
         """Covariance of every candidate's error with that of one, (N,)."""
@@ -67,24 +77,33 @@ class Posterior:
         return np.asarray(self.scale**2 * (column - _weighed(gain, self.columns, len(column))))
 
     def along(self, loading: Sequence[float]) -> tuple[FloatColumn, float]:
-        """Of the sum of shared directions that `loading` (Q,) weighs: covariance with every candidate's error (N,), and its variance."""
+        """Of the sum of shared directions that `loading` (Q,) weighs: covariance with every
+        candidate's error (N,), and its variance.
+        """
         weights = np.array(loading)
         column = self.field.factor @ weights
         observed = Seen(row=None, value=0.0, variance=0.0, loading=tuple(loading))
-        inner = self.scale**2 * np.array([_entry(self.field, column, observed, other) for other in self.seen])
+        inner = self.scale**2 * np.array(
+            [_entry(self.field, column, observed, other) for other in self.seen]
+        )
         gain = inner @ self.precision if len(inner) else inner
         effect = self.scale**2 * (column - _weighed(gain, self.columns, len(column)))
         return effect, float(max(self.scale**2 * weights @ weights - gain @ inner, JITTER))
 
     def at_most(self, rows: IntColumn) -> FloatColumn:
-        """Upper bound of the variance of these rows, (A,): that after the first FEW observations alone, as more never widen it."""
+        """Upper bound of the variance of these rows, (A,): that after the first FEW observations
+        alone, as more never widen it.
+        """
         few = self.columns[:FEW]
         prior = self.scale**2 * self.field.variance[rows]
         if not few:
             return np.asarray(np.maximum(prior, JITTER))
         cross = self.scale**2 * np.stack([column[rows] for column in few])
         precision = np.linalg.inv(np.linalg.inv(self.precision)[: len(few), : len(few)])
-        return np.asarray(np.maximum(prior - np.einsum("nr,nr->r", cross, precision @ cross), JITTER) * (1.0 + ROUNDING))
+        return np.asarray(
+            np.maximum(prior - np.einsum("nr,nr->r", cross, precision @ cross), JITTER)
+            * (1.0 + ROUNDING)
+        )
 
     def widest(self) -> FloatColumn:
         """Upper bound of every candidate's variance, (N,): that before any observation."""
@@ -98,16 +117,22 @@ class Posterior:
 
 
 def condition(prior: Field, seen: Sequence[Seen]) -> Posterior:
-    """The errors given these observations; scale is the mean of its logarithm's posterior over SCALES."""
+    """The errors given these observations; scale is the mean of its logarithm's posterior over
+    SCALES.
+    """
     count = len(seen)
     columns = tuple(_column(prior, one) for one in seen)
-    inner = np.array([[_entry(prior, columns[i], seen[i], other) for other in seen] for i in range(count)]).reshape(count, count)
+    inner = np.array(
+        [[_entry(prior, columns[i], seen[i], other) for other in seen] for i in range(count)]
+    ).reshape(count, count)
     values = np.array([one.value for one in seen])
     noise = np.diag([one.variance + JITTER for one in seen]) if count else np.zeros((0, 0))
     scale = _scale(inner, noise, values)
     precision = np.linalg.inv(scale**2 * inner + noise) if count else np.zeros((0, 0))
     mean = scale**2 * _weighed(precision @ values, columns, len(prior.sd))
-    return Posterior(field=prior, seen=tuple(seen), mean=mean, scale=scale, columns=columns, precision=precision)
+    return Posterior(
+        field=prior, seen=tuple(seen), mean=mean, scale=scale, columns=columns, precision=precision
+    )
 
 
 def _weighed(weights: FloatColumn, columns: Sequence[FloatColumn], count: int) -> FloatColumn:
@@ -138,6 +163,10 @@ def _scale(inner: FloatColumn, noise: FloatColumn, values: FloatColumn) -> float
     for scale in SCALES:
         lower = np.linalg.cholesky(scale**2 * inner + noise)
         whitened = np.linalg.solve(lower, values)
-        weights.append(-0.5 * whitened @ whitened - np.log(np.diag(lower)).sum() - 0.5 * (np.log(scale) / SCALE_SD) ** 2)
+        weights.append(
+            -0.5 * whitened @ whitened
+            - np.log(np.diag(lower)).sum()
+            - 0.5 * (np.log(scale) / SCALE_SD) ** 2
+        )
     likely = np.exp(np.array(weights) - max(weights))
     return float(np.exp(likely @ np.log(SCALES) / likely.sum()))

@@ -1,6 +1,8 @@
-"""Optuna's side of a study: an in-memory study with one trial a candidate, written from our records and rebuilt from them at will.
+"""Optuna's side of a study: an in-memory study with one trial a candidate, written from our records
+and rebuilt from them at will.
 
-Complete: ran, or was looked at by a cheaper `rung`; its value is the step seconds of its fastest run.
+Complete: ran, or was looked at by a cheaper `rung`; its value is the step seconds of its fastest
+    run.
 Pruned with a positive constraint: ran out of memory. Pruned without: no rung could look at it.
 Failed: gave no numbers, with its class. The constraint is memory over usable memory, less 1.
 """
@@ -21,7 +23,9 @@ LEAST_MARGIN = 1e-6  # what ran out is infeasible even where its report does not
 
 
 class Trials:
-    """Asks Optuna for trials and closes them. said: why each candidate was asked and by which measurement it was answered."""
+    """Asks Optuna for trials and closes them. said: why each candidate was asked and by which
+    measurement it was answered.
+    """
 
     def __init__(self, sampler: FiniteSampler) -> None:
         self.sampler = sampler
@@ -56,17 +60,25 @@ class Trials:
         """A trial that left nothing to know of its candidate, from before."""
         self.study.add_trial(
             optuna.create_trial(
-                state=TrialState.FAIL, params=self.sampler.space.parameters(row), distributions=dict(self.sampler.space.distributions),
+                state=TrialState.FAIL,
+                params=self.sampler.space.parameters(row),
+                distributions=dict(self.sampler.space.distributions),
                 user_attrs=attributes,
             )
-        )  # fmt: skip
+        )
 
     def rebuild(self, records: Iterable[Record]) -> None:
-        """The study anew: all that was measured of a candidate is its one trial; trials that left nothing to know of theirs stay."""
+        """The study anew: all that was measured of a candidate is its one trial; trials that left
+        nothing to know of theirs stay.
+        """
         before = self.study.get_trials(deepcopy=False)
         records = list(records)
         known = [self.sampler.space.parameters(record.row) for record in records]
-        told = [trial for trial in before if trial.state.is_finished() and not {"status", "failure"} & trial.user_attrs.keys()]
+        told = [
+            trial
+            for trial in before
+            if trial.state.is_finished() and not {"status", "failure"} & trial.user_attrs.keys()
+        ]
         nothing: list[FrozenTrial] = []
         for trial in told:
             if trial.params not in known:
@@ -84,14 +96,19 @@ class Trials:
     def _frozen(self, record: Record) -> FrozenTrial:
         constraint = _constraint(record)
         return optuna.create_trial(
-            state=_state(record), value=record.step_seconds, params=self.sampler.space.parameters(record.row),
-            distributions=dict(self.sampler.space.distributions), user_attrs={**self.said.get(record.row, {}), **_attributes(record)},
+            state=_state(record),
+            value=record.step_seconds,
+            params=self.sampler.space.parameters(record.row),
+            distributions=dict(self.sampler.space.distributions),
+            user_attrs={**self.said.get(record.row, {}), **_attributes(record)},
             constraints=None if constraint is None else {MEMORY_CONSTRAINT: constraint},
-        )  # fmt: skip
+        )
 
 
 def _state(record: Record) -> TrialState:
-    return {"ok": TrialState.COMPLETE, "oom": TrialState.PRUNED, "failed": TrialState.FAIL}[record.status]
+    return {"ok": TrialState.COMPLETE, "oom": TrialState.PRUNED, "failed": TrialState.FAIL}[
+        record.status
+    ]
 
 
 def _constraint(record: Record) -> float | None:
@@ -99,7 +116,12 @@ def _constraint(record: Record) -> float | None:
 
 
 def _attributes(record: Record) -> dict[str, Any]:
-    said: dict[str, Any] = {"status": record.status, "candidate": record.row, "runs": record.runs, "rung": record.rung}
+    said: dict[str, Any] = {
+        "status": record.status,
+        "candidate": record.row,
+        "runs": record.runs,
+        "rung": record.rung,
+    }
     if record.variance is not None:
         said["log_seconds_sd"] = float(np.sqrt(record.variance))
     if record.message:
