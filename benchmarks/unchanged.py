@@ -1,12 +1,14 @@
 """Did a change of the code move any prediction, plan, replayed study or export?
 
     python benchmarks/unchanged.py --write FILE      records what this checkout answers
-    python benchmarks/unchanged.py --against FILE    exit 1, and the differences, where this one answers otherwise
+    python benchmarks/unchanged.py --against FILE    exit 1, and the differences, where this one
+    answers otherwise
 
-A refactor moves nothing. Four tables: an estimate for every published row (each number of the whole document),
-plans of JOBS with every ranked layout, studies replayed on published sweeps and generated landscapes, and the
-files that export writes for number one of each plan. Words may change; numbers and chosen layouts may not.
-Numbers are compared to DIGITS significant digits, because processors differ in the last ones.
+A refactor moves nothing. Four tables: an estimate for every published row (each number of the whole
+document), plans of JOBS with every ranked layout, studies replayed on published sweeps and
+generated landscapes, and the files that export writes for number one of each plan. Words may
+change; numbers and chosen layouts may not. Numbers are compared to DIGITS significant digits,
+because processors differ in the last ones.
 """
 
 import argparse
@@ -35,25 +37,65 @@ DIGITS, STUDIES = 12, 8
 HOPPER = "h100-sxm-80gb"
 JOBS: dict[str, dict[str, Any]] = {
     "8B on 8": {"model": "llama3.1-8b", "gpu": HOPPER, "num_gpus": 8, "seq_len": 8192, "batch": 64},
-    "70B on 256": {"model": "llama3-70b", "gpu": HOPPER, "num_gpus": 256, "seq_len": 8192, "batch": 512},
-    "405B on 512": {"model": "llama3.1-405b", "gpu": HOPPER, "num_gpus": 512, "seq_len": 8192, "batch": 512},
+    "70B on 256": {
+        "model": "llama3-70b",
+        "gpu": HOPPER,
+        "num_gpus": 256,
+        "seq_len": 8192,
+        "batch": 512,
+    },
+    "405B on 512": {
+        "model": "llama3.1-405b",
+        "gpu": HOPPER,
+        "num_gpus": 512,
+        "seq_len": 8192,
+        "batch": 512,
+    },
     "8B, 131k tokens, on 64 H200": {
-        "model": "llama3.1-8b", "gpu": "h200-sxm-141gb", "num_gpus": 64, "seq_len": 131072, "batch": 64,
+        "model": "llama3.1-8b",
+        "gpu": "h200-sxm-141gb",
+        "num_gpus": 64,
+        "seq_len": 131072,
+        "batch": 64,
     },
     "13B on 16 A100 40 GB": {
-        "model": "llama2-13b", "gpu": "a100-sxm-40gb", "num_gpus": 16, "seq_len": 4096, "batch": 64,
+        "model": "llama2-13b",
+        "gpu": "a100-sxm-40gb",
+        "num_gpus": 16,
+        "seq_len": 4096,
+        "batch": 64,
     },
-    "8x7B on 64": {"model": "mixtral-8x7b", "gpu": HOPPER, "num_gpus": 64, "seq_len": 4096, "batch": 256},
-    "16B MoE on 64": {"model": "deepseek-v2-lite", "gpu": HOPPER, "num_gpus": 64, "seq_len": 4096, "batch": 512},
+    "8x7B on 64": {
+        "model": "mixtral-8x7b",
+        "gpu": HOPPER,
+        "num_gpus": 64,
+        "seq_len": 4096,
+        "batch": 256,
+    },
+    "16B MoE on 64": {
+        "model": "deepseek-v2-lite",
+        "gpu": HOPPER,
+        "num_gpus": 64,
+        "seq_len": 4096,
+        "batch": 512,
+    },
     "70B with Megatron on 64 B200": {
-        "model": "llama3-70b", "gpu": "b200-sxm-180gb", "num_gpus": 64, "seq_len": 8192, "batch": 128,
+        "model": "llama3-70b",
+        "gpu": "b200-sxm-180gb",
+        "num_gpus": 64,
+        "seq_len": 8192,
+        "batch": 128,
         "training": {"trainer": "megatron"},
     },
     "8B with open size on up to 16": {
-        "model": "llama3-8b", "gpu": HOPPER, "num_gpus": 16, "seq_len": 4096, "batch": 32,
+        "model": "llama3-8b",
+        "gpu": HOPPER,
+        "num_gpus": 16,
+        "seq_len": 4096,
+        "batch": 32,
         "search": {"fix": {"precision": "bf16"}, "prefer": "fastest"},
     },
-}  # fmt: skip
+}
 
 
 class Fixed:
@@ -103,7 +145,9 @@ def digest(parts: object) -> str:
 
 
 def of_estimate(document: Mapping[str, Any]) -> list[str]:
-    """Step seconds and fullest GPU's bytes to read, then a digest of every number of the document."""
+    """Step seconds and fullest GPU's bytes to read, then a digest of every number of the
+    document.
+    """
     seconds, memory = document.get("step_seconds"), document.get("memory") or {}
     return [
         "-" if seconds is None else rounded(seconds),
@@ -154,7 +198,9 @@ def plans() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def replayed() -> dict[str, Any]:
-    """Studies by their truth: rows and step seconds of every probe in order, and what each best was."""
+    """Studies by their truth: rows and step seconds of every probe in order, and what each best
+    was.
+    """
     truths = [
         *published_sweeps()[:STUDIES],
         *(Truth.of_landscape(generate(name, 0.3, 0), 0.02) for name in LANDSCAPES),
@@ -202,7 +248,8 @@ def main() -> None:
     print("\n".join(found))
     for name in now:
         print(
-            f"{name}: {len(now[name])} compared, {sum(line.startswith('/' + name) for line in found)} differences"
+            f"{name}: {len(now[name])} compared, "
+            f"{sum(line.startswith('/' + name) for line in found)} differences"
         )
     sys.exit(1 if found else 0)
 
