@@ -179,7 +179,7 @@ def _schedule_line(name: str) -> Entry:
 
 def _schedule_entry(name: str) -> Entry:
     from planner.schedules import schedule
-    from planner.specs.trainers import TRAINERS
+    from planner.trainers.registry import TRAINERS
 
     found = schedule(name)
     rules = [rule.rule.replace("{", "").replace("}", "") for rule in found.rules()]
@@ -197,13 +197,13 @@ def _first_line(thing: object) -> str:
 
 
 def _trainer_names() -> list[str]:
-    from planner.specs.trainers import TRAINERS
+    from planner.trainers.registry import TRAINERS
 
     return list(TRAINERS)
 
 
 def _trainer_entry(name: str) -> Entry:
-    from planner.specs.trainers import TRAINERS
+    from planner.trainers.registry import TRAINERS
 
     if name not in TRAINERS:
         raise UnknownNameError("name", name, TRAINERS, "trainer")

@@ -26,7 +26,7 @@ from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measurement
 from planner.specs.sweep import SweepSpec
-from planner.specs.trainers import resolve_layout
+from planner.trainers.registry import resolve_layout
 from planner.units import counted
 from probes.campaign import ProbeRequest
 from probes.launch import Watch

@@ -240,7 +240,7 @@ def _plain(error: RankError) -> dict[str, Any]:
 
 def _set_allocator(expandable: bool | None, trainer: str) -> None:
     """The allocator reads its environment when torch first allocates."""
-    from planner.specs.trainers import TRAINERS
+    from planner.trainers.registry import TRAINERS
 
     wanted = TRAINERS[trainer].expandable_segments if expandable is None else expandable
     if wanted:

@@ -17,8 +17,8 @@ from planner.cost.products import amax_seconds, kept_weights_bytes, product_cost
 from planner.cost.site import AXES, OpCost, Site, cost
 from planner.cost.weight_grads import held_bytes, redone_seconds
 from planner.specs.model import LayerKind, ModelSpec
-from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import TrainerRules
 from planner.work import axes, blocks
 from planner.work.axes import loss_is_parallel
 from planner.work.checkpointing import NONE, Recomputation, graph_share, kept

@@ -15,8 +15,8 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.reserved import cached_bytes
-from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import TrainerRules
 
 # Bytes a parameter of optimizer state beside the parameter, for fp32 masters. Source: torch.optim;
 # Shazeer and Stern 2018; Jordan 2024.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import TrainerRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

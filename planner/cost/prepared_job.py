@@ -17,8 +17,8 @@ from planner.cost.topology import Fabric
 from planner.cost.update import Update
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
-from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import TrainerRules
 from planner.work.axes import local_sizes
 from planner.work.precision import Recipe
 from planner.work.quantised import quantised_model

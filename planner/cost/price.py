@@ -27,8 +27,8 @@ from planner.cost.step_seconds import StageSeconds, step_seconds
 from planner.cost.topology import Fabric
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
-from planner.specs.trainers import TRAINERS
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import TRAINERS
 from planner.work.precision import recipes_for
 
 

@@ -13,7 +13,7 @@ from planner.cost.topology import Fabric
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.training import TrainingSpec
-from planner.specs.transports import Transport, transport
+from planner.trainers.transports import Transport, transport
 from planner.work import axes
 
 

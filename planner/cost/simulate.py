@@ -19,7 +19,7 @@ from planner.cost.replay import (
 )
 from planner.schedules.base import Order, Schedule
 from planner.schedules.lowering import lower
-from planner.specs.transports import IDEAL, Transport
+from planner.trainers.transports import IDEAL, Transport
 
 Floats = NDArray[np.float64]
 

@@ -12,8 +12,8 @@ from planner.cost.collectives import collective_seconds
 from planner.cost.compute import Device
 from planner.cost.quantisation import Quantisation
 from planner.cost.topology import Fabric
-from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import TrainerRules
 from planner.work.ops import Gemm, Tensor
 
 AXES = ("tp", "cp", "ep")

@@ -11,7 +11,7 @@ from planner.columns import TRAINER_SPLIT, FloatColumn, IntColumn, LayoutBatch
 from planner.schedules import SCHEDULES
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.model import ModelSpec
-from planner.specs.trainers import TrainerRules
+from planner.trainers.registry import TrainerRules
 
 KEY = ("pp", "virtual_stages", "pp_schedule", "split")
 

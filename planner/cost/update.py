@@ -21,8 +21,8 @@ from planner.cost.topology import Fabric
 from planner.specs.cluster import ClusterSpec
 from planner.specs.gpu_families import kernel_family
 from planner.specs.model import LayerKind, ModelSpec
-from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import TrainerRules
 from planner.units import GIGA
 from planner.work import axes, blocks
 from planner.work.axes import weight_sizes

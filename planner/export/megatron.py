@@ -20,8 +20,8 @@ from planner.export.megatron_read import (
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
-from planner.specs.release import release_of
 from planner.specs.training import TrainingSpec
+from planner.trainers.release import release_of
 from planner.units import counted
 
 WRITTEN = "0.14"  # the release whose arguments we write; later ones read them too

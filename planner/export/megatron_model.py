@@ -13,8 +13,8 @@ from planner.export.megatron_network import (
     rope_arguments,
     router_arguments,
 )
-from planner.specs.megatron_models import lacking
 from planner.specs.model import ModelSpec
+from planner.trainers.megatron_models import lacking
 
 
 def model_arguments(draft: Draft) -> list[str]:

@@ -21,8 +21,8 @@ from planner.export.titan_network import (
     scores,
 )
 from planner.specs.model import ModelSpec
-from planner.specs.titan_models import Flavor, class_for
-from planner.specs.titan_networks import softmax_mscale
+from planner.trainers.titan_models import Flavor, class_for
+from planner.trainers.titan_networks import softmax_mscale
 
 # in the first line of a module that does
 REPLACES_FLEX = "with SDPA, since context parallelism refuses FlexAttention"

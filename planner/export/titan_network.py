@@ -11,8 +11,13 @@ from collections.abc import Collection, Sequence
 from planner.export.base import Draft
 from planner.specs.model import ModelSpec
 from planner.specs.network import RopeScaling
-from planner.specs.titan_models import Flavor
-from planner.specs.titan_networks import left_out_by_shipped, shipped_facts, softmax_mscale, unknown
+from planner.trainers.titan_models import Flavor
+from planner.trainers.titan_networks import (
+    left_out_by_shipped,
+    shipped_facts,
+    softmax_mscale,
+    unknown,
+)
 
 # the default of transformers and of TorchTitan's classes, written where nobody said it
 UNKNOWN_THETA = 10_000.0

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from planner.export.base import Draft, Settings
 from planner.specs.layout import PRECISIONS
-from planner.specs.trainers import TRAINERS
+from planner.trainers.registry import TRAINERS
 from planner.units import counted
 from planner.work.precision import bf16_tail, recipes_for
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from planner.export.base import Draft, Settings, train_steps
 from planner.specs.layout import parse_ac
-from planner.specs.titan_models import even_split, module_names, uniform_layers_per_stage
-from planner.specs.trainers import SINGLE_STAGE_SCHEDULES, TORCH_SCHEDULES
+from planner.trainers.registry import SINGLE_STAGE_SCHEDULES, TORCH_SCHEDULES
+from planner.trainers.titan_models import even_split, module_names, uniform_layers_per_stage
 from planner.units import counted
 
 P, T, AC = "parallelism.", "training.", "activation_checkpoint."

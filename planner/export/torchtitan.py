@@ -43,11 +43,11 @@ from planner.export.titan_settings import AC, layout_settings, read_settings, tr
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
-from planner.specs.release import RELEASES, release_of
-from planner.specs.titan_defaults import DEFAULTS
-from planner.specs.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
-from planner.specs.titan_networks import differences
 from planner.specs.training import TrainingSpec
+from planner.trainers.release import RELEASES, release_of
+from planner.trainers.titan_defaults import DEFAULTS
+from planner.trainers.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
+from planner.trainers.titan_networks import differences
 from planner.units import counted
 
 OLDEST = "0.2.0"

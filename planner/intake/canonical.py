@@ -1,8 +1,8 @@
 """A layout without what has no effect in it, so that two that train alike compare equal."""
 
 from planner.specs.layout import FieldValue, Layout
-from planner.specs.titan_models import even_split
-from planner.specs.trainers import TRAINERS
+from planner.trainers.registry import TRAINERS
+from planner.trainers.titan_models import even_split
 
 
 def canonical(layout: Layout, num_layers: int, trainer: str) -> Layout:

@@ -18,9 +18,9 @@ from planner.export.titan_settings import CHECKPOINT_MODES, LAYERS, SAME_KEYS, P
 from planner.intake.said import Machine, ModelSaid, Run
 from planner.intake.titan_module import read_module
 from planner.specs.model import ModelSpec
-from planner.specs.titan_defaults import CONFIGS_03, DEFAULTS, FORMER_NAMES
-from planner.specs.titan_models import FLAVORS, shape_of
-from planner.specs.titan_networks import differences
+from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS, FORMER_NAMES
+from planner.trainers.titan_models import FLAVORS, shape_of
+from planner.trainers.titan_networks import differences
 
 SHARD = SAME_KEYS["dp_shard"]
 DEGREES = tuple(SAME_KEYS[name] for name in ("dp_replicate", "cp", "tp", "pp"))

@@ -12,14 +12,14 @@ from functools import cached_property
 import numpy as np
 
 from planner.columns import BoolColumn, Column, IntColumn, LayoutBatch
-from planner.rules.limits import LIMITS, TrainerLimits
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
-from planner.specs.release import Release
-from planner.specs.titan_models import line_of
-from planner.specs.trainers import TRAINERS, TrainerRules
 from planner.specs.training import TrainingSpec
+from planner.trainers.limits import LIMITS, TrainerLimits
+from planner.trainers.registry import TRAINERS, TrainerRules
+from planner.trainers.release import Release
+from planner.trainers.titan_models import line_of
 
 
 @dataclass(frozen=True)

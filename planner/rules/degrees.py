@@ -9,7 +9,7 @@ import numpy as np
 from planner.columns import BoolColumn, LayoutBatch
 from planner.rules.base import Context, Rule, choices, divides, divisors
 from planner.specs.layout import CP_METHODS, Layout
-from planner.specs.titan_models import cuts_sequences, lacking
+from planner.trainers.titan_models import cuts_sequences, lacking
 from planner.units import counted
 
 PRODUCT_KEY = "degrees do not multiply to num_gpus"

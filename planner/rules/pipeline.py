@@ -13,7 +13,7 @@ from planner.schedules import SCHEDULES
 from planner.schedules.base import Runtime, Schedule, ScheduleRule
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.layout import Layout
-from planner.specs.titan_models import lacking, pipelines
+from planner.trainers.titan_models import lacking, pipelines
 from planner.units import counted
 
 # A simulation plays out about pp x stages x (microbatches until the order repeats) actions; at this

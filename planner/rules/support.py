@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from planner.errors import UnsupportedError
 from planner.rules.base import Context, choices
-from planner.specs import megatron_models, titan_models
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Violation
 from planner.specs.model import ModelSpec
-from planner.specs.release import Release, release_of
 from planner.specs.training import TrainingSpec
+from planner.trainers import megatron_models, titan_models
+from planner.trainers.release import Release, release_of
 
 OWN_CODE = "the model's own code under PyTorch FSDP2, for example Hugging Face transformers"
 OUTSIDE: Mapping[str, str] = {"google": "MaxText"}

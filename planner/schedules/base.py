@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.specs.transports import Exposed
+from planner.trainers.transports import Exposed
 
 Kind = Literal["F", "I", "W", "B"]
 Runtime = Literal["torch", "megatron"]
@@ -220,7 +220,7 @@ class Schedule(ABC):
         """Hops that lengthen the step: d(step) / d(send seconds) for short sends and equal stages,
         first order. (N,).
 
-        exposed: what the runtime cannot hide (`planner.specs.transports`).
+        exposed: what the runtime cannot hide (`planner.trainers.transports`).
         """
 
     def overlapped_pairs(

@@ -15,7 +15,7 @@ from planner.schedules.base import (
     ScheduleRule,
     one_stage_per_rank,
 )
-from planner.specs.transports import Exposed
+from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)

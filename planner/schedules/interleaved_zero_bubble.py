@@ -24,7 +24,7 @@ from planner.schedules.depth_first import (
     microbatches_per_round,
     whole_rounds,
 )
-from planner.specs.transports import Exposed
+from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)

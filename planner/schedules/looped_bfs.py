@@ -17,7 +17,7 @@ from planner.schedules.base import (
     ScheduleRule,
     several_stages_per_rank,
 )
-from planner.specs.transports import Exposed
+from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.schedules.base import Item, Order, Overlap, leaves
-from planner.specs.transports import Transport
+from planner.trainers.transports import Transport
 
 Rows = NDArray[np.int64]
 

@@ -15,7 +15,7 @@ from planner.schedules.base import (
     one_stage_per_rank,
 )
 from planner.schedules.depth_first import chunks_in_flight, depth_first_order, exchanges
-from planner.specs.transports import Exposed
+from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)

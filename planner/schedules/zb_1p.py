@@ -23,7 +23,7 @@ from planner.schedules.depth_first import (
     exchanges,
     late_weight_grads,
 )
-from planner.specs.transports import Exposed
+from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)

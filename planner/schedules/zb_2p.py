@@ -20,7 +20,7 @@ from planner.schedules.depth_first import (
     depth_first_order,
     late_weight_grads,
 )
-from planner.specs.transports import Exposed
+from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)

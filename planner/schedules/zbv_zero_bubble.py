@@ -18,7 +18,7 @@ from planner.schedules.base import (
     two_stages_per_rank,
 )
 from planner.schedules.v_shape import VOrder
-from planner.specs.transports import Exposed
+from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)

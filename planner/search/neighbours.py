@@ -14,7 +14,7 @@ from planner.rules import Context, violations
 from planner.search.domains import default_domains
 from planner.search.floors import OOM_LIMIT
 from planner.specs.layout import SCHEDULES, Layout
-from planner.specs.trainers import SINGLE_STAGE_SCHEDULES
+from planner.trainers.registry import SINGLE_STAGE_SCHEDULES
 
 DEGREES = ("tp", "cp", "pp", "dp_replicate", "ep")
 

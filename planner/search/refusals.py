@@ -17,7 +17,7 @@ from planner.search.space import DEGREES, MAX_TRIED, enumerate_space
 from planner.specs.estimate import Violation
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout
-from planner.specs.trainers import resolve_layout
+from planner.trainers.registry import resolve_layout
 from planner.units import counted
 
 # A field that only means something where this degree is above 1: a value that no such layout may

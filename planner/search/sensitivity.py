@@ -22,7 +22,7 @@ from planner.specs.layout import (
     parse_ac,
 )
 from planner.specs.plan import SensitivityStep
-from planner.specs.trainers import SINGLE_STAGE_SCHEDULES
+from planner.trainers.registry import SINGLE_STAGE_SCHEDULES
 
 # from keeping all to keeping least
 AC_BY_STRENGTH = ("none", "selective-layer-2", "selective-op", "selective-attention", "full")

@@ -21,7 +21,7 @@ from planner.rules import DERIVED, Context, Rule, columns_of, rules_for
 from planner.rules.degrees import PRODUCT_KEY
 from planner.search.domains import CELL_FIELDS, FREE_FIELDS, Domain, Domains, Keep, domains_of
 from planner.specs.job import SearchSpec
-from planner.specs.trainers import resolve_layout
+from planner.trainers.registry import resolve_layout
 
 Columns = dict[str, Column]
 DEGREES = ("tp", "cp", "pp", "dp_replicate", "dp_shard")

@@ -13,9 +13,9 @@ from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.model_document import inline_keys
-from planner.specs.trainers import resolve_layout
 from planner.specs.training import TrainingSpec
 from planner.specs.validation import build, closest
+from planner.trainers.registry import resolve_layout
 
 LABELS = ("group", "sweep", "complete", "source", "trust", "notes", "measured")
 KEYS = ("id", "model", "cluster", "training", "layout", "current", "search", "probe")

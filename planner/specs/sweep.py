@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.errors import Fault, SpecError
 from planner.specs.job import Job
-from planner.specs.trainers import resolve_layout
 from planner.specs.validation import build
+from planner.trainers.registry import resolve_layout
 from planner.units import counted
 
 MOST_JOBS = 200

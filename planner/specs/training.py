@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from planner.specs.release import Release, release_of
-from planner.specs.trainers import check_torch_release
 from planner.specs.validation import build
+from planner.trainers.registry import check_torch_release
+from planner.trainers.release import Release, release_of
 from planner.units import parse_count, parse_tokens
 
 Trainer = Literal["torchtitan", "megatron", "megatron-deepspeed", "fsdp", "internevo"]

@@ -12,8 +12,8 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.specs.layout import CP_METHODS
 from planner.specs.model import ModelSpec
-from planner.specs.trainers import TrainerRules
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import TrainerRules
 
 ULYSSES = CP_METHODS.index("ulysses")
 ALLTOALL = CP_METHODS.index("alltoall")

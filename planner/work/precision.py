@@ -21,8 +21,8 @@ import numpy as np
 
 from planner.columns import FloatColumn, IntColumn
 from planner.specs.layout import PRECISIONS
-from planner.specs.release import named, release_of
-from planner.specs.trainers import TrainerRules
+from planner.trainers.registry import TrainerRules
+from planner.trainers.release import named, release_of
 
 # its fp8 recipes set fp8_param_gather (Megatron Bridge training/mixed_precision.py); Megatron-LM's
 # default is off

@@ -14,8 +14,8 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
-from planner.specs.trainers import TORCH_SCHEDULES, TRAINERS
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import TORCH_SCHEDULES, TRAINERS
 from planner.units import counted
 from planner.work.axes import expected_imbalance
 from probes.protocol import ProbeTask

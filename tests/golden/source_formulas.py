@@ -17,7 +17,7 @@ from planner.cost.profile import KERNELS, PROFILES
 from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
-from planner.specs.trainers import resolve_layout
+from planner.trainers.registry import resolve_layout
 from planner.work import axes
 from planner.work.blocks import layer_ops
 from planner.work.ops import Collective

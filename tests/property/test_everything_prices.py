@@ -28,8 +28,8 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES
 from planner.specs.model import ModelSpec
-from planner.specs.trainers import SINGLE_STAGE_SCHEDULES, TRAINERS, V_SCHEDULES
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import SINGLE_STAGE_SCHEDULES, TRAINERS, V_SCHEDULES
 
 SEED, NUM_JOBS, ROWS = 20261103, 500, 80
 NUM_GPUS = (1, 8, 16, 24, 64, 128, 256, 1024)

@@ -15,8 +15,8 @@ from planner.cost.step_seconds import PARTS
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
-from planner.specs.trainers import resolve_layout
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import resolve_layout
 
 NUM_GPUS = 128
 MODELS = {

@@ -12,7 +12,7 @@ from planner.rules import violations
 from planner.search.domains import domains_of
 from planner.search.space import build_space, enumerate_space
 from planner.specs.job import SearchSpec
-from planner.specs.trainers import TRAINERS
+from planner.trainers.registry import TRAINERS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from space_twin import TINY, TINY_MOE, brute_force, context, narrowed, rows_of

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from planner.columns import LayoutBatch
 from planner.cost.memory import RankMemory
-from planner.specs.trainers import resolve_layout
+from planner.trainers.registry import resolve_layout
 from tests.torch_memory.modules import Model, Sizes, cross_entropy
 from tests.torch_memory.tracking import DTYPES, pricer, selective_op
 

@@ -21,8 +21,8 @@ from planner.cost.ingredients import units_at
 from planner.cost.price import Pricer
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
-from planner.specs.trainers import resolve_layout
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import resolve_layout
 from tests.torch_memory.modules import Sizes, rotary_table
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

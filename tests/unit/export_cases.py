@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import CP_METHODS, DTYPES, PRECISIONS, SCHEDULES, Layout
 from planner.specs.model import ModelSpec
-from planner.specs.trainers import resolve_layout
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import resolve_layout
 
 MODELS = (
     "llama3-8b",

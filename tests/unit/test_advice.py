@@ -9,7 +9,7 @@ from planner.cost.estimate import estimate_layouts
 from planner.cost.price import Pricer
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.trainers import resolve_layout
+from planner.trainers.registry import resolve_layout
 
 FABRIC = [{"name": "nvlink", "gpus": 8}, {"name": "network", "bandwidth": "5 GB/s"}]
 

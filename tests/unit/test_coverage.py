@@ -12,7 +12,7 @@ from planner.calibration.kernels import Shape, shape_seconds
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.specs.job import Job
-from planner.specs.trainers import resolve_layout
+from planner.trainers.registry import resolve_layout
 from tests.conftest import ROOT
 
 TRAINING = {"seq_len": 4096, "global_batch_size": 64}

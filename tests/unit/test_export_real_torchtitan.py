@@ -24,9 +24,9 @@ from real_torchtitan import (
 
 from planner.export.torchtitan import export
 from planner.specs.layout import PRECISIONS, Layout
-from planner.specs.titan_models import FLAVORS, even_split, module_names, shape_of
-from planner.specs.titan_networks import rope_numbers, shipped_facts
-from planner.specs.trainers import TRAINERS
+from planner.trainers.registry import TRAINERS
+from planner.trainers.titan_models import FLAVORS, even_split, module_names, shape_of
+from planner.trainers.titan_networks import rope_numbers, shipped_facts
 from planner.work.precision import bf16_tail, recipes_for, stays_16_bit
 
 pytestmark = needs_torchtitan
@@ -329,7 +329,7 @@ def test_its_pipeline_split_is_ours(tmp_path: Path) -> None:
 
 @only_02
 def test_its_pipeline_knows_which_models_it_can_split(tmp_path: Path) -> None:
-    from planner.specs.titan_models import WITH_PIPELINE
+    from planner.trainers.titan_models import WITH_PIPELINE
 
     modules = sorted({flavor.module for flavor in FLAVORS.values()})
     code = f"""

@@ -21,8 +21,8 @@ from planner.export import export as export_to
 from planner.export.base import Export, write_toml
 from planner.export.torchtitan import export, parse_back
 from planner.specs.layout import Layout
-from planner.specs.titan_models import FLAVORS, even_split, find_flavor, uniform_layers_per_stage
-from planner.specs.trainers import TRAINERS
+from planner.trainers.registry import TRAINERS
+from planner.trainers.titan_models import FLAVORS, even_split, find_flavor, uniform_layers_per_stage
 
 VERSIONS = ("0.2.2", "0.3.0")
 
@@ -311,7 +311,7 @@ def test_catalogue_models_are_torchtitans(name: str, module: str, flavor: str) -
 
 def test_every_flavor_is_reached_by_a_catalogue_model() -> None:
     from planner.catalog.models import model_names
-    from planner.specs.titan_models import shape_of
+    from planner.trainers.titan_models import shape_of
 
     assert {shape_of(model(name)) for name in model_names()} >= set(FLAVORS)
 

@@ -15,7 +15,7 @@ from real_torchtitan import INSTALLED, LINE, LOOK_AT_ALL, needs_torchtitan, run_
 
 from planner.export.torchtitan import export
 from planner.specs.model import ModelSpec
-from planner.specs.titan_models import find_flavor
+from planner.trainers.titan_models import find_flavor
 
 pytestmark = needs_torchtitan
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "hf_configs"

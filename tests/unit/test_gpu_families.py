@@ -31,8 +31,8 @@ from planner.specs.gpu_families import (
 )
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
-from planner.specs.trainers import TRAINERS
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import TRAINERS
 from planner.work.precision import recipes_for
 
 NEW = {

@@ -14,8 +14,8 @@ from planner.cost.collectives import collective_seconds
 from planner.cost.layers import REFILL_LAUNCHES, composite_norm
 from planner.cost.price import Pricer
 from planner.specs.job import Job
-from planner.specs.trainers import TRAINERS
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import TRAINERS
 from planner.work.blocks import COMPOSITE_NORM, ONE_KERNEL_NORM, layer_ops
 from planner.work.feed_forward import PERMUTATION_KERNELS, ROUTING_SINGLES
 from planner.work.ops import Elementwise

@@ -15,7 +15,7 @@ from planner.intake.edit_toml import edit_toml
 from planner.intake.titan_changes import titan_changes
 from planner.intake.torchtitan import TitanSaid
 from planner.specs.current import CurrentSpec
-from planner.specs.titan_defaults import CONFIGS_03, DEFAULTS
+from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS
 
 pytestmark = needs_torchtitan
 FLAT = """

@@ -16,7 +16,7 @@ from planner.intake.titan_command import edited_command
 from planner.intake.torchtitan import TitanSaid
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
-from planner.specs.titan_defaults import CONFIGS_03
+from planner.trainers.titan_defaults import CONFIGS_03
 
 EIGHT = (FOLDER / "llama3_8b.toml").read_text(encoding="utf-8")
 SLURM = (FOLDER / "train_slurm.sh").read_text(encoding="utf-8")

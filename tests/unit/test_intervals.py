@@ -27,8 +27,8 @@ from planner.cost.price import Pricer
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
-from planner.specs.trainers import resolve_layout
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import resolve_layout
 from planner.units import GIB
 
 

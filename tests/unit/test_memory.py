@@ -14,8 +14,8 @@ from planner.cost.price import Pricer, Prices
 from planner.cost.sharding import unit_parameters, unit_shards
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
-from planner.specs.trainers import TRAINERS, resolve_layout
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import TRAINERS, resolve_layout
 from planner.units import GIB, GIGA
 
 PARAMETERS, RANKS = 7.5e9, 64

@@ -11,11 +11,11 @@ from planner.catalog.models import load_model, model_names
 from planner.errors import SpecError
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
-from planner.specs.megatron_models import lacking as megatron_lacks
 from planner.specs.model import ModelSpec
 from planner.specs.model_document import inline_keys
-from planner.specs.titan_models import FLAVORS, lacking
-from planner.specs.titan_networks import shipped_facts
+from planner.trainers.megatron_models import lacking as megatron_lacks
+from planner.trainers.titan_models import FLAVORS, lacking
+from planner.trainers.titan_networks import shipped_facts
 
 SHAPES = {
     "hidden_size": 1024,

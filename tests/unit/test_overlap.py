@@ -12,8 +12,8 @@ from planner.cost.collectives import collective_seconds
 from planner.cost.overlap import Exposed, UnitColumns, exposed_data_parallel
 from planner.cost.price import Pricer
 from planner.specs.job import Job
-from planner.specs.trainers import TRAINERS, resolve_layout
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import TRAINERS, resolve_layout
 
 LAYERS = 12
 

@@ -23,7 +23,7 @@ from planner.rules import features, violations
 from planner.rules.base import Context
 from planner.specs.job import Job
 from planner.specs.layout import PRECISIONS
-from planner.specs.trainers import TRAINERS
+from planner.trainers.registry import TRAINERS
 from planner.work.ops import Gemm, Tensor
 from planner.work.precision import (
     NOTHING,

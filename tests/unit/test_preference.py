@@ -29,7 +29,7 @@ from planner.search.preference import (
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan
-from planner.specs.trainers import resolve_layout
+from planner.trainers.registry import resolve_layout
 
 ROWS = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 NODE = Setting(domain=8, num_experts=0)

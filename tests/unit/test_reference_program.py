@@ -385,7 +385,7 @@ def test_without_torchao_float8_is_one_clear_line() -> None:
     code = (
         "import sys; sys.modules['torchao'] = None; sys.modules['torchao.float8'] = None\n"
         "from probes.reference import precision\n"
-        "from planner.specs.trainers import resolve_layout\n"
+        "from planner.trainers.registry import resolve_layout\n"
         "layout = resolve_layout({'precision': 'float8-rowwise'}, trainer='torchtitan', "
         "num_gpus=1)\n"
         "try:\n    precision.apply(None, layout, emulate=True)\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.specs.release import DEFAULTS, RELEASES, named, release_of
+from planner.trainers.release import DEFAULTS, RELEASES, named, release_of
 
 
 @pytest.mark.parametrize(

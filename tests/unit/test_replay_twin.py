@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from planner.cost.replay import PairSeconds, StageCosts, replay
 from planner.cost.simulate import compile_order, program
 from planner.schedules import SCHEDULES, Action, Overlap, Schedule, leaves
-from planner.specs.transports import IDEAL, Transport, transport
+from planner.trainers.transports import IDEAL, Transport, transport
 from tests.unit.pipeline_twin import Instruction, Post, Run, Wait, play
 
 SHAPES = [

@@ -26,8 +26,8 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import PRECISIONS, Layout
 from planner.specs.model import ModelSpec
-from planner.specs.trainers import TRAINERS, resolve_layout
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import TRAINERS, resolve_layout
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 MEGATRON: dict[str, Any] = {"trainer": "megatron"}

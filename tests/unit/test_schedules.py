@@ -23,8 +23,8 @@ from planner.schedules import (
     to_csv,
 )
 from planner.specs.layout import SCHEDULES as NAMES
-from planner.specs.trainers import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
-from planner.specs.transports import IDEAL, Exposed, Transport, transport
+from planner.trainers.registry import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
+from planner.trainers.transports import IDEAL, Exposed, Transport, transport
 
 SIZES = list(itertools.product((1, 2, 3, 4, 8), (1, 2, 3, 4), (1, 2, 3, 4, 6, 7, 8, 12, 16, 24)))
 ALL = pytest.mark.parametrize("entry", SCHEDULES.values(), ids=list(SCHEDULES))

@@ -32,8 +32,8 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job, SearchSpec
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan
-from planner.specs.trainers import resolve_layout
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import resolve_layout
 
 NUM_JOBS, TOP = 20, 10
 

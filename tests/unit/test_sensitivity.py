@@ -14,7 +14,7 @@ from planner.search.sensitivity import sensitivity
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan, SensitivityStep
-from planner.specs.trainers import resolve_layout
+from planner.trainers.registry import resolve_layout
 
 # A step in one of these may take others with it.
 TAKES_ALONG: dict[str, set[str]] = {

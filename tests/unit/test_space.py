@@ -15,7 +15,7 @@ from planner.search.domains import CELL_FIELDS, FREE_FIELDS, KEEPS, default_doma
 from planner.search.space import build_space, enumerate_space
 from planner.specs.job import SearchSpec
 from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES
-from planner.specs.trainers import TRAINERS
+from planner.trainers.registry import TRAINERS
 
 MLA = {
     **TINY_MOE, "name": "tiny-mla", "kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 32,

@@ -15,7 +15,7 @@ from planner.cost.overlap import HostCopies, UnitColumns, exposed_data_parallel
 from planner.cost.price import Pricer
 from planner.cost.update import HOST_STREAM_BYTES_PER_SECOND, newton_schulz_flops, small_reductions
 from planner.specs.job import Job
-from planner.specs.trainers import TRAINERS
+from planner.trainers.registry import TRAINERS
 
 GATHERED: dict[str, Any] = {"dp_shard": 16, "precision": "float8-tensorwise", "compile": True}
 

@@ -16,8 +16,8 @@ from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
-from planner.specs.trainers import resolve_layout
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import resolve_layout
 from planner.work.blocks import layer_ops
 
 LLAMA = ModelSpec.from_user("llama3-8b")

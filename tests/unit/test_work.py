@@ -13,8 +13,8 @@ from planner.cost.price import Pricer, Prices
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import PRECISIONS
 from planner.specs.model import LayerKind, ModelSpec
-from planner.specs.trainers import resolve_layout
 from planner.specs.training import TrainingSpec
+from planner.trainers.registry import resolve_layout
 from planner.work import axes, blocks, precision
 from planner.work.ops import Attention, Collective, Elementwise, Gemm
 from tests.conftest import ROOT

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from planner.errors import Fault, SpecError
 from planner.specs.layout import AC_KINDS, SCHEDULES, Layout, check_layout_values
-from planner.specs.release import named
+from planner.trainers.release import named
 
 TORCH_SCHEDULES = frozenset(
     {
@@ -267,7 +267,7 @@ TRAINERS: Mapping[str, TrainerRules] = {
     rules.name: rules for rules in (_TORCHTITAN, _MEGATRON, _MEGATRON_DEEPSPEED, _FSDP, _INTERNEVO)
 }
 
-# Distributions of a trainer that ship other defaults (`planner.specs.release`).
+# Distributions of a trainer that ship other defaults (`planner.trainers.release`).
 VERSION_DEFAULTS: Mapping[tuple[str, str], Mapping[str, object]] = {
     # NeMo performance recipes: grad_reduce_in_fp32=False, grad_sync_dtype bf16
     ("megatron", "NeMo"): {"reduce_dtype": "bfloat16"}

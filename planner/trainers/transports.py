@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
-from planner.specs.release import named
+from planner.trainers.release import named
 
 Receive = Literal["free", "needed", "ahead", "lowered", "turn"]
 Waits = Literal["none", "fused", "all"]

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.specs.model import ModelSpec
-from planner.specs.release import Release
-from planner.specs.titan_networks import lacks, shipped_lacks
+from planner.trainers.release import Release
+from planner.trainers.titan_networks import lacks, shipped_lacks
 
 # hidden, layers, heads, kv heads (0: MLA), head dim, tied, vocabulary, dense width, experts,
 # experts a token, expert width, shared width, first dense layers, MoE every n-th layer, query-key

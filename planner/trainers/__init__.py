@@ -1,0 +1,1 @@
+"""Trainers: what each assumes, runs, refuses and how it computes; releases parsed once."""
