@@ -20,9 +20,9 @@ from api.errors import fault
 from api.reading import MAX_FILE_BYTES, check_plain, read_json, read_text
 from api.wiring import Wiring
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError
+from planner.intake.near_files import with_near_file
 from planner.ports import MeasurementFilter
 from planner.specs.measurement import Measurement, Rung, Status
-from planner.specs.near_files import with_near_file
 
 Format = Literal["rows", "csv", "torchtitan", "tensorboard"]
 FORMATS: tuple[Format, ...] = ("rows", "csv", "torchtitan", "tensorboard")

@@ -47,7 +47,7 @@ def _text(path: str, field: str) -> str:
 
 def _trainers(path: str, text: str) -> dict[str, Any] | None:
     from planner.intake.current import format_of
-    from planner.intake.files import beside, gather
+    from planner.intake.trainer_files.files import beside, gather
 
     place = Path(path).expanduser()
     name = "standard input" if path == "-" else place.name
@@ -60,7 +60,7 @@ def _log(name: str, text: str) -> dict[str, Any]:
     """What a log says of its job, and what it measured. Raises SpecError for one that says nothing
     of a layout.
     """
-    from planner.intake.titan_printed import printed_run, words_of_precision
+    from planner.intake.trainer_files.titan_printed import printed_run, words_of_precision
     from planner.specs.job import Job
     from probes.trainers.titan_run import check_log, log_numbers, said_by
 

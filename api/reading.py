@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from api.errors import fault
-from planner.specs.near_files import with_near_file
+from planner.intake.near_files import with_near_file
 
 if TYPE_CHECKING:
     import yaml

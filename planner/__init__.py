@@ -7,12 +7,12 @@ is asked for.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from planner.intake.files import read_current as read_current
+    from planner.intake.trainer_files.files import read_current as read_current
 
 
 def __getattr__(name: str) -> object:
     if name == "read_current":
-        from planner.intake.files import read_current
+        from planner.intake.trainer_files.files import read_current
 
         return read_current
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,9 +13,9 @@ from planner.cost.price import Pricer
 from planner.errors import Fault
 from planner.explain import difference
 from planner.export import FORMATS, export
-from planner.intake.canonical import canonical, really_changed
 from planner.intake.current import Current, read_again
-from planner.intake.rewrite import Rewritten, rewrite
+from planner.intake.trainer_files.canonical import canonical, really_changed
+from planner.intake.trainer_files.rewrite import Rewritten, rewrite
 from planner.search.preference import MOST_GIVEN_UP, SURE, Weighed, difference_sd
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate, Violation

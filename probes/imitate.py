@@ -17,13 +17,13 @@ from planner.calibration.intervals import imitation_sd
 from planner.catalog.clusters import cluster_document
 from planner.cost.estimate import estimate_job
 from planner.errors import SpecError
+from planner.intake.huggingface.model_document import inline_keys
 from planner.rules import violations
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured
 from planner.specs.model import ModelSpec
-from planner.specs.model_document import inline_keys
 from planner.units import counted
 
 QUANTITIES = ("step_seconds", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")

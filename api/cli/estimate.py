@@ -176,7 +176,7 @@ def _raw_lines(path: str) -> Iterator[bytes]:
         with file.open("rb") as stream:
             yield from _bounded(stream)
     except FileNotFoundError:
-        from planner.specs.near_files import with_near_file
+        from planner.intake.near_files import with_near_file
 
         raise fault(
             "--jobs", path, "no such file", with_near_file(remedy, Path(path).expanduser())

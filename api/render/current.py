@@ -8,7 +8,7 @@ from rich.text import Text
 
 from api.render.estimate import NARROW, bullets, heading, indented
 from api.render.figures import NONE, percent, rate, seconds, size
-from planner.intake.said import LABELS
+from planner.intake.trainer_files.statement import LABELS
 from planner.specs.layout import in_runs
 from planner.specs.plan import Plan, RankedLayout, VersusCurrent
 from planner.units import counted, times_as_fast

@@ -16,7 +16,7 @@ from importlib.resources import files
 import yaml
 
 from planner.errors import UnknownNameError
-from planner.specs.huggingface import build_model
+from planner.intake.huggingface.config import build_model
 from planner.specs.model import ModelSpec
 
 _ABOUT = frozenset(

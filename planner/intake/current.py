@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.errors import Fault, PlannerError, SpecError
-from planner.intake import megatron, titan_command
-from planner.intake.said import LABELS, ModelSaid, Run, Said
-from planner.intake.torchtitan import TitanSaid, read_toml
+from planner.intake.trainer_files import megatron, titan_command
+from planner.intake.trainer_files.statement import LABELS, ModelSaid, Run, Said
+from planner.intake.trainer_files.torchtitan import TitanSaid, read_toml
 from planner.specs.cluster import ClusterSpec
 from planner.specs.current import CurrentFormat, CurrentSpec
 from planner.specs.model import ModelSpec

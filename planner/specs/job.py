@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.errors import Fault, SpecError
+from planner.intake.huggingface.model_document import inline_keys
 from planner.specs.cluster import ClusterSpec, cluster_request
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
-from planner.specs.model_document import inline_keys
 from planner.specs.training import TrainingSpec
 from planner.specs.validation import build, closest
 from planner.trainers.registry import resolve_layout

@@ -2,7 +2,7 @@
 has.
 
 `ModelSpec` holds the normalised shapes; `ModelSpec.from_user` reads what a person writes (catalogue
-name, Hugging Face config.json, inline mapping; see `planner.specs.huggingface` for the mapping and
+name, Hugging Face config.json, inline mapping; see `planner.intake.huggingface.config` for the mapping and
 its defaults).
 """
 
@@ -259,7 +259,7 @@ class ModelSpec(Network):
         (requests that came over a network). Raises SpecError with every fault found;
         UnknownNameError for a name that is neither in the catalogue nor a path.
         """
-        from planner.specs.huggingface import parse_model
+        from planner.intake.huggingface.config import parse_model
 
         return parse_model(value, field=field, base_loader=base_loader, allow_files=allow_files)
 

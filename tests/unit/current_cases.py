@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from planner.export import export
 from planner.export.base import Export
-from planner.intake.canonical import canonical
 from planner.intake.current import complete
-from planner.intake.files import gather
+from planner.intake.trainer_files.canonical import canonical
+from planner.intake.trainer_files.files import gather
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout

@@ -17,7 +17,7 @@ from api.app import create_app
 from api.cli.root import run
 from api.settings import Settings
 from planner.errors import SpecError
-from planner.intake.titan_printed import printed_run
+from planner.intake.trainer_files.titan_printed import printed_run
 from tests.conftest import ROOT
 
 LOGS = FOLDER.parent / "titan_logs"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planner.errors import SpecError
 from planner.export.megatron_read import read_layout
 from planner.intake.current import read
-from planner.intake.megatron import MegatronSaid, edited_script, megatron_changes
+from planner.intake.trainer_files.megatron import MegatronSaid, edited_script, megatron_changes
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 

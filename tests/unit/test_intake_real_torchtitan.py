@@ -11,9 +11,9 @@ from export_cases import layout
 from real_torchtitan import LINE, needs_torchtitan, only_02, only_03, run_python
 
 from planner.intake.current import read
-from planner.intake.edit_toml import edit_toml
-from planner.intake.titan_changes import titan_changes
-from planner.intake.torchtitan import TitanSaid
+from planner.intake.trainer_files.edit_toml import edit_toml
+from planner.intake.trainer_files.titan_changes import titan_changes
+from planner.intake.trainer_files.torchtitan import TitanSaid
 from planner.specs.current import CurrentSpec
 from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS
 

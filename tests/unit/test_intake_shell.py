@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import SpecError
-from planner.intake.shell import read_script
+from planner.intake.trainer_files.shell import read_script
 
 
 def words(text: str) -> list[list[str]]:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from planner.errors import SpecError
 from planner.intake.current import read
-from planner.intake.said import Machine
-from planner.intake.titan_changes import titan_changes
-from planner.intake.titan_command import edited_command
-from planner.intake.torchtitan import TitanSaid
+from planner.intake.trainer_files.statement import Machine
+from planner.intake.trainer_files.titan_changes import titan_changes
+from planner.intake.trainer_files.titan_command import edited_command
+from planner.intake.trainer_files.torchtitan import TitanSaid
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from planner.trainers.titan_defaults import CONFIGS_03

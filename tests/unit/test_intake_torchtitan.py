@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from planner.errors import SpecError
 from planner.export.base import flatten
 from planner.intake.current import complete, read
-from planner.intake.edit_toml import edit_toml
-from planner.intake.rewrite import unified
-from planner.intake.titan_changes import titan_changes
-from planner.intake.torchtitan import TitanSaid, former_name
+from planner.intake.trainer_files.edit_toml import edit_toml
+from planner.intake.trainer_files.rewrite import unified
+from planner.intake.trainer_files.titan_changes import titan_changes
+from planner.intake.trainer_files.torchtitan import TitanSaid, former_name
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 

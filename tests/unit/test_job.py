@@ -11,9 +11,9 @@ import pytest
 
 from planner.catalog.models import load_model, model_names
 from planner.errors import SpecError
+from planner.intake.huggingface.model_document import inline_keys
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
-from planner.specs.model_document import inline_keys
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "hf_configs"
 

@@ -9,10 +9,10 @@ import pytest
 from planner.catalog.models import load_model, model_entry
 from planner.cost.estimate import estimate_job
 from planner.errors import SpecError
-from planner.specs.dialects import DIALECTS
-from planner.specs.families import CLASS_DEFAULTS, FAMILIES, SAME_NETWORK, TEXT_PARTS
+from planner.intake.huggingface.dialects import DIALECTS
+from planner.intake.huggingface.families import CLASS_DEFAULTS, FAMILIES, SAME_NETWORK, TEXT_PARTS
+from planner.intake.huggingface.missing_blocks import NO_OPERATIONS
 from planner.specs.job import Job
-from planner.specs.missing_blocks import NO_OPERATIONS
 from planner.specs.model import ModelSpec
 
 NOT_SHAPES = {"name"}

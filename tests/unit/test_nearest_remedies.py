@@ -12,10 +12,10 @@ from api.cli.root import run
 from api.reading import read_text
 from planner.catalog.clusters import load_gpu
 from planner.errors import Fault, SpecError
+from planner.intake.near_files import near_file
 from planner.specs.cluster import ClusterSpec
 from planner.specs.gpu import GpuSpec
 from planner.specs.model import ModelSpec
-from planner.specs.near_files import near_file
 
 
 def remedy_of(call: Any) -> str:

@@ -9,10 +9,10 @@ import pytest
 
 from planner.catalog.models import load_model, model_names
 from planner.errors import SpecError
+from planner.intake.huggingface.model_document import inline_keys
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
 from planner.specs.model import ModelSpec
-from planner.specs.model_document import inline_keys
 from planner.trainers.megatron_models import lacking as megatron_lacks
 from planner.trainers.titan_models import FLAVORS, lacking
 from planner.trainers.titan_networks import shipped_facts

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from planner.errors import PlannerError
 from planner.export.base import flatten
 from planner.export.titan_settings import AC
-from planner.intake.torchtitan import TitanSaid, model_of
+from planner.intake.trainer_files.torchtitan import TitanSaid, model_of
 from planner.specs.model import ModelSpec
 
 _PRINTED = re.compile(r"Running with (?:configs|args): (?=\{)")

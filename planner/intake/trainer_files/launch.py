@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 
 from planner.catalog.clusters import gpu_aliases
-from planner.intake.flags import Command
-from planner.intake.said import Machine
-from planner.intake.shell import Script
+from planner.intake.trainer_files.flags import Command
+from planner.intake.trainer_files.shell import Script
+from planner.intake.trainer_files.statement import Machine
 
 _KIND = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)$")
 

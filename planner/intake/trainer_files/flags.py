@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.intake.shell import Field, Script, Span
+from planner.intake.trainer_files.shell import Field, Script, Span
 
 Changes = Mapping[str, Sequence[str] | None]
 AC = "activation_checkpoint"

@@ -8,10 +8,10 @@ worse than none. A family that writes Hugging Face's common keys needs no row he
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from planner.specs import dialect_readers as read
-from planner.specs.dialect_readers import MissingBlock, Values
-from planner.specs.families import SAME_NETWORK
-from planner.specs.missing_blocks import check_blocks, missing
+from planner.intake.huggingface import dialect_readers as read
+from planner.intake.huggingface.dialect_readers import MissingBlock, Values
+from planner.intake.huggingface.families import SAME_NETWORK
+from planner.intake.huggingface.missing_blocks import check_blocks, missing
 
 Prepare = Callable[[Values], Values]
 

@@ -15,12 +15,12 @@ from planner.errors import Fault, SpecError
 from planner.export.base import Export
 from planner.export.commands import read_flags
 from planner.export.megatron_read import plain_names, read_arguments, whole, word
-from planner.intake.canonical import canonical
-from planner.intake.flags import Command, edit_flags, plain_name
-from planner.intake.launch import machine_of
-from planner.intake.said import Machine, ModelSaid, Run
-from planner.intake.shapes import by_hint, named
-from planner.intake.shell import read_script
+from planner.intake.trainer_files.canonical import canonical
+from planner.intake.trainer_files.flags import Command, edit_flags, plain_name
+from planner.intake.trainer_files.launch import machine_of
+from planner.intake.trainer_files.shapes import by_hint, named
+from planner.intake.trainer_files.shell import read_script
+from planner.intake.trainer_files.statement import Machine, ModelSaid, Run
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from planner.catalog.models import load_model, model_entry, model_names
-from planner.intake.said import ModelSaid
+from planner.intake.trainer_files.statement import ModelSaid
 from planner.specs.model import ModelSpec
 from planner.specs.network import NETWORK_FIELDS
 

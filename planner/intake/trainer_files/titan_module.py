@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from planner.errors import SpecError
-from planner.intake.said import ModelSaid
-from planner.intake.shapes import named
+from planner.intake.trainer_files.shapes import named
+from planner.intake.trainer_files.statement import ModelSaid
 
 # TorchTitan's name of a shape -> Hugging Face's; the same in 0.2's ModelArgs and 0.3's builders
 # where both have it
@@ -45,7 +45,7 @@ _NAME = re.compile(r'^"""(\S+) for TorchTitan ')
 
 def read_module(source: str) -> ModelSaid:
     """The model that the module registers or asks for."""
-    from planner.intake.torchtitan import model_of
+    from planner.intake.trainer_files.torchtitan import model_of
 
     try:
         tree = ast.parse(source)

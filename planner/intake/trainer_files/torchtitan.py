@@ -15,8 +15,8 @@ from planner.errors import Fault, SpecError
 from planner.export.base import flatten
 from planner.export.titan_precision import read_precision_02, read_precision_03
 from planner.export.titan_settings import CHECKPOINT_MODES, LAYERS, SAME_KEYS, P, T, read_settings
-from planner.intake.said import Machine, ModelSaid, Run
-from planner.intake.titan_module import read_module
+from planner.intake.trainer_files.statement import Machine, ModelSaid, Run
+from planner.intake.trainer_files.titan_module import read_module
 from planner.specs.model import ModelSpec
 from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS, FORMER_NAMES
 from planner.trainers.titan_models import FLAVORS, shape_of

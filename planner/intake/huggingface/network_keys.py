@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from planner.errors import Fault
+from planner.intake.huggingface.network_families import ASSUMED_BY_CLASS, FIXED_BY_CODE
 from planner.specs.network import RopeScaling
-from planner.specs.network_families import ASSUMED_BY_CLASS, FIXED_BY_CODE
 
 Values = Mapping[str, object]
 _ROPE: dict[str, object] = {"rope_theta": 10_000.0}

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.export.base import Export, Value
-from planner.intake import megatron, titan_command
 from planner.intake.current import Current
-from planner.intake.edit_toml import edit_toml
-from planner.intake.titan_changes import titan_changes
-from planner.intake.torchtitan import TitanSaid, former_name
+from planner.intake.trainer_files import megatron, titan_command
+from planner.intake.trainer_files.edit_toml import edit_toml
+from planner.intake.trainer_files.titan_changes import titan_changes
+from planner.intake.trainer_files.torchtitan import TitanSaid, former_name
 from planner.specs.layout import Layout
 
 NO_NEWLINE = "\\ No newline at end of file\n"

@@ -26,7 +26,7 @@ from planner.export.titan_settings import (
     schedule_name,
 )
 from planner.export.torchtitan import read_export
-from planner.intake.torchtitan import SHARD, TitanSaid
+from planner.intake.trainer_files.torchtitan import SHARD, TitanSaid
 from planner.specs.layout import Layout
 
 CUSTOM_CONFIG, CUSTOM_IMPORT = "job.custom_config_module", "experimental.custom_import"

@@ -17,8 +17,8 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from planner.errors import Fault, SpecError, UnknownNameError
-from planner.specs.dialects import translated
-from planner.specs.families import (
+from planner.intake.huggingface.dialects import translated
+from planner.intake.huggingface.families import (
     CLASS_DEFAULTS,
     FAMILIES,
     SAME_NETWORK,
@@ -26,11 +26,11 @@ from planner.specs.families import (
     Family,
     generic_family,
 )
-from planner.specs.missing_blocks import REMEDY, refusal
+from planner.intake.huggingface.missing_blocks import REMEDY, refusal
+from planner.intake.huggingface.model_keys import Keys, read_keys
+from planner.intake.huggingface.network_keys import complete, network_fields, rope_faults
+from planner.intake.near_files import with_near_file
 from planner.specs.model import BaseLoader, ModelSpec
-from planner.specs.model_keys import Keys, read_keys
-from planner.specs.near_files import with_near_file
-from planner.specs.network_keys import complete, network_fields, rope_faults
 from planner.units import counted
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

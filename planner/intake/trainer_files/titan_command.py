@@ -14,11 +14,11 @@ from planner.errors import Fault, SpecError
 from planner.export.base import Value
 from planner.export.titan_settings import AC
 from planner.export.torchtitan import AC_COMMAND, flag_words, read_titan_flags
-from planner.intake.edit_toml import edit_toml
-from planner.intake.flags import Command, edit_flags
-from planner.intake.launch import machine_of
-from planner.intake.shell import read_script
-from planner.intake.torchtitan import TitanSaid, read_toml
+from planner.intake.trainer_files.edit_toml import edit_toml
+from planner.intake.trainer_files.flags import Command, edit_flags
+from planner.intake.trainer_files.launch import machine_of
+from planner.intake.trainer_files.shell import read_script
+from planner.intake.trainer_files.torchtitan import TitanSaid, read_toml
 from planner.specs.current import CurrentSpec
 
 _PROGRAM = re.compile(r"run_train\.sh|torchtitan|(?:^|/)train\.py$")
