@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from api.errors import fault
 from planner.catalog.calibrations import from_document, shipped_calibration
 from planner.catalog.clusters import gpu_names, load_gpu
-from planner.cost.calibration import KNOBS
+from planner.cost.machine.knobs import KNOBS
 from planner.errors import ProbeError, SpecError
 from planner.specs.cluster import ClusterSpec
 

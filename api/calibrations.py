@@ -11,7 +11,7 @@ from api.schemas import CalibrationLine, KnobValue
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
-    from planner.cost.calibration import Calibration, Knob
+    from planner.cost.machine.knobs import Calibration, Knob
     from planner.ports import CalibrationRecord
 
 
@@ -28,7 +28,7 @@ def calibration_page(
         wrong cursor.
     """
     from planner.catalog.calibrations import shipped_calibration
-    from planner.cost.calibration import Calibration
+    from planner.cost.machine.knobs import Calibration
 
     packaged = (shipped_calibration(), Calibration.prior())
     places = [place_cursor(one.id) for one in packaged]
@@ -62,7 +62,7 @@ def _learnt_line(wiring: "Wiring", record: "CalibrationRecord") -> CalibrationLi
 
 
 def _line(calibration: "Calibration", *, in_use: bool) -> CalibrationLine:
-    from planner.cost.calibration import KNOBS
+    from planner.cost.machine.knobs import KNOBS
 
     return CalibrationLine(
         id=calibration.id,

@@ -19,7 +19,7 @@ from probes.campaign import ProbeRequest
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
-    from planner.cost.calibration import Calibration
+    from planner.cost.machine.knobs import Calibration
     from planner.specs.job import Job
     from planner.specs.measurement import Measurement
 

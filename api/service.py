@@ -10,7 +10,7 @@ from planner.errors import Fault, PlannerError, SpecError
 from planner.ports import PlanLabels, StoredEstimate
 
 if TYPE_CHECKING:
-    from planner.cost.calibration import Calibration
+    from planner.cost.machine.knobs import Calibration
     from planner.export.base import Export
     from planner.specs.estimate import Estimate
     from planner.specs.job import Job

@@ -18,8 +18,8 @@ from planner.calibration.basis import seen
 from planner.calibration.conformal import memory_deviation, stretches
 from planner.calibration.fit import Data, fingerprint, fit
 from planner.catalog.calibrations import to_document
-from planner.cost.calibration import KNOBS
 from planner.cost.estimate import estimate_job
+from planner.cost.machine.knobs import KNOBS
 from planner.specs.job import Job
 
 FOLDER = pathlib.Path(__file__).parent

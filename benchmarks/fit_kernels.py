@@ -1,4 +1,4 @@
-"""Fits the kernel curves of `planner.cost.profile.KERNELS` to published kernel timings, and prints
+"""Fits the kernel curves of `planner.cost.machine.profile.KERNELS` to published kernel timings, and prints
 fit and error.
 
 Products also beside what ships says of them alone (`planner.calibration.kernels.alone`): mean and
@@ -22,9 +22,9 @@ from scipy.optimize import minimize
 
 from planner.calibration.kernels import Shape, alone, shape_seconds
 from planner.catalog.clusters import load_gpu
-from planner.cost.compute import Device
+from planner.cost.machine.device import Device
+from planner.cost.machine.profile import PROFILES, kernel_profile
 from planner.cost.price import Pricer
-from planner.cost.profile import PROFILES, kernel_profile
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.work.precision import RECIPES

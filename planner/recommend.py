@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.advice import warnings_for
-from planner.cost.calibration import Calibration
 from planner.cost.estimate import estimate_layouts
+from planner.cost.machine.knobs import Calibration
 from planner.cost.run import run_estimate
 from planner.explain import BETTER, difference, next_bottleneck, regret, winner_reasons
 from planner.export import export

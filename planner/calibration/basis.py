@@ -4,7 +4,7 @@ all.
 
 from collections.abc import Iterable, Mapping
 
-from planner.cost.calibration import Calibration
+from planner.cost.machine.knobs import Calibration
 from planner.specs.estimate import Basis
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import is_known_family

@@ -17,7 +17,7 @@ from planner.version import MODEL_VERSION
 
 if TYPE_CHECKING:
     from planner.calibration.accuracy import Row
-    from planner.cost.calibration import Calibration
+    from planner.cost.machine.knobs import Calibration
 
 LEFT_OUT_BY = ("group", "model", "gpu")
 TIME = ("predicted_seconds", "interval_seconds")  # all that a fit without the run changes

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost.calibration import (
+from planner.cost.machine.device import FP16
+from planner.cost.machine.knobs import (
     KNOBS,
     OWN_SHARE,
     PLACE_SD,
@@ -27,9 +28,8 @@ from planner.cost.calibration import (
     kernels_at,
     profile_at,
 )
-from planner.cost.compute import FP16
+from planner.cost.machine.profile import PROFILES
 from planner.cost.price import Pricer
-from planner.cost.profile import PROFILES
 from planner.cost.simulation import refine
 from planner.specs.job import Job
 

@@ -12,7 +12,7 @@ from planner.calibration.conformal import held_out_stretch
 from planner.calibration.fit import Data, Linear, Unknowns, fingerprint, linearise
 from planner.calibration.intervals import TWO_SIDED_90
 from planner.columns import FloatColumn
-from planner.cost.calibration import Calibration
+from planner.cost.machine.knobs import Calibration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

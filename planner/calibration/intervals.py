@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.calibration import kernels_at, profile_at
+from planner.cost.machine.knobs import kernels_at, profile_at
+from planner.cost.machine.profile import Profile
 from planner.cost.price import Pricer, Prices
-from planner.cost.profile import Profile
 from planner.specs.cluster import ClusterSpec
 
 TWO_SIDED_90 = 1.6448536269514722  # 95th percentile of the standard normal

@@ -27,7 +27,7 @@ from planner.calibration.kernels import (
     within_reach,
 )
 from planner.columns import FloatColumn
-from planner.cost.calibration import PLACE, Calibration
+from planner.cost.machine.knobs import PLACE, Calibration
 from planner.cost.price import Pricer
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement

@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.calibration.comparison import Comparison
 from planner.columns import FloatColumn
-from planner.cost.calibration import KNOBS, PLACE, Calibration
+from planner.cost.machine.knobs import KNOBS, PLACE, Calibration
 
 DIGITS = 5
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
-from planner.cost.compute import SINGLE, Device
+from planner.cost.machine.device import SINGLE, Device
 from planner.cost.products import amax_seconds, kept_weights_bytes, product_cost
 from planner.cost.site import AXES, OpCost, Site, cost
 from planner.cost.weight_grads import held_bytes, redone_seconds

@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.columns import FloatColumn, IntColumn
 from planner.cost.layers import UnitCosts
-from planner.cost.profile import Profile
+from planner.cost.machine.profile import Profile
 from planner.cost.site import AXES
 
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost import layers
-from planner.cost.calibration import Calibration
-from planner.cost.compute import Device
-from planner.cost.profile import Profile
+from planner.cost.machine.device import Device
+from planner.cost.machine.knobs import Calibration
+from planner.cost.machine.profile import Profile
 from planner.cost.quantisation import Quantisation
 from planner.cost.site import Site
 from planner.cost.topology import Fabric

@@ -14,13 +14,13 @@ import numpy as np
 from planner.catalog.calibrations import shipped_calibration
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import lower_bounds
-from planner.cost.calibration import Calibration, kernels_at
 from planner.cost.chunks import keep_freed_pages
-from planner.cost.compute import Device
 from planner.cost.ingredients import Ingredients
+from planner.cost.machine.device import Device
+from planner.cost.machine.knobs import Calibration, kernels_at
+from planner.cost.machine.profile import KernelProfile, Profile
 from planner.cost.memory import RankMemory, rank_memory
 from planner.cost.prepared_job import PreparedJob
-from planner.cost.profile import KernelProfile, Profile
 from planner.cost.rank_shapes import rank_shapes
 from planner.cost.reserved import reserved_bytes
 from planner.cost.step_seconds import StageSeconds, step_seconds

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn
-from planner.cost.compute import FP16, SINGLE
+from planner.cost.machine.device import FP16, SINGLE
 from planner.cost.site import AXES, OpCost, Site, cost
 from planner.work import axes
 from planner.work.ops import Gemm, Op

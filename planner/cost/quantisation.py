@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost.compute import Device
+from planner.cost.machine.device import Device
 from planner.specs.gpu_families import kernel_family
 from planner.specs.layout import PRECISIONS
 from planner.work.ops import Gemm

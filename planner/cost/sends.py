@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.collectives import collective_seconds, send_seconds
-from planner.cost.compute import Device
+from planner.cost.machine.device import Device
 from planner.cost.topology import Fabric
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES

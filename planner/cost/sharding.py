@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.collectives import collective_seconds
-from planner.cost.profile import Profile
+from planner.cost.machine.profile import Profile
 from planner.cost.quantisation import gathers_low
 from planner.cost.topology import Fabric
 from planner.cost.update import (

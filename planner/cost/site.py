@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.collectives import collective_seconds
-from planner.cost.compute import Device
+from planner.cost.machine.device import Device
 from planner.cost.quantisation import Quantisation
 from planner.cost.topology import Fabric
 from planner.specs.training import TrainingSpec

@@ -13,9 +13,9 @@ import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.collectives import collective_seconds
-from planner.cost.compute import Device
+from planner.cost.machine.device import Device
+from planner.cost.machine.profile import Profile
 from planner.cost.memory import OPTIMIZER_STATE_BYTES, SCALES_WITH_MASTER
-from planner.cost.profile import Profile
 from planner.cost.quantisation import TRANSPOSING, gathers_low, kept_low
 from planner.cost.topology import Fabric
 from planner.specs.cluster import ClusterSpec

@@ -11,8 +11,8 @@ import numpy as np
 
 from planner.calibration.intervals import oom_probability
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.calibration import Calibration
 from planner.cost.estimate import simulated_columns
+from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
 from planner.cost.run import RunColumns, busy_seconds, run_columns
 from planner.cost.simulation import first_groups, refine

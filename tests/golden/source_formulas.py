@@ -11,9 +11,9 @@ from planner.catalog.clusters import load_gpu
 from planner.collective import collective
 from planner.columns import LayoutBatch
 from planner.cost.collectives import send_seconds
-from planner.cost.compute import Device
+from planner.cost.machine.device import Device
+from planner.cost.machine.profile import KERNELS, PROFILES
 from planner.cost.price import Pricer, Prices
-from planner.cost.profile import KERNELS, PROFILES
 from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job

@@ -10,9 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.catalog.clusters import gpu_names
-from planner.cost.compute import FP16_BYTES, OPERAND_BYTES, SINGLE, TILE_COLS, TILE_ROWS, Device
 from planner.cost.layers import lacking_precisions
-from planner.cost.profile import KERNELS, PROFILES, kernel_profile
+from planner.cost.machine.device import (
+    FP16_BYTES,
+    OPERAND_BYTES,
+    SINGLE,
+    TILE_COLS,
+    TILE_ROWS,
+    Device,
+)
+from planner.cost.machine.profile import KERNELS, PROFILES, kernel_profile
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import PRECISIONS
 from planner.work.precision import RECIPES

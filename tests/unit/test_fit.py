@@ -11,7 +11,7 @@ import pytest
 
 from planner.calibration.fit import Data, fingerprint, fit, predict
 from planner.catalog.calibrations import from_document, shipped_calibration, to_document
-from planner.cost.calibration import DIRECTIONS, KNOBS, OWN_SHARE, PLACE, Calibration, profile_at
+from planner.cost.machine.knobs import DIRECTIONS, KNOBS, OWN_SHARE, PLACE, Calibration, profile_at
 from planner.specs.job import Job
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"

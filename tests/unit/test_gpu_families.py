@@ -10,10 +10,10 @@ import pytest
 from planner.calibration.basis import basis
 from planner.catalog.calibrations import shipped_calibration
 from planner.catalog.clusters import gpu_names, load_gpu
-from planner.cost.calibration import LARGEST_DOUBT, PLACE_SD, doubt, place_sd
 from planner.cost.estimate import estimate_job
+from planner.cost.machine.knobs import LARGEST_DOUBT, PLACE_SD, doubt, place_sd
+from planner.cost.machine.profile import KERNELS
 from planner.cost.nccl import LIBRARIES, library_of
-from planner.cost.profile import KERNELS
 from planner.errors import SpecError
 from planner.ports import Ports
 from planner.recommend import recommend

@@ -22,7 +22,7 @@ from planner.calibration.intervals import (
 )
 from planner.catalog.calibrations import shipped_calibration
 from planner.columns import LayoutBatch
-from planner.cost.calibration import KNOBS, OWN_SHARE, PLACE, Calibration
+from planner.cost.machine.knobs import KNOBS, OWN_SHARE, PLACE, Calibration
 from planner.cost.price import Pricer
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job

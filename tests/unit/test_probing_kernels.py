@@ -9,7 +9,7 @@ import pytest
 
 from planner.calibration.kernels import Timing
 from planner.calibration.learn import KernelRun, learn
-from planner.cost.calibration import KNOBS, PLACE
+from planner.cost.machine.knobs import KNOBS, PLACE
 from planner.cost.price import Pricer
 from planner.rules import Context
 from planner.search.probing.candidates import Candidates, enumerate_candidates

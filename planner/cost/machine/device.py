@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn
-from planner.cost.profile import KernelProfile, Profile
+from planner.cost.machine.profile import KernelProfile, Profile
 from planner.specs.cluster import ClusterSpec
 from planner.specs.gpu import GpuSpec
 from planner.work.precision import RECIPES

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from planner.columns import FloatColumn
-from planner.cost.profile import (
+from planner.cost.machine.profile import (
     KERNELS,
     PROFILES,
     AttentionCurve,

@@ -1,0 +1,1 @@
+"""The machine's numbers: profile, the knobs that calibration moves, seconds of a kernel."""
