@@ -1,4 +1,4 @@
-"""Fits the communication curves of `planner.cost.nccl.LIBRARIES` to published nccl-tests sweeps,
+"""Fits the communication curves of `planner.cost.network.nccl.LIBRARIES` to published nccl-tests sweeps,
 and prints fit and error.
 
     python benchmarks/fit_collectives.py [--csv benchmarks/measured/micro.csv] [--fit hopper]
@@ -17,9 +17,9 @@ from collections import defaultdict
 
 import numpy as np
 
-from planner.cost.collectives import collective_seconds
-from planner.cost.nccl import LIBRARIES, Library, Protocol
-from planner.cost.topology import Fabric
+from planner.cost.network.collectives import collective_seconds
+from planner.cost.network.nccl import LIBRARIES, Library, Protocol
+from planner.cost.network.topology import Fabric
 from planner.specs.cluster import ClusterSpec
 from planner.units import GIGA, parse_quantity
 

@@ -7,10 +7,10 @@ from typing import cast
 
 import numpy as np
 
-from planner.cost.collective_algorithms import ALGORITHMS
-from planner.cost.collectives import Candidate, candidates, choose
-from planner.cost.nccl import IDEAL
-from planner.cost.topology import Fabric, Placement
+from planner.cost.network.algorithms import ALGORITHMS
+from planner.cost.network.collectives import Candidate, candidates, choose
+from planner.cost.network.nccl import IDEAL
+from planner.cost.network.topology import Fabric, Placement
 from planner.errors import Fault, SpecError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.collective import CollectiveAnswer, CollectiveCandidate, CollectiveOperation

@@ -14,9 +14,9 @@ from typing import Any, get_args
 import numpy as np
 
 from planner.columns import FloatColumn
-from planner.cost.collectives import collective_seconds, send_seconds
 from planner.cost.machine.device import SINGLE
 from planner.cost.machine.knobs import KNOBS, kernels_at, profile_at
+from planner.cost.network.collectives import collective_seconds, send_seconds
 from planner.cost.price import Pricer
 from planner.specs.layout import PRECISIONS
 from planner.specs.training import Optimizer

@@ -11,9 +11,9 @@ from planner.cost import layers
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.profile import Profile
+from planner.cost.network.topology import Fabric
 from planner.cost.quantisation import Quantisation
 from planner.cost.site import Site
-from planner.cost.topology import Fabric
 from planner.cost.update import Update
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec

@@ -11,10 +11,10 @@ import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import stages
+from planner.cost.network.sends import transport_of
 from planner.cost.pairs import pair_columns
 from planner.cost.price import Pricer, Prices
 from planner.cost.schedule_columns import num_microbatches
-from planner.cost.sends import transport_of
 from planner.cost.simulate import PairSeconds, Simulation, StageCosts, simulate
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES

@@ -10,9 +10,9 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.cost import layers, pairs
 from planner.cost.ingredients import Ingredients, on_ranks
+from planner.cost.network.sends import Sends, transport_of
 from planner.cost.overlap import Exposed, HostCopies, UnitColumns, exposed_data_parallel
 from planner.cost.schedule_columns import by_schedule, split_schedules
-from planner.cost.sends import Sends, transport_of
 from planner.cost.site import AXES
 from planner.schedules import Schedule
 

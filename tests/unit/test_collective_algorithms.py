@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from planner.collective import collective
-from planner.cost.collective_algorithms import ALGORITHMS, OPERATIONS
-from planner.cost.collectives import candidates, collective_seconds, send_seconds
-from planner.cost.nccl import IDEAL, LIBRARIES
-from planner.cost.topology import Fabric, Placement
+from planner.cost.network.algorithms import ALGORITHMS, OPERATIONS
+from planner.cost.network.collectives import candidates, collective_seconds, send_seconds
+from planner.cost.network.nccl import IDEAL, LIBRARIES
+from planner.cost.network.topology import Fabric, Placement
 from planner.errors import SpecError
 from planner.specs.cluster import ClusterSpec
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost.collectives import collective_seconds, send_seconds
-from planner.cost.nccl import IDEAL
-from planner.cost.topology import Fabric, Placement
+from planner.cost.network.collectives import collective_seconds, send_seconds
+from planner.cost.network.nccl import IDEAL
+from planner.cost.network.topology import Fabric, Placement
 from planner.specs.cluster import ClusterSpec
 
 INNER, OUTER, ALPHA, FAR = 400e9, 50e9, 1e-6, 5e-6

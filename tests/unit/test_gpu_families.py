@@ -13,7 +13,7 @@ from planner.catalog.clusters import gpu_names, load_gpu
 from planner.cost.estimate import estimate_job
 from planner.cost.machine.knobs import LARGEST_DOUBT, PLACE_SD, doubt, place_sd
 from planner.cost.machine.profile import KERNELS
-from planner.cost.nccl import LIBRARIES, library_of
+from planner.cost.network.nccl import LIBRARIES, library_of
 from planner.errors import SpecError
 from planner.ports import Ports
 from planner.recommend import recommend

@@ -10,8 +10,8 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.cost import sharding
-from planner.cost.collectives import collective_seconds
 from planner.cost.layers import REFILL_LAUNCHES, composite_norm
+from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
 from planner.specs.job import Job
 from planner.specs.training import TrainingSpec

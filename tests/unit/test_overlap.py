@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
-from planner.cost.collectives import collective_seconds
+from planner.cost.network.collectives import collective_seconds
 from planner.cost.overlap import Exposed, UnitColumns, exposed_data_parallel
 from planner.cost.price import Pricer
 from planner.specs.job import Job

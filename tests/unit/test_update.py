@@ -10,7 +10,7 @@ import pytest
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost import sharding
-from planner.cost.collectives import collective_seconds
+from planner.cost.network.collectives import collective_seconds
 from planner.cost.overlap import HostCopies, UnitColumns, exposed_data_parallel
 from planner.cost.price import Pricer
 from planner.cost.update import HOST_STREAM_BYTES_PER_SECOND, newton_schulz_flops, small_reductions

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn
-from planner.cost.nccl import IDEAL, Library, Protocol, library_of
+from planner.cost.network.nccl import IDEAL, Library, Protocol, library_of
 from planner.specs.cluster import ClusterSpec, FabricLevel, balanced_shape
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn
-from planner.cost.collective_algorithms import ALGORITHMS, Algorithm, Line
-from planner.cost.nccl import Protocol
-from planner.cost.topology import Fabric, Placement
+from planner.cost.network.algorithms import ALGORITHMS, Algorithm, Line
+from planner.cost.network.nccl import Protocol
+from planner.cost.network.topology import Fabric, Placement
 
 _STRIDES = 2.0**24  # (degree, stride) as one number; both are below 2**24
 

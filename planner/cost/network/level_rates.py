@@ -8,7 +8,7 @@ Letters: U groups as columns, L fabric levels, D dimensions of a grid. Bandwidth
 import numpy as np
 
 from planner.columns import FloatColumn
-from planner.cost.topology import Lanes, Links, Placement
+from planner.cost.network.topology import Lanes, Links, Placement
 
 
 def chain_rate(place: Placement, lanes: Lanes, level: int, bandwidth: float) -> FloatColumn:

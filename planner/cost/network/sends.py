@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost.collectives import collective_seconds, send_seconds
 from planner.cost.machine.device import Device
-from planner.cost.topology import Fabric
+from planner.cost.network.collectives import collective_seconds, send_seconds
+from planner.cost.network.topology import Fabric
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.training import TrainingSpec

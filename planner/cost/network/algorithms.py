@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn
-from planner.cost.level_rates import (
+from planner.cost.network.level_rates import (
     chain_rate,
     exchange_seconds_per_byte,
     farthest,
@@ -22,7 +22,7 @@ from planner.cost.level_rates import (
     tree_depth,
     tree_distance,
 )
-from planner.cost.topology import Fabric, Links, Placement
+from planner.cost.network.topology import Fabric, Links, Placement
 
 GATHERS = ("all-gather", "reduce-scatter")
 EXCHANGES = ("all-to-all", "p2p", "rotate", "rotate-gradients")

@@ -1,0 +1,1 @@
+"""Seconds of collectives and sends on a fabric."""
