@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost import chunks, keyed, pairs, sharding
+from planner.cost import chunks, keyed, sharding
 from planner.cost.ingredients import SummedCosts, distinct_rows, units_at
+from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.memory import RankShapes, rank_memory
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.schedule_columns import by_schedule, num_microbatches

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost import layers
+from planner.cost.layer import unit_costs as layers
+from planner.cost.layer.context import Site
+from planner.cost.layer.quantisation import Quantisation
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.profile import Profile
 from planner.cost.network.topology import Fabric
-from planner.cost.quantisation import Quantisation
-from planner.cost.site import Site
 from planner.cost.update import Update
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
+from planner.cost.layer.quantisation import gathers_low
 from planner.cost.machine.profile import Profile
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.network.topology import Fabric
-from planner.cost.quantisation import gathers_low
 from planner.cost.update import (
     HOST_STREAM_BYTES_PER_SECOND,
     MUON_WIRE_BYTES,

@@ -11,8 +11,8 @@ import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import stages
+from planner.cost.layer.forward_backward_overlap import pair_columns
 from planner.cost.network.sends import transport_of
-from planner.cost.pairs import pair_columns
 from planner.cost.price import Pricer, Prices
 from planner.cost.schedule_columns import num_microbatches
 from planner.cost.simulate import PairSeconds, Simulation, StageCosts, simulate

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.catalog.clusters import gpu_names
-from planner.cost.layers import lacking_precisions
+from planner.cost.layer.unit_costs import lacking_precisions
 from planner.cost.machine.device import (
     FP16_BYTES,
     OPERAND_BYTES,

@@ -10,7 +10,7 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.cost import sharding
-from planner.cost.layers import REFILL_LAUNCHES, composite_norm
+from planner.cost.layer.unit_costs import REFILL_LAUNCHES, composite_norm
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
 from planner.specs.job import Job

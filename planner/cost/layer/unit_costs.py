@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.cost.layer.context import AXES, OpCost, Site, cost
+from planner.cost.layer.gemm import amax_seconds, kept_weights_bytes, product_cost
+from planner.cost.layer.weight_grads import held_bytes, redone_seconds
 from planner.cost.machine.device import SINGLE, Device
-from planner.cost.products import amax_seconds, kept_weights_bytes, product_cost
-from planner.cost.site import AXES, OpCost, Site, cost
-from planner.cost.weight_grads import held_bytes, redone_seconds
 from planner.specs.model import LayerKind, ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import TrainerRules

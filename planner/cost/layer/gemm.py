@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn
+from planner.cost.layer.context import AXES, OpCost, Site, cost
 from planner.cost.machine.device import FP16, SINGLE
-from planner.cost.site import AXES, OpCost, Site, cost
 from planner.work import axes
 from planner.work.ops import Gemm, Op
 from planner.work.quantised import column_parallel, row_parallel

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.columns import FloatColumn
-from planner.cost.site import Site
+from planner.cost.layer.context import Site
 from planner.work.ops import Elementwise, Gemm, Op
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.cost.layer.quantisation import Quantisation
 from planner.cost.machine.device import Device
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.network.topology import Fabric
-from planner.cost.quantisation import Quantisation
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import TrainerRules
 from planner.work.ops import Gemm, Tensor

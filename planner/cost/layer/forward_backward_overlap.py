@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn
-from planner.cost.layers import UnitCosts
+from planner.cost.layer.context import AXES
+from planner.cost.layer.unit_costs import UnitCosts
 from planner.cost.machine.profile import Profile
-from planner.cost.site import AXES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

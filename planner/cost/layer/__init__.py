@@ -1,0 +1,1 @@
+"""Seconds and bytes of one layer for one microbatch on one rank."""
