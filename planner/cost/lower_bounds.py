@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost import chunks, keyed, sharding
+from planner.cost import chunks, keyed
+from planner.cost.data_parallel import sharding
 from planner.cost.ingredients import SummedCosts, distinct_rows, units_at
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.memory import RankShapes, rank_memory

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
+from planner.cost.data_parallel.optimizer_step import Update
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import Site
 from planner.cost.layer.quantisation import Quantisation
@@ -14,7 +15,6 @@ from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.profile import Profile
 from planner.cost.network.topology import Fabric
-from planner.cost.update import Update
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost import keyed, sharding, stages
+from planner.cost import keyed, stages
+from planner.cost.data_parallel import sharding
 from planner.cost.energy_and_price import POWER_USAGE_EFFECTIVENESS, WAITING_POWER_SHARE, Bill, bill
 from planner.cost.memory import OPTIMIZER_STATE_BYTES
 from planner.cost.price import Pricer, Prices

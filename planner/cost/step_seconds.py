@@ -8,12 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn
+from planner.cost.data_parallel.overlap import (
+    Exposed,
+    HostCopies,
+    UnitColumns,
+    exposed_data_parallel,
+)
 from planner.cost.ingredients import Ingredients, on_ranks
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import AXES
 from planner.cost.network.sends import Sends, transport_of
-from planner.cost.overlap import Exposed, HostCopies, UnitColumns, exposed_data_parallel
 from planner.cost.schedule_columns import by_schedule, split_schedules
 from planner.schedules import Schedule
 

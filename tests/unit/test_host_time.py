@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
-from planner.cost import sharding
+from planner.cost.data_parallel import sharding
 from planner.cost.layer.unit_costs import REFILL_LAUNCHES, composite_norm
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer

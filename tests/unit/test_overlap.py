@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
+from planner.cost.data_parallel.overlap import Exposed, UnitColumns, exposed_data_parallel
 from planner.cost.network.collectives import collective_seconds
-from planner.cost.overlap import Exposed, UnitColumns, exposed_data_parallel
 from planner.cost.price import Pricer
 from planner.specs.job import Job
 from planner.specs.training import TrainingSpec

@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost import sharding
+from planner.cost.data_parallel import sharding
+from planner.cost.data_parallel.optimizer_step import (
+    HOST_STREAM_BYTES_PER_SECOND,
+    newton_schulz_flops,
+    small_reductions,
+)
+from planner.cost.data_parallel.overlap import HostCopies, UnitColumns, exposed_data_parallel
 from planner.cost.network.collectives import collective_seconds
-from planner.cost.overlap import HostCopies, UnitColumns, exposed_data_parallel
 from planner.cost.price import Pricer
-from planner.cost.update import HOST_STREAM_BYTES_PER_SECOND, newton_schulz_flops, small_reductions
 from planner.specs.job import Job
 from planner.trainers.registry import TRAINERS
 

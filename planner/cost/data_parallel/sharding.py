@@ -10,16 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.layer.quantisation import gathers_low
-from planner.cost.machine.profile import Profile
-from planner.cost.network.collectives import collective_seconds
-from planner.cost.network.topology import Fabric
-from planner.cost.update import (
+from planner.cost.data_parallel.optimizer_step import (
     HOST_STREAM_BYTES_PER_SECOND,
     MUON_WIRE_BYTES,
     Update,
     small_reductions,
 )
+from planner.cost.layer.quantisation import gathers_low
+from planner.cost.machine.profile import Profile
+from planner.cost.network.collectives import collective_seconds
+from planner.cost.network.topology import Fabric
 from planner.specs.model import ModelSpec
 from planner.work import axes
 from planner.work.precision import Recipe, column

@@ -1,0 +1,1 @@
+"""Sharded parameters, their communication under the backward, and the optimizer step."""
