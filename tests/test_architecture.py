@@ -276,7 +276,7 @@ def test_rules_take_only_the_table_of_state_bytes_from_cost() -> None:
         for i in imports("planner")
         if i.path.startswith("planner/rules/") and i.part == "cost"
     }
-    assert reached <= {"planner.cost.memory.OPTIMIZER_STATE_BYTES"}
+    assert reached <= {"planner.cost.memory.peak.OPTIMIZER_STATE_BYTES"}
 
 
 def test_only_the_composer_of_estimates_knows_calibration() -> None:

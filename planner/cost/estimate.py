@@ -10,7 +10,7 @@ from planner.calibration.basis import basis, memory_basis
 from planner.calibration.intervals import Spread, oom_probability, spread
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
-from planner.cost.memory import rows as memory_rows
+from planner.cost.memory.peak import rows as memory_rows
 from planner.cost.price import Pricer, Prices
 from planner.cost.schedule_columns import num_microbatches
 from planner.cost.simulation import Refined, refine

@@ -19,11 +19,11 @@ from planner.cost.ingredients import Ingredients
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration, kernels_at
 from planner.cost.machine.profile import KernelProfile, Profile
-from planner.cost.memory import RankMemory, rank_memory
+from planner.cost.memory.allocator import reserved_bytes
+from planner.cost.memory.peak import RankMemory, rank_memory
+from planner.cost.memory.rank_bytes import rank_shapes
 from planner.cost.network.topology import Fabric
 from planner.cost.prepared_job import PreparedJob
-from planner.cost.rank_shapes import rank_shapes
-from planner.cost.reserved import reserved_bytes
 from planner.cost.step_seconds import StageSeconds, step_seconds
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec

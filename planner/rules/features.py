@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from planner.columns import BoolColumn, LayoutBatch
-from planner.cost.memory import OPTIMIZER_STATE_BYTES
+from planner.cost.memory.peak import OPTIMIZER_STATE_BYTES
 from planner.rules.base import Context, Rule, choices, in_set, sharding_degree
 from planner.schedules import SCHEDULES
 from planner.specs.gpu_families import kernel_family

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.columns import CODES, FLAGS, TRAINER_SPLIT, BoolColumn, Column, LayoutBatch
-from planner.cost.memory import OPTIMIZER_STATE_BYTES
+from planner.cost.memory.peak import OPTIMIZER_STATE_BYTES
 from planner.errors import Fault, SpecError
 from planner.rules import Context
 from planner.rules.base import divisors, in_set, num_microbatches, sharding_degree

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from planner.columns import LayoutBatch
-from planner.cost.memory import RankMemory
+from planner.cost.memory.peak import RankMemory
 from planner.trainers.registry import resolve_layout
 from tests.torch_memory.modules import Model, Sizes, cross_entropy
 from tests.torch_memory.tracking import DTYPES, pricer, selective_op

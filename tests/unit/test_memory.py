@@ -10,7 +10,13 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.cost.data_parallel.sharding import unit_parameters, unit_shards
-from planner.cost.memory import OPTIMIZER_STATE_BYTES, RankMemory, RankShapes, rank_memory, rows
+from planner.cost.memory.peak import (
+    OPTIMIZER_STATE_BYTES,
+    RankMemory,
+    RankShapes,
+    rank_memory,
+    rows,
+)
 from planner.cost.price import Pricer, Prices
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec

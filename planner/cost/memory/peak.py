@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost.reserved import cached_bytes
+from planner.cost.memory.allocator import cached_bytes
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import TrainerRules
 
