@@ -17,8 +17,8 @@ from planner.calibration.kernels import COLLECTIVES, Shape, kernel_seconds
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel.sharding import kept_shards, unit_parameters
 from planner.cost.layer.unit_costs import fused_kernels
+from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
-from planner.cost.schedule_columns import num_microbatches
 from planner.specs.layout import DTYPES, PRECISIONS
 from planner.work import axes, blocks
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op

@@ -11,8 +11,8 @@ from planner.calibration.intervals import Spread, oom_probability, spread
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.memory.peak import rows as memory_rows
+from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer, Prices
-from planner.cost.schedule_columns import num_microbatches
 from planner.cost.simulation import Refined, refine
 from planner.cost.step_seconds import PARTS
 from planner.errors import Fault, SpecError

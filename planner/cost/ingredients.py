@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
-from planner.cost import chunks, keyed, stages
+from planner.cost import chunks, keyed
 from planner.cost.data_parallel import sharding
 from planner.cost.layer import unit_costs as layers
+from planner.cost.pipeline import stages
+from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.prepared_job import PreparedJob
-from planner.cost.schedule_columns import num_microbatches
 
 
 @dataclass(frozen=True, slots=True)

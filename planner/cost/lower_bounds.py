@@ -13,8 +13,8 @@ from planner.cost.data_parallel import sharding
 from planner.cost.ingredients import SummedCosts, distinct_rows, units_at
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.memory.peak import RankShapes, rank_memory
+from planner.cost.pipeline.schedule_columns import by_schedule, num_microbatches
 from planner.cost.prepared_job import PreparedJob
-from planner.cost.schedule_columns import by_schedule, num_microbatches
 from planner.specs.layout import CP_METHODS
 from planner.work.precision import TWO_BYTES, column
 

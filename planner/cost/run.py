@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost import keyed, stages
+from planner.cost import keyed
 from planner.cost.data_parallel import sharding
 from planner.cost.energy_and_price import POWER_USAGE_EFFECTIVENESS, WAITING_POWER_SHARE, Bill, bill
 from planner.cost.memory.peak import OPTIMIZER_STATE_BYTES
+from planner.cost.pipeline import stages
 from planner.cost.price import Pricer, Prices
 from planner.specs.cluster import ClusterSpec
 from planner.specs.run import CheckpointCost, CheckpointMode, RunEstimate

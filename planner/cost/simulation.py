@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
-from planner.cost import stages
 from planner.cost.layer.forward_backward_overlap import pair_columns
 from planner.cost.network.sends import transport_of
+from planner.cost.pipeline import stages
+from planner.cost.pipeline.schedule_columns import num_microbatches
+from planner.cost.pipeline.simulate import PairSeconds, Simulation, StageCosts, simulate
 from planner.cost.price import Pricer, Prices
-from planner.cost.schedule_columns import num_microbatches
-from planner.cost.simulate import PairSeconds, Simulation, StageCosts, simulate
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 

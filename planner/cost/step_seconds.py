@@ -19,7 +19,7 @@ from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import AXES
 from planner.cost.network.sends import Sends, transport_of
-from planner.cost.schedule_columns import by_schedule, split_schedules
+from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
 from planner.schedules import Schedule
 
 PARTS = (

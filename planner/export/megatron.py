@@ -6,7 +6,7 @@ pipeline_parallel_layer_layout.py ("Ett|ttL"), distributed/distributed_data_para
 zero-bubble fork sail-sg/zero-bubble-pipeline-parallelism, README.
 """
 
-from planner.cost.stages import stage_layers
+from planner.cost.pipeline.stages import stage_layers
 from planner.export.base import Draft, Export, overlay_gaps, safe_name, train_steps
 from planner.export.commands import Launch, read_flags
 from planner.export.megatron_model import model_arguments

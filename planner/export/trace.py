@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from planner.cost.simulate import Simulation, Timeline
+from planner.cost.pipeline.simulate import Simulation, Timeline
 from planner.schedules.base import leaves
 from planner.units import MEGA
 

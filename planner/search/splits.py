@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 
 from planner.columns import LayoutBatch
-from planner.cost import stages
+from planner.cost.pipeline import stages
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
 from planner.search.budgets import largest_budgets

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from planner.cost.stages import stage_layers
+from planner.cost.pipeline.stages import stage_layers
 from planner.errors import Fault, SpecError
 from planner.rules import violations
 from planner.schedules import SCHEDULES

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.simulate import Simulation, StageCosts, program, replay, simulate
+from planner.cost.pipeline.simulate import Simulation, StageCosts, program, replay, simulate
 from planner.schedules import SCHEDULES, Schedule, check_legal, from_csv, leaves, to_csv
 
 names = st.sampled_from(list(SCHEDULES))

@@ -1,5 +1,5 @@
 """A pipeline played out event by event, rank by rank: the brute-force twin of
-`planner.cost.replay`.
+`planner.cost.pipeline.event_simulation`.
 
 Each rank runs a list of instructions in order. A transfer needs its send and its receive posted and
 both at the head of their streams; a stream is a queue of what its rank posted there. Nothing here

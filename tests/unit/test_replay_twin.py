@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.replay import PairSeconds, StageCosts, replay
-from planner.cost.simulate import compile_order, program
+from planner.cost.pipeline.event_simulation import PairSeconds, StageCosts, replay
+from planner.cost.pipeline.simulate import compile_order, program
 from planner.schedules import SCHEDULES, Action, Overlap, Schedule, leaves
 from planner.trainers.transports import IDEAL, Transport, transport
 from tests.unit.pipeline_twin import Instruction, Post, Run, Wait, play

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from planner.cost.simulate import PairSeconds, Simulation, StageCosts, program, replay
+from planner.cost.pipeline.simulate import PairSeconds, Simulation, StageCosts, program, replay
 from planner.errors import UnknownNameError
 from planner.schedules import (
     SCHEDULES,

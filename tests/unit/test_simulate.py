@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from planner.cost.simulate import (
+from planner.cost.pipeline.simulate import (
     DIRECT_ACTIONS,
     Simulation,
     StageCosts,

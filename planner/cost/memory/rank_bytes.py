@@ -11,7 +11,7 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.cost.ingredients import Ingredients, on_ranks
 from planner.cost.memory.peak import RankShapes, Widths, layer_moments
-from planner.cost.schedule_columns import by_schedule, split_schedules
+from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
 
 
 def rank_shapes(found: Ingredients) -> RankShapes:

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.replay import (
+from planner.cost.pipeline.event_simulation import (
     PairSeconds,
     Program,
     Simulation,

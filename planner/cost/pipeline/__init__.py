@@ -1,0 +1,1 @@
+"""Stages, and schedules played out as events."""
