@@ -12,7 +12,7 @@ import numpy as np
 from planner.advice import warnings_for
 from planner.cost.estimate import estimate_layouts
 from planner.cost.machine.knobs import Calibration
-from planner.cost.run import run_estimate
+from planner.cost.run.goodput import run_estimate
 from planner.explain import BETTER, difference, next_bottleneck, regret, winner_reasons
 from planner.export import export
 from planner.export.base import Export

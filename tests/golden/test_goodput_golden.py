@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
-from planner.cost import run
-from planner.cost.energy_and_price import JOULES_PER_KWH, REST_OF_NODE_SHARE, bill, gpu_watts
 from planner.cost.price import Pricer
+from planner.cost.run.energy_and_price import JOULES_PER_KWH, REST_OF_NODE_SHARE, bill, gpu_watts
+from planner.cost.run.goodput import goodput as run
 from planner.specs.cluster import DEFAULT_CARBON_INTENSITY, ClusterSpec
 from planner.specs.job import Job
 from planner.units import HOUR

@@ -13,10 +13,15 @@ import numpy as np
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost import keyed
 from planner.cost.data_parallel import sharding
-from planner.cost.energy_and_price import POWER_USAGE_EFFECTIVENESS, WAITING_POWER_SHARE, Bill, bill
 from planner.cost.memory.peak import OPTIMIZER_STATE_BYTES
 from planner.cost.pipeline import stages
 from planner.cost.price import Pricer, Prices
+from planner.cost.run.energy_and_price import (
+    POWER_USAGE_EFFECTIVENESS,
+    WAITING_POWER_SHARE,
+    Bill,
+    bill,
+)
 from planner.specs.cluster import ClusterSpec
 from planner.specs.run import CheckpointCost, CheckpointMode, RunEstimate
 from planner.units import DAY, GIGA, HOUR, TERA, counted, format_bytes, format_count, format_seconds

@@ -1,0 +1,1 @@
+"""A whole run: checkpoints, failures, goodput, energy and price."""
