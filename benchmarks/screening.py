@@ -27,7 +27,7 @@ from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
-from planner.cost.simulation import refine
+from planner.cost.refine import refine
 from planner.rules import Context
 from planner.search.screen import screen
 from planner.search.space import Space, build_space

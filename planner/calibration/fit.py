@@ -30,7 +30,7 @@ from planner.cost.machine.knobs import (
 )
 from planner.cost.machine.profile import PROFILES
 from planner.cost.price import Pricer
-from planner.cost.simulation import refine
+from planner.cost.refine import refine
 from planner.specs.job import Job
 
 HUBER = 2.0  # beyond this many standard deviations a run counts linearly

@@ -13,7 +13,7 @@ from planner.cost.machine.knobs import Calibration
 from planner.cost.memory.peak import rows as memory_rows
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer, Prices
-from planner.cost.simulation import Refined, refine
+from planner.cost.refine import Refined, refine
 from planner.cost.step_seconds import PARTS
 from planner.errors import Fault, SpecError
 from planner.rules import Context, violations

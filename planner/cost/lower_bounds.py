@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost import chunks, keyed
+from planner.cost import chunks
+from planner.cost import deduplicated as keyed
+from planner.cost.cost_inputs import SummedCosts, distinct_rows, units_at
 from planner.cost.data_parallel import sharding
-from planner.cost.ingredients import SummedCosts, distinct_rows, units_at
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.memory.peak import RankShapes, rank_memory
 from planner.cost.pipeline.schedule_columns import by_schedule, num_microbatches

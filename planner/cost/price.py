@@ -15,7 +15,7 @@ from planner.catalog.calibrations import shipped_calibration
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import lower_bounds
 from planner.cost.chunks import keep_freed_pages
-from planner.cost.ingredients import Ingredients
+from planner.cost.cost_inputs import Ingredients
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration, kernels_at
 from planner.cost.machine.profile import KernelProfile, Profile

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn
+from planner.cost.cost_inputs import Ingredients, on_ranks
 from planner.cost.data_parallel.overlap import (
     Exposed,
     HostCopies,
     UnitColumns,
     exposed_data_parallel,
 )
-from planner.cost.ingredients import Ingredients, on_ranks
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import AXES

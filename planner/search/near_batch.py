@@ -11,7 +11,7 @@ from math import gcd
 import numpy as np
 
 from planner.cost.price import Pricer
-from planner.cost.simulation import refine
+from planner.cost.refine import refine
 from planner.rules import Context
 from planner.rules.base import divisors
 from planner.search.floors import OOM_LIMIT

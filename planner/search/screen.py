@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.calibration.intervals import oom_probability
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost import keyed
+from planner.cost import deduplicated as keyed
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.search.floors import BAND, OOM_LIMIT, Floors

@@ -14,8 +14,8 @@ from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.estimate import simulated_columns
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
+from planner.cost.refine import first_groups, refine
 from planner.cost.run.goodput import RunColumns, busy_seconds, run_columns
-from planner.cost.simulation import first_groups, refine
 from planner.rules import Context
 from planner.search.budgets import best_budgets
 from planner.search.floors import OOM_LIMIT

@@ -19,7 +19,7 @@ from planner.catalog.models import model_names
 from planner.columns import BoolColumn, LayoutBatch
 from planner.cost.estimate import estimate_job, estimate_layouts
 from planner.cost.price import Pricer, Prices
-from planner.cost.simulation import refine
+from planner.cost.refine import refine
 from planner.cost.step_seconds import PARTS
 from planner.rules import Context, broken_rules, violations
 from planner.rules.features import NEEDS, gpu_precisions

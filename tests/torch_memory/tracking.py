@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
 )
 
 from planner.columns import LayoutBatch
-from planner.cost.ingredients import units_at
+from planner.cost.cost_inputs import units_at
 from planner.cost.price import Pricer
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.calibration.intervals import oom_probability, time_spread
-from planner.cost.simulation import refine
+from planner.cost.refine import refine
 from planner.errors import InfeasibleError
 from planner.rules import Context, legal_mask
 from planner.search.probing.candidates import RISKIEST, SLACK, Prior, enumerate_candidates

@@ -11,7 +11,7 @@ import pytest
 from planner.columns import LayoutBatch
 from planner.cost.layer.weight_grads import parameter_groups
 from planner.cost.price import Pricer, Prices
-from planner.cost.simulation import play
+from planner.cost.refine import play
 from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout

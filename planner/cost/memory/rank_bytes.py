@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn
-from planner.cost.ingredients import Ingredients, on_ranks
+from planner.cost.cost_inputs import Ingredients, on_ranks
 from planner.cost.memory.peak import RankShapes, Widths, layer_moments
 from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost import keyed
+from planner.cost import deduplicated as keyed
 from planner.cost.data_parallel import sharding
 from planner.cost.memory.peak import OPTIMIZER_STATE_BYTES
 from planner.cost.pipeline import stages

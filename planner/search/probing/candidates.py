@@ -14,7 +14,7 @@ from planner.calibration.intervals import TimeSpread, memory_deviation, oom_prob
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
-from planner.cost.simulation import refine
+from planner.cost.refine import refine
 from planner.errors import InfeasibleError
 from planner.search.screen import OOM_LIMIT
 from planner.search.space import Space

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
-from planner.cost import chunks, keyed
+from planner.cost import chunks
+from planner.cost import deduplicated as keyed
 from planner.cost.data_parallel import sharding
 from planner.cost.layer import unit_costs as layers
 from planner.cost.pipeline import stages
