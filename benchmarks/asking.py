@@ -19,7 +19,7 @@ from planner.search.probing.candidates import Candidates, enumerate_candidates
 from planner.search.probing.imitation import Imitations
 from planner.search.probing.kernels import Kernels
 from planner.search.probing.study import Asked, Budget, MicroResult, ProbeStudy, Settings
-from planner.search.space import build_space
+from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 

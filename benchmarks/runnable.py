@@ -33,7 +33,7 @@ from planner.recommend import recommend
 from planner.rules import Context, violations
 from planner.rules.features import gpu_precisions, peer_gpus, scale_up_gpus
 from planner.rules.support import obstacles
-from planner.search.space import build_space
+from planner.search.space.enumerate import build_space
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout

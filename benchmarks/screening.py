@@ -30,7 +30,7 @@ from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.rules import Context
 from planner.search.screen import screen
-from planner.search.space import Space, build_space
+from planner.search.space.enumerate import Space, build_space
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import SearchSpec
 from planner.specs.layout import SCHEDULES

@@ -10,7 +10,7 @@ import numpy as np
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import Fault, SpecError
-from planner.search.neighbours import Neighbour, fastest
+from planner.search.variations.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
 from planner.specs.job import SearchSpec
 from planner.specs.layout import PRECISIONS, FieldValue, Layout

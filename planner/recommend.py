@@ -19,15 +19,21 @@ from planner.export.base import Export
 from planner.ports import Ports
 from planner.rules import Context
 from planner.rules.support import check_supported, fork_needed
-from planner.search import pareto
-from planner.search.near_batch import near_batch
-from planner.search.neighbours import Neighbour, neighbours
-from planner.search.ranking import Ranking, covariance, fastest_on_paper, rank, unproven_warning
-from planner.search.refusals import refused_choices
+from planner.search.choice import pareto
+from planner.search.choice.ranking import (
+    Ranking,
+    covariance,
+    fastest_on_paper,
+    rank,
+    unproven_warning,
+)
+from planner.search.infeasible.near_batch import near_batch
+from planner.search.infeasible.report import check_given, nothing_fits
+from planner.search.one_size import Choice, Progress, Sized, rate, search_size
 from planner.search.screen import OOM_LIMIT
-from planner.search.sensitivity import sensitivity
-from planner.search.sized import Choice, Progress, Sized, rate, search_size
-from planner.search.unfit import check_given, nothing_fits
+from planner.search.space.conflicts import refused_choices
+from planner.search.variations.neighbours import Neighbour, neighbours
+from planner.search.variations.sensitivity import sensitivity
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.layout import Layout

@@ -16,7 +16,7 @@ from planner.export import FORMATS, export
 from planner.intake.current import Current, read_again
 from planner.intake.trainer_files.canonical import canonical, really_changed
 from planner.intake.trainer_files.rewrite import Rewritten, rewrite
-from planner.search.preference import MOST_GIVEN_UP, SURE, Weighed, difference_sd
+from planner.search.choice.preference import MOST_GIVEN_UP, SURE, Weighed, difference_sd
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate, Violation
 from planner.specs.job import Job

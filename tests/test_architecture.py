@@ -222,9 +222,9 @@ def test_optuna_is_imported_where_it_is_used() -> None:
     """
     users = {i.path for package in PACKAGES for i in imports(package) if i.top == "optuna"}
     assert {path for path in users if not path.startswith("planner/search/probing/")} <= {
-        "planner/search/study.py"
+        "planner/search/paper_study.py"
     }
-    late = ("planner.search.study", "planner.search.probing", "planner.search.probed")
+    late = ("planner.search.paper_study", "planner.search.probing", "planner.search.probed")
     at_start = [
         i for path in sources("planner") for i in top_level(path) if i.module.startswith(late)
     ]

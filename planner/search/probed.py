@@ -13,6 +13,7 @@ from planner.calibration.kernels import Timing
 from planner.columns import BoolColumn, LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import Context
+from planner.search.one_size import Sized
 from planner.search.probing.candidates import Candidates, enumerate_candidates
 from planner.search.probing.fidelity import MicroProbe, Observed
 from planner.search.probing.imitation import Imitations
@@ -21,8 +22,7 @@ from planner.search.probing.loop import Event, Measure, Outcome, Ranked, run
 from planner.search.probing.rungs import CheaperRung, ProbeCost, Way
 from planner.search.probing.sampler import layout_of
 from planner.search.probing.study import Asked, Budget, MicroResult, Settings
-from planner.search.sized import Sized
-from planner.search.space import build_space
+from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measurement

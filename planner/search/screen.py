@@ -15,10 +15,10 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import deduplicated as keyed
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
-from planner.search.floors import BAND, OOM_LIMIT, Floors
-from planner.search.pareto import STRUCTURE
-from planner.search.preference import Weighed, leaders
-from planner.search.space import Space
+from planner.search.bounds import BAND, OOM_LIMIT, Floors
+from planner.search.choice.pareto import STRUCTURE
+from planner.search.choice.preference import Weighed, leaders
+from planner.search.space.enumerate import Space
 
 __all__ = ["OOM_LIMIT", "Screened", "screen"]
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.rules import violations
-from planner.search.domains import domains_of
-from planner.search.space import build_space, enumerate_space
+from planner.search.space.domains import domains_of
+from planner.search.space.enumerate import build_space, enumerate_space
 from planner.specs.job import SearchSpec
 from planner.trainers.registry import TRAINERS
 

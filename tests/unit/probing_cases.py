@@ -10,7 +10,7 @@ from planner.cost.price import Pricer
 from planner.rules import Context
 from planner.search.probing.candidates import Candidates, enumerate_candidates
 from planner.search.probing.study import Asked
-from planner.search.space import Space, build_space
+from planner.search.space.enumerate import Space, build_space
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 

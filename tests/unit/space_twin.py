@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.columns import LayoutBatch
 from planner.rules import Context, legal_mask
-from planner.search.domains import CELL_FIELDS, FREE_FIELDS, Domains, domains_of
+from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, Domains, domains_of
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import SearchSpec
 from planner.specs.model import ModelSpec

@@ -19,7 +19,7 @@ from planner.ports import Ports
 from planner.recommend import recommend
 from planner.rules.base import Context
 from planner.rules.features import NO_KERNELS, gpu_precisions
-from planner.search.study import sampler
+from planner.search.paper_study import sampler
 from planner.specs.cluster import ClusterSpec
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import (

@@ -12,7 +12,7 @@ import planner.recommend
 from api.wiring import SystemClock
 from planner.ports import Ports
 from planner.recommend import recommend
-from planner.search.near_batch import NEAR, TRIED, WORTH, nearby
+from planner.search.infeasible.near_batch import NEAR, TRIED, WORTH, nearby
 from planner.specs.job import Job
 from planner.specs.plan import Plan
 
@@ -87,7 +87,7 @@ def test_nothing_is_priced_for_a_batch_that_divides(monkeypatch: pytest.MonkeyPa
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a batch of 64 on 64 GPUs has no better neighbour")
 
-    monkeypatch.setattr("planner.search.near_batch.screen", never)
+    monkeypatch.setattr("planner.search.infeasible.near_batch.screen", never)
     assert hints(plan_of(64)) == []
 
 

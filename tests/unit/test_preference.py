@@ -15,9 +15,9 @@ from planner.calibration.intervals import TimeSpread
 from planner.columns import LayoutBatch
 from planner.ports import Ports
 from planner.recommend import recommend
-from planner.search import mechanisms, preference
-from planner.search.mechanisms import MECHANISMS, Setting, points, unmeasured, used_by
-from planner.search.preference import (
+from planner.search.choice import mechanisms, preference
+from planner.search.choice.mechanisms import MECHANISMS, Setting, points, unmeasured, used_by
+from planner.search.choice.preference import (
     MOST_GIVEN_UP,
     UNPROVEN,
     WORTH,

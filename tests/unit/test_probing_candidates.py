@@ -13,7 +13,7 @@ from planner.errors import InfeasibleError
 from planner.rules import Context, legal_mask
 from planner.search.probing.candidates import RISKIEST, SLACK, Prior, enumerate_candidates
 from planner.search.screen import OOM_LIMIT
-from planner.search.space import build_space
+from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.specs.measurement import Measured
 from tests.unit.probing_cases import JOB, REQUEST, searched, small

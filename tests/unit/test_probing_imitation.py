@@ -14,7 +14,7 @@ from planner.cost.price import Pricer
 from planner.rules import Context
 from planner.search.probing.candidates import Candidates, enumerate_candidates
 from planner.search.probing.imitation import MOST_WAYS, Imitations
-from planner.search.space import build_space
+from planner.search.space.enumerate import build_space
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from probes.imitate import RUN_NOISE, Imitation, extrapolate, imitate

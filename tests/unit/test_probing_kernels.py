@@ -15,7 +15,7 @@ from planner.rules import Context
 from planner.search.probing.candidates import Candidates, enumerate_candidates
 from planner.search.probing.kernels import ALONE, TOGETHER, Kernels
 from planner.search.probing.study import MicroResult, ProbeStudy, Settings
-from planner.search.space import build_space
+from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from tests.unit.probing_cases import REQUEST
 

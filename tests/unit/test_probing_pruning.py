@@ -12,7 +12,7 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import Context
 from planner.search.probing import pruning
-from planner.search.space import build_space
+from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.specs.layout import AC_KINDS
 

@@ -31,7 +31,7 @@ from planner.search.probing.sampler import (
 )
 from planner.search.probing.study import Budget, ProbeStudy, Settings
 from planner.search.screen import OOM_LIMIT
-from planner.search.space import build_space
+from planner.search.space.enumerate import build_space
 from planner.specs.job import Job, SearchSpec
 from tests.unit.probing_cases import Machine, small, subset
 

@@ -16,7 +16,7 @@ from planner.ports import Ports
 from planner.recommend import fewer_than_asked, recommend
 from planner.rules import Context
 from planner.rules.support import obstacles, trainers_that_can
-from planner.search.sized import search_size
+from planner.search.one_size import search_size
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec

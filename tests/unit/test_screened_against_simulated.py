@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import screening
 from planner.cost.price import Pricer
-from planner.search.space import Space
+from planner.search.space.enumerate import Space
 
 LEAST_SPEARMAN, WITHIN_FIRST, SAMPLE, FIRST = 0.95, 50, 500, 300
 

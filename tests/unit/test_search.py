@@ -20,14 +20,16 @@ from planner.errors import SpecError
 from planner.ports import Ports
 from planner.recommend import recommend
 from planner.rules import Context, violations
-from planner.search import floors, pareto, screen
-from planner.search.domains import domains_of
-from planner.search.neighbours import neighbours
-from planner.search.pareto import STRUCTURE
-from planner.search.preference import Weighed
-from planner.search.space import Space, build_space
-from planner.search.splits import shifted
-from planner.search.study import from_plan, sampler
+from planner.search import bounds as floors
+from planner.search import screen
+from planner.search.choice import pareto
+from planner.search.choice.pareto import STRUCTURE
+from planner.search.choice.preference import Weighed
+from planner.search.paper_study import from_plan, sampler
+from planner.search.space.domains import domains_of
+from planner.search.space.enumerate import Space, build_space
+from planner.search.variations.neighbours import neighbours
+from planner.search.variations.splits import shifted
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job, SearchSpec
 from planner.specs.model import ModelSpec

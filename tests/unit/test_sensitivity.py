@@ -10,7 +10,7 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.explain import explain, step_sentence
 from planner.rules import violations
-from planner.search.sensitivity import sensitivity
+from planner.search.variations.sensitivity import sensitivity
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan, SensitivityStep

@@ -14,10 +14,10 @@ from planner.errors import InfeasibleError, SpecError
 from planner.ports import Ports
 from planner.recommend import recommend
 from planner.rules import Context
-from planner.search.budgets import best_budgets
-from planner.search.floors import OOM_LIMIT
+from planner.search.bounds import OOM_LIMIT
 from planner.search.screen import screen
-from planner.search.space import build_space
+from planner.search.space.enumerate import build_space
+from planner.search.variations.budgets import best_budgets
 from planner.specs.job import Job, SearchSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.plan import RankedLayout

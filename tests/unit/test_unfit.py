@@ -13,7 +13,7 @@ from planner.errors import InfeasibleError, SpecError
 from planner.ports import Ports
 from planner.recommend import recommend
 from planner.rules import violations
-from planner.search.remedies import Request, first_fitting
+from planner.search.infeasible.suggested_fixes import Request, first_fitting
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan

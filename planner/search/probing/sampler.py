@@ -27,7 +27,7 @@ from planner.columns import (
     LayoutBatch,
 )
 from planner.errors import Fault, SpecError
-from planner.search import pareto
+from planner.search.choice import pareto
 from planner.search.probing import normal
 from planner.search.probing.knowledge import RUN_SD, Beliefs, Knowledge
 from planner.search.screen import OOM_LIMIT

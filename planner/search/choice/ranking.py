@@ -10,10 +10,10 @@ import numpy as np
 from planner.calibration.correlated import Field
 from planner.calibration.intervals import TimeSpread, time_spread
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.search import pareto
-from planner.search.mechanisms import Mechanism, Setting, used_by
-from planner.search.preference import Weighed, difference_sd, prefer
-from planner.search.sized import Choice, Sized
+from planner.search.choice import pareto
+from planner.search.choice.mechanisms import Mechanism, Setting, used_by
+from planner.search.choice.preference import Weighed, difference_sd, prefer
+from planner.search.one_size import Choice, Sized
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.plan import FastestOnPaper

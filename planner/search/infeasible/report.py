@@ -8,9 +8,9 @@ import numpy as np
 
 from planner.errors import InfeasibleError, SpecError
 from planner.rules import Context
-from planner.search.refusals import binding_rule, impossible_values
-from planner.search.remedies import fitting_changes
-from planner.search.sized import Progress, Sized
+from planner.search.infeasible.suggested_fixes import fitting_changes
+from planner.search.one_size import Progress, Sized
+from planner.search.space.conflicts import binding_rule, impossible_values
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.plan import NearestMiss

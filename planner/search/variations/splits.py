@@ -11,7 +11,7 @@ from planner.columns import LayoutBatch
 from planner.cost.pipeline import stages
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
-from planner.search.budgets import largest_budgets
+from planner.search.variations.budgets import largest_budgets
 from planner.specs.layout import Layout, parse_ac
 
 MAX_SHIFT = 2  # layers moved off an outer stage: the embedding and the head weigh about as much

@@ -14,9 +14,9 @@ from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.rules import Context
 from planner.rules.base import divisors
-from planner.search.floors import OOM_LIMIT
+from planner.search.bounds import OOM_LIMIT
 from planner.search.screen import screen
-from planner.search.space import build_space
+from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
 from planner.specs.layout import FieldValue, Layout
 from planner.units import counted, times

@@ -17,9 +17,9 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
-from planner.search.floors import OOM_LIMIT, Floors
-from planner.search.mechanisms import Setting, points
-from planner.search.space import Space
+from planner.search.bounds import OOM_LIMIT, Floors
+from planner.search.choice.mechanisms import Setting, points
+from planner.search.space.enumerate import Space
 from planner.work.checkpointing import FULL, MEMORY_BUDGET
 
 ROUND = 2 * CHUNK  # layouts expanded at once

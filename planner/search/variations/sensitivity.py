@@ -9,9 +9,9 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import violations
 from planner.rules.base import divisors
-from planner.search.domains import VIRTUAL_STAGES
-from planner.search.floors import OOM_LIMIT
-from planner.search.splits import shifted
+from planner.search.bounds import OOM_LIMIT
+from planner.search.space.domains import VIRTUAL_STAGES
+from planner.search.variations.splits import shifted
 from planner.specs.layout import (
     CP_METHODS,
     DTYPES,

@@ -26,7 +26,7 @@ from planner.calibration.correlated import Field
 from planner.calibration.intervals import TimeSpread
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.price import Pricer
-from planner.search import mechanisms
+from planner.search.choice import mechanisms
 
 SURE = 1.0  # deviations: five in six that the one ahead is truly faster
 MOST_GIVEN_UP = 0.05  # judgement: more than this nobody gives up for a simpler launch

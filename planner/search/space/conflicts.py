@@ -12,8 +12,8 @@ from planner.columns import Column, LayoutBatch
 from planner.errors import Fault
 from planner.rules import Context, Rule, columns_of, rules_for, violations
 from planner.rules.degrees import PRODUCT_KEY
-from planner.search.domains import Domains, domains_of
-from planner.search.space import DEGREES, MAX_TRIED, enumerate_space
+from planner.search.space.domains import Domains, domains_of
+from planner.search.space.enumerate import DEGREES, MAX_TRIED, enumerate_space
 from planner.specs.estimate import Violation
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout

@@ -11,8 +11,8 @@ from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import Context, violations
-from planner.search.domains import default_domains
-from planner.search.floors import OOM_LIMIT
+from planner.search.bounds import OOM_LIMIT
+from planner.search.space.domains import default_domains
 from planner.specs.layout import SCHEDULES, Layout
 from planner.trainers.registry import SINGLE_STAGE_SCHEDULES
 

@@ -19,7 +19,7 @@ import numpy as np
 from planner.columns import BoolColumn, Column, IntColumn, LayoutBatch
 from planner.rules import DERIVED, Context, Rule, columns_of, rules_for
 from planner.rules.degrees import PRODUCT_KEY
-from planner.search.domains import CELL_FIELDS, FREE_FIELDS, Domain, Domains, Keep, domains_of
+from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, Domain, Domains, Keep, domains_of
 from planner.specs.job import SearchSpec
 from planner.trainers.registry import resolve_layout
 

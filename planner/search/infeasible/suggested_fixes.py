@@ -11,8 +11,8 @@ from planner.calibration.intervals import oom_probability
 from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.rules import Context
-from planner.search.floors import OOM_LIMIT
-from planner.search.space import Space, build_space
+from planner.search.bounds import OOM_LIMIT
+from planner.search.space.enumerate import Space, build_space
 from planner.specs.cluster import ClusterSpec, resolve
 from planner.specs.gpu import MAX_GPUS, GpuSpec
 from planner.specs.job import Job

@@ -17,12 +17,12 @@ from planner.cost.price import Pricer
 from planner.cost.refine import first_groups, refine
 from planner.cost.run.goodput import RunColumns, busy_seconds, run_columns
 from planner.rules import Context
-from planner.search.budgets import best_budgets
-from planner.search.floors import OOM_LIMIT
-from planner.search.preference import Weighed, leaders
+from planner.search.bounds import OOM_LIMIT
+from planner.search.choice.preference import Weighed, leaders
 from planner.search.screen import Screened, screen
-from planner.search.space import Space, build_space
-from planner.search.splits import uneven
+from planner.search.space.enumerate import Space, build_space
+from planner.search.variations.budgets import best_budgets
+from planner.search.variations.splits import uneven
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout
@@ -240,7 +240,7 @@ def _sample(job: Job, sized: Sized) -> None:
     )
     if not (budgets or splits):
         return
-    from planner.search.study import sample_beyond
+    from planner.search.paper_study import sample_beyond
 
     seeds = [layout for _, _, layout in sized.candidates[:SAMPLED_SEEDS]]
     sampled = sample_beyond(

@@ -21,7 +21,7 @@ from planner.cost.estimate import simulated_columns
 from planner.cost.price import Pricer
 from planner.errors import Fault, SpecError
 from planner.rules import violations
-from planner.search.splits import MAX_SHIFT, shifted
+from planner.search.variations.splits import MAX_SHIFT, shifted
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.plan import Plan
 

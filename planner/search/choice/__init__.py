@@ -1,0 +1,1 @@
+"""Which of the best layouts are shown, and which one comes first."""

@@ -1,0 +1,1 @@
+"""What is said when nothing fits, and the smallest changes that would."""

@@ -1,0 +1,1 @@
+"""The legal layouts: domains of each field, enumeration, and why nothing is legal."""

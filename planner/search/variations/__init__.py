@@ -1,0 +1,1 @@
+"""A layout with one thing changed: neighbours, sensitivity, memory budgets, layer splits."""
