@@ -29,11 +29,11 @@ from probes.replay import ReplayPool
 if TYPE_CHECKING:
     from api.wiring import Wiring
     from planner.calibration.kernels import Timing
-    from planner.search.probed import Timed
-    from planner.search.probing.loop import Event
-    from planner.search.probing.study import Asked as Question
     from planner.specs.layout import Layout
     from planner.specs.plan import Plan
+    from planner.study.ask_tell import Event
+    from planner.study.measured_search import Timed
+    from planner.study.study import Asked as Question
 
 STUDY, PREFIX = "study", "plan"
 PROBE_SECONDS = 600.0
@@ -42,7 +42,7 @@ WARMUP_STEPS = 3  # of a request that does not say
 MOST_RANKS, MOST_DEPTHS = 3, 2  # runs of an emulation, of an imitation, one after the other
 # classes that need not be the layout's
 OF_THE_PLACE = frozenset({FailureKind.IMPORT, FailureKind.LOST_GPU, BACKEND})
-# as `planner.search.probing.study` knows it, which is not imported for a plan on paper
+# as `planner.study.study` knows it, which is not imported for a plan on paper
 BROKEN = "environment"
 Tell = Callable[[Mapping[str, Any]], None]
 
@@ -232,7 +232,7 @@ def run_study(
 def _planned(runner: "Runner") -> "Plan":
     """The plan, with what the study measured before and measures now."""
     from planner.recommend import recommend
-    from planner.search.probed import MicroPlan, Probing
+    from planner.study.measured_search import MicroPlan, Probing
 
     wiring, job, onlooker = runner.wiring, runner.job, runner.onlooker
     assert job.probe is not None, "a study has probes to spend"
@@ -310,7 +310,7 @@ class Runner:
         """Each question with its measurement or timings, in order; timings that were interrupted
         are none.
         """
-        from planner.search.probed import Timed
+        from planner.study.measured_search import Timed
 
         wanted = {question.number: self._asked(question) for question in asked}
         possible = [
@@ -415,7 +415,7 @@ class Runner:
             "steps": self.job.probe.steps,
         }
         parsed, job = ProbeRequest.from_user(request, allow_files=False)
-        from planner.search.probing.study import UNABLE
+        from planner.study.study import UNABLE
 
         capacity = self.wiring.pool(parsed.pool).capacity(job.cluster)
         try:

@@ -14,14 +14,14 @@ import numpy as np
 
 from planner.cost.price import Pricer
 from planner.rules import Context
-from planner.search.probed import emulation
-from planner.search.probing.candidates import Candidates, enumerate_candidates
-from planner.search.probing.imitation import Imitations
-from planner.search.probing.kernels import Kernels
-from planner.search.probing.study import Asked, Budget, MicroResult, ProbeStudy, Settings
 from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
+from planner.study.candidates import Candidates, enumerate_candidates
+from planner.study.kernel_timings import Kernels
+from planner.study.measured_search import emulation
+from planner.study.proxy_runs import Imitations
+from planner.study.study import Asked, Budget, MicroResult, ProbeStudy, Settings
 
 JOB = {
     "model": "llama3.1-70b",

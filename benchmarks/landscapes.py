@@ -19,10 +19,10 @@ import numpy as np
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import Context
-from planner.search.probing.candidates import Candidates, enumerate_candidates
 from planner.search.space.enumerate import build_space
 from planner.specs.job import Job, SearchSpec
 from planner.specs.layout import AC_KINDS, PRECISIONS, SCHEDULES
+from planner.study.candidates import Candidates, enumerate_candidates
 
 
 def _job(

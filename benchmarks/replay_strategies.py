@@ -18,17 +18,17 @@ from replay_report import LOOKING
 from planner.calibration.intervals import imitation_sd
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
-from planner.search.probing.candidates import Candidates
-from planner.search.probing.imitation import TWO_DEPTHS_SD, Imitations
-from planner.search.probing.knowledge import Knowledge, Record
-from planner.search.probing.rungs import ProbeCost
-from planner.search.probing.sampler import FiniteSampler, SnappedSampler
-from planner.search.probing.study import Budget, ProbeStudy, Settings
-from planner.search.probing.trials import Trials
 from planner.search.screen import OOM_LIMIT
 from planner.specs.job import Job
 from planner.specs.layout import AC_KINDS
 from planner.specs.measurement import Measured, Measurement
+from planner.study.candidates import Candidates
+from planner.study.fidelity_options import ProbeCost
+from planner.study.posterior import Knowledge, Record
+from planner.study.proxy_runs import TWO_DEPTHS_SD, Imitations
+from planner.study.samplers import FiniteSampler, SnappedSampler
+from planner.study.study import Budget, ProbeStudy, Settings
+from planner.study.trials import Trials
 from probes.imitate import RUN_NOISE
 
 

@@ -4,7 +4,7 @@ landscapes, with noise, over seeds.
     python benchmarks/replay_studies.py [--seeds N] [--probes N]        exit 1 where a promise is
     broken
 
-Each study is the product's own loop (`planner.search.probing.loop.run`: stopping rule, repeats and
+Each study is the product's own loop (`planner.study.ask_tell.run`: stopping rule, repeats and
 smaller runs included) on a hidden truth, its result read as a plan reads it. Promised of every one:
 
 - the answer is a measured layout wherever one was measured, and no measurement is faster than its
@@ -24,11 +24,11 @@ from landscapes import JOBS, NOISE_SD, generate
 from replay_strategies import JOB, START_SECONDS, STEPS, Look, Truth
 from replay_sweeps import published_sweeps
 
-from planner.search.probed import listed
-from planner.search.probing.loop import Event, Outcome, run
-from planner.search.probing.rungs import ProbeCost
-from planner.search.probing.study import Asked, Budget, Settings
 from planner.specs.measurement import Measured, Measurement
+from planner.study.ask_tell import Event, Outcome, run
+from planner.study.fidelity_options import ProbeCost
+from planner.study.measured_search import listed
+from planner.study.study import Asked, Budget, Settings
 
 SEEDS, PROBES, TOP_K = 5, 8, 3
 ERRORS = (0.05, 0.30)

@@ -19,9 +19,9 @@ from planner.catalog.calibrations import shipped_calibration
 from planner.columns import LayoutBatch
 from planner.cost.estimate import estimate_jobs
 from planner.cost.price import Pricer
-from planner.search.probing.candidates import MEMORY_KINDS, Candidates, Prior, Setting
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
+from planner.study.candidates import MEMORY_KINDS, Candidates, Prior, Setting
 
 MEASURED = pathlib.Path(__file__).parent / "measured"
 ROWS = MEASURED / "public.jsonl"

@@ -42,8 +42,8 @@ from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
 
 if TYPE_CHECKING:  # they bring Optuna, which a plan on paper can start without
-    from planner.search.probed import Probing
-    from planner.search.probing.loop import Outcome, Ranked
+    from planner.study.ask_tell import Outcome, Ranked
+    from planner.study.measured_search import Probing
 
 # of those for which most was rejected, where fewer layouts are found than asked for
 MOST_REASONS = 3
@@ -92,7 +92,7 @@ def recommend(
     outcome: Outcome | None = None
     known: list[Ranked] = []
     if probing is not None:
-        from planner.search.probed import measured_candidates, probe_size
+        from planner.study.measured_search import measured_candidates, probe_size
 
         say("spending probes")
         outcome = probe_size(
@@ -130,7 +130,7 @@ def _with_measurements(plan: Plan, outcome: "Outcome", known: "list[Ranked]") ->
     """The plan of layouts ranked by measurements and model together, each with what was measured of
     it.
     """
-    from planner.search.probed import summary, with_measurement
+    from planner.study.measured_search import summary, with_measurement
 
     if not known:  # nothing was learnt: the plan on paper stands
         return plan.model_copy(update={"probing": summary(outcome)})

@@ -224,14 +224,14 @@ def test_optuna_is_imported_where_it_is_used() -> None:
     assert {path for path in users if not path.startswith("planner/search/probing/")} <= {
         "planner/search/paper_study.py"
     }
-    late = ("planner.search.paper_study", "planner.search.probing", "planner.search.probed")
+    late = ("planner.search.paper_study", "planner.study", "planner.study.measured_search")
     at_start = [
         i for path in sources("planner") for i in top_level(path) if i.module.startswith(late)
     ]
     assert [
         str(i)
         for i in at_start
-        if not i.path.startswith(("planner/search/probing/", "planner/search/probed.py"))
+        if not i.path.startswith(("planner/search/probing/", "planner/study/measured_search.py"))
     ] == []
 
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from planner.cost.price import Pricer
 from planner.rules import Context
-from planner.search.probing.candidates import Candidates, enumerate_candidates
-from planner.search.probing.study import Asked
 from planner.search.space.enumerate import Space, build_space
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
+from planner.study.candidates import Candidates, enumerate_candidates
+from planner.study.study import Asked
 
 REQUEST: dict[str, Any] = {
     "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},

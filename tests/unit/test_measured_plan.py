@@ -13,14 +13,14 @@ from api.render.plan import plan_view
 from api.wiring import SystemClock
 from planner.ports import Ports
 from planner.recommend import recommend
-from planner.search.probed import Probing, with_measurement
-from planner.search.probing.knowledge import Record
-from planner.search.probing.loop import Event, Ranked
-from planner.search.probing.study import BROKEN, Asked
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.specs.plan import Plan
+from planner.study.ask_tell import Event, Ranked
+from planner.study.measured_search import Probing, with_measurement
+from planner.study.posterior import Record
+from planner.study.study import BROKEN, Asked
 
 REQUEST: dict[str, Any] = {
     "model": {

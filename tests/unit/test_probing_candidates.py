@@ -11,11 +11,11 @@ from planner.calibration.intervals import oom_probability, time_spread
 from planner.cost.refine import refine
 from planner.errors import InfeasibleError
 from planner.rules import Context, legal_mask
-from planner.search.probing.candidates import RISKIEST, SLACK, Prior, enumerate_candidates
 from planner.search.screen import OOM_LIMIT
 from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.specs.measurement import Measured
+from planner.study.candidates import RISKIEST, SLACK, Prior, enumerate_candidates
 from tests.unit.probing_cases import JOB, REQUEST, searched, small
 
 SPLIT = {

@@ -5,7 +5,7 @@ limits.
 import numpy as np
 import pytest
 
-from planner.search.probing.fidelity import (
+from planner.study.fidelity import (
     Belief,
     Look,
     Observed,
@@ -15,7 +15,7 @@ from planner.search.probing.fidelity import (
     look_alone,
     value_of_look,
 )
-from planner.search.probing.normal import expected_excess
+from planner.study.normal import expected_excess
 
 FULL = Rung(name="probed", num_gpus=64, gpu_seconds=5000.0, sd=0.0, shows_memory=True)
 EMULATED = Rung(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.06, shows_memory=True)

@@ -12,11 +12,11 @@ from planner.calibration.intervals import ADDED_SD, ONE_NODE_SD, OTHER_SIZE_SD, 
 from planner.cost.estimate import estimate_job
 from planner.cost.price import Pricer
 from planner.rules import Context
-from planner.search.probing.candidates import Candidates, enumerate_candidates
-from planner.search.probing.imitation import MOST_WAYS, Imitations
 from planner.search.space.enumerate import build_space
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
+from planner.study.candidates import Candidates, enumerate_candidates
+from planner.study.proxy_runs import MOST_WAYS, Imitations
 from probes.imitate import RUN_NOISE, Imitation, extrapolate, imitate
 from tests.unit.test_campaign import as_predicted, job
 

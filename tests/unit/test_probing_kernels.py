@@ -12,11 +12,11 @@ from planner.calibration.learn import KernelRun, learn
 from planner.cost.machine.knobs import KNOBS, PLACE
 from planner.cost.price import Pricer
 from planner.rules import Context
-from planner.search.probing.candidates import Candidates, enumerate_candidates
-from planner.search.probing.kernels import ALONE, TOGETHER, Kernels
-from planner.search.probing.study import MicroResult, ProbeStudy, Settings
 from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
+from planner.study.candidates import Candidates, enumerate_candidates
+from planner.study.kernel_timings import ALONE, TOGETHER, Kernels
+from planner.study.study import MicroResult, ProbeStudy, Settings
 from tests.unit.probing_cases import REQUEST
 
 UNCOVERED = "mi300x-192gb"  # no training run on its family was measured

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from optuna.trial import TrialState
 
-from planner.search.probing import pruning
-from planner.search.probing.fidelity import Look, MicroProbe, Observed, direct
-from planner.search.probing.knowledge import RUN_SD, Knowledge, noise_variance
-from planner.search.probing.loop import Event, Result, one_at_a_time, run
-from planner.search.probing.rungs import CheaperRung, ProbeCost, Way
-from planner.search.probing.study import (
+from planner.specs.measurement import Measured, Measurement
+from planner.study import pruning
+from planner.study.ask_tell import Event, Result, one_at_a_time, run
+from planner.study.fidelity import Look, MicroProbe, Observed, direct
+from planner.study.fidelity_options import CheaperRung, ProbeCost, Way
+from planner.study.posterior import RUN_SD, Knowledge, noise_variance
+from planner.study.study import (
     BROKEN,
     LOOKS_A_PROBE,
     UNABLE,
@@ -24,8 +25,7 @@ from planner.search.probing.study import (
     ProbeStudy,
     Settings,
 )
-from planner.search.probing.trials import MEMORY_CONSTRAINT
-from planner.specs.measurement import Measured, Measurement
+from planner.study.trials import MEMORY_CONSTRAINT
 from tests.unit.probing_cases import Machine, failed, measurement, out_of_memory, small, subset
 
 MUCH = Budget(probes=1000, gpu_seconds=1e12)

@@ -11,10 +11,10 @@ import pytest
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import Context
-from planner.search.probing import pruning
 from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.specs.layout import AC_KINDS
+from planner.study import pruning
 
 H100, BF16 = "h100-sxm-80gb", {"precision": "bf16"}
 JOBS: dict[str, dict[str, Any]] = {

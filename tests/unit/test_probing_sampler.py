@@ -16,9 +16,12 @@ from scipy import stats
 
 from planner.errors import SpecError
 from planner.rules import Context
-from planner.search.probing.candidates import Candidates, Prior, Setting
-from planner.search.probing.knowledge import Knowledge
-from planner.search.probing.sampler import (
+from planner.search.screen import OOM_LIMIT
+from planner.search.space.enumerate import build_space
+from planner.specs.job import Job, SearchSpec
+from planner.study.candidates import Candidates, Prior, Setting
+from planner.study.posterior import Knowledge
+from planner.study.samplers import (
     GP_NEEDS,
     NAMES,
     WARM_STARTS,
@@ -29,10 +32,7 @@ from planner.search.probing.sampler import (
     model_picks,
     sampler_for,
 )
-from planner.search.probing.study import Budget, ProbeStudy, Settings
-from planner.search.screen import OOM_LIMIT
-from planner.search.space.enumerate import build_space
-from planner.specs.job import Job, SearchSpec
+from planner.study.study import Budget, ProbeStudy, Settings
 from tests.unit.probing_cases import Machine, small, subset
 
 AVAILABLE = [name for name in NAMES if name != "gp" or importlib.util.find_spec("torch")]
@@ -168,9 +168,9 @@ def test_the_next_has_the_largest_expected_improvement_times_probability_of_fitt
 
 
 def test_lazy_search_looks_at_all_that_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.search.probing.knowledge.CHUNK", 64)
-    monkeypatch.setattr("planner.search.probing.knowledge.FIRST", 4)
-    monkeypatch.setattr("planner.search.probing.surrogate.FEW", 3)
+    monkeypatch.setattr("planner.study.posterior.CHUNK", 64)
+    monkeypatch.setattr("planner.study.posterior.FIRST", 4)
+    monkeypatch.setattr("planner.study.surrogate.FEW", 3)
     test_the_next_has_the_largest_expected_improvement_times_probability_of_fitting()
 
 
@@ -179,7 +179,7 @@ def test_the_bounds_of_the_lazy_search_leave_out_nothing(monkeypatch: pytest.Mon
     others.
     """
     for name, value in (("knowledge.CHUNK", 16), ("knowledge.FIRST", 1), ("surrogate.FEW", 3)):
-        monkeypatch.setattr(f"planner.search.probing.{name}", value)
+        monkeypatch.setattr(f"planner.study.{name}", value)
     candidates, rng = small(), np.random.default_rng(0)
     machine, knowledge = Machine.wrong_by(candidates, 0.3), Knowledge(candidates)
     for number, row in enumerate(rng.choice(len(candidates), 25, replace=False)):

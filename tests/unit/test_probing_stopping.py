@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from planner.search.probing.normal import expected_excess
-from planner.search.probing.stopping import DRAWS, expected_regret
+from planner.study.normal import expected_excess
+from planner.study.regret import DRAWS, expected_regret
 
 
 def test_of_two_candidates_is_the_expected_excess() -> None:

@@ -10,8 +10,8 @@ from scipy import integrate, stats
 
 from planner.calibration import likeness
 from planner.calibration.correlated import TIME, Field
-from planner.search.probing import normal
-from planner.search.probing.surrogate import SCALE_SD, SCALES, Seen, condition
+from planner.study import normal
+from planner.study.surrogate import SCALE_SD, SCALES, Seen, condition
 from tests.unit.probing_cases import JOB, small
 
 GLOBAL_BATCH = JOB.training.global_batch_size

@@ -24,9 +24,9 @@ from planner.calibration.kernels import (
 )
 from planner.columns import FloatColumn
 from planner.cost.price import Pricer
-from planner.search.probing.candidates import Candidates
-from planner.search.probing.fidelity import Look, MicroProbe, Observed
 from planner.search.screen import OOM_LIMIT
+from planner.study.candidates import Candidates
+from planner.study.fidelity import Look, MicroProbe, Observed
 
 LOOKED_AT = 32  # candidates whose kernels are worth timing: the fastest expected; judgement
 BUDGET_GPU_SECONDS = 20.0  # of timed kernels in one launch; judgement

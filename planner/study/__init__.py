@@ -1,3 +1,3 @@
 """Spending probes: which layout to measure next, what a result teaches, when to stop. Entry point:
-`planner.search.probing.loop.run`.
+`planner.study.ask_tell.run`.
 """

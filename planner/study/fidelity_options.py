@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn
-from planner.search.probing.fidelity import Rung
 from planner.specs.measurement import Measured
+from planner.study.fidelity import Rung
 
 # in a row; then it is the machine and not the layout, or the rung and not what it looked at
 MOST_FAILURES = 3

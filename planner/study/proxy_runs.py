@@ -18,11 +18,11 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.rules import violations
-from planner.search.probing.candidates import Candidates
-from planner.search.probing.knowledge import IMITATED, RUN_SD
-from planner.search.probing.rungs import CheaperRung, Way
 from planner.search.screen import OOM_LIMIT
 from planner.specs.layout import Layout
+from planner.study.candidates import Candidates
+from planner.study.fidelity_options import CheaperRung, Way
+from planner.study.posterior import IMITATED, RUN_SD
 
 # Judgement: two depths magnify the noise of a run, and the step is not quite affine in depth
 #     (`probes.imitate` knows once they are chosen).

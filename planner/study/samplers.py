@@ -28,10 +28,10 @@ from planner.columns import (
 )
 from planner.errors import Fault, SpecError
 from planner.search.choice import pareto
-from planner.search.probing import normal
-from planner.search.probing.knowledge import RUN_SD, Beliefs, Knowledge
 from planner.search.screen import OOM_LIMIT
 from planner.specs.layout import AC_KINDS, Layout, format_ac
+from planner.study import normal
+from planner.study.posterior import RUN_SD, Beliefs, Knowledge
 
 WARM_STARTS = 4
 STARTUP_TRIALS = 8

@@ -11,12 +11,12 @@ import numpy as np
 
 from planner.calibration.correlated import MEMORY, TIME, Field
 from planner.columns import BoolColumn, FloatColumn, IntColumn
-from planner.search.probing import normal, pruning
-from planner.search.probing.candidates import MEMORY_KINDS, Candidates
-from planner.search.probing.stopping import Regret, expected_regret
-from planner.search.probing.surrogate import Posterior, Seen, condition
 from planner.search.screen import OOM_LIMIT
 from planner.specs.measurement import Measured
+from planner.study import normal, pruning
+from planner.study.candidates import MEMORY_KINDS, Candidates
+from planner.study.regret import Regret, expected_regret
+from planner.study.surrogate import Posterior, Seen, condition
 
 # Judgement: one run against the next of the same layout on the same machines (clocks, placement);
 #     the spread of its steps comes on top.

@@ -15,8 +15,8 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from planner.search.probing.knowledge import Record
-from planner.search.probing.sampler import FiniteSampler, Pick
+from planner.study.posterior import Record
+from planner.study.samplers import FiniteSampler, Pick
 
 MEMORY_CONSTRAINT = "device_over_usable"
 LEAST_MARGIN = 1e-6  # what ran out is infeasible even where its report does not say by how much

@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.calibration.kernels import Shape, within_reach
 from planner.columns import FloatColumn
-from planner.search.probing import normal
+from planner.study import normal
 
 NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 WEIGHTS = _WEIGHTS / _WEIGHTS.sum()

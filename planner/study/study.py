@@ -14,17 +14,17 @@ import optuna
 from optuna.trial import TrialState
 
 from planner.columns import BoolColumn, FloatColumn
-from planner.search.probing import fidelity
-from planner.search.probing.candidates import Candidates
-from planner.search.probing.fidelity import Belief, MicroProbe, Observed, Rung
-from planner.search.probing.knowledge import REALLY, RUN_SD, Knowledge
-from planner.search.probing.rungs import MOST_FAILURES, CheaperRung, ProbeCost, Rungs
-from planner.search.probing.sampler import Pick, sampler_for
-from planner.search.probing.stopping import TOLERANCE, Regret
-from planner.search.probing.trials import Trials
 from planner.search.screen import OOM_LIMIT
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
+from planner.study import fidelity
+from planner.study.candidates import Candidates
+from planner.study.fidelity import Belief, MicroProbe, Observed, Rung
+from planner.study.fidelity_options import MOST_FAILURES, CheaperRung, ProbeCost, Rungs
+from planner.study.posterior import REALLY, RUN_SD, Knowledge
+from planner.study.regret import TOLERANCE, Regret
+from planner.study.samplers import Pick, sampler_for
+from planner.study.trials import Trials
 from planner.units import counted
 
 FULL, MICRO = "probed", "micro"

@@ -14,19 +14,19 @@ from planner.columns import BoolColumn, LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import Context
 from planner.search.one_size import Sized
-from planner.search.probing.candidates import Candidates, enumerate_candidates
-from planner.search.probing.fidelity import MicroProbe, Observed
-from planner.search.probing.imitation import Imitations
-from planner.search.probing.kernels import Kernels
-from planner.search.probing.loop import Event, Measure, Outcome, Ranked, run
-from planner.search.probing.rungs import CheaperRung, ProbeCost, Way
-from planner.search.probing.sampler import layout_of
-from planner.search.probing.study import Asked, Budget, MicroResult, Settings
 from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measurement
 from planner.specs.plan import RankedLayout
+from planner.study.ask_tell import Event, Measure, Outcome, Ranked, run
+from planner.study.candidates import Candidates, enumerate_candidates
+from planner.study.fidelity import MicroProbe, Observed
+from planner.study.fidelity_options import CheaperRung, ProbeCost, Way
+from planner.study.kernel_timings import Kernels
+from planner.study.proxy_runs import Imitations
+from planner.study.samplers import layout_of
+from planner.study.study import Asked, Budget, MicroResult, Settings
 
 # what an emulated rank says of the whole step beside run-to-run noise: its communication is
 # predicted; judgement

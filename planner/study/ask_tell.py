@@ -14,10 +14,12 @@ from typing import Literal
 import numpy as np
 import optuna
 
-from planner.search.probing.candidates import Candidates
-from planner.search.probing.knowledge import REALLY, Record, claimed_error
-from planner.search.probing.stopping import Regret
-from planner.search.probing.study import (
+from planner.specs.layout import Layout
+from planner.specs.measurement import Measured, Measurement
+from planner.study.candidates import Candidates
+from planner.study.posterior import REALLY, Record, claimed_error
+from planner.study.regret import Regret
+from planner.study.study import (
     NO_COUNTS,
     NO_REASONS,
     Asked,
@@ -26,8 +28,6 @@ from planner.search.probing.study import (
     Settings,
     Spent,
 )
-from planner.specs.layout import Layout
-from planner.specs.measurement import Measured, Measurement
 from planner.units import counted, format_seconds
 
 SHOWN = 20
