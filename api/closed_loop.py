@@ -231,7 +231,7 @@ def run_study(
 
 def _planned(runner: "Runner") -> "Plan":
     """The plan, with what the study measured before and measures now."""
-    from planner.recommend import recommend
+    from planner.plan.recommend import recommend
     from planner.study.measured_search import MicroPlan, Probing
 
     wiring, job, onlooker = runner.wiring, runner.job, runner.onlooker

@@ -62,7 +62,7 @@ def ask_collective(values: object, *, allow_files: bool) -> "CollectiveAnswer":
     """Seconds, steps and bytes of one operation. Raises SpecError with every fault of the
     request.
     """
-    from planner.collective import collective
+    from planner.plan.collective import collective
     from planner.specs.cluster import ClusterSpec
 
     if not isinstance(values, Mapping):

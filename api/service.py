@@ -60,7 +60,7 @@ def make_plan(
         )
     store = wiring.store
     from api.learning import learned
-    from planner.recommend import recommend
+    from planner.plan.recommend import recommend
 
     plan = recommend(job, ports=wiring.ports, progress=progress, calibration=learned(wiring, job))
     store.save_plan(

@@ -268,7 +268,7 @@ class _Run:
         }
 
     def _job(self, index: int, values: Mapping[str, Any], done: Done) -> dict[str, Any]:
-        from planner.recommend import recommend
+        from planner.plan.recommend import recommend
 
         job, self.jobs = Job.from_user(values, allow_files=False), index
         self._tell(

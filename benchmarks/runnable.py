@@ -28,8 +28,8 @@ from planner.catalog.clusters import gpu_names
 from planner.catalog.models import model_names
 from planner.errors import InfeasibleError, UnsupportedError
 from planner.export import export
+from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.recommend import recommend
 from planner.rules import Context, violations
 from planner.rules.features import gpu_precisions, peer_gpus, scale_up_gpus
 from planner.rules.support import obstacles

@@ -28,8 +28,8 @@ from replay_sweeps import published_sweeps
 
 from planner.cost.estimate import estimate_job
 from planner.export import export
+from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.recommend import recommend
 from planner.specs.job import Job
 
 PUBLIC = Path(__file__).parent / "measured" / "public.jsonl"

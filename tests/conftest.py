@@ -83,8 +83,8 @@ def clean_environment() -> dict[str, str]:
 def plan() -> Any:
     """One real plan."""
     from api.wiring import SystemClock
+    from planner.plan.recommend import recommend
     from planner.ports import Ports
-    from planner.recommend import recommend
     from planner.specs.job import Job
 
     class Ids:

@@ -176,12 +176,12 @@ def test_planner_has_no_clock_environment_network_or_processes() -> None:
     assert [
         str(i)
         for i in impure_imports()
-        if not (i.path == "planner/recommend.py" and i.module == "time")
+        if not (i.path == "planner/plan/recommend.py" and i.module == "time")
     ] == []
 
 
 def test_recommend_asks_its_port_for_the_time() -> None:
-    assert [str(i) for i in impure_imports() if i.path == "planner/recommend.py"] == []
+    assert [str(i) for i in impure_imports() if i.path == "planner/plan/recommend.py"] == []
 
 
 def impure_calls(path: Path) -> Iterator[str]:
@@ -289,7 +289,9 @@ def test_only_the_composer_of_estimates_knows_calibration() -> None:
 
 
 def test_nobody_reaches_up_to_the_use_case() -> None:
-    assert [str(i) for i in imports("planner") if i.module.startswith("planner.recommend")] == []
+    assert [
+        str(i) for i in imports("planner") if i.module.startswith("planner.plan.recommend")
+    ] == []
 
 
 # ---- in a fresh process --------------------------------------------------------------------------
@@ -319,7 +321,7 @@ def fresh(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "module", ["planner", "planner.recommend", "planner.cost.estimate", "api.cli"]
+    "module", ["planner", "planner.plan.recommend", "planner.cost.estimate", "api.cli"]
 )
 def test_heavy_packages_stay_out_of_the_start(module: str) -> None:
     loaded = set(
@@ -347,7 +349,7 @@ def test_recommend_works_without_torch() -> None:
     code = BLOCKED.format(names=("torch", "torchtitan", "fastapi", "sqlalchemy")) + (
         "from datetime import UTC, datetime\n"
         "from planner.ports import Ports\n"
-        "from planner.recommend import recommend\n"
+        "from planner.plan.recommend import recommend\n"
         "from planner.specs.job import Job\n"
         "class Clock:\n    def now(self): return datetime(2026, 1, 1, tzinfo=UTC)\n"
         "class Ids:\n    def new_id(self, prefix): return prefix + '-1'\n"

@@ -23,7 +23,7 @@ def command(
     from api.cli.output import say
     from api.naming import plan_id_of
     from api.wiring import wire
-    from planner.explain import explain
+    from planner.plan.explain import explain
 
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))

@@ -32,7 +32,7 @@ def command(
     from api.cli.working import working
     from api.service import check_one_size, parse_job
     from api.wiring import wire
-    from planner.timeline import timeline
+    from planner.plan.timeline import timeline
 
     parsed = parse_job(layout_given(wire(), job, plan, rank), allow_files=True)
     check_one_size(parsed)

@@ -5,7 +5,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from planner.timeline import PipelineTimeline
+from planner.plan.timeline import PipelineTimeline
 from planner.units import format_bytes, format_seconds
 
 BAR = 30

@@ -12,8 +12,8 @@ from api.routes.plans import JOB_SCHEMA, body_of, problems
 from api.security import needs
 from api.service import check_one_size, parse_job
 from api.settings import ApiKey
+from planner.plan.timeline import timeline
 from planner.specs.collective import CollectiveAnswer
-from planner.timeline import timeline
 
 router = APIRouter(tags=["simulations"])
 Planner = Annotated[ApiKey, Depends(needs("plan"))]

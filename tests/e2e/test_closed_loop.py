@@ -30,8 +30,8 @@ from api.sweeping import add_sweep, failure_in, run_now, run_sweep
 from api.wiring import Wiring, wire
 from planner.catalog.calibrations import shipped_calibration
 from planner.errors import ConflictError, NotFoundError
+from planner.plan.recommend import recommend
 from planner.ports import ProbeFilter, TaskEnd
-from planner.recommend import recommend
 from planner.specs.plan import Plan
 from planner.specs.sweep import SweepSpec
 from tests.conftest import ROOT, Cli, clean_environment
@@ -267,7 +267,7 @@ def test_who_has_lost_a_study_stores_neither_plan_nor_event(
         return plan
 
     if begun:
-        monkeypatch.setattr("planner.recommend.recommend", recommend_and_lose)
+        monkeypatch.setattr("planner.plan.recommend.recommend", recommend_and_lose)
     else:
         lose()
     with pytest.raises(ConflictError, match="was lost"):

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from api.app import create_app
 from api.settings import Settings
-from planner.collective import collective
+from planner.plan.collective import collective
 from planner.schedules import SCHEDULES, to_csv
 from planner.specs.cluster import ClusterSpec
 from tests.conftest import JOB, Cli

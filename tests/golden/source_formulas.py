@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from planner.catalog.clusters import load_gpu
-from planner.collective import collective
 from planner.columns import LayoutBatch
 from planner.cost.machine.device import Device
 from planner.cost.machine.profile import KERNELS, PROFILES
 from planner.cost.network.collectives import send_seconds
 from planner.cost.price import Pricer, Prices
+from planner.plan.collective import collective
 from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.collective import collective
+from planner.plan.collective import collective
 from planner.specs.cluster import ClusterSpec
 
 ROOT = Path(__file__).parents[2]

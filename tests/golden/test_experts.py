@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.recommend import recommend
 from planner.specs.job import Job
 from planner.specs.plan import Plan
 

@@ -20,8 +20,8 @@ import pytest
 
 from api.wiring import SystemClock
 from planner.cost.estimate import estimate_job
+from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.recommend import recommend
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.plan import RankedLayout

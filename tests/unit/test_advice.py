@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from planner.advice import warnings_for
 from planner.cost.estimate import estimate_layouts
 from planner.cost.price import Pricer
+from planner.plan.advice import warnings_for
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.trainers.registry import resolve_layout

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.collective import collective
 from planner.cost.network.algorithms import ALGORITHMS, OPERATIONS
 from planner.cost.network.collectives import candidates, collective_seconds, send_seconds
 from planner.cost.network.nccl import IDEAL, LIBRARIES
 from planner.cost.network.topology import Fabric, Placement
 from planner.errors import SpecError
+from planner.plan.collective import collective
 from planner.specs.cluster import ClusterSpec
 
 BANDWIDTH, LATENCY, SIZE = 100e9, 2e-6, 3e8

@@ -15,8 +15,8 @@ from planner.cost.machine.knobs import LARGEST_DOUBT, PLACE_SD, doubt, place_sd
 from planner.cost.machine.profile import KERNELS
 from planner.cost.network.nccl import LIBRARIES, library_of
 from planner.errors import SpecError
+from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.recommend import recommend
 from planner.rules.base import Context
 from planner.rules.features import NO_KERNELS, gpu_precisions
 from planner.search.paper_study import sampler

@@ -11,8 +11,8 @@ import pytest
 from api.cli.output import as_text
 from api.render.plan import plan_view
 from api.wiring import SystemClock
+from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.recommend import recommend
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import planner.recommend
+import planner.plan.recommend
 from api.wiring import SystemClock
+from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.recommend import recommend
 from planner.search.infeasible.near_batch import NEAR, TRIED, WORTH, nearby
 from planner.specs.job import Job
 from planner.specs.plan import Plan
@@ -106,6 +106,6 @@ def test_where_speed_is_not_what_counts_nothing_is_said() -> None:
 
 def test_it_is_asked_of_the_winner_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(planner.recommend, "near_batch", lambda *given: asked.append(given))
+    monkeypatch.setattr(planner.plan.recommend, "near_batch", lambda *given: asked.append(given))
     plan = plan_of(64)
     assert [given[1] for given in asked] == [plan.ranked[0].layout]

@@ -20,7 +20,7 @@ from planner.cost.layer.unit_costs import lacking_precisions
 from planner.cost.machine import device as compute
 from planner.cost.machine.profile import KERNELS
 from planner.cost.price import Pricer
-from planner.explain import precision_sentences
+from planner.plan.explain import precision_sentences
 from planner.rules import features, violations
 from planner.rules.base import Context
 from planner.specs.job import Job

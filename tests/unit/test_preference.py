@@ -13,8 +13,8 @@ import pytest
 from planner.calibration.correlated import Field
 from planner.calibration.intervals import TimeSpread
 from planner.columns import LayoutBatch
+from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.recommend import recommend
 from planner.search.choice import mechanisms, preference
 from planner.search.choice.mechanisms import MECHANISMS, Setting, points, unmeasured, used_by
 from planner.search.choice.preference import (

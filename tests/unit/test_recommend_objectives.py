@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from api.render.plan import plan_view
+from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.recommend import recommend
 from planner.specs.job import Job
 from planner.specs.plan import Plan
 

@@ -15,7 +15,7 @@ from planner.calibration.intervals import TimeSpread
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.cost.run.goodput import goodput as run
-from planner.explain import next_bottleneck, regret
+from planner.plan.explain import next_bottleneck, regret
 from planner.specs.estimate import Estimate, TimeBreakdown
 from planner.specs.job import Job, SearchSpec
 from planner.specs.run import RunEstimate

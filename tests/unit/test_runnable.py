@@ -12,8 +12,8 @@ from planner.cost.estimate import estimate_job
 from planner.errors import UnsupportedError
 from planner.export import export
 from planner.export.megatron import parse_back
+from planner.plan.recommend import fewer_than_asked, recommend
 from planner.ports import Ports
-from planner.recommend import fewer_than_asked, recommend
 from planner.rules import Context
 from planner.rules.support import obstacles, trainers_that_can
 from planner.search.one_size import search_size

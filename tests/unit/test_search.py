@@ -17,8 +17,8 @@ from planner.cost.chunks import CHUNK
 from planner.cost.estimate import simulated_columns
 from planner.cost.price import Pricer
 from planner.errors import SpecError
+from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.recommend import recommend
 from planner.rules import Context, violations
 from planner.search import bounds as floors
 from planner.search import screen

@@ -8,7 +8,7 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
-from planner.explain import explain, step_sentence
+from planner.plan.explain import explain, step_sentence
 from planner.rules import violations
 from planner.search.variations.sensitivity import sensitivity
 from planner.specs.job import Job

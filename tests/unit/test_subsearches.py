@@ -11,8 +11,8 @@ from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import InfeasibleError, SpecError
+from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.recommend import recommend
 from planner.rules import Context
 from planner.search.bounds import OOM_LIMIT
 from planner.search.screen import screen

@@ -20,10 +20,10 @@ from api.render.probe import measurements_table
 from api.render.timeline import timeline_view
 from planner.calibration.report import report
 from planner.catalog.calibrations import shipped_comparison
+from planner.plan.timeline import timeline
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 from planner.specs.plan import Plan, SizeOption
-from planner.timeline import timeline
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 WIDTHS = (80, 100, 120)

@@ -10,8 +10,8 @@ import pytest
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import InfeasibleError, SpecError
+from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.recommend import recommend
 from planner.rules import violations
 from planner.search.infeasible.suggested_fixes import Request, first_fitting
 from planner.specs.job import Job

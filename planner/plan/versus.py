@@ -11,11 +11,11 @@ from planner.columns import LayoutBatch
 from planner.cost.estimate import estimate_layouts
 from planner.cost.price import Pricer
 from planner.errors import Fault
-from planner.explain import difference
 from planner.export import FORMATS, export
 from planner.intake.current import Current, read_again
 from planner.intake.trainer_files.canonical import canonical, really_changed
 from planner.intake.trainer_files.rewrite import Rewritten, rewrite
+from planner.plan.explain import difference
 from planner.search.choice.preference import MOST_GIVEN_UP, SURE, Weighed, difference_sd
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate, Violation

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.advice import warnings_for
 from planner.cost.estimate import estimate_layouts
 from planner.cost.machine.knobs import Calibration
 from planner.cost.run.goodput import run_estimate
-from planner.explain import BETTER, difference, next_bottleneck, regret, winner_reasons
 from planner.export import export
 from planner.export.base import Export
+from planner.plan.advice import warnings_for
+from planner.plan.explain import BETTER, difference, next_bottleneck, regret, winner_reasons
 from planner.ports import Ports
 from planner.rules import Context
 from planner.rules.support import check_supported, fork_needed
@@ -394,6 +394,6 @@ def _pareto(job: Job, ranked: list[Choice]) -> list[ParetoPoint]:
 
 def _versus_current(job: Job, winner: Choice, estimate: Estimate) -> VersusCurrent | None:
     # what reads trainers' files is not needed without one
-    from planner.versus import versus_current
+    from planner.plan.versus import versus_current
 
     return versus_current(job, winner.layout, estimate, winner.sized.pricer)
