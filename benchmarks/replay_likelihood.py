@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 from replay_strategies import Truth
 
-from planner.calibration import likeness
+from planner.calibration import similarity as likeness
 from planner.calibration.correlated import TIME, Field, Weights
 
 RUN_SD = 0.01

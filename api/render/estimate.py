@@ -179,7 +179,7 @@ def basis_line(estimate: Estimate) -> Text:
 
 
 def _taught(calibration_id: str) -> str:
-    """The calibration, with what it has learnt here; see `planner.calibration.learn` for the form
+    """The calibration, with what it has learnt here; see `planner.calibration.update` for the form
     of an id.
     """
     count, _, _ = calibration_id.partition("+")[2].partition("-")

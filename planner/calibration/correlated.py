@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.calibration.intervals import TimeSpread
-from planner.calibration.likeness import Group, groups
+from planner.calibration.similarity import Group, groups
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 
 

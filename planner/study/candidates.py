@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.calibration import likeness
+from planner.calibration import similarity as likeness
 from planner.calibration.intervals import TimeSpread, memory_deviation, oom_probability, time_spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK

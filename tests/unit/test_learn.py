@@ -8,7 +8,7 @@ import pytest
 from planner.calibration.fit import fingerprint
 from planner.calibration.intervals import time_spread
 from planner.calibration.kernels import Shape, Timing, alone, shape_seconds
-from planner.calibration.learn import KernelRun, learn
+from planner.calibration.update import KernelRun, learn
 from planner.catalog.calibrations import shipped_calibration
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer

@@ -13,7 +13,7 @@ from api.learning import learned, teach_ended, teach_stored, words_of
 from api.settings import Settings
 from api.wiring import Wiring, wire
 from planner.calibration.kernels import Shape, alone, shape_seconds
-from planner.calibration.learn import learn
+from planner.calibration.update import learn
 from planner.catalog.calibrations import shipped_calibration
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer

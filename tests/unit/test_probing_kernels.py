@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.calibration.kernels import Timing
-from planner.calibration.learn import KernelRun, learn
+from planner.calibration.update import KernelRun, learn
 from planner.cost.machine.knobs import KNOBS, PLACE
 from planner.cost.price import Pricer
 from planner.rules import Context

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from planner.calibration import likeness
+from planner.calibration import similarity as likeness
 from planner.calibration.correlated import TIME, Field
 from planner.study import normal
 from planner.study.surrogate import SCALE_SD, SCALES, Seen, condition
