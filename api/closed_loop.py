@@ -21,10 +21,10 @@ from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, Rung, question_hash
 from probes.campaign import Campaign, ProbeRequest
 from probes.launch import Watch
+from probes.pools.replay import ReplayPool
 from probes.preflight import Need
 from probes.protocol import FailureKind
 from probes.reference.recipe import refusal
-from probes.replay import ReplayPool
 
 if TYPE_CHECKING:
     from api.wiring import Wiring

@@ -117,15 +117,15 @@ class Wiring:
             worker=settings.probe_program,
         )
         if name == "local":
-            from probes.backends.local import LocalPool, PoolSettings
+            from probes.pools.local import LocalPool, PoolSettings
 
             return LocalPool(Launcher(launch), PoolSettings(leases=settings.lease_folder))
         if kind == "slurm":
-            from probes.backends.slurm import SlurmPool
+            from probes.pools.slurm import SlurmPool
 
             return SlurmPool(launch, partition=rest or None)
         if kind == "replay" and rest:
-            from probes.replay import ReplayPool
+            from probes.pools.replay import ReplayPool
 
             return ReplayPool.from_file(Path(rest))
         raise fault(

@@ -42,9 +42,9 @@ try:
     from planner.cost.price import Pricer
     from planner.errors import PlannerError
     from planner.specs.job import Job
-    from probes.backends import nvidia
     from probes.launch import Held, Launcher, LaunchSettings, Watch, environment, free_port, prepare
     from probes.outcome import END, LOG, RESULT, Begin, End, conclude, write_result
+    from probes.pools import nvidia
     from probes.programs import Program
     from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
 except ModuleNotFoundError as error:

@@ -29,7 +29,7 @@ from planner.study.proxy_runs import TWO_DEPTHS_SD, Imitations
 from planner.study.samplers import FiniteSampler, SnappedSampler
 from planner.study.study import Budget, ProbeStudy, Settings
 from planner.study.trials import Trials
-from probes.imitate import RUN_NOISE
+from probes.proxy_runs import RUN_NOISE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class Truth:
         return Measured(rung="probed", step_seconds=seconds, **memory)
 
     def look(self, asked: Look, rng: np.random.Generator) -> Measured:
-        """A run of the smaller layout by the same laws, read as `probes.imitate.extrapolate` reads
+        """A run of the smaller layout by the same laws, read as `probes.proxy_runs.extrapolate` reads
         it.
 
         What differs from the layout on paper is added, with the error that is claimed for that.

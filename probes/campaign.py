@@ -18,12 +18,12 @@ from planner.specs.measurement import Measured as Numbers
 from planner.specs.measurement import Measurement
 from planner.specs.validation import build
 from planner.units import counted
-from probes.backends.local import Capacity, too_few
 from probes.emulate import combine, ranks_of_interest
-from probes.imitate import Imitation, extrapolate, imitate
 from probes.launch import Watch
+from probes.pools.local import Capacity, too_few
 from probes.preflight import Need
 from probes.protocol import Measured, OutOfMemory, ProbeResult, ProbeTask
+from probes.proxy_runs import Imitation, extrapolate, imitate
 
 MOST_KERNELS = 1000
 

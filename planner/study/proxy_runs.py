@@ -25,7 +25,7 @@ from planner.study.fidelity_options import CheaperRung, Way
 from planner.study.posterior import IMITATED, RUN_SD
 
 # Judgement: two depths magnify the noise of a run, and the step is not quite affine in depth
-#     (`probes.imitate` knows once they are chosen).
+#     (`probes.proxy_runs` knows once they are chosen).
 TWO_DEPTHS_SD = 0.05
 MOST_WAYS = 2  # sizes priced of one candidate, a few milliseconds each
 MEAN_DEPTH = 0.35  # of the whole model, of the two; judgement

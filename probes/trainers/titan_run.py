@@ -21,8 +21,8 @@ from planner.errors import Fault, SpecError
 from planner.specs.job import Job
 from planner.specs.network import NETWORK_FIELDS
 from planner.units import GIB
-from probes.backends.nvidia import Gpu, is_same_gpu
 from probes.failures import Evidence
+from probes.pools.nvidia import Gpu, is_same_gpu
 from probes.protocol import Failed, OutOfMemory
 from probes.trainers.tensorboard_events import read_scalars
 from probes.trainers.titan_failures import failure

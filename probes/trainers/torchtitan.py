@@ -24,8 +24,8 @@ from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from probes.failures import Evidence
-from probes.imitate import shallower
 from probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask
+from probes.proxy_runs import shallower
 from probes.trainers.titan_data import ASSETS, DATA, MIN_VOCAB, data_files
 from probes.trainers.titan_outcome import Asked, read_outcome
 

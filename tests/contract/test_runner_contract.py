@@ -9,11 +9,11 @@ import pytest
 
 from planner.errors import ProbeError
 from planner.specs.job import Job
-from probes.backends.local import LocalPool, PoolSettings
 from probes.campaign import Pool
 from probes.launch import Launcher, LaunchSettings, Watch
+from probes.pools.local import LocalPool, PoolSettings
+from probes.pools.replay import ReplayPool
 from probes.protocol import Failed, FailureKind, Measured, OutOfMemory, ProbeTask
-from probes.replay import ReplayPool
 from tests.stand_ins import worker
 
 STAND_IN = str(Path(worker.__file__))

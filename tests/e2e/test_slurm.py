@@ -17,10 +17,10 @@ import pytest
 
 from planner.errors import ProbeError
 from probes import guardian
-from probes.backends.slurm import SlurmPool
-from probes.backends.slurm_node import master_port, node_token
 from probes.launch import LaunchSettings, Watch
 from probes.outcome import Begin
+from probes.pools.slurm import SlurmPool
+from probes.pools.slurm_node import master_port, node_token
 from probes.protocol import Failed, FailureKind, Measured, ProbeResult, ProbeTask
 from tests.conftest import Cli
 from tests.stand_ins import worker

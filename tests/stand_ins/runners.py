@@ -15,10 +15,10 @@ from api.probing import ask_job, enqueue, run_all
 from api.settings import Settings
 from api.wiring import SystemClock, Wiring, wire
 from planner.ports import Clock
-from probes.backends.local import LocalPool, PoolSettings
 from probes.campaign import Pool
 from probes.launch import Launcher, LaunchSettings, Watch, torchrun
 from probes.outcome import RESULT
+from probes.pools.local import LocalPool, PoolSettings
 from probes.programs import Program
 from probes.protocol import ProbeTask
 from tests.stand_ins import torchrun as light_torchrun

@@ -9,10 +9,10 @@ import pytest
 from api.calibrating import gpu_of
 from planner.errors import ProbeError, SpecError
 from planner.units import MIB
-from probes.backends.local import LocalPool, PoolSettings
-from probes.backends.nvidia import Gpu, Survey
-from probes.backends.slurm import SlurmPool
 from probes.launch import Launcher, LaunchSettings
+from probes.pools.local import LocalPool, PoolSettings
+from probes.pools.nvidia import Gpu, Survey
+from probes.pools.slurm import SlurmPool
 
 
 def wiring_with(tmp_path: Path, *names: str, mib: float = 81559) -> Any:

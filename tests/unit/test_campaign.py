@@ -15,11 +15,10 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.measurement import Measured as Numbers
-from probes.backends.local import Capacity
 from probes.campaign import Answer, Campaign, ProbeRequest
 from probes.emulate import ranks_of_interest
-from probes.imitate import extrapolate, fewer_layers, imitate, period
 from probes.launch import Watch
+from probes.pools.local import Capacity
 from probes.preflight import Need
 from probes.protocol import (
     Environment,
@@ -32,6 +31,7 @@ from probes.protocol import (
     ProbeTask,
     RankMemory,
 )
+from probes.proxy_runs import extrapolate, fewer_layers, imitate, period
 
 World = Callable[[ProbeTask], Outcome]
 

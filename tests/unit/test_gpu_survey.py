@@ -23,7 +23,7 @@ from planner.cost.estimate import estimate_job
 from planner.cost.machine.knobs import Calibration
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
-from probes.backends import nvidia
+from probes.pools import nvidia
 from probes.protocol import Failed
 from tests.conftest import ROOT
 

@@ -16,17 +16,9 @@ import pytest
 from planner.catalog.clusters import load_gpu
 from planner.errors import ProbeError, SpecError
 from planner.specs.job import Job
-from probes.backends.local import LocalPool, PoolSettings
-from probes.backends.nvidia import (
-    Gpu,
-    GpuProcess,
-    Survey,
-    is_same_gpu,
-    parse_apps,
-    parse_gpus,
-    survey,
-)
 from probes.launch import Held, Launcher, LaunchSettings, Watch
+from probes.pools.local import LocalPool, PoolSettings
+from probes.pools.nvidia import Gpu, GpuProcess, Survey, is_same_gpu, parse_apps, parse_gpus, survey
 from probes.protocol import ProbeResult, ProbeTask
 from tests.conftest import ROOT, clean_environment
 
@@ -271,7 +263,7 @@ class TestLeases:
 
     def test_a_lease_ends_with_its_process(self, tmp_path: Path) -> None:
         holder = (
-            "import sys, time\nfrom pathlib import Path\nfrom probes.backends.local import _Locks\n"
+            "import sys, time\nfrom pathlib import Path\nfrom probes.pools.local import _Locks\n"
             "locks = _Locks(Path(sys.argv[1]))\nprint(locks.lock('gpu-GPU-0'), "
             "flush=True)\ntime.sleep(60)\n"
         )

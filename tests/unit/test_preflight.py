@@ -11,12 +11,12 @@ import pytest
 from planner.errors import ProbeError
 from planner.specs.job import Job
 from probes import preflight, selfcheck
-from probes.backends.local import LocalPool, PoolSettings
-from probes.backends.nvidia import Survey
-from probes.backends.slurm import SlurmPool
 from probes.launch import ROOT, Launcher, LaunchSettings
+from probes.pools.local import LocalPool, PoolSettings
+from probes.pools.nvidia import Survey
+from probes.pools.replay import ReplayPool
+from probes.pools.slurm import SlurmPool
 from probes.preflight import Need, ask, command, problem_in
-from probes.replay import ReplayPool
 
 CPU = Job.from_user(
     {

@@ -17,7 +17,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.proxy_runs import MOST_WAYS, Imitations
-from probes.imitate import RUN_NOISE, Imitation, extrapolate, imitate
+from probes.proxy_runs import RUN_NOISE, Imitation, extrapolate, imitate
 from tests.unit.test_campaign import as_predicted, job
 
 # model, GPUs, layout, devices of the pool

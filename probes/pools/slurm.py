@@ -17,8 +17,6 @@ from pathlib import Path
 
 from planner.errors import ProbeError
 from planner.specs.cluster import ClusterSpec
-from probes.backends.local import Capacity
-from probes.backends.nvidia import Gpu, is_same_gpu
 from probes.launch import (
     ROOT,
     GuardianSpec,
@@ -31,6 +29,8 @@ from probes.launch import (
     with_free_port,
 )
 from probes.outcome import END, LOG, Begin, conclude, read_end, read_logs, write_result
+from probes.pools.local import Capacity
+from probes.pools.nvidia import Gpu, is_same_gpu
 from probes.preflight import (
     CHECK_SECONDS,
     Need,
@@ -148,7 +148,7 @@ class SlurmPool:
         inside = [
             self.settings.python,
             "-m",
-            "probes.backends.slurm_node",
+            "probes.pools.slurm_node",
             self.settings.worker,
             str(attempt),
         ]

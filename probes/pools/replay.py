@@ -17,8 +17,8 @@ from planner.errors import ProbeError, SpecError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.measurement import Measured as Numbers
 from planner.specs.measurement import Measurement
-from probes.backends.local import Capacity
 from probes.launch import Watch
+from probes.pools.local import Capacity
 from probes.preflight import Need
 from probes.protocol import (
     Environment,

@@ -1,4 +1,4 @@
-"""What `srun` starts on every node, in the probe's folder: `python -m probes.backends.slurm_node
+"""What `srun` starts on every node, in the probe's folder: `python -m probes.pools.slurm_node
 WORKER ATTEMPT`.
 
 It works out torchrun's part in a rendezvous over all nodes and becomes the guardian of it.

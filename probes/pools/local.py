@@ -22,8 +22,8 @@ from planner.errors import Fault, ProbeError, SpecError
 from planner.specs.cluster import ClusterSpec
 from planner.units import counted
 from probes import guardian
-from probes.backends.nvidia import Gpu, Survey, is_same_gpu, survey
 from probes.launch import Held, Launcher, Watch
+from probes.pools.nvidia import Gpu, Survey, is_same_gpu, survey
 from probes.preflight import Need
 from probes.protocol import ProbeResult, ProbeTask
 
