@@ -59,7 +59,7 @@ def make_plan(
             )
         )
     store = wiring.store
-    from api.learning import learned
+    from api.calibration.update import learned
     from planner.plan.recommend import recommend
 
     plan = recommend(job, ports=wiring.ports, progress=progress, calibration=learned(wiring, job))
@@ -170,7 +170,7 @@ def estimate_one(wiring: Wiring, values: object, *, allow_files: bool) -> "tuple
     """
     job = parse_for_estimate(values, allow_files=allow_files)
     store = wiring.store
-    from api.learning import learned
+    from api.calibration.update import learned
     from planner.cost.estimate import estimate_jobs
 
     kept = _to_keep(wiring, job.request, estimate_jobs([job], lambda one: learned(wiring, one))[0])
@@ -183,7 +183,7 @@ def estimate_and_keep(
 ) -> "list[Estimate | Refusal]":
     """Like estimate_many; well-formed elements are kept."""
     store = wiring.store
-    from api.learning import Learnt
+    from api.calibration.update import Learnt
 
     answers = estimate_many(jobs, allow_files=allow_files, calibration_of=Learnt(wiring))
     kept: list[StoredEstimate | Refusal] = [
@@ -209,7 +209,7 @@ def export_rank(plan: "Plan", rank: int, *, to: str | None, version: str | None)
 
     to: a format; None for the one of the plan's trainer, or TorchTitan's where that has none.
     """
-    from api.plans import entry_of
+    from api.jobs.plans import entry_of
     from planner.export import FORMATS, export
 
     entry = entry_of(plan, rank)

@@ -192,7 +192,7 @@ def read_rows(path: str | None) -> "tuple[list[Row], list[tuple[int, str]]]":
 
 
 def _read(text: str, done: "Callable[[], None]") -> "tuple[list[Row], list[tuple[int, str]]]":
-    from api.reading import read_json
+    from api.input.text import read_json
     from api.service import Refusal, estimate_many, parse_for_estimate
     from planner.calibration.accuracy import Row
     from planner.errors import PlannerError

@@ -30,14 +30,14 @@ def command(
     """
     import json as encoder
 
-    from api.calibrating import gpu_of, grid_of, knobs_moved
+    from api.calibration.grid import gpu_of, grid_of, knobs_moved
+    from api.calibration.update import kernel_probes, teach
     from api.cli.output import note, say
     from api.cli.studying import bar, sweep_stand
     from api.cli.working import working
-    from api.closed_loop import Onlooker
-    from api.importing import all_of
-    from api.learning import kernel_probes, teach
-    from api.sweeping import add_sweep, failure_in, failure_of, run_now, run_sweep
+    from api.input.measurements import all_of
+    from api.jobs.studies import Onlooker
+    from api.jobs.sweeps import add_sweep, failure_in, failure_of, run_now, run_sweep
     from api.wiring import wire
     from planner.catalog.clusters import load_gpu
     from planner.ports import MeasurementFilter

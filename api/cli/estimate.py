@@ -96,10 +96,10 @@ def _many(path: str) -> None:
     """
     import json
 
+    from api.calibration.update import Learnt
     from api.cli.output import note
     from api.cli.working import working
     from api.errors import fault
-    from api.learning import Learnt
     from api.service import Refusal, estimate_many
     from api.wiring import wire
     from planner.units import counted
@@ -141,7 +141,7 @@ def _many(path: str) -> None:
 def _lines(path: str) -> "Iterator[Any | Refusal]":
     """The value of every line; a line that is no JSON object is a Refusal."""
     from api.errors import fault
-    from api.reading import read_json
+    from api.input.text import read_json
     from api.service import Refusal
     from planner.errors import SpecError
 

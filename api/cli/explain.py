@@ -21,7 +21,7 @@ def command(
     import json as encoder
 
     from api.cli.output import say
-    from api.naming import plan_id_of
+    from api.input.names import plan_id_of
     from api.wiring import wire
     from planner.plan.explain import explain
 

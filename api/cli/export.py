@@ -31,7 +31,7 @@ def command(
 
     from api.cli.output import note, say
     from api.cli.saving import write_folder
-    from api.naming import plan_id_of
+    from api.input.names import plan_id_of
     from api.service import export_rank
     from api.wiring import wire
 

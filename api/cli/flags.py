@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.errors import fault
-from api.intake import read_current_file, read_job_file
-from api.reading import check_plain, read_mapping_file, read_yaml
+from api.input.current import read_current_file, read_job_file
+from api.input.text import check_plain, read_mapping_file, read_yaml
 from planner.errors import Fault, SpecError
 
 FILE_ENDINGS = (".yaml", ".yml", ".json")

@@ -40,9 +40,9 @@ def layout_given(
     is given.
     """
     from api.errors import fault
-    from api.intake import read_job_file
-    from api.naming import plan_id_of
-    from api.plans import entry_of, job_of
+    from api.input.current import read_job_file
+    from api.input.names import plan_id_of
+    from api.jobs.plans import entry_of, job_of
 
     if (job is None) == (plan is None):
         rule = "exactly one of --job and --plan is needed"

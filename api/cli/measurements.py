@@ -46,13 +46,13 @@ def import_(
     """
     import json as encoder
 
+    from api.calibration.update import teach_stored, words_of
     from api.cli.output import note, say
     from api.cli.working import working
-    from api.comparing import beside
     from api.errors import fault
-    from api.importing import FORMATS, read_file, store_new
-    from api.learning import teach_stored, words_of
-    from api.reading import read_mapping_file
+    from api.input.measurements import FORMATS, read_file, store_new
+    from api.input.text import read_mapping_file
+    from api.render.comparison import beside
     from api.wiring import wire
 
     if format is not None and format not in FORMATS:
@@ -105,7 +105,7 @@ def export(
     from api.cli.output import note
     from api.cli.simulate import write_text
     from api.errors import fault
-    from api.importing import all_of, filter_of, row_of, to_csv
+    from api.input.measurements import all_of, filter_of, row_of, to_csv
     from api.wiring import wire
     from planner.units import counted
 
@@ -144,8 +144,8 @@ def list_(
 
     from api.cli.output import make_console, note, say, show
     from api.cli.working import working
-    from api.comparing import beside
-    from api.importing import filter_of, row_of
+    from api.input.measurements import filter_of, row_of
+    from api.render.comparison import beside
     from api.render.probe import measurements_table
     from api.wiring import wire
 

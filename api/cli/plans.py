@@ -20,7 +20,7 @@ def list_plans(
     from dataclasses import asdict
 
     from api.cli.output import make_console, note, say, show
-    from api.plans import page_of_plans
+    from api.jobs.plans import page_of_plans
     from api.wiring import wire
 
     page = page_of_plans(wire(), cursor, limit)
@@ -45,7 +45,7 @@ def show_plan(
 ) -> None:
     """Print a stored plan again, as `recommend` printed it."""
     from api.cli.recommend import print_plan
-    from api.naming import plan_id_of
+    from api.input.names import plan_id_of
     from api.wiring import wire
     from planner.errors import NotFoundError
 
@@ -68,7 +68,7 @@ def _say_study(wiring: "Wiring", name: str, *, as_json: bool) -> bool:
     import json as encoder
 
     from api.cli.output import say
-    from api.plans import state_of, study_of
+    from api.jobs.plans import state_of, study_of
 
     study = study_of(wiring, name)
     if study is None:

@@ -12,7 +12,7 @@ from api.cli.typed import complete_plan
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from api.probing import Asked
+    from api.jobs.probes import Asked
     from api.render.probe import Probed
     from api.wiring import Wiring
     from planner.errors import PlannerError
@@ -61,9 +61,9 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Run layouts for a few steps and record time, memory and what went wrong."""
+    from api.calibration.update import teach_ended, words_of
     from api.cli.output import note
-    from api.learning import teach_ended, words_of
-    from api.probing import check_ready, enqueue, recover, run_all
+    from api.jobs.probes import check_ready, enqueue, recover, run_all
     from api.wiring import wire
 
     given = {"pool": pool, "trainer": trainer, "steps": steps}  # else the job's own `probe` says it
@@ -91,8 +91,8 @@ def _asked(
     wiring: "Wiring", job: str | None, plan: str | None, top_k: int, options: Mapping[str, Any]
 ) -> "list[Asked]":
     from api.errors import fault
-    from api.probing import ask_job, ask_plan, wished_in
-    from api.reading import read_mapping_file
+    from api.input.text import read_mapping_file
+    from api.jobs.probes import ask_job, ask_plan, wished_in
 
     if (job is None) == (plan is None):
         raise fault(
@@ -181,7 +181,7 @@ def _tell(
 
 def _error(probed: "Sequence[Probed]") -> "PlannerError | None":
     """What to say where no probe gave numbers: that none fits, or the first failure's own words."""
-    from api.probing import OOM
+    from api.jobs.probes import OOM
     from planner.errors import InfeasibleError, ProbeError
     from planner.units import counted
 

@@ -18,9 +18,9 @@ def command(
     """Serve POST /plan and the rest; OpenAPI at /docs."""
     import uvicorn
 
-    from api.app import create_app
     from api.errors import EXIT_BUG
-    from api.security import refuse_open_door
+    from api.http.app import create_app
+    from api.http.security import refuse_open_door
     from api.settings import load_settings
 
     settings = load_settings()

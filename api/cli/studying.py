@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from api.closed_loop import Onlooker
+    from api.jobs.studies import Onlooker
     from api.wiring import Wiring
     from planner.specs.plan import Plan
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def make_plan_with_probes(wiring: "Wiring", values: object) -> "tuple[Plan, bool]":
     """(the plan, whether it was interrupted). Raises what planning raises."""
     from api.cli.output import note
-    from api.closed_loop import Onlooker, ask_study, run_study
+    from api.jobs.studies import Onlooker, ask_study, run_study
 
     held = ask_study(wiring, values, allow_files=True, ours=True)
     if held.fencing_token > 1:

@@ -48,11 +48,11 @@ def run(
 
     from api.cli.output import error_line, note, say
     from api.cli.studying import bar, gentle_interrupt, sweep_stand
-    from api.closed_loop import Onlooker
     from api.errors import answer_to
-    from api.naming import sweep_id_of
-    from api.reading import read_mapping_file
-    from api.sweeping import (
+    from api.input.names import sweep_id_of
+    from api.input.text import read_mapping_file
+    from api.jobs.studies import Onlooker
+    from api.jobs.sweeps import (
         PREFIX,
         add_sweep,
         failure_in,
@@ -109,8 +109,8 @@ def schedule(file: File, json: Json = False) -> None:
 
     from api.cli.output import say
     from api.errors import fault
-    from api.reading import read_mapping_file
-    from api.sweeping import add_sweep, sweep_detail
+    from api.input.text import read_mapping_file
+    from api.jobs.sweeps import add_sweep, sweep_detail
     from api.wiring import wire
 
     values = read_mapping_file(file, "FILE", "sweep.")
@@ -135,7 +135,7 @@ def list_(json: Json = False) -> None:
     import json as encoder
 
     from api.cli.output import say
-    from api.sweeping import all_sweeps
+    from api.jobs.sweeps import all_sweeps
     from api.wiring import wire
 
     sweeps = list(all_sweeps(wire()))
@@ -162,8 +162,8 @@ def show(sweep_id: Id, json: Json = False) -> None:
     import json as encoder
 
     from api.cli.output import say
-    from api.naming import sweep_id_of
-    from api.sweeping import report_lines, sweep_detail
+    from api.input.names import sweep_id_of
+    from api.jobs.sweeps import report_lines, sweep_detail
     from api.wiring import wire
 
     wiring = wire()
@@ -190,8 +190,8 @@ def show(sweep_id: Id, json: Json = False) -> None:
 @app.command()
 def pause(sweep_id: Id, json: Json = False) -> None:
     """No more runs until it is resumed: queued ones are cancelled, a running one goes on."""
-    from api.naming import sweep_id_of
-    from api.sweeping import pause_sweep
+    from api.input.names import sweep_id_of
+    from api.jobs.sweeps import pause_sweep
     from api.wiring import wire
 
     wiring = wire()
@@ -201,8 +201,8 @@ def pause(sweep_id: Id, json: Json = False) -> None:
 @app.command()
 def resume(sweep_id: Id, json: Json = False) -> None:
     """Runs again from the next moment of its schedule on."""
-    from api.naming import sweep_id_of
-    from api.sweeping import next_due
+    from api.input.names import sweep_id_of
+    from api.jobs.sweeps import next_due
     from api.wiring import wire
 
     wiring = wire()
@@ -214,8 +214,8 @@ def resume(sweep_id: Id, json: Json = False) -> None:
 @app.command()
 def cancel(sweep_id: Id, json: Json = False) -> None:
     """Never again; what runs of it is asked to stop."""
-    from api.naming import sweep_id_of
-    from api.sweeping import cancel_sweep
+    from api.input.names import sweep_id_of
+    from api.jobs.sweeps import cancel_sweep
     from api.wiring import wire
 
     wiring = wire()
@@ -226,7 +226,7 @@ def _say_state(wiring: "Wiring", sweep: "SweepRecord", *, as_json: bool) -> None
     import json as encoder
 
     from api.cli.output import say
-    from api.sweeping import sweep_detail
+    from api.jobs.sweeps import sweep_detail
 
     if as_json:
         say(encoder.dumps(sweep_detail(wiring, sweep), indent=2))

@@ -22,8 +22,8 @@ def command(
     import threading
 
     from api.cli.output import note
+    from api.jobs.workers import ProbeWorkers, TaskWorkers, is_idle
     from api.wiring import wire
-    from api.workers import ProbeWorkers, TaskWorkers, is_idle
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     wiring = wire()

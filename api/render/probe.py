@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from api.comparing import Beside
+from api.render.comparison import Beside
 from api.render.figures import NONE, rate, seconds, size
 from api.render.grid import Column, grid, number
 from planner.ports import ProbeRecord

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from api.closed_loop import Onlooker
-from api.leases import lease
-from api.settings import Settings
-from api.storage.migrate import upgrade
-from api.sweeping import (
+from api.jobs.leases import lease
+from api.jobs.studies import Onlooker
+from api.jobs.sweeps import (
     add_sweep,
     cancel_sweep,
     next_due,
@@ -26,6 +24,8 @@ from api.sweeping import (
     run_sweep,
     schedule_due,
 )
+from api.settings import Settings
+from api.storage.migrate import upgrade
 from api.wiring import Wiring, wire
 from planner.errors import SpecError
 from planner.ports import ProbeRecord, SweepRecord, TaskRecord

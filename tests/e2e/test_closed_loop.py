@@ -21,12 +21,12 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from api.app import create_app
 from api.cli import root
-from api.closed_loop import Onlooker, ask_study, gpu_seconds_of, run_study, take_over
 from api.errors import answer_to
+from api.http.app import create_app
+from api.jobs.studies import Onlooker, ask_study, gpu_seconds_of, run_study, take_over
+from api.jobs.sweeps import add_sweep, failure_in, run_now, run_sweep
 from api.settings import Settings
-from api.sweeping import add_sweep, failure_in, run_now, run_sweep
 from api.wiring import Wiring, wire
 from planner.catalog.calibrations import shipped_calibration
 from planner.errors import ConflictError, NotFoundError
@@ -553,7 +553,9 @@ def test_a_calibration_of_a_pool_that_measures_nothing_says_why(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PLANNER_DATABASE_URL", sqlite_url)
-    monkeypatch.setattr("api.calibrating.grid_of", lambda *_: {"name": "grid", "jobs": [TOO_LARGE]})
+    monkeypatch.setattr(
+        "api.calibration.grid.grid_of", lambda *_: {"name": "grid", "jobs": [TOO_LARGE]}
+    )
     assert root.run(["calibrate", "--gpu", "cpu", "--pool", "local", "--json"]) == 3
     told = json.loads(capsys.readouterr().out)["error"]
     assert (told["type"], "smallest needs" in told["message"]) == ("nothing_fits", True)

@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from api.app import create_app
+from api.http.app import create_app
 from api.settings import Settings
 from planner.plan.collective import collective
 from planner.schedules import SCHEDULES, to_csv

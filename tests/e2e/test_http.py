@@ -18,7 +18,7 @@ import pytest
 from alembic.script import ScriptDirectory
 from fastapi.testclient import TestClient
 
-from api.app import create_app
+from api.http.app import create_app
 from api.settings import Settings
 from api.storage.engine import make_engine, normalise_url
 from api.storage.migrate import alembic_config, upgrade
@@ -198,7 +198,7 @@ def test_a_bug_shows_no_traceback(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("api.routes.plans.make_plan", broken)
+    monkeypatch.setattr("api.http.routes.plans.make_plan", broken)
     assert "secret" not in json.dumps(is_problem(sqlite_client.post("/plan", json=job), 500))
 
 
@@ -249,7 +249,7 @@ def test_a_bug_does_not_burn_the_key(
 ) -> None:
     headers = {"idempotency-key": "k"}
     with monkeypatch.context() as patch:
-        patch.setattr("api.routes.plans.make_plan", lambda *_, **__: 1 / 0)
+        patch.setattr("api.http.routes.plans.make_plan", lambda *_, **__: 1 / 0)
         is_problem(sqlite_client.post("/plan", json=job, headers=headers), 500)
     assert sqlite_client.post("/plan", json=job, headers=headers).status_code == 200
 

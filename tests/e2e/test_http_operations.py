@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from api.app import create_app
-from api.events import KEEP_ALIVE_POLLS, follow
+from api.http.app import create_app
+from api.http.events import KEEP_ALIVE_POLLS, follow
 from api.settings import Settings
 from api.wiring import Wiring
 from planner.ports import Lease, ProbeRecord

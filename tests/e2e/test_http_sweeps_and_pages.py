@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from api.app import create_app
+from api.http.app import create_app
 from api.settings import Settings
 from api.wiring import Wiring
 from planner.catalog.calibrations import shipped_calibration, to_document

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from api.app import create_app
+from api.http.app import create_app
 from api.settings import Settings
 from api.storage.engine import make_engine, normalise_url
 from api.storage.migrate import upgrade

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from api.leases import LEASE_SECONDS
-from api.probing import recover
+from api.jobs.leases import LEASE_SECONDS
+from api.jobs.probes import recover
 from api.wiring import SystemClock, Wiring
 from planner.ports import Clock, ProbeRecord
 from probes import guardian

@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from api.probing import ask_job, enqueue, run_all
+from api.jobs.probes import ask_job, enqueue, run_all
 from api.settings import Settings
 from api.wiring import SystemClock, Wiring, wire
 from planner.ports import Clock

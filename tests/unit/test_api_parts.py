@@ -9,11 +9,11 @@ import pytest
 from api import errors as edge_errors
 from api.cli.output import as_text
 from api.errors import TABLE, answer_to, lines_of
+from api.http.security import is_loopback, refuse_open_door
 from api.identity import TimeOrderedIds, hash_of, hash_of_job
 from api.render.bars import Part, legend, stacked_bar
 from api.render.estimate import basis_line, key_figures
 from api.render.plan import continued, energy, mass, money, plan_view
-from api.security import is_loopback, refuse_open_door
 from api.settings import Settings, load_settings, parse_api_keys
 from api.storage.engine import normalise_url, shown
 from planner import errors

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.calibrating import gpu_of
+from api.calibration.grid import gpu_of
 from planner.errors import ProbeError, SpecError
 from planner.units import MIB
 from probes.launch import Launcher, LaunchSettings

@@ -13,8 +13,8 @@ from current_cases import FOLDER
 from fastapi.testclient import TestClient
 
 import planner
-from api.app import create_app
 from api.cli.root import run
+from api.http.app import create_app
 from api.settings import Settings
 from planner.errors import SpecError
 from planner.intake.trainer_files.titan_printed import printed_run

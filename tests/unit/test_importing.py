@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.importing import (
+from api.input.measurements import (
     csv_rows,
     filter_of,
     guess_format,

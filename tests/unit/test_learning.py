@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.learning import learned, teach_ended, teach_stored, words_of
+from api.calibration.update import learned, teach_ended, teach_stored, words_of
 from api.settings import Settings
 from api.wiring import Wiring, wire
 from planner.calibration.kernels import Shape, alone, shape_seconds

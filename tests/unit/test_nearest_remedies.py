@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from api.cli.root import run
-from api.reading import read_text
+from api.input.text import read_text
 from planner.catalog.clusters import load_gpu
 from planner.errors import Fault, SpecError
 from planner.intake.near_files import near_file

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from api.cli.root import run
-from api.naming import plan_id_of
+from api.input.names import plan_id_of
 from api.wiring import Wiring, wire
 from planner.errors import SpecError
 from planner.ports import PlanLabels, TaskRecord

@@ -10,10 +10,10 @@ from rich.console import RenderableType
 from api.catalog import catalog_list
 from api.cli.output import as_text
 from api.collectives import ask_collective
-from api.comparing import beside
 from api.render.accuracy import accuracy_view, rows_view
 from api.render.catalog import catalog_table
 from api.render.collective import collective_view
+from api.render.comparison import beside
 from api.render.estimate import bullets, key_figures
 from api.render.plan import ranked_table, run_section, sizes_table
 from api.render.probe import measurements_table

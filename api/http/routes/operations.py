@@ -3,12 +3,12 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from api.calibrations import calibration_page
-from api.metrics import MEDIA_TYPE, Metrics
-from api.requests import in_thread, wiring_of
-from api.routes.parameters import Cursor, PageSize, Reader
-from api.routes.plans import problems
-from api.schemas import CalibrationList
+from api.calibration.listing import calibration_page
+from api.http.metrics import MEDIA_TYPE, Metrics
+from api.http.requests import in_thread, wiring_of
+from api.http.routes.parameters import Cursor, PageSize, Reader
+from api.http.routes.plans import problems
+from api.http.schemas import CalibrationList
 
 router = APIRouter(tags=["operations"])
 

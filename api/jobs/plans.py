@@ -38,7 +38,7 @@ def page_of_plans(wiring: Wiring, cursor: str | None, limit: int) -> PlanPage:
 
 
 def _line_of(study: TaskRecord) -> PlanSummary:
-    from api.closed_loop import named_in  # brings the programs that run probes
+    from api.jobs.studies import named_in  # brings the programs that run probes
 
     named = named_in(study)
     return PlanSummary(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from api.importing import all_of
+from api.input.measurements import all_of
 from planner.calibration.kernels import Shape, Timing
 from planner.calibration.update import KernelRun, learn
 from planner.catalog.calibrations import from_document, shipped_calibration, to_document

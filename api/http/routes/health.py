@@ -3,9 +3,9 @@
 from fastapi import APIRouter, Request
 
 from api.errors import NotReadyError
-from api.requests import in_thread, wiring_of
-from api.routes.plans import problems
-from api.schemas import Health, Readiness
+from api.http.requests import in_thread, wiring_of
+from api.http.routes.plans import problems
+from api.http.schemas import Health, Readiness
 from api.storage.migrate import HEAD, current_revision
 
 router = APIRouter(tags=["health"])

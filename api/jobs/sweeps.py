@@ -8,7 +8,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from api.closed_loop import (
+from api.calibration.update import learned, teach_ended
+from api.errors import RetoldError, fault, lines_of
+from api.jobs.leases import is_gone, lease
+from api.jobs.probes import Asked, enqueue, pool_of, probes_of, recover, run_all
+from api.jobs.studies import (
     Onlooker,
     TaskHeart,
     gpu_seconds_of,
@@ -16,10 +20,6 @@ from api.closed_loop import (
     job_with_layout,
     take_over,
 )
-from api.errors import RetoldError, fault, lines_of
-from api.learning import learned, teach_ended
-from api.leases import is_gone, lease
-from api.probing import Asked, enqueue, pool_of, probes_of, recover, run_all
 from planner.errors import ConflictError, PlannerError, ProbeError, SpecError
 from planner.ports import ProbeRecord, SweepRecord, TaskEnd, TaskFilter, TaskRecord
 from planner.specs.job import Job

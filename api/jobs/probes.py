@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from api.errors import fault, lines_of
-from api.leases import Heart, lease, lease_after
-from api.naming import plan_id_of
-from api.plans import job_of
+from api.input.names import plan_id_of
+from api.jobs.leases import Heart, lease, lease_after
+from api.jobs.plans import job_of
 from api.wiring import Wiring
 from planner.calibration.kernels import Shape
 from planner.errors import ConflictError, PlannerError, SpecError

@@ -10,16 +10,16 @@ import anyio
 from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import Response, StreamingResponse
 
-from api.closed_loop import ask_study
-from api.events import MEDIA_TYPE as EVENTS
-from api.events import OPEN, follow, follow_study
-from api.naming import plan_id_of
-from api.plans import page_of_plans, state_of, study_of
-from api.probing import probes_of
-from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
-from api.routes.parameters import Cursor, PageSize, Reader
-from api.schemas import JobBody, PlanAccepted, PlanLine, PlanList, PlanState, Problem
-from api.security import demand, needs
+from api.http.events import MEDIA_TYPE as EVENTS
+from api.http.events import OPEN, follow, follow_study
+from api.http.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
+from api.http.routes.parameters import Cursor, PageSize, Reader
+from api.http.schemas import JobBody, PlanAccepted, PlanLine, PlanList, PlanState, Problem
+from api.http.security import demand, needs
+from api.input.names import plan_id_of
+from api.jobs.plans import page_of_plans, state_of, study_of
+from api.jobs.probes import probes_of
+from api.jobs.studies import ask_study
 from api.service import make_plan
 from api.settings import ApiKey
 from planner.errors import NotFoundError

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Query
 
-from api.security import needs
+from api.http.security import needs
 from api.settings import ApiKey
 from api.storage.common import MAX_PAGE
 

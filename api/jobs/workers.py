@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
-from api.closed_loop import Onlooker, named_in, run_study, take_over
-from api.learning import teach_ended
-from api.leases import is_gone, lease
-from api.probing import BACKEND, IDLE_SECONDS, RUNNING_LOOKED_AT, recover, run_probe
-from api.sweeping import run_sweep, schedule_due
+from api.calibration.update import teach_ended
+from api.jobs.leases import is_gone, lease
+from api.jobs.probes import BACKEND, IDLE_SECONDS, RUNNING_LOOKED_AT, recover, run_probe
+from api.jobs.studies import Onlooker, named_in, run_study, take_over
+from api.jobs.sweeps import run_sweep, schedule_due
 from planner.errors import PlannerError
 from planner.ports import ProbeEnd, ProbeFilter, ProbeRecord, TaskEnd, TaskFilter, TaskRecord
 from probes.launch import Watch

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from api.naming import sweep_id_of
-from api.requests import JSON, answer_once, in_thread, posted_bare, read_body, wiring_of
-from api.routes.parameters import Cursor, PageSize, Reader
-from api.routes.plans import body_of, problems
-from api.security import needs
+from api.http.requests import JSON, answer_once, in_thread, posted_bare, read_body, wiring_of
+from api.http.routes.parameters import Cursor, PageSize, Reader
+from api.http.routes.plans import body_of, problems
+from api.http.security import needs
+from api.input.names import sweep_id_of
+from api.jobs.sweeps import add_sweep, cancel_sweep, next_due, pause_sweep, run_now, sweep_detail
 from api.settings import ApiKey
-from api.sweeping import add_sweep, cancel_sweep, next_due, pause_sweep, run_now, sweep_detail
 from planner.specs.sweep import SweepSpec
 
 router = APIRouter(tags=["sweeps"])

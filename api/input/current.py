@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from api.errors import fault
-from api.reading import read_text, read_yaml
+from api.input.text import read_text, read_yaml
 from planner.errors import SpecError
 
 MEASURED = ("status", "step_seconds", "tokens_per_second_per_gpu", "peak_reserved_bytes", "steps")

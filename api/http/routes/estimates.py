@@ -6,9 +6,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
-from api.routes.plans import JOB_SCHEMA, body_of, problems
-from api.security import needs
+from api.http.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
+from api.http.routes.plans import JOB_SCHEMA, body_of, problems
+from api.http.security import needs
 from api.service import Refusal, estimate_and_keep, estimate_one
 from api.settings import ApiKey
 from planner.specs.estimate import Estimate

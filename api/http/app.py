@@ -1,4 +1,4 @@
-"""The FastAPI app. `planner-cli serve` runs it; `uvicorn --factory api.app:create_app` does too
+"""The FastAPI app. `planner-cli serve` runs it; `uvicorn --factory api.http.app:create_app` does too
 (then mind the address yourself).
 """
 
@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 import anyio
 from fastapi import FastAPI
 
-from api import problems
-from api.metrics import Counted, Metrics
-from api.routes import (
+from api.http import problems
+from api.http.metrics import Counted, Metrics
+from api.http.routes import (
     catalog,
     estimates,
     health,
@@ -23,9 +23,9 @@ from api.routes import (
     sweeps,
     web,
 )
+from api.jobs.workers import ProbeWorkers, TaskWorkers
 from api.settings import Settings
 from api.wiring import Wiring, wire
-from api.workers import ProbeWorkers, TaskWorkers
 from planner.errors import StoreError
 
 ABOUT = (

@@ -8,11 +8,11 @@ from fastapi.responses import Response
 
 from api.catalog import catalog_entry, catalog_list, kind_of
 from api.errors import UnknownEntryError
-from api.paging import page_of
-from api.requests import JSON, in_thread
-from api.routes.parameters import Cursor, PageSize, Reader
-from api.routes.plans import problems
-from api.schemas import CatalogList
+from api.http.paging import page_of
+from api.http.requests import JSON, in_thread
+from api.http.routes.parameters import Cursor, PageSize, Reader
+from api.http.routes.plans import problems
+from api.http.schemas import CatalogList
 from api.storage.common import MAX_PAGE
 from planner.errors import UnknownNameError
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from api.paging import place_cursor
-from api.schemas import CalibrationLine, KnobValue
+from api.http.paging import place_cursor
+from api.http.schemas import CalibrationLine, KnobValue
 
 if TYPE_CHECKING:
     from api.wiring import Wiring

@@ -10,9 +10,9 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
 from api.errors import BodyTooLargeError, MediaTypeError, fault
+from api.http.problems import problem
 from api.identity import hash_of
-from api.problems import problem
-from api.reading import read_json
+from api.input.text import read_json
 from api.settings import ApiKey
 from api.storage.idempotency import KeptAnswer
 from api.wiring import Wiring

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from api.catalog import gpu_name_of, model_name_of
 from api.errors import fault
-from api.reading import MAX_FILE_BYTES, check_plain, read_json, read_text
+from api.input.text import MAX_FILE_BYTES, check_plain, read_json, read_text
 from api.wiring import Wiring
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError
 from planner.intake.near_files import with_near_file

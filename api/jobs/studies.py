@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from api.calibration.update import kernel_probes, learned, teach_ended, timings_of
 from api.errors import fault, lines_of
 from api.identity import hash_of_job
-from api.learning import kernel_probes, learned, teach_ended, timings_of
-from api.leases import Heart, is_gone, lease, lease_after
-from api.probing import BACKEND, Asked, enqueue, pool_of, probes_of, recover, run_all
+from api.jobs.leases import Heart, is_gone, lease, lease_after
+from api.jobs.probes import BACKEND, Asked, enqueue, pool_of, probes_of, recover, run_all
 from api.service import parse_job
 from planner.errors import ConflictError, PlannerError, SpecError, StoreError
 from planner.ports import Lease, PlanLabels, ProbeRecord, TaskEnd, TaskEvent, TaskFilter, TaskRecord

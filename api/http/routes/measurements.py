@@ -9,13 +9,13 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from starlette.background import BackgroundTask
 
-from api.importing import filter_of, of_rows, read_measurements, row_of, store_new, to_csv
-from api.learning import teach_stored
-from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
-from api.routes.parameters import Cursor, PageSize, Reader, Text
-from api.routes.plans import problems
-from api.schemas import MeasurementList, MeasurementsStored
-from api.security import needs
+from api.calibration.update import teach_stored
+from api.http.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
+from api.http.routes.parameters import Cursor, PageSize, Reader, Text
+from api.http.routes.plans import problems
+from api.http.schemas import MeasurementList, MeasurementsStored
+from api.http.security import needs
+from api.input.measurements import filter_of, of_rows, read_measurements, row_of, store_new, to_csv
 from api.settings import ApiKey
 from planner.ports import MeasurementPage
 

@@ -12,8 +12,13 @@ from fastapi.responses import Response
 
 from api.catalog import gpu_name_of, model_name_of
 from api.errors import fault
-from api.naming import probe_id_of
-from api.probing import (
+from api.http.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
+from api.http.routes.parameters import Cursor, PageSize, Reader, Text
+from api.http.routes.plans import body_of, problems
+from api.http.schemas import ProbeBody, ProbeDetail, ProbeLine, ProbeList, ProbesAccepted
+from api.http.security import needs
+from api.input.names import probe_id_of
+from api.jobs.probes import (
     PREFIX,
     SERVICE_ATTEMPTS,
     ask_job,
@@ -23,11 +28,6 @@ from api.probing import (
     recover,
     wished_in,
 )
-from api.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
-from api.routes.parameters import Cursor, PageSize, Reader, Text
-from api.routes.plans import body_of, problems
-from api.schemas import ProbeBody, ProbeDetail, ProbeLine, ProbeList, ProbesAccepted
-from api.security import needs
 from api.settings import ApiKey
 from planner.ports import ProbeFilter, ProbeRecord
 

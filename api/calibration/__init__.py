@@ -1,0 +1,1 @@
+"""What measurements teach, kept and listed."""

@@ -1,0 +1,1 @@
+"""What people and programs wrote, read into plain values."""

@@ -1,0 +1,1 @@
+"""Work that takes long: probes, studies and sweeps, queued and held under leases."""
