@@ -49,7 +49,7 @@ def gpu_name_of(text: str) -> str:
     """The catalogue's name behind a name or alias, any case; a GPU that it does not hold keeps its
     own.
     """
-    from planner.catalog.clusters import load_gpu
+    from planner.intake.machines import load_gpu
 
     try:
         return load_gpu(text).name
@@ -67,7 +67,7 @@ def _model_names() -> list[str]:
 
 
 def _model_line(name: str) -> Entry:
-    from planner.catalog.models import load_model
+    from planner.intake.models import load_model
 
     model = load_model(name)
     return {
@@ -82,7 +82,8 @@ def _model_line(name: str) -> Entry:
 
 
 def _model_entry(name: str) -> Entry:
-    from planner.catalog.models import load_model, model_entry
+    from planner.catalog.models import model_entry
+    from planner.intake.models import load_model
 
     entry, model = model_entry(name), load_model(name)
     return {
@@ -108,7 +109,7 @@ def _gpu_names() -> list[str]:
 
 
 def _gpu_line(name: str) -> Entry:
-    from planner.catalog.clusters import load_gpu
+    from planner.intake.machines import load_gpu
 
     gpu = load_gpu(name)
     return {
@@ -122,7 +123,7 @@ def _gpu_line(name: str) -> Entry:
 
 
 def _gpu_entry(name: str) -> Entry:
-    from planner.catalog.clusters import load_gpu
+    from planner.intake.machines import load_gpu
 
     return load_gpu(name, field="gpu").model_dump(mode="json")
 
@@ -134,7 +135,7 @@ def _cluster_names() -> list[str]:
 
 
 def _cluster_line(name: str) -> Entry:
-    from planner.catalog.clusters import load_cluster
+    from planner.intake.machines import load_cluster
 
     cluster = load_cluster(name)
     return {
@@ -146,7 +147,8 @@ def _cluster_line(name: str) -> Entry:
 
 
 def _cluster_entry(name: str) -> Entry:
-    from planner.catalog.clusters import cluster_document, load_cluster
+    from planner.catalog.clusters import cluster_document
+    from planner.intake.machines import load_cluster
 
     return {
         "name": name,

@@ -62,8 +62,8 @@ def ask_collective(values: object, *, allow_files: bool) -> "CollectiveAnswer":
     """Seconds, steps and bytes of one operation. Raises SpecError with every fault of the
     request.
     """
+    from planner.intake.machines import read_cluster
     from planner.plan.collective import collective
-    from planner.specs.cluster import ClusterSpec
 
     if not isinstance(values, Mapping):
         raise fault(
@@ -80,7 +80,7 @@ def ask_collective(values: object, *, allow_files: bool) -> "CollectiveAnswer":
         faults.extend(error.faults)
     if "cluster" in values:
         try:
-            cluster = ClusterSpec.from_user(values["cluster"], allow_files=allow_files)
+            cluster = read_cluster(values["cluster"], allow_files=allow_files)
         except SpecError as error:
             faults.extend(error.faults)
     if faults or cluster is None:

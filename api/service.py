@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from api.identity import hash_of_job
+from api.input.jobs import check_one_size, parse_job
 from api.wiring import Wiring
 from planner.errors import Fault, PlannerError, SpecError
 from planner.ports import PlanLabels, StoredEstimate
@@ -19,26 +20,6 @@ if TYPE_CHECKING:
     CalibrationOf = Callable[[Job], Calibration | None]
 
 ESTIMATE_PREFIX = "estimate"
-
-
-def parse_job(values: object, *, allow_files: bool) -> "Job":
-    """The job that a person or a program wrote. allow_files: False for what came over a network.
-    Raises SpecError.
-    """
-    from planner.specs.job import Job
-
-    return Job.from_user(completed(values), allow_files=allow_files)
-
-
-def completed(values: object) -> object:
-    """A job whose `current` is a trainer's text, with what that says filled in; every other job as
-    it is. Raises SpecError.
-    """
-    if not isinstance(values, Mapping) or values.get("current") is None:
-        return values
-    from planner.intake.current import complete
-
-    return complete(values)
 
 
 def make_plan(
@@ -106,21 +87,6 @@ def parse_for_estimate(values: object, *, allow_files: bool) -> "Job":
         )
     check_one_size(job)
     return job
-
-
-def check_one_size(job: "Job") -> None:
-    """Raises SpecError for a job whose number of GPUs is open: a layout is priced on one; plans
-    choose among several.
-    """
-    sizes = job.cluster.num_gpus_choices
-    if len(sizes) > 1:
-        asked, remedy = (
-            job.request["cluster"]["num_gpus"],
-            f"choose one of {', '.join(map(str, sizes))}, or ask for a plan",
-        )
-        raise SpecError(
-            Fault("cluster.num_gpus", asked, "is several sizes, a layout is priced on one", remedy)
-        )
 
 
 def estimate_many(

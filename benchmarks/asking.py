@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
 from planner.rules import Context
 from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=100_000)
     parser.add_argument("--probes", type=int, default=20)
     options = parser.parse_args()
-    job = Job.from_user(JOB)
+    job = read_job(JOB)
     pricer = Pricer.build(job.model, job.cluster, job.training)
     candidates = candidates_of(job, pricer, options.candidates)
     micro_probes = Kernels.of(pricer, candidates).probes([], num_gpus=8, start_seconds=10.0)

@@ -17,10 +17,10 @@ from planner.calibration.accuracy import Row
 from planner.calibration.basis import seen
 from planner.calibration.conformal import memory_deviation, stretches
 from planner.calibration.fit import Data, fingerprint, fit
-from planner.catalog.calibrations import to_document
 from planner.cost.estimate import estimate_job
 from planner.cost.machine.knobs import KNOBS
-from planner.specs.job import Job
+from planner.cost.machine.shipped import to_document
+from planner.intake.jobs import read_job
 
 FOLDER = pathlib.Path(__file__).parent
 SHIPPED = FOLDER.parent / "planner" / "catalog" / "calibrations" / "shipped.json"
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--id", default="public-2026-11-21", help="name of the calibration")
     options = parser.parse_args()
     rows = measured_rows()
-    jobs = [Job.from_user(row) for row in rows]
+    jobs = [read_job(row) for row in rows]
     timed = [
         (job, row["measured"]["step_seconds"])
         for job, row in zip(jobs, rows, strict=True)

@@ -1,5 +1,5 @@
-"""Fits the communication curves of `planner.cost.network.nccl.LIBRARIES` to published nccl-tests sweeps,
-and prints fit and error.
+"""Fits the communication curves of `planner.cost.network.nccl.LIBRARIES` to published nccl-tests
+sweeps, and prints fit and error.
 
     python benchmarks/fit_collectives.py [--csv benchmarks/measured/micro.csv] [--fit hopper]
 
@@ -20,7 +20,7 @@ import numpy as np
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.network.nccl import LIBRARIES, Library, Protocol
 from planner.cost.network.topology import Fabric
-from planner.specs.cluster import ClusterSpec
+from planner.intake.machines import read_cluster
 from planner.units import GIGA, parse_quantity
 
 GPUS = {
@@ -84,9 +84,7 @@ def read(path: pathlib.Path) -> list[Sample]:
 
 
 def fabric_of(gpu: str, ranks: int, library: Library | None = None) -> Fabric:
-    return Fabric.build(
-        ClusterSpec.from_user({"gpu": gpu, "num_gpus": max(8, ranks)}), library=library
-    )
+    return Fabric.build(read_cluster({"gpu": gpu, "num_gpus": max(8, ranks)}), library=library)
 
 
 def predicted(samples: list[Sample], library: Library | None = None) -> np.ndarray:
@@ -203,9 +201,7 @@ def main() -> None:
         report(samples)
         return
     own = [
-        s
-        for s in samples
-        if ClusterSpec.from_user({"gpu": s.gpu, "num_gpus": 8}).gpu.family == given.fit
+        s for s in samples if read_cluster({"gpu": s.gpu, "num_gpus": 8}).gpu.family == given.fit
     ]
     library = fit(given.fit, own, given.evaluations)
     for protocol in (*library.collectives, *library.exchange, *library.in_switch):

@@ -1,5 +1,5 @@
-"""Fits the kernel curves of `planner.cost.machine.profile.KERNELS` to published kernel timings, and prints
-fit and error.
+"""Fits the kernel curves of `planner.cost.machine.profile.KERNELS` to published kernel timings, and
+prints fit and error.
 
 Products also beside what ships says of them alone (`planner.calibration.kernels.alone`): mean and
 deviation of log measured over predicted.
@@ -21,12 +21,11 @@ import numpy as np
 from scipy.optimize import minimize
 
 from planner.calibration.kernels import Shape, alone, shape_seconds
-from planner.catalog.clusters import load_gpu
 from planner.cost.machine.device import Device
 from planner.cost.machine.profile import PROFILES, kernel_profile
 from planner.cost.price import Pricer
-from planner.specs.cluster import ClusterSpec
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
+from planner.intake.machines import load_gpu, read_cluster
 from planner.work.precision import RECIPES
 
 GPUS = {
@@ -77,7 +76,7 @@ def fit_gemm(gpu: str, recipe: str, rows: list[tuple[dict[str, float], float]]) 
         np.array([shape.get(axis, 1.0) for shape, _ in rows]) for axis in ("m", "n", "k", "b")
     )
     measured = np.array([rate for _, rate in rows])
-    cluster = ClusterSpec.from_user(
+    cluster = read_cluster(
         {
             "gpu": gpu,
             "num_gpus": 8 if "nvl72" not in gpu else 4,
@@ -106,7 +105,7 @@ def shipped_gemm(gpu: str, recipe: str, rows: list[tuple[dict[str, float], float
     """The products beside the shipped calibration's prediction of them alone."""
     nvl = "nvl72" in gpu
     cluster = {"gpu": gpu, "num_gpus": 4 if nvl else 8, "gpus_per_node": 4 if nvl else 8}
-    job = Job.from_user(
+    job = read_job(
         {
             "model": "llama3-8b",
             "cluster": cluster,

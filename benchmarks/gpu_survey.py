@@ -36,14 +36,17 @@ try:
     from benchmarks.survey_grid import Case, cases, fake_cases
     from planner.calibration.coverage import Use, choose, uses
     from planner.calibration.kernels import Shape
-    from planner.catalog.clusters import gpu_names, load_gpu
+    from planner.catalog.clusters import gpu_names
     from planner.columns import LayoutBatch
     from planner.cost.estimate import estimate_job
     from planner.cost.price import Pricer
     from planner.errors import PlannerError
+    from planner.intake.jobs import read_job
+    from planner.intake.machines import load_gpu
     from planner.specs.job import Job
+    from probes.folder import END, LOG, RESULT
     from probes.launch import Held, Launcher, LaunchSettings, Watch, environment, free_port, prepare
-    from probes.outcome import END, LOG, RESULT, Begin, End, conclude, write_result
+    from probes.outcome import Begin, End, conclude, write_result
     from probes.pools import nvidia
     from probes.programs import Program
     from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
@@ -136,7 +139,7 @@ def wanted_shapes(listed: Iterable[Case], measured: list[Shape], seconds: float)
     """
     shares: dict[Shape, Use] = {}
     for case in listed:
-        job = Job.from_user(case.job)
+        job = read_job(case.job)
         assert job.layout is not None
         for use in uses(
             Pricer.build(job.model, job.cluster, job.training),
@@ -222,7 +225,7 @@ def predicted_step_seconds(case: Case) -> float:
 @lru_cache(maxsize=256)
 def _predicted(job: str) -> tuple[float, float]:
     """(seconds of a rank by itself, of a whole step)."""
-    estimate = estimate_job(Job.from_user(json.loads(job)))
+    estimate = estimate_job(read_job(json.loads(job)))
     if estimate.time is None or estimate.step_seconds is None:
         return 0.0, 0.0
     parts = estimate.time

@@ -18,9 +18,10 @@ import numpy as np
 
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
 from planner.rules import Context
 from planner.search.space.enumerate import build_space
-from planner.specs.job import Job, SearchSpec
+from planner.specs.job import SearchSpec
 from planner.specs.layout import AC_KINDS, PRECISIONS, SCHEDULES
 from planner.study.candidates import Candidates, enumerate_candidates
 
@@ -99,7 +100,7 @@ class Landscape:
 @cache
 def prepared(name: str) -> tuple[Pricer, Candidates]:
     """The pricer and candidates of one of JOBS."""
-    job = Job.from_user(JOBS[name])
+    job = read_job(JOBS[name])
     context = Context(model=job.model, cluster=job.cluster, training=job.training)
     pricer = Pricer.build(job.model, job.cluster, job.training)
     return pricer, enumerate_candidates(pricer, build_space(context, SearchSpec()), most=MOST)

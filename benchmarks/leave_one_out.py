@@ -13,7 +13,7 @@ import numpy as np
 from calibrate import measured_rows
 
 from planner.calibration.fit import Data, fit, predict
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
 
 KEYS = {
     "group": lambda job: str(job.labels["group"]),
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--by", choices=sorted(KEYS), default="group")
     options = parser.parse_args()
     rows = [row for row in measured_rows() if "step_seconds" in row["measured"]]
-    jobs = [Job.from_user(row) for row in rows]
+    jobs = [read_job(row) for row in rows]
     data = Data.of(jobs, [row["measured"]["step_seconds"] for row in rows])
     names = [KEYS[options.by](job) for job in jobs]
     labels, complete = np.array(names), np.array([bool(row.get("complete")) for row in rows])

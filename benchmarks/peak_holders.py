@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.survey_grid import Case, fake_cases
 from planner.cost.estimate import estimate_job
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
 from planner.units import GIB
 from probes.protocol import ProbeTask
 from probes.reference import emulate, optimizers
@@ -126,7 +126,7 @@ def main() -> None:
             f"{num_bytes / GIB:8.2f} GiB  {holders.number[label]:4d} x {list(shape)} {dtype}  "
             f"{operation}  {place}"
         )
-    memory = estimate_job(Job.from_user(case.job)).memory
+    memory = estimate_job(read_job(case.job)).memory
     if memory is not None:
         parts = memory.stages[case.labels.get("pipeline_rank", 0)].model_dump()
         print(

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from planner.calibration.fit import SOURCE, Data, fit, predict
-from planner.catalog.calibrations import shipped_calibration
 from planner.cost.estimate import estimate_job
+from planner.cost.machine.shipped import shipped_calibration
+from planner.intake.jobs import read_job
 from planner.specs.estimate import Estimate
-from planner.specs.job import Job
 from planner.units import GIB
 
 MEASURED = Path(__file__).parent / "measured"
@@ -64,7 +64,7 @@ def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
 
 def line_of(row: dict[str, Any]) -> Line:
     """A row beside its estimate as shipped."""
-    estimate, measured = estimate_job(Job.from_user(row)), row["measured"]
+    estimate, measured = estimate_job(read_job(row)), row["measured"]
     emulated = measured.get("rung") == "emulated"
     stage = measured.get("pipeline_rank", 0) if emulated else None
     allocated, reserved = memory_of(estimate, stage)
@@ -119,7 +119,7 @@ def calibrated(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     if len(real) < 4:
         return {}
     data = Data.of(
-        [Job.from_user(row) for row in real], [row["measured"]["step_seconds"] for row in real]
+        [read_job(row) for row in real], [row["measured"]["step_seconds"] for row in real]
     )
     half = np.arange(len(real)) % 2 == 0
     seconds = np.zeros(len(real))

@@ -18,8 +18,8 @@ from replay_report import LOOKING
 from planner.calibration.intervals import imitation_sd
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
 from planner.search.screen import OOM_LIMIT
-from planner.specs.job import Job
 from planner.specs.layout import AC_KINDS
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates
@@ -61,7 +61,7 @@ GRID_ORDER = (
     "zero_stage",
 )
 # a study reads results by their row, so any job may carry them
-JOB = Job.from_user(JOBS["8B on 8 H100"])
+JOB = read_job(JOBS["8B on 8 H100"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +118,8 @@ class Truth:
         return Measured(rung="probed", step_seconds=seconds, **memory)
 
     def look(self, asked: Look, rng: np.random.Generator) -> Measured:
-        """A run of the smaller layout by the same laws, read as `probes.proxy_runs.extrapolate` reads
-        it.
+        """A run of the smaller layout by the same laws, read as `probes.proxy_runs.extrapolate`
+        reads it.
 
         What differs from the layout on paper is added, with the error that is claimed for that.
         """

@@ -15,11 +15,11 @@ from replay_strategies import Truth
 from planner.calibration.accuracy import Row
 from planner.calibration.held_out import Fitted
 from planner.calibration.intervals import TWO_SIDED_90, memory_deviation
-from planner.catalog.calibrations import shipped_calibration
 from planner.columns import LayoutBatch
 from planner.cost.estimate import estimate_jobs
+from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
 from planner.specs.measurement import question_hash
 from planner.study.candidates import MEMORY_KINDS, Candidates, Prior, Setting
 
@@ -36,7 +36,7 @@ def published_sweeps() -> tuple[Truth, ...]:
     repeats of a layout are averaged.
     """
     raw = [json.loads(text) for text in ROWS.read_text().splitlines()]
-    jobs = [Job.from_user(row) for row in raw]
+    jobs = [read_job(row) for row in raw]
     rows = [
         Row.build(job, estimate) for job, estimate in zip(jobs, estimate_jobs(jobs), strict=True)
     ]
@@ -67,9 +67,7 @@ def own_sweeps(folder: pathlib.Path = MEASURED) -> tuple[Truth, ...]:
             if text.strip()
             for row in [json.loads(text)]
         }
-        jobs = [
-            Job.from_user(row) for row in raw.values() if row["measured"].get("rung") != "emulated"
-        ]
+        jobs = [read_job(row) for row in raw.values() if row["measured"].get("rung") != "emulated"]
         for job, estimate in zip(jobs, estimate_jobs(jobs), strict=True):
             row = Row.build(job, estimate)
             if estimate.step_seconds and (row.measured_seconds or row.status == "oom"):

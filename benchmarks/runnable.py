@@ -28,6 +28,9 @@ from planner.catalog.clusters import gpu_names
 from planner.catalog.models import model_names
 from planner.errors import InfeasibleError, UnsupportedError
 from planner.export import export
+from planner.intake.jobs import read_job, read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.rules import Context, violations
@@ -35,10 +38,8 @@ from planner.rules.features import gpu_precisions, peer_gpus, scale_up_gpus
 from planner.rules.support import obstacles
 from planner.search.space.enumerate import build_space
 from planner.specs.cluster import ClusterSpec
-from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
 
 TRAINERS = (("torchtitan", "0.2.2"), ("torchtitan", "0.3.0"), ("megatron", "0.14"))
 SIZES = (8, 64, 512)
@@ -76,7 +77,7 @@ class Combination:
         return Context(
             model=_model(self.model),
             cluster=_cluster(self.gpu, self.num_gpus),
-            training=TrainingSpec.from_user(training),
+            training=read_training(training),
         )
 
     def seed(self) -> int:
@@ -86,12 +87,12 @@ class Combination:
 
 @lru_cache(maxsize=4)
 def _model(name: str) -> ModelSpec:
-    return ModelSpec.from_user(name)
+    return read_model(name)
 
 
 @lru_cache(maxsize=256)
 def _cluster(gpu: str, num_gpus: int) -> ClusterSpec:
-    return ClusterSpec.from_user({"gpu": gpu, "num_gpus": num_gpus})
+    return read_cluster({"gpu": gpu, "num_gpus": num_gpus})
 
 
 @dataclass(slots=True)
@@ -222,7 +223,7 @@ class _Ids:
 def plan(one: Combination) -> Tally:
     """A whole search, and every layout that it ranks, exported."""
     tally, key = Tally(), f"{one.trainer} {one.version}"
-    job = Job.from_user({**one.job(), "search": {"top_k": 10}})
+    job = read_job({**one.job(), "search": {"top_k": 10}})
     try:
         found = recommend(job, ports=Ports(clock=_Clock(), ids=_Ids()))
     except UnsupportedError:

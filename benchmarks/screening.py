@@ -28,14 +28,14 @@ from planner.columns import LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.cost.refine import refine
+from planner.intake.jobs import read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.rules import Context
 from planner.search.screen import screen
 from planner.search.space.enumerate import Space, build_space
-from planner.specs.cluster import ClusterSpec
 from planner.specs.job import SearchSpec
 from planner.specs.layout import SCHEDULES
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
 
 JOBS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "8B on 8": ("llama3.1-8b", 8, {"seq_len": 8192, "global_batch_size": 128}),
@@ -65,9 +65,9 @@ def prepared(name: str) -> tuple[Pricer, Space]:
     """Pricer and space of one of JOBS, on H100s."""
     model, num_gpus, training = JOBS[name]
     context = Context(
-        model=ModelSpec.from_user(model),
-        cluster=ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}),
-        training=TrainingSpec.from_user(training),
+        model=read_model(model),
+        cluster=read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}),
+        training=read_training(training),
     )
     return Pricer.build(context.model, context.cluster, context.training), build_space(
         context, SearchSpec()

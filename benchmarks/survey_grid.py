@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
+from planner.intake.jobs import read_job
 from planner.specs.cluster import ClusterSpec
-from planner.specs.job import Job
 from probes.emulate import ranks_of_interest
 
 LLAMA_05B = {
@@ -237,7 +237,7 @@ def _emulated(gpu: str, world: World, steps: int = 3) -> Iterator[Case]:
     stage.
     """
     name, num_gpus, model, training, layout = world
-    job = Job.from_user(_case(name, gpu, num_gpus, model, training, layout).job)
+    job = read_job(_case(name, gpu, num_gpus, model, training, layout).job)
     assert job.layout is not None
     cluster: ClusterSpec = job.cluster
     for rank in ranks_of_interest(job.layout, cluster):

@@ -28,9 +28,9 @@ from replay_sweeps import published_sweeps
 
 from planner.cost.estimate import estimate_job
 from planner.export import export
+from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.specs.job import Job
 
 PUBLIC = Path(__file__).parent / "measured" / "public.jsonl"
 DIGITS, STUDIES = 12, 8
@@ -163,14 +163,14 @@ def of_estimate(document: Mapping[str, Any]) -> list[str]:
 def predictions() -> dict[str, Any]:
     """Every published row by its id."""
     rows = [json.loads(line) for line in PUBLIC.read_text().splitlines()]
-    return {row["id"]: of_estimate(estimate_job(Job.from_user(row)).model_dump()) for row in rows}
+    return {row["id"]: of_estimate(estimate_job(read_job(row)).model_dump()) for row in rows}
 
 
 def plans() -> tuple[dict[str, Any], dict[str, Any]]:
     """(plans of JOBS, digests of the files that export writes for their number one)."""
     found, exported = {}, {}
     for name, case in JOBS.items():
-        job = Job.from_user(as_job(case))
+        job = read_job(as_job(case))
         plan = recommend(job, ports=Ports(clock=Fixed(), ids=Fixed()))
         first = plan.ranked[0]
         found[name] = {

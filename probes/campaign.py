@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.calibration.kernels import Shape
 from planner.errors import Fault, ProbeError, SpecError
+from planner.intake.jobs import read_job
 from planner.rules import violations
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
@@ -85,7 +86,7 @@ class ProbeRequest(BaseModel):
                     "leave one of them out",
                 )
             )
-        job = Job.from_user(request.job, allow_files=allow_files)
+        job = read_job(request.job, allow_files=allow_files)
         kept = {
             key: value
             for key, value in job.request.items()

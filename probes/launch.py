@@ -22,7 +22,8 @@ from pathlib import Path
 
 from planner.errors import ProbeError
 from probes import guardian
-from probes.outcome import BEGIN, END, LOG, RESULT, TASK, Begin, conclude, write_result
+from probes.folder import BEGIN, END, LOG, RESULT, TASK
+from probes.outcome import Begin, conclude, write_result
 from probes.preflight import Need, check
 from probes.programs import Program, program_of
 from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask

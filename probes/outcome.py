@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from probes.failures import Evidence, classify, read_errors, read_stacks
+from probes.folder import BEGIN, END, NODE_ENDS, RESULT, TASK
 from probes.programs import read_trainer
 from probes.protocol import (
     Environment,
@@ -28,8 +29,6 @@ from probes.protocol import (
     ProbeTask,
 )
 
-TASK, RESULT, BEGIN, END, LOG = "task.json", "result.json", "begin.json", "end.json", "output.log"
-NODE_ENDS = "end.node*.json"
 LOG_BYTES = 2_000_000  # of each end of a log that is longer than both
 KMSG = Path("/dev/kmsg")
 MICROSECONDS = 1e6

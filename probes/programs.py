@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from probes.folder import RESULT, TASK
 from probes.protocol import Environment, Failed, Outcome, ProbeTask
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ def program_of(task: ProbeTask, python: str, worker: str) -> Program | Failed:
     """The program of a task; why it cannot run here, where the trainer knows that before it
     starts.
     """
-    from probes.outcome import RESULT, TASK
-
     if task.trainer == "reference":
         return Program(target=worker, arguments=(TASK, RESULT))
     from probes.trainers.torchtitan import TitanTrainer

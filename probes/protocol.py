@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.calibration.kernels import Shape
+from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured as MeasuredNumbers
 from planner.specs.measurement import Measurement, Rung
@@ -33,7 +34,7 @@ class FailureKind(StrEnum):
 
 
 class ProbeTask(BaseModel):
-    """One run. job: a mapping as `Job.from_user` takes it, with its layout.
+    """One run. job: a mapping as `read_job` takes it, with its layout.
 
     trainer: the program that trains.  device: `cuda` (NCCL) or `cpu` (gloo).  emulate_rank: that
     rank of the layout's world in one process with torch's fake process group.  fake_tensors: memory
@@ -68,7 +69,7 @@ class ProbeTask(BaseModel):
 
     def parsed(self) -> Job:
         """The job. Raises SpecError."""
-        return Job.from_user(self.job)
+        return read_job(self.job)
 
     def num_processes(self) -> int:
         """Processes that torchrun starts: one a GPU, as many as kernels need, or one alone for an

@@ -18,6 +18,7 @@ from planner.catalog.clusters import cluster_document
 from planner.cost.estimate import estimate_job
 from planner.errors import SpecError
 from planner.intake.huggingface.model_document import inline_keys
+from planner.intake.jobs import read_job
 from planner.rules import violations
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
@@ -137,7 +138,7 @@ def shallower(model: ModelSpec, depth: int) -> ModelSpec:
 
 def _rewritten(job: Job, parts: Mapping[str, Any]) -> Job:
     kept = {key: value for key, value in job.request.items() if key in KEPT}
-    return Job.from_user({**kept, **parts}, allow_files=False)
+    return read_job({**kept, **parts}, allow_files=False)
 
 
 def _layout(job: Job) -> Layout:

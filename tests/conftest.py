@@ -83,16 +83,16 @@ def clean_environment() -> dict[str, str]:
 def plan() -> Any:
     """One real plan."""
     from api.wiring import SystemClock
+    from planner.intake.jobs import read_job
     from planner.plan.recommend import recommend
     from planner.ports import Ports
-    from planner.specs.job import Job
 
     class Ids:
         def new_id(self, prefix: str) -> str:
             return f"{prefix}-of-the-tests"
 
     return recommend(
-        Job.from_user({**JOB, "search": {"top_k": 3}}), ports=Ports(clock=SystemClock(), ids=Ids())
+        read_job({**JOB, "search": {"top_k": 3}}), ports=Ports(clock=SystemClock(), ids=Ids())
     )
 
 

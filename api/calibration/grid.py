@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from api.errors import fault
-from planner.catalog.calibrations import from_document, shipped_calibration
-from planner.catalog.clusters import gpu_names, load_gpu
+from planner.catalog.clusters import gpu_names
 from planner.cost.machine.knobs import KNOBS
+from planner.cost.machine.shipped import from_document, shipped_calibration
 from planner.errors import ProbeError, SpecError
-from planner.specs.cluster import ClusterSpec
+from planner.intake.machines import load_gpu, read_cluster
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
@@ -30,7 +30,7 @@ def gpu_of(wiring: "Wiring", pool: str) -> str:
     place = wiring.pool(pool)
     for name in gpu_names():
         try:
-            capacity = place.capacity(ClusterSpec.from_user({"gpu": name, "num_gpus": 1}))
+            capacity = place.capacity(read_cluster({"gpu": name, "num_gpus": 1}))
         except SpecError:  # it has another
             continue
         if capacity.device != "cuda":
@@ -65,7 +65,7 @@ def grid_of(wiring: "Wiring", gpu: str, pool: str) -> dict[str, Any]:
     Raises SpecError, ProbeError for a pool without devices.
     """
     on_cpu = gpu == "cpu"
-    capacity = wiring.pool(pool).capacity(ClusterSpec.from_user({"gpu": gpu, "num_gpus": 1}))
+    capacity = wiring.pool(pool).capacity(read_cluster({"gpu": gpu, "num_gpus": 1}))
     num_gpus = max(1, min(capacity.num_devices, 2 if on_cpu else 8))
     models: list[Any] = [TINY] if on_cpu else ["llama3.2-1b", "llama3.2-3b"]
     lengths = (64, 128) if on_cpu else (2048, 8192)

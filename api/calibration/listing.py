@@ -27,8 +27,8 @@ def calibration_page(
     in_use: of the shipped one and of the newest of every trainer and GPU.  Raises SpecError for a
         wrong cursor.
     """
-    from planner.catalog.calibrations import shipped_calibration
     from planner.cost.machine.knobs import Calibration
+    from planner.cost.machine.shipped import shipped_calibration
 
     packaged = (shipped_calibration(), Calibration.prior())
     places = [place_cursor(one.id) for one in packaged]
@@ -44,7 +44,7 @@ def calibration_page(
 
 
 def _learnt_line(wiring: "Wiring", record: "CalibrationRecord") -> CalibrationLine:
-    from planner.catalog.calibrations import from_document, shipped_calibration
+    from planner.cost.machine.shipped import from_document, shipped_calibration
 
     newest = wiring.calibrations.latest(record.trainer, record.gpu)
     in_use = (

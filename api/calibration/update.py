@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from api.input.measurements import all_of
 from planner.calibration.kernels import Shape, Timing
 from planner.calibration.update import KernelRun, learn
-from planner.catalog.calibrations import from_document, shipped_calibration, to_document
+from planner.cost.machine.shipped import from_document, shipped_calibration, to_document
 from planner.errors import PlannerError, SpecError, StoreError
 from planner.ports import CalibrationRecord, MeasurementFilter, ProbeFilter, ProbeRecord
 from planner.units import counted

@@ -112,7 +112,8 @@ def _shipped() -> "Comparison":
     """
     from api.cli.output import note
     from planner.calibration.comparison import digest_of
-    from planner.catalog.calibrations import shipped_calibration, shipped_comparison
+    from planner.calibration.shipped import shipped_comparison
+    from planner.cost.machine.shipped import shipped_calibration
 
     compared = shipped_comparison()
     digest = digest_of(PUBLIC_ROWS.read_text(encoding="utf-8")) if PUBLIC_ROWS.exists() else None
@@ -127,7 +128,7 @@ def _computed(jobs: str | None, *, quiet: bool) -> "tuple[Comparison, int]":
     from api.cli.working import working
     from api.errors import fault
     from planner.calibration.comparison import Comparison, digest_of
-    from planner.catalog.calibrations import shipped_calibration
+    from planner.cost.machine.shipped import shipped_calibration
 
     text = _text(jobs)
     with working("predicting", total=text.count("\n"), quiet=quiet) as shown:

@@ -39,7 +39,7 @@ def command(
     from api.jobs.studies import Onlooker
     from api.jobs.sweeps import add_sweep, failure_in, failure_of, run_now, run_sweep
     from api.wiring import wire
-    from planner.catalog.clusters import load_gpu
+    from planner.intake.machines import load_gpu
     from planner.ports import MeasurementFilter
     from planner.units import counted
 

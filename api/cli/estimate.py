@@ -77,8 +77,8 @@ def _one(wiring: "Wiring", values: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         typer.echo(estimate.model_dump_json(indent=2))
         return
+    from api.input.jobs import parse_job
     from api.render.estimate import estimate_view
-    from api.service import parse_job
 
     console = make_console()
     parsed = parse_job(values, allow_files=True)

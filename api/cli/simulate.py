@@ -30,7 +30,7 @@ def command(
 
     from api.cli.output import make_console, note, show
     from api.cli.working import working
-    from api.service import check_one_size, parse_job
+    from api.input.jobs import check_one_size, parse_job
     from api.wiring import wire
     from planner.plan.timeline import timeline
 

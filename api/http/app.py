@@ -1,5 +1,5 @@
-"""The FastAPI app. `planner-cli serve` runs it; `uvicorn --factory api.http.app:create_app` does too
-(then mind the address yourself).
+"""The FastAPI app. `planner-cli serve` runs it; `uvicorn --factory api.http.app:create_app` does
+too (then mind the address yourself).
 """
 
 from collections.abc import AsyncIterator

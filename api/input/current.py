@@ -60,8 +60,8 @@ def _log(name: str, text: str) -> dict[str, Any]:
     """What a log says of its job, and what it measured. Raises SpecError for one that says nothing
     of a layout.
     """
+    from planner.intake.jobs import read_job
     from planner.intake.trainer_files.titan_printed import printed_run, words_of_precision
-    from planner.specs.job import Job
     from probes.trainers.titan_run import check_log, log_numbers, said_by
 
     check_log(text, name)
@@ -88,9 +88,7 @@ def _log(name: str, text: str) -> dict[str, Any]:
         try:
             measured = log_numbers(
                 text,
-                Job.from_user(
-                    {**said, "cluster": stand_in, "model": said.get("model") or "llama3-8b"}
-                ),
+                read_job({**said, "cluster": stand_in, "model": said.get("model") or "llama3-8b"}),
                 name,
             )
         except SpecError:

@@ -20,6 +20,7 @@ from api.errors import fault
 from api.input.text import MAX_FILE_BYTES, check_plain, read_json, read_text
 from api.wiring import Wiring
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError
+from planner.intake.measurements import read_measurement
 from planner.intake.near_files import with_near_file
 from planner.ports import MeasurementFilter
 from planner.specs.measurement import Measurement, Rung, Status
@@ -171,7 +172,7 @@ def _of_row(wiring: Wiring, row: object, where: str, allow_files: bool) -> Measu
         if isinstance(measured, Mapping)
         else row
     )
-    return Measurement.from_row(
+    return read_measurement(
         values, measurement_id=name, created_at=created_at, allow_files=allow_files
     )
 

@@ -5,6 +5,7 @@ on.
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from api.jobs.records import named_in
 from api.storage.common import cursor_of
 from api.wiring import Wiring
 from planner.errors import Fault, NotFoundError, SpecError
@@ -38,8 +39,6 @@ def page_of_plans(wiring: Wiring, cursor: str | None, limit: int) -> PlanPage:
 
 
 def _line_of(study: TaskRecord) -> PlanSummary:
-    from api.jobs.studies import named_in  # brings the programs that run probes
-
     named = named_in(study)
     return PlanSummary(
         id=study.id,

@@ -26,8 +26,9 @@ from planner.specs.measurement import question_hash
 from planner.units import counted
 from probes import guardian
 from probes.campaign import Answer, Campaign, Pool, ProbeRequest
+from probes.folder import BEGIN, TASK
 from probes.launch import Watch
-from probes.outcome import BEGIN, TASK, conclude
+from probes.outcome import conclude
 from probes.preflight import Need
 from probes.protocol import FailureKind, OutOfMemory, ProbeResult
 

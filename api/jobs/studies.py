@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from api.calibration.update import kernel_probes, learned, teach_ended, timings_of
 from api.errors import fault, lines_of
 from api.identity import hash_of_job
+from api.input.jobs import parse_job
 from api.jobs.leases import Heart, is_gone, lease, lease_after
 from api.jobs.probes import BACKEND, Asked, enqueue, pool_of, probes_of, recover, run_all
-from api.service import parse_job
-from planner.errors import ConflictError, PlannerError, SpecError, StoreError
+from planner.errors import ConflictError, PlannerError, StoreError
+from planner.intake.jobs import read_job
 from planner.ports import Lease, PlanLabels, ProbeRecord, TaskEnd, TaskEvent, TaskFilter, TaskRecord
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, Rung, question_hash
@@ -95,47 +96,6 @@ def ask_study(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool
     return held
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """What a study is about, for a line about it."""
-
-    model: str
-    gpu: str
-    num_gpus: int
-
-
-def named_in(study: TaskRecord) -> Named:
-    """What its job names; of a job that no longer parses (another version stored it, a model is
-    gone) what was typed, as far as it goes.
-    """
-    try:
-        job = Job.from_user(study.request, allow_files=False)
-    except SpecError:
-        model, cluster = study.request.get("model"), study.request.get("cluster")
-        of_model, of_cluster = (
-            each if isinstance(each, Mapping) else {"name": each, "gpu": each}
-            for each in (model, cluster)
-        )
-        sizes = of_cluster.get("num_gpus")
-        whole = [
-            size
-            for size in (sizes if isinstance(sizes, list) else [sizes])
-            if isinstance(size, int)
-        ]
-        return Named(
-            model=_word(of_model.get("name")),
-            gpu=_word(of_cluster.get("gpu")),
-            num_gpus=max(whole, default=0),
-        )
-    return Named(model=job.model.name, gpu=job.cluster.gpu.name, num_gpus=job.cluster.num_gpus)
-
-
-def _word(value: object) -> str:
-    """A name as it was typed, or that of a thing written out."""
-    name = value.get("name") if isinstance(value, Mapping) else value
-    return name if isinstance(name, str) else "unknown"
-
-
 def held_from_the_start(task: TaskRecord, by: Lease) -> TaskRecord:
     """The new task as its asker stores it to run it itself: never queued, so that no worker takes
     it first.
@@ -199,7 +159,7 @@ def run_study(
     recover(wiring, gone=is_gone)
     with TaskHeart(wiring, held, onlooker.stop) as heart:
         try:
-            job = Job.from_user(held.request, allow_files=False)
+            job = read_job(held.request, allow_files=False)
             plan = _planned(
                 Runner(wiring=wiring, study=held, job=job, onlooker=onlooker, heart=heart)
             )

@@ -21,6 +21,8 @@ from api.jobs.studies import (
     take_over,
 )
 from planner.errors import ConflictError, PlannerError, ProbeError, SpecError
+from planner.intake.jobs import read_job
+from planner.intake.sweeps import read_sweep
 from planner.ports import ProbeRecord, SweepRecord, TaskEnd, TaskFilter, TaskRecord
 from planner.specs.job import Job
 from planner.specs.layout import Layout
@@ -79,7 +81,7 @@ def add_sweep(
     ours: we run it ourselves at once, so that a pool that can run nothing is a ProbeError before
         anything is stored.
     """
-    spec = SweepSpec.from_user(values, allow_files=allow_files)
+    spec = read_sweep(values, allow_files=allow_files)
     now = wiring.clock.now()
     pool_of(wiring, spec.pool, allow_files=allow_files, field="sweep.pool")
     if ours:
@@ -101,7 +103,7 @@ def check_sweep(wiring: "Wiring", spec: SweepSpec) -> None:
     """
     pool, failures = wiring.pool(spec.pool), dict[str, PlannerError | None]()
     for values in spec.jobs:
-        need = Need.of(Job.from_user(values, allow_files=False), spec.trainer)
+        need = Need.of(read_job(values, allow_files=False), spec.trainer)
         if need.job.cluster.gpu.name not in failures:
             try:
                 pool.check(need)
@@ -270,7 +272,7 @@ class _Run:
     def _job(self, index: int, values: Mapping[str, Any], done: Done) -> dict[str, Any]:
         from planner.plan.recommend import recommend
 
-        job, self.jobs = Job.from_user(values, allow_files=False), index
+        job, self.jobs = read_job(values, allow_files=False), index
         self._tell(
             f"job {index + 1} of {len(self.spec.jobs)}: {job.model.name} on "
             f"{job.cluster.num_gpus} {job.cluster.gpu.name}"

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 from api.calibration.update import teach_ended
 from api.jobs.leases import is_gone, lease
 from api.jobs.probes import BACKEND, IDLE_SECONDS, RUNNING_LOOKED_AT, recover, run_probe
-from api.jobs.studies import Onlooker, named_in, run_study, take_over
+from api.jobs.records import named_in
+from api.jobs.studies import Onlooker, run_study, take_over
 from api.jobs.sweeps import run_sweep, schedule_due
 from planner.errors import PlannerError
 from planner.ports import ProbeEnd, ProbeFilter, ProbeRecord, TaskEnd, TaskFilter, TaskRecord

@@ -19,6 +19,7 @@ from api.storage.common import (
 from api.storage.engine import store_errors
 from api.storage.tables import MeasurementRow
 from planner.errors import NotFoundError
+from planner.intake.measurements import read_measurement
 from planner.ports import MeasurementFilter, MeasurementPage
 from planner.specs.measurement import Measurement
 
@@ -107,6 +108,6 @@ def measurement_row(measurement: Measurement) -> MeasurementRow:
 
 
 def _measurement(row: MeasurementRow) -> Measurement:
-    return Measurement.from_row(
+    return read_measurement(
         row.body["row"], measurement_id=row.id, created_at=row.body["created_at"], allow_files=False
     )

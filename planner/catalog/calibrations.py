@@ -1,98 +1,10 @@
-"""The calibration that ships: `calibrations/shipped.json`, written by `benchmarks/calibrate.py`
-from the measured runs.
-"""
+"""What `benchmarks/` wrote to ship with the package: the calibration, and how accurate it is."""
 
-import json
-from collections.abc import Mapping
-from functools import lru_cache
 from importlib.resources import files
-from typing import Any
-
-import numpy as np
-
-from planner.calibration.comparison import Comparison
-from planner.columns import FloatColumn
-from planner.cost.machine.knobs import KNOBS, PLACE, Calibration
-
-DIGITS = 5
 
 
-@lru_cache(maxsize=1)
-def shipped_calibration() -> Calibration:
-    """What the published runs have taught."""
-    return from_document(
-        json.loads(
-            files("planner.catalog")
-            .joinpath("calibrations/shipped.json")
-            .read_text(encoding="utf-8")
-        )
+def calibration_text(name: str) -> str:
+    """The JSON of `calibrations/<name>.json`: "shipped" or "accuracy"."""
+    return (
+        files("planner.catalog").joinpath(f"calibrations/{name}.json").read_text(encoding="utf-8")
     )
-
-
-@lru_cache(maxsize=1)
-def shipped_comparison() -> Comparison:
-    """Published runs beside what that calibration predicts of them."""
-    text = (
-        files("planner.catalog").joinpath("calibrations/accuracy.json").read_text(encoding="utf-8")
-    )
-    return Comparison.from_document(text)
-
-
-def from_document(document: Mapping[str, Any]) -> Calibration:
-    """The calibration of a document that `to_document` made."""
-    size = len(document["keys"])
-    covariance = np.zeros((size, size))
-    covariance[np.tril_indices(size)] = document["covariance"]
-    covariance = covariance + np.tril(covariance, -1).T
-    return Calibration(
-        id=document["id"],
-        keys=tuple((knob, scope) for knob, scope in document["keys"]),
-        shifts=np.array(document["shifts"], dtype=np.float64),
-        covariance=covariance,
-        sensitivity=_by_knob(document),
-        run_sd=document["run_sd"],
-        group_sd=document["group_sd"],
-        time_factor=document["time_factor"],
-        memory_sd=document["memory_sd"],
-        memory_sd_bytes=document["memory_sd_bytes"],
-        seen=frozenset((trainer, family, feature) for trainer, family, feature in document["seen"]),
-        fitted=frozenset(document["fitted"]),
-        place=document.get("place", 1.0),
-    )
-
-
-def _by_knob(document: Mapping[str, Any]) -> FloatColumn:
-    """The sensitivity in today's order of knobs: one that has come since counts as untouched, one
-    that has gone is left out.
-    """
-    names, found = document["knobs"], np.array(document["sensitivity"], dtype=np.float64)
-    out = np.zeros((len(KNOBS), len(KNOBS)))
-    kept = [name for name in names if name in PLACE]
-    there, here = [names.index(name) for name in kept], [PLACE[name] for name in kept]
-    out[np.ix_(here, here)] = found[np.ix_(there, there)]
-    return out
-
-
-def to_document(calibration: Calibration) -> dict[str, Any]:
-    """JSON-safe form; the covariance as its lower triangle."""
-    lower = calibration.covariance[np.tril_indices(len(calibration.keys))]
-    return {
-        "id": calibration.id,
-        "run_sd": calibration.run_sd,
-        "group_sd": calibration.group_sd,
-        "place": calibration.place,
-        "time_factor": dict(calibration.time_factor),
-        "memory_sd": calibration.memory_sd,
-        "memory_sd_bytes": calibration.memory_sd_bytes,
-        "keys": [list(key) for key in calibration.keys],
-        "shifts": _rounded(calibration.shifts),
-        "covariance": _rounded(lower),
-        "knobs": [knob.name for knob in KNOBS],
-        "sensitivity": [_rounded(row) for row in calibration.sensitivity],
-        "seen": sorted(list(triple) for triple in calibration.seen),
-        "fitted": sorted(calibration.fitted),
-    }
-
-
-def _rounded(values: Any) -> list[float]:
-    return [float(f"{value:.{DIGITS}g}") for value in values]

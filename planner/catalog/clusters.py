@@ -8,19 +8,16 @@ mapping with `aliases`, `source` and `notes` beside it. The file name is the cat
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
-from planner.errors import Fault, SpecError, UnknownNameError
+from planner.errors import UnknownNameError
 
 if TYPE_CHECKING:
-    from planner.specs.cluster import ClusterSpec
-    from planner.specs.gpu import GpuSpec
+    pass
 
-_LABELS = frozenset({"aliases", "source", "notes"})
-_MAX_CHARACTERS = 100_000
+LABELS = frozenset({"aliases", "source", "notes"})
 # libyaml where it is built in: ten times faster
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -75,60 +72,23 @@ UNKNOWN = {  # what to do where no name of the catalogue is meant
 }
 
 
-def _find(kind: str, name: str, field: str, what: str) -> str:
+def catalogue_name(kind: str, name: str, field: str) -> str:
+    """Catalogue name of a name or alias, any case; kind: "gpus" or "clusters".  Raises
+    UnknownNameError naming the closest.
+    """
     known = _aliases(kind)
     typed = _normal(name)
     if typed not in known:
+        what = {"gpus": "GPU", "clusters": "cluster"}[kind]
         raise UnknownNameError(field, name, known, what, also=UNKNOWN[kind])
     return known[typed]
 
 
-def load_gpu(name: str, *, field: str = "cluster.gpu") -> "GpuSpec":
-    """The GPU of this catalogue name or alias, any case.  Raises UnknownNameError naming the
-    closest.
-    """
-    return _gpu(_find("gpus", name, field, "GPU"))
-
-
-@lru_cache(maxsize=256)
-def _gpu(name: str) -> "GpuSpec":
-    from planner.specs.gpu import GpuSpec
-
-    return GpuSpec.from_user({**_documents("gpus")[name], "name": name}, f"gpus/{name}.yaml")
-
-
-def load_cluster(name: str, *, field: str = "cluster") -> "ClusterSpec":
-    """The cluster of this catalogue name or alias, any case.  Raises UnknownNameError naming the
-    closest.
-    """
-    return _cluster(_find("clusters", name, field, "cluster"))
-
-
-@lru_cache(maxsize=256)
-def _cluster(name: str) -> "ClusterSpec":
-    from planner.specs.cluster import ClusterSpec
-
-    keys = {key: value for key, value in _documents("clusters")[name].items() if key not in _LABELS}
-    return ClusterSpec.from_user(keys, f"clusters/{name}.yaml")
-
-
 def cluster_document(name: str) -> Mapping[str, object]:
     """The cluster's file as written, with its source and notes.  Raises UnknownNameError."""
-    return dict(_documents("clusters")[_find("clusters", name, "cluster", "cluster")])
+    return dict(_documents("clusters")[catalogue_name("clusters", name, "cluster")])
 
 
-def read_mapping(path: str, field: str) -> Mapping[object, object]:
-    """The mapping in a user's YAML or JSON file.  Raises SpecError when it cannot be read or holds
-    something else.
-    """
-    remedy = "give the path of a YAML file with gpu and num_gpus, or a catalogue name"
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        document = yaml.safe_load(text) if len(text) <= _MAX_CHARACTERS else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = str(error).splitlines()[0]
-        raise SpecError(Fault(field, path, f"cannot be read ({reason})", remedy)) from None
-    inner = document.get("cluster", document) if isinstance(document, Mapping) else None
-    if not isinstance(inner, Mapping):
-        raise SpecError(Fault(field, path, "holds no mapping of keys to values", remedy))
-    return {key: value for key, value in inner.items() if key not in _LABELS}
+def gpu_document(name: str) -> Mapping[str, object]:
+    """The GPU's file as written, with its sources.  Raises UnknownNameError."""
+    return dict(_documents("gpus")[catalogue_name("gpus", name, "cluster.gpu")])

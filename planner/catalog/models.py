@@ -16,8 +16,6 @@ from importlib.resources import files
 import yaml
 
 from planner.errors import UnknownNameError
-from planner.intake.huggingface.config import build_model
-from planner.specs.model import ModelSpec
 
 _ABOUT = frozenset(
     {"aliases", "source", "published_parameters", "published_parameters_exact", "notes", "variants"}
@@ -105,11 +103,3 @@ def model_keys(name: str) -> Mapping[str, object]:
     """
     entry = model_entry(name)
     return {**entry.keys, **entry.variants.get(name.strip().lower(), {})}
-
-
-@lru_cache(maxsize=256)
-def load_model(name: str) -> ModelSpec:
-    """The model of a catalogue name or alias, whatever its case. Raises UnknownNameError naming the
-    closest.
-    """
-    return build_model(model_keys(name), field="model", base_loader=model_keys)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.catalog.calibrations import shipped_calibration
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import lower_bounds
 from planner.cost.chunks import keep_freed_pages
@@ -19,6 +18,7 @@ from planner.cost.cost_inputs import Ingredients
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration, kernels_at
 from planner.cost.machine.profile import KernelProfile, Profile
+from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.memory.allocator import reserved_bytes
 from planner.cost.memory.peak import RankMemory, rank_memory
 from planner.cost.memory.rank_bytes import rank_shapes

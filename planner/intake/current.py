@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.errors import Fault, PlannerError, SpecError
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.intake.trainer_files import megatron, titan_command
 from planner.intake.trainer_files.statement import LABELS, ModelSaid, Run, Said
 from planner.intake.trainer_files.torchtitan import TitanSaid, read_toml
-from planner.specs.cluster import ClusterSpec
 from planner.specs.current import CurrentFormat, CurrentSpec
 from planner.specs.model import ModelSpec
 from planner.specs.validation import build
@@ -135,7 +136,7 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
     if values.get("model") is None:
         job["model"] = named.value
     _raise_missing(spec.name, job, named)
-    model = ModelSpec.from_user(job["model"])
+    model = read_model(job["model"])
     run = said.run(model, _num_gpus(said, job["cluster"]))
     asked = values.get("training")
     given = asked.get("trainer") if isinstance(asked, Mapping) else None
@@ -184,7 +185,7 @@ def _num_gpus(said: Said, cluster: object) -> int:
     launched = said.machine.num_gpus
     if launched is not None and (given is None or given == launched):
         return launched
-    return ClusterSpec.from_user(cluster, allow_files=False).num_gpus
+    return read_cluster(cluster, allow_files=False).num_gpus
 
 
 def _raise_missing(name: str, job: Mapping[str, object], model: ModelSaid) -> None:

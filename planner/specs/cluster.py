@@ -8,7 +8,7 @@ no shape, a grid without wrap-around when it has one; "torus" a grid with it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
@@ -33,7 +33,6 @@ from planner.specs.gpu import (
     either,
     whole_number,
 )
-from planner.specs.validation import build
 from planner.units import GIGA, counted, format_bytes
 
 RANK_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
@@ -188,94 +187,6 @@ class ClusterSpec(Frozen):
         except ValueError as error:
             rule, _, remedy = str(error).partition("; ")
             raise SpecError(Fault("cluster.num_gpus", num_gpus, rule, remedy)) from None
-
-    @classmethod
-    def from_user(
-        cls, value: object, field: str = "cluster", *, allow_files: bool = True
-    ) -> "ClusterSpec":
-        """From a catalogue name, a mapping (contract, section 1), or the path of a YAML or JSON
-        file holding one.
-
-        allow_files: pass False where the text comes over a network.  Raises UnknownNameError, or
-            SpecError with all faults.
-        """
-        from planner.catalog.clusters import load_cluster  # the catalogue is written in this format
-
-        if isinstance(value, cls):
-            return value
-        value = cluster_request(value, field, allow_files=allow_files)
-        if isinstance(value, str):
-            return load_cluster(value, field=field)
-        if not isinstance(value, Mapping):
-            remedy = "use for example {gpu: h100-sxm-80gb, num_gpus: 64}"
-            raise SpecError(Fault(field, value, "must be a cluster name or a mapping", remedy))
-        faults: list[SpecError] = []
-        gpu = _gpu(value, field, faults)
-        levels = _levels(value.get("fabric"), f"{field}.fabric", faults)
-        request = None
-        try:
-            plain = {key: item for key, item in value.items() if key not in ("gpu", "fabric")}
-            request = build(ClusterRequest, plain, field).model_copy(update={"fabric": levels})
-        except SpecError as error:
-            faults.append(error)
-        if len(faults) == 1:
-            raise faults[0]
-        if faults or gpu is None or request is None:
-            raise SpecError([fault for error in faults for fault in error.faults])
-        for num_gpus in request.num_gpus:
-            spec = resolve(request, gpu, num_gpus, field)
-        return spec
-
-
-def cluster_request(value: object, field: str = "cluster", *, allow_files: bool) -> object:
-    """What `ClusterSpec.from_user` takes, with a file's mapping in the place of its path. Raises
-    SpecError.
-    """
-    if allow_files and isinstance(value, str) and value.endswith(FILE_ENDINGS):
-        from planner.catalog.clusters import read_mapping
-
-        return read_mapping(value, field)
-    return value
-
-
-def _gpu(value: Mapping[object, object], field: str, faults: list[SpecError]) -> GpuSpec | None:
-    try:
-        if value.get("gpu") is None:
-            raise SpecError(
-                Fault(
-                    f"{field}.gpu",
-                    None,
-                    "is required",
-                    "add gpu: h100-sxm-80gb, or another name of `catalog gpus`",
-                )
-            )
-        return GpuSpec.from_user(value["gpu"], f"{field}.gpu")
-    except SpecError as error:
-        faults.append(error)
-    return None
-
-
-def _levels(value: object, field: str, faults: list[SpecError]) -> tuple[LevelRequest, ...] | None:
-    """The typed levels; a name travels into the message because people count levels by name."""
-    if value is None:
-        return None
-    if not isinstance(value, list | tuple) or not value:
-        remedy = "leave it out to use the GPU's default"
-        faults.append(
-            SpecError(Fault(field, value, "must be a list of levels from inner to outer", remedy))
-        )
-        return None
-    levels = []
-    for index, item in enumerate(value):
-        try:
-            levels.append(
-                item
-                if isinstance(item, LevelRequest)
-                else build(LevelRequest, item, f"{field}.{index}")
-            )
-        except SpecError as error:
-            faults.append(error)
-    return tuple(levels)
 
 
 def resolve(request: ClusterRequest, gpu: GpuSpec, num_gpus: int, field: str) -> ClusterSpec:

@@ -10,9 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from planner.errors import Fault, SpecError
 from planner.specs.gpu_families import VENDORS
-from planner.specs.validation import build
 from planner.units import EXAMPLES, GIB, GIGA, KIB, KILO, MEGA, MIB, PETA, TERA, TIB, parse_quantity
 
 Topology = Literal["switch", "ring", "tree", "mesh", "torus"]
@@ -231,65 +229,3 @@ class GpuSpec(Frozen):
                 f"peak_flops names {', '.join(unknown) or 'no dtype'}; use {', '.join(DTYPES)}"
             )
         return self
-
-    @classmethod
-    def catalogue(cls) -> "tuple[GpuSpec, ...]":
-        """Every GPU of the catalogue, by name."""
-        from planner.catalog.clusters import gpu_names, load_gpu
-
-        return tuple(load_gpu(name) for name in gpu_names())
-
-    @classmethod
-    def from_user(cls, value: object, field: str = "cluster.gpu") -> "GpuSpec":
-        """From a catalogue name or alias, or an inline mapping (optionally with `base`, whose
-        figures the rest overrides).
-
-        Raises UnknownNameError, or SpecError with every fault.
-        """
-        from planner.catalog.clusters import load_gpu  # the catalogue is written in this format
-
-        if isinstance(value, cls):
-            return value
-        if isinstance(value, str):
-            return load_gpu(value, field=field)
-        if not isinstance(value, Mapping):
-            raise SpecError(
-                Fault(
-                    field,
-                    value,
-                    "must be a GPU name or a mapping",
-                    "use for example gpu: h100-sxm-80gb",
-                )
-            )
-        if "base" not in value:
-            return build(cls, value, field)
-        base = cls.from_user(value["base"], f"{field}.base")
-        changes = {str(key): item for key, item in value.items() if key != "base"}
-        changes.setdefault("name", f"{base.name}-custom")
-        return build(cls, _merged(cls, base.model_dump(exclude={"aliases"}), changes), field)
-
-
-def _merged(
-    spec: type[BaseModel], base: Mapping[str, object], changes: Mapping[str, object]
-) -> dict[str, object]:
-    """The base's figures with the changes laid over them, nested mappings key by key, under the
-    names the user typed.
-    """
-    names = {field: _typed(spec, field, changes) for field in spec.model_fields}
-    merged = {names.get(field, field): item for field, item in base.items()}
-    for key, change in changes.items():
-        before = merged.get(key)
-        nested = {"scale_up": ScaleUp, "scale_out": ScaleOut}.get(key)
-        if isinstance(before, Mapping) and isinstance(change, Mapping):
-            merged[key] = _merged(nested, before, change) if nested else {**before, **change}
-        else:
-            merged[key] = change
-    return merged
-
-
-def _typed(spec: type[BaseModel], field: str, changes: Mapping[str, object]) -> str:
-    alias = spec.model_fields[field].validation_alias
-    names = (
-        [str(choice) for choice in alias.choices] if isinstance(alias, AliasChoices) else [field]
-    )
-    return next((name for name in names if name in changes), field)

@@ -1,12 +1,6 @@
-"""The GPU families whose kernels are known, and what stands in for one that is not: said to the
-user, never silent.
-"""
+"""The GPU families whose kernels are known, and who makes them."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from planner.specs.gpu import GpuSpec
 
 # Family -> row of `cost.profile.KERNELS` whose curves are its own. The generations of CDNA were
 # timed together.
@@ -22,12 +16,6 @@ _MAKERS: Mapping[str, str] = {"cdna": "amd", "tpu": "google", "cpu": "cpu"}
 VENDORS: Mapping[str, str] = {
     family: _MAKERS.get(row, "nvidia") for family, row in KERNEL_ROWS.items()
 }
-# The row that stands in for a family nobody timed: by vendor, the newest with units the GPU has too
-# ("" fits every GPU). Judgement.
-_STAND_INS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "nvidia": (("fp4", "blackwell"), ("fp8", "hopper"), ("bf16", "ampere"), ("", "volta")),
-    "amd": (("", "cdna"),), "google": (("", "tpu"),), "cpu": (("", "cpu"),),
-}  # fmt: skip
 
 
 def is_known_family(family: str) -> bool:
@@ -35,42 +23,3 @@ def is_known_family(family: str) -> bool:
     stand-in's curves.
     """
     return family in KERNEL_ROWS
-
-
-def kernel_family(gpu: "GpuSpec") -> str:
-    """The row of `cost.profile.KERNELS` that prices this GPU.
-
-    Its own family's; of an unknown one the row whose name it continues ("cdna5"), else the vendor's
-    newest with the same units.
-    """
-    if gpu.family in KERNEL_ROWS:
-        return KERNEL_ROWS[gpu.family]
-    continued = [row for row in KERNEL_ROWS.values() if gpu.family.startswith(row)]
-    fitting = (
-        row
-        for dtype, row in _STAND_INS[gpu.vendor]
-        if not dtype or dtype in gpu.peak_flops_per_second
-    )
-    return continued[0] if continued else next(fitting)
-
-
-def unknown_family(gpu: "GpuSpec") -> str:
-    """What to tell who describes a GPU of an unknown family; empty for a known one."""
-    if is_known_family(gpu.family):
-        return ""
-    unset = gpu.family == type(gpu).model_fields["family"].default
-    named = (
-        f"no family is given for GPU {gpu.name}"
-        if unset
-        else f"family {gpu.family!r} of GPU {gpu.name} is unknown"
-    )
-    vendor = (
-        ""
-        if "vendor" in gpu.model_fields_set
-        else f", taken for one of {gpu.vendor}'s as no vendor is given"
-    )
-    return (
-        f"{named}{vendor}: priced with the kernel curves of {kernel_family(gpu)} and generic "
-        "communication curves, intervals widened; "
-        f"known families: {', '.join(KNOWN_FAMILIES)}; `planner-cli calibrate` times its kernels"
-    )

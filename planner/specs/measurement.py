@@ -10,10 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.errors import Fault, SpecError
 from planner.specs.job import Job
 from planner.specs.network import NETWORK_FIELDS
-from planner.specs.validation import build
 
 Status = Literal["ok", "oom", "failed"]
 Rung = Literal["emulated", "imitated", "probed", "published"]
@@ -106,56 +104,10 @@ class Measurement(BaseModel):
     software: Mapping[str, str] = {}
     source: str = ""
 
-    @classmethod
-    def from_row(
-        cls,
-        row: Mapping[str, Any],
-        *,
-        measurement_id: str,
-        created_at: str,
-        allow_files: bool = True,
-    ) -> "Measurement":
-        """From a job with a layout whose `measured` label holds the numbers. Raises SpecError."""
-        job = Job.from_user(
-            {key: value for key, value in row.items() if key not in ("measured", "source")},
-            allow_files=allow_files,
-        )
-        if job.layout is None:
-            raise SpecError(
-                Fault("layout", None, "is required in a measurement", "add the layout that ran")
-            )
-        values = row.get("measured")
-        if not isinstance(values, Mapping):
-            raise SpecError(
-                Fault(
-                    "measured",
-                    values,
-                    "is required in a measurement",
-                    "add measured: {step_seconds: ...}",
-                )
-            )
-        software = values.get("software") or {}
-        if not isinstance(software, Mapping):
-            remedy = "write software: {torch: 2.11.0}"
-            raise SpecError(
-                Fault(
-                    "measured.software", software, "must be a mapping of names to versions", remedy
-                )
-            )
-        numbers = build(
-            Measured, {key: value for key, value in values.items() if key != "software"}, "measured"
-        )
-        return cls(
-            id=measurement_id,
-            created_at=created_at,
-            job=job,
-            measured=numbers,
-            software={str(k): str(v) for k, v in software.items()},
-            source=str(row.get("source", "")),
-        )
-
     def as_row(self) -> dict[str, Any]:
-        """The row that `from_row` reads back to the same measurement."""
+        """The row that `planner.intake.measurements.read_measurement` reads back to the same
+        measurement.
+        """
         row = {
             key: value
             for key, value in self.job.request.items()

@@ -1,13 +1,12 @@
 """What is trained: the shapes of a decoder-only language model, and how many parameters each part
 has.
 
-`ModelSpec` holds the normalised shapes; `ModelSpec.from_user` reads what a person writes (catalogue
-name, Hugging Face config.json, inline mapping; see `planner.intake.huggingface.config` for the mapping and
-its defaults).
+`ModelSpec` holds the normalised shapes; `planner.intake.models.read_model` reads what a person
+writes (catalogue name, Hugging Face config.json, inline mapping; see `planner.intake.models` for
+the mapping and its defaults).
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
@@ -23,7 +22,6 @@ MlpKind = Literal["swiglu", "gelu", "squared-relu"]
 NormKind = Literal["rmsnorm", "layernorm"]
 QkNorm = Literal["none", "head", "full"]
 PositionEmbedding = Literal["rope", "learned", "none"]
-BaseLoader = Callable[[str], Mapping[str, object]]
 
 Size = Annotated[StrictInt, Field(ge=1)]
 Count = Annotated[StrictInt, Field(ge=0)]
@@ -242,26 +240,6 @@ class ModelSpec(Network):
                 f"give 1 to {self.n_group}",
             ),
         ]
-
-    @classmethod
-    def from_user(
-        cls,
-        value: object,
-        field: str = "model",
-        base_loader: BaseLoader | None = None,
-        allow_files: bool = True,
-    ) -> "ModelSpec":
-        """The model a person means by a catalogue name or alias, a path to a config.json, or an
-        inline mapping.
-
-        field: prefix of the field named in faults.  base_loader: from a catalogue name to its
-        Hugging Face keys (the packaged catalogue unless given).  allow_files=False refuses paths
-        (requests that came over a network). Raises SpecError with every fault found;
-        UnknownNameError for a name that is neither in the catalogue nor a path.
-        """
-        from planner.intake.huggingface.config import parse_model
-
-        return parse_model(value, field=field, base_loader=base_loader, allow_files=allow_files)
 
     # ---- shapes ----------------------------------------------------------------------------------
 

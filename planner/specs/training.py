@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from planner.specs.validation import build
 from planner.trainers.registry import check_torch_release
 from planner.trainers.release import Release, release_of
 from planner.units import parse_count, parse_tokens
@@ -80,8 +79,3 @@ class TrainingSpec(BaseModel):
     def release(self) -> Release:
         """The trainer's release whose rules hold, from `trainer_version`."""
         return release_of(self.trainer, self.trainer_version)
-
-    @classmethod
-    def from_user(cls, values: object, field: str = "training") -> "TrainingSpec":
-        """Parsed and checked; raises SpecError with every fault."""
-        return build(cls, values, field)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from planner.errors import ProbeError, SpecError
+from planner.intake.measurements import read_measurement
 from planner.specs.cluster import ClusterSpec
 from planner.specs.measurement import Measured as Numbers
 from planner.specs.measurement import Measurement
@@ -120,7 +121,7 @@ def read_recording(values: Mapping[str, Any], name: str) -> ProbeResult:
     """
     if "outcome" in values:
         return ProbeResult.model_validate(values)
-    measurement = Measurement.from_row(
+    measurement = read_measurement(
         values, measurement_id=name, created_at="1970-01-01T00:00:00+00:00"
     )
     device: Device = "cpu" if measurement.job.cluster.gpu.name == "cpu" else "cuda"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from planner.errors import ProbeError
 from planner.specs.cluster import ClusterSpec
+from probes.folder import END, LOG
 from probes.launch import (
     ROOT,
     GuardianSpec,
@@ -28,7 +29,7 @@ from probes.launch import (
     supervise,
     with_free_port,
 )
-from probes.outcome import END, LOG, Begin, conclude, read_end, read_logs, write_result
+from probes.outcome import Begin, conclude, read_end, read_logs, write_result
 from probes.pools.local import Capacity
 from probes.pools.nvidia import Gpu, is_same_gpu
 from probes.preflight import (

@@ -13,8 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from probes import guardian
+from probes.folder import BEGIN, RESULT, TASK
 from probes.launch import TORCHRUN_FLAGS, GuardianSpec
-from probes.outcome import BEGIN, RESULT, TASK, Begin
+from probes.outcome import Begin
 from probes.programs import program_of
 from probes.protocol import Failed, ProbeTask
 

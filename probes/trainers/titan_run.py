@@ -15,9 +15,12 @@ from pathlib import Path
 from statistics import median, stdev
 from typing import Any
 
-from planner.catalog.clusters import gpu_names, load_gpu
-from planner.catalog.models import load_model, model_names
+from planner.catalog.clusters import gpu_names
+from planner.catalog.models import model_names
 from planner.errors import Fault, SpecError
+from planner.intake.jobs import read_job
+from planner.intake.machines import load_gpu
+from planner.intake.models import load_model
 from planner.specs.job import Job
 from planner.specs.network import NETWORK_FIELDS
 from planner.units import GIB
@@ -213,7 +216,7 @@ def completed(said: Values, doubts: Sequence[Doubt], given: Mapping[str, Any], s
     ]
     if missing:
         raise SpecError(missing)
-    return Job.from_user(job)
+    return read_job(job)
 
 
 def _contradictions(

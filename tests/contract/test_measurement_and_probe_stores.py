@@ -16,6 +16,7 @@ from api.storage.measurements import SqlMeasurementStore
 from api.storage.migrate import upgrade
 from api.storage.probes import SqlProbeStore
 from planner.errors import ConflictError, NotFoundError, SpecError
+from planner.intake.jobs import read_job
 from planner.ports import (
     Lease,
     MeasurementFilter,
@@ -25,7 +26,6 @@ from planner.ports import (
     ProbeRecord,
     ProbeStore,
 )
-from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, question_hash
 from tests.conftest import JOB, LAYOUT
 
@@ -62,7 +62,7 @@ def measurement(
         "extra": {"kept": [1, "ü"]},
         **numbers,
     }
-    job = Job.from_user({**JOB, "model": model, "layout": layout or LAYOUT})
+    job = read_job({**JOB, "model": model, "layout": layout or LAYOUT})
     return Measurement(
         id=f"measurement-{number:03d}",
         created_at=(NOW + timedelta(seconds=number // 2)).isoformat(),
@@ -140,7 +140,7 @@ class TestMeasurements:
             ]
         )
         asked = question_hash(
-            Job.from_user({**JOB, "model": "meta-llama/Meta-Llama-3-8B", "search": {"top_k": 3}})
+            read_job({**JOB, "model": "meta-llama/Meta-Llama-3-8B", "search": {"top_k": 3}})
         )
         assert [item.id[-1] for item in store.matching(asked)] == ["1", "3"]
         assert store.matching("0" * 64) == ()

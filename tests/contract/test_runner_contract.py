@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.errors import ProbeError
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
 from probes.campaign import Pool
 from probes.launch import Launcher, LaunchSettings, Watch
 from probes.pools.local import LocalPool, PoolSettings
@@ -98,7 +98,7 @@ class TestRunners:
         )
 
     def test_it_says_what_it_can_run(self, pool: Pool) -> None:
-        capacity = pool.capacity(Job.from_user(JOB).cluster)
+        capacity = pool.capacity(read_job(JOB).cluster)
         assert (capacity.device, capacity.num_devices >= 2) == ("cpu", True)
 
     def test_what_cannot_be_run_is_an_error_not_a_result(self, pool: Pool) -> None:

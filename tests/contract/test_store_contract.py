@@ -14,8 +14,8 @@ from api.storage.migrate import upgrade
 from api.storage.store import SqlStore
 from planner.cost.estimate import estimate_jobs
 from planner.errors import ConflictError, NotFoundError, SpecError, StoreError
+from planner.intake.jobs import read_job
 from planner.ports import PlanLabels, StoredEstimate
-from planner.specs.job import Job
 from planner.specs.plan import Plan
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
@@ -136,7 +136,7 @@ class TestEstimates:
             id=estimate_id,
             created_at=NOW,
             job=request,
-            estimate=estimate_jobs([Job.from_user(request)])[0],
+            estimate=estimate_jobs([read_job(request)])[0],
         )
 
     def test_an_estimate_comes_back_as_it_was_saved(

@@ -28,8 +28,8 @@ from api.settings import Settings
 from api.storage.migrate import upgrade
 from api.wiring import Wiring, wire
 from planner.errors import SpecError
+from planner.intake.sweeps import read_sweep
 from planner.ports import ProbeRecord, SweepRecord, TaskRecord
-from planner.specs.sweep import SweepSpec
 
 EVENING = datetime(2026, 3, 1, 20, 0, tzinfo=UTC)
 NIGHT = datetime(2026, 3, 2, 2, 0, tzinfo=UTC)
@@ -215,10 +215,10 @@ def test_an_anchor_may_have_any_size_that_a_job_may_choose() -> None:
         "clusters": [{"gpu": "cpu", "num_gpus": [2, 4]}],
         "measure": {"top_k": 0, "anchors": [{"dp_shard": 2}, {"tp": 2}]},
     }
-    assert len(SweepSpec.from_user(values, allow_files=False).jobs) == 1
+    assert len(read_sweep(values, allow_files=False).jobs) == 1
     values["measure"] = {"anchors": [{"dp_shard": 3}]}
     with pytest.raises(SpecError, match="takes 3 GPUs; the sweep's jobs have 2, 4"):
-        SweepSpec.from_user(values, allow_files=False)
+        read_sweep(values, allow_files=False)
 
 
 def test_an_anchor_of_another_size_is_passed_over_in_the_jobs_of_which_it_is_none(

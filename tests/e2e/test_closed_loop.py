@@ -28,12 +28,12 @@ from api.jobs.studies import Onlooker, ask_study, gpu_seconds_of, run_study, tak
 from api.jobs.sweeps import add_sweep, failure_in, run_now, run_sweep
 from api.settings import Settings
 from api.wiring import Wiring, wire
-from planner.catalog.calibrations import shipped_calibration
+from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import ConflictError, NotFoundError
+from planner.intake.sweeps import read_sweep
 from planner.plan.recommend import recommend
 from planner.ports import ProbeFilter, TaskEnd
 from planner.specs.plan import Plan
-from planner.specs.sweep import SweepSpec
 from tests.conftest import ROOT, Cli, clean_environment
 from tests.stand_ins import light_python, worker
 
@@ -61,7 +61,7 @@ EMPTY: dict[str, Any] = {"models": [], "clusters": [], "trainings": []}
 
 def sweep_jobs() -> list[dict[str, Any]]:
     """The jobs of SWEEP, written out."""
-    return list(SweepSpec.from_user(SWEEP).jobs)
+    return list(read_sweep(SWEEP).jobs)
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from pydantic import SecretStr
 
 from api.http.app import create_app
 from api.settings import Settings
+from planner.intake.machines import read_cluster
 from planner.plan.collective import collective
 from planner.schedules import SCHEDULES, to_csv
-from planner.specs.cluster import ClusterSpec
 from tests.conftest import JOB, Cli
 
 ASKED = {"op": "all-reduce", "size": "1 GiB", "cluster": "h100-64"}
@@ -66,7 +66,7 @@ def test_collective_is_the_same_everywhere(cli: Cli, client: TestClient) -> None
     assert (done.returncode, done.stderr) == (0, "")
     posted = client.post("/collective", json=asked)
     assert posted.status_code == 200, posted.text
-    ours = collective("all-reduce", 2**30, ClusterSpec.from_user("h100-64"), num_ranks=8, stride=8)
+    ours = collective("all-reduce", 2**30, read_cluster("h100-64"), num_ranks=8, stride=8)
     assert json.loads(done.stdout) == posted.json() == ours.model_dump(mode="json")
 
 

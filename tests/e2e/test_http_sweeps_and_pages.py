@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from api.http.app import create_app
 from api.settings import Settings
 from api.wiring import Wiring
-from planner.catalog.calibrations import shipped_calibration, to_document
+from planner.cost.machine.shipped import shipped_calibration, to_document
 from planner.ports import CalibrationRecord, TaskRecord
 
 SWEEP: dict[str, Any] = {

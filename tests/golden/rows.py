@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.calibration.accuracy import Row
 from planner.cost.estimate import estimate_job
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 
@@ -21,7 +21,7 @@ def published() -> dict[str, dict[str, Any]]:
 @cache
 def row(row_id: str) -> Row:
     """One row beside its estimate."""
-    job = Job.from_user(published()[row_id])
+    job = read_job(published()[row_id])
     return Row.build(job, estimate_job(job))
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from planner.catalog.clusters import load_gpu
 from planner.columns import LayoutBatch
 from planner.cost.machine.device import Device
 from planner.cost.machine.profile import KERNELS, PROFILES
 from planner.cost.network.collectives import send_seconds
 from planner.cost.price import Pricer, Prices
+from planner.intake.jobs import read_job
+from planner.intake.machines import load_gpu, read_cluster
 from planner.plan.collective import collective
 from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
@@ -26,7 +27,7 @@ BANDWIDTH, LATENCY, SIZE = 100e9, 2e-6, 1e9
 
 
 def _priced(job: Mapping[str, Any]) -> tuple[Pricer, Job, Prices]:
-    parsed = Job.from_user(dict(job))
+    parsed = read_job(dict(job))
     assert parsed.layout is not None
     pricer = Pricer.build(parsed.model, parsed.cluster, parsed.training)
     return pricer, parsed, pricer.price(LayoutBatch.from_layouts([parsed.layout]))
@@ -76,7 +77,7 @@ def layer_activations(tp: int, sp: bool, ac: str) -> float:
 
 def _flat(num_gpus: int) -> ClusterSpec:
     level = {"gpus": num_gpus, "bandwidth": BANDWIDTH, "latency": LATENCY, "topology": "switch"}
-    return ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, "fabric": [level]})
+    return read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, "fabric": [level]})
 
 
 def wire_over_size(op: str, ranks: int) -> float:
@@ -111,9 +112,7 @@ def hierarchical_over_closed_form(inside: int, nodes: int) -> float:
         {"gpus": inside, "bandwidth": b1, "latency": a1},
         {"gpus": inside * nodes, "bandwidth": b2, "latency": a2},
     ]
-    cluster = ClusterSpec.from_user(
-        {"gpu": "h100-sxm-80gb", "num_gpus": inside * nodes, "fabric": levels}
-    )
+    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": inside * nodes, "fabric": levels})
     within = (inside - 1) * (SIZE / (inside * b1) + a1)
     across = 2 * (nodes - 1) * (SIZE / inside / (nodes * b2) + a2)
     return collective("all-reduce", SIZE, cluster, algorithm="hierarchical").seconds / (
@@ -143,7 +142,7 @@ def tensor_parallel_collectives(model: str, tp: int) -> float:
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": tp},
         "training": {"seq_len": 8192, "global_batch_size": 1},
     }
-    parsed = Job.from_user({**job, "layout": {"tp": tp}})
+    parsed = read_job({**job, "layout": {"tp": tp}})
     assert parsed.layout is not None
     batch = LayoutBatch.from_layouts([parsed.layout])
     (kind, _) = parsed.model.distinct_layers()[0]
@@ -199,7 +198,7 @@ def causal_attention_share(seq_len: int) -> float:
     total = {}
     for length in (seq_len, 2 * seq_len):
         total[length] = forward_flops_over_2nt("llama3-8b", length)
-    model = Job.from_user(
+    model = read_job(
         {
             "model": "llama3-8b",
             "cluster": "h100-8",
@@ -215,23 +214,19 @@ def causal_attention_share(seq_len: int) -> float:
 
 def nvlink_both_directions(gpu: str) -> float:
     """Bytes a second, both directions, of the innermost level that the GPU is sold with."""
-    return (
-        2 * ClusterSpec.from_user({"gpu": gpu, "num_gpus": 8}).fabric[0].bandwidth_bytes_per_second
-    )
+    return 2 * read_cluster({"gpu": gpu, "num_gpus": 8}).fabric[0].bandwidth_bytes_per_second
 
 
 def inter_node(gpu: str) -> float:
     """Bytes a second and GPU between nodes, one way."""
-    return ClusterSpec.from_user({"gpu": gpu, "num_gpus": 16}).fabric[1].bandwidth_bytes_per_second
+    return read_cluster({"gpu": gpu, "num_gpus": 16}).fabric[1].bandwidth_bytes_per_second
 
 
 def grouped_over_loop(experts: int, tokens: int, hidden: int, width: int) -> float:
     """How much faster one grouped GEMM is than a loop of launches, tokens an expert, forward."""
     gpu = load_gpu("h100-sxm-80gb")
     device = Device.build(
-        ClusterSpec.from_user({"gpu": gpu.name, "num_gpus": 8}),
-        KERNELS["hopper"],
-        PROFILES["torchtitan"],
+        read_cluster({"gpu": gpu.name, "num_gpus": 8}), KERNELS["hopper"], PROFILES["torchtitan"]
     )
     rows, cols, depth, bf16 = (
         np.array([float(tokens)]),
@@ -246,7 +241,7 @@ def grouped_over_loop(experts: int, tokens: int, hidden: int, width: int) -> flo
 
 def axis_position(axis: str) -> float:
     """Place of an axis from the inside out, in the default order of ranks."""
-    return float(ClusterSpec.from_user("h100-64").rank_order.index(axis))
+    return float(read_cluster("h100-64").rank_order.index(axis))
 
 
 def default_zero_stage(pp: int) -> float:

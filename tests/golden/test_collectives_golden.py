@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from planner.intake.machines import read_cluster
 from planner.plan.collective import collective
 from planner.specs.cluster import ClusterSpec
 
@@ -29,7 +30,7 @@ def flat(num_gpus: int, **level: object) -> ClusterSpec:
         "topology": "switch",
         **level,
     }
-    return ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, "fabric": [joined]})
+    return read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, "fabric": [joined]})
 
 
 @pytest.mark.parametrize("n", [2, 3, 8, 48, 64])
@@ -87,7 +88,7 @@ def test_hierarchical_all_reduce_of_two_and_three_levels() -> None:
         {"gpus": 256, "bandwidth": b3, "latency": a3},
     ]
     inside = 7 * (size / (8 * b1) + a1)
-    two = ClusterSpec.from_user({"gpu": "h100", "num_gpus": 64, "fabric": levels[:2]})
+    two = read_cluster({"gpu": "h100", "num_gpus": 64, "fabric": levels[:2]})
     across = 2 * 7 * (size / 8 / (8 * b2) + a2)
     assert collective("all-reduce", size, two, algorithm="hierarchical").seconds == pytest.approx(
         2 * inside + across, rel=1e-12
@@ -96,7 +97,7 @@ def test_hierarchical_all_reduce_of_two_and_three_levels() -> None:
     assert collective("all-gather", size, two, algorithm="hierarchical").seconds == pytest.approx(
         gather, rel=1e-12
     )
-    three = ClusterSpec.from_user({"gpu": "h100", "num_gpus": 256, "fabric": levels})
+    three = read_cluster({"gpu": "h100", "num_gpus": 256, "fabric": levels})
     outermost = 2 * 3 * (size / 64 / (4 * b3) + a3)
     assert collective("all-reduce", size, three, algorithm="hierarchical").seconds == pytest.approx(
         2 * inside + across + outermost, rel=1e-12
@@ -156,7 +157,7 @@ def test_nccl_reduces_in_the_switch_above_four_gpus(ranks: int, chosen: str) -> 
     """Source: ml-engineering network/README.md, H200: NVLS above 4 GPUs, 363 GB/s with 4 and 473
     with 8.
     """
-    cluster = ClusterSpec.from_user({"gpu": "h200-sxm-141gb", "num_gpus": 8})
+    cluster = read_cluster({"gpu": "h200-sxm-141gb", "num_gpus": 8})
     answer = collective("all-reduce", 8 * 2**30, cluster, num_ranks=ranks)
     measured = {4: 363.3e9, 8: 473.1e9}[ranks]
     assert answer.bus_bandwidth_bytes_per_second == pytest.approx(measured, rel=0.05)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.specs.job import Job
 from planner.specs.plan import Plan
 
 CASES = yaml.safe_load((Path(__file__).parent / "experts.yaml").read_text(encoding="utf-8"))
@@ -30,7 +30,7 @@ class Fixed:
 
 def plan_of(job: dict[str, Any]) -> Plan:
     values = {**job, "search": {"top_k": 3}}
-    return recommend(Job.from_user(values), ports=Ports(clock=Fixed(), ids=Fixed()))
+    return recommend(read_job(values), ports=Ports(clock=Fixed(), ids=Fixed()))
 
 
 def accepted(value: object, wanted: object) -> bool:

@@ -9,8 +9,9 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.cost.run.energy_and_price import JOULES_PER_KWH, REST_OF_NODE_SHARE, bill, gpu_watts
 from planner.cost.run.goodput import goodput as run
-from planner.specs.cluster import DEFAULT_CARBON_INTENSITY, ClusterSpec
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
+from planner.intake.machines import read_cluster
+from planner.specs.cluster import DEFAULT_CARBON_INTENSITY
 from planner.units import HOUR
 
 MINUTE = 60.0
@@ -60,7 +61,7 @@ def test_llama3_interruptions_give_the_default_mtbf() -> None:
     #     the press.
     assert sum(run.LLAMA3_INTERRUPTIONS.values()) == 419
     gpu_hours = run.LLAMA3_GPUS * run.LLAMA3_SECONDS / HOUR / 419
-    cluster = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 16384})
+    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 16384})
     assert cluster.mtbf_gpu_hours == pytest.approx(gpu_hours, rel=0.02)
     assert run.job_mtbf_seconds(cluster) / HOUR == pytest.approx(54 * 24 / 419, rel=0.02)
 
@@ -74,7 +75,7 @@ def test_over_30_percent_of_interruptions_are_gpu_faults() -> None:
 
 
 def llama3_405b(**training: object) -> tuple[Pricer, LayoutBatch]:
-    job = Job.from_user(
+    job = read_job(
         {
             "model": "llama3.1-405b",
             # Tectonic: 2 TB/s sustained (section 3.3.1).
@@ -114,7 +115,7 @@ def test_async_cuts_the_overhead_5_to_24_times() -> None:
     # pytorch.org/blog/reducing-checkpointing-times: 23.6 times for a 7B model (148.8 s to 6.3 s).
     # The ratio depends on the storage: ours is the default of 0.25 GB/s a GPU. Stated tolerance: 5
     #     to 24.
-    job = Job.from_user(
+    job = read_job(
         {
             "model": "llama3.1-8b",
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
@@ -154,7 +155,7 @@ def test_bill_by_hand() -> None:
     # 100 h on 8 GPUs at 2.5 USD, always busy: 800 GPU-hours, 2,000 USD, 1.1 x 8.4 kW x 100 h = 924
     # kWh, at 445 g 411 kg.
     found = bill(
-        ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 8, "price_per_gpu_hour": 2.5}),
+        read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8, "price_per_gpu_hour": 2.5}),
         column(100 * HOUR),
         column(1.0),
     )

@@ -10,7 +10,7 @@ import pytest
 
 from planner.calibration.kernels import ALONE_SD, Shape, alone, shape_seconds
 from planner.cost.price import Pricer
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
 from tests.conftest import ROOT
 
 GPUS = {
@@ -42,7 +42,7 @@ def published(gpu: str) -> tuple[list[Shape], np.ndarray]:
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_products_alone_are_met_within_their_deviation(gpu: str) -> None:
-    job = Job.from_user(
+    job = read_job(
         {
             "model": "llama3-8b",
             "cluster": {"gpu": GPUS[gpu], "num_gpus": 8},

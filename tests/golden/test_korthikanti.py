@@ -5,7 +5,7 @@ and Megatron's MoE and CP rows.
 import numpy as np
 import pytest
 
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
 from tests.golden.rows import ids, published, row, step_error
 
 KORTHIKANTI = ids("kor")
@@ -14,7 +14,7 @@ PAIRS = {"22B": (1, 2), "175B": (3, 4), "530B": (5, 6), "1T": (7, 8)}
 
 
 def is_moe(row_id: str) -> bool:
-    return Job.from_user(published()[row_id]).model.is_moe
+    return read_job(published()[row_id]).model.is_moe
 
 
 MOE = [row_id for row_id in ids("mbr", "dgxc") if is_moe(row_id)]

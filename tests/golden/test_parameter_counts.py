@@ -4,7 +4,8 @@ is published.
 
 import pytest
 
-from planner.catalog.models import load_model, model_entry, model_names
+from planner.catalog.models import model_entry, model_names
+from planner.intake.models import load_model
 
 PUBLISHED = [name for name in model_names() if model_entry(name).published_parameters is not None]
 # billions of parameters a token meets, as their publishers round them

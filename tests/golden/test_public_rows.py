@@ -16,7 +16,7 @@ from api.cli.accuracy import read_rows
 from planner.calibration.accuracy import Row, mean_over_sweeps, regret, summarise
 from planner.calibration.held_out import Fitted
 from planner.calibration.report import complete
-from planner.catalog.calibrations import shipped_calibration
+from planner.cost.machine.shipped import shipped_calibration
 
 FLOOR = Path(__file__).with_name("accuracy_floor.json")
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"

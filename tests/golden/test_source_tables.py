@@ -20,6 +20,7 @@ import pytest
 
 from api.wiring import SystemClock
 from planner.cost.estimate import estimate_job
+from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.specs.estimate import Estimate
@@ -95,7 +96,7 @@ def merged(job: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_job(values: dict[str, Any], name: str) -> float:
-    job = Job.from_user(values)
+    job = read_job(values)
     return quantity(estimate_job(job), name, job)
 
 
@@ -115,7 +116,7 @@ def pair(check: dict[str, Any]) -> tuple[float, float]:
 def recommended(check: dict[str, Any]) -> float:
     """Step of the best layout with the stated degrees over the step of our winner."""
     job = check["job"]
-    estimate = estimate_job(Job.from_user(job))
+    estimate = estimate_job(read_job(job))
     assert estimate.valid, estimate.violations
     assert estimate.fits == check["fits"], estimate.device_bytes
     ranked = [
@@ -130,14 +131,14 @@ def recommended(check: dict[str, Any]) -> float:
 def winner(job: dict[str, Any], fix: dict[str, Any]) -> RankedLayout:
     search = {"top_k": 1, "fix": fix, "prefer": "fastest"}
     ports = Ports(clock=SystemClock(), ids=Ids())
-    return recommend(Job.from_user({**job, "search": search}), ports=ports).ranked[0]
+    return recommend(read_job({**job, "search": search}), ports=ports).ranked[0]
 
 
 def refused(check: dict[str, Any]) -> float:
     """1 where the layout breaks a rule on this field whose text says so; 0 where nothing is
     broken.
     """
-    estimate = estimate_job(Job.from_user(check["job"]))
+    estimate = estimate_job(read_job(check["job"]))
     found = [
         v for v in estimate.violations if v.field == check["field"] and check["says"] in v.rule
     ]

@@ -21,14 +21,13 @@ from planner.cost.estimate import estimate_job, estimate_layouts
 from planner.cost.price import Pricer, Prices
 from planner.cost.refine import refine
 from planner.cost.step_seconds import PARTS
+from planner.intake.jobs import read_job, read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.rules import Context, broken_rules, violations
 from planner.rules.features import NEEDS, gpu_precisions
 from planner.schedules import SCHEDULES as SCHEDULE_OBJECTS
-from planner.specs.cluster import ClusterSpec
-from planner.specs.job import Job
 from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
 from planner.trainers.registry import SINGLE_STAGE_SCHEDULES, TRAINERS, V_SCHEDULES
 
 SEED, NUM_JOBS, ROWS = 20261103, 500, 80
@@ -69,9 +68,9 @@ def jobs() -> tuple[Priced, ...]:
 def priced(draw: np.random.Generator, model: str, gpu: str, trainer: str) -> Priced:
     num_gpus = int(draw.choice(NUM_GPUS))
     context = Context(
-        model=ModelSpec.from_user(model),
-        cluster=ClusterSpec.from_user({"gpu": gpu, "num_gpus": num_gpus}),
-        training=TrainingSpec.from_user(
+        model=read_model(model),
+        cluster=read_cluster({"gpu": gpu, "num_gpus": num_gpus}),
+        training=read_training(
             {
                 "seq_len": int(draw.choice((1024, 4096, 8192, 65536))),
                 "global_batch_size": num_gpus * int(draw.choice((1, 2, 4, 16))),
@@ -188,7 +187,7 @@ def test_enough_layouts_of_everything_were_drawn() -> None:
     }
     assert set(legal) == some_trainer
     assert {job.context.model.name for job in jobs()} == {
-        ModelSpec.from_user(name).name for name in model_names()
+        read_model(name).name for name in model_names()
     }
     assert {(job.context.cluster.gpu.name, job.context.training.trainer) for job in jobs()} == set(
         itertools.product(gpu_names(), TRAINERS)
@@ -277,7 +276,7 @@ def test_defects_found_once_stay_mended(why: str) -> None:
         "training": {"seq_len": 2048, "global_batch_size": 8, **training},
         "layout": layout,
     }
-    estimate = estimate_job(Job.from_user(job))
+    estimate = estimate_job(read_job(job))
     assert not estimate.valid or 0.0 < (estimate.step_seconds or np.nan) < np.inf
 
 

@@ -12,24 +12,24 @@ from hypothesis import strategies as st
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.cost.step_seconds import PARTS
-from planner.specs.cluster import ClusterSpec
+from planner.intake.jobs import read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.specs.layout import Layout
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
 from planner.trainers.registry import resolve_layout
 
 NUM_GPUS = 128
 MODELS = {
-    name: ModelSpec.from_user(name)
+    name: read_model(name)
     for name in ("llama3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma2-9b")
 }
 SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def pricer(model: str = "llama3-8b", **cluster: object) -> Pricer:
-    spec = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS, **cluster})
+    spec = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS, **cluster})
     return Pricer.build(
-        MODELS[model], spec, TrainingSpec.from_user({"seq_len": 4096, "global_batch_size": 256})
+        MODELS[model], spec, read_training({"seq_len": 4096, "global_batch_size": 256})
     )
 
 
@@ -153,8 +153,8 @@ def test_memory_never_falls_when_the_microbatch_grows(row: Layout) -> None:
 def test_degrees_of_one_cost_no_communication() -> None:
     p = Pricer.build(
         MODELS["llama3-8b"],
-        ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 1}),
-        TrainingSpec.from_user({"seq_len": 2048, "global_batch_size": 4}),
+        read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 1}),
+        read_training({"seq_len": 2048, "global_batch_size": 4}),
     )
     prices = price(p, resolve_layout({}, trainer="torchtitan", num_gpus=1))
     assert all(

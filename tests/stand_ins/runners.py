@@ -16,8 +16,8 @@ from api.settings import Settings
 from api.wiring import SystemClock, Wiring, wire
 from planner.ports import Clock
 from probes.campaign import Pool
+from probes.folder import RESULT
 from probes.launch import Launcher, LaunchSettings, Watch, torchrun
-from probes.outcome import RESULT
 from probes.pools.local import LocalPool, PoolSettings
 from probes.programs import Program
 from probes.protocol import ProbeTask

@@ -19,9 +19,9 @@ from torch.utils.checkpoint import (
 from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import units_at
 from planner.cost.price import Pricer
-from planner.specs.cluster import ClusterSpec
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
+from planner.intake.jobs import read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.trainers.registry import resolve_layout
 from tests.torch_memory.modules import Sizes, rotary_table
 
@@ -161,10 +161,8 @@ def pricer(s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **training:
         values["torch_version"] = "2.7.1"
     if s.repeat_kv:
         values["trainer_version"] = "0.2.1"
-    cluster = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus})
-    return Pricer.build(
-        ModelSpec.from_user(spec(s)), cluster, TrainingSpec.from_user(values | training)
-    )
+    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus})
+    return Pricer.build(read_model(spec(s)), cluster, read_training(values | training))
 
 
 def planned_layer(

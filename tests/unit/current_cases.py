@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from planner.export import export
 from planner.export.base import Export
 from planner.intake.current import complete
+from planner.intake.jobs import read_job
+from planner.intake.machines import read_cluster
 from planner.intake.trainer_files.canonical import canonical
 from planner.intake.trainer_files.files import gather
-from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import VersusCurrent
@@ -23,16 +24,18 @@ from planner.specs.plan import VersusCurrent
 FOLDER = Path(__file__).parents[1] / "fixtures" / "current"
 
 
-def read_job(name: str, text: str, files: Mapping[str, str] | None = None, **given: object) -> Job:
+def job_of_text(
+    name: str, text: str, files: Mapping[str, str] | None = None, **given: object
+) -> Job:
     """The job of a text, on H100s unless it says so."""
     current = gather(name, text, dict(files or {}).get)
     assert current is not None, f"{name} was not taken for a trainer's file"
     given.setdefault("cluster", {"gpu": "h100-sxm-80gb"})
-    return Job.from_user(complete({"current": current, **given}))
+    return read_job(complete({"current": current, **given}))
 
 
 def fixture_job(name: str, **given: object) -> Job:
-    return read_job(name, (FOLDER / name).read_text(encoding="utf-8"), **given)
+    return job_of_text(name, (FOLDER / name).read_text(encoding="utf-8"), **given)
 
 
 def machine(num_gpus: int) -> dict[str, object]:
@@ -76,7 +79,7 @@ def exported(
     return export(
         chosen,
         model(name),
-        ClusterSpec.from_user(machine(num_gpus)),
+        read_cluster(machine(num_gpus)),
         training(**trainer, **more),
         to=to,
         version=version,

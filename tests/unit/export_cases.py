@@ -4,6 +4,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from planner.intake.jobs import read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import CP_METHODS, DTYPES, PRECISIONS, SCHEDULES, Layout
 from planner.specs.model import ModelSpec
@@ -24,15 +27,15 @@ MODELS = (
 
 
 def model(name: str = "llama3.1-70b") -> ModelSpec:
-    return ModelSpec.from_user(name)
+    return read_model(name)
 
 
 def cluster(num_gpus: int = 256, **more: object) -> ClusterSpec:
-    return ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, **more})
+    return read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, **more})
 
 
 def training(**more: object) -> TrainingSpec:
-    return TrainingSpec.from_user({"seq_len": 8192, "global_batch_size": 512, **more})
+    return read_training({"seq_len": 8192, "global_batch_size": 512, **more})
 
 
 def layout(num_gpus: int = 256, trainer: str = "torchtitan", **values: object) -> Layout:

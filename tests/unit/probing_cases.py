@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
 from planner.rules import Context
 from planner.search.space.enumerate import Space, build_space
-from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.study import Asked
@@ -19,7 +19,7 @@ REQUEST: dict[str, Any] = {
     "training": {"seq_len": 8192, "global_batch_size": 64},
     "search": {"fix": {"precision": "bf16", "cp": 1}},
 }  # fmt: skip
-JOB = Job.from_user(REQUEST)
+JOB = read_job(REQUEST)
 
 
 @lru_cache(maxsize=1)
@@ -97,7 +97,7 @@ class Machine:
 def measurement(asked: Asked, measured: Measured) -> Measurement:
     """As a store would give it back."""
     assert asked.layout is not None
-    job = Job.from_user({**REQUEST, "layout": asked.layout.model_dump()})
+    job = read_job({**REQUEST, "layout": asked.layout.model_dump()})
     return Measurement(
         id=f"measurement-{asked.number}",
         created_at="2026-01-01T00:00:00Z",

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from planner.columns import LayoutBatch
+from planner.intake.jobs import read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.rules import Context, legal_mask
 from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, Domains, domains_of
-from planner.specs.cluster import ClusterSpec
 from planner.specs.job import SearchSpec
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
 
 NAMES = (*CELL_FIELDS, *FREE_FIELDS)
 TINY: dict[str, Any] = {
@@ -35,11 +35,9 @@ def context(
 ) -> Context:
     per_node = next(n for n in (4, 3, 2, 1) if num_gpus % n == 0)
     return Context(
-        model=ModelSpec.from_user(TINY if model is None else model),
-        cluster=ClusterSpec.from_user(
-            {"gpu": gpu, "num_gpus": num_gpus, "gpus_per_node": per_node}
-        ),
-        training=TrainingSpec.from_user({"seq_len": 1024, "global_batch_size": 8, **training}),
+        model=read_model(TINY if model is None else model),
+        cluster=read_cluster({"gpu": gpu, "num_gpus": num_gpus, "gpus_per_node": per_node}),
+        training=read_training({"seq_len": 1024, "global_batch_size": 8, **training}),
     )
 
 

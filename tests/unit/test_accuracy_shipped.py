@@ -13,7 +13,8 @@ from api.cli.accuracy import PUBLIC_ROWS, command, read_rows
 from api.render.accuracy_document import document
 from planner.calibration.comparison import Comparison, digest_of
 from planner.calibration.report import report
-from planner.catalog.calibrations import shipped_calibration, shipped_comparison
+from planner.calibration.shipped import shipped_comparison
+from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import SpecError
 
 ROOT = Path(__file__).parents[2]

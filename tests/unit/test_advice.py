@@ -6,8 +6,8 @@ import pytest
 
 from planner.cost.estimate import estimate_layouts
 from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
 from planner.plan.advice import warnings_for
-from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.trainers.registry import resolve_layout
 
@@ -17,7 +17,7 @@ FABRIC = [{"name": "nvlink", "gpus": 8}, {"name": "network", "bandwidth": "5 GB/
 def warned(
     words: str, layout: dict[str, Any], cluster: dict[str, Any] | None = None, **training: Any
 ) -> bool:
-    job = Job.from_user(
+    job = read_job(
         {
             "model": training.pop("model", "llama3-8b"),
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, **(cluster or {})},

@@ -10,10 +10,10 @@ import pytest
 
 from planner.cost.estimate import estimate_job
 from planner.errors import ProbeError, SpecError
+from planner.intake.jobs import read_job
 from planner.rules import violations
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
-from planner.specs.job import Job
 from planner.specs.measurement import Measured as Numbers
 from probes.campaign import Answer, Campaign, ProbeRequest
 from probes.emulate import ranks_of_interest
@@ -170,7 +170,7 @@ class TestEmulated:
         def ranks(layout: dict[str, Any], num_gpus: int, **cluster: Any) -> tuple[int, ...]:
             values = job("llama3-70b", num_gpus, layout)
             values["cluster"] |= cluster
-            parsed = Job.from_user(values)
+            parsed = read_job(values)
             assert parsed.layout is not None
             return ranks_of_interest(parsed.layout, parsed.cluster)
 
@@ -185,7 +185,7 @@ class TestEmulated:
         pool = FakePool(1, as_predicted())
         answer = ask(values, pool, emulate=True)
         assert [task.emulate_rank for task in pool.tasks] == [0, 32, 48]
-        numbers, estimate = numbers_of(answer), estimate_job(Job.from_user(values))
+        numbers, estimate = numbers_of(answer), estimate_job(read_job(values))
         extra = numbers.model_extra or {}
         assert numbers.step_seconds == pytest.approx(estimate.step_seconds, rel=1e-9)
         assert estimate.time is not None
@@ -204,7 +204,7 @@ class TestEmulated:
 
     def test_slower_compute_stretches_the_bubble_too(self) -> None:
         values = job("llama3-70b", 64, {"dp_shard": 2, "tp": 8, "pp": 4, "ac": "full"}, batch=8)
-        estimate = estimate_job(Job.from_user(values))
+        estimate = estimate_job(read_job(values))
         assert estimate.time is not None
         numbers = numbers_of(ask(values, FakePool(1, as_predicted(2.0)), emulate=True))
         assert (numbers.model_extra or {})["from_model"]["bubble_seconds"] == pytest.approx(
@@ -237,7 +237,7 @@ class TestImitated:
     def test_small_runs_are_legal_fit_and_differ_by_equal_layers(
         self, model: str, num_gpus: int, layout: dict[str, Any], devices: int
     ) -> None:
-        big = Job.from_user(job(model, num_gpus, layout))
+        big = read_job(job(model, num_gpus, layout))
         imitation = imitate(big, devices)
         assert imitation is not None
         assert big.layout is not None
@@ -276,7 +276,7 @@ class TestImitated:
         values = job(model, num_gpus, layout)
         numbers = numbers_of(ask(values, FakePool(devices, as_predicted())))
         estimate, claimed = (
-            estimate_job(Job.from_user(values)),
+            estimate_job(read_job(values)),
             (numbers.model_extra or {})["relative_error"],
         )
         for key in ("step_seconds", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"):
@@ -287,10 +287,10 @@ class TestImitated:
 
     def test_slower_compute_shows_in_full(self) -> None:
         values = job("llama3-8b", 32, {"dp_replicate": 4, "dp_shard": 8, "ac": "full"})
-        estimate = estimate_job(Job.from_user(values))
+        estimate = estimate_job(read_job(values))
         numbers = numbers_of(ask(values, FakePool(8, as_predicted(1.3))))
         assert estimate.step_seconds is not None
-        imitation = imitate(Job.from_user(values), 8)
+        imitation = imitate(read_job(values), 8)
         assert imitation is not None
         small = estimate_job(imitation.runs[0]).step_seconds
         assert small is not None
@@ -298,7 +298,7 @@ class TestImitated:
         assert numbers.step_seconds == pytest.approx(1.3 * small + between_replicas, rel=0.01)
 
     def test_noise_is_magnified_by_the_distance(self) -> None:
-        imitation = imitate(Job.from_user(job("llama3-8b", 64, {"dp_shard": 64, "ac": "full"})), 1)
+        imitation = imitate(read_job(job("llama3-8b", 64, {"dp_shard": 64, "ac": "full"})), 1)
         assert imitation is not None
 
         def claimed(spread: float) -> float:
@@ -406,10 +406,10 @@ class TestImitated:
             ask(job("llama3-70b", 64, {"dp_shard": 8, "tp": 8}), FakePool(4, as_predicted()))
 
     def test_fewer_layers_keep_windows_and_dense_layers_in_place(self) -> None:
-        gemma = Job.from_user(job("gemma2-9b", 8, {"dp_shard": 8}))
+        gemma = read_job(job("gemma2-9b", 8, {"dp_shard": 8}))
         assert period(gemma.model) == 2
         assert fewer_layers(gemma, 4).model.layer_kinds() == gemma.model.layer_kinds()[:4]
-        deepseek = Job.from_user(job("deepseek-v2-lite", 8, {"dp_shard": 8}))
+        deepseek = read_job(job("deepseek-v2-lite", 8, {"dp_shard": 8}))
         assert [kind.moe for kind in fewer_layers(deepseek, 3).model.layer_kinds()] == [
             False,
             True,

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.catalog.clusters import cluster_document, cluster_names, load_cluster, load_gpu
+from planner.catalog.clusters import cluster_document, cluster_names
 from planner.errors import SpecError, UnknownNameError
-from planner.specs.cluster import RANK_ORDER, ClusterSpec, balanced_shape
+from planner.intake.machines import load_cluster, load_gpu, read_cluster
+from planner.specs.cluster import RANK_ORDER, balanced_shape
 from planner.units import GIB, GIGA, TERA
 
 H100 = {"gpu": "h100-sxm-80gb", "num_gpus": 64}
@@ -26,7 +27,7 @@ CLUSTERS = [
 
 
 def cluster(**changes):
-    return ClusterSpec.from_user({**H100, **changes})
+    return read_cluster({**H100, **changes})
 
 
 def sizes(spec):
@@ -35,7 +36,7 @@ def sizes(spec):
 
 def faults(value):
     with pytest.raises(SpecError) as caught:
-        ClusterSpec.from_user(value)
+        read_cluster(value)
     assert all(fault.rule and fault.remedy for fault in caught.value.faults)
     return {fault.field: fault for fault in caught.value.faults}
 
@@ -117,10 +118,10 @@ def test_one_level_alone_is_flat_or_gets_the_network_around_it():
 
 def test_nvlink_domain_of_a_rack():
     gb200 = {"gpu": "gb200", "gpus_per_node": 4}
-    assert sizes(ClusterSpec.from_user({**gb200, "num_gpus": 72})) == [72]
-    assert sizes(ClusterSpec.from_user({**gb200, "num_gpus": 144})) == [72, 144]
-    assert sizes(ClusterSpec.from_user({**gb200, "num_gpus": 256})) == [64, 256]
-    typed = ClusterSpec.from_user(
+    assert sizes(read_cluster({**gb200, "num_gpus": 72})) == [72]
+    assert sizes(read_cluster({**gb200, "num_gpus": 144})) == [72, 144]
+    assert sizes(read_cluster({**gb200, "num_gpus": 256})) == [64, 256]
+    typed = read_cluster(
         {
             **gb200,
             "num_gpus": 64,
@@ -133,9 +134,11 @@ def test_nvlink_domain_of_a_rack():
 
 
 def test_torus_shapes():
-    assert ClusterSpec.from_user({"gpu": "tpu-v5p", "num_gpus": 64, "gpus_per_node": 4}).fabric[
-        0
-    ].shape == (4, 4, 4)
+    assert read_cluster({"gpu": "tpu-v5p", "num_gpus": 64, "gpus_per_node": 4}).fabric[0].shape == (
+        4,
+        4,
+        4,
+    )
     assert cluster(fabric=[{"topology": "torus", "shape": [4, 16]}]).fabric[0].shape == (4, 16)
     assert cluster(fabric=[{}, {"shape": [2, 4]}]).fabric[1].topology == "torus"
     assert cluster(fabric=[{"topology": "mesh"}, {}]).fabric[0].shape is None
@@ -153,9 +156,7 @@ def test_balanced_shape_covers_all(num_gpus, num_dims):
     per_node=st.sampled_from([1, 4, 8, 16]),
 )
 def test_every_size_resolves_to_nested_levels(num_nodes, gpu, per_node):
-    spec = ClusterSpec.from_user(
-        {"gpu": gpu, "num_gpus": num_nodes * per_node, "gpus_per_node": per_node}
-    )
+    spec = read_cluster({"gpu": gpu, "num_gpus": num_nodes * per_node, "gpus_per_node": per_node})
     joined = sizes(spec)
     assert joined[-1] == spec.num_gpus
     assert all(outer > inner and outer % inner == 0 for inner, outer in pairwise(joined))
@@ -287,15 +288,15 @@ def test_not_a_cluster_at_all(value):
 
 def test_unknown_catalogue_name():
     with pytest.raises(UnknownNameError, match="h100-8"):
-        ClusterSpec.from_user("h100-9")
+        read_cluster("h100-9")
 
 
 def test_files_of_a_user(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("gpu: a100\nnum_gpus: 16\nfabric:\n  - {}\n  - {bandwidth: 100 Gb/s}\n")
-    assert ClusterSpec.from_user(str(path)).fabric[1].bandwidth_bytes_per_second == 12.5 * GIGA
+    assert read_cluster(str(path)).fabric[1].bandwidth_bytes_per_second == 12.5 * GIGA
     with pytest.raises(UnknownNameError):
-        ClusterSpec.from_user(str(path), allow_files=False)
+        read_cluster(str(path), allow_files=False)
     for text in ("[1, 2]", "a: [", ""):
         path.write_text(text)
         assert "cluster" in faults(str(path))
@@ -305,7 +306,7 @@ def test_files_of_a_user(tmp_path):
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_clusters_of_the_catalogue(name):
     spec = load_cluster(name)
-    assert ClusterSpec.from_user(name.upper()) == spec
+    assert read_cluster(name.upper()) == spec
     assert spec.fabric[-1].gpus == spec.num_gpus
     assert cluster_document(name)["source"]
 
@@ -322,7 +323,7 @@ def test_catalogue_clusters_are_what_they_say():
 def test_specs_are_values():
     assert cluster() == cluster()
     assert hash(cluster()) == hash(cluster())
-    assert ClusterSpec.from_user(cluster()) == cluster()
+    assert read_cluster(cluster()) == cluster()
     json.dumps(cluster().model_dump(mode="json"))
 
 
@@ -333,6 +334,6 @@ def test_every_public_measurement_parses():
     rows = [json.loads(line) for line in PUBLIC.read_text().splitlines()]
     assert len(rows) >= 374
     for row in rows:
-        spec = ClusterSpec.from_user(row["cluster"])
+        spec = read_cluster(row["cluster"])
         assert spec.num_gpus == row["cluster"]["num_gpus"]
         assert spec.fabric[-1].gpus == spec.num_gpus

@@ -16,6 +16,7 @@ from planner.cost.network.collectives import candidates, collective_seconds, sen
 from planner.cost.network.nccl import IDEAL, LIBRARIES
 from planner.cost.network.topology import Fabric, Placement
 from planner.errors import SpecError
+from planner.intake.machines import read_cluster
 from planner.plan.collective import collective
 from planner.specs.cluster import ClusterSpec
 
@@ -25,7 +26,7 @@ Point = tuple[int, ...]
 
 def cluster(num_gpus: int, *levels: dict[str, Any], gpu: str = "h100-sxm-80gb") -> ClusterSpec:
     node = {} if num_gpus % 8 == 0 or num_gpus < 8 else {"gpus_per_node": num_gpus}
-    return ClusterSpec.from_user(
+    return read_cluster(
         {"gpu": gpu, "num_gpus": num_gpus, **node, **({"fabric": list(levels)} if levels else {})}
     )
 

@@ -10,7 +10,7 @@ import pytest
 from planner.cost.network.collectives import collective_seconds, send_seconds
 from planner.cost.network.nccl import IDEAL
 from planner.cost.network.topology import Fabric, Placement
-from planner.specs.cluster import ClusterSpec
+from planner.intake.machines import read_cluster
 
 INNER, OUTER, ALPHA, FAR = 400e9, 50e9, 1e-6, 5e-6
 LARGE = 8e9
@@ -25,7 +25,7 @@ def fabric(
         "num_gpus": num_gpus,
         "fabric": [{"topology": "switch", **level} for level in levels],
     }
-    return Fabric.build(ClusterSpec.from_user(values), library=IDEAL if ideal else None)
+    return Fabric.build(read_cluster(values), library=IDEAL if ideal else None)
 
 
 def one_level(num_gpus: int = 8, **given: Any) -> Fabric:

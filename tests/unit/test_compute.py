@@ -20,7 +20,7 @@ from planner.cost.machine.device import (
     Device,
 )
 from planner.cost.machine.profile import KERNELS, PROFILES, kernel_profile
-from planner.specs.cluster import ClusterSpec
+from planner.intake.machines import read_cluster
 from planner.specs.layout import PRECISIONS
 from planner.work.precision import RECIPES
 
@@ -29,7 +29,7 @@ Column = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def device(gpu: str = "h100-sxm-80gb", trainer: str = "torchtitan", **cluster: Any) -> Device:
-    spec = ClusterSpec.from_user({"gpu": gpu, "num_gpus": 1, **cluster})
+    spec = read_cluster({"gpu": gpu, "num_gpus": 1, **cluster})
     return Device.build(spec, kernel_profile(spec.gpu), PROFILES[trainer])
 
 

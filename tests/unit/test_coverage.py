@@ -11,7 +11,7 @@ from planner.calibration.coverage import NEAR, Use, choose, gaps, probe_seconds,
 from planner.calibration.kernels import Shape, shape_seconds
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
 from planner.trainers.registry import resolve_layout
 from tests.conftest import ROOT
 
@@ -21,7 +21,7 @@ TRAINING = {"seq_len": 4096, "global_batch_size": 64}
 def used(
     *layouts: dict, model: str = "llama3-8b", gpus: int = 8, **training: object
 ) -> tuple[Use, ...]:
-    job = Job.from_user(
+    job = read_job(
         {
             "model": model,
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": gpus},
@@ -207,7 +207,7 @@ def test_what_is_no_kernel_is_refused(change: dict[str, object], said: str) -> N
 
 
 def test_only_copies_stand_for_memory_bound_kernels() -> None:
-    job = Job.from_user(
+    job = read_job(
         {
             "model": "llama3-8b",
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},

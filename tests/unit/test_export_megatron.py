@@ -11,8 +11,8 @@ from planner.export import export as export_to
 from planner.export.base import Export
 from planner.export.commands import read_flags
 from planner.export.megatron import export, parse_back, pipeline_layout
+from planner.intake.models import read_model
 from planner.specs.layout import Layout
-from planner.specs.model import ModelSpec
 
 
 def make(
@@ -308,8 +308,6 @@ def test_unknown_numbers_are_said() -> None:
         "vocab_size": 1024,
         "intermediate_size": 1024,
     }
-    exported = export(
-        layout(8, "megatron"), ModelSpec.from_user(shapes), cluster(8), training(), "0.14"
-    )
+    exported = export(layout(8, "megatron"), read_model(shapes), cluster(8), training(), "0.14")
     assert {gap.fault.field for gap in exported.gaps} >= {"model.rope_theta", "model.norm_eps"}
     assert flags_of(exported)["--rotary-base"] == ["10000"]

@@ -14,7 +14,7 @@ from export_cases import cluster, layout, training
 from real_torchtitan import INSTALLED, LINE, LOOK_AT_ALL, needs_torchtitan, run_python, written
 
 from planner.export.torchtitan import export
-from planner.specs.model import ModelSpec
+from planner.intake.models import read_model
 from planner.trainers.titan_models import find_flavor
 
 pytestmark = needs_torchtitan
@@ -52,11 +52,7 @@ def published(name: str) -> dict[str, Any]:
 def exported(name: str) -> Any:
     job = training(seq_len=SEQ_LEN, global_batch_size=8)
     return export(
-        layout(8),
-        ModelSpec.from_user(str(CONFIGS / f"{name}.json")),
-        cluster(8),
-        job,
-        INSTALLED or "0.2.2",
+        layout(8), read_model(str(CONFIGS / f"{name}.json")), cluster(8), job, INSTALLED or "0.2.2"
     )
 
 
@@ -90,11 +86,7 @@ def test_what_no_class_has_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_shapes_and_parameters(name: str, read: dict[str, Any]) -> None:
-    said, config, spec = (
-        read[name],
-        published(name),
-        ModelSpec.from_user(str(CONFIGS / f"{name}.json")),
-    )
+    said, config, spec = (read[name], published(name), read_model(str(CONFIGS / f"{name}.json")))
     names = {
         "hidden_size": "dim",
         "num_attention_heads": "n_heads",
@@ -207,7 +199,7 @@ def test_a_config_that_is_not_the_shipped_one_keeps_its_own_numbers(tmp_path: Pa
         "rope_scaling": None,
     }
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    spec = ModelSpec.from_user(str(tmp_path))
+    spec = read_model(str(tmp_path))
     assert find_flavor(spec, LINE or "0.2") is not None  # the shapes are those of TorchTitan's 8B
     made = written(
         export(layout(8), spec, cluster(8), training(), INSTALLED or "0.2.2"), tmp_path / "run"

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from planner.calibration.fit import Data, fingerprint, fit, predict
-from planner.catalog.calibrations import from_document, shipped_calibration, to_document
 from planner.cost.machine.knobs import DIRECTIONS, KNOBS, OWN_SHARE, PLACE, Calibration, profile_at
+from planner.cost.machine.shipped import from_document, shipped_calibration, to_document
+from planner.intake.jobs import read_job
 from planner.specs.job import Job
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 
 
 def job(num_gpus: int, seq_len: int, trainer: str = "torchtitan", **layout: object) -> Job:
-    return Job.from_user(
+    return read_job(
         {
             "model": "llama3-8b",
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
@@ -162,7 +163,7 @@ def test_the_shipped_calibration_is_a_posterior() -> None:
     assert np.linalg.eigvalsh(shipped.covariance).min() > 0
     rows = [json.loads(line) for line in PUBLIC.read_text(encoding="utf-8").splitlines()]
     timed = {
-        fingerprint(Job.from_user(row), seconds)
+        fingerprint(read_job(row), seconds)
         for row in rows
         if (seconds := row["measured"].get("step_seconds"))
     }

@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from planner.catalog.clusters import gpu_aliases, gpu_names, load_gpu
+from planner.catalog.clusters import gpu_aliases, gpu_names
 from planner.errors import SpecError, UnknownNameError
-from planner.specs.gpu import DTYPES, GpuSpec
+from planner.intake.machines import load_gpu, read_gpu
+from planner.specs.gpu import DTYPES
 from planner.units import GIB, GIGA, TERA
 
 CONTRACT_NAMES = [
@@ -179,7 +180,7 @@ def test_unknown_name_names_the_closest():
 
 def test_inline_gpu_over_a_base_changes_only_what_it_names():
     h100 = load_gpu("h100")
-    gpu = GpuSpec.from_user(
+    gpu = read_gpu(
         {
             "base": "h100",
             "memory": "64 GiB",
@@ -207,12 +208,12 @@ def test_inline_gpu_without_base_and_its_dump_are_the_same():
         "scale_up": {"bandwidth": "64 GB/s", "latency": "2 us"},
         "scale_out": {"bandwidth": "100 Gb/s", "latency": 5e-6},
     }
-    gpu = GpuSpec.from_user(inline)
+    gpu = read_gpu(inline)
     assert gpu.memory_bytes == 48 * GIGA
     assert gpu.scale_out.bandwidth_bytes_per_second == pytest.approx(12.5 * GIGA)
     assert gpu.nominal_power_watts == gpu.power_limit_watts == 300
-    assert GpuSpec.from_user(gpu.model_dump()) == gpu
-    assert hash(GpuSpec.from_user(gpu.model_dump())) == hash(gpu)
+    assert read_gpu(gpu.model_dump()) == gpu
+    assert hash(read_gpu(gpu.model_dump())) == hash(gpu)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,7 @@ def test_inline_gpu_without_base_and_its_dump_are_the_same():
 )
 def test_bad_inline_figures_are_named(change, field):
     with pytest.raises(SpecError) as caught:
-        GpuSpec.from_user({"base": "h100", **change})
+        read_gpu({"base": "h100", **change})
     assert field in [fault.field for fault in caught.value.faults]
     assert all(fault.rule and fault.remedy for fault in caught.value.faults)
 

@@ -8,30 +8,25 @@ from datetime import UTC, datetime
 import pytest
 
 from planner.calibration.basis import basis
-from planner.catalog.calibrations import shipped_calibration
-from planner.catalog.clusters import gpu_names, load_gpu
+from planner.catalog.clusters import gpu_names
 from planner.cost.estimate import estimate_job
+from planner.cost.machine.gpu_families import kernel_family, unknown_family
 from planner.cost.machine.knobs import LARGEST_DOUBT, PLACE_SD, doubt, place_sd
 from planner.cost.machine.profile import KERNELS
+from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.network.nccl import LIBRARIES, library_of
 from planner.errors import SpecError
+from planner.intake.jobs import read_job, read_training
+from planner.intake.machines import load_gpu, read_cluster, read_gpu
+from planner.intake.models import read_model
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.rules.base import Context
 from planner.rules.features import NO_KERNELS, gpu_precisions
 from planner.search.paper_study import sampler
-from planner.specs.cluster import ClusterSpec
 from planner.specs.gpu import GpuSpec
-from planner.specs.gpu_families import (
-    KERNEL_ROWS,
-    KNOWN_FAMILIES,
-    is_known_family,
-    kernel_family,
-    unknown_family,
-)
+from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_family
 from planner.specs.job import Job
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
 from planner.trainers.registry import TRAINERS
 from planner.work.precision import recipes_for
 
@@ -45,11 +40,11 @@ NEW = {
 
 
 def new_gpu(**changes: object) -> GpuSpec:
-    return GpuSpec.from_user({**NEW, **changes})
+    return read_gpu({**NEW, **changes})
 
 
 def job(gpu: object, **layout: object) -> Job:
-    return Job.from_user(
+    return read_job(
         {
             "model": "llama3-8b",
             "cluster": {"gpu": gpu, "num_gpus": 8},
@@ -94,7 +89,7 @@ def test_every_known_family_has_kernels_and_a_library(family):
     gpu = new_gpu(family=family)
     assert kernel_family(gpu) in KERNELS
     assert (
-        library_of(ClusterSpec.from_user({"gpu": {**NEW, "family": family}, "num_gpus": 8}))
+        library_of(read_cluster({"gpu": {**NEW, "family": family}, "num_gpus": 8}))
         in LIBRARIES.values()
     )
 
@@ -157,7 +152,7 @@ class Fixed:
 def test_a_plan_warns_too():
     fixed = Fixed()
     plan = recommend(
-        Job.from_user({**job(NEW).request, "layout": None}), ports=Ports(clock=fixed, ids=fixed)
+        read_job({**job(NEW).request, "layout": None}), ports=Ports(clock=fixed, ids=fixed)
     )
     assert any("no family is given" in text for text in plan.warnings)
 
@@ -203,11 +198,9 @@ def test_a_precision_nobody_timed_is_refused_not_priced_as_nothing(vendor, train
         "peak_flops": {"fp32": 1e14, "bf16": 1e15, "fp8": 2e15, "fp4": 4e15},
     }
     context = Context(
-        model=ModelSpec.from_user("llama3-8b"),
-        cluster=ClusterSpec.from_user({"gpu": gpu, "num_gpus": 8}),
-        training=TrainingSpec.from_user(
-            {"seq_len": 8192, "global_batch_size": 64, "trainer": trainer}
-        ),
+        model=read_model("llama3-8b"),
+        cluster=read_cluster({"gpu": gpu, "num_gpus": 8}),
+        training=read_training({"seq_len": 8192, "global_batch_size": 64, "trainer": trainer}),
     )
     for precision in gpu_precisions(context):
         request = {
@@ -215,7 +208,7 @@ def test_a_precision_nobody_timed_is_refused_not_priced_as_nothing(vendor, train
             "layout": {"dp_shard": 8, "precision": precision, "compile": trainer == "torchtitan"},
         }
         estimate = estimate_job(
-            Job.from_user({**request, "training": {**request["training"], "trainer": trainer}})
+            read_job({**request, "training": {**request["training"], "trainer": trainer}})
         )
         assert not estimate.valid or estimate.step_seconds > 0
 

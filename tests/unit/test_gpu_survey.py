@@ -21,8 +21,8 @@ from planner.calibration.coverage import NEAR
 from planner.calibration.fit import SOURCE, Data
 from planner.cost.estimate import estimate_job
 from planner.cost.machine.knobs import Calibration
-from planner.specs.job import Job
-from planner.specs.measurement import Measurement
+from planner.intake.jobs import read_job
+from planner.intake.measurements import read_measurement
 from probes.pools import nvidia
 from probes.protocol import Failed
 from tests.conftest import ROOT
@@ -64,9 +64,9 @@ def test_every_case_is_legal_and_has_a_name_of_its_own() -> None:
     found = cases("h200-sxm-141gb")
     assert [name for name, count in Counter(case.id for case in found).items() if count > 1] == []
     for case in found:
-        estimate = estimate_job(Job.from_user(case.job))
+        estimate = estimate_job(read_job(case.job))
         assert estimate.valid, (case.id, estimate.violations)
-        assert case.rank is None or 0 <= case.rank < Job.from_user(case.job).cluster.num_gpus
+        assert case.rank is None or 0 <= case.rank < read_job(case.job).cluster.num_gpus
 
 
 def test_the_grid_spans_what_was_asked_and_starts_wide() -> None:
@@ -88,7 +88,7 @@ def test_the_grid_spans_what_was_asked_and_starts_wide() -> None:
     assert {layout["ac"] for layout in first} >= {"none", "full", "selective-op"}
     assert any(layout.get("optimizer_in_backward") for layout in first)
     assert any(layout.get("precision") == "float8-rowwise" for layout in first)
-    fits = [estimate_job(Job.from_user(case.job)).fits for case in found if case.rank is None]
+    fits = [estimate_job(read_job(case.job)).fits for case in found if case.rank is None]
     assert 3 <= fits.count(False) <= len(fits) // 3
 
 
@@ -148,7 +148,7 @@ def test_rows_are_measurements_and_failures_and_memory_ends_are_rows_too(
     statuses = {row["id"]: row["measured"]["status"] for row in rows}
     assert Counter(statuses.values()) == {"ok": 8, "oom": 1, "failed": 1}
     for row in rows:
-        measurement = Measurement.from_row(row, measurement_id="m", created_at="2026-01-01")
+        measurement = read_measurement(row, measurement_id="m", created_at="2026-01-01")
         assert measurement.job.layout is not None
         assert row["group"] == "own-cpu"
         assert ("rung", row["measured"]["rung"]) == (
@@ -269,7 +269,7 @@ def rows_of(slowness: float) -> list[dict]:
     found = []
     chosen = ("train/llama3.2-1b/s8192", "rank/405b", "rank/8b-on-8")
     for case in (case for case in cases("h200-sxm-141gb") if case.id.startswith(chosen)):
-        estimate = estimate_job(Job.from_user(case.job))
+        estimate = estimate_job(read_job(case.job))
         fits = estimate.fits or case.rank is not None
         numbers = {
             "status": "ok" if fits else "oom",
@@ -370,7 +370,7 @@ def test_memory_alone_is_a_row_of_the_table() -> None:
     numbers = {"status": "ok", "rung": "emulated", "peak_allocated_bytes": 2.0**35, **case.labels}
     (line,) = predicted_against_measured.table([{"id": case.id, **case.job, "measured": numbers}])
     assert (line.emulated, line.measured_seconds, line.measured_allocated) == (True, None, 2.0**35)
-    estimate = estimate_job(Job.from_user(case.job))
+    estimate = estimate_job(read_job(case.job))
     assert estimate.memory is not None
     assert line.predicted_allocated == estimate.memory.stages[15].peak_allocated_bytes
     assert predicted_against_measured.cells(line)[1:4] == ["-", "-", "-"]

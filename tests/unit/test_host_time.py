@@ -13,8 +13,7 @@ from planner.cost.data_parallel import sharding
 from planner.cost.layer.unit_costs import REFILL_LAUNCHES, composite_norm
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
-from planner.specs.job import Job
-from planner.specs.training import TrainingSpec
+from planner.intake.jobs import read_job, read_training
 from planner.trainers.registry import TRAINERS
 from planner.work.blocks import COMPOSITE_NORM, ONE_KERNEL_NORM, layer_ops
 from planner.work.feed_forward import PERMUTATION_KERNELS, ROUTING_SINGLES
@@ -39,7 +38,7 @@ MICROBATCHES = 4
 def priced(
     model: dict[str, Any], trainer: str, layout: dict[str, Any] | None = None, **profile: float
 ) -> float:
-    job = Job.from_user(
+    job = read_job(
         {
             "model": model,
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1},
@@ -109,7 +108,7 @@ def test_a_sum_of_gradients_reads_the_new_and_rewrites_the_old(
 
 
 def on_nodes(trainer: str, num_gpus: int, **layout: Any) -> tuple[Pricer, LayoutBatch]:
-    job = Job.from_user(
+    job = read_job(
         {
             "model": "llama3-8b",
             "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": num_gpus},
@@ -173,7 +172,7 @@ def test_owners_cost_more_the_more_of_them_there_are() -> None:
 def test_when_a_norm_is_a_chain_of_kernels(
     trainer: str, versions: dict[str, str], chain: bool
 ) -> None:
-    training = TrainingSpec.from_user(
+    training = read_training(
         {"seq_len": 2048, "global_batch_size": 8, "trainer": trainer, **versions}
     )
     assert composite_norm(training, TRAINERS[trainer]) == chain

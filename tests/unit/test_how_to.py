@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from planner.specs.job import Job
-from planner.specs.sweep import SweepSpec
+from planner.intake.jobs import read_job
+from planner.intake.sweeps import read_sweep
 from tests.conftest import ROOT, Cli
 
 PAGE = ROOT / "docs" / "how-to" / "measure-to-decide.md"
@@ -36,10 +36,10 @@ def commands() -> list[list[str]]:
 
 def test_its_files_are_a_job_and_a_sweep() -> None:
     job, sweep = files()
-    parsed = Job.from_user(job)
+    parsed = read_job(job)
     assert parsed.probe is not None
     assert parsed.probe.max_probes == 3
-    assert len(SweepSpec.from_user(sweep).jobs) == 1
+    assert len(read_sweep(sweep).jobs) == 1
 
 
 @pytest.mark.parametrize(

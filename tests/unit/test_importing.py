@@ -22,8 +22,9 @@ from api.input.measurements import (
 )
 from api.settings import Settings
 from api.wiring import Wiring, wire
-from planner.catalog.models import load_model
 from planner.errors import SpecError
+from planner.intake.measurements import read_measurement
+from planner.intake.models import load_model
 from planner.specs.measurement import Measurement
 from planner.units import GIB
 
@@ -264,7 +265,7 @@ class TestRows:
     def test_an_export_comes_back_as_what_is_there(self, wiring: Wiring) -> None:
         row = {**self.some(wiring, 1)[0].as_row(), "id": "the-job's-own"}
         row["training"] = {**row["training"], "max_grad_norm": None}
-        probed = Measurement.from_row(
+        probed = read_measurement(
             row, measurement_id="probe-1", created_at="2026-11-21T12:00:00+00:00"
         )
         wiring.measurements.add([probed])

@@ -1,7 +1,7 @@
 """Megatron-LM's argument scripts read as a job, and edited into another layout."""
 
 import pytest
-from current_cases import FOLDER, exported, fixture_job, machine, read_job, runnable, same_run
+from current_cases import FOLDER, exported, fixture_job, job_of_text, machine, runnable, same_run
 from export_cases import MODELS, layout, model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -55,7 +55,7 @@ def test_an_example_script() -> None:
 def test_shapes_that_the_catalogue_lacks_become_a_model_of_their_own() -> None:
     text = SCRIPT.replace("--num-layers 80", "--num-layers 16 --vocab-size 50000")
     text = text.replace("--num-layers-per-virtual-pipeline-stage 5\n", "\n")
-    job = read_job("train.sh", text)
+    job = job_of_text("train.sh", text)
     assert (job.model.num_hidden_layers, job.model.vocab_size, job.model.hidden_size) == (
         16,
         50000,
@@ -65,7 +65,7 @@ def test_shapes_that_the_catalogue_lacks_become_a_model_of_their_own() -> None:
 
 def test_a_vocabulary_that_only_a_tokenizer_knows_is_asked_for() -> None:
     with pytest.raises(SpecError, match=r"model is not in train\.sh: it has no --vocab-size"):
-        read_job("train.sh", SCRIPT.replace("meta-llama/Meta-Llama-3-70B", "./my-tokenizer"))
+        job_of_text("train.sh", SCRIPT.replace("meta-llama/Meta-Llama-3-70B", "./my-tokenizer"))
 
 
 def test_what_megatron_assumes_where_nothing_is_said() -> None:
@@ -75,7 +75,7 @@ def test_what_megatron_assumes_where_nothing_is_said() -> None:
         "--max-position-embeddings 2048 --vocab-size 50257 --micro-batch-size 4 "
         "--tensor-model-parallel-size 2 --fp16"
     )
-    job = read_job("train.sh", line)
+    job = job_of_text("train.sh", line)
     shapes = job.model
     assert (shapes.intermediate_size, shapes.mlp, shapes.norm, shapes.tie_word_embeddings) == (
         8192,
@@ -131,7 +131,7 @@ def test_ends_of_a_pipeline(layers: int, extra: str, split: tuple[int, ...]) -> 
     text = SCRIPT.replace("--num-layers-per-virtual-pipeline-stage 5", extra).replace(
         "--num-layers 80", f"--num-layers {layers}"
     )
-    job = read_job("train.sh", text.replace("--bf16", "--bf16 --vocab-size 128256"))
+    job = job_of_text("train.sh", text.replace("--bf16", "--bf16 --vocab-size 128256"))
     assert job.layout is not None
     assert (job.layout.virtual_stages, job.layout.layers_per_stage) == (1, split)
 
@@ -163,7 +163,7 @@ def test_every_export_reads_back_from_its_script(data: st.DataObject) -> None:
     batch = 4 * chosen.micro_batch_size * chosen.dp_degree
     made = exported(chosen, name, chosen.num_gpus, "megatron", global_batch_size=batch)
     nodes = {"gpu": "h100-sxm-80gb", "gpus_per_node": machine(chosen.num_gpus)["gpus_per_node"]}
-    job = read_job("launch.sh", made.files["launch.sh"], made.files, cluster=nodes)
+    job = job_of_text("launch.sh", made.files["launch.sh"], made.files, cluster=nodes)
     assert job.layout is not None
     told = {
         gap.fault.field: gap.fault.value

@@ -3,7 +3,7 @@ another layout.
 """
 
 import pytest
-from current_cases import FOLDER, exported, machine, read_job, runnable, same_run
+from current_cases import FOLDER, exported, job_of_text, machine, runnable, same_run
 from export_cases import layout, model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -37,7 +37,7 @@ def test_one_line_of_0_2_over_its_toml() -> None:
         "NGPU=16 CONFIG_FILE=./llama3_8b.toml ./run_train.sh --training.local_batch_size 2 "
         "--parallelism.tensor-parallel-degree=4"
     )
-    job = read_job("run.sh", line, {"./llama3_8b.toml": EIGHT})
+    job = job_of_text("run.sh", line, {"./llama3_8b.toml": EIGHT})
     assert job.layout == layout(16, tp=4, micro_batch_size=2)
     assert (job.model.name, job.cluster.num_gpus, job.cluster.gpus_per_node) == (
         "llama3.1-8b",
@@ -48,7 +48,7 @@ def test_one_line_of_0_2_over_its_toml() -> None:
 
 
 def test_a_script_for_slurm_says_the_gpus() -> None:
-    job = read_job("train_slurm.sh", SLURM, {"./llama3_8b.toml": EIGHT}, cluster={})
+    job = job_of_text("train_slurm.sh", SLURM, {"./llama3_8b.toml": EIGHT}, cluster={})
     assert (job.cluster.gpu.name, job.cluster.num_gpus, job.cluster.gpus_per_node) == (
         "h100-sxm-80gb",
         32,
@@ -58,7 +58,7 @@ def test_a_script_for_slurm_says_the_gpus() -> None:
 
 
 def test_one_line_of_0_3_takes_what_its_config_sets() -> None:
-    job = read_job(
+    job = job_of_text(
         "run.sh",
         "torchrun --nproc_per_node=8 --nnodes=8 -m torchtitan.train --module llama3 --config "
         "llama3_70b",
@@ -83,12 +83,12 @@ def test_every_config_of_0_3_that_is_listed_has_a_model(config: str) -> None:
 
 def test_a_toml_that_is_not_there_is_named() -> None:
     with pytest.raises(SpecError, match=r"starts from ./gone\.toml, which is not there"):
-        read_job("run.sh", "NGPU=8 CONFIG_FILE=./gone.toml ./run_train.sh")
+        job_of_text("run.sh", "NGPU=8 CONFIG_FILE=./gone.toml ./run_train.sh")
 
 
 def test_a_variable_that_nobody_sets_leaves_the_gpus_open() -> None:
     with pytest.raises(SpecError, match=r"cluster\.num_gpus"):
-        read_job(
+        job_of_text(
             "run.sh",
             "torchrun --nnodes $NODES --nproc_per_node 8 -m torchtitan.train --module llama3 "
             "--config llama3_8b",
@@ -127,7 +127,7 @@ def test_every_export_for_0_3_reads_back_from_its_script(data: st.DataObject) ->
     chosen = data.draw(runnable(name, "torchtitan", "0.3.0"))
     batch = 4 * chosen.micro_batch_size * chosen.dp_degree
     made = exported(chosen, name, chosen.num_gpus, "torchtitan", "0.3.0", global_batch_size=batch)
-    job = read_job(
+    job = job_of_text(
         "launch.sh",
         made.files["launch.sh"],
         made.files,
@@ -179,7 +179,7 @@ def test_an_edited_script_runs_the_new_layout_and_keeps_the_rest(
         files={name: text for name, text in before.files.items() if name != "launch.sh"},
     )
     files = edited(spec, winner, "llama3-8b", global_batch_size=batch)
-    job = read_job("launch.sh", files.get("launch.sh", text), files)
+    job = job_of_text("launch.sh", files.get("launch.sh", text), files)
     assert job.layout is not None
     assert same_run(job.layout, winner, 32, "torchtitan")
     assert job.training.global_batch_size == batch

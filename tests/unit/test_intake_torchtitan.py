@@ -3,7 +3,7 @@
 import tomllib
 
 import pytest
-from current_cases import FOLDER, exported, fixture_job, machine, read_job, runnable, same_run
+from current_cases import FOLDER, exported, fixture_job, job_of_text, machine, runnable, same_run
 from export_cases import MODELS, OTHER, layout, model, training
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -34,7 +34,7 @@ def edited(text: str, winner: Layout, name: str, num_gpus: int, **more: object) 
 
 
 def test_a_file_takes_torchtitans_defaults_for_what_it_leaves_out() -> None:
-    job = read_job(
+    job = job_of_text(
         "train.toml", '[model]\nflavor = "8B"\n', cluster={"gpu": "h100-sxm-80gb", "num_gpus": 16}
     )
     assert (job.model.name, job.training.seq_len, job.training.global_batch_size) == (
@@ -95,7 +95,7 @@ def test_what_neither_says_is_asked_for_by_name_at_once() -> None:
 def test_a_setting_of_the_wrong_kind_is_named() -> None:
     text = EIGHT.replace("tensor_parallel_degree = 1", 'tensor_parallel_degree = "two"')
     with pytest.raises(SpecError, match=r"parallelism\.tensor_parallel_degree='two'"):
-        read_job("train.toml", text, cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8})
+        job_of_text("train.toml", text, cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8})
 
 
 def test_another_trainer_is_refused() -> None:
@@ -128,7 +128,7 @@ def test_weights_of_the_ends_of_a_pipeline_become_a_split() -> None:
         "pipeline_parallel_degree = 1",
         "pipeline_parallel_degree = 4\npipeline_parallel_first_stage_less_layers = 3",
     )
-    job = read_job("train.toml", text, cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8})
+    job = job_of_text("train.toml", text, cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8})
     assert job.layout is not None
     assert job.layout.layers_per_stage == (6, 9, 9, 8)
 
@@ -147,7 +147,7 @@ def test_every_export_reads_back_as_the_same_job(data: st.DataObject) -> None:
     made = exported(
         chosen, name, chosen.num_gpus, "torchtitan", "0.2.2", global_batch_size=micro * 4
     )
-    job = read_job(
+    job = job_of_text(
         "train.toml", made.files["train.toml"], made.files, cluster=machine(chosen.num_gpus)
     )
     assert job.layout is not None
@@ -186,7 +186,7 @@ def test_every_field_is_changed_in_the_users_file(field: str) -> None:
     )
     made = exported(winner, "llama3-70b", winner.num_gpus, "torchtitan", "0.2.2")
     new = edited(EIGHT.replace('"8B"', '"70B"'), winner, "llama3-70b", winner.num_gpus)
-    job = read_job(
+    job = job_of_text(
         "train.toml", new, made.files, cluster={"gpu": "h100-sxm-80gb", "num_gpus": winner.num_gpus}
     )
     said = {gap.fault.field for gap in made.gaps if gap.blocking}
@@ -238,7 +238,7 @@ def test_editing_keeps_what_it_does_not_know_and_gives_the_new_layout(data: st.D
         "\n[parallelism]", "  # kept\n\n# about it\n[parallelism]"
     )
     new = edited(text, winner, "llama3-8b", winner.num_gpus, global_batch_size=batch)
-    job = read_job("train.toml", new, after.files, cluster=machine(winner.num_gpus))
+    job = job_of_text("train.toml", new, after.files, cluster=machine(winner.num_gpus))
     assert job.layout is not None
     assert same_run(job.layout, winner, 32, "torchtitan")
     assert job.training.global_batch_size == batch

@@ -20,25 +20,22 @@ from planner.calibration.intervals import (
     spread,
     time_spread,
 )
-from planner.catalog.calibrations import shipped_calibration
 from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import KNOBS, OWN_SHARE, PLACE, Calibration
+from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer
-from planner.specs.cluster import ClusterSpec
+from planner.intake.jobs import read_job, read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.specs.job import Job
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
 from planner.trainers.registry import resolve_layout
 from planner.units import GIB
 
 
 def pricer(gpu: str = "h100-sxm-80gb", calibration: Calibration | None = None) -> Pricer:
-    training = TrainingSpec.from_user({"seq_len": 4096, "global_batch_size": 64})
+    training = read_training({"seq_len": 4096, "global_batch_size": 64})
     return Pricer.build(
-        ModelSpec.from_user("llama3-8b"),
-        ClusterSpec.from_user({"gpu": gpu, "num_gpus": 8}),
-        training,
-        calibration,
+        read_model("llama3-8b"), read_cluster({"gpu": gpu, "num_gpus": 8}), training, calibration
     )
 
 
@@ -179,7 +176,7 @@ def test_a_run_is_not_stretched_by_its_own_source() -> None:
 def test_basis_tells_what_was_measured() -> None:
     def job(trainer: str, gpu: str, **layout: object) -> Job:
         training = {"seq_len": 4096, "global_batch_size": 64, "trainer": trainer}
-        return Job.from_user(
+        return read_job(
             {
                 "model": "llama3-8b",
                 "cluster": {"gpu": gpu, "num_gpus": 8},

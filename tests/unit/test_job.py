@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from planner.catalog.models import load_model, model_names
+from planner.catalog.models import model_names
 from planner.errors import SpecError
 from planner.intake.huggingface.model_document import inline_keys
-from planner.specs.job import Job
-from planner.specs.model import ModelSpec
+from planner.intake.jobs import read_job
+from planner.intake.models import load_model, read_model
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "hf_configs"
 
@@ -32,7 +32,7 @@ def values(**changes: Any) -> dict[str, Any]:
 
 def faults_of(**changes: Any) -> dict[str, str]:
     with pytest.raises(SpecError) as caught:
-        Job.from_user(values(**changes))
+        read_job(values(**changes))
     return {fault.field: f"{fault.rule}; {fault.remedy}" for fault in caught.value.faults}
 
 
@@ -42,13 +42,13 @@ def faults_of(**changes: Any) -> dict[str, str]:
 @pytest.mark.parametrize("name", model_names())
 def test_a_model_written_out_means_the_same_model(name: str) -> None:
     model = load_model(name)
-    assert ModelSpec.from_user(json.loads(json.dumps(inline_keys(model)))) == model
+    assert read_model(json.loads(json.dumps(inline_keys(model)))) == model
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
 def test_a_config_file_written_out_means_the_same_model(path: Path) -> None:
-    model = ModelSpec.from_user(str(path))
-    assert ModelSpec.from_user(json.loads(json.dumps(inline_keys(model)))) == model
+    model = read_model(str(path))
+    assert read_model(json.loads(json.dumps(inline_keys(model)))) == model
 
 
 def test_files_are_read_into_the_job(tmp_path: Path) -> None:
@@ -57,17 +57,17 @@ def test_files_are_read_into_the_job(tmp_path: Path) -> None:
     shutil.copy(CONFIGS / "llama3.1-8b.json", folder / "config.json")
     machine = tmp_path / "machine.yaml"
     machine.write_text("gpu: h100-sxm-80gb\nnum_gpus: 16\n")
-    job = Job.from_user(values(model=str(folder / "config.json"), cluster=str(machine)))
+    job = read_job(values(model=str(folder / "config.json"), cluster=str(machine)))
     shutil.rmtree(folder)
     machine.unlink()
-    again = Job.from_user(json.loads(json.dumps(job.request)), allow_files=False)
+    again = read_job(json.loads(json.dumps(job.request)), allow_files=False)
     assert (again.model, again.cluster) == (job.model, job.cluster)
     assert again.model.name == "my-model"
 
 
 def test_what_is_no_file_stays_as_it_was_asked() -> None:
     asked = values(model="meta-llama/Meta-Llama-3-8B", cluster="h100-256")
-    assert Job.from_user(asked).request == asked
+    assert read_job(asked).request == asked
 
 
 # ---- words ---------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_every_fault_says_what_would_pass(field: str, value: object, words: str)
     ],
 )
 def test_releases_commits_and_distributions_are_versions(trainer: str, version: str) -> None:
-    training = Job.from_user(
+    training = read_job(
         values(training__trainer=trainer, training__trainer_version=version)
     ).training
     assert training.trainer_version == version
@@ -135,7 +135,7 @@ def test_releases_commits_and_distributions_are_versions(trainer: str, version: 
 def test_an_unknown_release_is_taken_for_the_newest_before_it(
     trainer: str, version: str, taken: str
 ) -> None:
-    training = Job.from_user(
+    training = read_job(
         values(training__trainer=trainer, training__trainer_version=version)
     ).training
     assert training.release.number == taken
@@ -144,15 +144,15 @@ def test_an_unknown_release_is_taken_for_the_newest_before_it(
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.13", "2.10.0a0+nv26.01", "1.13.1", "v2.4.0"])
 def test_releases_of_torch(version: str) -> None:
-    assert Job.from_user(values(training__torch_version=version)).training.torch_version == version
+    assert read_job(values(training__torch_version=version)).training.torch_version == version
 
 
 def test_tokens_are_read_with_a_suffix() -> None:
-    assert Job.from_user(values(training__total_tokens="15T")).training.total_tokens == 15e12
+    assert read_job(values(training__total_tokens="15T")).training.total_tokens == 15e12
 
 
 def test_a_length_with_a_suffix_is_kept_as_the_number_it_means() -> None:
     """Two jobs that ask the same are the same question, however its length was written."""
-    job = Job.from_user(values(training__seq_len="8k"))
+    job = read_job(values(training__seq_len="8k"))
     assert job.training.seq_len == 8192
     assert job.request["training"]["seq_len"] == 8192

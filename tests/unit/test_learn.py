@@ -9,9 +9,10 @@ from planner.calibration.fit import fingerprint
 from planner.calibration.intervals import time_spread
 from planner.calibration.kernels import Shape, Timing, alone, shape_seconds
 from planner.calibration.update import KernelRun, learn
-from planner.catalog.calibrations import shipped_calibration
 from planner.columns import LayoutBatch
+from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 
@@ -20,7 +21,7 @@ SLOWER = 1.25
 
 def job(model: str = "llama3-8b", **layout: object) -> Job:
     training = {"seq_len": 8192, "global_batch_size": 64}
-    return Job.from_user(
+    return read_job(
         {
             "model": model,
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
@@ -99,7 +100,7 @@ def test_another_trainer_moves_less_than_the_one_that_ran() -> None:
     learnt = learn(shipped_calibration(), RUNS)
     own = np.log(predicted(job(), learnt) / predicted(job()))
     training = {"seq_len": 8192, "global_batch_size": 64, "trainer": "megatron"}
-    foreign = Job.from_user(
+    foreign = read_job(
         {
             "model": "llama3-8b",
             "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8},
@@ -145,7 +146,7 @@ def kernel_run(gpu: str, factor: float) -> KernelRun:
 
 def on(gpu: str, model: str = "qwen3-8b") -> Job:
     training = {"seq_len": 8192, "global_batch_size": 64}
-    return Job.from_user(
+    return read_job(
         {"model": model, "cluster": {"gpu": gpu, "num_gpus": 8}, "training": training, "layout": {}}
     )
 

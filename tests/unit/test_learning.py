@@ -14,9 +14,10 @@ from api.settings import Settings
 from api.wiring import Wiring, wire
 from planner.calibration.kernels import Shape, alone, shape_seconds
 from planner.calibration.update import learn
-from planner.catalog.calibrations import shipped_calibration
 from planner.columns import LayoutBatch
+from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
 from planner.ports import Lease, ProbeEnd, ProbeRecord
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
@@ -27,8 +28,8 @@ BARE = {
     "cluster": {"gpu": GPU, "num_gpus": 8},
     "training": {"seq_len": 8192, "global_batch_size": 64},
 }
-JOB = Job.from_user({**BARE, "layout": {}})
-OTHER = Job.from_user({**BARE, "layout": {"ac": "full"}})
+JOB = read_job({**BARE, "layout": {}})
+OTHER = read_job({**BARE, "layout": {"ac": "full"}})
 VERSIONS = {"torch": "2.11.0", "gpu_name": "AMD Instinct MI300X"}
 SHAPES = [Shape.of("gemm", m=8192, n=4096, k=4096), Shape.of("gemm", m=8192, n=14336, k=4096)]
 SLOWER = 1.3
@@ -54,7 +55,7 @@ def timed(
 ) -> ProbeRecord:
     """A probe of kernels that ended, stored."""
     asked = {**BARE, "training": {**BARE["training"], **training}}
-    job = Job.from_user(asked)
+    job = read_job(asked)
     each = factor * shape_seconds(alone(Pricer.build(job.model, job.cluster, job.training)), SHAPES)
     rows = [
         {**shape.as_dict(), "status": "ok", "seconds": float(t), "software": versions}

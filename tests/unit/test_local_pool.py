@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from planner.catalog.clusters import load_gpu
 from planner.errors import ProbeError, SpecError
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
+from planner.intake.machines import load_gpu
 from probes.launch import Held, Launcher, LaunchSettings, Watch
 from probes.pools.local import LocalPool, PoolSettings
 from probes.pools.nvidia import Gpu, GpuProcess, Survey, is_same_gpu, parse_apps, parse_gpus, survey
@@ -236,7 +236,7 @@ class TestLeases:
 
     def test_slices_are_no_gpus(self, tmp_path: Path) -> None:
         here, _ = pool(tmp_path, [replace(gpu, sliced=True) for gpu in IDLE])
-        assert here.capacity(Job.from_user(task(1).job).cluster).num_devices == 0
+        assert here.capacity(read_job(task(1).job).cluster).num_devices == 0
 
     def test_no_gpu_is_one_clear_line(self, tmp_path: Path) -> None:
         here, _ = pool(tmp_path, [])

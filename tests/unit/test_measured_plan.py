@@ -11,9 +11,9 @@ import pytest
 from api.cli.output import as_text
 from api.render.plan import plan_view
 from api.wiring import SystemClock
+from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.specs.plan import Plan
@@ -54,7 +54,7 @@ class Pool:
             rng = np.random.default_rng([self.seed, len(self.told)])
             step = 0.04 * float(np.exp(self.noise_sd * rng.standard_normal()))
             self.told.append((one.layout, step))
-            job = Job.from_user({**REQUEST, "layout": one.layout.model_dump(mode="json")})
+            job = read_job({**REQUEST, "layout": one.layout.model_dump(mode="json")})
             numbers = Measured(rung="probed", step_seconds=step, gpu_seconds=10.0, steps=10)
             yield (
                 one,
@@ -63,7 +63,7 @@ class Pool:
 
     def plan(self, max_probes: int = 8, **search: Any) -> Plan:
         probe = {**REQUEST["probe"], "max_probes": max_probes}
-        job = Job.from_user({**REQUEST, "search": {**REQUEST["search"], **search}, "probe": probe})
+        job = read_job({**REQUEST, "search": {**REQUEST["search"], **search}, "probe": probe})
         probing = Probing(measure=self.measure, num_devices=2, on_event=self.events.append)
         return recommend(job, ports=Ports(clock=SystemClock(), ids=Ids()), probing=probing)
 
@@ -168,7 +168,7 @@ def test_whatever_was_measured_in_few_probes_an_answer_is_a_measured_one(seed: i
 
 
 def on_paper() -> Plan:
-    return recommend(Job.from_user(REQUEST), ports=Ports(clock=SystemClock(), ids=Ids()))
+    return recommend(read_job(REQUEST), ports=Ports(clock=SystemClock(), ids=Ids()))
 
 
 def test_number_one_on_paper_is_measured_first(played: tuple[Pool, Plan]) -> None:
@@ -180,14 +180,12 @@ def test_where_no_probe_can_run_the_plan_on_paper_stands() -> None:
     def broken(asked: Sequence[Asked]) -> Iterator[tuple[Asked, Measurement]]:
         for one in asked:
             assert one.layout is not None
-            job = Job.from_user({**REQUEST, "layout": one.layout.model_dump(mode="json")})
+            job = read_job({**REQUEST, "layout": one.layout.model_dump(mode="json")})
             numbers = Measured(status="failed", rung="probed", failure=BROKEN, message="no driver")
             yield one, Measurement(id="m", created_at="", job=job, measured=numbers)
 
     ports = Ports(clock=SystemClock(), ids=Ids())
-    plan = recommend(
-        Job.from_user(REQUEST), ports=ports, probing=Probing(measure=broken, num_devices=2)
-    )
+    plan = recommend(read_job(REQUEST), ports=ports, probing=Probing(measure=broken, num_devices=2))
     assert [entry.layout for entry in plan.ranked] == [entry.layout for entry in on_paper().ranked]
     assert {entry.expected_step_seconds for entry in plan.ranked} == {None}
     assert plan.probing is not None

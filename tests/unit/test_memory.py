@@ -18,9 +18,9 @@ from planner.cost.memory.peak import (
     rows,
 )
 from planner.cost.price import Pricer, Prices
-from planner.specs.cluster import ClusterSpec
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
+from planner.intake.jobs import read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.trainers.registry import TRAINERS, resolve_layout
 from planner.units import GIB, GIGA
 
@@ -48,7 +48,7 @@ def memory(
 ) -> RankMemory:
     """Without workspace."""
     batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=RANKS)])
-    training = TrainingSpec.from_user(
+    training = read_training(
         {"seq_len": 128, "global_batch_size": 64, "trainer": trainer, "optimizer": optimizer}
     )
     return rank_memory(held, batch, np.array([microbatches]), training, TRAINERS[trainer], 0.0)
@@ -206,8 +206,8 @@ def test_activations_are_those_of_all_microbatches_in_flight() -> None:
 
 def pricer(model: Any = "llama3-8b", num_gpus: int = 8, **training: Any) -> Pricer:
     values = {"seq_len": 8192, "global_batch_size": 16, **training}
-    cluster = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus})
-    return Pricer.build(ModelSpec.from_user(model), cluster, TrainingSpec.from_user(values))
+    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus})
+    return Pricer.build(read_model(model), cluster, read_training(values))
 
 
 def price(p: Pricer, **layout: Any) -> Prices:
@@ -397,7 +397,7 @@ def test_transformer_engine_keeps_an_empty_gradient_of_every_shape() -> None:
         ("2022", 0.0),
         ("Megatron-Core main 2026-08", 2e9),
     ):
-        spec = TrainingSpec.from_user({**training, "trainer_version": version})
+        spec = read_training({**training, "trainer_version": version})
         m = rank_memory(held, batch, np.array([1.0]), spec, TRAINERS["megatron"], 0.0)
         assert float(m.gradients[0, 0]) - 4 * PARAMETERS == pytest.approx(kept), version
 

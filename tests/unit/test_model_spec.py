@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from planner.catalog.models import load_model, model_entry, model_names
+from planner.catalog.models import model_entry, model_names
 from planner.errors import SpecError, UnknownNameError
+from planner.intake.models import load_model, read_model
 from planner.specs.model import LayerKind, ModelSpec
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "hf_configs"
@@ -22,7 +23,7 @@ MOE = {**DENSE, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermedia
 
 def faults_of(value, **kwargs):
     with pytest.raises(SpecError) as caught:
-        ModelSpec.from_user(value, **kwargs)
+        read_model(value, **kwargs)
     return {fault.field: fault for fault in caught.value.faults}
 
 
@@ -42,7 +43,7 @@ class TestCatalogue:
         ],
     )
     def test_names_and_aliases_whatever_their_case(self, name):
-        assert ModelSpec.from_user(name) == load_model("llama3-70b")
+        assert read_model(name) == load_model("llama3-70b")
 
     def test_no_alias_means_two_models(self):
         aliases = [
@@ -55,7 +56,7 @@ class TestCatalogue:
 
     def test_unknown_name_suggests_the_closest(self):
         with pytest.raises(UnknownNameError, match=r"llama3-70b") as caught:
-            ModelSpec.from_user("lama3-70b", field="job.model")
+            read_model("lama3-70b", field="job.model")
         assert caught.value.faults[0].field == "job.model"
 
     @pytest.mark.parametrize(
@@ -79,13 +80,13 @@ class TestCatalogue:
 class TestConfigFiles:
     @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
     def test_published_config_means_the_catalogue_entry(self, path):
-        assert without_name(ModelSpec.from_user(str(path))) == without_name(load_model(path.stem))
+        assert without_name(read_model(str(path))) == without_name(load_model(path.stem))
 
     def test_folder_gives_the_name(self, tmp_path):
         folder = tmp_path / "My-Model"
         folder.mkdir()
         (folder / "config.json").write_text((CONFIGS / "qwen3-8b.json").read_text())
-        assert ModelSpec.from_user(str(folder)).name == "My-Model"
+        assert read_model(str(folder)).name == "My-Model"
 
     def write(self, tmp_path, text):
         path = tmp_path / "config.json"
@@ -149,7 +150,7 @@ class TestConfigFiles:
 class TestInline:
     def test_defaults_follow_hugging_face(self):
         keys = {key: value for key, value in DENSE.items() if key != "num_key_value_heads"}
-        model = ModelSpec.from_user(keys)
+        model = read_model(keys)
         assert (model.head_dim, model.num_key_value_heads, model.mlp, model.norm) == (
             64,
             16,
@@ -167,7 +168,7 @@ class TestInline:
         )
 
     def test_gelu_is_as_gpt(self):
-        model = ModelSpec.from_user({**DENSE, "mlp": "gelu"})
+        model = read_model({**DENSE, "mlp": "gelu"})
         assert (
             model.norm,
             model.norm_bias,
@@ -177,7 +178,7 @@ class TestInline:
         ) == ("layernorm", *[True] * 4)
         assert model.position_embedding == "rope"
         assert (
-            ModelSpec.from_user(
+            read_model(
                 {**DENSE, "mlp": "gelu", "attention_bias": False, "mlp_bias": False}
             ).attention_output_bias
             is False
@@ -193,9 +194,7 @@ class TestInline:
             "n_positions": positions,
             "mlp": "gelu",
         }
-        model = ModelSpec.from_user(
-            {**keys, "position_embedding": "learned", "tie_word_embeddings": True}
-        )
+        model = read_model({**keys, "position_embedding": "learned", "tie_word_embeddings": True})
         assert (
             model.total_parameters()
             == layers * (12 * h * h + 13 * h) + (vocab + positions) * h + 2 * h
@@ -212,57 +211,49 @@ class TestInline:
         ],
     )
     def test_mlp_from_the_activation(self, activation, mlp):
-        assert ModelSpec.from_user({**DENSE, "hidden_act": activation}).mlp == mlp
+        assert read_model({**DENSE, "hidden_act": activation}).mlp == mlp
 
     def test_gated_family_whatever_its_activation(self):
         assert (
-            ModelSpec.from_user(
-                {**DENSE, "hidden_act": "gelu_pytorch_tanh", "model_type": "gemma2"}
-            ).mlp
+            read_model({**DENSE, "hidden_act": "gelu_pytorch_tanh", "model_type": "gemma2"}).mlp
             == "swiglu"
         )
 
     def test_base_is_overridden_key_by_key(self):
-        model = ModelSpec.from_user(
-            {"base": "llama3-70b", "num_hidden_layers": 12, "name": "short"}
-        )
+        model = read_model({"base": "llama3-70b", "num_hidden_layers": 12, "name": "short"})
         assert without_name(model) == {
             **without_name(load_model("llama3-70b")),
             "num_hidden_layers": 12,
         }
         assert model.name == "short"
-        assert (
-            ModelSpec.from_user({"base": "mistral-7b", "sliding_window": None}).sliding_layers == 0
-        )
-        assert ModelSpec.from_user({"base": "gpt2", "n_layer": 3}).num_hidden_layers == 3
-        assert ModelSpec.from_user({"base": "gpt2", "num_hidden_layers": 3}).num_hidden_layers == 3
-        assert ModelSpec.from_user({"base": "deepseek-v2", "q_lora_rank": None}).q_lora_rank == 0
+        assert read_model({"base": "mistral-7b", "sliding_window": None}).sliding_layers == 0
+        assert read_model({"base": "gpt2", "n_layer": 3}).num_hidden_layers == 3
+        assert read_model({"base": "gpt2", "num_hidden_layers": 3}).num_hidden_layers == 3
+        assert read_model({"base": "deepseek-v2", "q_lora_rank": None}).q_lora_rank == 0
 
     def test_layers_of_a_base_keep_their_pattern(self):
-        short = ModelSpec.from_user({"base": "gpt-oss-20b", "num_hidden_layers": 5})
+        short = read_model({"base": "gpt-oss-20b", "num_hidden_layers": 5})
         assert short.layer_windows() == (128, 0, 128, 0, 128)
 
     def test_base_loader_of_the_caller(self):
         assert (
-            ModelSpec.from_user(
-                {"base": "mine", "vocab_size": 5}, base_loader=lambda name: DENSE
-            ).vocab_size
+            read_model({"base": "mine", "vocab_size": 5}, base_loader=lambda name: DENSE).vocab_size
             == 5
         )
 
     def test_a_spec_passes_through(self):
         model = load_model("gpt2")
-        assert ModelSpec.from_user(model) is model
+        assert read_model(model) is model
 
     def test_unknown_base(self):
         with pytest.raises(UnknownNameError, match="llama3-70b") as caught:
-            ModelSpec.from_user({"base": "llama3-71b"})
+            read_model({"base": "llama3-71b"})
         assert caught.value.faults[0].field == "model.base"
 
     def test_keys_without_bearing_may_travel_along(self):
-        assert ModelSpec.from_user(
-            {**DENSE, "pretraining_tp": 1, "torch_dtype": "bfloat16"}
-        ) == ModelSpec.from_user(DENSE)
+        assert read_model({**DENSE, "pretraining_tp": 1, "torch_dtype": "bfloat16"}) == read_model(
+            DENSE
+        )
 
     @pytest.mark.parametrize(
         ("keys", "billions"),
@@ -305,7 +296,7 @@ class TestInline:
         ],
     )
     def test_rows_as_published_measurements_write_them(self, keys, billions):
-        model = ModelSpec.from_user(
+        model = read_model(
             {**keys, "vocab_size": 51200, "tie_word_embeddings": True, "name": "row"}
         )
         assert model.total_parameters() / 1e9 == pytest.approx(billions, abs=0.05)
@@ -387,7 +378,7 @@ class TestRefusals:
         assert "model.5" in faults_of({**DENSE, 5: 1})
         assert "model" in faults_of("a\0b")
         with pytest.raises(SpecError):
-            ModelSpec.from_user("x" * 100_000)
+            read_model("x" * 100_000)
 
     def test_direct_construction_is_checked_too(self):
         with pytest.raises(ValidationError, match="does not divide"):
@@ -424,7 +415,7 @@ class TestLayers:
         assert load_model("mistral-7b").sliding_layers == 32
         assert load_model("qwen2.5-7b").sliding_layers == 0
         assert (
-            ModelSpec.from_user(
+            read_model(
                 {
                     "base": "qwen2.5-7b",
                     "use_sliding_window": True,
@@ -436,9 +427,9 @@ class TestLayers:
         )
 
     def test_sparse_step_and_listed_dense_layers(self):
-        model = ModelSpec.from_user({**MOE, "decoder_sparse_step": 2, "mlp_only_layers": [3]})
+        model = read_model({**MOE, "decoder_sparse_step": 2, "mlp_only_layers": [3]})
         assert [kind.moe for kind in model.layer_kinds()] == [False, True, False, False]
-        model = ModelSpec.from_user({**MOE, "moe_layer_freq": 2})
+        model = read_model({**MOE, "moe_layer_freq": 2})
         assert [kind.moe for kind in model.layer_kinds()] == [True, False, True, False]
 
     def test_widths_of_moe(self):

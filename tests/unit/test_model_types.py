@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from planner.catalog.models import load_model, model_entry
+from planner.catalog.models import model_entry
 from planner.cost.estimate import estimate_job
 from planner.errors import SpecError
 from planner.intake.huggingface.dialects import DIALECTS
 from planner.intake.huggingface.families import CLASS_DEFAULTS, FAMILIES, SAME_NETWORK, TEXT_PARTS
 from planner.intake.huggingface.missing_blocks import NO_OPERATIONS
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
+from planner.intake.models import load_model, read_model
 from planner.specs.model import ModelSpec
 
 NOT_SHAPES = {"name"}
@@ -132,7 +133,7 @@ def config(name: str) -> dict[str, object]:
 
 
 def read(keys: dict[str, object]) -> ModelSpec:
-    return ModelSpec.from_user({"architectures": ["AnyForCausalLM"], **keys})
+    return read_model({"architectures": ["AnyForCausalLM"], **keys})
 
 
 def fault_of(keys: dict[str, object]):
@@ -143,14 +144,14 @@ def fault_of(keys: dict[str, object]):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_those_of_the_published_network(name):
-    counted = ModelSpec.from_user(str(CONFIGS / f"{name}.json")).total_parameters()
+    counted = read_model(str(CONFIGS / f"{name}.json")).total_parameters()
     assert counted == pytest.approx(PUBLISHED[name][0], rel=NOT_EXACT.get(name, 0.0), abs=0)
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_the_catalogue_has_the_shapes_of_the_published_file(name):
     shapes = {key: value for key, value in load_model(name) if key not in NOT_SHAPES}
-    published = ModelSpec.from_user(str(CONFIGS / f"{CATALOGUE[name]}.json"))
+    published = read_model(str(CONFIGS / f"{CATALOGUE[name]}.json"))
     assert shapes == {key: getattr(published, key) for key in shapes}
     assert PUBLISHED[CATALOGUE[name]][1] in model_entry(name).source
     assert load_model(PUBLISHED[CATALOGUE[name]][1]).name == name
@@ -378,7 +379,7 @@ def test_an_unknown_type_names_the_nearest_and_what_to_do():
     assert "the nearest type we read is olmo" in fault.remedy
     assert "inline without model_type" in fault.remedy
     with pytest.raises(SpecError) as caught:
-        ModelSpec.from_user(
+        read_model(
             {
                 "model_type": "qwen3_next",
                 "hidden_size": 64,
@@ -469,7 +470,7 @@ class TestWrappers:
             "text_config": {"model_type": "llama", "vocab_size": 32064},
             "vision_config": {"hidden_size": 1024},
         }
-        model = ModelSpec.from_user(llava)
+        model = read_model(llava)
         assert (
             model.hidden_size,
             model.intermediate_size,
@@ -483,7 +484,7 @@ class TestWrappers:
             "model_type": "mistral",
             "vocab_size": 131072,
         }
-        model = ModelSpec.from_user(
+        model = read_model(
             {"model_type": "llava", "text_config": {**pixtral, "sliding_window": None}}
         )
         assert (model.num_key_value_heads, model.num_attention_heads, model.sliding_layers) == (
@@ -504,12 +505,12 @@ class TestWrappers:
             "training": {"seq_len": 1024, "global_batch_size": 8},
             "layout": {"dp_shard": 8},
         }
-        first, again = (Job.from_user(one) for one in (job, Job.from_user(job).request))
+        first, again = (read_job(one) for one in (job, read_job(job).request))
         assert first.model == again.model
         said = " ".join(estimate_job(first).warnings)
         assert "vision_config" in said
         assert "odd_switch" in said
-        assert estimate_job(Job.from_user({**job, "model": DENSE})).warnings == []
+        assert estimate_job(read_job({**job, "model": DENSE})).warnings == []
 
     def test_a_flat_one(self):
         qwen = {
@@ -540,7 +541,7 @@ class TestWrappers:
             "moe_intermediate_size": 768,
             "decoder_sparse_step": 1,
         }
-        model = ModelSpec.from_user(
+        model = read_model(
             {"model_type": "qwen3_vl_moe", "text_config": text, "tie_word_embeddings": False}
         )
         assert model.total_parameters() == 30_532_122_624  # Qwen3-30B-A3B
@@ -573,9 +574,7 @@ def test_a_family_can_be_named_inline_and_as_a_base():
         for key, value in config("falcon-40b").items()
         if key not in ("architectures", "transformers_version", "torch_dtype")
     }
-    model = ModelSpec.from_user({**keys, "name": "f"})
+    model = read_model({**keys, "name": "f"})
     assert model.total_parameters() == PUBLISHED["falcon-40b"][0]
-    short = ModelSpec.from_user(
-        {"base": "mine", "num_hidden_layers": 2}, base_loader=lambda name: keys
-    )
+    short = read_model({"base": "mine", "num_hidden_layers": 2}, base_loader=lambda name: keys)
     assert (short.num_key_value_heads, short.num_hidden_layers, short.norms_per_layer) == (8, 2, 2)

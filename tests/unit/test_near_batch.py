@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import planner.plan.recommend
 from api.wiring import SystemClock
+from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.search.infeasible.near_batch import NEAR, TRIED, WORTH, nearby
-from planner.specs.job import Job
 from planner.specs.plan import Plan
 
 WORDS = "global_batch_size "
@@ -31,7 +31,7 @@ def plan_of(batch: int, **search: object) -> Plan:
         "training": {"seq_len": 8192, "global_batch_size": batch},
         "search": {"top_k": 2, **search},
     }
-    return recommend(Job.from_user(job), ports=Ports(clock=SystemClock(), ids=Ids()))
+    return recommend(read_job(job), ports=Ports(clock=SystemClock(), ids=Ids()))
 
 
 def hints(plan: Plan) -> list[str]:

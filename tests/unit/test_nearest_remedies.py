@@ -10,12 +10,10 @@ import pytest
 
 from api.cli.root import run
 from api.input.text import read_text
-from planner.catalog.clusters import load_gpu
 from planner.errors import Fault, SpecError
+from planner.intake.machines import load_gpu, read_cluster, read_gpu
+from planner.intake.models import read_model
 from planner.intake.near_files import near_file
-from planner.specs.cluster import ClusterSpec
-from planner.specs.gpu import GpuSpec
-from planner.specs.model import ModelSpec
 
 
 def remedy_of(call: Any) -> str:
@@ -25,21 +23,21 @@ def remedy_of(call: Any) -> str:
 
 
 def test_a_model_of_the_hub_that_is_not_known_is_one_download_away() -> None:
-    remedy = remedy_of(lambda: ModelSpec.from_user("mistralai/Mistral-Large-9"))
+    remedy = remedy_of(lambda: read_model("mistralai/Mistral-Large-9"))
     assert (
         "download config.json of mistralai/Mistral-Large-9 from Hugging Face and pass its path"
         in remedy
     )
     assert "did you mean mistral-" in remedy
-    assert "config.json" in remedy_of(lambda: ModelSpec.from_user("my-own"))
+    assert "config.json" in remedy_of(lambda: read_model("my-own"))
     assert "send the keys of its config.json" in remedy_of(
-        lambda: ModelSpec.from_user("mistralai/Mistral-Large-9", allow_files=False)
+        lambda: read_model("mistralai/Mistral-Large-9", allow_files=False)
     )
 
 
 def test_weights_are_not_a_model(tmp_path: Path) -> None:
     assert "the config.json that stands beside them" in remedy_of(
-        lambda: ModelSpec.from_user("model-00001.safetensors")
+        lambda: read_model("model-00001.safetensors")
     )
 
 
@@ -49,15 +47,13 @@ def test_a_gpu_that_is_not_known_is_described_by_the_nearest_one() -> None:
     example = "{base: h100-sxm-80gb, name: mine, memory: 96 GiB}"
     assert example in remedy
     assert (
-        GpuSpec.from_user(
-            {"base": "h100-sxm-80gb", "name": "mine", "memory": "96 GiB"}
-        ).memory_bytes
+        read_gpu({"base": "h100-sxm-80gb", "name": "mine", "memory": "96 GiB"}).memory_bytes
         == 96 * 2**30
     )
 
 
 def test_a_cluster_that_is_not_known_is_written_out() -> None:
-    assert "write gpu and num_gpus out" in remedy_of(lambda: ClusterSpec.from_user("my-cluster"))
+    assert "write gpu and num_gpus out" in remedy_of(lambda: read_cluster("my-cluster"))
 
 
 def test_a_missing_file_names_the_one_beside_it(tmp_path: Path) -> None:
@@ -71,9 +67,7 @@ def test_a_missing_file_names_the_one_beside_it(tmp_path: Path) -> None:
         f"did you mean {tmp_path}/job.yaml? Or give"
     )
     (tmp_path / "config.json").write_text(json.dumps({}))
-    assert f"{tmp_path}/config.json" in remedy_of(
-        lambda: ModelSpec.from_user(str(tmp_path / "confg.json"))
-    )
+    assert f"{tmp_path}/config.json" in remedy_of(lambda: read_model(str(tmp_path / "confg.json")))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from planner.catalog.models import load_model, model_names
+from planner.catalog.models import model_names
 from planner.errors import SpecError
 from planner.intake.huggingface.model_document import inline_keys
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
+from planner.intake.models import load_model, read_model
 from planner.specs.measurement import question_hash
 from planner.specs.model import ModelSpec
 from planner.trainers.megatron_models import lacking as megatron_lacks
@@ -27,7 +28,7 @@ SHAPES = {
 
 
 def published(**keys: object) -> ModelSpec:
-    return ModelSpec.from_user({**SHAPES, "architectures": ["X"], "model_type": "llama", **keys})
+    return read_model({**SHAPES, "architectures": ["X"], "model_type": "llama", **keys})
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -38,7 +39,7 @@ def test_the_catalogue_knows_each_models_positions(name: str) -> None:
 
 @pytest.mark.parametrize("name", model_names())
 def test_a_model_is_kept_whole_by_its_inline_keys(name: str) -> None:
-    assert ModelSpec.from_user(inline_keys(load_model(name))) == load_model(name)
+    assert read_model(inline_keys(load_model(name))) == load_model(name)
 
 
 def test_both_forms_of_a_config_mean_the_same() -> None:
@@ -52,8 +53,8 @@ def test_both_forms_of_a_config_mean_the_same() -> None:
 
 def test_a_class_default_holds_for_a_published_config_and_not_for_a_persons_shapes() -> None:
     assert published().rope_theta == 10_000.0
-    assert ModelSpec.from_user(SHAPES).rope_theta is None
-    assert ModelSpec.from_user({**SHAPES, "model_type": "llama"}).rope_theta is None
+    assert read_model(SHAPES).rope_theta is None
+    assert read_model({**SHAPES, "model_type": "llama"}).rope_theta is None
 
 
 def test_a_scaling_that_lacks_its_numbers_is_a_fault() -> None:
@@ -74,9 +75,9 @@ def test_a_network_does_not_change_what_a_job_is_found_by() -> None:
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
         "training": {"seq_len": 8192, "global_batch_size": 64},
     }
-    hashes = {question_hash(Job.from_user({**job, "model": name})) for name in ("llama3.1-8b",)}
+    hashes = {question_hash(read_job({**job, "model": name})) for name in ("llama3.1-8b",)}
     other = {**inline_keys(load_model("llama3.1-8b")), "rope_theta": 777.0, "norm_eps": 1e-3}
-    assert question_hash(Job.from_user({**job, "model": other})) in hashes
+    assert question_hash(read_job({**job, "model": other})) in hashes
 
 
 def test_an_activation_that_no_class_has_is_kept_and_refused() -> None:
@@ -87,10 +88,10 @@ def test_an_activation_that_no_class_has_is_kept_and_refused() -> None:
 
 
 def test_an_alias_may_differ_in_a_number() -> None:
-    assert ModelSpec.from_user("Qwen/Qwen3-235B-A22B-Instruct-2507").rope_theta == 5e6
-    assert ModelSpec.from_user("Qwen/Qwen3-235B-A22B").rope_theta == 1e6
+    assert read_model("Qwen/Qwen3-235B-A22B-Instruct-2507").rope_theta == 5e6
+    assert read_model("Qwen/Qwen3-235B-A22B").rope_theta == 1e6
     # not confirmed, so not said
-    assert ModelSpec.from_user("moonshotai/Kimi-K2-Thinking").rope_theta is None
+    assert read_model("moonshotai/Kimi-K2-Thinking").rope_theta is None
 
 
 def test_every_shipped_flavor_has_its_facts() -> None:
@@ -111,19 +112,17 @@ def test_a_file_is_read_to_the_same_network(tmp_path: Path) -> None:
         }
     )
     (tmp_path / "config.json").write_text(text)
-    model = ModelSpec.from_user(str(tmp_path))
+    model = read_model(str(tmp_path))
     assert (model.rope_theta, model.norm_eps, model.hidden_act) == (5e6, 1e-6, "silu")
 
 
 def test_a_variant_with_experts_that_the_bases_groups_do_not_divide_has_no_groups() -> None:
-    base = ModelSpec.from_user({"base": "deepseek-v3"})
-    same = ModelSpec.from_user({"base": "deepseek-v3", "n_routed_experts": 64})
-    fewer = ModelSpec.from_user(
-        {"base": "deepseek-v3", "n_routed_experts": 4, "num_experts_per_tok": 2}
-    )
+    base = read_model({"base": "deepseek-v3"})
+    same = read_model({"base": "deepseek-v3", "n_routed_experts": 64})
+    fewer = read_model({"base": "deepseek-v3", "n_routed_experts": 4, "num_experts_per_tok": 2})
     assert (same.n_group, same.topk_group) == (base.n_group, base.topk_group) == (8, 4)
     assert fewer.n_group == 0
     with pytest.raises(SpecError, match="does not divide 4 experts"):
-        ModelSpec.from_user(
+        read_model(
             {"base": "deepseek-v3", "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 8}
         )

@@ -11,8 +11,7 @@ from planner.columns import LayoutBatch
 from planner.cost.data_parallel.overlap import Exposed, UnitColumns, exposed_data_parallel
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
-from planner.specs.job import Job
-from planner.specs.training import TrainingSpec
+from planner.intake.jobs import read_job, read_training
 from planner.trainers.registry import TRAINERS, resolve_layout
 
 LAYERS = 12
@@ -40,7 +39,7 @@ def exposed(
     **layout: Any,
 ) -> Exposed:
     batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=64)])
-    training = TrainingSpec.from_user(
+    training = read_training(
         {"seq_len": 128, "global_batch_size": 64, "trainer": trainer, "overlap": {"dp": overlap}}
     )
     units = np.array([[[float(LAYERS)], [1.0], [1.0]]])
@@ -151,7 +150,7 @@ def context(method: str, cp: int = CP) -> tuple[Pricer, float]:
     """(pricer, seconds that context parallelism exposes in a step of one sequence without
     recomputation).
     """
-    job = Job.from_user(
+    job = read_job(
         {
             "model": "llama3-8b",
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": CP},

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from planner.catalog.clusters import gpu_names
-from planner.catalog.models import load_model
 from planner.columns import LayoutBatch
 from planner.cost import price
 from planner.cost.estimate import estimate_layouts
@@ -20,6 +19,8 @@ from planner.cost.layer.unit_costs import lacking_precisions
 from planner.cost.machine import device as compute
 from planner.cost.machine.profile import KERNELS
 from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
+from planner.intake.models import load_model
 from planner.plan.explain import precision_sentences
 from planner.rules import features, violations
 from planner.rules.base import Context
@@ -54,7 +55,7 @@ class Case:
     layout: dict[str, Any] = field(default_factory=dict)
 
     def job(self) -> Job:
-        return Job.from_user(
+        return read_job(
             {
                 "model": self.model,
                 "cluster": {"gpu": self.gpu, "num_gpus": 16},

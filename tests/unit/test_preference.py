@@ -13,6 +13,7 @@ import pytest
 from planner.calibration.correlated import Field
 from planner.calibration.intervals import TimeSpread
 from planner.columns import LayoutBatch
+from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.search.choice import mechanisms, preference
@@ -26,7 +27,6 @@ from planner.search.choice.preference import (
     leaders,
     prefer,
 )
-from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
@@ -140,7 +140,7 @@ def test_what_only_one_of_two_rests_on_unmeasured_keeps_them_from_being_told_apa
 def test_measured_says_whether_a_published_run_has_the_mechanism() -> None:
     count: Counter[str] = Counter()
     for line in ROWS.read_text(encoding="utf-8").splitlines():
-        job = Job.from_user(json.loads(line))
+        job = read_job(json.loads(line))
         assert job.layout is not None
         count.update(one.name for one in used_by(job.layout, Setting.of(job.model, job.cluster)))
     assert {one.name: one.measured for one in MECHANISMS} == {
@@ -202,7 +202,7 @@ def plan_of(**search: object) -> Plan:
         "training": {"seq_len": 8192, "global_batch_size": 64},
         "search": search,
     }
-    return recommend(Job.from_user(job), ports=Ports(clock=Fixed(), ids=Fixed()))
+    return recommend(read_job(job), ports=Ports(clock=Fixed(), ids=Fixed()))
 
 
 def test_the_first_does_not_depend_on_how_many_are_asked_for() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import ProbeError
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
 from probes import preflight, selfcheck
 from probes.launch import ROOT, Launcher, LaunchSettings
 from probes.pools.local import LocalPool, PoolSettings
@@ -18,7 +18,7 @@ from probes.pools.replay import ReplayPool
 from probes.pools.slurm import SlurmPool
 from probes.preflight import Need, ask, command, problem_in
 
-CPU = Job.from_user(
+CPU = read_job(
     {
         "model": "debug-tiny",
         "cluster": {"gpu": "cpu", "num_gpus": 2},
@@ -139,7 +139,7 @@ def test_a_program_that_cannot_be_imported_stops_probes_too(
 
 def test_a_machine_without_the_gpu_says_so_before_it_is_asked_for_torch(tmp_path: Path) -> None:
     asked_for = {"model": "debug-tiny", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
-    job = Job.from_user({**asked_for, "training": {"seq_len": 64, "global_batch_size": 8}})
+    job = read_job({**asked_for, "training": {"seq_len": 64, "global_batch_size": 8}})
     launcher = Launcher(LaunchSettings(folder=tmp_path, python=str(tmp_path / "none")))
     local = LocalPool(launcher, PoolSettings(look=lambda: Survey(gpus=(), problem="no nvidia-smi")))
     with pytest.raises(ProbeError, match="no NVIDIA GPU to probe on: no nvidia-smi"):

@@ -10,10 +10,10 @@ import pytest
 from planner.calibration.intervals import oom_probability, time_spread
 from planner.cost.refine import refine
 from planner.errors import InfeasibleError
+from planner.intake.jobs import read_job
 from planner.rules import Context, legal_mask
 from planner.search.screen import OOM_LIMIT
 from planner.search.space.enumerate import build_space
-from planner.specs.job import Job
 from planner.specs.measurement import Measured
 from planner.study.candidates import RISKIEST, SLACK, Prior, enumerate_candidates
 from tests.unit.probing_cases import JOB, REQUEST, searched, small
@@ -70,7 +70,7 @@ def test_every_layout_is_found_at_its_row_and_others_are_not() -> None:
 
 def test_what_must_be_included_is_once() -> None:
     pricer, space = searched()
-    slow = Job.from_user(
+    slow = read_job(
         {**REQUEST, "layout": {"dp_shard": 8, "micro_batch_size": 1, "ac": "full"}}
     ).layout
     assert slow is not None
@@ -93,7 +93,7 @@ def test_the_fastest_are_kept_where_there_are_too_many() -> None:
 
 def test_nothing_that_may_fit_is_said() -> None:
     request = {**REQUEST, "cluster": {"gpu": "rtx-4090", "num_gpus": 1}, "search": {}}
-    job = Job.from_user(request)
+    job = read_job(request)
     pricer = replace(searched()[0], cluster=job.cluster)
     space = build_space(
         Context(model=job.model, cluster=job.cluster, training=job.training),

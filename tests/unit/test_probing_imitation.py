@@ -11,9 +11,10 @@ import pytest
 from planner.calibration.intervals import ADDED_SD, ONE_NODE_SD, OTHER_SIZE_SD, imitation_sd
 from planner.cost.estimate import estimate_job
 from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
+from planner.intake.machines import read_cluster
 from planner.rules import Context
 from planner.search.space.enumerate import build_space
-from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.proxy_runs import MOST_WAYS, Imitations
@@ -33,14 +34,14 @@ CASES = [
 
 def imitations(values: dict[str, Any], devices: int) -> tuple[Imitations, Candidates, int]:
     """Of a job's own layout among the candidates, and its row."""
-    parsed = Job.from_user(values)
+    parsed = read_job(values)
     assert parsed.layout is not None
     pricer = Pricer.build(parsed.model, parsed.cluster, parsed.training)
     fixed = {
         name: getattr(parsed.layout, name)
         for name in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "ac")
     }
-    search = Job.from_user(
+    search = read_job(
         {**{k: v for k, v in values.items() if k != "layout"}, "search": {"fix": fixed}}
     ).search
     space = build_space(
@@ -53,7 +54,7 @@ def imitations(values: dict[str, Any], devices: int) -> tuple[Imitations, Candid
 
 
 def as_it_runs(values: dict[str, Any], num_gpus: int) -> Imitation:
-    found = imitate(Job.from_user(values), num_gpus)
+    found = imitate(read_job(values), num_gpus)
     assert found is not None
     return found
 
@@ -117,9 +118,7 @@ def test_more_gpus_cost_more_and_leave_less_to_the_model() -> None:
 
 
 def test_one_node_stands_less_well_for_many() -> None:
-    one, two = (
-        ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": count}) for count in (8, 16)
-    )
+    one, two = (read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": count}) for count in (8, 16))
     assert imitation_sd(two, one, 0.0) == pytest.approx(math.hypot(OTHER_SIZE_SD, ONE_NODE_SD))
     assert (
         imitation_sd(one, one, 0.0) == imitation_sd(two, two, 0.0) == pytest.approx(OTHER_SIZE_SD)
@@ -152,7 +151,7 @@ def test_model_parallelism_wider_than_the_pool_cannot_be_imitated() -> None:
 
 
 def test_fewer_replicas_come_smallest_first_and_keep_the_rest() -> None:
-    layout = Job.from_user(
+    layout = read_job(
         job("llama3-8b", 144, {"dp_replicate": 4, "dp_shard": 6, "tp": 2, "pp": 3, "ac": "full"})
     ).layout
     assert layout is not None

@@ -11,9 +11,9 @@ from planner.calibration.kernels import Timing
 from planner.calibration.update import KernelRun, learn
 from planner.cost.machine.knobs import KNOBS, PLACE
 from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
 from planner.rules import Context
 from planner.search.space.enumerate import build_space
-from planner.specs.job import Job
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.kernel_timings import ALONE, TOGETHER, Kernels
 from planner.study.study import MicroResult, ProbeStudy, Settings
@@ -23,7 +23,7 @@ UNCOVERED = "mi300x-192gb"  # no training run on its family was measured
 
 
 def searched(gpu: str) -> tuple[Pricer, Candidates]:
-    job = Job.from_user({**REQUEST, "cluster": {"gpu": gpu, "num_gpus": 8}})
+    job = read_job({**REQUEST, "cluster": {"gpu": gpu, "num_gpus": 8}})
     pricer = Pricer.build(job.model, job.cluster, job.training)
     context = Context(model=job.model, cluster=job.cluster, training=job.training)
     return pricer, enumerate_candidates(pricer, build_space(context, job.search))
@@ -122,7 +122,7 @@ def test_what_the_calibration_has_learnt_is_no_news(
 ) -> None:
     pricer, candidates = found
     told = timings(kernels, "gemm", 1.2)
-    job = Job.from_user({**REQUEST, "cluster": {"gpu": UNCOVERED, "num_gpus": 8}})
+    job = read_job({**REQUEST, "cluster": {"gpu": UNCOVERED, "num_gpus": 8}})
     learnt = learn(pricer.calibration, [], [KernelRun(job=job, timings=tuple(told))])
     after = Kernels.of(
         Pricer.build(pricer.model, pricer.cluster, pricer.training, learnt), candidates

@@ -10,9 +10,9 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
 from planner.rules import Context
 from planner.search.space.enumerate import build_space
-from planner.specs.job import Job
 from planner.specs.layout import AC_KINDS
 from planner.study import pruning
 
@@ -44,7 +44,7 @@ def batch_size(name: str) -> int:
 @lru_cache(maxsize=3)
 def priced(name: str) -> tuple[LayoutBatch, np.ndarray]:
     """A sample of the job's legal layouts and their predicted device bytes."""
-    job = Job.from_user(JOBS[name])
+    job = read_job(JOBS[name])
     space = build_space(
         Context(model=job.model, cluster=job.cluster, training=job.training),
         job.search,
@@ -97,7 +97,7 @@ BASE = {
 
 def variants(**changes: list[object]) -> LayoutBatch:
     """One layout, then one variant for each value of each field."""
-    job = Job.from_user({**JOBS["8B"], "layout": BASE})
+    job = read_job({**JOBS["8B"], "layout": BASE})
     assert job.layout is not None
     layouts = [
         job.layout,

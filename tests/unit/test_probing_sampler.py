@@ -15,10 +15,11 @@ import pytest
 from scipy import stats
 
 from planner.errors import SpecError
+from planner.intake.jobs import read_job
 from planner.rules import Context
 from planner.search.screen import OOM_LIMIT
 from planner.search.space.enumerate import build_space
-from planner.specs.job import Job, SearchSpec
+from planner.specs.job import SearchSpec
 from planner.study.candidates import Candidates, Prior, Setting
 from planner.study.posterior import Knowledge
 from planner.study.samplers import (
@@ -287,7 +288,7 @@ def test_it_serves_a_study_of_optunas_own() -> None:
 def many(count: int) -> Candidates:
     """Distinct legal layouts of a large job, priced with its own model."""
     training = {"seq_len": 8192, "global_batch_size": 512}
-    job = Job.from_user(
+    job = read_job(
         {
             "model": "llama3.1-8b",
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from api.render.plan import plan_view
+from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.specs.job import Job
 from planner.specs.plan import Plan
 
 
@@ -43,7 +43,7 @@ def plan_of(
             "fix": {"compile": True},
         },
     }
-    return recommend(Job.from_user(job), ports=Ports(clock=fixed, ids=fixed))
+    return recommend(read_job(job), ports=Ports(clock=fixed, ids=fixed))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from planner.catalog.models import model_names
 from planner.errors import SpecError
-from planner.specs.model import ModelSpec
+from planner.intake.models import read_model
 from probes.protocol import ProbeTask
 from tests.e2e.probe_jobs import MODELS, task
 
@@ -28,7 +28,7 @@ def recipe(layout: dict[str, Any], **options: Any) -> Any:
 def test_every_catalogue_model_is_built_with_its_parameters(name: str) -> None:
     from probes.reference.model import Part, Transformer
 
-    spec = ModelSpec.from_user(name)
+    spec = read_model(name)
     with torch.device("meta"):
         model = Transformer(
             spec,
@@ -88,9 +88,9 @@ def test_what_cannot_run_is_refused_with_its_field(
 def test_fewer_layers_keep_what_each_layer_is() -> None:
     from probes.reference.recipe import with_layers
 
-    mixed = ModelSpec.from_user(MODELS["mla"])
+    mixed = read_model(MODELS["mla"])
     assert [kind.moe for kind in with_layers(mixed, 2).layer_kinds()] == [False, True]
-    windows = ModelSpec.from_user(MODELS["sinks"])
+    windows = read_model(MODELS["sinks"])
     assert with_layers(windows, 1).layer_windows() == windows.layer_windows()[:1] == (8,)
     with pytest.raises(SpecError, match="keep more layers"):
         with_layers(mixed, 1)

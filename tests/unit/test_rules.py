@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
+from planner.intake.jobs import read_job, read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.rules import (
     RULES,
     Context,
@@ -22,11 +25,7 @@ from planner.rules import (
     violations,
 )
 from planner.rules.base import choices, divisors
-from planner.specs.cluster import ClusterSpec
-from planner.specs.job import Job
 from planner.specs.layout import PRECISIONS, Layout
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
 from planner.trainers.registry import TRAINERS, resolve_layout
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
@@ -40,9 +39,9 @@ def context(
     model: Any = "llama3-8b", gpu: str = H100, num_gpus: int = 16, **training: Any
 ) -> Context:
     return Context(
-        model=ModelSpec.from_user(model),
-        cluster=ClusterSpec.from_user({"gpu": gpu, "num_gpus": num_gpus}),
-        training=TrainingSpec.from_user({"seq_len": 8192, "global_batch_size": 64, **training}),
+        model=read_model(model),
+        cluster=read_cluster({"gpu": gpu, "num_gpus": num_gpus}),
+        training=read_training({"seq_len": 8192, "global_batch_size": 64, **training}),
     )
 
 
@@ -452,6 +451,6 @@ ROWS = [json.loads(line) for line in PUBLIC.read_text().splitlines()]
 def test_every_measured_row_is_legal() -> None:
     assert len(ROWS) == 374
     for row in ROWS:
-        job = Job.from_user(row)
+        job = read_job(row)
         assert job.layout is not None
         assert violations(job.layout, job.model, job.cluster, job.training) == [], row["id"]

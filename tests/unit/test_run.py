@@ -15,9 +15,10 @@ from planner.calibration.intervals import TimeSpread
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.cost.run.goodput import goodput as run
+from planner.intake.jobs import read_job
 from planner.plan.explain import next_bottleneck, regret
 from planner.specs.estimate import Estimate, TimeBreakdown
-from planner.specs.job import Job, SearchSpec
+from planner.specs.job import SearchSpec
 from planner.specs.run import RunEstimate
 
 MODES = ("sync", "async", "async-pinned")
@@ -27,7 +28,7 @@ STEP = np.array([5.0])
 def case(
     cluster: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **layout: Any
 ) -> tuple[Pricer, LayoutBatch]:
-    job = Job.from_user(
+    job = read_job(
         {
             "model": "llama3-8b",
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, **(cluster or {})},

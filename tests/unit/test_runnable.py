@@ -12,16 +12,16 @@ from planner.cost.estimate import estimate_job
 from planner.errors import UnsupportedError
 from planner.export import export
 from planner.export.megatron import parse_back
+from planner.intake.jobs import read_job, read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.plan.recommend import fewer_than_asked, recommend
 from planner.ports import Ports
 from planner.rules import Context
 from planner.rules.support import obstacles, trainers_that_can
 from planner.search.one_size import search_size
-from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
-from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan
-from planner.specs.training import TrainingSpec
 from tests.unit.test_rules import ROWS
 from tests.unit.test_search import Fixed
 
@@ -33,7 +33,7 @@ def job(
     top_k: int = 10,
     **training: Any,
 ) -> Job:
-    return Job.from_user(
+    return read_job(
         {
             "model": model,
             "cluster": {"gpu": gpu, "num_gpus": num_gpus},
@@ -111,16 +111,16 @@ def test_nobody_is_sent_to_a_trainer_that_cannot() -> None:
 
 def test_an_estimate_prices_it_and_says_so() -> None:
     asked = job("gemma2-9b")
-    priced = estimate_job(Job.from_user({**asked.request, "layout": {}}))
+    priced = estimate_job(read_job({**asked.request, "layout": {}}))
     assert priced.valid
     assert priced.step_seconds
     assert [one.field for one in priced.unsupported] == ["model"]
-    assert estimate_job(Job.from_user({**job().request, "layout": {}})).unsupported == []
+    assert estimate_job(read_job({**job().request, "layout": {}})).unsupported == []
 
 
 def test_every_measured_row_is_supported() -> None:
     for row in ROWS:
-        asked = Job.from_user(row)
+        asked = read_job(row)
         assert obstacles(context(asked)) == [], row["id"]
 
 
@@ -163,9 +163,9 @@ def test_405b_is_split_over_megatrons_pipelines(num_gpus: int) -> None:
     other number.
     """
     c = Context(
-        model=ModelSpec.from_user("llama3.1-405b"),
-        cluster=ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}),
-        training=TrainingSpec.from_user(
+        model=read_model("llama3.1-405b"),
+        cluster=read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}),
+        training=read_training(
             {"seq_len": 8192, "global_batch_size": 2 * num_gpus, "trainer": "megatron"}
         ),
     )

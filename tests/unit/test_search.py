@@ -17,6 +17,9 @@ from planner.cost.chunks import CHUNK
 from planner.cost.estimate import simulated_columns
 from planner.cost.price import Pricer
 from planner.errors import SpecError
+from planner.intake.jobs import read_job, read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.rules import Context, violations
@@ -30,11 +33,8 @@ from planner.search.space.domains import domains_of
 from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.neighbours import neighbours
 from planner.search.variations.splits import shifted
-from planner.specs.cluster import ClusterSpec
-from planner.specs.job import Job, SearchSpec
-from planner.specs.model import ModelSpec
+from planner.specs.job import SearchSpec
 from planner.specs.plan import Plan
-from planner.specs.training import TrainingSpec
 from planner.trainers.registry import resolve_layout
 
 NUM_JOBS, TOP = 20, 10
@@ -67,7 +67,7 @@ def plan_of(**changes: Any) -> Plan:
             if isinstance(value, dict) and key in ("cluster", "training")
             else value
         )
-    return recommend(Job.from_user(job), ports=Ports(clock=fixed, ids=fixed))
+    return recommend(read_job(job), ports=Ports(clock=fixed, ids=fixed))
 
 
 # ---- pruned against brute force ------------------------------------------------------------------
@@ -109,9 +109,9 @@ def random_job(seed: int) -> tuple[Pricer, Space]:
             "global_batch_size": int(rng.choice([16, 32, 64])),
         }
         context = Context(
-            model=ModelSpec.from_user(model),
-            cluster=ClusterSpec.from_user({"gpu": gpu, "num_gpus": int(rng.choice([8, 16]))}),
-            training=TrainingSpec.from_user(
+            model=read_model(model),
+            cluster=read_cluster({"gpu": gpu, "num_gpus": int(rng.choice([8, 16]))}),
+            training=read_training(
                 values
                 | {"trainer": str(rng.choice(["torchtitan", "torchtitan", "megatron", "fsdp"]))}
             ),
@@ -299,7 +299,7 @@ def test_the_plans_winner_is_the_simulated_best_of_the_whole_space() -> None:
     first.
     """
     plan = plan_of(model="llama3.2-1b", training={"seq_len": 2048, "global_batch_size": 16})
-    job = Job.from_user(plan.job)
+    job = read_job(plan.job)
     pricer = Pricer.build(job.model, job.cluster, job.training)
     space = build_space(
         Context(model=job.model, cluster=job.cluster, training=job.training), job.search
@@ -322,7 +322,7 @@ def shown() -> Plan:
 
 
 def test_ranked_layouts_are_legal_fit_and_stand_in_order(shown: Plan) -> None:
-    job = Job.from_user(shown.job)
+    job = read_job(shown.job)
     assert [entry.rank for entry in shown.ranked] == list(range(1, 11))
     for entry in shown.ranked:
         assert violations(entry.layout, job.model, job.cluster, job.training) == []
@@ -466,7 +466,7 @@ def test_a_narrower_search_is_never_faster(shown: Plan) -> None:
     ],
 )
 def test_what_cannot_be_searched_is_named(search: dict[str, Any], field: str) -> None:
-    job = Job.from_user(
+    job = read_job(
         {
             "model": "llama3-8b",
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
@@ -579,9 +579,9 @@ STARTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("start", STARTS, ids=["fsdp", "tp", "pp", "cp"])
 def test_neighbours_are_legal_single_changes_priced_like_any_layout(start: dict[str, Any]) -> None:
-    cluster = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 8})
-    training = TrainingSpec.from_user({"seq_len": 4096, "global_batch_size": 64})
-    pricer = Pricer.build(ModelSpec.from_user("llama3-8b"), cluster, training)
+    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8})
+    training = read_training({"seq_len": 4096, "global_batch_size": 64})
+    pricer = Pricer.build(read_model("llama3-8b"), cluster, training)
     layout = resolve_layout(start, trainer="torchtitan", num_gpus=8)
     assert violations(layout, pricer.model, cluster, training) == []
     found = neighbours(pricer, layout)
@@ -601,11 +601,9 @@ def test_every_axis_has_a_neighbour() -> None:
     """Degrees double at the expense of dp_shard; microbatches double; checkpointing, precision and
     switches change.
     """
-    training = TrainingSpec.from_user({"seq_len": 4096, "global_batch_size": 64})
+    training = read_training({"seq_len": 4096, "global_batch_size": 64})
     pricer = Pricer.build(
-        ModelSpec.from_user("llama3-8b"),
-        ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 8}),
-        training,
+        read_model("llama3-8b"), read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8}), training
     )
     found = {
         (n.field, n.new): n.layout
@@ -625,11 +623,9 @@ def test_every_axis_has_a_neighbour() -> None:
 
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (1, 0), (0, 1), (2, 2), (-1, 1), (-2, -2)])
 def test_shifted_splits_keep_the_number_of_layers(first: int, last: int) -> None:
-    cluster = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 8})
+    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8})
     pricer = Pricer.build(
-        ModelSpec.from_user("llama3-8b"),
-        cluster,
-        TrainingSpec.from_user({"seq_len": 4096, "global_batch_size": 64}),
+        read_model("llama3-8b"), cluster, read_training({"seq_len": 4096, "global_batch_size": 64})
     )
     for pp in (2, 4, 8):
         layout = resolve_layout({"pp": pp}, trainer="torchtitan", num_gpus=8)

@@ -8,10 +8,10 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
 from planner.plan.explain import explain, step_sentence
 from planner.rules import violations
 from planner.search.variations.sensitivity import sensitivity
-from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan, SensitivityStep
 from planner.trainers.registry import resolve_layout
@@ -26,7 +26,7 @@ TAKES_ALONG: dict[str, set[str]] = {
 
 
 def pricer_of(model: str, num_gpus: int, **training: Any) -> Pricer:
-    job = Job.from_user(
+    job = read_job(
         {
             "model": model,
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},

@@ -11,6 +11,7 @@ from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import InfeasibleError, SpecError
+from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.rules import Context
@@ -18,7 +19,7 @@ from planner.search.bounds import OOM_LIMIT
 from planner.search.screen import screen
 from planner.search.space.enumerate import build_space
 from planner.search.variations.budgets import best_budgets
-from planner.specs.job import Job, SearchSpec
+from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.plan import RankedLayout
 from tests.unit.test_search import Fixed
@@ -58,7 +59,7 @@ FIXES: tuple[dict[str, Any], ...] = (
 
 
 def winner(name: str, fix: dict[str, Any]) -> RankedLayout:
-    job = Job.from_user({**JOBS[name], "search": {"top_k": 1, "fix": fix, "prefer": "fastest"}})
+    job = read_job({**JOBS[name], "search": {"top_k": 1, "fix": fix, "prefer": "fastest"}})
     return recommend(job, ports=Ports(clock=Fixed(), ids=Fixed())).ranked[0]
 
 
@@ -97,7 +98,7 @@ def test_an_uneven_split_wins_where_the_head_is_long() -> None:
 
 def test_the_budget_is_the_largest_that_fits() -> None:
     """Bisection against every budget, for the fastest layouts found."""
-    job = Job.from_user(JOBS["8B, short of memory"])
+    job = read_job(JOBS["8B, short of memory"])
     context = Context(model=job.model, cluster=job.cluster, training=job.training)
     pricer, space = (
         Pricer.build(job.model, job.cluster, job.training),

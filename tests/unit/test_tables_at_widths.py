@@ -19,10 +19,10 @@ from api.render.plan import ranked_table, run_section, sizes_table
 from api.render.probe import measurements_table
 from api.render.timeline import timeline_view
 from planner.calibration.report import report
-from planner.catalog.calibrations import shipped_comparison
+from planner.calibration.shipped import shipped_comparison
+from planner.intake.jobs import read_job
+from planner.intake.measurements import read_measurement
 from planner.plan.timeline import timeline
-from planner.specs.job import Job
-from planner.specs.measurement import Measurement
 from planner.specs.plan import Plan, SizeOption
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
@@ -82,7 +82,7 @@ def test_a_plan(plan: Plan) -> None:
 def test_measurements() -> None:
     rows = [json.loads(line) for line in PUBLIC.read_text(encoding="utf-8").splitlines()[:200:40]]
     found = [
-        Measurement.from_row(
+        read_measurement(
             row,
             measurement_id=f"measurement-{row['id']:>024}",
             created_at="2026-11-22T00:00:00+00:00",
@@ -117,5 +117,5 @@ def test_collectives_and_pipelines() -> None:
         "training": {"seq_len": 2048, "global_batch_size": 16},
         "layout": {"pp": 4},
     }
-    played = timeline(Job.from_user(job))
+    played = timeline(read_job(job))
     check(lambda width: timeline_view(played))

@@ -10,6 +10,7 @@ import pytest
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import InfeasibleError, SpecError
+from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.rules import violations
@@ -43,7 +44,7 @@ def job_of(**changes: Any) -> Job:
             if isinstance(value, dict) and key == "training"
             else value
         )
-    return Job.from_user(values)
+    return read_job(values)
 
 
 def plan_of(**changes: Any) -> Plan:

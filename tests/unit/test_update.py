@@ -18,14 +18,14 @@ from planner.cost.data_parallel.optimizer_step import (
 from planner.cost.data_parallel.overlap import HostCopies, UnitColumns, exposed_data_parallel
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
-from planner.specs.job import Job
+from planner.intake.jobs import read_job
 from planner.trainers.registry import TRAINERS
 
 GATHERED: dict[str, Any] = {"dp_shard": 16, "precision": "float8-tensorwise", "compile": True}
 
 
 def case(training: dict[str, Any] | None = None, **layout: Any) -> tuple[Pricer, LayoutBatch]:
-    job = Job.from_user(
+    job = read_job(
         {
             "model": "llama3-8b",
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},

@@ -12,15 +12,15 @@ from planner.columns import LayoutBatch
 from planner.cost.layer.weight_grads import parameter_groups
 from planner.cost.price import Pricer, Prices
 from planner.cost.refine import play
+from planner.intake.jobs import read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.schedules import SCHEDULES
-from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
-from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
 from planner.trainers.registry import resolve_layout
 from planner.work.blocks import layer_ops
 
-LLAMA = ModelSpec.from_user("llama3-8b")
+LLAMA = read_model("llama3-8b")
 
 
 def layout(trainer: str = "torchtitan", **values: Any) -> Layout:
@@ -31,8 +31,8 @@ def layout(trainer: str = "torchtitan", **values: Any) -> Layout:
 
 def build(trainer: str) -> Pricer:
     training = {"seq_len": 4096, "global_batch_size": 32, "trainer": trainer}
-    cluster = ClusterSpec.from_user({"gpu": "h100-sxm-80gb", "num_gpus": 8})
-    return Pricer.build(LLAMA, cluster, TrainingSpec.from_user(training))
+    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8})
+    return Pricer.build(LLAMA, cluster, read_training(training))
 
 
 def priced(*layouts: Layout, trainer: str = "torchtitan") -> Prices:

@@ -10,10 +10,11 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer, Prices
-from planner.specs.cluster import ClusterSpec
+from planner.intake.jobs import read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
 from planner.specs.layout import PRECISIONS
 from planner.specs.model import LayerKind, ModelSpec
-from planner.specs.training import TrainingSpec
 from planner.trainers.registry import resolve_layout
 from planner.work import axes, blocks, precision
 from planner.work.ops import Attention, Collective, Elementwise, Gemm
@@ -46,8 +47,8 @@ def pricer(
         "moe_imbalance": 1.0,
         **training,
     }
-    cluster = ClusterSpec.from_user({"gpu": gpu, "num_gpus": num_gpus})
-    return Pricer.build(ModelSpec.from_user(model), cluster, TrainingSpec.from_user(values))
+    cluster = read_cluster({"gpu": gpu, "num_gpus": num_gpus})
+    return Pricer.build(read_model(model), cluster, read_training(values))
 
 
 def price(p: Pricer, **layout: Any) -> Prices:
@@ -168,7 +169,7 @@ def test_experts_under_tp_are_divided_by_tokens_or_by_width(etp: int) -> None:
     """Experts over 2 ranks of 4 x 2: sequence shards when etp is 1, widths when it is tp. The
     router follows the tokens it sees.
     """
-    model = ModelSpec.from_user("mixtral-8x7b")
+    model = read_model("mixtral-8x7b")
     p = pricer("mixtral-8x7b", num_gpus=8)
     whole = price(pricer("mixtral-8x7b")).stage_seconds.forward_flops[0, 0]
     router = 2.0 * SEQ * model.hidden_size * model.num_experts
@@ -181,7 +182,7 @@ def test_mla_down_projections_are_replicated_under_tp() -> None:
     """DeepSeek's narrow projections have no head dimension: every TP rank runs them whole, and
     nothing else twice.
     """
-    model = ModelSpec.from_user("deepseek-v2")
+    model = read_model("deepseek-v2")
     whole = microbatch_flops(pricer("deepseek-v2"))
     local = microbatch_flops(pricer("deepseek-v2", num_gpus=8), tp=8)
     narrow = (
@@ -194,7 +195,7 @@ def test_mla_down_projections_are_replicated_under_tp() -> None:
 
 
 def test_imbalance_scales_the_busiest_ranks_experts() -> None:
-    model = ModelSpec.from_user("mixtral-8x7b")
+    model = read_model("mixtral-8x7b")
     even, skewed = (
         microbatch_flops(pricer("mixtral-8x7b", num_gpus=8, moe_imbalance=x), ep=8)
         for x in (1.0, 1.5)
@@ -252,7 +253,7 @@ def test_sequence_parallel_tp_moves_eight_activations_a_layer() -> None:
     """
     ops = [
         op
-        for op in blocks.layer_ops(ModelSpec.from_user("llama3-8b"), DENSE, True)
+        for op in blocks.layer_ops(read_model("llama3-8b"), DENSE, True)
         if isinstance(op, Collective)
     ]
     tp = [op for op in ops if op.site.startswith("tp_")]
@@ -269,7 +270,7 @@ def test_sequence_parallel_tp_moves_eight_activations_a_layer() -> None:
 def test_tp_without_sequence_parallelism_reduces_twice_each_way() -> None:
     ops = [
         op
-        for op in blocks.layer_ops(ModelSpec.from_user("llama3-8b"), DENSE, True)
+        for op in blocks.layer_ops(read_model("llama3-8b"), DENSE, True)
         if isinstance(op, Collective)
     ]
     batch = LayoutBatch.from_layouts(
@@ -480,7 +481,5 @@ def test_memory_budget_keeps_attention_first() -> None:
 
 
 def test_attention_and_windows_are_in_the_list() -> None:
-    ops = blocks.layer_ops(
-        ModelSpec.from_user("gemma2-9b"), LayerKind(moe=False, window=4096), True
-    )
+    ops = blocks.layer_ops(read_model("gemma2-9b"), LayerKind(moe=False, window=4096), True)
     assert [op.window for op in ops if isinstance(op, Attention)] == [4096]

@@ -10,7 +10,7 @@ from api.collectives import CollectiveRequest, ask_collective
 from api.http.requests import JSON, answer_once, in_thread, read_body
 from api.http.routes.plans import JOB_SCHEMA, body_of, problems
 from api.http.security import needs
-from api.service import check_one_size, parse_job
+from api.input.jobs import check_one_size, parse_job
 from api.settings import ApiKey
 from planner.plan.timeline import timeline
 from planner.specs.collective import CollectiveAnswer

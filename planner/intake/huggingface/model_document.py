@@ -20,7 +20,7 @@ _MOE_ONLY = frozenset({
 
 
 def inline_keys(model: ModelSpec) -> dict[str, object]:
-    """Keys from which `ModelSpec.from_user` makes the same model. A mask over layers becomes
+    """Keys from which `read_model` makes the same model. A mask over layers becomes
     Hugging Face's `layer_types`.
     """
     left_out = (

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from planner.errors import Fault, SpecError
 from planner.intake.current import complete, format_of, named_files
+from planner.intake.jobs import read_job
 from planner.specs.current import MAX_TEXT
 from planner.specs.job import Job
 
@@ -74,4 +75,4 @@ def read_current(path: str | Path, **given: object) -> Job:
     TOML, say, names no GPU. Raises SpecError naming everything that neither says. (Logs are read by
     `planner-cli recommend --current`.)
     """
-    return Job.from_user(complete({**given, "current": read_file(str(path))}))
+    return read_job(complete({**given, "current": read_file(str(path))}))

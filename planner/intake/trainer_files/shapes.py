@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from planner.catalog.models import load_model, model_entry, model_names
+from planner.catalog.models import model_entry, model_names
+from planner.intake.models import load_model, read_model
 from planner.intake.trainer_files.statement import ModelSaid
 from planner.specs.model import ModelSpec
 from planner.specs.network import NETWORK_FIELDS
@@ -37,7 +38,7 @@ def by_hint(keys: Mapping[str, object], *, leave_open: frozenset[str], hint: str
 
 
 def _same(keys: Mapping[str, object], hint: str, leave_open: frozenset[str]) -> list[str]:
-    model = ModelSpec.from_user({"name": hint or "your-model", **keys})
+    model = read_model({"name": hint or "your-model", **keys})
     compared = _comparable(model, leave_open)
     network = [field for field in NETWORK_FIELDS.intersection(keys) if keys[field] is not None]
     return [

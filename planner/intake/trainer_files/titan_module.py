@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from planner.errors import SpecError
 from planner.intake.trainer_files.shapes import named
 from planner.intake.trainer_files.statement import ModelSaid
+from planner.intake.trainer_files.titan_flavors import model_of
 
 # TorchTitan's name of a shape -> Hugging Face's; the same in 0.2's ModelArgs and 0.3's builders
 # where both have it
@@ -45,8 +46,6 @@ _NAME = re.compile(r'^"""(\S+) for TorchTitan ')
 
 def read_module(source: str) -> ModelSaid:
     """The model that the module registers or asks for."""
-    from planner.intake.trainer_files.torchtitan import model_of
-
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from planner.errors import PlannerError
 from planner.export.base import flatten
 from planner.export.titan_settings import AC
-from planner.intake.trainer_files.torchtitan import TitanSaid, model_of
-from planner.specs.model import ModelSpec
+from planner.intake.models import read_model
+from planner.intake.trainer_files.titan_flavors import model_of
+from planner.intake.trainer_files.torchtitan import TitanSaid
 
 _PRINTED = re.compile(r"Running with (?:configs|args): (?=\{)")
 _PREFIX = re.compile(r"^\[[A-Za-z_]+\d+\]:", re.MULTILINE)
@@ -43,7 +44,7 @@ def printed_run(text: str, said: Mapping[str, object]) -> dict[str, object] | No
         flat[AC + "mode"] = _mode(tables.get("activation_checkpoint"))
     settings = TitanSaid(line=line, given=flat)
     try:
-        run = settings.run(ModelSpec.from_user(model), gpus)
+        run = settings.run(read_model(model), gpus)
     except PlannerError:
         return None
     layout = {**run.layout, **({"precision": words_of_precision(text)} if line == "0.3" else {})}

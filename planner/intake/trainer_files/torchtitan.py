@@ -8,19 +8,16 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 
-from planner.catalog.models import load_model, model_entry, model_names
 from planner.errors import Fault, SpecError
 from planner.export.base import flatten
 from planner.export.titan_precision import read_precision_02, read_precision_03
 from planner.export.titan_settings import CHECKPOINT_MODES, LAYERS, SAME_KEYS, P, T, read_settings
 from planner.intake.trainer_files.statement import Machine, ModelSaid, Run
+from planner.intake.trainer_files.titan_flavors import model_of
 from planner.intake.trainer_files.titan_module import read_module
 from planner.specs.model import ModelSpec
 from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS, FORMER_NAMES
-from planner.trainers.titan_models import FLAVORS, shape_of
-from planner.trainers.titan_networks import differences
 
 SHARD = SAME_KEYS["dp_shard"]
 DEGREES = tuple(SAME_KEYS[name] for name in ("dp_replicate", "cp", "tp", "pp"))
@@ -249,38 +246,6 @@ def former_name(key: str, spelling: Mapping[str, str]) -> str:
     beside its neighbours.
     """
     return spelling.get(key, key)
-
-
-def model_of(module: str, flavor: str, assets: str = "") -> ModelSaid:
-    """The catalogue's model that TorchTitan's module and flavor are.
-
-    Of those with the same shapes, the one in `assets`, a folder of its tokenizer, else the one that
-    differs least elsewhere.
-    """
-    base = flavor.removesuffix("_flex").removesuffix("_varlen").removesuffix("_irope")
-    shapes = {
-        shape for shape, known in FLAVORS.items() if known.module == module and known.flavor == base
-    }
-    named = [name for name, shape in _shapes() if shape in shapes]
-    if not named:
-        return ModelSaid(
-            value=None, lacking=f"the shapes of {module} {flavor} are not in the catalogue"
-        )
-    folder = assets.rstrip("/").rpartition("/")[2].lower()
-    exact = [
-        name
-        for name in named
-        if folder
-        and any(alias.lower().endswith(folder) for alias in (*model_entry(name).aliases, name))
-    ]
-    return ModelSaid(
-        value=min(exact or named, key=lambda name: len(differences(load_model(name), module, base)))
-    )
-
-
-@lru_cache(maxsize=1)
-def _shapes() -> tuple[tuple[str, object], ...]:
-    return tuple((name, shape_of(load_model(name))) for name in model_names())
 
 
 def _int(settings: Mapping[str, object], key: str) -> int:

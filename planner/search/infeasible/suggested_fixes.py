@@ -10,11 +10,12 @@ import numpy as np
 from planner.calibration.intervals import oom_probability
 from planner.cost.price import Pricer
 from planner.errors import SpecError
+from planner.intake.machines import catalogue_gpus
 from planner.rules import Context
 from planner.search.bounds import OOM_LIMIT
 from planner.search.space.enumerate import Space, build_space
 from planner.specs.cluster import ClusterSpec, resolve
-from planner.specs.gpu import MAX_GPUS, GpuSpec
+from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.layout import FieldValue, Layout
 from planner.specs.plan import FittingChange
@@ -218,7 +219,7 @@ def _larger_gpu(request: Request) -> Iterator[FittingChange]:
     cluster = request.cluster
     kinds = [
         gpu
-        for gpu in GpuSpec.catalogue()
+        for gpu in catalogue_gpus()
         if gpu.vendor == cluster.gpu.vendor and gpu.memory_bytes > cluster.gpu.memory_bytes
     ]
     for gpu in sorted(kinds, key=lambda gpu: gpu.memory_bytes):

@@ -10,12 +10,14 @@ gelu as GPT-3 with LayerNorm and biases).
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
+from planner.catalog.models import model_keys, model_names
 from planner.errors import Fault, SpecError, UnknownNameError
 from planner.intake.huggingface.dialects import translated
 from planner.intake.huggingface.families import (
@@ -30,7 +32,7 @@ from planner.intake.huggingface.missing_blocks import REMEDY, refusal
 from planner.intake.huggingface.model_keys import Keys, read_keys
 from planner.intake.huggingface.network_keys import complete, network_fields, rope_faults
 from planner.intake.near_files import with_near_file
-from planner.specs.model import BaseLoader, ModelSpec
+from planner.specs.model import ModelSpec
 from planner.units import counted
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -58,21 +60,21 @@ _OTHER_PARTS = frozenset(
         "image_config",
     }
 )
+BaseLoader = Callable[[str], Mapping[str, object]]
 Values = dict[str, object]
 T = TypeVar("T", int, str, bool)
 
 
-def parse_model(
+def read_model(
     value: object,
-    *,
     field: str = "model",
     base_loader: BaseLoader | None = None,
     allow_files: bool = True,
 ) -> ModelSpec:
-    """The ModelSpec of any of the contract's three forms; see ModelSpec.from_user."""
+    """The ModelSpec of any of the contract's three forms; see read_model."""
     if isinstance(value, ModelSpec):
         return value
-    loader = base_loader or _packaged_model
+    loader = base_loader or model_keys
     if isinstance(value, Mapping):
         if PUBLISHED & value.keys():
             return _from_config(
@@ -85,12 +87,6 @@ def parse_model(
         return _from_text(value.strip(), field, loader, allow_files)
     remedy = "give a catalogue name, a path to a config.json, or a mapping"
     raise SpecError(Fault(field, value, "is neither a name, a path nor a mapping", remedy))
-
-
-def _packaged_model(name: str) -> Mapping[str, object]:
-    from planner.catalog.models import model_keys
-
-    return model_keys(name)
 
 
 def _from_text(text: str, field: str, loader: BaseLoader, allow_files: bool) -> ModelSpec:
@@ -113,8 +109,6 @@ def _from_text(text: str, field: str, loader: BaseLoader, allow_files: bool) -> 
 
 
 def _unknown_name(field: str, name: str, also: str) -> SpecError:
-    from planner.catalog.models import model_names
-
     if Path(name).suffix in WEIGHTS:
         remedy = "give the config.json that stands beside them, or the folder of both"
         return SpecError(Fault(field, name, "is a file of weights", remedy))
@@ -347,9 +341,7 @@ def _with_base(keys: Keys, field: str, base_loader: BaseLoader | None) -> Values
         return own
     try:
         found = read_keys(
-            translated((base_loader or _packaged_model)(base), f"{field}.base"),
-            f"{field}.base",
-            False,
+            translated((base_loader or model_keys)(base), f"{field}.base"), f"{field}.base", False
         )
     except UnknownNameError as unknown:
         raise _unknown_name(
@@ -627,3 +619,11 @@ def _window_fields(values: Values) -> Values:
     else:
         mask = tuple(i >= first for i in range(layers))
     return {"sliding_window": window, "sliding_mask": mask} if any(mask) else {}
+
+
+@lru_cache(maxsize=256)
+def load_model(name: str) -> ModelSpec:
+    """The model of a catalogue name or alias, whatever its case. Raises UnknownNameError naming the
+    closest.
+    """
+    return build_model(model_keys(name), field="model", base_loader=model_keys)

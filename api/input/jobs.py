@@ -1,0 +1,44 @@
+"""Jobs as both edges read them: a trainer's own text in `current` is read first."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from planner.errors import Fault, SpecError
+
+if TYPE_CHECKING:
+    from planner.specs.job import Job
+
+
+def parse_job(values: object, *, allow_files: bool) -> "Job":
+    """The job that a person or a program wrote. allow_files: False for what came over a network.
+    Raises SpecError.
+    """
+    from planner.intake.jobs import read_job
+
+    return read_job(completed(values), allow_files=allow_files)
+
+
+def completed(values: object) -> object:
+    """A job whose `current` is a trainer's text, with what that says filled in; every other job as
+    it is. Raises SpecError.
+    """
+    if not isinstance(values, Mapping) or values.get("current") is None:
+        return values
+    from planner.intake.current import complete
+
+    return complete(values)
+
+
+def check_one_size(job: "Job") -> None:
+    """Raises SpecError for a job whose number of GPUs is open: a layout is priced on one; plans
+    choose among several.
+    """
+    sizes = job.cluster.num_gpus_choices
+    if len(sizes) > 1:
+        asked, remedy = (
+            job.request["cluster"]["num_gpus"],
+            f"choose one of {', '.join(map(str, sizes))}, or ask for a plan",
+        )
+        raise SpecError(
+            Fault("cluster.num_gpus", asked, "is several sizes, a layout is priced on one", remedy)
+        )

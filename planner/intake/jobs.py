@@ -1,0 +1,129 @@
+"""A job as a person writes it, from the command line, a file or a request: checked, all faults at
+once.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from planner.catalog.models import is_model_name
+from planner.errors import Fault, SpecError
+from planner.intake.huggingface.model_document import inline_keys
+from planner.intake.machines import cluster_request, read_cluster
+from planner.intake.models import read_model
+from planner.specs.current import CurrentSpec
+from planner.specs.job import KEYS, LABELS, Job, ProbeSpec, SearchSpec
+from planner.specs.model import ModelSpec
+from planner.specs.training import TrainingSpec
+from planner.specs.validation import build, closest
+from planner.trainers.registry import resolve_layout
+
+
+def read_job(values: object, *, allow_files: bool = True) -> Job:
+    """Parsed and checked; raises SpecError with the faults of every part.
+
+    allow_files: whether model and cluster may be paths (not for requests that came over a
+        network).
+    """
+    if not isinstance(values, Mapping):
+        raise SpecError(
+            Fault(
+                "job",
+                values,
+                "must be a mapping of keys to values",
+                f"known keys: {', '.join(KEYS)}",
+            )
+        )
+    faults = [
+        Fault(str(k), values[k], "unknown key", closest(str(k), KEYS + LABELS))
+        for k in values
+        if k not in KEYS + LABELS
+    ]
+    faults += [
+        Fault(k, None, "is required", f"add {k}")
+        for k in ("model", "cluster", "training")
+        if values.get(k) is None
+    ]
+    job_id = values.get("id")
+    if isinstance(job_id, bool) or not isinstance(job_id, str | int | None):
+        faults.append(Fault("id", job_id, "must be a text or an integer", "quote it"))
+    parts = _Parts(values, faults)
+    model = parts.parse("model", lambda value: read_model(value, allow_files=allow_files))
+    machine = parts.parse("cluster", lambda value: cluster_request(value, allow_files=allow_files))
+    cluster = (
+        None
+        if machine is None
+        else parts.parse("cluster", lambda _: read_cluster(machine, allow_files=False))
+    )
+    training = parts.parse("training", read_training)
+    search = parts.parse("search", lambda value: build(SearchSpec, value, "search")) or SearchSpec()
+    probe = parts.parse("probe", lambda value: build(ProbeSpec, value, "probe"))
+    current = parts.parse("current", lambda value: build(CurrentSpec, value, "current"))
+    if current is not None and values.get("layout") is None:
+        faults.append(
+            Fault(
+                "current",
+                current.name,
+                "was not read into a layout",
+                "send it with `recommend --current`, or POST /plan",
+            )
+        )
+    layout = None
+    if cluster is not None and training is not None:
+        layout = parts.parse(
+            "layout",
+            lambda value: resolve_layout(
+                value,
+                trainer=training.trainer,
+                num_gpus=cluster.num_gpus,
+                trainer_version=training.trainer_version,
+            ),
+        )
+    if faults or model is None or cluster is None or training is None:
+        raise SpecError(faults)
+    labels = {key: values[key] for key in LABELS if key in values}
+    request = {
+        **values,
+        "model": _standing_alone(values["model"], model),
+        "cluster": machine,
+        "training": {**values["training"], "seq_len": training.seq_len},  # "8k" is a number now
+    }
+    return Job(
+        id=job_id,
+        model=model,
+        cluster=cluster,
+        training=training,
+        layout=layout,
+        current=current,
+        search=search,
+        probe=probe,
+        labels=labels,
+        request=request,
+    )
+
+
+def read_training(values: object, field: str = "training") -> TrainingSpec:
+    """Parsed and checked; raises SpecError with every fault."""
+    return build(TrainingSpec, values, field)
+
+
+def _standing_alone(asked: object, model: ModelSpec) -> object:
+    """The model as it was asked for, unless that was a file: then its shapes."""
+    return inline_keys(model) if isinstance(asked, str) and not is_model_name(asked) else asked
+
+
+class _Parts:
+    """Parses part after part, collecting faults instead of stopping at the first."""
+
+    def __init__(self, values: Mapping[Any, Any], faults: list[Fault]) -> None:
+        self.values, self.faults = values, faults
+
+    def parse(self, key: str, parser: Any) -> Any:
+        """The parsed part; None when absent or faulty."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        try:
+            return parser(value)
+        except SpecError as error:
+            self.faults.extend(error.faults)
+            return None

@@ -1,0 +1,41 @@
+"""Which model of the catalogue one of TorchTitan's modules and flavors is."""
+
+from functools import lru_cache
+
+from planner.catalog.models import model_entry, model_names
+from planner.intake.models import load_model
+from planner.intake.trainer_files.statement import ModelSaid
+from planner.trainers.titan_models import FLAVORS, shape_of
+from planner.trainers.titan_networks import differences
+
+
+def model_of(module: str, flavor: str, assets: str = "") -> ModelSaid:
+    """The catalogue's model that TorchTitan's module and flavor are.
+
+    Of those with the same shapes, the one in `assets`, a folder of its tokenizer, else the one that
+    differs least elsewhere.
+    """
+    base = flavor.removesuffix("_flex").removesuffix("_varlen").removesuffix("_irope")
+    shapes = {
+        shape for shape, known in FLAVORS.items() if known.module == module and known.flavor == base
+    }
+    named = [name for name, shape in _shapes() if shape in shapes]
+    if not named:
+        return ModelSaid(
+            value=None, lacking=f"the shapes of {module} {flavor} are not in the catalogue"
+        )
+    folder = assets.rstrip("/").rpartition("/")[2].lower()
+    exact = [
+        name
+        for name in named
+        if folder
+        and any(alias.lower().endswith(folder) for alias in (*model_entry(name).aliases, name))
+    ]
+    return ModelSaid(
+        value=min(exact or named, key=lambda name: len(differences(load_model(name), module, base)))
+    )
+
+
+@lru_cache(maxsize=1)
+def _shapes() -> tuple[tuple[str, object], ...]:
+    return tuple((name, shape_of(load_model(name))) for name in model_names())
