@@ -43,7 +43,6 @@ try:
     from planner.errors import PlannerError
     from planner.intake.jobs import read_job
     from planner.intake.machines import load_gpu
-    from planner.specs.job import Job
     from probes.folder import END, LOG, RESULT
     from probes.launch import Held, Launcher, LaunchSettings, Watch, environment, free_port, prepare
     from probes.outcome import Begin, End, conclude, write_result

@@ -1,18 +1,82 @@
-"""Specs in, numbers out: the library that prices and ranks layouts for distributed training.
+"""Finds the parallel layout that trains a large model fastest on a given cluster.
 
-`read_current(path)` is what a trainer's own config or script runs, as a job; it is loaded when it
-is asked for.
+    import planner
+
+    plan = planner.recommend(
+        model="llama3-8b",
+        cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        training={"seq_len": 8192, "global_batch_size": 64},
+    )
+    print(plan.ranked[0].layout, plan.ranked[0].estimate.tokens_per_second_per_gpu)
+
+Names are loaded when they are first used, so that `import planner` costs nothing.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from planner.version import MODEL_VERSION as __version__
+
 if TYPE_CHECKING:
-    from planner.intake.trainer_files.files import read_current as read_current
+    from planner.errors import (
+        InfeasibleError,
+        PlannerError,
+        SpecError,
+        UnknownNameError,
+        UnsupportedError,
+    )
+    from planner.intake.trainer_files.files import read_current
+    from planner.library import estimate, estimate_many, recommend
+    from planner.specs.cluster import ClusterSpec
+    from planner.specs.estimate import Estimate
+    from planner.specs.job import Job
+    from planner.specs.layout import Layout
+    from planner.specs.model import ModelSpec
+    from planner.specs.plan import Plan
+    from planner.specs.training import TrainingSpec
+
+_HOMES = {
+    "planner.errors": (
+        "InfeasibleError", "PlannerError", "SpecError", "UnknownNameError", "UnsupportedError",
+    ),
+    "planner.intake.trainer_files.files": ("read_current",),
+    "planner.library": ("estimate", "estimate_many", "recommend"),
+    "planner.specs.cluster": ("ClusterSpec",),
+    "planner.specs.estimate": ("Estimate",),
+    "planner.specs.job": ("Job",),
+    "planner.specs.layout": ("Layout",),
+    "planner.specs.model": ("ModelSpec",),
+    "planner.specs.plan": ("Plan",),
+    "planner.specs.training": ("TrainingSpec",),
+}  # fmt: skip
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ClusterSpec",
+    "Estimate",
+    "InfeasibleError",
+    "Job",
+    "Layout",
+    "ModelSpec",
+    "Plan",
+    "PlannerError",
+    "SpecError",
+    "TrainingSpec",
+    "UnknownNameError",
+    "UnsupportedError",
+    "__version__",
+    "estimate",
+    "estimate_many",
+    "read_current",
+    "recommend",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name == "read_current":
-        from planner.intake.trainer_files.files import read_current
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
 
-        return read_current
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return __all__

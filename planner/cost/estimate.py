@@ -9,7 +9,6 @@ import numpy as np
 from planner.calibration.basis import basis, memory_basis
 from planner.calibration.intervals import Spread, oom_probability, spread
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.machine.gpu_families import unknown_family
 from planner.cost.machine.knobs import Calibration
 from planner.cost.memory.peak import rows as memory_rows
 from planner.cost.pipeline.schedule_columns import num_microbatches
@@ -30,6 +29,7 @@ from planner.specs.estimate import (
     Violation,
 )
 from planner.specs.job import Job
+from planner.specs.kernel_families import unknown_family
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.version import MODEL_VERSION

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from planner.columns import BoolColumn, LayoutBatch
-from planner.cost.machine.gpu_families import kernel_family
-from planner.cost.memory.peak import OPTIMIZER_STATE_BYTES
 from planner.rules.base import Context, Rule, choices, in_set, sharding_degree
 from planner.schedules import SCHEDULES
+from planner.specs.kernel_families import kernel_family
 from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, PRECISIONS, Layout
 from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
+from planner.specs.training import OPTIMIZER_STATE_BYTES
 from planner.units import format_bytes
 from planner.work.precision import Recipe, bf16_tail, recipes_for
 from planner.work.quantised import local_shape, low_share, products

@@ -12,6 +12,15 @@ from planner.units import parse_count, parse_tokens
 
 Trainer = Literal["torchtitan", "megatron", "megatron-deepspeed", "fsdp", "internevo"]
 Optimizer = Literal["adamw", "adamw-bf16-states", "muon", "adafactor", "sgd"]
+# Bytes a parameter of optimizer state beside the parameter, for fp32 masters. Source: torch.optim;
+# Shazeer and Stern 2018; Jordan 2024.
+OPTIMIZER_STATE_BYTES = {
+    "adamw": 8.0,
+    "adamw-bf16-states": 4.0,
+    "muon": 4.2,
+    "adafactor": 0.1,
+    "sgd": 4.0,
+}
 MAX_SEQ_LEN = 2**27
 MAX_BATCH = 2**31
 

@@ -10,7 +10,6 @@ import pytest
 from planner.calibration.basis import basis
 from planner.catalog.clusters import gpu_names
 from planner.cost.estimate import estimate_job
-from planner.cost.machine.gpu_families import kernel_family, unknown_family
 from planner.cost.machine.knobs import LARGEST_DOUBT, PLACE_SD, doubt, place_sd
 from planner.cost.machine.profile import KERNELS
 from planner.cost.machine.shipped import shipped_calibration
@@ -27,6 +26,7 @@ from planner.search.paper_study import sampler
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_family
 from planner.specs.job import Job
+from planner.specs.kernel_families import kernel_family, unknown_family
 from planner.trainers.registry import TRAINERS
 from planner.work.precision import recipes_for
 

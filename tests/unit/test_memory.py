@@ -10,17 +10,12 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.cost.data_parallel.sharding import unit_parameters, unit_shards
-from planner.cost.memory.peak import (
-    OPTIMIZER_STATE_BYTES,
-    RankMemory,
-    RankShapes,
-    rank_memory,
-    rows,
-)
+from planner.cost.memory.peak import RankMemory, RankShapes, rank_memory, rows
 from planner.cost.price import Pricer, Prices
 from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
+from planner.specs.training import OPTIMIZER_STATE_BYTES
 from planner.trainers.registry import TRAINERS, resolve_layout
 from planner.units import GIB, GIGA
 

@@ -14,14 +14,14 @@ import numpy as np
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.layer.quantisation import TRANSPOSING, gathers_low, kept_low
 from planner.cost.machine.device import Device
-from planner.cost.machine.gpu_families import kernel_family
 from planner.cost.machine.profile import Profile
-from planner.cost.memory.peak import OPTIMIZER_STATE_BYTES, SCALES_WITH_MASTER
+from planner.cost.memory.peak import SCALES_WITH_MASTER
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.network.topology import Fabric
 from planner.specs.cluster import ClusterSpec
+from planner.specs.kernel_families import kernel_family
 from planner.specs.model import LayerKind, ModelSpec
-from planner.specs.training import TrainingSpec
+from planner.specs.training import OPTIMIZER_STATE_BYTES, TrainingSpec
 from planner.trainers.registry import TrainerRules
 from planner.units import GIGA
 from planner.work import axes, blocks

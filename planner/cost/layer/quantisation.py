@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.device import Device
-from planner.cost.machine.gpu_families import kernel_family
+from planner.specs.kernel_families import kernel_family
 from planner.specs.layout import PRECISIONS
 from planner.work.ops import Gemm
 from planner.work.precision import TWO_BYTES, Operands, Recipe, column

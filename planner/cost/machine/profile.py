@@ -8,8 +8,8 @@ software does.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.cost.machine.gpu_families import kernel_family
 from planner.specs.gpu import GpuSpec
+from planner.specs.kernel_families import kernel_family
 from planner.units import GIB
 
 

@@ -15,18 +15,9 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.memory.allocator import cached_bytes
-from planner.specs.training import TrainingSpec
+from planner.specs.training import OPTIMIZER_STATE_BYTES, TrainingSpec
 from planner.trainers.registry import TrainerRules
 
-# Bytes a parameter of optimizer state beside the parameter, for fp32 masters. Source: torch.optim;
-# Shazeer and Stern 2018; Jordan 2024.
-OPTIMIZER_STATE_BYTES = {
-    "adamw": 8.0,
-    "adamw-bf16-states": 4.0,
-    "muon": 4.2,
-    "adafactor": 0.1,
-    "sgd": 4.0,
-}
 SCALES_WITH_MASTER = ("adamw", "sgd", "muon")
 MOMENTS = 8
 

@@ -195,7 +195,7 @@ def library_of(cluster: ClusterSpec) -> Library:
     gets the generic figures.
 
     Generic figures have the basis `extrapolated`; of an unknown family an estimate says so besides
-    (`machine.gpu_families.unknown_family`).
+    (`specs.kernel_families.unknown_family`).
     """
     gpu = cluster.gpu
     key = _BY_TOPOLOGY.get(gpu.scale_up.topology) or _NEAREST.get(gpu.family, gpu.family)

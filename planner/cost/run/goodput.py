@@ -13,7 +13,6 @@ import numpy as np
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost import deduplicated as keyed
 from planner.cost.data_parallel import sharding
-from planner.cost.memory.peak import OPTIMIZER_STATE_BYTES
 from planner.cost.pipeline import stages
 from planner.cost.price import Pricer, Prices
 from planner.cost.run.energy_and_price import (
@@ -24,6 +23,7 @@ from planner.cost.run.energy_and_price import (
 )
 from planner.specs.cluster import ClusterSpec
 from planner.specs.run import CheckpointCost, CheckpointMode, RunEstimate
+from planner.specs.training import OPTIMIZER_STATE_BYTES
 from planner.units import DAY, GIGA, HOUR, TERA, counted, format_bytes, format_count, format_seconds
 
 # Unexpected interruptions of Llama 3 405B: 54 days on 16,384 H100, by cause. Source: arXiv

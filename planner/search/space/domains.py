@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.columns import CODES, FLAGS, TRAINER_SPLIT, BoolColumn, Column, LayoutBatch
-from planner.cost.memory.peak import OPTIMIZER_STATE_BYTES
 from planner.errors import Fault, SpecError
 from planner.rules import Context
 from planner.rules.base import divisors, in_set, num_microbatches, sharding_degree
@@ -27,6 +26,7 @@ from planner.specs.layout import (
     check_layout_values,
     parse_ac,
 )
+from planner.specs.training import OPTIMIZER_STATE_BYTES
 
 # Crossed one after another, so that a rule prunes as soon as what it reads is known.
 CELL_FIELDS = (
