@@ -153,7 +153,8 @@ def test_manifests_name_every_kind_of_file_that_is_read() -> None:
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
         "package-data"
     ]
-    assert {Path(pattern).suffix for pattern in tools["planner"]} == kinds
+    assert {Path(pattern).suffix for pattern in tools["planner"] if pattern != "py.typed"} == kinds
+    assert "py.typed" in tools["planner"]
     assert {f"*{kind}" for kind in kinds} <= set((ROOT / "MANIFEST.in").read_text().split())
 
 

@@ -179,7 +179,7 @@ def test_the_bounds_of_the_lazy_search_leave_out_nothing(monkeypatch: pytest.Mon
     """After results all over the candidates, so that bounds are loose in some places and tight in
     others.
     """
-    for name, value in (("knowledge.CHUNK", 16), ("knowledge.FIRST", 1), ("surrogate.FEW", 3)):
+    for name, value in (("posterior.CHUNK", 16), ("posterior.FIRST", 1), ("surrogate.FEW", 3)):
         monkeypatch.setattr(f"planner.study.{name}", value)
     candidates, rng = small(), np.random.default_rng(0)
     machine, knowledge = Machine.wrong_by(candidates, 0.3), Knowledge(candidates)

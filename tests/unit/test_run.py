@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planner.calibration.intervals import TimeSpread
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
-from planner.cost.run.goodput import goodput as run
+from planner.cost.run import goodput as run
 from planner.intake.jobs import read_job
 from planner.plan.explain import next_bottleneck, regret
 from planner.specs.estimate import Estimate, TimeBreakdown

@@ -10,6 +10,7 @@ from space_twin import TINY, TINY_MOE, brute_force, context, rows_of, small_doma
 from planner.columns import LayoutBatch
 from planner.errors import SpecError
 from planner.rules import legal_mask, violations
+from planner.search.space import enumerate as space_module
 from planner.search.space.domains import (
     CELL_FIELDS,
     FREE_FIELDS,
@@ -18,7 +19,6 @@ from planner.search.space.domains import (
     domains_of,
 )
 from planner.search.space.enumerate import build_space, enumerate_space
-from planner.search.space.enumerate import enumerate as space_module
 from planner.specs.job import SearchSpec
 from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES
 from planner.trainers.registry import TRAINERS
