@@ -11,8 +11,9 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -27,6 +28,23 @@ JOB: dict[str, Any] = {
 LAYOUT = {"dp_shard": 8, "ac": "full"}
 RINGS = ("unit", "property", "golden", "contract", "torch_memory", "e2e", "gpu")  # cheapest first
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
+
+
+def missing(what: str, remedy: str) -> NoReturn:
+    """Skips a test that this machine lacks something for. In CI that is an error."""
+    reason = f"no {what}: {remedy}"
+    if IN_CI:
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason, allow_module_level=True)
+
+
+def needed(module: str) -> Any:
+    """The imported module, one of the tests' own dependencies; `missing` without it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        missing(f"{module} ({error})", "`make test` installs it")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -111,9 +129,9 @@ def _as_server_user() -> tuple[Sequence[str], str | None]:
     try:
         pwd.getpwnam("postgres")
     except KeyError:
-        pytest.skip("running as root, and there is no user postgres to run PostgreSQL as")
+        missing("user postgres to run PostgreSQL as", "apt-get install postgresql")
     if shutil.which("runuser") is None:
-        pytest.skip("running as root without runuser")
+        missing("runuser to run PostgreSQL as another user", "apt-get install util-linux")
     return ("runuser", "-u", "postgres", "--"), "postgres"
 
 
@@ -122,10 +140,10 @@ def postgres_server() -> Iterator[str]:
     """A private PostgreSQL in a temporary folder, reached over its Unix socket; yields the query
     part of its URLs.
     """
-    pytest.importorskip("psycopg", reason="psycopg is not installed (planner[postgres])")
+    needed("psycopg")
     programs = _programs()
     if programs is None:
-        pytest.skip("no PostgreSQL under /usr/lib/postgresql")
+        missing("PostgreSQL under /usr/lib/postgresql", "apt-get install postgresql")
     prefix, owner = _as_server_user()
     folder = Path(tempfile.mkdtemp(prefix="planner-pg-"))
     if owner is not None:

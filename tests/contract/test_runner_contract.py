@@ -14,6 +14,7 @@ from probes.launch import Launcher, LaunchSettings, Watch
 from probes.pools.local import LocalPool, PoolSettings
 from probes.pools.replay import ReplayPool
 from probes.protocol import Failed, FailureKind, Measured, OutOfMemory, ProbeTask
+from tests.conftest import needed
 from tests.stand_ins import worker
 
 STAND_IN = str(Path(worker.__file__))
@@ -23,7 +24,7 @@ JOB: dict[str, Any] = {
     "layout": {"dp_shard": 2, "ac": "none"},
 }  # fmt: skip
 NOTES = {"ok": "", "oom": "oom", "killed": "die", "victims": "victims"}
-pytest.importorskip("torch", reason="torchrun is torch's")
+needed("torch")
 
 
 def task(how: str, **more: Any) -> ProbeTask:

@@ -34,7 +34,7 @@ from planner.intake.sweeps import read_sweep
 from planner.plan.recommend import recommend
 from planner.ports import ProbeFilter, TaskEnd
 from planner.specs.plan import Plan
-from tests.conftest import ROOT, Cli, clean_environment
+from tests.conftest import ROOT, Cli, clean_environment, needed
 from tests.stand_ins import light_python, worker
 
 TINY = {
@@ -878,7 +878,7 @@ def test_imitations_that_fail_rule_no_layout_out(
 def test_the_loop_with_the_real_program(
     cli: Cli, tmp_path: Path, surroundings: dict[str, str]
 ) -> None:
-    pytest.importorskip("torch", reason="the reference program needs it")
+    needed("torch")
     job = {**JOB, "probe": {"max_probes": 1, "steps": 2}}
     real = {
         **surroundings,

@@ -19,7 +19,7 @@ from api.settings import Settings
 from planner.intake.machines import read_cluster
 from planner.plan.collective import collective
 from planner.schedules import SCHEDULES, to_csv
-from tests.conftest import JOB, Cli
+from tests.conftest import JOB, Cli, needed
 
 ASKED = {"op": "all-reduce", "size": "1 GiB", "cluster": "h100-64"}
 PIPELINE: dict[str, Any] = {
@@ -287,7 +287,7 @@ def test_simulate_on_the_command_line_writes_the_same_trace(
 
 @pytest.mark.torch
 def test_the_csv_loads_in_torch(simulated: tuple[dict[str, Any], Path]) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
+    needed("torch")
     from torch.distributed.pipelining.schedules import _Action
 
     rows = list(csv.reader(simulated[1].read_text().splitlines()))

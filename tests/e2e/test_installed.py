@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from api.storage.migrate import HEAD, current_revision
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, clean_environment, needed
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 LEFT_OUT = (
@@ -36,7 +36,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Builds as pip does, from a copy, and runs planner-cli with the built files alone on the
     path.
     """
-    pytest.importorskip("setuptools", minversion="77")
+    needed("setuptools")
     folder = tmp_path_factory.mktemp("installed")
     source, built = folder / "source", folder / "built"
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT))

@@ -16,7 +16,7 @@ import pytest
 
 from probes import guardian
 from probes.protocol import Environment, Measured, OutOfMemory, ProbeResult, ProbeTask, RankMemory
-from tests.conftest import ROOT, Cli, clean_environment
+from tests.conftest import ROOT, Cli, clean_environment, needed
 from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB
 
@@ -62,7 +62,7 @@ def probe(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> Probe:
 
 @pytest.mark.torch
 def test_from_a_job_to_a_stored_measurement_with_the_real_program(probe: Probe, cli: Cli) -> None:
-    pytest.importorskip("torch", reason="the reference program needs it")
+    needed("torch")
     done = probe(
         "",
         "--steps",

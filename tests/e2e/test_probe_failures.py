@@ -25,10 +25,11 @@ from probes.protocol import (
     ProbeResult,
     ProbeTask,
 )
+from tests.conftest import needed
 from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB
 
-pytest.importorskip("torch", reason="torchrun is torch's")
+needed("torch")
 AT_ONCE = 3
 LIMIT = 90.0
 

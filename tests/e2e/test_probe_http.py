@@ -18,6 +18,7 @@ from api.settings import Settings
 from api.storage.engine import make_engine, normalise_url
 from api.storage.migrate import upgrade
 from probes import guardian
+from tests.conftest import needed
 from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB
 
@@ -82,7 +83,7 @@ def problem(answer: httpx.Response, status: int) -> dict[str, Any]:
 
 
 def test_a_probe_is_queued_run_and_found(make: Make, database_url: str) -> None:
-    pytest.importorskip("torch", reason="torchrun is torch's")
+    needed("torch")
     engine = make_engine(normalise_url(database_url))
     upgrade(engine)
     engine.dispose()
@@ -117,7 +118,7 @@ def test_a_probe_is_queued_run_and_found(make: Make, database_url: str) -> None:
 
 
 def test_a_layout_can_be_imitated_by_a_smaller_one(make: Make) -> None:
-    pytest.importorskip("torch", reason="torchrun is torch's")
+    needed("torch")
     client = make()
     answer = client.post("/probes", json={"job": BARE, "steps": 3, "imitate_gpus": 1})
     assert answer.status_code == 202, answer.text
@@ -140,7 +141,7 @@ def test_what_is_no_kernel_is_refused_at_once(make: Make) -> None:
 
 @pytest.mark.torch
 def test_kernels_timed_by_the_real_program_teach_their_gpu(make: Make) -> None:
-    pytest.importorskip("torch", reason="kernels are torch's")
+    needed("torch")
     client = make(probe_program="probes.worker")
     kernels = [
         {"kind": "gemm", "dtype": "bf16", "sizes": {"m": 256, "n": 256, "k": 128}},
@@ -161,7 +162,7 @@ def test_kernels_timed_by_the_real_program_teach_their_gpu(make: Make) -> None:
 
 
 def test_a_failure_is_in_the_record(make: Make) -> None:
-    pytest.importorskip("torch", reason="torchrun is torch's")
+    needed("torch")
     client = make()
     failed = ended(
         client, client.post("/probes", json={**JOB, "notes": "victims"}).headers["location"]
@@ -240,7 +241,7 @@ def test_wrong_requests_are_422(make: Make, body: Any, field: str) -> None:
 
 
 def test_a_running_probe_is_cancelled(make: Make, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torchrun is torch's")
+    needed("torch")
     client = make()
     location = client.post("/probes", json={**JOB, "notes": "scatter 600"}).headers["location"]
     token = running(client, location, tmp_path)
@@ -251,7 +252,7 @@ def test_a_running_probe_is_cancelled(make: Make, tmp_path: Path) -> None:
 
 
 def test_a_service_that_stops_puts_its_probe_back(make: Make, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torchrun is torch's")
+    needed("torch")
     client = make()
     location = client.post("/probes", json={**JOB, "notes": "scatter 600"}).headers["location"]
     token = running(client, location, tmp_path)

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pytest
-
 from api.jobs.leases import LEASE_SECONDS
 from api.jobs.probes import recover
 from api.wiring import SystemClock, Wiring
 from planner.ports import Clock, ProbeRecord
 from probes import guardian
 from probes.protocol import ProbeTask
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, clean_environment, needed
 from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB, light_wiring
 
@@ -192,7 +190,7 @@ def check(kill: Kill, record: ProbeRecord, hit: bool, folder: Path) -> None:
 
 
 def test_fifty_random_kills_leave_nothing_and_a_true_record(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="every tenth is under the real torchrun")
+    needed("torch")
     _ = wiring(tmp_path, Kill(0, "", 0.0, True)).store  # made once, before everybody asks for it
     runners = Runners(tmp_path)
     try:

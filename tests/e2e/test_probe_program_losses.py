@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, clean_environment, needed
 from tests.e2e.probe_jobs import task
 
-pytest.importorskip("torch")
+needed("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 LOSS, NORM = 1e-6, 1e-5  # relative, fp32: sums are taken in another order
 NO_CLIP = {"max_grad_norm": None}
@@ -202,7 +202,7 @@ def reference(case: Case) -> str:
 )
 def test_loss_does_not_depend_on_the_layout(world: int, name: str, runs: Runs) -> None:
     if not can_run(CASES[world][name]):
-        pytest.skip("no C++ compiler")
+        missing("C++ compiler", "apt-get install g++")
     found = runs(world).get(name, {"error": "an earlier layout broke the job"})
     assert "error" not in found, found["error"]
     alone = runs(1)[reference(CASES[world][name])]

@@ -15,7 +15,7 @@ import pytest
 from planner.cost.estimate import estimate_job
 from probes.protocol import Failed, FailureKind, Measured, OutOfMemory, ProbeResult
 from probes.worker import attempted_bytes, error_path, rank_error, write_atomically
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, clean_environment, needed
 from tests.e2e.probe_jobs import task
 
 pytestmark = [pytest.mark.torch]
@@ -44,7 +44,7 @@ def start(
     """Runs the worker on this task. before: Python that runs in each process first, where a fault
     has to be provoked.
     """
-    pytest.importorskip("torch")
+    needed("torch")
     (folder / "task.json").write_text(json.dumps(given), encoding="utf-8")
     arguments = [str(folder / "task.json"), str(folder / "result.json")]
     environment = {**clean_environment(), "OMP_NUM_THREADS": "1"}

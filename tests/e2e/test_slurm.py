@@ -1,6 +1,4 @@
-"""Probes through a real Slurm of two nodes on this machine, started for the test; skipped where
-slurm-wlm is not installed.
-"""
+"""Probes through a real Slurm of two nodes on this machine, started for the test."""
 
 import json
 import os
@@ -22,7 +20,7 @@ from probes.outcome import Begin
 from probes.pools.slurm import SlurmPool
 from probes.pools.slurm_node import master_port, node_token
 from probes.protocol import Failed, FailureKind, Measured, ProbeResult, ProbeTask
-from tests.conftest import Cli
+from tests.conftest import Cli, missing, needed
 from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB
 
@@ -77,10 +75,10 @@ def free_ports(number: int) -> list[int]:
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The configuration of a running cluster."""
-    missing = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
-    if missing:
-        pytest.skip(f"no {', '.join(missing)}: apt-get install slurm-wlm")
-    pytest.importorskip("torch", reason="torchrun is torch's")
+    lacking = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
+    if lacking:
+        missing(", ".join(lacking), "apt-get install slurm-wlm")
+    needed("torch")
     folder = tmp_path_factory.mktemp("slurm")
     user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
     (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, user=user, ports=free_ports(3)))

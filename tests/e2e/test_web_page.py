@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import JOB, clean_environment
+from tests.conftest import JOB, clean_environment, missing
 
 BROWSER = next(
     (
@@ -21,7 +21,8 @@ BROWSER = next(
     ),
     None,
 )
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+if BROWSER is None:
+    missing("Chromium", "apt-get install chromium")
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from planner.export.base import Export
+from tests.conftest import IN_CI
 
 FOLDER = os.environ.get("TORCHTITAN_PATH", str(Path(sys.prefix) / "titan"))
 _FOUND = next(iter(distributions(name="torchtitan", path=[FOLDER, *sys.path])), None)
 INSTALLED = "" if _FOUND is None else _FOUND.version
 LINE = INSTALLED.rpartition(".")[0]
 MISSING = f"needs torchtitan 0.2.x or 0.3.x, found {INSTALLED or 'none'}"
-IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 needs_torchtitan = [
     pytest.mark.torch,
     pytest.mark.slow,

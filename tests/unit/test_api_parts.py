@@ -28,6 +28,7 @@ from planner.errors import (
     UnknownNameError,
 )
 from planner.specs.plan import Plan
+from tests.conftest import needed
 
 DIGEST = hashlib.sha256(b"secret").hexdigest()
 
@@ -143,7 +144,7 @@ def test_database_urls() -> None:
 
 
 def test_shown_urls_hide_passwords() -> None:
-    pytest.importorskip("psycopg")
+    needed("psycopg")
     from api.storage.engine import make_engine
 
     assert "hunter2" not in shown(make_engine(normalise_url("postgresql://u:hunter2@h/d")))

@@ -4,7 +4,9 @@ relies on it.
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.conftest import needed
+
+torch = needed("torch")
 pytestmark = pytest.mark.torch
 
 HIDDEN, FFN, ROWS = 16, 64, 8

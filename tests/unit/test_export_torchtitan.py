@@ -6,7 +6,6 @@ import ast
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -479,7 +478,6 @@ def test_toml_reads_back(values: dict) -> None:
     }
 
 
-@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("num_gpus", [8, 16])
 def test_the_script_starts_torchrun_with_every_argument(

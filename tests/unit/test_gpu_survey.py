@@ -25,7 +25,7 @@ from planner.intake.jobs import read_job
 from planner.intake.measurements import read_measurement
 from probes.pools import nvidia
 from probes.protocol import Failed
-from tests.conftest import ROOT
+from tests.conftest import ROOT, needed
 
 CPU = gpu_survey.Machine(gpu="cpu", name="CPU", devices=None)
 WORKER = """
@@ -237,7 +237,7 @@ def test_a_probe_that_hangs_is_left_for_the_next_call(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.slow
 def test_the_real_program_runs_and_a_second_call_passes_it_over(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    needed("torch")
     only = "train/debug-tiny/s64/b2/full"
     command = [
         sys.executable,

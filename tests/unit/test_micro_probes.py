@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from planner.calibration.kernels import KINDS, Shape
-from tests.conftest import ROOT
+from tests.conftest import ROOT, needed
 
-torch = pytest.importorskip("torch")
-micro = pytest.importorskip("probes.micro")
+torch = needed("torch")
+micro = needed("probes.micro")
 pytestmark = pytest.mark.torch
 
 ATTENTION = {

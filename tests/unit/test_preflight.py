@@ -17,6 +17,7 @@ from probes.pools.nvidia import Survey
 from probes.pools.replay import ReplayPool
 from probes.pools.slurm import SlurmPool
 from probes.preflight import Need, ask, command, problem_in
+from tests.conftest import needed
 
 CPU = read_job(
     {
@@ -148,7 +149,7 @@ def test_a_machine_without_the_gpu_says_so_before_it_is_asked_for_torch(tmp_path
 
 @pytest.mark.torch
 def test_a_build_of_torch_without_cuda_is_told_before_a_probe_on_gpus() -> None:
-    torch = pytest.importorskip("torch")
+    torch = needed("torch")
     if torch.version.cuda is not None:
         pytest.skip("this torch was built with CUDA")
     done = ask(command(sys.executable, "cuda", "program.py"), root=ROOT, seconds=120.0)

@@ -12,9 +12,10 @@ from planner.catalog.models import model_names
 from planner.errors import SpecError
 from planner.intake.models import read_model
 from probes.protocol import ProbeTask
+from tests.conftest import needed
 from tests.e2e.probe_jobs import MODELS, task
 
-torch = pytest.importorskip("torch")
+torch = needed("torch")
 pytestmark = pytest.mark.torch
 
 

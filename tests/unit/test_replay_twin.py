@@ -18,6 +18,7 @@ from planner.cost.pipeline.event_simulation import PairSeconds, StageCosts, repl
 from planner.cost.pipeline.simulate import compile_order, program
 from planner.schedules import SCHEDULES, Action, Overlap, Schedule, leaves
 from planner.trainers.transports import IDEAL, Transport, transport
+from tests.conftest import needed
 from tests.unit.pipeline_twin import Instruction, Post, Run, Wait, play
 
 SHAPES = [
@@ -576,7 +577,7 @@ def instructions(log: Sequence[Any], rank: int, costs: Costs) -> Iterator[Instru
     ],
 )
 def test_torchs_runtimes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
+    needed("torch")
     how = transport("torchtitan", name, trainer_version=None, overlap=True)
     compared = 0
     for entry, shape in legal([name]):

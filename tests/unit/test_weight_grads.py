@@ -19,6 +19,7 @@ from planner.schedules import SCHEDULES
 from planner.specs.layout import Layout
 from planner.trainers.registry import resolve_layout
 from planner.work.blocks import layer_ops
+from tests.conftest import needed
 
 LLAMA = read_model("llama3-8b")
 
@@ -122,7 +123,7 @@ def test_torchs_split_backward_does_so(ac: bool) -> None:
     """A Llama block under stage_backward_input and stage_backward_weight: groups, forwards, and
     bytes that autograd keeps.
     """
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch = needed("torch")
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
     from torch.utils.checkpoint import checkpoint
 
@@ -179,7 +180,7 @@ def test_torchs_split_backward_does_so(ac: bool) -> None:
 
 @pytest.mark.torch
 def test_torch_refuses_selective_checkpointing_of_a_split_backward() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch = needed("torch")
     from functools import partial
 
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
