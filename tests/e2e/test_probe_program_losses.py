@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment, needed
+from tests.conftest import ROOT, clean_environment, missing, needed
 from tests.e2e.probe_jobs import task
 
 needed("torch")

@@ -173,3 +173,24 @@ def test_packages_are_found_by_the_patterns_that_install_them(name: str) -> None
         for path in (ROOT / top).rglob("*.py")
     }
     assert folders - installed == set(), "a folder of code without __init__.py is not installed"
+
+
+# What is skipped in CI too: only one line of TorchTitan is installed at a time, torchao is where a
+# GPU is, and one test is about builds of torch without CUDA.
+LEGITIMATE_SKIPS = {
+    "real_torchtitan.py": 3,
+    "test_export_real_torchtitan.py": 2,
+    "test_preflight.py": 1,
+}
+
+
+def test_what_a_machine_lacks_is_an_error_in_ci() -> None:
+    """Tests call `missing` or `needed`, which fail in CI; they skip by themselves nowhere else."""
+    asks = re.compile(r"importorskip|pytest\.skip\(|mark\.skip")
+    own = {ROOT / "tests" / "conftest.py", Path(__file__)}
+    found = {
+        path.name: len(asks.findall(path.read_text()))
+        for path in (ROOT / "tests").rglob("*.py")
+        if path not in own
+    }
+    assert {name: count for name, count in found.items() if count} == LEGITIMATE_SKIPS

@@ -8,7 +8,7 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-PAGE = Path(__file__).parents[1] / "web" / "index.html"
+PAGE = Path(__file__).parents[2] / "web" / "index.html"
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
