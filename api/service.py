@@ -97,7 +97,7 @@ def estimate_many(
 
     calibration_of: what to price each job with; the shipped calibration unless it says another.
     """
-    from planner.cost.estimate import estimate_jobs
+    from planner.estimates import estimate_jobs
 
     parsed = list(_parsed(jobs, allow_files))
     sound = [job for job in parsed if not isinstance(job, Refusal)]
@@ -122,7 +122,7 @@ def _parsed(jobs: Sequence[object], allow_files: bool) -> "Iterator[Job | Refusa
 
 
 def _estimate_or_refusal(job: "Job", calibration_of: "CalibrationOf") -> "Estimate | Refusal":
-    from planner.cost.estimate import estimate_jobs
+    from planner.estimates import estimate_jobs
 
     try:
         return estimate_jobs([job], calibration_of)[0]
@@ -137,7 +137,7 @@ def estimate_one(wiring: Wiring, values: object, *, allow_files: bool) -> "tuple
     job = parse_for_estimate(values, allow_files=allow_files)
     store = wiring.store
     from api.calibration.update import learned
-    from planner.cost.estimate import estimate_jobs
+    from planner.estimates import estimate_jobs
 
     kept = _to_keep(wiring, job.request, estimate_jobs([job], lambda one: learned(wiring, one))[0])
     store.save_estimates([kept])

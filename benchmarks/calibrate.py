@@ -17,9 +17,9 @@ from planner.calibration.accuracy import Row
 from planner.calibration.basis import seen
 from planner.calibration.conformal import memory_deviation, stretches
 from planner.calibration.fit import Data, fingerprint, fit
-from planner.cost.estimate import estimate_job
 from planner.cost.machine.knobs import KNOBS
 from planner.cost.machine.shipped import to_document
+from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 
 FOLDER = pathlib.Path(__file__).parent

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from planner.cost.estimate import estimate_job
+from planner.estimates import estimate_job
 from planner.units import GIB
 from probes.protocol import ProbeResult, ProbeTask
 from probes.reference.recipe import Recipe

@@ -38,9 +38,9 @@ try:
     from planner.calibration.kernels import Shape
     from planner.catalog.clusters import gpu_names
     from planner.columns import LayoutBatch
-    from planner.cost.estimate import estimate_job
     from planner.cost.price import Pricer
     from planner.errors import PlannerError
+    from planner.estimates import estimate_job
     from planner.intake.jobs import read_job
     from planner.intake.machines import load_gpu
     from probes.folder import END, LOG, RESULT

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.survey_grid import Case, fake_cases
-from planner.cost.estimate import estimate_job
+from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.units import GIB
 from probes.protocol import ProbeTask

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from planner.calibration.fit import SOURCE, Data, fit, predict
-from planner.cost.estimate import estimate_job
 from planner.cost.machine.shipped import shipped_calibration
+from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.specs.estimate import Estimate
 from planner.units import GIB

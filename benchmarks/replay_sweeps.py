@@ -16,9 +16,9 @@ from planner.calibration.accuracy import Row
 from planner.calibration.held_out import Fitted
 from planner.calibration.intervals import TWO_SIDED_90, memory_deviation
 from planner.columns import LayoutBatch
-from planner.cost.estimate import estimate_jobs
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer
+from planner.estimates import estimate_jobs
 from planner.intake.jobs import read_job
 from planner.specs.measurement import question_hash
 from planner.study.candidates import MEMORY_KINDS, Candidates, Prior, Setting

@@ -26,7 +26,7 @@ from replay_strategies import Truth
 from replay_studies import play
 from replay_sweeps import published_sweeps
 
-from planner.cost.estimate import estimate_job
+from planner.estimates import estimate_job
 from planner.export import export
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend

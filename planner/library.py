@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from planner.cost.estimate import estimate_job
-from planner.cost.estimate import estimate_jobs as priced
 from planner.errors import Fault, SpecError
+from planner.estimates import estimate_job
+from planner.estimates import estimate_jobs as priced
 from planner.intake.current import complete
 from planner.intake.jobs import read_job
 from planner.ports import Ports

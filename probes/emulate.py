@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from planner.cost.estimate import estimate_job
+from planner.estimates import estimate_job
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import TimeBreakdown
 from planner.specs.job import Job

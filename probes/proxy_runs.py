@@ -15,8 +15,8 @@ from typing import Any
 
 from planner.calibration.intervals import imitation_sd
 from planner.catalog.clusters import cluster_document
-from planner.cost.estimate import estimate_job
 from planner.errors import SpecError
+from planner.estimates import estimate_job
 from planner.intake.huggingface.model_document import inline_keys
 from planner.intake.jobs import read_job
 from planner.rules import violations

@@ -64,13 +64,11 @@ LIBRARY = "planner/library.py"  # who calls a function has no port for the clock
 ROOMS = (
     "units", "version", "errors", "catalog", "specs", "trainers", "columns", "schedules", "work",
     "rules",
-    "cost", "calibration", "export", "intake", "search", "study", "queues", "ports", "plan",
+    "cost", "calibration", "estimates", "export", "intake", "search", "study", "queues", "ports",
+    "plan",
     "library", "__init__",
 )  # fmt: skip
-OUTWARD = {
-    ("planner/specs/training.py", "trainers"): "a training names its trainer's release",
-    ("planner/cost/estimate.py", "calibration"): "the composer of estimates adds intervals",
-}
+OUTWARD = {("planner/specs/training.py", "trainers"): "a training names its trainer's release"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,15 +262,6 @@ def test_no_file_imports_itself_through_others() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_only_the_composer_of_estimates_knows_calibration() -> None:
-    knows = {
-        i.path
-        for i in imports("planner")
-        if i.path.startswith("planner/cost/") and i.part == "calibration"
-    }
-    assert knows <= {"planner/cost/estimate.py"}
-
-
 # ---- in a fresh process --------------------------------------------------------------------------
 
 BLOCKED = """
@@ -300,7 +289,7 @@ def fresh(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "module", ["planner", "planner.plan.recommend", "planner.cost.estimate", "api.cli"]
+    "module", ["planner", "planner.plan.recommend", "planner.estimates", "api.cli"]
 )
 def test_heavy_packages_stay_out_of_the_start(module: str) -> None:
     loaded = set(

@@ -148,7 +148,7 @@ def _tell(
     from api.cli.output import error_line, make_console, note, say, show
     from api.errors import answer_to, lines_of
     from api.render.probe import Probed, probes_view
-    from planner.cost.estimate import estimate_job
+    from planner.estimates import estimate_job
 
     probed = [
         Probed(

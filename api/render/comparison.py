@@ -55,7 +55,7 @@ def beside(measurements: Sequence[Measurement]) -> list[Beside]:
 
 
 def _beside(measurement: Measurement) -> Beside:
-    from planner.cost.estimate import estimate_job
+    from planner.estimates import estimate_job
 
     job, numbers = measurement.job, measurement.measured
     measured = numbers.tokens_per_second_per_gpu

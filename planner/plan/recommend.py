@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost.estimate import estimate_layouts
 from planner.cost.machine.knobs import Calibration
 from planner.cost.run.goodput import run_estimate
+from planner.estimates import estimate_layouts
 from planner.export import export
 from planner.export.base import Export
 from planner.plan.advice import warnings_for

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from planner.columns import LayoutBatch
-from planner.cost.estimate import estimate_layouts
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
 from planner.cost.refine import play
 from planner.errors import Fault, SpecError
+from planner.estimates import estimate_layouts
 from planner.export.trace import chrome_trace
 from planner.schedules import SCHEDULES, to_csv
 from planner.specs.estimate import Estimate

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from planner.calibration.correlated import Field
 from planner.calibration.intervals import time_spread
 from planner.columns import LayoutBatch
-from planner.cost.estimate import estimate_layouts
 from planner.cost.price import Pricer
 from planner.errors import Fault
+from planner.estimates import estimate_layouts
 from planner.export import FORMATS, export
 from planner.intake.current import Current, read_again
 from planner.intake.trainer_files.canonical import canonical, really_changed

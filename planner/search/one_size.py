@@ -11,11 +11,11 @@ import numpy as np
 
 from planner.calibration.intervals import oom_probability
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.estimate import simulated_columns
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
 from planner.cost.refine import first_groups, refine
 from planner.cost.run.goodput import RunColumns, busy_seconds, run_columns
+from planner.estimates import simulated_columns
 from planner.rules import Context
 from planner.search.bounds import OOM_LIMIT
 from planner.search.choice.preference import Weighed, leaders

@@ -17,9 +17,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from planner.cost.estimate import simulated_columns
 from planner.cost.price import Pricer
 from planner.errors import Fault, SpecError
+from planner.estimates import simulated_columns
 from planner.rules import violations
 from planner.search.variations.splits import MAX_SHIFT, shifted
 from planner.specs.layout import Layout, parse_ac

@@ -6,8 +6,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from planner.cost.estimate import model_flops_utilisation
 from planner.errors import Fault, SpecError
+from planner.estimates import model_flops_utilisation
 from probes.protocol import Environment, Measured, RankMemory
 from probes.reference import emulate, memory, precision, profiling, timing
 from probes.reference.environment import Sample, describe

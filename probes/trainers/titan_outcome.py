@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.cost.estimate import model_flops_utilisation
+from planner.estimates import model_flops_utilisation
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec

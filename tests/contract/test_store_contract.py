@@ -12,8 +12,8 @@ from api.storage.engine import make_engine, normalise_url
 from api.storage.idempotency import CLAIM_SECONDS, KEEP_SECONDS, IdempotencyStore, KeptAnswer
 from api.storage.migrate import upgrade
 from api.storage.store import SqlStore
-from planner.cost.estimate import estimate_jobs
 from planner.errors import ConflictError, NotFoundError, SpecError, StoreError
+from planner.estimates import estimate_jobs
 from planner.intake.jobs import read_job
 from planner.ports import PlanLabels, StoredEstimate
 from planner.specs.plan import Plan

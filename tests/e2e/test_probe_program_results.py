@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from planner.cost.estimate import estimate_job
+from planner.estimates import estimate_job
 from probes.protocol import Failed, FailureKind, Measured, OutOfMemory, ProbeResult
 from probes.worker import attempted_bytes, error_path, rank_error, write_atomically
 from tests.conftest import ROOT, clean_environment, needed

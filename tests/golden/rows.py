@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.calibration.accuracy import Row
-from planner.cost.estimate import estimate_job
+from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from api.wiring import SystemClock
-from planner.cost.estimate import estimate_job
+from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports

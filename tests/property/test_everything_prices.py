@@ -17,10 +17,10 @@ import pytest
 from planner.catalog.clusters import gpu_names
 from planner.catalog.models import model_names
 from planner.columns import BoolColumn, LayoutBatch
-from planner.cost.estimate import estimate_job, estimate_layouts
 from planner.cost.price import Pricer, Prices
 from planner.cost.refine import refine
 from planner.cost.step_seconds import PARTS
+from planner.estimates import estimate_job, estimate_layouts
 from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from planner.cost.estimate import estimate_job
+from planner.estimates import estimate_job
 from probes.protocol import ProbeTask
 from probes.reference.recipe import Recipe
 from tests.torch_memory.conftest import WORLD

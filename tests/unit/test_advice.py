@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from planner.cost.estimate import estimate_layouts
 from planner.cost.price import Pricer
+from planner.estimates import estimate_layouts
 from planner.intake.jobs import read_job
 from planner.plan.advice import warnings_for
 from planner.specs.layout import Layout

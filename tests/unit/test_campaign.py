@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from planner.cost.estimate import estimate_job
 from planner.errors import ProbeError, SpecError
+from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.rules import violations
 from planner.specs.cluster import ClusterSpec

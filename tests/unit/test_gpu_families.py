@@ -9,12 +9,12 @@ import pytest
 
 from planner.calibration.basis import basis
 from planner.catalog.clusters import gpu_names
-from planner.cost.estimate import estimate_job
 from planner.cost.machine.knobs import LARGEST_DOUBT, PLACE_SD, doubt, place_sd
 from planner.cost.machine.profile import KERNELS
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.network.nccl import LIBRARIES, library_of
 from planner.errors import SpecError
+from planner.estimates import estimate_job
 from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import load_gpu, read_cluster, read_gpu
 from planner.intake.models import read_model

@@ -19,8 +19,8 @@ from benchmarks import gpu_survey, predicted_against_measured
 from benchmarks.survey_grid import cases, fake_cases
 from planner.calibration.coverage import NEAR
 from planner.calibration.fit import SOURCE, Data
-from planner.cost.estimate import estimate_job
 from planner.cost.machine.knobs import Calibration
+from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.intake.measurements import read_measurement
 from probes.pools import nvidia

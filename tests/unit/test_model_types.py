@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from planner.catalog.models import model_entry
-from planner.cost.estimate import estimate_job
 from planner.errors import SpecError
+from planner.estimates import estimate_job
 from planner.intake.huggingface.dialects import DIALECTS
 from planner.intake.huggingface.families import CLASS_DEFAULTS, FAMILIES, SAME_NETWORK, TEXT_PARTS
 from planner.intake.huggingface.missing_blocks import NO_OPERATIONS

@@ -12,13 +12,13 @@ import pytest
 from planner.catalog.clusters import gpu_names
 from planner.columns import LayoutBatch
 from planner.cost import price
-from planner.cost.estimate import estimate_layouts
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.gemm import product_cost
 from planner.cost.layer.unit_costs import lacking_precisions
 from planner.cost.machine import device as compute
 from planner.cost.machine.profile import KERNELS
 from planner.cost.price import Pricer
+from planner.estimates import estimate_layouts
 from planner.intake.jobs import read_job
 from planner.intake.models import load_model
 from planner.plan.explain import precision_sentences

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from planner.calibration.intervals import ADDED_SD, ONE_NODE_SD, OTHER_SIZE_SD, imitation_sd
-from planner.cost.estimate import estimate_job
 from planner.cost.price import Pricer
+from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.intake.machines import read_cluster
 from planner.rules import Context

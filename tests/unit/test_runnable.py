@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.runnable import Combination, examine, sample
-from planner.cost.estimate import estimate_job
 from planner.errors import UnsupportedError
+from planner.estimates import estimate_job
 from planner.export import export
 from planner.export.megatron import parse_back
 from planner.intake.jobs import read_job, read_training

@@ -14,9 +14,9 @@ import pytest
 from planner.calibration.intervals import oom_probability, time_spread
 from planner.columns import LayoutBatch
 from planner.cost.chunks import CHUNK
-from planner.cost.estimate import simulated_columns
 from planner.cost.price import Pricer
 from planner.errors import SpecError
+from planner.estimates import simulated_columns
 from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
