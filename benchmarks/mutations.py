@@ -1,0 +1,169 @@
+"""Breaks one line at a time and counts how many breaks the fast tests notice.
+
+    python benchmarks/mutations.py                    all; exit 1 below GOAL
+    python benchmarks/mutations.py --only sends       those whose name or file contains a word
+    python benchmarks/mutations.py --list             the table
+
+Each mutation is applied to a temporary copy of the tree. The tests run are the fast ones that
+import the broken module themselves, so a test file for a module takes part without being named.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = ("planner", "api", "probes", "tests", "benchmarks", "alembic", "docs")
+SINGLE_FILES = ("pyproject.toml", "alembic.ini", "README.md", "setup.py", "constraints.txt")
+RINGS = ("tests/unit", "tests/property", "tests/contract")
+TABLE = ROOT / "benchmarks" / "mutations.yaml"
+GOAL = 0.9  # share of the table that has to be caught
+LIMIT_SECONDS = 300.0
+
+
+# Tests of what test files reach without importing it by name: start of the file's path -> tests.
+INDIRECT = {
+    "planner/cost/memory/": ("tests/unit/test_memory.py", "tests/unit/test_host_time.py"),
+    "planner/cost/layer/forward": ("tests/unit/test_simulate.py", "tests/unit/test_schedules.py"),
+    "planner/cost/network/sends": ("tests/unit/test_network.py", "tests/unit/test_simulate.py"),
+    "planner/cost/lower_bounds": ("tests/property/test_price_property.py",),
+    "planner/cost/step_seconds": ("tests/property/test_price_property.py",),
+    "planner/schedules/": ("tests/unit/test_schedules.py", "tests/unit/test_rules.py"),
+    "api/jobs/": ("tests/unit/test_working.py",),
+    "api/storage/queue": ("tests/contract/test_measurement_and_probe_stores.py",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """name: of the broken behaviour.  old, new: text of the file, which holds `old` once."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+    @property
+    def module(self) -> str:
+        """Dotted name of the file."""
+        return self.file.removesuffix(".py").replace("/", ".")
+
+
+def mutations() -> list[Mutation]:
+    """The table."""
+    table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    return [
+        Mutation(file=file, **row)
+        for files in table.values()
+        for file, rows in files.items()
+        for row in rows
+    ]
+
+
+def occurrences(mutation: Mutation, tree: Path = ROOT) -> int:
+    """How often the file holds the old text; anything but once is a stale row of the table."""
+    path = tree / mutation.file
+    return path.read_text(encoding="utf-8").count(mutation.old) if path.is_file() else 0
+
+
+def files_of(mutation: Mutation, tree: Path = ROOT) -> list[str]:
+    """The test files that import the module, and those that reach it without."""
+    package, _, name = mutation.module.rpartition(".")
+    imports = re.compile(
+        rf"^\s*(?:from {re.escape(mutation.module)} import|import {re.escape(mutation.module)}\b"
+        rf"|from {re.escape(package)} import .*\b{name}\b)",
+        re.MULTILINE,
+    )
+    found = {
+        str(path.relative_to(tree))
+        for ring in RINGS
+        for path in (tree / ring).glob("test_*.py")
+        if imports.search(path.read_text(encoding="utf-8"))
+    }
+    reached = (names for start, names in INDIRECT.items() if mutation.file.startswith(start))
+    indirect = {name for names in reached for name in names if (tree / name).is_file()}
+    return sorted(found | indirect)
+
+
+def copy_tree(target: Path) -> None:
+    """A copy of what the tests need, without caches."""
+    ignored = shutil.ignore_patterns("__pycache__", ".*_cache")
+    for name in COPIED:
+        shutil.copytree(ROOT / name, target / name, ignore=ignored)
+    for name in SINGLE_FILES:
+        shutil.copy(ROOT / name, target / name)
+
+
+def verdict(mutation: Mutation, tree: Path) -> str:
+    """`caught`, `survived`, `stale` or `untested`, of a mutation applied to the copy and undone."""
+    if occurrences(mutation, tree) != 1:
+        return "stale"
+    tests = files_of(mutation, tree)
+    if not tests:
+        return "untested"
+    path = tree / mutation.file
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole.replace(mutation.old, mutation.new), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command += ["-m", "not slow", *tests]
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environment(tree), capture_output=True, text=True, check=False,
+            timeout=LIMIT_SECONDS,
+        )  # fmt: skip
+        if done.returncode not in (0, 1, 2):
+            raise SystemExit(f"{mutation.name}: pytest failed\n{done.stdout[-2000:]}{done.stderr}")
+        return "caught" if done.returncode else "survived"
+    except subprocess.TimeoutExpired:
+        return "caught"
+    finally:
+        path.write_text(whole, encoding="utf-8")
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """For tests of the copy."""
+    from tests.conftest import clean_environment
+
+    return {**clean_environment(), "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="a word of a name or a file")
+    parser.add_argument("--list", action="store_true", help="print the table and its tests")
+    arguments = parser.parse_args()
+    chosen = [one for one in mutations() if arguments.only in one.name + one.file]
+    if arguments.list:
+        for one in chosen:
+            print(f"{one.name:45} {one.file:45} {len(files_of(one))} test files")
+        return 0
+    counts: dict[str, int] = {}
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        copy_tree(Path(folder))
+        for one in chosen:
+            started = time.monotonic()
+            result = verdict(one, Path(folder))
+            counts[result] = counts.get(result, 0) + 1
+            print(
+                f"{result:9} {time.monotonic() - started:6.1f} s  {one.name} ({one.file})",
+                flush=True,
+            )
+    caught = counts.get("caught", 0)
+    print(f"{caught} of {len(chosen)} caught, {counts}")
+    return int(caught < GOAL * len(chosen))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    sys.exit(main())
