@@ -1,0 +1,81 @@
+"""`import planner`: the functions of the contract, with the words of a job."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner.estimates import estimate_job
+from planner.intake.jobs import read_job
+
+CLUSTER = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
+TRAINING = {"seq_len": 2048, "global_batch_size": 32}
+JOB = {"model": "llama3-8b", "cluster": CLUSTER, "training": TRAINING}
+NARROW = {"top_k": 2, "fix": {"tp": 1, "cp": 1, "pp": 1, "precision": "bf16"}}
+
+
+def test_a_plan_from_the_words_of_a_job() -> None:
+    plan = planner.recommend(model="llama3-8b", cluster=CLUSTER, training=TRAINING, search=NARROW)
+    again = planner.recommend({**JOB, "search": NARROW})
+    assert isinstance(plan, planner.Plan)
+    assert [one.layout for one in plan.ranked] == [one.layout for one in again.ranked]
+    assert plan.id == again.id, "the same job has the same id"
+    assert plan.ranked[0].estimate.fits
+
+
+def test_what_a_plan_ranks_is_estimated_alike() -> None:
+    plan = planner.recommend({**JOB, "search": NARROW})
+    first = plan.ranked[0]
+    alone = planner.estimate(
+        model="llama3-8b", cluster=CLUSTER, training=TRAINING, layout=first.layout
+    )
+    assert alone.step_seconds == pytest.approx(first.estimate.step_seconds)
+
+
+def test_many_are_estimated_in_order() -> None:
+    jobs = [{**JOB, "layout": {"ac": ac}} for ac in ("none", "full")]
+    assert planner.estimate_many(jobs) == [estimate_job(read_job(job)) for job in jobs]
+
+
+def test_a_whole_job_and_its_parts_are_not_mixed() -> None:
+    with pytest.raises(planner.SpecError, match="beside a whole job"):
+        planner.recommend(JOB, model="llama3-8b")
+
+
+def test_an_unknown_name_names_the_closest() -> None:
+    with pytest.raises(planner.SpecError, match="did you mean h100-sxm-80gb"):
+        planner.estimate(
+            model="llama3-8b",
+            cluster={"gpu": "h100-sxm-80g", "num_gpus": 8},
+            training=TRAINING,
+            layout={},
+        )
+
+
+def test_a_trainers_own_file_is_a_job(tmp_path: Path) -> None:
+    config = tmp_path / "train.toml"
+    config.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n'
+        "[training]\nlocal_batch_size = 1\nseq_len = 2048\nglobal_batch_size = 32\n"
+    )
+    job = planner.read_current(config, cluster=CLUSTER)
+    assert isinstance(job, planner.Job)
+    assert job.training.seq_len == 2048
+
+
+def test_every_public_name_is_there_and_none_is_loaded_before_it_is_used() -> None:
+    code = (
+        "import sys, planner, json\n"
+        "before = [name for name in sys.modules if name.startswith(('numpy', 'pydantic', "
+        "'optuna'))]\n"
+        "print(json.dumps([before, [bool(getattr(planner, name)) for name in planner.__all__]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, there = json.loads(done.stdout)
+    assert before == []
+    assert all(there)
+    with pytest.raises(AttributeError, match="recomend"):
+        planner.recomend  # type: ignore[attr-defined]  # noqa: B018
