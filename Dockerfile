@@ -4,12 +4,12 @@
 FROM python:3.11-slim AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 WORKDIR /srv/planner
-COPY pyproject.toml setup.py MANIFEST.in README.md constraints.txt alembic.ini ./
+COPY pyproject.toml setup.py MANIFEST.in LICENSE README.md constraints.txt alembic.ini ./
 COPY planner planner
 COPY api api
 COPY probes probes
 COPY alembic alembic
-RUN pip install --constraint constraints.txt '.[postgres]' && useradd --create-home planner
+RUN pip install --constraint constraints.txt '.[server,postgres]' && useradd --create-home planner
 USER planner
 
 FROM base AS service
@@ -20,7 +20,7 @@ CMD ["planner-cli", "serve", "--host", "0.0.0.0", "--port", "8000"]
 
 FROM base AS with-torch
 USER root
-RUN pip install --constraint constraints.txt '.[postgres,probe]'
+RUN pip install --constraint constraints.txt '.[server,postgres,probe]'
 USER planner
 
 # PLANNER_DATABASE_URL names the service's database. A service beside it is started with PLANNER_PROBE_WORKERS=0 PLANNER_TASK_WORKERS=0.

@@ -21,7 +21,7 @@ $(VENV)/.base: pyproject.toml setup.py
 $(VENV)/.test: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,postgres]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,server,postgres]'
 	touch $@
 
 # TorchTitan's own dependencies stay out of the environment: the tests run it in processes of its own.

@@ -6,6 +6,7 @@ Also the errors that exist at the edge alone: who asks, and in what envelope.
 
 from dataclasses import dataclass
 from http import HTTPStatus
+from importlib.util import find_spec
 
 from planner.errors import (
     ConflictError,
@@ -65,6 +66,12 @@ class NotReadyError(StoreError):
     kind = "not_ready"
 
 
+class MissingPackageError(PartedError):
+    """A package of one of our extras that is not installed."""
+
+    kind = "missing_package"
+
+
 class RetoldError(PartedError):
     """An error that ended something before: by the kind and in the words in which it was stored."""
 
@@ -85,6 +92,7 @@ TABLE: dict[type[PlannerError], Answer] = {
     SpecError: Answer(HTTPStatus.UNPROCESSABLE_ENTITY, EXIT_REQUEST),
     InfeasibleError: Answer(HTTPStatus.CONFLICT, EXIT_NOTHING_FITS),
     ProbeError: Answer(HTTPStatus.BAD_GATEWAY, EXIT_BACKEND),
+    MissingPackageError: Answer(HTTPStatus.SERVICE_UNAVAILABLE, EXIT_BACKEND),
     StoreError: Answer(HTTPStatus.SERVICE_UNAVAILABLE, EXIT_BACKEND),
     NotFoundError: Answer(HTTPStatus.NOT_FOUND, EXIT_REQUEST),
     ConflictError: Answer(HTTPStatus.CONFLICT, EXIT_REQUEST),
@@ -132,3 +140,10 @@ def _one_line(text: str) -> str:
 def fault(field: str, value: object, rule: str, remedy: str) -> SpecError:
     """A SpecError with one fault."""
     return SpecError(Fault(field, value, rule, remedy))
+
+
+def need(*modules: str, extra: str) -> None:
+    """Raises MissingPackageError, which says what to install, where one of the modules is not."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise MissingPackageError(f"no {module} here; pip install 'planner[{extra}]'")

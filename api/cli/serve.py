@@ -16,9 +16,11 @@ def command(
     ] = None,
 ) -> None:
     """Serve POST /plan and the rest; OpenAPI at /docs."""
+    from api.errors import EXIT_BUG, need
+
+    need("fastapi", "uvicorn", "prometheus_client", extra="server")
     import uvicorn
 
-    from api.errors import EXIT_BUG
     from api.http.app import create_app
     from api.http.security import refuse_open_door
     from api.settings import load_settings

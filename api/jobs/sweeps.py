@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from api.calibration.update import learned, teach_ended
-from api.errors import RetoldError, fault, lines_of
+from api.errors import RetoldError, fault, lines_of, need
 from api.jobs.leases import is_gone, lease
 from api.jobs.probes import Asked, enqueue, pool_of, probes_of, recover, run_all
 from api.jobs.studies import (
@@ -61,6 +61,7 @@ def next_due(schedule: str | None, after: datetime) -> datetime | None:
     """
     if schedule is None:
         return None
+    need("cronsim", extra="server")
     from cronsim import CronSim, CronSimError
 
     try:

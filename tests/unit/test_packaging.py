@@ -6,6 +6,7 @@ import ast
 import importlib
 import json
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import JOB, LAYOUT, clean_environment
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -83,9 +86,9 @@ def outside(*folders: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (("planner", "api"), ("postgres",)),
+        (("planner", "api"), ("postgres", "server")),
         (("probes",), ("probe",)),
-        (("tests", "benchmarks"), ("dev", "postgres", "probe")),
+        (("tests", "benchmarks"), ("dev", "postgres", "probe", "server")),
     ],
 )
 def test_every_import_is_declared(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
@@ -194,3 +197,34 @@ def test_what_a_machine_lacks_is_an_error_in_ci() -> None:
         if path not in own
     }
     assert {name: count for name, count in found.items() if count} == LEGITIMATE_SKIPS
+
+
+def test_the_base_alone_plans(tmp_path: Path) -> None:
+    """Nothing that plans imports what an extra brings; what needs one names it, in one line."""
+    apart = {"fastapi", "starlette", "uvicorn", "prometheus_client", "cronsim"}
+    program = f"""
+import sys
+sys.modules |= dict.fromkeys({apart!r})
+from api.cli.root import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+    def cli(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            env={**clean_environment(), "PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps({**JOB, "layout": LAYOUT}))
+    done = cli("estimate", "--job", str(job))
+    assert (done.returncode, done.stderr) == (0, "")
+    refused = cli("serve")
+    assert (refused.returncode, refused.stderr) == (
+        4,
+        "error: no fastapi here; pip install 'planner[server]'\n",
+    )
