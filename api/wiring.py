@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from api.identity import TimeOrderedIds
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from api.storage.store import SqlStore
     from api.storage.sweeps import SqlSweepStore
     from api.storage.tasks import SqlTaskStore
-    from probes.campaign import Pool
+    from probes.pools.protocol import Pool
 
 
 class SystemClock:
@@ -102,35 +101,22 @@ class Wiring:
 
         return SqlCalibrationStore(self.store.engine)
 
-    def pool(self, name: str) -> "Pool":
-        """The pool of this name: local, slurm, slurm:PARTITION, or replay:FILE. Raises SpecError
-        for another, ProbeError for bad files.
+    def pool(self, name: str, *, files: bool = True) -> "Pool":
+        """The pool of this name, as `probes.pools` registers it.
+
+        files: whether a pool may read a file of this machine. Raises SpecError, ProbeError.
         """
-        from api.errors import fault
-        from probes.launch import Launcher, LaunchSettings
+        from probes.launch import LaunchSettings
+        from probes.pools import open_pool
+        from probes.pools.protocol import PoolSettings
 
-        settings = self.settings
-        kind, _, rest = name.partition(":")
         launch = LaunchSettings(
-            folder=settings.probe_folder,
-            python=settings.probe_python,
-            worker=settings.probe_program,
+            folder=self.settings.probe_folder,
+            python=self.settings.probe_python,
+            worker=self.settings.probe_program,
         )
-        if name == "local":
-            from probes.pools.local import LocalPool, PoolSettings
-
-            return LocalPool(Launcher(launch), PoolSettings(leases=settings.lease_folder))
-        if kind == "slurm":
-            from probes.pools.slurm import SlurmPool
-
-            return SlurmPool(launch, partition=rest or None)
-        if kind == "replay" and rest:
-            from probes.pools.replay import ReplayPool
-
-            return ReplayPool.from_file(Path(rest))
-        raise fault(
-            "pool", name, "is no pool", "use local, slurm, slurm:PARTITION, or replay:FILE.jsonl"
-        )
+        settings = PoolSettings(launch=launch, leases=self.settings.lease_folder)
+        return open_pool(name, settings, files=files)
 
 
 def wire(settings: "Settings | None" = None) -> Wiring:

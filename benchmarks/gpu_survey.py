@@ -44,7 +44,15 @@ try:
     from planner.intake.jobs import read_job
     from planner.intake.machines import load_gpu
     from probes.folder import END, LOG, RESULT
-    from probes.launch import Held, Launcher, LaunchSettings, Watch, environment, free_port, prepare
+    from probes.launch import (
+        DeviceLease,
+        Launcher,
+        LaunchSettings,
+        Watch,
+        environment,
+        free_port,
+        prepare,
+    )
     from probes.outcome import Begin, End, conclude, write_result
     from probes.pools import nvidia
     from probes.programs import Program
@@ -283,14 +291,14 @@ def guarded(
 ) -> ProbeResult:
     """One probe under the guardian, as every other probe runs."""
     launcher = Launcher(LaunchSettings(folder=folder, command=alone, worker=worker))
-    return launcher.run(task, Held(devices=machine.devices, gpu_name=machine.name))
+    return launcher.run(task, DeviceLease(devices=machine.devices, gpu_name=machine.name))
 
 
 def plain(
     task: ProbeTask, machine: Machine, folder: Path, worker: str = "probes.worker"
 ) -> ProbeResult:
     """One probe as a child of ours, for machines whose kernel lacks what the guardian needs."""
-    held = Held(devices=machine.devices, gpu_name=machine.name)
+    held = DeviceLease(devices=machine.devices, gpu_name=machine.name)
     settings = LaunchSettings(folder=folder, command=alone, worker=worker)
     begin = Begin.now(num_gpus=1, token=uuid.uuid4().hex, gpu_name=machine.name)
     place, program = prepare(settings, task, begin, Watch())

@@ -4,7 +4,7 @@ smaller runs that imitate it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -12,7 +12,6 @@ from planner.calibration.kernels import Shape
 from planner.errors import Fault, ProbeError, SpecError
 from planner.intake.jobs import read_job
 from planner.rules import violations
-from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured as Numbers
@@ -21,34 +20,12 @@ from planner.specs.validation import build
 from planner.units import counted
 from probes.emulate import combine, ranks_of_interest
 from probes.launch import Watch
-from probes.pools.local import Capacity, too_few
-from probes.preflight import Need
+from probes.pools.capacity import Capacity, too_few
+from probes.pools.protocol import Pool
 from probes.protocol import Measured, OutOfMemory, ProbeResult, ProbeTask
 from probes.proxy_runs import Imitation, extrapolate, imitate
 
 MOST_KERNELS = 1000
-
-
-class Pool(Protocol):
-    """Where probes run. `run` raises ProbeError where the pool itself cannot work; failures of the
-    probe are in the result.
-    """
-
-    name: str
-
-    def capacity(self, cluster: ClusterSpec) -> Capacity:
-        """Devices for a job on this cluster's GPU, free or not."""
-        ...
-
-    def check(self, need: Need, *, wait: bool = True) -> None:
-        """Raises ProbeError with what would stop every probe. wait: also what can only be told when
-        devices are free.
-        """
-        ...
-
-    def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
-        """One task, to its end, when its devices are free."""
-        ...
 
 
 class ProbeRequest(BaseModel):
@@ -216,6 +193,11 @@ class Campaign:
         assert job.layout is not None, "a request's job has a layout"
         if request.emulate:
             fake = capacity.num_devices == 0 or capacity.device == "cpu"
+            if not (capacity.fake_tensors if fake else capacity.emulates):
+                raise ProbeError(
+                    f"this pool cannot emulate one rank{' without a GPU' if fake else ''}; leave "
+                    "emulate out, or use another pool"
+                )
             how = {"fake_tensors": True, "device": "cpu"} if fake else {}
             ranks = ranks_of_interest(job.layout, job.cluster)
             tasks = tuple(

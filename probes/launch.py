@@ -116,7 +116,7 @@ class LaunchSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class DeviceLease:
     """What a lease gives a probe.
 
     devices: for CUDA_VISIBLE_DEVICES, None on a CPU.  locks: files that the guardian keeps open.
@@ -176,7 +176,7 @@ class Launcher:
         )
 
     def run(
-        self, task: ProbeTask, held: Held | None = None, watch: Watch | None = None
+        self, task: ProbeTask, lease: DeviceLease | None = None, watch: Watch | None = None
     ) -> ProbeResult:
         """The probe, to its end. A port that somebody else took meanwhile is tried again with
         another one. Raises ProbeError.
@@ -186,22 +186,22 @@ class Launcher:
                 f"probes run on Linux alone, not on {sys.platform}; probe on a Linux machine, or "
                 "use --pool replay:FILE"
             )
-        device, onlooker = held or Held(), watch or Watch()
+        devices, observer = lease or DeviceLease(), watch or Watch()
         started = time.monotonic()
 
         def once(attempt: int) -> ProbeResult:
             return self._once(
-                task, device, onlooker, task.time_limit_seconds - (time.monotonic() - started)
+                task, devices, observer, task.time_limit_seconds - (time.monotonic() - started)
             )
 
-        return with_free_port(self.settings.port_tries, once, onlooker)
+        return with_free_port(self.settings.port_tries, once, observer)
 
     def _once(
-        self, task: ProbeTask, held: Held, watch: Watch, time_limit_seconds: float
+        self, task: ProbeTask, lease: DeviceLease, watch: Watch, time_limit_seconds: float
     ) -> ProbeResult:
         gpus = 0 if task.fake_tensors else task.num_processes()
         begin = Begin.now(
-            num_gpus=gpus, token=held.token or uuid.uuid4().hex, gpu_name=held.gpu_name
+            num_gpus=gpus, token=lease.token or uuid.uuid4().hex, gpu_name=lease.gpu_name
         )
         folder, program = prepare(self.settings, task, begin, watch)
         if isinstance(program, Failed):
@@ -210,14 +210,14 @@ class Launcher:
             argv=self.settings.command(
                 self.settings.python, task, program, port=self.settings.port()
             ),
-            env=environment(task, held, program.env),
+            env=environment(task, lease, program.env),
             cwd=str(folder),
             output=str(folder / LOG),
             end=str(folder / END),
             token=begin.token,
             time_limit_seconds=time_limit_seconds,
         )
-        supervise(folder, spec, held.locks, watch)
+        supervise(folder, spec, lease.locks, watch)
         return conclude(folder)
 
 
@@ -279,7 +279,7 @@ def new_folder(parent: Path, name: str) -> Path:
     raise ProbeError(f"{parent / name} and its successors exist already; remove them")
 
 
-def environment(task: ProbeTask, held: Held, extra: Mapping[str, str]) -> dict[str, str]:
+def environment(task: ProbeTask, lease: DeviceLease, extra: Mapping[str, str]) -> dict[str, str]:
     """The environment of a probe on this machine: ours, its devices, its threads, and where our
     packages are.
     """
@@ -290,7 +290,7 @@ def environment(task: ProbeTask, held: Held, extra: Mapping[str, str]) -> dict[s
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        "CUDA_VISIBLE_DEVICES": ",".join(held.devices or ()),
+        "CUDA_VISIBLE_DEVICES": ",".join(lease.devices or ()),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
     return {**kept, **ours, **extra}

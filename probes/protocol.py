@@ -7,7 +7,7 @@ of memory and failures are results, not exceptions.
 """
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -238,18 +238,6 @@ class ProbeResult(BaseModel):
             software=self.environment.software(),
             source=f"probe {self.task.id}",
         )
-
-
-class ProbeRunner(Protocol):
-    """Runs probes: on this machine, through Slurm, or from recordings. Passes
-    `tests/contract/test_runner_contract.py`.
-    """
-
-    def run(self, task: ProbeTask) -> ProbeResult:
-        """One probe, to its end. Failures of the probe are in the result; raises ProbeError when
-        the runner itself cannot work.
-        """
-        ...
 
 
 def _largest(values: Any) -> int | None:

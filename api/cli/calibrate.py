@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from api.cli.typed import complete_gpu
+from api.cli.typed import complete_gpu, complete_pool
+from probes.pools import listed, pool_forms
 
 NAME = "calibrate"
 
@@ -20,7 +21,8 @@ def command(
     pool: Annotated[
         str | None,
         typer.Option(
-            help="First measure a small grid on this pool: local, slurm, slurm:PARTITION."
+            autocompletion=complete_pool,
+            help=f"First measure a small grid on this pool: {listed(pool_forms())}.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.typed import complete_plan
+from api.cli.typed import complete_plan, complete_pool
+from probes.pools import listed, pool_forms
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -35,7 +36,10 @@ def command(
     ] = None,
     top_k: Annotated[int, typer.Option(help="How many of the plan's layouts.")] = 1,
     pool: Annotated[
-        str | None, typer.Option(help="local (default), slurm, slurm:PARTITION, or replay:FILE.")
+        str | None,
+        typer.Option(
+            autocompletion=complete_pool, help=f"{listed(pool_forms())}; local unless given."
+        ),
     ] = None,
     trainer: Annotated[
         str | None, typer.Option(help="reference (default: ours, torch alone) or torchtitan.")

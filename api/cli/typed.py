@@ -48,6 +48,11 @@ def complete_cluster(incomplete: str) -> list[str]:
     return _offered(lambda: _beginning(_clusters(), incomplete))
 
 
+def complete_pool(incomplete: str) -> list[str]:
+    """Names of pools, with a colon where an option has to follow."""
+    return _offered(lambda: _beginning(_pools(), incomplete))
+
+
 def complete_trainer(incomplete: str) -> list[str]:
     """Names of trainers."""
     return _offered(lambda: _beginning(_trainers(), incomplete))
@@ -85,6 +90,12 @@ def _clusters() -> list[str]:
     from planner.catalog.clusters import cluster_names
 
     return list(cluster_names())
+
+
+def _pools() -> list[str]:
+    from probes.pools import pool_forms
+
+    return [form.partition(":")[0] + ":" * (":" in form) for form in pool_forms()]
 
 
 def _trainers() -> list[str]:

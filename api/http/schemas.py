@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from probes.pools import listed, pool_forms
+
 
 class JobBody(BaseModel):
     """A job: the contract's section 1. Values are checked by the planner, all faults at once."""
@@ -101,7 +103,7 @@ class ProbeBody(BaseModel):
         "hold the layout "
         "too; not with `emulate`.",
     )
-    pool: str = Field("local", description="local, slurm or slurm:PARTITION.")
+    pool: str = Field("local", description=f"{listed(pool_forms(files=False))}.")
     warmup_steps: int = 3
     steps: int = 10
     breakdown: bool = False

@@ -25,10 +25,11 @@ from planner.specs.job import Job
 from planner.specs.measurement import question_hash
 from planner.units import counted
 from probes import guardian
-from probes.campaign import Answer, Campaign, Pool, ProbeRequest
+from probes.campaign import Answer, Campaign, ProbeRequest
 from probes.folder import BEGIN, TASK
 from probes.launch import Watch
 from probes.outcome import conclude
+from probes.pools.protocol import Pool
 from probes.preflight import Need
 from probes.protocol import FailureKind, OutOfMemory, ProbeResult
 
@@ -37,7 +38,6 @@ IDLE_SECONDS = 2.0
 # a service that died under a probe runs it once more; a person's command does not
 SERVICE_ATTEMPTS = 2
 OOM, BACKEND = "oom", "backend"
-NO_FILES = "use local, slurm or slurm:PARTITION"
 WISHED = ("pool", "trainer", "steps")
 RUNNING_LOOKED_AT = 200
 PAGE = 200  # probes read at once
@@ -109,16 +109,14 @@ def ask_plan(wiring: Wiring, plan_id: str, top_k: int, options: Mapping[str, Any
 
 
 def pool_of(wiring: Wiring, name: str, *, allow_files: bool, field: str = "pool") -> Pool:
-    """The pool of this name. Raises SpecError for another, and for a recording where files of this
-    machine are not read; ProbeError.
+    """The pool of this name. Raises SpecError about this field, ProbeError.
+
+    allow_files: whether a pool may read a file of this machine.
     """
-    if name.startswith("replay") and not allow_files:
-        raise fault(field, name, "reads a file of this machine", NO_FILES)
     try:
-        return wiring.pool(name)
+        return wiring.pool(name, files=allow_files)
     except SpecError as error:
-        remedies = {} if allow_files else {"remedy": NO_FILES}
-        raise SpecError([replace(one, field=field, **remedies) for one in error.faults]) from None
+        raise SpecError([replace(one, field=field) for one in error.faults]) from None
 
 
 def check_ready(wiring: Wiring, asked: Sequence[Asked]) -> None:

@@ -22,7 +22,6 @@ from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, Rung, question_hash
 from probes.campaign import Campaign, ProbeRequest
 from probes.launch import Watch
-from probes.pools.replay import ReplayPool
 from probes.preflight import Need
 from probes.protocol import FailureKind
 from probes.reference.recipe import refusal
@@ -204,8 +203,8 @@ def _planned(runner: "Runner") -> "Plan":
     ]
     pool = wiring.pool(job.probe.pool)
     pool.check(Need.of(job, job.probe.trainer))
-    # a recording holds what was asked then
-    capacity, real = pool.capacity(job.cluster), not isinstance(pool, ReplayPool)
+    capacity = pool.capacity(job.cluster)
+    real = capacity.measures  # else only what was recorded can be asked
     probing = Probing(
         measure=runner.measure,
         known=known,
@@ -215,7 +214,7 @@ def _planned(runner: "Runner") -> "Plan":
         on_event=runner.told,
         should_stop=onlooker.stop.is_set,
         num_devices=capacity.num_devices,
-        emulates=real and capacity.device == "cuda",
+        emulates=real and capacity.emulates and capacity.device == "cuda",
         imitates=real,
         steps=job.probe.steps + WARMUP_STEPS,
         refuses=runner.refusal if real and job.probe.trainer == "reference" else None,

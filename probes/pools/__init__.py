@@ -1,1 +1,97 @@
-"""Where probes run: this machine, or a Slurm cluster."""
+"""The kinds of pool: one file each, one line each in `BACKENDS`.
+
+A line says how users write the pool (`slurm[:PARTITION]`: a partition may follow) and which class
+answers. Classes are imported when a pool is opened, so that naming pools costs nothing.
+"""
+
+import re
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from planner.errors import Fault, SpecError
+
+if TYPE_CHECKING:
+    from probes.pools.protocol import Pool, PoolSettings
+
+USAGE = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(?P<option>\[?:[^\[\]:]+\]?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One kind of pool. pool: the class, or `module:class` of it."""
+
+    usage: str
+    pool: "str | type[Pool]"
+
+    @property
+    def name(self) -> str:
+        """What stands before the colon."""
+        return self.usage.partition("[")[0].partition(":")[0]
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Every way to write it: `slurm[:PARTITION]` is `slurm` and `slurm:PARTITION`."""
+        whole = self.usage.replace("[", "").replace("]", "")
+        return (self.name, whole) if "[" in self.usage else (whole,)
+
+    def accepts(self, option: str | None) -> bool:
+        """Whether the pool may be written with, or without, something after the colon."""
+        return any((":" in form) == (option is not None) for form in self.forms)
+
+    def load(self) -> "type[Pool]":
+        """The class that answers."""
+        if not isinstance(self.pool, str):
+            return self.pool
+        module, _, name = self.pool.partition(":")
+        found: type[Pool] = getattr(import_module(module), name)
+        return found
+
+
+BACKENDS: dict[str, Backend] = {}
+
+
+def register(usage: str, pool: "str | type[Pool]") -> None:
+    """Adds a kind of pool. Raises ValueError for a usage that cannot be read or is taken."""
+    backend = Backend(usage, pool)
+    if USAGE.fullmatch(usage) is None or backend.name in BACKENDS:
+        raise ValueError(f"{usage}: write a new name, name:OPTION or name[:OPTION]")
+    BACKENDS[backend.name] = backend
+
+
+register("local", "probes.pools.local:LocalPool")
+register("slurm[:PARTITION]", "probes.pools.slurm:SlurmPool")
+register("replay:FILE.jsonl", "probes.pools.replay:ReplayPool")
+
+
+def pool_forms(*, files: bool = True) -> list[str]:
+    """How pools can be written. files: also those that read a file of this machine."""
+    backends = [one for one in BACKENDS.values() if files or not one.load().reads_files]
+    return [form for backend in backends for form in backend.forms]
+
+
+def listed(forms: list[str]) -> str:
+    """The forms as a sentence lists them: "a, b or c"."""
+    return " or ".join([", ".join(forms[:-1]), forms[-1]] if forms[1:] else forms)
+
+
+def backend_of(text: str, *, files: bool = True) -> tuple[Backend, str | None]:
+    """The kind of pool that a user names, and the option after its colon.
+
+    files: whether pools that read a file of this machine are allowed. Raises SpecError.
+    """
+    name, colon, rest = text.partition(":")
+    option = rest if colon else None
+    backend = BACKENDS.get(name)
+    fix = f"use {listed(pool_forms(files=files))}"
+    if backend is None or option == "" or not backend.accepts(option):
+        raise SpecError(Fault("pool", text, "is no pool", fix))
+    if not files and backend.load().reads_files:
+        raise SpecError(Fault("pool", text, "reads a file of this machine", fix))
+    return backend, option
+
+
+def open_pool(text: str, settings: "PoolSettings", *, files: bool = True) -> "Pool":
+    """The pool that a user names: local, slurm:PARTITION ... Raises SpecError or ProbeError."""
+    backend, option = backend_of(text, files=files)
+    return backend.load().open(settings, option)

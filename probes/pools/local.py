@@ -1,105 +1,91 @@
-"""The pool of this machine: leases on its GPUs, or on its CPU where a job asks for the CPU pool.
+"""The pool of this machine: its GPUs, or its CPU where a job's cluster has `gpu: cpu`.
 
-A lease is a lock on a file, one a GPU, which the kernel drops with the last process that has it
-open: the runner, and the guardian of the probe that uses it. So a GPU is free again when, and only
-when, nothing of the probe is left, whoever died in what order. A GPU that some other program uses
-is not taken.
+A probe takes a lease on its devices (`probes.pools.leases`). A GPU that some other program uses is
+not taken.
 """
 
 import contextlib
-import fcntl
-import json
 import os
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Self
 
 from planner.catalog.clusters import gpu_names
 from planner.errors import Fault, ProbeError, SpecError
 from planner.specs.cluster import ClusterSpec
 from planner.units import counted
-from probes import guardian
-from probes.launch import Held, Launcher, Watch
+from probes.launch import DeviceLease, Launcher, Watch
+from probes.pools.capacity import Capacity, too_few
+from probes.pools.leases import LeaseLocks
 from probes.pools.nvidia import Gpu, Survey, is_same_gpu, survey
+from probes.pools.protocol import PoolSettings
 from probes.preflight import Need
 from probes.protocol import ProbeResult, ProbeTask
 
-# judgement: beyond it even a tiny model tells nothing but how the machine swaps
+# judgement: with more processes even a tiny model only measures how the machine swaps
 MAX_CPU_PROCESSES = 16
-LOOK_SECONDS = 0.3
-NO_GPU = (
-    "use --emulate for memory and counts without one, or a job with cluster gpu: cpu to try the "
-    "whole path"
-)
+RETRY_SECONDS = 0.3  # between two attempts to get free devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
-    """What a pool can give one probe. why_none: in words, where it has no device of this kind."""
+class LocalSettings:
+    """How this machine's devices are found and shared.
 
-    num_devices: int
-    device: str
-    why_none: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSettings:
-    """leases: folder of lock files, shared by all users of this machine.  environment: for the GPUs
-    that we were given.
+    leases: folder of lock files, shared by all users of this machine.
+    survey: asks the driver which GPUs are there and who uses them.
+    environment: where `CUDA_VISIBLE_DEVICES` is read; None is this process' own.
+    cpu_slots: processes that run side by side on the CPU.
+    foreign_seconds: how long a foreign process must stay before it is an error. The driver takes a
+        moment to give back what a killed process held.
     """
 
     leases: Path = Path(tempfile.gettempdir()) / "planner-leases"
-    look: Callable[[], Survey] = survey
+    survey: Callable[[], Survey] = survey
     environment: Mapping[str, str] | None = None
     cpu_slots: int = max(1, os.cpu_count() or 1)
-    # a driver takes a moment to give back what a process held that has just been killed
-    stranger_seconds: float = 5.0
+    foreign_seconds: float = 5.0
 
 
 class LocalPool:
-    """A ProbeRunner on this machine."""
+    """Runs probes on this machine."""
 
-    name = "local"
+    name: ClassVar[str] = "local"
+    reads_files: ClassVar[bool] = False
 
-    def __init__(self, launcher: Launcher, settings: PoolSettings | None = None) -> None:
-        self.launcher, self.settings = launcher, settings or PoolSettings()
+    def __init__(self, launcher: Launcher, settings: LocalSettings | None = None) -> None:
+        self.launcher, self.settings = launcher, settings or LocalSettings()
+
+    @classmethod
+    def open(cls, settings: PoolSettings, option: str | None) -> Self:
+        """The pool of this machine; it takes no option."""
+        return cls(Launcher(settings.launch), LocalSettings(leases=settings.leases))
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
-        """Devices for a job on this cluster's GPU, free or not. Raises SpecError where this machine
-        has another GPU.
+        """Devices for a job on this cluster's GPU, free or not. Raises SpecError for another GPU
+        than this machine's.
         """
         if cluster.gpu.name == "cpu":
             return Capacity(num_devices=MAX_CPU_PROCESSES, device="cpu")
-        seen = self.settings.look()
-        gpus, why = self._visible(seen), seen.problem
+        seen = self.settings.survey()
+        gpus = self._visible(seen)
         if not gpus:
-            why = why or (
-                "none is visible to us (CUDA_VISIBLE_DEVICES)" if seen.gpus else "it has none"
-            )
-            return Capacity(num_devices=0, device="cuda", why_none=why)
+            hidden = "none is visible to us (CUDA_VISIBLE_DEVICES)" if seen.gpus else "it has none"
+            return Capacity(num_devices=0, device="cuda", why_none=seen.problem or hidden)
+        # a GPU that the user describes may be any
         known = cluster.gpu.name in gpu_names()
-        # what a user describes is the user's to know
         others = [gpu for gpu in gpus if known and not is_same_gpu(cluster.gpu, gpu)]
         if others:
             rule = f"is not what this machine has: {others[0].name}"
-            raise SpecError(
-                Fault(
-                    "cluster.gpu",
-                    cluster.gpu.name,
-                    rule,
-                    "name this machine's GPU, as in `planner-cli catalog gpus`",
-                )
-            )
+            fix = "name this machine's GPU, as in `planner-cli catalog gpus`"
+            raise SpecError(Fault("cluster.gpu", cluster.gpu.name, rule, fix))
         return Capacity(num_devices=len(gpus), device="cuda")
 
     def check(self, need: Need, *, wait: bool = True) -> None:
-        """Raises ProbeError where this machine can run no probe at all: no GPU, no torch, no place
-        for files.
-
-        SpecError where it has another GPU than the job says.
+        """Raises ProbeError where this machine can run no probe at all: no GPU, no torch, no folder
+        for files. SpecError where it has another GPU than the job says.
         """
         if need.device == "cuda":
             capacity = self.capacity(need.job.cluster)
@@ -108,7 +94,7 @@ class LocalPool:
         self.launcher.check(need)
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
-        """One probe, when its devices are free. Raises ProbeError where they never can be,
+        """One probe, once its devices are free. Raises ProbeError where they never can be,
         SpecError for another GPU.
         """
         watch = watch or Watch()
@@ -117,15 +103,15 @@ class LocalPool:
             capacity = self.capacity(task.parsed().cluster)
             if capacity.num_devices < wanted:
                 raise too_few(wanted, capacity)
-            with self._gpus(wanted, watch) as held:
-                return self.launcher.run(task, held, watch)
+            with self._gpus(wanted, watch) as lease:
+                return self.launcher.run(task, lease, watch)
         if wanted > MAX_CPU_PROCESSES:
             raise ProbeError(
                 f"the CPU pool runs {counted(MAX_CPU_PROCESSES, 'process')} at most, and this "
                 f"layout has {wanted}; make num_gpus smaller"
             )
-        with self._cpu(wanted, watch) as held:
-            return self.launcher.run(task, held, watch)
+        with self._cpu(wanted, watch) as lease:
+            return self.launcher.run(task, lease, watch)
 
     def _visible(self, seen: Survey) -> tuple[Gpu, ...]:
         """GPUs that we may use: whole ones, of those that CUDA_VISIBLE_DEVICES leaves us."""
@@ -142,147 +128,75 @@ class LocalPool:
         )
 
     @contextlib.contextmanager
-    def _gpus(self, wanted: int, watch: Watch) -> Iterator[Held]:
-        told = False
-        strange_since: float | None = None
+    def _gpus(self, wanted: int, watch: Watch) -> Iterator[DeviceLease]:
+        """A lease on so many idle GPUs, waited for. Raises ProbeError where foreign processes stay
+        on GPUs that the probe needs.
+        """
+        announced = False
+        foreign_since: float | None = None
         while True:
-            held = _Locks(self.settings.leases)
+            locks = LeaseLocks(self.settings.leases)
             try:
-                free, strangers = self._take(held, wanted)
+                free, foreign = self._take(locks, wanted)
                 if len(free) == wanted:
-                    devices = tuple(gpu.uuid for gpu in free)
-                    yield Held(
-                        devices=devices,
-                        locks=held.descriptors,
+                    yield DeviceLease(
+                        devices=tuple(gpu.uuid for gpu in free),
+                        locks=locks.descriptors,
                         gpu_name=free[0].name,
-                        token=held.token,
+                        token=locks.token,
                     )
                     return
-                short = len(self._visible(self.settings.look())) - len(strangers) < wanted
-                strange_since = (strange_since or time.monotonic()) if short else None
+                short = len(self._visible(self.settings.survey())) - len(foreign) < wanted
+                foreign_since = (foreign_since or time.monotonic()) if short else None
                 if (
-                    strange_since is not None
-                    and time.monotonic() - strange_since >= self.settings.stranger_seconds
+                    foreign_since is not None
+                    and time.monotonic() - foreign_since >= self.settings.foreign_seconds
                 ):
-                    taken = "; ".join(
-                        f"GPU {gpu.index} is used by {gpu.stranger()}" for gpu in strangers
-                    )
+                    users = [f"GPU {gpu.index} is used by {gpu.foreign()}" for gpu in foreign]
                     raise ProbeError(
-                        f"{taken}; a measurement beside it would be wrong: end it, or hide the "
-                        "GPU by CUDA_VISIBLE_DEVICES"
+                        f"{'; '.join(users)}; a measurement beside it would be wrong: end it, or "
+                        "hide the GPU by CUDA_VISIBLE_DEVICES"
                     )
             finally:
-                held.release()
-            if not told:
+                locks.release()
+            if not announced:
                 watch.progress("waiting for GPUs that other probes use")
-                told = True
+                announced = True
             _pause(watch)
 
-    def _take(self, held: "_Locks", wanted: int) -> tuple[list[Gpu], list[Gpu]]:
-        """(GPUs that are locked now and idle, GPUs that nobody locked and somebody uses)."""
-        gpus = self._visible(self.settings.look())
-        locked = [gpu for gpu in gpus if held.lock(f"gpu-{gpu.uuid}")]
-        mine = {gpu.uuid for gpu in locked}
-        # what it was before the lock does not count
-        again = [gpu for gpu in self._visible(self.settings.look()) if gpu.uuid in mine]
-        strangers = [gpu for gpu in again if gpu.stranger() is not None]
-        free = [gpu for gpu in again if gpu.stranger() is None]
-        for gpu in [*strangers, *free[wanted:]]:
-            held.unlock(f"gpu-{gpu.uuid}")
-        return free[:wanted], strangers
+    def _take(self, locks: LeaseLocks, wanted: int) -> tuple[list[Gpu], list[Gpu]]:
+        """(GPUs that are locked by us and idle, GPUs that nobody locked and a foreign process
+        uses).
+        """
+        gpus = self._visible(self.settings.survey())
+        locked = {gpu.uuid for gpu in gpus if locks.lock(f"gpu-{gpu.uuid}")}
+        # who used them is asked after the lock: before it, an earlier probe may have been there
+        ours = [gpu for gpu in self._visible(self.settings.survey()) if gpu.uuid in locked]
+        foreign = [gpu for gpu in ours if gpu.foreign() is not None]
+        free = [gpu for gpu in ours if gpu.foreign() is None]
+        for gpu in [*foreign, *free[wanted:]]:
+            locks.unlock(f"gpu-{gpu.uuid}")
+        return free[:wanted], foreign
 
     @contextlib.contextmanager
-    def _cpu(self, wanted: int, watch: Watch) -> Iterator[Held]:
-        """As many slots as processes, all of them for a probe that has more."""
+    def _cpu(self, wanted: int, watch: Watch) -> Iterator[DeviceLease]:
+        """A lease on as many CPU slots as processes; on all slots for a probe that has more."""
         slots = min(wanted, self.settings.cpu_slots)
         while True:
-            held = _Locks(self.settings.leases)
+            locks = LeaseLocks(self.settings.leases)
             try:
                 for number in range(self.settings.cpu_slots):
-                    if len(held.descriptors) < slots:
-                        held.lock(f"cpu-{number}")
-                if len(held.descriptors) == slots:
-                    yield Held(devices=None, locks=held.descriptors, token=held.token)
+                    if len(locks.descriptors) < slots:
+                        locks.lock(f"cpu-{number}")
+                if len(locks.descriptors) == slots:
+                    yield DeviceLease(locks=locks.descriptors, token=locks.token)
                     return
             finally:
-                held.release()
+                locks.release()
             watch.progress("waiting for other probes on this CPU")
             _pause(watch)
 
 
-def too_few(wanted: int, capacity: Capacity) -> ProbeError:
-    """The one clear line."""
-    if capacity.num_devices == 0:
-        return ProbeError(f"no NVIDIA GPU to probe on: {capacity.why_none}; {NO_GPU}")
-    return ProbeError(
-        f"the layout needs {counted(wanted, 'GPU')}, this machine has {capacity.num_devices}; "
-        "use --emulate for one rank of it"
-    )
-
-
 def _pause(watch: Watch) -> None:
-    if watch.stop.wait(LOOK_SECONDS):
+    if watch.stop.wait(RETRY_SECONDS):
         raise ProbeError("stopped while waiting for a device; start it again")
-
-
-class _Locks:
-    """Locks of one lease. token: written into the files, so that what an owner left behind without
-    a guardian can be found and ended.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.token = folder, uuid.uuid4().hex
-        self._held: dict[str, int] = {}
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """Open files that carry the locks."""
-        return tuple(self._held.values())
-
-    def lock(self, name: str) -> bool:
-        """Whether the file is ours now. Raises ProbeError where no lock can be."""
-        descriptor = self._open(f"{name}.lock")
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return False
-        self._held[name] = descriptor
-        before = os.read(descriptor, 4096)
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            guardian.kill_all(str(json.loads(before)["token"]))
-        os.ftruncate(descriptor, 0)
-        os.pwrite(
-            descriptor,
-            json.dumps({"token": self.token, "pid": os.getpid(), "since": time.time()}).encode(),
-            0,
-        )
-        return True
-
-    def _open(self, name: str) -> int:
-        """For everybody to read and write: another user's probe has to wait for ours."""
-        path = self.folder / name
-        try:
-            if not self.folder.is_dir():
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self.folder.chmod(0o1777)
-            if path.exists():
-                return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            with contextlib.suppress(OSError):
-                os.fchmod(descriptor, 0o666)
-            return descriptor
-        except OSError as error:
-            raise ProbeError(
-                f"{path}: no lease can be taken ({error.strerror}); set PLANNER_LEASE_FOLDER to a "
-                "place of yours"
-            ) from None
-
-    def unlock(self, name: str) -> None:
-        """Gives one back."""
-        os.close(self._held.pop(name))
-
-    def release(self) -> None:
-        """Gives all back."""
-        for name in list(self._held):
-            self.unlock(name)

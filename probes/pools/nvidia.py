@@ -52,12 +52,12 @@ class Gpu:
     sliced: bool
     processes: tuple[GpuProcess, ...] = ()
 
-    def stranger(self) -> str | None:
-        """Who is on it, in words; None when it is idle."""
+    def foreign(self) -> str | None:
+        """Which foreign process uses it, in words; None when it is idle."""
         if self.processes:
             return ", ".join(f"pid {process.pid} ({process.name})" for process in self.processes)
         if self.used_bytes is not None and self.used_bytes > IDLE_BYTES:
-            return f"somebody unseen with {self.used_bytes / MIB:,.0f} MiB"
+            return f"an unseen process with {self.used_bytes / MIB:,.0f} MiB"
         return None
 
 

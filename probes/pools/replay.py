@@ -1,15 +1,15 @@
-"""Recorded results as a backend: everything above a runner is tested, and shown, without a GPU.
+"""The pool of recordings: everything above a pool can be tested, and shown, without a GPU.
 
-A recording answers a task that asks the same: model, cluster, training, layout, trainer, device,
-rank and layers. Several recordings of one task are given in turn, so that the noise of repeated
-probes is there too.
+A recording answers a task with the same model, cluster, training, layout, trainer, device, rank and
+layers. Several recordings of one task are given in turn, so repeated probes are as noisy as they
+were.
 """
 
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ValidationError
 
@@ -19,7 +19,8 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.measurement import Measured as Numbers
 from planner.specs.measurement import Measurement
 from probes.launch import Watch
-from probes.pools.local import Capacity
+from probes.pools.capacity import UNLIMITED, Capacity
+from probes.pools.protocol import PoolSettings
 from probes.preflight import Need
 from probes.protocol import (
     Environment,
@@ -33,14 +34,14 @@ from probes.protocol import (
     RankMemory,
 )
 
-UNLIMITED = 2**20
 Device = Literal["cuda", "cpu"]
 
 
 class ReplayPool:
-    """A ProbeRunner that looks results up. Raises ProbeError for a task that nobody recorded."""
+    """Looks results up instead of measuring. Raises ProbeError for a task that nobody recorded."""
 
-    name = "replay"
+    name: ClassVar[str] = "replay"
+    reads_files: ClassVar[bool] = True
 
     def __init__(self, recordings: Iterable[ProbeResult]) -> None:
         self._recorded: dict[str, list[ProbeResult]] = defaultdict(list)
@@ -49,7 +50,7 @@ class ReplayPool:
             self._recorded[_key(result.task)].append(result)
 
     @classmethod
-    def from_file(cls, path: Path) -> "ReplayPool":
+    def from_file(cls, path: Path) -> Self:
         """From lines of JSON: results of probes, or rows of measurements. Raises ProbeError naming
         the line that is neither.
         """
@@ -73,14 +74,19 @@ class ReplayPool:
                     ) from None
         return cls(found)
 
+    @classmethod
+    def open(cls, settings: PoolSettings, option: str | None) -> Self:
+        """The recordings of a file, whose path is the option. Raises ProbeError."""
+        assert option is not None, "the registry asks for a file"
+        return cls.from_file(Path(option))
+
     def capacity(self, cluster: ClusterSpec) -> Capacity:
-        """As many devices as any recording had."""
-        return Capacity(
-            num_devices=UNLIMITED, device="cpu" if cluster.gpu.name == "cpu" else "cuda"
-        )
+        """As many devices as any recording had, and no new measurement."""
+        device = "cpu" if cluster.gpu.name == "cpu" else "cuda"
+        return Capacity(num_devices=UNLIMITED, device=device, spans_nodes=True, measures=False)
 
     def check(self, need: Need, *, wait: bool = True) -> None:
-        """Nothing can be missing: recordings are read already."""
+        """Nothing can be missing: the recordings have been read."""
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
         """The next recording of this task, under its id."""

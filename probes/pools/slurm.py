@@ -1,10 +1,9 @@
-"""Probes through Slurm: one `srun` a probe, a guardian on either side of it.
+"""Probes through Slurm: one `srun` a probe, with a guardian here and one on each node.
 
-On this side the guardian ends `srun` and cancels the job by its name when the time is up or the
-runner is gone. On each node a guardian starts torchrun, keeps the exact time limit (Slurm's are
-whole minutes), and leaves nobody behind when Slurm ends the step. The folder of probes has to be
-one that all nodes share. Exit codes pass through too many hands to mean anything: the files say
-what happened.
+The guardian here ends `srun` and cancels the job by its name when the time is up or the runner is
+gone. The guardian on a node starts torchrun, keeps the exact time limit (Slurm's are whole
+minutes), and ends every process when Slurm ends the step. All nodes must share the folder of
+probes. Exit codes pass through several programs and say little: the files say what happened.
 """
 
 import math
@@ -14,14 +13,15 @@ import subprocess
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Self
 
 from planner.errors import ProbeError
 from planner.specs.cluster import ClusterSpec
 from probes.folder import END, LOG
 from probes.launch import (
     ROOT,
+    DeviceLease,
     GuardianSpec,
-    Held,
     LaunchSettings,
     Watch,
     environment,
@@ -30,8 +30,9 @@ from probes.launch import (
     with_free_port,
 )
 from probes.outcome import Begin, conclude, read_end, read_logs, write_result
-from probes.pools.local import Capacity
+from probes.pools.capacity import UNLIMITED, Capacity
 from probes.pools.nvidia import Gpu, is_same_gpu
+from probes.pools.protocol import PoolSettings
 from probes.preflight import (
     CHECK_SECONDS,
     Need,
@@ -43,26 +44,25 @@ from probes.preflight import (
 )
 from probes.protocol import Failed, ProbeResult, ProbeTask
 
-UNLIMITED = 2**20
 MINUTE = 60.0
 QUEUE_SECONDS = 3600.0
 SLACK_SECONDS = 120.0  # for Slurm to start the step, and for the nodes' guardians to end it
 CHECK_MINUTES = 10  # of the job that asks a node whether it has torch
 COMMANDS = ("srun", "scancel")
-REFUSED = re.compile(r"^srun: (?:error|fatal): (?P<words>.*)$", re.MULTILINE)
+REFUSED = re.compile(r"^srun: (?:error|fatal): (?P<message>.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """How processes lie on nodes."""
+class NodeGrid:
+    """How many nodes a probe gets, and processes on each."""
 
     nodes: int
     per_node: int
 
     @classmethod
-    def of(cls, task: ProbeTask) -> "Shape":
-        """As the job's cluster has its GPUs; raises ProbeError where processes do not fill whole
-        nodes.
+    def of(cls, task: ProbeTask) -> "NodeGrid":
+        """For a task, by the GPUs of a node of its cluster. Raises ProbeError where processes do
+        not fill whole nodes.
         """
         processes, widest = task.num_processes(), task.parsed().cluster.gpus_per_node
         per_node = min(processes, widest)
@@ -75,9 +75,14 @@ class Shape:
 
 
 class SlurmPool:
-    """A ProbeRunner on a Slurm cluster. queue_seconds: how long a job may wait for its nodes."""
+    """Runs probes on a Slurm cluster.
 
-    name = "slurm"
+    partition: where jobs go; None is Slurm's default.
+    queue_seconds: how long a job may wait for its nodes.
+    """
+
+    name: ClassVar[str] = "slurm"
+    reads_files: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -88,15 +93,19 @@ class SlurmPool:
     ) -> None:
         self.settings, self.partition, self.queue_seconds = settings, partition, queue_seconds
 
+    @classmethod
+    def open(cls, settings: PoolSettings, option: str | None) -> Self:
+        """The cluster that this machine submits to; the option is the partition."""
+        return cls(settings.launch, partition=option)
+
     def capacity(self, cluster: ClusterSpec) -> Capacity:
-        """What the cluster has is for Slurm to say, when it is asked."""
-        return Capacity(
-            num_devices=UNLIMITED, device="cpu" if cluster.gpu.name == "cpu" else "cuda"
-        )
+        """No limit of ours: Slurm says what it has when a job is submitted."""
+        device = "cpu" if cluster.gpu.name == "cpu" else "cuda"
+        return Capacity(num_devices=UNLIMITED, device=device, spans_nodes=True)
 
     def check(self, need: Need, *, wait: bool = True) -> None:
         """Raises ProbeError where no probe can run: Slurm's commands are missing, or its nodes have
-        no torch. wait: ask a node.
+        no torch. wait: also ask a node.
         """
         _check_commands()
         check_folder(self.settings.folder.absolute())
@@ -113,39 +122,33 @@ class SlurmPool:
             subprocess.run(["scancel", "--name", name], capture_output=True, check=False)
         refused = REFUSED.search(done.stderr)
         if refused is not None and not done.stdout:
-            raise _refused(refused["words"])
+            raise _refused(refused["message"])
         problem = problem_in(done, self.settings.python)
         if problem is not None:
             raise ProbeError(f"on a node of the cluster {problem}")
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
-        """One probe, to its end. Raises ProbeError with Slurm's own words where it refuses the
+        """One probe, to its end. Raises ProbeError with Slurm's message where it refuses the
         job.
         """
-        watch = watch or Watch()
         _check_commands()
-        shape = Shape.of(task)
-        onlooker = watch
-        return _checked(
-            with_free_port(
-                self.settings.port_tries,
-                lambda attempt: self._once(task, shape, attempt, onlooker),
-                onlooker,
-            )
-        )
+        observer, grid = watch or Watch(), NodeGrid.of(task)
 
-    def _once(self, task: ProbeTask, shape: Shape, attempt: int, watch: Watch) -> ProbeResult:
+        def once(attempt: int) -> ProbeResult:
+            return self._once(task, grid, attempt, observer)
+
+        return _checked(with_free_port(self.settings.port_tries, once, observer))
+
+    def _once(self, task: ProbeTask, grid: NodeGrid, attempt: int, watch: Watch) -> ProbeResult:
         begin = Begin.now(num_gpus=task.num_processes(), token=uuid.uuid4().hex)
         folder, program = prepare(self.settings, task, begin, watch)
         if isinstance(program, Failed):
             return write_result(folder, task, begin, program)
         name = f"planner-{begin.token[:12]}"
-        env = environment(task, Held(), program.env)
-        for key in (
-            "GLOO_SOCKET_IFNAME",
-            *(("CUDA_VISIBLE_DEVICES",) if task.device == "cuda" else ()),
-        ):
-            env.pop(key)  # which interface and which GPUs is for the node to say
+        env = environment(task, DeviceLease(), program.env)
+        env.pop("GLOO_SOCKET_IFNAME")  # the node chooses its interface and, below, its GPUs
+        if task.device == "cuda":
+            env.pop("CUDA_VISIBLE_DEVICES")
         inside = [
             self.settings.python,
             "-m",
@@ -154,7 +157,7 @@ class SlurmPool:
             str(attempt),
         ]
         spec = GuardianSpec(
-            argv=[*self._srun_of(task, shape, name), *inside],
+            argv=[*self._srun_of(task, grid, name), *inside],
             env=env,
             cwd=str(folder),
             output=str(folder / LOG),
@@ -168,22 +171,22 @@ class SlurmPool:
         return conclude(folder)
 
     def _raise_if_it_never_ran(self, folder: Path, begin: Begin, watch: Watch) -> None:
-        """Slurm's own error, or that it had no nodes for so long."""
+        """Raises ProbeError with Slurm's own message, or because it had no nodes in time."""
         if any(folder.glob("guardian.node*.json")) or watch.stop.is_set():
             return
         refused = REFUSED.search(read_logs(folder))
         if refused is not None:
-            raise _refused(refused["words"])
+            raise _refused(refused["message"])
         if read_end(folder, begin).reason == "time-limit":
             raise ProbeError(
                 f"Slurm had no nodes for it within {self.queue_seconds:g} s; ask it for what "
                 "waits (`squeue`)"
             )
 
-    def _srun_of(self, task: ProbeTask, shape: Shape, name: str) -> list[str]:
+    def _srun_of(self, task: ProbeTask, grid: NodeGrid, name: str) -> list[str]:
         minutes = math.ceil((task.time_limit_seconds + SLACK_SECONDS) / MINUTE)
         return self._srun(
-            name, nodes=shape.nodes, per_node=shape.per_node, device=task.device, minutes=minutes
+            name, nodes=grid.nodes, per_node=grid.per_node, device=task.device, minutes=minutes
         )
 
     def _srun(
@@ -218,23 +221,29 @@ def _check_commands() -> None:
         )
 
 
-def _refused(words: str) -> ProbeError:
-    return ProbeError(f"Slurm: {words}; ask it for what it has (`sinfo`)")
+def _refused(message: str) -> ProbeError:
+    return ProbeError(f"Slurm: {message}; ask it for what it has (`sinfo`)")
 
 
 def _checked(result: ProbeResult) -> ProbeResult:
-    """Slurm may have given other GPUs than the job names; numbers under a wrong name would poison
-    every fit.
+    """The result, if Slurm gave the GPU that the job names; a wrong name would spoil every fit.
+    Raises ProbeError.
     """
-    said, gpu = result.environment.gpu_name, result.task.parsed().cluster.gpu
-    if said is None or gpu.name == "cpu":
+    given_name, gpu = result.environment.gpu_name, result.task.parsed().cluster.gpu
+    if given_name is None or gpu.name == "cpu":
         return result
     given = Gpu(
-        index=0, uuid="", name=said, memory_bytes=None, used_bytes=None, driver="", sliced=False
+        index=0,
+        uuid="",
+        name=given_name,
+        memory_bytes=None,
+        used_bytes=None,
+        driver="",
+        sliced=False,
     )
     if not is_same_gpu(gpu, given):
         raise ProbeError(
-            f"Slurm gave {said} and the job says {gpu.name}; name that GPU in the job, or another "
-            "partition"
+            f"Slurm gave {given_name} and the job says {gpu.name}; name that GPU in the job, or "
+            "another partition"
         )
     return result

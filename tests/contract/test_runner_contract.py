@@ -11,7 +11,7 @@ from planner.errors import ProbeError
 from planner.intake.jobs import read_job
 from probes.campaign import Pool
 from probes.launch import Launcher, LaunchSettings, Watch
-from probes.pools.local import LocalPool, PoolSettings
+from probes.pools.local import LocalPool, LocalSettings
 from probes.pools.replay import ReplayPool
 from probes.protocol import Failed, FailureKind, Measured, OutOfMemory, ProbeTask
 from tests.conftest import needed
@@ -38,7 +38,7 @@ def task(how: str, **more: Any) -> ProbeTask:
 
 def local(folder: Path) -> LocalPool:
     launcher = Launcher(LaunchSettings(folder=folder / "probes", worker=STAND_IN))
-    return LocalPool(launcher, PoolSettings(leases=folder / "leases", cpu_slots=4))
+    return LocalPool(launcher, LocalSettings(leases=folder / "leases", cpu_slots=4))
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ class TestReplay:
 class TestLocalPool:
     def test_probes_wait_for_devices_that_others_hold(self, tmp_path: Path) -> None:
         pool = local(tmp_path)
-        pool.settings = PoolSettings(leases=tmp_path / "leases", cpu_slots=2)
+        pool.settings = LocalSettings(leases=tmp_path / "leases", cpu_slots=2)
         spans: list[tuple[float, float]] = []
 
         def one(number: int) -> None:
@@ -173,7 +173,7 @@ class TestLocalPool:
             target=pool.run,
             args=(task("ok").model_copy(update={"job": {**JOB, "notes": "sleep 3"}}),),
         )
-        pool.settings = PoolSettings(leases=tmp_path / "leases", cpu_slots=1)
+        pool.settings = LocalSettings(leases=tmp_path / "leases", cpu_slots=1)
         busy.start()
         time.sleep(0.5)
         watch = Watch()

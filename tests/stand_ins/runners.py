@@ -15,10 +15,10 @@ from api.jobs.probes import ask_job, enqueue, run_all
 from api.settings import Settings
 from api.wiring import SystemClock, Wiring, wire
 from planner.ports import Clock
-from probes.campaign import Pool
 from probes.folder import RESULT
 from probes.launch import Launcher, LaunchSettings, Watch, torchrun
-from probes.pools.local import LocalPool, PoolSettings
+from probes.pools.local import LocalPool, LocalSettings
+from probes.pools.protocol import Pool
 from probes.programs import Program
 from probes.protocol import ProbeTask
 from tests.stand_ins import torchrun as light_torchrun
@@ -36,13 +36,13 @@ class LightWiring(Wiring):
 
     light = True
 
-    def pool(self, name: str) -> Pool:
+    def pool(self, name: str, *, files: bool = True) -> Pool:
         command = light_command if self.light else torchrun
         launch = LaunchSettings(
             folder=self.settings.probe_folder, worker=worker.__file__, command=command
         )
         return LocalPool(
-            Launcher(launch), PoolSettings(leases=self.settings.lease_folder, cpu_slots=64)
+            Launcher(launch), LocalSettings(leases=self.settings.lease_folder, cpu_slots=64)
         )
 
 

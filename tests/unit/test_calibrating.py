@@ -10,7 +10,7 @@ from api.calibration.grid import gpu_of
 from planner.errors import ProbeError, SpecError
 from planner.units import MIB
 from probes.launch import Launcher, LaunchSettings
-from probes.pools.local import LocalPool, PoolSettings
+from probes.pools.local import LocalPool, LocalSettings
 from probes.pools.nvidia import Gpu, Survey
 from probes.pools.slurm import SlurmPool
 
@@ -30,7 +30,7 @@ def wiring_with(tmp_path: Path, *names: str, mib: float = 81559) -> Any:
     )
     seen = Survey(gpus=gpus, problem=None if gpus else "nvidia-smi is not installed")
     launch = LaunchSettings(folder=tmp_path)
-    local = LocalPool(Launcher(launch), PoolSettings(look=lambda: seen, environment={}))
+    local = LocalPool(Launcher(launch), LocalSettings(survey=lambda: seen, environment={}))
     return SimpleNamespace(
         pool=lambda name: local if name == "local" else SlurmPool(launch, partition=None)
     )

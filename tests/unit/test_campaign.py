@@ -18,7 +18,7 @@ from planner.specs.measurement import Measured as Numbers
 from probes.campaign import Answer, Campaign, ProbeRequest
 from probes.emulate import ranks_of_interest
 from probes.launch import Watch
-from probes.pools.local import Capacity
+from probes.pools.capacity import Capacity
 from probes.preflight import Need
 from probes.protocol import (
     Environment,

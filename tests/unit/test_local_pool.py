@@ -1,5 +1,5 @@
 """GPUs from recorded answers of nvidia-smi, and leases on them: never two probes on one, never
-beside a stranger.
+beside a foreign process.
 """
 
 import subprocess
@@ -16,8 +16,8 @@ import pytest
 from planner.errors import ProbeError, SpecError
 from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu
-from probes.launch import Held, Launcher, LaunchSettings, Watch
-from probes.pools.local import LocalPool, PoolSettings
+from probes.launch import DeviceLease, Launcher, LaunchSettings, Watch
+from probes.pools.local import LocalPool, LocalSettings
 from probes.pools.nvidia import Gpu, GpuProcess, Survey, is_same_gpu, parse_apps, parse_gpus, survey
 from probes.protocol import ProbeResult, ProbeTask
 from tests.conftest import ROOT, clean_environment
@@ -49,14 +49,14 @@ class TestSmi:
         assert [gpu.index for gpu in seen.gpus] == [0, 1, 2, 3]
         assert [gpu.sliced for gpu in seen.gpus] == [False, False, True, False]
         assert (seen.gpus[0].memory_bytes, seen.gpus[3].memory_bytes) == (81559 * 2**20, None)
-        assert seen.gpus[0].stranger() is None
+        assert seen.gpus[0].foreign() is None
         assert (
-            seen.gpus[1].stranger()
+            seen.gpus[1].foreign()
             == "pid 4242 (/usr/bin/python3, -u, train.py), pid 4243 ([Insufficient Permissions])"
         )
 
     def test_memory_without_a_process_is_somebody_too(self) -> None:
-        assert survey(answer(GPUS)).gpus[1].stranger() == "somebody unseen with 40,123 MiB"
+        assert survey(answer(GPUS)).gpus[1].foreign() == "an unseen process with 40,123 MiB"
 
     def test_noise_is_no_gpu(self) -> None:
         assert parse_gpus("Warning: infoROM is corrupted at gpu 0000:3B:00.0\n\n") == ()
@@ -132,12 +132,12 @@ class FakeLauncher(Launcher):
         self.spans: list[tuple[float, float, tuple[str, ...]]] = []
 
     def run(
-        self, task: ProbeTask, held: Held | None = None, watch: Watch | None = None
+        self, task: ProbeTask, lease: DeviceLease | None = None, watch: Watch | None = None
     ) -> ProbeResult:
         start = time.monotonic()
         time.sleep(self.seconds)
-        assert held is not None
-        self.spans.append((start, time.monotonic(), held.devices or ()))
+        assert lease is not None
+        self.spans.append((start, time.monotonic(), lease.devices or ()))
         return None  # type: ignore[return-value]  # nobody looks at it
 
 
@@ -173,8 +173,8 @@ def pool(
     launcher = FakeLauncher(seconds)
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     look = gpus if callable(gpus) else lambda: Survey(gpus=tuple(gpus))
-    settings = PoolSettings(
-        leases=folder / "leases", look=look, environment=environment, stranger_seconds=1.0
+    settings = LocalSettings(
+        leases=folder / "leases", survey=look, environment=environment, foreign_seconds=1.0
     )
     return LocalPool(launcher, settings), launcher
 
@@ -202,7 +202,7 @@ class TestLeases:
         ]
         assert overlapping
 
-    def test_a_strangers_gpu_is_left_alone(self, tmp_path: Path) -> None:
+    def test_a_gpu_of_a_foreign_process_is_left_alone(self, tmp_path: Path) -> None:
         busy = replace(IDLE[0], processes=(GpuProcess(pid=7, name="train.py", used_bytes=None),))
         here, launcher = pool(tmp_path, [busy, *IDLE[1:]])
         here.run(task(2))
@@ -263,8 +263,8 @@ class TestLeases:
 
     def test_a_lease_ends_with_its_process(self, tmp_path: Path) -> None:
         holder = (
-            "import sys, time\nfrom pathlib import Path\nfrom probes.pools.local import _Locks\n"
-            "locks = _Locks(Path(sys.argv[1]))\nprint(locks.lock('gpu-GPU-0'), "
+            "import sys, time\nfrom pathlib import Path\n"
+            "from probes.pools.leases import LeaseLocks\nlocks = LeaseLocks(Path(sys.argv[1]))\nprint(locks.lock('gpu-GPU-0'), "
             "flush=True)\ntime.sleep(60)\n"
         )
         command = [sys.executable, "-c", holder, str(tmp_path / "leases")]

@@ -12,7 +12,7 @@ from planner.errors import ProbeError
 from planner.intake.jobs import read_job
 from probes import preflight, selfcheck
 from probes.launch import ROOT, Launcher, LaunchSettings
-from probes.pools.local import LocalPool, PoolSettings
+from probes.pools.local import LocalPool, LocalSettings
 from probes.pools.nvidia import Survey
 from probes.pools.replay import ReplayPool
 from probes.pools.slurm import SlurmPool
@@ -142,7 +142,9 @@ def test_a_machine_without_the_gpu_says_so_before_it_is_asked_for_torch(tmp_path
     asked_for = {"model": "debug-tiny", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
     job = read_job({**asked_for, "training": {"seq_len": 64, "global_batch_size": 8}})
     launcher = Launcher(LaunchSettings(folder=tmp_path, python=str(tmp_path / "none")))
-    local = LocalPool(launcher, PoolSettings(look=lambda: Survey(gpus=(), problem="no nvidia-smi")))
+    local = LocalPool(
+        launcher, LocalSettings(survey=lambda: Survey(gpus=(), problem="no nvidia-smi"))
+    )
     with pytest.raises(ProbeError, match="no NVIDIA GPU to probe on: no nvidia-smi"):
         local.check(Need.of(job, "reference"))
 

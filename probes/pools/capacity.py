@@ -1,0 +1,45 @@
+"""What a pool has and what it can do, and the error for a layout that is too large for it."""
+
+from dataclasses import dataclass
+
+from planner.errors import ProbeError
+from planner.units import counted
+
+UNLIMITED = 2**20  # devices of a pool that does not count them
+NO_GPU = (
+    "use --emulate for memory and counts without one, or a job with cluster gpu: cpu to try the "
+    "whole path"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What a pool can give one probe of a job.
+
+    num_devices: devices of the job's kind, free or not.
+    device: `cuda` or `cpu`.
+    why_none: a sentence, where the pool has no device of this kind.
+    spans_nodes: one probe may use several nodes.
+    emulates: it can run one rank of a larger layout in one process.
+    fake_tensors: it can run a rank without a GPU, for memory and counts alone.
+    measures: False where results are looked up, so that nothing new can be asked.
+    """
+
+    num_devices: int
+    device: str
+    why_none: str = ""
+    spans_nodes: bool = False
+    emulates: bool = True
+    fake_tensors: bool = True
+    measures: bool = True
+
+
+def too_few(wanted: int, capacity: Capacity) -> ProbeError:
+    """The error for a probe that wants more devices than the pool has, in one line."""
+    if capacity.num_devices == 0:
+        return ProbeError(f"no NVIDIA GPU to probe on: {capacity.why_none}; {NO_GPU}")
+    place = "pool" if capacity.spans_nodes else "machine"
+    fix = "use --emulate for one rank of it" if capacity.emulates else "use fewer GPUs"
+    return ProbeError(
+        f"the layout needs {counted(wanted, 'GPU')}, this {place} has {capacity.num_devices}; {fix}"
+    )
