@@ -211,3 +211,11 @@ def database_url(request: pytest.FixtureRequest) -> str:
     """A fresh, empty database of each kind that is supported."""
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The configuration file of a running Slurm cluster of two nodes."""
+    from tests.slurm_cluster import running_slurm
+
+    yield from running_slurm(tmp_path_factory.mktemp("slurm"))

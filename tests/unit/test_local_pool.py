@@ -17,6 +17,7 @@ from planner.errors import ProbeError, SpecError
 from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu
 from probes.launch import DeviceLease, Launcher, LaunchSettings, Watch
+from probes.pools.leases import LeaseLocks
 from probes.pools.local import LocalPool, LocalSettings
 from probes.pools.nvidia import Gpu, GpuProcess, Survey, is_same_gpu, parse_apps, parse_gpus, survey
 from probes.protocol import ProbeResult, ProbeTask
@@ -130,13 +131,20 @@ class FakeLauncher(Launcher):
         super().__init__(LaunchSettings(folder=Path("/nowhere")))
         self.seconds = seconds
         self.spans: list[tuple[float, float, tuple[str, ...]]] = []
+        self.num_locks = self.most_locks = 0
+        self.counting = threading.Lock()
 
     def run(
         self, task: ProbeTask, lease: DeviceLease | None = None, watch: Watch | None = None
     ) -> ProbeResult:
-        start = time.monotonic()
-        time.sleep(self.seconds)
         assert lease is not None
+        start = time.monotonic()
+        with self.counting:
+            self.num_locks += len(lease.locks)
+            self.most_locks = max(self.most_locks, self.num_locks)
+        time.sleep(self.seconds)
+        with self.counting:
+            self.num_locks -= len(lease.locks)
         self.spans.append((start, time.monotonic(), lease.devices or ()))
         return None  # type: ignore[return-value]  # nobody looks at it
 
@@ -264,8 +272,8 @@ class TestLeases:
     def test_a_lease_ends_with_its_process(self, tmp_path: Path) -> None:
         holder = (
             "import sys, time\nfrom pathlib import Path\n"
-            "from probes.pools.leases import LeaseLocks\nlocks = LeaseLocks(Path(sys.argv[1]))\nprint(locks.lock('gpu-GPU-0'), "
-            "flush=True)\ntime.sleep(60)\n"
+            "from probes.pools.leases import LeaseLocks\nlocks = LeaseLocks(Path(sys.argv[1]))\n"
+            "print(locks.lock('gpu-GPU-0'), flush=True)\ntime.sleep(60)\n"
         )
         command = [sys.executable, "-c", holder, str(tmp_path / "leases")]
         process = subprocess.Popen(
@@ -283,6 +291,32 @@ class TestLeases:
         process.stdout.close()
         here.run(task(1))
         assert len(launcher.spans) == 1
+
+    def test_cpu_slots_are_shared_and_a_wide_probe_takes_them_all(self, tmp_path: Path) -> None:
+        here, launcher = pool(tmp_path, seconds=0.05)
+        here.settings = replace(here.settings, cpu_slots=2)
+        asked = [task(size, "cpu").model_copy(update={"device": "cpu"}) for size in (1, 4, 1, 2)]
+        threads = [threading.Thread(target=here.run, args=(one,)) for one in asked]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(launcher.spans) == 4
+        assert launcher.most_locks == 2
+
+    def test_a_wait_can_be_ended(self, tmp_path: Path) -> None:
+        here, launcher = pool(tmp_path)
+        here.settings = replace(here.settings, cpu_slots=1)
+        busy = LeaseLocks(here.settings.leases)
+        assert busy.lock("cpu-0")
+        stop = threading.Event()
+        with pytest.raises(ProbeError, match="stopped while waiting"):
+            here.run(
+                task(1, "cpu").model_copy(update={"device": "cpu"}),
+                Watch(stop=stop, progress=lambda _: stop.set()),
+            )
+        assert launcher.spans == []
+        busy.release()
 
     def test_a_folder_that_cannot_be_written_says_so(self, tmp_path: Path) -> None:
         (tmp_path / "leases").write_text("a file")

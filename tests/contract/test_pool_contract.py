@@ -1,0 +1,217 @@
+"""One suite for every kind of pool, each opened by its name as a user writes it."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import ProbeError, SpecError
+from planner.intake.jobs import read_job
+from probes.launch import LaunchSettings, Watch
+from probes.pools import BACKENDS, backend_of, open_pool
+from probes.pools.protocol import Pool, PoolSettings
+from probes.pools.replay import ReplayPool
+from probes.preflight import Need
+from probes.protocol import Failed, FailureKind, Measured, OutOfMemory, ProbeResult, ProbeTask
+from tests.conftest import ROOT, needed
+from tests.slurm_cluster import PATH
+from tests.stand_ins import light_python, worker
+
+JOB: dict[str, Any] = {
+    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2, "gpus_per_node": 1},
+    "training": {"seq_len": 64, "global_batch_size": 4},
+    "layout": {"dp_shard": 2, "ac": "none"},
+}  # fmt: skip
+# what the worker does, by the notes of the job, and the fields of the task that differ
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ok": ("", {"warmup_steps": 1}),
+    "oom": ("oom", {}),
+    "killed": ("die", {}),
+    "victims": ("victims", {}),
+    "slow": ("sleep 600", {"time_limit_seconds": 3.0}),
+    "emulated": ("", {"emulate_rank": 1, "fake_tensors": True}),
+}
+needed("torch")
+
+
+def task(case: str) -> ProbeTask:
+    """A task that ends as its case says. Recordings tell the cases apart by the batch size."""
+    notes, fields = CASES[case]
+    batch = 4 * (1 + list(CASES).index(case))
+    job = {**JOB, "notes": notes, "training": {"seq_len": 64, "global_batch_size": batch}}
+    values = {"time_limit_seconds": 300.0, **fields}
+    return ProbeTask(id=f"probe-{case}", job=job, device="cpu", **values)
+
+
+def settings(folder: Path, python: str | None = None) -> PoolSettings:
+    program = {} if python is None else {"python": python}
+    launch = LaunchSettings(folder=folder / "probes", worker=worker.__file__, **program)
+    return PoolSettings(launch=launch, leases=folder / "leases")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A pool, and what became of every case that ran on it."""
+
+    pool: Pool
+    results: dict[str, ProbeResult]
+
+    @classmethod
+    def of(cls, pool: Pool) -> "Subject":
+        with ThreadPoolExecutor(len(CASES)) as threads:
+            results = threads.map(lambda case: pool.run(task(case)), CASES)
+            return cls(pool, dict(zip(CASES, results, strict=True)))
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    folder = tmp_path_factory.mktemp("local")
+    python = str(light_python.install(folder))
+    return Subject.of(open_pool("local", settings(folder, python)))
+
+
+@pytest.fixture(scope="module")
+def recorded(local: Subject, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recordings of a real pool, in a file."""
+    path = tmp_path_factory.mktemp("recorded") / "results.jsonl"
+    path.write_text("\n".join(result.model_dump_json() for result in local.results.values()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def replay(recorded: Path) -> Subject:
+    return Subject.of(open_pool(f"replay:{recorded}", settings(recorded.parent)))
+
+
+@pytest.fixture(scope="module")
+def on_slurm(slurm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(slurm))
+        patch.setenv("PATH", PATH)
+        folder = tmp_path_factory.mktemp("on-slurm")
+        yield Subject.of(open_pool("slurm:debug", settings(folder)))
+
+
+FIXTURES = {"local": "local", "replay": "replay", "slurm": "on_slurm"}
+
+
+def test_every_kind_of_pool_is_here() -> None:
+    assert set(FIXTURES) == set(BACKENDS)
+
+
+@pytest.fixture(params=sorted(FIXTURES))
+def subject(request: pytest.FixtureRequest) -> Subject:
+    found: Subject = request.getfixturevalue(FIXTURES[request.param])
+    return found
+
+
+class TestPools:
+    def test_it_is_what_its_name_says(self, subject: Subject) -> None:
+        assert BACKENDS[subject.pool.name].load() is type(subject.pool)
+
+    def test_numbers_come_back_with_the_task_that_asked(self, subject: Subject) -> None:
+        result = subject.results["ok"]
+        assert isinstance(result.outcome, Measured), result
+        assert (result.task, result.complete) == (task("ok"), True)
+        assert result.outcome.step_seconds == worker.STEP_SECONDS
+        assert result.gpu_seconds == pytest.approx(2 * result.wall_seconds)
+        measurement = result.measurement()
+        numbers = measurement.measured
+        assert (measurement.id, numbers.rung) == ("probe-ok", "probed")
+        assert numbers.peak_reserved_bytes == 2**22
+
+    def test_out_of_memory_is_a_result(self, subject: Subject) -> None:
+        outcome = subject.results["oom"].outcome
+        assert isinstance(outcome, OutOfMemory), outcome
+        bytes_ = (outcome.attempted_bytes, outcome.allocated_bytes)
+        assert (outcome.rank, bytes_) == (1, (2**31, round(70.5 * 2**30)))
+
+    def test_a_killed_worker_is_named(self, subject: Subject) -> None:
+        outcome = subject.results["killed"].outcome
+        assert isinstance(outcome, Failed), outcome
+        assert (outcome.kind, outcome.rank) == (FailureKind.KILLED, 1)
+
+    def test_the_first_cause_is_told_not_the_victims(self, subject: Subject) -> None:
+        outcome = subject.results["victims"].outcome
+        assert isinstance(outcome, Failed), outcome
+        first = (outcome.kind, outcome.rank, outcome.message)
+        assert first == (FailureKind.CRASH, 1, "KeyError: 'rope'")
+
+    def test_the_time_limit_ends_a_probe(self, subject: Subject) -> None:
+        result = subject.results["slow"]
+        assert isinstance(result.outcome, Failed), result
+        assert (result.outcome.kind, result.wall_seconds >= 3.0) == (FailureKind.TIMEOUT, True)
+
+    def test_what_it_can_run_it_runs(self, subject: Subject) -> None:
+        capacity = subject.pool.capacity(read_job(JOB).cluster)
+        assert (capacity.device, capacity.num_devices >= 2) == ("cpu", True)
+        assert capacity.emulates
+        assert capacity.fake_tensors
+        result = subject.results["emulated"]
+        assert isinstance(result.outcome, Measured), result
+        assert (result.rung, result.outcome.step_seconds) == ("emulated", None)
+
+    def test_it_is_ready_before_it_runs(self, subject: Subject) -> None:
+        subject.pool.check(Need.of(read_job(JOB), "reference"))
+
+    def test_a_stop_ends_a_probe(self, subject: Subject) -> None:
+        if not subject.pool.capacity(read_job(JOB).cluster).measures:
+            return  # a recording takes no time
+        watch = Watch()
+        watch.stop.set()
+        outcome = subject.pool.run(task("slow"), watch).outcome
+        assert isinstance(outcome, Failed), outcome
+        assert outcome.kind == FailureKind.INTERRUPTED
+
+    def test_what_cannot_be_run_is_an_error_not_a_result(self, subject: Subject) -> None:
+        wide = {
+            **JOB,
+            "cluster": {"gpu": "cpu", "num_gpus": 64, "gpus_per_node": 2},
+            "layout": {"dp_shard": 64},
+            "training": {"seq_len": 64, "global_batch_size": 64},
+        }
+        with pytest.raises(ProbeError):
+            subject.pool.run(ProbeTask(id="wide", job=wide, device="cpu"))
+
+
+class TestNames:
+    @pytest.mark.parametrize("text", ["cloud", "local:x", "slurm:", "replay", "replay:", ""])
+    def test_what_is_no_pool_is_refused_with_all_that_are(self, text: str) -> None:
+        fix = r"use local, slurm, slurm:PARTITION or replay:FILE\.jsonl"
+        with pytest.raises(SpecError, match=fix):
+            backend_of(text)
+
+    def test_a_service_offers_no_files(self) -> None:
+        with pytest.raises(SpecError, match=r"reads a file .*use local, slurm or slurm:PARTITION"):
+            backend_of("replay:x.jsonl", files=False)
+        assert backend_of("slurm:a100", files=False)[1] == "a100"
+
+
+class TestReplay:
+    def test_repeats_are_given_in_turn(self, local: Subject) -> None:
+        first = local.results["ok"]
+        outcome = first.outcome.model_copy(update={"step_seconds": 0.25})
+        pool = ReplayPool([first, first.model_copy(update={"outcome": outcome})])
+        given = [pool.run(task("ok")).outcome for _ in range(3)]
+        seconds = [one.step_seconds for one in given if isinstance(one, Measured)]
+        assert seconds == [0.125, 0.25, 0.125]
+
+    def test_published_rows_are_recordings_too(self) -> None:
+        import json
+
+        path = ROOT / "benchmarks" / "measured" / "public.jsonl"
+        row = json.loads(path.read_text().splitlines()[0])
+        pool = ReplayPool.from_file(path)
+        job = {key: row[key] for key in ("model", "cluster", "training", "layout")}
+        result = pool.run(ProbeTask(id="probe-1", job=job))
+        assert result.measurement().measured.step_seconds == row["measured"]["step_seconds"]
+
+    def test_a_file_that_is_no_recording_is_refused_by_line(self, tmp_path: Path) -> None:
+        (tmp_path / "x.jsonl").write_text('\n{"model": "llama3-8b"}\n')
+        with pytest.raises(ProbeError, match="line 2"):
+            ReplayPool.from_file(tmp_path / "x.jsonl")
+        with pytest.raises(ProbeError, match="No such file"):
+            ReplayPool.from_file(tmp_path / "y.jsonl")
