@@ -2,7 +2,7 @@
 same under torchrun for collectives.
 
 FILE of shapes: one JSON object a line, {"kind", "name", "dtype", "sizes"}
-(`planner.calibration.coverage.Shape`), most valuable first; what no longer fits the time is named
+(`planner.calibration.kernels.Shape`), most valuable first; what no longer fits the time is named
 at the end. FILE of results: one line a shape, with seconds (median), their spread, rates and
 versions; first and last lines hold the environment. A kernel that runs out of memory or does not
 exist here is a line too.
@@ -16,7 +16,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -26,18 +26,13 @@ import torch.distributed as dist
 
 from planner.calibration.kernels import Shape
 from planner.errors import Fault, SpecError
-from probes.kernels import attention, collectives, gemm, grouped_gemm, memory, optimizer
+from probes import kernels
 from probes.kernels.base import Prepared, Unavailable, num_runs, time_runs, warm_up
 from probes.protocol import Environment, Measured, ProbeTask
 from probes.reference.environment import Sample, describe
 
-KERNELS: dict[str, Callable[[Shape, torch.device], Prepared | None]] = {
-    "gemm": gemm.prepare, "grouped-gemm": grouped_gemm.prepare, "attention": attention.prepare,
-    "attention-backward": attention.prepare,
-    "memory": memory.prepare, "optimizer": optimizer.prepare, "collective": collectives.prepare,
-}  # fmt: skip
 TOTAL_SECONDS, EACH_SECONDS = 60.0, 0.25
-PROBE_EACH_SECONDS = 0.1  # where kernels are a rung of a study
+PROBE_EACH_SECONDS = 0.1  # in a study, where kernels are one of the fidelities
 SHOWN = 400
 
 
@@ -56,7 +51,7 @@ class Bench:
     def measure(self, shape: Shape) -> dict[str, Any]:
         """One line of results; what goes wrong is in it. All processes call it together."""
         row = shape.as_dict()
-        if shape.kind != "collective" and self.rank:
+        if self.rank and not shape.between_ranks:
             return row
         try:
             return row | self._timed(shape)
@@ -70,18 +65,17 @@ class Bench:
             self._free()
 
     def _timed(self, shape: Shape) -> dict[str, Any]:
-        prepared = KERNELS[shape.kind](shape, self.device)
-        together = shape.kind == "collective"
-        once = warm_up(prepared.run, self.device) if prepared is not None else 1.0
+        kernel = kernels.prepared(shape, self.device)
+        once = warm_up(kernel.run, self.device) if kernel is not None else 1.0
         count = num_runs(once, self.each_seconds)
-        if together:
+        if shape.between_ranks:
             count = int(self._agreed(float(count)))
-        each = time_runs(prepared.run, self.device, count) if prepared is not None else [0.0]
+        each = time_runs(kernel.run, self.device, count) if kernel is not None else [0.0]
         seconds = statistics.median(each)
-        if together:
+        if shape.between_ranks:
             seconds = self._slowest(seconds)
-        assert prepared is not None or self.rank
-        work = prepared or Prepared(run=lambda: None)
+        assert kernel is not None or self.rank
+        work = kernel or Prepared(run=lambda: None)
         return {
             "status": "ok",
             "seconds": seconds,
@@ -134,8 +128,8 @@ def measure_all(bench: Bench, shapes: Sequence[Shape], out: IO[str], total_secon
     return done
 
 
-class Kernels:
-    """The kernels of a probe's task on one rank, as `probes.worker` runs them. Raises SpecError
+class KernelProgram:
+    """Times the kernels of a probe's task on one rank, as `probes.worker` runs it. Raises SpecError
     where there is no such device.
     """
 
@@ -160,7 +154,9 @@ class Kernels:
             bench, self.task.shapes(), lines, min(TOTAL_SECONDS, self.task.time_limit_seconds / 2.0)
         )
         rows = [
-            row for row in map(json.loads, lines.getvalue().splitlines()) if row["kind"] in KERNELS
+            row
+            for row in map(json.loads, lines.getvalue().splitlines())
+            if row["kind"] in kernels.KERNELS
         ]
         return Measured(
             step_seconds=None,

@@ -115,9 +115,9 @@ class Attempt:
     def run(self) -> Measured:
         """The measurement. Raises whatever went wrong."""
         if self._task.kernels:
-            from probes.micro import Kernels
+            from probes.micro import KernelProgram
 
-            self._run = Kernels(self._task)
+            self._run = KernelProgram(self._task)
             timed: Measured = self._run.measure()
             return timed
         from probes.reference.recipe import Recipe

@@ -22,16 +22,15 @@ from planner.specs.layout import PRECISIONS
 from planner.specs.training import Optimizer
 
 _ATTENTION = ("batch", "head_dim", "heads", "kv_heads", "seq", "v_head_dim", "window")
-SIZES: Mapping[str, tuple[str, ...]] = {  # of each kind, sorted
+SIZES: dict[str, tuple[str, ...]] = {  # of each kind, sorted
     "gemm": ("k", "m", "n"), "grouped-gemm": ("groups", "k", "m", "n"), "attention": _ATTENTION,
     "attention-backward": _ATTENTION,
     "memory": ("bytes",), "optimizer": ("parameters",), "collective": ("bytes", "ranks", "stride"),
 }  # fmt: skip
-KINDS = tuple(SIZES)
 # and "send", between pipeline ranks
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 COPY = "copy"  # the memory-bound kernel that rates are counted in
-NAMES: Mapping[str, tuple[str, ...]] = {  # of an operation, where its kind has several
+NAMES: dict[str, tuple[str, ...]] = {  # of an operation, where its kind has several
     "memory": (COPY, "add", "swiglu", "rmsnorm", "cross-entropy"),
     "collective": (*COLLECTIVES, "send"),
     "optimizer": get_args(Optimizer),
@@ -51,13 +50,27 @@ UPDATE_BYTES = 28.0
 ALONE_SD, LOW_PRECISION_SD = 0.10, 0.35
 
 
+def declare(kind: str, sizes: Iterable[str], names: Iterable[str] = ()) -> None:
+    """Adds a kind of kernel that can be timed and has no prediction.
+
+    sizes: its dimensions; with `ranks` and `stride` a group of ranks runs it together.
+    names: its operations, where it has several. Raises ValueError where the kind is taken.
+    """
+    if kind in SIZES:
+        raise ValueError(f"kind={kind!r} is taken; choose another name")
+    SIZES[kind] = tuple(sorted(sizes))
+    if tuple(names):
+        NAMES[kind] = tuple(names)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
     """One kernel to time.
 
-    kind: of KINDS.  name: which operation of the kind ("all-gather", "copy", "adamw"), else empty.
-    dtype: a value of `layout.precision`, or float32.  sizes: (dimension, size) pairs, sorted; bytes
-        of a collective are those of the whole buffer.
+    kind: a key of SIZES.
+    name: which operation of the kind ("all-gather", "copy", "adamw"), else empty.
+    dtype: a value of `layout.precision`, or float32.
+    sizes: (dimension, size) pairs, sorted; bytes of a collective are those of the whole buffer.
     """
 
     kind: str
@@ -85,7 +98,7 @@ class Shape:
             values["sizes"],
         )
         if kind not in SIZES:
-            raise ValueError(f"kind={kind!r} is none of {', '.join(KINDS)}")
+            raise ValueError(f"kind={kind!r} is none of {', '.join(SIZES)}")
         if name not in NAMES.get(kind, ("",)):
             raise ValueError(
                 f"name={name!r} of a {kind} is none of "
@@ -126,7 +139,12 @@ class Shape:
     def num_gpus(self) -> int:
         """GPUs that timing it takes: a group of ranks with its stride, else one."""
         sizes = dict(self.sizes)
-        return (sizes["ranks"] - 1) * sizes["stride"] + 1 if self.kind == "collective" else 1
+        return (sizes["ranks"] - 1) * sizes["stride"] + 1 if self.between_ranks else 1
+
+    @property
+    def between_ranks(self) -> bool:
+        """Whether a group of ranks runs it together."""
+        return "ranks" in dict(self.sizes)
 
     def octaves_to(self, other: "Shape") -> float:
         """Distance in factors of two: Euclid's over the logarithms of sizes; infinite between
@@ -183,9 +201,10 @@ def alone(pricer: Pricer, shifts: FloatColumn | None = None) -> Pricer:
 def kernel_seconds(
     pricer: Pricer, kind: str, name: str, dtypes: Sequence[str], sizes: Mapping[str, FloatColumn]
 ) -> FloatColumn:
-    """Seconds of one kind of kernel at many sizes, (S,); 0 where there is no prediction: a dtype
-    that the GPU lacks, memory-bound kernels other than a copy. kind, name, dtypes, sizes: see
-    `Shape`.
+    """Seconds of one kind of kernel at many sizes, (S,); 0 where there is no prediction.
+
+    There is none for a dtype that the GPU lacks, for memory-bound kernels other than a copy, and
+    for kinds that `declare` adds. kind, name, dtypes, sizes: see `Shape`.
     """
     device = pricer.device
     if kind in ("gemm", "grouped-gemm"):
@@ -201,6 +220,8 @@ def kernel_seconds(
         return device.moved_seconds(2.0 * sizes["bytes"]) * (name == COPY)
     if kind == "optimizer":
         return device.moved_seconds(UPDATE_BYTES * sizes["parameters"])
+    if kind != "collective":
+        return np.zeros(len(dtypes))
     if name == "send":
         return send_seconds(sizes["bytes"], sizes["stride"], pricer.fabric)
     return collective_seconds(

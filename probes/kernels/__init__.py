@@ -1,3 +1,55 @@
-"""Micro-probes: one file a kind of kernel. Each turns a `planner.calibration.coverage.Shape` into
-something to time.
+"""The kernels that can be timed alone: one file each, one line each below.
+
+A file turns a `planner.calibration.kernels.Shape` into something to time. It is imported when a
+kernel of its kind is timed, so that this list needs no torch.
 """
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from planner.calibration import kernels as shapes
+
+if TYPE_CHECKING:
+    import torch
+
+    from probes.kernels.base import Prepared
+
+    Prepare = Callable[[shapes.Shape, torch.device], Prepared | None]
+
+KERNELS: "dict[str, str | Prepare]" = {}
+
+
+def register(
+    kind: str, prepare: "str | Prepare", *, sizes: Iterable[str] = (), names: Iterable[str] = ()
+) -> None:
+    """Adds a kind of kernel.
+
+    prepare: the function that makes it ready on a device, or `module:function` of it. It raises
+        `probes.kernels.base.Unavailable` where torch or the device has no such kernel.
+    sizes, names: of a kind that the cost model does not know (`planner.calibration.kernels`).
+    """
+    if kind not in shapes.SIZES:
+        shapes.declare(kind, sizes, names)
+    KERNELS[kind] = prepare
+
+
+register("gemm", "probes.kernels.gemm:prepare")
+register("grouped-gemm", "probes.kernels.grouped_gemm:prepare")
+register("attention", "probes.kernels.attention:prepare")
+register("attention-backward", "probes.kernels.attention:prepare")
+register("memory", "probes.kernels.memory:prepare")
+register("optimizer", "probes.kernels.optimizer:prepare")
+register("collective", "probes.kernels.collectives:prepare")
+
+
+def prepared(shape: shapes.Shape, device: "torch.device") -> "Prepared | None":
+    """The kernel of a shape with its operands; None on a rank that takes no part. Raises
+    Unavailable.
+    """
+    found = KERNELS[shape.kind]
+    if isinstance(found, str):
+        module, _, name = found.partition(":")
+        loaded: Prepare = getattr(import_module(module), name)
+        return loaded(shape, device)
+    return found(shape, device)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.kernels import KINDS, Shape
+from planner.calibration.kernels import SIZES, Shape
+from probes.kernels import KERNELS
 from tests.conftest import ROOT, needed
 
 torch = needed("torch")
@@ -130,7 +131,7 @@ def test_out_of_memory_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_kind_has_its_kernel() -> None:
-    assert set(micro.KERNELS) == set(KINDS)
+    assert set(KERNELS) == set(SIZES)
 
 
 @pytest.mark.parametrize(
