@@ -153,11 +153,8 @@ class KernelProgram:
         measure_all(
             bench, self.task.shapes(), lines, min(TOTAL_SECONDS, self.task.time_limit_seconds / 2.0)
         )
-        rows = [
-            row
-            for row in map(json.loads, lines.getvalue().splitlines())
-            if row["kind"] in kernels.KERNELS
-        ]
+        written = map(json.loads, lines.getvalue().splitlines())
+        rows = [row for row in written if row["kind"] in kernels.KERNELS]
         return Measured(
             step_seconds=None,
             step_seconds_each=[],

@@ -125,7 +125,7 @@ def test_out_of_memory_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(shape: Shape, where: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setitem(micro.KERNELS, "gemm", full)
+    monkeypatch.setitem(KERNELS, "gemm", full)
     row = micro.Bench(device=torch.device("cpu")).measure(ALONE[0])
     assert (row["status"], row["sizes"]) == ("oom", {"k": 32, "m": 64, "n": 48})
 
