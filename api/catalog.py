@@ -161,15 +161,15 @@ def _cluster_entry(name: str) -> Entry:
 
 
 def _schedule_names() -> list[str]:
-    from planner.specs.layout import SCHEDULES
+    from planner.schedules import SCHEDULES
 
     return list(SCHEDULES)
 
 
 def _schedule_line(name: str) -> Entry:
-    from planner.schedules import schedule
+    from planner.schedules import SCHEDULES
 
-    found = schedule(name)
+    found = SCHEDULES.find(name)
     stages = "1" if found.single_stage else "2" if found.v_shaped else "2 or more"
     return {
         "name": name,
@@ -180,10 +180,10 @@ def _schedule_line(name: str) -> Entry:
 
 
 def _schedule_entry(name: str) -> Entry:
-    from planner.schedules import schedule
+    from planner.schedules import SCHEDULES
     from planner.trainers.registry import TRAINERS
 
-    found = schedule(name)
+    found = SCHEDULES.find(name)
     rules = [rule.rule.replace("{", "").replace("}", "") for rule in found.rules()]
     trainers = [trainer.name for trainer in TRAINERS.values() if name in trainer.schedules]
     return {

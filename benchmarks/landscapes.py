@@ -20,9 +20,10 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.rules import Context
+from planner.schedules import SCHEDULES
 from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
-from planner.specs.layout import AC_KINDS, PRECISIONS, SCHEDULES
+from planner.specs.layout import AC_KINDS, PRECISIONS
 from planner.study.candidates import Candidates, enumerate_candidates
 
 
@@ -239,7 +240,7 @@ class _Laws:
         bubble = (x.pp - 1) / (self.rounds * x.virtual_stages) * c["bubble"]
         zero_bubble = np.isin(
             x.pp_schedule,
-            [SCHEDULES.index(name) for name in SCHEDULES if "Z" in name or "Dual" in name],
+            [SCHEDULES.names.index(name) for name in SCHEDULES if "Z" in name or "Dual" in name],
         )
         bubble = np.where(zero_bubble, bubble * min(c["zero_bubble"], 1.0), bubble)
         body = body * np.where(self.piped, (1.0 + bubble) * schedule * (1.0 + c["pipeline"]), 1.0)

@@ -32,10 +32,10 @@ from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.rules import Context
+from planner.schedules import SCHEDULES
 from planner.search.screen import screen
 from planner.search.space.enumerate import Space, build_space
 from planner.specs.job import SearchSpec
-from planner.specs.layout import SCHEDULES
 
 JOBS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "8B on 8": ("llama3.1-8b", 8, {"seq_len": 8192, "global_batch_size": 128}),

@@ -1,23 +1,23 @@
 """`LayoutBatch`: layouts as columns of shape (N,), the one form in which they are checked, priced
 and ranked.
 
-A single layout is a batch of one. Words become codes: the index into the tuple of names in
-`specs.layout`.
+A single layout is a batch of one. Words become codes: an index into the names
+in `CODES`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.schedules import SCHEDULES, Schedule
 from planner.specs.layout import (
     AC_KINDS,
     CP_METHODS,
     DTYPES,
     PRECISIONS,
-    SCHEDULES,
     Layout,
     format_ac,
     parse_ac,
@@ -28,9 +28,9 @@ IntColumn = NDArray[np.int64]
 FloatColumn = NDArray[np.float64]
 BoolColumn = NDArray[np.bool_]
 
-CODES: Mapping[str, tuple[str, ...]] = {
+CODES: Mapping[str, Sequence[str]] = {
     "cp_method": CP_METHODS,
-    "pp_schedule": SCHEDULES,
+    "pp_schedule": SCHEDULES.names,
     "precision": PRECISIONS,
     "param_dtype": DTYPES,
     "reduce_dtype": DTYPES,
@@ -156,6 +156,11 @@ class LayoutBatch:
         for name in ("ac_kind", "ac_value", "split"):
             del values[name]
         return Layout.model_validate(values)
+
+
+def schedule_is(codes: IntColumn, holds: Callable[[Schedule], bool]) -> BoolColumn:
+    """True where this holds for the schedule of the code. (N,)."""
+    return np.array([holds(schedule) for schedule in SCHEDULES.values()], dtype=np.bool_)[codes]
 
 
 def _renumbered(batch: LayoutBatch, splits: tuple[tuple[int, ...], ...]) -> IntColumn:

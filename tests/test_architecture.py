@@ -62,11 +62,9 @@ LIBRARY = "planner/library.py"  # who calls a function has no port for the clock
 # The rooms of planner/, from the inside out, as a job walks through them: each reaches itself and
 # what stands before it, and `OUTWARD` names every exception with its reason.
 ROOMS = (
-    "units", "version", "errors", "catalog", "specs", "trainers", "columns", "schedules", "work",
-    "rules",
-    "cost", "calibration", "estimates", "export", "intake", "search", "study", "queues", "ports",
-    "plan",
-    "library", "__init__",
+    "units", "version", "errors", "registry", "schedules", "catalog", "specs", "trainers",
+    "columns", "work", "rules", "cost", "calibration", "estimates", "export", "intake", "search",
+    "study", "queues", "ports", "plan", "library", "__init__",
 )  # fmt: skip
 OUTWARD = {("planner/specs/training.py", "trainers"): "a training names its trainer's release"}
 

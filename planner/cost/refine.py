@@ -17,7 +17,6 @@ from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.pipeline.simulate import PairSeconds, Simulation, StageCosts, simulate
 from planner.cost.price import Pricer, Prices
 from planner.schedules import SCHEDULES, Schedule
-from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,7 @@ def refine(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> Refined:
     """Simulated seconds of every layout; a layout without a pipeline keeps its price."""
     bubble, sends = prices.parts["bubble"].copy(), prices.parts["pp"].copy()
     for rows in groups(pricer, batch):
-        joined = SCHEDULES[SCHEDULE_NAMES[int(batch.pp_schedule[rows[0]])]].synchronous_end
+        joined = SCHEDULES.of_code(int(batch.pp_schedule[rows[0]])).synchronous_end
         played = play(pricer, batch, prices, rows, send_scales=(1.0, 0.0)).step_seconds_C(joined)
         makespan, without_sends = played[: len(rows)], played[len(rows) :]
         bubble[rows] = np.maximum(without_sends - prices.stage_seconds.busy[rows], 0.0)
@@ -94,7 +93,7 @@ def play(
         along C.
     """
     first = int(rows[0])
-    schedule = SCHEDULES[SCHEDULE_NAMES[int(batch.pp_schedule[first])]]
+    schedule = SCHEDULES.of_code(int(batch.pp_schedule[first]))
     pp, virtual = int(batch.pp[first]), int(batch.virtual_stages[first])
     m = int(num_microbatches(batch.take(rows[:1]), pricer.training)[0])
     costs = _stage_costs(pricer, batch, prices, rows, send_scales)
@@ -115,7 +114,7 @@ def _stage_costs(
     send_scales: tuple[float, ...],
 ) -> StageCosts:
     first = int(rows[0])
-    schedule = SCHEDULES[SCHEDULE_NAMES[int(batch.pp_schedule[first])]]
+    schedule = SCHEDULES.of_code(int(batch.pp_schedule[first]))
     units_CSK = np.array(
         [
             stages.stage_units(

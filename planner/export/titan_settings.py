@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 
 from planner.export.base import Draft, Settings, train_steps
+from planner.schedules import SCHEDULES, schedules_of
 from planner.specs.layout import parse_ac
-from planner.trainers.registry import SINGLE_STAGE_SCHEDULES, TORCH_SCHEDULES
 from planner.trainers.titan_models import even_split, module_names, uniform_layers_per_stage
 from planner.units import counted
 
@@ -91,7 +91,7 @@ def read_reshard(policy: object, pp: int, sharded: bool) -> int:
 def _pipeline(draft: Draft, line: str) -> Settings:
     layout, layers = draft.layout, draft.model.num_hidden_layers
     settings: Settings = {}
-    if layout.pp_schedule in TORCH_SCHEDULES:
+    if layout.pp_schedule in schedules_of("torch"):
         settings[P + "pipeline_parallel_schedule"] = layout.pp_schedule
     else:
         rule, remedy = (
@@ -115,7 +115,7 @@ def _pipeline(draft: Draft, line: str) -> Settings:
 
 def _default_stages(schedule: str) -> int:
     """Stages a rank where no setting says so."""
-    return 1 if schedule in SINGLE_STAGE_SCHEDULES else 2
+    return 1 if SCHEDULES[schedule].single_stage else 2
 
 
 def _virtual_stages(draft: Draft, layers: int, stages: int, line: str) -> Settings:
@@ -279,7 +279,7 @@ def read_settings(settings: Mapping[str, object], line: str, num_layers: int) ->
 
 def schedule_name(text: str) -> str:
     """TorchTitan takes a schedule's name in any case, as torch does."""
-    return next((name for name in TORCH_SCHEDULES if name.lower() == text.lower()), text)
+    return next((name for name in schedules_of("torch") if name.lower() == text.lower()), text)
 
 
 def _read_ac(settings: Mapping[str, object], line: str) -> dict[str, object]:

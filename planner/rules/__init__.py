@@ -14,19 +14,22 @@ from planner.rules.base import DERIVED, Context, Rule, columns_of
 from planner.rules.degrees import DEGREE_RULES
 from planner.rules.experts import EXPERT_RULES
 from planner.rules.features import FEATURE_RULES
-from planner.rules.pipeline import PIPELINE_RULES
+from planner.rules.pipeline import pipeline_rules
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Violation
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 
-RULES: tuple[Rule, ...] = (*DEGREE_RULES, *PIPELINE_RULES, *EXPERT_RULES, *FEATURE_RULES)
+
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule there is, in the order in which reasons are counted."""
+    return (*DEGREE_RULES, *pipeline_rules(), *EXPERT_RULES, *FEATURE_RULES)
 
 
 def rules_for(context: Context) -> tuple[Rule, ...]:
     """The rules that can break in this job, in the order in which reasons are counted."""
-    return tuple(rule for rule in RULES if rule.applies(context))
+    return tuple(rule for rule in all_rules() if rule.applies(context))
 
 
 def broken_rules(batch: LayoutBatch, context: Context) -> Iterator[tuple[Rule, BoolColumn]]:
@@ -63,9 +66,9 @@ def violations(
 
 __all__ = [
     "DERIVED",
-    "RULES",
     "Context",
     "Rule",
+    "all_rules",
     "broken_rules",
     "columns_of",
     "legal_mask",

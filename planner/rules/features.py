@@ -6,12 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from planner.columns import BoolColumn, LayoutBatch
+from planner.columns import BoolColumn, IntColumn, LayoutBatch, schedule_is
 from planner.rules.base import Context, Rule, choices, in_set, sharding_degree
-from planner.schedules import SCHEDULES
 from planner.specs.kernel_families import kernel_family
 from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, PRECISIONS, Layout
-from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.training import OPTIMIZER_STATE_BYTES
 from planner.units import format_bytes
 from planner.work.precision import Recipe, bf16_tail, recipes_for
@@ -19,7 +17,6 @@ from planner.work.quantised import local_shape, low_share, products
 
 TENSORWISE, MXFP8 = PRECISIONS.index("float8-tensorwise"), PRECISIONS.index("mxfp8")
 MEMORY_BUDGET, SELECTIVE_OP = AC_KINDS.index("memory-budget"), AC_KINDS.index("selective-op")
-SPLITTING = tuple(name for name, schedule in SCHEDULES.items() if schedule.splits_backward)
 
 # dtypes whose peak a GPU must have. Microscaling came with fp4 on both vendors (Blackwell, CDNA4),
 # so fp4 stands for it: torchtitan quantization/mx.py asks for SM100 or gfx950, float8.py for SM89.
@@ -30,6 +27,11 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 assert tuple(NEEDS) == PRECISIONS
 SINGLES = frozenset({"fp32", "tf32"})
+
+
+def splits_backward(codes: IntColumn) -> BoolColumn:
+    """Schedules that compute weight gradients in an action of their own. (N,)."""
+    return schedule_is(codes, lambda schedule: schedule.splits_backward)
 
 
 # torchtitan 0.3.0 components/quantization: tensorwise is gone, nvfp4 is new.
@@ -440,9 +442,7 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         # torch/utils/checkpoint.py: a selectively checkpointed region is recomputed once only, and
         # W asks again for each weight
         broken=lambda x, c: (
-            (x.ac_kind == SELECTIVE_OP)
-            & (x.pp > 1)
-            & in_set(x.pp_schedule, SCHEDULE_NAMES, SPLITTING)
+            (x.ac_kind == SELECTIVE_OP) & (x.pp > 1) & splits_backward(x.pp_schedule)
         ),
         rule=lambda x, c: (
             f"{x.pp_schedule} goes back for weight gradients, which torch refuses under {x.ac}"
@@ -485,9 +485,7 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         reads=frozenset({"compile", "pp", "pp_schedule"}),
         applies=lambda c: c.limits.compiles,
         # pytorch issue 161904, check added by pull request 162511
-        broken=lambda x, c: (
-            x.compile & (x.pp > 1) & in_set(x.pp_schedule, SCHEDULE_NAMES, SPLITTING)
-        ),
+        broken=lambda x, c: x.compile & (x.pp > 1) & splits_backward(x.pp_schedule),
         rule=lambda x, c: (
             f"{x.pp_schedule} splits the backward, which torch refuses for compiled stages"
         ),

@@ -3,15 +3,14 @@ says what).
 """
 
 import math
-from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
-from planner.columns import TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch
-from planner.rules.base import Context, Rule, choices, in_set, num_microbatches
+from planner.columns import TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch, schedule_is
+from planner.rules.base import Context, Rule, choices, num_microbatches
 from planner.schedules import SCHEDULES
-from planner.schedules.base import Runtime, Schedule, ScheduleRule
-from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
+from planner.schedules.base import RUNTIMES, Runtime, Schedule, ScheduleRule
 from planner.specs.layout import Layout
 from planner.trainers.titan_models import lacking, pipelines
 from planner.units import counted
@@ -22,20 +21,10 @@ from planner.units import counted
 MOST_PLAYED = 2**16
 ENDS = 2  # embedding and head: each may count as one layer of the split
 
-# Megatron's microbatch_group_size_per_vp_stage may be set to the size of a round, so that equal
-# rounds suffice: torch's condition. Five microbatches over four ranks were run (public row
-#     mci-small-050).
-_ROUNDS_AS_TORCH: Mapping[str, Runtime] = {
-    "Interleaved1F1B": "torch",
-    "InterleavedZeroBubble": "torch",
-}
-ZERO_BUBBLE = ("ZB-1p", "ZB-2p")
-_LOOPED = ("Interleaved1F1B", "InterleavedZeroBubble")
 
-
-def runtime(c: Context) -> Runtime:
-    """Whose pipeline runtime the trainer uses."""
-    return "torch" if c.trainer.fsdp_style else "megatron"
+def of_fork(codes: IntColumn) -> BoolColumn:
+    """Schedules that a fork of the trainer has. (N,)."""
+    return schedule_is(codes, lambda schedule: bool(schedule.fork))
 
 
 def num_stages(x: LayoutBatch) -> IntColumn:
@@ -78,7 +67,7 @@ def _uneven_remedy(x: Layout, c: Context) -> str:
         for n in range(1, _most_stages(c) + 1)
         if n % x.pp == 0 and bool(divides_layers(np.array([n]), c)[0])
     ]
-    own = "" if x.pp_schedule in ZERO_BUBBLE else "give layers_per_stage"
+    own = "" if SCHEDULES[x.pp_schedule].fork else "give layers_per_stage"
     stages = f"use {choices(fitting)} stages" if fitting else ""
     return ", or ".join(text for text in (own, stages) if text) or "use another pp"
 
@@ -97,8 +86,7 @@ def _without_layout(x: LayoutBatch, c: Context) -> BoolColumn:
     """Pipelines that Megatron can only split evenly: before 0.13, and under the schedules of the
     zero-bubble fork.
     """
-    fork = in_set(x.pp_schedule, SCHEDULE_NAMES, ZERO_BUBBLE)
-    return np.asarray(fork | np.bool_(not writes_splits(c)))
+    return np.asarray(of_fork(x.pp_schedule) | np.bool_(not writes_splits(c)))
 
 
 def writes_splits(c: Context) -> bool:
@@ -212,11 +200,12 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         field="pp_schedule",
         reads=frozenset({"pp", "pp_schedule"}),
         broken=lambda x, c: (
-            (x.pp > 1) & ~in_set(x.pp_schedule, SCHEDULE_NAMES, c.trainer.schedules)
+            (x.pp > 1)
+            & ~schedule_is(x.pp_schedule, lambda schedule: c.trainer.runtime in schedule.runtimes)
         ),
         rule=lambda x, c: f"{c.trainer.name} has no schedule {x.pp_schedule}",
         remedy=lambda x, c: (
-            f"use {choices(name for name in SCHEDULE_NAMES if name in c.trainer.schedules)}"
+            f"use {choices(name for name in SCHEDULES if name in c.trainer.schedules)}"
         ),
     ),
     Rule(
@@ -225,9 +214,9 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         reads=frozenset({"pp", "pp_schedule"}),
         # a release says that it is NVIDIA's own; a date or a free text may be the fork's
         applies=lambda c: c.trainer.name == "megatron" and c.release.exact,
-        broken=lambda x, c: (x.pp > 1) & in_set(x.pp_schedule, SCHEDULE_NAMES, ZERO_BUBBLE),
+        broken=lambda x, c: (x.pp > 1) & of_fork(x.pp_schedule),
         rule=lambda x, c: (
-            f"{x.pp_schedule} is in the fork sail-sg/zero-bubble-pipeline-parallelism, not in "
+            f"{x.pp_schedule} is in the fork {SCHEDULES[x.pp_schedule].fork}, not in "
             f"Megatron-LM {c.release.number}"
         ),
         remedy=lambda x, c: "use 1F1B, or name the fork: training.trainer_version zero-bubble",
@@ -238,32 +227,11 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         reads=frozenset({"pp", "pp_schedule", "split"}),
         # Megatron's layout string came after the fork left its repository
         applies=lambda c: c.trainer.name == "megatron",
-        broken=lambda x, c: (
-            (x.pp > 1)
-            & (x.split != TRAINER_SPLIT)
-            & in_set(x.pp_schedule, SCHEDULE_NAMES, ZERO_BUBBLE)
-        ),
+        broken=lambda x, c: (x.pp > 1) & (x.split != TRAINER_SPLIT) & of_fork(x.pp_schedule),
         rule=lambda x, c: (
             f"the fork that has {x.pp_schedule} reads no --pipeline-model-parallel-layout"
         ),
         remedy=lambda x, c: "leave layers_per_stage out, or use 1F1B",
-    ),
-    Rule(
-        key="interleaving needs pp microbatches",
-        field="micro_batch_size",
-        reads=frozenset({"pp", "pp_schedule", "num_microbatches"}),
-        applies=lambda c: runtime(c) == "megatron",
-        # Megatron core schedules.py: microbatch_group_size_per_vp_stage lies between pp and the
-        # number of microbatches
-        broken=lambda x, c: (
-            (x.pp > 1)
-            & in_set(x.pp_schedule, SCHEDULE_NAMES, _LOOPED)
-            & (num_microbatches(x, c) < x.pp)
-        ),
-        rule=lambda x, c: (
-            f"{x.pp_schedule} needs at least pp={x.pp} microbatches, not {_count(x, c)}"
-        ),
-        remedy=lambda x, c: "lower micro_batch_size, the data-parallel degree or pp",
     ),
 )
 
@@ -272,9 +240,8 @@ def _count(x: Layout, c: Context) -> int:
     return max(1, x.num_microbatches(c.training.global_batch_size))
 
 
-def _schedule_rule(schedule: Schedule, demand: ScheduleRule, of: Runtime) -> Rule:
+def _schedule_rule(schedule: Schedule, code: int, demand: ScheduleRule, of: Runtime) -> Rule:
     """One demand of one schedule under one runtime as a rule on layouts."""
-    code = SCHEDULE_NAMES.index(schedule.name)
 
     def broken(x: LayoutBatch, c: Context) -> BoolColumn:
         count = np.maximum(1, num_microbatches(x, c))
@@ -287,27 +254,27 @@ def _schedule_rule(schedule: Schedule, demand: ScheduleRule, of: Runtime) -> Rul
 
     what = "stages a rank" if demand.field == "virtual_stages" else "microbatches"
     return Rule(
-        key=f"{schedule.name} refuses the number of {what}",
+        key=demand.key or f"{schedule.name} refuses the number of {what}",
         field=demand.field,
         reads=frozenset({"pp", "pp_schedule", "virtual_stages", "num_microbatches"}),
-        applies=lambda c: runtime(c) == of and schedule.name in c.trainer.schedules,
+        applies=lambda c: c.trainer.runtime == of,
         broken=broken,
         rule=lambda x, c: describe(x, c)[0],
         remedy=lambda x, c: describe(x, c)[1],
     )
 
 
-def _demands(schedule: Schedule, of: Runtime) -> tuple[ScheduleRule, ...]:
-    return schedule.rules(_ROUNDS_AS_TORCH.get(schedule.name, of))
+@lru_cache(maxsize=8)
+def _schedule_rules(schedules: tuple[Schedule, ...]) -> tuple[Rule, ...]:
+    return tuple(
+        _schedule_rule(schedule, code, demand, of)
+        for of in RUNTIMES
+        for code, schedule in enumerate(schedules)
+        if of in schedule.runtimes
+        for demand in schedule.rules(of)
+    )
 
 
-_RUNTIMES: tuple[Runtime, ...] = ("torch", "megatron")
-PIPELINE_RULES: tuple[Rule, ...] = (
-    *_SPLIT_RULES,
-    *(
-        _schedule_rule(schedule, demand, of)
-        for of in _RUNTIMES
-        for schedule in SCHEDULES.values()
-        for demand in _demands(schedule, of)
-    ),
-)
+def pipeline_rules() -> tuple[Rule, ...]:
+    """The rules on splits, and those of every registered schedule."""
+    return (*_SPLIT_RULES, *_schedule_rules(tuple(SCHEDULES.values())))

@@ -1,13 +1,16 @@
-"""Pipeline schedules: one file each, one line each in this registry."""
+"""Pipeline schedules: one file each, one line each in this registry.
 
-from collections.abc import Mapping
+A schedule's file says all there is to say about it: its order, rules and closed forms, and which
+runtimes have it. The registry alone decides the codes in columns of layouts.
+"""
 
-from planner.errors import UnknownNameError
+from planner.registry import Registry
 from planner.schedules.base import (
     Action,
     Item,
     Order,
     Overlap,
+    Runtime,
     Schedule,
     ScheduleRule,
     leaves,
@@ -25,24 +28,28 @@ from planner.schedules.torch_csv import from_csv, to_csv
 from planner.schedules.zb_1p import ZB1p
 from planner.schedules.zb_2p import ZB2p
 from planner.schedules.zbv_zero_bubble import ZBVZeroBubble
-from planner.specs.layout import SCHEDULES as NAMES
 
-SCHEDULES: Mapping[str, Schedule] = {
-    entry.name: entry
-    for entry in (
-        GPipe(), OneFOneB(), Interleaved1F1B(), LoopedBFS(), InterleavedZeroBubble(),
-        ZBVZeroBubble(), DualPipeV(), ZB1p(), ZB2p(),
-    )
-}  # fmt: skip
+SCHEDULES: Registry[Schedule] = Registry(
+    GPipe(),
+    OneFOneB(),
+    Interleaved1F1B(),
+    LoopedBFS(),
+    InterleavedZeroBubble(),
+    ZBVZeroBubble(),
+    DualPipeV(),
+    ZB1p(),
+    ZB2p(),
+    kind="pipeline schedule",
+    field="pp_schedule",
+)
 
-assert tuple(SCHEDULES) == NAMES
 
-
-def schedule(name: str) -> Schedule:
-    """The schedule of this name; raises UnknownNameError with the closest names."""
-    if name not in SCHEDULES:
-        raise UnknownNameError("pp_schedule", name, SCHEDULES, "pipeline schedule")
-    return SCHEDULES[name]
+def schedules_of(runtime: Runtime) -> tuple[str, ...]:
+    """Names of the schedules that a pipeline runtime has, in the order in which a search tries
+    them.
+    """
+    found = (entry for entry in SCHEDULES.values() if runtime in entry.runtimes)
+    return tuple(entry.name for entry in sorted(found, key=lambda entry: entry.search_order))
 
 
 __all__ = [
@@ -51,6 +58,7 @@ __all__ = [
     "Item",
     "Order",
     "Overlap",
+    "Runtime",
     "Schedule",
     "ScheduleRule",
     "check_legal",
@@ -58,6 +66,6 @@ __all__ = [
     "leaves",
     "parse_action",
     "parse_item",
-    "schedule",
+    "schedules_of",
     "to_csv",
 ]

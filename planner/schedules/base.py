@@ -16,15 +16,18 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.trainers.transports import Exposed
-
 Kind = Literal["F", "I", "W", "B"]
 Runtime = Literal["torch", "megatron"]
+RUNTIMES: tuple[Runtime, ...] = ("torch", "megatron")
+Exposed = Literal["none", "receive", "send", "turn"]
+"""What a runtime cannot hide of its sends (`planner.trainers.transports`)."""
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 IntLike = Ints | int
 FloatLike = Floats | float
+
+ZERO_BUBBLE_FORK = "sail-sg/zero-bubble-pipeline-parallelism"  # of Megatron-LM
 
 _NOTATION = re.compile(r"^(\d+)([FIWB])(\d+)$")
 _OVERLAPPED = re.compile(r"^\(([^;()]+);([^;()]+)\)OVERLAP_F_B$")
@@ -109,15 +112,18 @@ class ScheduleRule:
     """One condition under which the runtime accepts a schedule; one definition gives the column and
     the message.
 
-    field: the layout's field to change.  rule, remedy: texts in which {pp}, {v} and {m} stand for
-        the layout's numbers.
+    field: the layout's field to change.
+    rule, remedy: texts in which {pp}, {v} and {m} stand for the layout's numbers.
     holds: vectorised over columns (N,) of pp, v, m.
+    key: the reason under which a search counts it; "" for one made of the schedule's name and
+        `field`.
     """
 
     field: str
     rule: str
     remedy: str
     holds: Callable[[Ints, Ints, Ints], Bools]
+    key: str = ""
 
     def describe(self, pp: int, virtual_stages: int, num_microbatches: int) -> tuple[str, str]:
         """(rule, remedy) with this layout's numbers filled in."""
@@ -130,8 +136,13 @@ class Schedule(ABC):
     """A pipeline schedule. Subclasses are one file each; they hold no state beyond these
     properties.
 
-    name: as in the contract.  single_stage: one stage per rank (v = 1).  splits_backward: emits I
-        and W apart.
+    name: as in the contract.
+    single_stage: one stage per rank (v = 1); otherwise two or more.
+    splits_backward: emits I and W as two actions.
+    runtimes: pipeline runtimes that have it. A trainer runs the schedules of its own runtime.
+    search_order: the search tries schedules in this order, lowest first.
+    published: somebody published runs under it.
+    fork: repository of the fork that adds it to a runtime; "" where the runtime itself has it.
     v_shaped: stage s and stage 2p - 1 - s share a rank, else stage s is on rank s mod p.
     synchronous_end: the optimizer step waits for the slowest rank (gradient clipping across
         stages). False: the fork validates afterwards, a rank starts its next step when its own work
@@ -141,6 +152,10 @@ class Schedule(ABC):
     name: str
     single_stage: bool
     splits_backward: bool
+    runtimes: frozenset[Runtime]
+    search_order: int
+    published: bool = False
+    fork: str = ""
     v_shaped: bool = False
     synchronous_end: bool = True
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.schedules.base import (
+    Exposed,
     FloatLike,
     Floats,
     IntLike,
@@ -17,7 +18,6 @@ from planner.schedules.base import (
     two_stages_per_rank,
 )
 from planner.schedules.v_shape import VOrder
-from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class DualPipeV(Schedule):
     name: str = "DualPipeV"
     single_stage: bool = False
     splits_backward: bool = True
+    runtimes: frozenset[Runtime] = frozenset({"torch"})
+    search_order: int = 50
     v_shaped: bool = True
 
     def rank_order(

@@ -6,6 +6,7 @@ import numpy as np
 
 from planner.schedules.base import (
     Action,
+    Exposed,
     FloatLike,
     Floats,
     IntLike,
@@ -15,7 +16,6 @@ from planner.schedules.base import (
     ScheduleRule,
     one_stage_per_rank,
 )
-from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class GPipe(Schedule):
     name: str = "GPipe"
     single_stage: bool = True
     splits_backward: bool = False
+    runtimes: frozenset[Runtime] = frozenset({"torch"})
+    search_order: int = 70
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int

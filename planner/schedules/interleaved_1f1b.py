@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.schedules.base import (
+    Exposed,
     FloatLike,
     Floats,
     IntLike,
@@ -22,7 +23,6 @@ from planner.schedules.depth_first import (
     microbatches_per_round,
     whole_rounds,
 )
-from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class Interleaved1F1B(Schedule):
     name: str = "Interleaved1F1B"
     single_stage: bool = False
     splits_backward: bool = False
+    runtimes: frozenset[Runtime] = frozenset({"torch", "megatron"})
+    search_order: int = 20
+    published: bool = True
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
@@ -52,8 +55,20 @@ class Interleaved1F1B(Schedule):
         )
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
-        """At least two stages per rank; microbatches in equal rounds."""
-        return (several_stages_per_rank(self.name), whole_rounds(self.name, runtime))
+        """At least two stages per rank; microbatches in equal rounds, under Megatron of at least p.
+
+        Source: Megatron core schedules.py, where microbatch_group_size_per_vp_stage lies between p
+        and the number of microbatches.
+        """
+        rounds = (several_stages_per_rank(self.name), whole_rounds(self.name))
+        enough = ScheduleRule(
+            key="interleaving needs pp microbatches",
+            field="micro_batch_size",
+            rule=f"{self.name} needs at least pp={{pp}} microbatches, not {{m}}",
+            remedy="lower micro_batch_size, the data-parallel degree or pp",
+            holds=lambda pp, v, m: m >= pp,
+        )
+        return (enough, *rounds) if runtime == "megatron" else rounds
 
     def bubble_seconds(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.schedules.base import (
+    Exposed,
     FloatLike,
     Floats,
     IntLike,
@@ -24,7 +25,6 @@ from planner.schedules.depth_first import (
     microbatches_per_round,
     whole_rounds,
 )
-from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class InterleavedZeroBubble(Schedule):
     name: str = "InterleavedZeroBubble"
     single_stage: bool = False
     splits_backward: bool = True
+    runtimes: frozenset[Runtime] = frozenset({"torch"})
+    search_order: int = 40
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
@@ -55,7 +57,7 @@ class InterleavedZeroBubble(Schedule):
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
         """At least two stages per rank; microbatches in equal rounds."""
-        return (several_stages_per_rank(self.name), whole_rounds(self.name, runtime))
+        return (several_stages_per_rank(self.name), whole_rounds(self.name))
 
     def bubble_seconds(
         self,

@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.schedules.base import (
     Action,
+    Exposed,
     FloatLike,
     Floats,
     IntLike,
@@ -17,7 +18,6 @@ from planner.schedules.base import (
     ScheduleRule,
     several_stages_per_rank,
 )
-from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class LoopedBFS(Schedule):
     name: str = "LoopedBFS"
     single_stage: bool = False
     splits_backward: bool = False
+    runtimes: frozenset[Runtime] = frozenset({"torch"})
+    search_order: int = 60
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.schedules.base import (
+    Exposed,
     FloatLike,
     Floats,
     IntLike,
@@ -15,7 +16,6 @@ from planner.schedules.base import (
     one_stage_per_rank,
 )
 from planner.schedules.depth_first import chunks_in_flight, depth_first_order, exchanges
-from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,9 @@ class OneFOneB(Schedule):
     name: str = "1F1B"
     single_stage: bool = True
     splits_backward: bool = False
+    runtimes: frozenset[Runtime] = frozenset({"torch", "megatron"})
+    search_order: int = 10
+    published: bool = True
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int

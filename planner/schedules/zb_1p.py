@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.schedules.base import (
+    ZERO_BUBBLE_FORK,
+    Exposed,
     FloatLike,
     Floats,
     IntLike,
@@ -23,7 +25,6 @@ from planner.schedules.depth_first import (
     exchanges,
     late_weight_grads,
 )
-from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class ZB1p(Schedule):
     name: str = "ZB-1p"
     single_stage: bool = True
     splits_backward: bool = True
+    runtimes: frozenset[Runtime] = frozenset({"megatron"})
+    search_order: int = 80
+    published: bool = True
+    fork: str = ZERO_BUBBLE_FORK
     synchronous_end: bool = False
 
     def rank_order(

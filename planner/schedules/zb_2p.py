@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.schedules.base import (
+    ZERO_BUBBLE_FORK,
+    Exposed,
     FloatLike,
     Floats,
     IntLike,
@@ -20,7 +22,6 @@ from planner.schedules.depth_first import (
     depth_first_order,
     late_weight_grads,
 )
-from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class ZB2p(Schedule):
     name: str = "ZB-2p"
     single_stage: bool = True
     splits_backward: bool = True
+    runtimes: frozenset[Runtime] = frozenset({"megatron"})
+    search_order: int = 90
+    published: bool = True
+    fork: str = ZERO_BUBBLE_FORK
     synchronous_end: bool = False
 
     def rank_order(

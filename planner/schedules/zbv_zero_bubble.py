@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.schedules.base import (
+    Exposed,
     FloatLike,
     Floats,
     IntLike,
@@ -18,7 +19,6 @@ from planner.schedules.base import (
     two_stages_per_rank,
 )
 from planner.schedules.v_shape import VOrder
-from planner.trainers.transports import Exposed
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class ZBVZeroBubble(Schedule):
     name: str = "ZBVZeroBubble"
     single_stage: bool = False
     splits_backward: bool = True
+    runtimes: frozenset[Runtime] = frozenset({"torch"})
+    search_order: int = 30
     v_shaped: bool = True
 
     def rank_order(

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
-from planner.specs.validation import build
+from planner.schedules import SCHEDULES
+from planner.specs.validation import build, closest
 
 MAX_DEGREE = 2**20
 Degree = Annotated[int, Field(strict=True, ge=1, le=MAX_DEGREE)]
@@ -16,17 +17,6 @@ Flag = Annotated[bool, Field(strict=True)]
 FieldValue = bool | int | float | str | tuple[int, ...] | None
 ZeroStage = Annotated[int, Field(strict=True, ge=0, le=3)]
 
-SCHEDULES = (
-    "GPipe",
-    "1F1B",
-    "Interleaved1F1B",
-    "LoopedBFS",
-    "InterleavedZeroBubble",
-    "ZBVZeroBubble",
-    "DualPipeV",
-    "ZB-1p",
-    "ZB-2p",
-)
 PRECISIONS = (
     "bf16",
     "fp16",
@@ -47,6 +37,20 @@ AC_KINDS = (
     "memory-budget",
 )
 DTYPES = ("bfloat16", "float32")
+
+
+def _known_schedule(name: str) -> str:
+    """The name itself; raises ValueError "rule; remedy" for a schedule that nobody registered."""
+    if name not in SCHEDULES:
+        raise ValueError(f"is not one of the known values; {closest(name, SCHEDULES)}")
+    return name
+
+
+ScheduleName = Annotated[
+    str,
+    AfterValidator(_known_schedule),
+    WithJsonSchema({"type": "string", "enum": list(SCHEDULES)}),
+]
 
 
 def parse_ac(text: str) -> tuple[str, float]:
@@ -100,17 +104,7 @@ class Layout(BaseModel):
     sequence_parallel: Flag
     async_tp: Flag
     cp_method: Literal["allgather", "alltoall", "ulysses"]
-    pp_schedule: Literal[
-        "GPipe",
-        "1F1B",
-        "Interleaved1F1B",
-        "LoopedBFS",
-        "InterleavedZeroBubble",
-        "ZBVZeroBubble",
-        "DualPipeV",
-        "ZB-1p",
-        "ZB-2p",
-    ]
+    pp_schedule: ScheduleName
     virtual_stages: Degree
     layers_per_stage: tuple[Annotated[int, Field(strict=True, ge=0)], ...] | None
     micro_batch_size: Degree

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import BoolColumn, Column, LayoutBatch
-from planner.specs.layout import AC_KINDS, DTYPES, SCHEDULES
+from planner.schedules import SCHEDULES
+from planner.specs.layout import AC_KINDS, DTYPES
 
 DTYPE_FIELDS = ("param_dtype", "reduce_dtype", "master_dtype")
 # Fields that must be equal for two layouts to be comparable at all.
@@ -43,7 +44,7 @@ ORDERED: Mapping[str, tuple[int, str]] = {
 # not compared with each other.
 KEPT = {"full": 0, "selective-op": 1, "selective-layer": 1, "selective-attention": 1, "none": 2}
 WIDE = DTYPES.index("float32")
-GPIPE, ONE_F_ONE_B = SCHEDULES.index("GPipe"), SCHEDULES.index("1F1B")
+GPIPE, ONE_F_ONE_B = SCHEDULES.names.index("GPipe"), SCHEDULES.names.index("1F1B")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

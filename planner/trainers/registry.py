@@ -8,24 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planner.errors import Fault, SpecError
-from planner.specs.layout import AC_KINDS, SCHEDULES, Layout, check_layout_values
+from planner.schedules import SCHEDULES, Runtime, schedules_of
+from planner.specs.layout import AC_KINDS, Layout, check_layout_values
 from planner.trainers.release import named
 
-TORCH_SCHEDULES = frozenset(
-    {
-        "GPipe",
-        "1F1B",
-        "Interleaved1F1B",
-        "LoopedBFS",
-        "InterleavedZeroBubble",
-        "ZBVZeroBubble",
-        "DualPipeV",
-    }
-)
-SINGLE_STAGE_SCHEDULES = frozenset({"GPipe", "1F1B", "ZB-1p", "ZB-2p"})
 LAST_TORCH_1 = 13
 NEVER = ("0", "")  # no release, no month
-V_SCHEDULES = frozenset({"ZBVZeroBubble", "DualPipeV"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +23,7 @@ class TrainerRules:
     fsdp_style: parameters live sharded in `master_dtype` and are gathered in `param_dtype` for
         compute (FSDP2); otherwise a full copy in `param_dtype` stays on every rank and only
         optimizer (1), gradients (2) are sharded.
+    runtime: whose pipeline runtime it uses.
     whole_owners: where the optimizer's state is sharded, a rank owns whole parameters: gradients
         are reduced to one owner after the other, and parameters broadcast by one after the other
         before the next step begins; otherwise every tensor is split.
@@ -77,7 +66,7 @@ class TrainerRules:
     ac: str
     layout_defaults: Mapping[str, object]
     zero_stages: frozenset[int]
-    schedules: frozenset[str]
+    runtime: Runtime
     precisions: frozenset[str]
     ac_kinds: frozenset[str]
     cp_methods: frozenset[str]
@@ -102,6 +91,11 @@ class TrainerRules:
     vocab_parallel_loss: bool
     expandable_segments: bool
     source: str
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """The pipeline schedules it can run, in the order in which a search tries them."""
+        return schedules_of(self.runtime)
 
 
 _COMMON: Mapping[str, object] = {
@@ -130,7 +124,7 @@ _TORCHTITAN = TrainerRules(
     ac="selective-op",
     layout_defaults=_COMMON,
     zero_stages=frozenset({0, 2, 3}),
-    schedules=TORCH_SCHEDULES,
+    runtime="torch",
     precisions=frozenset({"bf16", "float8-tensorwise", "float8-rowwise", "mxfp8"}),
     ac_kinds=frozenset(AC_KINDS) - {"selective-attention"},
     cp_methods=frozenset({"allgather", "alltoall"}),
@@ -197,7 +191,7 @@ _MEGATRON = TrainerRules(
     ac="none",
     layout_defaults=_COMMON,
     zero_stages=frozenset({0, 1, 2, 3}),
-    schedules=frozenset({"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p"}),
+    runtime="megatron",
     precisions=frozenset(
         {
             "bf16",
@@ -330,7 +324,7 @@ def resolve_layout(
     if (
         "virtual_stages" not in given
         and _integer(layout["pp"]) > 1
-        and layout["pp_schedule"] not in SINGLE_STAGE_SCHEDULES
+        and not SCHEDULES[str(layout["pp_schedule"])].single_stage
     ):
         layout["virtual_stages"] = 2
     return Layout.model_validate(layout)
@@ -340,6 +334,3 @@ def _integer(value: object) -> int:
     if not isinstance(value, int):
         raise SpecError(Fault("layout", value, "must be an integer", "give a whole number"))
     return value
-
-
-assert frozenset(SCHEDULES) >= TORCH_SCHEDULES

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
+from planner.schedules.base import Exposed
 from planner.trainers.release import named
 
 Receive = Literal["free", "needed", "ahead", "lowered", "turn"]
 Waits = Literal["none", "fused", "all"]
 Stream = Literal["link", "pair"]
-Exposed = Literal["none", "receive", "send", "turn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

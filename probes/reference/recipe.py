@@ -9,13 +9,13 @@ from typing import Literal
 from planner.cost.pipeline.stages import stage_layers
 from planner.errors import Fault, SpecError
 from planner.rules import violations
-from planner.schedules import SCHEDULES
+from planner.schedules import SCHEDULES, schedules_of
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.registry import TORCH_SCHEDULES, TRAINERS
+from planner.trainers.registry import TRAINERS
 from planner.units import counted
 from planner.work.axes import expected_imbalance
 from probes.protocol import ProbeTask
@@ -199,12 +199,12 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
             "shards its own way, which plain torch does not have",
             "use torchtitan or fsdp",
         )
-    if layout.pp > 1 and layout.pp_schedule not in TORCH_SCHEDULES:
+    if layout.pp > 1 and layout.pp_schedule not in schedules_of("torch"):
         yield Fault(
             "layout.pp_schedule",
             layout.pp_schedule,
             "is not in torch",
-            f"use {', '.join(sorted(TORCH_SCHEDULES))}",
+            f"use {', '.join(sorted(schedules_of('torch')))}",
         )
     if (
         layout.pp > 1

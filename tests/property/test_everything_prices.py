@@ -16,7 +16,7 @@ import pytest
 
 from planner.catalog.clusters import gpu_names
 from planner.catalog.models import model_names
-from planner.columns import BoolColumn, LayoutBatch
+from planner.columns import BoolColumn, LayoutBatch, schedule_is
 from planner.cost.price import Pricer, Prices
 from planner.cost.refine import refine
 from planner.cost.step_seconds import PARTS
@@ -26,9 +26,9 @@ from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.rules import Context, broken_rules, violations
 from planner.rules.features import NEEDS, gpu_precisions
-from planner.schedules import SCHEDULES as SCHEDULE_OBJECTS
-from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES
-from planner.trainers.registry import SINGLE_STAGE_SCHEDULES, TRAINERS, V_SCHEDULES
+from planner.schedules import SCHEDULES
+from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS
+from planner.trainers.registry import TRAINERS
 
 SEED, NUM_JOBS, ROWS = 20261103, 500, 80
 NUM_GPUS = (1, 8, 16, 24, 64, 128, 256, 1024)
@@ -124,9 +124,9 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
         left = np.maximum(left // degrees[-1], 1)
     tp, cp, pp, replicas = degrees
     dp_shard = np.where(flag(0.03), draw.integers(1, 9, count), left)
-    schedule = pick(SCHEDULES, known.schedules)
-    single = np.isin(schedule, [SCHEDULES.index(name) for name in SINGLE_STAGE_SCHEDULES])
-    v_shaped = np.isin(schedule, [SCHEDULES.index(name) for name in V_SCHEDULES])
+    schedule = pick(SCHEDULES.names, known.schedules)
+    single = schedule_is(schedule, lambda entry: entry.single_stage)
+    v_shaped = schedule_is(schedule, lambda entry: entry.v_shaped)
     virtual = np.where(single, 1, np.where(v_shaped, 2, draw.choice((2, 2, 2, 4, 5), count)))
     moe = context.model.is_moe
     precision = pick(PRECISIONS, known.precisions & frozenset(gpu_precisions(context)))
@@ -178,7 +178,7 @@ def test_enough_layouts_of_everything_were_drawn() -> None:
     for job in jobs():
         for batch, counter in ((job.batch, drawn), (job.legal_batch, legal)):
             pairs = np.stack([batch.pp_schedule, batch.precision])[:, batch.pp > 1].T
-            counter.update((SCHEDULES[s], PRECISIONS[p]) for s, p in pairs)
+            counter.update((SCHEDULES.names[s], PRECISIONS[p]) for s, p in pairs)
     assert set(drawn) == set(itertools.product(SCHEDULES, PRECISIONS))
     some_trainer = {
         pair
@@ -381,4 +381,4 @@ def test_simulation_is_finite_for_every_schedule_and_precision() -> None:
             for pair in itertools.product(rules.schedules, rules.precisions)
         }
     )
-    assert len(SCHEDULE_OBJECTS) == len(SCHEDULES)
+    assert len(SCHEDULES) == len(SCHEDULES)

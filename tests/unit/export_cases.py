@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
+from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
-from planner.specs.layout import CP_METHODS, DTYPES, PRECISIONS, SCHEDULES, Layout
+from planner.specs.layout import CP_METHODS, DTYPES, PRECISIONS, Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import resolve_layout
@@ -75,7 +76,7 @@ def layouts(draw: Any, num_layers: int) -> Layout:
         sequence_parallel=draw(flag),
         async_tp=draw(flag),
         cp_method=draw(st.sampled_from(CP_METHODS)),
-        pp_schedule=draw(st.sampled_from(SCHEDULES)),
+        pp_schedule=draw(st.sampled_from(SCHEDULES.names)),
         virtual_stages=virtual,
         layers_per_stage=split,
         micro_batch_size=draw(degree),

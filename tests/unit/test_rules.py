@@ -16,8 +16,8 @@ from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.rules import (
-    RULES,
     Context,
+    all_rules,
     broken_rules,
     columns_of,
     legal_mask,
@@ -306,7 +306,7 @@ def test_a_rule_breaks_and_its_neighbour_passes(case: Case) -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {rule.key for rule in RULES} == {case.key for case in CASES}
+    assert {rule.key for rule in all_rules()} == {case.key for case in CASES}
 
 
 def test_a_message_has_numbers_rule_and_remedy() -> None:
@@ -404,11 +404,11 @@ def test_rules_read_what_they_say() -> None:
         for rule in rules_for(c):
             spy = Spy(LayoutBatch.from_layouts([resolve(c, {})]))
             rule.broken(spy, c)  # type: ignore[arg-type]
-            read.setdefault(RULES.index(rule), set()).update(spy.read - {"splits"})
-    assert {RULES[place].key: columns for place, columns in read.items()} == {
-        RULES[place].key: columns_of(RULES[place].reads) for place in read
+            read.setdefault(all_rules().index(rule), set()).update(spy.read - {"splits"})
+    assert {all_rules()[place].key: columns for place, columns in read.items()} == {
+        all_rules()[place].key: columns_of(all_rules()[place].reads) for place in read
     }
-    assert {RULES[place].key for place in read} >= {rule.key for rule in RULES} - {
+    assert {all_rules()[place].key for place in read} >= {rule.key for rule in all_rules()} - {
         "optimizer-in-backward excludes gradient clipping"
     }
 

@@ -19,12 +19,11 @@ from planner.schedules import (
     leaves,
     parse_action,
     parse_item,
-    schedule,
+    schedules_of,
     to_csv,
 )
-from planner.specs.layout import SCHEDULES as NAMES
-from planner.trainers.registry import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
-from planner.trainers.transports import IDEAL, Exposed, Transport, transport
+from planner.schedules.base import Exposed
+from planner.trainers.transports import IDEAL, Transport, transport
 
 SIZES = list(itertools.product((1, 2, 3, 4, 8), (1, 2, 3, 4), (1, 2, 3, 4, 6, 7, 8, 12, 16, 24)))
 ALL = pytest.mark.parametrize("entry", SCHEDULES.values(), ids=list(SCHEDULES))
@@ -78,14 +77,24 @@ def legal_sizes(entry: Schedule) -> list[tuple[int, int, int]]:
 
 
 def test_registry_holds_the_contracts_names_in_order() -> None:
-    assert tuple(SCHEDULES) == NAMES
-    assert {
-        name for name, entry in SCHEDULES.items() if entry.single_stage
-    } == SINGLE_STAGE_SCHEDULES
-    assert {name for name, entry in SCHEDULES.items() if entry.v_shaped} == V_SCHEDULES
-    assert schedule("1F1B").name == "1F1B"
+    contract = (
+        "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble",
+        "DualPipeV", "ZB-1p", "ZB-2p",
+    )  # fmt: skip
+    assert tuple(SCHEDULES) == contract
+    assert SCHEDULES.find("1F1B") == SCHEDULES.of_code(1)
     with pytest.raises(UnknownNameError, match="Interleaved1F1B"):
-        schedule("Interleaved1F1")
+        SCHEDULES.find("Interleaved1F1")
+    with pytest.raises(ValueError, match="already"):
+        SCHEDULES.add(SCHEDULES["GPipe"])
+
+
+def test_a_runtime_has_its_own_schedules_in_the_order_in_which_a_search_tries_them() -> None:
+    assert schedules_of("torch") == (
+        "1F1B", "Interleaved1F1B", "ZBVZeroBubble", "InterleavedZeroBubble", "DualPipeV",
+        "LoopedBFS", "GPipe",
+    )  # fmt: skip
+    assert schedules_of("megatron") == ("1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p")
 
 
 def test_orders_one_can_check_by_eye() -> None:
@@ -208,7 +217,9 @@ def test_what_torch_accepts_beyond_multiples_of_pp() -> None:
 
 
 def test_megatron_has_its_own_rules() -> None:
-    assert SCHEDULES["Interleaved1F1B"].violation(4, 2, 10, "megatron") is not None
+    assert SCHEDULES["Interleaved1F1B"].violation(4, 2, 11, "megatron") is not None
+    assert SCHEDULES["Interleaved1F1B"].violation(4, 2, 10, "megatron") is None
+    assert SCHEDULES["Interleaved1F1B"].violation(4, 2, 3, "megatron") is not None
     assert SCHEDULES["Interleaved1F1B"].violation(4, 2, 12, "megatron") is None
     assert SCHEDULES["1F1B"].violation(4, 1, 3, "megatron") is None
 

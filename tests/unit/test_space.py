@@ -10,6 +10,7 @@ from space_twin import TINY, TINY_MOE, brute_force, context, rows_of, small_doma
 from planner.columns import LayoutBatch
 from planner.errors import SpecError
 from planner.rules import legal_mask, violations
+from planner.schedules import SCHEDULES
 from planner.search.space import enumerate as space_module
 from planner.search.space.domains import (
     CELL_FIELDS,
@@ -20,7 +21,7 @@ from planner.search.space.domains import (
 )
 from planner.search.space.enumerate import build_space, enumerate_space
 from planner.specs.job import SearchSpec
-from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES
+from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS
 from planner.trainers.registry import TRAINERS
 
 MLA = {
@@ -166,11 +167,12 @@ def test_what_cannot_win_is_left_out() -> None:
     assert (batch.tp <= 8).all()
     assert (c.training.seq_len // batch.cp >= 128).all()
     alone = batch.take(batch.pp == 1)
-    assert (alone.pp_schedule == SCHEDULES.index("1F1B")).all()
+    assert (alone.pp_schedule == SCHEDULES.names.index("1F1B")).all()
     assert (alone.virtual_stages == 1).all()
     splitting = batch.take(
         np.isin(
-            batch.pp_schedule, [SCHEDULES.index(name) for name in ("ZBVZeroBubble", "DualPipeV")]
+            batch.pp_schedule,
+            [SCHEDULES.names.index(name) for name in ("ZBVZeroBubble", "DualPipeV")],
         )
     )
     assert len(splitting) > 0

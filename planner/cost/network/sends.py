@@ -10,8 +10,8 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.device import Device
 from planner.cost.network.collectives import collective_seconds, send_seconds
 from planner.cost.network.topology import Fabric
+from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
-from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.training import TrainingSpec
 from planner.trainers.transports import Transport, transport
 from planner.work import axes
@@ -97,9 +97,7 @@ class Sends:
         return axes.group("pp", self.batch, self.cluster.rank_order)[1]
 
     def _by_schedule(self, field: str) -> BoolColumn:
-        named = np.array(
-            [getattr(transport_of(self.training, name), field) for name in SCHEDULE_NAMES]
-        )
+        named = np.array([getattr(transport_of(self.training, name), field) for name in SCHEDULES])
         return named[self.batch.pp_schedule]
 
     def _splits(self) -> BoolColumn:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.pipeline.lowering import CROWDED, KINDS, Graph
 from planner.schedules.base import Item
-from planner.schedules.lowering import CROWDED, KINDS, Graph
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -145,7 +145,7 @@ class Program:
     """A graph laid out so that one pass over its levels replays it for all candidates. Nodes stand
     level by level.
 
-    work_N: row of the table of K = 6 S + pairs rows (see `planner.schedules.lowering.Graph`).
+    work_N: row of the table of K = 6 S + pairs rows (see `planner.cost.pipeline.lowering.Graph`).
     reach_DN: how many nodes before this one stands each that it waits for, 0 for none.  first_N:
         begins a level.
     rank_N: rank of an item, at least R for a transfer.

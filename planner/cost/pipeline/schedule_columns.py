@@ -6,7 +6,6 @@ import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.schedules import SCHEDULES, Schedule
-from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
 from planner.specs.training import TrainingSpec
 
 
@@ -29,13 +28,13 @@ def by_schedule(
     for code in np.unique(batch.pp_schedule):
         rows = np.flatnonzero((batch.pp_schedule == code) & (batch.pp > 1))
         if len(rows):
-            out[rows] = value(SCHEDULES[SCHEDULE_NAMES[int(code)]], rows)
+            out[rows] = value(SCHEDULES.of_code(int(code)), rows)
     return out
 
 
 def split_schedules(batch: LayoutBatch) -> list[tuple[Schedule, IntColumn]]:
     """Schedules of the batch whose weight gradients run apart, each with its rows."""
-    found = [(SCHEDULES[SCHEDULE_NAMES[int(code)]], code) for code in np.unique(batch.pp_schedule)]
+    found = [(SCHEDULES.of_code(int(code)), code) for code in np.unique(batch.pp_schedule)]
     split = [(schedule, code) for schedule, code in found if schedule.splits_backward]
     rows = [
         (schedule, np.flatnonzero((batch.pp_schedule == code) & (batch.pp > 1)))

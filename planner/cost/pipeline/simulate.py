@@ -17,8 +17,8 @@ from planner.cost.pipeline.event_simulation import (
     compile_graph,
     replay,
 )
+from planner.cost.pipeline.lowering import lower
 from planner.schedules.base import Order, Schedule
-from planner.schedules.lowering import lower
 from planner.trainers.transports import IDEAL, Transport
 
 Floats = NDArray[np.float64]

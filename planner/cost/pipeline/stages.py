@@ -8,8 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from planner.columns import TRAINER_SPLIT, FloatColumn, IntColumn, LayoutBatch
-from planner.schedules import SCHEDULES
-from planner.specs.layout import SCHEDULES as SCHEDULE_NAMES
+from planner.schedules import SCHEDULES, Schedule
 from planner.specs.model import ModelSpec
 from planner.trainers.registry import TrainerRules
 
@@ -91,7 +90,7 @@ def rank_units(batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRul
     return _rank_units(
         int(batch.pp[row]),
         int(batch.virtual_stages[row]),
-        int(batch.pp_schedule[row]),
+        SCHEDULES.of_code(int(batch.pp_schedule[row])),
         sizes,
         model,
     )
@@ -99,12 +98,12 @@ def rank_units(batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRul
 
 @lru_cache(maxsize=8192)
 def _rank_units(
-    pp: int, virtual: int, schedule: int, sizes: tuple[int, ...], model: ModelSpec
+    pp: int, virtual: int, schedule: Schedule, sizes: tuple[int, ...], model: ModelSpec
 ) -> FloatColumn:
     stages = stage_units(sizes, model)
     ranks = np.zeros((pp, stages.shape[1]))
     holders = (
-        SCHEDULES[SCHEDULE_NAMES[schedule]].stage_rank(np.arange(len(stages)), pp, virtual)
+        schedule.stage_rank(np.arange(len(stages)), pp, virtual)
         if pp > 1
         else np.zeros(1, dtype=np.int64)
     )
@@ -114,7 +113,7 @@ def _rank_units(
 
 @lru_cache(maxsize=8192)
 def _first_of_each_kind(
-    pp: int, virtual: int, schedule: int, sizes: tuple[int, ...], model: ModelSpec
+    pp: int, virtual: int, schedule: Schedule, sizes: tuple[int, ...], model: ModelSpec
 ) -> IntColumn:
     _, first = np.unique(
         _rank_units(pp, virtual, schedule, sizes, model), axis=0, return_index=True
@@ -136,7 +135,7 @@ def rank_layers(
         (
             int(batch.pp[row]),
             int(batch.virtual_stages[row]),
-            int(batch.pp_schedule[row]),
+            SCHEDULES.of_code(int(batch.pp_schedule[row])),
             layers_of_stages(batch, row, model, rules),
             model,
         )

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch
+from planner.columns import TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch, schedule_is
+from planner.schedules import Schedule
 from planner.specs.cluster import ClusterSpec
-from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, SCHEDULES, Layout
+from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, Layout
 from planner.specs.model import ModelSpec
 
 MANY_EXPERTS = 16  # models with fewer have been trained without expert parallelism
@@ -67,9 +68,8 @@ def _precision(*names: str) -> Mask:
     return _where(lambda x: np.isin(x.precision, [PRECISIONS.index(name) for name in names]))
 
 
-def _schedule(*names: str) -> Mask:
-    codes = [SCHEDULES.index(name) for name in names]
-    return _where(lambda x: (x.pp > 1) & np.isin(x.pp_schedule, codes))
+def _schedule(holds: Callable[[Schedule], bool]) -> Mask:
+    return _where(lambda x: (x.pp > 1) & schedule_is(x.pp_schedule, holds))
 
 
 MECHANISMS: tuple[Mechanism, ...] = (
@@ -99,19 +99,19 @@ MECHANISMS: tuple[Mechanism, ...] = (
     Mechanism(name="a pipeline", points=2, measured=True, used=_where(lambda x: x.pp > 1)),
     Mechanism(
         name="several stages a pipeline rank", points=1, measured=True,
-        used=_schedule("Interleaved1F1B"),
+        used=_schedule(lambda s: s.published and not s.splits_backward and not s.single_stage),
     ),
     Mechanism(
         name="a schedule nobody published runs of", points=1, measured=False,
-        used=_schedule("GPipe", "LoopedBFS"),
+        used=_schedule(lambda s: not s.published and not s.splits_backward),
     ),
     Mechanism(
         name="a split backward in Megatron's fork", points=2, measured=True,
-        used=_schedule("ZB-1p", "ZB-2p"),
+        used=_schedule(lambda s: s.splits_backward and bool(s.fork)),
     ),
     Mechanism(
         name="a split backward", points=2, measured=False,
-        used=_schedule("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"),
+        used=_schedule(lambda s: s.splits_backward and not s.fork),
     ),
     Mechanism(
         name="a layer split of its own", points=1, measured=False,

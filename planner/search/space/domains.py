@@ -13,15 +13,15 @@ import numpy as np
 from planner.columns import CODES, FLAGS, TRAINER_SPLIT, BoolColumn, Column, LayoutBatch
 from planner.errors import Fault, SpecError
 from planner.rules import Context
-from planner.rules.base import divisors, in_set, num_microbatches, sharding_degree
-from planner.rules.features import SPLITTING, gpu_precisions, scale_up_gpus
+from planner.rules.base import divisors, num_microbatches, sharding_degree
+from planner.rules.features import gpu_precisions, scale_up_gpus, splits_backward
 from planner.rules.pipeline import divides_layers
+from planner.schedules import SCHEDULES
 from planner.specs.job import SearchSpec
 from planner.specs.layout import (
     AC_KINDS,
     CP_METHODS,
     PRECISIONS,
-    SCHEDULES,
     Layout,
     check_layout_values,
     parse_ac,
@@ -118,9 +118,9 @@ def _pays(x: LayoutBatch, c: Context) -> BoolColumn:
     """Schedules that split the backward recompute twice under activation checkpointing, once for I
     and once for W.
     """
-    recomputes = in_set(x.pp_schedule, SCHEDULES, SPLITTING) & (x.ac_kind != AC_KINDS.index("none"))
+    recomputes = splits_backward(x.pp_schedule) & (x.ac_kind != AC_KINDS.index("none"))
     return np.asarray(
-        (x.pp_schedule == SCHEDULES.index("1F1B"))
+        (x.pp_schedule == SCHEDULES.names.index("1F1B"))
         | ((x.pp > 1) & ~(recomputes & c.trainer.fsdp_style))
     )
 
@@ -256,16 +256,6 @@ KEEPS: Mapping[str, Keep] = {
 
 # ---- the table -----------------------------------------------------------------------------------
 
-_TORCH_ORDER = (
-    "1F1B",
-    "Interleaved1F1B",
-    "ZBVZeroBubble",
-    "InterleavedZeroBubble",
-    "DualPipeV",
-    "LoopedBFS",
-    "GPipe",
-)
-_MEGATRON_ORDER = ("1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p")
 _TORCH_FLOAT8 = ("float8-tensorwise", "float8-rowwise", "mxfp8")
 _TE_FLOAT8 = ("float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8")
 VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
@@ -332,19 +322,17 @@ def _cell_domains(c: Context) -> dict[str, tuple[Values, str]]:
     }
 
 
-def _megatron_order(c: Context) -> Values:
-    """ZB-1p and ZB-2p live in a fork (sail-sg zero-bubble-pipeline-parallelism), so they are tried
-    only for a version that names it.
-    """
+def _schedules(c: Context) -> Values:
+    """A fork's schedules are tried only for a version that names the fork."""
     fork = "zero" in (c.training.trainer_version or "").lower()
-    return tuple(name for name in _MEGATRON_ORDER if fork or not name.startswith("ZB"))
+    return tuple(name for name in c.trainer.schedules if fork or not SCHEDULES[name].fork)
 
 
 def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
     torch = c.trainer.fsdp_style
     return {
         "pp_schedule": (
-            _TORCH_ORDER if torch else _megatron_order(c),
+            _schedules(c),
             "all of the trainer's; zero bubble where the version is its fork's",
         ),
         "virtual_stages": (

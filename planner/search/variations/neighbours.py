@@ -11,10 +11,10 @@ from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import Context, violations
+from planner.schedules import SCHEDULES
 from planner.search.bounds import OOM_LIMIT
 from planner.search.space.domains import default_domains
-from planner.specs.layout import SCHEDULES, Layout
-from planner.trainers.registry import SINGLE_STAGE_SCHEDULES
+from planner.specs.layout import Layout
 
 DEGREES = ("tp", "cp", "pp", "dp_replicate", "ep")
 
@@ -124,7 +124,7 @@ def _degree_changes(layout: Layout, axis: str) -> Iterator[tuple[str, object, ob
 def _schedule_changes(layout: Layout) -> Iterator[tuple[str, object, object, Layout]]:
     for name in SCHEDULES:
         if name != layout.pp_schedule:
-            virtual = 1 if name in SINGLE_STAGE_SCHEDULES else max(2, layout.virtual_stages)
+            virtual = 1 if SCHEDULES[name].single_stage else max(2, layout.virtual_stages)
             yield (
                 "pp_schedule",
                 layout.pp_schedule,

@@ -9,20 +9,12 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import violations
 from planner.rules.base import divisors
+from planner.schedules import SCHEDULES
 from planner.search.bounds import OOM_LIMIT
 from planner.search.space.domains import VIRTUAL_STAGES
 from planner.search.variations.splits import shifted
-from planner.specs.layout import (
-    CP_METHODS,
-    DTYPES,
-    PRECISIONS,
-    SCHEDULES,
-    Layout,
-    format_ac,
-    parse_ac,
-)
+from planner.specs.layout import CP_METHODS, DTYPES, PRECISIONS, Layout, format_ac, parse_ac
 from planner.specs.plan import SensitivityStep
-from planner.trainers.registry import SINGLE_STAGE_SCHEDULES
 
 # from keeping all to keeping least
 AC_BY_STRENGTH = ("none", "selective-layer-2", "selective-op", "selective-attention", "full")
@@ -126,7 +118,7 @@ def _micro_batch(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 
 
 def _stages(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
-    if layout.pp > 1 and layout.pp_schedule not in SINGLE_STAGE_SCHEDULES:
+    if layout.pp > 1 and not SCHEDULES[layout.pp_schedule].single_stage:
         yield from _around(layout, name, [count for count in VIRTUAL_STAGES if count > 1])
 
 
@@ -183,7 +175,7 @@ def _precision(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 def _schedule(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
     for new in SCHEDULES if layout.pp > 1 else ():
         if new != layout.pp_schedule and new in pricer.rules.schedules:
-            stages = 1 if new in SINGLE_STAGE_SCHEDULES else max(2, layout.virtual_stages)
+            stages = 1 if SCHEDULES[new].single_stage else max(2, layout.virtual_stages)
             yield new, _with(layout, pp_schedule=new, virtual_stages=stages, layers_per_stage=None)
 
 
