@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 """One of each extension point, added from outside: one file and one line, and it works."""
 
 from pathlib import Path
@@ -121,3 +122,91 @@ def test_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["seconds"] > 0.0
     with pytest.raises(ValueError, match="sizes of a top-2 are rows, width"):
         shapes.Shape.from_dict({**wanted, "sizes": {"rows": 8}})
+=======
+"""One entry of every extension point, added from outside: what is registered is planned with, and
+no other file knows it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import planner
+from planner.columns import LayoutBatch
+from planner.errors import SpecError
+from planner.schedules import SCHEDULES, Runtime, Schedule, ScheduleRule
+from planner.schedules.one_f_one_b import OneFOneB
+from planner.trainers.registry import TRAINERS
+
+# ---- schedule ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EvenOneFOneB(OneFOneB):
+    """1F1B that asks for an even number of microbatches."""
+
+    name: str = "Even1F1B"
+    runtimes: frozenset[Runtime] = frozenset({"torch"})
+    search_order: int = 15
+    published: bool = False
+
+    def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
+        even = ScheduleRule(
+            field="micro_batch_size",
+            rule="Even1F1B needs an even number of microbatches, not {m}",
+            remedy="halve micro_batch_size",
+            holds=lambda pp, v, m: m % 2 == 0,
+        )
+        return (*super().rules(runtime), even)
+
+
+JOB: dict[str, Any] = {
+    "model": "llama3-8b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+    "training": {"seq_len": 4096, "global_batch_size": 48},
+}
+PIPELINE = {"pp": 2, "tp": 4, "dp_shard": 2, "micro_batch_size": 1}
+
+
+@pytest.fixture
+def added() -> Iterator[Schedule]:
+    schedule = EvenOneFOneB()
+    SCHEDULES.add(schedule)
+    yield schedule
+    SCHEDULES.remove(schedule.name)
+
+
+def test_recommend_tries_a_schedule_from_outside(added: Schedule) -> None:
+    fixed = {**PIPELINE, "pp_schedule": added.name, "cp": 1, "ac": "full", "precision": "bf16"}
+    winner = planner.recommend({**JOB, "search": {"fix": fixed}}).ranked[0].layout
+    assert winner.pp_schedule == added.name
+    assert winner.virtual_stages == 1
+    assert LayoutBatch.from_layouts([winner]).row(0) == winner
+
+
+def test_it_is_priced_and_played_out_by_its_own_order(added: Schedule) -> None:
+    ours, theirs = (
+        planner.estimate({**JOB, "layout": {**PIPELINE, "pp_schedule": name}})
+        for name in (added.name, "1F1B")
+    )
+    # torch runs an order that it does not know with the runtime of the looped schedules
+    assert ours.step_seconds == pytest.approx(theirs.step_seconds, rel=0.01)
+    assert ours.memory == theirs.memory
+
+
+def test_its_runtime_its_order_and_its_rules_are_its_own(added: Schedule) -> None:
+    assert TRAINERS["torchtitan"].schedules[:2] == ("1F1B", added.name)
+    assert added.name not in TRAINERS["megatron"].schedules
+    odd = {**PIPELINE, "pp_schedule": added.name, "micro_batch_size": 8}
+    broken = planner.estimate({**JOB, "layout": odd}).violations
+    assert [(fault.field, fault.rule) for fault in broken] == [
+        ("micro_batch_size", "Even1F1B needs an even number of microbatches, not 3")
+    ]
+
+
+def test_without_it_the_name_is_unknown() -> None:
+    with pytest.raises(SpecError, match="did you mean"):
+        planner.estimate({**JOB, "layout": {**PIPELINE, "pp_schedule": "Even1F1B"}})
+>>>>>>> 863baa9 (A schedule from outside is searched, priced and refused by its own rules)
