@@ -1,12 +1,19 @@
-<<<<<<< HEAD
 """One of each extension point, added from outside: one file and one line, and it works."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import pytest
 
+import planner
+from planner.columns import LayoutBatch
+from planner.errors import SpecError
+from planner.schedules import SCHEDULES, Runtime, Schedule, ScheduleRule
+from planner.schedules.one_f_one_b import OneFOneB
 from planner.specs.cluster import ClusterSpec
+from planner.trainers.registry import TRAINERS
 from tests.conftest import needed
 
 # ---- pool ----------------------------------------------------------------------------------------
@@ -122,23 +129,7 @@ def test_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["seconds"] > 0.0
     with pytest.raises(ValueError, match="sizes of a top-2 are rows, width"):
         shapes.Shape.from_dict({**wanted, "sizes": {"rows": 8}})
-=======
-"""One entry of every extension point, added from outside: what is registered is planned with, and
-no other file knows it.
-"""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
-
-import pytest
-
-import planner
-from planner.columns import LayoutBatch
-from planner.errors import SpecError
-from planner.schedules import SCHEDULES, Runtime, Schedule, ScheduleRule
-from planner.schedules.one_f_one_b import OneFOneB
-from planner.trainers.registry import TRAINERS
 
 # ---- schedule ------------------------------------------------------------------------------------
 
@@ -209,4 +200,3 @@ def test_its_runtime_its_order_and_its_rules_are_its_own(added: Schedule) -> Non
 def test_without_it_the_name_is_unknown() -> None:
     with pytest.raises(SpecError, match="did you mean"):
         planner.estimate({**JOB, "layout": {**PIPELINE, "pp_schedule": "Even1F1B"}})
->>>>>>> 863baa9 (A schedule from outside is searched, priced and refused by its own rules)
