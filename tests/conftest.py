@@ -47,6 +47,29 @@ def needed(module: str) -> Any:
         missing(f"{module} ({error})", "`make test` installs it")
 
 
+def tiers(few: int, many: int, **strategies: Any) -> Callable[[Callable[..., None]], Any]:
+    """Makes a check of drawn values a test of few examples, and a slow one of many."""
+    from hypothesis import HealthCheck, given, settings
+
+    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+
+    def decorate(check: Callable[..., None]) -> Any:
+        drawn = {
+            count: settings(max_examples=count, deadline=None, suppress_health_check=checks)(
+                given(**strategies)(check)
+            )
+            for count in (few, many)
+        }
+
+        @pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.slow)])
+        def test(examples: int) -> None:
+            drawn[examples]()
+
+        return test
+
+    return decorate
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Rings in their order; what is in none of them comes first."""
     items.sort(

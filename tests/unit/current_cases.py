@@ -21,6 +21,7 @@ from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import VersusCurrent
 
+AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 FOLDER = Path(__file__).parents[1] / "fixtures" / "current"
 
 
@@ -59,14 +60,9 @@ def runnable(draw: Any, name: str, to: str, version: str) -> Layout:
         refused = {fault.field for fault in made.blockers} & set(Layout.model_fields)
         if not refused:
             break
-        plainest = layout(
-            chosen.num_gpus,
-            to,
-            **{
-                axis: getattr(chosen, axis)
-                for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp")
-            },
-        )
+        refused |= {"ep", "etp"} if refused & {"ep", "etp"} else set()  # faults name one of them
+        axes = {name: 1 if name in refused else getattr(chosen, name) for name in AXES}
+        plainest = layout(math.prod(axes.values()), to, **axes)
         chosen = chosen.model_copy(update={field: getattr(plainest, field) for field in refused})
     assume(not made.blockers)
     return chosen

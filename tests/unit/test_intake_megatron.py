@@ -3,7 +3,6 @@
 import pytest
 from current_cases import FOLDER, exported, fixture_job, job_of_text, machine, runnable, same_run
 from export_cases import MODELS, layout, model
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import SpecError
@@ -12,6 +11,7 @@ from planner.intake.current import read
 from planner.intake.trainer_files.megatron import MegatronSaid, edited_script, megatron_changes
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
+from tests.conftest import tiers
 
 SCRIPT = (FOLDER / "pretrain_llama3_70b.sh").read_text(encoding="utf-8")
 
@@ -150,12 +150,7 @@ def test_a_value_that_a_variable_brings_changes_in_the_variable_unless_another_f
     assert "--my-size ${TP}\n" in new
 
 
-@settings(
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-@given(data=st.data())
+@tiers(10, 100, data=st.data())
 def test_every_export_reads_back_from_its_script(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(MODELS))
     shapes = model(name)
@@ -187,12 +182,7 @@ def test_every_export_reads_back_from_its_script(data: st.DataObject) -> None:
     assert ours == theirs
 
 
-@settings(
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-@given(data=st.data())
+@tiers(10, 100, data=st.data())
 def test_an_edited_script_runs_the_new_layout_and_keeps_the_rest(data: st.DataObject) -> None:
     winner = data.draw(runnable("llama3-70b", "megatron", "0.14"))
     batch = 2 * winner.micro_batch_size * winner.dp_degree

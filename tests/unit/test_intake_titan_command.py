@@ -5,7 +5,6 @@ another layout.
 import pytest
 from current_cases import FOLDER, exported, job_of_text, machine, runnable, same_run
 from export_cases import layout, model
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import SpecError
@@ -17,6 +16,7 @@ from planner.intake.trainer_files.torchtitan import TitanSaid
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from planner.trainers.titan_defaults import CONFIGS_03
+from tests.conftest import tiers
 
 EIGHT = (FOLDER / "llama3_8b.toml").read_text(encoding="utf-8")
 SLURM = (FOLDER / "train_slurm.sh").read_text(encoding="utf-8")
@@ -116,12 +116,7 @@ def test_a_value_changes_where_it_is_written_and_new_ones_go_to_the_toml() -> No
     assert "global_batch_size = 64" in files["llama3_8b.toml"]
 
 
-@settings(
-    max_examples=80,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-@given(data=st.data())
+@tiers(8, 80, data=st.data())
 def test_every_export_for_0_3_reads_back_from_its_script(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(MODELS_03))
     chosen = data.draw(runnable(name, "torchtitan", "0.3.0"))
@@ -143,12 +138,7 @@ def test_every_export_for_0_3_reads_back_from_its_script(data: st.DataObject) ->
     assert {**job.model.model_dump(), "name": ""} == {**model(name).model_dump(), "name": ""}
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-@given(data=st.data(), line=st.sampled_from(["0.2.2", "0.3.0"]))
+@tiers(6, 60, data=st.data(), line=st.sampled_from(["0.2.2", "0.3.0"]))
 def test_an_edited_script_runs_the_new_layout_and_keeps_the_rest(
     data: st.DataObject, line: str
 ) -> None:

@@ -5,7 +5,6 @@ import tomllib
 import pytest
 from current_cases import FOLDER, exported, fixture_job, job_of_text, machine, runnable, same_run
 from export_cases import MODELS, OTHER, layout, model, training
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import SpecError
@@ -17,6 +16,7 @@ from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.torchtitan import TitanSaid, former_name
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
+from tests.conftest import tiers
 
 EIGHT = (FOLDER / "llama3_8b.toml").read_text(encoding="utf-8")
 SHAPES = tuple(name for name in MODELS if name != "gpt3-175b")  # which TorchTitan has no class for
@@ -133,12 +133,7 @@ def test_weights_of_the_ends_of_a_pipeline_become_a_split() -> None:
     assert job.layout.layers_per_stage == (6, 9, 9, 8)
 
 
-@settings(
-    max_examples=120,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-@given(data=st.data())
+@tiers(12, 120, data=st.data())
 def test_every_export_reads_back_as_the_same_job(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(SHAPES))
     shapes = model(name)
@@ -216,12 +211,7 @@ UNKNOWN = st.dictionaries(
 )
 
 
-@settings(
-    max_examples=120,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-@given(data=st.data())
+@tiers(12, 120, data=st.data())
 def test_editing_keeps_what_it_does_not_know_and_gives_the_new_layout(data: st.DataObject) -> None:
     first, winner = (data.draw(runnable("llama3-8b", "torchtitan", "0.2.2")) for _ in range(2))
     unknown = data.draw(UNKNOWN)
