@@ -18,6 +18,8 @@ from planner.calibration.held_out import Fitted
 from planner.calibration.report import complete
 from planner.cost.machine.shipped import shipped_calibration
 
+pytestmark = pytest.mark.slow
+
 FLOOR = Path(__file__).with_name("accuracy_floor.json")
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 SLACK = 0.002

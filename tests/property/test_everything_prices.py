@@ -327,6 +327,7 @@ def test_a_precision_without_units_is_always_a_violation() -> None:
     assert checked > 1000
 
 
+@pytest.mark.slow
 def test_legal_layouts_survive_the_whole_estimate() -> None:
     """Simulation, intervals and breakdown too, of a sample that leaves no schedule out."""
     draw = np.random.default_rng(SEED)

@@ -233,7 +233,10 @@ BIG = [
 
 
 class TestImitated:
-    @pytest.mark.parametrize(("model", "num_gpus", "layout", "devices"), BIG)
+    @pytest.mark.parametrize(
+        ("model", "num_gpus", "layout", "devices"),
+        [BIG[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in BIG[1:])],
+    )
     def test_small_runs_are_legal_fit_and_differ_by_equal_layers(
         self, model: str, num_gpus: int, layout: dict[str, Any], devices: int
     ) -> None:
@@ -269,7 +272,10 @@ class TestImitated:
             ]
             assert set(added) <= set(big.model.layer_kinds()[-period(big.model) :])
 
-    @pytest.mark.parametrize(("model", "num_gpus", "layout", "devices"), BIG)
+    @pytest.mark.parametrize(
+        ("model", "num_gpus", "layout", "devices"),
+        [BIG[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in BIG[1:])],
+    )
     def test_in_a_world_like_the_model_it_is_right_within_its_own_error(
         self, model: str, num_gpus: int, layout: dict[str, Any], devices: int
     ) -> None:

@@ -66,6 +66,7 @@ def test_a_shift_of_the_truth_is_found(shift: float) -> None:
     assert np.sign(moved[PLACE["compute"]] + moved[PLACE["gemm"]]) == np.sign(shift)
 
 
+@pytest.mark.slow
 def test_a_trainer_never_measured_moves_with_the_others_and_is_less_sure() -> None:
     calibration, _ = fit(made_with(0.15))
     place = PLACE["compute"]
@@ -95,6 +96,7 @@ def test_no_runs_leave_the_priors() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_source_with_an_offset_of_its_own_does_not_move_the_knobs_for_all() -> None:
     """The same runs, once from one source and once from six: six witnesses count for more than one
     heard six times.
@@ -106,6 +108,7 @@ def test_a_source_with_an_offset_of_its_own_does_not_move_the_knobs_for_all() ->
     assert alone.shift("torchtitan", "hopper")[place] < many.shift("torchtitan", "hopper")[place]
 
 
+@pytest.mark.slow
 def test_a_fit_goes_on_from_a_calibration() -> None:
     first, _ = fit(made_with(0.15))
     second, _ = fit(made_with(0.15), first)
@@ -117,6 +120,7 @@ def test_a_fit_goes_on_from_a_calibration() -> None:
     assert after < before
 
 
+@pytest.mark.slow
 def test_left_out_runs_are_predicted_by_the_others() -> None:
     data = made_with(0.2)
     _, linear = fit(data)

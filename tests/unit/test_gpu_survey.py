@@ -60,6 +60,7 @@ def run(request: pytest.FixtureRequest, worker: str) -> gpu_survey.Run:
 # ---- the grid ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_case_is_legal_and_has_a_name_of_its_own() -> None:
     found = cases("h200-sxm-141gb")
     assert [name for name, count in Counter(case.id for case in found).items() if count > 1] == []
@@ -111,6 +112,7 @@ def test_fake_tensors_see_every_rank_and_nothing_compiled() -> None:
     assert (task.fake_tensors, task.device, task.steps) == (True, "cpu", 1)
 
 
+@pytest.mark.slow
 def test_a_survey_fits_a_few_calls() -> None:
     machine = gpu_survey.Machine(gpu="h200-sxm-141gb", name="NVIDIA H200", devices=("0",))
     seconds = [gpu_survey.expected_seconds(case, machine) for case in cases(machine.gpu)]
@@ -137,6 +139,7 @@ def test_the_first_minute_of_kernels_covers_what_the_runs_consist_of() -> None:
 # ---- running -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rows_are_measurements_and_failures_and_memory_ends_are_rows_too(
     tmp_path: Path, run: gpu_survey.Run
 ) -> None:
@@ -301,6 +304,7 @@ def lines() -> list[predicted_against_measured.Line]:
     return predicted_against_measured.table(rows_of(1.25))
 
 
+@pytest.mark.slow
 def test_calibration_on_one_half_mends_a_gpu_that_is_slower(
     lines: list[predicted_against_measured.Line],
 ) -> None:
@@ -316,6 +320,7 @@ def test_calibration_on_one_half_mends_a_gpu_that_is_slower(
     assert figures["reserved memory of all"]["worst"] == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_goals_and_memory_ends_are_judged(lines: list[predicted_against_measured.Line]) -> None:
     said = predicted_against_measured.verdicts(lines, predicted_against_measured.summary(lines))
     assert said[0].startswith("goal 8%: step time")
@@ -376,6 +381,7 @@ def test_memory_alone_is_a_row_of_the_table() -> None:
     assert predicted_against_measured.cells(line)[1:4] == ["-", "-", "-"]
 
 
+@pytest.mark.slow
 def test_the_table_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

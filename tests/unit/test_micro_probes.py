@@ -79,6 +79,7 @@ def run(folder: Path, shapes: list[Shape], *launcher: str, seconds: float = 60.0
     return [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_every_kind_of_kernel_is_timed_here(tmp_path: Path) -> None:
     absent = [
         Shape.of("gemm", dtype="nvfp4", m=64, n=64, k=64),
@@ -121,6 +122,7 @@ def run_partly(folder: Path) -> list[dict]:
     return run(folder, [Shape.of("gemm", m=64, n=48, k=32)] * 2000, seconds=0.5)
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(shape: Shape, where: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")

@@ -205,6 +205,7 @@ def plan_of(**search: object) -> Plan:
     return recommend(read_job(job), ports=Ports(clock=Fixed(), ids=Fixed()))
 
 
+@pytest.mark.slow
 def test_the_first_does_not_depend_on_how_many_are_asked_for() -> None:
     one, three, ten = (plan_of(top_k=count) for count in (1, 3, 10))
     assert one.ranked[0].layout == three.ranked[0].layout == ten.ranked[0].layout
@@ -228,6 +229,7 @@ def test_the_fastest_on_paper_is_the_second_line_with_what_it_would_gain() -> No
     assert f"{other.oom_probability:.1%}" in other.statement
 
 
+@pytest.mark.slow
 def test_prefer_fastest_puts_the_fastest_first() -> None:
     simplest, fastest = plan_of(top_k=3), plan_of(top_k=3, prefer="fastest")
     assert fastest.fastest_on_paper is None

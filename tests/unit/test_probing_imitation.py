@@ -59,7 +59,10 @@ def as_it_runs(values: dict[str, Any], num_gpus: int) -> Imitation:
     return found
 
 
-@pytest.mark.parametrize(("model", "num_gpus", "layout", "devices"), CASES)
+@pytest.mark.parametrize(
+    ("model", "num_gpus", "layout", "devices"),
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])],
+)
 def test_it_is_priced_as_it_will_run_and_tells_about_what_it_claims(
     model: str, num_gpus: int, layout: dict[str, Any], devices: int
 ) -> None:

@@ -463,7 +463,9 @@ def test_measurements_of_other_layouts_are_named_and_ignored() -> None:
 # ---- events --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+)
 def test_the_best_so_far_never_gets_worse_and_is_the_answer(seed: int) -> None:
     """On a machine so noisy that most of what it says is chance, with repeats."""
     machine = replace(Machine.wrong_by(small(), 0.1, seed=seed), noise_sd=0.15)

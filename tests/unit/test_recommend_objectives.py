@@ -113,6 +113,7 @@ def test_front_of_time_against_cost(plans: dict[str, Plan]) -> None:
     assert any(option.on_front for option in plans["cost"].sizes)
 
 
+@pytest.mark.slow
 def test_larger_jobs_lose_more_to_failures() -> None:
     plan = plan_of("time", cluster={"mtbf_gpu_hours": 40})
     goodputs = [option.tokens_per_second * option.step_seconds for option in plan.sizes]
@@ -120,6 +121,7 @@ def test_larger_jobs_lose_more_to_failures() -> None:
     assert goodputs[-1] < 0.95 * goodputs[0]
 
 
+@pytest.mark.slow
 def test_failures_can_make_fewer_gpus_the_faster_choice() -> None:
     # Every GPU fails each 2 hours: at 32 GPUs a failure each 4 minutes, a third of what a restart
     #     takes.

@@ -33,7 +33,9 @@ def truth() -> Truth:
     return Truth.of_landscape(landscapes.generate(SMALL, 0.10, 3), 0.01)
 
 
-@pytest.mark.parametrize("error", [0.05, 0.10, 0.30])
+@pytest.mark.parametrize(
+    "error", [0.10, *(pytest.param(error, marks=pytest.mark.slow) for error in (0.05, 0.30))]
+)
 def test_a_landscape_is_as_far_from_the_model_as_it_says(error: float) -> None:
     differences = []
     for seed in range(12):
@@ -55,6 +57,7 @@ def test_landscapes_are_repeatable_and_differ_by_seed() -> None:
     assert abs(np.corrcoef(shapes)[0, 1]) < 0.95
 
 
+@pytest.mark.slow
 def test_the_laws_are_another_model() -> None:
     """At their centre they neither copy the cost model nor are far from any machine: ranks agree by
     a part only.
@@ -69,6 +72,7 @@ def test_the_laws_are_another_model() -> None:
     assert 0.2 < np.corrcoef(ranks)[0, 1] < 0.97
 
 
+@pytest.mark.slow
 def test_published_sweeps_are_predicted_without_their_source() -> None:
     sweeps = published_sweeps()
     assert len(sweeps) >= 25
@@ -127,7 +131,13 @@ def survey_row(ac: str, measured: dict[str, Any], seq_len: int = 4096) -> dict[s
     }
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("random", OURS) else [pytest.mark.slow])
+        for name in QUICK
+    ],
+)
 def test_strategies_ask_for_candidates_they_have_not_tried(name: str, truth: Truth) -> None:
     ask = STRATEGIES[name](truth.candidates, 0, 6)
     rng = np.random.default_rng(0)
@@ -158,6 +168,7 @@ def test_looks_follow_the_same_laws_and_claim_their_error() -> None:
     assert 0.6 < np.sqrt(np.mean(np.square(shares))) < 1.5
 
 
+@pytest.mark.slow
 def test_the_study_with_looks_pays_for_them_and_probes_no_more_than_it_may() -> None:
     told = Truth.of_landscape(landscapes.generate("8B on 64 H100", 0.30, 2), 0.01)
     run = replay.replay(told, LOOKING, 0, replay.GENERATED[2])
@@ -247,6 +258,7 @@ def test_worse_is_told_from_chance() -> None:
     assert not surely_worse(better, ours, 1)
 
 
+@pytest.mark.slow
 def test_demands_on_the_published_sweeps() -> None:
     by = demands([replay.MEASURED], [OURS, TRIVIAL], 1)
     assert quantile_to_goal(0.5)(by[OURS]) <= 3
@@ -254,6 +266,7 @@ def test_demands_on_the_published_sweeps() -> None:
     assert out_of_memory(by[OURS]) <= 0.05
 
 
+@pytest.mark.slow
 def test_never_worse_than_best_first_on_the_published_sweeps() -> None:
     by = demands([replay.MEASURED], [OURS, TRIVIAL], 1)
     for probes in range(1, replay.PROBES + 1):
@@ -305,6 +318,7 @@ def test_the_committed_page_is_of_these_strategies() -> None:
     assert (ROOT / "docs" / "replay.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "noise", "tolerance"), [(0, 0.01, -1.0), (1, 0.10, -1.0), (2, 0.10, 0.01)]
 )

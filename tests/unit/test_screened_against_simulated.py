@@ -17,6 +17,7 @@ def job(request: pytest.FixtureRequest) -> tuple[Pricer, Space]:
     return screening.prepared(request.param)
 
 
+@pytest.mark.slow
 def test_screened_and_simulated_agree(job: tuple[Pricer, Space]) -> None:
     found = screening.faithfulness(*job, SAMPLE, first=FIRST)
     assert found.sample == SAMPLE
@@ -65,6 +66,7 @@ def test_spearman_by_its_definition() -> None:
     assert screening.ranks(np.array([5.0, 1.0, 5.0, 7.0])).tolist() == [1.5, 0.0, 1.5, 3.0]
 
 
+@pytest.mark.slow
 def test_speed_is_measured_on_what_is_counted() -> None:
     pricer, space = screening.prepared("8B on 8")
     count, of_a_core, by_the_wall = screening.priced_a_second(pricer, space)

@@ -63,7 +63,13 @@ def winner(name: str, fix: dict[str, Any]) -> RankedLayout:
     return recommend(job, ports=Ports(clock=Fixed(), ids=Fixed())).ranked[0]
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if place else [])
+        for place, name in enumerate(JOBS)
+    ],
+)
 def test_nothing_fixed_is_at_least_as_good_as_anything_fixed(name: str) -> None:
     best = winner(name, {}).estimate.step_seconds or np.nan
     found = {}
