@@ -1,4 +1,4 @@
-# Two commands: `make recommend` sets up and runs the main job; `make test` sets up and passes the tests.
+# `make recommend` sets up and runs the main job; `make test` sets up and passes the tests of a commit, `make test-slow` the others.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -7,11 +7,16 @@ TEST_PROCESSES ?= 2
 recommend: $(VENV)/.base
 	$(BIN)/planner-cli recommend --model llama3.1-8b --gpu h100-sxm-80gb --num-gpus 8 --seq-len 8192 --global-batch-size 128
 
-test: $(VENV)/.test $(VENV)/.titan
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 15
+
+test: $(VENV)/.test
 	$(BIN)/ruff check planner api probes tests benchmarks
 	$(BIN)/ruff format --check planner api probes tests benchmarks alembic setup.py
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 15
+	$(PYTEST)
+
+test-slow: $(VENV)/.test $(VENV)/.titan
+	$(PYTEST) -m slow
 
 $(VENV)/.base: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -33,4 +38,4 @@ benchmarks: $(VENV)/.test
 	$(BIN)/python benchmarks/screening.py
 	$(BIN)/planner-cli accuracy --recompute
 
-.PHONY: recommend test benchmarks
+.PHONY: recommend test test-slow benchmarks

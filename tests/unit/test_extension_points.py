@@ -1,5 +1,9 @@
 """One of each extension point, added from outside: one file and one line, and it works."""
 
+import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +18,7 @@ from planner.schedules import SCHEDULES, Runtime, Schedule, ScheduleRule
 from planner.schedules.one_f_one_b import OneFOneB
 from planner.specs.cluster import ClusterSpec
 from planner.trainers.registry import TRAINERS
-from tests.conftest import needed
+from tests.conftest import ROOT, clean_environment, needed
 
 # ---- pool ----------------------------------------------------------------------------------------
 
@@ -200,3 +204,74 @@ def test_its_runtime_its_order_and_its_rules_are_its_own(added: Schedule) -> Non
 def test_without_it_the_name_is_unknown() -> None:
     with pytest.raises(SpecError, match="did you mean"):
         planner.estimate({**JOB, "layout": {**PIPELINE, "pp_schedule": "Even1F1B"}})
+
+
+# ---- catalogue -----------------------------------------------------------------------------------
+
+GPU_FILE = """
+{family: hopper, vendor: nvidia, memory: 120 GiB, memory_bandwidth: 4 TB/s, num_sms: 132,
+ peak_flops: {fp32: 67 TFLOP/s, tf32: 494 TFLOP/s, bf16: 989 TFLOP/s, fp16: 989 TFLOP/s},
+ power_limit: 700 W, nominal_power: 700 W, nvls: true, context: 0.75 GiB,
+ scale_up: {gpus: 8, bandwidth: 450 GB/s, latency: 1 us, topology: switch},
+ scale_out: {bandwidth: 400 Gb/s, latency: 5 us, topology: switch},
+ pcie_bandwidth: 64 GB/s, host_memory_per_gpu: 256 GiB, mtbf_gpu_hours: 50000,
+ price_per_gpu_hour: 2.5, sources: {memory: a test}}
+"""
+MODEL_FILE = """
+{model_type: llama, hidden_size: 2048, intermediate_size: 8192, num_hidden_layers: 16,
+ num_attention_heads: 32, num_key_value_heads: 8, vocab_size: 128256, source: a test}
+"""
+CLUSTER_FILE = "{gpu: new-gpu, num_gpus: 8, gpus_per_node: 8, source: a test}"
+CATALOGUE = {
+    "gpus/new-gpu.yaml": GPU_FILE,
+    "models/new-model.yaml": MODEL_FILE,
+    "clusters/new-cluster.yaml": CLUSTER_FILE,
+}
+ASK = """
+import json, sys, planner
+job = json.loads(sys.argv[1])
+plan = planner.recommend(job)
+print(json.dumps([plan.job["model"], plan.ranked[0].estimate.step_seconds]))
+"""
+
+
+@pytest.fixture(scope="module")
+def with_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with one more file in each folder of the catalogue."""
+    folder = tmp_path_factory.mktemp("package")
+    shutil.copytree(
+        ROOT / "planner", folder / "planner", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for name, text in CATALOGUE.items():
+        (folder / "planner" / "catalog" / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param({"cluster": {"gpu": "new-gpu", "num_gpus": 8}}, id="gpu"),
+        pytest.param({"model": "new-model"}, id="model"),
+        pytest.param({"cluster": "new-cluster"}, id="cluster"),
+    ],
+)
+def test_catalogue(with_files: Path, job: dict[str, Any]) -> None:
+    """One file, no line: `recommend` plans with it by its name."""
+    whole = {
+        "model": "llama3.2-1b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 2048, "global_batch_size": 64},
+        "search": {"fix": {"pp": 1, "tp": 1, "cp": 1, "precision": "bf16"}, "top_k": 1},
+        **job,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, json.dumps(whole)],
+        cwd=with_files,
+        env={**clean_environment(), "PYTHONPATH": str(with_files)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[1] > 0.0

@@ -1,0 +1,39 @@
+"""README's table of extension points: written from its declaration, with places and tests that
+exist.
+"""
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+
+POINTS = yaml.safe_load((ROOT / "docs" / "extension-points.yaml").read_text(encoding="utf-8"))
+PATH = re.compile(r"(?:planner|probes|api|benchmarks|tests)/[\w./]*")
+OUTSIDE = "tests/unit/test_extension_points.py"
+
+
+def test_the_readme_shows_the_table() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "readme.py"), "--check", "--table"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("point", POINTS, ids=[point["add"] for point in POINTS])
+def test_its_places_and_its_test_exist(point: dict[str, Any]) -> None:
+    said = f"{point['file']} {point.get('line', '')} {point.get('also', '')}"
+    for path in PATH.findall(re.sub(r"NAME\.\w+", "", said)):
+        assert (ROOT / path.rstrip(".")).exists(), path
+    file, _, name = point["test"].partition("::")
+    assert not name or re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE)
+
+
+def test_every_test_of_an_extension_from_outside_has_a_row() -> None:
+    """One test of each kind at least, named by its row."""
+    named = {point["test"].partition("::")[2] for point in POINTS if OUTSIDE in point["test"]}
+    sections = re.findall(r"^# ---- ([\w ]+) -", (ROOT / OUTSIDE).read_text(), re.MULTILINE)
+    assert len(named) >= len(sections), (named, sections)
