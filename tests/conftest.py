@@ -47,6 +47,11 @@ def needed(module: str) -> Any:
         missing(f"{module} ({error})", "`make test` installs it")
 
 
+def one_fast(first: object, *others: object) -> list[Any]:
+    """Values of a parametrized test: the first at every commit, the others in the slow tier."""
+    return [first, *(pytest.param(one, marks=pytest.mark.slow) for one in others)]
+
+
 def tiers(few: int, many: int, **strategies: Any) -> Callable[[Callable[..., None]], Any]:
     """Makes a check of drawn values a test of few examples, and a slow one of many."""
     from hypothesis import HealthCheck, given, settings

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import LAYOUT, Cli, clean_environment
+from tests.conftest import LAYOUT, Cli, clean_environment, one_fast
 
 MAIN_JOB = (
     "--model",
@@ -90,6 +90,7 @@ def test_recommend_as_json_is_the_stored_plan(
     assert {(r["layout"]["tp"], r["layout"]["precision"]) for r in plan["ranked"]} == {(2, "bf16")}
 
 
+@pytest.mark.slow
 def test_the_same_question_has_the_same_answer(cli: Cli) -> None:
     plans = [
         json.loads(cli("recommend", *MAIN_JOB, "--seed", "7", "--json").stdout) for _ in range(2)
@@ -101,6 +102,7 @@ def test_the_same_question_has_the_same_answer(cli: Cli) -> None:
     assert plans[0] == plans[1]
 
 
+@pytest.mark.slow
 def test_save_dir_is_whole_replaced_and_never_someone_elses(cli: Cli, tmp_path: Path) -> None:
     target = tmp_path / "deep" / "plan"
     for _ in range(2):
@@ -123,6 +125,7 @@ def test_save_dir_is_whole_replaced_and_never_someone_elses(cli: Cli, tmp_path: 
     assert [path.name for path in foreign.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.slow
 def test_current_layout_is_compared(cli: Cli, tmp_path: Path) -> None:
     current = write(tmp_path, "layout.json", {"layout": {"tp": 8, "ac": "full"}})
     done = cli("recommend", *MAIN_JOB, "--current", current)
@@ -235,13 +238,20 @@ def test_estimate_many_answers_every_line_in_order(cli: Cli, job: dict[str, Any]
     assert answers[7]["valid"] is False
 
 
-@pytest.mark.parametrize("text", ["", "not json\n", "\n\n", "\x00\x01"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not json\n",
+        *(pytest.param(text, marks=pytest.mark.slow) for text in ("", "\n\n", "\x00\x01")),
+    ],
+)
 def test_estimate_many_of_nothing_readable_is_exit_2(cli: Cli, text: str) -> None:
     done = cli("estimate", "--jobs", "-", input=text)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert len(done.stdout.splitlines()) == len(text.splitlines())
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(
     cli: Cli, tmp_path: Path, job: dict[str, Any], sqlite_url: str
 ) -> None:
@@ -267,7 +277,13 @@ def shell(line: str, sqlite_url: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-@pytest.mark.parametrize("tail", ["", "--json", "--fix cp_method=ulysses --json"])
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "--fix cp_method=ulysses --json",
+        *(pytest.param(tail, marks=pytest.mark.slow) for tail in ("", "--json")),
+    ],
+)
 def test_a_full_disk_is_exit_4_and_one_line(tail: str, sqlite_url: str) -> None:
     done = shell(f"planner-cli recommend {' '.join(MAIN_JOB)} {tail} > /dev/full", sqlite_url)
     assert (done.returncode, done.stderr.count("\n")) == (2 if "--fix" in tail else 4, 1), (
@@ -276,7 +292,7 @@ def test_a_full_disk_is_exit_4_and_one_line(tail: str, sqlite_url: str) -> None:
     assert done.stderr.startswith("error: ")
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", one_fast(">&-", "2>&-", "<&- >&- 2>&-"))
 def test_closed_streams_are_no_error(closed: str, sqlite_url: str) -> None:
     done = shell(f"planner-cli recommend {' '.join(MAIN_JOB)} --top-k 1 {closed}", sqlite_url)
     assert (done.returncode, done.stderr) == (0, "")

@@ -171,6 +171,7 @@ def kill_at(
     runner.wait()
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on_and_measures_nothing_twice(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
@@ -334,6 +335,7 @@ def test_without_torch_nothing_is_spent_or_stored_and_the_extra_is_named(
     assert not wiring.sweeps.list().items
 
 
+@pytest.mark.slow
 def test_what_is_missing_in_mid_study_stops_it_with_that_reason(
     cli: Cli, tmp_path: Path, surroundings: dict[str, str]
 ) -> None:
@@ -379,6 +381,7 @@ def test_a_sweep_measures_learns_and_reports_changes(
     assert json.loads(cli("calibrate", "--json").stdout)[0]["gpu"] == "cpu"
 
 
+@pytest.mark.slow
 def test_on_a_terminal_a_sweep_shows_how_far_it_is(
     tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
@@ -415,6 +418,7 @@ def pieces(terminal: int) -> Iterator[str]:
             yield piece.decode(errors="replace")
 
 
+@pytest.mark.slow
 def test_a_winner_that_was_faster_and_is_not_measured_again_has_no_heir(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
@@ -431,6 +435,7 @@ def test_a_winner_that_was_faster_and_is_not_measured_again_has_no_heir(
         assert report["jobs"][0]["new_winner"] is bool(number)
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_goes_on_by_hand_and_under_a_worker(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
@@ -456,6 +461,7 @@ def test_a_sweep_killed_goes_on_by_hand_and_under_a_worker(
     assert len(shapes) == len(set(shapes)) == 3
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_between_retries_goes_on_with_them(
     tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
@@ -499,6 +505,7 @@ PLANLESS = {
 THREE_HEADS = {**PLANLESS, "model": {**TINY, "num_attention_heads": 3, "num_key_value_heads": 3}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sweep", "code", "words"),
     [
@@ -549,6 +556,7 @@ def test_what_kept_a_sweep_from_measuring() -> None:
     assert code({"layouts": [cannot, line("failed")]}) == 4
 
 
+@pytest.mark.slow
 def test_a_calibration_of_a_pool_that_measures_nothing_says_why(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -686,6 +694,7 @@ def test_over_http_a_queued_plan_can_be_cancelled(tmp_path: Path, sqlite_url: st
         assert client.get("/plans").json()["items"] == []
 
 
+@pytest.mark.slow
 def test_over_http_a_cancelled_plan_is_called_so_and_its_best_so_far_can_be_read(
     client: TestClient,
 ) -> None:
@@ -721,6 +730,7 @@ def test_over_http_plans_and_open_studies_are_read_page_by_page(
             assert [line["id"] for line in found] == asked[::-1]
 
 
+@pytest.mark.slow
 def test_over_http_a_sweep_is_stored_run_and_shown(client: TestClient) -> None:
     made = client.post("/sweeps", json=SWEEP)
     assert made.status_code == 201, made.text
@@ -738,6 +748,7 @@ def test_over_http_a_sweep_is_stored_run_and_shown(client: TestClient) -> None:
     assert client.get("/sweeps/sweep-nope").status_code == 404
 
 
+@pytest.mark.slow
 def test_what_was_measured_of_a_question_counts_once(
     cli: Cli, tmp_path: Path, surroundings: dict[str, str]
 ) -> None:
@@ -766,6 +777,7 @@ def sized(num_gpus: int, **probe: Any) -> dict[str, Any]:
     return {**JOB, "cluster": cluster, "training": training, "probe": {**JOB["probe"], **probe}}
 
 
+@pytest.mark.slow
 def test_smaller_layouts_imitate_where_that_could_change_the_winner(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
@@ -801,6 +813,7 @@ def test_smaller_layouts_imitate_where_that_could_change_the_winner(
     ), "a look is not repeated"
 
 
+@pytest.mark.slow
 def test_killed_in_a_look_it_goes_on_and_looks_at_nothing_twice(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
@@ -828,6 +841,7 @@ def test_killed_in_a_look_it_goes_on_and_looks_at_nothing_twice(
     )
 
 
+@pytest.mark.slow
 def test_a_pool_smaller_than_the_layouts_decides_by_imitations(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
@@ -856,6 +870,7 @@ def test_a_pool_smaller_than_the_layouts_decides_by_imitations(
     )
 
 
+@pytest.mark.slow
 def test_imitations_that_fail_rule_no_layout_out(
     cli: Cli, tmp_path: Path, surroundings: dict[str, str]
 ) -> None:

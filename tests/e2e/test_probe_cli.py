@@ -167,6 +167,7 @@ def test_without_a_gpu_one_clear_line(probe: Probe, surroundings: dict[str, str]
     assert not Path(surroundings["PLANNER_PROBE_FOLDER"]).exists()
 
 
+@pytest.mark.slow
 def test_emulated_ranks_without_a_gpu_tell_memory_alone(probe: Probe) -> None:
     job = {
         **JOB,
@@ -187,6 +188,7 @@ def test_emulated_ranks_without_a_gpu_tell_memory_alone(probe: Probe) -> None:
     assert "memory and counts only" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_smaller_layout_stands_for_one_that_the_pool_holds(probe: Probe) -> None:
     job = {**JOB, "cluster": {"gpu": "cpu", "num_gpus": 4}, "layout": {"dp_shard": 4, "ac": "none"}}
     job["training"] = {"seq_len": 64, "global_batch_size": 16}
@@ -199,6 +201,7 @@ def test_a_smaller_layout_stands_for_one_that_the_pool_holds(probe: Probe) -> No
     assert "imitate_gpus=4: must be fewer than the layout's 4 GPUs" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_the_best_of_a_plan(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
     (tmp_path / "job.json").write_text(
         json.dumps({key: JOB[key] for key in ("model", "cluster", "training")})
@@ -219,6 +222,7 @@ def test_the_best_of_a_plan(cli: Cli, tmp_path: Path, surroundings: dict[str, st
     assert cli("probe", "--plan", "plan-nope", env=surroundings).returncode == 2
 
 
+@pytest.mark.slow
 def test_recordings_stand_for_gpus(probe: Probe, tmp_path: Path) -> None:
     job = {**JOB, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 2}}
     task = ProbeTask(id="recorded", job=job)

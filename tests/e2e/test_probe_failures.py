@@ -75,6 +75,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notes", FAILURES)
 def test_class_rank_and_first_cause(outcomes: dict[str, Outcome], notes: str) -> None:
     kind, rank, words = FAILURES[notes]
@@ -85,6 +86,7 @@ def test_class_rank_and_first_cause(outcomes: dict[str, Outcome], notes: str) ->
     assert words in outcome.message
 
 
+@pytest.mark.slow
 def test_a_hang_names_the_rank_that_did_not_come_and_where_it_was(
     outcomes: dict[str, Outcome],
 ) -> None:
@@ -94,6 +96,7 @@ def test_a_hang_names_the_rank_that_did_not_come_and_where_it_was(
     assert "time.sleep" in str(outcome.traceback) or "in hang" in str(outcome.traceback)
 
 
+@pytest.mark.slow
 def test_out_of_memory_of_a_gpu_and_of_a_host(outcomes: dict[str, Outcome]) -> None:
     gpu, host = outcomes["oom"], outcomes["allocate 1000000000000000"]
     assert isinstance(gpu, OutOfMemory)
@@ -102,6 +105,7 @@ def test_out_of_memory_of_a_gpu_and_of_a_host(outcomes: dict[str, Outcome]) -> N
     assert (host.rank, host.attempted_bytes) == (1, 4 * 10**15)
 
 
+@pytest.mark.slow
 def test_a_crash_after_the_result_does_not_take_it_back(outcomes: dict[str, Outcome]) -> None:
     assert isinstance(outcomes["late 3"], Measured)
 
@@ -126,6 +130,7 @@ def test_a_stop_ends_it(tmp_path: Path) -> None:
     assert (outcome.kind, outcome.message) == (FailureKind.INTERRUPTED, "stopped on request")
 
 
+@pytest.mark.slow
 def test_a_clash_of_ports_is_tried_again(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -151,6 +156,7 @@ def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
     assert (outcome.kind, "/nowhere/python" in outcome.message) == (FailureKind.IMPORT, True)
 
 
+@pytest.mark.slow
 def test_a_killed_guardian_is_told(tmp_path: Path) -> None:
     folders: list[Path] = []
 

@@ -117,6 +117,7 @@ def test_a_probe_is_queued_run_and_found(make: Make, database_url: str) -> None:
     ] == [row]
 
 
+@pytest.mark.slow
 def test_a_layout_can_be_imitated_by_a_smaller_one(make: Make) -> None:
     needed("torch")
     client = make()
@@ -139,6 +140,7 @@ def test_what_is_no_kernel_is_refused_at_once(make: Make) -> None:
     assert "bytes, ranks, stride" in fault["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_kernels_timed_by_the_real_program_teach_their_gpu(make: Make) -> None:
     needed("torch")
@@ -161,6 +163,7 @@ def test_kernels_timed_by_the_real_program_teach_their_gpu(make: Make) -> None:
     assert (learnt["runs"], learnt["in_use"], "torch" in learnt["software"]) == (0, True, True)
 
 
+@pytest.mark.slow
 def test_a_failure_is_in_the_record(make: Make) -> None:
     needed("torch")
     client = make()
@@ -181,6 +184,7 @@ def test_a_failure_is_in_the_record(make: Make) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_best_of_a_plan(make: Make) -> None:
     client = make(workers=0)
     plan = client.post(
@@ -251,6 +255,7 @@ def test_a_running_probe_is_cancelled(make: Make, tmp_path: Path) -> None:
     assert guardian.bearers(token) == set()
 
 
+@pytest.mark.slow
 def test_a_service_that_stops_puts_its_probe_back(make: Make, tmp_path: Path) -> None:
     needed("torch")
     client = make()

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from api.jobs.leases import LEASE_SECONDS
 from api.jobs.probes import recover
 from api.wiring import SystemClock, Wiring
@@ -189,6 +191,7 @@ def check(kill: Kill, record: ProbeRecord, hit: bool, folder: Path) -> None:
         assert "was ended by signal 9" in str(record.message), says
 
 
+@pytest.mark.slow
 def test_fifty_random_kills_leave_nothing_and_a_true_record(tmp_path: Path) -> None:
     needed("torch")
     _ = wiring(tmp_path, Kill(0, "", 0.0, True)).store  # made once, before everybody asks for it

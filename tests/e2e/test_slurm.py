@@ -88,18 +88,21 @@ def test_a_gang_over_two_nodes_measures(pool: SlurmPool, slurm: Path) -> None:
     assert_no_job_is_left(slurm)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_told_by_its_node(pool: SlurmPool) -> None:
     outcome = run(pool, "die").outcome
     assert isinstance(outcome, Failed)
     assert (outcome.kind, outcome.rank) == (FailureKind.KILLED, 1)
 
 
+@pytest.mark.slow
 def test_the_first_cause_among_all_nodes(pool: SlurmPool) -> None:
     outcome = run(pool, "victims").outcome
     assert isinstance(outcome, Failed)
     assert (outcome.rank, outcome.message) == (1, "KeyError: 'rope'")
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_to_the_second_not_to_slurms_minute(pool: SlurmPool, slurm: Path) -> None:
     result = run(pool, "sleep 600", limit=20.0)
     assert isinstance(result.outcome, Failed)
@@ -108,6 +111,7 @@ def test_the_time_limit_is_to_the_second_not_to_slurms_minute(pool: SlurmPool, s
     assert_no_job_is_left(slurm)
 
 
+@pytest.mark.slow
 def test_a_queue_without_end_is_left(pool: SlurmPool, slurm: Path) -> None:
     hog = subprocess.Popen(
         ["srun", "--nodes", "2", "--exclusive", "--input=none", "sleep", "120"],
@@ -147,6 +151,7 @@ def test_what_slurm_refuses_is_an_error_in_its_words(pool: SlurmPool) -> None:
         run(pool, "")
 
 
+@pytest.mark.slow
 def test_planner_cli_probe_through_slurm(slurm: Path, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(
         json.dumps({key: value for key, value in TWO_NODES.items() if key != "notes"})

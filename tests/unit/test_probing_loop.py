@@ -26,6 +26,7 @@ from planner.study.study import (
     Settings,
 )
 from planner.study.trials import MEMORY_CONSTRAINT
+from tests.conftest import one_fast
 from tests.unit.probing_cases import Machine, failed, measurement, out_of_memory, small, subset
 
 MUCH = Budget(probes=1000, gpu_seconds=1e12)
@@ -463,9 +464,7 @@ def test_measurements_of_other_layouts_are_named_and_ignored() -> None:
 # ---- events --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
-)
+@pytest.mark.parametrize("seed", one_fast(*range(6)))
 def test_the_best_so_far_never_gets_worse_and_is_the_answer(seed: int) -> None:
     """On a machine so noisy that most of what it says is chance, with repeats."""
     machine = replace(Machine.wrong_by(small(), 0.1, seed=seed), noise_sd=0.15)

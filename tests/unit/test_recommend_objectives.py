@@ -54,6 +54,7 @@ def plans() -> dict[str, Plan]:
     }
 
 
+@pytest.mark.slow
 def test_sizes_hold_the_best_of_every_size(plans: dict[str, Plan]) -> None:
     for plan in plans.values():
         assert [option.num_gpus for option in plan.sizes] == [8, 16, 32]
@@ -68,6 +69,7 @@ def test_sizes_hold_the_best_of_every_size(plans: dict[str, Plan]) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "field", "sign"),
     [
@@ -88,6 +90,7 @@ def test_the_winner_is_best_by_its_objective(
     assert min(values.values()) <= best * (1 + 1e-6 * (1 if best > 0 else -1))
 
 
+@pytest.mark.slow
 def test_memory_leaves_most_headroom(plans: dict[str, Plan]) -> None:
     needs = {name: plan.ranked[0].estimate.device_bytes or 0.0 for name, plan in plans.items()}
     assert min(needs, key=lambda name: needs[name]) == "memory"
@@ -100,6 +103,7 @@ def test_memory_leaves_most_headroom(plans: dict[str, Plan]) -> None:
     assert (winner.usable_bytes or 0.0) - (winner.device_bytes or 0.0) >= headroom * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_front_of_time_against_cost(plans: dict[str, Plan]) -> None:
     for plan in plans.values():
         for option in plan.sizes:
@@ -147,6 +151,7 @@ def test_one_size_ranks_by_expected_step_time() -> None:
     assert plan.sizes[0].on_front
 
 
+@pytest.mark.slow
 def test_layouts_of_different_sizes_are_no_near_copies(plans: dict[str, Plan]) -> None:
     ranked = [(entry.num_gpus, entry.layout) for entry in plans["cost"].ranked]
     last = plans["cost"].ranked[-1].run
@@ -165,6 +170,7 @@ def test_sizes_that_hold_nothing_are_named() -> None:
 FRAGILE = {"mtbf_gpu_hours": 40}
 
 
+@pytest.mark.slow
 def test_failures_make_small_jobs_cheap_and_large_ones_fast() -> None:
     winners = {
         objective: plan_of(objective, cluster=FRAGILE).ranked[0].num_gpus
@@ -173,6 +179,7 @@ def test_failures_make_small_jobs_cheap_and_large_ones_fast() -> None:
     assert winners == {"time": 32, "cost": 8, "energy": 8}
 
 
+@pytest.mark.slow
 def test_free_gpus_are_counted_in_hours() -> None:
     plan = plan_of("cost", cluster={"price_per_gpu_hour": 0, **FRAGILE})
     assert all(option.cost == 0 for option in plan.sizes)
@@ -180,6 +187,7 @@ def test_free_gpus_are_counted_in_hours() -> None:
     assert [option.on_front for option in plan.sizes] == [True, True, True]
 
 
+@pytest.mark.slow
 def test_plan_says_how_sure_and_what_comes_next(plans: dict[str, Plan]) -> None:
     for objective, plan in plans.items():
         assert (plan.regret is None) == (objective == "memory")
@@ -189,6 +197,7 @@ def test_plan_says_how_sure_and_what_comes_next(plans: dict[str, Plan]) -> None:
     assert 0.0 < sure.expected_share < sure.share_95 < 1.0
 
 
+@pytest.mark.slow
 def test_plan_without_the_new_fields_still_loads(plans: dict[str, Plan]) -> None:
     old = plans["time"].model_dump(mode="json")
     for key in ("sizes", "regret"):
@@ -199,6 +208,7 @@ def test_plan_without_the_new_fields_still_loads(plans: dict[str, Plan]) -> None
     assert (loaded.sizes, loaded.regret, loaded.ranked[0].run) == ([], None, None)
 
 
+@pytest.mark.slow
 def test_number_two_of_another_size_is_compared_by_the_whole_run(plans: dict[str, Plan]) -> None:
     plan = plans["cost"]
     first, second = plan.ranked[:2]
@@ -208,6 +218,7 @@ def test_number_two_of_another_size_is_compared_by_the_whole_run(plans: dict[str
     assert not any("a step" in line for line in plan.headline)
 
 
+@pytest.mark.slow
 def test_screen_shows_the_whole_run_and_the_sizes(plans: dict[str, Plan]) -> None:
     console = Console(width=110, record=True, file=StringIO())
     console.print(plan_view(plans["cost"], 110, letters=True))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, one_fast
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -33,9 +33,7 @@ def truth() -> Truth:
     return Truth.of_landscape(landscapes.generate(SMALL, 0.10, 3), 0.01)
 
 
-@pytest.mark.parametrize(
-    "error", [0.10, *(pytest.param(error, marks=pytest.mark.slow) for error in (0.05, 0.30))]
-)
+@pytest.mark.parametrize("error", one_fast(0.10, 0.05, 0.30))
 def test_a_landscape_is_as_far_from_the_model_as_it_says(error: float) -> None:
     differences = []
     for seed in range(12):
@@ -150,6 +148,7 @@ def test_strategies_ask_for_candidates_they_have_not_tried(name: str, truth: Tru
     assert len(set(rows)) == 6 or name == "cost-model"
 
 
+@pytest.mark.slow
 def test_looks_follow_the_same_laws_and_claim_their_error() -> None:
     """Over jobs and sizes they are off by what they claim, neither sure nor shy."""
     shares = []

@@ -147,6 +147,7 @@ def test_the_winner_is_the_same_whatever_is_asked_for(asked: tuple[str, dict[str
     assert len(winners) == 1
 
 
+@pytest.mark.slow
 def test_all_that_is_ranked_runs() -> None:
     for asked in (
         job("gpt-oss-20b"),
@@ -190,6 +191,7 @@ def test_fewer_than_asked_for_has_a_reason() -> None:
     assert fewer_than_asked(3, 3, [sized]) == []
 
 
+@pytest.mark.slow
 def test_a_slice_of_every_combination_is_exported() -> None:
     gpus = ("h100-sxm-80gb", "l4", "b200-sxm-180gb", "mi300x-192gb", "tpu-v5p")
     for model in ("llama3.2-1b", "gpt-oss-20b", "gemma2-2b", "mixtral-8x7b"):
