@@ -1,12 +1,12 @@
-"""The small process between a runner and what it started: it outlives neither the time limit nor
-the runner, and leaves nobody behind.
+"""The small process between a runner and what it started. It outlives neither the time limit nor
+the runner, and when it ends no process of the probe is left.
 
-`python -I -S guardian.py SPEC.json`, standard library alone, so that it is up in a tenth of a
-second. It becomes the reaper of everything that descends from it, whatever sessions those processes
-make, starts the command, and waits for the command's end, the time limit, the end of its runner
-(end of its standard input, or another parent), or a wish to stop. Then it kills every descendant
-and everything that carries the probe's token in its environment, until two looks in a row find
-nothing, and writes how it ended.
+`python -I -S guardian.py SPEC.json`: the standard library alone, so that it starts in a tenth of a
+second. It becomes the reaper of all its descendants, whatever sessions they make, and starts the
+command. Then it waits for the first of: the command's end, the time limit, the end of its runner
+(its standard input is closed, or it has another parent), an order to stop. Last it kills every
+descendant, and every process that carries the probe's token in its environment, until two searches
+in a row find none, and writes how the command ended.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,9 +27,9 @@ GUARDIAN = "PLANNER_PROBE_GUARDIAN"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 TICK_SECONDS = 0.03
 STACKS_SECONDS = 0.7  # for the dumps of stuck ranks to reach their files
-# a process in the kernel's uninterruptible sleep (a hung driver) may outlast it; it is then
-# reported
+# a process in the kernel's uninterruptible sleep (a hung driver) may stay longer; it is reported
 KILL_SECONDS = 20.0
+CLEAN_SEARCHES = 2  # a process that forks during one search may be missed by it
 ON_END_SECONDS = 30.0
 STACK_SIGNAL = signal.SIGUSR1
 
@@ -50,10 +50,10 @@ def processes() -> Iterator[tuple[int, int]]:
                 yield int(name), int(parent)
 
 
-def descendants(root: int) -> set[int]:
-    """Pids below `root`, which itself is not among them."""
+def descendants(root: int, table: Iterable[tuple[int, int]] | None = None) -> set[int]:
+    """Pids below `root`, without itself. table: (pid, parent) of all processes."""
     children: dict[int, list[int]] = {}
-    for pid, parent in processes():
+    for pid, parent in processes() if table is None else table:
         children.setdefault(parent, []).append(pid)
     found: set[int] = set()
     stack = [root]
@@ -64,35 +64,68 @@ def descendants(root: int) -> set[int]:
     return found
 
 
-def bearers(token: str) -> set[int]:
-    """Pids that carry the token in their environment, wherever they stand in the tree. Ours alone
-    can be read.
+def environment_of(pid: int) -> bytes:
+    """The environment that a process was started with. Raises OSError for other users' ones."""
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def bearers(
+    token: str,
+    table: Iterable[tuple[int, int]] | None = None,
+    environment: Callable[[int], bytes] = environment_of,
+) -> set[int]:
+    """Pids of our processes that carry the token in their environment, wherever they stand in the
+    tree, without this process.
     """
     wanted = f"{TOKEN}={token}".encode()
     found = set()
-    for pid, _ in processes():
+    for pid, _ in processes() if table is None else table:
         with contextlib.suppress(OSError):
-            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if wanted in environment(pid).split(b"\0"):
                 found.add(pid)
     return found - {os.getpid()}
 
 
 def kill_all(token: str, *, below: int | None = None, seconds: float = KILL_SECONDS) -> list[int]:
-    """Kills the token's bearers, and what is below a process, until none is left; returns who could
-    not be killed.
+    """Kills all that carry the token, and all below a process, until none is left. Returns the pids
+    that could not be killed.
     """
-    deadline = time.monotonic() + seconds
-    clean_looks = 0
-    left: set[int] = set()
-    while clean_looks < 2 and time.monotonic() < deadline:
-        left = bearers(token) | (descendants(below) if below is not None else set())
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        if below == os.getpid():  # elsewhere children are somebody's to wait for
+
+    def find() -> set[int]:
+        if below == os.getpid():  # other processes wait for their own children
             reap()
-        clean_looks = 0 if left else clean_looks + 1
-        time.sleep(TICK_SECONDS if left else 0.0)
+        return bearers(token) | (descendants(below) if below is not None else set())
+
+    return kill_until_gone(find, seconds=seconds)
+
+
+def kill(pid: int) -> None:
+    """Kills a process that may have ended already, or be another user's."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_until_gone(
+    find: Callable[[], set[int]],
+    *,
+    seconds: float = KILL_SECONDS,
+    kill: Callable[[int], None] = kill,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[int]:
+    """Kills what `find` finds until two searches in a row find nothing, for so many seconds at
+    most. Returns what the last search found.
+    """
+    deadline = clock() + seconds
+    clean_searches = 0
+    left: set[int] = set()
+    while clean_searches < CLEAN_SEARCHES and clock() < deadline:
+        left = find()
+        for pid in left:
+            kill(pid)
+        clean_searches = 0 if left else clean_searches + 1
+        if left:
+            sleep(TICK_SECONDS)
     return sorted(left)
 
 
@@ -109,7 +142,7 @@ def reap() -> dict[int, int]:
 
 
 def ask_for_stacks(below: int) -> bool:
-    """Asks every process that listens for it to write where it is; True when somebody listens."""
+    """Asks every process that handles the signal to write where it is. Returns whether any does."""
     asked = False
     for pid in descendants(below):
         with contextlib.suppress(OSError, StopIteration, ValueError):
@@ -128,54 +161,80 @@ def write_json(path: Path, value: object) -> None:
     os.replace(partial, path)
 
 
-class Guardian:
-    """One command and its end. The keys of the spec are those of `probes.launch.GuardianSpec`."""
+def runner_wants(*, other_parent: bool, line: bytes | None) -> str | None:
+    """What the runner wants: `asked` to stop, `runner-gone` where it has ended, None to go on.
 
-    def __init__(self, spec: dict[str, Any]) -> None:
-        self.spec, self.started = spec, time.monotonic()
-        self.parent = os.getppid()
+    line: what standard input holds; None while it holds nothing, empty when it was closed.
+    """
+    if line is not None and line.startswith(b"stop"):
+        return "asked"
+    return "runner-gone" if other_parent or line is not None else None
+
+
+class Guardian:
+    """One command and its end. The keys of the spec are those of `probes.launch.GuardianSpec`.
+
+    parent: tells the pid of the parent.  clock: seconds.  stdin: the pipe from the runner.
+    """
+
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        *,
+        parent: Callable[[], int] = os.getppid,
+        clock: Callable[[], float] = time.monotonic,
+        stdin: int = 0,
+    ) -> None:
+        self.spec, self.parent, self.clock, self.stdin = spec, parent, clock, stdin
+        self.started, self.first_parent = clock(), parent()
         self.asked = False
         self.status: int | None = None
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
 
-    def _on_signal(self, number: int, frame: object) -> None:
+    def ask(self, number: int, frame: object) -> None:
+        """Orders the end; a signal handler."""
         self.asked = True
 
     def run(self) -> bool:
-        """Starts, waits, kills, and writes the end; whether the command ended well of its own
-        accord.
+        """Starts, waits, kills, and writes the end. Returns whether the command ended well by
+        itself.
         """
         end = Path(self.spec["end"])
         try:
             with open(self.spec["output"], "ab", buffering=0) as output:
                 child = self._start(output)
         except OSError as error:
-            write_json(
-                end,
-                {
-                    "reason": "not-started",
-                    "message": f"{error.strerror}: {self.spec['argv'][0]}",
-                    "seconds": 0.0,
-                    "left": [],
-                },
-            )
+            message = f"{error.strerror}: {self.spec['argv'][0]}"
+            values = {"reason": "not-started", "message": message, "seconds": 0.0, "left": []}
+            write_json(end, values)
             return False
-        reason = self._wait(child)
-        seconds = time.monotonic() - self.started
+        while (reason := self.reason_to_end(child)) is None:
+            time.sleep(TICK_SECONDS)
+        seconds = self.clock() - self.started
         if reason == "time-limit" and ask_for_stacks(os.getpid()):
             time.sleep(STACKS_SECONDS)
         left = kill_all(self.spec["token"], below=os.getpid())
         for command in self.spec["on_end"] if reason != "exit" else []:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(command, capture_output=True, timeout=ON_END_SECONDS, check=False)
-        code = (
-            None
-            if self.status is None or reason != "exit"
-            else os.waitstatus_to_exitcode(self.status)
-        )
+        code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
         write_json(end, {"reason": reason, "exit_code": code, "seconds": seconds, "left": left})
         return code == 0
+
+    def reason_to_end(self, child: int) -> str | None:
+        """Why to end now: exit, asked, runner-gone or time-limit; None to go on."""
+        self.status = reap().get(child)
+        if self.status is not None:
+            return "exit"
+        if self.asked:
+            return "asked"
+        if self.spec["watch_runner"]:
+            line = os.read(self.stdin, 16) if select.select([self.stdin], [], [], 0)[0] else None
+            wanted = runner_wants(other_parent=self.parent() != self.first_parent, line=line)
+            if wanted is not None:
+                return wanted
+        if self.clock() - self.started > self.spec["time_limit_seconds"]:
+            return "time-limit"
+        return None
 
     def _start(self, output: Any) -> int:
         environment = {**self.spec["env"], TOKEN: self.spec["token"], GUARDIAN: str(os.getpid())}
@@ -189,31 +248,17 @@ class Guardian:
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
-        child.returncode = 0  # its status is read by `reap`, which reads everybody's
+        child.returncode = 0  # its status is read by `reap`, which reads every child's
         return child.pid
-
-    def _wait(self, child: int) -> str:
-        """exit, time-limit, runner-gone or asked."""
-        watched = [sys.stdin.fileno()] if self.spec["watch_runner"] else []
-        while True:
-            self.status = reap().get(child)
-            if self.status is not None:
-                return "exit"
-            if self.asked:
-                return "asked"
-            if watched and (os.getppid() != self.parent or select.select(watched, [], [], 0)[0]):
-                told = os.read(watched[0], 16) if select.select(watched, [], [], 0)[0] else b""
-                return "asked" if told.startswith(b"stop") else "runner-gone"
-            if time.monotonic() - self.started > self.spec["time_limit_seconds"]:
-                return "time-limit"
-            time.sleep(TICK_SECONDS)
 
 
 def main() -> NoReturn:
     """Runs the spec whose path is the one argument."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    ended_well = Guardian(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))).run()
-    sys.exit(not ended_well)  # `srun --kill-on-bad-exit` ends the other nodes by it
+    guardian = Guardian(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, guardian.ask)
+    sys.exit(not guardian.run())  # `srun --kill-on-bad-exit` ends the other nodes by it
 
 
 if __name__ == "__main__":

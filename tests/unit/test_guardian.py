@@ -1,0 +1,261 @@
+"""The guardian's decisions, without waiting: who belongs to a probe, when to end, when all is gone.
+
+That they hold for real processes is for `tests/e2e/test_probe_kills.py`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probes import guardian
+from probes.guardian import Guardian, bearers, descendants, kill_until_gone, runner_wants
+
+TABLE = [(1, 0), (10, 1), (11, 10), (12, 11), (13, 10), (20, 1), (21, 20)]
+
+
+class TestWhoBelongsToAProbe:
+    def test_everything_below_and_nobody_beside(self) -> None:
+        assert descendants(10, TABLE) == {11, 12, 13}
+        assert descendants(12, TABLE) == set()
+
+    def test_a_zombie_is_gone_and_we_are_not(self) -> None:
+        child = subprocess.Popen([sys.executable, "-S", "-c", ""])
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended; nobody reaped it
+        found = {pid for pid, _ in guardian.processes()}
+        assert child.pid not in found
+        assert os.getpid() in found
+        child.wait()
+
+    def test_the_token_is_compared_whole(self) -> None:
+        """Nodes that share a machine have tokens that begin alike."""
+        environments = {
+            11: b"PATH=/bin\0PLANNER_PROBE_TOKEN=abc\0",
+            12: b"PLANNER_PROBE_TOKEN=abc-0\0",
+            13: b"MY_PLANNER_PROBE_TOKEN=abc\0",
+            21: b"HOME=/\0PLANNER_PROBE_TOKEN=abc",
+            os.getpid(): b"PLANNER_PROBE_TOKEN=abc\0",
+        }
+        table = [(pid, 1) for pid in environments]
+        assert bearers("abc", table, environments.__getitem__) == {11, 21}
+
+    def test_who_cannot_be_read_is_passed_over(self) -> None:
+        def environment(pid: int) -> bytes:
+            if pid == 10:
+                raise PermissionError
+            return b"PLANNER_PROBE_TOKEN=abc\0"
+
+        assert bearers("abc", [(10, 1), (11, 1)], environment) == {11}
+
+    def test_bearers_and_descendants_are_both_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        alive = {11: "below", 77: "bearer"}
+        monkeypatch.setattr(guardian, "bearers", lambda _: {77} & set(alive))
+        monkeypatch.setattr(guardian, "descendants", lambda _: {11} & set(alive))
+        monkeypatch.setattr(os, "kill", lambda pid, _: alive.pop(pid))
+        assert guardian.kill_all("abc", below=10) == []
+        assert alive == {}
+
+
+class TestUntilNobodyIsLeft:
+    def test_one_clean_search_is_not_enough(self) -> None:
+        """A process that forks while we look may be missed once."""
+        searches = iter([{11, 12}, set(), {13}, set(), set(), {99}])
+        killed: list[int] = []
+        left = kill_until_gone(lambda: next(searches), kill=killed.append, sleep=lambda _: None)
+        assert (left, sorted(killed)) == ([], [11, 12, 13])
+        assert next(searches) == {99}
+
+    def test_who_cannot_be_killed_is_named_when_the_time_is_up(self) -> None:
+        now = [0.0]
+
+        def sleep(seconds: float) -> None:
+            now[0] += 1.0
+
+        left = kill_until_gone(
+            lambda: {12, 11}, seconds=5.0, kill=lambda _: None, clock=lambda: now[0], sleep=sleep
+        )
+        assert (left, now[0]) == ([11, 12], 5.0)
+
+    def test_another_users_process_and_one_that_ended_do_not_stop_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for error in (PermissionError, ProcessLookupError):
+
+            def refuse(pid: int, number: int, error: type[OSError] = error) -> None:
+                raise error
+
+            monkeypatch.setattr(os, "kill", refuse)
+            guardian.kill(12)
+
+
+@pytest.mark.parametrize(
+    ("other_parent", "line", "wanted"),
+    [
+        (False, None, None),
+        (False, b"stop\n", "asked"),
+        (False, b"", "runner-gone"),
+        (True, None, "runner-gone"),
+        (True, b"stop\n", "asked"),
+    ],
+)
+def test_what_the_runner_wants(other_parent: bool, line: bytes | None, wanted: str | None) -> None:
+    assert runner_wants(other_parent=other_parent, line=line) == wanted
+
+
+class World:
+    """A runner, a clock and a child, as the guardian sees them."""
+
+    def __init__(self) -> None:
+        self.parent, self.now, self.ended = 500, 0.0, dict[int, int]()
+        self.read_end, self.write_end = os.pipe()
+
+    def guardian(self, **spec: Any) -> Guardian:
+        values = {"time_limit_seconds": 60.0, "watch_runner": True, **spec}
+        return Guardian(
+            values, parent=lambda: self.parent, clock=lambda: self.now, stdin=self.read_end
+        )
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    made = World()
+    monkeypatch.setattr(guardian, "reap", lambda: made.ended)
+    yield made
+    os.close(made.read_end)
+    os.close(made.write_end)
+
+
+def new_parent(world: World) -> None:
+    world.parent = 1  # the runner was killed; a child of its own still holds the pipe
+
+
+def stop(world: World) -> None:
+    os.write(world.write_end, b"stop\n")
+
+
+def time_is_up(world: World) -> None:
+    world.now = 60.5
+
+
+def child_ends(world: World) -> None:
+    world.ended = {7: 0}
+
+
+class TestWhenToEnd:
+    def test_not_while_all_is_well(self, world: World) -> None:
+        one = world.guardian()
+        world.now = 60.0
+        assert one.reason_to_end(7) is None
+
+    @pytest.mark.parametrize(
+        ("happens", "reason"),
+        [
+            (new_parent, "runner-gone"),
+            (stop, "asked"),
+            (time_is_up, "time-limit"),
+            (child_ends, "exit"),
+        ],
+    )
+    def test_when_something_happens(
+        self, world: World, happens: Callable[[World], None], reason: str
+    ) -> None:
+        one = world.guardian()
+        happens(world)
+        assert one.reason_to_end(7) == reason
+
+    def test_when_the_pipe_is_closed(self, world: World) -> None:
+        one = world.guardian()
+        os.close(world.write_end)
+        assert one.reason_to_end(7) == "runner-gone"
+        world.write_end = os.dup(0)
+
+    def test_when_a_signal_asks(self, world: World) -> None:
+        one = world.guardian()
+        one.ask(15, None)
+        assert one.reason_to_end(7) == "asked"
+
+    def test_an_end_of_its_own_comes_first(self, world: World) -> None:
+        one = world.guardian()
+        for happens in (new_parent, stop, time_is_up, child_ends):
+            happens(world)
+        assert one.reason_to_end(7) == "exit"
+
+    def test_the_end_of_another_child_is_not_the_commands(self, world: World) -> None:
+        one = world.guardian()
+        world.ended = {8: 0}
+        assert one.reason_to_end(7) is None
+
+    def test_on_a_node_there_is_no_runner_to_watch(self, world: World) -> None:
+        one = world.guardian(watch_runner=False)
+        new_parent(world)
+        stop(world)
+        assert one.reason_to_end(7) is None
+
+
+class TestHowItEnds:
+    """`run` with a real command, and nobody killed but by name."""
+
+    def run(
+        self, folder: Path, world: World, monkeypatch: pytest.MonkeyPatch, *argv: str, **spec: Any
+    ) -> tuple[bool, dict[str, Any], list[tuple[str, int | None]]]:
+        killed: list[tuple[str, int | None]] = []
+
+        def kill_all(token: str, *, below: int | None = None) -> list[int]:
+            killed.append((token, below))
+            return []
+
+        def start(this: Guardian, output: Any) -> int:
+            started.append(real_start(this, output))
+            return started[0]
+
+        def reap() -> dict[int, int]:
+            pid, status = os.waitpid(started[0], os.WNOHANG)
+            return {pid: status} if pid else {}
+
+        started: list[int] = []
+        real_start = Guardian._start
+        monkeypatch.setattr(Guardian, "_start", start)
+        monkeypatch.setattr(guardian, "kill_all", kill_all)
+        monkeypatch.setattr(guardian, "reap", reap)
+        values = {
+            "argv": list(argv), "env": {}, "cwd": str(folder), "output": str(folder / "log"),
+            "end": str(folder / "end.json"), "token": "abc", "on_end": [], **spec,
+        }  # fmt: skip
+        well = world.guardian(**values).run()
+        return well, json.loads((folder / "end.json").read_text()), killed
+
+    @pytest.mark.parametrize(("code", "well"), [(0, True), (3, False)])
+    def test_its_exit_code_is_told(
+        self, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, code: int, well: bool
+    ) -> None:
+        on_end = [["touch", str(tmp_path / "cancelled")]]
+        command = ("/bin/sh", "-c", f"echo $PLANNER_PROBE_TOKEN; exit {code}")
+        ended, end, killed = self.run(tmp_path, world, monkeypatch, *command, on_end=on_end)
+        assert (ended, end["reason"], end["exit_code"]) == (well, "exit", code)
+        assert (tmp_path / "log").read_text() == "abc\n"
+        assert killed == [("abc", os.getpid())]
+        assert not (tmp_path / "cancelled").exists()
+
+    def test_a_time_limit_runs_what_is_to_be_run(
+        self, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(guardian, "ask_for_stacks", lambda _: False)
+        on_end = [["touch", str(tmp_path / "cancelled")]]
+        _, end, killed = self.run(
+            tmp_path, world, monkeypatch, "/bin/sleep", "0.05", on_end=on_end,
+            time_limit_seconds=-1.0,
+        )  # fmt: skip
+        assert (end["reason"], end["exit_code"], len(killed)) == ("time-limit", None, 1)
+        assert (tmp_path / "cancelled").exists()
+
+    def test_a_command_that_is_none(
+        self, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        well, end, _ = self.run(tmp_path, world, monkeypatch, str(tmp_path / "nothing"))
+        assert (well, end["reason"]) == (False, "not-started")
+        assert "No such file" in end["message"]

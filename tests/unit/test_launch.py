@@ -1,0 +1,186 @@
+"""Staying with a probe: who ends it, which folder and environment it gets, when a port clashes."""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probes import guardian, launch
+from probes.folder import BEGIN, END, LOG, RESULT, TASK
+from probes.launch import (
+    DeviceLease,
+    GuardianSpec,
+    LaunchSettings,
+    Watch,
+    environment,
+    last_line,
+    new_folder,
+    prepare,
+    supervise,
+    tidy,
+    with_free_port,
+)
+from probes.outcome import Begin, bare_environment
+from probes.protocol import Failed, FailureKind, Measured, Outcome, ProbeResult, ProbeTask
+
+JOB: dict[str, Any] = {
+    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
+    "training": {"seq_len": 64, "global_batch_size": 4},
+    "layout": {"dp_shard": 2, "ac": "none"},
+}  # fmt: skip
+TASK_OF_TWO = ProbeTask(id="probe-1", job=JOB, device="cpu")
+CLASH = Failed(kind=FailureKind.PORT, rank=0, message="address in use")
+DONE = Measured(
+    step_seconds=0.1, step_seconds_each=[0.1], tokens_per_second_per_gpu=None, mfu=None,
+    losses=[1.0], gradient_norms=[], memory=[],
+)  # fmt: skip
+
+
+def spec(folder: Path, *argv: str, **more: Any) -> GuardianSpec:
+    values: dict[str, Any] = {"time_limit_seconds": 30.0, **more}
+    return GuardianSpec(
+        argv=list(argv), env={}, cwd=str(folder), output=str(folder / LOG),
+        end=str(folder / END), token=f"token-of-{folder.name}", **values,
+    )  # fmt: skip
+
+
+class TestSupervise:
+    def test_a_lost_lease_stops_the_work(self, tmp_path: Path) -> None:
+        """Who holds the lease sets `stop`; the command is over when `supervise` returns."""
+        watch = Watch()
+
+        def stop_when_it_runs() -> None:
+            while not (tmp_path / "runs").exists():
+                time.sleep(0.01)
+            watch.stop.set()
+
+        threading.Thread(target=stop_when_it_runs, daemon=True).start()
+        one = spec(tmp_path, "/bin/sh", "-c", "touch runs; sleep 600")
+        supervise(tmp_path, one, (), watch)
+        assert json.loads((tmp_path / END).read_text())["reason"] == "asked"
+        assert guardian.bearers(one.token) == set()
+
+    def test_an_interruption_ends_the_probe_before_it_goes_on(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(launch, "_wait", interrupted)
+        one = spec(tmp_path, "/bin/sleep", "600")
+        with pytest.raises(KeyboardInterrupt):
+            supervise(tmp_path, one, (), Watch())
+        assert json.loads((tmp_path / END).read_text())["reason"] == "asked"
+        assert guardian.bearers(one.token) == set()
+
+    def test_the_lease_is_held_by_the_guardian_too(self, tmp_path: Path) -> None:
+        lock = os.open(tmp_path / "gpu-0.lock", os.O_RDWR | os.O_CREAT)
+        command = ("/bin/sh", "-c", "readlink /proc/$PPID/fd/*")
+        supervise(tmp_path, spec(tmp_path, *command), (lock,), Watch())
+        os.close(lock)
+        assert str(tmp_path / "gpu-0.lock") in (tmp_path / LOG).read_text()
+
+    def test_a_guardian_that_never_ends_is_given_up(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Stuck:
+            def poll(self) -> None:
+                return None
+
+        monkeypatch.setattr(launch, "GUARDIAN_SECONDS", 0.0)
+        monkeypatch.setattr(launch, "PROGRESS_SECONDS", 0.0)
+        (tmp_path / LOG).write_text("[rank0]: step 3 of 9\n\n")
+        messages: list[str] = []
+        launch._wait(Stuck(), tmp_path, 0.12, Watch(progress=messages.append))  # type: ignore[arg-type]
+        assert set(messages) == {"step 3 of 9"}
+
+
+class TestPorts:
+    def run(self, *outcomes: Outcome, tries: int = 3, watch: Watch | None = None) -> list[int]:
+        """The numbers of the attempts made."""
+        made: list[int] = []
+
+        def once(attempt: int) -> ProbeResult:
+            made.append(attempt)
+            return ProbeResult(
+                task=TASK_OF_TWO, outcome=outcomes[attempt], environment=bare_environment(None),
+                started_at="", wall_seconds=0.0, gpu_seconds=0.0,
+            )  # fmt: skip
+
+        self.result = with_free_port(tries, once, watch or Watch())
+        return made
+
+    def test_a_clash_is_tried_again_and_nothing_else(self) -> None:
+        assert self.run(CLASH, DONE, DONE) == [0, 1]
+        assert self.result.outcome == DONE
+        assert self.run(Failed(kind=FailureKind.CRASH, rank=0, message=""), DONE) == [0]
+
+    def test_the_last_clash_is_the_answer(self) -> None:
+        assert self.run(CLASH, CLASH, CLASH, DONE) == [0, 1, 2]
+        assert self.result.outcome == CLASH
+
+    def test_a_stop_is_no_reason_to_try_again(self) -> None:
+        watch = Watch()
+        watch.stop.set()
+        assert self.run(CLASH, DONE, watch=watch) == [0]
+
+
+class TestFolders:
+    def ended(self, parent: Path, name: str, age: float, *files: str) -> Path:
+        folder = parent / name
+        folder.mkdir()
+        for file in files:
+            (folder / file).touch()
+        os.utime(folder, (1e9 - age, 1e9 - age))
+        return folder
+
+    def test_only_ended_probes_are_removed_and_the_oldest_first(self, tmp_path: Path) -> None:
+        for age in range(4):
+            self.ended(tmp_path, f"ended-{age}", age, RESULT, END)
+        self.ended(tmp_path, "running", 99.0, TASK, BEGIN)
+        self.ended(tmp_path, "half", 98.0, RESULT)
+        tidy(LaunchSettings(folder=tmp_path, keep=2))
+        left = {path.name for path in tmp_path.iterdir()}
+        assert left == {"ended-0", "ended-1", "running", "half"}
+
+    def test_a_name_is_never_used_twice(self, tmp_path: Path) -> None:
+        names = [new_folder(tmp_path / "probes", "probe-1").name for _ in range(3)]
+        assert names == ["probe-1", "probe-1.2", "probe-1.3"]
+
+    def test_what_the_program_reads_is_there_before_it_starts(self, tmp_path: Path) -> None:
+        seen: list[Path] = []
+        begin = Begin.now(num_gpus=2, token="abc")
+        settings = LaunchSettings(folder=tmp_path)
+        folder, _ = prepare(settings, TASK_OF_TWO, begin, Watch(folder=seen.append))
+        assert seen == [folder]
+        assert ProbeTask.model_validate_json((folder / TASK).read_text()) == TASK_OF_TWO
+        assert Begin.read(folder / BEGIN) == begin
+
+
+class TestEnvironment:
+    def test_devices_are_those_of_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in (("RANK", "3"), (guardian.TOKEN, "old"), ("KEPT", "yes")):
+            monkeypatch.setenv(name, value)
+        found = environment(TASK_OF_TWO, DeviceLease(devices=("GPU-1", "GPU-7")), {"EXTRA": "1"})
+        assert found["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-7"
+        assert (found["KEPT"], found["EXTRA"]) == ("yes", "1")
+        assert not {"RANK", guardian.TOKEN} & set(found)
+
+    def test_without_devices_none_is_visible(self) -> None:
+        assert environment(TASK_OF_TWO, DeviceLease(), {})["CUDA_VISIBLE_DEVICES"] == ""
+
+    @pytest.mark.parametrize(
+        ("text", "line"),
+        [
+            ("", ""),
+            ("one\n[rank1]: step 2\n\n", "step 2"),
+            ("x" * 9000, "x" * launch.SHOWN_CHARACTERS),
+        ],
+    )
+    def test_the_last_line_of_a_log(self, tmp_path: Path, text: str, line: str) -> None:
+        (tmp_path / LOG).write_text(text)
+        assert last_line(tmp_path / LOG) == line

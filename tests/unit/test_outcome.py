@@ -1,0 +1,155 @@
+"""What the files of a probe say about how it went."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probes import guardian
+from probes.folder import BEGIN, END, LOG, RESULT, TASK
+from probes.outcome import LOG_BYTES, Begin, bare_environment, conclude, read_end, read_log
+from probes.protocol import Failed, FailureKind, Measured, ProbeResult, ProbeTask
+
+JOB: dict[str, Any] = {
+    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
+    "training": {"seq_len": 64, "global_batch_size": 4},
+    "layout": {"dp_shard": 2, "ac": "none"},
+}  # fmt: skip
+GEMM = {"kind": "gemm", "name": "", "dtype": "bf16", "sizes": {"k": 8, "m": 8, "n": 8}}
+BEGUN = Begin(started_at="2026-01-01T00:00:00+00:00", started=1e9, num_gpus=2, token="abc")
+
+
+def measured(**more: Any) -> Measured:
+    values: dict[str, Any] = {
+        "step_seconds": 0.1, "step_seconds_each": [0.1, 0.1], "tokens_per_second_per_gpu": 1.0,
+        "mfu": None, "losses": [2.0, 1.5], "gradient_norms": [], "memory": [], **more,
+    }  # fmt: skip
+    return Measured(**values)
+
+
+def end(folder: Path, name: str = END, **values: Any) -> None:
+    whole = {"reason": "exit", "exit_code": 0, "seconds": 3.0, "left": [], **values}
+    guardian.write_json(folder / name, whole)
+
+
+def probe(
+    folder: Path, *, outcome: Measured | None = None, written_by: str = "probe-1", **task: Any
+) -> ProbeTask:
+    """A folder as a probe leaves it, but for its end."""
+    one = ProbeTask.model_validate({"id": "probe-1", "job": JOB, "device": "cpu", **task})
+    (folder / TASK).write_text(one.model_dump_json())
+    guardian.write_json(folder / BEGIN, asdict(BEGUN))
+    (folder / LOG).touch()
+    if outcome is not None:
+        result = ProbeResult(
+            task=one.model_copy(update={"id": written_by}), outcome=outcome,
+            environment=bare_environment(None), started_at="", wall_seconds=1.0, gpu_seconds=2.0,
+        )  # fmt: skip
+        (folder / RESULT).write_text(json.dumps(result.model_dump()))
+    return one
+
+
+class TestWhichEndCounts:
+    def test_the_guardian_here_is_believed(self, tmp_path: Path) -> None:
+        end(tmp_path, reason="asked", exit_code=None)
+        end(tmp_path, "end.node0.json", exit_code=1)
+        assert read_end(tmp_path, BEGUN).reason == "asked"
+
+    def test_of_nodes_the_time_limit_then_the_one_that_failed(self, tmp_path: Path) -> None:
+        end(tmp_path, exit_code=1)
+        end(tmp_path, "end.node0.json", exit_code=0)
+        end(tmp_path, "end.node1.json", exit_code=7)
+        assert read_end(tmp_path, BEGUN).exit_code == 7
+        end(tmp_path, "end.node2.json", reason="time-limit", exit_code=None)
+        assert read_end(tmp_path, BEGUN).reason == "time-limit"
+
+    def test_without_any_the_last_change_of_the_folder_was_the_end(self, tmp_path: Path) -> None:
+        (tmp_path / LOG).touch()
+        os.utime(tmp_path / LOG, (1e9 + 40.0, 1e9 + 40.0))
+        os.utime(tmp_path, (1e9 + 30.0, 1e9 + 30.0))
+        found = read_end(tmp_path, BEGUN)
+        assert (found.reason, found.seconds) == ("guardian-gone", pytest.approx(40.0))
+
+    def test_half_a_file_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / END).write_text('{"reason": "ex')
+        assert read_end(tmp_path, BEGUN).reason == "guardian-gone"
+
+
+class TestConclude:
+    def test_gpu_seconds_are_the_guardians(self, tmp_path: Path) -> None:
+        probe(tmp_path, outcome=measured())
+        end(tmp_path)
+        result = conclude(tmp_path)
+        assert (result.outcome.status, result.complete) == ("ok", True)
+        assert (result.wall_seconds, result.gpu_seconds) == (3.0, 6.0)
+        assert ProbeResult.model_validate_json((tmp_path / RESULT).read_text()) == result
+
+    def test_a_result_of_another_probe_is_none(self, tmp_path: Path) -> None:
+        probe(tmp_path, outcome=measured(), written_by="probe-0")
+        end(tmp_path, exit_code=1)
+        assert conclude(tmp_path).outcome.status == "failed"
+
+    @pytest.mark.parametrize(
+        ("values", "task", "message"),
+        [
+            ({"losses": [2.0, float("inf")]}, {}, "the loss of step 1 is inf"),
+            ({"step_seconds_each": []}, {}, "without a timed step"),
+            ({"step_seconds": 0.0}, {}, "without a timed step"),
+            ({"step_seconds": None}, {}, "without a timed step"),
+            ({"timings": []}, {"kernels": [GEMM]}, "no kernel could be timed: it wrote no line"),
+            (
+                {"timings": [{**GEMM, "status": "oom", "message": "full"}]},
+                {"kernels": [GEMM]},
+                "no kernel could be timed: full",
+            ),
+        ],
+    )
+    def test_a_success_that_cannot_be_one_is_a_failure(
+        self, tmp_path: Path, values: dict[str, Any], task: dict[str, Any], message: str
+    ) -> None:
+        probe(tmp_path, outcome=measured(**values), **task)
+        end(tmp_path)
+        outcome = conclude(tmp_path).outcome
+        assert isinstance(outcome, Failed)
+        assert message in outcome.message
+
+    @pytest.mark.parametrize(
+        ("values", "task"),
+        [
+            ({"losses": [float("nan")]}, {"emulate_rank": 1}),
+            ({"step_seconds": None, "step_seconds_each": []}, {"fake_tensors": True}),
+            ({"timings": [{**GEMM, "status": "ok"}], "step_seconds": None}, {"kernels": [GEMM]}),
+        ],
+    )
+    def test_inputs_from_nowhere_have_no_loss_and_no_time(
+        self, tmp_path: Path, values: dict[str, Any], task: dict[str, Any]
+    ) -> None:
+        probe(tmp_path, outcome=measured(**values), **task)
+        end(tmp_path)
+        assert conclude(tmp_path).outcome.status == "ok"
+
+    def test_a_crash_after_the_result_is_a_note(self, tmp_path: Path) -> None:
+        probe(tmp_path, outcome=measured())
+        end(tmp_path, exit_code=-6, left=[4711])
+        result = conclude(tmp_path)
+        assert result.outcome.status == "ok"
+        assert result.notes == [
+            "processes 4711 could not be killed",
+            "the program ended with exit code -6 after it had written its result",
+        ]
+
+    def test_what_could_not_be_started(self, tmp_path: Path) -> None:
+        probe(tmp_path)
+        end(tmp_path, reason="not-started", message="No such file: python9")
+        outcome = conclude(tmp_path).outcome
+        assert isinstance(outcome, Failed)
+        assert (outcome.kind, outcome.message) == (FailureKind.IMPORT, "No such file: python9")
+
+
+def test_of_a_very_long_log_both_ends_are_read(tmp_path: Path) -> None:
+    (tmp_path / LOG).write_bytes(b"first" + b"." * (2 * LOG_BYTES) + b"last")
+    text = read_log(tmp_path / LOG)
+    assert (text[:5], text[-4:], len(text)) == ("first", "last", 2 * LOG_BYTES + len("\n[...]\n"))
