@@ -1,7 +1,7 @@
 """How long choosing the next probe takes among many candidates: `python benchmarks/asking.py
 [--candidates 100000] [--probes 20]`.
 
-Legal layouts of one real job with the calibration's own beliefs and all cheaper rungs; results of
+Legal layouts of one real job with the calibration's own posterior and all cheaper rungs; results of
 probes are the predictions with an error, and a look is made and told like a probe. One line a
 question: wall-clock time of all of it (what to ask and why, the study's book-keeping included);
     whether measuring can still pay is looked at before.
@@ -19,10 +19,10 @@ from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates, enumerate_candidates
-from planner.study.kernel_timings import Kernels
+from planner.study.kernel_timings import StudyKernels
 from planner.study.measured_search import emulation
-from planner.study.proxy_runs import Imitations
-from planner.study.study import Asked, Budget, MicroResult, ProbeStudy, Settings
+from planner.study.proxy_runs import ProxyRuns
+from planner.study.study import Budget, MicroResult, ProbeStudy, Proposal, StudySettings
 
 JOB = {
     "model": "llama3.1-70b",
@@ -42,10 +42,10 @@ def candidates_of(job: Job, pricer: Pricer, most: int) -> Candidates:
     return enumerate_candidates(pricer, space, most=most, slack=EVERYTHING)
 
 
-def answer(job: Job, asked: Asked, log_seconds: float) -> Measurement:
+def answer(job: Job, asked: Proposal, log_seconds: float) -> Measurement:
     """What a probe would have measured."""
     measured = Measured.model_validate(
-        {"rung": asked.rung, "step_seconds": float(np.exp(log_seconds))}
+        {"rung": asked.fidelity, "step_seconds": float(np.exp(log_seconds))}
     )
     return Measurement(id=f"m-{asked.number}", created_at="", job=job, measured=measured)
 
@@ -60,11 +60,12 @@ def main() -> None:
     job = read_job(JOB)
     pricer = Pricer.build(job.model, job.cluster, job.training)
     candidates = candidates_of(job, pricer, options.candidates)
-    micro_probes = Kernels.of(pricer, candidates).probes([], num_gpus=8, start_seconds=10.0)
+    micro_probes = StudyKernels.of(pricer, candidates).probes([], num_gpus=8, start_seconds=10.0)
     budget = Budget(probes=options.probes, gpu_seconds=1e15)
-    rungs = (emulation(candidates), Imitations(pricer, candidates, job.cluster.num_gpus).rung())
+    rungs = (emulation(candidates), ProxyRuns(pricer, candidates, job.cluster.num_gpus).fidelity())
     study = ProbeStudy(
-        candidates, Settings(budget=budget, micro_probes=micro_probes, rungs=rungs, tolerance=0.0)
+        candidates,
+        StudySettings(budget=budget, micro_probes=micro_probes, fidelities=rungs, tolerance=0.0),
     )
     truth = candidates.prior.log_seconds + ERROR * np.random.default_rng(0).standard_normal(
         len(candidates)
@@ -77,7 +78,7 @@ def main() -> None:
         each.append(time.perf_counter() - started)
         if asked is None:
             break
-        print(f"  {study.spent.probes:3d} results: {1e3 * each[-1]:6.1f} ms, {asked.rung}")
+        print(f"  {study.spent.probes:3d} results: {1e3 * each[-1]:6.1f} ms, {asked.fidelity}")
         told = (
             MicroResult(observed=(), gpu_seconds=20.0)
             if asked.row is None

@@ -20,7 +20,7 @@ import re
 import numpy as np
 from scipy.optimize import minimize
 
-from planner.calibration.kernels import Shape, alone, shape_seconds
+from planner.calibration.kernels import KernelShape, alone, shape_seconds
 from planner.cost.machine.device import Device
 from planner.cost.machine.profile import PROFILES, kernel_profile
 from planner.cost.price import Pricer
@@ -117,7 +117,7 @@ def shipped_gemm(gpu: str, recipe: str, rows: list[tuple[dict[str, float], float
         if {"m", "n", "k"} <= sizes.keys():
             groups = {"groups": sizes["b"]} if sizes.get("b", 1) > 1 else {}
             shapes.append(
-                Shape.of(
+                KernelShape.of(
                     "grouped-gemm" if groups else "gemm",
                     dtype=recipe,
                     **{key: sizes[key] for key in "mnk"},

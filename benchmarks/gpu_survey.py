@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 try:
     from benchmarks.survey_grid import Case, cases, fake_cases
     from planner.calibration.coverage import Use, choose, uses
-    from planner.calibration.kernels import Shape
+    from planner.calibration.kernels import KernelShape
     from planner.catalog.clusters import gpu_names
     from planner.columns import LayoutBatch
     from planner.cost.price import Pricer
@@ -140,11 +140,13 @@ def read_rows(*paths: Path) -> list[dict[str, Any]]:
 # ---- kernels -------------------------------------------------------------------------------------
 
 
-def wanted_shapes(listed: Iterable[Case], measured: list[Shape], seconds: float) -> list[Shape]:
+def wanted_shapes(
+    listed: Iterable[Case], measured: list[KernelShape], seconds: float
+) -> list[KernelShape]:
     """The kernels of all cases that nothing measured covers, as far as the time goes, most valuable
     first.
     """
-    shares: dict[Shape, Use] = {}
+    shares: dict[KernelShape, Use] = {}
     for case in listed:
         job = read_job(case.job)
         assert job.layout is not None
@@ -162,13 +164,13 @@ def wanted_shapes(listed: Iterable[Case], measured: list[Shape], seconds: float)
     return [gap.use.shape for gap in choose(shares.values(), measured, budget_seconds=seconds)]
 
 
-def measured_shapes(rows: Iterable[dict[str, Any]]) -> list[Shape]:
+def measured_shapes(rows: Iterable[dict[str, Any]]) -> list[KernelShape]:
     """Shapes that a survey has tried, whatever came of it."""
-    return [Shape.from_dict(row) for row in rows if "sizes" in row]
+    return [KernelShape.from_dict(row) for row in rows if "sizes" in row]
 
 
 def time_kernels(
-    machine: Machine, shapes: list[Shape], out: Path, seconds: float, until: float
+    machine: Machine, shapes: list[KernelShape], out: Path, seconds: float, until: float
 ) -> None:
     """Runs the micro-probes; their lines are added to `out`. until: of `time.monotonic`, when they
     end at the latest.
@@ -484,7 +486,9 @@ def main() -> None:
     )
 
 
-def shapes_left(listed: list[Case], rows: list[dict[str, Any]], seconds: float) -> list[Shape]:
+def shapes_left(
+    listed: list[Case], rows: list[dict[str, Any]], seconds: float
+) -> list[KernelShape]:
     return wanted_shapes(listed, measured_shapes(rows), min(MICRO_SECONDS, MICRO_SHARE * seconds))
 
 

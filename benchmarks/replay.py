@@ -100,7 +100,7 @@ def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:
         answer = truth.probe(row, rng)
         num_oom += answer.status == "oom"
         seconds = 0.0 if answer.step_seconds is None else STEPS * answer.step_seconds
-        spent += truth.candidates.setting.num_gpus * (START_SECONDS + seconds)
+        spent += truth.candidates.size.num_gpus * (START_SECONDS + seconds)
         if answer.status == "ok":
             best = min(best, float(truth.log_seconds[row]))
         regret.append(float(np.expm1(best - goal)))
@@ -169,10 +169,10 @@ def print_looks() -> None:
         rng = np.random.default_rng(seed)
         per_node, num_gpus = (
             truth.imitations.pricer.cluster.gpus_per_node,
-            truth.candidates.setting.num_gpus,
+            truth.candidates.size.num_gpus,
         )
         for row in rng.choice(min(LOOKED_AT, len(truth.candidates)), LOOKS, replace=False):
-            for way in truth.imitations.ways(int(row)):
+            for way in truth.imitations.options(int(row)):
                 told = truth.look(Look(row=int(row), num_gpus=way.num_gpus), rng)
                 error = np.log(told.step_seconds or np.nan) - truth.log_seconds[row]
                 kind = (

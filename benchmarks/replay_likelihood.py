@@ -9,7 +9,7 @@ import numpy as np
 from replay_strategies import Truth
 
 from planner.calibration import similarity as likeness
-from planner.calibration.correlated import TIME, Field, Weights
+from planner.calibration.correlated import TIME, CorrelatedErrors, Weights
 
 RUN_SD = 0.01
 WEIGHTS = {
@@ -65,10 +65,8 @@ def log_likelihood(truth: Truth, weights: Weights, stretch: float, scale: float)
     """Of the errors on the layouts that ran, under the surrogate's prior and run-to-run noise."""
     candidates = truth.candidates
     ran = np.flatnonzero(np.isfinite(truth.log_seconds))
-    groups = likeness.groups(
-        candidates.batch, candidates.setting.global_batch_size, stretch=stretch
-    )
-    field = Field(
+    groups = likeness.groups(candidates.batch, candidates.size.global_batch_size, stretch=stretch)
+    field = CorrelatedErrors(
         sd=scale * candidates.prior.sd,
         factor=candidates.prior.factor,
         groups=groups,

@@ -15,7 +15,7 @@ import optuna
 from landscapes import JOBS, QUIRK_SD, Landscape, knowing_the_family, prepared
 from replay_report import LOOKING
 
-from planner.calibration.intervals import imitation_sd
+from planner.calibration.intervals import proxy_run_sd
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
@@ -25,9 +25,9 @@ from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates
 from planner.study.fidelity_options import ProbeCost
 from planner.study.posterior import Knowledge, Record
-from planner.study.proxy_runs import TWO_DEPTHS_SD, Imitations
+from planner.study.proxy_runs import TWO_DEPTHS_SD, ProxyRuns
 from planner.study.samplers import FiniteSampler, SnappedSampler
-from planner.study.study import Budget, ProbeStudy, Settings
+from planner.study.study import Budget, ProbeStudy, StudySettings
 from planner.study.trials import Trials
 from probes.proxy_runs import RUN_NOISE
 
@@ -80,7 +80,7 @@ class Truth:
     noise_sd: float
     # see landscapes.Landscape; None where only the layouts themselves ran
     elsewhere: Callable[[Pricer, LayoutBatch], float] | None = None
-    imitations: Imitations | None = None
+    imitations: ProxyRuns | None = None
     # the candidates with the truth's own covariance as prior
     family: Callable[[], Candidates] | None = None
 
@@ -130,7 +130,9 @@ class Truth:
             for found in self.imitations.smaller(asked.row)
             if found[0].num_gpus == asked.num_gpus
         )
-        way = next(way for way in self.imitations.ways(asked.row) if way.num_gpus == asked.num_gpus)
+        way = next(
+            way for way in self.imitations.options(asked.row) if way.num_gpus == asked.num_gpus
+        )
         batch = LayoutBatch.from_layouts([small])
         predicted, whole = (
             float(pricer.price(batch).step_seconds[0]),
@@ -144,7 +146,7 @@ class Truth:
         )
         ran = predicted * float(np.exp(self.elsewhere(pricer, batch) + quirk + noise))
         value = ran + whole - predicted if ran + whole > predicted else ran * whole / predicted
-        off = imitation_sd(self.imitations.pricer.cluster, pricer.cluster, abs(value - ran) / value)
+        off = proxy_run_sd(self.imitations.pricer.cluster, pricer.cluster, abs(value - ran) / value)
         seconds = (
             asked.num_gpus * way.runs * (START_SECONDS + STEPS * ran * way.step_seconds / predicted)
         )
@@ -159,21 +161,25 @@ class Truth:
 
 
 @cache
-def imitations(name: str) -> Imitations:
+def imitations(name: str) -> ProxyRuns:
     """Of a landscape's job, on its own pool."""
     pricer, candidates = prepared(name)
-    return Imitations(pricer, candidates, pricer.cluster.num_gpus)
+    return ProxyRuns(pricer, candidates, pricer.cluster.num_gpus)
 
 
 def looking(truth: Truth, seed: int, probes: int) -> Ask:
     """Our study as it is, imitations and the usual number of probes included, stopping rule off."""
-    rungs = (truth.imitations.rung(),) if truth.imitations is not None else ()
+    rungs = (truth.imitations.fidelity(),) if truth.imitations is not None else ()
     budget = Budget(probes=min(probes, Budget().probes), gpu_seconds=1e15)
     cost = ProbeCost(start_seconds=START_SECONDS, steps=STEPS)
-    study = ProbeStudy(truth.candidates, Settings(seed=seed, budget=budget, rungs=rungs, cost=cost))
+    study = ProbeStudy(
+        truth.candidates, StudySettings(seed=seed, budget=budget, fidelities=rungs, cost=cost)
+    )
     while (asked := study.ask()) is not None:
         row = asked.row or 0
-        measured = yield row if asked.rung == "probed" else Look(row=row, num_gpus=asked.num_gpus)
+        measured = (
+            yield row if asked.fidelity == "probed" else Look(row=row, num_gpus=asked.num_gpus)
+        )
         study.tell(asked, Measurement(id="", created_at="", job=JOB, measured=measured))
 
 
@@ -183,7 +189,9 @@ def product(sampler: str) -> "Strategy":
     def ask(candidates: Candidates, seed: int, probes: int) -> Ask:
         study = ProbeStudy(
             candidates,
-            Settings(sampler=sampler, seed=seed, budget=Budget(probes=probes, gpu_seconds=1e15)),
+            StudySettings(
+                sampler=sampler, seed=seed, budget=Budget(probes=probes, gpu_seconds=1e15)
+            ),
         )
         while (asked := study.ask()) is not None:
             measured = yield asked.row or 0
@@ -206,7 +214,7 @@ def as_shipped(make: Callable[[int], optuna.samplers.BaseSampler]) -> "Strategy"
             row = sampler.picks[trial.number].row
             measured = yield row
             if measured.status == "ok":
-                knowledge.learn(row, measured)
+                knowledge.observe(row, measured)
             else:  # the one layout that ran out, and nothing that follows from it
                 knowledge.records[row] = Record(
                     row=row,

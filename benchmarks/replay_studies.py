@@ -25,10 +25,10 @@ from replay_strategies import JOB, START_SECONDS, STEPS, Look, Truth
 from replay_sweeps import published_sweeps
 
 from planner.specs.measurement import Measured, Measurement
-from planner.study.ask_tell import Event, Outcome, run
+from planner.study.ask_tell import Event, StudyResult, run
 from planner.study.fidelity_options import ProbeCost
 from planner.study.measured_search import listed
-from planner.study.study import Asked, Budget, Settings
+from planner.study.study import Budget, Proposal, StudySettings
 
 SEEDS, PROBES, TOP_K = 5, 8, 3
 ERRORS = (0.05, 0.30)
@@ -43,7 +43,7 @@ class Played:
     """
 
     name: str
-    outcome: Outcome
+    outcome: StudyResult
     told: Sequence[tuple[int, float | None]]
     events: Sequence[Event]
     looks: int
@@ -58,11 +58,11 @@ class Machine:
     told: list[tuple[int, float | None]] = field(default_factory=list)
     looks: int = 0
 
-    def measure(self, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Measurement]]:
+    def measure(self, asked: Sequence[Proposal]) -> Iterator[tuple[Proposal, Measurement]]:
         """A `Measure`."""
         for one in asked:
             assert one.row is not None, "these studies time no kernels"
-            if one.rung == "probed":
+            if one.fidelity == "probed":
                 numbers = self.truth.probe(one.row, self.rng)
                 self.told.append((one.row, numbers.step_seconds))
             else:
@@ -80,12 +80,12 @@ def play(truth: Truth, seed: int, *, probes: int, tolerance: float, parallel: in
     probes.
     """
     machine, events = Machine(truth=truth, rng=np.random.default_rng([seed, 1])), list[Event]()
-    rungs = (truth.imitations.rung(),) if truth.imitations is not None else ()
-    settings = Settings(
+    rungs = (truth.imitations.fidelity(),) if truth.imitations is not None else ()
+    settings = StudySettings(
         seed=seed,
         budget=Budget(probes=probes, gpu_seconds=1e15),
         tolerance=tolerance,
-        rungs=rungs,
+        fidelities=rungs,
         parallel=parallel,
         cost=ProbeCost(start_seconds=START_SECONDS, steps=STEPS),
     )
@@ -107,7 +107,7 @@ def violations(played: Played, top_k: int = TOP_K) -> list[str]:
     best = [
         event.best_seconds
         for event in played.events
-        if event.best_rung == "probed" and event.best_seconds
+        if event.best_fidelity == "probed" and event.best_seconds
     ]
     broken = [
         f"the best so far rose from {before:.6g} s to {after:.6g} s"

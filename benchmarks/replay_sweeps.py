@@ -21,7 +21,7 @@ from planner.cost.price import Pricer
 from planner.estimates import estimate_jobs
 from planner.intake.jobs import read_job
 from planner.specs.measurement import question_hash
-from planner.study.candidates import MEMORY_KINDS, Candidates, Prior, Setting
+from planner.study.candidates import MEMORY_KINDS, Candidates, JobSize, Prior
 
 MEASURED = pathlib.Path(__file__).parent / "measured"
 ROWS = MEASURED / "public.jsonl"
@@ -101,7 +101,7 @@ def _truth(name: str, groups: list[list[Row]]) -> Truth:
         oom_probability=np.array([row.estimate.oom_probability for row in first]),
         memory_sd=memory_deviation(pricer.profile, prices.device_bytes),
     )
-    setting = Setting(
+    setting = JobSize(
         usable_bytes=float(job.cluster.usable_memory_bytes),
         num_gpus=job.cluster.num_gpus,
         global_batch_size=job.training.global_batch_size,

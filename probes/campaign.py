@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.calibration.kernels import Shape
+from planner.calibration.kernels import KernelShape
 from planner.errors import Fault, ProbeError, SpecError
 from planner.intake.jobs import read_job
 from planner.rules import violations
@@ -141,7 +141,7 @@ def _check_kernels(request: ProbeRequest) -> None:
     """Raises SpecError for what is no kernel, and for a trainer that times none."""
     for place, values in enumerate(request.kernels):
         try:
-            Shape.from_dict(values)
+            KernelShape.from_dict(values)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise SpecError(
                 Fault(

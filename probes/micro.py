@@ -2,8 +2,8 @@
 same under torchrun for collectives.
 
 FILE of shapes: one JSON object a line, {"kind", "name", "dtype", "sizes"}
-(`planner.calibration.kernels.Shape`), most valuable first; what no longer fits the time is named
-at the end. FILE of results: one line a shape, with seconds (median), their spread, rates and
+(`planner.calibration.kernels.KernelShape`), most valuable first; what no longer fits the time is
+named at the end. FILE of results: one line a shape, with seconds (median), their spread, rates and
 versions; first and last lines hold the environment. A kernel that runs out of memory or does not
 exist here is a line too.
 """
@@ -24,7 +24,7 @@ from typing import IO, Any
 import torch
 import torch.distributed as dist
 
-from planner.calibration.kernels import Shape
+from planner.calibration.kernels import KernelShape
 from planner.errors import Fault, SpecError
 from probes import kernels
 from probes.kernels.base import Prepared, Unavailable, num_runs, time_runs, warm_up
@@ -48,7 +48,7 @@ class Bench:
         """Of this process among those that torchrun started."""
         return dist.get_rank() if dist.is_initialized() else 0
 
-    def measure(self, shape: Shape) -> dict[str, Any]:
+    def measure(self, shape: KernelShape) -> dict[str, Any]:
         """One line of results; what goes wrong is in it. All processes call it together."""
         row = shape.as_dict()
         if self.rank and not shape.between_ranks:
@@ -64,7 +64,7 @@ class Bench:
         finally:
             self._free()
 
-    def _timed(self, shape: Shape) -> dict[str, Any]:
+    def _timed(self, shape: KernelShape) -> dict[str, Any]:
         kernel = kernels.prepared(shape, self.device)
         once = warm_up(kernel.run, self.device) if kernel is not None else 1.0
         count = num_runs(once, self.each_seconds)
@@ -107,7 +107,9 @@ class Bench:
             torch.cuda.empty_cache()
 
 
-def measure_all(bench: Bench, shapes: Sequence[Shape], out: IO[str], total_seconds: float) -> int:
+def measure_all(
+    bench: Bench, shapes: Sequence[KernelShape], out: IO[str], total_seconds: float
+) -> int:
     """Lines for as many shapes as the time allows; how many were measured. Only rank 0 writes."""
     started, until = (
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -195,14 +197,14 @@ def _write(out: IO[str], row: dict[str, Any], bench: Bench) -> None:
         out.flush()
 
 
-def read_shapes(text: str) -> list[Shape]:
+def read_shapes(text: str) -> list[KernelShape]:
     """Shapes of a file, one a line. Raises ValueError that names the line."""
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            found.append(Shape.from_dict(json.loads(line)))
+            found.append(KernelShape.from_dict(json.loads(line)))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
                 f"line {number} is no shape ({error}); write kind, name, dtype and sizes"

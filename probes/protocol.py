@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.calibration.kernels import Shape
+from planner.calibration.kernels import KernelShape
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured as MeasuredNumbers
@@ -63,9 +63,9 @@ class ProbeTask(BaseModel):
     time_limit_seconds: float = 600.0
     kernels: list[dict[str, Any]] = []
 
-    def shapes(self) -> list[Shape]:
+    def shapes(self) -> list[KernelShape]:
         """The kernels to time. Raises KeyError or ValueError for what is no shape."""
-        return [Shape.from_dict(values) for values in self.kernels]
+        return [KernelShape.from_dict(values) for values in self.kernels]
 
     def parsed(self) -> Job:
         """The job. Raises SpecError."""

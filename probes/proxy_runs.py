@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.calibration.intervals import imitation_sd
+from planner.calibration.intervals import proxy_run_sd
 from planner.catalog.clusters import cluster_document
 from planner.errors import SpecError
 from planner.estimates import estimate_job
@@ -306,7 +306,7 @@ def _guess(imitation: Imitation, runs: Sequence[Measured], key: str) -> _Guess |
     value = read + after - before if read + after - before > 0 else read * after / before
     counted = _states(whole) - _states(small)  # bytes; steps have nothing of the kind
     if key == "step_seconds":
-        off = imitation_sd(
+        off = proxy_run_sd(
             imitation.job.cluster, imitation.small.cluster, abs(value - read) / value
         )
         variance += (off * value) ** 2

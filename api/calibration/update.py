@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from api.input.measurements import all_of
-from planner.calibration.kernels import Shape, Timing
+from planner.calibration.kernels import KernelShape, KernelTiming
 from planner.calibration.update import KernelRun, learn
 from planner.cost.machine.shipped import from_document, shipped_calibration, to_document
 from planner.errors import PlannerError, SpecError, StoreError
@@ -203,10 +203,11 @@ def kernel_probes(wiring: "Wiring", gpu: str | None) -> list[ProbeRecord]:
     return found[::-1]
 
 
-def timings_of(probe: ProbeRecord) -> tuple[Timing, ...]:
+def timings_of(probe: ProbeRecord) -> tuple[KernelTiming, ...]:
     """What a probe of kernels timed."""
     return tuple(
-        Timing(shape=Shape.from_dict(row), seconds=float(row["seconds"])) for row in _rows(probe)
+        KernelTiming(shape=KernelShape.from_dict(row), seconds=float(row["seconds"]))
+        for row in _rows(probe)
     )
 
 

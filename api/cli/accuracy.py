@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from planner.calibration.accuracy import Row
     from planner.calibration.comparison import Comparison
-    from planner.calibration.outcome import Compared, Outcome
+    from planner.calibration.outcome import Compared, ComparedRow
 
 NAME = "accuracy"
 PUBLIC_ROWS = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
@@ -158,11 +158,11 @@ def _wanted(text: str) -> tuple[str, list[str]]:
     return key, [value.strip().lower() for value in values.split(",")]
 
 
-def _meets(row: "Outcome", wanted: Sequence[tuple[str, list[str]]]) -> bool:
+def _meets(row: "ComparedRow", wanted: Sequence[tuple[str, list[str]]]) -> bool:
     return all(row.label(key).lower() in values for key, values in wanted)
 
 
-def _check_some(rows: "Sequence[Outcome]", wanted: Sequence[tuple[str, list[str]]]) -> None:
+def _check_some(rows: "Sequence[ComparedRow]", wanted: Sequence[tuple[str, list[str]]]) -> None:
     """Raises SpecError for a value that no row has, and where no row meets all."""
     from api.errors import fault
 

@@ -18,7 +18,7 @@ from api.input.names import plan_id_of
 from api.jobs.leases import Heart, lease, lease_after
 from api.jobs.plans import job_of
 from api.wiring import Wiring
-from planner.calibration.kernels import Shape
+from planner.calibration.kernels import KernelShape
 from planner.errors import ConflictError, PlannerError, SpecError
 from planner.ports import Lease, ProbeEnd, ProbeFilter, ProbeRecord
 from planner.specs.job import Job
@@ -57,7 +57,7 @@ class Asked:
     def num_gpus(self) -> int:
         """GPUs that it takes."""
         if self.request.kernels:
-            return max(Shape.from_dict(values).num_gpus for values in self.request.kernels)
+            return max(KernelShape.from_dict(values).num_gpus for values in self.request.kernels)
         assert self.job.layout is not None, "a request's job has a layout"
         return self.job.layout.num_gpus
 

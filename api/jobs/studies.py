@@ -28,12 +28,12 @@ from probes.reference.recipe import refusal
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
-    from planner.calibration.kernels import Timing
+    from planner.calibration.kernels import KernelTiming
     from planner.specs.layout import Layout
     from planner.specs.plan import Plan
     from planner.study.ask_tell import Event
-    from planner.study.measured_search import Timed
-    from planner.study.study import Asked as Question
+    from planner.study.measured_search import MicroProbeTimings
+    from planner.study.study import Proposal
 
 STUDY, PREFIX = "study", "plan"
 PROBE_SECONDS = 600.0
@@ -215,7 +215,7 @@ def _planned(runner: "Runner") -> "Plan":
         should_stop=onlooker.stop.is_set,
         num_devices=capacity.num_devices,
         emulates=real and capacity.emulates and capacity.device == "cuda",
-        imitates=real,
+        proxy_runs=real,
         steps=job.probe.steps + WARMUP_STEPS,
         refuses=runner.refusal if real and job.probe.trainer == "reference" else None,
         micro=MicroPlan(
@@ -264,12 +264,12 @@ class Runner:
     ran: set[str] = field(default_factory=set)
 
     def measure(
-        self, asked: "Sequence[Question]"
-    ) -> "Iterable[tuple[Question, Measurement | Timed]]":
+        self, asked: "Sequence[Proposal]"
+    ) -> "Iterable[tuple[Proposal, Measurement | MicroProbeTimings]]":
         """Each question with its measurement or timings, in order; timings that were interrupted
         are none.
         """
-        from planner.study.measured_search import Timed
+        from planner.study.measured_search import MicroProbeTimings
 
         wanted = {question.number: self._asked(question) for question in asked}
         possible = [
@@ -292,7 +292,7 @@ class Runner:
                     teach_ended(self.wiring, [record])
                     yield (
                         question,
-                        Timed(
+                        MicroProbeTimings(
                             timings=timings_of(record),
                             gpu_seconds=gpu_seconds_of(record),
                             message=record.message or "",
@@ -303,7 +303,7 @@ class Runner:
             if measurement is not None:
                 measurement = self._blamed(measurement)
                 self.untaught.append(record)
-                if question.rung == "probed":
+                if question.fidelity == "probed":
                     self.teach()
                 yield question, measurement
 
@@ -340,7 +340,7 @@ class Runner:
         """Why the probe program cannot run this layout; None where it can."""
         return refusal(self.job, layout, "cpu" if self.job.cluster.gpu.name == "cpu" else "cuda")
 
-    def timed_before(self) -> "list[Timing]":
+    def timed_before(self) -> "list[KernelTiming]":
         """Kernels timed on this GPU before, by whatever study, oldest first."""
         return [
             timing
@@ -348,7 +348,7 @@ class Runner:
             for timing in timings_of(probe)
         ]
 
-    def _asked(self, question: "Question") -> Asked | Measurement:
+    def _asked(self, question: "Proposal") -> Asked | Measurement:
         """The probe of a question; of a look that this pool cannot make a measurement that says
         so.
         """
@@ -367,8 +367,8 @@ class Runner:
             "job": job_with_layout(
                 self.job, question.layout.model_dump(mode="json"), question.layout.num_gpus
             ),
-            "emulate": question.rung == "emulated",
-            "imitate_gpus": question.num_gpus if question.rung == "imitated" else None,
+            "emulate": question.fidelity == "emulated",
+            "imitate_gpus": question.num_gpus if question.fidelity == "imitated" else None,
             "pool": self.job.probe.pool,
             "trainer": self.job.probe.trainer,
             "steps": self.job.probe.steps,
@@ -382,7 +382,7 @@ class Runner:
                 task.num_processes() for task in Campaign.of(parsed, job, "probe-0", capacity).tasks
             )
         except PlannerError as error:
-            if question.rung != "probed":
+            if question.fidelity != "probed":
                 numbers = Measured(
                     status="failed",
                     rung=_rung_of(parsed),
@@ -557,10 +557,10 @@ def event_body(event: "Event") -> dict[str, Any]:
         "event": event.kind,
         "message": event.message,
         "layout": None if asked is None or asked.layout is None else asked.layout.short(),
-        "rung": None if asked is None else asked.rung,
+        "rung": None if asked is None else asked.fidelity,
         "counts": None if asked is None else asked.counts,
         "best_step_seconds": event.best_seconds,
-        "best_rung": event.best_rung,
+        "best_rung": event.best_fidelity,
         "best_layout": None if event.best_layout is None else event.best_layout.short(),
         "expected_regret": None if event.regret is None else event.regret.expected_share,
         "probes": event.spent.probes,

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from planner.calibration.outcome import Compared, Outcome, rounded, rounded_or_none
+from planner.calibration.outcome import Compared, ComparedRow, rounded, rounded_or_none
 
 if TYPE_CHECKING:  # a stored report is read without what prices layouts
     from planner.specs.estimate import Estimate
     from planner.specs.job import Job
 
-OutcomeT = TypeVar("OutcomeT", bound=Outcome)
+ComparedRowT = TypeVar("ComparedRowT", bound=ComparedRow)
 BASELINE_MFU = 0.40
 REGRET_AT = (1, 3, 5)
 
@@ -232,7 +232,7 @@ def family_of(model: str) -> str:
     return "".join(takewhile(str.isalpha, model.lower())) or "-"
 
 
-def summarise(rows: Sequence[Outcome], name: str) -> Summary:
+def summarise(rows: Sequence[ComparedRow], name: str) -> Summary:
     """All figures over these rows."""
     answered = [row for row in rows if row.valid]
     inside = [_inside(row) for row in answered]
@@ -256,9 +256,9 @@ def summarise(rows: Sequence[Outcome], name: str) -> Summary:
     )
 
 
-def by_label(rows: Sequence[Outcome], key: str) -> list[Summary]:
+def by_label(rows: Sequence[ComparedRow], key: str) -> list[Summary]:
     """One summary for each value of a label, most rows first."""
-    groups: dict[str, list[Outcome]] = {}
+    groups: dict[str, list[ComparedRow]] = {}
     for row in rows:
         groups.setdefault(row.label(key), []).append(row)
     return [
@@ -267,11 +267,11 @@ def by_label(rows: Sequence[Outcome], key: str) -> list[Summary]:
     ]
 
 
-def by_technique(rows: Sequence[Outcome]) -> list[Summary]:
+def by_technique(rows: Sequence[ComparedRow]) -> list[Summary]:
     """One summary for each technique; a row counts under every one that it uses. Most rows
     first.
     """
-    groups: dict[str, list[Outcome]] = {}
+    groups: dict[str, list[ComparedRow]] = {}
     for row in rows:
         for name in row.techniques():
             groups.setdefault(name, []).append(row)
@@ -281,11 +281,11 @@ def by_technique(rows: Sequence[Outcome]) -> list[Summary]:
     ]
 
 
-def sweeps(rows: Sequence[OutcomeT], least: int = 3) -> dict[str, list[OutcomeT]]:
+def sweeps(rows: Sequence[ComparedRowT], least: int = 3) -> dict[str, list[ComparedRowT]]:
     """Rows that measure the same job under different layouts, by their `sweep` label; sweeps of
     fewer than `least` are left out.
     """
-    groups: dict[str, list[OutcomeT]] = {}
+    groups: dict[str, list[ComparedRowT]] = {}
     for row in rows:
         if row.sweep and row.measured_seconds and row.predicted_seconds:
             groups.setdefault(str(row.sweep), []).append(row)
@@ -293,14 +293,14 @@ def sweeps(rows: Sequence[OutcomeT], least: int = 3) -> dict[str, list[OutcomeT]
 
 
 def mean_over_sweeps(
-    rows: Sequence[OutcomeT], figure: Callable[[Sequence[OutcomeT]], float]
+    rows: Sequence[ComparedRowT], figure: Callable[[Sequence[ComparedRowT]], float]
 ) -> float | None:
     """Mean of a figure over all sweeps; None without any."""
     values = [figure(members) for members in sweeps(rows).values()]
     return float(np.mean(values)) if values else None
 
 
-def regret(members: Sequence[Outcome], first: int) -> float:
+def regret(members: Sequence[ComparedRow], first: int) -> float:
     """How much slower than the best measured layout is the best measured of our first `first`
     picks.
     """
@@ -309,7 +309,7 @@ def regret(members: Sequence[Outcome], first: int) -> float:
     return min(row.measured_seconds or np.inf for row in order[:first]) / best - 1.0
 
 
-def rank_correlation(members: Sequence[Outcome]) -> float:
+def rank_correlation(members: Sequence[ComparedRow]) -> float:
     """Spearman correlation of predicted and measured step times within a sweep (ties share their
     rank).
     """
@@ -327,7 +327,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return order
 
 
-def _inside(row: Outcome) -> bool | None:
+def _inside(row: ComparedRow) -> bool | None:
     if row.interval_seconds is None or row.measured_seconds is None:
         return None
     low, high = row.interval_seconds

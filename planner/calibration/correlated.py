@@ -39,7 +39,7 @@ MEMORY = Weights(shift=0.4, additive=0.3, joint=0.295, quirk=0.005)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class CorrelatedErrors:
     """The errors of N candidates before any probe. known: columns of the covariance worked out so
     far, by row.
     """
@@ -51,7 +51,9 @@ class Field:
     known: dict[int, FloatColumn] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, batch: LayoutBatch, spread: TimeSpread, global_batch_size: int) -> "Field":
+    def of(
+        cls, batch: LayoutBatch, spread: TimeSpread, global_batch_size: int
+    ) -> "CorrelatedErrors":
         """Of the logs of these layouts' step times, but for what all runs on one cluster have in
         common.
         """

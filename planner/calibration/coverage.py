@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.calibration.kernels import COLLECTIVES, Shape, kernel_seconds
+from planner.calibration.kernels import COLLECTIVES, KernelShape, kernel_seconds
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel.sharding import kept_shards, unit_parameters
 from planner.cost.layer.unit_costs import fused_kernels
@@ -37,19 +37,19 @@ class Use:
     all candidates.
     """
 
-    shape: Shape
+    shape: KernelShape
     seconds: float
     share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
+class UncoveredKernel:
     """A use that nothing measured covers. nearest: the closest measured shape, `octaves` away
     (None, infinite: there is none).
     """
 
     use: Use
-    nearest: Shape | None
+    nearest: KernelShape | None
     octaves: float
 
     @property
@@ -61,7 +61,7 @@ class Gap:
 def uses(pricer: Pricer, batch: LayoutBatch) -> tuple[Use, ...]:
     """Every kernel of these layouts, largest share of a step first."""
     step = pricer.price(batch).step_seconds
-    found: dict[Shape, tuple[float, float]] = {}
+    found: dict[KernelShape, tuple[float, float]] = {}
     for run in _runs(pricer, batch):
         each = kernel_seconds(pricer, run.kind, run.name, run.dtypes, run.sizes)
         shares = run.calls * each / step
@@ -75,19 +75,23 @@ def uses(pricer: Pricer, batch: LayoutBatch) -> tuple[Use, ...]:
     )
 
 
-def gaps(used: Iterable[Use], measured: Sequence[Shape]) -> tuple[Gap, ...]:
+def gaps(used: Iterable[Use], measured: Sequence[KernelShape]) -> tuple[UncoveredKernel, ...]:
     """Uses that are further than NEAR from everything measured, most valuable first."""
     found = []
     for use in used:
         nearest, octaves = _nearest(use.shape, measured)
         if octaves > NEAR:
-            found.append(Gap(use=use, nearest=nearest, octaves=octaves))
+            found.append(UncoveredKernel(use=use, nearest=nearest, octaves=octaves))
     return tuple(sorted(found, key=lambda gap: (-gap.value, gap.use.shape)))
 
 
 def choose(
-    used: Iterable[Use], measured: Sequence[Shape], *, budget_seconds: float, num_gpus: int = 1
-) -> tuple[Gap, ...]:
+    used: Iterable[Use],
+    measured: Sequence[KernelShape],
+    *,
+    budget_seconds: float,
+    num_gpus: int = 1,
+) -> tuple[UncoveredKernel, ...]:
     """The gaps to measure within a budget of GPU seconds, in the order in which to measure them.
 
     num_gpus: at hand, neighbours in one node; groups that span more are left out. Each choice
@@ -95,7 +99,7 @@ def choose(
     longer fits the budget is passed over for smaller things.
     """
     open_gaps = list(gaps((use for use in used if use.shape.num_gpus <= num_gpus), measured))
-    chosen: list[Gap] = []
+    chosen: list[UncoveredKernel] = []
     while open_gaps:
         best = max(open_gaps, key=lambda gap: gap.value)
         open_gaps.remove(best)
@@ -114,13 +118,15 @@ def probe_seconds(use: Use) -> float:
     return RUNS * use.seconds + OVERHEAD_SECONDS
 
 
-def _nearest(shape: Shape, measured: Sequence[Shape]) -> tuple[Shape | None, float]:
+def _nearest(
+    shape: KernelShape, measured: Sequence[KernelShape]
+) -> tuple[KernelShape | None, float]:
     nearest = min(measured, key=shape.octaves_to, default=None)
     octaves = math.inf if nearest is None else shape.octaves_to(nearest)
     return (nearest, octaves) if math.isfinite(octaves) else (None, math.inf)
 
 
-def _closer(gap: Gap, measured: Shape) -> Gap:
+def _closer(gap: UncoveredKernel, measured: KernelShape) -> UncoveredKernel:
     octaves = gap.use.shape.octaves_to(measured)
     return replace(gap, nearest=measured, octaves=octaves) if octaves < gap.octaves else gap
 
@@ -140,8 +146,8 @@ class _Run:
     sizes: Mapping[str, FloatColumn]
     calls: FloatColumn
 
-    def shape(self, row: int) -> Shape:
-        return Shape.of(
+    def shape(self, row: int) -> KernelShape:
+        return KernelShape.of(
             self.kind,
             self.name,
             self.dtypes[row],

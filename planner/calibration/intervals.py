@@ -30,7 +30,7 @@ ONE_NODE_SD = 0.03
 Pair = tuple[FloatColumn, FloatColumn]
 
 
-def imitation_sd(whole: ClusterSpec, small: ClusterSpec, added: float) -> float:
+def proxy_run_sd(whole: ClusterSpec, small: ClusterSpec, added: float) -> float:
     """Relative standard deviation of a step extrapolated from a smaller world, run-to-run noise
     left out.
 

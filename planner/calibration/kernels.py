@@ -64,7 +64,7 @@ def declare(kind: str, sizes: Iterable[str], names: Iterable[str] = ()) -> None:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Shape:
+class KernelShape:
     """One kernel to time.
 
     kind: a key of SIZES.
@@ -79,7 +79,7 @@ class Shape:
     sizes: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, kind: str, name: str = "", dtype: str = "bf16", **sizes: float) -> "Shape":
+    def of(cls, kind: str, name: str = "", dtype: str = "bf16", **sizes: float) -> "KernelShape":
         """From sizes by name, rounded to whole numbers of at least one (but for a window, which may
         be zero).
         """
@@ -87,7 +87,7 @@ class Shape:
         return cls(kind, name, dtype, tuple(sorted(whole.items())))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Shape":
+    def from_dict(cls, values: Mapping[str, Any]) -> "KernelShape":
         """Inverse of `as_dict`; further keys are ignored. Raises KeyError, TypeError or ValueError
         for what is no shape.
         """
@@ -146,7 +146,7 @@ class Shape:
         """Whether a group of ranks runs it together."""
         return "ranks" in dict(self.sizes)
 
-    def octaves_to(self, other: "Shape") -> float:
+    def octaves_to(self, other: "KernelShape") -> float:
         """Distance in factors of two: Euclid's over the logarithms of sizes; infinite between
         different kernels.
         """
@@ -160,10 +160,10 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class KernelTiming:
     """One kernel, timed. seconds: median of its runs."""
 
-    shape: Shape
+    shape: KernelShape
     seconds: float
 
 
@@ -204,7 +204,7 @@ def kernel_seconds(
     """Seconds of one kind of kernel at many sizes, (S,); 0 where there is no prediction.
 
     There is none for a dtype that the GPU lacks, for memory-bound kernels other than a copy, and
-    for kinds that `declare` adds. kind, name, dtypes, sizes: see `Shape`.
+    for kinds that `declare` adds. kind, name, dtypes, sizes: see `KernelShape`.
     """
     device = pricer.device
     if kind in ("gemm", "grouped-gemm"):
@@ -250,7 +250,7 @@ def _attention_seconds(
     )
 
 
-def shape_seconds(pricer: Pricer, shapes: Sequence[Shape]) -> FloatColumn:
+def shape_seconds(pricer: Pricer, shapes: Sequence[KernelShape]) -> FloatColumn:
     """Seconds of each of these shapes, (S,)."""
     out = np.zeros(len(shapes))
     alike: dict[tuple[object, ...], list[int]] = {}
@@ -270,7 +270,7 @@ def shape_seconds(pricer: Pricer, shapes: Sequence[Shape]) -> FloatColumn:
     return out
 
 
-def alone_sd(shapes: Iterable[Shape]) -> float:
+def alone_sd(shapes: Iterable[KernelShape]) -> float:
     """Standard deviation of log measured over predicted, alone, of the mean over kernels of one
     kind: all are off by much the same.
     """
@@ -293,13 +293,13 @@ def within_reach(log_ratio: float, spread: float, sd: float) -> tuple[float, flo
     return value, sd**2 + (log_ratio - value) ** 2
 
 
-def timing_fingerprint(gpu: str, timing: Timing) -> str:
+def timing_fingerprint(gpu: str, timing: KernelTiming) -> str:
     """Short name of a timing on a GPU."""
     text = json.dumps([gpu, timing.shape.as_dict(), f"{timing.seconds:.6g}"], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
-def alone_gradient(pricer: Pricer, shapes: Sequence[Shape]) -> FloatColumn:
+def alone_gradient(pricer: Pricer, shapes: Sequence[KernelShape]) -> FloatColumn:
     """Derivative of log seconds alone by each knob, (S, K), by forward differences."""
     centre = pricer.calibration.shift(pricer.training.trainer, pricer.cluster.gpu.family)
     base = shape_seconds(alone(pricer), shapes)
@@ -314,9 +314,9 @@ def alone_gradient(pricer: Pricer, shapes: Sequence[Shape]) -> FloatColumn:
     return gradient
 
 
-def by_kind(shapes: Iterable[Shape]) -> dict[str, list[Shape]]:
+def by_kind(shapes: Iterable[KernelShape]) -> dict[str, list[KernelShape]]:
     """By kind, operation and dtype: "gemm bf16", "collective all-gather"."""
-    found: dict[str, list[Shape]] = {}
+    found: dict[str, list[KernelShape]] = {}
     for shape in shapes:
         words = (shape.kind, shape.name, "" if shape.kind == "collective" else shape.dtype)
         found.setdefault(" ".join(filter(None, words)), []).append(shape)

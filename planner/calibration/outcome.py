@@ -9,7 +9,7 @@ from typing import Protocol
 DIGITS = 8  # of what a report keeps, so that a stored one and one made anew are the same
 
 
-class Outcome(Protocol):
+class ComparedRow(Protocol):
     """What the figures need of a measured run beside its prediction: a `Row`, or a `Compared` read
     from a stored report.
 
@@ -49,7 +49,7 @@ class Outcome(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """An `Outcome` by its numbers alone, as a stored report holds them. layout: in words, "-"
+    """An `ComparedRow` by its numbers alone, as a stored report holds them. layout: in words, "-"
     without one.
 
     labels: values by the keys of `accuracy.LABELS`.  seen: whether the calibration was fitted to

@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.calibration.accuracy import (
     REGRET_AT,
-    OutcomeT,
+    ComparedRowT,
     Summary,
     by_label,
     by_technique,
@@ -19,7 +19,7 @@ from planner.calibration.accuracy import (
     sweeps,
 )
 from planner.calibration.comparison import Comparison
-from planner.calibration.outcome import Compared, Outcome
+from planner.calibration.outcome import Compared, ComparedRow
 
 GROUPINGS = ("complete", "trainer", "platform", "gpu", "family", "group")
 
@@ -37,7 +37,7 @@ class Figures:
     spearman: float | None
 
     @classmethod
-    def of(cls, rows: Sequence[Outcome], name: str) -> "Figures":
+    def of(cls, rows: Sequence[ComparedRow], name: str) -> "Figures":
         """All figures of these rows."""
         return cls(
             overall=summarise(rows, name),
@@ -77,7 +77,7 @@ class Report:
         }
 
 
-def report(found: Comparison, keep: Callable[[Outcome], bool] = lambda _: True) -> Report:
+def report(found: Comparison, keep: Callable[[ComparedRow], bool] = lambda _: True) -> Report:
     """All figures. keep: rows to report; what was left out of the fit stays the same."""
     rows = [row for row in found.rows if keep(row)]
     num_fitted = sum(row.seen for row in found.rows)
@@ -108,12 +108,12 @@ def report(found: Comparison, keep: Callable[[Outcome], bool] = lambda _: True) 
     )
 
 
-def complete(rows: Sequence[OutcomeT]) -> list[OutcomeT]:
+def complete(rows: Sequence[ComparedRowT]) -> list[ComparedRowT]:
     """Rows whose publisher states everything."""
     return [row for row in rows if row.label("complete") == "True"]
 
 
-def by_platform(rows: Sequence[Outcome]) -> list[Summary]:
+def by_platform(rows: Sequence[ComparedRow]) -> list[Summary]:
     """One summary for each trainer on a family of GPUs, followed by one of its complete rows where
     it has any. Most rows first.
     """
@@ -126,5 +126,5 @@ def by_platform(rows: Sequence[Outcome]) -> list[Summary]:
     return found
 
 
-def _regret_at(first: int) -> Callable[[Sequence[Outcome]], float]:
+def _regret_at(first: int) -> Callable[[Sequence[ComparedRow]], float]:
     return lambda members: regret(members, first)

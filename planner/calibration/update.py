@@ -16,8 +16,8 @@ import numpy as np
 from planner.calibration.basis import seen
 from planner.calibration.fit import Data, fingerprint, fit
 from planner.calibration.kernels import (
-    Shape,
-    Timing,
+    KernelShape,
+    KernelTiming,
     alone,
     alone_gradient,
     alone_sd,
@@ -46,7 +46,7 @@ class KernelRun:
     """
 
     job: Job
-    timings: tuple[Timing, ...]
+    timings: tuple[KernelTiming, ...]
 
 
 def learn(
@@ -153,9 +153,9 @@ def _told_by_kernels(calibration: Calibration, runs: Sequence[KernelRun]) -> Cal
     )
 
 
-def _by_machine(runs: Sequence[KernelRun]) -> list[tuple[Job, dict[Shape, float]]]:
+def _by_machine(runs: Sequence[KernelRun]) -> list[tuple[Job, dict[KernelShape, float]]]:
     """A job of each cluster with the newest seconds of each shape there."""
-    found: dict[str, tuple[Job, dict[Shape, float]]] = {}
+    found: dict[str, tuple[Job, dict[KernelShape, float]]] = {}
     for run in runs:
         _, newest = found.setdefault(run.job.cluster.model_dump_json(), (run.job, {}))
         newest.update(

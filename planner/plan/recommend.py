@@ -29,7 +29,7 @@ from planner.search.choice.ranking import (
 )
 from planner.search.infeasible.near_batch import near_batch
 from planner.search.infeasible.report import check_given, nothing_fits
-from planner.search.one_size import Choice, Progress, Sized, rate, search_size
+from planner.search.one_size import OneSize, PlanCandidate, Progress, rate, search_size
 from planner.search.screen import OOM_LIMIT
 from planner.search.space.conflicts import refused_choices
 from planner.search.variations.neighbours import Neighbour, neighbours
@@ -42,7 +42,7 @@ from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
 
 if TYPE_CHECKING:  # they bring Optuna, which a plan on paper can start without
-    from planner.study.ask_tell import Outcome, Ranked
+    from planner.study.ask_tell import Ranked, StudyResult
     from planner.study.measured_search import Probing
 
 # of those for which most was rejected, where fewer layouts are found than asked for
@@ -89,7 +89,7 @@ def recommend(
         rate(job, sized, several=len(sizes) > 1)
     ranking = rank(job, fitting)
     ranked = ranking.choices
-    outcome: Outcome | None = None
+    outcome: StudyResult | None = None
     known: list[Ranked] = []
     if probing is not None:
         from planner.study.measured_search import measured_candidates, probe_size
@@ -104,7 +104,7 @@ def recommend(
         if outcome.learnt:
             sized, known = measured_candidates(ranked[0].sized, outcome, job.search.top_k)
             rate(job, sized, several=False)
-            ranked = [Choice(sized, row) for row in range(len(known))]
+            ranked = [PlanCandidate(sized, row) for row in range(len(known))]
     say("explaining the winner")
     plan = _plan(job, ports, sizes, ranked, (ports.clock.now() - started).total_seconds())
     if not known:
@@ -126,7 +126,7 @@ def _with_preference(plan: Plan, job: Job, ranking: Ranking) -> Plan:
     )
 
 
-def _with_measurements(plan: Plan, outcome: "Outcome", known: "list[Ranked]") -> Plan:
+def _with_measurements(plan: Plan, outcome: "StudyResult", known: "list[Ranked]") -> Plan:
     """The plan of layouts ranked by measurements and model together, each with what was measured of
     it.
     """
@@ -141,7 +141,7 @@ def _with_measurements(plan: Plan, outcome: "Outcome", known: "list[Ranked]") ->
     return plan.model_copy(update={"ranked": entries, "probing": summary(outcome)})
 
 
-def _exported(job: Job, choice: Choice) -> Export | None:
+def _exported(job: Job, choice: PlanCandidate) -> Export | None:
     target = EXPORTS.get(job.training.trainer)
     if target is None:
         return None
@@ -153,7 +153,7 @@ def _exported(job: Job, choice: Choice) -> Export | None:
     return None if target != job.training.trainer and exported.blockers else exported
 
 
-def _options(sizes: list[Sized]) -> list[SizeOption]:
+def _options(sizes: list[OneSize]) -> list[SizeOption]:
     """The candidate to put first at every size, with the front of time against cost (GPU-hours
     where the GPUs are free).
     """
@@ -171,7 +171,7 @@ def _options(sizes: list[Sized]) -> list[SizeOption]:
     return [
         SizeOption(
             num_gpus=sized.pricer.cluster.num_gpus,
-            layout=Choice(sized, row).layout,
+            layout=PlanCandidate(sized, row).layout,
             tokens_per_second=float(runs.tokens_per_second[row]),
             step_seconds=float(runs.step_seconds[row]),
             time_to_train_seconds=float(runs.wall_seconds[row]),
@@ -184,7 +184,9 @@ def _options(sizes: list[Sized]) -> list[SizeOption]:
     ]
 
 
-def _plan(job: Job, ports: Ports, sizes: list[Sized], ranked: list[Choice], seconds: float) -> Plan:
+def _plan(
+    job: Job, ports: Ports, sizes: list[OneSize], ranked: list[PlanCandidate], seconds: float
+) -> Plan:
     estimates = _estimates(ranked)
     entries = [
         _entry(job, rank, choice, estimates[rank - 1])
@@ -222,7 +224,7 @@ def _plan(job: Job, ports: Ports, sizes: list[Sized], ranked: list[Choice], seco
     )
 
 
-def _estimates(ranked: list[Choice]) -> list[Estimate]:
+def _estimates(ranked: list[PlanCandidate]) -> list[Estimate]:
     """The estimate of every choice, priced together at each size."""
     answers: dict[int, Estimate] = {}
     for sized in {id(choice.sized): choice.sized for choice in ranked}.values():
@@ -237,7 +239,7 @@ def _estimates(ranked: list[Choice]) -> list[Estimate]:
     return [answers[place] for place in range(len(ranked))]
 
 
-def _searched(sizes: list[Sized], winner: Sized, seconds: float) -> Searched:
+def _searched(sizes: list[OneSize], winner: OneSize, seconds: float) -> Searched:
     return Searched(
         layouts=sum(s.num_layouts for s in sizes),
         valid=sum(s.num_layouts for s in sizes),
@@ -250,7 +252,7 @@ def _searched(sizes: list[Sized], winner: Sized, seconds: float) -> Searched:
 
 
 def _warnings(
-    job: Job, winner: Choice, estimate: Estimate, entry: RankedLayout, sizes: list[Sized]
+    job: Job, winner: PlanCandidate, estimate: Estimate, entry: RankedLayout, sizes: list[OneSize]
 ) -> list[str]:
     pricer = winner.sized.pricer
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
@@ -263,7 +265,7 @@ def _warnings(
     ]
 
 
-def _near_batch(job: Job, winner: Choice, estimate: Estimate) -> list[str]:
+def _near_batch(job: Job, winner: PlanCandidate, estimate: Estimate) -> list[str]:
     """A batch size near the one asked for that would train much faster, where speed is what
     counts.
     """
@@ -286,7 +288,7 @@ def _about_trainer(context: Context) -> list[str]:
     return [note for note in (context.release.note,) if note] + through
 
 
-def fewer_than_asked(asked: int, found: int, sizes: list[Sized]) -> list[str]:
+def fewer_than_asked(asked: int, found: int, sizes: list[OneSize]) -> list[str]:
     """Why there are fewer layouts than asked for, in one sentence; none where there are as many."""
     if found >= asked:
         return []
@@ -302,7 +304,7 @@ def fewer_than_asked(asked: int, found: int, sizes: list[Sized]) -> list[str]:
     return [f"{few}; rejected: {why}" if why else few]
 
 
-def _run_warnings(winner: RankedLayout, sizes: list[Sized]) -> list[str]:
+def _run_warnings(winner: RankedLayout, sizes: list[OneSize]) -> list[str]:
     """What the whole run of the winner runs into, and the sizes that are no choice."""
     unfit = [f"{sized.pricer.cluster.num_gpus:,}" for sized in sizes if not sized.candidates]
     nothing = (
@@ -313,7 +315,7 @@ def _run_warnings(winner: RankedLayout, sizes: list[Sized]) -> list[str]:
     return [*(winner.run.warnings if winner.run is not None else []), *nothing]
 
 
-def _entry(job: Job, rank: int, choice: Choice, estimate: Estimate) -> RankedLayout:
+def _entry(job: Job, rank: int, choice: PlanCandidate, estimate: Estimate) -> RankedLayout:
     sized, layout = choice.sized, choice.layout
     reasons = _reasons(job, rank, sized, layout, estimate)
     exported = _exported(job, choice)
@@ -329,7 +331,7 @@ def _entry(job: Job, rank: int, choice: Choice, estimate: Estimate) -> RankedLay
     )
 
 
-def _reasons(job: Job, rank: int, sized: Sized, layout: Layout, estimate: Estimate) -> list[str]:
+def _reasons(job: Job, rank: int, sized: OneSize, layout: Layout, estimate: Estimate) -> list[str]:
     """The winner's reasons in full, with its neighbours that the search allows; for the others what
     costs them most and what they need.
     """
@@ -367,7 +369,7 @@ def _headline(entries: list[RankedLayout]) -> list[str]:
     ]
 
 
-def _pareto(job: Job, ranked: list[Choice]) -> list[ParetoPoint]:
+def _pareto(job: Job, ranked: list[PlanCandidate]) -> list[ParetoPoint]:
     """Throughput against headroom at the winner's size, over everything screened that fits."""
     sized = ranked[0].sized
     screened = sized.screened
@@ -392,7 +394,7 @@ def _pareto(job: Job, ranked: list[Choice]) -> list[ParetoPoint]:
     return points
 
 
-def _versus_current(job: Job, winner: Choice, estimate: Estimate) -> VersusCurrent | None:
+def _versus_current(job: Job, winner: PlanCandidate, estimate: Estimate) -> VersusCurrent | None:
     # what reads trainers' files is not needed without one
     from planner.plan.versus import versus_current
 

@@ -5,7 +5,7 @@ the user's own file.
 import math
 from collections.abc import Sequence
 
-from planner.calibration.correlated import Field
+from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import time_spread
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
@@ -88,7 +88,7 @@ def versus_current(
 def _gain_sd(pricer: Pricer, layout: Layout, winner: Layout) -> float:
     """Standard deviation of log(today's step / winner's step), as the choice of number 1 has it."""
     batch = LayoutBatch.from_layouts([layout, winner])
-    errors = Field.of(
+    errors = CorrelatedErrors.of(
         batch, time_spread(pricer, batch, pricer.price(batch)), pricer.training.global_batch_size
     )
     return float(difference_sd(errors, Weighed.of(batch, pricer), 1)[0])

@@ -18,7 +18,7 @@ OOM_LIMIT = 0.05
 BAND = 2**16  # cells share most of their work: the more at once, the less is done twice
 
 
-class Floors:
+class CellBounds:
     """Bounds of N cells.
 
     loose_seconds (N,): step time at least, by which cells are taken up: whatever the checkpointing,

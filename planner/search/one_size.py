@@ -43,7 +43,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(slots=True, eq=False)  # one search is not another, however alike
-class Sized:
+class OneSize:
     """The search at one cluster size.
 
     candidates: (step seconds, device bytes, layout), fastest first.  Their columns: runs; scores,
@@ -67,10 +67,10 @@ class Sized:
     first: int = 0
 
 
-class Choice(NamedTuple):
+class PlanCandidate(NamedTuple):
     """A candidate of one size."""
 
-    sized: Sized
+    sized: OneSize
     row: int
 
     @property
@@ -101,7 +101,7 @@ class Choice(NamedTuple):
 
 def search_size(
     job: Job, cluster: ClusterSpec, say: Progress, calibration: Calibration | None = None
-) -> Sized:
+) -> OneSize:
     """The search at one size: on the device; if nothing fits with CPU offload; if still nothing,
     what came closest.
     """
@@ -129,7 +129,7 @@ def search_size(
     )
     rejected["out of memory"] += best.out_of_memory
     rejected["slower than the best by a proven bound"] += best.bounded_out
-    sized = Sized(
+    sized = OneSize(
         pricer=pricer,
         screened=best,
         num_layouts=num_layouts,
@@ -157,7 +157,7 @@ def _wanted(job: Job) -> int:
     return max(job.search.top_k, LEAST_WANTED)
 
 
-def _simulate(job: Job, sized: Sized, space: Space) -> None:
+def _simulate(job: Job, sized: OneSize, space: Space) -> None:
     """Simulated step times of the best screened layouts, with and without memory budgets, then of
     layouts sampled beyond.
     """
@@ -179,7 +179,7 @@ def _simulate(job: Job, sized: Sized, space: Space) -> None:
     _sample(job, sized)
 
 
-def _consider(sized: Sized, batch: LayoutBatch) -> None:
+def _consider(sized: OneSize, batch: LayoutBatch) -> None:
     """Simulates these layouts and adds those that fit to the candidates."""
     if not len(batch):
         return
@@ -197,7 +197,7 @@ def _consider(sized: Sized, batch: LayoutBatch) -> None:
     sized.num_simulated += len(batch)
 
 
-def _worth_splitting(sized: Sized) -> list[Layout]:
+def _worth_splitting(sized: OneSize) -> list[Layout]:
     """The layouts of every pipeline that another split of their layers may make the winner, the
     most promising pipelines first.
 
@@ -232,7 +232,7 @@ def _free_budgets(job: Job, pricer: Pricer) -> bool:
     )
 
 
-def _sample(job: Job, sized: Sized) -> None:
+def _sample(job: Job, sized: OneSize) -> None:
     free = {"ac", "layers_per_stage"} - set(job.search.fix)
     budgets = _free_budgets(job, sized.pricer)
     splits = "layers_per_stage" in free and any(
@@ -266,7 +266,7 @@ def _sample(job: Job, sized: Sized) -> None:
     sized.num_simulated += sampled.num_trials
 
 
-def rate(job: Job, sized: Sized, *, several: bool) -> None:
+def rate(job: Job, sized: OneSize, *, several: bool) -> None:
     """Whole runs of all candidates, what the objective minimises, and what is expected of it."""
     known: dict[Layout, tuple[float, float, Layout]] = {}
     for candidate in sized.candidates:

@@ -15,7 +15,7 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import deduplicated as keyed
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
-from planner.search.bounds import BAND, OOM_LIMIT, Floors
+from planner.search.bounds import BAND, OOM_LIMIT, CellBounds
 from planner.search.choice.pareto import STRUCTURE
 from planner.search.choice.preference import Weighed, leaders
 from planner.search.space.enumerate import Space
@@ -57,7 +57,7 @@ class Screened:
     num_fitting: int
     bounded_out: int
     out_of_memory: int
-    floors: Floors
+    floors: CellBounds
     uneven: LayoutBatch
     balanced_seconds: FloatColumn
 
@@ -78,7 +78,7 @@ def screen(
     both limits.
     smallest: minimise device bytes instead of step seconds.
     """
-    floors = Floors(pricer, space.cells)
+    floors = CellBounds(pricer, space.cells)
     queue = _Queue(floors, smallest)
     pool = _Pool(keep, count, smallest)
     while True:
@@ -101,7 +101,7 @@ class _Queue:
     Letters: N cells, of which those before `reached` in the order of the looser floor are known.
     """
 
-    def __init__(self, floors: Floors, smallest: bool) -> None:
+    def __init__(self, floors: CellBounds, smallest: bool) -> None:
         self.floors, self.by_memory = floors, smallest
         everything = np.arange(len(floors.cells))
         if smallest:
@@ -255,7 +255,7 @@ class _Pool:
         order = np.argsort(balanced, kind="stable")[:UNEVEN]
         return batch.take(order), balanced[order]
 
-    def result(self, floors: Floors, bounded_out: int, too_large: int) -> Screened:
+    def result(self, floors: CellBounds, bounded_out: int, too_large: int) -> Screened:
         """The kept layouts of all batches, fitting ones first, each by step time."""
         uneven, balanced = self._most_uneven(floors.cells.take(slice(0, 0)))
         if not self.parts:

@@ -17,42 +17,42 @@ import optuna
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates
-from planner.study.posterior import REALLY, Record, claimed_error
-from planner.study.regret import Regret
+from planner.study.posterior import FULL_FIDELITY, Record, claimed_error
+from planner.study.regret import ExpectedRegret
 from planner.study.study import (
     NO_COUNTS,
     NO_REASONS,
-    Asked,
     MicroResult,
     ProbeStudy,
-    Settings,
+    Proposal,
     Spent,
+    StudySettings,
 )
 from planner.units import counted, format_seconds
 
 SHOWN = 20
 
 Result = Measurement | MicroResult
-Measure = Callable[[Sequence[Asked]], Iterable[tuple[Asked, Result]]]
+Measure = Callable[[Sequence[Proposal]], Iterable[tuple[Proposal, Result]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One step of the loop, for a bar or a stream. best_seconds: of a step of the best so far:
     measured where the layout itself ran (then it never rises), expected where only smaller runs
-    stood for it (`best_rung` says which); None before the first.
+    stood for it (`best_fidelity` says which); None before the first.
 
     kind: `asked` (probe about to run), `told` (its result), `stopped`.  ruled_out: how many
         candidates the result excluded.
     """
 
     kind: Literal["asked", "told", "stopped"]
-    asked: Asked | None
+    asked: Proposal | None
     result: Result | None
     best_seconds: float | None
     best_layout: Layout | None
-    best_rung: str | None
-    regret: Regret | None
+    best_fidelity: str | None
+    regret: ExpectedRegret | None
     spent: Spent
     gpu_seconds_left: float
     probes_left: int
@@ -77,7 +77,7 @@ class Ranked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StudyResult:
     """What the study found. ranked: the winner (the fastest that ran, else the fastest expected),
     then the rest by expected seconds.
 
@@ -89,7 +89,7 @@ class Outcome:
     """
 
     ranked: tuple[Ranked, ...]
-    regret: Regret
+    regret: ExpectedRegret
     stopped: str
     spent: Spent
     pruned: tuple[tuple[Layout, str], ...]
@@ -102,7 +102,7 @@ class Outcome:
 
 def run(
     candidates: Candidates,
-    settings: Settings,
+    settings: StudySettings,
     measure: Measure,
     *,
     known: Sequence[Measurement] = (),
@@ -111,7 +111,7 @@ def run(
     as_probes: Mapping[str, bool] = NO_COUNTS,
     on_event: Callable[[Event], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
-) -> Outcome:
+) -> StudyResult:
     """Spends the budget on probes and returns the candidates re-ranked.
 
     known: measurements of this job from before, which teach but cost nothing.  resumed: those of
@@ -121,22 +121,27 @@ def run(
     first.
     """
     study = ProbeStudy(candidates, settings)
-    study.remember(known, spent=False)
-    study.remember(resumed, spent=True, reasons=reasons, as_probes=as_probes)
-    say = on_event or (lambda _: None)
+    study.restore(known, spent=False)
+    study.restore(resumed, spent=True, reasons=reasons, as_probes=as_probes)
+    notify = on_event or (lambda _: None)
     while (stopped := _stopped(study, should_stop)) is None:
         asked = study.ask_many()
         if not asked:
             stopped = "no candidate is left that may be probed"
             break
         for one in asked:
-            say(_event(study, "asked", one.reason, asked=one))
+            notify(_event(study, "asked", one.reason, asked=one))
         waiting = {one.number: one for one in asked}
         for one, result in measure(asked):
             ruled_out = study.tell(waiting.pop(one.number), result)
-            say(
+            notify(
                 _event(
-                    study, "told", _told(result), asked=one, result=result, ruled_out=len(ruled_out)
+                    study,
+                    "told",
+                    _result_message(result),
+                    asked=one,
+                    result=result,
+                    ruled_out=len(ruled_out),
                 )
             )
         for one in waiting.values():
@@ -144,36 +149,36 @@ def run(
         if len(waiting) == len(asked):
             stopped = "the runner gave no result"
             break
-    say(_event(study, "stopped", stopped))
+    notify(_event(study, "stopped", stopped))
     return outcome(study, stopped)
 
 
-def one_at_a_time(measure_one: Callable[[Asked], Result]) -> Measure:
+def one_at_a_time(measure_one: Callable[[Proposal], Result]) -> Measure:
     """A `Measure` from a function of one probe."""
     return lambda asked: ((one, measure_one(one)) for one in asked)
 
 
-def outcome(study: ProbeStudy, stopped: str) -> Outcome:
+def outcome(study: ProbeStudy, stopped: str) -> StudyResult:
     """The candidates as they now stand: measured ones and the SHOWN fastest expected that are not
     ruled out.
     """
     knowledge = study.knowledge
-    beliefs = knowledge.beliefs()
+    posterior = knowledge.posterior()
     open_rows = np.flatnonzero(~knowledge.barred)
-    fastest = open_rows[np.argsort(beliefs.log_seconds[open_rows], kind="stable")][:SHOWN]
+    fastest = open_rows[np.argsort(posterior.log_seconds[open_rows], kind="stable")][:SHOWN]
     measured = [record.row for record in knowledge.timed() if not knowledge.barred[record.row]]
     rest = sorted(
-        {*map(int, fastest), *measured} - {beliefs.winner},
-        key=lambda row: (beliefs.expected_seconds(row), row),
+        {*map(int, fastest), *measured} - {posterior.winner},
+        key=lambda row: (posterior.expected_seconds(row), row),
     )
-    rows = [beliefs.winner, *rest]
-    risk = beliefs.risk(np.array(rows))
+    rows = [posterior.winner, *rest]
+    risk = posterior.risk(np.array(rows))
     ranked = tuple(
         Ranked(
             row=row,
             layout=study.candidates.batch.row(row),
-            expected_seconds=beliefs.expected_seconds(row),
-            sd=beliefs.deviation(row),
+            expected_seconds=posterior.expected_seconds(row),
+            sd=posterior.deviation(row),
             risk=float(risk[place]),
             record=knowledge.records.get(row),
         )
@@ -184,7 +189,7 @@ def outcome(study: ProbeStudy, stopped: str) -> Outcome:
         for row, reason in knowledge.excluded.items()
         if row not in knowledge.records
     ]
-    return Outcome(
+    return StudyResult(
         ranked=ranked,
         regret=study.regret(),
         stopped=stopped,
@@ -203,25 +208,27 @@ def _stopped(study: ProbeStudy, should_stop: Callable[[], bool] | None) -> str |
     return study.finished()
 
 
-def _told(result: Result) -> str:
+def _result_message(result: Result) -> str:
     if isinstance(result, MicroResult):
         if not result.observed:
             return f"no kernel could be timed: {result.message}"
         return (
-            ", ".join(f"{one.look.name} {np.expm1(one.log_ratio):+.0%}" for one in result.observed)
+            ", ".join(
+                f"{one.effect.name} {np.expm1(one.log_ratio):+.0%}" for one in result.observed
+            )
             + " against the prediction"
         )
     measured = result.measured
     if measured.status == "ok" and measured.step_seconds:
-        return f"{format_seconds(measured.step_seconds)} a step{_looked_at(measured)}"
+        return f"{format_seconds(measured.step_seconds)} a step{_fidelity_note(measured)}"
     return {"oom": "out of memory", "failed": f"failed: {measured.failure}"}.get(
         measured.status, "no step time"
     ) + (f" ({measured.message})" if measured.message else "")
 
 
-def _looked_at(measured: Measured) -> str:
+def _fidelity_note(measured: Measured) -> str:
     """How far a look can be trusted, by its own word; nothing for a run of the layout itself."""
-    if measured.rung in REALLY:
+    if measured.rung in FULL_FIDELITY:
         return ""
     said, error = str(measured.rung), claimed_error(measured, "step_seconds")
     by = (measured.model_extra or {}).get("imitated_by")
@@ -240,12 +247,12 @@ def _event(
     kind: Literal["asked", "told", "stopped"],
     message: str,
     *,
-    asked: Asked | None = None,
+    asked: Proposal | None = None,
     result: Result | None = None,
     ruled_out: int = 0,
 ) -> Event:
-    beliefs = study.knowledge.beliefs()
-    record = study.knowledge.records.get(beliefs.winner) if beliefs.measured else None
+    posterior = study.knowledge.posterior()
+    record = study.knowledge.records.get(posterior.winner) if posterior.measured else None
     return Event(
         kind=kind,
         asked=asked,
@@ -253,9 +260,9 @@ def _event(
         message=message,
         ruled_out=ruled_out,
         spent=study.spent,
-        best_seconds=beliefs.expected_seconds(beliefs.winner) if record else None,
-        best_rung=record.rung if record else None,
-        best_layout=study.candidates.batch.row(beliefs.winner) if record else None,
+        best_seconds=posterior.expected_seconds(posterior.winner) if record else None,
+        best_fidelity=record.fidelity if record else None,
+        best_layout=study.candidates.batch.row(posterior.winner) if record else None,
         regret=study.regret() if kind != "asked" else None,
         gpu_seconds_left=study.settings.budget.gpu_seconds - study.spent.gpu_seconds,
         probes_left=study.settings.budget.probes - study.spent.probes,

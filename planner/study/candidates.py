@@ -93,7 +93,7 @@ class Prior:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class JobSize:
     """What all candidates of a study have in common. usable_bytes: device memory that a plan may
     use.
     """
@@ -112,7 +112,7 @@ class Candidates:
     batch: LayoutBatch
     prior: Prior
     memory: Mapping[str, FloatColumn]
-    setting: Setting
+    size: JobSize
     groups: tuple[likeness.Group, ...]
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class Candidates:
 
     @classmethod
     def build(
-        cls, batch: LayoutBatch, prior: Prior, memory: Mapping[str, FloatColumn], setting: Setting
+        cls, batch: LayoutBatch, prior: Prior, memory: Mapping[str, FloatColumn], size: JobSize
     ) -> "Candidates":
         """From columns in any order."""
         order = np.argsort(prior.log_seconds, kind="stable")
@@ -129,8 +129,8 @@ class Candidates:
             batch=rows,
             prior=prior.take(order),
             memory={kind: column[order] for kind, column in memory.items()},
-            setting=setting,
-            groups=likeness.groups(rows, setting.global_batch_size),
+            size=size,
+            groups=likeness.groups(rows, size.global_batch_size),
         )
 
     def find(self, layout: Layout) -> int | None:
@@ -190,12 +190,12 @@ def enumerate_candidates(
     chosen = best[within][:most]
     wanted = np.arange(len(joined.batch) - len(include), len(joined.batch))
     rows = joined.take(np.concatenate([chosen, np.setdiff1d(wanted, chosen)])).without_twins()
-    setting = Setting(
+    size = JobSize(
         usable_bytes=float(pricer.cluster.usable_memory_bytes),
         num_gpus=pricer.cluster.num_gpus,
         global_batch_size=pricer.training.global_batch_size,
     )
-    return Candidates.build(rows.batch, _prior(pricer, rows), rows.memory, setting)
+    return Candidates.build(rows.batch, _prior(pricer, rows), rows.memory, size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

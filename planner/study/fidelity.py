@@ -1,9 +1,9 @@
-"""Which rung first: a micro-probe, an emulated rank, an imitation, or the layout itself, by value
-of information per GPU-second.
+"""Which fidelity to evaluate a candidate at: the one with the most expected gain per GPU-second.
 
-Value is expected gain in log step seconds (about a share of the step). Pure functions of beliefs,
-costs and variances.
-Letters: N candidates, Z nodes of a quadrature over a standard normal.
+Fidelities from cheap to exact: a micro-probe of kernels, one emulated rank, a scaled-down proxy
+run, the layout itself. Gains are in log step seconds, about a share of the step.
+Pure functions of the posterior of one candidate, costs and variances.
+Letters: N candidates, Z nodes of a quadrature over a standard normal, Q shared directions.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.calibration.kernels import Shape, within_reach
+from planner.calibration.kernels import KernelShape, within_reach
 from planner.columns import FloatColumn
 from planner.study import normal
 
@@ -21,12 +21,13 @@ ITERATIONS = 20  # of the ratio; it converges superlinearly (Dinkelbach 1967)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
-    """A way to look at one candidate. gpu_seconds: of one look.  sd: what its time says of the
-    layout's own log step is off by this.
+class Evaluation:
+    """One way to evaluate one candidate.
 
-    shows_memory: whether it tells if the layout fits.  num_gpus: held at once.  The layout itself
-        (`probed`) has sd 0 and shows memory.
+    num_gpus: held at once.
+    gpu_seconds: expected cost.
+    sd: error of its log time as a measure of the layout's own; 0 for the layout itself.
+    shows_memory: whether it tells if the layout fits.
     """
 
     name: str
@@ -37,9 +38,12 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Belief:
-    """Of one candidate: expected log seconds above the best so far (gap), standard deviation,
-    probability of fitting.
+class Prospect:
+    """The posterior of one candidate.
+
+    gap: expected log seconds above the best so far.
+    sd: standard deviation of its log seconds.
+    fits: probability that it fits.
     """
 
     gap: float
@@ -48,100 +52,107 @@ class Belief:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What to do next about a candidate. rate: expected gain per GPU-second of the whole way that
-    starts with this rung.
+class FidelityChoice:
+    """How to evaluate a candidate next.
 
-    goes_on: probability that the layout itself is probed after this rung; None where it cannot be,
-        whatever comes.
+    rate: expected gain per GPU-second, evaluations that follow included.
+    full_probability: probability that the layout itself is probed afterwards; None where it cannot
+        be.
     """
 
-    rung: Rung
+    evaluation: Evaluation
     rate: float
-    goes_on: float | None
+    full_probability: float | None
 
-    def reason(self, full: Rung) -> str:
-        """In words, with the numbers."""
-        if self.rung.name == full.name:
-            return f"{self.rung.name}: gains {self.rate:.2e} a GPU-second"
-        if self.goes_on is None:
+    def reason(self, full: Evaluation) -> str:
+        """The choice in words, with its numbers."""
+        chosen = self.evaluation
+        if chosen.name == full.name:
+            return f"{chosen.name}: gains {self.rate:.2e} a GPU-second"
+        if self.full_probability is None:
             return (
-                f"{self.rung.name} alone ({self.rung.gpu_seconds:.3g} GPU-seconds): gains "
+                f"{chosen.name} alone ({chosen.gpu_seconds:.3g} GPU-seconds): gains "
                 f"{self.rate:.2e} a GPU-second"
             )
         return (
-            f"{self.rung.name} first ({self.rung.gpu_seconds:.3g} instead of "
-            f"{full.gpu_seconds:.3g} GPU-seconds): gains {self.rate:.2e} "
-            f"a GPU-second; the layout itself follows with probability {self.goes_on:.0%}"
+            f"{chosen.name} first ({chosen.gpu_seconds:.3g} instead of {full.gpu_seconds:.3g} "
+            f"GPU-seconds): gains {self.rate:.2e} a GPU-second; the layout itself follows with "
+            f"probability {self.full_probability:.0%}"
         )
 
 
-def choose_rung(belief: Belief, rungs: Sequence[Rung], full: Rung) -> Choice:
-    """The rung with the best rate, the cheaper one of equals; `full` is the layout itself and
-    always possible.
+def choose_evaluation(
+    prospect: Prospect, cheaper: Sequence[Evaluation], full: Evaluation
+) -> FidelityChoice:
+    """The evaluation with the best rate, the cheaper one of equals.
+
+    full: the layout itself, which is always possible.
     """
-    options = [
-        _through(belief, rung, full) for rung in rungs if rung.gpu_seconds < full.gpu_seconds
+    choices = [direct(prospect, full)]
+    choices += [
+        _cheaper_first(prospect, one, full) for one in cheaper if one.gpu_seconds < full.gpu_seconds
     ]
-    return max(
-        [direct(belief, full), *options], key=lambda choice: (choice.rate, -choice.rung.gpu_seconds)
+    return max(choices, key=lambda choice: (choice.rate, -choice.evaluation.gpu_seconds))
+
+
+def choose_without_full(prospect: Prospect, cheaper: Sequence[Evaluation]) -> FidelityChoice:
+    """The evaluation with the best rate where the layout itself cannot be run.
+
+    The winner is then chosen by low-fidelity evaluations alone. After one, the expectation is
+    m + s Z with s = v / sqrt(v + t) (v: prior variance, t: variance of the evaluation), and the
+    gain is P(fits) x E[max(0, -(m + s Z))].
+    """
+    variance = prospect.sd**2
+    moved = [variance / np.sqrt(variance + one.sd**2) if variance > 0 else 0.0 for one in cheaper]
+    gains = prospect.fits * normal.expected_excess(
+        np.full(len(cheaper), prospect.gap), np.array(moved)
     )
-
-
-def look_alone(belief: Belief, rungs: Sequence[Rung]) -> Choice:
-    """The rung with the best rate where the layout itself cannot be run: what the winner gains when
-    it is chosen by what looks say.
-
-    After the rung the expectation is m + s Z, s = v / sqrt(v + t) (v: belief variance, t: rung's):
-    P(fits) x E[max(0, -(m + s Z))].
-    """
-    variance = belief.sd**2
-    moved = [variance / np.sqrt(variance + rung.sd**2) if variance > 0 else 0.0 for rung in rungs]
-    gains = belief.fits * normal.expected_excess(np.full(len(rungs), belief.gap), np.array(moved))
     choices = [
-        Choice(rung=rung, rate=float(gain) / rung.gpu_seconds, goes_on=None)
-        for rung, gain in zip(rungs, gains, strict=True)
+        FidelityChoice(evaluation=one, rate=float(gain) / one.gpu_seconds, full_probability=None)
+        for one, gain in zip(cheaper, gains, strict=True)
     ]
-    return max(choices, key=lambda choice: (choice.rate, -choice.rung.gpu_seconds))
+    return max(choices, key=lambda choice: (choice.rate, -choice.evaluation.gpu_seconds))
 
 
-def direct(belief: Belief, full: Rung) -> Choice:
-    """Probing the layout itself: P(fits) x expected improvement over its GPU-seconds."""
-    gain = belief.fits * float(normal.expected_excess(np.array(belief.gap), np.array(belief.sd)))
-    return Choice(rung=full, rate=gain / full.gpu_seconds, goes_on=1.0)
+def direct(prospect: Prospect, full: Evaluation) -> FidelityChoice:
+    """A probe of the layout itself: P(fits) x expected improvement over its GPU-seconds."""
+    gain = prospect.fits * float(
+        normal.expected_excess(np.array(prospect.gap), np.array(prospect.sd))
+    )
+    return FidelityChoice(evaluation=full, rate=gain / full.gpu_seconds, full_probability=1.0)
 
 
-def _through(belief: Belief, rung: Rung, full: Rung) -> Choice:
-    """A cheaper rung first, and the layout itself only where it still pays: the best ratio of
-    expected gain to expected GPU-seconds.
+def _cheaper_first(prospect: Prospect, cheaper: Evaluation, full: Evaluation) -> FidelityChoice:
+    """A cheaper evaluation first, then the layout itself only where that still pays.
 
-    After the rung the expectation is m + s Z with s = v / sqrt(v + t) (v: belief variance, t:
-    rung's), variance v - s^2; a rung that shows memory ends there with probability 1 - P(fits). It
-    goes on where the gain then exceeds ratio x cost (Dinkelbach's condition).
+    The rate is the best ratio of expected gain to expected GPU-seconds. After the cheaper
+    evaluation the expectation is m + s Z with s = v / sqrt(v + t) (v: prior variance, t: its own),
+    and the variance v - s^2. One that shows memory ends there with probability 1 - P(fits).
+    The layout itself follows where the gain exceeds ratio x cost (Dinkelbach's condition).
     """
-    variance = belief.sd**2
-    moved = variance / np.sqrt(variance + rung.sd**2) if variance > 0 else 0.0
+    variance = prospect.sd**2
+    moved = variance / np.sqrt(variance + cheaper.sd**2) if variance > 0 else 0.0
     left = np.sqrt(max(variance - moved**2, 0.0))
-    alive = belief.fits if rung.shows_memory else 1.0
-    later = 1.0 if rung.shows_memory else belief.fits
-    gains = later * normal.expected_excess(belief.gap + moved * NODES, np.full(len(NODES), left))
-    ratio, goes_on = 0.0, 1.0
+    alive = prospect.fits if cheaper.shows_memory else 1.0
+    later = 1.0 if cheaper.shows_memory else prospect.fits
+    gains = later * normal.expected_excess(prospect.gap + moved * NODES, np.full(len(NODES), left))
+    ratio, follows = 0.0, 1.0
     for _ in range(ITERATIONS):
         going = gains >= ratio * full.gpu_seconds
-        goes_on = alive * float(WEIGHTS @ going)
-        cost = rung.gpu_seconds + goes_on * full.gpu_seconds
+        follows = alive * float(WEIGHTS @ going)
+        cost = cheaper.gpu_seconds + follows * full.gpu_seconds
         better = alive * float(WEIGHTS @ (gains * going)) / cost
         if better <= ratio * (1.0 + 1e-9):
             break
         ratio = better
-    return Choice(rung=rung, rate=ratio, goes_on=goes_on)
+    return FidelityChoice(evaluation=cheaper, rate=ratio, full_probability=follows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What one kind of kernel tells. loading (Q,): along the prior's shared directions (columns of
-    `Prior.factor`).
+class KernelEffect:
+    """What timing one kind of kernel tells about the step times of candidates.
 
+    loading (Q,): along the prior's shared directions, the columns of `Prior.factor`.
     sd: of the measured log ratio around what the directions say.
     """
 
@@ -152,45 +163,50 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroProbe:
-    """Kernels or collectives timed alone in one launch. kernels: their shapes, most valuable first.
-    gpu_seconds: its cost.
+    """Kernels or collectives timed alone in one launch.
+
+    kernels: their shapes, most valuable first.
+    gpu_seconds: expected cost.
     """
 
     name: str
-    looks: tuple[Look, ...]
+    effects: tuple[KernelEffect, ...]
     gpu_seconds: float
-    kernels: tuple[Shape, ...] = ()
+    kernels: tuple[KernelShape, ...] = ()
 
     @property
     def num_gpus(self) -> int:
-        """Held at once."""
+        """GPUs held at once."""
         return max((shape.num_gpus for shape in self.kernels), default=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """A look and its answer. log_ratio: measured over predicted."""
+class ObservedEffect:
+    """A kernel effect with its measurement. log_ratio: measured over predicted."""
 
-    look: Look
+    effect: KernelEffect
     log_ratio: float
 
     @property
-    def seen(self) -> tuple[float, float]:
+    def along_loading(self) -> tuple[float, float]:
         """(value along the loading, its variance)."""
-        return within_reach(self.log_ratio, float(np.linalg.norm(self.look.loading)), self.look.sd)
+        length = float(np.linalg.norm(self.effect.loading))
+        return within_reach(self.log_ratio, length, self.effect.sd)
 
 
-def value_of_look(
-    log_seconds: FloatColumn, effect: FloatColumn, variance: float, sd: float
+def knowledge_gradient(
+    log_seconds: FloatColumn, covariance: FloatColumn, variance: float, sd: float
 ) -> float:
-    """Expected drop of the least expected log seconds (N,) when something that candidates have in
-    common is measured.
+    """Expected drop of the least expected log seconds when something shared is measured.
 
-    effect (N,): covariance of each candidate's log seconds with what is measured, whose own
-    variance is `variance`, measured to `sd`. E_Z[min_i m_i] - E_Z[min_i (m_i + c_i Z)], c = effect
-    / sqrt(variance + sd^2): the knowledge gradient (Frazier, Powell, Dayanik 2009).
+    E_Z[min_i m_i] - E_Z[min_i (m_i + c_i Z)], c = covariance / sqrt(variance + sd^2):
+    the knowledge gradient (Frazier, Powell, Dayanik 2009).
+
+    log_seconds (N,): m, expected log seconds of every candidate.
+    covariance (N,): of each candidate's log seconds with what is measured.
+    variance: of what is measured.  sd: of the measurement itself.
     """
-    spread = effect / np.sqrt(variance + sd**2)
+    spread = covariance / np.sqrt(variance + sd**2)
     reach = float(np.abs(spread).max(initial=0.0)) * float(np.abs(NODES).max())
     near = log_seconds <= log_seconds.min() + 2.0 * reach
     least = np.array([np.min(log_seconds[near] + spread[near] * node) for node in NODES])

@@ -1,5 +1,7 @@
-"""The cheaper rungs of a study: which of them can still look at a candidate, what a look costs, and
-what became of those before.
+"""The low fidelities of a study: which can still evaluate a candidate, at what cost, and how past
+evaluations ended.
+
+Letters: N candidates.
 """
 
 from collections import Counter
@@ -11,21 +13,21 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn
 from planner.specs.measurement import Measured
-from planner.study.fidelity import Rung
+from planner.study.fidelity import Evaluation
 
-# in a row; then it is the machine and not the layout, or the rung and not what it looked at
+# failures in a row; more are the machine's fault or the fidelity's, not the layout's
 MOST_FAILURES = 3
-# looks that cannot be had, without one that can between them; then the rung is dropped
+# evaluations in a row that the pool cannot make, before the fidelity is dropped
 MOST_UNABLE = 20
-TINY = 1e-6  # seconds that a launch takes at least, so that nothing is free
+TINY = 1e-6  # least seconds of a launch, so that nothing is free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeCost:
-    """Seconds that all GPUs of a run are held: start_seconds (launch, compile, first step) + steps
-    x step seconds.
+    """Seconds that all GPUs of a run are held: start_seconds + steps x step seconds.
 
-    start_seconds is a judgement until the first results replace it by their mean.
+    start_seconds: launch, compile and first step; a judgement until the mean of results replaces
+        it.
     """
 
     start_seconds: float = 60.0
@@ -33,11 +35,13 @@ class ProbeCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """How a cheaper rung looks at one candidate. num_gpus: held at once.  runs: one after the
-    other.  step_seconds: of a step there.
+class FidelityOption:
+    """One way for a low fidelity to evaluate one candidate.
 
-    sd: error of what its log time says of the layout's, beyond run-to-run noise.
+    num_gpus: held at once.
+    runs: one after the other.
+    step_seconds: of a step of such a run.
+    sd: error of its log time as a measure of the layout's, beyond run-to-run noise.
     """
 
     num_gpus: int
@@ -47,65 +51,64 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheaperRung:
-    """A rung below the whole layout. ways: in which it can look at the candidate of a row; none
-    where it cannot.
+class LowFidelity:
+    """A fidelity below the layout itself.
 
-    least_gpus (N,): GPUs times runs of the cheapest look at a candidate, at least; infinite where
-        there is none.
-    shows_memory: tells whether the layout fits.
+    options: the ways to evaluate the candidate of a row; none where it cannot be.
+    least_gpus (N,): lower bound of GPUs x runs of an evaluation; infinite where there is none.
+    shows_memory: whether it tells if the layout fits.
     """
 
     name: str
-    ways: Callable[[int], Sequence[Way]]
+    options: Callable[[int], Sequence[FidelityOption]]
     least_gpus: FloatColumn
     shows_memory: bool
 
     def sd(self, row: int) -> float:
-        """What its time may be off by, where a measurement does not say that itself."""
-        return max((way.sd for way in self.ways(row)), default=0.0)
+        """Error of its log time, for a measurement that does not state its own."""
+        return max((option.sd for option in self.options(row)), default=0.0)
 
 
-class Rungs:
-    """Mutable: one study's. starts, look_starts: seconds that runs of layouts, and of looks, took
-    beside their steps.
+class Fidelities:
+    """The low fidelities of one study. Mutable.
+
+    starts, low_fidelity_starts: seconds that runs of layouts, and low-fidelity runs, took besides
+        their steps.
     """
 
-    def __init__(self, rungs: Sequence[CheaperRung], cost: ProbeCost) -> None:
-        self.rungs, self.cost = tuple(rungs), cost
+    def __init__(self, every: Sequence[LowFidelity], cost: ProbeCost) -> None:
+        self.every, self.cost = tuple(every), cost
         self.starts: list[float] = []
-        self.look_starts: list[float] = []
+        self.low_fidelity_starts: list[float] = []
         self.failures: Counter[str] = Counter()
         self._unable: Counter[str] = Counter()
-        self._looked: set[tuple[int, str]] = set()
+        self._evaluated: set[tuple[int, str]] = set()
 
-    def named(self, name: str) -> CheaperRung | None:
-        """The rung of this name; None for the layout itself and what this study does not use."""
-        return next((rung for rung in self.rungs if rung.name == name), None)
+    def named(self, name: str) -> LowFidelity | None:
+        """The fidelity of this name; None for the layout itself and for one this study lacks."""
+        return next((fidelity for fidelity in self.every if fidelity.name == name), None)
 
-    # ---- what became of looks ----
+    # ---- results -------------------------------------------------------------------------------
 
-    def learn(self, row: int, name: str, *, failed: bool) -> None:
-        """A look was had."""
-        self._looked.add((row, name))
+    def observe(self, row: int, name: str, *, failed: bool) -> None:
+        """Records that this fidelity has evaluated the candidate."""
+        self._evaluated.add((row, name))
         self.failures[name] = self.failures[name] + 1 if failed else 0
         self._unable[name] = 0
 
-    def pass_over(self, row: int, name: str) -> None:
-        """The pool cannot make this look."""
-        self._looked.add((row, name))
+    def observe_unable(self, row: int, name: str) -> None:
+        """Records that the pool cannot make this evaluation."""
+        self._evaluated.add((row, name))
         self._unable[name] += 1
 
-    def looked_at(self, row: int) -> bool:
-        """By whatever rung, whatever came of it."""
-        return any((row, rung.name) in self._looked for rung in self.rungs)
+    def evaluated(self, row: int) -> bool:
+        """Whether any fidelity has been tried on this candidate, whatever the result."""
+        return any((row, fidelity.name) in self._evaluated for fidelity in self.every)
 
-    def learn_start(
-        self, measured: Measured, gpu_seconds: float, *, num_gpus: int, look: bool
+    def observe_start(
+        self, measured: Measured, gpu_seconds: float, *, num_gpus: int, low_fidelity: bool
     ) -> None:
-        """Seconds that its runs took beside their steps, the same for each of them. num_gpus: of
-        the layout.
-        """
+        """Records the seconds that each run took besides its steps. num_gpus: of the layout."""
         extra: Mapping[str, Any] = measured.model_extra or {}
         runs = [
             (one["num_gpus"], one["step_seconds"] or 0.0) for one in extra.get("imitated_by") or ()
@@ -113,82 +116,86 @@ class Rungs:
         runs = runs or [(1, one["step_seconds"] or 0.0) for one in extra.get("ranks") or ()]
         runs = runs or [(num_gpus, measured.step_seconds or 0.0)]
         rest = gpu_seconds - sum(held * self.cost.steps * seconds for held, seconds in runs)
-        (self.look_starts if look else self.starts).append(
+        (self.low_fidelity_starts if low_fidelity else self.starts).append(
             float(max(rest / sum(held for held, _ in runs), 0.0))
         )
 
-    # ---- what can be had ----
+    # ---- what is possible ----------------------------------------------------------------------
 
-    def works(self, rung: CheaperRung) -> bool:
+    def works(self, fidelity: LowFidelity) -> bool:
         """Whether it has not failed too often."""
-        return self.failures[rung.name] < MOST_FAILURES and self._unable[rung.name] < MOST_UNABLE
-
-    def can_look(self) -> bool:
-        """Whether a rung that works can look at any candidate."""
-        return any(self.works(rung) and np.isfinite(rung.least_gpus).any() for rung in self.rungs)
-
-    def left(self, row: int) -> list[CheaperRung]:
-        """Those that work and have not looked at this candidate yet, cheapest first."""
-        working = [
-            rung for rung in self.rungs if self.works(rung) and np.isfinite(rung.least_gpus[row])
-        ]
-        return sorted(
-            (rung for rung in working if (row, rung.name) not in self._looked),
-            key=lambda rung: float(rung.least_gpus[row]),
+        return (
+            self.failures[fidelity.name] < MOST_FAILURES
+            and self._unable[fidelity.name] < MOST_UNABLE
         )
+
+    def any_possible(self) -> bool:
+        """Whether a fidelity that works can evaluate any candidate."""
+        return any(
+            self.works(fidelity) and np.isfinite(fidelity.least_gpus).any()
+            for fidelity in self.every
+        )
+
+    def left(self, row: int) -> list[LowFidelity]:
+        """Those that work and have not evaluated this candidate yet, cheapest first."""
+        open_ones = [
+            fidelity
+            for fidelity in self.every
+            if self.works(fidelity)
+            and np.isfinite(fidelity.least_gpus[row])
+            and (row, fidelity.name) not in self._evaluated
+        ]
+        return sorted(open_ones, key=lambda fidelity: float(fidelity.least_gpus[row]))
 
     def affordable(self, gpu_seconds: float) -> list[BoolColumn]:
-        """What each rung can look at for so much, as far as can be told in advance; (N,) each."""
-        start = self.look_start_seconds()
+        """Upper bound of what each fidelity can evaluate for this cost; a mask (N,) each."""
+        start = self.low_fidelity_start_seconds()
         return [
-            np.asarray(rung.least_gpus * start <= gpu_seconds)
-            for rung in self.rungs
-            if self.works(rung)
+            np.asarray(fidelity.least_gpus * start <= gpu_seconds)
+            for fidelity in self.every
+            if self.works(fidelity)
         ]
 
-    def ideal(self, rung: CheaperRung, row: int) -> Rung:
-        """A look that no way of this rung beats: without error, on the fewest GPUs, its steps for
-        nothing. Known without pricing any.
+    def ideal(self, fidelity: LowFidelity, row: int) -> Evaluation:
+        """An evaluation that no option of this fidelity beats, known without pricing any.
+
+        It has no error, the fewest GPUs, and steps that take no time.
         """
-        least = float(rung.least_gpus[row])
-        cost = least * self.look_start_seconds()
-        return Rung(
-            name=rung.name,
+        least = float(fidelity.least_gpus[row])
+        return Evaluation(
+            name=fidelity.name,
             num_gpus=int(least),
-            gpu_seconds=cost,
+            gpu_seconds=least * self.low_fidelity_start_seconds(),
             sd=0.0,
-            shows_memory=rung.shows_memory,
+            shows_memory=fidelity.shows_memory,
         )
 
-    def looks(self, rung: CheaperRung, row: int) -> list[Rung]:
-        """The ways of this rung, with what they cost."""
-        looks = []
-        for way in rung.ways(row):
-            cost = (
-                way.num_gpus
-                * way.runs
-                * (self.look_start_seconds() + self.cost.steps * way.step_seconds)
+    def evaluations(self, fidelity: LowFidelity, row: int) -> list[Evaluation]:
+        """The options of this fidelity with their costs."""
+        start = self.low_fidelity_start_seconds()
+        return [
+            Evaluation(
+                name=fidelity.name,
+                num_gpus=option.num_gpus,
+                gpu_seconds=(
+                    option.num_gpus * option.runs * (start + self.cost.steps * option.step_seconds)
+                ),
+                sd=option.sd,
+                shows_memory=fidelity.shows_memory,
             )
-            looks.append(
-                Rung(
-                    name=rung.name,
-                    num_gpus=way.num_gpus,
-                    gpu_seconds=cost,
-                    sd=way.sd,
-                    shows_memory=rung.shows_memory,
-                )
-            )
-        return looks
+            for option in fidelity.options(row)
+        ]
 
     def start_seconds(self) -> float:
-        """Of the layouts themselves; looks start faster, so that they only tell that it takes
-        longer than was thought.
+        """Start of a run of the layout itself.
+
+        Low-fidelity runs start faster: until a layout has run, they can only raise the estimate.
         """
         if self.starts:
             return max(float(np.mean(self.starts)), TINY)
-        return max([self.cost.start_seconds, *self.look_starts])
+        return max([self.cost.start_seconds, *self.low_fidelity_starts])
 
-    def look_start_seconds(self) -> float:
-        """Of looks; until there was one, of the layouts."""
-        known = self.look_starts or self.starts
+    def low_fidelity_start_seconds(self) -> float:
+        """Start of a low-fidelity run; that of the layouts until there was one."""
+        known = self.low_fidelity_starts or self.starts
         return max(float(np.mean(known)), TINY) if known else self.cost.start_seconds

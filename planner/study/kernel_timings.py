@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.calibration.coverage import Gap, Use, choose, probe_seconds, uses
+from planner.calibration.coverage import UncoveredKernel, Use, choose, probe_seconds, uses
 from planner.calibration.kernels import (
-    Shape,
-    Timing,
+    KernelShape,
+    KernelTiming,
     alone,
     alone_gradient,
     alone_sd,
@@ -26,7 +26,7 @@ from planner.columns import FloatColumn
 from planner.cost.price import Pricer
 from planner.search.screen import OOM_LIMIT
 from planner.study.candidates import Candidates
-from planner.study.fidelity import Look, MicroProbe, Observed
+from planner.study.fidelity import KernelEffect, MicroProbe, ObservedEffect
 
 LOOKED_AT = 32  # candidates whose kernels are worth timing: the fastest expected; judgement
 BUDGET_GPU_SECONDS = 20.0  # of timed kernels in one launch; judgement
@@ -36,26 +36,26 @@ ALONE, TOGETHER = "kernels", "collectives"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernels:
+class StudyKernels:
     """The kernels of a study's fastest candidates. used: with seconds in a step.  alone: predicted
     seconds of each with nothing beside it.
 
     gradient: derivative of the logarithm of the latter by each knob, (K,).  directions (D, K),
         covariance (K, K): of the knobs.
-    taught: fingerprints of timings that the calibration has learnt from.
+    fitted: fingerprints of timings that the calibration has learnt from.
     """
 
-    used: Mapping[Shape, Use]
-    alone: Mapping[Shape, float]
-    gradient: Mapping[Shape, FloatColumn]
+    used: Mapping[KernelShape, Use]
+    alone: Mapping[KernelShape, float]
+    gradient: Mapping[KernelShape, FloatColumn]
     directions: FloatColumn
     covariance: FloatColumn
     stretch: float
     gpu: str
-    taught: frozenset[str]
+    fitted: frozenset[str]
 
     @classmethod
-    def of(cls, pricer: Pricer, candidates: Candidates) -> "Kernels":
+    def of(cls, pricer: Pricer, candidates: Candidates) -> "StudyKernels":
         """Those of the LOOKED_AT fastest candidates that fit."""
         rows = np.flatnonzero(candidates.prior.oom_probability <= OOM_LIMIT)[:LOOKED_AT]
         batch = candidates.batch.take(rows if len(rows) else np.arange(1))
@@ -70,52 +70,54 @@ class Kernels:
             covariance=calibration.effective_covariance(trainer, gpu.family),
             stretch=calibration.stretch(trainer),
             gpu=gpu.name,
-            taught=calibration.fitted,
+            fitted=calibration.fitted,
         )
 
-    def look(self, name: str, shapes: Iterable[Shape]) -> Look:
+    def effect(self, name: str, shapes: Iterable[KernelShape]) -> KernelEffect:
         """What timings of these shapes say together, each by its share of a step. loading: last of
         all 0, for what all layouts share.
 
-        What the knobs may be off by beside the directions is noise of the look.
+        What the knobs may be off by beside the directions is noise of the effect.
         """
         known = [shape for shape in shapes if shape in self.used]
         gradient = self._mean(known, lambda shape: self.gradient[shape])
         loading = self.directions @ gradient
         beside = max(float(gradient @ self.covariance @ gradient - loading @ loading), 0.0)
         sd = float(np.sqrt(alone_sd(known) ** 2 + self.stretch**2 * beside))
-        return Look(name=name, loading=(*(self.stretch * loading).tolist(), 0.0), sd=sd)
+        return KernelEffect(name=name, loading=(*(self.stretch * loading).tolist(), 0.0), sd=sd)
 
-    def observed(self, timings: Sequence[Timing]) -> tuple[Observed, ...]:
+    def observed(self, timings: Sequence[KernelTiming]) -> tuple[ObservedEffect, ...]:
         """What these timings say, by kind of kernel; the newest of a shape counts.
 
         Other shapes than the candidates' say nothing. A kind that the calibration has learnt from
         says nothing new: more shapes of it are off by what the first were off by.
         """
         known = by_kind(
-            one.shape for one in timings if timing_fingerprint(self.gpu, one) in self.taught
+            one.shape for one in timings if timing_fingerprint(self.gpu, one) in self.fitted
         )
-        told = {
+        known_shapes = {
             shape
             for kind in by_kind(one.shape for one in timings).items()
             if kind[0] in known
             for shape in kind[1]
         }
         seconds = {
-            one.shape: one.seconds for one in timings if one.seconds > 0 and one.shape not in told
+            one.shape: one.seconds
+            for one in timings
+            if one.seconds > 0 and one.shape not in known_shapes
         }
         found = []
         for name, shapes in by_kind(shape for shape in seconds if self.alone.get(shape)).items():
-            look = self.look(name, shapes)
+            effect = self.effect(name, shapes)
             ratio = float(
                 self._mean(shapes, lambda shape: np.log(seconds[shape] / self.alone[shape]))
             )
-            if _tells(look):
-                found.append(Observed(look=look, log_ratio=ratio))
+            if _tells(effect):
+                found.append(ObservedEffect(effect=effect, log_ratio=ratio))
         return tuple(found)
 
     def probes(
-        self, covered: Sequence[Shape], *, num_gpus: int, start_seconds: float
+        self, covered: Sequence[KernelShape], *, num_gpus: int, start_seconds: float
     ) -> tuple[MicroProbe, ...]:
         """The launches that would cover what is not: kernels of one GPU, and collectives between as
         many as there are.
@@ -129,30 +131,34 @@ class Kernels:
             (TOGETHER, [gap for gap in chosen if _shared(gap)]),
         ):
             kinds = by_kind(gap.use.shape for gap in gaps)
-            looks = tuple(
-                look for kind, shapes in kinds.items() if _tells(look := self.look(kind, shapes))
+            effects = tuple(
+                effect
+                for kind, shapes in kinds.items()
+                if _tells(effect := self.effect(kind, shapes))
             )
-            if looks:
+            if effects:
                 gpus = max(gap.use.shape.num_gpus for gap in gaps)
                 seconds = start_seconds + sum(probe_seconds(gap.use) for gap in gaps)
                 made.append(
                     MicroProbe(
                         name=name,
-                        looks=looks,
+                        effects=effects,
                         gpu_seconds=gpus * seconds,
                         kernels=tuple(gap.use.shape for gap in gaps),
                     )
                 )
         return tuple(made)
 
-    def _mean(self, shapes: Sequence[Shape], of: Callable[[Shape], FloatColumn]) -> FloatColumn:
+    def _mean(
+        self, shapes: Sequence[KernelShape], of: Callable[[KernelShape], FloatColumn]
+    ) -> FloatColumn:
         shares = np.array([max(self.used[shape].share, 1e-12) for shape in shapes])
         return np.asarray(shares @ np.array([of(shape) for shape in shapes]) / shares.sum())
 
 
-def _shared(gap: Gap) -> bool:
+def _shared(gap: UncoveredKernel) -> bool:
     return gap.use.shape.kind == "collective"
 
 
-def _tells(look: Look) -> bool:
-    return max(map(abs, look.loading)) >= LEAST_LOADING
+def _tells(effect: KernelEffect) -> bool:
+    return max(map(abs, effect.loading)) >= LEAST_LOADING

@@ -9,24 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from planner.calibration.kernels import Timing
+from planner.calibration.kernels import KernelTiming
 from planner.columns import BoolColumn, LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import Context
-from planner.search.one_size import Sized
+from planner.search.one_size import OneSize
 from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measurement
 from planner.specs.plan import RankedLayout
-from planner.study.ask_tell import Event, Measure, Outcome, Ranked, run
+from planner.study.ask_tell import Event, Measure, Ranked, StudyResult, run
 from planner.study.candidates import Candidates, enumerate_candidates
-from planner.study.fidelity import MicroProbe, Observed
-from planner.study.fidelity_options import CheaperRung, ProbeCost, Way
-from planner.study.kernel_timings import Kernels
-from planner.study.proxy_runs import Imitations
+from planner.study.fidelity import MicroProbe, ObservedEffect
+from planner.study.fidelity_options import FidelityOption, LowFidelity, ProbeCost
+from planner.study.kernel_timings import StudyKernels
+from planner.study.proxy_runs import ProxyRuns
 from planner.study.samplers import layout_of
-from planner.study.study import Asked, Budget, MicroResult, Settings
+from planner.study.study import Budget, MicroResult, Proposal, StudySettings
 
 # what an emulated rank says of the whole step beside run-to-run noise: its communication is
 # predicted; judgement
@@ -44,21 +44,21 @@ class MicroPlan:
     gpu_seconds_before: this study's, when resumed.
     """
 
-    timed: Sequence[Timing]
+    timed: Sequence[KernelTiming]
     num_gpus: int
     gpu_seconds_before: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class MicroProbeTimings:
     """What a micro-probe brought. message: why, where it brought nothing."""
 
-    timings: tuple[Timing, ...]
+    timings: tuple[KernelTiming, ...]
     gpu_seconds: float
     message: str = ""
 
 
-Run = Callable[[Sequence[Asked]], Iterable[tuple[Asked, Measurement | Timed]]]
+Run = Callable[[Sequence[Proposal]], Iterable[tuple[Proposal, Measurement | MicroProbeTimings]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Probing:
 
     num_devices: of the pool; layouts that need more are only looked at.  emulates: whether it can
         run one rank of a layout alone on a GPU.
-    imitates: whether it can run layouts on fewer GPUs.  micro: kernels as another cheaper look.
+    proxy_runs: whether it can run layouts on fewer GPUs.  micro: kernels as another cheaper look.
         parallel: whole layouts at once.
     refuses: why the program that runs probes cannot run a layout; None where it can.
     """
@@ -82,14 +82,16 @@ class Probing:
     on_event: Callable[[Event], None] | None = None
     should_stop: Callable[[], bool] | None = None
     emulates: bool = False
-    imitates: bool = False
+    proxy_runs: bool = False
     refuses: Callable[[Layout], str | None] | None = None
     micro: MicroPlan | None = None
     parallel: int = 1
     steps: int = 13
 
 
-def probe_size(job: Job, sized: Sized, probing: Probing, include: Sequence[Layout]) -> Outcome:
+def probe_size(
+    job: Job, sized: OneSize, probing: Probing, include: Sequence[Layout]
+) -> StudyResult:
     """Spends the job's probes at this size. include: layouts that must be candidates (those of the
     plan on paper, measured ones).
     """
@@ -101,10 +103,12 @@ def probe_size(job: Job, sized: Sized, probing: Probing, include: Sequence[Layou
     ]
     wanted = list(dict.fromkeys((*include, *measured)))
     candidates = enumerate_candidates(pricer, build_space(context, job.search), include=wanted)
-    kernels = Kernels.of(pricer, candidates) if probing.micro else None
+    kernels = StudyKernels.of(pricer, candidates) if probing.micro else None
     micro_probes, observed = _micro(kernels, probing.micro, pricer.cluster.gpus_per_node)
-    refused = None if probing.refuses is None else refusals(candidates, probing.refuses)
-    settings = Settings(
+    refused = (
+        None if probing.refuses is None else unsupported_candidates(candidates, probing.refuses)
+    )
+    settings = StudySettings(
         sampler=job.search.sampler,
         seed=job.search.seed,
         budget=Budget(probes=job.probe.max_probes, gpu_seconds=job.probe.max_gpu_seconds),
@@ -113,7 +117,7 @@ def probe_size(job: Job, sized: Sized, probing: Probing, include: Sequence[Layou
             start_seconds=START_SECONDS.get(pricer.cluster.gpu.name, 60.0), steps=probing.steps
         ),
         whole=probing.num_devices >= pricer.cluster.num_gpus,
-        rungs=_rungs(pricer, candidates, probing),
+        fidelities=_fidelities(pricer, candidates, probing),
         micro_probes=micro_probes,
         observed=observed,
         gpu_seconds_before=probing.micro.gpu_seconds_before if probing.micro else 0.0,
@@ -134,8 +138,8 @@ def probe_size(job: Job, sized: Sized, probing: Probing, include: Sequence[Layou
 
 
 def _micro(
-    kernels: Kernels | None, plan: MicroPlan | None, per_node: int
-) -> tuple[tuple[MicroProbe, ...], tuple[Observed, ...]]:
+    kernels: StudyKernels | None, plan: MicroPlan | None, per_node: int
+) -> tuple[tuple[MicroProbe, ...], tuple[ObservedEffect, ...]]:
     """(micro-probes of what no timing covers, what earlier timings say)."""
     if kernels is None or plan is None:
         return (), ()
@@ -146,12 +150,12 @@ def _micro(
     return probes, kernels.observed(plan.timed)
 
 
-def _reading(measure: Run, kernels: Kernels | None) -> Measure:
+def _reading(measure: Run, kernels: StudyKernels | None) -> Measure:
     """A `Measure` that reads timings by what was predicted of these kernels."""
 
-    def run_all(asked: Sequence[Asked]) -> Iterator[tuple[Asked, Measurement | MicroResult]]:
+    def run_all(asked: Sequence[Proposal]) -> Iterator[tuple[Proposal, Measurement | MicroResult]]:
         for one, result in measure(asked):
-            if isinstance(result, Timed):
+            if isinstance(result, MicroProbeTimings):
                 observed = kernels.observed(result.timings) if kernels is not None else ()
                 yield (
                     one,
@@ -166,14 +170,16 @@ def _reading(measure: Run, kernels: Kernels | None) -> Measure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class Unsupported:
     """What the program of the probes cannot run. rows: mask (N,).  counts: candidates by reason."""
 
     rows: BoolColumn
     counts: Mapping[str, int]
 
 
-def refusals(candidates: Candidates, refuses: Callable[[Layout], str | None]) -> Refused:
+def unsupported_candidates(
+    candidates: Candidates, refuses: Callable[[Layout], str | None]
+) -> Unsupported:
     """Asked once for all candidates that are alike but for their sizes."""
     batch = candidates.batch
     asked = [
@@ -191,7 +197,7 @@ def refusals(candidates: Candidates, refuses: Callable[[Layout], str | None]) ->
     for reason, size in zip(reasons, sizes, strict=True):
         if reason is not None:
             counts[reason] = counts.get(reason, 0) + int(size)
-    return Refused(rows=rows, counts=counts)
+    return Unsupported(rows=rows, counts=counts)
 
 
 WIDTHS = ("tp", "pp", "cp", "ep", "etp")  # a program's rules ask whether there is such an axis
@@ -199,16 +205,18 @@ WIDTHS = ("tp", "pp", "cp", "ep", "etp")  # a program's rules ask whether there 
 SIZES = ("dp_replicate", "dp_shard", "micro_batch_size", "split", "ac_value", "virtual_stages")
 
 
-def _rungs(pricer: Pricer, candidates: Candidates, probing: Probing) -> tuple[CheaperRung, ...]:
+def _fidelities(
+    pricer: Pricer, candidates: Candidates, probing: Probing
+) -> tuple[LowFidelity, ...]:
     if pricer.cluster.num_gpus == 1:
         return ()
-    rungs = [emulation(candidates)] if probing.emulates else []
-    if probing.imitates:
-        rungs.append(Imitations(pricer, candidates, probing.num_devices).rung())
-    return tuple(rungs)
+    fidelities = [emulation(candidates)] if probing.emulates else []
+    if probing.proxy_runs:
+        fidelities.append(ProxyRuns(pricer, candidates, probing.num_devices).fidelity())
+    return tuple(fidelities)
 
 
-def emulation(candidates: Candidates) -> CheaperRung:
+def emulation(candidates: Candidates) -> LowFidelity:
     """Ranks of a layout alone, one after the other on one GPU: one of the first, the middle and the
     last stage.
     """
@@ -217,17 +225,19 @@ def emulation(candidates: Candidates) -> CheaperRung:
         np.minimum(candidates.batch.pp, EMULATED_STAGES),
     )
 
-    def ways(row: int) -> tuple[Way]:
+    def options(row: int) -> tuple[FidelityOption]:
         return (
-            Way(num_gpus=1, runs=int(ranks[row]), step_seconds=float(seconds[row]), sd=EMULATED_SD),
+            FidelityOption(
+                num_gpus=1, runs=int(ranks[row]), step_seconds=float(seconds[row]), sd=EMULATED_SD
+            ),
         )
 
-    return CheaperRung(
-        name="emulated", ways=ways, least_gpus=ranks.astype(np.float64), shows_memory=True
+    return LowFidelity(
+        name="emulated", options=options, least_gpus=ranks.astype(np.float64), shows_memory=True
     )
 
 
-def listed(outcome: Outcome, top_k: int) -> list[Ranked]:
+def listed(outcome: StudyResult, top_k: int) -> list[Ranked]:
     """What a plan shows: the first top_k, and whatever ran itself beyond them, in order of the
     outcome.
     """
@@ -235,7 +245,9 @@ def listed(outcome: Outcome, top_k: int) -> list[Ranked]:
     return [*outcome.ranked[:top_k], *ran]
 
 
-def measured_candidates(sized: Sized, outcome: Outcome, top_k: int) -> tuple[Sized, list[Ranked]]:
+def measured_candidates(
+    sized: OneSize, outcome: StudyResult, top_k: int
+) -> tuple[OneSize, list[Ranked]]:
     """The size with the outcome's best as its candidates, winner first, and what is known of
     each.
     """
@@ -269,7 +281,7 @@ def with_measurement(entry: RankedLayout, one: Ranked, best: Ranked) -> RankedLa
         "runs": record.runs,
         "mean_step_seconds": record.mean_step_seconds,
         "memory_margin": record.margin,
-        "rung": record.rung,
+        "rung": record.fidelity,
         "relative_error": math.sqrt(record.variance or 0.0),
     }
     return entry.model_copy(update=update)
@@ -278,7 +290,7 @@ def with_measurement(entry: RankedLayout, one: Ranked, best: Ranked) -> RankedLa
 LEAST_FASTER = 1.005  # what is shown as 1.01 or more; judgement
 
 
-def summary(outcome: Outcome) -> dict[str, Any]:
+def summary(outcome: StudyResult) -> dict[str, Any]:
     """What the study did, JSON-safe: trials with why they were asked and what came of them,
     spending, regret, why it stopped.
     """
@@ -298,7 +310,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     ]
     return {
         "probes": outcome.spent.probes,
-        "looks": outcome.spent.looks,
+        "looks": outcome.spent.low_fidelity,
         "gpu_seconds": outcome.spent.gpu_seconds,
         "stopped": outcome.stopped,
         "broken": outcome.broken,

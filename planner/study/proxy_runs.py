@@ -13,7 +13,7 @@ from itertools import groupby
 
 import numpy as np
 
-from planner.calibration.intervals import imitation_sd, oom_probability
+from planner.calibration.intervals import oom_probability, proxy_run_sd
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import SpecError
@@ -21,17 +21,17 @@ from planner.rules import violations
 from planner.search.screen import OOM_LIMIT
 from planner.specs.layout import Layout
 from planner.study.candidates import Candidates
-from planner.study.fidelity_options import CheaperRung, Way
-from planner.study.posterior import IMITATED, RUN_SD
+from planner.study.fidelity_options import FidelityOption, LowFidelity
+from planner.study.posterior import PROXY, RUN_SD
 
 # Judgement: two depths magnify the noise of a run, and the step is not quite affine in depth
 #     (`probes.proxy_runs` knows once they are chosen).
 TWO_DEPTHS_SD = 0.05
-MOST_WAYS = 2  # sizes priced of one candidate, a few milliseconds each
+MOST_OPTIONS = 2  # sizes priced of one candidate, a few milliseconds each
 MEAN_DEPTH = 0.35  # of the whole model, of the two; judgement
 
 
-class Imitations:
+class ProxyRuns:
     """Imitations of a job's candidates on at most `num_devices` GPUs, priced on paper when a
     candidate is asked about.
     """
@@ -39,31 +39,31 @@ class Imitations:
     def __init__(self, pricer: Pricer, candidates: Candidates, num_devices: int) -> None:
         self.pricer, self.candidates = pricer, candidates
         self.num_devices = min(num_devices, pricer.cluster.num_gpus - 1)
-        self._ways: dict[int, tuple[Way, ...]] = {}
+        self._options: dict[int, tuple[FidelityOption, ...]] = {}
         self._pricers: dict[int, Pricer | None] = {}
 
-    def rung(self) -> CheaperRung:
+    def fidelity(self) -> LowFidelity:
         """As a rung of a study."""
         batch = self.candidates.batch
         replica = batch.tp * batch.cp * batch.pp  # least GPUs of a look
         possible = (replica <= self.num_devices) & (batch.dp_replicate * batch.dp_shard > 1)
-        return CheaperRung(
-            name=IMITATED,
-            ways=self.ways,
+        return LowFidelity(
+            name=PROXY,
+            options=self.options,
             least_gpus=np.where(possible, replica, np.inf),
             shows_memory=False,
         )
 
-    def ways(self, row: int) -> tuple[Way, ...]:
+    def options(self, row: int) -> tuple[FidelityOption, ...]:
         """On the fewest GPUs where the whole depth fits, and on more while the cost model still has
         much to add.
 
         Where the pool is too small for that, at two depths on the most; empty where no smaller
         layout is legal.
         """
-        if row not in self._ways:
-            self._ways[row] = tuple(self._found(row))
-        return self._ways[row]
+        if row not in self._options:
+            self._options[row] = tuple(self._found(row))
+        return self._options[row]
 
     def smaller(self, row: int) -> Iterator[tuple[Layout, Pricer]]:
         """The legal smaller layouts of a candidate with what prices them, one a size, fewest GPUs
@@ -97,7 +97,7 @@ class Imitations:
             None,
         )
 
-    def _found(self, row: int) -> list[Way]:
+    def _found(self, row: int) -> list[FidelityOption]:
         whole, sizes = float(np.exp(self.candidates.prior.log_seconds[row])), self._sizes(row)
         known: dict[int, _Priced | None] = {}
 
@@ -113,28 +113,32 @@ class Imitations:
             middle = (low + high) // 2
             one = priced(middle)
             low, high = (low, middle) if one is not None and one.fits else (middle + 1, high)
-        ways: list[Way] = []
+        options: list[FidelityOption] = []
         for one in filter(None, map(priced, range(low, len(sizes)))):
-            off = imitation_sd(
+            off = proxy_run_sd(
                 self.pricer.cluster, one.pricer.cluster, abs(whole - one.step_seconds) / whole
             )
-            ways.append(Way(num_gpus=one.num_gpus, runs=1, step_seconds=one.step_seconds, sd=off))
-            if len(ways) == MOST_WAYS or off <= RUN_SD:
+            options.append(
+                FidelityOption(num_gpus=one.num_gpus, runs=1, step_seconds=one.step_seconds, sd=off)
+            )
+            if len(options) == MOST_OPTIONS or off <= RUN_SD:
                 break
-        return ways or self._two_depths(
+        return options or self._two_depths(
             whole, filter(None, map(priced, reversed(range(len(sizes)))))
         )
 
-    def _two_depths(self, whole: float, largest_first: Iterable["_Priced"]) -> list[Way]:
+    def _two_depths(self, whole: float, largest_first: Iterable["_Priced"]) -> list[FidelityOption]:
         one = next(iter(largest_first), None)
         if one is None:
             return []
-        off = imitation_sd(
+        off = proxy_run_sd(
             self.pricer.cluster, one.pricer.cluster, abs(whole - one.step_seconds) / whole
         )
         sd = math.hypot(off, TWO_DEPTHS_SD)
         return [
-            Way(num_gpus=one.num_gpus, runs=2, step_seconds=MEAN_DEPTH * one.step_seconds, sd=sd)
+            FidelityOption(
+                num_gpus=one.num_gpus, runs=2, step_seconds=MEAN_DEPTH * one.step_seconds, sd=sd
+            )
         ]
 
     def _on(self, num_gpus: int) -> Pricer | None:

@@ -14,7 +14,7 @@ TOLERANCE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Regret:
+class ExpectedRegret:
     """Shares of the step time that the winner gives away against the best candidate.
 
     expected_share: mean.  share_95: exceeded in 5 of 100 cases.  probability_other_better: some
@@ -43,7 +43,7 @@ def expected_regret(
     winner: int,
     *,
     seed: int = 0,
-) -> Regret:
+) -> ExpectedRegret:
     """Mean over draws of (seconds of the winner) / (least seconds among what fits) - 1, not below
     0.
 
@@ -60,7 +60,7 @@ def expected_regret(
     runs[:, winner] = True
     least = np.where(runs, drawn, np.inf).min(axis=1)
     share = np.expm1(drawn[:, winner] - least)
-    return Regret(
+    return ExpectedRegret(
         expected_share=float(share.mean()),
         share_95=float(np.quantile(share, 0.95)),
         probability_other_better=float((share > 0).mean()),

@@ -31,7 +31,7 @@ from planner.search.choice import pareto
 from planner.search.screen import OOM_LIMIT
 from planner.specs.layout import AC_KINDS, Layout, format_ac
 from planner.study import normal
-from planner.study.posterior import RUN_SD, Beliefs, Knowledge
+from planner.study.posterior import RUN_SD, Knowledge, StudyPosterior
 
 WARM_STARTS = 4
 STARTUP_TRIALS = 8
@@ -184,13 +184,13 @@ class FiniteSampler(BaseSampler):
         """Candidates to choose from."""
         return self.knowledge.untried()
 
-    def allowed(self, beliefs: Beliefs) -> BoolColumn:
+    def allowed(self, posterior: StudyPosterior) -> BoolColumn:
         """Those within the risk; where there is none, those that are likeliest to fit."""
         free = self.free()
         if self.risk_limit >= 1.0 or not free.any():
             return free
         rows = np.flatnonzero(free)
-        risk = beliefs.risk(rows)
+        risk = posterior.risk(rows)
         safe = np.zeros_like(free)
         safe[rows[risk <= max(self.risk_limit, float(risk.min()))]] = True
         return safe
@@ -207,27 +207,27 @@ class CostModelSampler(FiniteSampler):
 
     def choose(self, study: Study, trial: FrozenTrial) -> Pick:
         """See the class."""
-        beliefs = self.knowledge.beliefs()
+        posterior = self.knowledge.posterior()
         free = self.knowledge.untried()
         first = self.knowledge.first
         if (
             first is not None
-            and not beliefs.measured
+            and not posterior.measured
             and not self.knowledge.pending
             and free[first]
         ):
-            return Pick(row=first, reason=f"number 1 on paper: {_predicted(beliefs, first)}")
-        if not beliefs.measured and not self.knowledge.pending and free[beliefs.leader]:
+            return Pick(row=first, reason=f"number 1 on paper: {_predicted(posterior, first)}")
+        if not posterior.measured and not self.knowledge.pending and free[posterior.leader]:
             return Pick(
-                row=beliefs.leader,
-                reason=f"the model's first: {_predicted(beliefs, beliefs.leader)}",
+                row=posterior.leader,
+                reason=f"the model's first: {_predicted(posterior, posterior.leader)}",
             )
-        best = beliefs.promising(free, 1, risk_limit=self.risk_limit) if free.any() else []
+        best = posterior.promising(free, 1, risk_limit=self.risk_limit) if free.any() else []
         if not best and free.any():
-            return self._least_risky(beliefs, free)
+            return self._least_risky(posterior, free)
         row = best[0] if best else None
-        gain = self._gain(beliefs, row) if row is not None else 0.0
-        again = self._repeat(beliefs, max(gain, LEAST_REPEAT_GAIN))
+        gain = self._gain(posterior, row) if row is not None else 0.0
+        again = self._repeat(posterior, max(gain, LEAST_REPEAT_GAIN))
         if again is not None:
             return again
         if row is None:
@@ -238,26 +238,26 @@ class CostModelSampler(FiniteSampler):
             )
         return Pick(
             row=row,
-            reason=f"expected improvement {gain:.2%} over {_seconds(beliefs.best)}: "
-            f"{_predicted(beliefs, row)}",
+            reason=f"expected improvement {gain:.2%} over {_seconds(posterior.best)}: "
+            f"{_predicted(posterior, row)}",
         )
 
     def has_more(self) -> bool:
         """A second look counts."""
         return super().has_more() or bool(self.knowledge.repeatable())
 
-    def _gain(self, beliefs: Beliefs, row: int) -> float:
+    def _gain(self, posterior: StudyPosterior, row: int) -> float:
         rows = np.array([row])
-        return float(beliefs.improvement(rows)[0] * (1.0 - beliefs.risk(rows)[0]))
+        return float(posterior.improvement(rows)[0] * (1.0 - posterior.risk(rows)[0]))
 
-    def _least_risky(self, beliefs: Beliefs, free: BoolColumn) -> Pick:
+    def _least_risky(self, posterior: StudyPosterior, free: BoolColumn) -> Pick:
         rows = np.flatnonzero(free)
-        row = int(rows[np.argmin(beliefs.risk(rows))])
+        row = int(rows[np.argmin(posterior.risk(rows))])
         return Pick(
-            row=row, reason=f"the likeliest to fit of what is left: {_predicted(beliefs, row)}"
+            row=row, reason=f"the likeliest to fit of what is left: {_predicted(posterior, row)}"
         )
 
-    def _repeat(self, beliefs: Beliefs, least: float) -> Pick | None:
+    def _repeat(self, posterior: StudyPosterior, least: float) -> Pick | None:
         """The measured layout that may turn out to be the fastest when it runs once more, if that
         is worth more than `least`.
 
@@ -265,7 +265,7 @@ class CostModelSampler(FiniteSampler):
         = v / sqrt(v + t).
         """
         timed = self.knowledge.repeatable()
-        best = self.knowledge.records[beliefs.winner].log_seconds if timed else None
+        best = self.knowledge.records[posterior.winner].log_seconds if timed else None
         if best is None:
             return None
         gap = np.array([record.log_seconds or 0.0 for record in timed]) - best
@@ -304,13 +304,13 @@ class SnappedSampler(FiniteSampler):
 
     def choose(self, study: Study, trial: FrozenTrial) -> Pick:
         """See the class."""
-        beliefs = self.knowledge.beliefs()
-        allowed = self.allowed(beliefs)
+        posterior = self.knowledge.posterior()
+        allowed = self.allowed(posterior)
         for place, row in enumerate(self.first, start=1):
             if allowed[row]:
                 return Pick(
                     row=row,
-                    reason=f"warm start {place} of {len(self.first)}: {_predicted(beliefs, row)}",
+                    reason=f"warm start {place} of {len(self.first)}: {_predicted(posterior, row)}",
                 )
         relative = self.inner.infer_relative_search_space(study, trial)
         sampled = dict(self.inner.sample_relative(study, trial, relative))
@@ -322,7 +322,8 @@ class SnappedSampler(FiniteSampler):
         row = self.space.nearest(sampled, allowed)
         return Pick(
             row=row,
-            reason=f"{self.name}'s choice, as the nearest legal layout: {_predicted(beliefs, row)}",
+            reason=f"{self.name}'s choice, as the nearest legal layout: "
+            f"{_predicted(posterior, row)}",
         )
 
     def free(self) -> BoolColumn:
@@ -348,7 +349,7 @@ class SnappedSampler(FiniteSampler):
         self.inner.reseed_rng()
 
 
-def sampler_for(
+def make_sampler(
     name: str, knowledge: Knowledge, *, seed: int, risk_limit: float = OOM_LIMIT
 ) -> FiniteSampler:
     """The sampler of this name (NAMES). Raises SpecError for `gp` without what it needs, and for
@@ -416,10 +417,13 @@ def _seconds(log_seconds: float) -> str:
     return f"{np.exp(log_seconds):.4g} s"
 
 
-def _predicted(beliefs: Beliefs, row: int) -> str:
+def _predicted(posterior: StudyPosterior, row: int) -> str:
     rows = np.array([row])
-    sd, fits = float(np.sqrt(beliefs.time.variance(rows)[0])), 1.0 - float(beliefs.risk(rows)[0])
+    sd, fits = (
+        float(np.sqrt(posterior.time.variance(rows)[0])),
+        1.0 - float(posterior.risk(rows)[0]),
+    )
     return (
-        f"{_seconds(float(beliefs.log_seconds[row]))} expected, give or take {sd:.0%}, fits with "
+        f"{_seconds(float(posterior.log_seconds[row]))} expected, give or take {sd:.0%}, fits with "
         f"probability {fits:.2f}"
     )

@@ -1,8 +1,7 @@
-"""A study in ask and tell: what to probe next within the budget, and what a result means for what
-is left.
+"""A study in ask and tell: what to evaluate next, and what a result says about the others.
 
-Knows nothing of how probes are run or stored; the same candidates, settings and results give the
-same questions.
+It neither runs nor stores probes. Equal candidates, settings and results give equal proposals.
+Letters: N candidates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,36 +16,48 @@ from planner.columns import BoolColumn, FloatColumn
 from planner.search.screen import OOM_LIMIT
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
-from planner.study import fidelity
 from planner.study.candidates import Candidates
-from planner.study.fidelity import Belief, MicroProbe, Observed, Rung
-from planner.study.fidelity_options import MOST_FAILURES, CheaperRung, ProbeCost, Rungs
-from planner.study.posterior import REALLY, RUN_SD, Knowledge
-from planner.study.regret import TOLERANCE, Regret
-from planner.study.samplers import Pick, sampler_for
+from planner.study.fidelity import (
+    Evaluation,
+    FidelityChoice,
+    MicroProbe,
+    ObservedEffect,
+    Prospect,
+    choose_evaluation,
+    choose_without_full,
+    direct,
+    knowledge_gradient,
+)
+from planner.study.fidelity_options import MOST_FAILURES, Fidelities, LowFidelity, ProbeCost
+from planner.study.posterior import FULL_FIDELITY, RUN_SD, Knowledge
+from planner.study.regret import TOLERANCE, ExpectedRegret
+from planner.study.samplers import Pick, make_sampler
 from planner.study.trials import Trials
 from planner.units import counted
 
 FULL, MICRO = "probed", "micro"
-# of a step; below it a look before the winner is run is not worth a launch; judgement
-LEAST_LOOK_GAIN = 2e-3
-# judgement: a look may cost hardly any GPU-seconds, but each is a launch that somebody waits for
-LOOKS_A_PROBE = 4
-# candidates that no rung can look at within the budget, before a question is given up
+# judgement: expected gain (share of a step) below which a low-fidelity evaluation before the
+# winner's own run is not worth a launch
+LEAST_LOW_FIDELITY_GAIN = 2e-3
+# judgement: low-fidelity evaluations a probe; each costs little but is a launch to wait for
+LOW_FIDELITY_PER_PROBE = 4
+# candidates without an affordable evaluation, before a question is given up
 MOST_PASSED_OVER = 300
 INTERRUPTED = "interrupted"
-BROKEN = "environment"  # the place that runs probes cannot run any: nothing of the layout
-UNABLE = "unable"  # a look that cannot be had: the pool knows before it starts anything
+BROKEN = "environment"  # no probe can run in this place; says nothing about the layout
+UNABLE = "unable"  # the pool cannot make this evaluation, and knows before it starts
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
 NO_COUNTS: Mapping[str, bool] = MappingProxyType({})
-# of a step; below it timing kernels is not worth a launch, however cheap; judgement
+# judgement: expected gain (share of a step) below which timing kernels is not worth a launch
 LEAST_MICRO_GAIN = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What may be spent. probes: runs of whole layouts.  gpu_seconds: of everything, micro-probes
-    and cheaper rungs included.
+    """What a study may spend.
+
+    probes: runs of whole layouts.
+    gpu_seconds: of everything, micro-probes and low-fidelity evaluations included.
     """
 
     probes: int = 5
@@ -54,18 +65,18 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How a study goes about it. parallel: probes asked at once.  tolerance: of the expected regret
-    at which it stops.
+class StudySettings:
+    """How a study spends its budget.
 
-    risk_limit: largest probability of running out of memory that a probe may have, while there is
-    anything safer.  whole: the layouts themselves can be run; else looks at them are all there is,
-    and count as probes.
-    refused (N,): what the program of the probes cannot run.  observed: what kernels timed before
-        say.
-    gpu_seconds_before: spent by this study on timing kernels, before it was resumed.
-    first: the row of number 1 on paper, measured before all others: what would be run without
-        probes.
+    tolerance: expected regret at which it stops.
+    parallel: probes that run at once.
+    risk_limit: largest probability of running out of memory, while anything safer is left.
+    whole: whether the pool can run the layouts themselves; otherwise low-fidelity evaluations are
+        all there is, and count as probes.
+    refused (N,): candidates that the probe program cannot run.
+    observed: what earlier kernel timings say.
+    gpu_seconds_before: spent on timing kernels before this study was resumed.
+    first: row of number 1 on paper, measured before all others.
     """
 
     sampler: str = "cost-model"
@@ -76,29 +87,32 @@ class Settings:
     risk_limit: float = OOM_LIMIT
     cost: ProbeCost = field(default_factory=ProbeCost)
     whole: bool = True
-    rungs: tuple[CheaperRung, ...] = ()
+    fidelities: tuple[LowFidelity, ...] = ()
     refused: BoolColumn | None = None
     micro_probes: tuple[MicroProbe, ...] = ()
-    observed: tuple[Observed, ...] = ()
+    observed: tuple[ObservedEffect, ...] = ()
     gpu_seconds_before: float = 0.0
     first: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A probe to run. rung: `probed`, a cheaper one, or `micro` (then `micro` says which and there
-    is no layout).
+class Proposal:
+    """An evaluation to run.
 
-    num_gpus: held at once.  counts: against the budget of probes, as a run of the layout or because
-        nothing more can be known of it.
-    expected_seconds: of a step.  gpu_seconds: expected cost.  gpu_seconds_limit: what it may use at
-        most; the runner's time limit follows.
+    row, layout: the candidate; None for a micro-probe, which `micro` describes.
+    fidelity: `probed` for the layout itself, the name of a low fidelity, or `micro`.
+    num_gpus: held at once.
+    counts: whether it counts against the budget of probes: a run of the layout, or the last that
+        can be known about it.
+    expected_seconds: of a step.
+    gpu_seconds: expected cost.
+    gpu_seconds_limit: most it may use; the runner's time limit follows from it.
     """
 
     number: int
     row: int | None
     layout: Layout | None
-    rung: str
+    fidelity: str
     num_gpus: int
     counts: bool
     reason: str
@@ -111,55 +125,58 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroResult:
-    """What a micro-probe found, and what it cost. observed: empty where no kernel could be timed.
-    message: why, then.
+    """Result of a micro-probe.
+
+    observed: empty where no kernel could be timed; `message` says why.
     """
 
-    observed: tuple[Observed, ...]
+    observed: tuple[ObservedEffect, ...]
     gpu_seconds: float
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """So far. looks: runs of cheaper rungs that do not count as probes.  failures_in_a_row: probes
-    without numbers since the last with.
+    """What a study has spent so far.
+
+    low_fidelity: low-fidelity evaluations that do not count as probes.
+    failures_in_a_row: probes without numbers since the last one with numbers.
     """
 
     probes: int = 0
-    looks: int = 0
+    low_fidelity: int = 0
     gpu_seconds: float = 0.0
     failures_in_a_row: int = 0
 
 
 class ProbeStudy:
-    """Asks for probes and learns from them."""
+    """Proposes evaluations of candidates and learns from their results."""
 
-    def __init__(self, candidates: Candidates, settings: Settings) -> None:
+    def __init__(self, candidates: Candidates, settings: StudySettings) -> None:
         self.candidates, self.settings = candidates, settings
         self.knowledge = Knowledge(candidates)
         self.knowledge.first = settings.first
         self.spent = Spent(gpu_seconds=settings.gpu_seconds_before)
-        self._observe(settings.observed)
+        self._observe_effects(settings.observed)
         self.trials = Trials(
-            sampler_for(
+            make_sampler(
                 settings.sampler, self.knowledge, seed=settings.seed, risk_limit=settings.risk_limit
             )
         )
         self.ignored: list[str] = []
-        self._running: dict[int, Asked] = {}
+        self._running: dict[int, Proposal] = {}
         self._open: dict[int, optuna.Trial] = {}
         if settings.refused is not None:
             self.knowledge.closed |= settings.refused
-        self.rungs = Rungs(settings.rungs, settings.cost)
+        self.fidelities = Fidelities(settings.fidelities, settings.cost)
         self._micro_done: set[str] = set()
         self._next = 0
         self._stale = False
         self.broken: str | None = None
 
-    # ---- from the database ----
+    # ---- from the database ---------------------------------------------------------------------
 
-    def remember(
+    def restore(
         self,
         measurements: Sequence[Measurement],
         *,
@@ -167,47 +184,50 @@ class ProbeStudy:
         reasons: Mapping[str, str] = NO_REASONS,
         as_probes: Mapping[str, bool] = NO_COUNTS,
     ) -> None:
-        """Learns stored measurements, oldest first. spent: they belong to this study and count
-        against its budget.
+        """Learns from stored measurements, oldest first.
 
-        reasons: why each was asked, as_probes: whether it counted as one, by its id, where that is
-        known. Measurements of layouts that are no candidates, or of a rung that this study does not
-        use, are named in `ignored`.
+        spent: whether they belong to this study and count against its budget.
+        reasons: why each was proposed, by measurement id.
+        as_probes: whether each counted as a probe, by measurement id, where that is known.
+
+        `ignored` gets the ids of those that are of no candidate or of a fidelity this study lacks.
         """
         nothing = []
         for measurement in measurements:
             measured, layout = measurement.measured, measurement.job.layout
             row = None if layout is None else self.candidates.find(layout)
-            rung = self.rungs.named(measured.rung)
-            if row is None or (rung is None and measured.rung not in REALLY):
+            fidelity = self.fidelities.named(measured.rung)
+            if row is None or (fidelity is None and measured.rung not in FULL_FIDELITY):
                 self.ignored.append(measurement.id)
                 continue
-            counts = rung is None or (
+            counts = fidelity is None or (
                 spent and as_probes.get(measurement.id, not self._payable(row))
             )
             if measured.failure != INTERRUPTED:
-                self._learn(row, measured, rung, counts=counts)
-                said = {
+                self._observe(row, measured, fidelity, counts=counts)
+                notes = {
                     "measurement": measurement.id,
                     "rung": measured.rung,
                     "reason": reasons.get(measurement.id, "measured before"),
                 }
                 record = self.knowledge.records.get(row)
                 if record is None:
-                    nothing.append((row, {**said, "message": _nothing(measured)}))
-                elif rung is None or record.rung not in REALLY:
-                    self.trials.said[row] = said
+                    nothing.append((row, {**notes, "message": _nothing(measured)}))
+                elif fidelity is None or record.fidelity not in FULL_FIDELITY:
+                    self.trials.notes[row] = notes
                 self._close_where_done(row)
             if spent:
-                self._pay(measured, row, rung, counts=counts and measured.failure != INTERRUPTED)
+                self._pay(
+                    measured, row, fidelity, counts=counts and measured.failure != INTERRUPTED
+                )
         for row, attributes in nothing:
             self.trials.note(row, attributes)
         self.trials.rebuild(self.knowledge.records.values())
 
-    # ---- asking ----
+    # ---- ask -----------------------------------------------------------------------------------
 
     def finished(self) -> str | None:
-        """Why no more should be asked; None while measuring can pay and may be paid for."""
+        """Why the study should stop; None while another evaluation can pay and is affordable."""
         if self.broken is not None:
             return f"no probe can run here: {self.broken}"
         spent, budget = self.spent, self.settings.budget
@@ -228,23 +248,20 @@ class ProbeStudy:
             )
         if self._affordable()[1].any():
             return None
-        if not self.settings.whole and not self.rungs.can_look():
+        if not self.settings.whole and not self.fidelities.any_possible():
             return (
-                "the pool is smaller than "
-                f"{counted(self.candidates.setting.num_gpus, 'GPU')}, and nothing on it could "
-                "stand for a layout"
+                f"the pool is smaller than {counted(self.candidates.size.num_gpus, 'GPU')}, and "
+                "no scaled-down run on it could stand for a layout"
             )
         return (
             f"the {max(self.gpu_seconds_left(), 0.0):.3g} GPU-seconds left do not pay for another "
             "probe"
         )
 
-    def ask(self) -> Asked | None:
-        """The next probe; None when the budget has no room beside what is under way, or nothing is
-        left to try.
-        """
+    def ask(self) -> Proposal | None:
+        """The next evaluation; None when the budget is used up or nothing is left to evaluate."""
         self._settle()
-        under_way = sum(asked.counts for asked in self._running.values())
+        under_way = sum(proposal.counts for proposal in self._running.values())
         self.knowledge.whole_affordable, self.knowledge.affordable = self._affordable()
         if self.spent.probes + under_way >= self.settings.budget.probes:
             return None
@@ -258,7 +275,7 @@ class ProbeStudy:
             <= self.settings.tolerance
         )
         last = self.spent.probes + under_way + 1 >= self.settings.budget.probes
-        if leader is not None and (decided or last or not self._look_pays(beside=leader)):
+        if leader is not None and (decided or last or not self._low_fidelity_pays(beside=leader)):
             return self._confirm(leader)
         for _ in range(MOST_PASSED_OVER):
             if not self.trials.sampler.has_more():
@@ -272,94 +289,98 @@ class ProbeStudy:
             self.trials.close(
                 trial,
                 TrialState.PRUNED,
-                {"reason": "no way of looking at it fits the pool and the budget"},
+                {"reason": "no evaluation of it fits the pool and the budget"},
             )
         return None
 
-    def ask_many(self) -> list[Asked]:
-        """As many probes as may run side by side now."""
-        asked: list[Asked] = []
+    def ask_many(self) -> list[Proposal]:
+        """As many evaluations as may run side by side now."""
+        proposals: list[Proposal] = []
         while len(self._running) < self.settings.parallel and (following := self.ask()) is not None:
-            asked.append(following)
-        return asked
+            proposals.append(following)
+        return proposals
 
-    # ---- telling ----
+    # ---- tell ----------------------------------------------------------------------------------
 
-    def tell(self, asked: Asked, result: Measurement | MicroResult) -> list[int]:
-        """Learns a result; returns the rows that it rules out."""
+    def tell(self, proposal: Proposal, result: Measurement | MicroResult) -> list[int]:
+        """Learns from a result; returns the rows that it rules out."""
         if isinstance(result, MicroResult):
-            return self._tell_micro(asked, result)
-        assert asked.row is not None, "only a micro-probe has no candidate"
-        measured, rung = result.measured, self.rungs.named(asked.rung)
+            return self._tell_micro(proposal, result)
+        assert proposal.row is not None, "only a micro-probe has no candidate"
+        measured, fidelity = result.measured, self.fidelities.named(proposal.fidelity)
         if measured.failure == INTERRUPTED:
-            self._pay(measured, asked.row, rung, counts=False)
-            self.give_up(asked)
+            self._pay(measured, proposal.row, fidelity, counts=False)
+            self.give_up(proposal)
             return []
         if measured.failure == BROKEN:
             self.broken = measured.message or measured.failure
-            self._pay(measured, asked.row, rung, counts=False)
-            self.give_up(asked, failure=BROKEN)
+            self._pay(measured, proposal.row, fidelity, counts=False)
+            self.give_up(proposal, failure=BROKEN)
             return []
-        del self._running[asked.number]
+        del self._running[proposal.number]
         if measured.failure == UNABLE:
-            return self._passed_over(asked, measured)
-        self._pay(measured, asked.row, rung, counts=asked.counts)
-        trial, known_before = (
-            self._open.pop(asked.number),
-            self.rungs.looked_at(asked.row) or asked.row in self.knowledge.records,
+            return self._tell_unable(proposal, measured)
+        self._pay(measured, proposal.row, fidelity, counts=proposal.counts)
+        trial = self._open.pop(proposal.number)
+        known_before = (
+            self.fidelities.evaluated(proposal.row) or proposal.row in self.knowledge.records
         )
-        ruled_out = self._learn(asked.row, measured, rung, counts=asked.counts)
-        record = self.knowledge.records.get(asked.row)
+        ruled_out = self._observe(proposal.row, measured, fidelity, counts=proposal.counts)
+        record = self.knowledge.records.get(proposal.row)
+        notes = {"measurement": result.id, "rung": proposal.fidelity}
         if record is not None:
-            self.trials.finish(trial, record, {"measurement": result.id, "rung": asked.rung})
+            self.trials.finish(trial, record, notes)
         else:
-            self.trials.close(
-                trial,
-                TrialState.FAIL,
-                {"measurement": result.id, "rung": asked.rung, "message": _nothing(measured)},
-            )
+            self.trials.close(trial, TrialState.FAIL, {**notes, "message": _nothing(measured)})
         self._stale |= known_before
-        self._close_where_done(asked.row)
+        self._close_where_done(proposal.row)
         return ruled_out
 
-    def _passed_over(self, asked: Asked, measured: Measured) -> list[int]:
-        """A look that the pool cannot make: as if it had not been asked, but not asked again."""
-        assert asked.row is not None, "a look is at a candidate"
-        self.knowledge.forget(asked.row)
-        self.rungs.pass_over(asked.row, asked.rung)
+    def _tell_micro(self, proposal: Proposal, result: MicroResult) -> list[int]:
+        del self._running[proposal.number]
+        assert proposal.micro is not None, "a micro-probe says which it is"
+        self._micro_done.add(proposal.micro.name)
+        self._observe_effects(result.observed)
+        self.spent = replace(self.spent, gpu_seconds=self.spent.gpu_seconds + result.gpu_seconds)
+        return []
+
+    def _tell_unable(self, proposal: Proposal, measured: Measured) -> list[int]:
+        """The pool cannot make this evaluation: nothing is learnt, and it is not proposed again."""
+        assert proposal.row is not None, "a low-fidelity evaluation is of a candidate"
+        self.knowledge.forget(proposal.row)
+        self.fidelities.observe_unable(proposal.row, proposal.fidelity)
         self.trials.close(
-            self._open.pop(asked.number),
+            self._open.pop(proposal.number),
             TrialState.PRUNED,
-            {"rung": asked.rung, "reason": measured.message or UNABLE},
+            {"rung": proposal.fidelity, "reason": measured.message or UNABLE},
         )
-        self._close_where_done(asked.row)
+        self._close_where_done(proposal.row)
         return []
 
     def _close_where_done(self, row: int) -> None:
-        """Nothing more can be known of a candidate that cannot be run, once every rung that can
-        look at it has.
-        """
+        """Closes a candidate that cannot be run and that every possible fidelity has evaluated."""
         left = self.settings.budget.gpu_seconds - self.spent.gpu_seconds
-        if not (self.settings.whole and self._costs()[row] <= left) and not self._rungs_left(row):
+        runnable = self.settings.whole and self._costs()[row] <= left
+        if not runnable and not self._fidelities_left(row):
             self.knowledge.close(row)
 
-    def give_up(self, asked: Asked, *, failure: str = INTERRUPTED) -> None:
-        """The probe will not answer (interrupted, or its runner is gone): as if it had not been
-        asked.
-        """
-        del self._running[asked.number]
-        if asked.row is not None:
-            self.knowledge.forget(asked.row)
-        if asked.number in self._open:
-            self.trials.close(self._open.pop(asked.number), TrialState.FAIL, {"failure": failure})
+    def give_up(self, proposal: Proposal, *, failure: str = INTERRUPTED) -> None:
+        """Withdraws a proposal that will get no result, as if it had not been made."""
+        del self._running[proposal.number]
+        if proposal.row is not None:
+            self.knowledge.forget(proposal.row)
+        if proposal.number in self._open:
+            self.trials.close(
+                self._open.pop(proposal.number), TrialState.FAIL, {"failure": failure}
+            )
             self._stale = True
 
-    def regret(self) -> Regret:
+    def regret(self) -> ExpectedRegret:
         """Expected regret of the current winner."""
         return self.knowledge.regret(seed=self.settings.seed)
 
     def gpu_seconds_left(self) -> float:
-        """Not spent, and not what probes under way may use."""
+        """GPU-seconds neither spent nor reserved by evaluations under way."""
         return (
             self.settings.budget.gpu_seconds
             - self.spent.gpu_seconds
@@ -367,170 +388,140 @@ class ProbeStudy:
         )
 
     def optuna_study(self) -> optuna.Study:
-        """The study with one trial a candidate, once nothing is under way."""
+        """The Optuna study, one trial a candidate once nothing is under way."""
         self._settle()
         return self.trials.study
 
-    # ---- parts ----
+    # ---- proposals -----------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Averages repeats into one trial a candidate; trials under way would lose their study, so
-        not while there are any.
+        """Merges repeats into one trial a candidate, unless trials are under way.
+
+        Trials under way would lose their study.
         """
         if self._stale and not self._open:
             self.trials.rebuild(self.knowledge.records.values())
             self._stale = False
 
     def _share_left(self) -> float:
-        """GPU-seconds that one more probe may use, so that as many as may run side by side stay
-        within the budget together.
-        """
+        """GPU-seconds for one more evaluation, so that all that may run at once stay in budget."""
         return self.gpu_seconds_left() / max(self.settings.parallel - len(self._running), 1)
 
-    def _start(self, asked: Asked) -> Asked:
-        asked = replace(asked, gpu_seconds_limit=self._share_left())
-        self._running[asked.number] = asked
-        if asked.row is not None:
-            self.knowledge.expect(asked.row)
-        return asked
+    def _start(self, proposal: Proposal) -> Proposal:
+        proposal = replace(proposal, gpu_seconds_limit=self._share_left())
+        self._running[proposal.number] = proposal
+        if proposal.row is not None:
+            self.knowledge.expect(proposal.row)
+        return proposal
 
-    def _tell_micro(self, asked: Asked, result: MicroResult) -> list[int]:
-        del self._running[asked.number]
-        assert asked.micro is not None, "a micro-probe says which it is"
-        self._micro_done.add(asked.micro.name)
-        self._observe(result.observed)
-        self.spent = replace(self.spent, gpu_seconds=self.spent.gpu_seconds + result.gpu_seconds)
-        return []
-
-    def _observe(self, found: Sequence[Observed]) -> None:
-        for one in found:
-            self.knowledge.learn_direction(one.look.loading, *one.seen)
-
-    def _asked(
-        self, row: int, choice: fidelity.Choice, reason: str, *, repeat: bool = False
-    ) -> Asked:
+    def _open_trial(self, trial: optuna.Trial, pick: Pick, choice: FidelityChoice) -> Proposal:
+        row, evaluation = pick.row, choice.evaluation
         self._next += 1
-        rung = choice.rung
-        return Asked(
+        proposal = Proposal(
             number=self._next,
             row=row,
             layout=self.candidates.batch.row(row),
-            rung=rung.name,
-            num_gpus=rung.num_gpus,
-            reason=reason,
-            counts=rung.name == FULL or choice.goes_on is None,
-            expected_seconds=float(np.exp(self.knowledge.beliefs().log_seconds[row])),
-            gpu_seconds=rung.gpu_seconds,
+            fidelity=evaluation.name,
+            num_gpus=evaluation.num_gpus,
+            reason=f"{pick.reason}; {choice.reason(self._full(row))}",
+            counts=evaluation.name == FULL or choice.full_probability is None,
+            expected_seconds=float(np.exp(self.knowledge.posterior().log_seconds[row])),
+            gpu_seconds=evaluation.gpu_seconds,
             gpu_seconds_limit=0.0,
-            repeat=repeat,
-        )
-
-    def _open_trial(self, trial: optuna.Trial, pick: Pick, choice: fidelity.Choice) -> Asked:
-        asked = self._asked(
-            pick.row,
-            choice,
-            f"{pick.reason}; {choice.reason(self._full(pick.row))}",
             repeat=pick.repeat,
         )
-        trial.set_user_attr("reason", asked.reason)
-        self.trials.said[pick.row] = {"reason": asked.reason}
-        self._open[asked.number] = trial
-        return self._start(asked)
+        trial.set_user_attr("reason", proposal.reason)
+        self.trials.notes[row] = {"reason": proposal.reason}
+        self._open[proposal.number] = trial
+        return self._start(proposal)
 
     def _unconfirmed(self) -> int | None:
-        """The leader, where it has only been looked at and can be run."""
-        winner = self.knowledge.beliefs().leader
-        record = self.knowledge.records.get(winner)
-        looked = (
+        """The leader, where it has only low-fidelity results and can be run itself."""
+        leader = self.knowledge.posterior().leader
+        record = self.knowledge.records.get(leader)
+        unconfirmed = (
             record is not None
-            and record.rung not in REALLY
-            and winner not in self.knowledge.pending
+            and record.fidelity not in FULL_FIDELITY
+            and leader not in self.knowledge.pending
         )
-        return winner if looked and self._payable(winner) else None
+        return leader if unconfirmed and self._payable(leader) else None
 
-    def _look_pays(self, *, beside: int) -> bool:
-        """Whether a look at the most promising candidate does, before the winner `beside` is run:
-        it must leave enough for that.
+    def _low_fidelity_pays(self, *, beside: int) -> bool:
+        """Whether the most promising candidate should get a low-fidelity evaluation first.
+
+        First means before the leader `beside` is run; enough must be left for that run.
         """
-        beliefs = self.knowledge.beliefs()
+        posterior = self.knowledge.posterior()
         free = self.knowledge.untried()
         free[beside] = False
-        rows = beliefs.promising(free, 1, risk_limit=self.settings.risk_limit)
-        if not rows or float(beliefs.improvement(np.array(rows))[0]) < LEAST_LOOK_GAIN:
+        rows = posterior.promising(free, 1, risk_limit=self.settings.risk_limit)
+        if not rows or float(posterior.improvement(np.array(rows))[0]) < LEAST_LOW_FIDELITY_GAIN:
             return False
         choice = self._choice(rows[0], repeat=False)
-        if choice is None or choice.rung.name == FULL:
+        if choice is None or choice.evaluation.name == FULL:
             return False
-        return choice.rung.gpu_seconds + self._full(beside).gpu_seconds <= self._share_left()
+        return choice.evaluation.gpu_seconds + self._full(beside).gpu_seconds <= self._share_left()
 
-    def _confirm(self, row: int) -> Asked:
-        choice = fidelity.direct(self._belief(row), self._full(row))
+    def _confirm(self, row: int) -> Proposal:
+        choice = direct(self._prospect(row), self._full(row))
         pick = Pick(
-            row=row, reason="it leads by what a look said, and has not run itself", repeat=True
+            row=row,
+            reason="it leads by a low-fidelity evaluation, and has not run itself",
+            repeat=True,
         )
         return self._open_trial(self.trials.ask(pick), pick, choice)
 
-    def _choice(self, row: int, *, repeat: bool) -> fidelity.Choice | None:
-        """The rung that pays best; None where no way of looking at the candidate can be paid
-        for.
-        """
-        full, belief, payable = self._full(row), self._belief(row), self._payable(row)
-        if payable and (repeat or not self.knowledge.beliefs().measured):
-            return fidelity.direct(belief, full)
+    def _choice(self, row: int, *, repeat: bool) -> FidelityChoice | None:
+        """The evaluation of this candidate that pays best; None where none is affordable."""
+        full, prospect, payable = self._full(row), self._prospect(row), self._payable(row)
+        if payable and (repeat or not self.knowledge.posterior().measured):
+            return direct(prospect, full)
         if repeat:
             return None
 
-        def judged(rungs: Sequence[Rung]) -> fidelity.Choice:
+        def judged(cheaper: Sequence[Evaluation]) -> FidelityChoice:
             return (
-                fidelity.choose_rung(belief, rungs, full)
+                choose_evaluation(prospect, cheaper, full)
                 if payable
-                else fidelity.look_alone(belief, rungs)
+                else choose_without_full(prospect, cheaper)
             )
 
-        best = fidelity.direct(belief, full) if payable else None
-        for rung in self._rungs_left(row):
-            if best is not None and judged([self.rungs.ideal(rung, row)]).rate <= best.rate:
+        best = direct(prospect, full) if payable else None
+        for fidelity in self._fidelities_left(row):
+            if (
+                best is not None
+                and judged([self.fidelities.ideal(fidelity, row)]).rate <= best.rate
+            ):
                 continue
-            looks = [
-                look
-                for look in self.rungs.looks(rung, row)
-                if look.gpu_seconds <= self._share_left()
+            affordable = [
+                one
+                for one in self.fidelities.evaluations(fidelity, row)
+                if one.gpu_seconds <= self._share_left()
             ]
-            found = judged(looks) if looks else None
+            found = judged(affordable) if affordable else None
             if found is not None and (best is None or found.rate > best.rate):
                 best = found
         return best
 
-    def _rungs_left(self, row: int) -> list[CheaperRung]:
-        """The cheaper rungs that can still look at this candidate, while the study may look at
-        anything.
-        """
-        spent = (
-            self.spent.looks + self._looks_under_way()
-            >= LOOKS_A_PROBE * self.settings.budget.probes
-        )
-        return [] if spent else self.rungs.left(row)
+    def _fidelities_left(self, row: int) -> list[LowFidelity]:
+        """The fidelities that can still evaluate this candidate, while the study's quota lasts."""
+        under_way = sum(one.row is not None and not one.counts for one in self._running.values())
+        quota = LOW_FIDELITY_PER_PROBE * self.settings.budget.probes
+        return [] if self.spent.low_fidelity + under_way >= quota else self.fidelities.left(row)
 
-    def _open_looks(self, row: int) -> list[Rung]:
-        return [look for rung in self._rungs_left(row) for look in self.rungs.looks(rung, row)]
-
-    def _looks_under_way(self) -> int:
-        return sum(asked.row is not None and not asked.counts for asked in self._running.values())
-
-    def _belief(self, row: int) -> Belief:
-        beliefs = self.knowledge.beliefs()
+    def _prospect(self, row: int) -> Prospect:
+        posterior = self.knowledge.posterior()
         rows = np.array([row])
-        return Belief(
-            gap=float(beliefs.log_seconds[row] - beliefs.best),
-            sd=float(np.sqrt(beliefs.time.variance(rows)[0])),
-            fits=1.0 - float(beliefs.risk(rows)[0]),
+        return Prospect(
+            gap=float(posterior.log_seconds[row] - posterior.best),
+            sd=float(np.sqrt(posterior.time.variance(rows)[0])),
+            fits=1.0 - float(posterior.risk(rows)[0]),
         )
 
-    def _full(self, row: int) -> Rung:
-        num_gpus = self.candidates.setting.num_gpus
-        return Rung(
+    def _full(self, row: int) -> Evaluation:
+        return Evaluation(
             name=FULL,
-            num_gpus=num_gpus,
+            num_gpus=self.candidates.size.num_gpus,
             gpu_seconds=float(self._costs()[row]),
             sd=0.0,
             shows_memory=True,
@@ -540,116 +531,134 @@ class ProbeStudy:
         """Whether the layout itself can be run within what is left."""
         return self.settings.whole and bool(self._costs()[row] <= self._share_left())
 
-    def _seconds(self) -> FloatColumn:
-        """Expected seconds of a run of every candidate, (N,)."""
-        return np.asarray(
-            self.rungs.start_seconds()
-            + self.settings.cost.steps * np.exp(self.knowledge.beliefs().log_seconds)
-        )
-
     def _costs(self) -> FloatColumn:
         """Expected GPU-seconds of a probe of every candidate, (N,)."""
-        return self.candidates.setting.num_gpus * self._seconds()
+        seconds = np.asarray(
+            self.fidelities.start_seconds()
+            + self.settings.cost.steps * np.exp(self.knowledge.posterior().log_seconds)
+        )
+        return self.candidates.size.num_gpus * seconds
 
     def _affordable(self) -> tuple[BoolColumn, BoolColumn]:
-        """What can be paid for, (N,) each: a run of the layout itself; that or, as far as can be
-        told in advance, a look at it.
+        """Which candidates are affordable, (N,) each: by a run; by a run or a cheaper evaluation.
+
+        The second is an upper bound, because options are priced only when a candidate is proposed.
         """
         share = self._share_left()
         whole = np.asarray(self._costs() <= share) & self.settings.whole
-        return whole, np.logical_or.reduce([whole, *self.rungs.affordable(share)])
+        return whole, np.logical_or.reduce([whole, *self.fidelities.affordable(share)])
 
-    def _worthwhile_micro(self) -> Asked | None:
-        """The micro-probe that tells most a GPU-second, if that is more than a probe of the most
-        promising candidate would.
+    # ---- micro-probes --------------------------------------------------------------------------
 
-        Both by the same measure, what knowing it is expected to gain before anything else is
-        measured.
+    def _worthwhile_micro(self) -> Proposal | None:
+        """The micro-probe that gains most a GPU-second, if that beats the most promising candidate.
+
+        Both are judged by the knowledge gradient.
         """
-        open_probes = [
-            probe for probe in self.settings.micro_probes if probe.name not in self._micro_done
+        affordable = [
+            probe
+            for probe in self.settings.micro_probes
+            if probe.name not in self._micro_done and probe.gpu_seconds <= self._share_left()
         ]
-        affordable = [probe for probe in open_probes if probe.gpu_seconds <= self._share_left()]
         if not affordable:
             return None
         rates = [self._micro_rate(probe) for probe in affordable]
-        best = int(np.argmax(rates))
-        gain = rates[best] * affordable[best].gpu_seconds
-        candidate = self.knowledge.beliefs().promising(
+        place = int(np.argmax(rates))
+        best, rate = affordable[place], rates[place]
+        gain = rate * best.gpu_seconds
+        candidate = self.knowledge.posterior().promising(
             self.knowledge.untried(), 1, risk_limit=self.settings.risk_limit
         )
-        if gain < LEAST_MICRO_GAIN or (candidate and self._whole_rate(candidate[0]) >= rates[best]):
+        if gain < LEAST_MICRO_GAIN or (candidate and self._candidate_rate(candidate[0]) >= rate):
             return None
         self._next += 1
-        return Asked(
+        return Proposal(
             number=self._next,
             row=None,
             layout=None,
-            rung=MICRO,
-            num_gpus=affordable[best].num_gpus,
+            fidelity=MICRO,
+            num_gpus=best.num_gpus,
             counts=False,
             expected_seconds=None,
-            gpu_seconds=affordable[best].gpu_seconds,
+            gpu_seconds=best.gpu_seconds,
             gpu_seconds_limit=0.0,
-            micro=affordable[best],
-            reason=f"{affordable[best].name}: could change the winner, worth {gain:.2%} "
-            "of a step or "
-            f"more, {rates[best]:.2e} a GPU-second",
+            micro=best,
+            reason=f"{best.name}: could change the winner, worth {gain:.2%} of a step or more, "
+            f"{rate:.2e} a GPU-second",
         )
 
     def _micro_rate(self, probe: MicroProbe) -> float:
-        """By its most telling look; all of them together tell at least that."""
-        beliefs = self.knowledge.beliefs()
+        """Gain per GPU-second by its most telling effect, a lower bound of all of them together."""
+        posterior = self.knowledge.posterior()
         values = [0.0]
-        for look in probe.looks:
-            effect, variance = beliefs.time.along(look.loading)
-            values.append(fidelity.value_of_look(beliefs.log_seconds, effect, variance, look.sd))
+        for effect in probe.effects:
+            covariance, variance = posterior.time.along(effect.loading)
+            values.append(
+                knowledge_gradient(posterior.log_seconds, covariance, variance, effect.sd)
+            )
         return max(values) / probe.gpu_seconds
 
-    def _whole_rate(self, row: int) -> float:
-        """Of a probe of this candidate, by what it tells about all; of the cheapest look at it
-        where it cannot be run.
+    def _candidate_rate(self, row: int) -> float:
+        """Gain per GPU-second of evaluating this candidate, by what it tells about all others.
+
+        Of a probe where it can be run, else of its best low-fidelity evaluation.
         """
-        beliefs = self.knowledge.beliefs()
-        effect = beliefs.time.with_row(row)
-        rungs = [self._full(row)] if self._payable(row) else self._open_looks(row)
+        posterior = self.knowledge.posterior()
+        covariance = posterior.time.with_row(row)
+        possible = (
+            [self._full(row)]
+            if self._payable(row)
+            else [
+                one
+                for fidelity in self._fidelities_left(row)
+                for one in self.fidelities.evaluations(fidelity, row)
+            ]
+        )
         rates = [
-            fidelity.value_of_look(
-                beliefs.log_seconds, effect, float(effect[row]), RUN_SD + rung.sd
+            knowledge_gradient(
+                posterior.log_seconds, covariance, float(covariance[row]), RUN_SD + one.sd
             )
-            / rung.gpu_seconds
-            for rung in rungs
+            / one.gpu_seconds
+            for one in possible
         ]
         return max(rates, default=0.0)
 
-    def _learn(
-        self, row: int, measured: Measured, rung: CheaperRung | None, *, counts: bool
-    ) -> list[int]:
-        if rung is None:
-            return self.knowledge.learn(row, measured)
-        self.rungs.learn(row, rung.name, failed=measured.status == "failed")
-        return self.knowledge.learn(row, measured, rung_sd=rung.sd(row), counts=counts)
+    # ---- results -------------------------------------------------------------------------------
 
-    def _pay(self, measured: Measured, row: int, rung: CheaperRung | None, *, counts: bool) -> None:
-        """counts: against the budget of probes."""
+    def _observe_effects(self, found: Sequence[ObservedEffect]) -> None:
+        for one in found:
+            self.knowledge.observe_direction(one.effect.loading, *one.along_loading)
+
+    def _observe(
+        self, row: int, measured: Measured, fidelity: LowFidelity | None, *, counts: bool
+    ) -> list[int]:
+        if fidelity is None:
+            return self.knowledge.observe(row, measured)
+        self.fidelities.observe(row, fidelity.name, failed=measured.status == "failed")
+        return self.knowledge.observe(row, measured, fidelity_sd=fidelity.sd(row), counts=counts)
+
+    def _pay(
+        self, measured: Measured, row: int, fidelity: LowFidelity | None, *, counts: bool
+    ) -> None:
+        """Adds a result to what is spent. counts: against the budget of probes."""
         cost = (
             measured.gpu_seconds if measured.gpu_seconds is not None else float(self._costs()[row])
         )
         interrupted = measured.failure == INTERRUPTED
         if measured.gpu_seconds is not None and not interrupted and measured.step_seconds:
-            num_gpus = self.candidates.setting.num_gpus
-            self.rungs.learn_start(
-                measured, measured.gpu_seconds, num_gpus=num_gpus, look=rung is not None
+            self.fidelities.observe_start(
+                measured,
+                measured.gpu_seconds,
+                num_gpus=self.candidates.size.num_gpus,
+                low_fidelity=fidelity is not None,
             )
         failures = self.spent.failures_in_a_row
         if counts:
             failures = failures + 1 if measured.status == "failed" else 0
-        looks = self.spent.looks + (
-            rung is not None and not counts and not interrupted and self.broken is None
-        )
+        extra = fidelity is not None and not counts and not interrupted and self.broken is None
         self.spent = Spent(
             probes=self.spent.probes + counts,
-            looks=looks,
+            low_fidelity=self.spent.low_fidelity + extra,
             gpu_seconds=self.spent.gpu_seconds + cost,
             failures_in_a_row=failures,
         )
@@ -660,7 +669,7 @@ class ProbeStudy:
 
 
 def _nothing(measured: Measured) -> str:
-    """Why a look or a run left nothing to know of its layout."""
+    """Why an evaluation told nothing about its layout."""
     return (
         f"{measured.failure or 'crash'}: {measured.message or ''}"
         if measured.status == "failed"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.calibration.correlated import Field
+from planner.calibration.correlated import CorrelatedErrors
 from planner.columns import FloatColumn, IntColumn
 
 SCALES = np.exp(np.linspace(-1.5, 1.2, 8))
@@ -24,7 +24,7 @@ FEW, ROUNDING = 8, 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Observation:
     """One observation of the error: at a candidate (row), or along shared directions (loading (Q,),
     as a micro-probe gives).
 
@@ -38,7 +38,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Posterior:
+class ErrorPosterior:
     """The errors after n observations. mean (N,): expected error.  scale: see the module.
 
     seen: the observations.  columns: prior covariance of every candidate with each observation, n
@@ -46,8 +46,8 @@ class Posterior:
     precision (n, n): inverse covariance of the observations.
     """
 
-    field: Field
-    seen: tuple[Seen, ...]
+    field: CorrelatedErrors
+    seen: tuple[Observation, ...]
     mean: FloatColumn
     scale: float
     columns: tuple[FloatColumn, ...]
@@ -82,7 +82,7 @@ class Posterior:
         """
         weights = np.array(loading)
         column = self.field.factor @ weights
-        observed = Seen(row=None, value=0.0, variance=0.0, loading=tuple(loading))
+        observed = Observation(row=None, value=0.0, variance=0.0, loading=tuple(loading))
         inner = self.scale**2 * np.array(
             [_entry(self.field, column, observed, other) for other in self.seen]
         )
@@ -116,7 +116,7 @@ class Posterior:
         return np.asarray(self.scale**2 * np.stack([column[rows] for column in self.columns]))
 
 
-def condition(prior: Field, seen: Sequence[Seen]) -> Posterior:
+def condition(prior: CorrelatedErrors, seen: Sequence[Observation]) -> ErrorPosterior:
     """The errors given these observations; scale is the mean of its logarithm's posterior over
     SCALES.
     """
@@ -130,7 +130,7 @@ def condition(prior: Field, seen: Sequence[Seen]) -> Posterior:
     scale = _scale(inner, noise, values)
     precision = np.linalg.inv(scale**2 * inner + noise) if count else np.zeros((0, 0))
     mean = scale**2 * _weighed(precision @ values, columns, len(prior.sd))
-    return Posterior(
+    return ErrorPosterior(
         field=prior, seen=tuple(seen), mean=mean, scale=scale, columns=columns, precision=precision
     )
 
@@ -143,11 +143,13 @@ def _weighed(weights: FloatColumn, columns: Sequence[FloatColumn], count: int) -
     return total
 
 
-def _column(prior: Field, one: Seen) -> FloatColumn:
+def _column(prior: CorrelatedErrors, one: Observation) -> FloatColumn:
     return prior.column(one.row) if one.row is not None else prior.factor @ np.array(one.loading)
 
 
-def _entry(prior: Field, column: FloatColumn, one: Seen, other: Seen) -> float:
+def _entry(
+    prior: CorrelatedErrors, column: FloatColumn, one: Observation, other: Observation
+) -> float:
     """Covariance of two observations before any noise."""
     if other.row is not None:
         return float(column[other.row])

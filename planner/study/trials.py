@@ -23,14 +23,14 @@ LEAST_MARGIN = 1e-6  # what ran out is infeasible even where its report does not
 
 
 class Trials:
-    """Asks Optuna for trials and closes them. said: why each candidate was asked and by which
+    """Asks Optuna for trials and closes them. attributes: why each candidate was asked and by which
     measurement it was answered.
     """
 
     def __init__(self, sampler: FiniteSampler) -> None:
         self.sampler = sampler
         self.study = self._empty()
-        self.said: dict[int, dict[str, Any]] = {}
+        self.notes: dict[int, dict[str, Any]] = {}
 
     def ask(self, pick: Pick | None = None) -> optuna.Trial:
         """A trial whose parameters are the sampler's next candidate, or this one."""
@@ -39,11 +39,11 @@ class Trials:
 
     def finish(self, trial: optuna.Trial, record: Record, attributes: dict[str, Any]) -> None:
         """Closes the trial with what its candidate's record says."""
-        self.said[record.row] = {**self.said.get(record.row, {}), **attributes}
+        self.notes[record.row] = {**self.notes.get(record.row, {}), **attributes}
         constraint = _constraint(record)
         if constraint is not None:
             trial.set_constraint(MEMORY_CONSTRAINT, constraint)
-        for name, value in {**self.said[record.row], **_attributes(record)}.items():
+        for name, value in {**self.notes[record.row], **_attributes(record)}.items():
             trial.set_user_attr(name, value)
         if record.status == "ok":
             self.study.tell(trial, record.step_seconds)
@@ -74,13 +74,13 @@ class Trials:
         before = self.study.get_trials(deepcopy=False)
         records = list(records)
         known = [self.sampler.space.parameters(record.row) for record in records]
-        told = [
+        finished = [
             trial
             for trial in before
             if trial.state.is_finished() and not {"status", "failure"} & trial.user_attrs.keys()
         ]
         nothing: list[FrozenTrial] = []
-        for trial in told:
+        for trial in finished:
             if trial.params not in known:
                 known.append(trial.params)
                 nothing.append(trial)
@@ -100,7 +100,7 @@ class Trials:
             value=record.step_seconds,
             params=self.sampler.space.parameters(record.row),
             distributions=dict(self.sampler.space.distributions),
-            user_attrs={**self.said.get(record.row, {}), **_attributes(record)},
+            user_attrs={**self.notes.get(record.row, {}), **_attributes(record)},
             constraints=None if constraint is None else {MEMORY_CONSTRAINT: constraint},
         )
 
@@ -116,14 +116,14 @@ def _constraint(record: Record) -> float | None:
 
 
 def _attributes(record: Record) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "status": record.status,
         "candidate": record.row,
         "runs": record.runs,
-        "rung": record.rung,
+        "rung": record.fidelity,
     }
     if record.variance is not None:
-        said["log_seconds_sd"] = float(np.sqrt(record.variance))
+        attributes["log_seconds_sd"] = float(np.sqrt(record.variance))
     if record.message:
-        said["message"] = record.message
-    return said
+        attributes["message"] = record.message
+    return attributes

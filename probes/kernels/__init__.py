@@ -1,7 +1,7 @@
 """The kernels that can be timed alone: one file each, one line each below.
 
-A file turns a `planner.calibration.kernels.Shape` into something to time. It is imported when a
-kernel of its kind is timed, so that this list needs no torch.
+A file turns a `planner.calibration.kernels.KernelShape` into something to time. It is imported
+when a kernel of its kind is timed, so that this list needs no torch.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from probes.kernels.base import Prepared
 
-    Prepare = Callable[[shapes.Shape, torch.device], Prepared | None]
+    Prepare = Callable[[shapes.KernelShape, torch.device], Prepared | None]
 
 KERNELS: "dict[str, str | Prepare]" = {}
 
@@ -43,7 +43,7 @@ register("optimizer", "probes.kernels.optimizer:prepare")
 register("collective", "probes.kernels.collectives:prepare")
 
 
-def prepared(shape: shapes.Shape, device: "torch.device") -> "Prepared | None":
+def prepared(shape: shapes.KernelShape, device: "torch.device") -> "Prepared | None":
     """The kernel of a shape with its operands; None on a rank that takes no part. Raises
     Unavailable.
     """

@@ -8,11 +8,11 @@ Flops: 2 x batch x heads x seq x (seq / 2) x (head_dim + v_head_dim), times 2.5 
 import torch
 import torch.nn.functional as F
 
-from planner.calibration.kernels import BACKWARD, Shape
+from planner.calibration.kernels import BACKWARD, KernelShape
 from probes.kernels.base import Prepared, Unavailable, dtype_of, random
 
 
-def prepare(shape: Shape, device: torch.device) -> Prepared:
+def prepare(shape: KernelShape, device: torch.device) -> Prepared:
     """Attention of one shape, or its backward. Raises Unavailable."""
     if shape["window"]:
         raise Unavailable("torch's scaled_dot_product_attention has no sliding window")

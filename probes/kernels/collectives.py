@@ -11,12 +11,12 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from planner.calibration.kernels import Shape
+from planner.calibration.kernels import KernelShape
 from planner.units import counted
 from probes.kernels.base import Prepared, Unavailable, dtype_of
 
 
-def prepare(shape: Shape, device: torch.device) -> Prepared | None:
+def prepare(shape: KernelShape, device: torch.device) -> Prepared | None:
     """The collective; None on a rank outside the group. All processes must call it, in the same
     order. Raises Unavailable on all.
     """

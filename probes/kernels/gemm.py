@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import torch
 
-from planner.calibration.kernels import Shape
+from planner.calibration.kernels import KernelShape
 from probes.kernels.base import Prepared, Unavailable, dtype_of, random
 
 FLOAT8 = {"float8-tensorwise", "float8-rowwise", "float8-delayed"}
 MULTIPLE = 16  # sizes that a float8 product needs (aten/src/ATen/native/cuda/Blas.cpp)
 
 
-def prepare(shape: Shape, device: torch.device) -> Prepared:
+def prepare(shape: KernelShape, device: torch.device) -> Prepared:
     """The product of one shape. Raises Unavailable."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     flops = 2.0 * m * n * k

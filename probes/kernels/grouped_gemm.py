@@ -7,11 +7,11 @@ Source: torchtitan 0.2.2 models/moe/moe.py (torch._grouped_mm, bf16). Rows of th
 
 import torch
 
-from planner.calibration.kernels import Shape
+from planner.calibration.kernels import KernelShape
 from probes.kernels.base import Prepared, Unavailable, dtype_of, random
 
 
-def prepare(shape: Shape, device: torch.device) -> Prepared:
+def prepare(shape: KernelShape, device: torch.device) -> Prepared:
     """The grouped product of one shape. Raises Unavailable."""
     groups, m, n, k = shape["groups"], shape["m"], shape["n"], shape["k"]
     grouped = getattr(torch, "_grouped_mm", None)

@@ -9,14 +9,14 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from planner.calibration.kernels import Shape
+from planner.calibration.kernels import KernelShape
 from probes.kernels.base import Prepared, Unavailable, dtype_of, random
 
 # width of a row for what works by rows; judgement: rates hardly depend on it above a thousand
 HIDDEN = 4096
 
 
-def prepare(shape: Shape, device: torch.device) -> Prepared:
+def prepare(shape: KernelShape, device: torch.device) -> Prepared:
     """One memory-bound kernel. Raises Unavailable."""
     if shape.name not in NAMES:
         raise Unavailable(f"{shape.name} is none of {', '.join(NAMES)}")

@@ -4,14 +4,14 @@ optimizer.implementation says.
 
 import torch
 
-from planner.calibration.kernels import UPDATE_BYTES, Shape
+from planner.calibration.kernels import UPDATE_BYTES, KernelShape
 from probes.kernels.base import Prepared, Unavailable
 
 # parameters of a real model come in many tensors, which a fused step takes in one launch
 TENSORS = 64
 
 
-def prepare(shape: Shape, device: torch.device) -> Prepared:
+def prepare(shape: KernelShape, device: torch.device) -> Prepared:
     """The step over `parameters` elements. Raises Unavailable."""
     if shape.name != "adamw":
         raise Unavailable(f"torch has no fused {shape.name}")

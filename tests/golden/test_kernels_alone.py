@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from planner.calibration.kernels import ALONE_SD, Shape, alone, shape_seconds
+from planner.calibration.kernels import ALONE_SD, KernelShape, alone, shape_seconds
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from tests.conftest import ROOT
@@ -20,7 +20,7 @@ GPUS = {
 }
 
 
-def published(gpu: str) -> tuple[list[Shape], np.ndarray]:
+def published(gpu: str) -> tuple[list[KernelShape], np.ndarray]:
     """Shapes and seconds of 16-bit products."""
     shapes, seconds = [], []
     with (ROOT / "benchmarks" / "measured" / "micro.csv").open(encoding="utf-8") as lines:
@@ -35,7 +35,9 @@ def published(gpu: str) -> tuple[list[Shape], np.ndarray]:
             ):
                 m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes.get("b", 1)
                 more = {"groups": groups} if groups > 1 else {}
-                shapes.append(Shape.of("grouped-gemm" if more else "gemm", m=m, n=n, k=k, **more))
+                shapes.append(
+                    KernelShape.of("grouped-gemm" if more else "gemm", m=m, n=n, k=k, **more)
+                )
                 seconds.append(2.0 * groups * m * n * k / (float(row["value"]) * 1e12))
     return shapes, np.array(seconds)
 

@@ -12,7 +12,7 @@ from planner.rules import Context
 from planner.search.space.enumerate import Space, build_space
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates, enumerate_candidates
-from planner.study.study import Asked
+from planner.study.study import Proposal
 
 REQUEST: dict[str, Any] = {
     "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
@@ -38,7 +38,7 @@ def subset(rows: np.ndarray) -> Candidates:
     """Only these candidates, in order."""
     every = small()
     memory = {kind: column[rows] for kind, column in every.memory.items()}
-    return Candidates.build(every.batch.take(rows), every.prior.take(rows), memory, every.setting)
+    return Candidates.build(every.batch.take(rows), every.prior.take(rows), memory, every.size)
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Machine:
     log_seconds: np.ndarray
     outcomes: dict[int, Measured] = field(default_factory=dict)
     noise_sd: float = 0.0
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[Proposal] = field(default_factory=list)
     seed: int = 0
 
     @classmethod
@@ -71,7 +71,7 @@ class Machine:
             seed=seed,
         )
 
-    def run(self, asked: Asked) -> Measurement:
+    def run(self, asked: Proposal) -> Measurement:
         self.asked.append(asked)
         assert asked.row is not None
         measured = self.outcomes.get(asked.row) or self.timed(asked.row, len(self.asked))
@@ -94,7 +94,7 @@ class Machine:
         return float(np.expm1(self.log_seconds[row] - self.log_seconds.min()))
 
 
-def measurement(asked: Asked, measured: Measured) -> Measurement:
+def measurement(asked: Proposal, measured: Measured) -> Measurement:
     """As a store would give it back."""
     assert asked.layout is not None
     job = read_job({**REQUEST, "layout": asked.layout.model_dump()})

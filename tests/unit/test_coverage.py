@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from planner.calibration.coverage import NEAR, Use, choose, gaps, probe_seconds, uses
-from planner.calibration.kernels import Shape, shape_seconds
+from planner.calibration.kernels import KernelShape, shape_seconds
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
@@ -111,23 +111,31 @@ def test_a_kernel_of_one_candidate_in_two_counts_half() -> None:
 
 
 def test_distance_counts_factors_of_two_and_never_joins_different_kernels() -> None:
-    a = Shape.of("gemm", m=1023, n=1023, k=1023)
+    a = KernelShape.of("gemm", m=1023, n=1023, k=1023)
     assert a.octaves_to(a) == 0.0
-    assert a.octaves_to(Shape.of("gemm", m=2047, n=1023, k=1023)) == pytest.approx(1.0)
-    assert a.octaves_to(Shape.of("gemm", m=2047, n=2047, k=1023)) == pytest.approx(math.sqrt(2.0))
-    assert (
-        a.octaves_to(Shape.of("gemm", dtype="float8-rowwise", m=1023, n=1023, k=1023)) == math.inf
+    assert a.octaves_to(KernelShape.of("gemm", m=2047, n=1023, k=1023)) == pytest.approx(1.0)
+    assert a.octaves_to(KernelShape.of("gemm", m=2047, n=2047, k=1023)) == pytest.approx(
+        math.sqrt(2.0)
     )
-    assert a.octaves_to(Shape.of("grouped-gemm", m=1023, n=1023, k=1023, groups=2)) == math.inf
+    assert (
+        a.octaves_to(KernelShape.of("gemm", dtype="float8-rowwise", m=1023, n=1023, k=1023))
+        == math.inf
+    )
+    assert (
+        a.octaves_to(KernelShape.of("grouped-gemm", m=1023, n=1023, k=1023, groups=2)) == math.inf
+    )
 
 
 def test_what_is_measured_is_no_gap_and_what_is_far_is_worth_more() -> None:
-    near, far = Shape.of("gemm", m=4096, n=4096, k=4096), Shape.of("gemm", m=65536, n=4096, k=4096)
+    near, far = (
+        KernelShape.of("gemm", m=4096, n=4096, k=4096),
+        KernelShape.of("gemm", m=65536, n=4096, k=4096),
+    )
     both = [Use(shape=near, seconds=1e-3, share=0.1), Use(shape=far, seconds=1e-2, share=0.1)]
-    found = gaps(both, [Shape.of("gemm", m=4200, n=4096, k=4096)])
+    found = gaps(both, [KernelShape.of("gemm", m=4200, n=4096, k=4096)])
     assert [gap.use.shape for gap in found] == [far]
     assert found[0].octaves > NEAR
-    assert found[0].nearest == Shape.of("gemm", m=4200, n=4096, k=4096)
+    assert found[0].nearest == KernelShape.of("gemm", m=4200, n=4096, k=4096)
     blank = gaps([Use(shape=near, seconds=1e-3, share=0.1)], [])
     assert blank[0].nearest is None
     assert blank[0].value == pytest.approx(0.1)
@@ -175,10 +183,10 @@ def test_a_minute_covers_a_plan_of_a_large_model() -> None:
 
 
 def test_shapes_survive_json() -> None:
-    shape = Shape.of(
+    shape = KernelShape.of(
         "attention", batch=2, heads=8, kv_heads=1, seq=8192, head_dim=128, v_head_dim=128, window=0
     )
-    assert Shape.from_dict(shape.as_dict()) == shape
+    assert KernelShape.from_dict(shape.as_dict()) == shape
 
 
 @pytest.mark.parametrize(
@@ -201,9 +209,9 @@ def test_shapes_survive_json() -> None:
 )
 def test_what_is_no_kernel_is_refused(change: dict[str, object], said: str) -> None:
     good = {"kind": "gemm", "name": "", "dtype": "bf16", "sizes": {"m": 4, "n": 4, "k": 4}}
-    assert Shape.from_dict(good)["k"] == 4
+    assert KernelShape.from_dict(good)["k"] == 4
     with pytest.raises(ValueError, match=said):
-        Shape.from_dict({**good, **change})
+        KernelShape.from_dict({**good, **change})
 
 
 def test_only_copies_stand_for_memory_bound_kernels() -> None:
@@ -216,7 +224,7 @@ def test_only_copies_stand_for_memory_bound_kernels() -> None:
     )
     pricer = Pricer.build(job.model, job.cluster, job.training)
     copy, add = shape_seconds(
-        pricer, [Shape.of("memory", name, bytes=1 << 30) for name in ("copy", "add")]
+        pricer, [KernelShape.of("memory", name, bytes=1 << 30) for name in ("copy", "add")]
     )
     assert copy > 0.0
     assert add == 0.0

@@ -119,7 +119,7 @@ def test_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     from probes.micro import KernelProgram
     from probes.protocol import ProbeTask
 
-    def prepare(shape: shapes.Shape, device: Any) -> Prepared:
+    def prepare(shape: shapes.KernelShape, device: Any) -> Prepared:
         x = torch.randn(shape["rows"], shape["width"], device=device)
         return Prepared(run=lambda: torch.topk(x, 2), moved_bytes=4.0 * x.numel())
 
@@ -132,7 +132,7 @@ def test_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (row["status"], row["kind"], row["sizes"]) == ("ok", "top-2", wanted["sizes"])
     assert row["seconds"] > 0.0
     with pytest.raises(ValueError, match="sizes of a top-2 are rows, width"):
-        shapes.Shape.from_dict({**wanted, "sizes": {"rows": 8}})
+        shapes.KernelShape.from_dict({**wanted, "sizes": {"rows": 8}})
 
 
 # ---- schedule ------------------------------------------------------------------------------------

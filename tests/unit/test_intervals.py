@@ -12,7 +12,7 @@ from planner.calibration.accuracy import Row
 from planner.calibration.basis import basis, memory_basis, seen
 from planner.calibration.conformal import MEMORY_PRIOR, held_out_stretch, stretch, stretches
 from planner.calibration.conformal import memory_deviation as fitted_deviation
-from planner.calibration.correlated import Field
+from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import (
     TWO_SIDED_90,
     memory_deviation,
@@ -75,7 +75,7 @@ def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
 def test_errors_of_layouts_share_what_the_posterior_moves_and_are_as_alike_as_they_are() -> None:
     p = pricer()
     found = time_spread(p, batch(), p.price(batch()))
-    errors = Field.of(batch(), found, p.training.global_batch_size)
+    errors = CorrelatedErrors.of(batch(), found, p.training.global_batch_size)
     together = errors.between(np.arange(len(batch())), np.arange(len(batch())))
     shared = found.loadings.T @ found.loadings
     assert np.sqrt(np.diag(together) + found.shared_sd**2) == pytest.approx(found.sd)

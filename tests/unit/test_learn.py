@@ -7,7 +7,7 @@ import pytest
 
 from planner.calibration.fit import fingerprint
 from planner.calibration.intervals import time_spread
-from planner.calibration.kernels import Shape, Timing, alone, shape_seconds
+from planner.calibration.kernels import KernelShape, KernelTiming, alone, shape_seconds
 from planner.calibration.update import KernelRun, learn
 from planner.columns import LayoutBatch
 from planner.cost.machine.shipped import shipped_calibration
@@ -132,14 +132,15 @@ def kernel_run(gpu: str, factor: float) -> KernelRun:
     """Products of a layer, so many times as slow as predicted alone."""
     machine = on(gpu, "llama3-8b")
     sizes = [(8192, 4096, 4096), (8192, 14336, 4096), (8192, 4096, 14336)]
-    shapes = [Shape.of("gemm", m=m, n=n, k=k) for m, n, k in sizes]
+    shapes = [KernelShape.of("gemm", m=m, n=n, k=k) for m, n, k in sizes]
     seconds = shape_seconds(
         alone(Pricer.build(machine.model, machine.cluster, machine.training)), shapes
     )
     return KernelRun(
         job=machine,
         timings=tuple(
-            Timing(shape=s, seconds=factor * float(t)) for s, t in zip(shapes, seconds, strict=True)
+            KernelTiming(shape=s, seconds=factor * float(t))
+            for s, t in zip(shapes, seconds, strict=True)
         ),
     )
 

@@ -12,7 +12,7 @@ import pytest
 from api.calibration.update import learned, teach_ended, teach_stored, words_of
 from api.settings import Settings
 from api.wiring import Wiring, wire
-from planner.calibration.kernels import Shape, alone, shape_seconds
+from planner.calibration.kernels import KernelShape, alone, shape_seconds
 from planner.calibration.update import learn
 from planner.columns import LayoutBatch
 from planner.cost.machine.shipped import shipped_calibration
@@ -31,7 +31,10 @@ BARE = {
 JOB = read_job({**BARE, "layout": {}})
 OTHER = read_job({**BARE, "layout": {"ac": "full"}})
 VERSIONS = {"torch": "2.11.0", "gpu_name": "AMD Instinct MI300X"}
-SHAPES = [Shape.of("gemm", m=8192, n=4096, k=4096), Shape.of("gemm", m=8192, n=14336, k=4096)]
+SHAPES = [
+    KernelShape.of("gemm", m=8192, n=4096, k=4096),
+    KernelShape.of("gemm", m=8192, n=14336, k=4096),
+]
 SLOWER = 1.3
 
 

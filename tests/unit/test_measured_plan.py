@@ -20,7 +20,7 @@ from planner.specs.plan import Plan
 from planner.study.ask_tell import Event, Ranked
 from planner.study.measured_search import Probing, with_measurement
 from planner.study.posterior import Record
-from planner.study.study import BROKEN, Asked
+from planner.study.study import BROKEN, Proposal
 
 REQUEST: dict[str, Any] = {
     "model": {
@@ -47,7 +47,7 @@ class Pool:
         self.told: list[tuple[Layout, float]] = []
         self.events: list[Event] = []
 
-    def measure(self, asked: Sequence[Asked]) -> Iterator[tuple[Asked, Measurement]]:
+    def measure(self, asked: Sequence[Proposal]) -> Iterator[tuple[Proposal, Measurement]]:
         for one in asked:
             assert one.layout is not None
             assert one.expected_seconds is not None
@@ -177,7 +177,7 @@ def test_number_one_on_paper_is_measured_first(played: tuple[Pool, Plan]) -> Non
 
 
 def test_where_no_probe_can_run_the_plan_on_paper_stands() -> None:
-    def broken(asked: Sequence[Asked]) -> Iterator[tuple[Asked, Measurement]]:
+    def broken(asked: Sequence[Proposal]) -> Iterator[tuple[Proposal, Measurement]]:
         for one in asked:
             assert one.layout is not None
             job = read_job({**REQUEST, "layout": one.layout.model_dump(mode="json")})

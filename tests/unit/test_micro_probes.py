@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.kernels import SIZES, Shape
+from planner.calibration.kernels import SIZES, KernelShape
 from probes.kernels import KERNELS
 from tests.conftest import ROOT, needed
 
@@ -26,24 +26,26 @@ ATTENTION = {
     "window": 0,
 }
 ALONE = [
-    Shape.of("gemm", m=64, n=48, k=32),
-    Shape.of("gemm", dtype="float32", m=64, n=48, k=32),
-    Shape.of("gemm", dtype="float8-rowwise", m=32, n=32, k=32),
-    Shape.of("gemm", dtype="float8-tensorwise", m=32, n=32, k=32),
-    Shape.of("grouped-gemm", m=16, n=32, k=32, groups=3),
-    Shape.of("attention", **ATTENTION),
-    Shape.of("attention-backward", **ATTENTION),
+    KernelShape.of("gemm", m=64, n=48, k=32),
+    KernelShape.of("gemm", dtype="float32", m=64, n=48, k=32),
+    KernelShape.of("gemm", dtype="float8-rowwise", m=32, n=32, k=32),
+    KernelShape.of("gemm", dtype="float8-tensorwise", m=32, n=32, k=32),
+    KernelShape.of("grouped-gemm", m=16, n=32, k=32, groups=3),
+    KernelShape.of("attention", **ATTENTION),
+    KernelShape.of("attention-backward", **ATTENTION),
     *(
-        Shape.of("memory", name, bytes=65536)
+        KernelShape.of("memory", name, bytes=65536)
         for name in ("copy", "add", "swiglu", "rmsnorm", "cross-entropy")
     ),
-    Shape.of("optimizer", "adamw", "float32", parameters=10_000),
+    KernelShape.of("optimizer", "adamw", "float32", parameters=10_000),
 ]
 NAMES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "send")
-TOGETHER = [Shape.of("collective", name, bytes=8192, ranks=2, stride=1) for name in NAMES]
+TOGETHER = [KernelShape.of("collective", name, bytes=8192, ranks=2, stride=1) for name in NAMES]
 
 
-def run(folder: Path, shapes: list[Shape], *launcher: str, seconds: float = 60.0) -> list[dict]:
+def run(
+    folder: Path, shapes: list[KernelShape], *launcher: str, seconds: float = 60.0
+) -> list[dict]:
     (folder / "shapes.jsonl").write_text(
         "".join(json.dumps(shape.as_dict()) + "\n" for shape in shapes)
     )
@@ -82,14 +84,14 @@ def run(folder: Path, shapes: list[Shape], *launcher: str, seconds: float = 60.0
 @pytest.mark.slow
 def test_every_kind_of_kernel_is_timed_here(tmp_path: Path) -> None:
     absent = [
-        Shape.of("gemm", dtype="nvfp4", m=64, n=64, k=64),
-        Shape.of("attention", **{**ATTENTION, "window": 32}),
+        KernelShape.of("gemm", dtype="nvfp4", m=64, n=64, k=64),
+        KernelShape.of("attention", **{**ATTENTION, "window": 32}),
         TOGETHER[0],
     ]
     first, *rows, last = run(tmp_path, [*ALONE, *absent])
     assert first["kind"] == "environment"
     assert last == {**last, "kind": "end", "measured": len(rows), "not_reached": []}
-    assert [Shape.from_dict(row) for row in rows] == [*ALONE, *absent]
+    assert [KernelShape.from_dict(row) for row in rows] == [*ALONE, *absent]
     for row in rows[: len(ALONE)]:
         assert row["status"] == "ok", row
         assert row["runs"] >= 5
@@ -104,7 +106,7 @@ def test_every_kind_of_kernel_is_timed_here(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_collectives_are_timed_between_processes(tmp_path: Path) -> None:
-    beyond = Shape.of("collective", "all-reduce", bytes=8192, ranks=2, stride=2)
+    beyond = KernelShape.of("collective", "all-reduce", bytes=8192, ranks=2, stride=2)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     rows = run(tmp_path, [ALONE[0], *TOGETHER, beyond], *launcher)[1:-1]
     assert [row["status"] for row in rows] == ["ok"] * 6 + ["unavailable"]
@@ -119,12 +121,12 @@ def test_time_up_names_what_was_not_reached(tmp_path: Path) -> None:
 
 
 def run_partly(folder: Path) -> list[dict]:
-    return run(folder, [Shape.of("gemm", m=64, n=48, k=32)] * 2000, seconds=0.5)
+    return run(folder, [KernelShape.of("gemm", m=64, n=48, k=32)] * 2000, seconds=0.5)
 
 
 @pytest.mark.slow
 def test_out_of_memory_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(shape: Shape, where: object) -> None:
+    def full(shape: KernelShape, where: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setitem(KERNELS, "gemm", full)

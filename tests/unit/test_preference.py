@@ -10,14 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.calibration.correlated import Field
+from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import TimeSpread
 from planner.columns import LayoutBatch
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.search.choice import mechanisms, preference
-from planner.search.choice.mechanisms import MECHANISMS, Setting, points, unmeasured, used_by
+from planner.search.choice.mechanisms import (
+    MECHANISMS,
+    MechanismContext,
+    points,
+    unmeasured,
+    used_by,
+)
 from planner.search.choice.preference import (
     MOST_GIVEN_UP,
     UNPROVEN,
@@ -32,7 +38,7 @@ from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
 
 ROWS = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
-NODE = Setting(domain=8, num_experts=0)
+NODE = MechanismContext(domain=8, num_experts=0)
 PLAIN = {"dp_shard": 8, "ac": "none"}
 PIPED = {"dp_shard": 4, "pp": 2, "ac": "none"}
 BUDGET = {"dp_shard": 8, "ac": "memory-budget-0.5", "compile": True}
@@ -120,7 +126,7 @@ def test_near_twins_are_told_apart_sooner_than_strangers() -> None:
     batch = layouts(BUDGET, BUDGET | {"ac": "memory-budget-0.52"}, PIPED)
     spread = TimeSpread(loadings=np.zeros((1, 3)), own_sd=np.full(3, 0.06), shared_sd=0.1)
     weighed = Weighed(points=points(batch, NODE), unmeasured=unmeasured(batch, NODE))
-    sd = difference_sd(Field.of(batch, spread, 64), weighed, 0)
+    sd = difference_sd(CorrelatedErrors.of(batch, spread, 64), weighed, 0)
     assert sd[0] == 0.0
     assert sd[1] < 0.015 < 0.04 < sd[2]
 
@@ -129,7 +135,7 @@ def test_what_only_one_of_two_rests_on_unmeasured_keeps_them_from_being_told_apa
     batch = layouts(PLAIN | {"ac": "full", "compile": True}, BUDGET, BUDGET | {"zero_stage": 2})
     spread = TimeSpread(loadings=np.zeros((1, 3)), own_sd=np.full(3, 1e-6), shared_sd=0.1)
     weighed = Weighed(points=points(batch, NODE), unmeasured=unmeasured(batch, NODE))
-    errors = Field.of(batch, spread, 64)
+    errors = CorrelatedErrors.of(batch, spread, 64)
     assert difference_sd(errors, weighed, 0) == pytest.approx([0.0, UNPROVEN, UNPROVEN], abs=1e-5)
     assert difference_sd(errors, weighed, 1) == pytest.approx([UNPROVEN, 0.0, 0.0], abs=1e-5)
 
@@ -142,7 +148,9 @@ def test_measured_says_whether_a_published_run_has_the_mechanism() -> None:
     for line in ROWS.read_text(encoding="utf-8").splitlines():
         job = read_job(json.loads(line))
         assert job.layout is not None
-        count.update(one.name for one in used_by(job.layout, Setting.of(job.model, job.cluster)))
+        count.update(
+            one.name for one in used_by(job.layout, MechanismContext.of(job.model, job.cluster))
+        )
     assert {one.name: one.measured for one in MECHANISMS} == {
         one.name: count[one.name] > 0 for one in MECHANISMS
     }
@@ -174,8 +182,8 @@ def test_what_a_layout_uses(values: dict, names: list[str]) -> None:
 
 def test_experts_cost_nothing_inside_a_node_and_something_across() -> None:
     batch = layouts({"ep": 1}, {"ep": 8}, {"ep": 8, "tp": 2, "dp_shard": 8, "etp": 2})
-    assert points(batch, Setting(domain=8, num_experts=64)).tolist() == [1, 0, 4]
-    assert points(batch, Setting(domain=8, num_experts=8)).tolist() == [0, 0, 4]
+    assert points(batch, MechanismContext(domain=8, num_experts=64)).tolist() == [1, 0, 4]
+    assert points(batch, MechanismContext(domain=8, num_experts=8)).tolist() == [0, 0, 4]
 
 
 def test_names_are_unique() -> None:

@@ -1,28 +1,26 @@
-"""Which rung first: pure functions of beliefs, costs and variances, against simulation and at their
-limits.
-"""
+"""The choice of fidelity, against simulation and at its limits."""
 
 import numpy as np
 import pytest
 
 from planner.study.fidelity import (
-    Belief,
-    Look,
-    Observed,
-    Rung,
-    choose_rung,
+    Evaluation,
+    KernelEffect,
+    ObservedEffect,
+    Prospect,
+    choose_evaluation,
+    choose_without_full,
     direct,
-    look_alone,
-    value_of_look,
+    knowledge_gradient,
 )
 from planner.study.normal import expected_excess
 
-FULL = Rung(name="probed", num_gpus=64, gpu_seconds=5000.0, sd=0.0, shows_memory=True)
-EMULATED = Rung(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.06, shows_memory=True)
+FULL = Evaluation(name="probed", num_gpus=64, gpu_seconds=5000.0, sd=0.0, shows_memory=True)
+EMULATED = Evaluation(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.06, shows_memory=True)
 
 
 def test_direct_is_expected_improvement_over_cost() -> None:
-    choice = direct(Belief(gap=0.02, sd=0.1, fits=0.8), FULL)
+    choice = direct(Prospect(gap=0.02, sd=0.1, fits=0.8), FULL)
     assert choice.rate == pytest.approx(
         0.8 * float(expected_excess(np.array(0.02), np.array(0.1))) / 5000.0
     )
@@ -30,26 +28,32 @@ def test_direct_is_expected_improvement_over_cost() -> None:
 
 
 def test_memory_in_doubt_is_looked_at_cheaply_first() -> None:
-    assert choose_rung(Belief(gap=0.0, sd=0.05, fits=0.3), [EMULATED], FULL).rung is EMULATED
+    assert (
+        choose_evaluation(Prospect(gap=0.0, sd=0.05, fits=0.3), [EMULATED], FULL).evaluation
+        is EMULATED
+    )
 
 
 def test_a_rung_that_says_nothing_new_is_skipped() -> None:
-    blind = Rung(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=10.0, shows_memory=True)
-    assert choose_rung(Belief(gap=0.0, sd=0.05, fits=1.0), [blind], FULL).rung is FULL
+    blind = Evaluation(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=10.0, shows_memory=True)
+    assert choose_evaluation(Prospect(gap=0.0, sd=0.05, fits=1.0), [blind], FULL).evaluation is FULL
 
 
 def test_a_rung_as_dear_as_the_layout_is_skipped() -> None:
-    dear = Rung(name="imitated", num_gpus=1, gpu_seconds=5000.0, sd=0.01, shows_memory=True)
-    assert choose_rung(Belief(gap=0.0, sd=0.2, fits=0.2), [dear], FULL).rung is FULL
+    dear = Evaluation(name="imitated", num_gpus=1, gpu_seconds=5000.0, sd=0.01, shows_memory=True)
+    assert choose_evaluation(Prospect(gap=0.0, sd=0.2, fits=0.2), [dear], FULL).evaluation is FULL
 
 
 def test_the_cheaper_of_equals_goes_first() -> None:
     costs = {"imitated": 900.0, "emulated": 60.0}
     rungs = [
-        Rung(name=name, num_gpus=1, gpu_seconds=cost, sd=0.05, shows_memory=True)
+        Evaluation(name=name, num_gpus=1, gpu_seconds=cost, sd=0.05, shows_memory=True)
         for name, cost in costs.items()
     ]
-    assert choose_rung(Belief(gap=0.02, sd=0.15, fits=0.7), rungs, FULL).rung.name == "emulated"
+    assert (
+        choose_evaluation(Prospect(gap=0.02, sd=0.15, fits=0.7), rungs, FULL).evaluation.name
+        == "emulated"
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,9 +63,9 @@ def test_the_rate_of_a_rung_is_what_following_it_brings(gap: float, sd: float, f
     """Draws the truth, the rung's word on it and the decision, and divides the mean gain by the
     mean cost.
     """
-    belief = Belief(gap=gap, sd=sd, fits=fits)
-    choice = choose_rung(belief, [EMULATED], FULL)
-    assert choice.rung is EMULATED
+    belief = Prospect(gap=gap, sd=sd, fits=fits)
+    choice = choose_evaluation(belief, [EMULATED], FULL)
+    assert choice.evaluation is EMULATED
     rng = np.random.default_rng(0)
     truth = belief.gap + belief.sd * rng.standard_normal(400_000)
     heard = truth + EMULATED.sd * rng.standard_normal(len(truth))
@@ -69,41 +73,41 @@ def test_the_rate_of_a_rung_is_what_following_it_brings(gap: float, sd: float, f
     share = variance / (variance + EMULATED.sd**2)
     after, left = belief.gap + share * (heard - belief.gap), np.sqrt(variance * (1.0 - share))
     runs = rng.random(len(truth)) < belief.fits
-    goes_on = runs & (
+    full_probability = runs & (
         expected_excess(after, np.full(len(after), left)) >= choice.rate * FULL.gpu_seconds
     )
-    gain = np.where(goes_on, np.maximum(-truth, 0.0), 0.0).mean()
-    cost = EMULATED.gpu_seconds + goes_on.mean() * FULL.gpu_seconds
+    gain = np.where(full_probability, np.maximum(-truth, 0.0), 0.0).mean()
+    cost = EMULATED.gpu_seconds + full_probability.mean() * FULL.gpu_seconds
     assert gain / cost == pytest.approx(choice.rate, rel=0.05)
-    assert goes_on.mean() == pytest.approx(choice.goes_on, abs=0.06)
+    assert full_probability.mean() == pytest.approx(choice.full_probability, abs=0.06)
 
 
 def test_a_look_alone_is_worth_the_winner_that_it_changes() -> None:
     """Where the layout itself cannot be run: what is chosen by the look's word, drawn, gains this
     much.
     """
-    belief = Belief(gap=0.04, sd=0.15, fits=0.8)
-    coarse = Rung(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.3, shows_memory=True)
-    fine = Rung(name="imitated", num_gpus=8, gpu_seconds=200.0, sd=0.02, shows_memory=False)
+    belief = Prospect(gap=0.04, sd=0.15, fits=0.8)
+    coarse = Evaluation(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.3, shows_memory=True)
+    fine = Evaluation(name="imitated", num_gpus=8, gpu_seconds=200.0, sd=0.02, shows_memory=False)
     rng = np.random.default_rng(0)
     truth = belief.gap + belief.sd * rng.standard_normal(400_000)
     for rung in (coarse, fine):
-        choice = look_alone(belief, [rung])
+        choice = choose_without_full(belief, [rung])
         heard = truth + rung.sd * rng.standard_normal(len(truth))
         after = belief.gap + belief.sd**2 / (belief.sd**2 + rung.sd**2) * (heard - belief.gap)
         gain = belief.fits * np.where(after < 0.0, -truth, 0.0).mean()
         assert choice.rate == pytest.approx(gain / rung.gpu_seconds, rel=0.03)
-        assert choice.goes_on is None
+        assert choice.full_probability is None
         assert f"{rung.name} alone" in choice.reason(FULL)
-    assert look_alone(belief, [coarse, fine]).rung is max(
-        [coarse, fine], key=lambda rung: look_alone(belief, [rung]).rate
+    assert choose_without_full(belief, [coarse, fine]).evaluation is max(
+        [coarse, fine], key=lambda rung: choose_without_full(belief, [rung]).rate
     )
 
 
 def test_the_threshold_is_the_best_one() -> None:
     """No other rule of going on has a better ratio of gain to cost."""
-    belief = Belief(gap=0.03, sd=0.12, fits=0.8)
-    best = choose_rung(belief, [EMULATED], FULL).rate
+    belief = Prospect(gap=0.03, sd=0.12, fits=0.8)
+    best = choose_evaluation(belief, [EMULATED], FULL).rate
     nodes = np.linspace(-6.0, 6.0, 2001)
     weights = np.exp(-0.5 * nodes**2)
     weights /= weights.sum()
@@ -118,28 +122,33 @@ def test_the_threshold_is_the_best_one() -> None:
 
 
 def test_nothing_to_gain_is_worth_nothing() -> None:
-    choice = choose_rung(Belief(gap=0.5, sd=0.0, fits=1.0), [EMULATED], FULL)
+    choice = choose_evaluation(Prospect(gap=0.5, sd=0.0, fits=1.0), [EMULATED], FULL)
     assert choice.rate == 0.0
 
 
 def test_a_micro_probe_is_worth_what_it_can_change() -> None:
     log_seconds = np.array([0.0, 0.01, 0.5])
     same, apart = np.full(3, 0.05), np.array([0.05, -0.05, 0.0])
-    assert value_of_look(log_seconds, same, 1.0, 0.1) == pytest.approx(0.0, abs=1e-9)
-    assert value_of_look(log_seconds, apart, 1.0, 0.1) > 0.01
-    assert value_of_look(log_seconds, apart, 1.0, 5.0) < value_of_look(log_seconds, apart, 1.0, 0.1)
-    assert value_of_look(np.array([0.0, 2.0]), np.array([0.05, -0.05]), 1.0, 0.1) == pytest.approx(
-        0.0, abs=1e-9
+    assert knowledge_gradient(log_seconds, same, 1.0, 0.1) == pytest.approx(0.0, abs=1e-9)
+    assert knowledge_gradient(log_seconds, apart, 1.0, 0.1) > 0.01
+    assert knowledge_gradient(log_seconds, apart, 1.0, 5.0) < knowledge_gradient(
+        log_seconds, apart, 1.0, 0.1
     )
+    assert knowledge_gradient(
+        np.array([0.0, 2.0]), np.array([0.05, -0.05]), 1.0, 0.1
+    ) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_an_answer_beyond_the_reach_of_directions_hardly_moves_them() -> None:
-    look = Look(name="gemm bf16", loading=(0.3, 0.4), sd=0.1)
-    near, far = (Observed(look=look, log_ratio=value) for value in (-0.4, -4.0))
-    assert near.seen == pytest.approx((-0.4, 0.01))
-    assert far.seen[0] == pytest.approx(-np.hypot(0.5, 0.1))
+    look = KernelEffect(name="gemm bf16", loading=(0.3, 0.4), sd=0.1)
+    near, far = (ObservedEffect(effect=look, log_ratio=value) for value in (-0.4, -4.0))
+    assert near.along_loading == pytest.approx((-0.4, 0.01))
+    assert far.along_loading[0] == pytest.approx(-np.hypot(0.5, 0.1))
     # Along the direction, by its conjugate normal update.
-    moved = [abs(value) * 0.25 / (0.25 + variance) for value, variance in (near.seen, far.seen)]
+    moved = [
+        abs(value) * 0.25 / (0.25 + variance)
+        for value, variance in (near.along_loading, far.along_loading)
+    ]
     assert moved[1] < 0.1 * moved[0]
 
 
@@ -148,4 +157,4 @@ def test_two_candidates_by_the_closed_form() -> None:
     log_seconds, effect, sd = np.array([0.0, 0.03]), np.array([0.04, -0.02]), 0.5
     spread = (0.04 + 0.02) / np.sqrt(1.0 + sd**2)
     expected = float(expected_excess(np.array(0.03), np.array(spread)))
-    assert value_of_look(log_seconds, effect, 1.0, sd) == pytest.approx(expected, rel=0.05)
+    assert knowledge_gradient(log_seconds, effect, 1.0, sd) == pytest.approx(expected, rel=0.05)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.calibration.intervals import ADDED_SD, ONE_NODE_SD, OTHER_SIZE_SD, imitation_sd
+from planner.calibration.intervals import ADDED_SD, ONE_NODE_SD, OTHER_SIZE_SD, proxy_run_sd
 from planner.cost.price import Pricer
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
@@ -17,7 +17,7 @@ from planner.rules import Context
 from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.study.candidates import Candidates, enumerate_candidates
-from planner.study.proxy_runs import MOST_WAYS, Imitations
+from planner.study.proxy_runs import MOST_OPTIONS, ProxyRuns
 from probes.proxy_runs import RUN_NOISE, Imitation, extrapolate, imitate
 from tests.unit.test_campaign import as_predicted, job
 
@@ -32,7 +32,7 @@ CASES = [
 ]
 
 
-def imitations(values: dict[str, Any], devices: int) -> tuple[Imitations, Candidates, int]:
+def imitations(values: dict[str, Any], devices: int) -> tuple[ProxyRuns, Candidates, int]:
     """Of a job's own layout among the candidates, and its row."""
     parsed = read_job(values)
     assert parsed.layout is not None
@@ -50,7 +50,7 @@ def imitations(values: dict[str, Any], devices: int) -> tuple[Imitations, Candid
     candidates = enumerate_candidates(pricer, space, include=[parsed.layout])
     row = candidates.find(parsed.layout)
     assert row is not None
-    return Imitations(pricer, candidates, devices), candidates, row
+    return ProxyRuns(pricer, candidates, devices), candidates, row
 
 
 def as_it_runs(values: dict[str, Any], num_gpus: int) -> Imitation:
@@ -68,8 +68,8 @@ def test_it_is_priced_as_it_will_run_and_tells_about_what_it_claims(
 ) -> None:
     values = job(model, num_gpus, layout)
     found, _, row = imitations(values, devices)
-    ways = found.ways(row)
-    assert 1 <= len(ways) <= MOST_WAYS
+    ways = found.options(row)
+    assert 1 <= len(ways) <= MOST_OPTIONS
     assert max(way.num_gpus for way in ways) <= devices
     for way in (ways[0], ways[-1]):
         real = as_it_runs(values, way.num_gpus)
@@ -108,7 +108,7 @@ def test_more_gpus_cost_more_and_leave_less_to_the_model() -> None:
     found, candidates, row = imitations(
         job("llama3-70b", 256, {"dp_shard": 32, "tp": 8, "ac": "full"}), 256
     )
-    ways = found.ways(row)
+    ways = found.options(row)
     assert len(ways) > 1, "on the fewest GPUs most of the communication is missing"
     assert [way.num_gpus for way in ways] == sorted(way.num_gpus for way in ways)
     assert [way.sd for way in ways] == sorted((way.sd for way in ways), reverse=True)
@@ -122,17 +122,17 @@ def test_more_gpus_cost_more_and_leave_less_to_the_model() -> None:
 
 def test_one_node_stands_less_well_for_many() -> None:
     one, two = (read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": count}) for count in (8, 16))
-    assert imitation_sd(two, one, 0.0) == pytest.approx(math.hypot(OTHER_SIZE_SD, ONE_NODE_SD))
+    assert proxy_run_sd(two, one, 0.0) == pytest.approx(math.hypot(OTHER_SIZE_SD, ONE_NODE_SD))
     assert (
-        imitation_sd(one, one, 0.0) == imitation_sd(two, two, 0.0) == pytest.approx(OTHER_SIZE_SD)
+        proxy_run_sd(one, one, 0.0) == proxy_run_sd(two, two, 0.0) == pytest.approx(OTHER_SIZE_SD)
     )
-    assert imitation_sd(two, one, 0.2) > imitation_sd(two, one, 0.1)
+    assert proxy_run_sd(two, one, 0.2) > proxy_run_sd(two, one, 0.1)
 
 
 def test_the_fewest_are_those_on_which_the_whole_depth_fits() -> None:
     values = job("llama3-70b", 256, {"dp_shard": 32, "tp": 8, "ac": "full"})
     found, _, row = imitations(values, 256)
-    fewest = found.ways(row)[0].num_gpus
+    fewest = found.options(row)[0].num_gpus
     assert fewest > 8, "one replica is on 8"
     assert len(as_it_runs(values, fewest).runs) == 1
     assert len(as_it_runs(values, 8).runs) == 2
@@ -143,14 +143,14 @@ def test_without_data_parallelism_there_is_no_smaller_layout() -> None:
         job("llama3-70b", 32, {"tp": 8, "pp": 4, "ac": "full"}, batch=8), 32
     )
     assert candidates.batch.dp_shard[row] == 1
-    assert found.ways(row) == ()
-    assert found.rung().least_gpus[row] == np.inf
+    assert found.options(row) == ()
+    assert found.fidelity().least_gpus[row] == np.inf
 
 
 def test_model_parallelism_wider_than_the_pool_cannot_be_imitated() -> None:
     found, _, row = imitations(job("llama3-70b", 64, {"dp_shard": 8, "tp": 8, "ac": "full"}), 4)
-    assert found.ways(row) == ()
-    assert found.rung().least_gpus[row] == np.inf
+    assert found.options(row) == ()
+    assert found.fidelity().least_gpus[row] == np.inf
 
 
 def test_fewer_replicas_come_smallest_first_and_keep_the_rest() -> None:

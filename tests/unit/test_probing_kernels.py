@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.calibration.kernels import Timing
+from planner.calibration.kernels import KernelTiming
 from planner.calibration.update import KernelRun, learn
 from planner.cost.machine.knobs import KNOBS, PLACE
 from planner.cost.price import Pricer
@@ -15,8 +15,8 @@ from planner.intake.jobs import read_job
 from planner.rules import Context
 from planner.search.space.enumerate import build_space
 from planner.study.candidates import Candidates, enumerate_candidates
-from planner.study.kernel_timings import ALONE, TOGETHER, Kernels
-from planner.study.study import MicroResult, ProbeStudy, Settings
+from planner.study.kernel_timings import ALONE, TOGETHER, StudyKernels
+from planner.study.study import MicroResult, ProbeStudy, StudySettings
 from tests.unit.probing_cases import REQUEST
 
 UNCOVERED = "mi300x-192gb"  # no training run on its family was measured
@@ -40,33 +40,33 @@ def candidates(found: tuple[Pricer, Candidates]) -> Candidates:
 
 
 @pytest.fixture(scope="module")
-def kernels(found: tuple[Pricer, Candidates]) -> Kernels:
-    return Kernels.of(*found)
+def kernels(found: tuple[Pricer, Candidates]) -> StudyKernels:
+    return StudyKernels.of(*found)
 
 
-def timings(kernels: Kernels, kind: str, factor: float) -> list[Timing]:
+def timings(kernels: StudyKernels, kind: str, factor: float) -> list[KernelTiming]:
     """Kernels of a kind, so many times as slow as predicted alone."""
     return [
-        Timing(shape=shape, seconds=factor * seconds)
+        KernelTiming(shape=shape, seconds=factor * seconds)
         for shape, seconds in kernels.alone.items()
         if shape.kind == kind
     ]
 
 
-def test_a_launch_holds_what_no_timing_covers(kernels: Kernels) -> None:
+def test_a_launch_holds_what_no_timing_covers(kernels: StudyKernels) -> None:
     (alone,) = (
         probe for probe in kernels.probes([], num_gpus=1, start_seconds=10.0) if probe.name == ALONE
     )
-    assert {"gemm bf16", "attention bf16"} <= {look.name for look in alone.looks}
+    assert {"gemm bf16", "attention bf16"} <= {look.name for look in alone.effects}
     assert {shape.num_gpus for shape in alone.kernels} == {1}
     assert 10.0 < alone.gpu_seconds < 40.0
     assert kernels.probes(list(kernels.used), num_gpus=8, start_seconds=10.0) == ()
     some = [shape for shape in kernels.used if shape.kind != "attention"]
     (rest,) = kernels.probes(some, num_gpus=1, start_seconds=10.0)
-    assert {look.name for look in rest.looks} == {"attention bf16"}
+    assert {look.name for look in rest.effects} == {"attention bf16"}
 
 
-def test_collectives_go_together_and_cost_all_their_gpus(kernels: Kernels) -> None:
+def test_collectives_go_together_and_cost_all_their_gpus(kernels: StudyKernels) -> None:
     """Directions of the shipped calibration hardly move collectives within a node, so here they are
     made to.
     """
@@ -80,13 +80,13 @@ def test_collectives_go_together_and_cost_all_their_gpus(kernels: Kernels) -> No
 
 
 def test_slow_products_make_layouts_slower_that_spend_their_step_in_them(
-    kernels: Kernels, candidates: Candidates
+    kernels: StudyKernels, candidates: Candidates
 ) -> None:
     study = ProbeStudy(
-        candidates, Settings(observed=kernels.observed(timings(kernels, "gemm", 1.2)))
+        candidates, StudySettings(observed=kernels.observed(timings(kernels, "gemm", 1.2)))
     )
-    before = ProbeStudy(candidates, Settings()).knowledge.beliefs()
-    moved = study.knowledge.beliefs().log_seconds - before.log_seconds
+    before = ProbeStudy(candidates, StudySettings()).knowledge.posterior()
+    moved = study.knowledge.posterior().log_seconds - before.log_seconds
     assert 0.03 < moved.mean() < np.log(1.2)
     assert (moved > 0.0).all()
     assert np.ptp(moved) > 0.0, "not all by the same"
@@ -97,20 +97,22 @@ def test_products_that_training_runs_have_seen_say_little_more() -> None:
     that a step costs them more.
     """
     pricer, candidates = searched("h100-sxm-80gb")
-    kernels = Kernels.of(pricer, candidates)
+    kernels = StudyKernels.of(pricer, candidates)
     study = ProbeStudy(
-        candidates, Settings(observed=kernels.observed(timings(kernels, "gemm", 1.2)))
+        candidates, StudySettings(observed=kernels.observed(timings(kernels, "gemm", 1.2)))
     )
-    before = ProbeStudy(candidates, Settings()).knowledge.beliefs()
-    assert np.abs(study.knowledge.beliefs().log_seconds - before.log_seconds).max() < 0.01
+    before = ProbeStudy(candidates, StudySettings()).knowledge.posterior()
+    assert np.abs(study.knowledge.posterior().log_seconds - before.log_seconds).max() < 0.01
 
 
-def test_as_predicted_is_news_too(kernels: Kernels, candidates: Candidates) -> None:
+def test_as_predicted_is_news_too(kernels: StudyKernels, candidates: Candidates) -> None:
     observed = kernels.observed(timings(kernels, "attention-backward", 1.0))
     assert [one.log_ratio for one in observed] == pytest.approx([0.0])
     rows = np.arange(len(candidates))
     narrowed, wide = (
-        ProbeStudy(candidates, Settings(observed=seen)).knowledge.beliefs().time.variance(rows)
+        ProbeStudy(candidates, StudySettings(observed=seen))
+        .knowledge.posterior()
+        .time.variance(rows)
         for seen in (observed, ())
     )
     assert (narrowed <= wide + 1e-12).all()
@@ -118,19 +120,19 @@ def test_as_predicted_is_news_too(kernels: Kernels, candidates: Candidates) -> N
 
 
 def test_what_the_calibration_has_learnt_is_no_news(
-    found: tuple[Pricer, Candidates], kernels: Kernels
+    found: tuple[Pricer, Candidates], kernels: StudyKernels
 ) -> None:
     pricer, candidates = found
     told = timings(kernels, "gemm", 1.2)
     job = read_job({**REQUEST, "cluster": {"gpu": UNCOVERED, "num_gpus": 8}})
     learnt = learn(pricer.calibration, [], [KernelRun(job=job, timings=tuple(told))])
-    after = Kernels.of(
+    after = StudyKernels.of(
         Pricer.build(pricer.model, pricer.cluster, pricer.training, learnt), candidates
     )
     assert after.observed(told) == ()
     first, *rest = told
     some = learn(pricer.calibration, [], [KernelRun(job=job, timings=(first,))])
-    partly = Kernels.of(
+    partly = StudyKernels.of(
         Pricer.build(pricer.model, pricer.cluster, pricer.training, some), candidates
     )
     assert partly.observed(rest) != (), "nobody knows of the first"
@@ -140,10 +142,10 @@ def test_what_the_calibration_has_learnt_is_no_news(
     assert after.observed(timings(kernels, "attention", 1.2)) != ()
 
 
-def test_a_timing_of_no_candidates_kernel_says_nothing(kernels: Kernels) -> None:
+def test_a_timing_of_no_candidates_kernel_says_nothing(kernels: StudyKernels) -> None:
     shape = next(shape for shape in kernels.used if shape.kind == "gemm")
     other = replace(shape, sizes=tuple((name, 7 * size) for name, size in shape.sizes))
-    assert kernels.observed([Timing(shape=other, seconds=1.0)]) == ()
+    assert kernels.observed([KernelTiming(shape=other, seconds=1.0)]) == ()
 
 
 def divided(candidates: Candidates) -> Candidates:
@@ -153,18 +155,20 @@ def divided(candidates: Candidates) -> Candidates:
 
 
 def test_the_study_asks_for_them_first_where_they_could_change_the_winner(
-    kernels: Kernels, candidates: Candidates
+    kernels: StudyKernels, candidates: Candidates
 ) -> None:
     probes = kernels.probes([], num_gpus=1, start_seconds=10.0)
-    study = ProbeStudy(divided(candidates), Settings(micro_probes=probes))
+    study = ProbeStudy(divided(candidates), StudySettings(micro_probes=probes))
     asked = study.ask()
     assert asked is not None
-    assert (asked.rung, asked.micro) == ("micro", probes[0])
+    assert (asked.fidelity, asked.micro) == ("micro", probes[0])
     assert "could change the winner" in asked.reason
     study.tell(asked, MicroResult(observed=(), gpu_seconds=9.0, message="torch is missing"))
     following = study.ask()
     assert following is not None
-    assert following.rung == "probed", "what failed is not asked twice"
+    assert following.fidelity == "probed", "what failed is not asked twice"
     assert study.spent.gpu_seconds == 9.0
-    resumed = ProbeStudy(divided(candidates), Settings(micro_probes=(), gpu_seconds_before=9.0))
+    resumed = ProbeStudy(
+        divided(candidates), StudySettings(micro_probes=(), gpu_seconds_before=9.0)
+    )
     assert resumed.spent.gpu_seconds == 9.0

@@ -12,18 +12,19 @@ from optuna.trial import TrialState
 from planner.specs.measurement import Measured, Measurement
 from planner.study import pruning
 from planner.study.ask_tell import Event, Result, one_at_a_time, run
-from planner.study.fidelity import Look, MicroProbe, Observed, direct
-from planner.study.fidelity_options import CheaperRung, ProbeCost, Way
+from planner.study.fidelity import KernelEffect, MicroProbe, ObservedEffect, direct
+from planner.study.fidelity_options import FidelityOption, LowFidelity, ProbeCost
 from planner.study.posterior import RUN_SD, Knowledge, noise_variance
+from planner.study.samplers import Pick
 from planner.study.study import (
     BROKEN,
-    LOOKS_A_PROBE,
+    LOW_FIDELITY_PER_PROBE,
     UNABLE,
-    Asked,
     Budget,
     MicroResult,
     ProbeStudy,
-    Settings,
+    Proposal,
+    StudySettings,
 )
 from planner.study.trials import MEMORY_CONSTRAINT
 from tests.conftest import one_fast
@@ -32,8 +33,10 @@ from tests.unit.probing_cases import Machine, failed, measurement, out_of_memory
 MUCH = Budget(probes=1000, gpu_seconds=1e12)
 
 
-def settings(**changes: object) -> Settings:
-    return replace(Settings(tolerance=-1.0, budget=Budget(probes=6, gpu_seconds=1e12)), **changes)  # type: ignore[arg-type]
+def settings(**changes: object) -> StudySettings:
+    return replace(
+        StudySettings(tolerance=-1.0, budget=Budget(probes=6, gpu_seconds=1e12)), **changes
+    )  # type: ignore[arg-type]
 
 
 # ---- what is spent -------------------------------------------------------------------------------
@@ -56,7 +59,7 @@ def test_the_budget_of_gpu_seconds_is_kept_even_where_every_probe_uses_its_limit
     budget = Budget(probes=50, gpu_seconds=8000.0)
     limits: list[float] = []
 
-    def greedy(asked: Asked) -> Measurement:
+    def greedy(asked: Proposal) -> Measurement:
         limits.append(asked.gpu_seconds_limit)
         assert asked.gpu_seconds <= asked.gpu_seconds_limit + 1e-6
         told = machine.run(asked)
@@ -125,7 +128,7 @@ def test_a_broken_machine_ends_the_study_before_the_budget() -> None:
 
 
 def test_a_runner_without_an_answer_ends_the_study() -> None:
-    def silent(asked: Sequence[Asked]) -> Iterable[tuple[Asked, Result]]:
+    def silent(asked: Sequence[Proposal]) -> Iterable[tuple[Proposal, Result]]:
         return ()
 
     outcome = run(small(), settings(), silent)
@@ -138,7 +141,7 @@ def test_a_runner_without_an_answer_ends_the_study() -> None:
 
 def test_out_of_memory_is_infeasible_with_its_margin_and_rules_out_what_is_larger() -> None:
     candidates = subset(np.arange(row_with_larger(), len(small())))
-    usable = candidates.setting.usable_bytes
+    usable = candidates.size.usable_bytes
     study = ProbeStudy(candidates, settings())
     asked = study.ask()
     assert asked is not None
@@ -170,9 +173,9 @@ def test_the_memory_model_learns_from_what_ran_out() -> None:
         (candidates.prior.oom_probability > 0.001) & (candidates.prior.oom_probability < 0.5)
     )
     alike = alike[~pruning.at_least(candidates.batch, row, 64).mask[alike]]
-    before = knowledge.beliefs().risk(alike)
-    knowledge.learn(row, out_of_memory())
-    after = knowledge.beliefs().risk(alike)
+    before = knowledge.posterior().risk(alike)
+    knowledge.observe(row, out_of_memory())
+    after = knowledge.posterior().risk(alike)
     assert np.all(after >= before - 1e-9)
     assert np.mean(after) > 1.5 * np.mean(before)
 
@@ -194,9 +197,9 @@ def test_a_layout_that_ran_makes_smaller_ones_certain_to_fit() -> None:
     row = next(row for row in riskiest if pruning.at_most(candidates.batch, row, 64).mask.sum() > 2)
     knowledge = Knowledge(candidates)
     below = np.flatnonzero(pruning.at_most(candidates.batch, row, 64).mask)
-    assert knowledge.beliefs().risk(below).max() > 0.01
-    knowledge.learn(row, Measured(rung="probed", step_seconds=10.0))
-    assert knowledge.beliefs().risk(below).max() == 0.0
+    assert knowledge.posterior().risk(below).max() > 0.01
+    knowledge.observe(row, Measured(rung="probed", step_seconds=10.0))
+    assert knowledge.posterior().risk(below).max() == 0.0
 
 
 def test_a_failure_is_a_failed_trial_with_its_class_and_not_asked_again() -> None:
@@ -224,7 +227,7 @@ def test_where_no_probe_can_run_the_study_stops_and_blames_no_layout(parallel: i
         status="failed", rung="probed", failure=BROKEN, message="no torch", gpu_seconds=5.0
     )
 
-    def breaks_after_two(asked: Asked) -> Measurement:
+    def breaks_after_two(asked: Proposal) -> Measurement:
         return machine.run(asked) if len(machine.asked) < 2 else measurement(asked, told)
 
     outcome = run(small(), settings(parallel=parallel), one_at_a_time(breaks_after_two))
@@ -261,15 +264,9 @@ def test_a_repeat_counts_by_its_faster_run_and_is_averaged_beside_it_in_one_tria
     )
     first = noise_variance(Measured(step_seconds=10.0, step_seconds_sd=0.5, steps=10))
     second = noise_variance(Measured(step_seconds=10.4, step_seconds_sd=0.1, steps=10))
-    again = study._start(
-        study._asked(
-            asked.row,
-            direct(study._belief(asked.row), study._full(asked.row)),
-            "again",
-            repeat=True,
-        )
-    )
-    study._open[again.number] = study.trials.ask()
+    pick = Pick(row=asked.row, reason="again", repeat=True)
+    choice = direct(study._prospect(asked.row), study._full(asked.row))
+    again = study._open_trial(study.trials.ask(pick), pick, choice)
     study.tell(
         again,
         measurement(
@@ -301,23 +298,23 @@ def test_what_ran_is_ranked_by_its_own_time_whatever_others_make_of_it() -> None
     seconds = np.exp(candidates.prior.log_seconds)
     for row in range(8):
         factor = 0.85 if row == 3 else 1.0
-        knowledge.learn(row, told_of(row, "probed", float(seconds[row]) * factor))
-    beliefs = knowledge.beliefs()
-    assert beliefs.expected_seconds(3) == pytest.approx(0.85 * seconds[3])
-    assert np.exp(beliefs.log_seconds[3]) > 1.005 * beliefs.expected_seconds(3), (
+        knowledge.observe(row, told_of(row, "probed", float(seconds[row]) * factor))
+    posterior = knowledge.posterior()
+    assert posterior.expected_seconds(3) == pytest.approx(0.85 * seconds[3])
+    assert np.exp(posterior.log_seconds[3]) > 1.005 * posterior.expected_seconds(3), (
         "else this test shows nothing"
     )
-    assert beliefs.winner == min(
+    assert posterior.winner == min(
         range(8), key=lambda row: knowledge.records[row].log_seconds or 0.0
     )
-    assert beliefs.deviation(3) == pytest.approx(RUN_SD)
+    assert posterior.deviation(3) == pytest.approx(RUN_SD)
 
 
 def test_the_fastest_is_not_run_again_for_no_run_could_change_that_it_is() -> None:
     machine, knowledge = Machine.wrong_by(small(), 0.1), Knowledge(small())
     for row in range(6):
-        knowledge.learn(row, machine.timed(row, row))
-    assert knowledge.beliefs().winner not in [record.row for record in knowledge.repeatable()]
+        knowledge.observe(row, machine.timed(row, row))
+    assert knowledge.posterior().winner not in [record.row for record in knowledge.repeatable()]
     assert len(knowledge.repeatable()) == 5
 
 
@@ -366,7 +363,7 @@ def test_resumed_after_a_kill_nothing_is_lost_or_measured_twice() -> None:
     stored: list[Measurement] = []
     machine = Machine.wrong_by(candidates, 0.12)
 
-    def dies(asked: Asked) -> Measurement:
+    def dies(asked: Proposal) -> Measurement:
         if len(stored) == 3:
             raise KeyboardInterrupt
         stored.append(machine.run(asked))
@@ -408,7 +405,7 @@ def test_resumed_out_of_memory_and_failures_are_kept() -> None:
         asked.append(measurement(one, outcome))
         first.tell(one, asked[-1])
     second = ProbeStudy(candidates, settings())
-    second.remember(asked, spent=True)
+    second.restore(asked, spent=True)
     assert second.knowledge.excluded == first.knowledge.excluded
     assert second.spent == first.spent
     assert [trial.state for trial in second.optuna_study().trials] == [
@@ -470,7 +467,7 @@ def test_the_best_so_far_never_gets_worse_and_is_the_answer(seed: int) -> None:
     machine = replace(Machine.wrong_by(small(), 0.1, seed=seed), noise_sd=0.15)
     stored: list[Measurement] = []
 
-    def measure(asked: Asked) -> Measurement:
+    def measure(asked: Proposal) -> Measurement:
         stored.append(machine.run(asked))
         return stored[-1]
 
@@ -483,7 +480,7 @@ def test_the_best_so_far_never_gets_worse_and_is_the_answer(seed: int) -> None:
     )
     best = [event.best_seconds for event in events if event.best_seconds is not None]
     assert best == sorted(best, reverse=True)
-    assert {event.best_rung for event in events if event.best_seconds is not None} == {"probed"}
+    assert {event.best_fidelity for event in events if event.best_seconds is not None} == {"probed"}
     fastest = min(one.measured.step_seconds or np.inf for one in stored)
     winner = outcome.ranked[0]
     assert winner.record is not None
@@ -522,23 +519,23 @@ def test_events_tell_the_best_so_far_the_regret_and_what_is_left() -> None:
 
 def rung(
     name: str = "emulated", *, sd: float = 0.05, num_gpus: int = 1, shows_memory: bool = True
-) -> CheaperRung:
+) -> LowFidelity:
     """Looks at every candidate, in 30 s of a start and no time for steps."""
     least = np.full(len(small()), float(num_gpus))
-    way = Way(num_gpus=num_gpus, runs=1, step_seconds=0.0, sd=sd)
-    return CheaperRung(
-        name=name, ways=lambda _: (way,), least_gpus=least, shows_memory=shows_memory
+    way = FidelityOption(num_gpus=num_gpus, runs=1, step_seconds=0.0, sd=sd)
+    return LowFidelity(
+        name=name, options=lambda _: (way,), least_gpus=least, shows_memory=shows_memory
     )
 
 
 def test_a_cheaper_rung_goes_first_and_who_leads_by_it_is_run() -> None:
     candidates = small()
     machine = Machine.wrong_by(candidates, 0.15, seed=3)
-    looked: list[Asked] = []
+    looked: list[Proposal] = []
 
-    def measure(asked: Asked) -> Measurement:
+    def measure(asked: Proposal) -> Measurement:
         looked.append(asked)
-        if asked.rung != "emulated":
+        if asked.fidelity != "emulated":
             return machine.run(asked)
         assert asked.row is not None
         seconds = float(np.exp(machine.log_seconds[asked.row]))
@@ -546,19 +543,21 @@ def test_a_cheaper_rung_goes_first_and_who_leads_by_it_is_run() -> None:
 
     outcome = run(
         candidates,
-        settings(rungs=(rung(sd=0.02),), budget=Budget(probes=4, gpu_seconds=2e4)),
+        settings(fidelities=(rung(sd=0.02),), budget=Budget(probes=4, gpu_seconds=2e4)),
         one_at_a_time(measure),
     )
-    rungs = [asked.rung for asked in looked]
+    rungs = [asked.fidelity for asked in looked]
     assert rungs[0] == "probed"
     assert rungs.count("probed") == outcome.spent.probes == 4
-    assert rungs.count("emulated") == outcome.spent.looks > 2
+    assert rungs.count("emulated") == outcome.spent.low_fidelity > 2
     assert outcome.spent.gpu_seconds <= 2e4
-    assert "GPU-second" in next(asked.reason for asked in looked if asked.rung == "emulated")
-    confirmed = [asked for asked in looked if "it leads by what a look said" in asked.reason]
+    assert "GPU-second" in next(asked.reason for asked in looked if asked.fidelity == "emulated")
+    confirmed = [
+        asked for asked in looked if "it leads by a low-fidelity evaluation" in asked.reason
+    ]
     assert confirmed
-    assert all(asked.rung == "probed" for asked in confirmed)
-    by_row = {asked.row: asked.rung for asked in looked}
+    assert all(asked.fidelity == "probed" for asked in confirmed)
+    by_row = {asked.row: asked.fidelity for asked in looked}
     assert len(outcome.study.trials) == len(by_row), (
         "one trial a candidate, whatever rungs it went through"
     )
@@ -567,49 +566,52 @@ def test_a_cheaper_rung_goes_first_and_who_leads_by_it_is_run() -> None:
         assert trial.user_attrs["rung"] == by_row[trial.user_attrs["candidate"]]
     winner = outcome.ranked[0]
     assert winner.record is not None
-    assert winner.record.rung == "probed"
+    assert winner.record.fidelity == "probed"
     assert machine.regret(winner.row) < machine.regret(looked[0].row or 0)
 
 
-def promising_looks(machine: Machine, asked: list[Asked]) -> Callable[[Asked], Measurement]:
+def promising_looks(machine: Machine, asked: list[Proposal]) -> Callable[[Proposal], Measurement]:
     """Answers as the machine does, looks much faster than it; keeps what was asked."""
 
-    def measure(one: Asked) -> Measurement:
+    def measure(one: Proposal) -> Measurement:
         asked.append(one)
-        return machine.run(one) if one.rung == "probed" else imitated(one, machine, off=-0.5)
+        return machine.run(one) if one.fidelity == "probed" else imitated(one, machine, off=-0.5)
 
     return measure
 
 
 def test_a_winner_that_has_only_been_looked_at_is_run_before_the_study_ends() -> None:
     machine = Machine.wrong_by(small(), 0.15)
-    asked: list[Asked] = []
+    asked: list[Proposal] = []
     measure = promising_looks(machine, asked)
     question = ProbeStudy(small(), settings()).ask()
     assert question is not None
     look = imitated(
-        replace(question, row=7, layout=small().batch.row(7), rung="imitated", num_gpus=2),
+        replace(question, row=7, layout=small().batch.row(7), fidelity="imitated", num_gpus=2),
         machine,
         off=-0.5,
     )
     outcome = run(
-        small(), settings(rungs=(IMITATION,), tolerance=0.9), one_at_a_time(measure), known=[look]
+        small(),
+        settings(fidelities=(IMITATION,), tolerance=0.9),
+        one_at_a_time(measure),
+        known=[look],
     )
-    assert [(one.row, one.rung) for one in asked] == [(7, "probed")]
-    assert "it leads by what a look said" in asked[0].reason
+    assert [(one.row, one.fidelity) for one in asked] == [(7, "probed")]
+    assert "it leads by a low-fidelity evaluation" in asked[0].reason
     assert "expected regret" in outcome.stopped
 
 
 def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
     candidates = small()
-    study = ProbeStudy(candidates, settings(rungs=(rung(),)))
+    study = ProbeStudy(candidates, settings(fidelities=(rung(),)))
     machine = Machine.wrong_by(candidates, 0.1)
     first = study.ask()
     assert first is not None
     study.tell(first, machine.run(first))
     second = study.ask()
     assert second is not None
-    assert second.rung == "emulated"
+    assert second.fidelity == "emulated"
     study.tell(
         second, measurement(second, Measured(status="oom", rung="emulated", gpu_seconds=30.0))
     )
@@ -618,11 +620,11 @@ def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
     assert third.row != second.row
     assert study.spent.probes == 1
     assert second.row is not None
-    assert study.knowledge.records[second.row].rung == "emulated"
+    assert study.knowledge.records[second.row].fidelity == "emulated"
 
 
 def imitated(
-    asked: Asked, machine: Machine, *, error: float = 0.02, off: float = 0.0
+    asked: Proposal, machine: Machine, *, error: float = 0.02, off: float = 0.0
 ) -> Measurement:
     """What a smaller layout says of this one, and how wrong it may be by its own word."""
     assert asked.row is not None
@@ -638,7 +640,7 @@ def imitated(
     return measurement(asked, Measured.model_validate(numbers))
 
 
-def look_failed(asked: Asked, kind: str = "oom") -> Measurement:
+def look_failed(asked: Proposal, kind: str = "oom") -> Measurement:
     return measurement(
         asked,
         Measured(
@@ -651,11 +653,11 @@ def look_failed(asked: Asked, kind: str = "oom") -> Measurement:
     )
 
 
-def after_the_first(study: ProbeStudy, machine: Machine) -> Asked:
+def after_the_first(study: ProbeStudy, machine: Machine) -> Proposal:
     """The second question, once a layout itself has been measured."""
     first = study.ask()
     assert first is not None
-    assert first.rung == "probed"
+    assert first.fidelity == "probed"
     study.tell(first, machine.run(first))
     second = study.ask()
     assert second is not None
@@ -667,35 +669,39 @@ IMITATION = rung("imitated", num_gpus=2, sd=0.02, shows_memory=False)
 
 def test_a_look_that_failed_says_nothing_of_the_layout_and_is_not_repeated() -> None:
     study, machine = (
-        ProbeStudy(small(), settings(rungs=(IMITATION,))),
+        ProbeStudy(small(), settings(fidelities=(IMITATION,))),
         Machine.wrong_by(small(), 0.15),
     )
     look = after_the_first(study, machine)
-    assert (look.rung, look.num_gpus, look.counts) == ("imitated", 2, False)
+    assert (look.fidelity, look.num_gpus, look.counts) == ("imitated", 2, False)
     assert look.row is not None
     assert study.tell(look, look_failed(look)) == []
     assert look.row not in study.knowledge.excluded
     assert not study.knowledge.barred[look.row]
-    assert (study.spent.probes, study.spent.looks, study.spent.failures_in_a_row) == (1, 1, 0)
+    assert (study.spent.probes, study.spent.low_fidelity, study.spent.failures_in_a_row) == (
+        1,
+        1,
+        0,
+    )
     again = study.ask()
     assert again is not None
-    assert (again.row, again.rung) != (look.row, "imitated")
+    assert (again.row, again.fidelity) != (look.row, "imitated")
 
 
 def test_a_rung_that_keeps_failing_is_dropped_and_the_layouts_are_still_probed() -> None:
     machine = Machine.wrong_by(small(), 0.15)
-    asked: list[Asked] = []
+    asked: list[Proposal] = []
 
-    def measure(one: Asked) -> Measurement:
+    def measure(one: Proposal) -> Measurement:
         asked.append(one)
-        return machine.run(one) if one.rung == "probed" else look_failed(one, "crash")
+        return machine.run(one) if one.fidelity == "probed" else look_failed(one, "crash")
 
     outcome = run(
         small(),
-        settings(rungs=(IMITATION,), budget=Budget(probes=12, gpu_seconds=1e12)),
+        settings(fidelities=(IMITATION,), budget=Budget(probes=12, gpu_seconds=1e12)),
         one_at_a_time(measure),
     )
-    rungs = [one.rung for one in asked]
+    rungs = [one.fidelity for one in asked]
     assert rungs.count("imitated") == 3
     assert outcome.spent.probes == rungs.count("probed") == 12
     assert "in a row failed" not in outcome.stopped
@@ -704,7 +710,7 @@ def test_a_rung_that_keeps_failing_is_dropped_and_the_layouts_are_still_probed()
         for trial in outcome.study.trials
         if trial.state is TrialState.COMPLETE
     }
-    assert len(tried) == len({one.row for one in asked if one.rung == "probed"})
+    assert len(tried) == len({one.row for one in asked if one.fidelity == "probed"})
 
 
 def test_a_look_counts_by_the_error_that_it_claims() -> None:
@@ -720,14 +726,14 @@ def test_a_look_counts_by_the_error_that_it_claims() -> None:
     moved = []
     for error in (0.01, 0.5):
         knowledge = Knowledge(small())
-        before = knowledge.beliefs().log_seconds[row]
+        before = knowledge.posterior().log_seconds[row]
         seconds = float(np.exp(before + 0.2))
         told = Measured.model_validate(
             {"rung": "imitated", "step_seconds": seconds, "relative_error": {"step_seconds": error}}
         )
-        knowledge.learn(row, told, counts=False)
-        moved.append(float(knowledge.beliefs().log_seconds[row] - before))
-        assert knowledge.records[row].rung == "imitated"
+        knowledge.observe(row, told, counts=False)
+        moved.append(float(knowledge.posterior().log_seconds[row] - before))
+        assert knowledge.records[row].fidelity == "imitated"
         assert knowledge.untried()[row], "the layout itself may still be run"
         assert not knowledge.fits.any(), (
             "a smaller layout that ran does not show that this one fits"
@@ -737,29 +743,31 @@ def test_a_look_counts_by_the_error_that_it_claims() -> None:
 
 def test_a_layout_that_cannot_run_is_looked_at_alone_and_every_look_counts() -> None:
     machine = Machine.wrong_by(small(), 0.15)
-    asked: list[Asked] = []
+    asked: list[Proposal] = []
 
-    def measure(one: Asked) -> Measurement:
+    def measure(one: Proposal) -> Measurement:
         asked.append(one)
         return imitated(one, machine)
 
-    outcome = run(small(), settings(whole=False, rungs=(IMITATION,)), one_at_a_time(measure))
-    assert [(one.rung, one.counts) for one in asked] == [("imitated", True)] * 6
+    outcome = run(small(), settings(whole=False, fidelities=(IMITATION,)), one_at_a_time(measure))
+    assert [(one.fidelity, one.counts) for one in asked] == [("imitated", True)] * 6
     assert len({one.row for one in asked}) == 6, (
         "the same look again would be wrong in the same way"
     )
-    assert (outcome.spent.probes, outcome.spent.looks) == (6, 0)
+    assert (outcome.spent.probes, outcome.spent.low_fidelity) == (6, 0)
     assert "budget of 6 probes" in outcome.stopped
     winner = outcome.ranked[0]
     assert winner.record is not None
-    assert winner.record.rung == "imitated"
+    assert winner.record.fidelity == "imitated"
     assert winner.record.variance == pytest.approx(0.02**2)
     assert [trial.state for trial in outcome.study.trials] == [TrialState.COMPLETE] * 6
     assert machine.regret(winner.row) < machine.regret(asked[0].row or 0) + 0.05
 
 
 def test_looks_that_fail_where_nothing_else_can_run_exclude_nothing_and_end_the_study() -> None:
-    outcome = run(small(), settings(whole=False, rungs=(IMITATION,)), one_at_a_time(look_failed))
+    outcome = run(
+        small(), settings(whole=False, fidelities=(IMITATION,)), one_at_a_time(look_failed)
+    )
     assert outcome.spent.probes == 3
     assert "3 probes in a row failed, the last with: oom: of a smaller run" in outcome.stopped
     assert outcome.pruned == ()
@@ -768,87 +776,91 @@ def test_looks_that_fail_where_nothing_else_can_run_exclude_nothing_and_end_the_
 
 def test_a_budget_that_pays_for_no_layout_pays_for_looks() -> None:
     machine = Machine.wrong_by(small(), 0.15)
-    asked: list[Asked] = []
+    asked: list[Proposal] = []
 
-    def measure(one: Asked) -> Measurement:
+    def measure(one: Proposal) -> Measurement:
         asked.append(one)
         return imitated(one, machine)
 
     budget = Budget(probes=20, gpu_seconds=4.0 * 2 * 60.0)
     assert run(small(), settings(budget=budget), one_at_a_time(measure)).spent.probes == 0
-    outcome = run(small(), settings(budget=budget, rungs=(IMITATION,)), one_at_a_time(measure))
+    outcome = run(small(), settings(budget=budget, fidelities=(IMITATION,)), one_at_a_time(measure))
     assert outcome.spent.probes == len(asked) >= 1
     assert outcome.spent.gpu_seconds <= budget.gpu_seconds + max(one.gpu_seconds for one in asked)
     assert "GPU-seconds left do not pay" in outcome.stopped
-    assert {one.rung for one in asked} == {"imitated"}
+    assert {one.fidelity for one in asked} == {"imitated"}
 
 
 def test_a_pool_on_which_nothing_stands_for_a_layout_says_so() -> None:
     nothing = replace(IMITATION, least_gpus=np.full(len(small()), np.inf))
-    outcome = run(small(), settings(whole=False, rungs=(nothing,)), one_at_a_time(look_failed))
+    outcome = run(small(), settings(whole=False, fidelities=(nothing,)), one_at_a_time(look_failed))
     assert (outcome.spent.probes, outcome.study.trials) == (0, [])
     assert (
         outcome.stopped
-        == "the pool is smaller than 8 GPUs, and nothing on it could stand for a layout"
+        == "the pool is smaller than 8 GPUs, and no scaled-down run on it could stand for a layout"
     )
 
 
 def test_candidates_that_no_rung_can_look_at_are_passed_over() -> None:
-    odd = replace(IMITATION, ways=lambda row: IMITATION.ways(row) if row % 2 else ())
+    odd = replace(IMITATION, options=lambda row: IMITATION.options(row) if row % 2 else ())
     machine = Machine.wrong_by(small(), 0.15)
     outcome = run(
         small(),
-        settings(whole=False, rungs=(odd,)),
+        settings(whole=False, fidelities=(odd,)),
         one_at_a_time(lambda asked: imitated(asked, machine)),
     )
     assert outcome.spent.probes == 6
     assert all(one.row % 2 for one in outcome.ranked if one.record is not None)
     passed = [trial for trial in outcome.study.trials if trial.state is TrialState.PRUNED]
     assert passed
-    assert all("no way of looking at it" in trial.user_attrs["reason"] for trial in passed)
+    assert all("no evaluation of it fits" in trial.user_attrs["reason"] for trial in passed)
 
 
 def test_looks_are_launches_and_have_a_limit_too() -> None:
     machine = Machine.wrong_by(small(), 0.3)
     free = rung("imitated", num_gpus=1, sd=0.02, shows_memory=False)
-    looks: list[Asked] = []
+    looks: list[Proposal] = []
 
-    def measure(one: Asked) -> Measurement:
-        if one.rung == "probed":
+    def measure(one: Proposal) -> Measurement:
+        if one.fidelity == "probed":
             return machine.run(one)
         looks.append(one)
         return imitated(one, machine, off=0.3)
 
     outcome = run(
         small(),
-        settings(rungs=(free,), budget=Budget(probes=2, gpu_seconds=1e12)),
+        settings(fidelities=(free,), budget=Budget(probes=2, gpu_seconds=1e12)),
         one_at_a_time(measure),
     )
-    assert outcome.spent.looks == len(looks) == 2 * LOOKS_A_PROBE
+    assert outcome.spent.low_fidelity == len(looks) == 2 * LOW_FIDELITY_PER_PROBE
     assert outcome.spent.probes == 2
 
 
 def test_resumed_a_look_is_neither_repeated_nor_forgotten() -> None:
     machine = Machine.wrong_by(small(), 0.15)
-    study = ProbeStudy(small(), settings(rungs=(IMITATION,)))
+    study = ProbeStudy(small(), settings(fidelities=(IMITATION,)))
     first = study.ask()
     assert first is not None
     one = machine.run(first)
     study.tell(first, one)
     look = study.ask()
     assert look is not None
-    assert look.rung == "imitated"
+    assert look.fidelity == "imitated"
     assert look.row is not None
     for told, failures in ((imitated(look, machine), 0), (look_failed(look), 1)):
-        heir = ProbeStudy(small(), settings(rungs=(IMITATION,)))
-        heir.remember([one, told], spent=True)
-        assert (heir.spent.probes, heir.spent.looks, heir.spent.failures_in_a_row) == (1, 1, 0)
+        heir = ProbeStudy(small(), settings(fidelities=(IMITATION,)))
+        heir.restore([one, told], spent=True)
+        assert (heir.spent.probes, heir.spent.low_fidelity, heir.spent.failures_in_a_row) == (
+            1,
+            1,
+            0,
+        )
         assert heir.spent.gpu_seconds == pytest.approx(
             sum(each.measured.gpu_seconds or 0.0 for each in (one, told))
         )
-        assert heir._rungs_left(look.row) == []
-        assert heir.rungs.failures["imitated"] == failures
-        assert len(heir.knowledge.seen_times()) == 2 - failures
+        assert heir._fidelities_left(look.row) == []
+        assert heir.fidelities.failures["imitated"] == failures
+        assert len(heir.knowledge.time_observations()) == 2 - failures
         assert look.row not in heir.knowledge.excluded
 
 
@@ -862,23 +874,27 @@ def told_of(row: int, rung: str, seconds: float, error: float | None = None) -> 
 def test_a_layout_that_ran_stands_for_itself_and_shows_what_its_looks_are_worth() -> None:
     """A look 14 times too fast, as on a CPU with fewer cores than processes."""
     knowledge = Knowledge(small())
-    knowledge.learn(3, told_of(3, "probed", 0.25))
+    knowledge.observe(3, told_of(3, "probed", 0.25))
     for row in (5, 9):
-        knowledge.learn(row, told_of(row, "imitated", 0.024, 0.065))
-    assert knowledge.beliefs().leader in (5, 9), "to be run next"
-    assert knowledge.beliefs().winner == 3, "no answer yet: only what ran is one where anything did"
-    assert knowledge.doubt() == 1.0
-    knowledge.learn(5, told_of(5, "probed", 0.34))
-    beliefs = knowledge.beliefs()
-    assert beliefs.winner == beliefs.leader == 3
-    assert np.exp(beliefs.log_seconds[5]) == pytest.approx(0.34, rel=0.05)
-    assert knowledge.doubt() > 100, "what else was said by such looks counts for little"
+        knowledge.observe(row, told_of(row, "imitated", 0.024, 0.065))
+    assert knowledge.posterior().leader in (5, 9), "to be run next"
+    assert knowledge.posterior().winner == 3, (
+        "no answer yet: only what ran is one where anything did"
+    )
+    assert knowledge.variance_inflation() == 1.0
+    knowledge.observe(5, told_of(5, "probed", 0.34))
+    posterior = knowledge.posterior()
+    assert posterior.winner == posterior.leader == 3
+    assert np.exp(posterior.log_seconds[5]) == pytest.approx(0.34, rel=0.05)
+    assert knowledge.variance_inflation() > 100, (
+        "what else was said by such looks counts for little"
+    )
     assert knowledge.records[5].runs == 1
     later = Knowledge(small())
-    later.learn(3, told_of(3, "probed", 0.25))
-    later.learn(3, told_of(3, "imitated", 0.05, 0.05))
+    later.observe(3, told_of(3, "probed", 0.25))
+    later.observe(3, told_of(3, "imitated", 0.05, 0.05))
     assert later.records[3].step_seconds == pytest.approx(0.25)
-    assert later.doubt() > 100, "also when the look comes after"
+    assert later.variance_inflation() > 100, "also when the look comes after"
 
 
 def test_looks_that_hold_keep_their_trust() -> None:
@@ -886,19 +902,19 @@ def test_looks_that_hold_keep_their_trust() -> None:
     rng = np.random.default_rng(0)
     for row in range(0, 200, 10):
         seconds = float(np.exp(machine.log_seconds[row]))
-        knowledge.learn(
+        knowledge.observe(
             row,
             told_of(row, "imitated", seconds * float(np.exp(0.03 * rng.standard_normal())), 0.03),
         )
-        knowledge.learn(row, told_of(row, "probed", seconds))
-    assert knowledge.doubt() < 2.0
+        knowledge.observe(row, told_of(row, "probed", seconds))
+    assert knowledge.variance_inflation() < 2.0
 
 
 def test_a_look_that_may_be_far_off_makes_no_winner() -> None:
     knowledge = Knowledge(small())
-    knowledge.learn(3, told_of(3, "probed", 10.0))
-    knowledge.learn(7, told_of(7, "imitated", 0.5, 1.05))
-    assert knowledge.beliefs().winner == 3
+    knowledge.observe(3, told_of(3, "probed", 10.0))
+    knowledge.observe(7, told_of(7, "imitated", 0.5, 1.05))
+    assert knowledge.posterior().winner == 3
     assert knowledge.records[7].step_seconds == pytest.approx(0.5), (
         "it is shown all the same, with its error"
     )
@@ -906,25 +922,25 @@ def test_a_look_that_may_be_far_off_makes_no_winner() -> None:
 
 def test_the_same_look_again_says_nothing_new() -> None:
     once, often = Knowledge(small()), Knowledge(small())
-    once.learn(7, told_of(7, "imitated", 5.0, 0.1))
+    once.observe(7, told_of(7, "imitated", 5.0, 0.1))
     for _ in range(25):
-        often.learn(7, told_of(7, "imitated", 5.0, 0.1))
-    often.learn(7, told_of(7, "imitated", 6.0, 0.5))
+        often.observe(7, told_of(7, "imitated", 5.0, 0.1))
+    often.observe(7, told_of(7, "imitated", 6.0, 0.5))
     assert often.records[7].variance == once.records[7].variance
     assert often.records[7].step_seconds == pytest.approx(5.0), "the surer one counts"
-    assert len(often.seen_times()) == 1
-    often.learn(7, told_of(7, "emulated", 5.0))
-    assert len(often.seen_times()) == 2
+    assert len(often.time_observations()) == 1
+    often.observe(7, told_of(7, "emulated", 5.0))
+    assert len(often.time_observations()) == 2
 
 
 def test_a_look_that_fails_takes_nothing_from_what_answered() -> None:
     knowledge = Knowledge(small())
     failing = Measured(status="failed", rung="imitated", failure="oom")
     for rung_name in ("emulated", "probed"):
-        knowledge.learn(1, told_of(1, rung_name, 5.0))
-        assert knowledge.learn(1, failing, counts=True) == []
-        assert (knowledge.records[1].status, knowledge.records[1].rung) == ("ok", rung_name)
-    knowledge.learn(2, failing, counts=True)
+        knowledge.observe(1, told_of(1, rung_name, 5.0))
+        assert knowledge.observe(1, failing, counts=True) == []
+        assert (knowledge.records[1].status, knowledge.records[1].fidelity) == ("ok", rung_name)
+    knowledge.observe(2, failing, counts=True)
     assert knowledge.records[2].status == "failed"
     assert 2 not in knowledge.excluded
 
@@ -940,24 +956,26 @@ def test_strange_claims_are_none(claim: object) -> None:
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_other_samplers_do_not_run_what_a_look_has_shown_to_be_slow(sampler: str) -> None:
     machine = Machine.wrong_by(small(), 0.0)
-    asked: list[Asked] = []
+    asked: list[Proposal] = []
 
-    def measure(one: Asked) -> Measurement:
+    def measure(one: Proposal) -> Measurement:
         asked.append(one)
-        return machine.run(one) if one.rung == "probed" else imitated(one, machine, off=0.5)
+        return machine.run(one) if one.fidelity == "probed" else imitated(one, machine, off=0.5)
 
     run(
         small(),
-        settings(sampler=sampler, rungs=(IMITATION,), budget=Budget(probes=5, gpu_seconds=1e12)),
+        settings(
+            sampler=sampler, fidelities=(IMITATION,), budget=Budget(probes=5, gpu_seconds=1e12)
+        ),
         one_at_a_time(measure),
     )
-    looked = {one.row for one in asked if one.rung == "imitated"}
+    looked = {one.row for one in asked if one.fidelity == "imitated"}
     assert looked
-    assert not looked & {one.row for one in asked if one.rung == "probed"}
+    assert not looked & {one.row for one in asked if one.fidelity == "probed"}
 
 
 def test_a_look_that_the_pool_cannot_make_is_no_probe_and_no_failure() -> None:
-    def unable(asked: Asked) -> Measurement:
+    def unable(asked: Proposal) -> Measurement:
         return measurement(
             asked,
             Measured(status="failed", rung="imitated", failure=UNABLE, message="needs 512 GPUs"),
@@ -966,20 +984,20 @@ def test_a_look_that_the_pool_cannot_make_is_no_probe_and_no_failure() -> None:
     odd = Machine.wrong_by(small(), 0.15)
     outcome = run(
         small(),
-        settings(whole=False, rungs=(IMITATION,)),
+        settings(whole=False, fidelities=(IMITATION,)),
         one_at_a_time(
             lambda asked: imitated(asked, odd) if (asked.row or 0) % 2 else unable(asked)
         ),
     )
     assert outcome.spent.probes == 6
     assert all(one.row % 2 for one in outcome.ranked if one.record is not None)
-    never = run(small(), settings(whole=False, rungs=(IMITATION,)), one_at_a_time(unable))
+    never = run(small(), settings(whole=False, fidelities=(IMITATION,)), one_at_a_time(unable))
     assert (never.spent.probes, never.spent.gpu_seconds, never.spent.failures_in_a_row) == (
         0,
         0.0,
         0,
     )
-    assert "nothing on it could stand for a layout" in never.stopped
+    assert "no scaled-down run on it could stand for a layout" in never.stopped
 
 
 def test_what_the_program_cannot_run_is_not_asked() -> None:
@@ -992,24 +1010,24 @@ def test_what_the_program_cannot_run_is_not_asked() -> None:
 
 def test_many_candidates_that_cannot_be_looked_at_do_not_end_the_study() -> None:
     machine = Machine.wrong_by(small(), 0.15)
-    blind = replace(IMITATION, ways=lambda row: IMITATION.ways(row) if row >= 60 else ())
+    blind = replace(IMITATION, options=lambda row: IMITATION.options(row) if row >= 60 else ())
     outcome = run(
         small(),
-        settings(whole=False, rungs=(blind,)),
+        settings(whole=False, fidelities=(blind,)),
         one_at_a_time(lambda asked: imitated(asked, machine)),
     )
     assert outcome.spent.probes == 6
     known = [imitated(one, machine) for one in asked_of(range(40))]
     again = run(
         small(),
-        settings(whole=False, rungs=(IMITATION,)),
+        settings(whole=False, fidelities=(IMITATION,)),
         one_at_a_time(lambda asked: imitated(asked, machine)),
         known=known,
     )
     assert again.spent.probes > 0
 
 
-def asked_of(rows: Iterable[int]) -> list[Asked]:
+def asked_of(rows: Iterable[int]) -> list[Proposal]:
     question = ProbeStudy(small(), settings()).ask()
     assert question is not None
     return [
@@ -1018,7 +1036,7 @@ def asked_of(rows: Iterable[int]) -> list[Asked]:
             number=100 + row,
             row=row,
             layout=small().batch.row(row),
-            rung="imitated",
+            fidelity="imitated",
             num_gpus=2,
         )
         for row in rows
@@ -1029,32 +1047,32 @@ def test_resumed_a_look_counts_as_it_was_asked() -> None:
     """Also where what was spent since would not pay for the layout any more."""
     machine = Machine.wrong_by(small(), 0.15)
     study = ProbeStudy(
-        small(), settings(rungs=(IMITATION,), budget=Budget(probes=2, gpu_seconds=3000.0))
+        small(), settings(fidelities=(IMITATION,), budget=Budget(probes=2, gpu_seconds=3000.0))
     )
     look = after_the_first(study, machine)
-    assert (look.rung, look.counts) == ("imitated", False)
+    assert (look.fidelity, look.counts) == ("imitated", False)
     told = imitated(look, machine)
     stored = [
-        machine.run(replace(look, row=1, layout=small().batch.row(1), rung="probed")).model_copy(
-            update={"id": "one"}
-        ),
+        machine.run(
+            replace(look, row=1, layout=small().batch.row(1), fidelity="probed")
+        ).model_copy(update={"id": "one"}),
         told,
     ]
     for counts, spent in ((False, (1, 1)), (True, (2, 0))):
         heir = ProbeStudy(small(), replace(study.settings, gpu_seconds_before=2500.0))
-        heir.remember(stored, spent=True, as_probes={"one": True, told.id: counts})
-        assert (heir.spent.probes, heir.spent.looks) == spent
+        heir.restore(stored, spent=True, as_probes={"one": True, told.id: counts})
+        assert (heir.spent.probes, heir.spent.low_fidelity) == spent
 
 
 def test_a_candidate_is_one_trial_whatever_failed_on_the_way() -> None:
     machine = Machine.wrong_by(small(), 0.15)
 
-    def measure(one: Asked) -> Measurement:
-        return machine.run(one) if one.rung == "probed" else look_failed(one, "crash")
+    def measure(one: Proposal) -> Measurement:
+        return machine.run(one) if one.fidelity == "probed" else look_failed(one, "crash")
 
     outcome = run(
         small(),
-        settings(rungs=(IMITATION,), budget=Budget(probes=12, gpu_seconds=1e12)),
+        settings(fidelities=(IMITATION,), budget=Budget(probes=12, gpu_seconds=1e12)),
         one_at_a_time(measure),
     )
     params = [
@@ -1068,24 +1086,24 @@ def test_quick_starts_of_looks_promise_nothing_for_the_layouts() -> None:
     study = ProbeStudy(small(), settings(cost=ProbeCost(start_seconds=60.0, steps=13)))
     before = study._costs()[0]
     for start, expected in ((1.0, 60.0), (90.0, 90.0)):
-        study.rungs.look_starts = [start]
-        assert study.rungs.start_seconds() == expected
-        assert study.rungs.look_start_seconds() == start
+        study.fidelities.low_fidelity_starts = [start]
+        assert study.fidelities.start_seconds() == expected
+        assert study.fidelities.low_fidelity_start_seconds() == start
     assert before == pytest.approx(
-        8 * (60.0 + 13 * np.exp(study.knowledge.beliefs().log_seconds[0]))
+        8 * (60.0 + 13 * np.exp(study.knowledge.posterior().log_seconds[0]))
     )
 
 
 def test_probes_side_by_side_that_may_be_followed_keep_the_budget() -> None:
     machine = Machine.wrong_by(small(), 0.15)
-    asked: list[Asked] = []
+    asked: list[Proposal] = []
     measure = promising_looks(machine, asked)
     outcome = run(
         small(),
-        settings(rungs=(IMITATION,), parallel=4, budget=Budget(probes=3, gpu_seconds=1e12)),
+        settings(fidelities=(IMITATION,), parallel=4, budget=Budget(probes=3, gpu_seconds=1e12)),
         one_at_a_time(measure),
     )
-    assert outcome.spent.probes == sum(one.rung == "probed" for one in asked) <= 3
+    assert outcome.spent.probes == sum(one.fidelity == "probed" for one in asked) <= 3
     assert not [trial for trial in outcome.study.trials if not trial.state.is_finished()]
 
 
@@ -1094,19 +1112,21 @@ def test_micro_probes_go_first_where_they_can_change_the_winner() -> None:
     factor = 0.4 * np.where(candidates.batch.pp > 1, 1.0, -1.0)[:, None]
     close = np.log(10.0) + 0.01 * np.sort(np.random.default_rng(0).random(len(candidates)))
     divided = replace(candidates, prior=replace(candidates.prior, log_seconds=close, factor=factor))
-    look = Look(name="send", loading=(1.0,), sd=0.05)
-    probe = MicroProbe(name="send between stages", looks=(look,), gpu_seconds=5.0)
+    look = KernelEffect(name="send", loading=(1.0,), sd=0.05)
+    probe = MicroProbe(name="send between stages", effects=(look,), gpu_seconds=5.0)
     study = ProbeStudy(divided, settings(micro_probes=(probe,)))
     asked = study.ask()
     assert asked is not None
-    assert (asked.rung, asked.micro, asked.row, asked.layout) == ("micro", probe, None, None)
-    study.tell(asked, MicroResult(observed=(Observed(look=look, log_ratio=1.0),), gpu_seconds=4.0))
+    assert (asked.fidelity, asked.micro, asked.row, asked.layout) == ("micro", probe, None, None)
+    study.tell(
+        asked, MicroResult(observed=(ObservedEffect(effect=look, log_ratio=1.0),), gpu_seconds=4.0)
+    )
     assert study.spent.probes == 0
     assert study.spent.gpu_seconds == 4.0
     following = study.ask()
     assert following is not None
     assert following.layout is not None
-    assert following.rung == "probed"
+    assert following.fidelity == "probed"
     assert following.layout.pp == 1
     assert not study.optuna_study().trials[0].state.is_finished()
 
@@ -1117,8 +1137,10 @@ def test_micro_probes_that_can_change_nothing_are_not_asked() -> None:
         candidates, prior=replace(candidates.prior, factor=np.full((len(candidates), 1), 0.3))
     )
     probe = MicroProbe(
-        name="clock", looks=(Look(name="clock", loading=(1.0,), sd=0.05),), gpu_seconds=5.0
+        name="clock",
+        effects=(KernelEffect(name="clock", loading=(1.0,), sd=0.05),),
+        gpu_seconds=5.0,
     )
     asked = ProbeStudy(common, settings(micro_probes=(probe,))).ask()
     assert asked is not None
-    assert asked.rung == "probed"
+    assert asked.fidelity == "probed"

@@ -20,7 +20,7 @@ from planner.rules import Context
 from planner.search.screen import OOM_LIMIT
 from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
-from planner.study.candidates import Candidates, Prior, Setting
+from planner.study.candidates import Candidates, JobSize, Prior
 from planner.study.posterior import Knowledge
 from planner.study.samplers import (
     GP_NEEDS,
@@ -30,10 +30,10 @@ from planner.study.samplers import (
     FieldSpace,
     SnappedSampler,
     layout_of,
+    make_sampler,
     model_picks,
-    sampler_for,
 )
-from planner.study.study import Budget, ProbeStudy, Settings
+from planner.study.study import Budget, ProbeStudy, StudySettings
 from tests.unit.probing_cases import Machine, small, subset
 
 AVAILABLE = [name for name in NAMES if name != "gp" or importlib.util.find_spec("torch")]
@@ -75,7 +75,7 @@ def test_nearest_is_nearest_and_allowed() -> None:
 def test_every_trial_is_a_legal_layout_not_tried_before(name: str) -> None:
     candidates = small()
     machine = Machine.wrong_by(candidates, 0.1)
-    study = ProbeStudy(candidates, Settings(sampler=name, seed=1, budget=MUCH))
+    study = ProbeStudy(candidates, StudySettings(sampler=name, seed=1, budget=MUCH))
     rows = []
     for _ in range(12):
         asked = study.ask()
@@ -98,7 +98,7 @@ def test_every_trial_is_a_legal_layout_not_tried_before(name: str) -> None:
 def test_all_candidates_are_tried_before_a_sampler_ends(name: str) -> None:
     candidates = few(9)
     machine = Machine.wrong_by(candidates, 0.1)
-    study = ProbeStudy(candidates, Settings(sampler=name, budget=MUCH))
+    study = ProbeStudy(candidates, StudySettings(sampler=name, budget=MUCH))
     rows: list[int] = []
     while (asked := study.ask()) is not None and not asked.repeat:
         assert asked.row is not None
@@ -114,7 +114,7 @@ def few(count: int) -> Candidates:
 
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(SpecError, match="no sampler of this name"):
-        sampler_for("grid", Knowledge(small()), seed=0)
+        make_sampler("grid", Knowledge(small()), seed=0)
 
 
 @pytest.mark.parametrize("missing", [("torch",), ("scipy",), ("torch", "scipy")])
@@ -129,7 +129,7 @@ def test_gp_says_what_it_needs_and_what_is_missing(
         match=rf"needs torch and scipy; not installed: {', '.join(missing)}; install "
         r"the probe extra",
     ):
-        sampler_for("gp", Knowledge(small()), seed=0)
+        make_sampler("gp", Knowledge(small()), seed=0)
 
 
 def test_the_probe_extra_brings_what_gp_needs() -> None:
@@ -141,7 +141,7 @@ def test_the_probe_extra_brings_what_gp_needs() -> None:
 
 def test_the_first_is_the_models_best_that_fits() -> None:
     candidates = small()
-    asked = ProbeStudy(candidates, Settings(budget=MUCH)).ask()
+    asked = ProbeStudy(candidates, StudySettings(budget=MUCH)).ask()
     assert asked is not None
     fits = candidates.prior.oom_probability <= OOM_LIMIT
     assert asked.row == int(np.flatnonzero(fits)[0])
@@ -151,19 +151,21 @@ def test_the_first_is_the_models_best_that_fits() -> None:
 def test_the_next_has_the_largest_expected_improvement_times_probability_of_fitting() -> None:
     candidates = small()
     machine = Machine.wrong_by(candidates, 0.15)
-    study = ProbeStudy(candidates, Settings(budget=MUCH, risk_limit=1.0))
+    study = ProbeStudy(candidates, StudySettings(budget=MUCH, risk_limit=1.0))
     for _ in range(6):
         asked = study.ask()
         assert asked is not None
         study.tell(asked, machine.run(asked))
-        beliefs = study.knowledge.beliefs()
+        posterior = study.knowledge.posterior()
         every = np.arange(len(candidates))
-        sd = np.sqrt(beliefs.time.variance())
-        z = (beliefs.best - beliefs.log_seconds) / sd
-        improvement = sd * (stats.norm.pdf(z) + z * stats.norm.cdf(z)) * (1.0 - beliefs.risk(every))
+        sd = np.sqrt(posterior.time.variance())
+        z = (posterior.best - posterior.log_seconds) / sd
+        improvement = (
+            sd * (stats.norm.pdf(z) + z * stats.norm.cdf(z)) * (1.0 - posterior.risk(every))
+        )
         improvement[~study.knowledge.untried()] = -1.0
-        assert beliefs.promising(study.knowledge.untried(), 1) == [int(np.argmax(improvement))]
-        assert beliefs.promising(study.knowledge.untried(), 20) == [
+        assert posterior.promising(study.knowledge.untried(), 1) == [int(np.argmax(improvement))]
+        assert posterior.promising(study.knowledge.untried(), 20) == [
             int(row) for row in np.argsort(-improvement, kind="stable")[:20]
         ]
 
@@ -184,29 +186,29 @@ def test_the_bounds_of_the_lazy_search_leave_out_nothing(monkeypatch: pytest.Mon
     candidates, rng = small(), np.random.default_rng(0)
     machine, knowledge = Machine.wrong_by(candidates, 0.3), Knowledge(candidates)
     for number, row in enumerate(rng.choice(len(candidates), 25, replace=False)):
-        knowledge.learn(int(row), machine.timed(int(row), number))
-        beliefs, rows = knowledge.beliefs(), np.flatnonzero(knowledge.untried())
-        risk = beliefs.risk(rows)
-        value = np.where(risk <= OOM_LIMIT, beliefs.improvement(rows) * (1.0 - risk), -1.0)
+        knowledge.observe(int(row), machine.timed(int(row), number))
+        posterior, rows = knowledge.posterior(), np.flatnonzero(knowledge.untried())
+        risk = posterior.risk(rows)
+        value = np.where(risk <= OOM_LIMIT, posterior.improvement(rows) * (1.0 - risk), -1.0)
         for count in (1, 5):
             expected = list(rows[np.lexsort((rows, -value))[:count]])
-            assert beliefs.promising(knowledge.untried(), count, risk_limit=OOM_LIMIT) == expected
+            assert posterior.promising(knowledge.untried(), count, risk_limit=OOM_LIMIT) == expected
 
 
 def test_several_at_once_are_apart() -> None:
     candidates = small()
-    study = ProbeStudy(candidates, Settings(budget=MUCH, parallel=4))
+    study = ProbeStudy(candidates, StudySettings(budget=MUCH, parallel=4))
     machine = Machine.wrong_by(candidates, 0.1)
     first = study.ask_many()
     assert len({asked.row for asked in first}) == 4
     for asked in first:
         study.tell(asked, machine.run(asked))
-    alone = study.knowledge.beliefs().promising(
+    alone = study.knowledge.posterior().promising(
         study.knowledge.untried(), 1, risk_limit=study.settings.risk_limit
     )[0]
     second = study.ask_many()
     assert second[0].row == alone
-    believed = study.knowledge.beliefs()
+    believed = study.knowledge.posterior()
     rows = np.array([asked.row for asked in second])
     assert np.all(believed.time.variance(rows) < 2e-4)
     assert len({asked.row for asked in (*first, *second)}) == 8
@@ -217,19 +219,19 @@ def test_risky_layouts_wait_until_memory_is_known() -> None:
     risky = np.flatnonzero(candidates.prior.oom_probability > 0.2)
     assert len(risky)
     machine = Machine.wrong_by(candidates, 0.1)
-    study = ProbeStudy(candidates, Settings(budget=MUCH))
-    before = study.knowledge.beliefs().risk(risky)
+    study = ProbeStudy(candidates, StudySettings(budget=MUCH))
+    before = study.knowledge.posterior().risk(risky)
     for _ in range(3):
         asked = study.ask()
         assert asked is not None
         assert asked.row is not None
-        assert study.knowledge.beliefs().risk(np.array([asked.row]))[0] <= OOM_LIMIT
+        assert study.knowledge.posterior().risk(np.array([asked.row]))[0] <= OOM_LIMIT
         less = 0.8 * float(candidates.memory["peak_reserved_bytes"][asked.row])
         machine.outcomes[asked.row] = machine.timed(asked.row, 0).model_copy(
             update={"peak_reserved_bytes": less}
         )
         study.tell(asked, machine.run(asked))
-    assert np.median(study.knowledge.beliefs().risk(risky)) < 0.2 * np.median(before)
+    assert np.median(study.knowledge.posterior().risk(risky)) < 0.2 * np.median(before)
 
 
 def test_noise_is_settled_by_a_second_look() -> None:
@@ -238,7 +240,7 @@ def test_noise_is_settled_by_a_second_look() -> None:
     truth = candidates.prior.log_seconds.copy()
     machine = Machine(candidates, truth)
     machine.log_seconds = np.array([truth[0], truth[0] + 0.001, truth[0] + 2.0])
-    study = ProbeStudy(candidates, Settings(budget=MUCH))
+    study = ProbeStudy(candidates, StudySettings(budget=MUCH))
     for _ in range(3):
         asked = study.ask()
         assert asked is not None
@@ -253,11 +255,11 @@ def test_noise_is_settled_by_a_second_look() -> None:
 def test_the_tree_starts_warm_with_the_models_picks() -> None:
     knowledge = Knowledge(small())
     picks = model_picks(knowledge, WARM_STARTS)
-    sampler = sampler_for("tpe", knowledge, seed=0)
+    sampler = make_sampler("tpe", knowledge, seed=0)
     assert isinstance(sampler, SnappedSampler)
     assert list(sampler.first) == picks
     assert len(set(picks)) == WARM_STARTS
-    study = ProbeStudy(small(), Settings(sampler="tpe", budget=MUCH))
+    study = ProbeStudy(small(), StudySettings(sampler="tpe", budget=MUCH))
     machine = Machine.wrong_by(small(), 0.1)
     asked = []
     for _ in range(WARM_STARTS + 1):
@@ -309,7 +311,7 @@ def many(count: int) -> Candidates:
     prior = replace(prior, factor=0.05 * rng.standard_normal((count, 7)))
     memory = {"peak_reserved_bytes": np.full(count, 40e9)}
     return Candidates.build(
-        batch, prior, memory, Setting(usable_bytes=76e9, num_gpus=64, global_batch_size=512)
+        batch, prior, memory, JobSize(usable_bytes=76e9, num_gpus=64, global_batch_size=512)
     )
 
 
@@ -321,7 +323,7 @@ def test_the_next_of_100_000_is_chosen_within_100_ms() -> None:
     candidates = many(100_000)
     assert len(candidates) == 100_000
     machine = Machine(candidates, candidates.prior.log_seconds + 0.1 * np.sin(np.arange(100_000)))
-    study = ProbeStudy(candidates, Settings(budget=MUCH))
+    study = ProbeStudy(candidates, StudySettings(budget=MUCH))
     seconds = []
     for _ in range(20):
         started = time.process_time()

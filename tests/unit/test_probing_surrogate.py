@@ -9,25 +9,25 @@ import pytest
 from scipy import integrate, stats
 
 from planner.calibration import similarity as likeness
-from planner.calibration.correlated import TIME, Field
+from planner.calibration.correlated import TIME, CorrelatedErrors
 from planner.study import normal
-from planner.study.surrogate import SCALE_SD, SCALES, Seen, condition
+from planner.study.surrogate import SCALE_SD, SCALES, Observation, condition
 from tests.unit.probing_cases import JOB, small
 
 GLOBAL_BATCH = JOB.training.global_batch_size
 
 
 @pytest.fixture(scope="module")
-def prior() -> Field:
+def prior() -> CorrelatedErrors:
     candidates = small()
     rng = np.random.default_rng(3)
     factor = 0.05 * rng.standard_normal((len(candidates), 3))
-    return Field(
+    return CorrelatedErrors(
         sd=np.full(len(candidates), 0.1), factor=factor, groups=candidates.groups, weights=TIME
     )
 
 
-def dense(prior: Field, rows: np.ndarray) -> np.ndarray:
+def dense(prior: CorrelatedErrors, rows: np.ndarray) -> np.ndarray:
     """The documented covariance, written as it is documented."""
     tables = np.stack(
         [group.correlation[np.ix_(group.codes[rows], group.codes[rows])] for group in prior.groups]
@@ -76,7 +76,7 @@ def test_expected_excess_keeps_its_order_where_it_is_tiny() -> None:
     assert values[-1] > 0
 
 
-def test_columns_and_blocks_are_the_documented_covariance(prior: Field) -> None:
+def test_columns_and_blocks_are_the_documented_covariance(prior: CorrelatedErrors) -> None:
     rows = np.arange(0, len(prior.sd), 37)
     expected = dense(prior, rows)
     assert prior.between(rows, rows) == pytest.approx(expected, rel=1e-12)
@@ -86,10 +86,12 @@ def test_columns_and_blocks_are_the_documented_covariance(prior: Field) -> None:
     assert np.linalg.eigvalsh(expected).min() > 0.0
 
 
-def test_posterior_is_that_of_dense_algebra(prior: Field) -> None:
+def test_posterior_is_that_of_dense_algebra(prior: CorrelatedErrors) -> None:
     rows = np.arange(0, len(prior.sd), 41)
     measured = rows[:6]
-    seen = [Seen(row=int(row), value=0.1 * np.sin(float(row)), variance=1e-4) for row in measured]
+    seen = [
+        Observation(row=int(row), value=0.1 * np.sin(float(row)), variance=1e-4) for row in measured
+    ]
     posterior = condition(prior, seen)
     covariance = posterior.scale**2 * dense(prior, rows)
     inside = np.arange(6)
@@ -107,13 +109,13 @@ def test_posterior_is_that_of_dense_algebra(prior: Field) -> None:
     assert np.all(posterior.variance() <= posterior.widest() + 1e-12)
 
 
-def test_scale_is_the_posterior_mean_over_the_grid(prior: Field) -> None:
+def test_scale_is_the_posterior_mean_over_the_grid(prior: CorrelatedErrors) -> None:
     rows = np.arange(0, len(prior.sd), 53)[:4]
     values = np.array([0.2, -0.1, 0.15, 0.3])
     posterior = condition(
         prior,
         [
-            Seen(row=int(row), value=float(value), variance=1e-4)
+            Observation(row=int(row), value=float(value), variance=1e-4)
             for row, value in zip(rows, values, strict=True)
         ],
     )
@@ -129,14 +131,14 @@ def test_scale_is_the_posterior_mean_over_the_grid(prior: Field) -> None:
     assert np.log(posterior.scale) == pytest.approx(float(weights @ logs / weights.sum()), abs=1e-5)
 
 
-def test_scale_grows_with_surprise_and_shrinks_without(prior: Field) -> None:
+def test_scale_grows_with_surprise_and_shrinks_without(prior: CorrelatedErrors) -> None:
     rows = np.arange(0, len(prior.sd), 23)[:8]
-    right = condition(prior, [Seen(row=int(row), value=0.0, variance=1e-4) for row in rows])
+    right = condition(prior, [Observation(row=int(row), value=0.0, variance=1e-4) for row in rows])
     rng = np.random.default_rng(0)
     wrong = condition(
         prior,
         [
-            Seen(row=int(row), value=float(0.6 * rng.standard_normal()), variance=1e-4)
+            Observation(row=int(row), value=float(0.6 * rng.standard_normal()), variance=1e-4)
             for row in rows
         ],
     )
@@ -144,18 +146,24 @@ def test_scale_grows_with_surprise_and_shrinks_without(prior: Field) -> None:
     assert condition(prior, []).scale == 1.0
 
 
-def test_repeats_are_averaged_by_their_variance(prior: Field) -> None:
+def test_repeats_are_averaged_by_their_variance(prior: CorrelatedErrors) -> None:
     twice = condition(
-        prior, [Seen(row=5, value=0.10, variance=1e-4), Seen(row=5, value=0.13, variance=2e-4)]
+        prior,
+        [
+            Observation(row=5, value=0.10, variance=1e-4),
+            Observation(row=5, value=0.13, variance=2e-4),
+        ],
     )
-    once = condition(prior, [Seen(row=5, value=0.11, variance=1.0 / (1.0 / 1e-4 + 1.0 / 2e-4))])
+    once = condition(
+        prior, [Observation(row=5, value=0.11, variance=1.0 / (1.0 / 1e-4 + 1.0 / 2e-4))]
+    )
     assert twice.mean[5] == pytest.approx(once.mean[5], abs=2e-4)
     assert twice.variance(np.array([5])) == pytest.approx(once.variance(np.array([5])), rel=0.2)
 
 
-def test_a_direction_moves_all_that_load_on_it(prior: Field) -> None:
+def test_a_direction_moves_all_that_load_on_it(prior: CorrelatedErrors) -> None:
     loading = (1.0, 0.0, 0.0)
-    posterior = condition(prior, [Seen(row=None, value=1.0, variance=1e-6, loading=loading)])
+    posterior = condition(prior, [Observation(row=None, value=1.0, variance=1e-6, loading=loading)])
     moved = posterior.scale**2 * prior.factor[:, 0] / (posterior.scale**2 + 1e-6)
     assert posterior.mean == pytest.approx(moved, abs=1e-8)
     effect, variance = posterior.along(loading)
@@ -166,18 +174,18 @@ def test_a_direction_moves_all_that_load_on_it(prior: Field) -> None:
     assert before == pytest.approx(prior.factor[:, 0])
 
 
-def test_a_row_and_a_direction_agree_on_their_covariance(prior: Field) -> None:
+def test_a_row_and_a_direction_agree_on_their_covariance(prior: CorrelatedErrors) -> None:
     loading = (0.3, -0.2, 0.9)
     seen = [
-        Seen(row=7, value=0.1, variance=1e-4),
-        Seen(row=None, value=0.2, variance=1e-4, loading=loading),
+        Observation(row=7, value=0.1, variance=1e-4),
+        Observation(row=None, value=0.2, variance=1e-4, loading=loading),
     ]
     forwards, backwards = condition(prior, seen), condition(prior, seen[::-1])
     assert forwards.mean == pytest.approx(backwards.mean, abs=1e-9)
     assert forwards.precision == pytest.approx(forwards.precision.T)
 
 
-def test_groups_are_correlations(prior: Field) -> None:
+def test_groups_are_correlations(prior: CorrelatedErrors) -> None:
     for group in prior.groups:
         table = group.correlation
         assert np.diag(table) == pytest.approx(1.0)
@@ -196,7 +204,7 @@ def test_fields_that_never_differ_make_no_group() -> None:
 
 def test_twins_are_more_alike_than_strangers() -> None:
     candidates = small()
-    prior: Any = Field(
+    prior: Any = CorrelatedErrors(
         sd=np.ones(len(candidates)),
         factor=np.zeros((len(candidates), 0)),
         groups=candidates.groups,

@@ -157,7 +157,7 @@ def test_looks_follow_the_same_laws_and_claim_their_error() -> None:
         assert told.imitations is not None
         rng = np.random.default_rng(0)
         for row in range(0, 200, 5):
-            for way in told.imitations.ways(row):
+            for way in told.imitations.options(row):
                 numbers = told.look(Look(row=row, num_gpus=way.num_gpus), rng)
                 claimed = (numbers.model_extra or {})["relative_error"]["step_seconds"]
                 shares.append(

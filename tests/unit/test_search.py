@@ -234,7 +234,7 @@ def test_bounds_without_checkpointing_are_below_all_others(monkeypatch: pytest.M
         pricer, space = random_job(seed)
         with monkeypatch.context() as patch:
             patch.setattr(floors, "BAND", 1)
-            bounds = floors.Floors(pricer, space.cells)
+            bounds = floors.CellBounds(pricer, space.cells)
         assert np.isnan(bounds.seconds).all()
         bounds.know(np.arange(len(space.cells)))
         assert (bounds.loose_seconds <= bounds.seconds * (1 + 1e-12)).all()

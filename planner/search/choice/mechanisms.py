@@ -25,7 +25,7 @@ WIDE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class MechanismContext:
     """What is the same for all layouts. domain: GPUs of one scale-up domain (NVLink or its like).
     num_experts: 0 in dense models.
     """
@@ -34,12 +34,12 @@ class Setting:
     num_experts: int
 
     @classmethod
-    def of(cls, model: ModelSpec, cluster: ClusterSpec) -> "Setting":
+    def of(cls, model: ModelSpec, cluster: ClusterSpec) -> "MechanismContext":
         """Of one job."""
         return cls(domain=cluster.fabric[0].gpus, num_experts=model.num_experts)
 
 
-Mask = Callable[[LayoutBatch, Setting], BoolColumn]
+Mask = Callable[[LayoutBatch, MechanismContext], BoolColumn]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ MECHANISMS: tuple[Mechanism, ...] = (
 UNMEASURED = tuple(mechanism for mechanism in MECHANISMS if not mechanism.measured)
 
 
-def points(batch: LayoutBatch, setting: Setting) -> IntColumn:
+def points(batch: LayoutBatch, setting: MechanismContext) -> IntColumn:
     """Sum of the points of what each layout uses, (N,)."""
     total = np.zeros(len(batch), dtype=np.int64)
     for mechanism in MECHANISMS:
@@ -165,12 +165,12 @@ def points(batch: LayoutBatch, setting: Setting) -> IntColumn:
     return total
 
 
-def unmeasured(batch: LayoutBatch, setting: Setting) -> BoolColumn:
+def unmeasured(batch: LayoutBatch, setting: MechanismContext) -> BoolColumn:
     """Which of the mechanisms that no published run has each layout uses, (N, len(UNMEASURED))."""
     return np.stack([mechanism.used(batch, setting) for mechanism in UNMEASURED], axis=1)
 
 
-def used_by(layout: Layout, setting: Setting) -> tuple[Mechanism, ...]:
+def used_by(layout: Layout, setting: MechanismContext) -> tuple[Mechanism, ...]:
     """The mechanisms of one layout, in the order of the table."""
     batch = LayoutBatch.from_layouts([layout])
     return tuple(mechanism for mechanism in MECHANISMS if mechanism.used(batch, setting)[0])

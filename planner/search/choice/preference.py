@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.calibration.correlated import Field
+from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import TimeSpread
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.price import Pricer
@@ -48,7 +48,7 @@ class Weighed:
     @classmethod
     def of(cls, batch: LayoutBatch, pricer: Pricer) -> "Weighed":
         """By the table of mechanisms, in the pricer's job."""
-        setting = mechanisms.Setting.of(pricer.model, pricer.cluster)
+        setting = mechanisms.MechanismContext.of(pricer.model, pricer.cluster)
         return cls(
             points=mechanisms.points(batch, setting),
             unmeasured=mechanisms.unmeasured(batch, setting),
@@ -81,7 +81,7 @@ def leaders(scores: FloatColumn, points: IntColumn, count: int = PER_CLASS) -> I
     return np.asarray(order[place < count])
 
 
-def difference_sd(errors: Field, weighed: Weighed, row: int) -> FloatColumn:
+def difference_sd(errors: CorrelatedErrors, weighed: Weighed, row: int) -> FloatColumn:
     """Standard deviation of log(time of each layout / time of this one), (N,). weighed: of the same
     layouts.
     """
@@ -106,7 +106,7 @@ def prefer(
     weighed = weighed.take(near)
     points = weighed.points
     spread = spread_of(near)
-    errors = Field.of(layouts.take(near), spread, global_batch_size)
+    errors = CorrelatedErrors.of(layouts.take(near), spread, global_batch_size)
     # A prediction that is less sure counts as slower: the mean of a log-normal is exp(sd^2 / 2)
     # times its median.
     mean = np.log(expected[near]) + (errors.variance - errors.variance.min()) / 2.0

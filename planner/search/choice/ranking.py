@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.calibration.correlated import Field
+from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import TimeSpread, time_spread
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.search.choice import pareto
-from planner.search.choice.mechanisms import Mechanism, Setting, used_by
+from planner.search.choice.mechanisms import Mechanism, MechanismContext, used_by
 from planner.search.choice.preference import Weighed, difference_sd, prefer
-from planner.search.one_size import Choice, Sized
+from planner.search.one_size import OneSize, PlanCandidate
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.plan import FastestOnPaper
@@ -30,22 +30,22 @@ class Ranking:
         is none of them; shown or not.
     """
 
-    choices: list[Choice]
-    fastest: Choice
-    proven: Choice | None
+    choices: list[PlanCandidate]
+    fastest: PlanCandidate
+    proven: PlanCandidate | None
 
 
-def rank(job: Job, sizes: list[Sized]) -> Ranking:
+def rank(job: Job, sizes: list[OneSize]) -> Ranking:
     """The choices of all sizes that differ in something that matters, the preferred one first and
     the fastest on paper next.
 
-    The winner is the best of what is preferred at every size, which `Sized.first` says from then
+    The winner is the best of what is preferred at every size, which `OneSize.first` says from then
     on.
     """
     for sized in sizes:
         sized.first = _preferred(job, sized, np.ones(len(sized.candidates), dtype=np.bool_))
-    found = [Choice(sized, row) for sized in sizes for row in range(len(sized.candidates))]
-    chosen = _best([Choice(sized, sized.first) for sized in sizes])
+    found = [PlanCandidate(sized, row) for sized in sizes for row in range(len(sized.candidates))]
+    chosen = _best([PlanCandidate(sized, sized.first) for sized in sizes])
     fastest, proven = _best(found), _proven(job, chosen)
     ahead = [chosen]
     if not is_twin(chosen, fastest):
@@ -56,7 +56,7 @@ def rank(job: Job, sizes: list[Sized]) -> Ranking:
     return Ranking(choices=shown, fastest=fastest, proven=proven)
 
 
-def _shown(job: Job, found: list[Choice], ahead: list[Choice]) -> list[Choice]:
+def _shown(job: Job, found: list[PlanCandidate], ahead: list[PlanCandidate]) -> list[PlanCandidate]:
     """The first choices as given, then others that differ from them and each other, by
     expectation.
     """
@@ -76,7 +76,7 @@ def _shown(job: Job, found: list[Choice], ahead: list[Choice]) -> list[Choice]:
     return [*ahead, *_by_expectation(job, behind)][: job.search.top_k]
 
 
-def _preferred(job: Job, sized: Sized, among: BoolColumn) -> int:
+def _preferred(job: Job, sized: OneSize, among: BoolColumn) -> int:
     """Row of the candidate to put first. among: mask of those that may be, (N,)."""
     scores = np.where(among, sized.expected, np.inf)
     step = np.array([step for step, *_ in sized.candidates])
@@ -91,7 +91,7 @@ def _preferred(job: Job, sized: Sized, among: BoolColumn) -> int:
     return prefer(batch, sized.weighed, scores, job.training.global_batch_size, spread_of)
 
 
-def _proven(job: Job, chosen: Choice) -> Choice | None:
+def _proven(job: Job, chosen: PlanCandidate) -> PlanCandidate | None:
     """The one to put first of those that rest on nothing unmeasured; None where the chosen one is
     or nothing is.
     """
@@ -100,10 +100,10 @@ def _proven(job: Job, chosen: Choice) -> Choice | None:
         return None
     if weighed.proven[chosen.row] or not weighed.proven.any():
         return None
-    return Choice(chosen.sized, _preferred(job, chosen.sized, weighed.proven))
+    return PlanCandidate(chosen.sized, _preferred(job, chosen.sized, weighed.proven))
 
 
-def _best(choices: list[Choice]) -> Choice:
+def _best(choices: list[PlanCandidate]) -> PlanCandidate:
     """The lowest score; of ties the faster step."""
     scores, steps = (
         np.array([getattr(choice, name) for choice in choices])
@@ -112,14 +112,14 @@ def _best(choices: list[Choice]) -> Choice:
     return choices[int(best_first(scores, steps)[0])]
 
 
-def is_twin(first: Choice, fastest: Choice) -> bool:
+def is_twin(first: PlanCandidate, fastest: PlanCandidate) -> bool:
     """Whether the fastest is the first but for a gain that nobody would notice and nothing that it
     adds.
     """
     return first.score / fastest.score < 1.0 + NOTICEABLE and not _only_in(fastest, first)
 
 
-def _by_expectation(job: Job, choices: list[Choice]) -> list[Choice]:
+def _by_expectation(job: Job, choices: list[PlanCandidate]) -> list[PlanCandidate]:
     """The choices by what is expected of them: a prediction that is less sure counts as slower, by
     exp(sd^2 / 2), the mean of a log-normal.
 
@@ -134,7 +134,7 @@ def _by_expectation(job: Job, choices: list[Choice]) -> list[Choice]:
     return [choices[place] for place in np.argsort(expected, kind="stable")]
 
 
-def deviations(choices: list[Choice]) -> TimeSpread:
+def deviations(choices: list[PlanCandidate]) -> TimeSpread:
     """How unsure each choice's step time is, and what the choices share; the directions are the
     same at every size.
     """
@@ -147,13 +147,13 @@ def deviations(choices: list[Choice]) -> TimeSpread:
     return TimeSpread.join([spreads[place] for place in range(len(choices))])
 
 
-def covariance(job: Job, choices: list[Choice]) -> FloatColumn:
+def covariance(job: Job, choices: list[PlanCandidate]) -> FloatColumn:
     """Of the logs of the choices' step times, errors correlated as far as the layouts are alike,
     (K, K).
     """
     spread = deviations(choices)
     batch = LayoutBatch.from_layouts([choice.layout for choice in choices])
-    errors = Field.of(batch, spread, job.training.global_batch_size)
+    errors = CorrelatedErrors.of(batch, spread, job.training.global_batch_size)
     rows = np.arange(len(batch))
     return np.asarray(errors.between(rows, rows) + spread.shared_sd**2)
 
@@ -196,7 +196,7 @@ def fastest_on_paper(job: Job, ranking: Ranking) -> FastestOnPaper | None:
 def unproven_warning(job: Job, ranking: Ranking) -> str | None:
     """What the first choice rests on that nobody measured, and the best choice without it."""
     first = ranking.choices[0]
-    setting = Setting.of(first.sized.pricer.model, first.sized.pricer.cluster)
+    setting = MechanismContext.of(first.sized.pricer.model, first.sized.pricer.cluster)
     rests = [one.name for one in used_by(first.layout, setting) if not one.measured]
     if not rests or not job.search.simplest_first:
         return None
@@ -213,18 +213,18 @@ def unproven_warning(job: Job, ranking: Ranking) -> str | None:
     )
 
 
-def _only_in(choice: Choice, other: Choice) -> list[Mechanism]:
+def _only_in(choice: PlanCandidate, other: PlanCandidate) -> list[Mechanism]:
     """What the first uses and the second does not."""
     first, second = (
-        used_by(one.layout, Setting.of(one.sized.pricer.model, one.sized.pricer.cluster))
+        used_by(one.layout, MechanismContext.of(one.sized.pricer.model, one.sized.pricer.cluster))
         for one in (choice, other)
     )
     return [mechanism for mechanism in first if mechanism not in second]
 
 
-def _difference_sd(job: Job, first: Choice, second: Choice) -> float:
+def _difference_sd(job: Job, first: PlanCandidate, second: PlanCandidate) -> float:
     pair = LayoutBatch.from_layouts([first.layout, second.layout])
-    errors = Field.of(pair, deviations([first, second]), job.training.global_batch_size)
+    errors = CorrelatedErrors.of(pair, deviations([first, second]), job.training.global_batch_size)
     return float(difference_sd(errors, Weighed.of(pair, second.sized.pricer), 0)[1])
 
 

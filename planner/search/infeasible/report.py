@@ -9,7 +9,7 @@ import numpy as np
 from planner.errors import InfeasibleError, SpecError
 from planner.rules import Context
 from planner.search.infeasible.suggested_fixes import fitting_changes
-from planner.search.one_size import Progress, Sized
+from planner.search.one_size import OneSize, Progress
 from planner.search.space.conflicts import binding_rule, impossible_values
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
@@ -29,7 +29,7 @@ def check_given(job: Job, clusters: list[ClusterSpec]) -> None:
         raise SpecError(faults[-1])
 
 
-def nothing_fits(job: Job, sizes: list[Sized], say: Progress) -> InfeasibleError:
+def nothing_fits(job: Job, sizes: list[OneSize], say: Progress) -> InfeasibleError:
     """The rule that leaves nothing legal, or the nearest miss and the smallest changes that would
     make it fit.
     """
@@ -67,7 +67,7 @@ def nothing_fits(job: Job, sizes: list[Sized], say: Progress) -> InfeasibleError
     )
 
 
-def _nothing_legal(job: Job, sized: Sized, rejected: Counter[str]) -> InfeasibleError:
+def _nothing_legal(job: Job, sized: OneSize, rejected: Counter[str]) -> InfeasibleError:
     context = Context(model=job.model, cluster=sized.pricer.cluster, training=job.training)
     binding = binding_rule(context, job.search, sized.rejected)
     if binding is None:

@@ -17,8 +17,8 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
-from planner.search.bounds import OOM_LIMIT, Floors
-from planner.search.choice.mechanisms import Setting, points
+from planner.search.bounds import OOM_LIMIT, CellBounds
+from planner.search.choice.mechanisms import MechanismContext, points
 from planner.search.space.enumerate import Space
 from planner.work.checkpointing import FULL, MEMORY_BUDGET
 
@@ -31,7 +31,7 @@ FEW_POINTS = 2  # cells with more mechanisms than these are not simple however s
 
 
 def best_budgets(
-    pricer: Pricer, space: Space, floors: Floors, worth_seconds: float, keep: int
+    pricer: Pricer, space: Space, floors: CellBounds, worth_seconds: float, keep: int
 ) -> LayoutBatch:
     """The `keep` fastest fitting layouts with a memory budget that can beat `worth_seconds`, and as
     many simple ones; may be empty.
@@ -40,7 +40,7 @@ def best_budgets(
     of the space's cells.
     """
     full = np.flatnonzero(space.cells.ac_kind == FULL)
-    setting = Setting.of(pricer.model, pricer.cluster)
+    setting = MechanismContext.of(pricer.model, pricer.cluster)
     simple = full[points(space.cells.take(full), setting) <= FEW_POINTS]
     found = [_best_of(pricer, space, floors, rows, worth_seconds, keep) for rows in (full, simple)]
     fastest = LayoutBatch.concatenate(found)
@@ -49,7 +49,12 @@ def best_budgets(
 
 
 def _best_of(
-    pricer: Pricer, space: Space, floors: Floors, rows: IntColumn, worth_seconds: float, keep: int
+    pricer: Pricer,
+    space: Space,
+    floors: CellBounds,
+    rows: IntColumn,
+    worth_seconds: float,
+    keep: int,
 ) -> LayoutBatch:
     """The `keep` fastest layouts of these cells at their largest budget that fits."""
     if not len(rows):
@@ -73,7 +78,9 @@ def _best_of(
     return found
 
 
-def _worth(rows: IntColumn, floors: Floors, worth_seconds: float) -> tuple[IntColumn, FloatColumn]:
+def _worth(
+    rows: IntColumn, floors: CellBounds, worth_seconds: float
+) -> tuple[IntColumn, FloatColumn]:
     """(those of these cells that may fit and whose time without recomputation is below
     `worth_seconds`, that time), fastest first.
     """
