@@ -20,7 +20,7 @@ from planner.cost.machine.knobs import Calibration, kernels_at
 from planner.cost.machine.profile import KernelProfile, Profile
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.memory.allocator import reserved_bytes
-from planner.cost.memory.peak import RankMemory, rank_memory
+from planner.cost.memory.peak import PeakMemory, rank_memory
 from planner.cost.memory.rank_bytes import rank_shapes
 from planner.cost.network.topology import Fabric
 from planner.cost.prepared_job import PreparedJob
@@ -47,7 +47,7 @@ class Prices:
     peak_reserved_bytes: FloatColumn
     device_bytes: FloatColumn
     least_device_bytes: FloatColumn
-    memory: RankMemory
+    memory: PeakMemory
     rank_reserved_bytes: FloatColumn
     rank: IntColumn
     stage_seconds: StageSeconds

@@ -137,14 +137,16 @@ def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> 
     )
 
 
-def memory_sentence(estimate: Estimate) -> str:
-    """The worst rank's memory against what may be used."""
+def memory_sentence(pricer: Pricer, layout: Layout, estimate: Estimate) -> str:
+    """When the worst rank's memory peaks, at how much, and what may be used."""
     if estimate.memory is None or estimate.device_bytes is None or estimate.usable_bytes is None:
         return ""
     worst = estimate.memory.worst_stage
+    prices = pricer.price(LayoutBatch.from_layouts([layout]), every_rank=True)
+    phase = prices.memory.phase(worst, 0)
     where = f" on pipeline rank {worst}" if len(estimate.memory.stages) > 1 else ""
     return (
-        f"memory peaks{where} at {format_bytes(estimate.device_bytes)} of "
+        f"memory peaks{where} during {phase} at {format_bytes(estimate.device_bytes)} of "
         f"{format_bytes(estimate.usable_bytes)} usable; "
         f"probability of running out {estimate.oom_probability or 0.0:.1%}"
     )
@@ -236,7 +238,7 @@ def winner_reasons(
     ]
     return [
         f"bottleneck is {bottleneck(estimate)}",
-        memory_sentence(estimate),
+        memory_sentence(pricer, layout, estimate),
         *precision_sentences(pricer, layout, estimate),
         *(
             f"{_change(n, usable)}: {times_as_fast(1.0 / n.step_ratio)}, but does not fit"

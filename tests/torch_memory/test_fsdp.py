@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from planner.columns import LayoutBatch
-from planner.cost.memory.peak import RankMemory
+from planner.cost.memory.peak import PeakMemory
 from planner.trainers.registry import resolve_layout
 from tests.torch_memory.modules import Model, Sizes, cross_entropy
 from tests.torch_memory.tracking import DTYPES, pricer, selective_op
@@ -110,7 +110,7 @@ def our_peak(sizes: Sizes, world: int, ac: str, microbatches: int, layout: dict[
     p = pricer(sizes, world, global_batch_size=sizes.batch * world * microbatches)
     given = {"micro_batch_size": sizes.batch, "ac": ac, **layout}
     batch = LayoutBatch.from_layouts([resolve_layout(given, trainer="torchtitan", num_gpus=world)])
-    memory: RankMemory = p.price(batch, every_rank=True).memory
+    memory: PeakMemory = p.price(batch, every_rank=True).memory
     return float(memory.allocated[0, 0] - memory.workspace[0, 0])
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.cost.data_parallel.sharding import unit_parameters, unit_shards
-from planner.cost.memory.peak import RankMemory, RankShapes, rank_memory, rows
+from planner.cost.memory.peak import PeakMemory, RankShapes, rank_memory, rows
 from planner.cost.price import Pricer, Prices
 from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
@@ -40,7 +40,7 @@ def memory(
     microbatches: float = 1.0,
     optimizer: str = "adamw",
     **layout: Any,
-) -> RankMemory:
+) -> PeakMemory:
     """Without workspace."""
     batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=RANKS)])
     training = read_training(
@@ -49,7 +49,7 @@ def memory(
     return rank_memory(held, batch, np.array([microbatches]), training, TRAINERS[trainer], 0.0)
 
 
-def states(memory: RankMemory) -> float:
+def states(memory: PeakMemory) -> float:
     return float((memory.parameters + memory.gradients + memory.optimizer)[0, 0])
 
 

@@ -1,14 +1,12 @@
-"""Memory of pipeline ranks at their worst moment. Letters: R ranks looked at, K + 2 units, N
-layouts; arrays are (R, N) if not said.
+"""Memory of pipeline ranks in the phase of the step that needs most.
 
-Eight moments of a step compete, in order: the loss; the head's backward; the backward of the last
-layer, of the one before it, when the last one's gradients are being reduced, and of the second,
-when almost all shards of gradients wait; the embedding's backward; behind a pipeline, the reduction
-of the first gradients; the optimizer's update.
+Letters: R ranks looked at, K kinds of layer, N layouts; arrays are (R, N) if not said.
+Eight phases compete (`Phase`). What lives in each is written down in `_phases`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 
 import numpy as np
@@ -19,33 +17,62 @@ from planner.specs.training import OPTIMIZER_STATE_BYTES, TrainingSpec
 from planner.trainers.registry import TrainerRules
 
 SCALES_WITH_MASTER = ("adamw", "sgd", "muon")
-MOMENTS = 8
+
+
+class Phase(StrEnum):
+    """When memory may peak, in the order of a step; the text completes "during ...".
+
+    NEXT_TO_LAST_LAYER: while the last layer's gradients are being reduced.
+    SECOND_LAYER: when almost all shards of gradients wait.
+    FIRST_REDUCTION: behind a pipeline, whose gradients wait whole for the last microbatch.
+    """
+
+    LOSS = "the loss"
+    HEAD = "the backward of the output head"
+    LAST_LAYER = "the backward of the last layer"
+    NEXT_TO_LAST_LAYER = "the backward of the layer before the last"
+    SECOND_LAYER = "the backward of the second layer"
+    EMBEDDING = "the backward of the embedding"
+    FIRST_REDUCTION = "the first reduction of gradients"
+    OPTIMIZER_STEP = "the optimizer step"
+
+
+PHASES = tuple(Phase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShapes:
     """What memory depends on: sums over the units that a rank holds, unless said otherwise.
 
-    local, shard: parameters after TP and EP; kept under full sharding.  largest_local, head_local,
-    embedding_local: of that unit alone. gathered, largest_gathered, head_gathered: of `local` as
-        elements of the compute dtype, as wide as they are gathered.
-    head_shard, late_shard, early_shard: of `shard`; of head and one layer; of all but the embedding
-        and two layers.
+    Elements:
+    local: parameters after TP and EP.
+    shard: of those, the ones that a rank keeps under full sharding.
+    largest_local: of the largest layer.
+    head_local, embedding_local: of the head, of the embedding.
+    head_shard: of the head's shard.
+    late_shard: of the shards of the head and one layer.
+    early_shard: of all shards but those of the embedding and two layers.
+    embedding_whole: of the embedding's gradient. Under DTensor's TP a rank sums its tokens' rows
+        of the whole table.
+    gathered, largest_gathered, head_gathered: of `local`, of one layer, of the head, as they are
+        gathered. A quantised element counts as the share of a `param_dtype` element that it takes.
+    distinct: of `local`, one weight of every shape.
+
+    Bytes:
     copies_bytes: quantised copies of weights that stay from step to step, less the parameters they
         replace.
-    distinct: of `local`, one weight of every shape.
-    saved_bytes: activations of one microbatch, head_saved_bytes the head's share of them.
-    head_bytes: most that the head's backward needs besides.  last_layer_bytes, next_layer_bytes,
-        second_layer_bytes: `layer_moments`.
-    embedding_whole: elements of the table's gradient: under DTensor's TP every rank sums its
-        tokens' rows of the whole table.
-    in_flight: microbatches held.  boundary_bytes: stage inputs kept for one microbatch.
-        stream_bytes: one activation between layers.
-    received_bytes: buffers that a pipeline receives all microbatches' activations and gradients in.
-    held_bytes: on top of those of the microbatches held, where weight gradients run apart from the
-        input's.
-    logits_bytes: at the loss, 0 without the head.  leftover_bytes: of logits, freed by then and
-        still cached.
+    saved_bytes: activations saved for the backward of one microbatch.
+    head_saved_bytes: the head's share of `saved_bytes`.
+    head_bytes: what the head's backward needs besides.
+    last_layer_bytes, next_layer_bytes, second_layer_bytes: what a layer's backward needs besides
+        (`layer_phases`).
+    in_flight: microbatches whose activations are saved (a count).
+    held_bytes: saved besides those of `in_flight`, where weight gradients are computed later.
+    boundary_bytes: stage inputs saved for one microbatch.
+    received_bytes: buffers that a pipeline allocates for what all microbatches receive.
+    stream_bytes: one activation between two layers.
+    logits_bytes: at the loss; 0 without the head.
+    leftover_bytes: of the logits, freed before the peak of the loss and still cached.
     working_bytes: most that a layer's forward computes and frees.
     """
 
@@ -80,8 +107,15 @@ class RankShapes:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """What is alive besides optimizer state and the parameters that never leave."""
+class PhaseBytes:
+    """Bytes alive in one phase, besides optimizer state and resident parameters.
+
+    copies: gathered parameters that stay from forward to backward.
+    gradients: shards, and whole gradients that wait.
+    activations: saved for backward, and what the running backward needs.
+    logits: at the loss.
+    buffers: of gathers, reductions and a pipeline's receives.
+    """
 
     copies: FloatColumn | float
     gradients: FloatColumn | float
@@ -91,51 +125,58 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
-    """Bytes at the worst moment; PARTS sum to `allocated`. cached: held besides by the allocator's
-    rules (`cost.reserved`).
+class PeakMemory:
+    """Bytes in the worst phase of every rank; PARTS sum to `allocated`.
 
-    lasting: parameters that never leave.  moving: activations, logits, buffers and workspace, which
-        come and go within a step.
-    worst: index of the moment.  moments: works them out again, for the parts that only readers ask
-        for; a search asks for none.
+    resident: parameters that never leave the device.
+    optimizer: states of the optimizer, with masters where they are kept apart from parameters.
+    workspace: of kernels.
+    moving: activations, logits, buffers and workspace, which come and go within a step.
+    cached: reserved besides by the caching allocator (`cost.memory.allocator`).
+    worst: index of the worst phase in PHASES.
+    phases: recomputes the bytes of every phase. Only readers of single parts ask for them; a
+        search does not.
     """
 
-    lasting: FloatColumn
+    resident: FloatColumn
     optimizer: FloatColumn
     workspace: FloatColumn
     moving: FloatColumn
     allocated: FloatColumn
     cached: FloatColumn
     worst: IntColumn
-    moments: Callable[[], Iterator[Moment]]
+    phases: Callable[[], Iterator[PhaseBytes]]
+
+    def phase(self, rank: int, row: int) -> Phase:
+        """The phase in which this rank of this layout peaks."""
+        return PHASES[int(self.worst[rank, row])]
 
     @property
     def parameters(self) -> FloatColumn:
-        """Those that never leave, and gathered copies."""
-        return self.lasting + self._picked([moment.copies for moment in self.moments()])
+        """Resident parameters and gathered copies."""
+        return self.resident + self._worst_of([phase.copies for phase in self.phases()])
 
     @property
     def gradients(self) -> FloatColumn:
-        """Those that wait for the update or for the last microbatch."""
-        return self._picked([moment.gradients for moment in self.moments()])
+        """Gradients that wait for the optimizer step or for the last microbatch."""
+        return self._worst_of([phase.gradients for phase in self.phases()])
 
     @property
     def activations(self) -> FloatColumn:
-        """Saved for backward, and what the running backward needs."""
-        return self._picked([moment.activations for moment in self.moments()])
+        """Activations saved for backward, and what the running backward needs."""
+        return self._worst_of([phase.activations for phase in self.phases()])
 
     @property
     def logits(self) -> FloatColumn:
-        """At the loss."""
-        return self._picked([moment.logits for moment in self.moments()])
+        """Logits, where the peak is at the loss."""
+        return self._worst_of([phase.logits for phase in self.phases()])
 
     @property
     def buffers(self) -> FloatColumn:
-        """Of gathers, reductions and a pipeline's receives."""
-        return self._picked([moment.buffers for moment in self.moments()])
+        """Buffers of gathers, reductions and a pipeline's receives."""
+        return self._worst_of([phase.buffers for phase in self.phases()])
 
-    def _picked(self, columns: Sequence[FloatColumn | float]) -> FloatColumn:
+    def _worst_of(self, columns: Sequence[FloatColumn | float]) -> FloatColumn:
         return np.asarray(
             np.choose(self.worst, [np.broadcast_to(column, self.worst.shape) for column in columns])
         )
@@ -145,30 +186,32 @@ class RankMemory:
 class Widths:
     """Bytes of one parameter in each form, (N,).
 
-    compute, reduce, master: of the dtypes.  gathered: of a parameter that is gathered for one unit
-        at a time, else 0.
-    stays: of a gathered copy that stays from forward to backward, else 0.  reduced: of a
-        reduction's buffer in every microbatch, else 0.
+    compute, reduce, master: in `param_dtype`, `reduce_dtype`, `master_dtype`.
+    gathered: in a copy that is gathered for one unit at a time; 0 where there is none.
+    resident: in a gathered copy that stays from forward to backward; 0 where there is none.
+    reduced: in a reduction's buffer; 0 where a microbatch ends without one.
+    piped: there is a pipeline.
+    accumulates: there are several microbatches.
     """
 
     compute: FloatColumn
     reduce: FloatColumn
     master: FloatColumn
     gathered: FloatColumn
-    stays: FloatColumn
+    resident: FloatColumn
     reduced: FloatColumn
     piped: BoolColumn
     accumulates: BoolColumn
 
     @classmethod
     def of(cls, batch: LayoutBatch, num_microbatches: FloatColumn, rules: TrainerRules) -> "Widths":
-        """Under FSDP stage 3 gathers unit by unit, stage 2 keeps what it gathered, as a pipeline
-        does below stage 3.
+        """The widths of N layouts under one trainer.
 
-        A pipeline reduces after its last microbatch. Stage 0 without TP and PP copies weights under
-        autocast, for backward as well.
+        FSDP: stage 3 gathers unit by unit; stage 2 keeps what it gathered until backward, and so
+        does a pipeline below stage 3. A pipeline reduces after its last microbatch. Stage 0 without
+        TP and PP copies weights under autocast, for backward as well.
         Source: torch/distributed/fsdp/_fully_shard, torchtitan distributed/utils.py
-            (maybe_enable_amp).
+        (maybe_enable_amp).
         """
         compute, reduce, master = (
             np.where(c == 0, 2.0, 4.0)
@@ -183,7 +226,7 @@ class Widths:
                 reduce=reduce,
                 master=master,
                 gathered=gathered,
-                stays=zero,
+                resident=zero,
                 reduced=np.where(stage == 3, reduce, 0.0),
                 piped=piped,
                 accumulates=accumulates,
@@ -195,40 +238,64 @@ class Widths:
             reduce=reduce,
             master=master,
             gathered=np.where(stays, 0.0, compute),
-            stays=np.where(stays & copied, compute, 0.0),
+            resident=np.where(stays & copied, compute, 0.0),
             reduced=np.where((piped & accumulates) | (stage == 0), 0.0, reduce),
             piped=piped,
             accumulates=accumulates,
         )
 
 
-def layer_moments(
-    own: tuple[FloatColumn, ...],
-    parameters: tuple[FloatColumn, FloatColumn, FloatColumn],
-    widths: Widths,
-) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-    """Bytes that the backward of a layer of each kind needs, (K, N) each: as the last layer, as the
-    one before it, as the second.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNeeds:
+    """What the backward of a layer needs of its own, before gathers and reductions; (K, N).
 
-    own (K, N) each: what it needs itself (transient_bytes, done_bytes, next_bytes, second_bytes of
-        `checkpointing.Kept`).
-    parameters (K, N) each: reduced at once, shard, gathered. To its own come its gathered
-    parameters and the next one's; behind another layer, that one's gradients in the buffer of their
-    reduction, and no longer the copies of its weights that stayed. While the buffer is filled, the
-    gradients themselves are there, and not yet their shard. The second counts from nothing: copies
-    of two are there.
-    Source: FSDPParamGroup.pre_backward (one prefetch), post_backward (the reduction's input lives
-        until the next one's).
+    Bytes, fields of `checkpointing.Kept`:
+    running: while it runs as the last layer (transient_bytes).
+    done: once it has run (done_bytes).
+    following: while the layer before it runs (next_bytes).
+    second: while the second layer runs (second_bytes).
+
+    Elements:
+    reduced: of the parameters whose gradients are reduced together.
+    shard: of those, the ones that the rank keeps.
+    gathered: of its gathered parameters.
     """
-    last, done, following, second = own
-    together, shard, gathered = parameters
-    one, reduction = widths.gathered * gathered, widths.reduced * together
-    copies = np.where(widths.piped, 0.0, widths.stays) * gathered
-    following = np.maximum(following + 2.0 * one, done + one - widths.master * shard)
+
+    running: FloatColumn
+    done: FloatColumn
+    following: FloatColumn
+    second: FloatColumn
+    reduced: FloatColumn
+    shard: FloatColumn
+    gathered: FloatColumn
+
+
+def layer_phases(needs: LayerNeeds, widths: Widths) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """Bytes (K, N) that a layer's backward adds as the last layer, the one before it, the second.
+
+        last       running + 2 g
+        following  max(following + 2 g, done + g - s) + r - c
+        second     second + 2 g + r + 2 c
+
+    g: one layer's gathered parameters. Two are there, the running layer's and the next one's,
+        which is prefetched.
+    r: the buffer in which the gradients of the layer that ran before are being reduced.
+    s: the shard of those gradients. While the buffer is filled, the gradients are there and their
+        shard is not yet, although `_gradients` counts it; the prefetch has not begun.
+    c: the resident copy of a layer's weights, where backward frees it; 0 in a pipeline. The last
+        layer's is freed when the layer before it runs, although `_phases` counts it. In the second
+        layer `_phases` counts that of no layer, and two are there.
+    Source: FSDPParamGroup.pre_backward (one prefetch), post_backward (the reduction's input lives
+    until the next reduction).
+    """
+    gathered = widths.gathered * needs.gathered
+    reduction = widths.reduced * needs.reduced
+    copy = np.where(widths.piped, 0.0, widths.resident) * needs.gathered
+    filling = needs.done + gathered - widths.master * needs.shard
     return (
-        last + 2.0 * one,
-        following + reduction - copies,
-        second + 2.0 * one + reduction + 2.0 * copies,
+        needs.running + 2.0 * gathered,
+        np.maximum(needs.following + 2.0 * gathered, filling) + reduction - copy,
+        needs.second + 2.0 * gathered + reduction + 2.0 * copy,
     )
 
 
@@ -239,54 +306,52 @@ def rank_memory(
     training: TrainingSpec,
     rules: TrainerRules,
     workspace_bytes: float,
-) -> RankMemory:
-    """Parts of the worst moment of every rank.
+) -> PeakMemory:
+    """Memory of every rank in its worst phase.
 
-    Sources: Rajbhandari 2020 (ZeRO), FSDP2 (torch/distributed/fsdp/_fully_shard: unsharded
-    accumulated gradients keep reduce_dtype; parameters of the next unit are prefetched),
-    Megatron-LM distributed optimizer.
+    Sources: Rajbhandari 2020 (ZeRO); FSDP2 (torch/distributed/fsdp/_fully_shard: unsharded
+    accumulated gradients keep reduce_dtype, parameters of the next unit are prefetched);
+    Megatron-LM's distributed optimizer.
     """
     widths = Widths.of(batch, num_microbatches, rules)
     on_device = np.where(batch.cpu_offload, 0.0, 1.0)
     if rules.fsdp_style:
         parameters = shapes.shard * widths.master * on_device
         optimizer = shapes.shard * _state_bytes(widths, training)
-        gradients, apart = _gradients(shapes, batch, widths, on_device)
+        gradients, side_stream = _gradients(shapes, batch, widths, on_device)
     else:
         parameters, optimizer, buffer = _distributed(shapes, batch, widths, training, rules)
-        gradients = (buffer,) * MOMENTS
-        apart = ()
+        gradients = (buffer,) * len(PHASES)
+        side_stream = ()
     optimizer = optimizer * on_device
     waits = rules.fsdp_style & widths.piped & widths.accumulates & (batch.zero_stage > 0)
-    moments = partial(_moments, shapes, widths, gradients, waits)
-    totals, moving, most, worst = _worst(moments(), optimizer.shape)
-    return RankMemory(
-        lasting=parameters,
+    phases = partial(_phases, shapes, widths, gradients, waits)
+    totals, moving, most, worst = _worst(phases(), optimizer.shape)
+    return PeakMemory(
+        resident=parameters,
         optimizer=optimizer,
         workspace=np.full_like(optimizer, workspace_bytes),
         moving=moving + workspace_bytes,
         allocated=parameters + optimizer + most + workspace_bytes,
-        cached=_cached(shapes, batch, widths, totals, apart, rules),
+        cached=_cached(shapes, batch, widths, totals, side_stream, rules),
         worst=worst,
-        moments=moments,
+        phases=phases,
     )
 
 
 def _worst(
-    moments: Iterable[Moment], shape: tuple[int, ...]
+    phases: Iterable[PhaseBytes], shape: tuple[int, ...]
 ) -> tuple[list[FloatColumn], FloatColumn, FloatColumn, IntColumn]:
-    """(bytes of every moment, at the worst one what moves, all, and its index); the first of
-    equals.
-    """
+    """(bytes of each phase; of the worst one what moves, all, and its index). The first of equals."""
     totals, moving, most, worst = (
         [],
         np.zeros(shape),
         np.full(shape, -np.inf),
         np.zeros(shape, dtype=np.int64),
     )
-    for index, moment in enumerate(moments):
-        here = moment.activations + moment.logits + moment.buffers
-        total = here + moment.gradients + moment.copies
+    for index, phase in enumerate(phases):
+        here = phase.activations + phase.logits + phase.buffers
+        total = here + phase.gradients + phase.copies
         worse = total > most
         np.copyto(most, total, where=worse)
         np.copyto(moving, here, where=worse)
@@ -300,13 +365,14 @@ def _cached(
     batch: LayoutBatch,
     widths: Widths,
     totals: Sequence[FloatColumn],
-    apart: Sequence[FloatColumn],
+    side_stream: Sequence[FloatColumn],
     rules: TrainerRules,
 ) -> FloatColumn:
-    """At the loss, what the last layer's forward freed is in pieces smaller than logits. Two
-    all-gathers are alive: one is prefetched.
+    """Bytes that the caching allocator holds beyond the peak, by its rules (`cached_bytes`).
 
-    A step of other trainers fills buffers that stay, so that nothing of this applies.
+    At the loss, what the last layer's forward freed is in pieces smaller than the logits. Two
+    all-gathers are alive, since one is prefetched. A distributed optimizer's step fills buffers
+    that stay, so that nothing of this applies to it.
     """
     if not rules.fsdp_style:
         return np.zeros_like(shapes.local)
@@ -317,85 +383,108 @@ def _cached(
     gathers = np.where(
         batch.zero_stage > 0, widths.compute * (shapes.largest_gathered + second), 0.0
     )
-    return cached_bytes(totals, apart, (loss, *(0.0,) * (MOMENTS - 1)), gathers)
+    return cached_bytes(totals, side_stream, (loss, *(0.0,) * (len(PHASES) - 1)), gathers)
 
 
-def _moments(
+def _phases(
     shapes: RankShapes, widths: Widths, gradients: tuple[FloatColumn, ...], waits: BoolColumn
-) -> Iterator[Moment]:
-    """The eight moments. Copies that stay go as backward passes their units, but for a pipeline,
-    whose next microbatch needs them.
+) -> Iterator[PhaseBytes]:
+    """The bytes of each phase, in the order of PHASES.
 
-    waits: whole gradients wait for the last microbatch; then a unit's copy goes and its gradients
-        are put into the reduction's buffer.
+    Backward frees the resident copy of every unit that it passes. A pipeline frees none, because
+    its next microbatch needs them.
+    waits: whole gradients wait for the last microbatch. Then a unit's copy is freed and its
+        gradients are put into the reduction's buffer.
     Source: torch/distributed/pipelining/stage.py (perform_reduce_grad),
-        FSDPParamGroup.post_backward.
+    FSDPParamGroup.post_backward.
     """
-    kept, one = shapes.received_bytes, shapes.saved_bytes + shapes.boundary_bytes
-    activations = shapes.in_flight * one + shapes.held_bytes
-    all_copies, head = widths.stays * shapes.gathered, kept + widths.gathered * shapes.head_gathered
-    # The last gathers of forward have their result and its copy at once; where copies stay they add
-    # to all others.
+    received, microbatch = shapes.received_bytes, shapes.saved_bytes + shapes.boundary_bytes
+    saved = shapes.in_flight * microbatch + shapes.held_bytes
+    all_copies = widths.resident * shapes.gathered
+    head_gathered = received + widths.gathered * shapes.head_gathered
+    # The last gather of forward has its result and its copy at once. Where copies stay they add to
+    # all others, before the head's activations and logits are there.
     gathering = np.where(
         widths.piped,
         0.0,
-        widths.stays * shapes.largest_gathered - shapes.head_saved_bytes - shapes.logits_bytes,
+        widths.resident * shapes.largest_gathered - shapes.head_saved_bytes - shapes.logits_bytes,
     )
-    yield Moment(
-        all_copies,
-        gradients[0],
-        activations,
-        shapes.logits_bytes,
-        head + np.maximum(gathering, 0.0),
+    yield PhaseBytes(
+        copies=all_copies,
+        gradients=gradients[0],
+        activations=saved,
+        logits=shapes.logits_bytes,
+        buffers=head_gathered + np.maximum(gathering, 0.0),
     )
-    yield Moment(
-        all_copies,
-        gradients[1],
-        activations + shapes.head_bytes,
-        0.0,
-        head + widths.gathered * shapes.largest_gathered,
+    yield PhaseBytes(
+        copies=all_copies,
+        gradients=gradients[1],
+        activations=saved + shapes.head_bytes,
+        logits=0.0,
+        buffers=head_gathered + widths.gathered * shapes.largest_gathered,
     )
-    below = activations - shapes.head_saved_bytes
-    layers = np.where(
-        widths.piped, all_copies, widths.stays * (shapes.gathered - shapes.head_gathered)
+    below_head = saved - shapes.head_saved_bytes
+    layer_copies = np.where(
+        widths.piped, all_copies, widths.resident * (shapes.gathered - shapes.head_gathered)
     )
-    yield Moment(
-        layers,
-        gradients[2],
-        below + shapes.last_layer_bytes,
-        0.0,
-        kept + widths.reduced * shapes.head_local,
+    yield PhaseBytes(
+        copies=layer_copies,
+        gradients=gradients[2],
+        activations=below_head + shapes.last_layer_bytes,
+        logits=0.0,
+        buffers=received + widths.reduced * shapes.head_local,
     )
-    yield Moment(layers, gradients[3], below + shapes.next_layer_bytes, 0.0, kept)
-    others, early = (
-        activations - one,
-        np.where(widths.piped, all_copies, widths.stays * shapes.embedding_local),
+    yield PhaseBytes(
+        copies=layer_copies,
+        gradients=gradients[3],
+        activations=below_head + shapes.next_layer_bytes,
+        logits=0.0,
+        buffers=received,
     )
-    yield Moment(early, gradients[4], others + shapes.second_layer_bytes, 0.0, kept)
-    own, gradient = (
-        widths.gathered * shapes.embedding_local,
-        widths.compute * shapes.embedding_whole,
+    # The microbatch that runs backward has passed its layers; those in flight have not.
+    others = saved - microbatch
+    table_copy = np.where(widths.piped, all_copies, widths.resident * shapes.embedding_local)
+    yield PhaseBytes(
+        copies=table_copy,
+        gradients=gradients[4],
+        activations=others + shapes.second_layer_bytes,
+        logits=0.0,
+        buffers=received,
     )
-    scattered = (
-        np.where(
-            shapes.embedding_whole > shapes.embedding_local, widths.compute * ~waits, widths.reduced
-        )
-        * shapes.embedding_local
+    yield PhaseBytes(
+        copies=table_copy,
+        gradients=gradients[5],
+        activations=others + shapes.stream_bytes,
+        logits=0.0,
+        buffers=received + _embedding_bytes(shapes, widths, waits),
     )
-    embedding = np.maximum(
-        own + gradient + widths.reduced * shapes.largest_local, gradient + scattered
-    )
-    yield Moment(early, gradients[5], others + shapes.stream_bytes, 0.0, kept + embedding)
     reduction = np.maximum(
-        widths.reduce * shapes.largest_local - widths.stays * shapes.largest_gathered, 0.0
+        widths.reduce * shapes.largest_local - widths.resident * shapes.largest_gathered, 0.0
     )
-    yield Moment(
-        *(
-            np.where(waits, column, 0.0)
-            for column in (all_copies, gradients[6], 0.0, 0.0, kept + reduction)
-        )
+    yield PhaseBytes(
+        copies=np.where(waits, all_copies, 0.0),
+        gradients=np.where(waits, gradients[6], 0.0),
+        activations=0.0,
+        logits=0.0,
+        buffers=np.where(waits, received + reduction, 0.0),
     )
-    yield Moment(0.0, gradients[7], 0.0, 0.0, kept)
+    yield PhaseBytes(
+        copies=0.0, gradients=gradients[7], activations=0.0, logits=0.0, buffers=received
+    )
+
+
+def _embedding_bytes(shapes: RankShapes, widths: Widths, waits: BoolColumn) -> FloatColumn:
+    """Buffers of the embedding's backward: the larger of two.
+
+    While the gradient is computed: the gathered table, its gradient, and the first layer's
+    gradients in the buffer of their reduction. Afterwards: the gradient, and the rank's own rows of
+    it, under DTensor's TP as a scattered copy, else in the buffer of their reduction.
+    """
+    table = widths.gathered * shapes.embedding_local
+    gradient = widths.compute * shapes.embedding_whole
+    scatters = shapes.embedding_whole > shapes.embedding_local
+    own_rows = np.where(scatters, widths.compute * ~waits, widths.reduced) * shapes.embedding_local
+    return np.maximum(table + gradient + widths.reduced * shapes.largest_local, gradient + own_rows)
 
 
 def _distributed(
@@ -405,14 +494,16 @@ def _distributed(
     training: TrainingSpec,
     rules: TrainerRules,
 ) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-    """(parameters, optimizer with masters, gradients) of Megatron's style: a whole copy on every
-    rank, sharded by stage.
+    """(parameters, optimizer with masters, gradients) under a distributed optimizer.
+
+    A whole copy of the parameters is on every rank. Stage 1 shards the optimizer, stage 2 the
+    gradients too, stage 3 also the parameters.
     """
     stage = batch.zero_stage
     gradient = (
         widths.reduce if rules.gradient_dtype == "float32" else np.full_like(widths.reduce, 2.0)
     )
-    apart = shapes.local * widths.compute * (rules.gradients_apart & (gradient > widths.compute))
+    extra = shapes.local * widths.compute * (rules.gradients_apart & (gradient > widths.compute))
     held = np.where(stage == 3, shapes.shard, shapes.local)
     parameters = held * widths.compute + shapes.copies_bytes * held / np.maximum(shapes.local, 1.0)
     optimizer = np.where(stage >= 1, shapes.shard, shapes.local) * (
@@ -421,11 +512,11 @@ def _distributed(
     if rules.placeholders_since and training.release.named.not_before_month(
         rules.placeholders_since
     ):
-        apart = apart + shapes.distinct * widths.compute
+        extra = extra + shapes.distinct * widths.compute
     return (
         parameters,
         optimizer,
-        np.where(stage >= 2, shapes.shard, shapes.local) * gradient + apart,
+        np.where(stage >= 2, shapes.shard, shapes.local) * gradient + extra,
     )
 
 
@@ -441,12 +532,11 @@ def _state_bytes(widths: Widths, training: TrainingSpec) -> FloatColumn:
 def _gradients(
     shapes: RankShapes, batch: LayoutBatch, widths: Widths, on_device: FloatColumn
 ) -> tuple[tuple[FloatColumn, ...], tuple[FloatColumn, ...]]:
-    """Gradients that wait at each of the eight moments under FSDP, or DDP at stage 0; of them,
-    shards, made on a stream of their own.
+    """(gradients alive in each phase, those of them that the reductions' stream allocated).
 
-    Shards of finished units; all of them while accumulating. In a pipeline whole gradients wait for
-    the last microbatch. DDP has its buckets besides (gradient_as_bucket_view is off). An optimizer
-    in the backward pass leaves none.
+    FSDP, or DDP at stage 0. Alive are the shards of finished units, and all shards while gradients
+    accumulate. In a pipeline whole gradients wait for the last microbatch. DDP has its buckets
+    besides (gradient_as_bucket_view is off). An optimizer in the backward pass leaves none.
     """
     width = widths.master * on_device
     head, late, early, sharded = (
@@ -466,8 +556,8 @@ def _gradients(
     if applied.any():
         one = shapes.largest_local * widths.compute
         alive = tuple(
-            np.where(applied, one if place == MOMENTS - 1 else 0.0, column)
-            for place, column in enumerate(alive)
+            np.where(applied, one if phase is Phase.OPTIMIZER_STEP else 0.0, column)
+            for phase, column in zip(PHASES, alive, strict=True)
         )
     replicated = (batch.zero_stage == 0) & (batch.dp_replicate > 1)
     if replicated.any():
@@ -488,6 +578,6 @@ PARTS = (
 )
 
 
-def rows(memory: RankMemory) -> dict[str, FloatColumn]:
-    """The parts by name, for those who gather or print them."""
+def rows(memory: PeakMemory) -> dict[str, FloatColumn]:
+    """The parts by name."""
     return {name: getattr(memory, name) for name in PARTS}

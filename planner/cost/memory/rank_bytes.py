@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.cost.cost_inputs import Ingredients, on_ranks
-from planner.cost.memory.peak import RankShapes, Widths, layer_moments
+from planner.cost.memory.peak import LayerNeeds, RankShapes, Widths, layer_phases
 from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
 
 
@@ -41,13 +41,19 @@ def rank_shapes(found: Ingredients) -> RankShapes:
     )
     stream = np.broadcast_to(unit.costs.boundary_bytes[at_unit], in_flight.shape)
     widths = Widths.of(batch, found.m, rules)
-    own = (unit.costs.done_bytes, unit.costs.next_bytes, unit.costs.second_bytes)
-    moments = layer_moments(
-        (transient[:-2], *(column[:-2, at_unit] for column in own)),
-        (shards.together[:-2, at_shard], shard[:-2], gathered[:-2]),
+    phases = layer_phases(
+        LayerNeeds(
+            running=transient[:-2],
+            done=unit.costs.done_bytes[:-2, at_unit],
+            following=unit.costs.next_bytes[:-2, at_unit],
+            second=unit.costs.second_bytes[:-2, at_unit],
+            reduced=shards.together[:-2, at_shard],
+            shard=shard[:-2],
+            gathered=gathered[:-2],
+        ),
         widths,
     )
-    last, following, second = (_largest(holds, moment) for moment in moments)
+    last, following, second = (_largest(holds, phase) for phase in phases)
     largest_shard = _largest(holds, shard[:-2])
     largest_gathered = _largest(holds, gathered[:-2])
     several = reduce(np.add, [units[:, kind] for kind in range(units.shape[1] - 2)]) > 2
@@ -61,7 +67,7 @@ def rank_shapes(found: Ingredients) -> RankShapes:
     # activations less.
     table = (
         widths.gathered * (units[:, -2] * gathered[-2] - largest_gathered)
-        - widths.stays * largest_gathered
+        - widths.resident * largest_gathered
     )
     first = table + widths.master * largest_shard - _largest(holds, saved[:-2])
     second = np.where(several, second + np.maximum(first, 0.0), 0.0)
