@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 from planner.errors import UnknownNameError
 
 
-class Named(Protocol):
+class RegistryEntry(Protocol):
     """Anything with a name of its own."""
 
     @property
@@ -14,7 +14,7 @@ class Named(Protocol):
         """The name under which it is found."""
 
 
-Entry = TypeVar("Entry", bound=Named)
+Entry = TypeVar("Entry", bound=RegistryEntry)
 
 
 class Registry(Mapping[str, Entry], Generic[Entry]):

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
-from planner.cost import chunks
-from planner.cost import deduplicated as keyed
+from planner.cost import chunks, deduplicated
 from planner.cost.data_parallel import sharding
 from planner.cost.layer import unit_costs as layers
 from planner.cost.pipeline import stages
@@ -36,7 +35,7 @@ class SummedCosts:
 def units_at(job: PreparedJob, rows: LayoutBatch) -> SummedCosts:
     """Costs of the units at U rows, some thousand rows at a time."""
     parts = [
-        layers.unit_costs(job.site(rows.take(part)), job.model)
+        layers.unit_costs(job.context(rows.take(part)), job.model)
         for part in chunks.slices(len(rows), chunks.CACHED_ROWS)
     ]
     costs = parts[0] if len(parts) == 1 else layers.UnitCosts.concatenate(parts)
@@ -49,11 +48,11 @@ def units_at(job: PreparedJob, rows: LayoutBatch) -> SummedCosts:
 
 def distinct_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, IntColumn]:
     """(the U rows of the batch whose units differ in cost, row of each layout (N,))."""
-    return keyed.distinct(batch, layers.key(job.cluster.rank_order, job.model, job.recipes))
+    return deduplicated.distinct(batch, layers.key(job.cluster.rank_order, job.model, job.recipes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ingredients:
+class CostInputs:
     """Of N layouts of one job.
 
     m (N,): microbatches.  units (R, K + 2, N): units that each rank holds.  rank (R, N): its place
@@ -73,11 +72,11 @@ class Ingredients:
     at_shard: IntColumn
 
     @classmethod
-    def of(cls, job: PreparedJob, batch: LayoutBatch, *, every_rank: bool) -> "Ingredients":
+    def of(cls, job: PreparedJob, batch: LayoutBatch, *, every_rank: bool) -> "CostInputs":
         """every_rank: all pipeline ranks instead of the deciding ones."""
         unit_rows, at_unit = distinct_rows(job, batch)
-        shard_rows, at_shard = keyed.distinct(batch, sharding.KEY)
-        pipe_rows, at_pipe = keyed.distinct(batch, stages.KEY)
+        shard_rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
+        pipe_rows, at_pipe = deduplicated.distinct(batch, stages.KEY)
         held = stages.rank_layers(pipe_rows, job.model, job.rules, every_rank=every_rank)
         return cls(
             job=job,
@@ -89,7 +88,7 @@ class Ingredients:
             unit=units_at(job, unit_rows),
             at_unit=at_unit,
             shards=sharding.unit_shards(
-                shard_rows, job.update, job.fabric, job.profile, job.cluster.rank_order
+                shard_rows, job.optimizer_step, job.fabric, job.profile, job.cluster.rank_order
             ),
             at_shard=at_shard,
         )

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost import chunks
-from planner.cost import deduplicated as keyed
+from planner.cost import chunks, deduplicated
 from planner.cost.cost_inputs import SummedCosts, distinct_rows, units_at
 from planner.cost.data_parallel import sharding
 from planner.cost.layer import forward_backward_overlap as pairs
@@ -20,7 +19,7 @@ from planner.specs.layout import CP_METHODS
 from planner.work.precision import TWO_BYTES, column
 
 
-def floors(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
+def lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
     """Lower bounds (step seconds, device bytes), (N,) each, that hold for every schedule, ZeRO
     stage and split of the layouts.
 
@@ -41,12 +40,12 @@ def floors(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColu
     return _mean_seconds(job, batch, unit, inverse, least), np.concatenate([np.zeros(0), *device])
 
 
-def time_floors(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
-    """The first of `floors` alone, (N,)."""
+def time_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
+    """The first of `lower_bounds` alone, (N,)."""
     return _mean_seconds(job, batch, *_least_units(job, batch))
 
 
-def layout_floors(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
+def layout_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
     """Lower bounds of the step seconds of these very layouts, (N,): with their own switches, and
     pairs only where they overlap any.
     """
@@ -127,16 +126,16 @@ def _device_bytes(
     counts, m = job.unit_counts, num_microbatches(batch, job.training)
     fullest = np.full(len(batch), 3 if job.rules.fsdp_style else 1)
     batch = replace(batch, zero_stage=np.where(batch.zero_stage == 0, 0, fullest))
-    shard_rows, at_shard = keyed.distinct(batch, sharding.KEY)
+    shard_rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
     dense, expert = sharding.unit_parameters(job.model, shard_rows)
     local = (counts @ (dense + expert))[at_shard] / batch.pp
     shard = (counts @ sharding.kept_shards(shard_rows, dense, expert, job.cluster.rank_order))[
         at_shard
     ] / batch.pp
-    quantised = (counts @ sharding.quantised_elements(shard_rows, dense, expert, job.update))[
-        at_shard
-    ] / batch.pp
-    gathered = (counts @ sharding.gathered_elements(shard_rows, dense, expert, job.update))[
+    quantised = (
+        counts @ sharding.quantised_elements(shard_rows, dense, expert, job.optimizer_step)
+    )[at_shard] / batch.pp
+    gathered = (counts @ sharding.gathered_elements(shard_rows, dense, expert, job.optimizer_step))[
         at_shard
     ] / batch.pp
     saved = (counts @ unit.costs.saved_bytes)[at_unit] / batch.pp
@@ -157,7 +156,7 @@ def _device_bytes(
         gathered=gathered,
         largest_gathered=zero,
         head_gathered=zero,
-        copies_bytes=quantised * np.minimum(job.update.copy_bytes(batch), 0.0),
+        copies_bytes=quantised * np.minimum(job.optimizer_step.copy_bytes(batch), 0.0),
         distinct=zero,
         saved_bytes=saved * uneven,
         head_saved_bytes=unit.costs.saved_bytes[-1, at_unit],

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.data_parallel.optimizer_step import Update
+from planner.cost.data_parallel.optimizer_step import OptimizerStep
 from planner.cost.layer import unit_costs as layers
-from planner.cost.layer.context import Site
+from planner.cost.layer.context import CostContext
 from planner.cost.layer.quantisation import Quantisation
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration
@@ -42,9 +42,9 @@ class PreparedJob:
     recipes: tuple[Recipe, ...]
 
     @property
-    def update(self) -> Update:
+    def optimizer_step(self) -> OptimizerStep:
         """How a step ends."""
-        return Update(
+        return OptimizerStep(
             model=self.model,
             cluster=self.cluster,
             training=self.training,
@@ -60,14 +60,14 @@ class PreparedJob:
         """
         return np.array([count for _, count in self.model.distinct_layers()] + [1.0, 1.0])
 
-    def site(self, rows: LayoutBatch) -> Site:
+    def context(self, rows: LayoutBatch) -> CostContext:
         """What the costs of a layer's operations depend on at these rows."""
         fused, quantised = (
             layers.fused_kernels(rows, self.rules),
             quantised_model(self.model, self.recipes),
         )
         quantisation = Quantisation.build(rows, quantised, fused, self.device)
-        return Site(
+        return CostContext(
             batch=rows,
             sizes=local_sizes(rows, self.model, self.training, self.rules),
             device=self.device,

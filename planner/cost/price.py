@@ -3,7 +3,7 @@ for columns.
 
 `estimate` prices a batch of one with every rank and then simulates its schedule; a search prices
 hundreds of thousands with the deciding ranks. The parts, in the order in which they are made:
-`ingredients` from `prepared_job`, then `step_seconds` and `rank_shapes`; `lower_bounds` are what a
+`cost_inputs` from `prepared_job`, then `step_seconds` and `rank_shapes`; `lower_bounds` are what a
 search asks first. Letters: N layouts, R pipeline ranks looked at.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import lower_bounds
 from planner.cost.chunks import keep_freed_pages
-from planner.cost.cost_inputs import Ingredients
+from planner.cost.cost_inputs import CostInputs
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration, kernels_at
 from planner.cost.machine.profile import KernelProfile, Profile
@@ -92,12 +92,12 @@ class Pricer(PreparedJob):
         """Time and memory of N layouts. every_rank: look at all pipeline ranks instead of the
         deciding ones.
         """
-        found = Ingredients.of(self, batch, every_rank=every_rank)
-        seconds, parts, stage_seconds = step_seconds(found)
+        inputs = CostInputs.of(self, batch, every_rank=every_rank)
+        seconds, parts, stage_seconds = step_seconds(inputs)
         memory = rank_memory(
-            rank_shapes(found),
+            rank_shapes(inputs),
             batch,
-            found.m,
+            inputs.m,
             self.training,
             self.rules,
             self.profile.workspace_bytes,
@@ -122,23 +122,23 @@ class Pricer(PreparedJob):
             least_device_bytes=least.max(axis=0) + outside,
             memory=memory,
             rank_reserved_bytes=reserved,
-            rank=found.rank,
+            rank=inputs.rank,
             stage_seconds=stage_seconds,
         )
 
-    def floors(self, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
+    def lower_bounds(self, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
         """Lower bounds (step seconds, device bytes), (N,) each, over every schedule, ZeRO stage and
-        split: `lower_bounds.floors`.
+        split: `lower_bounds.lower_bounds`.
         """
-        return lower_bounds.floors(self, batch)
+        return lower_bounds.lower_bounds(self, batch)
 
-    def time_floors(self, batch: LayoutBatch) -> FloatColumn:
-        """The first of `floors` alone, (N,)."""
-        return lower_bounds.time_floors(self, batch)
+    def time_lower_bounds(self, batch: LayoutBatch) -> FloatColumn:
+        """The first of `lower_bounds` alone, (N,)."""
+        return lower_bounds.time_lower_bounds(self, batch)
 
-    def layout_floors(self, batch: LayoutBatch) -> FloatColumn:
+    def layout_lower_bounds(self, batch: LayoutBatch) -> FloatColumn:
         """Lower bounds of the step seconds of these very layouts, (N,)."""
-        return lower_bounds.layout_floors(self, batch)
+        return lower_bounds.layout_lower_bounds(self, batch)
 
     @property
     def _fragmentation(self) -> float:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn
-from planner.cost.cost_inputs import Ingredients, on_ranks
+from planner.cost.cost_inputs import CostInputs, on_ranks
 from planner.cost.data_parallel.overlap import (
-    Exposed,
+    ExposedSeconds,
     HostCopies,
     UnitColumns,
     exposed_data_parallel,
@@ -58,30 +58,30 @@ class StageSeconds:
     busy: FloatColumn
 
 
-def step_seconds(found: Ingredients) -> tuple[FloatColumn, dict[str, FloatColumn], StageSeconds]:
+def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn], StageSeconds]:
     """(step seconds, parts, seconds of stages for the simulator)."""
-    costs, at, batch, m = found.unit.costs, found.at_unit, found.batch, found.m
-    forward, input_grad = found.unit.forward[:, at], found.unit.input_grad[:, at]
+    costs, at, batch, m = inputs.unit.costs, inputs.at_unit, inputs.batch, inputs.m
+    forward, input_grad = inputs.unit.forward[:, at], inputs.unit.input_grad[:, at]
     alone = (
         costs.weight_grad_seconds[:, at]
-        + found.shards.sum_seconds[:, found.at_shard] * (m - 1.0) / m
+        + inputs.shards.sum_seconds[:, inputs.at_shard] * (m - 1.0) / m
     )
-    weight_grad = _with_redone(found, alone)
-    exposed = _data_parallel(found, forward, input_grad + alone)
-    slowed = found.job.profile.overlap_slowdown * exposed.hidden
-    optimizer = _optimizer_seconds(found)
-    early = np.where(found.batch.optimizer_in_backward, found.job.profile.early_step_share, 0.0)
-    optimizer = optimizer + early * m * on_ranks(found.units, input_grad + alone)
+    weight_grad = _with_redone(inputs, alone)
+    exposed = _data_parallel(inputs, forward, input_grad + alone)
+    slowed = inputs.job.profile.overlap_slowdown * exposed.hidden
+    optimizer = _optimizer_seconds(inputs)
+    early = np.where(inputs.batch.optimizer_in_backward, inputs.job.profile.early_step_share, 0.0)
+    optimizer = optimizer + early * m * on_ranks(inputs.units, input_grad + alone)
     outside = exposed.fsdp + exposed.dp + slowed + optimizer
-    per_microbatch = on_ranks(found.units, forward + input_grad + weight_grad)
+    per_microbatch = on_ranks(inputs.units, forward + input_grad + weight_grad)
     busiest = np.argmax(m * per_microbatch + outside, axis=0)
     pick = (busiest, np.arange(len(batch)))
-    sends = _sends(found)
-    here = found.units[busiest, :, np.arange(len(batch))].T
-    own = _overlapped_pairs(found, found.rank[pick])
-    relief = _relief(found, own > 0, here)
+    sends = _sends(inputs)
+    here = inputs.units[busiest, :, np.arange(len(batch))].T
+    own = _overlapped_pairs(inputs, inputs.rank[pick])
+    relief = _relief(inputs, own > 0, here)
     bubble, send_waits = _bubble(
-        found, forward, input_grad, weight_grad, sends.mean_seconds(), own, relief
+        inputs, forward, input_grad, weight_grad, sends.mean_seconds(), own, relief
     )
     parts = {
         "recompute": m
@@ -91,7 +91,7 @@ def step_seconds(found: Ingredients) -> tuple[FloatColumn, dict[str, FloatColumn
         "bubble": bubble,
         "pp": send_waits,
         "optimizer": optimizer[pick],
-        "other": np.full(len(batch), found.job.profile.fixed_step_seconds),
+        "other": np.full(len(batch), inputs.job.profile.fixed_step_seconds),
     }
     for index, axis in enumerate(AXES):
         parts[axis] = m * (
@@ -117,30 +117,32 @@ def step_seconds(found: Ingredients) -> tuple[FloatColumn, dict[str, FloatColumn
     return step, parts, stage_seconds
 
 
-def _data_parallel(found: Ingredients, forward: FloatColumn, backward: FloatColumn) -> Exposed:
-    s, at = found.shards, found.at_shard
+def _data_parallel(
+    inputs: CostInputs, forward: FloatColumn, backward: FloatColumn
+) -> ExposedSeconds:
+    s, at = inputs.shards, inputs.at_shard
     seconds = UnitColumns(
         forward=forward,
         backward=backward,
         gather=s.gather_seconds[:, at],
         scatter=s.scatter_seconds[:, at],
         replicate=s.replicate_seconds[:, at],
-        host=_host_copies(found),
+        host=_host_copies(inputs),
     )
     return exposed_data_parallel(
-        found.units,
+        inputs.units,
         seconds,
-        found.batch,
-        found.m,
-        found.job.training,
-        found.job.rules,
-        found.job.profile.dp_hidden,
+        inputs.batch,
+        inputs.m,
+        inputs.job.training,
+        inputs.job.rules,
+        inputs.job.profile.dp_hidden,
     )
 
 
-def _host_copies(found: Ingredients) -> HostCopies | None:
-    s, at = found.shards, found.at_shard
-    if not (found.job.rules.fsdp_style and found.batch.cpu_offload.any()):
+def _host_copies(inputs: CostInputs) -> HostCopies | None:
+    s, at = inputs.shards, inputs.at_shard
+    if not (inputs.job.rules.fsdp_style and inputs.batch.cpu_offload.any()):
         return None
     return HostCopies(
         upload=s.upload_seconds[:, at],
@@ -149,43 +151,43 @@ def _host_copies(found: Ingredients) -> HostCopies | None:
     )
 
 
-def _sends(found: Ingredients) -> Sends:
+def _sends(inputs: CostInputs) -> Sends:
     return Sends(
-        batch=found.batch,
-        payload_bytes=found.unit.costs.boundary_bytes[found.at_unit],
-        fused=layers.fused_kernels(found.batch, found.job.rules),
-        training=found.job.training,
-        cluster=found.job.cluster,
-        device=found.job.device,
-        fabric=found.job.fabric,
+        batch=inputs.batch,
+        payload_bytes=inputs.unit.costs.boundary_bytes[inputs.at_unit],
+        fused=layers.fused_kernels(inputs.batch, inputs.job.rules),
+        training=inputs.job.training,
+        cluster=inputs.job.cluster,
+        device=inputs.job.device,
+        fabric=inputs.job.fabric,
     )
 
 
-def _with_redone(found: Ingredients, weight_grad: FloatColumn) -> FloatColumn:
+def _with_redone(inputs: CostInputs, weight_grad: FloatColumn) -> FloatColumn:
     """Weight gradients with what they do again where they run apart from the input's, (K + 2,
     N).
     """
-    batch, result = found.batch, weight_grad
+    batch, result = inputs.batch, weight_grad
     for schedule, rows in split_schedules(batch):
         result = weight_grad.copy() if result is weight_grad else result
         share = schedule.split_share(
-            batch.pp[rows], batch.virtual_stages[rows], found.m[rows].astype(np.int64)
+            batch.pp[rows], batch.virtual_stages[rows], inputs.m[rows].astype(np.int64)
         )
-        result[:, rows] += share * found.unit.costs.redone_seconds[:, found.at_unit[rows]]
+        result[:, rows] += share * inputs.unit.costs.redone_seconds[:, inputs.at_unit[rows]]
     return result
 
 
-def _relief(found: Ingredients, overlaps: BoolColumn, here: FloatColumn) -> pairs.Relief:
+def _relief(inputs: CostInputs, overlaps: BoolColumn, here: FloatColumn) -> pairs.Relief:
     """What a pair saves, (N,), 0 where there are none."""
     rows = np.flatnonzero(overlaps)
-    columns = pairs.pair_columns(found.unit.costs, found.at_unit[rows], found.job.profile)
-    return pairs.relief(columns, here[:, rows], found.batch.virtual_stages[rows]).spread(
+    columns = pairs.pair_columns(inputs.unit.costs, inputs.at_unit[rows], inputs.job.profile)
+    return pairs.relief(columns, here[:, rows], inputs.batch.virtual_stages[rows]).spread(
         rows, len(overlaps)
     )
 
 
-def _overlapped_pairs(found: Ingredients, rank: IntColumn) -> FloatColumn:
-    batch, m = found.batch, found.m.astype(np.int64)
+def _overlapped_pairs(inputs: CostInputs, rank: IntColumn) -> FloatColumn:
+    batch, m = inputs.batch, inputs.m.astype(np.int64)
     return by_schedule(
         batch,
         lambda s, rows: s.overlapped_pairs(
@@ -196,7 +198,7 @@ def _overlapped_pairs(found: Ingredients, rank: IntColumn) -> FloatColumn:
 
 
 def _bubble(
-    found: Ingredients,
+    inputs: CostInputs,
     forward: FloatColumn,
     input_grad: FloatColumn,
     weight_grad: FloatColumn,
@@ -208,9 +210,9 @@ def _bubble(
     shorten this rank's idle time.
     """
     f, i, w = (
-        (found.mean_units * field).sum(axis=0) for field in (forward, input_grad, weight_grad)
+        (inputs.mean_units * field).sum(axis=0) for field in (forward, input_grad, weight_grad)
     )
-    batch, m = found.batch, found.m.astype(np.int64)
+    batch, m = inputs.batch, inputs.m.astype(np.int64)
 
     def bubble(schedule: Schedule, rows: IntColumn) -> FloatColumn:
         pp, v = batch.pp[rows], batch.virtual_stages[rows]
@@ -219,7 +221,7 @@ def _bubble(
         return np.maximum(idle - foreign * relief.saved[rows], 0.0)
 
     def hops(schedule: Schedule, rows: IntColumn) -> FloatColumn:
-        exposed = transport_of(found.job.training, schedule.name).exposed
+        exposed = transport_of(inputs.job.training, schedule.name).exposed
         return schedule.sends_on_critical_path(
             batch.pp[rows], batch.virtual_stages[rows], m[rows], exposed
         )
@@ -227,9 +229,9 @@ def _bubble(
     return by_schedule(batch, bubble, 0.0), by_schedule(batch, hops, 0.0) * send
 
 
-def _optimizer_seconds(found: Ingredients) -> FloatColumn:
+def _optimizer_seconds(inputs: CostInputs) -> FloatColumn:
     """Seconds a step of clipping, update, exchange and small reductions, (R, N)."""
     return (
-        on_ranks(found.units, found.shards.update_seconds[:, found.at_shard])
-        + found.shards.step_seconds[found.at_shard]
+        on_ranks(inputs.units, inputs.shards.update_seconds[:, inputs.at_shard])
+        + inputs.shards.step_seconds[inputs.at_shard]
     )

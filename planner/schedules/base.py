@@ -52,7 +52,7 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind}{self.microbatch}"
 
 
-class Overlap(NamedTuple):
+class OverlappedPair(NamedTuple):
     """A forward and a full backward of two microbatches that run as one, each communicating under
     the other's compute.
 
@@ -67,7 +67,7 @@ class Overlap(NamedTuple):
         return f"({self.forward};{self.backward})OVERLAP_F_B"
 
 
-Item = Action | Overlap
+Item = Action | OverlappedPair
 RankOrder = tuple[Item, ...]
 Order = tuple[RankOrder, ...]
 
@@ -75,7 +75,9 @@ Order = tuple[RankOrder, ...]
 def leaves(order: RankOrder) -> tuple[Action, ...]:
     """The order's actions one by one, the two of an overlapped pair as forward, backward."""
     return tuple(
-        action for item in order for action in (item if isinstance(item, Overlap) else (item,))
+        action
+        for item in order
+        for action in (item if isinstance(item, OverlappedPair) else (item,))
     )
 
 
@@ -92,8 +94,9 @@ def parse_action(text: str) -> Action:
 
 
 def parse_item(text: str) -> Item:
-    """`parse_action`, or an `Overlap` from torch's "(4F2;3B1)OVERLAP_F_B"; raises ValueError for
-    anything else.
+    """An `Action`, or an `OverlappedPair` from torch's "(4F2;3B1)OVERLAP_F_B".
+
+    Raises ValueError for anything else.
     """
     match = _OVERLAPPED.match(text.strip())
     if match is None:
@@ -104,7 +107,7 @@ def parse_item(text: str) -> Item:
             f"{text!r} is no overlapped pair; write a forward, then a full backward, such as "
             "(4F2;3B1)OVERLAP_F_B"
         )
-    return Overlap(forward, backward)
+    return OverlappedPair(forward, backward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +244,7 @@ class Schedule(ABC):
     def overlapped_pairs(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> Floats:
-        """Forwards that this rank runs together with a backward (`Overlap`). (N,)."""
+        """Forwards that this rank runs together with a backward (`OverlappedPair`). (N,)."""
         return np.asarray(rank * 0.0 + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
 
     def pairs_on_critical_path(

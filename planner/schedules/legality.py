@@ -5,7 +5,7 @@ deadlock.
 from collections import Counter
 from collections.abc import Iterator
 
-from planner.schedules.base import Action, Item, Order, Overlap, leaves
+from planner.schedules.base import Action, Item, Order, OverlappedPair, leaves
 
 Singles = tuple[tuple[Action, ...], ...]
 
@@ -98,7 +98,7 @@ def _blocked(actions: Order, num_stages: int) -> list[tuple[int, Item]]:
 
 
 def _ready(item: Item, done: set[tuple[int, str, int]], num_stages: int) -> bool:
-    if isinstance(item, Overlap):
+    if isinstance(item, OverlappedPair):
         return _ready(item.forward, done, num_stages) and _ready(item.backward, done, num_stages)
     if item.kind == "F":
         return item.stage == 0 or (item.stage - 1, "F", item.microbatch) in done

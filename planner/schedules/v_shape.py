@@ -4,7 +4,7 @@
 
 from collections import Counter
 
-from planner.schedules.base import Action, Item, Kind, Overlap
+from planner.schedules.base import Action, Item, Kind, OverlappedPair
 
 
 class VOrder:
@@ -32,7 +32,7 @@ class VOrder:
         pair.
         """
         self.actions.append(
-            Overlap(self._next(forward_chunk, "F"), self._next(backward_chunk, "B"))
+            OverlappedPair(self._next(forward_chunk, "F"), self._next(backward_chunk, "B"))
         )
 
     def _next(self, chunk: int, kind: Kind) -> Action:

@@ -38,7 +38,7 @@ class CellBounds:
     def bare(self, rows: IntColumn) -> FloatColumn:
         """Step time of these cells at least, did they recompute nothing."""
         none, nothing = np.broadcast_to(NONE, len(rows)), np.broadcast_to(0.0, len(rows))
-        return self.pricer.time_floors(
+        return self.pricer.time_lower_bounds(
             replace(self.cells.take(rows), ac_kind=none, ac_value=nothing)
         )
 
@@ -47,7 +47,9 @@ class CellBounds:
         rows = rows[np.isnan(self.seconds[rows])]
         for start in range(0, len(rows), BAND):
             part = rows[start : start + BAND]
-            self.seconds[part], self.device_bytes[part] = self.pricer.floors(self.cells.take(part))
+            self.seconds[part], self.device_bytes[part] = self.pricer.lower_bounds(
+                self.cells.take(part)
+            )
 
     def may_fit(self, rows: IntColumn) -> BoolColumn:
         """Whether the memory bounds of these cells fit."""

@@ -191,7 +191,9 @@ class _Pool:
         matter.
         """
         mean = (
-            np.zeros(len(batch)) if self.smallest or not len(batch) else pricer.layout_floors(batch)
+            np.zeros(len(batch))
+            if self.smallest or not len(batch)
+            else pricer.layout_lower_bounds(batch)
         )
         batch, mean = batch.take(mean <= limit), mean[mean <= limit]
         for rows in _chunks(np.arange(len(batch)), CHUNK):

@@ -257,7 +257,7 @@ def _parts(pricer: Pricer, space: Space, slack: float) -> Iterator[_Part]:
     """
     if not len(space.cells):
         return
-    seconds, device = pricer.floors(space.cells)
+    seconds, device = pricer.lower_bounds(space.cells)
     possible = oom_probability(pricer.profile, pricer.cluster, np.maximum(device, 1.0)) <= RISKIEST
     order = np.argsort(np.where(possible, seconds, np.inf), kind="stable")[: int(possible.sum())]
     ends = np.cumsum(space.cell_sizes[order])

@@ -116,7 +116,7 @@ def test_a_row_of_a_batch_is_the_single_price(rows: list[Layout]) -> None:
 @given(row=layouts())
 def test_the_floor_is_below_the_price(row: Layout) -> None:
     p = pricer()
-    seconds, device = p.floors(LayoutBatch.from_layouts([row]))
+    seconds, device = p.lower_bounds(LayoutBatch.from_layouts([row]))
     prices = price(p, row)
     assert seconds[0] <= prices.step_seconds[0] * (1 + 1e-12)
     assert device[0] <= prices.device_bytes[0] * (1 + 1e-12)

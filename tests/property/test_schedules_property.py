@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.pipeline.simulate import Simulation, StageCosts, program, replay, simulate
+from planner.cost.pipeline.simulate import Simulation, StageCosts, compiled, replay, simulate
 from planner.schedules import SCHEDULES, Schedule, check_legal, from_csv, leaves, to_csv
 
 names = st.sampled_from(list(SCHEDULES))
@@ -41,7 +41,7 @@ def stage_costs(draw: st.DrawFn, num_stages: int, equal: bool = False) -> StageC
 
 
 def replayed(entry: Schedule, pp: int, v: int, m: int, costs: StageCosts) -> Simulation:
-    return replay(program(entry, pp, v, m), costs, num_microbatches=m, times=True)
+    return replay(compiled(entry, pp, v, m), costs, num_microbatches=m, times=True)
 
 
 @settings(max_examples=150, deadline=None)
@@ -149,7 +149,7 @@ def test_equal_stages_are_continued_exactly(
     costs = replace(costs, send_seconds_CS=costs.send_seconds_CS * 0.05)
     short, whole = (
         simulate(entry, (pp, v, m), costs),
-        replay(program(entry, pp, v, m), costs, num_microbatches=m),
+        replay(compiled(entry, pp, v, m), costs, num_microbatches=m),
     )
     np.testing.assert_allclose(short.makespan_seconds_C, whole.makespan_seconds_C, rtol=1e-9)
     np.testing.assert_allclose(

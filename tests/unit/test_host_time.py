@@ -98,9 +98,9 @@ def test_a_sum_of_gradients_reads_the_new_and_rewrites_the_old(
     trainer: str, layout: dict[str, Any], num_bytes: float
 ) -> None:
     pricer, batch = on_nodes(trainer, 8, **layout)
-    assert pricer.update.sum_bytes(batch)[0] == num_bytes
+    assert pricer.optimizer_step.sum_bytes(batch)[0] == num_bytes
     shards = sharding.unit_shards(
-        batch, pricer.update, pricer.fabric, pricer.profile, pricer.cluster.rank_order
+        batch, pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
     )
     assert shards.sum_seconds[:, 0] == pytest.approx(
         pricer.device.moved_seconds(shards.local[:, 0] * num_bytes)
@@ -127,7 +127,7 @@ def test_owners_broadcast_and_reduce_one_after_the_other() -> None:
     pricer, batch = on_nodes("internevo", degree, dp_shard=degree)
     assert TRAINERS["internevo"].whole_owners
     shards = sharding.unit_shards(
-        batch, pricer.update, pricer.fabric, pricer.profile, pricer.cluster.rank_order
+        batch, pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
     )
     counts = np.array([*(count for _, count in pricer.model.distinct_layers()), 1, 1])
     whole = 2.0 * (counts * shards.local[:, 0]).sum()

@@ -432,7 +432,7 @@ def test_experts_of_an_ep_group_are_reduced_apart_from_their_layer() -> None:
         batch = LayoutBatch.from_layouts(
             [resolve_layout({"ep": ep}, trainer="torchtitan", num_gpus=8)]
         )
-        shards = unit_shards(batch, p.update, p.fabric, p.profile, p.cluster.rank_order)
+        shards = unit_shards(batch, p.optimizer_step, p.fabric, p.profile, p.cluster.rank_order)
         dense, expert = (column[0, 0] for column in unit_parameters(p.model, batch))
         assert shards.local[0, 0] == dense + expert
         assert shards.together[0, 0] == (max(dense, expert) if ep > 1 else dense + expert)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
-from planner.cost.data_parallel.overlap import Exposed, UnitColumns, exposed_data_parallel
+from planner.cost.data_parallel.overlap import ExposedSeconds, UnitColumns, exposed_data_parallel
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job, read_training
@@ -37,7 +37,7 @@ def exposed(
     trainer: str = "torchtitan",
     overlap: bool = True,
     **layout: Any,
-) -> Exposed:
+) -> ExposedSeconds:
     batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=64)])
     training = read_training(
         {"seq_len": 128, "global_batch_size": 64, "trainer": trainer, "overlap": {"dp": overlap}}

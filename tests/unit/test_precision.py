@@ -263,13 +263,13 @@ def linear_seconds(case: Case, tokens: int, k: int, n: int) -> tuple[float, floa
         name: np.array([float(value)])
         for name, value in (("tokens", tokens), ("hidden", k), ("ffn", n))
     }
-    site = replace(pricer.site(LayoutBatch.from_layouts([job.layout])), sizes=sizes)
+    context = replace(pricer.context(LayoutBatch.from_layouts([job.layout])), sizes=sizes)
     source, result = (Tensor(name=name, dims=("tokens", name)) for name in ("hidden", "ffn"))
     op = Gemm(
         name="w", rows=("tokens",), cols=("ffn",), depth=("hidden",), saves=(source,), output=result
     )
     never, ever = np.zeros(1, dtype=np.bool_), np.ones(1)
-    costs = [product_cost(site, op, share, never) for share in (0.0 * ever, ever)]
+    costs = [product_cost(context, op, share, never) for share in (0.0 * ever, ever)]
     high, low = (float((c.forward + c.input_grad + c.weight_grad)[0]) for c in costs)
     return high, low
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.pipeline.event_simulation import PairSeconds, StageCosts, replay
-from planner.cost.pipeline.simulate import compile_order, program
-from planner.schedules import SCHEDULES, Action, Overlap, Schedule, leaves
+from planner.cost.pipeline.simulate import compile_order, compiled
+from planner.schedules import SCHEDULES, Action, OverlappedPair, Schedule, leaves
 from planner.trainers.transports import IDEAL, Transport, transport
 from tests.conftest import needed
 from tests.unit.pipeline_twin import Instruction, Post, Run, Wait, play
@@ -96,7 +96,7 @@ def check(
     """Every item starts and ends as in the twin."""
     pp, v, m = shape
     line = replay(
-        program(entry, pp, v, m, how), costs.columns(), num_microbatches=m, times=True
+        compiled(entry, pp, v, m, how), costs.columns(), num_microbatches=m, times=True
     ).timeline
     assert line is not None
     twin = play(programs)
@@ -147,7 +147,7 @@ def plain_programs(
             program.append(
                 Run(
                     str(item),
-                    costs.pair(*parts) if isinstance(item, Overlap) else costs.seconds(item),
+                    costs.pair(*parts) if isinstance(item, OverlappedPair) else costs.seconds(item),
                 )
             )
             posts = []
@@ -488,7 +488,7 @@ def overlap_like_torchtitan(action: Any, context: Any) -> None:
     forward, backward = action.sub_actions
     for ops, sub in ((runtime.fwd_recv_ops, forward), (runtime.bwd_recv_ops, backward)):
         schedules._wait_batch_p2p(ops.pop((sub.stage_index, sub.microbatch_index), []))
-    pair = Overlap(
+    pair = OverlappedPair(
         Action(forward.stage_index, "F", forward.microbatch_index),
         Action(backward.stage_index, "B", backward.microbatch_index),
     )
@@ -557,7 +557,7 @@ def instructions(log: Sequence[Any], rank: int, costs: Costs) -> Iterator[Instru
                 )
         elif isinstance(entry, Wait):
             yield entry
-        elif isinstance(entry, Overlap):
+        elif isinstance(entry, OverlappedPair):
             yield Run(str(entry), costs.pair(*entry))
         else:
             yield Run(str(entry), costs.seconds(entry))

@@ -7,12 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
-from planner.cost.pipeline.simulate import PairSeconds, Simulation, StageCosts, program, replay
+from planner.cost.pipeline.simulate import PairSeconds, Simulation, StageCosts, compiled, replay
 from planner.errors import UnknownNameError
 from planner.schedules import (
     SCHEDULES,
     Action,
-    Overlap,
+    OverlappedPair,
     Schedule,
     check_legal,
     from_csv,
@@ -62,7 +62,7 @@ def uniform(
             slowdown=0.0,
         ),
     )
-    return replay(program(entry, pp, v, m, how), costs, num_microbatches=m)
+    return replay(compiled(entry, pp, v, m, how), costs, num_microbatches=m)
 
 
 def step_and_bubble(
@@ -143,9 +143,9 @@ def test_every_order_is_legal_on_the_ranks_it_claims(entry: Schedule) -> None:
             assert (
                 {action.kind for action in leaves(order)} & {"I", "W"} != set()
             ) <= entry.splits_backward
-            assert sum(isinstance(item, Overlap) for item in order) == entry.overlapped_pairs(
-                rank, pp, v, m
-            )
+            assert sum(
+                isinstance(item, OverlappedPair) for item in order
+            ) == entry.overlapped_pairs(rank, pp, v, m)
 
 
 @ALL
@@ -164,12 +164,12 @@ def test_parse_refuses_what_is_no_compute(text: str) -> None:
 
 
 def test_pairs_are_read_and_written_as_torch_does() -> None:
-    pair = Overlap(Action(4, "F", 2), Action(3, "B", 11))
+    pair = OverlappedPair(Action(4, "F", 2), Action(3, "B", 11))
     assert str(pair) == "(4F2;3B11)OVERLAP_F_B"
     assert parse_item(" (4F2;3B11)OVERLAP_F_B ") == pair
     assert from_csv("0F0,(1F0;0B0)OVERLAP_F_B\n")[0] == (
         Action(0, "F", 0),
-        Overlap(Action(1, "F", 0), Action(0, "B", 0)),
+        OverlappedPair(Action(1, "F", 0), Action(0, "B", 0)),
     )
     for wrong in (
         "(3B1;4F2)OVERLAP_F_B",

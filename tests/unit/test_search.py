@@ -163,7 +163,7 @@ def structures(batch: LayoutBatch, step: np.ndarray) -> dict[tuple[int, ...], fl
 
 
 FLOORS = (
-    "Pricer.floors prices a cell with its first free fields: async_tp off and one cp_method. "
+    "Pricer.lower_bounds prices a cell with its first free fields: async_tp off and one cp_method. "
     "Expansions with async_tp, or with "
     "alltoall or ulysses, are up to 27% faster than that floor, so their cells may be pruned"
 )
@@ -252,7 +252,7 @@ def test_time_floors_are_below_every_layout_of_their_cell() -> None:
         pricer, space = random_job(seed)
         above[seed] = int(
             (
-                np.repeat(pricer.floors(space.cells)[0], space.cell_sizes)
+                np.repeat(pricer.lower_bounds(space.cells)[0], space.cell_sizes)
                 > whole(seed).step * (1 + 1e-12)
             ).sum()
         )
@@ -263,7 +263,7 @@ def test_layout_floors_are_below_their_very_layouts() -> None:
     for seed in range(NUM_JOBS):
         pricer, _ = random_job(seed)
         batch = whole(seed).batch.take(slice(0, None, 7))
-        own = pricer.layout_floors(batch)
+        own = pricer.layout_lower_bounds(batch)
         assert (own <= whole(seed).step[::7] * (1 + 1e-12)).all()
         assert (own > 0).all()
 
@@ -272,7 +272,7 @@ def test_layout_floors_are_below_their_very_layouts() -> None:
 def test_floors_are_below_the_layouts_that_share_their_cells_switches(seed: int) -> None:
     """Memory: every layout of the cell. Time: those with the cell's own async_tp and cp_method."""
     pricer, space = random_job(seed)
-    seconds, device = pricer.floors(space.cells)
+    seconds, device = pricer.lower_bounds(space.cells)
     brute = whole(seed)
     batch = brute.batch
     cell = np.repeat(np.arange(len(space.cells)), space.cell_sizes)

@@ -14,7 +14,7 @@ from planner.cost.pipeline.simulate import (
     Simulation,
     StageCosts,
     compile_order,
-    program,
+    compiled,
     replay,
     simulate,
     stretched,
@@ -173,12 +173,12 @@ def test_long_steps_are_continued_as_if_replayed_whole(
     entry, continued = SCHEDULES[name], 0
     for pp, v in ((2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (4, 4)):
         m = 64 * pp
-        if entry.violation(pp, v, m) or (len(program(entry, pp, v, m).items) <= DIRECT_ACTIONS):
+        if entry.violation(pp, v, m) or (len(compiled(entry, pp, v, m).items) <= DIRECT_ACTIONS):
             continue
         given = uneven(pp * v, 6, seed=pp * v, spread=spread)
         short, whole = (
             simulate(entry, (pp, v, m), given),
-            replay(program(entry, pp, v, m), given, num_microbatches=m),
+            replay(compiled(entry, pp, v, m), given, num_microbatches=m),
         )
         continued += short.simulated_microbatches < m
         np.testing.assert_allclose(
@@ -199,28 +199,28 @@ def test_two_slow_neighbours_become_the_bottleneck_late() -> None:
     forward = np.full((4, 16), 0.7)
     forward[:, :2], forward[:, 15] = 1.0, [1.01, 1.02, 1.03, 1.032]
     given = costs(forward.tolist(), send=0.1)
-    whole = replay(program(SCHEDULES["1F1B"], 16, 1, 1024), given, num_microbatches=1024)
+    whole = replay(compiled(SCHEDULES["1F1B"], 16, 1, 1024), given, num_microbatches=1024)
     short = simulate(SCHEDULES["1F1B"], (16, 1, 1024), given)
     np.testing.assert_allclose(short.makespan_seconds_C, whole.makespan_seconds_C, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in ("GPipe", "LoopedBFS")])
-def test_a_stretched_program_is_the_compiled_one(name: str) -> None:
+def test_a_stretched_schedule_is_the_compiled_one(name: str) -> None:
     entry = SCHEDULES[name]
     for pp, v in ((2, 1), (4, 1), (7, 1), (2, 2), (4, 2), (3, 4)):
         m = 10 * pp
         if entry.violation(pp, v, m):
             continue
-        made = stretched(program(entry, pp, v, m - 4 * pp), m - 4 * pp, pp, 4)
+        made = stretched(compiled(entry, pp, v, m - 4 * pp), m - 4 * pp, pp, 4)
         assert made is not None
-        whole = program(entry, pp, v, m)
+        whole = compiled(entry, pp, v, m)
         for column in ("work_N", "reach_DN", "first_N", "rank_N"):
             np.testing.assert_array_equal(getattr(made, column), getattr(whole, column))
 
 
 def test_orders_with_two_phases_are_not_stretched() -> None:
     for name, v in (("GPipe", 1), ("LoopedBFS", 2)):
-        assert stretched(program(SCHEDULES[name], 4, v, 20), 20, 4, 3) is None
+        assert stretched(compiled(SCHEDULES[name], 4, v, 20), 20, 4, 3) is None
 
 
 def test_uneven_rounds_of_torch_are_never_broken() -> None:
@@ -229,7 +229,7 @@ def test_uneven_rounds_of_torch_are_never_broken() -> None:
     """
     entry, given = SCHEDULES["Interleaved1F1B"], uneven(64, 3, seed=3)
     for m in (54, 63):
-        whole = replay(program(entry, 8, 8, m), given, num_microbatches=m)
+        whole = replay(compiled(entry, 8, 8, m), given, num_microbatches=m)
         np.testing.assert_allclose(
             simulate(entry, (8, 8, m), given).makespan_seconds_C,
             whole.makespan_seconds_C,
@@ -266,8 +266,8 @@ def test_trace_has_a_row_per_rank_an_event_per_action_and_a_memory_track() -> No
 
 
 def test_two_hundred_candidates_in_forty_groups_take_no_more_than_a_second_cold() -> None:
-    """Budget 0.3 s of processor time, allowed three times that; `program` is emptied first."""
-    program.cache_clear()
+    """Budget 0.3 s of processor time, allowed three times that; `compiled` is emptied first."""
+    compiled.cache_clear()
     names = ("1F1B", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble", "DualPipeV")
     began, groups = time.process_time(), 0
     for name in names:

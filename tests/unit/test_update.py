@@ -41,7 +41,7 @@ def case(training: dict[str, Any] | None = None, **layout: Any) -> tuple[Pricer,
 
 def per_parameter(training: dict[str, Any] | None = None, **layout: Any) -> float:
     pricer, batch = case(training, **layout)
-    return float(pricer.update.bytes_per_parameter(batch)[0])
+    return float(pricer.optimizer_step.bytes_per_parameter(batch)[0])
 
 
 def optimizer_seconds(training: dict[str, Any] | None = None, **layout: Any) -> float:
@@ -101,7 +101,7 @@ def test_clipping_adds_its_passes_and_its_reductions() -> None:
 def _reductions(pricer: Pricer, batch: LayoutBatch) -> float:
     return float(
         small_reductions(
-            batch, pricer.update, pricer.fabric, pricer.profile, pricer.cluster.rank_order
+            batch, pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
         )[0]
     )
 
@@ -148,9 +148,11 @@ def test_muon_makes_matrices_whole_and_deals_them_out_again() -> None:
     """
     pricer, batch = case({"optimizer": "muon"})
     found = sharding.unit_shards(
-        batch, pricer.update, pricer.fabric, pricer.profile, pricer.cluster.rank_order
+        batch, pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
     )
-    exchange = found.update_seconds - pricer.update.seconds(batch, found.shard, 0 * found.shard)
+    exchange = found.update_seconds - pricer.optimizer_step.seconds(
+        batch, found.shard, 0 * found.shard
+    )
     sixteen, one = np.full(1, 16.0), np.ones(1)
     once = collective_seconds(
         "all-to-all",
@@ -187,7 +189,9 @@ def test_weights_that_are_quantised_once_a_step_are_quantised_in_the_update() ->
 
 def test_an_update_on_the_host_streams_through_its_memory_and_nothing_hides_it() -> None:
     pricer, batch = case(cpu_offload=True, dp_shard=16)
-    moved = pricer.model.total_parameters() / 16 * pricer.update.bytes_per_parameter(batch)[0]
+    moved = (
+        pricer.model.total_parameters() / 16 * pricer.optimizer_step.bytes_per_parameter(batch)[0]
+    )
     assert pricer.price(batch).parts["optimizer"][0] >= moved / HOST_STREAM_BYTES_PER_SECOND
     assert optimizer_seconds(cpu_offload=True, dp_shard=16) > 10.0 * optimizer_seconds(dp_shard=16)
 
@@ -196,11 +200,13 @@ def test_megatron_copies_gradients_down_and_parameters_up_around_its_update() ->
     pricer, batch = case({"trainer": "megatron"}, cpu_offload=True, dp_shard=16)
     owned = np.full((3, 1), 1e9)
     fast = replace(
-        pricer.update,
+        pricer.optimizer_step,
         cluster=pricer.cluster.model_copy(update={"pcie_bandwidth_bytes_per_second": 1e15}),
     )
     least = 8.0 * 1e9 / pricer.cluster.pcie_bandwidth_bytes_per_second
-    waits = pricer.update.seconds(batch, owned, 0 * owned) - fast.seconds(batch, owned, 0 * owned)
+    waits = pricer.optimizer_step.seconds(batch, owned, 0 * owned) - fast.seconds(
+        batch, owned, 0 * owned
+    )
     assert waits[0, 0] == pytest.approx(least, rel=1e-3)
 
 

@@ -55,7 +55,7 @@ SCALAR_BYTES = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class OptimizerStep:
     """Everything that the end of a step depends on besides layouts and shards."""
 
     model: ModelSpec
@@ -71,7 +71,7 @@ class Update:
         """Seconds that each unit takes to update, (K + 2, U).
 
         owned: parameters that a rank updates.  quantised: parameters of the rank, unsharded, that
-        products read quantised. On the host (`cpu_offload`) nothing hides it. FSDP's copies over
+        GEMMs read quantised. On the host (`cpu_offload`) nothing hides it. FSDP's copies over
         PCIe are hidden or not by `cost.overlap`; Megatron copies gradients down and parameters up
         before and after its update. Source: FSDP2 CPUOffloadPolicy; Megatron
         optimizer/cpu_offloading.
@@ -99,7 +99,7 @@ class Update:
     def bytes_per_parameter(self, batch: LayoutBatch) -> FloatColumn:
         """Memory traffic of clipping and updating one parameter, (N,).
 
-        Update: gradient, parameter and states read, the last two written; Megatron writes the
+        Step: gradient, parameter and states read, the last two written; Megatron writes the
             16-bit parameter too.
         Clipping: gradients read for the norm, read and written to scale them.
         Source: torch fused AdamW (7 streams of 4 bytes in fp32), torch.nn.utils.clip_grad_norm_,
@@ -216,7 +216,7 @@ def _matrices(model: ModelSpec, kind: LayerKind) -> tuple[tuple[float, float, fl
 
 def small_reductions(
     batch: LayoutBatch,
-    update: Update,
+    step: OptimizerStep,
     fabric: Fabric,
     profile: Profile,
     rank_order: tuple[str, ...],
@@ -229,14 +229,14 @@ def small_reductions(
     precompute_float8_dynamic_scale_for_fsdp (one all-reduce for all weights); Transformer Engine
     reduce_and_update_fp8_tensors (forward and backward amax).
     """
-    recipes, codes = update.recipes, batch.precision
+    recipes, codes = step.recipes, batch.precision
     delayed = column("step_amax", codes, recipes) > 1.0
     scales = np.where(
         delayed | gathers_low(batch, recipes), column("step_amax", codes, recipes), 0.0
     ) * (batch.param_dtype == 0)
-    norm = 1.0 if update.training.max_grad_norm is not None else 0.0
+    norm = 1.0 if step.training.max_grad_norm is not None else 0.0
     weights = (
-        float(quantised_model(update.model, recipes).weights.max()) * update.model.num_hidden_layers
+        float(quantised_model(step.model, recipes).weights.max()) * step.model.num_hidden_layers
     )
     payload = np.full(len(batch), SCALAR_BYTES * max(weights, 1.0))
     total = np.zeros(len(batch))

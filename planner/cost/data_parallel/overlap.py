@@ -38,7 +38,7 @@ class HostCopies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exposed:
+class ExposedSeconds:
     """Seconds a step that a rank waits, (R, N): `fsdp` for gathers and scatters, `dp` for replica
     all-reduce; `hidden` under compute.
     """
@@ -56,7 +56,7 @@ def exposed_data_parallel(
     training: TrainingSpec,
     rules: TrainerRules,
     dp_hidden: float,
-) -> Exposed:
+) -> ExposedSeconds:
     """Waits for data-parallel communication in one step. units (R, K + 2, N): how many of each unit
     a rank holds.
     """
@@ -76,7 +76,7 @@ def _fsdp(
     batch: LayoutBatch,
     num_microbatches: FloatColumn,
     overlaps: float,
-) -> Exposed:
+) -> ExposedSeconds:
     """FSDP2: unit by unit, the next unit's gather runs under this unit's compute, its
     reduce-scatter under the next backward.
 
@@ -133,7 +133,7 @@ def _fsdp(
     )
     replicas = np.where(piped, 0.0, replicas)
     hidden = np.maximum(0.0, wire - waits - piped_replicas)
-    return Exposed(fsdp=waits - replicas, dp=replicas + piped_replicas, hidden=hidden)
+    return ExposedSeconds(fsdp=waits - replicas, dp=replicas + piped_replicas, hidden=hidden)
 
 
 def _while_the_host_waits(
@@ -155,7 +155,9 @@ def _while_the_host_waits(
     return added * _on_ranks(units, hidden + host.accumulate) + consumed * _on_ranks(units, hidden)
 
 
-def _once_a_step(units: FloatColumn, s: UnitColumns, share: float, forward_share: float) -> Exposed:
+def _once_a_step(
+    units: FloatColumn, s: UnitColumns, share: float, forward_share: float
+) -> ExposedSeconds:
     """Distributed optimizer or DDP: one reduction under the last backward, one gather under the
     first forward.
 
@@ -177,4 +179,4 @@ def _once_a_step(units: FloatColumn, s: UnitColumns, share: float, forward_share
     dp = late * replicate / np.maximum(reduction, 1e-30)
     early = np.maximum(0.0, gather - forward)
     hidden = reduction - late + gather - early
-    return Exposed(fsdp=late - dp + early, dp=dp, hidden=hidden)
+    return ExposedSeconds(fsdp=late - dp + early, dp=dp, hidden=hidden)

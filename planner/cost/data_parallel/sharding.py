@@ -13,7 +13,7 @@ from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel.optimizer_step import (
     HOST_STREAM_BYTES_PER_SECOND,
     MUON_WIRE_BYTES,
-    Update,
+    OptimizerStep,
     small_reductions,
 )
 from planner.cost.layer.quantisation import gathers_low
@@ -54,7 +54,7 @@ class UnitShards:
     dp_replicate (HSDP), or of all gradients (DDP).
     upload_seconds, download_seconds: of the shard and of its gradient over PCIe, where FSDP keeps
         both on the host;
-    accumulate_seconds: adding the gradient there.  update_seconds: the optimizer's update, matrices
+    accumulate_seconds: adding the gradient there.  update_seconds: the optimizer's step, matrices
         made whole for it included.
     sum_seconds: adding a microbatch's gradients to those of earlier ones.  step_seconds: small
         all-reduces that a step waits for.
@@ -121,7 +121,7 @@ def kept_shards(
 
 def unit_shards(
     batch: LayoutBatch,
-    update: Update,
+    step: OptimizerStep,
     fabric: Fabric,
     profile: Profile,
     rank_order: tuple[str, ...],
@@ -132,10 +132,10 @@ def unit_shards(
     ZeRO 0 all-reduces whole gradients over all data-parallel ranks. Experts have the groups that
     remain beside EP.
     """
-    dense, expert = unit_parameters(update.model, batch)
+    dense, expert = unit_parameters(step.model, batch)
     seconds = _Seconds(fabric, profile)
-    quantised = quantised_shares(update.model, batch, update.recipes)
-    wires = _wires(batch, quantised, update)
+    quantised = quantised_shares(step.model, batch, step.recipes)
+    wires = _wires(batch, quantised, step)
     parts = []
     for parameters, wire, names in (
         (dense, wires[0], ("fsdp", "ddp")),
@@ -143,10 +143,10 @@ def unit_shards(
     ):
         groups = [axes.group(name, batch, rank_order) for name in (*names, "replicate")]
         sharded = _sharded(batch, parameters, wire, groups, seconds)
-        if update.rules.whole_owners:
+        if step.rules.whole_owners:
             sharded = (
                 sharded[0],
-                *_by_owners(batch, parameters, wire, groups[0], (update.model, seconds)),
+                *_by_owners(batch, parameters, wire, groups[0], (step.model, seconds)),
                 sharded[3],
             )
         parts.append(sharded)
@@ -161,64 +161,62 @@ def unit_shards(
         / np.where(batch.param_dtype == 0, 2.0, 4.0),
         distinct=np.concatenate(
             [
-                dense[:-2] + expert[:-2] * batch.ep / max(update.model.num_experts, 1),
+                dense[:-2] + expert[:-2] * batch.ep / max(step.model.num_experts, 1),
                 np.zeros_like(dense[-2:]),
             ]
         ),
-        copies_bytes=low * (0.0 if update.rules.fsdp_style else update.copy_bytes(batch)),
+        copies_bytes=low * (0.0 if step.rules.fsdp_style else step.copy_bytes(batch)),
         gather_seconds=gather
-        + _casts_of_shards(
-            batch, parts[0][0] * quantised[0], quantised[0], update, (seconds, fsdp)
-        ),
+        + _casts_of_shards(batch, parts[0][0] * quantised[0], quantised[0], step, (seconds, fsdp)),
         scatter_seconds=scatter,
         replicate_seconds=replicate,
-        **_offload(batch, shard, update),
-        update_seconds=update.seconds(batch, shard, low)
-        + _exchange(batch, shard, update, (seconds, fsdp)),
-        sum_seconds=update.device.moved_seconds((dense + expert) * update.sum_bytes(batch)),
-        step_seconds=small_reductions(batch, update, fabric, profile, rank_order),
+        **_offload(batch, shard, step),
+        update_seconds=step.seconds(batch, shard, low)
+        + _exchange(batch, shard, step, (seconds, fsdp)),
+        sum_seconds=step.device.moved_seconds((dense + expert) * step.sum_bytes(batch)),
+        step_seconds=small_reductions(batch, step, fabric, profile, rank_order),
     )
 
 
 def _wires(
-    batch: LayoutBatch, quantised: tuple[FloatColumn, FloatColumn], update: Update
+    batch: LayoutBatch, quantised: tuple[FloatColumn, FloatColumn], step: OptimizerStep
 ) -> tuple[FloatColumn, FloatColumn]:
     """Mean bytes of a gathered parameter (outside routed experts, inside), (K + 2, U). FSDP gathers
     experts, head and table in 16 bits.
     """
     compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
     spared = np.where(
-        gathers_low(batch, update.recipes),
-        compute - column("wire_bytes", batch.precision, update.recipes),
+        gathers_low(batch, step.recipes),
+        compute - column("wire_bytes", batch.precision, step.recipes),
         0.0,
     )
     return compute - quantised[0] * spared, compute - quantised[1] * spared * (
-        not update.rules.fsdp_style
+        not step.rules.fsdp_style
     )
 
 
 def gathered_elements(
-    batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, update: Update
+    batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, step: OptimizerStep
 ) -> FloatColumn:
     """Parameters of every unit on one rank as elements of the compute dtype, as wide as they are
     gathered, (K + 2, U).
     """
-    wires = _wires(batch, quantised_shares(update.model, batch, update.recipes), update)
+    wires = _wires(batch, quantised_shares(step.model, batch, step.recipes), step)
     return (dense * wires[0] + expert * wires[1]) / np.where(batch.param_dtype == 0, 2.0, 4.0)
 
 
 def quantised_elements(
-    batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, update: Update
+    batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, step: OptimizerStep
 ) -> FloatColumn:
-    """Parameters of every unit on one rank that products read quantised, (K + 2, U)."""
-    shares = quantised_shares(update.model, batch, update.recipes)
+    """Parameters of every unit on one rank that GEMMs read quantised, (K + 2, U)."""
+    shares = quantised_shares(step.model, batch, step.recipes)
     return dense * shares[0] + expert * shares[1]
 
 
 def quantised_shares(
     model: ModelSpec, batch: LayoutBatch, recipes: tuple[Recipe, ...]
 ) -> tuple[FloatColumn, FloatColumn]:
-    """(share of a unit's parameters outside routed experts, share inside) whose products read them
+    """(share of a unit's parameters outside routed experts, share inside) whose GEMMs read them
     quantised, (K + 2, U) each.
     """
     table, ends = quantised_model(model, recipes), np.zeros((2, len(batch)))
@@ -229,7 +227,11 @@ def quantised_shares(
 
 
 def _casts_of_shards(
-    batch: LayoutBatch, shard: FloatColumn, quantised: FloatColumn, update: Update, group: "_Group"
+    batch: LayoutBatch,
+    shard: FloatColumn,
+    quantised: FloatColumn,
+    step: OptimizerStep,
+    group: "_Group",
 ) -> FloatColumn:
     """Seconds that FSDP takes to quantise the shards of each unit before it gathers them, (K + 2,
     U).
@@ -238,25 +240,25 @@ def _casts_of_shards(
     all-reduce of its own.
     Source: torchao float8/fsdp_utils.py fsdp_pre_all_gather; its operations are not compiled.
     """
-    low = gathers_low(batch, update.recipes)
-    if not (update.rules.fsdp_style and low.any()):
+    low = gathers_low(batch, step.recipes)
+    if not (step.rules.fsdp_style and low.any()):
         return np.zeros_like(shard)
     seconds, (degree, stride) = group
-    own = low & (column("gather_amax", batch.precision, update.recipes) > 0)
+    own = low & (column("gather_amax", batch.precision, step.recipes) > 0)
     moved = shard * (np.where(low, SHARD_CAST_BYTES, 0.0) + np.where(own, SHARD_AMAX_BYTES, 0.0))
     counts = np.vstack(
         [
-            quantised_model(update.model, update.recipes).weights[:, batch.precision],
+            quantised_model(step.model, step.recipes).weights[:, batch.precision],
             np.zeros((2, len(batch))),
         ]
     )
     reductions = seconds(
         "all-reduce", np.where((quantised > 0) & own, SCALE_BYTES, 0.0), degree, stride
     )
-    return np.asarray(moved / update.device.memory_rate + counts * reductions)
+    return np.asarray(moved / step.device.memory_rate + counts * reductions)
 
 
-def _offload(batch: LayoutBatch, shard: FloatColumn, update: Update) -> dict[str, FloatColumn]:
+def _offload(batch: LayoutBatch, shard: FloatColumn, step: OptimizerStep) -> dict[str, FloatColumn]:
     """Where FSDP keeps shards on the host: seconds to copy each to the device, its gradient back,
     and to add that to the last one's.
 
@@ -264,17 +266,17 @@ def _offload(batch: LayoutBatch, shard: FloatColumn, update: Update) -> dict[str
         all_gather_inputs, _fsdp_collectives.py foreach_reduce.
     """
     wide = np.where(
-        batch.cpu_offload & update.rules.fsdp_style,
+        batch.cpu_offload & step.rules.fsdp_style,
         shard * np.where(batch.master_dtype == 0, 2.0, 4.0),
         0.0,
     )
-    copied = wide / update.cluster.pcie_bandwidth_bytes_per_second
+    copied = wide / step.cluster.pcie_bandwidth_bytes_per_second
     added = HOST_ADD_MOVES * wide / HOST_STREAM_BYTES_PER_SECOND
     return {"upload_seconds": copied, "download_seconds": copied, "accumulate_seconds": added}
 
 
 def _exchange(
-    batch: LayoutBatch, shard: FloatColumn, update: Update, group: "_Group"
+    batch: LayoutBatch, shard: FloatColumn, step: OptimizerStep, group: "_Group"
 ) -> FloatColumn:
     """Seconds for Muon, whose update needs whole matrices: shards of momenta to one owner each and
     updates back, both in 16 bits.
@@ -282,7 +284,7 @@ def _exchange(
     Source: distributed Muon, arXiv 2502.16982 section 2.3, with whole matrices dealt out over the
         sharding group (all-to-all).
     """
-    if update.training.optimizer != "muon":
+    if step.training.optimizer != "muon":
         return np.zeros_like(shard)
     seconds, (degree, stride) = group
     payload = shard * MUON_WIRE_BYTES

@@ -21,7 +21,7 @@ FIXED_BYTES = {"fp32": 4.0, "index": 8.0, "byte": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class CostContext:
     """What the costs of a layer's operations depend on besides the operation itself."""
 
     batch: LayoutBatch
@@ -99,9 +99,9 @@ class OpCost:
     exposed_backward: FloatColumn
 
 
-def cost(site: Site, **given: FloatColumn) -> OpCost:
+def cost(context: CostContext, **given: FloatColumn) -> OpCost:
     """An operation that costs what is given and nothing else."""
-    zero, zeros3 = np.zeros(len(site.batch)), np.zeros((len(AXES), len(site.batch)))
+    zero, zeros3 = np.zeros(len(context.batch)), np.zeros((len(AXES), len(context.batch)))
     names = (
         "forward",
         "input_grad",

@@ -1,4 +1,4 @@
-"""Seconds of a layer's matrix products, and what quantising their operands adds. Letters: U
+"""Seconds of a layer's GEMMs, and what quantising their operands adds. Letters: U
 distinct layouts.
 """
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn
-from planner.cost.layer.context import AXES, OpCost, Site, cost
+from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.cost.machine.device import FP16, SINGLE
 from planner.work import axes
 from planner.work.ops import Gemm, Op
@@ -17,7 +17,9 @@ AMAX_BYTES = 4.0
 FORWARD, BACKWARD = ("input", "weight"), ("gradient", "weight_again", "input_again")
 
 
-def product_cost(site: Site, op: Gemm, share: FloatColumn, read_before: BoolColumn) -> OpCost:
+def gemm_cost(
+    context: CostContext, op: Gemm, share: FloatColumn, read_before: BoolColumn
+) -> OpCost:
     """Forward r x d x c; input gradient r x c x d; weight gradient d x r x c; each in the precision
     that the recipe says.
 
@@ -25,53 +27,53 @@ def product_cost(site: Site, op: Gemm, share: FloatColumn, read_before: BoolColu
         has quantised the same tensor.
     """
     r, c, d, b = shape = tuple(
-        site.product(dims) for dims in (op.rows, op.cols, op.depth, op.batch)
+        context.product(dims) for dims in (op.rows, op.cols, op.depth, op.batch)
     )
-    high = np.where(site.batch.precision == FP16, FP16, site.device.half)
-    high = np.where(site.batch.param_dtype == 0, high, SINGLE)
-    products = {"forward": (r, c, d), "input_grad": (r, d, c), "weight_grad": (d, c, r)}
+    high = np.where(context.batch.precision == FP16, FP16, context.device.half)
+    high = np.where(context.batch.param_dtype == 0, high, SINGLE)
+    gemms = {"forward": (r, c, d), "input_grad": (r, d, c), "weight_grad": (d, c, r)}
     if not np.any(share > 0):
         plain = {
-            name: site.device.gemm_seconds(*sizes, b, high) for name, sizes in products.items()
+            name: context.device.gemm_seconds(*sizes, b, high) for name, sizes in gemms.items()
         }
         one = np.ones(len(share))
         return cost(
-            site,
+            context,
             **plain,
             forward_kernels=one,
             backward_kernels=2.0 * one,
             flops=2.0 * b * r * c * d,
         )
-    q, seconds = site.quantises(op), {}
-    does = {name: share * q.products[name] for name in products}
-    for name, sizes in products.items():
-        low = site.device.gemm_seconds(*sizes, b, np.where(does[name] > 0, q.precision, high))
+    q, seconds = context.quantises(op), {}
+    does = {name: share * q.products[name] for name in gemms}
+    for name, sizes in gemms.items():
+        low = context.device.gemm_seconds(*sizes, b, np.where(does[name] > 0, q.precision, high))
         mixed = bool(((does[name] > 0) & (does[name] < 1)).any())
         seconds[name] = (
-            does[name] * low + (1.0 - does[name]) * site.device.gemm_seconds(*sizes, b, high)
+            does[name] * low + (1.0 - does[name]) * context.device.gemm_seconds(*sizes, b, high)
             if mixed
             else low
         )
     return _quantised_cost(
-        site, op, does, shape, seconds, np.where(q.shared & read_before, 0.0, 1.0)
+        context, op, does, shape, seconds, np.where(q.shared & read_before, 0.0, 1.0)
     )
 
 
 def _quantised_cost(
-    site: Site,
+    context: CostContext,
     op: Gemm,
     does: Mapping[str, FloatColumn],
     shape: tuple[FloatColumn, ...],
     seconds: Mapping[str, FloatColumn],
     first: FloatColumn,
 ) -> OpCost:
-    """A layer's products and what quantising their operands adds: traffic, launches, padding of
+    """A layer's GEMMs and what quantising their operands adds: traffic, launches, padding of
     groups, reductions of scales.
 
     does: share of the layers in which each product is quantised.  shape: (r, c, d, b).  first: 1
         where its input is quantised here.
     """
-    q, (r, c, d, b) = site.quantises(op), shape
+    q, (r, c, d, b) = context.quantises(op), shape
     inputs, weights = b * r * d, b * d * c
     elements = {
         "input": first * does["forward"] * inputs,
@@ -90,13 +92,13 @@ def _quantised_cost(
         name: (
             q.moves.get(name, zero) * quantised[name] + q.turned.get(name, zero) * elements[name]
         )
-        / site.device.memory_rate
+        / context.device.memory_rate
         for name in q.moves.keys() | q.turned.keys()
     }
     used = {name: q.kernels * (seconds > 0) for name, seconds in casts.items()}
     padding: FloatColumn = zero
     if op.role == "expert":
-        padding = site.device.moved_seconds(
+        padding = context.device.moved_seconds(
             q.number("padding")
             * does["forward"]
             * b
@@ -104,7 +106,7 @@ def _quantised_cost(
             * (c if op.cols == ("hidden",) else first * d)
         )
     return cost(
-        site,
+        context,
         forward=seconds["forward"] + _sum(casts, FORWARD, zero) + padding,
         input_grad=seconds["input_grad"]
         + casts.get("gradient", zero) / 2.0
@@ -116,7 +118,7 @@ def _quantised_cost(
         forward_kernels=1.0 + _sum(used, FORWARD, zero),
         backward_kernels=2.0 + _sum(used, BACKWARD, zero),
         flops=2.0 * b * r * c * d,
-        **_waits(site, op, elements),
+        **_waits(context, op, elements),
     )
 
 
@@ -124,18 +126,20 @@ def _sum(found: Mapping[str, FloatColumn], names: Sequence[str], zero: FloatColu
     return np.asarray(sum((found[name] for name in names if name in found), zero))
 
 
-def _waits(site: Site, op: Gemm, elements: Mapping[str, FloatColumn]) -> dict[str, FloatColumn]:
+def _waits(
+    context: CostContext, op: Gemm, elements: Mapping[str, FloatColumn]
+) -> dict[str, FloatColumn]:
     """All-reduces of scales over the TP group that this layer waits for, as exposed communication;
     nothing where there are none.
     """
-    q = site.quantises(op)
+    q = context.quantises(op)
     counts = q.row_amax if row_parallel(op) else q.column_amax if column_parallel(op) else {}
-    if not counts or not np.any(site.batch.tp > 1):
+    if not counts or not np.any(context.batch.tp > 1):
         return {}
     waits = {
-        name: count * (elements[name] > 0) * site.amax_seconds for name, count in counts.items()
+        name: count * (elements[name] > 0) * context.amax_seconds for name, count in counts.items()
     }
-    zero = np.zeros(len(site.batch))
+    zero = np.zeros(len(context.batch))
     found = {
         "exposed_forward": np.zeros((len(AXES), len(zero))),
         "exposed_backward": np.zeros((len(AXES), len(zero))),
@@ -145,27 +149,29 @@ def _waits(site: Site, op: Gemm, elements: Mapping[str, FloatColumn]) -> dict[st
     return found
 
 
-def amax_seconds(site: Site) -> FloatColumn:
+def amax_seconds(context: CostContext) -> FloatColumn:
     """One all-reduce of a tensor's scale over the TP group, which everything waits for; nothing
     without TP.
     """
-    if not site.quantisation.active or not np.any(site.batch.tp > 1):
-        return np.zeros(len(site.batch))
-    degree, stride = axes.group("tp", site.batch, site.rank_order)
+    if not context.quantisation.active or not np.any(context.batch.tp > 1):
+        return np.zeros(len(context.batch))
+    degree, stride = axes.group("tp", context.batch, context.rank_order)
     return np.where(
-        site.batch.tp > 1,
-        site.collective_seconds("all-reduce", np.full(len(site.batch), AMAX_BYTES), degree, stride),
+        context.batch.tp > 1,
+        context.collective_seconds(
+            "all-reduce", np.full(len(context.batch), AMAX_BYTES), degree, stride
+        ),
         0.0,
     )
 
 
-def kept_weights_bytes(site: Site, ops: Sequence[Op]) -> FloatColumn:
+def kept_weights_bytes(context: CostContext, ops: Sequence[Op]) -> FloatColumn:
     """Bytes of quantised weights that autograd keeps beside the parameters of one layer, (U,)."""
-    total = np.zeros(len(site.batch))
+    total = np.zeros(len(context.batch))
     for op in ops:
-        if isinstance(op, Gemm) and np.any(site.quantises(op).number("saved_weight_bytes") > 0):
-            q = site.quantises(op)
-            total = total + q.number("saved_weight_bytes") * q.share(op) * site.product(
+        if isinstance(op, Gemm) and np.any(context.quantises(op).number("saved_weight_bytes") > 0):
+            q = context.quantises(op)
+            total = total + q.number("saved_weight_bytes") * q.share(op) * context.product(
                 (*op.depth, *op.cols, *op.batch)
             )
     return total

@@ -18,7 +18,7 @@ from planner.work.ops import Gemm
 from planner.work.precision import TWO_BYTES, Operands, Recipe, column
 from planner.work.quantised import QuantisedModel
 
-# fp8 products of Ada, Hopper and RTX Blackwell read both operands along rows, which takes
+# fp8 GEMMs of Ada, Hopper and RTX Blackwell read both operands along rows, which takes
 # transposed copies.
 # Source: Transformer Engine, docs/features/low_precision_training/performance_considerations;
 # common/util, is_non_tn_fp8_gemm_supported (compute capability 10.x, not 12.x).
@@ -100,7 +100,7 @@ class Quantisation:
     def of_experts(
         cls, batch: LayoutBatch, model: QuantisedModel, fused: BoolColumn, device: Device
     ) -> "Quantisation":
-        """For routed experts, by the recipe of grouped products; their weights are gathered in 16
+        """For routed experts, by the recipe of grouped GEMMs; their weights are gathered in 16
         bits.
         """
         recipes, high = model.recipes, PRECISIONS.index("bf16")

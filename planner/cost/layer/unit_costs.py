@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
-from planner.cost.layer.context import AXES, OpCost, Site, cost
-from planner.cost.layer.gemm import amax_seconds, kept_weights_bytes, product_cost
+from planner.cost.layer.context import AXES, CostContext, OpCost, cost
+from planner.cost.layer.gemm import amax_seconds, gemm_cost, kept_weights_bytes
 from planner.cost.layer.weight_grads import held_bytes, redone_seconds
 from planner.cost.machine.device import SINGLE, Device
 from planner.specs.model import LayerKind, ModelSpec
@@ -103,27 +103,30 @@ class UnitCosts:
         )
 
 
-def unit_costs(site: Site, model: ModelSpec) -> UnitCosts:
-    """Costs of every unit of the model at the U layouts of `site`."""
-    flash, code = site.training.attention_kernel == "flash", trainer_code(site.training, site.rules)
-    site = replace(site, amax_seconds=amax_seconds(site))
+def unit_costs(context: CostContext, model: ModelSpec) -> UnitCosts:
+    """Costs of every unit of the model at the U layouts of `context`."""
+    flash, code = (
+        context.training.attention_kernel == "flash",
+        trainer_code(context.training, context.rules),
+    )
+    context = replace(context, amax_seconds=amax_seconds(context))
     parts = [
-        _layer(site, blocks.layer_ops(model, kind, flash, code), kind, model)
+        _layer(context, blocks.layer_ops(model, kind, flash, code), kind, model)
         for kind, _ in model.distinct_layers()
     ]
     plain = LayerKind(moe=False, window=0)
-    keep_all = _without_checkpointing(site)
+    keep_all = _without_checkpointing(context)
     parts += [
         _layer(keep_all, ops, plain, model)
         for ops in (blocks.embedding_ops(), blocks.head_ops(model, code))
     ]
     stacked = {name: np.stack([part[name] for part in parts], axis=-2) for name in parts[0]}
-    logits, leftover = _logits_bytes(site)
+    logits, leftover = _logits_bytes(context)
     return UnitCosts(
         **stacked,
         logits_bytes=logits,
         leftover_bytes=leftover,
-        boundary_bytes=site.product(HIDDEN_SP) * site.width_bytes("compute"),
+        boundary_bytes=context.product(HIDDEN_SP) * context.width_bytes("compute"),
     )
 
 
@@ -160,22 +163,22 @@ def repeats_kv(training: TrainingSpec, rules: TrainerRules) -> bool:
     return training.release.not_after(*rules.repeats_kv_until)
 
 
-def _without_checkpointing(site: Site) -> Site:
-    batch = replace(site.batch, ac_kind=np.full(len(site.batch), NONE))
-    return replace(site, batch=batch)
+def _without_checkpointing(context: CostContext) -> CostContext:
+    batch = replace(context.batch, ac_kind=np.full(len(context.batch), NONE))
+    return replace(context, batch=batch)
 
 
-def _logits_bytes(site: Site) -> tuple[FloatColumn, FloatColumn]:
+def _logits_bytes(context: CostContext) -> tuple[FloatColumn, FloatColumn]:
     """(bytes at the peak of the loss, by the trainer's kernels; bytes freed before it that serve
     nothing larger).
 
     The vocabulary is local under a vocabulary-parallel loss.
     """
-    elements, rules = site.product(("tokens", "vocab_loss")), site.rules
-    sharded = (site.batch.tp > 1) & loss_is_parallel(site.training, rules)
-    month = site.training.release.named.month
+    elements, rules = context.product(("tokens", "vocab_loss")), context.rules
+    sharded = (context.batch.tp > 1) & loss_is_parallel(context.training, rules)
+    month = context.training.release.named.month
     compiled = len(month) <= len("2025") or month > rules.eager_loss_until
-    fused = site.fused & (~sharded | (not rules.fsdp_style)) & compiled
+    fused = context.fused & (~sharded | (not rules.fsdp_style)) & compiled
     whole = np.where(fused, rules.fused_loss_bytes, rules.loss_bytes)
     return elements * np.where(sharded, rules.sharded_loss_bytes, whole), elements * np.where(
         fused, 0.0, rules.loss_leftover_bytes
@@ -183,14 +186,14 @@ def _logits_bytes(site: Site) -> tuple[FloatColumn, FloatColumn]:
 
 
 def _layer(
-    site: Site, ops: Sequence[Op], kind: LayerKind, model: ModelSpec
+    context: CostContext, ops: Sequence[Op], kind: LayerKind, model: ModelSpec
 ) -> dict[str, FloatColumn]:
-    costs = _op_costs(site, ops, model)
+    costs = _op_costs(context, ops, model)
     forward = np.array([c.forward for c in costs])
     if any(not isinstance(op, Collective) and op.saves for op in ops):
-        again = Recomputation(site.rules.early_stop, model.num_hidden_layers)
-        keeps = kept(ops, site.batch, site.bytes_of, forward, site.fused, again)
-        weights, stays = kept_weights_bytes(site, ops), graph_share(site.batch)
+        again = Recomputation(context.rules.early_stop, model.num_hidden_layers)
+        keeps = kept(ops, context.batch, context.bytes_of, forward, context.fused, again)
+        weights, stays = kept_weights_bytes(context, ops), graph_share(context.batch)
         saved, transient = (
             keeps.saved_bytes + stays * weights,
             keeps.transient_bytes + (1.0 - stays) * weights,
@@ -201,17 +204,19 @@ def _layer(
         )
         second = keeps.second_bytes + (1.0 + stays) * weights
         working, redone = (
-            keeps.working_bytes * np.where(site.fused, PLANNED_WORKING, 1.0),
+            keeps.working_bytes * np.where(context.fused, PLANNED_WORKING, 1.0),
             keeps.redone,
         )
     else:
-        saved = transient = done = following = second = working = np.zeros(len(site.batch))
+        saved = transient = done = following = second = working = np.zeros(len(context.batch))
         redone = np.zeros_like(forward)
-    in_modules = site.rules.fused_kernels & ~site.batch.compile
+    in_modules = context.rules.fused_kernels & ~context.batch.compile
     launch = np.where(
-        in_modules, site.device.profile.fused_launch_seconds, site.device.profile.launch_seconds
+        in_modules,
+        context.device.profile.fused_launch_seconds,
+        context.device.profile.launch_seconds,
     )
-    single = site.device.profile.launch_seconds
+    single = context.device.profile.launch_seconds
     host_forward = np.array([c.forward_kernels * launch + c.singles * single for c in costs])
     host_backward = np.sum(
         [c.backward_kernels * launch + c.singles * single for c in costs], axis=0
@@ -240,8 +245,8 @@ def _layer(
     }
     again = totals["recompute_seconds"] + (redone[:, None] * exposed_forward).sum(axis=(0, 1))
     totals |= {
-        "held_bytes": held_bytes(site, ops, saved),
-        "redone_seconds": redone_seconds(site, ops, again),
+        "held_bytes": held_bytes(context, ops, saved),
+        "redone_seconds": redone_seconds(context, ops, again),
     }
     input_grad, weight_grad = (
         np.sum([c.input_grad for c in costs], axis=0),
@@ -254,7 +259,7 @@ def _layer(
     }
 
 
-def _op_costs(site: Site, ops: Sequence[Op], model: ModelSpec) -> list[OpCost]:
+def _op_costs(context: CostContext, ops: Sequence[Op], model: ModelSpec) -> list[OpCost]:
     """Costs in order. Fused kernels quantise a tensor that several layers read for the first of
     them alone.
     """
@@ -262,48 +267,50 @@ def _op_costs(site: Site, ops: Sequence[Op], model: ModelSpec) -> list[OpCost]:
     read: dict[str, BoolColumn] = {}
     for op in ops:
         if isinstance(op, Gemm):
-            share = site.quantises(op).share(op)
+            share = context.quantises(op).share(op)
             source = op.saves[0].name
             before = read.get(source, np.zeros(len(share), dtype=np.bool_))
-            costs.append(product_cost(site, op, share, before))
+            costs.append(gemm_cost(context, op, share, before))
             read[source] = before | (share > 0)
         else:
-            costs.append(_op_cost(site, op, model))
+            costs.append(_op_cost(context, op, model))
     return costs
 
 
-def _op_cost(site: Site, op: Attention | Elementwise | Collective, model: ModelSpec) -> OpCost:
+def _op_cost(
+    context: CostContext, op: Attention | Elementwise | Collective, model: ModelSpec
+) -> OpCost:
     if isinstance(op, Attention):
-        return _attention_cost(site, op, model)
+        return _attention_cost(context, op, model)
     if isinstance(op, Elementwise):
-        return _elementwise_cost(site, op)
-    return _collective_cost(site, op)
+        return _elementwise_cost(context, op)
+    return _collective_cost(context, op)
 
 
-def _attention_cost(site: Site, op: Attention, model: ModelSpec) -> OpCost:
+def _attention_cost(context: CostContext, op: Attention, model: ModelSpec) -> OpCost:
     """Flops 2 T ctx heads (d_qk + d_v) with the mean context of a causal (windowed) mask; backward
     2.5 times (flash).
 
     Unfused: two batched GEMMs over the full square and the backward of each. Source:
         FlashAttention-2 (Dao 2023).
     """
-    s = site.sizes
+    s = context.sizes
     tokens, heads, widths = s["tokens"], s["heads"], float(model.qk_head_dim + model.v_dim)
-    seq = float(site.training.seq_len)
+    seq = float(context.training.seq_len)
     window = float(min(op.window, seq)) if op.window else seq
-    context = np.full_like(tokens, window - window * window / (2.0 * seq))
-    if site.training.attention_kernel == "flash":
-        return _flash_cost(site, 2.0 * tokens * context * heads * widths, context, model)
+    attended = np.full_like(tokens, window - window * window / (2.0 * seq))
+    if context.training.attention_kernel == "flash":
+        return _flash_cost(context, 2.0 * tokens * attended * heads * widths, attended, model)
     rows, batch = np.full_like(tokens, seq), tokens / seq * heads
     depth = np.full_like(tokens, float(model.qk_head_dim))
-    slow = site.device.profile.unaligned_head_slowdown if model.qk_head_dim % 8 else 1.0
-    half = np.where(site.batch.param_dtype == 0, site.device.half, SINGLE)
-    scores = site.device.gemm_seconds(rows, rows, depth, batch, half)
-    values = site.device.gemm_seconds(rows, depth, rows, batch, half)
+    slow = context.device.profile.unaligned_head_slowdown if model.qk_head_dim % 8 else 1.0
+    half = np.where(context.batch.param_dtype == 0, context.device.half, SINGLE)
+    scores = context.device.gemm_seconds(rows, rows, depth, batch, half)
+    values = context.device.gemm_seconds(rows, depth, rows, batch, half)
     both = slow * (scores + values)
     two = np.full_like(tokens, 2.0)
     return cost(
-        site,
+        context,
         forward=both,
         input_grad=2.0 * both,
         forward_kernels=two,
@@ -312,25 +319,29 @@ def _attention_cost(site: Site, op: Attention, model: ModelSpec) -> OpCost:
     )
 
 
-def _flash_cost(site: Site, flops: FloatColumn, context: FloatColumn, model: ModelSpec) -> OpCost:
+def _flash_cost(
+    context: CostContext, flops: FloatColumn, attended: FloatColumn, model: ModelSpec
+) -> OpCost:
     """Fused attention. Under context parallelism but Ulysses it runs as `cp` shorter pieces, whose
     outputs are merged by their log-sum-exp: four fp32 passes over the output a piece. Source:
     torch/distributed/tensor/experimental/_attention.py (_SDPAMerger).
     """
-    s = site.sizes
-    pieces = np.where(site.batch.cp_method == axes.ULYSSES, 1.0, site.batch.cp)
+    s = context.sizes
+    pieces = np.where(context.batch.cp_method == axes.ULYSSES, 1.0, context.batch.cp)
     merged = 4.0 * 4.0 * s["tokens"] * s["heads"] * model.v_dim * np.where(pieces > 1, pieces, 0.0)
-    merging = site.device.moved_seconds(merged)
-    length = 2.0 * context / pieces
+    merging = context.device.moved_seconds(merged)
+    length = 2.0 * attended / pieces
     slower = np.where(
-        site.batch.param_dtype == 0,
+        context.batch.param_dtype == 0,
         1.0,
-        site.device.linear_rate[site.device.half] / site.device.linear_rate[SINGLE],
+        context.device.linear_rate[context.device.half] / context.device.linear_rate[SINGLE],
     )
-    forward = slower * site.device.attention_seconds(flops, length, backward=False) + merging
-    backward = slower * site.device.attention_seconds(2.5 * flops, length, backward=True) + merging
+    forward = slower * context.device.attention_seconds(flops, length, backward=False) + merging
+    backward = (
+        slower * context.device.attention_seconds(2.5 * flops, length, backward=True) + merging
+    )
     return cost(
-        site,
+        context,
         forward=forward,
         input_grad=backward,
         forward_kernels=3.0 * pieces,
@@ -339,35 +350,39 @@ def _flash_cost(site: Site, flops: FloatColumn, context: FloatColumn, model: Mod
     )
 
 
-def _elementwise_cost(site: Site, op: Elementwise) -> OpCost:
-    one = site.product(op.dims) * site.width_bytes(op.width) * site.device.profile.elementwise
-    fused = site.fused
+def _elementwise_cost(context: CostContext, op: Elementwise) -> OpCost:
+    one = (
+        context.product(op.dims)
+        * context.width_bytes(op.width)
+        * context.device.profile.elementwise
+    )
+    fused = context.fused
     return cost(
-        site,
-        forward=site.device.moved_seconds(
+        context,
+        forward=context.device.moved_seconds(
             one * np.where(fused, op.fused_forward_moves, op.forward_moves)
         ),
-        input_grad=site.device.moved_seconds(
+        input_grad=context.device.moved_seconds(
             one * np.where(fused, op.fused_backward_moves, op.backward_moves)
         ),
         forward_kernels=np.where(fused, 1.0, op.kernels),
         backward_kernels=np.where(fused, 1.0, 1.5 * op.kernels),
-        singles=np.where(fused & ~site.batch.compile, float(op.singles), 0.0),
-        waits=np.where((site.batch.ep > 1) | site.rules.fused_kernels, float(op.waits), 0.0),
+        singles=np.where(fused & ~context.batch.compile, float(op.singles), 0.0),
+        waits=np.where((context.batch.ep > 1) | context.rules.fused_kernels, float(op.waits), 0.0),
     )
 
 
-def _collective_cost(site: Site, op: Collective) -> OpCost:
-    size = len(site.batch)
+def _collective_cost(context: CostContext, op: Collective) -> OpCost:
+    size = len(context.batch)
     forward, backward = np.zeros((len(AXES), size)), np.zeros((len(AXES), size))
-    payload = site.bytes_of(op.tensor)
+    payload = context.bytes_of(op.tensor)
     for rule in axes.SITES[op.site]:
-        applies = rule.applies(site.batch)
+        applies = rule.applies(context.batch)
         if not applies.any():
             continue
-        degree, stride = axes.group(rule.axis, site.batch, site.rank_order)
+        degree, stride = axes.group(rule.axis, context.batch, context.rank_order)
         place = AXES.index("tp" if rule.axis == "etp" else rule.axis)
-        exposed = np.where(applies, 1.0 - _hidden(site, rule.axis), 0.0)
+        exposed = np.where(applies, 1.0 - _hidden(context, rule.axis), 0.0)
         moved = payload * degree if rule.of_parts else payload
         for target, operation in ((forward, rule.forward), (backward, rule.backward)):
             if operation is not None:
@@ -375,30 +390,35 @@ def _collective_cost(site: Site, op: Collective) -> OpCost:
                     rule.axis == "tp"
                     and operation == "all-gather"
                     and op.linear
-                    and site.quantisation.active
+                    and context.quantisation.active
                 )
                 operand = "input" if op.site == "tp_enter" else "gradient"
                 wire = (
-                    moved * site.quantisation.tp_wire(operand, site.width_bytes("compute"))
+                    moved * context.quantisation.tp_wire(operand, context.width_bytes("compute"))
                     if quantised
                     else moved
                 )
-                target[place] += exposed * site.collective_seconds(operation, wire, degree, stride)
+                target[place] += exposed * context.collective_seconds(
+                    operation, wire, degree, stride
+                )
     used = (forward.sum(axis=0) > 0).astype(np.float64)
     return cost(
-        site, exposed_forward=forward, exposed_backward=backward, singles=COLLECTIVE_LAUNCHES * used
+        context,
+        exposed_forward=forward,
+        exposed_backward=backward,
+        singles=COLLECTIVE_LAUNCHES * used,
     )
 
 
-def _hidden(site: Site, axis: str) -> FloatColumn:
+def _hidden(context: CostContext, axis: str) -> FloatColumn:
     """Share of an axis's communication that runs under compute, (U,)."""
-    profile, overlap = site.device.profile, site.training.overlap
-    size = len(site.batch)
+    profile, overlap = context.device.profile, context.training.overlap
+    size = len(context.batch)
     if axis == "tp":
         habit = profile.tp_hidden if overlap.tp else 0.0
-        return np.where(site.batch.async_tp, profile.async_tp_hidden, habit)
+        return np.where(context.batch.async_tp, profile.async_tp_hidden, habit)
     if axis == "cp":
-        return np.where(site.batch.cp_method == axes.ALLTOALL, profile.cp_hidden, 0.0)
+        return np.where(context.batch.cp_method == axes.ALLTOALL, profile.cp_hidden, 0.0)
     return np.full(size, profile.ep_hidden if axis == "ep" else 0.0)
 
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.columns import FloatColumn
-from planner.cost.layer.context import Site
+from planner.cost.layer.context import CostContext
 from planner.work.ops import Elementwise, Gemm, Op
 
 
 def parameter_groups(ops: Sequence[Op]) -> tuple[Gemm | Elementwise, ...]:
-    """The operations that have weights and wait for W: products, and norms."""
+    """The operations that have weights and wait for W: GEMMs, and norms."""
     return tuple(
         op
         for op in ops
@@ -27,29 +27,31 @@ def parameter_groups(ops: Sequence[Op]) -> tuple[Gemm | Elementwise, ...]:
     )
 
 
-def held_bytes(site: Site, ops: Sequence[Op], saved_bytes: FloatColumn) -> FloatColumn:
+def held_bytes(context: CostContext, ops: Sequence[Op], saved_bytes: FloatColumn) -> FloatColumn:
     """Bytes of one microbatch of a unit that stay from I until W, (U,).
 
-    torch: saved + gradients coming into each group.  Megatron: inputs of products, each once, +
+    torch: saved + gradients coming into each group.  Megatron: inputs of GEMMs, each once, +
         gradients of their outputs.
     """
     groups = (
         parameter_groups(ops)
-        if site.rules.fsdp_style
+        if context.rules.fsdp_style
         else tuple(op for op in ops if isinstance(op, Gemm))
     )
-    incoming = [site.bytes_of(op.output) for op in groups if op.output is not None]
-    kept = saved_bytes if site.rules.fsdp_style else _inputs(site, ops)
-    return np.asarray(kept + np.sum(incoming, axis=0)) if incoming else np.zeros(len(site.batch))
+    incoming = [context.bytes_of(op.output) for op in groups if op.output is not None]
+    kept = saved_bytes if context.rules.fsdp_style else _inputs(context, ops)
+    return np.asarray(kept + np.sum(incoming, axis=0)) if incoming else np.zeros(len(context.batch))
 
 
-def _inputs(site: Site, ops: Sequence[Op]) -> FloatColumn:
+def _inputs(context: CostContext, ops: Sequence[Op]) -> FloatColumn:
     sources = {op.saves[0].name: op.saves[0] for op in ops if isinstance(op, Gemm)}
-    return np.asarray(np.sum([site.bytes_of(tensor) for tensor in sources.values()], axis=0))
+    return np.asarray(np.sum([context.bytes_of(tensor) for tensor in sources.values()], axis=0))
 
 
-def redone_seconds(site: Site, ops: Sequence[Op], recompute_seconds: FloatColumn) -> FloatColumn:
+def redone_seconds(
+    context: CostContext, ops: Sequence[Op], recompute_seconds: FloatColumn
+) -> FloatColumn:
     """Seconds that W spends on recomputing one microbatch of a unit, exchanges included, (U,): once
     for each group of parameters.
     """
-    return recompute_seconds * (len(parameter_groups(ops)) if site.rules.fsdp_style else 0.0)
+    return recompute_seconds * (len(parameter_groups(ops)) if context.rules.fsdp_style else 0.0)

@@ -105,7 +105,7 @@ class Device:
         batch: FloatColumn,
         precision: IntColumn,
     ) -> FloatColumn:
-        """Seconds of `batch` independent products rows x depth by depth x cols.
+        """Seconds of `batch` independent GEMMs rows x depth by depth x cols.
 
         t = max(2 r c d b / (rate u), bytes / memory rate);  u = d / (d + half) * wave quantisation
         Wave quantisation: the share of the last wave of 128 x 128 output tiles over the SMs that

@@ -342,7 +342,10 @@ def rank_memory(
 def _worst(
     phases: Iterable[PhaseBytes], shape: tuple[int, ...]
 ) -> tuple[list[FloatColumn], FloatColumn, FloatColumn, IntColumn]:
-    """(bytes of each phase; of the worst one what moves, all, and its index). The first of equals."""
+    """(bytes of each phase, what moves in the worst one, its bytes, its index).
+
+    Of equal phases the first is the worst.
+    """
     totals, moving, most, worst = (
         [],
         np.zeros(shape),

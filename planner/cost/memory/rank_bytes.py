@@ -9,15 +9,15 @@ from functools import reduce
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn
-from planner.cost.cost_inputs import Ingredients, on_ranks
+from planner.cost.cost_inputs import CostInputs, on_ranks
 from planner.cost.memory.peak import LayerNeeds, RankShapes, Widths, layer_phases
 from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
 
 
-def rank_shapes(found: Ingredients) -> RankShapes:
+def rank_shapes(inputs: CostInputs) -> RankShapes:
     """What each rank holds of every kind, (R, N)."""
-    batch, units, unit, at_unit = found.batch, found.units, found.unit, found.at_unit
-    shards, at_shard, rules = found.shards, found.at_shard, found.job.rules
+    batch, units, unit, at_unit = inputs.batch, inputs.units, inputs.unit, inputs.at_unit
+    shards, at_shard, rules = inputs.shards, inputs.at_shard, inputs.job.rules
     local, shard, gathered = (
         column[:, at_shard] for column in (shards.local, shards.shard, shards.gathered)
     )
@@ -33,14 +33,14 @@ def rank_shapes(found: Ingredients) -> RankShapes:
         if rules.fsdp_style
         else on_ranks(units, shards.copies_bytes[:, at_shard])
     )
-    in_flight = np.array([_in_flight(found, r) for r in range(len(units))])
+    in_flight = np.array([_in_flight(inputs, r) for r in range(len(units))])
     boundary = np.where(
         (batch.pp > 1) & (not rules.fsdp_style),
         unit.costs.boundary_bytes[at_unit] * batch.virtual_stages,
         0.0,
     )
     stream = np.broadcast_to(unit.costs.boundary_bytes[at_unit], in_flight.shape)
-    widths = Widths.of(batch, found.m, rules)
+    widths = Widths.of(batch, inputs.m, rules)
     phases = layer_phases(
         LayerNeeds(
             running=transient[:-2],
@@ -60,7 +60,7 @@ def rank_shapes(found: Ingredients) -> RankShapes:
     following = following - np.where(several, 0.0, widths.gathered * largest_gathered)
     head_gathered, tied = (
         head * gathered[-1],
-        head * units[:, -2] * found.job.model.tie_word_embeddings,
+        head * units[:, -2] * inputs.job.model.tie_word_embeddings,
     )
     kept, all_saved = on_ranks(units, shard), on_ranks(units, saved)
     # The first layer gathers the embedding ahead, not a layer; one shard more waits and one layer's
@@ -81,7 +81,7 @@ def rank_shapes(found: Ingredients) -> RankShapes:
         head_shard=head * shard[-1],
         embedding_local=units[:, -2] * local[-2],
         embedding_whole=units[:, -2] * local[-2] * (batch.tp if rules.fsdp_style else 1.0),
-        received_bytes=_received_microbatches(found) * unit.costs.boundary_bytes[at_unit],
+        received_bytes=_received_microbatches(inputs) * unit.costs.boundary_bytes[at_unit],
         gathered=on_ranks(units, gathered) if narrow else held_local,
         largest_gathered=largest_gathered,
         head_gathered=head_gathered + tied * gathered[-2],
@@ -96,7 +96,7 @@ def rank_shapes(found: Ingredients) -> RankShapes:
         next_layer_bytes=following,
         second_layer_bytes=second,
         in_flight=in_flight,
-        held_bytes=_held_bytes(found, in_flight, all_saved, boundary),
+        held_bytes=_held_bytes(inputs, in_flight, all_saved, boundary),
         boundary_bytes=np.broadcast_to(boundary, in_flight.shape),
         stream_bytes=stream,
         logits_bytes=head
@@ -122,11 +122,11 @@ def _largest(holds: BoolColumn | None, field: FloatColumn) -> FloatColumn:
     return reduce(np.maximum, columns)
 
 
-def _in_flight(found: Ingredients, row: int) -> FloatColumn:
+def _in_flight(inputs: CostInputs, row: int) -> FloatColumn:
     """Microbatches that a row of the pipeline ranks looked at holds at its peak, (N,); one without
     a pipeline.
     """
-    batch, rank, count = found.batch, found.rank[row], found.m.astype(np.int64)
+    batch, rank, count = inputs.batch, inputs.rank[row], inputs.m.astype(np.int64)
     return by_schedule(
         batch,
         lambda s, rows: s.in_flight(
@@ -136,7 +136,7 @@ def _in_flight(found: Ingredients, row: int) -> FloatColumn:
     )
 
 
-def _received_microbatches(found: Ingredients) -> FloatColumn:
+def _received_microbatches(inputs: CostInputs) -> FloatColumn:
     """Activations that a rank has buffers for, (R, N): torch's pipelines allocate one for what
     every microbatch brings to each stage.
 
@@ -144,27 +144,27 @@ def _received_microbatches(found: Ingredients) -> FloatColumn:
     input is counted while it is held.
     Source: torch/distributed/pipelining/stage.py (_create_act_recv_info, _create_grad_recv_info).
     """
-    batch, units = found.batch, found.units
+    batch, units = inputs.batch, inputs.units
     ends = 2.0 * batch.virtual_stages - units[:, -2] - units[:, -1]
-    return np.where((batch.pp > 1) & found.job.rules.fsdp_style, found.m * ends, 0.0)
+    return np.where((batch.pp > 1) & inputs.job.rules.fsdp_style, inputs.m * ends, 0.0)
 
 
 def _held_bytes(
-    found: Ingredients, in_flight: FloatColumn, saved: FloatColumn, boundary: FloatColumn
+    inputs: CostInputs, in_flight: FloatColumn, saved: FloatColumn, boundary: FloatColumn
 ) -> FloatColumn:
     """Bytes, (R, N), that the fullest moment of a rank holds beyond its microbatches in flight:
     only where W runs apart from I.
     """
-    batch, held_bytes, extra = found.batch, found.unit.costs.held_bytes, np.zeros_like(in_flight)
+    batch, held_bytes, extra = inputs.batch, inputs.unit.costs.held_bytes, np.zeros_like(in_flight)
     for schedule, rows in split_schedules(batch):
-        pp, v, count = batch.pp[rows], batch.virtual_stages[rows], found.m[rows].astype(np.int64)
+        pp, v, count = batch.pp[rows], batch.virtual_stages[rows], inputs.m[rows].astype(np.int64)
         whole_bytes = saved[:, rows] + boundary[rows]
         half_bytes = (
-            on_ranks(_late(found.units[:, :, rows], v), held_bytes[:, found.at_unit[rows]])
+            on_ranks(_late(inputs.units[:, :, rows], v), held_bytes[:, inputs.at_unit[rows]])
             + boundary[rows]
         )
-        for r in range(len(found.units)):
-            moments = schedule.moments(found.rank[r, rows], pp, v, count)
+        for r in range(len(inputs.units)):
+            moments = schedule.moments(inputs.rank[r, rows], pp, v, count)
             fullest = np.max(
                 [whole * whole_bytes[r] + half * half_bytes[r] for whole, half in moments], axis=0
             )

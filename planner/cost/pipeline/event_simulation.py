@@ -1,7 +1,7 @@
 """The pipeline's timeline: a lowered order and durations in, step time, idle time and peak memory
 out. Knows no schedule by name.
 
-Letters: C candidates that share one program, S stages, R pipeline ranks, A items of the order, N
+Letters: C candidates that share one schedule, S stages, R pipeline ranks, A items of the order, N
 nodes (items and transfers), L levels (positions in the longest chain of nodes), K rows of work. A
 node starts when all that it waits for has ended: an item for its rank's previous item and its
 inputs, a transfer for its sender, its receiver and the transfer before it on its stream.
@@ -141,7 +141,7 @@ class Simulation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class CompiledSchedule:
     """A graph laid out so that one pass over its levels replays it for all candidates. Nodes stand
     level by level.
 
@@ -149,7 +149,7 @@ class Program:
     reach_DN: how many nodes before this one stands each that it waits for, 0 for none.  first_N:
         begins a level.
     rank_N: rank of an item, at least R for a transfer.
-    items, slot_A: every item and its node; empty in a program that `stretched` made.
+    items, slot_A: every item and its node; empty in a schedule that `stretched` made.
     """
 
     items: tuple[Item, ...]
@@ -163,14 +163,14 @@ class Program:
     slot_A: Rows
 
 
-def compile_graph(graph: Graph) -> Program:
+def compile_graph(graph: Graph) -> CompiledSchedule:
     """Levels of a graph. Raises ValueError for one that deadlocks (see `check_legal`)."""
     level_N = np.array(_levels(graph.needs_DN), dtype=np.int64)
     sequence = np.lexsort((graph.rank_N, level_N))
     slot_N = np.empty(len(sequence), dtype=np.int64)
     slot_N[sequence] = np.arange(len(sequence))
     needs_DN = graph.needs_DN[:, sequence]
-    return Program(
+    return CompiledSchedule(
         items=graph.items,
         num_ranks=graph.num_ranks,
         num_stages=graph.num_stages,
@@ -210,28 +210,30 @@ def _levels(needs_DN: Rows) -> list[int]:
 
 
 def replay(
-    program: Program, costs: StageCosts, *, num_microbatches: int, times: bool = False
+    schedule: CompiledSchedule, costs: StageCosts, *, num_microbatches: int, times: bool = False
 ) -> Simulation:
-    """One step of this program for every candidate, nothing extrapolated."""
-    seconds_KC = _work_table(program, costs)
-    duration_NC = seconds_KC[program.work_N]
-    end_NC = _end_seconds(program, duration_NC)
-    kept_bytes, peak_RC = _kept_bytes(program, costs)
-    ranks = [np.flatnonzero(program.rank_N == rank) for rank in range(program.num_ranks)]
+    """One step of this schedule for every candidate, nothing extrapolated."""
+    seconds_KC = _work_table(schedule, costs)
+    duration_NC = seconds_KC[schedule.work_N]
+    end_NC = _end_seconds(schedule, duration_NC)
+    kept_bytes, peak_RC = _kept_bytes(schedule, costs)
+    ranks = [np.flatnonzero(schedule.rank_N == rank) for rank in range(schedule.num_ranks)]
     last_R = np.array([nodes[-1] for nodes in ranks])
     first_R = np.array([nodes[0] for nodes in ranks])
-    forwards = (program.work_N < program.num_stages) | (program.work_N >= 6 * program.num_stages)
+    forwards = (schedule.work_N < schedule.num_stages) | (
+        schedule.work_N >= 6 * schedule.num_stages
+    )
     last_forward_R = np.array([nodes[forwards[nodes]][-1] for nodes in ranks])
     counts_RK = np.stack(
-        [np.bincount(program.work_N[nodes], minlength=len(seconds_KC)) for nodes in ranks]
+        [np.bincount(schedule.work_N[nodes], minlength=len(seconds_KC)) for nodes in ranks]
     ).astype(np.float64)
     timeline = None
     if times:
         timeline = Timeline(
-            actions=program.items,
-            rank_A=program.rank_N[program.slot_A],
-            start_seconds_AC=end_NC[program.slot_A] - duration_NC[program.slot_A],
-            end_seconds_AC=end_NC[program.slot_A],
+            actions=schedule.items,
+            rank_A=schedule.rank_N[schedule.slot_A],
+            start_seconds_AC=end_NC[schedule.slot_A] - duration_NC[schedule.slot_A],
+            end_seconds_AC=end_NC[schedule.slot_A],
             kept_bytes_AC=np.concatenate(kept_bytes),
         )
     return Simulation(
@@ -245,7 +247,7 @@ def replay(
     )
 
 
-def _work_table(program: Program, costs: StageCosts) -> Floats:
+def _work_table(schedule: CompiledSchedule, costs: StageCosts) -> Floats:
     """(K, C): seconds of F, I, W, B, transfer and crowded transfer by stage, then of the pairs."""
     forward, input_grad, weight_grad, send = (
         column.T
@@ -261,19 +263,19 @@ def _work_table(program: Program, costs: StageCosts) -> Floats:
         weight_grad if costs.redone_seconds_CS is None else weight_grad + costs.redone_seconds_CS.T
     )
     table = [forward, input_grad, apart, input_grad + weight_grad, send, crowded]
-    if program.pairs:
-        f, b = np.array(program.pairs).T
+    if schedule.pairs:
+        f, b = np.array(schedule.pairs).T
         saved = 0.0 if costs.pair is None else costs.pair.saved_CP(f, b).T
         table.append(forward[f] + input_grad[b] + weight_grad[b] - saved)
     return np.concatenate(table)
 
 
-def _end_seconds(program: Program, duration_NC: Floats) -> Floats:
+def _end_seconds(schedule: CompiledSchedule, duration_NC: Floats) -> Floats:
     """End of every node, (N, C): end = max over what it waits for, or 0, + duration."""
     num_nodes, candidates = duration_NC.shape
     ends = np.empty((num_nodes + 1, candidates))
     ends[-1] = 0.0
-    depth, bounds, needs_G = _level_by_level(program)
+    depth, bounds, needs_G = _level_by_level(schedule)
     for start, end in itertools.pairwise(bounds):
         arrived = ends[needs_G[depth * start : depth * end]].reshape(depth, end - start, candidates)
         here = ends[start:end]
@@ -282,22 +284,22 @@ def _end_seconds(program: Program, duration_NC: Floats) -> Floats:
     return ends[:-1]
 
 
-def _level_by_level(program: Program) -> tuple[int, list[int], Rows]:
+def _level_by_level(schedule: CompiledSchedule) -> tuple[int, list[int], Rows]:
     """(D, where each level starts and the last ends, what the nodes of a level wait for: D lists of
     its nodes' needs, level by level).
     """
-    depth, num_nodes = program.reach_DN.shape
+    depth, num_nodes = schedule.reach_DN.shape
     node_N = np.arange(num_nodes)
-    needs_DN = np.where(program.reach_DN > 0, node_N - program.reach_DN, num_nodes)
-    bounds = np.append(np.flatnonzero(program.first_N), num_nodes)
-    level_N = np.cumsum(program.first_N) - 1
+    needs_DN = np.where(schedule.reach_DN > 0, node_N - schedule.reach_DN, num_nodes)
+    bounds = np.append(np.flatnonzero(schedule.first_N), num_nodes)
+    level_N = np.cumsum(schedule.first_N) - 1
     start_N, size_N = bounds[level_N], np.diff(bounds)[level_N]
     needs_G = np.empty(depth * num_nodes, dtype=np.int64)
     needs_G[depth * start_N + np.arange(depth)[:, None] * size_N + node_N - start_N] = needs_DN
     return depth, bounds.tolist(), needs_G
 
 
-def _kept_bytes(program: Program, costs: StageCosts) -> tuple[list[Floats], Floats]:
+def _kept_bytes(schedule: CompiledSchedule, costs: StageCosts) -> tuple[list[Floats], Floats]:
     """(kept after each item, rank by rank; peak (R, C)). The order alone decides both, so no times
     are needed.
 
@@ -318,14 +320,14 @@ def _kept_bytes(program: Program, costs: StageCosts) -> tuple[list[Floats], Floa
         [saved, share - saved, -share, -saved, nothing, nothing],
         [saved + forward_extra, backward_extra, nothing, backward_extra, nothing, nothing],
     )
-    if program.pairs:
-        f, b = np.array(program.pairs).T
+    if schedule.pairs:
+        f, b = np.array(schedule.pairs).T
         change.append(saved[f] - saved[b])
         extra.append(saved[f] + forward_extra[f] + backward_extra[b])
     change_KC, extra_KC = np.concatenate(change), np.concatenate(extra)
     kept, peaks = [], []
-    for rank in range(program.num_ranks):
-        work_A = program.work_N[program.rank_N == rank]
+    for rank in range(schedule.num_ranks):
+        work_A = schedule.work_N[schedule.rank_N == rank]
         after = np.cumsum(change_KC[work_A], axis=0)
         kept.append(after)
         peaks.append((after - change_KC[work_A] + extra_KC[work_A]).max(axis=0))

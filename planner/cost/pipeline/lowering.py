@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.schedules.base import Item, Order, Overlap, leaves
+from planner.schedules.base import Item, Order, OverlappedPair, leaves
 from planner.trainers.transports import Transport
 
 Rows = NDArray[np.int64]
@@ -123,7 +123,7 @@ def _parts(items: tuple[Item, ...], lengths: list[int]) -> tuple[_Parts, int]:
     rank_A = np.repeat(np.arange(len(lengths)), lengths)
     index = np.arange(len(items))
     first_A = np.concatenate([[True], rank_A[1:] != rank_A[:-1]])
-    width_A = np.array([len(item) for item in items]) == len(Overlap._fields)
+    width_A = np.array([len(item) for item in items]) == len(OverlappedPair._fields)
     item_l = np.repeat(index, 1 + width_A) if width_A.any() else index
     stages, kinds, microbatches = zip(*(leaves(items) if width_A.any() else items), strict=True)
     stage_l, microbatch_l = np.array(stages, dtype=np.int64), np.array(microbatches, dtype=np.int64)
@@ -174,7 +174,7 @@ def _work(
     pairs: dict[tuple[int, int], int] = {}
     if len(parts.item_l) > len(items):
         for index, item in enumerate(items):
-            if isinstance(item, Overlap):
+            if isinstance(item, OverlappedPair):
                 key = (item.forward.stage, item.backward.stage)
                 work_A[index] = 6 * num_stages + pairs.setdefault(key, len(pairs))
     work_T = np.where(crowded_T, CROWDED, SENDS) * num_stages + hop_T

@@ -1,4 +1,4 @@
-"""Steps of a schedule simulated: programs compiled once, long steps replayed in part and continued,
+"""Steps of a schedule simulated: orders compiled once, long steps replayed in part and continued,
 because their middle repeats.
 """
 
@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.pipeline.event_simulation import (
+    CompiledSchedule,
     PairSeconds,
-    Program,
     Simulation,
     StageCosts,
     Timeline,
@@ -24,21 +24,21 @@ from planner.trainers.transports import IDEAL, Transport
 Floats = NDArray[np.float64]
 
 
-def compile_order(order: Order, transport: Transport = IDEAL) -> Program:
-    """The program of an order under a transport. Raises ValueError for an order that deadlocks or
+def compile_order(order: Order, transport: Transport = IDEAL) -> CompiledSchedule:
+    """The compiled order under a transport. Raises ValueError for an order that deadlocks or
     lacks an input (see `check_legal`).
     """
     return compile_graph(lower(order, transport))
 
 
 @lru_cache(maxsize=512)
-def program(
+def compiled(
     schedule: Schedule,
     pp: int,
     virtual_stages: int,
     num_microbatches: int,
     transport: Transport = IDEAL,
-) -> Program:
+) -> CompiledSchedule:
     """The compiled order of a schedule, computed once."""
     return compile_order(schedule.actions(pp, virtual_stages, num_microbatches), transport)
 
@@ -95,7 +95,7 @@ def simulate(
             return answer
         few *= 4
     whole = times or line.per_microbatch * num_microbatches <= DIRECT_ACTIONS
-    chosen = line.program(num_microbatches) if whole else line.steady(num_microbatches, stride)
+    chosen = line.compiled(num_microbatches) if whole else line.steady(num_microbatches, stride)
     return replay(chosen, costs, num_microbatches=num_microbatches, times=times)
 
 
@@ -112,12 +112,12 @@ class _Line:
     def per_microbatch(self) -> int:
         return self.pp * self.virtual_stages * (3 if self.schedule.splits_backward else 2)
 
-    def program(self, num_microbatches: int) -> Program:
-        return program(
+    def compiled(self, num_microbatches: int) -> CompiledSchedule:
+        return compiled(
             self.schedule, self.pp, self.virtual_stages, num_microbatches, self.transport
         )
 
-    def steady(self, num_microbatches: int, stride: int) -> Program:
+    def steady(self, num_microbatches: int, stride: int) -> CompiledSchedule:
         """For replays without times: a short one with its steady block repeated, or left out once;
         compiled where none repeats.
         """
@@ -127,17 +127,19 @@ class _Line:
                 break
             base = num_microbatches - copies * stride
             result = (
-                stretched(self.program(base), base, stride, copies) if self.legal(base) else None
+                stretched(self.compiled(base), base, stride, copies) if self.legal(base) else None
             )
             if result is not None:
                 return result
-        return self.program(num_microbatches)
+        return self.compiled(num_microbatches)
 
     def legal(self, num_microbatches: int) -> bool:
         return self.schedule.violation(self.pp, self.virtual_stages, num_microbatches) is None
 
 
-def stretched(base: Program, num_microbatches: int, stride: int, copies: int) -> Program | None:
+def stretched(
+    base: CompiledSchedule, num_microbatches: int, stride: int, copies: int
+) -> CompiledSchedule | None:
     """`base`, of `num_microbatches`, with `stride` more for each copy of its steady block, or less
     for -1; None where none repeats.
 
@@ -216,13 +218,13 @@ def _continued(
 
 
 __all__ = [
+    "CompiledSchedule",
     "PairSeconds",
-    "Program",
     "Simulation",
     "StageCosts",
     "Timeline",
     "compile_order",
-    "program",
+    "compiled",
     "replay",
     "simulate",
     "stretched",

@@ -93,7 +93,7 @@ def first_fitting(request: Request, *, offloads: bool = True) -> tuple[Layout, f
 def _first(pricer: Pricer, space: Space) -> tuple[Layout, float] | None:
     if not len(space.cells):
         return None
-    _, device = pricer.floors(space.cells)
+    _, device = pricer.lower_bounds(space.cells)
     order = np.argsort(device, kind="stable")
     order = order[
         oom_probability(pricer.profile, pricer.cluster, np.maximum(device[order], 1.0)) <= OOM_LIMIT

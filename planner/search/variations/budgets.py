@@ -99,7 +99,7 @@ def _bases(pricer: Pricer, batch: LayoutBatch, limit: float) -> LayoutBatch:
     if not len(batch):
         return batch
     batch = batch.take(
-        pricer.layout_floors(_with_budget(batch, np.full(len(batch), STEPS))) < limit
+        pricer.layout_lower_bounds(_with_budget(batch, np.full(len(batch), STEPS))) < limit
     )
     context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
     return batch.take(legal_mask(_with_budget(batch, np.full(len(batch), 1)), context))
