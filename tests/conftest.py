@@ -182,7 +182,7 @@ def postgres_server() -> Iterator[str]:
             [*prefix, *map(str, command)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
             cwd="/",
         )

@@ -12,7 +12,7 @@ from tests.conftest import missing, needed
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "scancel", "squeue", "scontrol")
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-READY_SECONDS = 60.0
+READY_SECONDS = 300.0
 CONFIG = """\
 ClusterName=test
 SlurmctldHost=localhost(127.0.0.1)
@@ -92,7 +92,8 @@ def running_slurm(folder: Path) -> Iterator[Path]:
                 subprocess.Popen([program, *command[1:]], env=environment, stdout=out, stderr=out)
             )
             out.close()
-            time.sleep(0.5 if command[0] == "munged" else 0.0)
+            if command[0] == "munged":
+                _wait_for(folder / "munge.socket")
         _wait_for_nodes(environment, folder)
         yield folder / "slurm.conf"
     finally:
@@ -107,6 +108,12 @@ def running_slurm(folder: Path) -> Iterator[Path]:
             process.terminate()
         for process in started:
             process.wait(30)
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _wait_for_nodes(environment: dict[str, str], folder: Path) -> None:

@@ -320,7 +320,7 @@ def test_interrupted_is_130(tmp_path: Path, sqlite_url: str) -> None:
     )
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=120)
+    _, stderr = process.communicate(timeout=300)
     # CPython ends by the signal itself where it fell into a string that was executed (dataclasses
     # are made so); a shell says 130 of both.
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
@@ -405,7 +405,7 @@ def test_what_runs_until_it_is_stopped_tells_how(
             if said in line:
                 break
         process.send_signal(number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert process.returncode in codes
 
 

@@ -23,7 +23,7 @@ from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 300.0
 BARE = {key: value for key, value in JOB.items() if key != "notes"}
 Make = Callable[..., TestClient]
 

@@ -53,17 +53,28 @@ def run(
 
 def _quiet(token: str) -> None:
     """Slurm's daemons are not ours to wait for: the nodes' guardians end a moment after srun."""
-    deadline = time.monotonic() + 15.0
+    deadline = time.monotonic() + 120.0
     tokens = [token, node_token(token, 0), node_token(token, 1)]
     while any(guardian.bearers(one) for one in tokens) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert [guardian.bearers(one) for one in tokens] == [set(), set(), set()]
 
 
+def _wait_until_it_runs(slurm: Path) -> None:
+    environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(slurm)}
+    command = ["squeue", "--noheader", "--states", "RUNNING"]
+    deadline = time.monotonic() + 120.0
+    while time.monotonic() < deadline:
+        if subprocess.run(command, env=environment, capture_output=True, check=True).stdout:
+            return
+        time.sleep(0.1)
+    pytest.fail("the other job does not start")
+
+
 def assert_no_job_is_left(slurm: Path) -> None:
     """Slurm takes a moment to see that a step has ended."""
     environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(slurm)}
-    deadline = time.monotonic() + 15.0
+    deadline = time.monotonic() + 120.0
     jobs = "?"
     while jobs and time.monotonic() < deadline:
         jobs = subprocess.run(
@@ -106,7 +117,7 @@ def test_the_first_cause_among_all_nodes(pool: SlurmPool) -> None:
 def test_the_time_limit_is_to_the_second_not_to_slurms_minute(pool: SlurmPool, slurm: Path) -> None:
     result = run(pool, "sleep 600", limit=20.0)
     assert isinstance(result.outcome, Failed)
-    assert (result.outcome.kind, 20.0 <= result.wall_seconds < 23.0) == (FailureKind.TIMEOUT, True)
+    assert (result.outcome.kind, 20.0 <= result.wall_seconds < 50.0) == (FailureKind.TIMEOUT, True)
     assert "rank 0 was in sleep (worker.py:" in result.outcome.message
     assert_no_job_is_left(slurm)
 
@@ -118,13 +129,13 @@ def test_a_queue_without_end_is_left(pool: SlurmPool, slurm: Path) -> None:
         stdin=subprocess.DEVNULL,
     )
     try:
-        time.sleep(2.0)
+        _wait_until_it_runs(slurm)
         pool.queue_seconds = -115.0  # with the probe's own limit and the slack for Slurm: 5 s
         with pytest.raises(ProbeError, match=r"no nodes for it within .*squeue"):
             run(pool, "", limit=0.5)
     finally:
         hog.terminate()
-        hog.wait(30)
+        hog.wait(120)
     assert_no_job_is_left(slurm)
 
 

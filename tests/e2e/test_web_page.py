@@ -52,14 +52,14 @@ def shown(url: str, folder: Path) -> str:
         [BROWSER, *options, "--dump-dom", url],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     return html.unescape(done.stdout)
 
 
 def test_a_plan_is_shown_by_its_address(service: str, tmp_path: Path) -> None:
-    plan = httpx.post(f"{service}/plan", json=JOB, timeout=60.0).json()
+    plan = httpx.post(f"{service}/plan", json=JOB, timeout=300.0).json()
     page = shown(f"{service}/#{plan['id']}", tmp_path)
     assert plan["headline"][0] in page
     ranked = page[page.index('<tbody id="ranked">') : page.index("Why number 1")]

@@ -92,6 +92,6 @@ def patched(versus: VersusCurrent, text: str, folder: Path) -> str:
     place = folder / versus.source["name"]
     place.write_text(text, encoding="utf-8")
     subprocess.run(
-        ["patch", "-p1", "-s"], input=versus.diff, text=True, cwd=folder, check=True, timeout=60
+        ["patch", "-p1", "-s"], input=versus.diff, text=True, cwd=folder, check=True, timeout=300
     )
     return place.read_text(encoding="utf-8")

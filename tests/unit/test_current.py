@@ -75,7 +75,7 @@ def test_the_printed_difference_is_a_patch(
     shown = answered(capsys, "recommend", "--current", str(path), *FEW, "--global-batch-size", "64")
     patch = shown[shown.index("--- a/") :]
     subprocess.run(
-        ["patch", "-p1", "-s"], input=patch, text=True, cwd=tmp_path, check=True, timeout=60
+        ["patch", "-p1", "-s"], input=patch, text=True, cwd=tmp_path, check=True, timeout=300
     )
     plan = json.loads(
         answered(

@@ -58,7 +58,7 @@ def run(
     }
     environment = {**kept, "PATH": f"{tools}:{kept['PATH']}", **variables}
     return subprocess.run(
-        words, cwd=where, env=environment, capture_output=True, text=True, check=False, timeout=60
+        words, cwd=where, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
 
 

@@ -134,6 +134,8 @@ class FakeLauncher(Launcher):
         self.num_locks = self.most_locks = 0
         self.locks: list[int] = []
         self.counting = threading.Lock()
+        self.two_at_once = threading.Event()
+        self.running = 0
 
     def run(
         self, task: ProbeTask, lease: DeviceLease | None = None, watch: Watch | None = None
@@ -144,8 +146,14 @@ class FakeLauncher(Launcher):
             self.locks.append(len(lease.locks))
             self.num_locks += len(lease.locks)
             self.most_locks = max(self.most_locks, self.num_locks)
+            self.running += 1
+            if self.running > 1:
+                self.two_at_once.set()
+        if self.seconds:  # the first waits for a second, however slow the machine is
+            self.two_at_once.wait(60.0)
         time.sleep(self.seconds)
         with self.counting:
+            self.running -= 1
             self.num_locks -= len(lease.locks)
         self.spans.append((start, time.monotonic(), lease.devices or ()))
         return None  # type: ignore[return-value]  # nobody looks at it
@@ -221,16 +229,16 @@ class TestLeases:
             here.run(task(4))
 
     def test_memory_of_a_process_that_just_ended_is_waited_for(self, tmp_path: Path) -> None:
-        gone = time.monotonic() + 0.5
+        looks = 0
 
         def look() -> Survey:
-            return Survey(
-                gpus=(H100 if time.monotonic() > gone else replace(H100, used_bytes=40e9),)
-            )
+            nonlocal looks
+            looks += 1
+            return Survey(gpus=(H100 if looks > 2 else replace(H100, used_bytes=40e9),))
 
         here, launcher = pool(tmp_path, look)
         here.run(task(1))
-        assert launcher.spans[0][0] >= gone
+        assert (len(launcher.spans), looks > 2) == (1, True)
 
     @pytest.mark.parametrize(
         ("visible", "devices"), [("2,3", ("GPU-2", "GPU-3")), ("GPU-1,GPU-3", ("GPU-1", "GPU-3"))]
