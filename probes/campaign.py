@@ -4,7 +4,7 @@ smaller runs that imitate it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +16,7 @@ from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured as Numbers
 from planner.specs.measurement import Measurement
+from planner.specs.probe_trainers import ProbeTrainerName
 from planner.specs.validation import build
 from planner.units import counted
 from probes.emulate import combine, ranks_of_interest
@@ -24,6 +25,7 @@ from probes.pools.capacity import Capacity, too_few
 from probes.pools.protocol import Pool
 from probes.protocol import Measured, OutOfMemory, ProbeResult, ProbeTask
 from probes.proxy_runs import Imitation, extrapolate, imitate
+from probes.trainers import trainer_of
 
 MOST_KERNELS = 1000
 
@@ -37,7 +39,7 @@ class ProbeRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     job: dict[str, Any]
-    trainer: Literal["reference", "torchtitan"] = "reference"
+    trainer: ProbeTrainerName = "reference"
     emulate: bool = False
     imitate_gpus: Annotated[int, Field(strict=True, ge=1)] | None = None
     pool: str = "local"
@@ -151,7 +153,7 @@ def _check_kernels(request: ProbeRequest) -> None:
                     "give kind, name, dtype and sizes",
                 )
             ) from None
-    if request.trainer != "reference":
+    if not trainer_of(request.trainer).times_kernels:
         raise SpecError(
             Fault("trainer", request.trainer, "times no kernels alone", "use the reference program")
         )

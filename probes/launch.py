@@ -25,8 +25,9 @@ from probes import guardian
 from probes.folder import BEGIN, END, LOG, RESULT, TASK
 from probes.outcome import Begin, conclude, write_result
 from probes.preflight import Need, check
-from probes.programs import Program, program_of
+from probes.programs import Program
 from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
+from probes.trainers import WORKER, trainer_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = "guardian.json"
@@ -108,7 +109,7 @@ class LaunchSettings:
 
     folder: Path
     python: str = sys.executable
-    worker: str = "probes.worker"
+    worker: str = WORKER
     command: Callable[..., list[str]] = torchrun
     port: Callable[[], int] = free_port
     port_tries: int = 3
@@ -244,7 +245,8 @@ def prepare(
     watch.folder(folder)
     (folder / TASK).write_text(task.model_dump_json(indent=2), encoding="utf-8")
     guardian.write_json(folder / BEGIN, asdict(begin))
-    program = program_of(task, settings.python, settings.worker)
+    trainer = trainer_of(task.trainer, python=settings.python, worker=settings.worker)
+    program = trainer.program(task)
     for name, text in () if isinstance(program, Failed) else program.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")

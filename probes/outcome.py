@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from probes.failures import Evidence, classify, read_errors, read_stacks
 from probes.folder import BEGIN, END, NODE_ENDS, RESULT, TASK
-from probes.programs import read_trainer
 from probes.protocol import (
     Environment,
     Failed,
@@ -28,6 +27,7 @@ from probes.protocol import (
     ProbeResult,
     ProbeTask,
 )
+from probes.trainers import trainer_of
 
 LOG_BYTES = 2_000_000  # of each end of a log that is longer than both
 KMSG = Path("/dev/kmsg")
@@ -129,7 +129,7 @@ def conclude(folder: Path) -> ProbeResult:
         stacks=read_stacks(folder / RESULT),
         kernel=kernel_log(begin.started),
     )
-    trained = read_trainer(task, folder, evidence)
+    trained = trainer_of(task.trainer).outcome(task, folder, evidence)
     if trained is not None:
         return write_result(folder, task, begin, trained[0], end, trained[1])
     written = _written(folder / RESULT, task)

@@ -18,7 +18,7 @@ from typing import Any
 
 from planner.errors import ProbeError
 from planner.specs.job import Job
-from probes.protocol import Failed
+from probes.trainers import trainer_of
 
 CHECK_SECONDS = 300.0  # importing torch from a cold network disk takes minutes
 STANDS_SECONDS = 120.0  # for so long an answer without a problem is taken as it is
@@ -61,8 +61,8 @@ def check(need: Need, *, python: str, program: str, folder: Path, root: Path) ->
         )
     check_folder(folder)
     check_trainer(need, python)
-    reference = need.trainer == "reference"
-    asked = (python, need.device, program if reference else "torch")
+    imported = trainer_of(need.trainer, python=python, worker=program).imports
+    asked = (python, need.device, imported)
     if _good_until.get(asked, 0.0) > time.monotonic():
         return
     problem = problem_in(ask(command(python, *asked[1:]), root=root, seconds=CHECK_SECONDS), python)
@@ -88,12 +88,8 @@ def check_folder(folder: Path) -> None:
 
 def check_trainer(need: Need, python: str) -> None:
     """Raises ProbeError where the trainer is missing, of a wrong version, or trains no such job."""
-    if need.trainer == "reference":
-        return
-    from probes.trainers.torchtitan import TitanTrainer
-
-    refused = TitanTrainer(python=python).unsuited(need.job, need.device)
-    if isinstance(refused, Failed):
+    refused = trainer_of(need.trainer, python=python).unsuited(need.job, need.device)
+    if refused is not None:
         raise ProbeError(refused.message)
 
 

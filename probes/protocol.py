@@ -16,6 +16,7 @@ from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured as MeasuredNumbers
 from planner.specs.measurement import Measurement, Rung
+from planner.specs.probe_trainers import ProbeTrainerName
 
 
 class FailureKind(StrEnum):
@@ -50,7 +51,7 @@ class ProbeTask(BaseModel):
 
     id: str
     job: dict[str, Any]
-    trainer: Literal["reference", "torchtitan"] = "reference"
+    trainer: ProbeTrainerName = "reference"
     device: Literal["cuda", "cpu"] = "cuda"
     emulate_rank: int | None = None
     fake_tensors: bool = False

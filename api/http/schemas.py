@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from planner.specs.probe_trainers import ProbeTrainerName
 from probes.pools import listed, pool_forms
 
 
@@ -93,7 +94,7 @@ class ProbeBody(BaseModel):
     job: JobBody | None = Field(None, description="The job with the layout to measure.")
     plan: str | None = Field(None, description="Instead of a job: id of a stored plan.")
     top_k: int = Field(1, description="How many of the plan's layouts.")
-    trainer: Literal["reference", "torchtitan"] = "reference"
+    trainer: ProbeTrainerName = "reference"
     emulate: bool = Field(
         False, description="One process stands for a rank; communication comes from the cost model."
     )

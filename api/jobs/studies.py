@@ -24,7 +24,7 @@ from probes.campaign import Campaign, ProbeRequest
 from probes.launch import Watch
 from probes.preflight import Need
 from probes.protocol import FailureKind
-from probes.reference.recipe import refusal
+from probes.trainers import trainer_of
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
@@ -217,7 +217,7 @@ def _planned(runner: "Runner") -> "Plan":
         emulates=real and capacity.emulates and capacity.device == "cuda",
         proxy_runs=real,
         steps=job.probe.steps + WARMUP_STEPS,
-        refuses=runner.refusal if real and job.probe.trainer == "reference" else None,
+        refuses=runner.refusal if real else None,
         micro=MicroPlan(
             timed=runner.timed_before(),
             num_gpus=capacity.num_devices,
@@ -338,7 +338,9 @@ class Runner:
 
     def refusal(self, layout: "Layout") -> str | None:
         """Why the probe program cannot run this layout; None where it can."""
-        return refusal(self.job, layout, "cpu" if self.job.cluster.gpu.name == "cpu" else "cuda")
+        assert self.job.probe is not None, "a study has probes to spend"
+        device = "cpu" if self.job.cluster.gpu.name == "cpu" else "cuda"
+        return trainer_of(self.job.probe.trainer).refusal(self.job, layout, device)
 
     def timed_before(self) -> "list[KernelTiming]":
         """Kernels timed on this GPU before, by whatever study, oldest first."""

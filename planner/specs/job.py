@@ -10,6 +10,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
+from planner.specs.probe_trainers import ProbeTrainerName
 from planner.specs.training import TrainingSpec
 
 LABELS = ("group", "sweep", "complete", "source", "trust", "notes", "measured")
@@ -49,7 +50,7 @@ class ProbeSpec(BaseModel):
     max_probes: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 5
     max_gpu_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1800.0
     pool: str = "local"
-    trainer: Literal["reference", "torchtitan"] = "reference"
+    trainer: ProbeTrainerName = "reference"
     steps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
 
 

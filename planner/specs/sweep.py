@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from planner.specs.probe_trainers import ProbeTrainerName
+
 MOST_JOBS = 200
 Count = Annotated[int, Field(strict=True, ge=0, le=100)]
 
@@ -51,6 +53,6 @@ class SweepSpec(BaseModel):
     schedule: str | None = None
     missed: Literal["skip", "catch-up"] = "skip"
     pool: str = "local"
-    trainer: Literal["reference", "torchtitan"] = "reference"
+    trainer: ProbeTrainerName = "reference"
     steps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
     retries: Annotated[int, Field(strict=True, ge=0, le=5)] = 1

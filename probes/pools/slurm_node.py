@@ -16,8 +16,8 @@ from probes import guardian
 from probes.folder import BEGIN, RESULT, TASK
 from probes.launch import TORCHRUN_FLAGS, GuardianSpec
 from probes.outcome import Begin
-from probes.programs import program_of
 from probes.protocol import Failed, ProbeTask
+from probes.trainers import trainer_of
 
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below the range that Linux gives to clients (32768 on)
 STRIDE = 101
@@ -30,7 +30,7 @@ def main() -> None:
     task = ProbeTask.model_validate_json((folder / TASK).read_text(encoding="utf-8"))
     begin = Begin.read(folder / BEGIN)
     node, nodes = int(os.environ["SLURM_NODEID"]), int(os.environ["SLURM_NNODES"])
-    program = program_of(task, sys.executable, worker)
+    program = trainer_of(task.trainer, worker=worker).program(task)
     assert not isinstance(program, Failed), "the runner has asked before"
     inside = ["-m", "probes.inside", RESULT, program.target, *program.arguments]
     elastic = [

@@ -35,7 +35,7 @@ COARSE_TOKENS_PER_SECOND = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TitanProbe:
     """What was to be run. model: with the layers that it had in this run."""
 
     task: ProbeTask
@@ -70,7 +70,7 @@ class Asked:
         )
 
 
-def read_outcome(asked: Asked, evidence: Evidence, outputs: Path | None) -> Outcome:
+def read_outcome(asked: TitanProbe, evidence: Evidence, outputs: Path | None) -> Outcome:
     """The outcome of one run. outputs: TorchTitan's dump folder, for the event files; None where
     there is only the log.
     """
@@ -85,7 +85,7 @@ def read_outcome(asked: Asked, evidence: Evidence, outputs: Path | None) -> Outc
     return _measured(asked, log, _scalars(outputs))
 
 
-def _implausible(asked: Asked, log: TitanLog) -> Failed | None:
+def _implausible(asked: TitanProbe, log: TitanLog) -> Failed | None:
     losses, norms = log.losses(), log.gradient_norms()
     for step in asked.steps:
         if not math.isfinite(losses[step]):
@@ -125,7 +125,7 @@ def _scalars(outputs: Path | None) -> dict[int | None, dict[str, dict[int, float
 
 
 def _measured(
-    asked: Asked, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
+    asked: TitanProbe, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
 ) -> Measured:
     each = [max(seconds) for seconds in zip(*_seconds_by_rank(asked, log, scalars), strict=True)]
     median = (
@@ -149,7 +149,7 @@ def _measured(
 
 
 def _seconds_by_rank(
-    asked: Asked, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
+    asked: TitanProbe, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
 ) -> list[list[float]]:
     """Seconds of the timed steps of every rank: the event file's where it has them all, else from
     the log.
@@ -170,7 +170,7 @@ def _seconds_by_rank(
     ]
 
 
-def _seconds(asked: Asked, steps: dict[int, StepLine], step: int) -> float:
+def _seconds(asked: TitanProbe, steps: dict[int, StepLine], step: int) -> float:
     """Seconds of one step of one rank, from its rate, or from the times of its line and the one
     before.
     """
@@ -186,7 +186,7 @@ def _seconds(asked: Asked, steps: dict[int, StepLine], step: int) -> float:
 
 
 def _memory(
-    asked: Asked, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
+    asked: TitanProbe, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
 ) -> list[RankMemory]:
     """Peaks of every rank over all steps. TorchTitan counts active blocks (allocated, or freed and
     waited for), not allocated ones.

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar, Self
 
 from planner.errors import SpecError
 from planner.export.base import Export
@@ -24,12 +25,14 @@ from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from probes.failures import Evidence
+from probes.programs import Program
 from probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask
 from probes.proxy_runs import shallower
 from probes.trainers.titan_data import ASSETS, DATA, MIN_VOCAB, data_files
-from probes.trainers.titan_outcome import Asked, read_outcome
+from probes.trainers.titan_outcome import TitanProbe, read_outcome
 
 OUTPUTS = "outputs"
+MODULE = "-m"
 # text for every data-parallel rank before it starts over, in samples of at least one
 DOCUMENT_TOKENS = 32768
 SUGGESTED = "0.2.2"
@@ -67,7 +70,48 @@ class TrainerCommand:
 class TitanTrainer:
     """python: the interpreter whose TorchTitan trains."""
 
+    times_kernels: ClassVar[bool] = False
+
     python: str = sys.executable
+
+    @classmethod
+    def of(cls, *, python: str, worker: str) -> Self:
+        """The TorchTitan of this interpreter; the reference program has no part in it."""
+        return cls(python=python)
+
+    @property
+    def imports(self) -> str:
+        """Torch: TorchTitan itself is checked by its version (`unsuited`)."""
+        return "torch"
+
+    def refusal(self, job: Job, layout: Layout, device: str) -> str | None:
+        """None: the export says what TorchTitan cannot run, when a task is made."""
+        return None
+
+    def program(self, task: ProbeTask) -> Program | Failed:
+        """What torchrun starts for a task; a failure where TorchTitan cannot run it."""
+        command = self.command(task)
+        if isinstance(command, Failed):
+            return command
+        target, *arguments = (
+            command.program[1:] if command.program[0] == MODULE else command.program
+        )
+        return Program(
+            target=target,
+            arguments=tuple(arguments),
+            single=command.single,
+            files=command.files,
+            env=command.env,
+        )
+
+    def outcome(
+        self, task: ProbeTask, folder: Path, evidence: Evidence
+    ) -> tuple[Outcome, Environment] | None:
+        """Outcome and environment from TorchTitan's own log, which names errors better than the
+        error files do.
+        """
+        own = replace(evidence, errors=())
+        return self.read(task, evidence.log, folder, own), self.environment(evidence.log)
 
     def versions(self) -> dict[str, str]:
         """Versions of the packages that TorchTitan needs, of those that are installed; nothing is
@@ -125,7 +169,7 @@ class TitanTrainer:
         """
         job = task.parsed()
         assert job.layout is not None, "a probe's job has a layout"
-        asked = Asked(task=task, job=job, model=_model(job, task), layout=job.layout)
+        asked = TitanProbe(task=task, job=job, model=_model(job, task), layout=job.layout)
         left = evidence or Evidence(
             reason="exit", exit_code=None, time_limit_seconds=task.time_limit_seconds
         )

@@ -135,6 +135,58 @@ def test_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         shapes.KernelShape.from_dict({**wanted, "sizes": {"rows": 8}})
 
 
+# ---- program of a probe --------------------------------------------------------------------------
+
+
+def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A trainer that says what to start and reads its own log, run under the real guardian."""
+    from planner.errors import SpecError
+    from planner.intake.jobs import read_job
+    from planner.specs import probe_trainers
+    from probes import trainers
+    from probes.failures import Evidence
+    from probes.launch import Launcher, LaunchSettings
+    from probes.outcome import bare_environment
+    from probes.pools.local import LocalPool, LocalSettings
+    from probes.programs import Program
+    from probes.protocol import Measured, ProbeTask
+    from probes.trainers.reference import ReferenceTrainer
+
+    class Stopwatch(ReferenceTrainer):
+        times_kernels: ClassVar[bool] = False
+
+        def program(self, task: ProbeTask) -> Program:
+            (tmp_path / "step.py").write_text("print('step took 0.25 s')\n")
+            return Program(target=str(tmp_path / "step.py"), arguments=(), single=True)
+
+        def outcome(self, task: ProbeTask, folder: Path, evidence: Evidence) -> Any:
+            seconds = float(evidence.log.split("took ")[1].split()[0])
+            measured = Measured(
+                step_seconds=seconds,
+                step_seconds_each=[seconds],
+                tokens_per_second_per_gpu=None,
+                mfu=None,
+                losses=[],
+                gradient_norms=[],
+                memory=[],
+            )
+            return measured, bare_environment(None)
+
+    asked = {**PROBE_JOB, "probe": {"trainer": "stopwatch"}}
+    with pytest.raises(SpecError, match="use 'reference' or 'torchtitan'"):
+        read_job(asked)
+    monkeypatch.setattr(trainers, "TRAINERS", dict(trainers.TRAINERS))
+    monkeypatch.setattr(probe_trainers, "PROBE_TRAINERS", [*probe_trainers.PROBE_TRAINERS])
+    monkeypatch.setattr(trainers, "PROBE_TRAINERS", probe_trainers.PROBE_TRAINERS)
+    trainers.register("stopwatch", Stopwatch)
+    assert read_job(asked).probe is not None
+    settings = LaunchSettings(folder=tmp_path / "probes")
+    pool = LocalPool(Launcher(settings), LocalSettings(leases=tmp_path / "leases", cpu_slots=2))
+    result = pool.run(ProbeTask(id="probe-1", job=PROBE_JOB, device="cpu", trainer="stopwatch"))
+    assert isinstance(result.outcome, Measured), result
+    assert result.outcome.step_seconds == 0.25
+
+
 # ---- schedule ------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,51 @@
+"""What every program offers that a probe can run."""
+
+from pathlib import Path
+from typing import ClassVar, Protocol, Self
+
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+from probes.failures import Evidence
+from probes.programs import Program
+from probes.protocol import Environment, Failed, Outcome, ProbeTask
+
+
+class ProbeTrainer(Protocol):
+    """A program that trains. It is started for a few steps, and its numbers are read.
+
+    times_kernels: it can time single kernels instead of a layout.
+    """
+
+    times_kernels: ClassVar[bool]
+
+    @classmethod
+    def of(cls, *, python: str, worker: str) -> Self:
+        """The program under this interpreter. worker: the reference program."""
+        ...
+
+    @property
+    def imports(self) -> str:
+        """A module, or a file ending in .py, that the interpreter must be able to load."""
+        ...
+
+    def unsuited(self, job: Job, device: str) -> Failed | None:
+        """Why no probe of this job can run here, whatever its layout; None where it may."""
+        ...
+
+    def refusal(self, job: Job, layout: Layout, device: str) -> str | None:
+        """Why this program cannot run a layout that the job's trainer may; None where it can, or
+        where only a run tells.
+        """
+        ...
+
+    def program(self, task: ProbeTask) -> Program | Failed:
+        """What to run for a task; a failure where the program cannot run it. Raises SpecError."""
+        ...
+
+    def outcome(
+        self, task: ProbeTask, folder: Path, evidence: Evidence
+    ) -> tuple[Outcome, Environment] | None:
+        """Outcome and environment from what the run left; None where the program writes its result
+        itself.
+        """
+        ...

@@ -1,0 +1,50 @@
+"""The reference program (`probes.worker`): plain torch, for GPUs, a CPU and fake tensors."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Self
+
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+from probes.failures import Evidence
+from probes.folder import RESULT, TASK
+from probes.programs import Program
+from probes.protocol import Environment, Failed, Outcome, ProbeTask
+from probes.reference.recipe import refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceTrainer:
+    """worker: the program, a module or a file ending in .py."""
+
+    times_kernels: ClassVar[bool] = True
+
+    worker: str
+
+    @classmethod
+    def of(cls, *, python: str, worker: str) -> Self:
+        """The program; any interpreter that has torch runs it."""
+        return cls(worker=worker)
+
+    @property
+    def imports(self) -> str:
+        """The program itself."""
+        return self.worker
+
+    def unsuited(self, job: Job, device: str) -> Failed | None:
+        """Nothing: what it cannot run depends on the layout."""
+        return None
+
+    def refusal(self, job: Job, layout: Layout, device: str) -> str | None:
+        """Why it cannot run a layout that the job's trainer may; None where it can."""
+        return refusal(job, layout, "cpu" if device == "cpu" else "cuda")
+
+    def program(self, task: ProbeTask) -> Program | Failed:
+        """The worker, which reads the task and writes the result."""
+        return Program(target=self.worker, arguments=(TASK, RESULT))
+
+    def outcome(
+        self, task: ProbeTask, folder: Path, evidence: Evidence
+    ) -> tuple[Outcome, Environment] | None:
+        """None: it writes its result itself."""
+        return None
