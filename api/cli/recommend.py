@@ -9,6 +9,7 @@ from api.cli.typed import (
     complete_cluster,
     complete_gpu,
     complete_model,
+    complete_sampler,
     complete_trainer,
     tokens_typed,
 )
@@ -97,7 +98,11 @@ def command(
         ),
     ] = None,
     sampler: Annotated[
-        str | None, typer.Option(help="How layouts beyond enumeration are sampled.")
+        str | None,
+        typer.Option(
+            autocompletion=complete_sampler,
+            help="How layouts beyond enumeration are sampled, and probes are chosen.",
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler.")] = None,
     save_dir: Annotated[

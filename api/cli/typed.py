@@ -58,6 +58,13 @@ def complete_trainer(incomplete: str) -> list[str]:
     return _offered(lambda: _beginning(_trainers(), incomplete))
 
 
+def complete_sampler(incomplete: str) -> list[str]:
+    """Names of samplers."""
+    from planner.samplers import SAMPLERS
+
+    return _offered(lambda: _beginning(SAMPLERS.names, incomplete))
+
+
 def _offered(find: Callable[[], list[str]]) -> list[str]:
     """What was found; a shell that completes shows no errors, so that a database that is not there
     offers nothing.

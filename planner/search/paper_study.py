@@ -1,143 +1,30 @@
-"""The search as an Optuna study: simulated layouts as finished trials, the rest of the space
-sampled where it cannot be enumerated.
-
-Parameters are the contract's fields; memory is a constraint (device_bytes / usable_bytes - 1 <= 0);
-layouts that were priced but not pursued are pruned trials with their reason. The planner's database
-is the authority; a study is rebuilt at will.
+"""Layer splits and memory budgets that the enumeration leaves out, sampled with Optuna and priced
+on paper.
 """
 
-import importlib.util
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from planner.cost.price import Pricer
-from planner.errors import Fault, SpecError
 from planner.estimates import simulated_columns
 from planner.rules import violations
+from planner.samplers import SAMPLERS
+from planner.search.bounds import OOM_LIMIT
 from planner.search.variations.splits import MAX_SHIFT, shifted
 from planner.specs.layout import Layout, parse_ac
-from planner.specs.plan import Plan
 
 MEMORY_CONSTRAINT = "device_over_usable"
 BATCH = 16  # trials asked at once and simulated together
-OOM_LIMIT = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """One layout as a trial. step_seconds None: pruned, with the reason."""
-
-    layout: Layout
-    step_seconds: float | None
-    memory_share: float
-    reason: str
-
-
-def sampler(name: str, seed: int) -> BaseSampler:
-    """The Optuna sampler of this name for paper search; `cost-model` enumerates what it can and
-    uses TPE for the rest.
-    """
-    if name in ("cost-model", "tpe"):
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=8)
-    if name == "gp":
-        missing = [
-            module for module in ("torch", "scipy") if importlib.util.find_spec(module) is None
-        ]
-        if missing:
-            rule = f"Optuna's GP sampler needs {' and '.join(missing)}, not installed here"
-            raise SpecError(
-                Fault(
-                    "search.sampler",
-                    name,
-                    rule,
-                    f"pip install {' '.join(missing)}, or use cost-model or tpe",
-                )
-            )
-        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=8)
-    if name == "nsga2":
-        return optuna.samplers.NSGAIISampler(seed=seed, population_size=8)
-    if name == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
-    raise SpecError(
-        Fault(
-            "search.sampler",
-            name,
-            "no sampler of this name",
-            "use cost-model, tpe, gp, nsga2 or random",
-        )
-    )
-
-
-def record(trials: Sequence[Trial], study_name: str, storage: Any = None) -> optuna.Study:
-    """A study of these trials, in memory unless a storage is given."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    distributions = _distributions([trial.layout for trial in trials])
-    study = optuna.create_study(study_name=study_name, direction="minimize", storage=storage)
-    study.add_trials([_frozen(trial, distributions) for trial in trials])
-    return study
-
-
-def from_plan(plan: Plan, storage: Any = None) -> optuna.Study:
-    """The study of a stored plan: its ranked layouts as finished trials, its Pareto points as the
-    rest.
-    """
-    trials = []
-    for entry in plan.ranked:
-        estimate = entry.estimate
-        share = (estimate.device_bytes or 0.0) / (estimate.usable_bytes or 1.0) - 1.0
-        trials.append(
-            Trial(
-                layout=entry.layout,
-                step_seconds=estimate.step_seconds,
-                memory_share=share,
-                reason="ranked",
-            )
-        )
-    return record(trials, plan.id, storage)
-
-
-def _parameters(layout: Layout) -> dict[str, Any]:
-    values = layout.model_dump()
-    values["layers_per_stage"] = (
-        "trainer"
-        if layout.layers_per_stage is None
-        else ",".join(map(str, layout.layers_per_stage))
-    )
-    return values
-
-
-def _distributions(layouts: Sequence[Layout]) -> Mapping[str, BaseDistribution]:
-    seen: dict[str, dict[Any, None]] = {}
-    for layout in layouts:
-        for name, value in _parameters(layout).items():
-            seen.setdefault(name, {})[value] = None
-    return {name: CategoricalDistribution(tuple(values)) for name, values in seen.items()}
-
-
-def _frozen(trial: Trial, distributions: Mapping[str, BaseDistribution]) -> FrozenTrial:
-    state = TrialState.PRUNED if trial.step_seconds is None else TrialState.COMPLETE
-    return optuna.create_trial(
-        state=state,
-        value=trial.step_seconds,
-        params=_parameters(trial.layout),
-        distributions=dict(distributions),
-        user_attrs={"reason": trial.reason},
-        constraints={MEMORY_CONSTRAINT: trial.memory_share},
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What sampling beyond the enumeration found: layouts with their simulated step and memory, and
-    how many were tried.
-    """
+    """Sampled layouts that fit, fastest first, and the number of trials."""
 
     layouts: tuple[Layout, ...]
     num_trials: int
@@ -153,18 +40,20 @@ def sample_beyond(
     budgets: bool,
     splits: bool,
 ) -> Sampled:
-    """Layer splits and memory budgets around the best enumerated layouts, chosen by an Optuna
-    sampler, priced on paper.
+    """Layer splits and memory budgets around the best enumerated layouts, by an Optuna sampler.
 
-    Parameters: which seed layout, layers moved off its first and last stage, and the activation
-        memory budget.
-    Objective: simulated step seconds; memory is a constraint. Trials are asked in batches so that
-        each batch is priced at once.
+    name, seed: of the sampler.
+    budgets, splits: what may be varied besides the choice of the seed layout.
+
+    The objective is simulated step seconds, with memory as a constraint. Trials are asked in
+    batches, so that each batch is priced at once.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
-        study = optuna.create_study(sampler=sampler(name, seed), direction="minimize")
+        study = optuna.create_study(
+            sampler=SAMPLERS.find(name).optuna_sampler(seed), direction="minimize"
+        )
     found: dict[Layout, float] = {}
     for _ in range(max(1, num_trials // BATCH)):
         asked = [study.ask() for _ in range(BATCH)]

@@ -5,13 +5,11 @@ Whatever is sampled, the trial's parameters are the fields of a legal candidate.
 candidates, D fields.
 """
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
@@ -26,17 +24,14 @@ from planner.columns import (
     FloatColumn,
     LayoutBatch,
 )
-from planner.errors import Fault, SpecError
+from planner.samplers import SAMPLERS
+from planner.samplers.base import STARTUP_TRIALS
 from planner.search.choice import pareto
 from planner.search.screen import OOM_LIMIT
 from planner.specs.layout import AC_KINDS, Layout, format_ac
 from planner.study import normal
 from planner.study.posterior import RUN_SD, Knowledge, StudyPosterior
 
-WARM_STARTS = 4
-STARTUP_TRIALS = 8
-NAMES = ("cost-model", "tpe", "gp", "nsga2", "random")
-GP_NEEDS = ("torch", "scipy")  # imported by Optuna when it samples
 TRAINER_WORD = "trainer"  # of a split of layers that the trainer makes
 WORDS = ("ac", "layers_per_stage", *CODES, *sorted(FLAGS))
 Space = dict[str, BaseDistribution]
@@ -352,36 +347,19 @@ class SnappedSampler(FiniteSampler):
 def make_sampler(
     name: str, knowledge: Knowledge, *, seed: int, risk_limit: float = OOM_LIMIT
 ) -> FiniteSampler:
-    """The sampler of this name (NAMES). Raises SpecError for `gp` without what it needs, and for
-    another name.
+    """The sampler of this name over the candidates of a study.
+
+    Raises UnknownNameError for a name of no sampler, SpecError for one whose modules are missing.
     """
-    if name == "cost-model":
+    declared = SAMPLERS.find(name)
+    if declared.by_posterior:
         return CostModelSampler(knowledge, risk_limit=risk_limit)
-    if name == "tpe":
-        inner: BaseSampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=WARM_STARTS)
-        return SnappedSampler(
-            inner, name, knowledge, first=model_picks(knowledge, WARM_STARTS), risk_limit=risk_limit
-        )
-    if name == "gp":
-        missing = [module for module in GP_NEEDS if importlib.util.find_spec(module) is None]
-        if missing:
-            rule = f"needs {' and '.join(GP_NEEDS)}; not installed: {', '.join(missing)}"
-            raise SpecError(
-                Fault("search.sampler", name, rule, "install the probe extra, or use tpe")
-            )
-        inner = optuna.samplers.GPSampler(
-            seed=seed, n_startup_trials=STARTUP_TRIALS, warn_independent_sampling=False
-        )
-        return SnappedSampler(inner, name, knowledge, risk_limit=risk_limit)
-    if name == "nsga2":
-        inner = optuna.samplers.NSGAIISampler(seed=seed, population_size=STARTUP_TRIALS)
-        return SnappedSampler(inner, name, knowledge, risk_limit=risk_limit)
-    if name == "random":
-        return SnappedSampler(
-            optuna.samplers.RandomSampler(seed=seed), name, knowledge, risk_limit=risk_limit
-        )
-    raise SpecError(
-        Fault("search.sampler", name, "no sampler of this name", f"use one of {', '.join(NAMES)}")
+    return SnappedSampler(
+        declared.optuna_sampler(seed, declared.warm_starts or STARTUP_TRIALS),
+        name,
+        knowledge,
+        first=model_picks(knowledge, declared.warm_starts) if declared.warm_starts else (),
+        risk_limit=risk_limit,
     )
 
 

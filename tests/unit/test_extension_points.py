@@ -14,11 +14,16 @@ import pytest
 import planner
 from planner.columns import LayoutBatch
 from planner.errors import SpecError
+from planner.samplers import SAMPLERS
+from planner.samplers.base import Sampler
 from planner.schedules import SCHEDULES, Runtime, Schedule, ScheduleRule
 from planner.schedules.one_f_one_b import OneFOneB
 from planner.specs.cluster import ClusterSpec
+from planner.study.ask_tell import one_at_a_time, run
+from planner.study.study import Budget, ProbeStudy, StudySettings
 from planner.trainers.registry import TRAINERS
 from tests.conftest import ROOT, clean_environment, needed
+from tests.unit.probing_cases import Machine, small
 
 # ---- pool ----------------------------------------------------------------------------------------
 
@@ -256,6 +261,51 @@ def test_its_runtime_its_order_and_its_rules_are_its_own(added: Schedule) -> Non
 def test_without_it_the_name_is_unknown() -> None:
     with pytest.raises(SpecError, match="did you mean"):
         planner.estimate({**JOB, "layout": {**PIPELINE, "pp_schedule": "Even1F1B"}})
+
+
+# ---- sampler -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def seeds() -> Iterator[list[int]]:
+    """Registers Optuna's quasi-random sampler; the list gets the seed of each that is made."""
+    made: list[int] = []
+
+    def make(seed: int, startup: int) -> Any:
+        from optuna.samplers import QMCSampler
+
+        made.append(seed)
+        return QMCSampler(seed=seed, warn_independent_sampling=False)
+
+    SAMPLERS.add(Sampler(name="quasi-random", make=make))
+    yield made
+    SAMPLERS.remove("quasi-random")
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_sampler(seeds: list[int]) -> None:
+    """`recommend` samples memory budgets with it, and a study proposes what it samples."""
+    search = {"sampler": "quasi-random", "seed": 3, "fix": {"pp": 1, "tp": 2, "precision": "bf16"}}
+    plan = planner.recommend({**JOB, "search": search})
+    assert plan.searched.study is not None
+    assert (plan.searched.study["sampler"], seeds) == ("quasi-random", [3])
+
+    candidates = small()
+    machine = Machine.wrong_by(candidates, 0.1)
+    settings = StudySettings(
+        sampler="quasi-random", seed=5, budget=Budget(probes=4, gpu_seconds=1e12), tolerance=-1.0
+    )
+    result = run(candidates, settings, one_at_a_time(machine.run))
+    assert (result.spent.probes, seeds) == (4, [3, 5])
+    reasons = [trial.user_attrs["reason"] for trial in result.study.trials]
+    assert all(reason.startswith("quasi-random's choice") for reason in reasons), reasons
+
+
+def test_a_sampler_that_nobody_registered_is_an_error() -> None:
+    with pytest.raises(SpecError, match="did you mean random"):
+        planner.recommend({**JOB, "search": {"sampler": "quasi-random"}})
+    with pytest.raises(SpecError, match="no sampler of this name"):
+        ProbeStudy(small(), StudySettings(sampler="quasi-random"))
 
 
 # ---- catalogue -----------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.rules.base import Context
 from planner.rules.features import NO_KERNELS, gpu_precisions
-from planner.search.paper_study import sampler
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_family
 from planner.specs.job import Job
@@ -211,8 +210,3 @@ def test_a_precision_nobody_timed_is_refused_not_priced_as_nothing(vendor, train
             read_job({**request, "training": {**request["training"], "trainer": trainer}})
         )
         assert not estimate.valid or estimate.step_seconds > 0
-
-
-def test_an_unknown_sampler_is_refused():
-    with pytest.raises(SpecError, match="no sampler of this name"):
-        sampler("simulated-annealing", 0)

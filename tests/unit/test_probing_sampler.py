@@ -17,15 +17,15 @@ from scipy import stats
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.rules import Context
+from planner.samplers import SAMPLERS
+from planner.samplers.gp import GP
+from planner.samplers.tpe import TPE
 from planner.search.screen import OOM_LIMIT
 from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
 from planner.study.candidates import Candidates, JobSize, Prior
 from planner.study.posterior import Knowledge
 from planner.study.samplers import (
-    GP_NEEDS,
-    NAMES,
-    WARM_STARTS,
     CostModelSampler,
     FieldSpace,
     SnappedSampler,
@@ -36,7 +36,7 @@ from planner.study.samplers import (
 from planner.study.study import Budget, ProbeStudy, StudySettings
 from tests.unit.probing_cases import Machine, small, subset
 
-AVAILABLE = [name for name in NAMES if name != "gp" or importlib.util.find_spec("torch")]
+AVAILABLE = [name for name in SAMPLERS if name != "gp" or importlib.util.find_spec("torch")]
 MUCH = Budget(probes=1000, gpu_seconds=1e12)
 
 
@@ -136,7 +136,7 @@ def test_the_probe_extra_brings_what_gp_needs() -> None:
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    assert {re.split("[<>=]", one)[0] for one in extras["probe"]} >= set(GP_NEEDS)
+    assert {re.split("[<>=]", one)[0] for one in extras["probe"]} >= set(GP.needs)
 
 
 def test_the_first_is_the_models_best_that_fits() -> None:
@@ -254,18 +254,18 @@ def test_noise_is_settled_by_a_second_look() -> None:
 
 def test_the_tree_starts_warm_with_the_models_picks() -> None:
     knowledge = Knowledge(small())
-    picks = model_picks(knowledge, WARM_STARTS)
+    picks = model_picks(knowledge, TPE.warm_starts)
     sampler = make_sampler("tpe", knowledge, seed=0)
     assert isinstance(sampler, SnappedSampler)
     assert list(sampler.first) == picks
-    assert len(set(picks)) == WARM_STARTS
+    assert len(set(picks)) == TPE.warm_starts
     study = ProbeStudy(small(), StudySettings(sampler="tpe", budget=MUCH))
     machine = Machine.wrong_by(small(), 0.1)
     asked = []
-    for _ in range(WARM_STARTS + 1):
+    for _ in range(TPE.warm_starts + 1):
         asked.append(study.ask())
         study.tell(asked[-1], machine.run(asked[-1]))
-    assert [one.row for one in asked[:WARM_STARTS]] == picks
+    assert [one.row for one in asked[: TPE.warm_starts]] == picks
     assert "tpe's choice" in asked[-1].reason
 
 

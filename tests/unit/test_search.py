@@ -23,12 +23,12 @@ from planner.intake.models import read_model
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.rules import Context, violations
+from planner.samplers import SAMPLERS
 from planner.search import bounds as floors
 from planner.search import screen
 from planner.search.choice import pareto
 from planner.search.choice.pareto import STRUCTURE
 from planner.search.choice.preference import Weighed
-from planner.search.paper_study import from_plan, sampler
 from planner.search.space.domains import domains_of
 from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.neighbours import neighbours
@@ -514,12 +514,6 @@ def test_a_plan_survives_json(shown: Plan) -> None:
     assert Plan.model_validate_json(shown.model_dump_json()) == shown
 
 
-def test_a_plan_becomes_a_study(shown: Plan) -> None:
-    study = from_plan(shown)
-    assert len(study.trials) == len(shown.ranked)
-    assert study.best_value == min(entry.estimate.step_seconds or np.inf for entry in shown.ranked)
-
-
 # ---- several sizes, a current layout -------------------------------------------------------------
 
 
@@ -656,5 +650,5 @@ def test_gp_names_what_it_needs_and_cannot_find(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == missing else object()
     )
-    with pytest.raises(SpecError, match=f"needs {missing}, not installed"):
-        sampler("gp", seed=0)
+    with pytest.raises(SpecError, match=f"needs torch and scipy; not installed: {missing}"):
+        SAMPLERS["gp"].optuna_sampler(0)

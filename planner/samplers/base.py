@@ -1,0 +1,40 @@
+"""What a sampler of `search.sampler` declares."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from planner.errors import Fault, SpecError
+
+if TYPE_CHECKING:  # Optuna is imported where a sampler is made
+    from optuna.samplers import BaseSampler
+
+STARTUP_TRIALS = 8  # trials at random before a sampler follows its model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """A sampler that `search.sampler` can name.
+
+    make: an Optuna sampler from a seed and a number of startup trials. It samples what a search on
+        paper cannot enumerate; in a study each sample becomes the nearest legal candidate.
+    needs: modules that Optuna imports for it, beyond the planner's own requirements.
+    warm_starts: a study first probes so many of the cost model's best, different candidates.
+    by_posterior: a study proposes by the posterior of the cost model instead of `make`.
+    """
+
+    name: str
+    make: "Callable[[int, int], BaseSampler]"
+    needs: tuple[str, ...] = ()
+    warm_starts: int = 0
+    by_posterior: bool = False
+
+    def optuna_sampler(self, seed: int, startup: int = STARTUP_TRIALS) -> "BaseSampler":
+        """The Optuna sampler. Raises SpecError where a module that it needs is not installed."""
+        missing = [module for module in self.needs if importlib.util.find_spec(module) is None]
+        if missing:
+            rule = f"needs {' and '.join(self.needs)}; not installed: {', '.join(missing)}"
+            remedy = "install the probe extra, or use cost-model or tpe"
+            raise SpecError(Fault("search.sampler", self.name, rule, remedy))
+        return self.make(seed, startup)
