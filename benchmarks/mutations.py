@@ -90,7 +90,7 @@ def files_of(mutation: Mutation, tree: Path = ROOT) -> list[str]:
     }
     reached = (names for start, names in INDIRECT.items() if mutation.file.startswith(start))
     indirect = {name for names in reached for name in names if (tree / name).is_file()}
-    return sorted(found | indirect)
+    return sorted(found | indirect, key=lambda path: (name not in path, path))  # its own first
 
 
 def copy_tree(target: Path) -> None:
