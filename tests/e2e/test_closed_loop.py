@@ -95,6 +95,7 @@ def items(cli: Cli) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_plan_spends_its_probes_and_says_what_they_found(
     cli: Cli, tmp_path: Path, surroundings: dict[str, str]
 ) -> None:

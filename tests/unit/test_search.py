@@ -169,7 +169,10 @@ FLOORS = (
 )
 
 
-@pytest.mark.parametrize("seed", range(NUM_JOBS))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, NUM_JOBS))],
+)
 def test_pruning_keeps_the_winner(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small rounds, so that bounds prune nearly everything."""
     monkeypatch.setattr(screen, "ROUND", 512)
@@ -241,6 +244,7 @@ def test_bounds_without_checkpointing_are_below_all_others(monkeypatch: pytest.M
         assert (space.cells.ac_kind > 0).any()
 
 
+@pytest.mark.slow
 def test_the_best_structures_survive_pruning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen, "ROUND", 512)
     assert {seed: lost for seed in range(NUM_JOBS) if (lost := lost_structures(seed))} == {}
@@ -447,6 +451,7 @@ def test_fixing_the_winner_finds_the_winner(shown: Plan) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_narrower_search_is_never_faster(shown: Plan) -> None:
     best = shown.ranked[0].estimate.step_seconds or 0.0
     for fix in ({"precision": "bf16"}, {"tp": 4}, {"compile": False}, {"pp": 2}):
@@ -631,6 +636,7 @@ def test_shifted_splits_keep_the_number_of_layers(first: int, last: int) -> None
             assert moved[-1] == plain[-1] - last
 
 
+@pytest.mark.slow
 def test_reasons_offer_no_change_that_the_search_excludes() -> None:
     def offers(**search: Any) -> bool:
         return any(

@@ -38,7 +38,7 @@ def search(**values: Any) -> SearchSpec:
 @pytest.mark.parametrize(
     "job",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"num_gpus": 12, "global_batch_size": 12},
         {"trainer": "megatron"},
         {
@@ -49,10 +49,13 @@ def search(**values: Any) -> SearchSpec:
         },
         {"model": TINY_MOE, "num_gpus": 4},
         {"model": TINY_MOE, "trainer": "megatron", "num_gpus": 4},
-        {"model": MLA, "gpu": "b200-sxm-180gb", "num_gpus": 4, "global_batch_size": 4},
+        pytest.param(
+            {"model": MLA, "gpu": "b200-sxm-180gb", "num_gpus": 4, "global_batch_size": 4},
+            marks=pytest.mark.slow,
+        ),
         {"max_grad_norm": None, "num_gpus": 4},
         {"trainer": "megatron-deepspeed", "seq_len": 1020},
-        {"trainer": "fsdp", "num_gpus": 4, "seq_len": 1020},
+        pytest.param({"trainer": "fsdp", "num_gpus": 4, "seq_len": 1020}, marks=pytest.mark.slow),
         {"trainer": "internevo"},
         {"num_gpus": 1, "global_batch_size": 6},
     ],
@@ -87,12 +90,15 @@ def test_the_space_is_the_brute_force_set(job: dict[str, Any]) -> None:
         {"fix": {"zero_stage": [2, 3], "dp_shard": [1, 4]}},
         {"fix": {"sequence_parallel": False}, "allow": {"tp": [2, 4]}},
         {"fix": {"pp": 2, "layers_per_stage": [2, 4]}},
-        {
-            "allow": {
-                "layers_per_stage": [[3, 3], [1, 2, 2, 1]],
-                "param_dtype": ["bfloat16", "float32"],
-            }
-        },
+        pytest.param(
+            {
+                "allow": {
+                    "layers_per_stage": [[3, 3], [1, 2, 2, 1]],
+                    "param_dtype": ["bfloat16", "float32"],
+                }
+            },
+            marks=pytest.mark.slow,
+        ),
         {"fix": {"cpu_offload": True}},
     ],
     ids=str,
