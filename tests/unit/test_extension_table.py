@@ -37,3 +37,13 @@ def test_every_test_of_an_extension_from_outside_has_a_row() -> None:
     named = {point["test"].partition("::")[2] for point in POINTS if OUTSIDE in point["test"]}
     sections = re.findall(r"^# ---- ([\w ]+) -", (ROOT / OUTSIDE).read_text(), re.MULTILINE)
     assert len(named) >= len(sections), (named, sections)
+
+
+def test_the_map_of_the_house_has_every_room() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rooms = {
+        f"{path.parent.relative_to(ROOT)}/"
+        for folder in ("planner", "planner/cost")
+        for path in (ROOT / folder).glob("*/__init__.py")
+    }
+    assert rooms <= set(re.findall(r"^\| `([\w/]+/)`", text, re.MULTILINE))
