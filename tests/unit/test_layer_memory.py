@@ -1,0 +1,169 @@
+"""Memory of the phases of a step: small cases worked out by hand."""
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.columns import LayoutBatch
+from planner.cost.memory.allocator import cached_bytes, reserved_bytes
+from planner.cost.memory.peak import (
+    PHASES,
+    LayerNeeds,
+    PeakMemory,
+    Phase,
+    RankShapes,
+    Widths,
+    layer_phases,
+    rank_memory,
+)
+from planner.intake.jobs import read_training
+from planner.trainers.registry import TRAINERS, resolve_layout
+
+ONE = np.ones((1, 1))
+
+
+def widths(microbatches: float = 1.0, trainer: str = "torchtitan", **layout: Any) -> Widths:
+    batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=8)])
+    return Widths.of(batch, np.array([microbatches]), TRAINERS[trainer])
+
+
+def phases(w: Widths, **given: float) -> list[float]:
+    values = {
+        "running": 1000.0, "done": 700.0, "following": 800.0, "second": 900.0,
+        "reduced": 10.0, "shard": 2.0, "gathered": 11.0,
+    } | given  # fmt: skip
+    needs = LayerNeeds(**{name: value * ONE for name, value in values.items()})
+    return [float(column[0, 0]) for column in layer_phases(needs, w)]
+
+
+# ---- a layer's backward --------------------------------------------------------------------------
+
+
+def test_zero3_has_two_gathered_layers_at_once_and_the_reduction_of_the_one_before() -> None:
+    """bf16 gathers, 2 x 11; fp32 reductions, 4 x 10."""
+    assert phases(widths(zero_stage=3)) == [
+        1000.0 + 2 * 22.0,
+        800.0 + 2 * 22.0 + 40.0,
+        900.0 + 2 * 22.0 + 40.0,
+    ]
+
+
+def test_while_the_reduction_is_filled_gradients_are_whole_and_their_shard_is_not_there() -> None:
+    """done + one gather - 4 bytes x shard, where that is more than the next layer's backward."""
+    last, following, second = phases(widths(zero_stage=3), done=900.0)
+    assert following == 900.0 + 22.0 - 4.0 * 2.0 + 40.0
+    assert (last, second) == (1044.0, 984.0)
+
+
+def test_zero2_gathers_nothing_in_backward_and_frees_copies_as_it_passes_layers() -> None:
+    """A copy is 2 x 11 bytes: the last layer's is gone, the first two layers' are left."""
+    assert phases(widths(zero_stage=2)) == [1000.0, 800.0 + 40.0 - 22.0, 900.0 + 40.0 + 2 * 22.0]
+
+
+def test_a_pipeline_keeps_its_copies_and_reduces_after_its_last_microbatch() -> None:
+    given = {"pp": 2, "zero_stage": 2}
+    assert phases(widths(4.0, **given)) == [1000.0, 800.0, 900.0]
+    assert phases(widths(1.0, **given)) == [1000.0, 840.0, 940.0]
+
+
+def test_widths_of_dtypes_and_stages() -> None:
+    wide = widths(zero_stage=3, param_dtype="float32", reduce_dtype="bfloat16")
+    assert [float(x[0]) for x in (wide.compute, wide.reduce, wide.gathered)] == [4.0, 2.0, 4.0]
+    megatron = widths(trainer="megatron", zero_stage=1)
+    assert [float(x[0]) for x in (megatron.gathered, megatron.resident, megatron.reduced)] == [
+        0.0
+    ] * 3
+    replicas = widths(zero_stage=0, dp_replicate=8)
+    assert float(replicas.resident[0]) == 2.0
+    assert float(replicas.reduced[0]) == 0.0
+    assert float(widths(zero_stage=0, dp_replicate=4, tp=2).resident[0]) == 0.0
+
+
+# ---- the worst phase -----------------------------------------------------------------------------
+
+
+def peak(trainer: str = "torchtitan", microbatches: float = 1.0, /, **given: Any) -> PeakMemory:
+    layout = given.pop("layout", {"zero_stage": 3})
+    held = {f.name: 0.0 * ONE for f in fields(RankShapes)}
+    held |= {name: value * ONE for name, value in given.items()}
+    batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=8)])
+    training = read_training({"seq_len": 128, "global_batch_size": 64, "trainer": trainer})
+    return rank_memory(
+        RankShapes(**held), batch, np.array([microbatches]), training, TRAINERS[trainer], 0.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "phase", "bytes_there"),
+    [
+        ({"logits_bytes": 100.0}, Phase.LOSS, 100.0),
+        ({"head_bytes": 100.0, "logits_bytes": 90.0}, Phase.HEAD, 100.0),
+        ({"last_layer_bytes": 100.0, "head_bytes": 90.0}, Phase.LAST_LAYER, 100.0),
+        ({"next_layer_bytes": 100.0, "last_layer_bytes": 90.0}, Phase.NEXT_TO_LAST_LAYER, 100.0),
+        ({"second_layer_bytes": 100.0, "next_layer_bytes": 90.0}, Phase.SECOND_LAYER, 100.0),
+        ({"stream_bytes": 100.0, "second_layer_bytes": 90.0}, Phase.EMBEDDING, 100.0),
+        ({"shard": 100.0}, Phase.EMBEDDING, 400.0),
+    ],
+)
+def test_the_phase_that_needs_most_is_named(
+    given: dict[str, float], phase: Phase, bytes_there: float
+) -> None:
+    memory = peak(**given)
+    assert memory.phase(0, 0) is phase
+    states = memory.resident + memory.optimizer
+    assert (memory.allocated - states)[0, 0] == bytes_there
+
+
+def test_the_optimizer_step_of_a_distributed_optimizer_is_no_worse_than_the_loss() -> None:
+    memory = peak("megatron", layout={"zero_stage": 1}, local=10.0, shard=2.0, logits_bytes=1.0)
+    assert memory.phase(0, 0) is Phase.LOSS
+    assert (memory.parameters + memory.gradients + memory.optimizer)[0, 0] == 10 * 6 + 2 * 12
+    assert memory.moving[0, 0] == 1.0
+
+
+def test_saved_activations_of_all_microbatches_in_flight_but_the_one_that_ran_back() -> None:
+    given = {"in_flight": 3.0, "saved_bytes": 10.0, "boundary_bytes": 1.0, "held_bytes": 5.0}
+    layout = {"pp": 2, "zero_stage": 2}
+    assert peak(layout=layout, **given).allocated[0, 0] == 3 * 11.0 + 5.0
+    ends = peak(layout=layout, **given, second_layer_bytes=100.0)
+    assert ends.phase(0, 0) is Phase.SECOND_LAYER
+    assert ends.allocated[0, 0] == 2 * 11.0 + 5.0 + 100.0
+
+
+def test_a_pipelines_first_reduction_needs_a_buffer_beside_its_whole_gradients() -> None:
+    """Whole fp32 gradients of 100 parameters, a layer of 40 in the buffer, and its copy gone."""
+    memory = peak(
+        "torchtitan", 4.0, layout={"pp": 2, "zero_stage": 2},
+        local=100.0, gathered=100.0, largest_local=40.0, largest_gathered=40.0, shard=25.0,
+    )  # fmt: skip
+    assert memory.phase(0, 0) is Phase.FIRST_REDUCTION
+    assert memory.buffers[0, 0] == 4.0 * 40.0 - 2.0 * 40.0
+    assert memory.gradients[0, 0] == 400.0
+    assert memory.parameters[0, 0] == 25.0 * 4.0 + 100.0 * 2.0
+
+
+def test_every_phase_has_words_of_its_own() -> None:
+    assert len(PHASES) == len(set(map(str, PHASES))) == 8
+
+
+# ---- the caching allocator -----------------------------------------------------------------------
+
+
+def test_fragments_fill_what_room_there_is_and_under_pressure_a_floor_is_left() -> None:
+    """80 allocated of which 50 move; a tenth is lost at ease, a twentieth under pressure."""
+
+    def reserved(room: float) -> tuple[float, float]:
+        found, least = reserved_bytes(80 * ONE, 7 * ONE, 50 * ONE, room * ONE, (0.1, 0.05))
+        return float(found[0, 0]), float(least[0, 0])
+
+    assert reserved(200.0) == (80 + 7 + 5.0, 82.5)
+    assert reserved(90.0) == (90.0, 82.5)
+    assert reserved(60.0) == (82.5, 82.5)
+
+
+def test_what_one_stream_freed_does_not_serve_another() -> None:
+    """Totals 100 and 90; of them 10 and 40 are the side stream's; a hole of 20 at the first."""
+    found = cached_bytes([100 * ONE, 90 * ONE], [10 * ONE, 40 * ONE], [20.0, 0.0], 3 * ONE)
+    assert found[0, 0] == max(100 - 10 + 20, 90 - 40) + 40 + 3 - 100

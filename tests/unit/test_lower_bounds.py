@@ -1,0 +1,106 @@
+"""Lower bounds of the search against the prices that they stand below, and how close they are."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer, Prices
+from planner.intake.jobs import read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
+from planner.specs.model import ModelSpec
+from planner.trainers.registry import resolve_layout
+
+NUM_GPUS = 16
+CLUSTER = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS})
+MODEL = read_model("llama3-8b")
+WORK = ("compute", "recompute", "tp", "cp", "ep")
+
+
+def pricer(trainer: str = "torchtitan", model: ModelSpec = MODEL) -> Pricer:
+    spec = {"seq_len": 4096, "global_batch_size": 16, "trainer": trainer}
+    return Pricer.build(model, CLUSTER, read_training(spec))
+
+
+def batch_of(p: Pricer, **layout: Any) -> LayoutBatch:
+    given = resolve_layout(layout, trainer=p.training.trainer, num_gpus=NUM_GPUS)
+    return LayoutBatch.from_layouts([given])
+
+
+def work(prices: Prices) -> float:
+    return float(sum(prices.parts[name][0] for name in WORK))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dp_shard": 16},
+        {"dp_shard": 16, "ac": "full", "compile": True},
+        {"dp_shard": 4, "tp": 4, "async_tp": True},
+    ],
+)
+def test_without_a_pipeline_the_bound_is_the_work_of_a_step(layout: dict[str, Any]) -> None:
+    """One microbatch; what stands above it are waits, the optimizer and fixed seconds."""
+    p = pricer()
+    batch = batch_of(p, **layout, micro_batch_size=16 // layout["dp_shard"])
+    expected = pytest.approx(work(p.price(batch)))
+    assert p.lower_bounds(batch)[0][0] == expected
+    assert p.time_lower_bounds(batch)[0] == expected
+    assert p.layout_lower_bounds(batch)[0] == expected
+
+
+def test_async_tp_and_every_cp_method_are_tried_since_they_only_save() -> None:
+    p = pricer()
+    plain, asynchronous = (
+        p.time_lower_bounds(batch_of(p, dp_shard=4, tp=4, async_tp=way))[0] for way in (False, True)
+    )
+    assert plain == asynchronous
+    assert plain < p.layout_lower_bounds(batch_of(p, dp_shard=4, tp=4, async_tp=False))[0]
+    ways = [batch_of(p, dp_shard=4, cp=4, cp_method=way) for way in ("allgather", "alltoall")]
+    bounds = [float(p.time_lower_bounds(batch)[0]) for batch in ways]
+    assert bounds[0] == bounds[1]
+    assert bounds[0] == pytest.approx(min(float(p.layout_lower_bounds(x)[0]) for x in ways))
+
+
+def test_a_pipeline_shares_the_work_equally_between_its_ranks_at_best() -> None:
+    p = pricer("megatron")
+    batch = batch_of(p, pp=2, dp_shard=8, micro_batch_size=1)
+    found = p.price(batch, every_rank=True)
+    bound = float(p.layout_lower_bounds(batch)[0])
+    assert bound < work(found)
+    assert bound > 0.85 * work(found)
+    assert bound == pytest.approx(float(p.time_lower_bounds(batch)[0]))
+
+
+def test_pairs_may_hide_time_only_where_the_schedule_has_them() -> None:
+    p = pricer(model=read_model("mixtral-8x7b"))
+    given = {"pp": 2, "dp_shard": 4, "tp": 2, "ep": 4, "micro_batch_size": 1, "virtual_stages": 2}
+    dual = batch_of(p, **given, pp_schedule="DualPipeV")
+    looped = batch_of(p, **given, pp_schedule="Interleaved1F1B")
+    assert p.time_lower_bounds(dual)[0] == p.time_lower_bounds(looped)[0]
+    assert p.layout_lower_bounds(dual)[0] < p.layout_lower_bounds(looped)[0]
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
+def test_memory_counts_states_and_activations_of_a_mean_rank(trainer: str) -> None:
+    p = pricer(trainer)
+    for layout in ({"tp": 2, "dp_shard": 8}, {"pp": 2, "dp_shard": 8}, {"pp": 4, "dp_shard": 4}):
+        batch = batch_of(p, **layout, micro_batch_size=1)
+        device = float(p.lower_bounds(batch)[1][0])
+        price = p.price(batch, every_rank=True)
+        assert device <= float(price.device_bytes[0])
+        states = float((price.memory.resident + price.memory.optimizer).mean(axis=0)[0])
+        gathered = 0.9 if trainer == "megatron" else 1.0
+        assert device > gathered * states + p.cluster.gpu.context_bytes
+
+
+def test_columns_are_bounded_row_by_row() -> None:
+    p = pricer()
+    rows = [batch_of(p, dp_shard=16, micro_batch_size=1), batch_of(p, tp=8, dp_shard=2)]
+    together = LayoutBatch.concatenate([*rows, rows[0]])
+    seconds, device = p.lower_bounds(together)
+    alone = [p.lower_bounds(row) for row in (*rows, rows[0])]
+    np.testing.assert_array_equal(seconds, [found[0][0] for found in alone])
+    np.testing.assert_array_equal(device, [found[1][0] for found in alone])

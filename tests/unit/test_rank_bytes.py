@@ -1,0 +1,102 @@
+"""What each pipeline rank holds of every kind: counted by hand from the model's own numbers."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.columns import LayoutBatch
+from planner.cost.cost_inputs import CostInputs
+from planner.cost.memory.peak import RankShapes
+from planner.cost.memory.rank_bytes import rank_shapes
+from planner.cost.price import Pricer
+from planner.intake.jobs import read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
+from planner.trainers.registry import resolve_layout
+
+NUM_GPUS, SEQ, BATCH = 16, 2048, 16
+MODEL = read_model("llama3-8b")  # 32 layers, hidden 4096, vocabulary 128256
+CLUSTER = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS})
+TABLE = 128256 * 4096.0
+LAYER = 4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096.0
+BOUNDARY = SEQ * 4096 * 2.0
+
+
+def inputs(trainer: str = "torchtitan", **layout: Any) -> CostInputs:
+    training = read_training({"seq_len": SEQ, "global_batch_size": BATCH, "trainer": trainer})
+    given = resolve_layout({"ac": "none"} | layout, trainer=trainer, num_gpus=NUM_GPUS)
+    pricer = Pricer.build(MODEL, CLUSTER, training)
+    return CostInputs.of(pricer, LayoutBatch.from_layouts([given]), every_rank=True)
+
+
+def shapes(trainer: str = "torchtitan", **layout: Any) -> RankShapes:
+    return rank_shapes(inputs(trainer, **layout))
+
+
+def test_parameters_of_one_rank_without_a_pipeline() -> None:
+    held = shapes(tp=2, dp_shard=8)
+    assert held.local[0, 0] == pytest.approx((32 * LAYER + 2 * TABLE) / 2, rel=1e-3)
+    assert held.shard[0, 0] == pytest.approx((32 * LAYER + 2 * TABLE) / 16, rel=1e-3)
+    assert held.head_shard[0, 0] == pytest.approx(TABLE / 16, rel=1e-3)
+    assert held.late_shard[0, 0] == pytest.approx((TABLE + LAYER) / 16, rel=1e-3)
+    assert held.early_shard[0, 0] == pytest.approx((TABLE + 30 * LAYER) / 16, rel=1e-3)
+    assert held.embedding_local[0, 0] == TABLE / 2
+    assert held.embedding_whole[0, 0] == TABLE
+    assert held.in_flight[0, 0] == 1.0
+
+
+def test_a_pipelines_ends_hold_embedding_and_head_and_the_first_rank_most_microbatches() -> None:
+    """TorchTitan's split of 32 layers over 4 stages counts the ends: 8, 9, 9, 6 would be uneven;
+    the first gives up one layer for the embedding, the last one for the head.
+    """
+    held = shapes(pp=4, dp_shard=4, micro_batch_size=1)
+    layers = np.array([8.0, 9.0, 8.0, 7.0])
+    ends = np.array([TABLE, 0.0, 0.0, TABLE])
+    assert held.local[:, 0] == pytest.approx(layers * LAYER + ends, rel=1e-3)
+    assert held.head_local[:, 0] == pytest.approx([0.0, 0.0, 0.0, TABLE], rel=1e-3)
+    assert held.in_flight[:, 0].tolist() == [4.0, 3.0, 2.0, 1.0]
+    assert (held.logits_bytes[:3] == 0).all()
+    assert held.logits_bytes[3, 0] > SEQ * 128256 * 8.0
+
+
+def test_torch_allocates_receives_for_every_microbatch_and_megatron_for_those_in_flight() -> None:
+    """4 microbatches; the first and last stage receive one kind each, the others two."""
+    torch, megatron = (
+        shapes(trainer, pp=4, dp_shard=4, micro_batch_size=1)
+        for trainer in ("torchtitan", "megatron")
+    )
+    assert (torch.received_bytes[:, 0] / BOUNDARY).tolist() == [4.0, 8.0, 8.0, 4.0]
+    assert (torch.boundary_bytes == 0).all()
+    assert (megatron.received_bytes == 0).all()
+    assert (megatron.boundary_bytes[:, 0] / BOUNDARY).tolist() == [1.0] * 4
+
+
+def test_interleaved_stages_receive_for_each_of_them() -> None:
+    given = {"pp": 2, "dp_shard": 8, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}
+    held = shapes(**given, micro_batch_size=1)
+    assert (held.received_bytes[:, 0] / BOUNDARY).tolist() == [2 * 3.0, 2 * 3.0]
+
+
+def test_where_weight_gradients_run_later_more_is_held_than_the_microbatches_in_flight() -> None:
+    """ZB-1p with 4 microbatches: rank 3 has one between F and I and three between I and W, then
+    none and four.
+    """
+    given = {"pp": 4, "dp_shard": 4, "micro_batch_size": 1, "pp_schedule": "ZB-1p"}
+    found = inputs("megatron", **given)
+    held = rank_shapes(found)
+    assert held.in_flight[:, 0].tolist() == [4.0, 3.0, 2.0, 1.0]
+    assert held.held_bytes[0, 0] == 0.0
+    later = found.unit.costs.held_bytes[:, found.at_unit]
+    last = np.array([float(found.units[3, kind, 0]) for kind in range(found.units.shape[1])])
+    half = float(last @ later[:, 0]) + BOUNDARY
+    whole = float(held.saved_bytes[3, 0]) + BOUNDARY
+    assert held.held_bytes[3, 0] == pytest.approx(max(3 * half, 4 * half - whole))
+    assert (shapes("megatron", **given | {"pp_schedule": "1F1B"}).held_bytes == 0).all()
+
+
+def test_gathers_of_a_layer_are_the_largest_layers() -> None:
+    held = shapes(dp_shard=16)
+    assert held.largest_gathered[0] == pytest.approx(LAYER, rel=1e-3)
+    assert held.head_gathered[0, 0] == pytest.approx(TABLE, rel=1e-3)
+    assert held.gathered[0, 0] == pytest.approx(32 * LAYER + 2 * TABLE, rel=1e-3)

@@ -1,0 +1,104 @@
+"""Sends between pipeline ranks: which level of the fabric a hop crosses, and what comes on top."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.columns import LayoutBatch
+from planner.cost.network.collectives import collective_seconds, send_seconds
+from planner.cost.network.sends import Sends, transport_of
+from planner.cost.price import Pricer
+from planner.intake.jobs import read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
+from planner.trainers.registry import resolve_layout
+
+NUM_GPUS, PAYLOAD = 32, 64e6
+CLUSTER = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS})
+MODEL = read_model("llama3-8b")
+
+
+def pricer(trainer: str = "torchtitan", **training: Any) -> Pricer:
+    spec = {"seq_len": 4096, "global_batch_size": 64, "trainer": trainer, **training}
+    return Pricer.build(MODEL, CLUSTER, read_training(spec))
+
+
+def sends(p: Pricer, **layout: Any) -> Sends:
+    given = resolve_layout(layout, trainer=p.training.trainer, num_gpus=NUM_GPUS)
+    return Sends(
+        batch=LayoutBatch.from_layouts([given]),
+        payload_bytes=np.array([PAYLOAD]),
+        fused=np.array([False]),
+        training=p.training,
+        cluster=p.cluster,
+        device=p.device,
+        fabric=p.fabric,
+    )
+
+
+def hop(p: Pricer, stride: float, payload: float = PAYLOAD) -> float:
+    return float(send_seconds(np.array([payload]), np.array([stride]), p.fabric)[0])
+
+
+def test_no_pipeline_sends_nothing() -> None:
+    assert sends(pricer(), tp=8).mean_seconds()[0] == 0.0
+
+
+def test_ranks_of_one_node_send_inside_it_and_others_across() -> None:
+    """Pipelines outermost: ranks of pp 4 over 32 GPUs lie 8 apart, each in a node of its own."""
+    p = pricer()
+    own = p.profile.collective_seconds
+    seconds, crowded = sends(p, pp=4).hop_seconds(4)
+    assert seconds[0] == pytest.approx([hop(p, 8.0) + own] * 4)
+    assert crowded[0] == pytest.approx([2 * hop(p, 8.0) + own] * 4)
+    assert hop(p, 8.0) > 2 * hop(p, 1.0)
+
+
+def test_transfers_by_different_ports_do_not_share_one() -> None:
+    """pp 8, ranks 4 apart: two to a node, so that every rank has one neighbour in its node and one
+    outside; each has a port of its own.
+    """
+    p = pricer()
+    own = p.profile.collective_seconds
+    seconds, crowded = sends(p, pp=8).hop_seconds(8)
+    assert seconds[0] == pytest.approx([hop(p, 4.0) + own, hop(p, 8.0) + own] * 4)
+    assert crowded[0] == pytest.approx(seconds[0])
+    mean = (4 * hop(p, 4.0) + 3 * hop(p, 8.0)) / 7 + own
+    assert sends(p, pp=8).mean_seconds()[0] == pytest.approx(mean)
+
+
+def test_torch_neither_splits_sends_nor_waits_on_the_host() -> None:
+    p = pricer()
+    how = transport_of(p.training, "1F1B")
+    assert (how.splits, how.synchronises) == (False, False)
+
+
+def test_megatrons_blocking_sends_launch_anew() -> None:
+    p = pricer("megatron")
+    assert transport_of(p.training, "1F1B").synchronises
+    found = sends(p, pp=4).hop_seconds(4)[0][0]
+    fixed = p.profile.collective_seconds + p.profile.launch_seconds
+    assert found == pytest.approx([hop(p, 8.0) + fixed] * 4)
+
+
+def test_split_sends_carry_a_share_and_are_gathered_behind() -> None:
+    """Megatron of 2022 splits over tensor-parallel ranks, unless sequence parallelism did already:
+    then each sends what it holds.
+    """
+    p = pricer("megatron", trainer_version="2022-06")
+    fixed = p.profile.collective_seconds + p.profile.launch_seconds
+    gathered = collective_seconds(
+        "all-gather", np.array([PAYLOAD]), np.array([4.0]), np.array([1.0]), p.fabric,
+        base_seconds=p.profile.collective_seconds,
+    )[0]  # fmt: skip
+    split = sends(p, pp=4, tp=4, sequence_parallel=False).hop_seconds(4)[0][0]
+    assert split == pytest.approx([hop(p, 8.0, PAYLOAD / 4) + fixed + gathered] * 4)
+    whole = sends(p, pp=4, tp=4, sequence_parallel=True).hop_seconds(4)[0][0]
+    assert whole == pytest.approx([hop(p, 8.0) + fixed] * 4)
+
+
+def test_a_choice_of_rows_is_the_same_rows() -> None:
+    p = pricer()
+    one = sends(p, pp=8)
+    assert one.take(np.array([0])).mean_seconds()[0] == one.mean_seconds()[0]

@@ -1,0 +1,157 @@
+"""The seconds of a step, part by part, against the columns that they are made of."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.columns import LayoutBatch
+from planner.cost.cost_inputs import CostInputs
+from planner.cost.layer.unit_costs import _attention_cost
+from planner.cost.network.sends import transport_of
+from planner.cost.price import Pricer
+from planner.cost.step_seconds import PARTS, StageSeconds, step_seconds
+from planner.intake.jobs import read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
+from planner.schedules import SCHEDULES
+from planner.trainers.registry import resolve_layout
+from planner.work.ops import Attention, Tensor
+
+NUM_GPUS = 16
+CLUSTER = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS})
+MODEL = read_model("llama3-8b")
+
+
+def pricer(trainer: str = "torchtitan", **training: Any) -> Pricer:
+    spec = {"seq_len": 4096, "global_batch_size": 32, "trainer": trainer, **training}
+    return Pricer.build(MODEL, CLUSTER, read_training(spec))
+
+
+def inputs(p: Pricer, **layout: Any) -> CostInputs:
+    given = resolve_layout(layout, trainer=p.training.trainer, num_gpus=NUM_GPUS)
+    return CostInputs.of(p, LayoutBatch.from_layouts([given]), every_rank=True)
+
+
+def step(found: CostInputs) -> tuple[float, dict[str, float], StageSeconds]:
+    seconds, parts, stages = step_seconds(found)
+    return float(seconds[0]), {name: float(parts[name][0]) for name in PARTS}, stages
+
+
+def unit(found: CostInputs, name: str) -> np.ndarray[Any, Any]:
+    return np.asarray(getattr(found.unit.costs, name)[..., found.at_unit[0]])
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dp_shard": 16},
+        {"dp_shard": 4, "tp": 4, "ac": "full"},
+        {"dp_shard": 8, "cp": 2},
+        {"dp_shard": 4, "pp": 4, "micro_batch_size": 1},
+        {"dp_shard": 8, "pp": 2, "pp_schedule": "ZBVZeroBubble", "ac": "full"},
+    ],
+)
+def test_parts_sum_to_the_step(layout: dict[str, Any]) -> None:
+    seconds, parts, _ = step(inputs(pricer(), **layout))
+    assert sum(parts.values()) == pytest.approx(seconds)
+    assert min(parts.values()) >= 0.0
+
+
+def test_without_a_pipeline_parts_are_the_units_of_all_microbatches() -> None:
+    """2 microbatches of 32 layers, embedding and head; gradients are added up between them once."""
+    found = inputs(pricer(), dp_shard=4, tp=4, ac="full", micro_batch_size=4)
+    counts = np.array([32.0, 1.0, 1.0])
+    _, parts, _ = step(found)
+    sums = found.shards.sum_seconds[:, found.at_shard[0]]
+    recompute = 2 * counts @ unit(found, "recompute_seconds")
+    exposed = unit(found, "exposed_forward")[0] + unit(found, "exposed_backward")[0]
+    compute = (
+        2
+        * counts
+        @ sum(
+            unit(found, name)
+            for name in ("forward_seconds", "input_grad_seconds", "weight_grad_seconds")
+        )
+    )
+    assert parts["recompute"] == pytest.approx(recompute)
+    assert parts["tp"] == pytest.approx(2 * counts @ exposed)
+    assert parts["compute"] == pytest.approx(compute + counts @ sums)
+    assert parts["bubble"] == parts["pp"] == parts["cp"] == parts["ep"] == 0.0
+    assert parts["other"] == found.job.profile.fixed_step_seconds
+
+
+@pytest.mark.parametrize("name", ["1F1B", "GPipe"])
+def test_the_bubble_is_the_schedules_of_a_mean_rank(name: str) -> None:
+    found = inputs(pricer(), dp_shard=4, pp=4, pp_schedule=name, micro_batch_size=1)
+    _, parts, stages = step(found)
+    columns = (stages.forward, stages.input_grad, stages.weight_grad)
+    f, i, w = (float((found.mean_units * column).sum()) for column in columns)
+    assert parts["bubble"] == pytest.approx(3 * (f + i + w))
+    hops = SCHEDULES[name].sends_on_critical_path(
+        4, 1, 8, transport_of(found.job.training, name).exposed
+    )
+    assert parts["pp"] == pytest.approx(float(hops) * float(stages.sends.mean_seconds()[0]))
+
+
+def test_a_rank_that_holds_the_head_sets_the_pace() -> None:
+    """Megatron's even split of 32 layers over 2 ranks leaves the head on top of the last 16."""
+    found = inputs(pricer("megatron"), dp_shard=8, pp=2, micro_batch_size=1)
+    _, _, stages = step(found)
+    per_unit = stages.forward + stages.input_grad + stages.weight_grad
+    ranks = np.einsum("rkn,kn->rn", found.units, per_unit)[:, 0]
+    assert ranks[1] > ranks[0]
+    assert stages.busy[0] == pytest.approx(4 * ranks[1])
+
+
+def test_a_split_backward_recomputes_once_more_for_the_weights() -> None:
+    """ZBV under full recomputation: W does the forward of its share again."""
+    given = {"dp_shard": 8, "pp": 2, "ac": "full", "micro_batch_size": 1}
+    found = inputs(pricer(), **given, pp_schedule="ZBVZeroBubble", virtual_stages=2)
+    again = unit(found, "redone_seconds")
+    once = unit(found, "recompute_seconds")
+    _, parts, _ = step(found)
+    share = float(SCHEDULES["ZBVZeroBubble"].split_share(2, 2, 4))
+    ranks = found.units[:, :, 0] @ (once + share * again)
+    assert parts["recompute"] in [pytest.approx(4 * rank) for rank in ranks]
+
+
+def test_an_optimizer_in_the_backward_pass_delays_the_passes_that_it_runs_in() -> None:
+    given = {"dp_shard": 16, "micro_batch_size": 2}
+    before, after = (
+        step(inputs(pricer(max_grad_norm=None), **given, optimizer_in_backward=way))
+        for way in (False, True)
+    )
+    profile = pricer().profile
+    backward = (after[2].input_grad + after[2].weight_grad)[:, 0] @ np.array([32.0, 1.0, 1.0])
+    added = after[1]["optimizer"] - before[1]["optimizer"]
+    assert added == pytest.approx(profile.early_step_share * float(backward))
+
+
+# ---- context parallelism -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "pieces"), [("allgather", 4), ("alltoall", 4), ("ulysses", 1)])
+def test_attention_under_context_parallelism_runs_in_pieces(method: str, pieces: int) -> None:
+    """A causal mask of 4096 tokens attends to 2048 on average; the kernel's length is twice that,
+    and under a ring that of one of four pieces. Merging four pieces moves 4 fp32 passes of the
+    output each.
+    """
+    p = pricer("fsdp")
+    given = resolve_layout(
+        {"cp": 4, "dp_shard": 4, "cp_method": method, "micro_batch_size": 1},
+        trainer="fsdp",
+        num_gpus=NUM_GPUS,
+    )
+    batch = LayoutBatch.from_layouts([given])
+    heads = 32.0 if pieces > 1 else 8.0
+    tokens = 1024.0 if pieces > 1 else 4096.0
+    none = Tensor(name="none", dims=())
+    op = Attention(name="attention", window=0, saves=(), output=none, statistics=none)
+    found = _attention_cost(p.context(batch), op, MODEL)
+    flops = np.array([2.0 * tokens * 2048.0 * heads * 256.0])
+    length = np.array([4096.0 / pieces])
+    merged = 16.0 * tokens * heads * 128.0 * (4.0 if pieces > 1 else 0.0)
+    for ours, factor, backward in ((found.forward, 1.0, False), (found.input_grad, 2.5, True)):
+        alone = p.device.attention_seconds(factor * flops, length, backward=backward)
+        assert ours == pytest.approx(alone + p.device.moved_seconds(np.array([merged])))
