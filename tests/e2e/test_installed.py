@@ -90,3 +90,52 @@ def test_an_installed_package_carries_its_accuracy(installed: Run, tmp_path: Pat
     refused = installed("accuracy", "--recompute", database=tmp_path / "x.db")
     assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
     assert "--recompute needs the published rows" in refused.stderr
+
+
+CORE = ("test_memory", "test_collectives", "test_schedules", "test_job", "test_units")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("constraints", ["constraints.txt", "constraints-min.txt"])
+def test_a_fresh_environment_with_the_base_alone_plans(constraints: str, tmp_path: Path) -> None:
+    """At the newest versions that we test with, and at the oldest that pyproject.toml allows."""
+    source, venv = tmp_path / "source", tmp_path / "venv"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    binaries = venv / "bin"
+    environment = {key: value for key, value in clean_environment().items() if key != "PYTHONPATH"}
+    database = {"PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"}
+
+    def run(*command: object, **more: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [str(word) for word in command],
+            cwd=tmp_path,
+            env=environment | database | more,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=1200,
+        )
+
+    pip = (binaries / "python", "-m", "pip", "install", "--quiet")
+    for command in (
+        (sys.executable, "-m", "venv", venv),
+        (*pip, "--constraint", ROOT / constraints, source),
+    ):
+        done = run(*command)
+        assert done.returncode == 0, done.stderr
+    planner = binaries / "planner-cli"
+    job = "--model llama3.2-1b --gpu h100-sxm-80gb --num-gpus 8 --seq-len 2048"
+    fast = "--global-batch-size 64 --fix pp=1 --fix tp=1 --fix cp=1 --json"
+    planned = run(planner, "recommend", *job.split(), *fast.split())
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["ranked"]
+    assert run(planner, "recommend", "--help").returncode == 0
+    refused = run(planner, "serve")
+    assert (refused.returncode, refused.stderr.count("\n")) == (4, 1)
+    assert "pip install 'planner[server]'" in refused.stderr
+    done = run(*pip, "pytest", "hypothesis", "httpx")
+    assert done.returncode == 0, done.stderr
+    tests = [ROOT / "tests" / "unit" / f"{name}.py" for name in CORE]
+    options = ("-q", "-p", "no:cacheprovider", "-o", "filterwarnings=", "--rootdir", ROOT)
+    done = run(binaries / "python", "-m", "pytest", *options, *tests, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -228,3 +228,19 @@ sys.exit(run(sys.argv[1:]))
         4,
         "error: no fastapi here; pip install 'planner[server]'\n",
     )
+
+
+def test_the_oldest_versions_are_the_lower_bounds() -> None:
+    """constraints-min.txt is what tests/e2e/test_installed.py installs."""
+    lines = (ROOT / "constraints-min.txt").read_text().splitlines()
+    oldest = dict(line.lower().split("==") for line in lines if line and not line.startswith("#"))
+    wanted = [*PROJECT["dependencies"], *EXTRAS["server"], *EXTRAS["postgres"]]
+    bounds = {distribution(one): re.findall(r">=([\d.]+)", one)[0] for one in wanted}
+
+    def numbers(version: str) -> list[int]:
+        found = [int(part) for part in version.split(".")]
+        return found + [0] * (3 - len(found))
+
+    assert {name: numbers(oldest[name]) for name in bounds} == {
+        name: numbers(version) for name, version in bounds.items()
+    }
