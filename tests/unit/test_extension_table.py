@@ -5,6 +5,7 @@ exist.
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,3 +48,23 @@ def test_the_map_of_the_house_has_every_room() -> None:
         for path in (ROOT / folder).glob("*/__init__.py")
     }
     assert rooms <= set(re.findall(r"^\| `([\w/]+/)`", text, re.MULTILINE))
+
+
+PAGES = [
+    *ROOT.glob("*.md"),
+    ROOT / "docs" / "STATUS.md",
+    *(ROOT / "docs").glob("how-to/*.md"),
+    *(ROOT / "docs").glob("decisions/*.md"),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_what_a_page_names_exists(page: Path) -> None:
+    named = re.findall(
+        r"`((?:planner|api|probes|tests|benchmarks|docs)/[\w./-]+)`", page.read_text()
+    )
+    made_elsewhere = re.compile("NAME|own-GPU")
+    missing = [
+        path for path in named if not made_elsewhere.search(path) and not (ROOT / path).exists()
+    ]
+    assert missing == []
