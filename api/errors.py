@@ -72,7 +72,7 @@ class MissingPackageError(PartedError):
     kind = "missing_package"
 
 
-class RetoldError(PartedError):
+class StoredError(PartedError):
     """An error that ended something before: by the kind and in the words in which it was stored."""
 
     def __init__(self, kind: str, words: str) -> None:
@@ -81,35 +81,35 @@ class RetoldError(PartedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """How an error is told: HTTP status and exit code of the command line."""
+class ErrorCodes:
+    """HTTP status and exit code of an error."""
 
     status: HTTPStatus
     exit_code: int
 
 
-TABLE: dict[type[PlannerError], Answer] = {
-    SpecError: Answer(HTTPStatus.UNPROCESSABLE_ENTITY, EXIT_REQUEST),
-    InfeasibleError: Answer(HTTPStatus.CONFLICT, EXIT_NOTHING_FITS),
-    ProbeError: Answer(HTTPStatus.BAD_GATEWAY, EXIT_BACKEND),
-    MissingPackageError: Answer(HTTPStatus.SERVICE_UNAVAILABLE, EXIT_BACKEND),
-    StoreError: Answer(HTTPStatus.SERVICE_UNAVAILABLE, EXIT_BACKEND),
-    NotFoundError: Answer(HTTPStatus.NOT_FOUND, EXIT_REQUEST),
-    ConflictError: Answer(HTTPStatus.CONFLICT, EXIT_REQUEST),
-    UnauthenticatedError: Answer(HTTPStatus.UNAUTHORIZED, EXIT_REQUEST),
-    ForbiddenError: Answer(HTTPStatus.FORBIDDEN, EXIT_REQUEST),
-    UnknownEntryError: Answer(HTTPStatus.NOT_FOUND, EXIT_REQUEST),
-    BodyTooLargeError: Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, EXIT_REQUEST),
-    MediaTypeError: Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, EXIT_REQUEST),
-    PlannerError: Answer(HTTPStatus.INTERNAL_SERVER_ERROR, EXIT_BUG),
+TABLE: dict[type[PlannerError], ErrorCodes] = {
+    SpecError: ErrorCodes(HTTPStatus.UNPROCESSABLE_ENTITY, EXIT_REQUEST),
+    InfeasibleError: ErrorCodes(HTTPStatus.CONFLICT, EXIT_NOTHING_FITS),
+    ProbeError: ErrorCodes(HTTPStatus.BAD_GATEWAY, EXIT_BACKEND),
+    MissingPackageError: ErrorCodes(HTTPStatus.SERVICE_UNAVAILABLE, EXIT_BACKEND),
+    StoreError: ErrorCodes(HTTPStatus.SERVICE_UNAVAILABLE, EXIT_BACKEND),
+    NotFoundError: ErrorCodes(HTTPStatus.NOT_FOUND, EXIT_REQUEST),
+    ConflictError: ErrorCodes(HTTPStatus.CONFLICT, EXIT_REQUEST),
+    UnauthenticatedError: ErrorCodes(HTTPStatus.UNAUTHORIZED, EXIT_REQUEST),
+    ForbiddenError: ErrorCodes(HTTPStatus.FORBIDDEN, EXIT_REQUEST),
+    UnknownEntryError: ErrorCodes(HTTPStatus.NOT_FOUND, EXIT_REQUEST),
+    BodyTooLargeError: ErrorCodes(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, EXIT_REQUEST),
+    MediaTypeError: ErrorCodes(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, EXIT_REQUEST),
+    PlannerError: ErrorCodes(HTTPStatus.INTERNAL_SERVER_ERROR, EXIT_BUG),
 }
 
 
-def answer_to(error: PlannerError) -> Answer:
+def codes_of(error: PlannerError) -> ErrorCodes:
     """The row of the error's class, of a retold one that of its kind, or of the nearest class above
     it.
     """
-    told = _class_of(error.kind) if isinstance(error, RetoldError) else type(error)
+    told = _class_of(error.kind) if isinstance(error, StoredError) else type(error)
     return next(TABLE[cls] for cls in told.__mro__ if cls in TABLE)
 
 

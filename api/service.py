@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from api.identity import hash_of_job
 from api.input.jobs import check_one_size, parse_job
+from api.storage.records import PlanLabels, StoredEstimate
 from api.wiring import Wiring
 from planner.errors import Fault, PlannerError, SpecError
-from planner.ports import PlanLabels, StoredEstimate
 
 if TYPE_CHECKING:
     from planner.cost.machine.knobs import Calibration
@@ -40,7 +40,7 @@ def make_plan(
             )
         )
     store = wiring.store
-    from api.calibration.update import learned
+    from api.calibration.read import learned
     from planner.plan.recommend import recommend
 
     plan = recommend(job, ports=wiring.ports, progress=progress, calibration=learned(wiring, job))
@@ -136,7 +136,7 @@ def estimate_one(wiring: Wiring, values: object, *, allow_files: bool) -> "tuple
     """
     job = parse_for_estimate(values, allow_files=allow_files)
     store = wiring.store
-    from api.calibration.update import learned
+    from api.calibration.read import learned
     from planner.estimates import estimate_jobs
 
     kept = _to_keep(wiring, job.request, estimate_jobs([job], lambda one: learned(wiring, one))[0])
@@ -149,9 +149,9 @@ def estimate_and_keep(
 ) -> "list[Estimate | Refusal]":
     """Like estimate_many; well-formed elements are kept."""
     store = wiring.store
-    from api.calibration.update import Learnt
+    from api.calibration.read import CalibrationLookup
 
-    answers = estimate_many(jobs, allow_files=allow_files, calibration_of=Learnt(wiring))
+    answers = estimate_many(jobs, allow_files=allow_files, calibration_of=CalibrationLookup(wiring))
     kept: list[StoredEstimate | Refusal] = [
         answer
         if isinstance(answer, Refusal)

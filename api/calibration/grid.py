@@ -10,8 +10,8 @@ from planner.errors import ProbeError, SpecError
 from planner.intake.machines import load_gpu, read_cluster
 
 if TYPE_CHECKING:
+    from api.storage.records import CalibrationRecord
     from api.wiring import Wiring
-    from planner.ports import CalibrationRecord
 
 MOST_NAMED = 4  # GPUs that a message lists
 MOVED = 0.005  # relative change of a knob that is worth a line

@@ -6,52 +6,48 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from api.http.paging import place_cursor
+from api.calibration.read import rests_on_shipped
 from api.http.schemas import CalibrationLine, KnobValue
+from api.storage.paging import encoded
+from api.storage.records import CalibrationRecord, Page
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
     from planner.cost.machine.knobs import Calibration, Knob
-    from planner.ports import CalibrationRecord
 
 
 UNSEEN = "none that was measured"
 
 
-def calibration_page(
-    wiring: "Wiring", cursor: str | None, limit: int
-) -> tuple[list[CalibrationLine], str | None]:
-    """(calibrations that an estimate may name, where the next page starts): what ships, the prior,
-    what was learnt here, newest first.
+def calibration_page(wiring: "Wiring", cursor: str | None, limit: int) -> "Page[CalibrationLine]":
+    """Calibrations that an estimate may name: what ships, the prior, then what was learned here.
 
-    in_use: of the shipped one and of the newest of every trainer and GPU.  Raises SpecError for a
-        wrong cursor.
+    in_use: of the shipped one and of the newest of every trainer and GPU.
+
+    Raises SpecError for a wrong cursor.
     """
     from planner.cost.machine.knobs import Calibration
     from planner.cost.machine.shipped import shipped_calibration
 
     packaged = (shipped_calibration(), Calibration.prior())
-    places = [place_cursor(one.id) for one in packaged]
+    places = [encoded(one.id) for one in packaged]
     start = 0 if cursor is None else places.index(cursor) + 1 if cursor in places else len(packaged)
     lines = [_line(one, in_use=one is packaged[0]) for one in packaged[start : start + limit]]
     if len(lines) == limit:
         last = start + limit == len(packaged) and not wiring.calibrations.list(None, 1).items
-        return lines, None if last else places[start + limit - 1]
+        return Page(items=lines, next_cursor=None if last else places[start + limit - 1])
     page = wiring.calibrations.list(
         None if cursor is None or cursor in places else cursor, limit - len(lines)
     )
-    return [*lines, *(_learnt_line(wiring, record) for record in page.items)], page.next_cursor
+    stored = [_stored_line(wiring, record) for record in page.items]
+    return Page(items=[*lines, *stored], next_cursor=page.next_cursor)
 
 
-def _learnt_line(wiring: "Wiring", record: "CalibrationRecord") -> CalibrationLine:
-    from planner.cost.machine.shipped import from_document, shipped_calibration
+def _stored_line(wiring: "Wiring", record: "CalibrationRecord") -> CalibrationLine:
+    from planner.cost.machine.shipped import from_document
 
     newest = wiring.calibrations.latest(record.trainer, record.gpu)
-    in_use = (
-        newest is not None
-        and newest.id == record.id
-        and record.id.startswith(f"{shipped_calibration().id}+")
-    )
+    in_use = newest is not None and newest.id == record.id and rests_on_shipped(record)
     own = {
         "runs": record.num_runs,
         "trainer": record.trainer,

@@ -1,4 +1,4 @@
-"""`planner-cli calibrate`: what the stored measurements teach, and how far the knobs moved."""
+"""`planner-cli calibrate`: new calibrations from the stored measurements."""
 
 from typing import Annotated
 
@@ -27,22 +27,22 @@ def command(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
-    """Make the calibrations of all measured trainers and GPUs anew and store them; plans use the
-    newest.
-    """
+    """Make the calibration of every measured trainer and GPU anew; plans use the newest."""
     import json as encoder
 
     from api.calibration.grid import gpu_of, grid_of, knobs_moved
-    from api.calibration.update import kernel_probes, teach
+    from api.calibration.read import kernel_probes
+    from api.calibration.update import update_calibrations
     from api.cli.output import note, say
     from api.cli.studying import bar, sweep_stand
     from api.cli.working import working
     from api.input.measurements import all_of
-    from api.jobs.studies import Onlooker
-    from api.jobs.sweeps import add_sweep, failure_in, failure_of, run_now, run_sweep
+    from api.jobs.observer import Observer
+    from api.jobs.sweep_runs import failure_in, failure_of, run_sweep
+    from api.jobs.sweeps import add_sweep, run_now
+    from api.storage.records import MeasurementFilter
     from api.wiring import wire
     from planner.intake.machines import load_gpu
-    from planner.ports import MeasurementFilter
     from planner.units import counted
 
     wiring = wire()
@@ -51,15 +51,16 @@ def command(
     if pool is not None:
         gpu = gpu or gpu_of(wiring, pool)
         sweep = add_sweep(wiring, grid_of(wiring, gpu, pool), allow_files=True, ours=True)
-        onlooker = Onlooker()
-        with bar(onlooker, "layouts", sweep_stand):
-            ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), onlooker)
+        observer = Observer()
+        with bar(observer, "layouts", sweep_stand):
+            ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), observer)
         note(ended.message or "")
         failure = failure_of(ended) if ended.result is None else failure_in(ended.result)
         if failure is not None:
             raise failure
     with working("learning from all measurements", quiet=json):
-        made = teach(wiring, all_of(wiring, MeasurementFilter(gpu=gpu)), kernel_probes(wiring, gpu))
+        measurements = all_of(wiring, MeasurementFilter(gpu=gpu))
+        made = update_calibrations(wiring, measurements, kernel_probes(wiring, gpu))
     if json:
         rows = [
             {

@@ -96,7 +96,7 @@ def _many(path: str) -> None:
     """
     import json
 
-    from api.calibration.update import Learnt
+    from api.calibration.read import CalibrationLookup
     from api.cli.output import note
     from api.cli.working import working
     from api.errors import fault
@@ -104,7 +104,7 @@ def _many(path: str) -> None:
     from api.wiring import wire
     from planner.units import counted
 
-    learnt = Learnt(wire())
+    learnt = CalibrationLookup(wire())
     num_readable = 0
     chunk: list[object] = []
 

@@ -46,7 +46,7 @@ def import_(
     """
     import json as encoder
 
-    from api.calibration.update import teach_stored, words_of
+    from api.calibration.update import line_about, update_from_measurements
     from api.cli.output import note, say
     from api.cli.working import working
     from api.errors import fault
@@ -64,9 +64,9 @@ def import_(
             wiring, file, next((known for known in FORMATS if known == format), None), given
         )
         stored = store_new(wiring, measurements)
-        learnt = teach_stored(wiring, stored.new)
+        learnt = update_from_measurements(wiring, stored.new)
     for record in learnt:
-        note(words_of(record))
+        note(line_about(record))
     fresh = [one for one in measurements if one.id in set(stored.new)]
     if json:
         compared = [one.as_dict() for one in beside(fresh[:SHOWN])]

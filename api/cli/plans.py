@@ -17,7 +17,6 @@ def list_plans(
 ) -> None:
     """List stored plans, and those that probes are still spent on, newest first."""
     import json as encoder
-    from dataclasses import asdict
 
     from api.cli.output import make_console, note, say, show
     from api.jobs.plans import page_of_plans
@@ -25,8 +24,7 @@ def list_plans(
 
     page = page_of_plans(wire(), cursor, limit)
     if json:
-        items = [asdict(item) for item in page.items]
-        say(encoder.dumps({"items": items, "next_cursor": page.next_cursor}, indent=2, default=str))
+        say(encoder.dumps(page.model_dump(), indent=2, default=str))
         return
     if not page.items:
         say("no plan is stored yet; `planner-cli recommend` makes one")
@@ -64,7 +62,7 @@ def show_plan(
 
 
 def _say_study(wiring: "Wiring", name: str, *, as_json: bool) -> bool:
-    """How a plan stands that is not made yet, or came to nothing. False where there is none."""
+    """The state of a plan that is not made yet, or whose study failed. False where there is none."""
     import json as encoder
 
     from api.cli.output import say

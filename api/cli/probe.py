@@ -13,11 +13,11 @@ from probes.pools import listed, pool_forms
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from api.jobs.probes import Asked
+    from api.jobs.probes import RequestedProbe
     from api.render.probe import Probed
+    from api.storage.records import ProbeRecord
     from api.wiring import Wiring
     from planner.errors import PlannerError
-    from planner.ports import ProbeRecord
     from probes.launch import Watch
 
 NAME = "probe"
@@ -65,7 +65,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Run layouts for a few steps and record time, memory and what went wrong."""
-    from api.calibration.update import teach_ended, words_of
+    from api.calibration.update import line_about, update_from_probes
     from api.cli.output import note
     from api.jobs.probes import check_ready, enqueue, recover, run_all
     from api.wiring import wire
@@ -86,17 +86,17 @@ def command(
     records = enqueue(wiring, asked, max_attempts=1, ours=True)
     with _watched(records) as watches:
         ended = run_all(wiring, records, watches)
-    for learnt in teach_ended(wiring, ended):
-        note(words_of(learnt))
+    for learnt in update_from_probes(wiring, ended):
+        note(line_about(learnt))
     _tell(wiring, asked, ended, as_json=json)
 
 
 def _asked(
     wiring: "Wiring", job: str | None, plan: str | None, top_k: int, options: Mapping[str, Any]
-) -> "list[Asked]":
+) -> "list[RequestedProbe]":
     from api.errors import fault
     from api.input.text import read_mapping_file
-    from api.jobs.probes import ask_job, ask_plan, wished_in
+    from api.jobs.probes import options_of, probe_of_job, probes_of_plan
 
     if (job is None) == (plan is None):
         raise fault(
@@ -106,9 +106,9 @@ def _asked(
             "give --job FILE, or --plan PLAN_ID --top-k N",
         )
     if plan is not None:
-        return ask_plan(wiring, plan, top_k, options)
+        return probes_of_plan(wiring, plan, top_k, options)
     values = read_mapping_file(str(job), "--job")
-    return ask_job({**wished_in(values), **options, "job": values}, allow_files=True)
+    return probe_of_job({**options_of(values), **options, "job": values}, allow_files=True)
 
 
 @contextmanager
@@ -142,7 +142,11 @@ def _show_words(shown: "Progress", line: "TaskID", words: str | None) -> None:
 
 
 def _tell(
-    wiring: "Wiring", asked: "Sequence[Asked]", ended: "Sequence[ProbeRecord]", *, as_json: bool
+    wiring: "Wiring",
+    asked: "Sequence[RequestedProbe]",
+    ended: "Sequence[ProbeRecord]",
+    *,
+    as_json: bool,
 ) -> None:
     """The table, or JSON; then the exit code: 4 with the failure's own words where nothing was
     measured, 3 where nothing fitted.
@@ -150,7 +154,7 @@ def _tell(
     import json as encoder
 
     from api.cli.output import error_line, make_console, note, say, show
-    from api.errors import answer_to, lines_of
+    from api.errors import codes_of, lines_of
     from api.render.probe import Probed, probes_view
     from planner.estimates import estimate_job
 
@@ -180,7 +184,7 @@ def _tell(
     if error is not None:
         for line in lines_of(error):
             error_line(line)
-        raise typer.Exit(answer_to(error).exit_code)
+        raise typer.Exit(codes_of(error).exit_code)
 
 
 def _error(probed: "Sequence[Probed]") -> "PlannerError | None":

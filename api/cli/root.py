@@ -124,14 +124,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _told(error: PlannerError, *, as_json: bool) -> int:
-    from api.errors import answer_to, lines_of
+    from api.errors import codes_of, lines_of
 
     for line in lines_of(error):
         error_line(line)
     if as_json:
         _error_object(error.as_dict())
     _raise_for_developers()
-    return answer_to(error).exit_code
+    return codes_of(error).exit_code
 
 
 def _usage(error: Exception, arguments: Sequence[str]) -> int:

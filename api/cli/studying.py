@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from api.jobs.studies import Onlooker
+    from api.jobs.observer import Observer
     from api.wiring import Wiring
     from planner.specs.plan import Plan
 
@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 def make_plan_with_probes(wiring: "Wiring", values: object) -> "tuple[Plan, bool]":
     """(the plan, whether it was interrupted). Raises what planning raises."""
     from api.cli.output import note
-    from api.jobs.studies import Onlooker, ask_study, run_study
+    from api.jobs.observer import Observer
+    from api.jobs.studies import ask_study, run_study
 
     held = ask_study(wiring, values, allow_files=True, ours=True)
     if held.fencing_token > 1:
         note(f"going on with {held.id}, which its last process left unfinished")
-    onlooker = Onlooker()
-    with gentle_interrupt(onlooker) as interrupted, bar(onlooker, "probes", _stand):
-        plan = run_study(wiring, held, onlooker)
+    observer = Observer()
+    with gentle_interrupt(observer) as interrupted, bar(observer, "probes", _stand):
+        plan = run_study(wiring, held, observer)
     assert plan is not None, "only a worker puts a study back"
     return plan, bool(interrupted)
 
 
 @contextmanager
-def gentle_interrupt(onlooker: "Onlooker") -> Iterator[list[int]]:
+def gentle_interrupt(observer: "Observer") -> Iterator[list[int]]:
     """The first Ctrl-C asks for the best plan so far, the second ends the command."""
     from api.cli.output import note
 
@@ -42,7 +43,7 @@ def gentle_interrupt(onlooker: "Onlooker") -> Iterator[list[int]]:
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        onlooker.stop.set()
+        observer.stop.set()
         note("ending with the best so far; once more to end at once")
 
     before = signal.signal(signal.SIGINT, handle)
@@ -67,7 +68,7 @@ class Stand:
 
 @contextmanager
 def bar(
-    onlooker: "Onlooker", unit: str, stand: Callable[[Mapping[str, Any]], Stand]
+    observer: "Observer", unit: str, stand: Callable[[Mapping[str, Any]], Stand]
 ) -> Iterator[None]:
     """On a terminal a bar that counts units, and lines above it; else a line an event. All on
     stderr.
@@ -98,14 +99,14 @@ def bar(
     ) as shown:
         line = shown.add_task(unit, total=None, words="planning on paper")
 
-        def tell(body: Mapping[str, Any]) -> None:
+        def on_event(body: Mapping[str, Any]) -> None:
             now = stand(body)
             shown.update(line, total=now.total, completed=now.done, words=now.words)
             if not (watched and now.passing):
                 note(now.line)
 
-        onlooker.tell = tell
-        onlooker.say = lambda words: shown.update(line, words=words)
+        observer.on_event = on_event
+        observer.on_message = lambda words: shown.update(line, words=words)
         yield
 
 

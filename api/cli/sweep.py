@@ -7,8 +7,8 @@ import typer
 from api.cli.typed import complete_sweep
 
 if TYPE_CHECKING:
+    from api.storage.records import SweepRecord
     from api.wiring import Wiring
-    from planner.ports import SweepRecord
 
 app = typer.Typer(
     help="Known jobs measured now, or by workers on a schedule.", rich_markup_mode=None
@@ -42,25 +42,19 @@ def run(
     ],
     json: Json = False,
 ) -> None:
-    """Measure now and print the report; a run that died goes on where it stopped."""
+    """Measure now and print the report; an interrupted run goes on where it stopped."""
     import json as encoder
     from pathlib import Path
 
     from api.cli.output import error_line, note, say
     from api.cli.studying import bar, gentle_interrupt, sweep_stand
-    from api.errors import answer_to
+    from api.errors import codes_of
     from api.input.names import sweep_id_of
     from api.input.text import read_mapping_file
-    from api.jobs.studies import Onlooker
-    from api.jobs.sweeps import (
-        PREFIX,
-        add_sweep,
-        failure_in,
-        failure_of,
-        report_lines,
-        run_now,
-        run_sweep,
-    )
+    from api.jobs.observer import Observer
+    from api.jobs.sweep_runs import failure_in, failure_of, run_sweep
+    from api.jobs.sweeps import PREFIX, add_sweep, run_now
+    from api.render.sweep import report_lines
     from api.wiring import wire
 
     wiring = wire()
@@ -78,9 +72,9 @@ def run(
             f"stored as {sweep.id}; `planner-cli sweep run {sweep.id}` runs it again, or goes on "
             "after an interruption"
         )
-    onlooker = Onlooker()
-    with gentle_interrupt(onlooker) as interrupted, bar(onlooker, "layouts", sweep_stand):
-        ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), onlooker)
+    observer = Observer()
+    with gentle_interrupt(observer) as interrupted, bar(observer, "layouts", sweep_stand):
+        ended = run_sweep(wiring, run_now(wiring, sweep, ours=True), observer)
     without_report = failure_of(ended)
     if without_report is not None:
         raise without_report
@@ -99,7 +93,7 @@ def run(
     failure = failure_in(ended.result)
     if failure is not None:
         error_line(str(failure))
-        raise typer.Exit(answer_to(failure).exit_code)
+        raise typer.Exit(codes_of(failure).exit_code)
 
 
 @app.command()
@@ -163,7 +157,8 @@ def show(sweep_id: Id, json: Json = False) -> None:
 
     from api.cli.output import say
     from api.input.names import sweep_id_of
-    from api.jobs.sweeps import report_lines, sweep_detail
+    from api.jobs.sweeps import sweep_detail
+    from api.render.sweep import report_lines
     from api.wiring import wire
 
     wiring = wire()
@@ -202,18 +197,16 @@ def pause(sweep_id: Id, json: Json = False) -> None:
 def resume(sweep_id: Id, json: Json = False) -> None:
     """Runs again from the next moment of its schedule on."""
     from api.input.names import sweep_id_of
-    from api.jobs.sweeps import next_due
+    from api.jobs.sweeps import resume_sweep
     from api.wiring import wire
 
     wiring = wire()
-    sweep_id = sweep_id_of(wiring, sweep_id)
-    due = next_due(wiring.sweeps.get(sweep_id).spec.get("schedule"), wiring.clock.now())
-    _say_state(wiring, wiring.sweeps.change(sweep_id, "active", due), as_json=json)
+    _say_state(wiring, resume_sweep(wiring, sweep_id_of(wiring, sweep_id)), as_json=json)
 
 
 @app.command()
 def cancel(sweep_id: Id, json: Json = False) -> None:
-    """Never again; what runs of it is asked to stop."""
+    """Never again: queued runs are cancelled, a running one is asked to stop."""
     from api.input.names import sweep_id_of
     from api.jobs.sweeps import cancel_sweep
     from api.wiring import wire

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from planner.ports import ProbeRecord, TaskEvent
+from api.storage.records import ProbeRecord, TaskEvent
 
 MEDIA_TYPE = "text/event-stream"
 POLL_SECONDS = 1.0

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from api.errors import answer_to, lines_of
+from api.errors import codes_of, lines_of
 from planner.errors import Fault, PlannerError, SpecError
 
 MEDIA_TYPE = "application/problem+json"
@@ -23,7 +23,7 @@ _REMEDIES = {
 
 def problem(request: Request, error: PlannerError) -> Response:
     """The answer to an error of the planner's tree."""
-    status = answer_to(error).status
+    status = codes_of(error).status
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
     return _response(
         request, status, {**error.as_dict(), "detail": "; ".join(lines_of(error))}, headers
@@ -47,7 +47,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(PlannerError)
     async def planner_error(request: Request, error: PlannerError) -> Response:
-        if answer_to(error).status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if codes_of(error).status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             log.error("%s %s: %s", request.method, request.url.path, error)
         return problem(request, error)
 

@@ -61,33 +61,6 @@ class Problem(BaseModel):
     remedy: str | None = None
 
 
-class PlanLine(BaseModel):
-    """One plan of a list. status: "done"; "cancelled" with the best so far; "queued" or "running"
-    while probes are spent on it.
-
-    layout, tokens_per_second_per_gpu, model_version: null until there is a plan.
-    """
-
-    id: str
-    created_at: datetime
-    model: str
-    gpu: str
-    num_gpus: int
-    layout: str | None
-    tokens_per_second_per_gpu: float | None
-    status: str
-    model_version: str | None
-
-
-class PlanList(BaseModel):
-    """A page of plans, newest first. next_cursor: pass it as `cursor` to get the next page; null on
-    the last.
-    """
-
-    items: list[PlanLine]
-    next_cursor: str | None
-
-
 class ProbeBody(BaseModel):
     """A job with its layout, or a plan, and how to measure it. A bare job is taken too."""
 
@@ -151,15 +124,6 @@ class ProbeDetail(ProbeLine):
 
     request: dict[str, Any]
     results: list[dict[str, Any]]
-
-
-class ProbeList(BaseModel):
-    """A page of probes, newest first. next_cursor: pass it as `cursor` to get the next page; null
-    on the last.
-    """
-
-    items: list[ProbeLine]
-    next_cursor: str | None
 
 
 class MeasurementList(BaseModel):
@@ -232,15 +196,6 @@ class CalibrationLine(BaseModel):
     trainer: str | None = None
     gpu: str | None = None
     software: dict[str, str] | None = None
-
-
-class CalibrationList(BaseModel):
-    """A page of calibrations: what ships, then what was learnt, newest first. next_cursor: as in
-    every list; null on the last.
-    """
-
-    items: list[CalibrationLine]
-    next_cursor: str | None
 
 
 class CatalogList(BaseModel):

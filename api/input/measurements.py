@@ -18,11 +18,11 @@ from typing import Any, Literal, get_args
 from api.catalog import gpu_name_of, model_name_of
 from api.errors import fault
 from api.input.text import MAX_FILE_BYTES, check_plain, read_json, read_text
+from api.storage.records import MeasurementFilter
 from api.wiring import Wiring
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError
 from planner.intake.measurements import read_measurement
 from planner.intake.near_files import with_near_file
-from planner.ports import MeasurementFilter
 from planner.specs.measurement import Measurement, Rung, Status
 
 Format = Literal["rows", "csv", "torchtitan", "tensorboard"]

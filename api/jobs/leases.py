@@ -1,25 +1,25 @@
-"""Who holds what is being worked on, and for how long: owners, leases, and the heart that prolongs
-one.
-"""
+"""Claiming jobs of a queue: leases, the heartbeats that renew them, and owners that crashed."""
 
 import logging
 import os
 import platform
 import threading
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from api.storage.records import JobEnd, JobRecord, Lease
 from planner.errors import ConflictError, PlannerError
-from planner.ports import Lease, ProbeRecord, TaskRecord
+from planner.ports import Clock
 
 if TYPE_CHECKING:
-    from api.wiring import Wiring
+    from api.storage.queue import SqlQueue
 
 LEASE_SECONDS = 30.0
-BEAT_SECONDS = 3.0
-Record = TypeVar("Record", TaskRecord, ProbeRecord)
+HEARTBEAT_SECONDS = 3.0
+RUNNING_CHECKED = 200  # running jobs whose owner is looked for among this host's processes
+Record = TypeVar("Record", bound=JobRecord)
+End = TypeVar("End", bound=JobEnd)
 log = logging.getLogger("planner.leases")
 
 
@@ -28,20 +28,108 @@ def owner() -> str:
     return f"{platform.node()}:{os.getpid()}:{threading.get_ident()}"
 
 
-def lease(wiring: "Wiring") -> Lease:
-    """A lease from now on."""
-    return Lease(owner=owner(), now=wiring.clock.now(), seconds=LEASE_SECONDS)
+def new_lease(clock: Clock) -> Lease:
+    """A lease of ours from now on."""
+    return Lease(owner=owner(), now=clock.now(), seconds=LEASE_SECONDS)
 
 
-def lease_after(wiring: "Wiring", other: datetime | None) -> Lease:
-    """A lease from now on, or from the end of a dead owner's where that would still last."""
-    now = lease(wiring)
-    return (
-        now if other is None else replace(now, now=max(now.now, other + timedelta(microseconds=1)))
+def claimed_by(record: Record, lease: Lease) -> Record:
+    """A new job as its caller stores it to run it itself: never queued, so no worker takes it."""
+    return replace(
+        record,
+        state="running",
+        attempts=1,
+        owner=lease.owner,
+        fencing_token=1,
+        heartbeat_at=lease.now,
+        started_at=lease.now,
+        lease_until=lease.now + timedelta(seconds=lease.seconds),
     )
 
 
-def is_gone(name: str | None) -> bool:
+@dataclass
+class Claimed(Generic[Record, End]):
+    """A claimed job. Inside `with`, a thread renews its lease.
+
+    stop: set when somebody asks to cancel and when the lease is lost; the work then ends.
+    columns: text that the next heartbeat stores, such as `progress`.
+    """
+
+    queue: "SqlQueue[Record, Any, End]"
+    record: Record
+    clock: Clock
+    stop: threading.Event = field(default_factory=threading.Event)
+    columns: dict[str, str] = field(default_factory=dict)
+    cancelled: bool = False
+    lost: bool = False
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Self:
+        self._renewer = threading.Thread(
+            target=self._renew_until_done, name=f"lease of {self.record.id}", daemon=True
+        )
+        self._renewer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._renewer.join()
+
+    def report(self, message: str) -> None:
+        """Says how far the work is, with the next heartbeat."""
+        self.columns["progress"] = message
+
+    def renew(self) -> None:
+        """Sends one heartbeat. The lease outlasts several that the database does not take."""
+        try:
+            asked = self.queue.heartbeat(self.record, new_lease(self.clock), **self.columns)
+        except ConflictError:
+            self.lost = True
+            self.stop.set()
+        except PlannerError as error:
+            log.warning("%s: no heartbeat: %s", self.record.id, error)
+        else:
+            if asked:
+                self.cancelled = True
+                self.stop.set()
+
+    def finish(self, end: End) -> Record:
+        """Stores the end, and what comes with it. Raises ConflictError where the lease was lost."""
+        return self.queue.finish(self.record, end, self.clock.now())
+
+    def release(self) -> Record:
+        """Puts it back into the queue; the attempt does not count. Raises ConflictError."""
+        return self.queue.release(self.record, counts=False)
+
+    def _renew_until_done(self) -> None:
+        while not self._done.wait(HEARTBEAT_SECONDS):
+            self.renew()
+
+
+# ---- owners that crashed -------------------------------------------------------------------------
+
+
+def abandoned(
+    queue: "SqlQueue[Record, Any, Any]", clock: Clock, *, check_processes: bool
+) -> list[Record]:
+    """Running jobs whose lease has expired.
+
+    check_processes: also those whose owner was a process of this host that no longer exists.
+    """
+    found = {record.id: record for record in queue.expired(clock.now())}
+    if check_processes:
+        running = queue.list(limit=RUNNING_CHECKED, wanted=queue.filter_class(state="running"))
+        found |= {record.id: record for record in running.items if has_crashed(record.owner)}
+    return list(found.values())
+
+
+def is_abandoned(record: JobRecord, now: datetime) -> bool:
+    """Whether nobody works on a running job any more: its lease expired or its owner crashed."""
+    expired = record.lease_until is not None and record.lease_until < now
+    return expired or has_crashed(record.owner)
+
+
+def has_crashed(name: str | None) -> bool:
     """Whether an owner was a process of this host that no longer exists."""
     host, _, rest = (name or "").partition(":")
     pid = rest.partition(":")[0]
@@ -51,61 +139,18 @@ def is_gone(name: str | None) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except PermissionError:
+    except PermissionError:  # another user's process: it exists
         return False
     return False
 
 
-@dataclass
-class Heart(ABC, Generic[Record]):
-    """Prolongs a lease while its work runs; sets `stop` when somebody asks to cancel or the lease
-    is lost.
+def take_over(queue: "SqlQueue[Record, Any, Any]", clock: Clock, record: Record) -> Record | None:
+    """An abandoned job, now ours; None where somebody else was quicker, or its owner lives.
 
-    words: what the work says, for the next beat.
+    Also before its lease expires: that of a crashed owner is replaced from its end on.
     """
-
-    wiring: "Wiring"
-    held: Record
-    stop: threading.Event
-    words: str = field(default="", kw_only=True)
-    cancelled: bool = field(default=False, kw_only=True)
-    lost: bool = field(default=False, kw_only=True)
-    _done: threading.Event = field(default_factory=threading.Event, kw_only=True)
-
-    def __enter__(self) -> Self:
-        self._owner = owner()
-        self._thread = threading.Thread(
-            target=self._run, name=f"heart of {self.held.id}", daemon=True
-        )
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    @abstractmethod
-    def _prolong(self, now: Lease) -> bool:
-        """Stores the new lease; whether somebody asked to cancel. Raises ConflictError where the
-        lease is lost.
-        """
-
-    def _run(self) -> None:
-        while not self._done.wait(BEAT_SECONDS):
-            self._beat()
-
-    def _beat(self) -> None:
-        try:
-            asked = self._prolong(
-                Lease(owner=self._owner, now=self.wiring.clock.now(), seconds=LEASE_SECONDS)
-            )
-        except ConflictError:
-            self.lost = True
-            self.stop.set()
-        except PlannerError as error:
-            # the lease lasts for several more
-            log.warning("%s: no heartbeat: %s", self.held.id, error)
-        else:
-            if asked:
-                self.cancelled = True
-                self.stop.set()
+    lease = new_lease(clock)
+    if record.lease_until is not None:
+        after = record.lease_until + timedelta(microseconds=1)
+        lease = replace(lease, now=max(lease.now, after))
+    return queue.take_over(record.id, lease)

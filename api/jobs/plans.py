@@ -1,24 +1,23 @@
-"""Plans as both edges list and look them up: stored ones, and those that probes are still spent
-on.
-"""
+"""Plans as both edges list and find them: stored ones, and those that probes are still spent on."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-from api.jobs.records import named_in
-from api.storage.common import cursor_of
+from api.storage.paging import cursor_of
+from api.storage.records import OPEN, Page, PlanLine, TaskFilter, TaskRecord
 from api.wiring import Wiring
 from planner.errors import Fault, NotFoundError, SpecError
-from planner.ports import PlanPage, PlanSummary, TaskFilter, TaskRecord
+from planner.intake.jobs import read_job
+from planner.specs.layout import Layout
 from planner.specs.plan import Plan, RankedLayout
 
-OPEN: tuple[Literal["queued", "running"], ...] = ("queued", "running")
-LEFT_OUT = ("search", "probe", "layout", "measured")  # of a plan's job: what no single layout has
+NOT_OF_ONE_LAYOUT = ("search", "probe", "layout", "measured")  # fields of a plan's job
 
 
-def page_of_plans(wiring: Wiring, cursor: str | None, limit: int) -> PlanPage:
-    """Plans and open studies under one cursor: both are in order of (created_at, id). A study's
-    plan takes its place when it is made.
+def page_of_plans(wiring: Wiring, cursor: str | None, limit: int) -> Page[PlanLine]:
+    """Plans and open studies in one list, both by (created_at, id).
+
+    A study's plan has the id and the time of its study, so it takes its place when it is made.
     """
     stored = wiring.store.list_plans(cursor, limit)
     studies = [
@@ -32,29 +31,56 @@ def page_of_plans(wiring: Wiring, cursor: str | None, limit: int) -> PlanPage:
     lines.sort(key=lambda line: (line.created_at, line.id), reverse=True)
     more = len(lines) > limit or any((stored.next_cursor, *(page.next_cursor for page in studies)))
     last = lines[:limit][-1] if more else None
-    return PlanPage(
-        items=tuple(lines[:limit]),
+    return Page(
+        items=lines[:limit],
         next_cursor=None if last is None else cursor_of(last.created_at, last.id),
     )
 
 
-def _line_of(study: TaskRecord) -> PlanSummary:
-    named = named_in(study)
-    return PlanSummary(
+def _line_of(study: TaskRecord) -> PlanLine:
+    model, gpu, num_gpus = subject_of(study)
+    return PlanLine(
         id=study.id,
         created_at=study.created_at,
-        model=named.model,
-        gpu=named.gpu,
-        num_gpus=named.num_gpus,
-        layout=None,
-        tokens_per_second_per_gpu=None,
+        model=model,
+        gpu=gpu,
+        num_gpus=num_gpus,
         status=study.state,
-        model_version=None,
     )
 
 
+def subject_of(study: TaskRecord) -> tuple[str, str, int]:
+    """(model, GPU, number of GPUs) that a study's job names.
+
+    Of a job that no longer parses (another version stored it, a model is gone): what was typed.
+    """
+    try:
+        job = read_job(study.request, allow_files=False)
+    except SpecError:
+        model, cluster = study.request.get("model"), study.request.get("cluster")
+        of_model, of_cluster = (
+            each if isinstance(each, Mapping) else {"name": each, "gpu": each}
+            for each in (model, cluster)
+        )
+        sizes = of_cluster.get("num_gpus")
+        numbers = [
+            size
+            for size in (sizes if isinstance(sizes, list) else [sizes])
+            if isinstance(size, int)
+        ]
+        name, gpu = _name_typed(of_model.get("name")), _name_typed(of_cluster.get("gpu"))
+        return name, gpu, max(numbers, default=0)
+    return job.model.name, job.cluster.gpu.name, job.cluster.num_gpus
+
+
+def _name_typed(value: object) -> str:
+    """A name as it was typed, or that of a thing written out."""
+    name = value.get("name") if isinstance(value, Mapping) else value
+    return name if isinstance(name, str) else "unknown"
+
+
 def study_of(wiring: Wiring, plan_id: str) -> TaskRecord | None:
-    """The study that makes, or made, this plan; None for a plan on paper."""
+    """The study that makes, or made, this plan; None for a plan without probes."""
     try:
         task = wiring.tasks.get(plan_id)
     except NotFoundError:
@@ -63,7 +89,7 @@ def study_of(wiring: Wiring, plan_id: str) -> TaskRecord | None:
 
 
 def state_of(study: TaskRecord) -> dict[str, Any]:
-    """How a plan stands that is not made yet, or came to nothing."""
+    """The state of a plan that is not made yet, or whose study failed."""
     return {
         "id": study.id,
         "status": study.state,
@@ -84,10 +110,18 @@ def entry_of(plan: Plan, rank: int, field: str = "rank") -> RankedLayout:
 
 
 def job_of(plan: Plan, entry: RankedLayout) -> dict[str, Any]:
-    """The job that prices, plays out or measures one of a plan's layouts, at the size that it was
-    found at.
-    """
-    job = {key: value for key, value in plan.job.items() if key not in LEFT_OUT}
-    if isinstance(job["cluster"], Mapping):
-        job["cluster"] = {**job["cluster"], "num_gpus": entry.num_gpus}
-    return {**job, "layout": entry.layout.model_dump(mode="json")}
+    """The job that prices, simulates or measures one of a plan's layouts, at its own size."""
+    return job_with_layout(plan.job, entry.layout, entry.num_gpus)
+
+
+def job_with_layout(request: Mapping[str, Any], layout: Layout, num_gpus: int) -> dict[str, Any]:
+    """The job of a search as one with this layout on so many GPUs."""
+    values = job_without_layout(request)
+    if isinstance(values["cluster"], Mapping):
+        values["cluster"] = {**values["cluster"], "num_gpus": num_gpus}
+    return {**values, "layout": layout.model_dump(mode="json")}
+
+
+def job_without_layout(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The job as it was asked, without what only a search or a run needs."""
+    return {key: value for key, value in request.items() if key not in NOT_OF_ONE_LAYOUT}

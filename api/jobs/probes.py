@@ -1,26 +1,23 @@
-"""Probes as both edges run them: queued in the database, claimed under a lease, measured on a pool,
-ended with what came of it.
-"""
+"""Probes as both edges run them: queued, claimed under a lease, measured on a pool, and stored."""
 
 import contextlib
 import json
 import logging
 import platform
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from api.errors import fault, lines_of
 from api.input.names import plan_id_of
-from api.jobs.leases import Heart, lease, lease_after
+from api.jobs.leases import Claimed, abandoned, claimed_by, new_lease, take_over
 from api.jobs.plans import job_of
+from api.storage.records import ProbeEnd, ProbeFilter, ProbeRecord
 from api.wiring import Wiring
 from planner.calibration.kernels import KernelShape
 from planner.errors import ConflictError, PlannerError, SpecError
-from planner.ports import Lease, ProbeEnd, ProbeFilter, ProbeRecord
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
 from planner.units import counted
@@ -34,18 +31,20 @@ from probes.preflight import Need
 from probes.protocol import FailureKind, OutOfMemory, ProbeResult
 
 PREFIX = "probe"
-IDLE_SECONDS = 2.0
-# a service that died under a probe runs it once more; a person's command does not
+# a service that crashed during a probe runs it once more; a person's command does not
 SERVICE_ATTEMPTS = 2
 OOM, BACKEND = "oom", "backend"
-WISHED = ("pool", "trainer", "steps")
-RUNNING_LOOKED_AT = 200
+JOB_OPTIONS = ("pool", "trainer", "steps")
 PAGE = 200  # probes read at once
+MOST_RANKS, MOST_DEPTHS = 3, 2  # runs of an emulation, of a proxy run, one after the other
 log = logging.getLogger("planner.probes")
 
 
+# ---- what is asked for ---------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestedProbe:
     """One layout to measure, or kernels to time; plan and rank where it comes from a plan."""
 
     request: ProbeRequest
@@ -62,7 +61,7 @@ class Asked:
         return self.job.layout.num_gpus
 
     @property
-    def words(self) -> str:
+    def subject(self) -> str:
         """What is measured, for a line."""
         if self.request.kernels:
             return (
@@ -72,40 +71,39 @@ class Asked:
         return self.job.layout.short()
 
 
-def wished_in(job: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(job: Mapping[str, Any]) -> dict[str, Any]:
     """What a job's own `probe` says of how to measure: pool, trainer, steps."""
-    wished = job.get("probe")
-    return (
-        {name: wished[name] for name in WISHED if name in wished}
-        if isinstance(wished, Mapping)
-        else {}
-    )
+    own = job.get("probe")
+    if not isinstance(own, Mapping):
+        return {}
+    return {name: own[name] for name in JOB_OPTIONS if name in own}
 
 
-def ask_job(values: Mapping[str, Any], *, allow_files: bool) -> list[Asked]:
-    """From the fields of a ProbeRequest. Raises SpecError."""
+def probe_of_job(values: Mapping[str, Any], *, allow_files: bool) -> list[RequestedProbe]:
+    """The probe that the fields of a ProbeRequest ask for. Raises SpecError."""
     request, job = ProbeRequest.from_user(values, allow_files=allow_files)
-    return [Asked(request=request, job=job)]
+    return [RequestedProbe(request=request, job=job)]
 
 
-def ask_plan(wiring: Wiring, plan_id: str, top_k: int, options: Mapping[str, Any]) -> list[Asked]:
-    """The best layouts of a stored plan, as its job's `probe` says where the options do not. Raises
-    NotFoundError, SpecError.
+def probes_of_plan(
+    wiring: Wiring, plan_id: str, top_k: int, options: Mapping[str, Any]
+) -> list[RequestedProbe]:
+    """Probes of the best layouts of a stored plan. Raises NotFoundError, SpecError.
+
+    options: fields of a ProbeRequest; the plan's job says the rest.
     """
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     if not 1 <= top_k <= len(plan.ranked):
-        raise fault(
-            "top_k",
-            top_k,
-            f"the plan ranks {counted(len(plan.ranked), 'layout')}",
-            f"use 1 to {len(plan.ranked)}",
-        )
-    asked = []
+        rule = f"the plan ranks {counted(len(plan.ranked), 'layout')}"
+        raise fault("top_k", top_k, rule, f"use 1 to {len(plan.ranked)}")
+    requested = []
     for entry in plan.ranked[:top_k]:
-        values = {**wished_in(plan.job), **options, "job": job_of(plan, entry)}
-        request, parsed = ProbeRequest.from_user(values, allow_files=False)
-        asked.append(Asked(request=request, job=parsed, plan_id=plan.id, plan_rank=entry.rank))
-    return asked
+        values = {**options_of(plan.job), **options, "job": job_of(plan, entry)}
+        request, job = ProbeRequest.from_user(values, allow_files=False)
+        requested.append(
+            RequestedProbe(request=request, job=job, plan_id=plan.id, plan_rank=entry.rank)
+        )
+    return requested
 
 
 def pool_of(wiring: Wiring, name: str, *, allow_files: bool, field: str = "pool") -> Pool:
@@ -119,18 +117,46 @@ def pool_of(wiring: Wiring, name: str, *, allow_files: bool, field: str = "pool"
         raise SpecError([replace(one, field=field) for one in error.faults]) from None
 
 
-def check_ready(wiring: Wiring, asked: Sequence[Asked]) -> None:
-    """Says at once what would stop every one of these probes, before anything is stored. Raises
-    ProbeError, SpecError.
-    """
+def check_ready(wiring: Wiring, requested: Sequence[RequestedProbe]) -> None:
+    """Raises what would stop every one of these probes, before anything is stored."""
     checked = set[tuple[str, str, str]]()
-    for one in asked:
+    for one in requested:
         pool = wiring.pool(one.request.pool)
         tasks = Campaign.of(one.request, one.job, "probe-0", pool.capacity(one.job.cluster)).tasks
         for task in tasks[:1]:  # the others run the same program on the same devices
             if (one.request.pool, one.request.trainer, task.device) not in checked:
                 pool.check(Need(job=one.job, trainer=one.request.trainer, device=task.device))
                 checked.add((one.request.pool, one.request.trainer, task.device))
+
+
+def enqueue(
+    wiring: Wiring, requested: Sequence[RequestedProbe], *, max_attempts: int, ours: bool = False
+) -> list[ProbeRecord]:
+    """Stores them, all or none: queued, or `ours` from the start.
+
+    A probe that is ours is never queued, so nobody else runs what a crashed command left.
+    """
+    lease = new_lease(wiring.clock)
+    records = [
+        ProbeRecord(
+            id=wiring.ids.new_id(PREFIX),
+            created_at=wiring.clock.now(),
+            request=one.request.model_dump(mode="json"),
+            job_hash=question_hash(one.job),
+            model=one.job.model.name,
+            gpu=one.job.cluster.gpu.name,
+            num_gpus=one.num_gpus,
+            layout=one.subject,
+            pool=one.request.pool,
+            plan_id=one.plan_id,
+            plan_rank=one.plan_rank,
+            max_attempts=max_attempts,
+        )
+        for one in requested
+    ]
+    stored = [claimed_by(record, lease) if ours else record for record in records]
+    wiring.probes.add(stored)
+    return stored
 
 
 def probes_of(wiring: Wiring, parent_id: str) -> list[ProbeRecord]:
@@ -145,105 +171,68 @@ def probes_of(wiring: Wiring, parent_id: str) -> list[ProbeRecord]:
             return found[::-1]
 
 
-def enqueue(
-    wiring: Wiring, asked: Sequence[Asked], *, max_attempts: int, ours: bool = False
-) -> list[ProbeRecord]:
-    """Stores them, all or none: queued, or `ours` from the start, so that what a dead command left
-    is never run by somebody else.
+def gpu_seconds_of(record: ProbeRecord) -> float:
+    """GPU-seconds that a probe used, by its runs' own account.
+
+    Without results: from its start to its end, at most its time limit, because the end of a
+    crashed owner is noticed late.
     """
-    records = []
-    now = lease(wiring)
-    held: Mapping[str, Any] = {
-        "state": "running",
-        "attempts": 1,
-        "owner": now.owner,
-        "fencing_token": 1,
-        "heartbeat_at": now.now,
-        "started_at": now.now,
-        "lease_until": now.now + timedelta(seconds=now.seconds),
-    }
-    for one in asked:
-        records.append(
-            ProbeRecord(
-                id=wiring.ids.new_id(PREFIX),
-                created_at=wiring.clock.now(),
-                request=one.request.model_dump(mode="json"),
-                job_hash=question_hash(one.job),
-                model=one.job.model.name,
-                gpu=one.job.cluster.gpu.name,
-                num_gpus=one.num_gpus,
-                layout=one.words,
-                pool=one.request.pool,
-                plan_id=one.plan_id,
-                plan_rank=one.plan_rank,
-                max_attempts=max_attempts,
-            )
-        )
-    stored = [replace(record, **held) if ours else record for record in records]
-    wiring.probes.add(stored)
-    return stored
+    if record.results or record.started_at is None or record.finished_at is None:
+        return sum(float(result["gpu_seconds"]) for result in record.results)
+    emulated, proxy_gpus = record.request.get("emulate"), record.request.get("imitate_gpus")
+    runs = MOST_RANKS if emulated else MOST_DEPTHS if proxy_gpus else 1
+    limit = float(record.request["time_limit_seconds"]) * runs
+    gpus = 1 if emulated else min(record.num_gpus, proxy_gpus or record.num_gpus)
+    return min((record.finished_at - record.started_at).total_seconds(), limit) * gpus
 
 
-@dataclass
-class ProbeHeart(Heart[ProbeRecord]):
-    """A heart that also carries what the probe says and where its files are, to the store and to
-    who watches.
-    """
-
-    watch: Watch = field(kw_only=True)
-    _folder: str | None = field(default=None, kw_only=True)
-
-    def say(self, words: str) -> None:
-        """What the probe says, for the next beat and for who watches."""
-        self.words = words
-        self.watch.progress(words)
-
-    def stay(self, folder: Path) -> None:
-        """Where its files are: at once, so that a successor finds them."""
-        self._folder = f"{platform.node()}:{folder}"
-        self._beat()
-        self.watch.folder(folder)
-
-    def _prolong(self, now: Lease) -> bool:
-        return self.wiring.probes.heartbeat(
-            self.held, now, progress=self.words, folder=self._folder
-        )
+# ---- one probe -----------------------------------------------------------------------------------
 
 
 def run_probe(
-    wiring: Wiring, held: ProbeRecord, watch: Watch, *, release_when_stopped: bool = False
+    wiring: Wiring, record: ProbeRecord, watch: Watch, *, release_when_stopped: bool = False
 ) -> ProbeRecord:
-    """Measures a claimed probe and stores its end; ConflictError where the lease was lost
-    meanwhile.
+    """Measures a claimed probe and stores its end. Raises ConflictError where the lease was lost.
 
-    release_when_stopped: a probe that was stopped by us, not cancelled by somebody, goes back into
-        the queue.
+    release_when_stopped: a probe that we stopped, and nobody cancelled, goes back into the queue.
     """
-    with ProbeHeart(wiring, held, watch.stop, watch=watch) as heart:
-        inner = Watch(stop=watch.stop, progress=heart.say, folder=heart.stay)
+    claimed = Claimed(wiring.probes, record, wiring.clock, watch.stop)
+
+    def progress(message: str) -> None:
+        claimed.report(message)
+        watch.progress(message)
+
+    def folder(path: Path) -> None:
+        claimed.columns["folder"] = f"{platform.node()}:{path}"
+        claimed.renew()  # at once, so that a new owner finds the files
+        watch.folder(path)
+
+    with claimed:
         try:
-            answer = _measure(wiring, held, inner)
+            answer = _measure(
+                wiring, record, Watch(stop=watch.stop, progress=progress, folder=folder)
+            )
             end = end_of(answer, stopped=watch.stop.is_set())
         except PlannerError as error:
-            message = "; ".join(lines_of(error))
             end = ProbeEnd(
                 state="cancelled" if watch.stop.is_set() else "failed",
                 failure=BACKEND,
-                message=message,
+                message="; ".join(lines_of(error)),
             )
-    if release_when_stopped and end.state == "cancelled" and not heart.cancelled and not heart.lost:
-        return wiring.probes.release(held, counts=False)
-    return wiring.probes.finish(held, end, wiring.clock.now())
+    stopped_by_us = end.state == "cancelled" and not claimed.cancelled and not claimed.lost
+    if release_when_stopped and stopped_by_us:
+        return claimed.release()
+    return claimed.finish(end)
 
 
-def _measure(wiring: Wiring, held: ProbeRecord, watch: Watch) -> Answer:
-    request, job = ProbeRequest.from_user(held.request, allow_files=False)
+def _measure(wiring: Wiring, record: ProbeRecord, watch: Watch) -> Answer:
+    request, job = ProbeRequest.from_user(record.request, allow_files=False)
     pool = wiring.pool(request.pool)
-    return Campaign.of(request, job, held.id, pool.capacity(job.cluster)).run(pool, watch)
+    return Campaign.of(request, job, record.id, pool.capacity(job.cluster)).run(pool, watch)
 
 
 def end_of(answer: Answer, *, stopped: bool) -> ProbeEnd:
-    """The end that an answer makes. Out of memory is an answer: done, with its class."""
+    """How a probe with this answer ended. Out of memory is an answer: done, with its class."""
     results = tuple(result.model_dump(mode="json") for result in answer.results)
     failed = answer.failed
     if failed is None:
@@ -275,70 +264,53 @@ def end_of(answer: Answer, *, stopped: bool) -> ProbeEnd:
     )
 
 
-# ---- after a death -------------------------------------------------------------------------------
+# ---- after a crash -------------------------------------------------------------------------------
 
 
-def recover(wiring: Wiring, gone: Callable[[str | None], bool] | None = None) -> list[ProbeRecord]:
-    """Concludes the probes whose owner has died: what their folder holds is kept, the rest goes
-    back to the queue or failed.
+def recover(wiring: Wiring, *, check_processes: bool = False) -> list[ProbeRecord]:
+    """Ends the probes that nobody works on any more (see `abandoned`); returns them.
 
-    Dead is whose lease has ended, and at once whom `gone` knows to be.
+    A result in the probe's folder is kept. Else it goes back to the queue, or has failed.
     """
     concluded = []
-    expired = list(wiring.probes.expired(wiring.clock.now()))
-    if gone is not None:
-        running = wiring.probes.list(ProbeFilter(state="running"), None, RUNNING_LOOKED_AT).items
-        expired += [
-            record
-            for record in running
-            if gone(record.owner) and record.id not in {each.id for each in expired}
-        ]
-    for dead in expired:
-        heir = wiring.probes.take_over(dead.id, lease_after(wiring, dead.lease_until))
-        if heir is not None:
+    for crashed in abandoned(wiring.probes, wiring.clock, check_processes=check_processes):
+        ours = take_over(wiring.probes, wiring.clock, crashed)
+        if ours is not None:
             with contextlib.suppress(ConflictError):
-                concluded.append(_conclude(wiring, dead, heir))
+                concluded.append(_conclude(wiring, crashed, ours))
     return concluded
 
 
-def _conclude(wiring: Wiring, dead: ProbeRecord, heir: ProbeRecord) -> ProbeRecord:
-    result = _left_behind(heir)
+def _conclude(wiring: Wiring, crashed: ProbeRecord, ours: ProbeRecord) -> ProbeRecord:
+    claimed = Claimed(wiring.probes, ours, wiring.clock)
+    result = _result_left(ours)
     # one of several runs is not the answer
-    whole = result is not None and result.task.id == heir.id
+    whole = result is not None and result.task.id == ours.id
     if result is not None and whole and result.outcome.status in ("ok", OOM):
         failed = None if result.outcome.status == "ok" else result
         answer = Answer(results=(result,), measurements=(result.measurement(),), failed=failed)
-        return wiring.probes.finish(heir, end_of(answer, stopped=False), wiring.clock.now())
-    if heir.cancel_requested:
-        end = ProbeEnd(
-            state="cancelled",
-            failure=FailureKind.INTERRUPTED.value,
-            message="cancelled while its owner was dead",
-        )
-        return wiring.probes.finish(heir, end, wiring.clock.now())
-    if heir.attempts < heir.max_attempts:
-        return wiring.probes.release(heir, counts=True)
+        return claimed.finish(end_of(answer, stopped=False))
+    interrupted = FailureKind.INTERRUPTED.value
+    if ours.cancel_requested:
+        message = "cancelled after its owner had crashed"
+        return claimed.finish(ProbeEnd(state="cancelled", failure=interrupted, message=message))
+    if ours.attempts < ours.max_attempts:
+        return wiring.probes.release(ours, counts=True)
     results = () if result is None else (result.model_dump(mode="json"),)
-    message = f"its runner ({dead.owner}) died; everything that it had started was ended"
-    kind = FailureKind.INTERRUPTED.value
-    if (
-        result is not None
-        and result.outcome.status == "failed"
-        and result.outcome.kind != FailureKind.INTERRUPTED
-    ):
-        kind, message = result.outcome.kind.value, result.outcome.message
-    return wiring.probes.finish(
-        heir,
-        ProbeEnd(state="failed", results=results, failure=kind, message=message),
-        wiring.clock.now(),
-    )
+    kind = interrupted
+    message = f"its runner ({crashed.owner}) died; everything that it had started was ended"
+    if result is not None and result.outcome.status == "failed":
+        if result.outcome.kind != FailureKind.INTERRUPTED:
+            kind, message = result.outcome.kind.value, result.outcome.message
+    return claimed.finish(ProbeEnd(state="failed", results=results, failure=kind, message=message))
 
 
-def _left_behind(heir: ProbeRecord) -> ProbeResult | None:
-    """What the folder of the last run says, on the host where it lies, after nobody of the probe is
-    left.
+def _result_left(record: ProbeRecord) -> ProbeResult | None:
+    """The result in the folder of the last run, read on the host where it lies.
+
+    Every process of the probe is ended first.
     """
-    host, _, path = (heir.folder or "").partition(":")
+    host, _, path = (record.folder or "").partition(":")
     folder = Path(path)
     if host != platform.node() or not (folder / TASK).is_file() or not (folder / BEGIN).is_file():
         return None
@@ -346,7 +318,7 @@ def _left_behind(heir: ProbeRecord) -> ProbeResult | None:
         guardian.kill_all(str(json.loads((folder / BEGIN).read_text(encoding="utf-8"))["token"]))
         return conclude(folder)
     except (OSError, ValueError, KeyError) as error:
-        log.warning("%s: its folder %s cannot be read: %s", heir.id, folder, error)
+        log.warning("%s: its folder %s cannot be read: %s", record.id, folder, error)
         return None
 
 
@@ -354,15 +326,16 @@ def _left_behind(heir: ProbeRecord) -> ProbeResult | None:
 
 
 def run_all(
-    wiring: Wiring, held: Sequence[ProbeRecord], watches: Mapping[str, Watch]
+    wiring: Wiring, records: Sequence[ProbeRecord], watches: Mapping[str, Watch]
 ) -> list[ProbeRecord]:
-    """Runs these probes at once, as far as the pool has devices, and waits for all. An interruption
-    ends them first, then goes on.
+    """Runs these probes at once, as far as the pool has devices, and waits for all.
+
+    An interruption ends them first and is raised then.
     """
     ended: dict[str, ProbeRecord] = {}
     bugs: list[BaseException] = []
-    # a join that Ctrl-C interrupts takes the thread for dead (CPython 3.11, bpo-45274)
-    done = [threading.Event() for _ in held]
+    # not Thread.join: interrupted by Ctrl-C, it takes the thread for ended (CPython bpo-45274)
+    done = [threading.Event() for _ in records]
 
     def work(record: ProbeRecord, mine: threading.Event) -> None:
         try:
@@ -372,7 +345,7 @@ def run_all(
         finally:
             mine.set()
 
-    for record, mine in zip(held, done, strict=True):
+    for record, mine in zip(records, done, strict=True):
         threading.Thread(target=work, args=(record, mine), daemon=True).start()
     try:
         for mine in done:
@@ -385,4 +358,4 @@ def run_all(
         raise
     if bugs:
         raise bugs[0]
-    return [ended[record.id] for record in held]
+    return [ended[record.id] for record in records]

@@ -1,45 +1,64 @@
-"""Background work: studies and sweep runs from the queue, sweeps that come due, and probes."""
+"""Background workers: studies and runs of sweeps from the queue, sweeps that come due, probes."""
 
 import contextlib
 import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from api.calibration.update import teach_ended
-from api.jobs.leases import is_gone, lease
-from api.jobs.probes import BACKEND, IDLE_SECONDS, RUNNING_LOOKED_AT, recover, run_probe
-from api.jobs.records import named_in
-from api.jobs.studies import Onlooker, run_study, take_over
-from api.jobs.sweeps import run_sweep, schedule_due
+from api.calibration.update import update_from_probes
+from api.jobs.leases import Claimed, abandoned, new_lease, take_over
+from api.jobs.observer import Observer
+from api.jobs.plans import subject_of
+from api.jobs.probes import BACKEND, recover, run_probe
+from api.jobs.studies import run_study
+from api.jobs.sweep_runs import run_sweep
+from api.jobs.sweeps import schedule_due
+from api.storage.records import (
+    OPEN,
+    JobEnd,
+    JobRecord,
+    ProbeEnd,
+    ProbeFilter,
+    ProbeRecord,
+    TaskEnd,
+    TaskFilter,
+    TaskRecord,
+)
 from planner.errors import PlannerError
-from planner.ports import ProbeEnd, ProbeFilter, ProbeRecord, TaskEnd, TaskFilter, TaskRecord
 from probes.launch import Watch
 
 if TYPE_CHECKING:
+    from api.storage.queue import SqlQueue
     from api.wiring import Wiring
 
-OPEN: tuple[Literal["queued", "running"], ...] = ("queued", "running")
-Record = TypeVar("Record", TaskRecord, ProbeRecord)
+IDLE_SECONDS = 2.0
+Record = TypeVar("Record", bound=JobRecord)
+End = TypeVar("End", bound=JobEnd)
 
 
-class Workers(ABC, Generic[Record]):
-    """Threads that claim and run, and again; on a stop what runs goes back into the queue.
+class Workers(ABC, Generic[Record, End]):
+    """Threads that claim and run one job after the other; a stop puts what runs back.
 
-    noun: what they run, in the log and the threads' names.  tell: what starts and what ends, a line
-        each.
+    noun: what they run, in the log and the threads' names.
+    report: called with a line when a job starts and when it ends.
     """
 
     noun: ClassVar[str]
 
     def __init__(
-        self, wiring: "Wiring", number: int, tell: Callable[[str], None] = lambda _: None
+        self,
+        wiring: "Wiring",
+        number: int,
+        queue: "SqlQueue[Record, Any, End]",
+        report: Callable[[str], None],
     ) -> None:
-        self.wiring, self.tell, self.log = wiring, tell, logging.getLogger(f"planner.{self.noun}s")
+        self.wiring, self.queue, self.report = wiring, queue, report
+        self.log = logging.getLogger(f"planner.{self.noun}s")
         self._stop, self._wake = threading.Event(), threading.Event()
         self._running: set[threading.Event] = set()  # what stops each
-        # a join that Ctrl-C interrupts takes the thread for dead (bpo-45274)
+        # not Thread.join: interrupted by Ctrl-C, it takes the thread for ended (bpo-45274)
         self._ended = [threading.Event() for _ in range(number)]
         self._threads = [
             threading.Thread(
@@ -54,7 +73,7 @@ class Workers(ABC, Generic[Record]):
             thread.start()
 
     def wake(self) -> None:
-        """There is work."""
+        """Says that there is work."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -67,139 +86,127 @@ class Workers(ABC, Generic[Record]):
             ended.wait()
 
     @abstractmethod
-    def _next(self) -> Record | None:
-        """What to run next, claimed."""
+    def _claim_next(self) -> Record | None:
+        """The job to run next, claimed."""
 
     @abstractmethod
-    def _work(self, held: Record, stop: threading.Event) -> None:
+    def _work(self, record: Record, stop: threading.Event) -> None:
         """Runs it to its end, or until `stop` is set."""
 
     @abstractmethod
-    def _words(self, held: Record) -> str:
-        """What it is."""
+    def _about(self, record: Record) -> str:
+        """What it is, for a line."""
 
     @abstractmethod
-    def _now(self, held: Record) -> Record:
-        """The record as it stands."""
-
-    @abstractmethod
-    def _fail(self, held: Record, message: str) -> None:
-        """Stores that it failed."""
+    def _bug(self, message: str) -> End:
+        """The end of a job in which our own code failed."""
 
     def _serve(self, ended: threading.Event) -> None:
         try:
             while not self._stop.is_set():
                 try:
-                    held = self._next()
+                    record = self._claim_next()
                 except PlannerError as error:
                     self.log.warning("no %s can be claimed: %s", self.noun, error)
-                    held = None
-                if held is None:
+                    record = None
+                if record is None:
                     self._wake.wait(IDLE_SECONDS)
                     self._wake.clear()
                 else:
-                    self._run(held)
+                    self._run(record)
         finally:
             ended.set()
 
-    def _run(self, held: Record) -> None:
+    def _run(self, record: Record) -> None:
         stop = threading.Event()
         self._running.add(stop)
         if self._stop.is_set():
             stop.set()
         try:
-            self.tell(f"{held.id} starts: {self._words(held)}")
-            self._work(held, stop)
+            self.report(f"{record.id} starts: {self._about(record)}")
+            self._work(record, stop)
         except PlannerError as error:
-            self.log.warning("%s: %s", held.id, error)
+            self.log.warning("%s: %s", record.id, error)
         except Exception as error:
-            self.log.exception("%s: a bug of ours", held.id)
+            self.log.exception("%s: a bug of ours", record.id)
+            end = self._bug(f"a bug of ours: {type(error).__name__}: {error}")
             with contextlib.suppress(PlannerError):
-                self._fail(held, f"a bug of ours: {type(error).__name__}: {error}")
+                Claimed(self.queue, record, self.wiring.clock).finish(end)
         finally:
             self._running.discard(stop)
             with contextlib.suppress(PlannerError):
-                now = self._now(held)
-                self.tell(f"{held.id} is {now.state}" + (f": {now.message}" if now.message else ""))
+                now = self.queue.get(record.id)
+                message = f": {now.message}" if now.message else ""
+                self.report(f"{record.id} is {now.state}{message}")
 
 
-class TaskWorkers(Workers[TaskRecord]):
-    """They schedule sweeps, take over what the dead left, and run studies and sweeps."""
+class TaskWorkers(Workers[TaskRecord, TaskEnd]):
+    """Workers that schedule sweeps, take over abandoned tasks, and run studies and sweeps."""
 
     noun = "task"
 
-    def _next(self) -> TaskRecord | None:
-        """What the dead left first: those whose lease has ended, and at once those known to be gone
-        from this host.
-        """
+    def __init__(
+        self, wiring: "Wiring", number: int, report: Callable[[str], None] = lambda _: None
+    ) -> None:
+        super().__init__(wiring, number, wiring.tasks, report)
+
+    def _claim_next(self) -> TaskRecord | None:
         schedule_due(self.wiring)
-        running = self.wiring.tasks.list(TaskFilter(state="running"), None, RUNNING_LOOKED_AT).items
-        for dead in (
-            *self.wiring.tasks.expired(self.wiring.clock.now()),
-            *(task for task in running if is_gone(task.owner)),
-        ):
-            heir = take_over(self.wiring, dead)
-            if heir is not None:
-                return heir
-        return self.wiring.tasks.claim(lease(self.wiring))
+        for task in abandoned(self.queue, self.wiring.clock, check_processes=True):
+            ours = take_over(self.queue, self.wiring.clock, task)
+            if ours is not None:
+                return ours
+        return self.queue.claim(new_lease(self.wiring.clock))
 
-    def _work(self, held: TaskRecord, stop: threading.Event) -> None:
-        onlooker = Onlooker(stop=stop)
+    def _work(self, record: TaskRecord, stop: threading.Event) -> None:
+        observer = Observer(stop=stop)
         if self._stop.is_set():
-            self.wiring.tasks.release(held, counts=False)
-        elif held.kind == "study":
-            run_study(self.wiring, held, onlooker, keep_when_stopped=self._stop.is_set)
+            self.queue.release(record, counts=False)
+        elif record.kind == "study":
+            run_study(self.wiring, record, observer, release_when=self._stop.is_set)
         else:
-            run_sweep(self.wiring, held, onlooker, keep_when_stopped=self._stop.is_set)
+            run_sweep(self.wiring, record, observer, release_when=self._stop.is_set)
 
-    def _words(self, held: TaskRecord) -> str:
-        if held.kind == "sweep":
-            return f"a run of {held.parent_id}, {held.request['name']}"
-        named = named_in(held)
-        return f"a study of {named.model} on {named.num_gpus} {named.gpu}"
+    def _about(self, record: TaskRecord) -> str:
+        if record.kind == "sweep":
+            return f"a run of {record.parent_id}, {record.request['name']}"
+        model, gpu, num_gpus = subject_of(record)
+        return f"a study of {model} on {num_gpus} {gpu}"
 
-    def _now(self, held: TaskRecord) -> TaskRecord:
-        return self.wiring.tasks.get(held.id)
-
-    def _fail(self, held: TaskRecord, message: str) -> None:
-        self.wiring.tasks.finish(
-            held, TaskEnd(state="failed", failure="bug", message=message), self.wiring.clock.now()
-        )
+    def _bug(self, message: str) -> TaskEnd:
+        return TaskEnd(state="failed", failure="bug", message=message)
 
 
-class ProbeWorkers(Workers[ProbeRecord]):
-    """They conclude what the dead left, measure what is queued, and teach the calibration what came
-    of it.
-    """
+class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
+    """Workers that end abandoned probes, measure queued ones, and update the calibration."""
 
     noun = "probe"
 
-    def _next(self) -> ProbeRecord | None:
+    def __init__(
+        self, wiring: "Wiring", number: int, report: Callable[[str], None] = lambda _: None
+    ) -> None:
+        super().__init__(wiring, number, wiring.probes, report)
+
+    def _claim_next(self) -> ProbeRecord | None:
         recover(self.wiring)
-        return self.wiring.probes.claim(lease(self.wiring))
+        return self.queue.claim(new_lease(self.wiring.clock))
 
-    def _work(self, held: ProbeRecord, stop: threading.Event) -> None:
-        ended = run_probe(self.wiring, held, Watch(stop=stop), release_when_stopped=True)
-        teach_ended(self.wiring, [ended])
+    def _work(self, record: ProbeRecord, stop: threading.Event) -> None:
+        ended = run_probe(self.wiring, record, Watch(stop=stop), release_when_stopped=True)
+        update_from_probes(self.wiring, [ended])
 
-    def _words(self, held: ProbeRecord) -> str:
-        return f"{held.layout} of {held.model} on {held.num_gpus} {held.gpu}"
+    def _about(self, record: ProbeRecord) -> str:
+        return f"{record.layout} of {record.model} on {record.num_gpus} {record.gpu}"
 
-    def _now(self, held: ProbeRecord) -> ProbeRecord:
-        return self.wiring.probes.get(held.id)
-
-    def _fail(self, held: ProbeRecord, message: str) -> None:
-        self.wiring.probes.finish(
-            held,
-            ProbeEnd(state="failed", failure=BACKEND, message=message),
-            self.wiring.clock.now(),
-        )
+    def _bug(self, message: str) -> ProbeEnd:
+        return ProbeEnd(state="failed", failure=BACKEND, message=message)
 
 
 def is_idle(wiring: "Wiring") -> bool:
     """Whether nothing is queued, running or due."""
-    open_tasks = [wiring.tasks.list(TaskFilter(state=state), None, 1).items for state in OPEN]
-    open_probes = [wiring.probes.list(ProbeFilter(state=state), None, 1).items for state in OPEN]
-    return (
-        not any(open_tasks) and not any(open_probes) and not wiring.sweeps.due(wiring.clock.now())
-    )
+    for state in OPEN:
+        if wiring.tasks.list(TaskFilter(state=state), None, 1).items:
+            return False
+        if wiring.probes.list(ProbeFilter(state=state), None, 1).items:
+            return False
+    return not wiring.sweeps.due(wiring.clock.now())

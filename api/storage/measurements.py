@@ -1,38 +1,29 @@
-"""What was measured, in SQL, for SQLite and PostgreSQL alike."""
+"""Measurements in SQL, for SQLite and PostgreSQL alike."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from datetime import datetime
 
-from sqlalchemy import Engine, select, tuple_
+from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from api.storage.common import (
-    SHOWN_CHARACTERS,
-    check_limit,
-    cursor_of,
-    flush_new,
-    is_id,
-    plain_text,
-    read_cursor,
-)
+from api.storage.common import flush_new, plain_text, row_of
 from api.storage.engine import store_errors
+from api.storage.paging import read_page
+from api.storage.records import MeasurementFilter, Page
 from api.storage.tables import MeasurementRow
-from planner.errors import NotFoundError
 from planner.intake.measurements import read_measurement
-from planner.ports import MeasurementFilter, MeasurementPage
 from planner.specs.measurement import Measurement
 
 
 class SqlMeasurementStore:
-    """A MeasurementStore on one engine; see `planner.ports` for what each method promises."""
+    """Keeps measurements, one entry a run: a repeated measurement is a second entry."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._writer = engine.execution_options(planner_writes=True)
 
     def add(self, measurements: Sequence[Measurement]) -> None:
-        """Stores all or none."""
+        """Stores all or none. Raises ConflictError when an id is taken."""
         rows = [measurement_row(measurement) for measurement in measurements]
         with store_errors(self.engine), Session(self._writer) as session:
             session.add_all(rows)
@@ -40,40 +31,18 @@ class SqlMeasurementStore:
             session.commit()
 
     def get(self, measurement_id: str) -> Measurement:
-        """The measurement as it was stored."""
+        """The measurement as it was stored. Raises NotFoundError."""
+        remedy = "`planner-cli measurements list` shows the ids"
         with store_errors(self.engine), Session(self.engine) as session:
-            row = session.get(MeasurementRow, measurement_id) if is_id(measurement_id) else None
-            if row is None:
-                raise NotFoundError(
-                    f"no measurement of id {measurement_id[:SHOWN_CHARACTERS]!r}; "
-                    "`planner-cli measurements list` shows the ids"
-                )
-            return _measurement(row)
+            return _measurement(
+                row_of(session, MeasurementRow, measurement_id, "measurement", remedy)
+            )
 
     def list(
         self, wanted: MeasurementFilter | None = None, cursor: str | None = None, limit: int = 50
-    ) -> MeasurementPage:
-        """Newest first, by (created_at, id), which later measurements never disturb."""
-        check_limit(limit)
-        query = select(MeasurementRow).order_by(
-            MeasurementRow.created_at.desc(), MeasurementRow.id.desc()
-        )
-        for field in fields(MeasurementFilter):
-            value = getattr(wanted or MeasurementFilter(), field.name)
-            if value is not None:
-                query = query.where(getattr(MeasurementRow, field.name) == plain_text(value))
-        if cursor is not None:
-            query = query.where(
-                tuple_(MeasurementRow.created_at, MeasurementRow.id) < tuple_(*read_cursor(cursor))
-            )
-        with store_errors(self.engine), Session(self.engine) as session:
-            rows = session.scalars(query.limit(limit + 1)).all()
-            items = tuple(_measurement(row) for row in rows[:limit])
-            last = rows[limit - 1] if len(rows) > limit else None
-            return MeasurementPage(
-                items=items,
-                next_cursor=None if last is None else cursor_of(last.created_at, last.id),
-            )
+    ) -> Page[Measurement]:
+        """The wanted measurements, newest first."""
+        return read_page(self.engine, MeasurementRow, _measurement, cursor, limit, wanted=wanted)
 
     def matching(self, job_hash: str) -> Sequence[Measurement]:
         """Measurements of this question, oldest first."""

@@ -4,104 +4,70 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import Engine, select, tuple_
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from api.identity import hash_of_job
-from api.storage.common import (
-    SHOWN_CHARACTERS,
-    check_limit,
-    cursor_of,
-    flush_new,
-    is_id,
-    plain_text,
-    read_cursor,
-)
+from api.storage.common import flush_new, plain_text, row_of
 from api.storage.engine import store_errors
+from api.storage.paging import read_page
+from api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
 from api.storage.tables import EstimateRow, PlanLayoutRow, PlanRow
-from planner.errors import NotFoundError
-from planner.ports import PlanLabels, PlanPage, PlanSummary, StoredEstimate
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Plan, RankedLayout
 
 
 class SqlStore:
-    """A PlanStore and an EstimateStore on one engine; see `planner.ports` for what each method
-    promises.
-    """
+    """Keeps plans and estimates."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._writer = engine.execution_options(planner_writes=True)
 
     def save_plan(self, plan: Plan, labels: PlanLabels) -> None:
-        """Stores plan and layouts in one transaction."""
+        """Stores the plan under its id. Raises ConflictError when the id is taken."""
         with store_errors(self.engine), Session(self._writer) as session:
-            session.add(_plan_row(plan, labels))
-            flush_new(session, plan.id)
-            session.add_all(_layout_row(plan.id, entry) for entry in plan.ranked)
+            add_plan(session, plan, labels)
             session.commit()
 
     def get_plan(self, plan_id: str) -> Plan:
-        """The plan as it was stored."""
+        """The plan as it was stored. Raises NotFoundError."""
         with store_errors(self.engine), Session(self.engine) as session:
-            row = session.get(PlanRow, plan_id) if is_id(plan_id) else None
-            if row is None:
-                raise NotFoundError(
-                    f"no plan of id {plan_id[:SHOWN_CHARACTERS]!r}; `planner-cli plans` lists them"
-                )
+            row = row_of(session, PlanRow, plan_id, "plan", "`planner-cli plans` lists them")
             return Plan.model_validate(row.body)
 
-    def list_plans(self, cursor: str | None = None, limit: int = 50) -> PlanPage:
-        """Newest first, by (created_at, id), which later plans never disturb."""
-        query = select(
-            PlanRow.id,
-            PlanRow.created_at,
-            PlanRow.model,
-            PlanRow.gpu,
-            PlanRow.num_gpus,
-            PlanRow.layout,
-            PlanRow.tokens_per_second_per_gpu,
-            PlanRow.status,
-            PlanRow.model_version,
-        ).order_by(PlanRow.created_at.desc(), PlanRow.id.desc())
-        if cursor is not None:
-            query = query.where(
-                tuple_(PlanRow.created_at, PlanRow.id) < tuple_(*read_cursor(cursor))
-            )
-        check_limit(limit)
-        with store_errors(self.engine), Session(self.engine) as session:
-            rows = session.execute(query.limit(limit + 1)).all()
-        items = tuple(PlanSummary(**row._mapping) for row in rows[:limit])
-        return PlanPage(
-            items=items,
-            next_cursor=cursor_of(items[-1].created_at, items[-1].id)
-            if len(rows) > limit
-            else None,
+    def list_plans(self, cursor: str | None = None, limit: int = 50) -> Page[PlanLine]:
+        """A line a plan, newest first."""
+        columns = [name for name in PlanLine.model_fields if hasattr(PlanRow, name)]
+        return read_page(
+            self.engine, PlanRow, PlanLine.model_validate, cursor, limit, columns=columns
         )
 
     def save_estimates(self, estimates: Sequence[StoredEstimate]) -> None:
-        """Stores all or none."""
+        """Stores all or none. Raises ConflictError when an id is taken."""
         with store_errors(self.engine), Session(self._writer) as session:
             session.add_all(_estimate_row(stored) for stored in estimates)
             flush_new(session, ", ".join(stored.id for stored in estimates[:3]))
             session.commit()
 
     def get_estimate(self, estimate_id: str) -> StoredEstimate:
-        """The estimate as it was stored."""
+        """The estimate as it was stored. Raises NotFoundError."""
+        remedy = "give the one in the location of POST /estimate"
         with store_errors(self.engine), Session(self.engine) as session:
-            row = session.get(EstimateRow, estimate_id) if is_id(estimate_id) else None
-            if row is None:
-                raise NotFoundError(
-                    f"no estimate of id {estimate_id[:SHOWN_CHARACTERS]!r}; give the one in the "
-                    "location of POST /estimate"
-                )
+            row = row_of(session, EstimateRow, estimate_id, "estimate", remedy)
             return StoredEstimate(
                 id=row.id,
                 created_at=row.created_at,
                 job=row.job,
                 estimate=Estimate.model_validate(row.estimate),
             )
+
+
+def add_plan(session: Session, plan: Plan, labels: PlanLabels) -> None:
+    """Adds the plan and its ranked layouts to a transaction. Raises ConflictError."""
+    session.add(_plan_row(plan, labels))
+    flush_new(session, plan.id)
+    session.add_all(_layout_row(plan.id, entry) for entry in plan.ranked)
 
 
 def _plan_row(plan: Plan, labels: PlanLabels) -> PlanRow:

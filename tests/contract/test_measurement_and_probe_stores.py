@@ -1,4 +1,4 @@
-"""One suite for every implementation of MeasurementStore and ProbeStore: in memory, SQLite file,
+"""One suite for measurements and probes: in memory, SQLite file,
 PostgreSQL.
 """
 
@@ -15,17 +15,9 @@ from api.storage.engine import is_memory, make_engine, normalise_url
 from api.storage.measurements import SqlMeasurementStore
 from api.storage.migrate import upgrade
 from api.storage.probes import SqlProbeStore
+from api.storage.records import Lease, MeasurementFilter, ProbeEnd, ProbeFilter, ProbeRecord
 from planner.errors import ConflictError, NotFoundError, SpecError
 from planner.intake.jobs import read_job
-from planner.ports import (
-    Lease,
-    MeasurementFilter,
-    MeasurementStore,
-    ProbeEnd,
-    ProbeFilter,
-    ProbeRecord,
-    ProbeStore,
-)
 from planner.specs.measurement import Measured, Measurement, question_hash
 from tests.conftest import JOB, LAYOUT
 
@@ -75,19 +67,19 @@ def measurement(
 
 class TestMeasurements:
     @pytest.fixture
-    def store(self, engine: Engine) -> MeasurementStore:
+    def store(self, engine: Engine) -> SqlMeasurementStore:
         return SqlMeasurementStore(engine)
 
-    def test_a_measurement_comes_back_as_it_was_stored(self, store: MeasurementStore) -> None:
+    def test_a_measurement_comes_back_as_it_was_stored(self, store: SqlMeasurementStore) -> None:
         store.add([measurement()])
         assert store.get("measurement-001") == measurement()
 
     @pytest.mark.parametrize("unknown", UNKNOWN)
-    def test_an_unknown_id_is_not_found(self, store: MeasurementStore, unknown: str) -> None:
+    def test_an_unknown_id_is_not_found(self, store: SqlMeasurementStore, unknown: str) -> None:
         with pytest.raises(NotFoundError):
             store.get(unknown)
 
-    def test_all_or_none(self, store: MeasurementStore) -> None:
+    def test_all_or_none(self, store: SqlMeasurementStore) -> None:
         store.add([measurement(1)])
         with pytest.raises(ConflictError):
             store.add([measurement(2), measurement(1)])
@@ -95,7 +87,9 @@ class TestMeasurements:
             store.get("measurement-002")
         store.add([])
 
-    def test_pages_hold_every_measurement_once_newest_first(self, store: MeasurementStore) -> None:
+    def test_pages_hold_every_measurement_once_newest_first(
+        self, store: SqlMeasurementStore
+    ) -> None:
         store.add([measurement(number) for number in range(7)])  # pairs share a moment
         seen: list[str] = []
         cursor = None
@@ -108,7 +102,7 @@ class TestMeasurements:
             store.add([measurement(100 + len(seen))])  # newcomers do not disturb
         assert seen == [f"measurement-{number:03d}" for number in reversed(range(7))]
 
-    def test_filters_narrow_and_combine(self, store: MeasurementStore) -> None:
+    def test_filters_narrow_and_combine(self, store: SqlMeasurementStore) -> None:
         store.add(
             [
                 measurement(1),
@@ -131,7 +125,9 @@ class TestMeasurements:
         ) == ["4", "3", "2", "1"]
         assert ids(gpu="\0") == []
 
-    def test_a_question_finds_its_measurements_oldest_first(self, store: MeasurementStore) -> None:
+    def test_a_question_finds_its_measurements_oldest_first(
+        self, store: SqlMeasurementStore
+    ) -> None:
         store.add(
             [
                 measurement(3, layout={"dp_shard": 4, "tp": 2}),
@@ -147,7 +143,7 @@ class TestMeasurements:
 
     @pytest.mark.parametrize(("cursor", "limit"), [("abc", 1), ("", 1), (None, 0), (None, 201)])
     def test_a_cursor_nobody_gave_and_a_wrong_limit_are_refused(
-        self, store: MeasurementStore, cursor: str | None, limit: int
+        self, store: SqlMeasurementStore, cursor: str | None, limit: int
     ) -> None:
         with pytest.raises(SpecError):
             store.list(MeasurementFilter(), cursor, limit)
@@ -175,26 +171,26 @@ def lease(owner: str = "host:1", after: float = 0.0, seconds: float = 30.0) -> L
 
 class TestProbes:
     @pytest.fixture
-    def store(self, engine: Engine) -> ProbeStore:
+    def store(self, engine: Engine) -> SqlProbeStore:
         return SqlProbeStore(engine)
 
-    def claimed(self, store: ProbeStore, **values: Any) -> ProbeRecord:
+    def claimed(self, store: SqlProbeStore, **values: Any) -> ProbeRecord:
         store.add([record(**values)])
         held = store.claim(lease())
         assert held is not None
         return held
 
-    def test_a_probe_comes_back_as_it_was_stored(self, store: ProbeStore) -> None:
+    def test_a_probe_comes_back_as_it_was_stored(self, store: SqlProbeStore) -> None:
         store.add([record(plan_id="plan-1", plan_rank=2, results=({"a": 1},))])
         assert store.get("probe-001") == record(plan_id="plan-1", plan_rank=2, results=({"a": 1},))
 
     @pytest.mark.parametrize("unknown", UNKNOWN)
-    def test_an_unknown_id_is_not_found(self, store: ProbeStore, unknown: str) -> None:
+    def test_an_unknown_id_is_not_found(self, store: SqlProbeStore, unknown: str) -> None:
         for call in (store.get, lambda probe_id: store.cancel(probe_id, NOW)):
             with pytest.raises(NotFoundError):
                 call(unknown)
 
-    def test_the_oldest_is_claimed_first_and_once(self, store: ProbeStore) -> None:
+    def test_the_oldest_is_claimed_first_and_once(self, store: SqlProbeStore) -> None:
         store.add([record(4), record(1), record(2)])
         claims = [store.claim(lease(f"host:{number}")) for number in range(4)]
         assert [claim and claim.id[-1] for claim in claims] == ["1", "2", "4", None]
@@ -209,14 +205,16 @@ class TestProbes:
         ) == ("running", "host:0", 1, 1, NOW)
         assert first.lease_until == NOW + timedelta(seconds=30)
 
-    def test_one_is_claimed_by_name(self, store: ProbeStore) -> None:
+    def test_one_is_claimed_by_name(self, store: SqlProbeStore) -> None:
         store.add([record(1), record(2)])
-        claim = store.claim(lease(), probe_id="probe-002")
+        claim = store.claim(lease(), job_id="probe-002")
         assert claim is not None
         assert claim.id == "probe-002"
-        assert store.claim(lease(), probe_id="probe-002") is None
+        assert store.claim(lease(), job_id="probe-002") is None
 
-    def test_many_claimers_share_without_doubles(self, store: ProbeStore, engine: Engine) -> None:
+    def test_many_claimers_share_without_doubles(
+        self, store: SqlProbeStore, engine: Engine
+    ) -> None:
         claimers = 1 if is_memory(engine.url) else 4  # a database in memory is one connection
         store.add([record(number) for number in range(12)])
         seen: list[str] = []
@@ -235,7 +233,7 @@ class TestProbes:
             thread.join()
         assert sorted(seen) == [f"probe-{number:03d}" for number in range(12)]
 
-    def test_a_heartbeat_prolongs_and_tells_of_a_wish_to_cancel(self, store: ProbeStore) -> None:
+    def test_a_heartbeat_prolongs_and_tells_of_a_wish_to_cancel(self, store: SqlProbeStore) -> None:
         held = self.claimed(store)
         assert store.heartbeat(held, lease(after=10), progress="step 3 of 10", folder="/x") is False
         here = store.get(held.id)
@@ -248,7 +246,7 @@ class TestProbes:
         assert store.cancel(held.id, NOW).state == "running"
         assert store.heartbeat(held, lease(after=11)) is True
 
-    def test_a_lost_lease_writes_nothing(self, store: ProbeStore) -> None:
+    def test_a_lost_lease_writes_nothing(self, store: SqlProbeStore) -> None:
         dead = self.claimed(store)
         assert store.take_over(dead.id, lease("host:2", after=29)) is None
         assert [probe.id for probe in store.expired(NOW + timedelta(seconds=31))] == [dead.id]
@@ -267,7 +265,7 @@ class TestProbes:
         assert store.get(dead.id) == heir
 
     def test_an_end_is_stored_with_its_measurement_or_not_at_all(
-        self, store: ProbeStore, engine: Engine
+        self, store: SqlProbeStore, engine: Engine
     ) -> None:
         held = self.claimed(store)
         SqlMeasurementStore(engine).add([measurement(7)])
@@ -294,7 +292,7 @@ class TestProbes:
         with pytest.raises(ConflictError):
             store.finish(held, ProbeEnd(state="failed"), NOW)
 
-    def test_a_failure_keeps_its_class_and_words(self, store: ProbeStore) -> None:
+    def test_a_failure_keeps_its_class_and_words(self, store: SqlProbeStore) -> None:
         held = self.claimed(store)
         end = ProbeEnd(state="failed", failure="killed", message="rank 3 \0 died")
         failed = store.finish(held, end, NOW)
@@ -307,7 +305,7 @@ class TestProbes:
 
     @pytest.mark.parametrize(("counts", "attempts"), [(True, 2), (False, 1)])
     def test_a_released_probe_is_claimed_again(
-        self, store: ProbeStore, counts: bool, attempts: int
+        self, store: SqlProbeStore, counts: bool, attempts: int
     ) -> None:
         held = self.claimed(store)
         released = store.release(held, counts=counts)
@@ -316,7 +314,7 @@ class TestProbes:
         assert again is not None
         assert (again.fencing_token, again.attempts) == (2, attempts)
 
-    def test_cancel_of_queued_and_of_ended(self, store: ProbeStore) -> None:
+    def test_cancel_of_queued_and_of_ended(self, store: SqlProbeStore) -> None:
         store.add([record(1)])
         assert store.cancel("probe-001", NOW).state == "cancelled"
         assert store.claim(lease()) is None
@@ -324,7 +322,7 @@ class TestProbes:
         store.finish(held, ProbeEnd(state="done"), NOW)
         assert store.cancel(held.id, NOW).state == "done"
 
-    def test_pages_and_filters(self, store: ProbeStore) -> None:
+    def test_pages_and_filters(self, store: SqlProbeStore) -> None:
         store.add([record(number, plan_id="plan-1" if number % 2 else None) for number in range(5)])
         store.claim(lease())
         first = store.list(ProbeFilter(), None, 3)

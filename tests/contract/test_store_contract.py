@@ -1,4 +1,4 @@
-"""One suite for every implementation of PlanStore and EstimateStore: in memory, SQLite file,
+"""One suite for plans and estimates: in memory, SQLite file,
 PostgreSQL.
 """
 
@@ -11,11 +11,11 @@ import pytest
 from api.storage.engine import make_engine, normalise_url
 from api.storage.idempotency import CLAIM_SECONDS, KEEP_SECONDS, IdempotencyStore, KeptAnswer
 from api.storage.migrate import upgrade
+from api.storage.records import PlanLabels, StoredEstimate
 from api.storage.store import SqlStore
 from planner.errors import ConflictError, NotFoundError, SpecError, StoreError
 from planner.estimates import estimate_jobs
 from planner.intake.jobs import read_job
-from planner.ports import PlanLabels, StoredEstimate
 from planner.specs.plan import Plan
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)

@@ -12,24 +12,17 @@ from typing import Any
 
 import pytest
 
-from api.jobs.leases import lease
-from api.jobs.studies import Onlooker
-from api.jobs.sweeps import (
-    add_sweep,
-    cancel_sweep,
-    next_due,
-    pause_sweep,
-    report_lines,
-    run_now,
-    run_sweep,
-    schedule_due,
-)
+from api.jobs.leases import new_lease
+from api.jobs.observer import Observer
+from api.jobs.sweep_runs import run_sweep
+from api.jobs.sweeps import add_sweep, cancel_sweep, next_due, pause_sweep, run_now, schedule_due
+from api.render.sweep import report_lines
 from api.settings import Settings
 from api.storage.migrate import upgrade
+from api.storage.records import ProbeRecord, SweepRecord, TaskRecord
 from api.wiring import Wiring, wire
 from planner.errors import SpecError
 from planner.intake.sweeps import read_sweep
-from planner.ports import ProbeRecord, SweepRecord, TaskRecord
 
 EVENING = datetime(2026, 3, 1, 20, 0, tzinfo=UTC)
 NIGHT = datetime(2026, 3, 2, 2, 0, tzinfo=UTC)
@@ -145,12 +138,12 @@ def test_a_run_of_ours_is_never_up_for_a_worker(
 
     def add_and_look(tasks: Sequence[TaskRecord]) -> None:
         add(tasks)
-        taken.append(wiring.tasks.claim(lease(wiring)))
+        taken.append(wiring.tasks.claim(new_lease(wiring.clock)))
 
     monkeypatch.setattr(wiring.tasks, "add", add_and_look)
     held = run_now(wiring, sweep, ours=True)
     assert taken == [None]
-    assert wiring.tasks.heartbeat(held, lease(wiring)) is False
+    assert wiring.tasks.heartbeat(held, new_lease(wiring.clock)) is False
 
 
 @pytest.mark.parametrize(
@@ -192,7 +185,7 @@ def test_a_run_that_goes_on_counts_all_that_it_has_spent(wiring: Wiring) -> None
         for number in range(202)
     ]
     wiring.probes.add(crashed)
-    report = run_sweep(wiring, run, Onlooker()).result
+    report = run_sweep(wiring, run, Observer()).result
     assert report is not None
     assert (report["probes"], report["gpu_seconds"]) == (201, 202 * 20.0)
     assert {line["message"] for line in report["jobs"][0]["layouts"]} == {"the budget is spent"}
@@ -200,7 +193,7 @@ def test_a_run_that_goes_on_counts_all_that_it_has_spent(wiring: Wiring) -> None
 
 def test_a_job_that_fits_nowhere_is_a_failure_of_the_run(wiring: Wiring) -> None:
     report = run_sweep(
-        wiring, run_now(wiring, stored(wiring, models=["llama3-70b"]), ours=True), Onlooker()
+        wiring, run_now(wiring, stored(wiring, models=["llama3-70b"]), ours=True), Observer()
     ).result
     assert report is not None
     assert report["headline"].endswith("0 new winners, 1 failure")
@@ -227,9 +220,9 @@ def test_an_anchor_of_another_size_is_passed_over_in_the_jobs_of_which_it_is_non
     clusters = [{"gpu": "cpu", "num_gpus": number} for number in (1, 2)]
     sweep = stored(wiring, clusters=clusters, measure={"top_k": 0, "anchors": [{"dp_shard": 2}]})
     run = run_now(wiring, sweep, ours=True)
-    onlooker = Onlooker()
-    onlooker.stop.set()
-    report = run_sweep(wiring, run, onlooker).result
+    observer = Observer()
+    observer.stop.set()
+    report = run_sweep(wiring, run, observer).result
     assert report is not None
     small, right = (job["layouts"][0] for job in report["jobs"])
     assert (small["status"], right["message"]) == ("skipped", "stopped")

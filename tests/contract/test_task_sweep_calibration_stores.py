@@ -1,4 +1,4 @@
-"""One suite for every implementation of TaskStore, SweepStore and CalibrationStore: in memory,
+"""One suite for tasks, sweeps and calibrations: in memory,
 SQLite file, PostgreSQL.
 """
 
@@ -13,10 +13,17 @@ from sqlalchemy import Engine
 from api.storage.calibrations import SqlCalibrationStore
 from api.storage.engine import make_engine, normalise_url
 from api.storage.migrate import upgrade
+from api.storage.records import (
+    CalibrationRecord,
+    Lease,
+    SweepRecord,
+    TaskEnd,
+    TaskFilter,
+    TaskRecord,
+)
 from api.storage.sweeps import SqlSweepStore
 from api.storage.tasks import SqlTaskStore
 from planner.errors import ConflictError, NotFoundError, SpecError
-from planner.ports import CalibrationRecord, Lease, SweepRecord, TaskEnd, TaskFilter, TaskRecord
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -91,10 +98,10 @@ class TestTasks:
         assert (second.fencing_token, second.attempts) == (2, 1)
         with pytest.raises(ConflictError, match="lease of a was lost"):
             store.finish(first, TaskEnd(state="failed"), later)
-        with pytest.raises(ConflictError, match="held by b: the lease of a was lost"):
-            store.say(first, {"message": "late"}, later)
+        with pytest.raises(ConflictError, match="owned by b: the lease of a was lost"):
+            store.add_event(first, {"message": "late"}, later)
         assert store.events("plan-001") == ()
-        assert store.say(second, {}, later).number == 1
+        assert store.add_event(second, {}, later).number == 1
         assert store.release(second, counts=True).state == "queued"
 
     def test_cancelling(self, engine: Engine) -> None:
@@ -114,12 +121,12 @@ class TestTasks:
         first, second = store.claim(lease("a")), store.claim(lease("a"))
         assert first is not None
         assert second is not None
-        assert [store.say(first, {"n": n}, NOW).number for n in range(3)] == [1, 2, 3]
-        assert store.say(second, {}, NOW).number == 1
+        assert [store.add_event(first, {"n": n}, NOW).number for n in range(3)] == [1, 2, 3]
+        assert store.add_event(second, {}, NOW).number == 1
         assert [event.body for event in store.events("plan-001", after=1)] == [{"n": 1}, {"n": 2}]
         assert store.events("plan-001", after=3) == ()
         with pytest.raises(NotFoundError):
-            store.say(task(3), {}, NOW)
+            store.add_event(task(3), {}, NOW)
 
     def test_pages_and_filters(self, engine: Engine) -> None:
         store = SqlTaskStore(engine)

@@ -22,17 +22,21 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from api.cli import root
-from api.errors import answer_to
+from api.errors import codes_of
 from api.http.app import create_app
-from api.jobs.studies import Onlooker, ask_study, gpu_seconds_of, run_study, take_over
-from api.jobs.sweeps import add_sweep, failure_in, run_now, run_sweep
+from api.jobs.leases import take_over
+from api.jobs.observer import Observer
+from api.jobs.probes import gpu_seconds_of
+from api.jobs.studies import ask_study, run_study
+from api.jobs.sweep_runs import failure_in, run_sweep
+from api.jobs.sweeps import add_sweep, run_now
 from api.settings import Settings
+from api.storage.records import ProbeFilter, TaskEnd
 from api.wiring import Wiring, wire
 from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import ConflictError, NotFoundError
 from planner.intake.sweeps import read_sweep
 from planner.plan.recommend import recommend
-from planner.ports import ProbeFilter, TaskEnd
 from planner.specs.plan import Plan
 from tests.conftest import ROOT, Cli, clean_environment, needed
 from tests.stand_ins import light_python, worker
@@ -255,13 +259,14 @@ def test_a_study_that_cannot_begin_ends_with_the_reason(
 def test_who_has_lost_a_study_stores_neither_plan_nor_event(
     sqlite_url: str, surroundings: dict[str, str], monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
+    monkeypatch.setattr("api.jobs.leases.HEARTBEAT_SECONDS", 1e6)  # none comes in between
     wiring = wire(settings_of(sqlite_url, surroundings))
     held = ask_study(wiring, JOB, allow_files=False, ours=True)
-    loser, heirs = Onlooker(), []
+    loser, heirs = Observer(), []
     loser.stop.set()
 
     def lose() -> None:
-        heirs.append(take_over(wiring, held))
+        heirs.append(take_over(wiring.tasks, wiring.clock, held))
 
     def recommend_and_lose(*arguments: Any, **named: Any) -> Plan:
         plan = recommend(*arguments, **named)
@@ -280,7 +285,7 @@ def test_who_has_lost_a_study_stores_neither_plan_nor_event(
     assert bool(wiring.tasks.events(held.id)) is begun
     (heir,) = heirs
     assert (wiring.tasks.get(held.id).state, heir.fencing_token) == ("running", 2)
-    plan = run_study(wiring, heir, Onlooker())
+    plan = run_study(wiring, heir, Observer())
     assert wiring.store.get_plan(held.id) == plan
     assert wiring.tasks.get(held.id).state == "done"
 
@@ -469,7 +474,7 @@ def test_a_sweep_killed_between_retries_goes_on_with_them(
     wiring = wire(settings_of(sqlite_url, surroundings))
     values = {**SWEEP, "measure": {"top_k": 0, "anchors": [{"dp_shard": 2}]}, "retries": 2}
     sweep = add_sweep(wiring, values, allow_files=False)
-    run_sweep(wiring, run_now(wiring, sweep, ours=True), Onlooker())
+    run_sweep(wiring, run_now(wiring, sweep, ours=True), Observer())
     (model,) = wiring.probes.list().items
     for failures, attempts in ((["crash"], 2), (["crash"] * 3, 3), (["launch"], 1)):
         run = run_now(wiring, sweep, ours=True)
@@ -484,7 +489,7 @@ def test_a_sweep_killed_between_retries_goes_on_with_them(
             wiring.probes.add(
                 [replace(model, id=f"probe-{run.id}-{number}", plan_id=run.id, **end)]
             )
-        ended = run_sweep(wiring, run, Onlooker())
+        ended = run_sweep(wiring, run, Observer())
         assert len(wiring.probes.list(ProbeFilter(plan_id=run.id)).items) == attempts
         assert ended.result is not None
         assert ended.result["probes"] == attempts
@@ -537,7 +542,7 @@ def test_what_kept_a_sweep_from_measuring() -> None:
 
     def code(*jobs: dict[str, Any]) -> int | None:
         failure = failure_in({"jobs": [{"layouts": [], **job} for job in jobs]})
-        return None if failure is None else answer_to(failure).exit_code
+        return None if failure is None else codes_of(failure).exit_code
 
     cannot, budget = line("skipped", failure="invalid_request"), line("skipped")
     unfit, asked, broken = (

@@ -15,9 +15,9 @@ from pydantic import SecretStr
 
 from api.http.app import create_app
 from api.settings import Settings
+from api.storage.records import CalibrationRecord, TaskRecord
 from api.wiring import Wiring
 from planner.cost.machine.shipped import shipped_calibration, to_document
-from planner.ports import CalibrationRecord, TaskRecord
 
 SWEEP: dict[str, Any] = {
     "name": "nightly", "schedule": "0 2 * * *",

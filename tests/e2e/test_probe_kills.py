@@ -18,8 +18,9 @@ import pytest
 
 from api.jobs.leases import LEASE_SECONDS
 from api.jobs.probes import recover
+from api.storage.records import ProbeRecord
 from api.wiring import SystemClock, Wiring
-from planner.ports import Clock, ProbeRecord
+from planner.ports import Clock
 from probes import guardian
 from probes.protocol import ProbeTask
 from tests.conftest import ROOT, clean_environment, needed

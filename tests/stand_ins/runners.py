@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from api.jobs.probes import ask_job, enqueue, run_all
+from api.jobs.probes import enqueue, probe_of_job, run_all
 from api.settings import Settings
 from api.wiring import SystemClock, Wiring, wire
 from planner.ports import Clock
@@ -72,7 +72,7 @@ def run(folder: Path, probes: Path, light: bool) -> None:
     outside = light_wiring(folder, probes, light=light)
     records = enqueue(
         outside,
-        ask_job({"job": JOB, "time_limit_seconds": 60.0}, allow_files=False),
+        probe_of_job({"job": JOB, "time_limit_seconds": 60.0}, allow_files=False),
         max_attempts=1,
         ours=True,
     )

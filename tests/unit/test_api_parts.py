@@ -8,7 +8,7 @@ import pytest
 
 from api import errors as edge_errors
 from api.cli.output import as_text
-from api.errors import TABLE, answer_to, lines_of
+from api.errors import TABLE, codes_of, lines_of
 from api.http.security import is_loopback, refuse_open_door
 from api.identity import TimeOrderedIds, hash_of, hash_of_job
 from api.render.bars import Part, legend, stacked_bar
@@ -65,7 +65,7 @@ def test_every_error_has_a_row() -> None:
         (NotFoundError("x"), 404, 2),
     ]
     for error, status, code in cases:
-        assert (answer_to(error).status, answer_to(error).exit_code) == (status, code)
+        assert (codes_of(error).status, codes_of(error).exit_code) == (status, code)
     assert lines_of(cases[2][0]) == ["no; more"]
     assert lines_of(SpecError([Fault("a", "x\ny", "r", "m"), Fault("b", 2, "r", "m\nn")])) == [
         "a='x\\ny': r; m",

@@ -9,16 +9,23 @@ from typing import Any
 
 import pytest
 
-from api.calibration.update import learned, teach_ended, teach_stored, words_of
+from api.calibration.read import learned, learned_without
+from api.calibration.update import (
+    calibration_for_study,
+    line_about,
+    update_from_measurements,
+    update_from_probes,
+)
 from api.settings import Settings
+from api.storage.records import Lease, ProbeEnd, ProbeRecord
 from api.wiring import Wiring, wire
 from planner.calibration.kernels import KernelShape, alone, shape_seconds
 from planner.calibration.update import learn
 from planner.columns import LayoutBatch
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer
+from planner.errors import NotFoundError
 from planner.intake.jobs import read_job
-from planner.ports import Lease, ProbeEnd, ProbeRecord
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 
@@ -78,7 +85,7 @@ def timed(
     )
     wiring.probes.add([record])
     now = datetime.now(UTC)
-    held = wiring.probes.claim(Lease(owner="here", now=now, seconds=60.0), probe_id=record.id)
+    held = wiring.probes.claim(Lease(owner="here", now=now, seconds=60.0), job_id=record.id)
     assert held is not None
     wiring.probes.finish(
         held,
@@ -104,16 +111,16 @@ def run(name: str, factor: float, versions: dict[str, str], job: Job = JOB) -> M
 
 def test_timed_kernels_move_the_next_plan(wiring: Wiring) -> None:
     before = seconds_of(JOB, wiring)
-    (record,) = teach_ended(wiring, [timed(wiring, 1)])
+    (record,) = update_from_probes(wiring, [timed(wiring, 1)])
     assert (record.trainer, record.gpu, record.num_runs, record.software) == (
         "torchtitan",
         GPU,
         0,
         VERSIONS,
     )
-    assert words_of(record).endswith("from timed kernels; plans and estimates use it")
+    assert line_about(record).endswith("from timed kernels; plans and estimates use it")
     assert 1.05 * before < seconds_of(JOB, wiring) < SLOWER * before
-    (again,) = teach_ended(wiring, [timed(wiring, 2, factor=1.0)])
+    (again,) = update_from_probes(wiring, [timed(wiring, 2, factor=1.0)])
     assert again.id != record.id
     assert seconds_of(JOB, wiring) == pytest.approx(before, rel=1e-6), (
         "the newest timing of a kernel counts"
@@ -123,13 +130,13 @@ def test_timed_kernels_move_the_next_plan(wiring: Wiring) -> None:
 def test_kernels_join_the_runs_under_their_versions_and_lose_none(wiring: Wiring) -> None:
     with_trainer = {**VERSIONS, "trainer_version": "0.2.2"}
     wiring.measurements.add([run("m-1", 1.2, with_trainer)])
-    (alone_,) = teach_stored(wiring, ["m-1"])
-    (both,) = teach_ended(wiring, [timed(wiring, 1)])
+    (alone_,) = update_from_measurements(wiring, ["m-1"])
+    (both,) = update_from_probes(wiring, [timed(wiring, 1)])
     assert (both.num_runs, both.software) == (1, with_trainer)
     assert both.id != alone_.id
     assert both.id.startswith(f"{shipped_calibration().id}+1-")
     wiring.measurements.add([run("m-2", 1.2, with_trainer)])
-    (later,) = teach_stored(wiring, ["m-2"])
+    (later,) = update_from_measurements(wiring, ["m-2"])
     assert later.num_runs == 2
     assert len(set(later.document["fitted"]) - shipped_calibration().fitted) == len(SHAPES), (
         "kernels teach with every later run"
@@ -140,7 +147,7 @@ def test_kernels_under_other_versions_or_of_another_trainer_stay_out(wiring: Wir
     timed(wiring, 1, versions={**VERSIONS, "torch": "2.10.0"})
     timed(wiring, 2, trainer="megatron")
     wiring.measurements.add([run("m-1", 1.2, {**VERSIONS, "trainer_version": "0.2.2"})])
-    (record,) = teach_stored(wiring, ["m-1"])
+    (record,) = update_from_measurements(wiring, ["m-1"])
     assert set(record.document["fitted"]) == shipped_calibration().fitted
 
 
@@ -148,9 +155,9 @@ def test_kernels_whose_versions_contradict_every_run_wait_and_displace_nothing(
     wiring: Wiring,
 ) -> None:
     wiring.measurements.add([run("m-1", 1.3, {"torch": "2.10.0"})])
-    (taught,) = teach_stored(wiring, ["m-1"])
+    (taught,) = update_from_measurements(wiring, ["m-1"])
     after = seconds_of(JOB, wiring)
-    assert teach_ended(wiring, [timed(wiring, 1, factor=1.0)]) == []
+    assert update_from_probes(wiring, [timed(wiring, 1, factor=1.0)]) == []
     assert seconds_of(JOB, wiring) == after
     latest = wiring.calibrations.latest("torchtitan", GPU)
     assert latest is not None
@@ -161,7 +168,7 @@ def test_kernels_join_a_run_that_does_not_name_its_torch(wiring: Wiring) -> None
     wiring.measurements.add(
         [run("m-1", 1.2, {"trainer_version": "0.2.2", "gpu_name": VERSIONS["gpu_name"]})]
     )
-    (both,) = teach_ended(wiring, [timed(wiring, 1)])
+    (both,) = update_from_probes(wiring, [timed(wiring, 1)])
     assert both.num_runs == 1
     assert len(set(both.document["fitted"]) - shipped_calibration().fitted) == len(SHAPES)
 
@@ -169,22 +176,27 @@ def test_kernels_join_a_run_that_does_not_name_its_torch(wiring: Wiring) -> None
 def test_what_a_study_counts_itself_is_left_out_of_its_calibration(wiring: Wiring) -> None:
     """Else the study would be twice as sure of what it knows."""
     wiring.measurements.add([run("m-1", 1.3, VERSIONS), run("m-2", 1.0, VERSIONS, OTHER)])
-    (newest,) = teach_stored(wiring, ["m-1", "m-2"])
-    whole, without_first = learned(wiring, JOB), learned(wiring, JOB, without={"m-1"})
+    (newest,) = update_from_measurements(wiring, ["m-1", "m-2"])
+    whole, (without_first, unstored) = learned(wiring, JOB), learned_without(wiring, JOB, {"m-1"})
     assert whole is not None
     assert without_first is not None
     assert whole.id == newest.id
     alone_ = learn(shipped_calibration(), [run("m-2", 1.0, VERSIONS, OTHER)])
     assert without_first.id == alone_.id
     assert without_first.shifts == pytest.approx(alone_.shifts)
+    assert unstored is not None
+    with pytest.raises(NotFoundError):  # a read writes nothing
+        wiring.calibrations.get(alone_.id)
+    assert calibration_for_study(wiring, JOB, {"m-1"}, until=None) is not None
     assert wiring.calibrations.get(alone_.id).num_runs == 1, (
         "a plan's calibration is found by its id"
     )
     latest = wiring.calibrations.latest("torchtitan", GPU)
     assert latest is not None
     assert latest.id == newest.id
-    assert learned(wiring, JOB, without={"m-1", "m-2"}) is None
-    again = learned(wiring, JOB, without={"m-9"})
+    assert learned_without(wiring, JOB, {"m-1", "m-2"}) == (None, None)
+    again, unstored = learned_without(wiring, JOB, {"m-9"})
+    assert unstored is None
     assert again is not None
     assert again.id == newest.id
 
@@ -197,12 +209,12 @@ def test_kernels_of_a_job_that_is_none_any_more_are_passed_over(wiring: Wiring) 
         )
     assert "llama3-8c" in str(wiring.probes.get(lost.id).request)
     wiring.measurements.add([run("m-1", 1.2, VERSIONS)])
-    (record,) = teach_stored(wiring, ["m-1"])
+    (record,) = update_from_measurements(wiring, ["m-1"])
     assert set(record.document["fitted"]) == shipped_calibration().fitted
-    assert teach_ended(wiring, [wiring.probes.get(lost.id)]) == []
+    assert update_from_probes(wiring, [wiring.probes.get(lost.id)]) == []
 
 
 def test_a_probe_that_timed_nothing_teaches_nothing(wiring: Wiring) -> None:
     silent = replace(timed(wiring, 1), results=({"gpu_seconds": 1.0, "outcome": {"timings": []}},))
-    assert teach_ended(wiring, [silent]) == []
+    assert update_from_probes(wiring, [silent]) == []
     assert learned(wiring, JOB) is None

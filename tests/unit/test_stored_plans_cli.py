@@ -12,9 +12,9 @@ import pytest
 
 from api.cli.root import run
 from api.input.names import plan_id_of
+from api.storage.records import PlanLabels, TaskRecord
 from api.wiring import Wiring, wire
 from planner.errors import SpecError
-from planner.ports import PlanLabels, TaskRecord
 from planner.specs.plan import Plan
 
 IDS = ("plan-1aaa00001-x", "plan-1aaa00002-y", "plan-1bbb00000-z")  # oldest first

@@ -13,7 +13,7 @@ from api.http.requests import JSON, in_thread
 from api.http.routes.parameters import Cursor, PageSize, Reader
 from api.http.routes.plans import problems
 from api.http.schemas import CatalogList
-from api.storage.common import MAX_PAGE
+from api.storage.paging import MAX_PAGE
 from planner.errors import UnknownNameError
 
 router = APIRouter(tags=["catalog"])

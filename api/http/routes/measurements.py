@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from starlette.background import BackgroundTask
 
-from api.calibration.update import teach_stored
+from api.calibration.update import update_from_measurements
 from api.http.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, Reader, Text
 from api.http.routes.plans import problems
@@ -17,7 +17,6 @@ from api.http.schemas import MeasurementList, MeasurementsStored
 from api.http.security import needs
 from api.input.measurements import filter_of, of_rows, read_measurements, row_of, store_new, to_csv
 from api.settings import ApiKey
-from planner.ports import MeasurementPage
 
 router = APIRouter(tags=["measurements"])
 CSV = "text/csv"
@@ -53,7 +52,7 @@ async def list_measurements(
     cursor is then a header).
     """
     wanted = filter_of(model=model, gpu=gpu, status=status, rung=rung, job_hash=job_hash)
-    page: MeasurementPage = await in_thread(
+    page = await in_thread(
         request, lambda: wiring_of(request).measurements.list(wanted, cursor, limit)
     )
     if format == "csv" or (format is None and CSV in request.headers.get("accept", "")):
@@ -111,7 +110,7 @@ def _stored(posted: Posted) -> Response:
             allow_files=False,
         )
     stored = store_new(wiring, measurements)
-    learning = BackgroundTask(teach_stored, wiring, stored.new)
+    learning = BackgroundTask(update_from_measurements, wiring, stored.new)
     return Response(
         json.dumps({"new": stored.new, "known": stored.known}),
         201,

@@ -8,7 +8,8 @@ from api.http.metrics import MEDIA_TYPE, Metrics
 from api.http.requests import in_thread, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, Reader
 from api.http.routes.plans import problems
-from api.http.schemas import CalibrationList
+from api.http.schemas import CalibrationLine
+from api.storage.records import Page
 
 router = APIRouter(tags=["operations"])
 
@@ -29,11 +30,8 @@ async def metrics(request: Request, _: Reader) -> Response:
 @router.get("/calibrations", responses=problems(401, 403, 422, 503))
 async def calibrations(
     request: Request, _: Reader, cursor: Cursor = None, limit: PageSize = 50
-) -> CalibrationList:
+) -> Page[CalibrationLine]:
     """The calibrations that estimates may name, the one in use first, each with its knobs before
     and after the measured runs.
     """
-    items, next_cursor = await in_thread(
-        request, lambda: calibration_page(wiring_of(request), cursor, limit)
-    )
-    return CalibrationList(items=items, next_cursor=next_cursor)
+    return await in_thread(request, lambda: calibration_page(wiring_of(request), cursor, limit))

@@ -8,7 +8,7 @@ from fastapi import Depends, Query
 
 from api.http.security import needs
 from api.settings import ApiKey
-from api.storage.common import MAX_PAGE
+from api.storage.paging import MAX_PAGE
 
 Reader = Annotated[ApiKey, Depends(needs("read"))]
 Text = Annotated[str | None, Query(max_length=200)]

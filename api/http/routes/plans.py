@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import anyio
@@ -14,7 +13,7 @@ from api.http.events import MEDIA_TYPE as EVENTS
 from api.http.events import OPEN, follow, follow_study
 from api.http.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, Reader
-from api.http.schemas import JobBody, PlanAccepted, PlanLine, PlanList, PlanState, Problem
+from api.http.schemas import JobBody, PlanAccepted, PlanState, Problem
 from api.http.security import demand, needs
 from api.input.names import plan_id_of
 from api.jobs.plans import page_of_plans, state_of, study_of
@@ -22,8 +21,8 @@ from api.jobs.probes import probes_of
 from api.jobs.studies import ask_study
 from api.service import make_plan
 from api.settings import ApiKey
+from api.storage.records import Page, PlanLine, ProbeRecord, TaskEvent
 from planner.errors import NotFoundError
-from planner.ports import ProbeRecord, TaskEvent
 from planner.specs.plan import Plan
 
 router = APIRouter(tags=["plans"])
@@ -96,12 +95,9 @@ def _queued(posted: Posted) -> Response:
 @router.get("/plans", responses=problems(401, 403, 422, 503))
 async def list_plans(
     request: Request, _: Reader, cursor: Cursor = None, limit: PageSize = 50
-) -> PlanList:
+) -> Page[PlanLine]:
     """Stored plans, and those that probes are still spent on, newest first."""
-    page = await in_thread(request, lambda: page_of_plans(wiring_of(request), cursor, limit))
-    return PlanList(
-        items=[PlanLine(**asdict(item)) for item in page.items], next_cursor=page.next_cursor
-    )
+    return await in_thread(request, lambda: page_of_plans(wiring_of(request), cursor, limit))
 
 
 @router.get(

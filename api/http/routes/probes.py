@@ -15,21 +15,21 @@ from api.errors import fault
 from api.http.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, Reader, Text
 from api.http.routes.plans import body_of, problems
-from api.http.schemas import ProbeBody, ProbeDetail, ProbeLine, ProbeList, ProbesAccepted
+from api.http.schemas import ProbeBody, ProbeDetail, ProbeLine, ProbesAccepted
 from api.http.security import needs
 from api.input.names import probe_id_of
 from api.jobs.probes import (
     PREFIX,
     SERVICE_ATTEMPTS,
-    ask_job,
-    ask_plan,
     enqueue,
+    options_of,
     pool_of,
+    probe_of_job,
+    probes_of_plan,
     recover,
-    wished_in,
 )
 from api.settings import ApiKey
-from planner.ports import ProbeFilter, ProbeRecord
+from api.storage.records import Page, ProbeFilter, ProbeRecord
 
 router = APIRouter(tags=["probes"])
 Prober = Annotated[ApiKey, Depends(needs("probe"))]
@@ -63,12 +63,12 @@ def _queued(posted: Posted) -> Response:
             "body", values, "must be a mapping of keys to values", "send job, or plan and top_k"
         )
     if JOB_KEYS & set(values):
-        asked = ask_job({**wished_in(values), "job": dict(values)}, allow_files=False)
+        asked = probe_of_job({**options_of(values), "job": dict(values)}, allow_files=False)
     elif "plan" in values:
         options = {name: value for name, value in values.items() if name not in ("plan", "top_k")}
-        asked = ask_plan(wiring, str(values["plan"]), _whole(values.get("top_k", 1)), options)
+        asked = probes_of_plan(wiring, str(values["plan"]), _whole(values.get("top_k", 1)), options)
     else:
-        asked = ask_job(dict(values), allow_files=False)
+        asked = probe_of_job(dict(values), allow_files=False)
     for name in {one.request.pool for one in asked}:
         pool_of(wiring, name, allow_files=False)
     records = enqueue(wiring, asked, max_attempts=SERVICE_ATTEMPTS)
@@ -97,7 +97,7 @@ async def list_probes(
     pool: Text = None,
     cursor: Cursor = None,
     limit: PageSize = 50,
-) -> ProbeList:
+) -> Page[ProbeLine]:
     """Probes, newest first. Those whose runner died are concluded first, so that what is said is
     true.
     """
@@ -108,10 +108,10 @@ async def list_probes(
     }
     wanted = ProbeFilter(state=state, plan_id=plan, pool=pool, **names)
 
-    def work() -> ProbeList:
+    def work() -> Page[ProbeLine]:
         recover(wiring)
         page = wiring.probes.list(wanted, cursor, limit)
-        return ProbeList(
+        return Page[ProbeLine](
             items=[ProbeLine(**_line(record)) for record in page.items],
             next_cursor=page.next_cursor,
         )

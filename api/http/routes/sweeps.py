@@ -14,7 +14,14 @@ from api.http.routes.parameters import Cursor, PageSize, Reader
 from api.http.routes.plans import body_of, problems
 from api.http.security import needs
 from api.input.names import sweep_id_of
-from api.jobs.sweeps import add_sweep, cancel_sweep, next_due, pause_sweep, run_now, sweep_detail
+from api.jobs.sweeps import (
+    add_sweep,
+    cancel_sweep,
+    pause_sweep,
+    resume_sweep,
+    run_now,
+    sweep_detail,
+)
 from api.settings import ApiKey
 from planner.specs.sweep import SweepSpec
 
@@ -107,15 +114,12 @@ async def pause(request: Request, sweep_id: str, key: Prober) -> Response:
     response_model=None,
     responses=problems(401, 403, 404, 409, 422, 503),
 )
-async def resume_sweep(request: Request, sweep_id: str, key: Prober) -> Response:
+async def resume(request: Request, sweep_id: str, key: Prober) -> Response:
     """Runs again from the next moment of its schedule on."""
     wiring = wiring_of(request)
-
-    def work() -> dict[str, Any]:
-        due = next_due(wiring.sweeps.get(sweep_id).spec.get("schedule"), wiring.clock.now())
-        return sweep_detail(wiring, wiring.sweeps.change(sweep_id, "active", due))
-
-    return await _once(request, key, 200, work)
+    return await _once(
+        request, key, 200, lambda: sweep_detail(wiring, resume_sweep(wiring, sweep_id))
+    )
 
 
 async def _once(

@@ -1,0 +1,332 @@
+"""The probes of a study: its questions as probes of the queue, their ends as measurements."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from api.calibration.read import kernel_probes, timings_of
+from api.calibration.update import update_from_probes
+from api.errors import lines_of
+from api.jobs.leases import Claimed
+from api.jobs.observer import Observer
+from api.jobs.plans import job_with_layout, job_without_layout
+from api.jobs.probes import BACKEND, RequestedProbe, enqueue, gpu_seconds_of, probes_of, run_all
+from api.storage.records import ProbeRecord, TaskEnd, TaskEvent, TaskRecord
+from planner.errors import PlannerError
+from planner.specs.job import Job
+from planner.specs.measurement import Measured, Measurement, Rung, question_hash
+from probes.campaign import Campaign, ProbeRequest
+from probes.launch import Watch
+from probes.preflight import Need
+from probes.protocol import FailureKind
+from probes.trainers import trainer_of
+
+if TYPE_CHECKING:
+    from api.wiring import Wiring
+    from planner.calibration.kernels import KernelTiming
+    from planner.specs.layout import Layout
+    from planner.study.ask_tell import Event
+    from planner.study.measured_search import MicroProbeTimings
+    from planner.study.study import Proposal
+
+PROBE_SECONDS = 600.0
+KERNEL_SECONDS = 180.0
+# failures that may come from the machine, not from the layout
+OF_THE_MACHINE = frozenset({FailureKind.IMPORT, FailureKind.LOST_GPU, BACKEND})
+# as `planner.study.study` knows it, which is not imported for a plan without probes
+BROKEN = "environment"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyProbes:
+    """Runs a study's questions as probes, and turns their ends into measurements.
+
+    untaught: probes that the calibration does not count yet.
+    succeeded: ids of measurements of layouts that ran.
+    """
+
+    wiring: "Wiring"
+    job: Job
+    observer: Observer
+    claimed: Claimed[TaskRecord, TaskEnd]
+    untaught: list[ProbeRecord] = field(default_factory=list)
+    succeeded: set[str] = field(default_factory=set)
+
+    def measure(
+        self, asked: "Sequence[Proposal]"
+    ) -> "Iterable[tuple[Proposal, Measurement | MicroProbeTimings]]":
+        """Each question with its measurement or timings, in order.
+
+        Timings that were interrupted are left out.
+        """
+        from planner.study.measured_search import MicroProbeTimings
+
+        requested = []
+        for question in asked:
+            probe = self._requested(question)
+            if isinstance(probe, Measurement):
+                yield question, probe
+            else:
+                requested.append((question, probe))
+        records = enqueue(self.wiring, [one for _, one in requested], max_attempts=1, ours=True)
+        watches = {
+            record.id: Watch(stop=self.observer.stop, progress=self._progress_of(record))
+            for record in records
+        }
+        ended = run_all(self.wiring, records, watches)
+        for (question, _), record in zip(requested, ended, strict=True):
+            if question.micro is not None:
+                if record.state != "cancelled":
+                    update_from_probes(self.wiring, [record])
+                    timed = MicroProbeTimings(
+                        timings=timings_of(record),
+                        gpu_seconds=gpu_seconds_of(record),
+                        message=record.message or "",
+                    )
+                    yield question, timed
+                continue
+            measurement = self._measurement(record)
+            if measurement is not None:
+                measurement = self._with_cause(measurement)
+                self.untaught.append(record)
+                if question.fidelity == "probed":
+                    self.update_calibration()
+                yield question, measurement
+
+    def _requested(self, question: "Proposal") -> RequestedProbe | Measurement:
+        """The probe of a question; of one that this pool cannot run a measurement that says so."""
+        assert self.job.probe is not None, "a study has probes to spend"
+        if question.micro is not None:
+            return self._requested_kernels(question)
+        assert question.layout is not None, "a layout is asked for, or kernels"
+        request = {
+            "job": job_with_layout(self.job.request, question.layout, question.layout.num_gpus),
+            "emulate": question.fidelity == "emulated",
+            "imitate_gpus": question.num_gpus if question.fidelity == "imitated" else None,
+            "pool": self.job.probe.pool,
+            "trainer": self.job.probe.trainer,
+            "steps": self.job.probe.steps,
+        }
+        parsed, job = ProbeRequest.from_user(request, allow_files=False)
+        from planner.study.study import UNABLE
+
+        capacity = self.wiring.pool(parsed.pool).capacity(job.cluster)
+        try:
+            tasks = Campaign.of(parsed, job, "probe-0", capacity).tasks
+            num_processes = sum(task.num_processes() for task in tasks)
+        except PlannerError as error:
+            if question.fidelity != "probed":
+                numbers = Measured(
+                    status="failed",
+                    rung=_rung_of(parsed),
+                    failure=UNABLE,
+                    message="; ".join(lines_of(error)),
+                )
+                return Measurement(id="", created_at="", job=job, measured=numbers)
+            num_processes = job.cluster.num_gpus  # it fails when its turn comes, and says why
+        limit = max(1.0, min(PROBE_SECONDS, question.gpu_seconds_limit / num_processes))
+        return RequestedProbe(
+            request=parsed.model_copy(update={"time_limit_seconds": limit}),
+            job=job,
+            plan_id=self.claimed.record.id,
+        )
+
+    def _requested_kernels(self, question: "Proposal") -> RequestedProbe:
+        assert self.job.probe is not None, "a study has probes to spend"
+        assert question.micro is not None, "kernels are asked for"
+        request = {
+            "job": job_without_layout(self.job.request),
+            "kernels": [shape.as_dict() for shape in question.micro.kernels],
+            "pool": self.job.probe.pool,
+            "time_limit_seconds": max(1.0, min(KERNEL_SECONDS, question.gpu_seconds_limit)),
+        }
+        parsed, job = ProbeRequest.from_user(request, allow_files=False)
+        return RequestedProbe(request=parsed, job=job, plan_id=self.claimed.record.id)
+
+    def _progress_of(self, record: ProbeRecord) -> Callable[[str], None]:
+        def progress(message: str) -> None:
+            line = f"{record.layout}: {message}"
+            self.claimed.report(line)
+            self.observer.on_message(line)
+
+        return progress
+
+    def _measurement(self, record: ProbeRecord) -> Measurement | None:
+        """The record's measurement, without numbers if it failed or was interrupted.
+
+        None of kernels, and of a probe that has not ended.
+        """
+        if record.request.get("kernels"):
+            return None
+        if record.measurement_id is not None:
+            return self.wiring.measurements.get(record.measurement_id)
+        if record.state not in ("failed", "cancelled"):
+            return None
+        request, job = ProbeRequest.from_user(record.request, allow_files=False)
+        failure = FailureKind.INTERRUPTED.value if record.state == "cancelled" else record.failure
+        numbers = Measured(
+            status="failed",
+            rung=_rung_of(request),
+            failure=failure,
+            message=record.message,
+            gpu_seconds=gpu_seconds_of(record),
+        )
+        ended_at = (record.finished_at or record.created_at).isoformat()
+        return Measurement(
+            id=record.id,
+            created_at=ended_at,
+            job=job,
+            measured=numbers,
+            source=f"probe {record.id}",
+        )
+
+    def _with_cause(self, measurement: Measurement) -> Measurement:
+        """The measurement; one that says so, where the machine failed and not the layout.
+
+        The pool is asked again whether anything can run. A missing package is the layout's own (a
+        precision's, say) only where another layout has run.
+        """
+        failure, probe = measurement.measured.failure, self.job.probe
+        if failure is None:
+            self.succeeded.add(measurement.id)
+        if failure not in OF_THE_MACHINE or probe is None:
+            return measurement
+        try:
+            self.wiring.pool(probe.pool).check(Need.of(self.job, probe.trainer))
+        except PlannerError as error:
+            return _broken(measurement, "; ".join(lines_of(error)))
+        if failure == FailureKind.IMPORT and not self.succeeded:
+            return _broken(measurement, measurement.measured.message or failure)
+        return measurement
+
+    def update_calibration(self) -> None:
+        """Updates the calibration with the probes since the last time.
+
+        After a full-fidelity run at once; cheaper ones wait for the next, because an update takes
+        as long as some of them.
+        """
+        update_from_probes(self.wiring, self.untaught)
+        self.untaught.clear()
+
+    def on_event(self, event: "Event") -> None:
+        """Stores an event for who follows from elsewhere, and passes it to the observer."""
+        body = event_body(event)
+        self.claimed.report(body["message"])
+        self.wiring.tasks.add_event(self.claimed.record, body, self.wiring.clock.now())
+        self.observer.on_event(body)
+
+    def refusal(self, layout: "Layout") -> str | None:
+        """Why the probe program cannot run this layout; None where it can."""
+        assert self.job.probe is not None, "a study has probes to spend"
+        device = "cpu" if self.job.cluster.gpu.name == "cpu" else "cuda"
+        return trainer_of(self.job.probe.trainer).refusal(self.job, layout, device)
+
+    # ---- what was measured before ---------------------------------------------------------------
+
+    def timed_before(self) -> "list[KernelTiming]":
+        """Kernels timed on this GPU before, by whatever study, oldest first."""
+        return [
+            timing
+            for probe in kernel_probes(self.wiring, self.job.cluster.gpu.name)
+            for timing in timings_of(probe)
+        ]
+
+    def measured_before(self) -> Iterator[Measurement]:
+        """Runs of the same question from before, on this kind of machine."""
+        for num_gpus in self.job.cluster.num_gpus_choices:
+            for one in self.wiring.measurements.matching(question_hash(self.job, num_gpus)):
+                if one.measured.status in ("ok", "oom"):
+                    yield one
+
+    def done_before(self) -> "DoneBefore":
+        """What this study has measured already: it counts against its budget."""
+        study_id = self.claimed.record.id
+        records = probes_of(self.wiring, study_id)
+        found = {
+            record.id: _without_blame(one)
+            for record in records
+            if (one := self._measurement(record)) is not None
+        }
+        self.succeeded.update(one.id for one in found.values() if one.measured.failure is None)
+        events = self.wiring.tasks.events(study_id)
+        asked = {
+            found[record.id].id: body
+            for record in records
+            if record.id in found and (body := _question_of(record, events)) is not None
+        }
+        return DoneBefore(
+            measurements=list(found.values()),
+            reasons={key: str(body["message"]) for key, body in asked.items()},
+            as_probes={
+                key: bool(body["counts"]) for key, body in asked.items() if "counts" in body
+            },
+            micro_gpu_seconds=sum(
+                gpu_seconds_of(record) for record in records if record.request.get("kernels")
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoneBefore:
+    """A study's own probes from before it was resumed.
+
+    measurements: oldest first.
+    reasons: why each was asked, by its id.
+    as_probes: whether each counted as a probe, by its id.
+    micro_gpu_seconds: spent on kernels.
+    """
+
+    measurements: Sequence[Measurement]
+    reasons: Mapping[str, str]
+    as_probes: Mapping[str, bool]
+    micro_gpu_seconds: float
+
+
+def _without_blame(measurement: Measurement) -> Measurement:
+    """A measurement of before; a failure of the machine then says nothing about the layout."""
+    if measurement.measured.failure not in OF_THE_MACHINE:
+        return measurement
+    numbers = measurement.measured.model_copy(update={"failure": FailureKind.INTERRUPTED.value})
+    return measurement.model_copy(update={"measured": numbers})
+
+
+def _broken(measurement: Measurement, message: str) -> Measurement:
+    numbers = measurement.measured.model_copy(update={"failure": BROKEN, "message": message})
+    return measurement.model_copy(update={"measured": numbers})
+
+
+def _question_of(record: ProbeRecord, events: Sequence[TaskEvent]) -> Mapping[str, Any] | None:
+    """The event with which the study last asked for this layout before the probe."""
+    asked = [
+        event.body
+        for event in events
+        if event.body["event"] == "asked" and event.created_at <= record.created_at
+    ]
+    return next((body for body in reversed(asked) if body["layout"] == record.layout), None)
+
+
+def _rung_of(request: ProbeRequest) -> Rung:
+    if request.emulate:
+        return "emulated"
+    return "probed" if request.imitate_gpus is None else "imitated"
+
+
+def event_body(event: "Event") -> dict[str, Any]:
+    """An event of the study, JSON-safe."""
+    asked = event.asked
+    return {
+        "event": event.kind,
+        "message": event.message,
+        "layout": None if asked is None or asked.layout is None else asked.layout.short(),
+        "rung": None if asked is None else asked.fidelity,
+        "counts": None if asked is None else asked.counts,
+        "best_step_seconds": event.best_seconds,
+        "best_rung": event.best_fidelity,
+        "best_layout": None if event.best_layout is None else event.best_layout.short(),
+        "expected_regret": None if event.regret is None else event.regret.expected_share,
+        "probes": event.spent.probes,
+        "probes_left": event.probes_left,
+        "gpu_seconds": event.spent.gpu_seconds,
+        "gpu_seconds_left": event.gpu_seconds_left,
+        "ruled_out": event.ruled_out,
+    }

@@ -1,0 +1,53 @@
+"""The report of a sweep's run as text."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from planner.units import counted
+
+
+def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a report."""
+    yield str(result["headline"])
+    spent = f"{counted(result['probes'], 'probe')}, {result['gpu_seconds']:.0f} GPU-seconds"
+    yield "; ".join((spent, *_software(result)))
+    for job in result["jobs"]:
+        yield f"{job['model']} on {job['num_gpus']} {job['gpu']}" + (
+            f": {job['error']}" if job.get("error") else ""
+        )
+        if job["new_winner"]:
+            yield f"  new winner: {job['winner']} (before: {job['winner_before']})"
+        for line in job["layouts"]:
+            yield f"  {sweep_line(line)}"
+
+
+def _software(result: Mapping[str, Any]) -> Iterator[str]:
+    """The sets of software versions under which it was measured."""
+    sets = (line.get("software") or {} for job in result["jobs"] for line in job["layouts"])
+    yield from dict.fromkeys(
+        ", ".join(f"{name} {version}" for name, version in sorted(each.items()))
+        for each in sets
+        if each
+    )
+
+
+def sweep_line(line: Mapping[str, Any]) -> str:
+    """One measured layout, and how it changed since the last run."""
+    if line["status"] != "ok":
+        return f"{line['layout']} [{line['why']}]: {line['status']}" + (
+            f", {line['message']}" if line["message"] else ""
+        )
+    predicted = (
+        ""
+        if not line["predicted_step_seconds"]
+        else f", predicted {line['predicted_step_seconds']:.4g} s"
+    )
+    change = "" if line["change"] is None else f", {line['change']:+.1%} since the last run"
+    versions = "".join(
+        f", {name} {old} -> {new}"
+        for name, (old, new) in (line.get("versions_changed") or {}).items()
+    )
+    return (
+        f"{line['layout']} [{line['why']}]: {line['step_seconds']:.4g} "
+        f"s{predicted}{change}{versions}"
+    )

@@ -1,0 +1,275 @@
+"""What the stores keep and give back: plans, estimates, measurements, jobs of the queues, sweeps.
+
+Stores raise StoreError when the database cannot answer, NotFoundError for an unknown id and
+ConflictError for an id that exists already.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from planner.specs.estimate import Estimate
+from planner.specs.measurement import Measurement
+from planner.specs.plan import Plan
+
+Item = TypeVar("Item")
+
+
+class Page(BaseModel, Generic[Item]):
+    """Part of a list. next_cursor: pass it as `cursor` to get the next page; null on the last."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, frozen=True)
+
+    items: list[Item]
+    next_cursor: str | None
+
+
+# ---- plans and estimates -------------------------------------------------------------------------
+
+
+class PlanLine(BaseModel):
+    """One plan of a list. A field that has the name of a column of `plans` is read from there.
+
+    status: "done"; "cancelled" with the best so far; "queued" or "running" while probes are spent
+        on it.
+    layout, tokens_per_second_per_gpu, model_version: null until there is a plan.
+    tokens_per_second_per_gpu: expected of number 1, measurements counted where probes were spent.
+    """
+
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+    id: str
+    created_at: datetime
+    model: str
+    gpu: str
+    num_gpus: int
+    layout: str | None = None
+    tokens_per_second_per_gpu: float | None = None
+    status: str
+    model_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLabels:
+    """What a stored plan is found by.
+
+    job_hash: of the job without its id and labels, so that equal questions have equal hashes.
+    status: "done"; "cancelled" for the best so far of a study that somebody ended.
+    """
+
+    job_hash: str
+    model: str
+    gpu: str
+    status: str = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEstimate:
+    """An estimate with the job that asked for it."""
+
+    id: str
+    created_at: datetime
+    job: Mapping[str, Any]
+    estimate: Estimate
+
+
+# ---- measurements and calibrations ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementFilter:
+    """Which measurements to list; None is any. The hashes are those of `MeasurementKey`."""
+
+    model: str | None = None
+    gpu: str | None = None
+    status: str | None = None
+    rung: str | None = None
+    job_hash: str | None = None
+    layout_hash: str | None = None
+    software_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationRecord:
+    """The calibration that runs of one trainer on one GPU under one software gave.
+
+    document: the posterior, JSON-safe.
+    """
+
+    id: str
+    created_at: datetime
+    trainer: str
+    gpu: str
+    software: Mapping[str, str]
+    num_runs: int
+    document: Mapping[str, Any]
+
+
+# ---- the queues ----------------------------------------------------------------------------------
+
+JobState = Literal["queued", "running", "done", "failed", "cancelled"]
+EndState = Literal["done", "failed", "cancelled"]
+OPEN: tuple[JobState, ...] = ("queued", "running")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A claim on a queued job. It expires `seconds` after the owner's last heartbeat, at `now`."""
+
+    owner: str
+    now: datetime
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """A job of a queue: what every kind has in common.
+
+    request: what was asked.
+    attempts: claims so far, of max_attempts.
+    owner: the process that runs it, "host:pid:thread".
+    fencing_token: rises with every claim; only the owner with the newest may write.
+    lease_until: the owner counts as crashed after this time.
+    failure: class of what went wrong, with the root cause in `message`.
+    """
+
+    id: str
+    created_at: datetime
+    request: Mapping[str, Any]
+    state: JobState = "queued"
+    attempts: int = 0
+    max_attempts: int = 1
+    owner: str | None = None
+    fencing_token: int = 0
+    heartbeat_at: datetime | None = None
+    lease_until: datetime | None = None
+    cancel_requested: bool = False
+    progress: str | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    failure: str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnd:
+    """How a job ended."""
+
+    state: EndState
+    failure: str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRecord(JobRecord):
+    """One layout to measure. request: the job with its layout, and how to measure it.
+
+    folder: "host:path" of its files.
+    results: result files of its runs.
+    failure: "oom", "backend" or a `probes.protocol.FailureKind`.
+    """
+
+    job_hash: str
+    model: str
+    gpu: str
+    num_gpus: int
+    layout: str
+    pool: str
+    plan_id: str | None = None
+    plan_rank: int | None = None
+    folder: str | None = None
+    results: tuple[Mapping[str, Any], ...] = ()
+    measurement_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeEnd(JobEnd):
+    """How a probe ended.
+
+    measurements: stored in the same transaction; the probe's own first, then those of smaller runs
+        that it was extrapolated from.
+    """
+
+    results: tuple[Mapping[str, Any], ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeFilter:
+    """Which probes to list; None is any."""
+
+    state: JobState | None = None
+    model: str | None = None
+    gpu: str | None = None
+    plan_id: str | None = None
+    pool: str | None = None
+
+
+TaskKind = Literal["study", "sweep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRecord(JobRecord):
+    """A study of one job, whose id is that of the plan it makes, or one run of a sweep.
+
+    parent_id, due_at: the sweep and its scheduled time; a scheduled time is run once.
+    result: the report of a sweep's run; None for a study, whose plan is stored.
+    """
+
+    kind: TaskKind
+    max_attempts: int = 3
+    job_hash: str | None = None
+    parent_id: str | None = None
+    due_at: datetime | None = None
+    result: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEnd(JobEnd):
+    """How a task ended. plan: of a study, stored in the same transaction."""
+
+    result: Mapping[str, Any] | None = None
+    plan: tuple[Plan, PlanLabels] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFilter:
+    """Which tasks to list; None is any."""
+
+    kind: TaskKind | None = None
+    state: JobState | None = None
+    parent_id: str | None = None
+    job_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEvent:
+    """One event of a running task. number: 1, 2, 3 ... within the task."""
+
+    number: int
+    created_at: datetime
+    body: Mapping[str, Any]
+
+
+# ---- sweeps --------------------------------------------------------------------------------------
+
+SweepState = Literal["active", "paused", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRecord:
+    """A stored sweep.
+
+    spec: as `planner.intake.sweeps` reads it.
+    next_due_at: next scheduled time; None without a schedule, or when the sweep is not active.
+    """
+
+    id: str
+    created_at: datetime
+    name: str
+    spec: Mapping[str, Any]
+    state: SweepState = "active"
+    next_due_at: datetime | None = None
