@@ -37,8 +37,8 @@ INDIRECT = {
     "planner/cost/lower_bounds": ("tests/property/test_price_property.py",),
     "planner/cost/step_seconds": ("tests/property/test_price_property.py",),
     "planner/schedules/": ("tests/unit/test_schedules.py", "tests/unit/test_rules.py"),
-    "api/jobs/": ("tests/unit/test_working.py",),
-    "api/storage/queue": ("tests/contract/test_measurement_and_probe_stores.py",),
+    "api/jobs/": ("tests/unit/test_leases.py",),
+    "api/storage/queue": ("tests/unit/test_leases.py",),
 }
 
 

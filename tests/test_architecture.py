@@ -65,7 +65,7 @@ LIBRARY = "planner/library.py"  # who calls a function has no port for the clock
 ROOMS = (
     "units", "version", "errors", "registry", "schedules", "samplers", "catalog", "specs",
     "trainers", "columns", "work", "rules", "cost", "calibration", "estimates", "export", "intake",
-    "search", "study", "queues", "ports", "plan", "library", "__init__",
+    "search", "study", "ports", "plan", "library", "__init__",
 )  # fmt: skip
 OUTWARD = {("planner/specs/training.py", "trainers"): "a training names its trainer's release"}
 

@@ -62,7 +62,7 @@ def show_plan(
 
 
 def _say_study(wiring: "Wiring", name: str, *, as_json: bool) -> bool:
-    """The state of a plan that is not made yet, or whose study failed. False where there is none."""
+    """Says how a plan stands that is not made yet; False where no study makes it."""
     import json as encoder
 
     from api.cli.output import say

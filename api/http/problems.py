@@ -53,6 +53,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
+        if isinstance(error.__cause__, PlannerError):  # FastAPI's, for a body that cannot be read
+            return problem(request, error.__cause__)
         status = HTTPStatus(error.status_code)
         kind = status.phrase.lower().replace(" ", "_").replace("-", "_")
         members = {

@@ -5,9 +5,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.specs.probe_trainers import ProbeTrainerName
-from probes.pools import listed, pool_forms
-
 
 class JobBody(BaseModel):
     """A job: the contract's section 1. Values are checked by the planner, all faults at once."""
@@ -61,28 +58,13 @@ class Problem(BaseModel):
     remedy: str | None = None
 
 
-class ProbeBody(BaseModel):
-    """A job with its layout, or a plan, and how to measure it. A bare job is taken too."""
+class PlanProbes(BaseModel):
+    """The best layouts of a plan to measure. Fields of a ProbeRequest say how."""
 
-    job: JobBody | None = Field(None, description="The job with the layout to measure.")
-    plan: str | None = Field(None, description="Instead of a job: id of a stored plan.")
-    top_k: int = Field(1, description="How many of the plan's layouts.")
-    trainer: ProbeTrainerName = "reference"
-    emulate: bool = Field(
-        False, description="One process stands for a rank; communication comes from the cost model."
-    )
-    imitate_gpus: int | None = Field(
-        None,
-        description="By smaller layouts on at most so many GPUs, where the pool could "
-        "hold the layout "
-        "too; not with `emulate`.",
-    )
-    pool: str = Field("local", description=f"{listed(pool_forms(files=False))}.")
-    warmup_steps: int = 3
-    steps: int = 10
-    breakdown: bool = False
-    seed: int = 0
-    time_limit_seconds: float = 600.0
+    model_config = ConfigDict(extra="allow")
+
+    plan: str = Field(description="Id of a stored plan.")
+    top_k: int = Field(1, description="How many of its layouts.")
 
 
 class ProbesAccepted(BaseModel):
@@ -133,6 +115,20 @@ class MeasurementList(BaseModel):
 
     items: list[dict[str, Any]]
     next_cursor: str | None
+
+
+class RowBody(BaseModel):
+    """One measurement: a job with its layout, and what was measured."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str | None = None
+    model: str | dict[str, Any]
+    cluster: str | dict[str, Any]
+    training: dict[str, Any]
+    layout: dict[str, Any]
+    measured: dict[str, Any]
+    source: str | None = None
 
 
 class MeasurementsStored(BaseModel):

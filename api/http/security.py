@@ -3,10 +3,10 @@
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
 from api.errors import ForbiddenError, UnauthenticatedError, fault
 from api.settings import ApiKey, Settings
@@ -38,41 +38,48 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def needs(scope: str) -> Callable[[Request], Coroutine[Any, Any, ApiKey]]:
-    """Dependency: the key that asks, which must have this scope. Without configured keys anyone on
-    this machine may.
+_bearer = HTTPBearer(auto_error=False)
+
+
+async def asking_key(
+    request: Request,
+    scopes: SecurityScopes,
+    sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+) -> ApiKey:
+    """Dependency: the key that asks, which must have the route's scopes.
+
+    Without configured keys anyone on this machine may ask.
     """
-
-    async def check(request: Request) -> ApiKey:
-        settings: Settings = request.app.state.wiring.settings
-        key = (
-            _key_of(request.headers.get("authorization"), settings.keys)
-            if settings.keys
-            else ANYONE
-        )
-        demand(key, scope)
-        return key
-
-    return check
+    settings: Settings = request.app.state.wiring.settings
+    key = _key_of(sent, settings.keys) if settings.keys else ANYONE
+    for scope in scopes.scopes:
+        require_scope(key, scope)
+    return key
 
 
-def demand(key: ApiKey, scope: str) -> None:
+def require_scope(key: ApiKey, scope: str) -> None:
     """Raises ForbiddenError for a key without this scope."""
     if not key.may(scope):
         raise ForbiddenError(f"key {key.name} lacks the scope {scope}; ask for a key that has it")
 
 
-def _key_of(header: str | None, keys: tuple[ApiKey, ...]) -> ApiKey:
-    """The key whose secret was sent. Compares with every key in constant time, so that timing tells
-    nothing.
+def _key_of(sent: HTTPAuthorizationCredentials | None, keys: tuple[ApiKey, ...]) -> ApiKey:
+    """The key whose secret was sent.
+
+    Compares with every key in constant time, so that timing tells nothing.
     """
-    scheme, _, secret = (header or "").partition(" ")
-    if scheme.lower() != "bearer" or not secret.strip():
+    secret = "" if sent is None else sent.credentials.strip()
+    if not secret:
         raise UnauthenticatedError(
             "an API key is needed; send the header `Authorization: Bearer SECRET`"
         )
-    digest = hashlib.sha256(secret.strip().encode()).hexdigest()
+    digest = hashlib.sha256(secret.encode()).hexdigest()
     found = [key for key in keys if hmac.compare_digest(key.secret_sha256, digest)]
     if not found:
         raise UnauthenticatedError("this API key is not known; check the secret")
     return found[0]
+
+
+Reader = Annotated[ApiKey, Security(asking_key, scopes=["read"])]
+Planner = Annotated[ApiKey, Security(asking_key, scopes=["plan"])]
+Prober = Annotated[ApiKey, Security(asking_key, scopes=["probe"])]

@@ -299,9 +299,9 @@ def _conclude(wiring: Wiring, crashed: ProbeRecord, ours: ProbeRecord) -> ProbeR
     results = () if result is None else (result.model_dump(mode="json"),)
     kind = interrupted
     message = f"its runner ({crashed.owner}) died; everything that it had started was ended"
-    if result is not None and result.outcome.status == "failed":
-        if result.outcome.kind != FailureKind.INTERRUPTED:
-            kind, message = result.outcome.kind.value, result.outcome.message
+    outcome = None if result is None else result.outcome
+    if outcome is not None and outcome.status == "failed" and outcome.kind.value != interrupted:
+        kind, message = outcome.kind.value, outcome.message
     return claimed.finish(ProbeEnd(state="failed", results=results, failure=kind, message=message))
 
 

@@ -48,13 +48,9 @@ class Workers(ABC, Generic[Record, End]):
     noun: ClassVar[str]
 
     def __init__(
-        self,
-        wiring: "Wiring",
-        number: int,
-        queue: "SqlQueue[Record, Any, End]",
-        report: Callable[[str], None],
+        self, wiring: "Wiring", number: int, report: Callable[[str], None] = lambda _: None
     ) -> None:
-        self.wiring, self.queue, self.report = wiring, queue, report
+        self.wiring, self.report = wiring, report
         self.log = logging.getLogger(f"planner.{self.noun}s")
         self._stop, self._wake = threading.Event(), threading.Event()
         self._running: set[threading.Event] = set()  # what stops each
@@ -84,6 +80,11 @@ class Workers(ABC, Generic[Record, End]):
             stop.set()
         for ended in self._ended:
             ended.wait()
+
+    @property
+    @abstractmethod
+    def queue(self) -> "SqlQueue[Record, Any, End]":
+        """Where they claim. Raises StoreError while the database is down or not migrated."""
 
     @abstractmethod
     def _claim_next(self) -> Record | None:
@@ -145,10 +146,10 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
 
     noun = "task"
 
-    def __init__(
-        self, wiring: "Wiring", number: int, report: Callable[[str], None] = lambda _: None
-    ) -> None:
-        super().__init__(wiring, number, wiring.tasks, report)
+    @property
+    def queue(self) -> "SqlQueue[TaskRecord, Any, TaskEnd]":
+        """The queue of tasks."""
+        return self.wiring.tasks
 
     def _claim_next(self) -> TaskRecord | None:
         schedule_due(self.wiring)
@@ -182,10 +183,10 @@ class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
 
     noun = "probe"
 
-    def __init__(
-        self, wiring: "Wiring", number: int, report: Callable[[str], None] = lambda _: None
-    ) -> None:
-        super().__init__(wiring, number, wiring.probes, report)
+    @property
+    def queue(self) -> "SqlQueue[ProbeRecord, Any, ProbeEnd]":
+        """The queue of probes."""
+        return self.wiring.probes
 
     def _claim_next(self) -> ProbeRecord | None:
         recover(self.wiring)

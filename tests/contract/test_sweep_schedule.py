@@ -159,7 +159,7 @@ def test_what_cannot_be_measured_is_refused_when_it_is_stored(
 ) -> None:
     with pytest.raises(SpecError, match=re.escape(words)):
         stored(wiring, measure=measure)
-    assert wiring.sweeps.list().items == ()
+    assert wiring.sweeps.list().items == []
 
 
 def test_a_run_that_goes_on_counts_all_that_it_has_spent(wiring: Wiring) -> None:

@@ -89,7 +89,7 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_pool(rented_pool: str, tmp_path: Path) -> None:
     from api.cli.typed import complete_pool
-    from api.jobs.probes import ask_job, check_ready, enqueue, run_all
+    from api.jobs.probes import check_ready, enqueue, probe_of_job, run_all
     from api.settings import Settings
     from api.wiring import wire
     from planner.errors import ProbeError, SpecError
@@ -97,7 +97,7 @@ def test_pool(rented_pool: str, tmp_path: Path) -> None:
 
     settings = Settings(database_url=f"sqlite:///{tmp_path / 'planner.db'}")
     wiring = wire(settings)
-    asked = ask_job({"job": PROBE_JOB, "pool": rented_pool}, allow_files=False)
+    asked = probe_of_job({"job": PROBE_JOB, "pool": rented_pool}, allow_files=False)
     check_ready(wiring, asked)
     (record,) = enqueue(wiring, asked, max_attempts=1, ours=True)
     (ended,) = run_all(wiring, [record], {record.id: Watch()})
@@ -107,7 +107,9 @@ def test_pool(rented_pool: str, tmp_path: Path) -> None:
     assert complete_pool("ren") == ["rented", "rented:"]
     with pytest.raises(SpecError, match="rented or rented:REGION"):
         wiring.pool("cloud")
-    emulated = ask_job({"job": PROBE_JOB, "pool": "rented", "emulate": True}, allow_files=False)
+    emulated = probe_of_job(
+        {"job": PROBE_JOB, "pool": "rented", "emulate": True}, allow_files=False
+    )
     with pytest.raises(ProbeError, match="cannot emulate one rank without a GPU"):
         check_ready(wiring, emulated)
 

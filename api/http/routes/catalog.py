@@ -8,11 +8,12 @@ from fastapi.responses import Response
 
 from api.catalog import catalog_entry, catalog_list, kind_of
 from api.errors import UnknownEntryError
+from api.http.bodies import JSON
 from api.http.paging import page_of
-from api.http.requests import JSON, in_thread
-from api.http.routes.parameters import Cursor, PageSize, Reader
-from api.http.routes.plans import problems
+from api.http.requests import in_thread
+from api.http.routes.parameters import Cursor, PageSize, problems
 from api.http.schemas import CatalogList
+from api.http.security import Reader
 from api.storage.paging import MAX_PAGE
 from planner.errors import UnknownNameError
 

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 
 from api.errors import NotReadyError
 from api.http.requests import in_thread, wiring_of
-from api.http.routes.plans import problems
+from api.http.routes.parameters import problems
 from api.http.schemas import Health, Readiness
 from api.storage.migrate import HEAD, current_revision
 

@@ -5,34 +5,31 @@ writes them, JSON or CSV.
 import json
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 from starlette.background import BackgroundTask
 
 from api.calibration.update import update_from_measurements
-from api.http.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
-from api.http.routes.parameters import Cursor, PageSize, Reader, Text
-from api.http.routes.plans import problems
-from api.http.schemas import MeasurementList, MeasurementsStored
-from api.http.security import needs
+from api.errors import fault
+from api.http.bodies import JSON, CheckedByPlanner, StrictRequest, strict_route
+from api.http.requests import answer_once, in_thread, wiring_of
+from api.http.routes.parameters import Cursor, PageSize, Text, problems
+from api.http.schemas import MeasurementList, MeasurementsStored, RowBody
+from api.http.security import Prober, Reader
 from api.input.measurements import filter_of, of_rows, read_measurements, row_of, store_new, to_csv
-from api.settings import ApiKey
 
-router = APIRouter(tags=["measurements"])
 CSV = "text/csv"
+router = APIRouter(tags=["measurements"], route_class=strict_route(also=(CSV,)))
 CURSOR = "x-next-cursor"
-ROW_SCHEMA: dict[str, Any] = {
-    "type": "object", "required": ["model", "cluster", "training", "layout", "measured"],
-    "properties": {name: {} for name in ("id", "model", "cluster", "training", "layout", "measured",
-            "source")},
-}  # fmt: skip
+TEXT = {"type": "string"}
+RowsJson = Annotated[Any, CheckedByPlanner(RowBody | list[RowBody]), Body()]
 
 
 @router.get(
     "/measurements",
     response_model=None,
     responses={
-        200: {"model": MeasurementList, "content": {CSV: {"schema": {"type": "string"}}}},
+        200: {"model": MeasurementList, "content": {CSV: {"schema": TEXT}}},
         **problems(401, 403, 422, 503),
     },
 )
@@ -78,42 +75,37 @@ async def get_measurement(request: Request, measurement_id: str, _: Reader) -> R
     response_model=None,
     status_code=201,
     responses={201: {"model": MeasurementsStored}, **problems(401, 403, 409, 413, 415, 422, 503)},
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                JSON: {"schema": {"oneOf": [ROW_SCHEMA, {"type": "array", "items": ROW_SCHEMA}]}},
-                CSV: {"schema": {"type": "string"}},
-            },
-        }
-    },
+    openapi_extra={"requestBody": {"required": True, "content": {CSV: {"schema": TEXT}}}},
 )
-async def post_measurements(
-    request: Request, key: Annotated[ApiKey, Depends(needs("probe"))]
-) -> Response:
-    """A row, a list of rows, or CSV, stored all or none; what is new is learnt from. Rows that are
-    there already change nothing.
+async def post_measurements(request: Request, key: Prober, rows: RowsJson = None) -> Response:
+    """A row, a list of rows, or CSV, stored all or none; the calibration is updated after it.
+
+    Rows that are there already change nothing.
     """
-    posted = await read_body(request, key, also=(CSV,))
-    return await in_thread(request, lambda: answer_once(posted, lambda: _stored(posted)))
+    assert isinstance(request, StrictRequest), "the routes here read strict bodies"
+    wiring, csv = wiring_of(request), request.media_type == CSV
+    text = _text(await request.body()) if csv else ""
 
-
-def _stored(posted: Posted) -> Response:
-    wiring, value = posted.wiring, posted.value
-    if isinstance(value, str):
-        measurements = read_measurements(wiring, value, "csv")
-    else:
-        rows = value if isinstance(value, list) else [value]
-        measurements = of_rows(
-            wiring,
-            ((f"row {number}", row) for number, row in enumerate(rows, start=1)),
-            allow_files=False,
+    def work() -> Response:
+        if csv:
+            measurements = read_measurements(wiring, text, "csv")
+        else:
+            listed = rows if isinstance(rows, list) else [rows]
+            named = ((f"row {number}", row) for number, row in enumerate(listed, start=1))
+            measurements = of_rows(wiring, named, allow_files=False)
+        stored = store_new(wiring, measurements)
+        return Response(
+            MeasurementsStored(new=list(stored.new), known=list(stored.known)).model_dump_json(),
+            201,
+            media_type=JSON,
+            background=BackgroundTask(update_from_measurements, wiring, stored.new),
         )
-    stored = store_new(wiring, measurements)
-    learning = BackgroundTask(update_from_measurements, wiring, stored.new)
-    return Response(
-        json.dumps({"new": stored.new, "known": stored.known}),
-        201,
-        media_type=JSON,
-        background=learning,
-    )
+
+    return await answer_once(request, key, work)
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise fault("body", None, "is not UTF-8 text", "send it as UTF-8") from None

@@ -6,9 +6,9 @@ from fastapi.responses import Response
 from api.calibration.listing import calibration_page
 from api.http.metrics import MEDIA_TYPE, Metrics
 from api.http.requests import in_thread, wiring_of
-from api.http.routes.parameters import Cursor, PageSize, Reader
-from api.http.routes.plans import problems
+from api.http.routes.parameters import Cursor, PageSize, problems
 from api.http.schemas import CalibrationLine
+from api.http.security import Reader
 from api.storage.records import Page
 
 router = APIRouter(tags=["operations"])

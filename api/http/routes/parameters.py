@@ -1,16 +1,17 @@
-"""What several routes take alike: who may read, short texts, and where a page starts and how long
-it is.
-"""
+"""What several routes take and answer alike: short texts, pages, errors."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, Query
+from fastapi import Query
 
-from api.http.security import needs
-from api.settings import ApiKey
+from api.http.schemas import Problem
 from api.storage.paging import MAX_PAGE
 
-Reader = Annotated[ApiKey, Depends(needs("read"))]
 Text = Annotated[str | None, Query(max_length=200)]
 Cursor = Annotated[str | None, Query(max_length=400)]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI entries of these errors."""
+    return {status: {"model": Problem} for status in statuses}

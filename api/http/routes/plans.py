@@ -3,55 +3,31 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import anyio
-from fastapi import APIRouter, Depends, Header, Request
+from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response, StreamingResponse
 
+from api.http.bodies import JSON, REQUIRED, JobJson, strict_route
 from api.http.events import MEDIA_TYPE as EVENTS
 from api.http.events import OPEN, follow, follow_study
-from api.http.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
-from api.http.routes.parameters import Cursor, PageSize, Reader
-from api.http.schemas import JobBody, PlanAccepted, PlanState, Problem
-from api.http.security import demand, needs
+from api.http.requests import answer_once, in_thread, wiring_of
+from api.http.routes.parameters import Cursor, PageSize, problems
+from api.http.schemas import PlanAccepted, PlanState
+from api.http.security import Planner, Reader, require_scope
 from api.input.names import plan_id_of
 from api.jobs.plans import page_of_plans, state_of, study_of
 from api.jobs.probes import probes_of
 from api.jobs.studies import ask_study
 from api.service import make_plan
-from api.settings import ApiKey
 from api.storage.records import Page, PlanLine, ProbeRecord, TaskEvent
 from planner.errors import NotFoundError
 from planner.specs.plan import Plan
 
-router = APIRouter(tags=["plans"])
+router = APIRouter(tags=["plans"], route_class=strict_route())
 DONE = "done"
 NUMBER = re.compile(r"[0-9]{1,9}")
-
-
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI entries of these errors."""
-    return {status: {"model": Problem} for status in statuses}
-
-
-def body_of(*schemas: Any) -> dict[str, Any]:
-    """OpenAPI entry of a JSON body that the route reads itself."""
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {
-                JSON: {"schema": schemas[0] if len(schemas) == 1 else {"oneOf": _list(schemas)}}
-            },
-        }
-    }
-
-
-def _list(schemas: Sequence[Any]) -> list[Any]:
-    return list(schemas)
-
-
-JOB_SCHEMA = JobBody.model_json_schema()
 
 
 @router.post(
@@ -62,34 +38,29 @@ JOB_SCHEMA = JobBody.model_json_schema()
         202: {"model": PlanAccepted},
         **problems(401, 403, 409, 413, 415, 422, 502, 503),
     },
-    openapi_extra=body_of(JOB_SCHEMA),
+    openapi_extra=REQUIRED,
 )
-async def post_plan(request: Request, key: Annotated[ApiKey, Depends(needs("plan"))]) -> Response:
+async def post_plan(request: Request, key: Planner, job: JobJson = None) -> Response:
     """A job in, a ranked plan out. 409: nothing fits, with the nearest miss. `Idempotency-Key` is
     honoured.
 
     With `probe` the answer is 202: a worker spends the probes, GET `location` (or its events) tells
     how far it is. It needs the scope `probe` too.
     """
-    posted = await read_body(request, key)
+    wiring = wiring_of(request)
 
     def work() -> Response:
-        if isinstance(posted.value, Mapping) and posted.value.get("probe") is not None:
-            return _queued(posted)
-        plan = make_plan(posted.wiring, posted.value, allow_files=False)
-        return Response(
-            plan.model_dump_json(), media_type=JSON, headers={"location": f"/plans/{plan.id}"}
-        )
+        if isinstance(job, Mapping) and job.get("probe") is not None:
+            require_scope(key, "probe")
+            study = ask_study(wiring, job, allow_files=False, ours=False)
+            request.app.state.task_workers.wake()
+            body = PlanAccepted(id=study.id, status=study.state).model_dump_json()
+            return Response(body, 202, {"location": f"/plans/{study.id}"}, media_type=JSON)
+        plan = make_plan(wiring, job, allow_files=False)
+        headers = {"location": f"/plans/{plan.id}"}
+        return Response(plan.model_dump_json(), headers=headers, media_type=JSON)
 
-    return await in_thread(request, lambda: answer_once(posted, work))
-
-
-def _queued(posted: Posted) -> Response:
-    demand(posted.key, "probe")
-    task = ask_study(posted.wiring, posted.value, allow_files=False, ours=False)
-    posted.request.app.state.task_workers.wake()
-    body = json.dumps({"id": task.id, "status": task.state})
-    return Response(body, 202, media_type=JSON, headers={"location": f"/plans/{task.id}"})
+    return await answer_once(request, key, work)
 
 
 @router.get("/plans", responses=problems(401, 403, 422, 503))
@@ -171,9 +142,7 @@ async def get_events(
 
 
 @router.delete("/plans/{plan_id}", responses=problems(401, 403, 404, 503))
-async def cancel_plan(
-    request: Request, plan_id: str, _: Annotated[ApiKey, Depends(needs("plan"))]
-) -> PlanState:
+async def cancel_plan(request: Request, plan_id: str, _: Planner) -> PlanState:
     """Cancels what still runs for a plan: its study, its queued and running probes. A plan that was
     answered stays.
     """

@@ -2,21 +2,20 @@
 others on the same database.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 
 from api.catalog import gpu_name_of, model_name_of
 from api.errors import fault
-from api.http.requests import JSON, Posted, answer_once, in_thread, read_body, wiring_of
-from api.http.routes.parameters import Cursor, PageSize, Reader, Text
-from api.http.routes.plans import body_of, problems
-from api.http.schemas import ProbeBody, ProbeDetail, ProbeLine, ProbesAccepted
-from api.http.security import needs
+from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
+from api.http.requests import answer_once, in_thread, wiring_of
+from api.http.routes.parameters import Cursor, PageSize, Text, problems
+from api.http.schemas import JobBody, PlanProbes, ProbeDetail, ProbeLine, ProbesAccepted
+from api.http.security import Prober, Reader
 from api.input.names import probe_id_of
 from api.jobs.probes import (
     PREFIX,
@@ -28,11 +27,12 @@ from api.jobs.probes import (
     probes_of_plan,
     recover,
 )
-from api.settings import ApiKey
 from api.storage.records import Page, ProbeFilter, ProbeRecord
+from api.wiring import Wiring
+from probes.campaign import ProbeRequest
 
-router = APIRouter(tags=["probes"])
-Prober = Annotated[ApiKey, Depends(needs("probe"))]
+router = APIRouter(tags=["probes"], route_class=strict_route())
+ProbeJson = Annotated[Any, CheckedByPlanner(ProbeRequest | PlanProbes | JobBody), Body()]
 JOB_KEYS = frozenset({"model", "cluster", "training"})
 
 
@@ -44,20 +44,20 @@ JOB_KEYS = frozenset({"model", "cluster", "training"})
         202: {"model": ProbesAccepted},
         **problems(401, 403, 404, 409, 413, 415, 422, 502, 503),
     },
-    openapi_extra=body_of(ProbeBody.model_json_schema()),
+    openapi_extra=REQUIRED,
 )
-async def post_probes(request: Request, key: Prober) -> Response:
-    """A job with its layout, or the best layouts of a plan, to be measured. 202: queued; follow
-    `location`.
+async def post_probes(request: Request, key: Prober, values: ProbeJson = None) -> Response:
+    """A job with its layout, or the best layouts of a plan, to be measured.
+
+    202: queued; follow `location`.
     """
-    posted = await read_body(request, key)
-    answer = await in_thread(request, lambda: answer_once(posted, lambda: _queued(posted)))
+    wiring = wiring_of(request)
+    answer = await answer_once(request, key, lambda: _queued(wiring, values))
     request.app.state.probe_workers.wake()
     return answer
 
 
-def _queued(posted: Posted) -> Response:
-    wiring, values = posted.wiring, posted.value
+def _queued(wiring: Wiring, values: object) -> Response:
     if not isinstance(values, Mapping):
         raise fault(
             "body", values, "must be a mapping of keys to values", "send job, or plan and top_k"
@@ -72,10 +72,9 @@ def _queued(posted: Posted) -> Response:
     for name in {one.request.pool for one in asked}:
         pool_of(wiring, name, allow_files=False)
     records = enqueue(wiring, asked, max_attempts=SERVICE_ATTEMPTS)
-    body = {"id": records[0].id, "ids": [record.id for record in records]}
-    return Response(
-        json.dumps(body), 202, media_type=JSON, headers={"location": f"/{PREFIX}s/{records[0].id}"}
-    )
+    first, ids = records[0].id, [record.id for record in records]
+    body = ProbesAccepted(id=first, ids=ids).model_dump_json()
+    return Response(body, 202, {"location": f"/{PREFIX}s/{first}"}, media_type=JSON)
 
 
 def _whole(value: object) -> int:

@@ -3,20 +3,20 @@
 import json
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
 from api.collectives import CollectiveRequest, ask_collective
-from api.http.requests import JSON, answer_once, in_thread, read_body
-from api.http.routes.plans import JOB_SCHEMA, body_of, problems
-from api.http.security import needs
+from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, JobJson, strict_route
+from api.http.requests import answer_once
+from api.http.routes.parameters import problems
+from api.http.security import Planner
 from api.input.jobs import check_one_size, parse_job
-from api.settings import ApiKey
 from planner.plan.timeline import timeline
 from planner.specs.collective import CollectiveAnswer
 
-router = APIRouter(tags=["simulations"])
-Planner = Annotated[ApiKey, Depends(needs("plan"))]
+router = APIRouter(tags=["simulations"], route_class=strict_route())
+CollectiveJson = Annotated[Any, CheckedByPlanner(CollectiveRequest), Body()]
 ERRORS = problems(401, 403, 409, 413, 415, 422, 503)
 TRACE_SCHEMA = {
     "type": "object",
@@ -28,18 +28,18 @@ TRACE_SCHEMA = {
     "/collective",
     response_model=None,
     responses={200: {"model": CollectiveAnswer}, **ERRORS},
-    openapi_extra=body_of(CollectiveRequest.model_json_schema()),
+    openapi_extra=REQUIRED,
 )
-async def post_collective(request: Request, key: Planner) -> Response:
+async def post_collective(
+    request: Request, key: Planner, question: CollectiveJson = None
+) -> Response:
     """Seconds, steps and bytes of one operation, the algorithm and why."""
-    posted = await read_body(request, key)
 
     def work() -> Response:
-        return Response(
-            ask_collective(posted.value, allow_files=False).model_dump_json(), media_type=JSON
-        )
+        answer = ask_collective(question, allow_files=False)
+        return Response(answer.model_dump_json(), media_type=JSON)
 
-    return await in_thread(request, lambda: answer_once(posted, work))
+    return await answer_once(request, key, work)
 
 
 @router.post(
@@ -52,18 +52,17 @@ async def post_collective(request: Request, key: Planner) -> Response:
         },
         **ERRORS,
     },
-    openapi_extra=body_of(JOB_SCHEMA),
+    openapi_extra=REQUIRED,
 )
-async def post_simulate(request: Request, key: Planner) -> Response:
-    """One step of a job's pipeline played out, as a Chrome trace. The job's layout has pp of 2 or
-    more.
+async def post_simulate(request: Request, key: Planner, job: JobJson = None) -> Response:
+    """One step of a job's pipeline simulated, as a Chrome trace.
+
+    The job's layout has pp of 2 or more.
     """
-    posted = await read_body(request, key)
 
     def work() -> Response:
-        job = parse_job(posted.value, allow_files=False)
-        check_one_size(job)
-        trace: dict[str, Any] = timeline(job).trace
-        return Response(json.dumps(trace), media_type=JSON)
+        parsed = parse_job(job, allow_files=False)
+        check_one_size(parsed)
+        return Response(json.dumps(timeline(parsed).trace), media_type=JSON)
 
-    return await in_thread(request, lambda: answer_once(posted, work))
+    return await answer_once(request, key, work)

@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
-from api.http.requests import JSON, answer_once, in_thread, posted_bare, read_body, wiring_of
-from api.http.routes.parameters import Cursor, PageSize, Reader
-from api.http.routes.plans import body_of, problems
-from api.http.security import needs
+from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
+from api.http.requests import answer_once, in_thread, wiring_of
+from api.http.routes.parameters import Cursor, PageSize, problems
+from api.http.security import Prober, Reader
 from api.input.names import sweep_id_of
 from api.jobs.sweeps import (
     add_sweep,
@@ -25,8 +25,8 @@ from api.jobs.sweeps import (
 from api.settings import ApiKey
 from planner.specs.sweep import SweepSpec
 
-router = APIRouter(tags=["sweeps"])
-Prober = Annotated[ApiKey, Depends(needs("probe"))]
+router = APIRouter(tags=["sweeps"], route_class=strict_route(within="sweep."))
+SweepJson = Annotated[Any, CheckedByPlanner(SweepSpec), Body()]
 
 
 @router.post(
@@ -34,20 +34,21 @@ Prober = Annotated[ApiKey, Depends(needs("probe"))]
     response_model=None,
     status_code=201,
     responses=problems(401, 403, 409, 413, 415, 422, 503),
-    openapi_extra=body_of(SweepSpec.model_json_schema()),
+    openapi_extra=REQUIRED,
 )
-async def post_sweep(request: Request, key: Prober) -> Response:
-    """Stores a sweep. With a `schedule` workers run it from then on; without one POST
-    /sweeps/{id}/run does.
+async def post_sweep(request: Request, key: Prober, spec: SweepJson = None) -> Response:
+    """Stores a sweep. With a `schedule` workers run it from then on.
+
+    Without one POST /sweeps/{id}/run does.
     """
-    posted = await read_body(request, key, within="sweep.")
+    wiring = wiring_of(request)
 
     def work() -> Response:
-        sweep = add_sweep(posted.wiring, posted.value, allow_files=False)
-        body = json.dumps(sweep_detail(posted.wiring, sweep))
-        return Response(body, 201, media_type=JSON, headers={"location": f"/sweeps/{sweep.id}"})
+        sweep = add_sweep(wiring, spec, allow_files=False)
+        body = json.dumps(sweep_detail(wiring, sweep))
+        return Response(body, 201, {"location": f"/sweeps/{sweep.id}"}, media_type=JSON)
 
-    return await in_thread(request, lambda: answer_once(posted, work))
+    return await answer_once(request, key, work)
 
 
 @router.get("/sweeps", responses=problems(401, 403, 422, 503))
@@ -126,10 +127,8 @@ async def _once(
     request: Request, key: ApiKey, status: int, work: Callable[[], dict[str, Any]]
 ) -> Response:
     """The answer to a POST without a body; `Idempotency-Key` is honoured."""
-    posted = posted_bare(request, key)
-    return await in_thread(
-        request,
-        lambda: answer_once(posted, lambda: Response(json.dumps(work()), status, media_type=JSON)),
+    return await answer_once(
+        request, key, lambda: Response(json.dumps(work()), status, media_type=JSON)
     )
 
 

@@ -1,0 +1,110 @@
+"""Bodies of requests: FastAPI reads them through here, within a limit and as strict JSON."""
+
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+from fastapi import Body, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import GetJsonSchemaHandler, TypeAdapter
+from pydantic.json_schema import JsonSchemaValue
+from starlette.requests import ClientDisconnect
+
+from api.errors import BodyTooLargeError, MediaTypeError, fault
+from api.http.schemas import JobBody
+from api.input.text import read_json
+from planner.errors import Fault
+from planner.units import MEGA
+
+JSON = "application/json"
+DRAINED_BYTES = int(32 * MEGA)
+# for `openapi_extra`: a body that may be null in JSON has to be there all the same
+REQUIRED: dict[str, Any] = {"requestBody": {"required": True}}
+
+
+class StrictRequest(Request):
+    """A request whose body is read once, and only if it is of a taken media type and size.
+
+    JSON has no key twice, no NaN, no endless nesting (`read_json`).
+
+    Reading raises MediaTypeError, BodyTooLargeError and SpecError.
+    """
+
+    media_types: tuple[str, ...] = (JSON,)
+    within: str = ""  # see `check_plain`
+
+    @property
+    def media_type(self) -> str:
+        """What the body is, without its parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    async def body(self) -> bytes:
+        """The raw body. Its JSON value is ready after it, as `json()`."""
+        if not hasattr(self, "_body"):
+            if self.media_type not in self.media_types:
+                taken = " or ".join(self.media_types)
+                rule, remedy = f"is not {taken}", f"send it with content type {taken}"
+                raise MediaTypeError(Fault("content-type", self.media_type or None, rule, remedy))
+            raw = await self._read()
+            if self.media_type == JSON:
+                self._json = read_json(raw, "body", self.within)
+            self._body = raw
+        return self._body
+
+    async def _read(self) -> bytes:
+        limit = self.app.state.wiring.settings.max_body_bytes
+        chunks, total = [], 0
+        try:
+            async for chunk in self.stream():
+                total += len(chunk)
+                if total <= limit:
+                    chunks.append(chunk)
+                elif total > DRAINED_BYTES:
+                    # what is over the limit is read and dropped, so that the sender gets the
+                    # answer; but not without end
+                    break
+        except ClientDisconnect:
+            raise fault("body", None, "ended before all of it had come", "send it again") from None
+        if total > limit:
+            raise BodyTooLargeError(
+                Fault("body", None, f"is larger than {limit:,} bytes", "send fewer jobs at once")
+            )
+        return b"".join(chunks)
+
+
+def strict_route(*, also: tuple[str, ...] = (), within: str = "") -> type[APIRoute]:
+    """The class of routes that read strict JSON. also: other media types that they take.
+
+    within: what the names of a body's keys begin with in an error.
+    """
+
+    class Asked(StrictRequest):
+        media_types = (JSON, *also)
+
+    Asked.within = within
+
+    class Strict(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def strict(request: Request) -> Response:
+                return await handle(Asked(request.scope, request.receive))
+
+            return strict
+
+    return Strict
+
+
+class CheckedByPlanner:
+    """Marks a body that the planner checks, all faults at once; OpenAPI shows the type's schema."""
+
+    def __init__(self, shape: Any) -> None:
+        self.shape = shape
+
+    def __get_pydantic_json_schema__(
+        self, _: Any, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema of the type."""
+        return handler(TypeAdapter(self.shape).core_schema)
+
+
+JobJson = Annotated[Any, CheckedByPlanner(JobBody), Body()]
