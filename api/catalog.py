@@ -37,18 +37,14 @@ def catalog_entry(kind: str, name: str) -> Entry:
 
 
 def model_name_of(text: str) -> str:
-    """The catalogue's name behind a name or alias, any case; a model that it does not hold keeps
-    its own.
-    """
+    """The catalogue's name of a model or alias, in any case; any other name as it is."""
     from planner.catalog.models import is_model_name, model_entry
 
     return model_entry(text).name if is_model_name(text) else text
 
 
 def gpu_name_of(text: str) -> str:
-    """The catalogue's name behind a name or alias, any case; a GPU that it does not hold keeps its
-    own.
-    """
+    """The catalogue's name of a GPU or alias, in any case; any other name as it is."""
     from planner.intake.machines import load_gpu
 
     try:

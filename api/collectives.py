@@ -1,6 +1,4 @@
-"""A question about one collective, as both edges ask it: parsed, checked, and put to the
-planner.
-"""
+"""A question about one collective, as both edges ask it."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,8 +30,9 @@ Count = Annotated[int, Field(strict=True, ge=1, le=MAX_GPUS)]
 
 
 class CollectiveRequest(BaseModel):
-    """Body of POST /collective. size: the whole buffer (all-to-all: what one rank sends), in bytes
-    or as text with a unit.
+    """Body of POST /collective.
+
+    size: the whole buffer (all-to-all: what one rank sends), in bytes or as text with a unit.
     """
 
     model_config = ConfigDict(
@@ -59,9 +58,7 @@ class CollectiveRequest(BaseModel):
 
 
 def ask_collective(values: object, *, allow_files: bool) -> "CollectiveAnswer":
-    """Seconds, steps and bytes of one operation. Raises SpecError with every fault of the
-    request.
-    """
+    """Seconds, steps and bytes of one operation. Raises SpecError with every fault."""
     from planner.intake.machines import read_cluster
     from planner.plan.collective import collective
 

@@ -1,7 +1,6 @@
-"""The only table from errors to HTTP status and exit code; the command line and the service both
-read it.
+"""The only table from errors to HTTP status and exit code; both edges read it.
 
-Also the errors that exist at the edge alone: who asks, and in what envelope.
+Also the errors that exist at the edges alone: who asks, and how.
 """
 
 from dataclasses import dataclass
@@ -73,7 +72,7 @@ class MissingPackageError(PartedError):
 
 
 class StoredError(PartedError):
-    """An error that ended something before: by the kind and in the words in which it was stored."""
+    """An error that ended a stored job, with the kind and message that were stored."""
 
     def __init__(self, kind: str, words: str) -> None:
         super().__init__(words)
@@ -106,17 +105,16 @@ TABLE: dict[type[PlannerError], ErrorCodes] = {
 
 
 def codes_of(error: PlannerError) -> ErrorCodes:
-    """The row of the error's class, of a retold one that of its kind, or of the nearest class above
-    it.
+    """The table's row of the error's class, or of the nearest class above it.
+
+    For a stored error that of its kind.
     """
     told = _class_of(error.kind) if isinstance(error, StoredError) else type(error)
     return next(TABLE[cls] for cls in told.__mro__ if cls in TABLE)
 
 
 def _class_of(kind: str) -> type[PlannerError]:
-    """The error of this kind that stands highest in the tree; their base for one that is none of
-    ours (a bug).
-    """
+    """The highest class of this kind; PlannerError for a kind that is none of ours (a bug)."""
     classes = [PlannerError]
     for cls in classes:
         classes.extend(cls.__subclasses__())
@@ -124,9 +122,7 @@ def _class_of(kind: str) -> type[PlannerError]:
 
 
 def lines_of(error: PlannerError) -> list[str]:
-    """What a person reads: one line a fault; without a fault the message and what to do about
-    it.
-    """
+    """What a person reads: one line a fault; without faults the message and what to do about it."""
     if isinstance(error, SpecError):
         return [_one_line(str(fault)) for fault in error.faults]
     remedy = getattr(error, "remedy", None)

@@ -13,8 +13,9 @@ _LABELS = frozenset({"id", "group", "sweep", "complete", "source", "trust", "not
 
 
 class TimeOrderedIds:
-    """Ids such as "plan-1j9x3k2d4-7fq0m2zt": milliseconds, then 40 random bits. Later ones sort
-    after earlier ones.
+    """Ids such as "plan-1j9x3k2d4-7fq0m2zt": milliseconds, then 40 random bits.
+
+    Later ones sort after earlier ones.
     """
 
     def new_id(self, prefix: str) -> str:

@@ -29,8 +29,9 @@ def make_plan(
     allow_files: bool,
     progress: Callable[[str], None] | None = None,
 ) -> "Plan":
-    """Plans on paper and keeps the plan. Raises SpecError, InfeasibleError; StoreError before any
-    work is done.
+    """Plans without probes and keeps the plan.
+
+    Raises SpecError, InfeasibleError; StoreError before any work is done.
     """
     job = parse_job(values, allow_files=allow_files)
     if job.probe is not None:
@@ -92,10 +93,11 @@ def parse_for_estimate(values: object, *, allow_files: bool) -> "Job":
 def estimate_many(
     jobs: Sequence[object], *, allow_files: bool, calibration_of: "CalibrationOf" = lambda _: None
 ) -> "list[Estimate | Refusal]":
-    """One answer an element, in order; a malformed element does not disturb the others. Nothing is
-    kept.
+    """One answer an element, in order; a malformed element does not disturb the others.
 
-    calibration_of: what to price each job with; the shipped calibration unless it says another.
+    Nothing is kept.
+
+    calibration_of: what to price each job with; None for the shipped calibration.
     """
     from planner.estimates import estimate_jobs
 
@@ -131,8 +133,9 @@ def _estimate_or_refusal(job: "Job", calibration_of: "CalibrationOf") -> "Estima
 
 
 def estimate_one(wiring: Wiring, values: object, *, allow_files: bool) -> "tuple[str, Estimate]":
-    """(id under which it is kept, estimate). Raises SpecError for a malformed job, StoreError
-    before any work is done.
+    """(id under which it is kept, estimate).
+
+    Raises SpecError for a malformed job, StoreError before any work is done.
     """
     job = parse_for_estimate(values, allow_files=allow_files)
     store = wiring.store
@@ -163,17 +166,19 @@ def estimate_and_keep(
 
 
 def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: "Estimate") -> StoredEstimate:
-    """An estimate whose job has no id of its own answers to the id under which it is kept."""
+    """An estimate to store; a job without an id gets the id under which it is kept."""
     new_id = wiring.ids.new_id(ESTIMATE_PREFIX)
     named = estimate if estimate.id is not None else estimate.model_copy(update={"id": new_id})
     return StoredEstimate(id=new_id, created_at=wiring.clock.now(), job=request, estimate=named)
 
 
 def export_rank(plan: "Plan", rank: int, *, to: str | None, version: str | None) -> "Export":
-    """The files and command of one ranked layout of a stored plan. Raises SpecError for a rank or
-    format that is not there, and with every blocker of a layout that the trainer cannot run.
+    """The files and command of one ranked layout of a stored plan.
 
-    to: a format; None for the one of the plan's trainer, or TorchTitan's where that has none.
+    to: a format; None for that of the plan's trainer, or TorchTitan's where that has none.
+
+    Raises SpecError for an unknown rank or format, and with every blocker of a layout that the
+    trainer cannot run.
     """
     from api.jobs.plans import entry_of
     from planner.export import FORMATS, export

@@ -33,8 +33,9 @@ class ApiKey:
 
 
 def parse_api_keys(text: str) -> tuple[ApiKey, ...]:
-    """Keys from "name:scope+scope:sha256,...". Raises SpecError; the message never shows the text,
-    which may hold secrets.
+    """Keys from "name:scope+scope:sha256,...".
+
+    Raises SpecError, whose message never shows the text, which may hold secrets.
     """
     keys = [_parse_key(item) for item in re.split(r"[,\s]+", text.strip()) if item]
     if len({key.name for key in keys}) < len(keys):
@@ -78,15 +79,18 @@ def default_probe_folder() -> Path:
 class Settings(BaseSettings):
     """What an operator may set.
 
-    database_url: SQLAlchemy URL of SQLite or PostgreSQL.  api_keys: see parse_api_keys; empty: no
-    keys are asked for, and only loopback addresses are served.  max_body_bytes: of one request.
+    database_url: SQLAlchemy URL of SQLite or PostgreSQL.
+    api_keys: see parse_api_keys; empty: no keys are asked for, and only loopback addresses are
+        served.
+    max_body_bytes: of one request.
     planning_threads: plans computed at once.
     probe_folder: files of running and failed probes; for Slurm a folder that all nodes share.
-    lease_folder: locks on this machine's GPUs; the same for all its users.  probe_workers: probes
-        that the service runs at once; 0 leaves them to others on the same database.
+    lease_folder: locks on this machine's GPUs; the same for all its users.
+    probe_workers: probes that the service runs at once; 0 leaves them to other processes on the
+        same database.
     task_workers: the same of studies and sweep runs.
-    probe_python: interpreter that has torch, where it is another than ours.  probe_program: the
-        reference program, a module or a file.
+    probe_python: interpreter that has torch, where it is another than ours.
+    probe_program: the reference program, a module or a file.
     """
 
     model_config = SettingsConfigDict(env_prefix="PLANNER_", extra="ignore")

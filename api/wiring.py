@@ -1,4 +1,4 @@
-"""Chooses who answers the planner's ports: the system clock, random ids, a SQL store."""
+"""The outside world of the planner: the system clock, random ids, SQL stores, pools."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime

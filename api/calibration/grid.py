@@ -23,8 +23,9 @@ TINY: dict[str, Any] = {
 
 
 def gpu_of(wiring: "Wiring", pool: str) -> str:
-    """The catalogue's name of the GPU that a pool has. Raises ProbeError where it has none,
-    SpecError where only a person can know.
+    """The catalogue's name of the GPU that a pool has.
+
+    Raises ProbeError where it has none, SpecError where the pool does not tell.
     """
     found, why = [], ""
     place = wiring.pool(pool)
@@ -59,8 +60,7 @@ def gpu_of(wiring: "Wiring", pool: str) -> str:
 
 
 def grid_of(wiring: "Wiring", gpu: str, pool: str) -> dict[str, Any]:
-    """A sweep of short jobs on the devices that the pool has: two models, two lengths, the plan's
-    best and fixed anchors.
+    """A sweep of short jobs on the pool's devices: two models, two lengths.
 
     Raises SpecError, ProbeError for a pool without devices.
     """
@@ -86,9 +86,7 @@ def grid_of(wiring: "Wiring", gpu: str, pool: str) -> dict[str, Any]:
 
 
 def knobs_moved(record: "CalibrationRecord") -> dict[str, Any]:
-    """Knobs whose value for this trainer and GPU differs from the shipped calibration's: name ->
-    (before, after).
-    """
+    """Knobs whose value differs from the shipped calibration's: name -> (before, after)."""
     family = load_gpu(record.gpu).family
     before, after = (
         calibration.shift(record.trainer, family)

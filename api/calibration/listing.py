@@ -1,6 +1,4 @@
-"""Calibrations as the service lists them: which numbers of the cost model were moved by measured
-runs, how far, and how sure they are.
-"""
+"""Calibrations as the service lists them: each number before and after the runs."""
 
 from typing import TYPE_CHECKING
 
@@ -76,9 +74,7 @@ def _line(calibration: "Calibration", *, in_use: bool) -> CalibrationLine:
 
 
 def _values(calibration: "Calibration", knob: "Knob", place: int) -> list[KnobValue]:
-    """One value for each trainer, or each GPU family, that the calibration knows apart; the rest
-    share the first.
-    """
+    """One value for each trainer or GPU family with runs of its own; the rest share the first."""
     own = sorted({scope for name, scope in calibration.keys if name == knob.name and scope})
     values = []
     for scope in ["", *own]:

@@ -17,8 +17,9 @@ def main() -> None:
 
 
 def open_closed_streams() -> None:
-    """Opens what a caller closed (`>&-`) on the null device; else a database file would get the
-    number of stdout.
+    """Opens the standard streams that a caller closed (`>&-`) on the null device.
+
+    Else a database file would get the number of stdout.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -1,6 +1,4 @@
-"""`planner-cli accuracy`: predicted against measured, over published rows or a file of one's
-own.
-"""
+"""`planner-cli accuracy`: predicted against measured, for published rows or a user's own file."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -107,9 +105,7 @@ def command(
 
 
 def _shipped() -> "Comparison":
-    """The report that ships; says so where the rows beside the code, or the calibration, are others
-    now.
-    """
+    """The report that ships, with a note where today's rows or calibration are others."""
     from api.cli.output import note
     from planner.calibration.comparison import digest_of
     from planner.calibration.shipped import shipped_comparison
@@ -186,8 +182,9 @@ def _check_some(rows: "Sequence[ComparedRow]", wanted: Sequence[tuple[str, list[
 
 
 def read_rows(path: str | None) -> "tuple[list[Row], list[tuple[int, str]]]":
-    """(rows with their estimates, (line, error) of what could not be read). Raises SpecError for a
-    file that is not there.
+    """(rows with their estimates, (line, error) of what could not be read).
+
+    Raises SpecError for a file that is not there.
     """
     return _read(_text(path), lambda: None)
 

@@ -1,6 +1,4 @@
-"""`planner-cli catalog`: the models, GPUs, clusters, schedules and defaults that are known by
-name.
-"""
+"""`planner-cli catalog`: the models, GPUs, clusters, schedules and defaults known by name."""
 
 from typing import Annotated
 

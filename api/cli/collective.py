@@ -1,6 +1,4 @@
-"""`planner-cli collective`: how long one operation takes on a cluster, by which algorithm, and
-why.
-"""
+"""`planner-cli collective`: the time of one operation on a cluster, its algorithm, and why."""
 
 from typing import Annotated
 

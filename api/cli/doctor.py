@@ -1,6 +1,4 @@
-"""`planner-cli doctor`: what is installed, what state the database is in, what a probe would
-find.
-"""
+"""`planner-cli doctor`: what is installed, the state of the database, what a probe would find."""
 
 import sys
 from collections.abc import Mapping

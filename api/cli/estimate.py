@@ -91,9 +91,7 @@ def _one(wiring: "Wiring", values: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _many(path: str) -> None:
-    """Answers chunk by chunk, so that a long file needs little memory and its first answers come
-    soon.
-    """
+    """Prints answers chunk by chunk: a long file needs little memory and answers come soon."""
     import json
 
     from api.calibration.read import CalibrationLookup
@@ -190,9 +188,7 @@ def _raw_lines(path: str) -> Iterator[bytes]:
 
 
 def _bounded(stream: IO[bytes]) -> Iterator[bytes]:
-    """Lines without their end; of an endless line only as much as shows that it is too long, the
-    rest is skipped.
-    """
+    """Lines without their end; an overlong line is cut where its length is known to be too much."""
     while line := stream.readline(MAX_LINE_BYTES + 2):
         rest = line
         while not rest.endswith(b"\n") and len(rest) > MAX_LINE_BYTES:

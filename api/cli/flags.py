@@ -128,9 +128,7 @@ def check_complete(values: Mapping[str, Any]) -> None:
 
 
 def read_cluster(value: object) -> object:
-    """A cluster's file read into its mapping, so that the stored plan stands alone; anything else
-    as it is.
-    """
+    """The mapping in a cluster's file, for a plan that needs no file; else the value."""
     if not isinstance(value, str) or not (value.lower().endswith(FILE_ENDINGS) or os.sep in value):
         return value
     mapping = read_mapping_file(value, "cluster")
@@ -170,8 +168,9 @@ def parse_count(text: str) -> object:
 
 
 def parse_checkpoint(text: str) -> dict[str, Any]:
-    """{"interval_steps": 500, "mode": "async-pinned"} from "500:async-pinned"; the mode may be left
-    out.
+    """{"interval_steps": 500, "mode": "async-pinned"} from "500:async-pinned".
+
+    The mode may be left out.
     """
     steps, colon, mode = text.partition(":")
     if not (steps.strip().isascii() and steps.strip().isdigit()) or (colon and not mode.strip()):

@@ -36,8 +36,9 @@ RankOption = Annotated[int | None, typer.Option(help="Which layout of the plan; 
 def layout_given(
     wiring: "Wiring", job: str | None, plan: str | None, rank: int | None
 ) -> dict[str, Any]:
-    """The job with its layout, as a mapping. Raises SpecError unless exactly one of file and plan
-    is given.
+    """The job with its layout, as a mapping.
+
+    Raises SpecError unless exactly one of file and plan is given.
     """
     from api.errors import fault
     from api.input.current import read_job_file
@@ -60,8 +61,9 @@ def layout_given(
 def completed_by(
     values: dict[str, Any], *, model: str | None, gpu: str | None, num_gpus: str | None
 ) -> dict[str, Any]:
-    """The job with what flags say beside its file; a trainer's file often names no GPU. Raises
-    SpecError.
+    """The job of a file with the flags given beside it. Raises SpecError.
+
+    A trainer's file often names no GPU.
     """
     from api.cli.flags import parse_count, read_cluster, spelled_out
 

@@ -42,8 +42,9 @@ def _printable(text: str, encoding: str | None) -> str:
 
 
 def make_console() -> "Console":
-    """A console on stdout: as wide as the terminal, PIPED_WIDTH in a pipe; colours only on a
-    terminal and without NO_COLOR.
+    """A console on stdout: as wide as the terminal, PIPED_WIDTH in a pipe.
+
+    Colours only on a terminal and without NO_COLOR.
     """
     from rich.console import Console
 

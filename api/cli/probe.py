@@ -148,9 +148,7 @@ def _tell(
     *,
     as_json: bool,
 ) -> None:
-    """The table, or JSON; then the exit code: 4 with the failure's own words where nothing was
-    measured, 3 where nothing fitted.
-    """
+    """Prints the table or JSON, and exits: 4 where nothing was measured, 3 where nothing fitted."""
     import json as encoder
 
     from api.cli.output import error_line, make_console, note, say, show

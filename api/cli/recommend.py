@@ -187,9 +187,7 @@ def print_plan(plan: "Plan", saved: str | None = None) -> None:
 
 
 def _exit(plan: "Plan", interrupted: bool) -> None:
-    """130 after Ctrl-C, 4 when probes were spent and none gave a number; the plan is printed all
-    the same.
-    """
+    """Exits after the plan was printed: 130 after Ctrl-C, 4 where no probe gave a number."""
     if interrupted:
         raise typer.Exit(130)
     if plan.probing is not None:

@@ -89,8 +89,9 @@ def _root(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code; nothing escapes as a traceback unless
-    PLANNER_DEBUG is set.
+    """Runs one command line and returns its exit code.
+
+    Nothing escapes as a traceback unless PLANNER_DEBUG is set.
     """
     command = typer.main.get_command(app)
     try:
@@ -148,8 +149,9 @@ def _usage(error: Exception, arguments: Sequence[str]) -> int:
 
 
 def _mistyped(error: Exception, arguments: Sequence[str]) -> tuple[str | None, str | None]:
-    """(the option or argument that a usage error is about, what was given for the option); None
-    where it does not tell.
+    """(option or argument that a usage error is about, what was given for it).
+
+    None where the error does not name it.
     """
     unknown: str | None = getattr(error, "option_name", None)
     if unknown is not None:

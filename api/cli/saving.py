@@ -1,5 +1,6 @@
-"""Writing artefacts: everything into a folder beside the target first, then one rename, so that
-nothing is half-written.
+"""Writing folders of files: all into a folder beside the target, then one rename.
+
+So nothing is half-written.
 """
 
 import shutil
@@ -38,8 +39,9 @@ def check_target(target: Path, field: str = "--save-dir") -> None:
 
 
 def write_folder(target: Path, files: Mapping[str, str], field: str = "--save-dir") -> None:
-    """Replaces `target` by a folder with these files (relative path -> text). Raises SpecError;
-    then nothing has changed.
+    """Replaces `target` by a folder with these files (relative path -> text).
+
+    Raises SpecError; then nothing has changed.
     """
     check_target(target, field)
     target = target.expanduser().absolute()

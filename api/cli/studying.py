@@ -1,6 +1,4 @@
-"""Work that takes probes, watched on a terminal: a bar that says how far it is, Ctrl-C ends
-gently.
-"""
+"""Studies and sweeps watched on a terminal: a bar shows how far they are, Ctrl-C ends gently."""
 
 import signal
 import sys
@@ -55,8 +53,11 @@ def gentle_interrupt(observer: "Observer") -> Iterator[list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
-    """How far it is, by an event. words: beside the bar.  line: to be kept; passing: not where
-    there is a bar.
+    """How far the work is, after an event.
+
+    words: shown beside the bar.
+    line: printed and kept.
+    passing: whether the line is left out where there is a bar.
     """
 
     done: int
@@ -70,8 +71,9 @@ class Stand:
 def bar(
     observer: "Observer", unit: str, stand: Callable[[Mapping[str, Any]], Stand]
 ) -> Iterator[None]:
-    """On a terminal a bar that counts units, and lines above it; else a line an event. All on
-    stderr.
+    """On a terminal a bar that counts units, and lines above it; else a line an event.
+
+    All on stderr.
     """
     from rich.console import Console
     from rich.progress import (
@@ -117,9 +119,7 @@ def _stand(body: Mapping[str, Any]) -> Stand:
 
 
 def sweep_stand(body: Mapping[str, Any]) -> Stand:
-    """How far a run of a sweep is: by the layouts measured, of later jobs as many as are asked
-    for.
-    """
+    """How far a run of a sweep is, in layouts; of later jobs as many as are asked for."""
     done, words = int(body["layouts"]), str(body["message"])
     return Stand(done=done, total=done + int(body["layouts_left"]), words=words, line=words)
 
@@ -135,9 +135,7 @@ def _summary(body: Mapping[str, Any]) -> str:
 
 
 def _best(body: Mapping[str, Any]) -> str:
-    """The fastest measured so far, which never gets worse; where no layout has run itself, what is
-    expected of the leader.
-    """
+    """The fastest step measured so far; before any, the leader's expected one."""
     from api.render.figures import seconds
     from api.render.probing import REALLY
 
@@ -157,9 +155,7 @@ def _line(body: Mapping[str, Any]) -> str:
 
 
 def failure_of(plan: "Plan") -> str | None:
-    """The last failure's own words where probes were run, or were to run and could not, and none
-    gave a number.
-    """
+    """The last failure's message where probes were to run and none gave a number; else None."""
     probing = plan.probing or {}
     trials = probing.get("trials", [])
     if any(trial.get("value") for trial in trials):

@@ -22,9 +22,7 @@ def tokens_typed(text: str | int) -> int:
 
 
 def complete_plan(incomplete: str) -> list[str]:
-    """Ids of stored plans that begin so, newest first, for the shell; nothing where the database
-    cannot tell.
-    """
+    """Ids of stored plans that begin so, newest first; none where the database does not answer."""
     return _offered(lambda: _plans(incomplete))
 
 
@@ -66,9 +64,7 @@ def complete_sampler(incomplete: str) -> list[str]:
 
 
 def _offered(find: Callable[[], list[str]]) -> list[str]:
-    """What was found; a shell that completes shows no errors, so that a database that is not there
-    offers nothing.
-    """
+    """What was found. A shell that completes shows no errors, so an error offers nothing."""
     from planner.errors import PlannerError
 
     try:

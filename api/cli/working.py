@@ -1,6 +1,4 @@
-"""What is shown while a command works: a spinner or a bar on stderr where a person watches, else
-nothing.
-"""
+"""What is shown on stderr while a command works: a spinner or a bar, where a person watches."""
 
 import sys
 from collections.abc import Iterator

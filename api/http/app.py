@@ -1,5 +1,6 @@
-"""The FastAPI app. `planner-cli serve` runs it; `uvicorn --factory api.http.app:create_app` does
-too (then mind the address yourself).
+"""The FastAPI app, which `planner-cli serve` runs.
+
+`uvicorn --factory api.http.app:create_app` does too; then mind the address yourself.
 """
 
 from collections.abc import AsyncIterator
@@ -35,9 +36,7 @@ ABOUT = (
 
 
 def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -> FastAPI:
-    """The service on these settings, or on the environment's. Raises SpecError for wrong
-    settings.
-    """
+    """The service on these settings, or on the environment's. Raises SpecError for wrong ones."""
     outside = wiring or wire(settings)
     # a wrong setting stops the start, not the first request
     _ = outside.settings.keys, outside.engine
@@ -78,8 +77,9 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
 
 
 def _first_use(wiring: Wiring) -> None:
-    """Creates a SQLite database at the start. A database that is down or not migrated shows in
-    /readyz, and may come up later.
+    """Creates a SQLite database at the start.
+
+    A database that is down or not migrated shows in /readyz, and may come up later.
     """
     try:
         _ = wiring.store

@@ -77,21 +77,23 @@ def strict_route(*, also: tuple[str, ...] = (), within: str = "") -> type[APIRou
     within: what the names of a body's keys begin with in an error.
     """
 
-    class Asked(StrictRequest):
+    class RouteRequest(StrictRequest):
         media_types = (JSON, *also)
 
-    Asked.within = within
+    RouteRequest.within = within
 
-    class Strict(APIRoute):
+    class StrictRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()
+            if self.body_field is None:  # a POST that says all in its path: a body is not read
+                return handle
 
             async def strict(request: Request) -> Response:
-                return await handle(Asked(request.scope, request.receive))
+                return await handle(RouteRequest(request.scope, request.receive))
 
             return strict
 
-    return Strict
+    return StrictRoute
 
 
 class CheckedByPlanner:

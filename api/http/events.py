@@ -3,20 +3,22 @@
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from api.storage.records import ProbeRecord, TaskEvent
+from api.storage.records import OPEN, ProbeRecord, TaskEvent
 
 MEDIA_TYPE = "text/event-stream"
 POLL_SECONDS = 1.0
-KEEP_ALIVE_POLLS = 15  # proxies close what is silent for long
-OPEN: tuple[Literal["queued", "running"], ...] = ("queued", "running")
+KEEP_ALIVE_POLLS = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """One look at a plan: its probes, a study's events since the last look, and how it ended; None
-    while it goes on.
+class Snapshot:
+    """A plan at one moment.
+
+    probes: all of the plan.
+    ended: the status with which it ended; None while it goes on.
+    events: a study's, since the snapshot before.
     """
 
     probes: Sequence[ProbeRecord]
@@ -25,7 +27,7 @@ class Look:
 
 
 def encoded(name: str, data: dict[str, Any], number: int | None = None) -> str:
-    """One event on the wire. number: what a client that comes back names as the last it had.
+    """One event on the wire. number: a client that comes back sends it as `Last-Event-ID`.
 
     Source: WHATWG HTML, section 9.2 (server-sent events).
     """
@@ -34,7 +36,7 @@ def encoded(name: str, data: dict[str, Any], number: int | None = None) -> str:
 
 
 def described(record: ProbeRecord) -> dict[str, Any]:
-    """What a follower is told of a probe."""
+    """What a `probe` event holds."""
     return {
         "id": record.id,
         "rank": record.plan_rank,
@@ -52,70 +54,70 @@ async def follow(
     read: Callable[[], Awaitable[list[ProbeRecord]]],
     wait: Callable[[float], Awaitable[None]],
 ) -> AsyncIterator[str]:
-    """A `probe` event for every probe of the plan and every change of one, then `done`; at once
-    `done` where none is queued or running.
+    """A `probe` event for every probe of the plan and every change of one, then `done`.
 
-    A client that comes back is told where everything stands, so nothing is lost between two
-    connections.  read: the plan's probes now.
+    Where none is queued or running, `done` comes at once. A client that comes back is sent the
+    state of every probe again, so nothing is lost between two connections.
+
+    read: gives the plan's probes.
     """
 
-    async def look() -> Look:
+    async def snapshot() -> Snapshot:
         records = await read()
         ended = not any(record.state in OPEN for record in records)
-        return Look(probes=records, ended=status if ended else None)
+        return Snapshot(probes=records, ended=status if ended else None)
 
-    async for part in _told(plan_id, look, wait):
-        yield part
+    async for event in _changes(plan_id, snapshot, wait):
+        yield event
 
 
 async def follow_study(
     plan_id: str,
     read: Callable[[], Awaitable[list[ProbeRecord]]],
-    stand: Callable[[int], Awaitable[tuple[str, Sequence[TaskEvent]]]],
+    study: Callable[[int], Awaitable[tuple[str, Sequence[TaskEvent]]]],
     wait: Callable[[float], Awaitable[None]],
     after: int = 0,
 ) -> AsyncIterator[str]:
-    """`study` events (asked, told, stopped, in order) and `probe` events of a plan that spends
-    probes, then `done` with how it ended.
+    """`study` and `probe` events of a plan that spends probes, then `done` with its end.
 
-    stand: the study's state and its events after a number.  after: the last that the client has
-    had; where its probes stand is told anew, so that it misses nothing.
+    study: gives the study's state, and its events (asked, told, stopped) after a number.
+    after: the last event that the client has received. The state of the probes is sent again.
     """
 
-    async def look() -> Look:
+    async def snapshot() -> Snapshot:
         nonlocal after
-        state, events = await stand(after)
+        state, events = await study(after)
         after = events[-1].number if events else after
-        return Look(probes=await read(), ended=None if state in OPEN else state, events=events)
+        return Snapshot(probes=await read(), ended=None if state in OPEN else state, events=events)
 
-    async for part in _told(plan_id, look, wait):
-        yield part
+    async for event in _changes(plan_id, snapshot, wait):
+        yield event
 
 
-async def _told(
-    plan_id: str, look: Callable[[], Awaitable[Look]], wait: Callable[[float], Awaitable[None]]
+async def _changes(
+    plan_id: str,
+    snapshot: Callable[[], Awaitable[Snapshot]],
+    wait: Callable[[float], Awaitable[None]],
 ) -> AsyncIterator[str]:
-    """What every look shows anew, and a sign of life where that is nothing for long, until a look
-    shows the end.
+    """What changes from snapshot to snapshot, until one shows the end.
+
+    A comment is sent where nothing changes for long, because proxies close a silent connection.
     """
-    told: dict[str, dict[str, Any]] = {}
+    sent: dict[str, dict[str, Any]] = {}
     silent = 0
     while True:
-        seen = await look()
-        for event in seen.events:
+        now = await snapshot()
+        for event in now.events:
             silent = 0
-            yield encoded(
-                "study",
-                {"number": event.number, "at": event.created_at.isoformat(), **event.body},
-                event.number,
-            )
-        for record in sorted(seen.probes, key=lambda record: record.id):
-            now = described(record)
-            if told.get(record.id) != now:
-                told[record.id], silent = now, 0
-                yield encoded("probe", now)
-        if seen.ended is not None:
-            yield encoded("done", {"id": plan_id, "status": seen.ended, "probes": len(seen.probes)})
+            body = {"number": event.number, "at": event.created_at.isoformat(), **event.body}
+            yield encoded("study", body, event.number)
+        for record in sorted(now.probes, key=lambda record: record.id):
+            probe = described(record)
+            if sent.get(record.id) != probe:
+                sent[record.id], silent = probe, 0
+                yield encoded("probe", probe)
+        if now.ended is not None:
+            yield encoded("done", {"id": plan_id, "status": now.ended, "probes": len(now.probes)})
             return
         silent += 1
         if silent % KEEP_ALIVE_POLLS == 0:

@@ -1,6 +1,4 @@
-"""What a Prometheus server may scrape: requests by route, how long they took, plans in the
-making.
-"""
+"""What a Prometheus server may scrape: requests by route, their time, requests being answered."""
 
 import time
 from http import HTTPStatus
@@ -25,9 +23,7 @@ SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
 
 class Metrics:
-    """The numbers of one app, in a registry of its own so that several apps can live in one
-    process.
-    """
+    """The numbers of one app, in a registry of its own: several apps can live in one process."""
 
     def __init__(self, version: str) -> None:
         self.registry = CollectorRegistry()
@@ -61,9 +57,7 @@ class Metrics:
 
 
 class Counted:
-    """ASGI middleware that counts and times every request under its route's template, never its
-    path.
-    """
+    """ASGI middleware that counts and times every request under its route's template."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics

@@ -39,7 +39,6 @@ async def answer_once(request: Request, key: ApiKey, work: Callable[[], Response
     or while the first is still being answered: 409. An answer of 5xx is not kept. Keys are
     remembered for a day, per API key and path.
     """
-    # a POST that says all in its path has no body
     raw = await request.body() if isinstance(request, StrictRequest) else b""
     return await in_thread(request, lambda: _answer_once(request, key, raw, work))
 

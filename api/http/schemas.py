@@ -75,8 +75,9 @@ class ProbesAccepted(BaseModel):
 
 
 class ProbeLine(BaseModel):
-    """One probe of a list. failure: "oom", "backend" or a class of failure, with its root cause in
-    `message`.
+    """One probe of a list.
+
+    failure: "oom", "backend" or a class of failure, with its root cause in `message`.
     """
 
     id: str
@@ -109,9 +110,7 @@ class ProbeDetail(ProbeLine):
 
 
 class MeasurementList(BaseModel):
-    """A page of measured rows, newest first. next_cursor: pass it as `cursor` to get the next page;
-    null on the last.
-    """
+    """A page of measured rows, newest first. next_cursor: as in every list; null on the last."""
 
     items: list[dict[str, Any]]
     next_cursor: str | None
@@ -146,8 +145,10 @@ class PlanAccepted(BaseModel):
 
 
 class PlanState(BaseModel):
-    """A plan after DELETE. status: "done" stays; cancelled_probes: probes of the plan that were
-    queued or running and were told to end.
+    """A plan after DELETE.
+
+    status: "done" stays.
+    cancelled_probes: probes of the plan that were queued or running and are asked to end.
     """
 
     id: str
@@ -156,11 +157,11 @@ class PlanState(BaseModel):
 
 
 class KnobValue(BaseModel):
-    """One number of the cost model. of: the trainer or GPU family it holds for; null for all that
-    no run has touched.
+    """One number of the cost model.
 
-    prior, value: before and after the measured runs.  shift_sd: standard deviation of log value (of
-        its odds for shares).
+    of: the trainer or GPU family it holds for; null for all that no run has touched.
+    prior, value: before and after the measured runs.
+    shift_sd: standard deviation of log value (of its odds for shares).
     """
 
     name: str
@@ -172,12 +173,13 @@ class KnobValue(BaseModel):
 
 
 class CalibrationLine(BaseModel):
-    """One calibration. runs: measured runs it rests on.  run_sd, group_sd, memory_sd: deviations of
-    log measured over predicted.
+    """One calibration.
 
+    runs: measured runs it rests on.
+    run_sd, group_sd, memory_sd: deviations of log measured over predicted.
     time_factor: by trainer, stretch of time intervals so that they cover runs left out of the fit
         ("" for other trainers).
-    trainer, gpu, software: what it was learnt for here; null for what ships.
+    trainer, gpu, software: what it was learned for here; null for what ships.
     """
 
     id: str
@@ -195,9 +197,7 @@ class CalibrationLine(BaseModel):
 
 
 class CatalogList(BaseModel):
-    """A page of one part of the catalogue. next_cursor: pass it as `cursor` to get the next page;
-    null on the last.
-    """
+    """A page of one part of the catalogue. next_cursor: as in every list; null on the last."""
 
     kind: str
     items: list[dict[str, Any]]

@@ -27,8 +27,9 @@ def refuse_open_door(settings: Settings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address. A name other than localhost counts as
-    reachable.
+    """Whether only this machine can reach the address.
+
+    A name other than localhost counts as reachable.
     """
     if host == "localhost":
         return True

@@ -1,6 +1,4 @@
-"""A user's file behind `--current` and `--job`: a trainer's config, script or log, or a job or
-layout in YAML or JSON.
-"""
+"""A user's file behind `--current` and `--job`: a trainer's file or log, or a job or layout."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,18 +16,14 @@ REMEDY = (
 
 
 def read_job_file(path: str, field: str) -> dict[str, Any]:
-    """The job that a file holds, or that says what a trainer's file says under `current`. Raises
-    SpecError.
-    """
+    """The job in a file; a trainer's file is put under `current`. Raises SpecError."""
     text = _text(path, field)
     theirs = _trainers(path, text)
     return {"current": theirs} if theirs is not None else _mapping(path, text, field)
 
 
 def read_current_file(path: str) -> dict[str, Any]:
-    """What `--current` adds to a job: `current` for a trainer's file, `layout` for a layout or a
-    job that holds one.
-    """
+    """What `--current` adds to a job: `current` for a trainer's file, else `layout`."""
     text = _text(path, "--current")
     theirs = _trainers(path, text)
     if theirs is not None:
@@ -57,8 +51,9 @@ def _trainers(path: str, text: str) -> dict[str, Any] | None:
 
 
 def _log(name: str, text: str) -> dict[str, Any]:
-    """What a log says of its job, and what it measured. Raises SpecError for one that says nothing
-    of a layout.
+    """The job that a log describes, and what it measured.
+
+    Raises SpecError for a log without a layout.
     """
     from planner.intake.jobs import read_job
     from planner.intake.trainer_files.titan_printed import printed_run, words_of_precision

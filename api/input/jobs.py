@@ -19,8 +19,9 @@ def parse_job(values: object, *, allow_files: bool) -> "Job":
 
 
 def completed(values: object) -> object:
-    """A job whose `current` is a trainer's text, with what that says filled in; every other job as
-    it is. Raises SpecError.
+    """A job whose `current` is a trainer's text, with what that text says filled in.
+
+    Every other job as it is. Raises SpecError.
     """
     if not isinstance(values, Mapping) or values.get("current") is None:
         return values
@@ -30,8 +31,9 @@ def completed(values: object) -> object:
 
 
 def check_one_size(job: "Job") -> None:
-    """Raises SpecError for a job whose number of GPUs is open: a layout is priced on one; plans
-    choose among several.
+    """Raises SpecError for a job whose number of GPUs is open.
+
+    A layout is priced on one size; plans choose among several.
     """
     sizes = job.cluster.num_gpus_choices
     if len(sizes) > 1:

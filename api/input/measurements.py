@@ -1,8 +1,7 @@
-"""Measurements in and out: rows as JSON lines or CSV, a user's own TorchTitan log or TensorBoard
-files.
+"""Measurements in and out: rows as JSON lines or CSV, a TorchTitan log or TensorBoard files.
 
-In CSV a nested key is a column with dots ("training.seq_len"); a cell that is JSON means its value,
-everything else is text.
+In CSV a nested key is a column with dots ("training.seq_len"). A cell that is JSON means its
+value, everything else is text.
 """
 
 import csv
@@ -53,8 +52,9 @@ def guess_format(path: Path, text: str | None) -> Format:
 def read_file(
     wiring: Wiring, path: str, format: Format | None, job: Mapping[str, Any] | None
 ) -> list[Measurement]:
-    """The measurements of a file or of a TensorBoard folder. Raises SpecError; for rows with the
-    faults of every line.
+    """The measurements of a file or of a TensorBoard folder.
+
+    Raises SpecError; for rows with the faults of every line.
     """
     place = Path(path).expanduser()
     binary = path != "-" and (place.is_dir() or "tfevents" in place.name)
@@ -125,8 +125,9 @@ def _from_events(wiring: Wiring, place: Path, job: Mapping[str, Any] | None) -> 
 def of_rows(
     wiring: Wiring, rows: Iterable[tuple[str, object]], *, allow_files: bool
 ) -> list[Measurement]:
-    """From (where, row) pairs. Raises SpecError with the faults of all rows, each named by where it
-    is.
+    """Measurements from (where, row) pairs.
+
+    Raises SpecError with the faults of all rows, each with where it is.
     """
     found, faults = [], []
     for where, row in rows:
@@ -195,8 +196,9 @@ def _moment(text: str) -> str:
 
 
 def store_new(wiring: Wiring, measurements: Sequence[Measurement]) -> Stored:
-    """Stores what is not there yet; the same import twice changes nothing. Raises ConflictError for
-    an id with other content.
+    """Stores what is not there yet; the same import twice changes nothing.
+
+    Raises ConflictError for an id with other content.
     """
     store = wiring.measurements
     new: dict[str, Measurement] = {}
@@ -220,9 +222,7 @@ def store_new(wiring: Wiring, measurements: Sequence[Measurement]) -> Stored:
 
 
 def _content(measurement: Measurement) -> dict[str, Any]:
-    """What it says, whatever id its row had: an export names rows by the measurement, not by the
-    job.
-    """
+    """A measurement's content without the id of its row, which an export changes."""
     return {key: value for key, value in measurement.as_row().items() if key != "id"}
 
 
@@ -234,8 +234,9 @@ def filter_of(
     rung: str | None = None,
     job_hash: str | None = None,
 ) -> MeasurementFilter:
-    """Which measurements to list; model and gpu by any name of the catalogue. Raises SpecError for
-    a status or rung that is none.
+    """Which measurements to list; model and gpu by any name of the catalogue.
+
+    Raises SpecError for an unknown status or rung.
     """
     faults = [
         Fault(field, value, "is not one of the known values", f"use {', '.join(known)}")
@@ -271,9 +272,7 @@ def all_of(wiring: Wiring, wanted: MeasurementFilter) -> Iterator[Measurement]:
 
 
 def row_of(measurement: Measurement) -> dict[str, Any]:
-    """A row as `benchmarks/measured/public.jsonl` has them, from which the import makes the same
-    measurement.
-    """
+    """A row as in `benchmarks/measured/public.jsonl`; importing it gives the same measurement."""
     row = measurement.as_row()
     return {
         **row,
@@ -356,8 +355,9 @@ def _flat(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _cell(value: object) -> str:
-    """Text as it is, unless it would be read as something else; null is a value too
-    (`max_grad_norm: null` is no clipping).
+    """Text as it is, unless it would be read as something else.
+
+    Null is a value too (`max_grad_norm: null` is no clipping).
     """
     if isinstance(value, str) and value and _value(value) == value:
         return value

@@ -1,6 +1,4 @@
-"""Ids cut short: any beginning that one object alone has names it, with or without the kind of
-object before it.
-"""
+"""Ids cut short: any beginning that only one object has, with or without its kind before it."""
 
 from typing import TYPE_CHECKING
 
@@ -20,8 +18,9 @@ LONGEST = 100
 
 
 def plan_id_of(wiring: Wiring, text: str, field: str = "PLAN_ID") -> str:
-    """The id of the plan, or of the study that makes one, that begins so; the text itself where
-    none does. Raises SpecError where several do.
+    """The id of the plan, or of the study that makes one, that begins so.
+
+    The text itself where none does. Raises SpecError where several do.
     """
     from api.storage.tables import PlanRow, TaskRow
 

@@ -26,8 +26,11 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def read_json(text: str | bytes, field: str, within: str = "") -> Any:
-    """The value of a JSON text. within: see `check_plain`. Raises SpecError for broken JSON, NaN,
-    Infinity, or nesting beyond reason.
+    """The value of a JSON text.
+
+    within: see `check_plain`.
+
+    Raises SpecError for broken JSON, NaN, Infinity, a key given twice, or endless nesting.
     """
     try:
         if isinstance(text, bytes):
@@ -74,11 +77,12 @@ def _glimpse(text: str | bytes) -> str:
 
 
 def read_yaml(text: str, field: str, shown: str | None = None, within: str = "") -> Any:
-    """The value of a YAML (or JSON) text. Dates stay text; duplicate keys, tags, endless aliases
-    and NaN are refused.
+    """The value of a YAML (or JSON) text. Dates stay text.
+
+    Duplicate keys, tags, endless aliases and NaN are refused.
 
     shown: what an error names as faulty, such as the file's name; else the beginning of the text.
-        within: see `check_plain`.
+    within: see `check_plain`.
     """
     import yaml
 
@@ -156,11 +160,12 @@ def _yaml_problem(error: Any) -> str:
 
 
 def check_plain(value: object, field: str, within: str = "") -> None:
-    """Raises SpecError unless the value is plain, finite and of sane size; counts what YAML aliases
-    repeat.
+    """Raises SpecError unless the value is plain, finite and of sane size.
 
-    within: what the names of its keys begin with in an error, "sweep." for a sweep; `field` names
-        the whole.
+    What YAML aliases repeat counts.
+
+    field: names the whole value in an error.
+    within: what the names of its keys begin with, "sweep." for a sweep.
     """
     seen = 0
     stack = [(value, field, 0)]
@@ -213,9 +218,7 @@ def _spelled(text: str) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """False for half of a surrogate pair, which JSON can escape but no database or network
-    accepts.
-    """
+    """False for half of a surrogate pair, which JSON can escape but no database accepts."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -224,8 +227,9 @@ def _is_unicode(text: str) -> bool:
 
 
 def read_text(path: str, field: str, remedy: str = "give the path of a YAML or JSON file") -> str:
-    """Text of a file, "-" for standard input. Raises SpecError for anything that is not a UTF-8
-    file of sane size.
+    """Text of a file, "-" for standard input.
+
+    Raises SpecError for anything that is not a UTF-8 file of sane size.
     """
     try:
         if path == "-":

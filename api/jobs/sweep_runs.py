@@ -96,7 +96,11 @@ Done = defaultdict[tuple[str, str], list[ProbeRecord]]
 
 @dataclass(kw_only=True)
 class SweepRun:
-    """A run in progress. jobs, layouts: done so far.  layouts_left: of the job at hand."""
+    """A run in progress.
+
+    jobs, probes, layouts: done so far.
+    layouts_left: of the job at hand.
+    """
 
     wiring: "Wiring"
     spec: SweepSpec

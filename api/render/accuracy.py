@@ -1,6 +1,4 @@
-"""The accuracy report as tables: what was predicted without having seen the run first, in sample
-only beside it.
-"""
+"""The accuracy report as tables: predictions of unseen runs first, in-sample ones beside them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -31,9 +29,7 @@ NOTES = (
 
 
 def accuracy_view(report: Report, width: int) -> RenderableType:
-    """Headline, then all rows and every group, then ranking quality; on narrow terminals fewer
-    columns.
-    """
+    """Headline, all rows, every group, ranking quality; fewer columns on narrow terminals."""
     columns = [Column(name="rows of"), *(number(name, drop=DROPPED.get(name)) for name in COLUMNS)]
     blank = ("",) * len(columns)
     rows = [blank if cells is None else cells for cells in table_rows(report)]

@@ -22,8 +22,8 @@ GAP = "   "
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One part of a bar. letter: how it shows without colours.  shown: its size in words."""
+class BarPart:
+    """One part of a bar. letter: shown where there are no colours. shown: its size as text."""
 
     name: str
     letter: str
@@ -31,11 +31,10 @@ class Part:
     shown: str
 
 
-def stacked_bar(parts: Sequence[Part], whole: float, width: int, *, letters: bool) -> Text:
-    """`parts` side by side on a bar of `width` columns that stands for `whole`; what is left of it
-    is dots.
+def stacked_bar(parts: Sequence[BarPart], whole: float, width: int, *, letters: bool) -> Text:
+    """`parts` side by side on a bar of `width` columns for `whole`; the rest is dots.
 
-    When the parts exceed `whole`, a "|" marks where it ends.
+    Where the parts exceed `whole`, a "|" marks its end.
     """
     total = sum(part.size for part in parts)
     scale = max(whole, total) or 1.0
@@ -56,9 +55,7 @@ def stacked_bar(parts: Sequence[Part], whole: float, width: int, *, letters: boo
 
 
 def _ends(sizes: Sequence[float], scale: float, width: int) -> list[int]:
-    """Columns at which each part ends: cumulative sums rounded, so that the errors of rounding
-    never add up.
-    """
+    """Column at which each part ends: cumulative sums rounded, so rounding errors do not add up."""
     ends, so_far = [], 0.0
     for size in sizes:
         so_far += max(0.0, size)
@@ -66,7 +63,7 @@ def _ends(sizes: Sequence[float], scale: float, width: int) -> list[int]:
     return ends
 
 
-def legend(parts: Sequence[Part], width: int, *, letters: bool) -> Text:
+def legend(parts: Sequence[BarPart], width: int, *, letters: bool) -> Text:
     """Name and size of every part, in the order of the bar; lines break between parts only."""
     text, column = Text(no_wrap=True), 0
     for index, part in enumerate(parts):

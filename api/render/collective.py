@@ -1,6 +1,4 @@
-"""One collective in words and a table: the choice first, then every algorithm that could have
-run.
-"""
+"""One collective as text: the choice first, then every algorithm that could have run."""
 
 from rich.console import Group, RenderableType
 from rich.text import Text

@@ -1,4 +1,4 @@
-"""Measurements beside what the planner says of the same job on paper."""
+"""Measurements beside the planner's predictions of the same jobs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,10 +9,10 @@ from planner.specs.measurement import Measurement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """Tokens a second a GPU of one measurement, measured and predicted by the shipped calibration,
-    which has not learnt from it here.
+    """Tokens a second a GPU of one measurement, measured and predicted by the shipped calibration.
 
-    None where it was not measured (out of memory, say), or the planner refuses the layout.
+    That calibration has learned nothing from it here. None: not measured (out of memory, say), or
+    the planner refuses the layout.
     """
 
     id: str
@@ -34,9 +34,7 @@ class Beside:
         return {**asdict(self), "ratio": self.ratio}
 
     def sentence(self) -> str:
-        """Measured 5,762 tokens/s/GPU, predicted 5,870: ratio 0.98; empty where one of the two is
-        missing.
-        """
+        """Such as "Measured 5,762 tokens/s/GPU, predicted 5,870: ratio 0.98", or nothing."""
         if self.ratio is None:
             return ""
         measured, predicted = (

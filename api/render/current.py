@@ -1,6 +1,4 @@
-"""What is run today, beside number 1: its figures, what changes, and the difference in the user's
-own file.
-"""
+"""What runs today beside number 1: its figures, what changes, the difference in the user's file."""
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -15,8 +13,9 @@ from planner.units import counted, times_as_fast
 
 
 def current_section(plan: Plan, width: int, *, saved: str | None) -> list[RenderableType]:
-    """Nothing for a job that says nothing of today. saved: folder in which the new files lie
-    already.
+    """The section of the plan's screen; nothing for a job without `current`.
+
+    saved: folder in which the new files lie already.
     """
     versus = plan.versus_current
     if versus is None:
@@ -176,8 +175,9 @@ def _difference(versus: VersusCurrent, saved: str | None) -> list[RenderableType
 
 
 def difference_lines(plan: Plan) -> str:
-    """The difference of the user's file, word for word as patch takes it; empty without one, or
-    where it is best kept.
+    """The difference of the user's file, as patch takes it.
+
+    Empty without a file, or where the file is best kept.
     """
     versus = plan.versus_current
     return "" if versus is None or versus.keep else versus.diff

@@ -93,10 +93,9 @@ def time_section(
 
 
 def key_figures(estimate: Estimate, width: int, *, step_seconds: float | None = None) -> Table:
-    """The figures of the headline: name, value, and what belongs to it, which narrow terminals show
-    below the value.
+    """The figures of the headline: name, value, and a note, which narrow terminals show below it.
 
-    step_seconds: of a step where it was measured; the prediction then stands beside it.
+    step_seconds: of a step where it was measured; the prediction is then shown beside it.
     """
     table = Table.grid(padding=(0, 2))
     interval = estimate.interval
@@ -161,8 +160,9 @@ def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[tuple[s
 
 
 def _count_of_work(estimate: Estimate) -> str:
-    """Why a utilisation may exceed the whole: sliding windows do less than is counted, eight bits
-    more than the peak.
+    """Why a utilisation may exceed 100%.
+
+    Sliding windows do less work than is counted, eight bits more than the peak.
     """
     over = estimate.hfu is not None and estimate.hfu > 1
     return "; as TorchTitan counts: attention in full, over the bf16 peak" if over else ""
@@ -179,8 +179,9 @@ def basis_line(estimate: Estimate) -> Text:
 
 
 def _taught(calibration_id: str) -> str:
-    """The calibration, with what it has learnt here; see `planner.calibration.update` for the form
-    of an id.
+    """The calibration, and what it learned from in this database.
+
+    `planner.calibration.update` has the form of an id.
     """
     count, _, _ = calibration_id.partition("+")[2].partition("-")
     if not count:

@@ -1,4 +1,4 @@
-"""Numbers in words: one formatter a quantity, "-" where there is none."""
+"""Numbers as text: one formatter a quantity, "-" where there is none."""
 
 from planner.specs.estimate import Estimate
 from planner.units import format_bytes, format_count, format_seconds
@@ -37,9 +37,7 @@ def risk(value: float | None) -> str:
 
 
 def parameters(total: int | None, active: int | None) -> str:
-    """What a model's name is followed by: " (70.6B parameters)", of experts " (671B parameters,
-    37.6B active)".
-    """
+    """What follows a model's name: " (70.6B parameters)", " (671B parameters, 37.6B active)"."""
     if total is None:
         return ""
     few = f", {format_count(active)} active" if active is not None and active < total else ""
@@ -47,9 +45,7 @@ def parameters(total: int | None, active: int | None) -> str:
 
 
 def rate_interval(estimate: Estimate) -> str:
-    """The interval of tokens a second a GPU, from the interval of the step: "1,100 to 1,300,
-    90%".
-    """
+    """The interval of tokens a second a GPU, from that of the step: "1,100 to 1,300, 90%"."""
     rate_now, step, interval = (
         estimate.tokens_per_second_per_gpu,
         estimate.step_seconds,

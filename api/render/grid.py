@@ -16,10 +16,13 @@ READABLE = 26  # a column that wraps is not made narrower than this while it can
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column. right: numbers.  wraps: may take several lines, broken between words.
+    """A column.
 
-    below: goes under its row where there is no room beside the others.  drop: columns are left out
-    in the order of this number where even that does not help; None: never.
+    right: aligned right, for numbers.
+    wraps: may take several lines, broken between words.
+    below: goes under its row where there is no room beside the others.
+    drop: columns are left out in the order of this number where even that does not help; None:
+        never.
     """
 
     name: str
@@ -44,8 +47,9 @@ def grid(
 ) -> Text:
     """The table as lines of at most `width` characters, or of the longest word where that is wider.
 
-    rows: cells in the order of the columns.  bold: which rows stand out.  gap: blanks between
-        columns.
+    rows: cells in the order of the columns.
+    bold: which rows are bold.
+    gap: blanks between columns.
     """
     shown, under = _fitting(columns, rows, width, gap)
     widths = _widths(columns, rows, shown, width, gap)

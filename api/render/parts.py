@@ -1,6 +1,6 @@
 """What an estimate's memory and time consist of, as parts of a bar."""
 
-from api.render.bars import Part
+from api.render.bars import BarPart
 from planner.specs.estimate import Estimate
 from planner.units import format_bytes, format_seconds
 
@@ -29,7 +29,7 @@ BOTTLENECKS = {
 }  # fmt: skip
 
 
-def memory_parts(estimate: Estimate) -> list[Part]:
+def memory_parts(estimate: Estimate) -> list[BarPart]:
     """Parts of the worst pipeline rank's device memory, in bytes; they sum to device_bytes."""
     if estimate.memory is None:
         return []
@@ -39,13 +39,13 @@ def memory_parts(estimate: Estimate) -> list[Part]:
     sizes.append(("context", "x", max(0.0, beyond)))
     total = sum(size for _, _, size in sizes) or 1.0
     return [
-        Part(name, letter, size, format_bytes(size))
+        BarPart(name, letter, size, format_bytes(size))
         for name, letter, size in sizes
         if size / total > NEGLIGIBLE
     ]
 
 
-def time_parts(estimate: Estimate) -> list[Part]:
+def time_parts(estimate: Estimate) -> list[BarPart]:
     """Parts of one step on the critical path, in seconds; they sum to step_seconds."""
     if estimate.time is None:
         return []
@@ -59,7 +59,7 @@ def time_parts(estimate: Estimate) -> list[Part]:
     total = estimate.step_seconds or 1.0
     ordered = [*sizes[:2], *exposed, *sizes[2:]]
     return [
-        Part(name, letter, size, f"{format_seconds(size)} ({size / total:.0%})")
+        BarPart(name, letter, size, f"{format_seconds(size)} ({size / total:.0%})")
         for name, letter, size in ordered
         if size / total > NEGLIGIBLE
     ]

@@ -42,9 +42,7 @@ SHOWN_RANKS = 10
 
 
 def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None) -> RenderableType:
-    """The whole screen of `recommend`. saved: folder in which the files of every rank lie
-    already.
-    """
+    """The whole screen of `recommend`. saved: folder that holds the files of every rank."""
     winner = plan.ranked[0]
     sections: list[RenderableType] = [
         Text(question(plan), style="dim"),
@@ -127,9 +125,7 @@ def question(plan: Plan) -> str:
 
 
 def short_path(model: str) -> str:
-    """A file's own name, or its folder's where it is called config.json; a catalogue name or
-    Hugging Face id as it is.
-    """
+    """A file's own name, or its folder's for a config.json; any other name as it is."""
     path = Path(model)
     if path.suffix == ".json":
         return path.parent.name or path.stem if path.name == "config.json" else path.stem
@@ -148,9 +144,7 @@ RANKED = (
 
 
 def ranked_table(plan: Plan, width: int) -> Text:
-    """The ranked layouts, best first; on narrow terminals each below its figures, on very narrow
-    ones its speed alone.
-    """
+    """The ranked layouts, best first; on narrow terminals fewer figures beside each."""
     sizes = {entry.num_gpus for entry in plan.ranked}
     shown = [
         entry for entry in plan.ranked if entry.rank <= SHOWN_RANKS or entry.source == "probed"
@@ -181,9 +175,7 @@ def ranked_table(plan: Plan, width: int) -> Text:
 
 
 def sources_line(plan: Plan, width: int) -> list[RenderableType]:
-    """What the words of the column `source` mean, of those that are shown; nothing where the column
-    is not.
-    """
+    """The meaning of the values shown in the column `source`; nothing where it is not shown."""
     shown = {entry.source for entry in plan.ranked} if width >= NARROW else set()
     said = "; ".join(f"{name}: {means}" for name, means in SOURCES.items() if name in shown)
     return [indented(Text(said, style="dim"))] if said else []
@@ -254,8 +246,9 @@ SIZES = (
 
 
 def sizes_table(plan: Plan, width: int) -> Text:
-    """The best layout of every number of GPUs; a star marks the front of time against price, bold
-    the chosen size.
+    """The best layout of every number of GPUs.
+
+    A star marks the front of time against price, bold the chosen size.
     """
     rows = [
         (

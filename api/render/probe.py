@@ -27,9 +27,7 @@ EVEN = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """One probe as it ended, what it measured, and what the cost model had said. None where there
-    is nothing.
-    """
+    """One probe as it ended, what it measured, and the prediction; None where there is nothing."""
 
     record: ProbeRecord
     measurement: Measurement | None
@@ -146,8 +144,10 @@ MEASUREMENT_COLUMNS = (
 def measurements_table(
     measurements: Sequence[Measurement], beside: Sequence[Beside], width: int
 ) -> Text:
-    """One line a measurement. beside: what is predicted of each, in the same order; ratio: measured
-    over predicted.
+    """One line a measurement.
+
+    beside: the prediction of each, in the same order.
+    ratio: measured over predicted.
     """
     rows = []
     for one, said in zip(measurements, beside, strict=True):

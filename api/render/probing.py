@@ -101,9 +101,7 @@ MEASURED = (
 
 
 def _measured_table(plan: Plan, trials: list[dict[str, Any]], width: int) -> Text:
-    """Measured steps in this order, beside the predictions of those that are ranked; number 1 in
-    bold. Narrow: the ratio alone.
-    """
+    """Measured steps beside the predictions of those that are ranked; number 1 in bold."""
     ranked = {entry.layout: entry for entry in plan.ranked}
     rows = []
     for trial in trials:
@@ -119,8 +117,9 @@ def _measured_table(plan: Plan, trials: list[dict[str, Any]], width: int) -> Tex
 
 
 def measured_line(plan: Plan) -> Iterator[RenderableType]:
-    """How the winner's speed is known, where probes were spent; the figures below it are of the
-    same step.
+    """How the winner's speed is known, where probes were spent.
+
+    The figures below it are of the same step.
     """
     winner = plan.ranked[0]
     found, expected = winner.measurement or {}, winner.expected_step_seconds

@@ -28,8 +28,9 @@ _DRIVERS = {
 
 
 def normalise_url(text: str) -> URL:
-    """The URL with the driver that is tested: postgresql:// and postgres:// mean psycopg 3. Raises
-    SpecError.
+    """The URL with the driver that is tested: postgresql:// and postgres:// mean psycopg 3.
+
+    Raises SpecError.
     """
     remedy = "use sqlite:////absolute/path.db or postgresql://user:password@host/database"
     try:
@@ -52,8 +53,9 @@ def is_memory(url: URL) -> bool:
 
 
 def make_engine(url: URL) -> Engine:
-    """An engine that has not connected yet. Creates the folder of a SQLite file. Raises
-    StoreError.
+    """An engine that has not connected yet; the folder of a SQLite file is created.
+
+    Raises StoreError.
     """
     dumps = partial(json.dumps, allow_nan=False, separators=(",", ":"))
     if url.get_backend_name() == "sqlite":
@@ -89,8 +91,9 @@ def _make_folder(path: Path) -> None:
 
 
 def _teach_sqlite(engine: Engine) -> None:
-    """Foreign keys on; transactions begin when SQLAlchemy says so, as writers (BEGIN IMMEDIATE)
-    where asked for.
+    """Turns foreign keys on, and begins transactions when SQLAlchemy says so.
+
+    Where `planner_writes` is set they begin as writers (BEGIN IMMEDIATE).
     """
 
     def on_connect(dbapi_connection: Any, _: object) -> None:

@@ -1,7 +1,7 @@
 """Answers kept under an Idempotency-Key, so that a request sent twice is done once.
 
-A key is claimed before the work and filled with the answer after it. A claim whose owner died is
-taken over after CLAIM_SECONDS; answers are forgotten after KEEP_SECONDS.
+A key is claimed before the work and filled with the answer after it. A claim whose owner crashed
+is taken over after CLAIM_SECONDS; answers are forgotten after KEEP_SECONDS.
 """
 
 from dataclasses import dataclass
@@ -32,9 +32,7 @@ class KeptAnswer:
 
 
 class IdempotencyStore:
-    """Claims keys and keeps answers. All methods raise StoreError when the database cannot be
-    used.
-    """
+    """Claims keys and keeps answers. All methods raise StoreError when the database fails."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self.engine, self.clock = engine, clock

@@ -1,8 +1,7 @@
-"""Brings a database to the revision that this version needs, once, however many processes ask at
-the same time.
+"""Brings a database to the revision that this version needs, once, however many processes ask.
 
-A database that is already there is recognised with one SELECT; alembic is imported only when there
-is something to do.
+A database that is current is recognised with one SELECT; alembic is imported only when there is
+something to do.
 """
 
 import time
@@ -28,9 +27,7 @@ RETRY_SECONDS = 0.05
 
 
 def current_revision(engine: Engine) -> str | None:
-    """Revision of the database; None when it is empty. Raises StoreError when it cannot be
-    reached.
-    """
+    """Revision of the database; None when it is empty. Raises StoreError."""
     with store_errors(engine), engine.connect() as connection:
         return _revision(connection)
 
@@ -42,8 +39,7 @@ def _revision(connection: Connection) -> str | None:
 
 
 def ensure_current(engine: Engine) -> None:
-    """First use: a SQLite database is created and migrated; a PostgreSQL database has to be current
-    already.
+    """Creates or migrates a SQLite database at first use; PostgreSQL has to be current already.
 
     Raises NotReadyError when it is not, StoreError when it cannot be reached.
     """
@@ -65,9 +61,7 @@ def upgrade(engine: Engine, revision: str = "head") -> str | None:
 
 
 def downgrade(engine: Engine, revision: str) -> str | None:
-    """Runs the migrations back down to `revision` ("base": an empty database) under the same
-    lock.
-    """
+    """Runs the migrations back to `revision` ("base": an empty database) under the same lock."""
     _run(engine, "downgrade", revision)
     return current_revision(engine)
 
@@ -105,8 +99,9 @@ def alembic_config() -> "Config":
 
 
 def migrations_folder() -> Path:
-    """api/storage/migrations in an installed wheel, alembic/ in a checkout (setup.py copies one to
-    the other).
+    """api/storage/migrations in an installed wheel, alembic/ in a checkout.
+
+    setup.py copies one to the other.
     """
     here = Path(__file__).resolve().parent
     for folder in (here / "migrations", here.parent.parent / "alembic"):
@@ -117,8 +112,9 @@ def migrations_folder() -> Path:
 
 @contextmanager
 def _locked(engine: Engine) -> Iterator[Connection]:
-    """A connection in a transaction that no second migrator can enter; it commits at the end or
-    leaves nothing behind.
+    """A connection in a transaction that no second migrator can enter.
+
+    It commits at the end or leaves nothing behind.
     """
     if engine.dialect.name == "sqlite":
         with (
@@ -133,8 +129,9 @@ def _locked(engine: Engine) -> Iterator[Connection]:
 
 
 def _use_wal(engine: Engine) -> None:
-    """Readers beside one writer. Kept in the file, so once is enough; the switch itself does not
-    wait for locks.
+    """Lets SQLite have readers beside one writer.
+
+    It is kept in the file, so once is enough; the switch itself does not wait for locks.
     """
     deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:

@@ -1,6 +1,4 @@
-"""The tables. Change them together with a migration in `alembic/versions/`; a test compares the
-two.
-"""
+"""The tables. Change them with a migration in `alembic/versions/`; a test compares the two."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -34,13 +32,13 @@ HASH_LENGTH = 64
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment in UTC. SQLite forgets time zones, so UTC is put back on the way out."""
+    """A time in UTC. SQLite forgets time zones, so UTC is put back on the way out."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To UTC; refuses a moment without a time zone."""
+        """To UTC; refuses a time without a time zone."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -124,9 +122,7 @@ class EstimateRow(Base):
 
 
 class MeasurementRow(Base):
-    """One run of one layout. `body` is the whole row; the other columns are what it is keyed,
-    filtered and compared by.
-    """
+    """One run of one layout. `body` is the whole row; the other columns are for look-ups."""
 
     __tablename__ = "measurements"
     __table_args__ = (
@@ -154,8 +150,9 @@ class MeasurementRow(Base):
 
 
 class LeasedRow(Base):
-    """What every queue has in common: a state, and a lease on it. The newest fencing_token may
-    write, nobody else.
+    """What every queue has in common: a state, and a lease on it.
+
+    Only the owner with the newest fencing_token may write.
     """
 
     __abstract__ = True
@@ -203,9 +200,7 @@ class ProbeRow(LeasedRow):
 
 
 class TaskRow(LeasedRow):
-    """Work that takes probes: a study of one job, or one night of a sweep. A parent's moment is
-    worked on once.
-    """
+    """A study of one job, or one run of a sweep. A sweep's scheduled time is run once."""
 
     __tablename__ = "tasks"
     __table_args__ = (
@@ -222,7 +217,7 @@ class TaskRow(LeasedRow):
 
 
 class TaskEventRow(Base):
-    """What a task said while it ran, in order, for who follows it from another process."""
+    """One event of a running task, for readers in other processes."""
 
     __tablename__ = "task_events"
 
@@ -235,8 +230,9 @@ class TaskEventRow(Base):
 
 
 class SweepRow(Base):
-    """Known jobs that are measured again and again. next_due_at: null when it has no schedule or is
-    not active.
+    """Jobs that are measured again and again.
+
+    next_due_at: null when it has no schedule or is not active.
     """
 
     __tablename__ = "sweeps"
@@ -251,8 +247,9 @@ class SweepRow(Base):
 
 
 class CalibrationRow(Base):
-    """What runs of one trainer on one GPU under one software have taught; `document` is the whole
-    posterior.
+    """A calibration from the runs of one trainer on one GPU under one software.
+
+    document: the whole posterior.
     """
 
     __tablename__ = "calibrations"
@@ -271,8 +268,9 @@ class CalibrationRow(Base):
 
 
 class IdempotencyRow(Base):
-    """The answer that was given under an Idempotency-Key; `status` is null while the first request
-    is being answered.
+    """The answer given under an Idempotency-Key.
+
+    status: null while the first request is being answered.
     """
 
     __tablename__ = "idempotency_keys"

@@ -11,7 +11,7 @@ from api.cli.output import as_text
 from api.errors import TABLE, codes_of, lines_of
 from api.http.security import is_loopback, refuse_open_door
 from api.identity import TimeOrderedIds, hash_of, hash_of_job
-from api.render.bars import Part, legend, stacked_bar
+from api.render.bars import BarPart, legend, stacked_bar
 from api.render.estimate import basis_line, key_figures
 from api.render.plan import continued, energy, mass, money, plan_view
 from api.settings import Settings, load_settings, parse_api_keys
@@ -150,9 +150,9 @@ def test_shown_urls_hide_passwords() -> None:
     assert "hunter2" not in shown(make_engine(normalise_url("postgresql://u:hunter2@h/d")))
 
 
-def parts(*sizes: float) -> list[Part]:
+def parts(*sizes: float) -> list[BarPart]:
     return [
-        Part(name, name.upper(), size, f"{size:g}")
+        BarPart(name, name.upper(), size, f"{size:g}")
         for name, size in zip("abc", sizes, strict=False)
     ]
 

@@ -1,6 +1,4 @@
-"""GET and POST /measurements, GET /measurements/{id}: rows as `planner-cli measurements` reads and
-writes them, JSON or CSV.
-"""
+"""GET and POST /measurements, GET /measurements/{id}: rows in JSON or CSV."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -45,8 +43,9 @@ async def list_measurements(
     cursor: Cursor = None,
     limit: PageSize = 50,
 ) -> Response:
-    """Measurements, newest first, as JSON, or as CSV by `format=csv` or `Accept: text/csv` (the
-    cursor is then a header).
+    """Measurements, newest first, as JSON, or as CSV by `format=csv` or `Accept: text/csv`.
+
+    In CSV the cursor is a header.
     """
     wanted = filter_of(model=model, gpu=gpu, status=status, rung=rung, job_hash=job_hash)
     page = await in_thread(

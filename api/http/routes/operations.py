@@ -1,4 +1,4 @@
-"""GET /metrics for Prometheus, GET /calibrations for who wants to know what the numbers rest on."""
+"""GET /metrics for Prometheus, GET /calibrations for what the numbers rest on."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -31,7 +31,8 @@ async def metrics(request: Request, _: Reader) -> Response:
 async def calibrations(
     request: Request, _: Reader, cursor: Cursor = None, limit: PageSize = 50
 ) -> Page[CalibrationLine]:
-    """The calibrations that estimates may name, the one in use first, each with its knobs before
-    and after the measured runs.
+    """The calibrations that estimates may name, the one in use first.
+
+    Each has its knobs before and after the measured runs.
     """
     return await in_thread(request, lambda: calibration_page(wiring_of(request), cursor, limit))

@@ -11,7 +11,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from api.http.bodies import JSON, REQUIRED, JobJson, strict_route
 from api.http.events import MEDIA_TYPE as EVENTS
-from api.http.events import OPEN, follow, follow_study
+from api.http.events import follow, follow_study
 from api.http.requests import answer_once, in_thread, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, problems
 from api.http.schemas import PlanAccepted, PlanState
@@ -21,7 +21,7 @@ from api.jobs.plans import page_of_plans, state_of, study_of
 from api.jobs.probes import probes_of
 from api.jobs.studies import ask_study
 from api.service import make_plan
-from api.storage.records import Page, PlanLine, ProbeRecord, TaskEvent
+from api.storage.records import OPEN, Page, PlanLine, ProbeRecord, TaskEvent
 from planner.errors import NotFoundError
 from planner.specs.plan import Plan
 
@@ -41,11 +41,10 @@ NUMBER = re.compile(r"[0-9]{1,9}")
     openapi_extra=REQUIRED,
 )
 async def post_plan(request: Request, key: Planner, job: JobJson = None) -> Response:
-    """A job in, a ranked plan out. 409: nothing fits, with the nearest miss. `Idempotency-Key` is
-    honoured.
+    """A job in, a ranked plan out. 409: nothing fits, with the nearest miss.
 
-    With `probe` the answer is 202: a worker spends the probes, GET `location` (or its events) tells
-    how far it is. It needs the scope `probe` too.
+    `Idempotency-Key` is honoured. With `probe` the answer is 202: a worker spends the probes, and
+    GET `location` (or its events) shows how far it is. It needs the scope `probe` too.
     """
     wiring = wiring_of(request)
 
@@ -112,10 +111,10 @@ async def get_events(
         str | None, Header(max_length=400, description="The last `study` event that was received.")
     ] = None,
 ) -> Response:
-    """Server-sent events: `study` for every step of a plan that spends probes, `probe` for every
-    change of a probe, `done` at the end.
+    """Server-sent events: `study` for every step of a study, `probe`, and `done` at the end.
 
-    `study` events are numbered; with `Last-Event-ID` they go on after it.
+    A `probe` event is sent for every change of a probe. `study` events are numbered; with
+    `Last-Event-ID` they go on after it.
     """
     after = int(last_event_id) if last_event_id and NUMBER.fullmatch(last_event_id) else 0
     wiring = wiring_of(request)
@@ -126,7 +125,7 @@ async def get_events(
     async def read() -> list[ProbeRecord]:
         return await in_thread(request, lambda: probes_of(wiring, plan_id))
 
-    async def stand(after: int) -> tuple[str, Sequence[TaskEvent]]:
+    async def study(after: int) -> tuple[str, Sequence[TaskEvent]]:
         return await in_thread(
             request, lambda: (wiring.tasks.get(plan_id).state, wiring.tasks.events(plan_id, after))
         )
@@ -134,7 +133,7 @@ async def get_events(
     stream = (
         follow(plan_id, DONE, read, anyio.sleep)
         if task is None
-        else follow_study(plan_id, read, stand, anyio.sleep, after)
+        else follow_study(plan_id, read, study, anyio.sleep, after)
     )
     return StreamingResponse(
         stream, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -143,8 +142,9 @@ async def get_events(
 
 @router.delete("/plans/{plan_id}", responses=problems(401, 403, 404, 503))
 async def cancel_plan(request: Request, plan_id: str, _: Planner) -> PlanState:
-    """Cancels what still runs for a plan: its study, its queued and running probes. A plan that was
-    answered stays.
+    """Cancels what still runs for a plan: its study, its queued and running probes.
+
+    A plan that was answered stays.
     """
     wiring = wiring_of(request)
 

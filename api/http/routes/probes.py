@@ -1,5 +1,6 @@
-"""POST /probes, GET /probes, GET and DELETE /probes/{id}. The service's own workers run them, or
-others on the same database.
+"""POST /probes, GET /probes, GET and DELETE /probes/{id}.
+
+The service's own workers run them, or others on the same database.
 """
 
 from collections.abc import Mapping
@@ -97,9 +98,7 @@ async def list_probes(
     cursor: Cursor = None,
     limit: PageSize = 50,
 ) -> Page[ProbeLine]:
-    """Probes, newest first. Those whose runner died are concluded first, so that what is said is
-    true.
-    """
+    """Probes, newest first. Those whose runner crashed are ended first, so every state is true."""
     wiring = wiring_of(request)
     names = {
         "model": None if model is None else model_name_of(model),

@@ -1,6 +1,4 @@
-"""POST /sweeps, GET /sweeps, GET and DELETE /sweeps/{id}, POST /sweeps/{id}/run, /pause and
-/resume.
-"""
+"""POST /sweeps, GET /sweeps, GET and DELETE /sweeps/{id}, POST /sweeps/{id}/run, pause, resume."""
 
 import json
 from collections.abc import Callable

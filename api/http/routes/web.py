@@ -1,5 +1,6 @@
-"""GET /: the web page. It holds no data of its own: it asks the service, with the key that its user
-types where there are keys.
+"""GET /: the web page.
+
+It holds no data of its own: it asks the service, with the key that its user types.
 """
 
 from functools import lru_cache

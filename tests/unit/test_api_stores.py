@@ -1,0 +1,250 @@
+"""What the stores share, and who may ask: pages, repeated requests, keys; in milliseconds."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+from fastapi import Request
+from fastapi.security import HTTPAuthorizationCredentials, SecurityScopes
+from sqlalchemy import Engine
+
+from api.errors import ForbiddenError, UnauthenticatedError
+from api.http.bodies import StrictRequest
+from api.http.paging import page_of
+from api.http.requests import answer_once
+from api.http.security import asking_key
+from api.settings import ApiKey, Settings
+from api.storage.engine import make_engine, normalise_url
+from api.storage.idempotency import CLAIM_SECONDS, KEEP_SECONDS, IdempotencyStore, KeptAnswer
+from api.storage.paging import MAX_PAGE, cursor_of, read_cursor
+from api.storage.probes import SqlProbeStore
+from api.storage.records import ProbeFilter, ProbeRecord
+from api.storage.tables import Base
+from planner.errors import ConflictError, PlannerError, SpecError
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+ANSWER = KeptAnswer(200, {"location": "/plans/1"}, "application/json", "{}")
+
+
+@dataclass
+class Clock:
+    time: datetime = NOW
+
+    def now(self) -> datetime:
+        return self.time
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    made = make_engine(normalise_url("sqlite://"))
+    Base.metadata.create_all(made)
+    yield made
+    made.dispose()
+
+
+# ---- pages ---------------------------------------------------------------------------------------
+
+
+def probe(number: int, gpu: str = "cpu") -> ProbeRecord:
+    return ProbeRecord(
+        id=f"probe-{number}",
+        created_at=NOW + timedelta(seconds=number // 2),  # pairs share a moment
+        request={},
+        job_hash="0" * 64,
+        model="m",
+        gpu=gpu,
+        num_gpus=1,
+        layout="fsdp 1",
+        pool="local",
+    )
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5])
+def test_pages_hold_every_row_once_newest_first(engine: Engine, limit: int) -> None:
+    store = SqlProbeStore(engine)
+    store.add([probe(number) for number in range(5)])
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = store.list(cursor=cursor, limit=limit)
+        assert 1 <= len(page.items) <= limit
+        seen += [record.id for record in page.items]
+        assert len(seen) <= 5
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+        store.add([probe(100 + len(seen))])  # newcomers do not disturb
+    assert seen == [f"probe-{number}" for number in reversed(range(5))]
+
+
+def test_a_filter_names_columns(engine: Engine) -> None:
+    store = SqlProbeStore(engine)
+    store.add([probe(1), probe(2, gpu="h100"), probe(3)])
+    assert [one.id for one in store.list(ProbeFilter(gpu="cpu")).items] == ["probe-3", "probe-1"]
+    assert store.list(ProbeFilter(gpu="cpu", state="done")).items == []
+
+
+@pytest.mark.parametrize("limit", [0, MAX_PAGE + 1])
+def test_a_page_is_neither_empty_nor_endless(engine: Engine, limit: int) -> None:
+    with pytest.raises(SpecError, match="limit"):
+        SqlProbeStore(engine).list(limit=limit)
+
+
+def test_a_cursor_comes_back_as_it_was_given() -> None:
+    assert read_cursor(cursor_of(NOW, "plan-1")) == (NOW, "plan-1")
+
+
+def test_a_list_in_memory_is_read_page_by_page() -> None:
+    first, cursor = page_of("abcde", str, None, 3)
+    second, end = page_of("abcde", str, cursor, 3)
+    assert (first, second, end) == (["a", "b", "c"], ["d", "e"], None)
+    assert page_of("ab", str, None, 2) == (["a", "b"], None)
+    with pytest.raises(SpecError, match="cursor"):
+        page_of("ab", str, cursor, 3)
+
+
+# ---- repeated requests ---------------------------------------------------------------------------
+
+
+def test_a_kept_answer_is_given_to_the_same_request_alone(engine: Engine) -> None:
+    store = IdempotencyStore(engine, Clock())
+    assert store.claim("key", "request") is None
+    with pytest.raises(ConflictError, match="still being answered"):
+        store.claim("key", "request")
+    store.keep("key", ANSWER)
+    assert store.claim("key", "request") == ANSWER
+    with pytest.raises(ConflictError, match="another request"):
+        store.claim("key", "other")
+
+
+def test_a_released_key_is_free_and_an_answered_one_is_not_released(engine: Engine) -> None:
+    store = IdempotencyStore(engine, Clock())
+    store.claim("key", "request")
+    store.release("key")
+    assert store.claim("key", "request") is None
+    store.keep("key", ANSWER)
+    store.release("key")
+    assert store.claim("key", "request") == ANSWER
+
+
+def test_a_claim_whose_owner_crashed_and_an_old_answer_are_forgotten(engine: Engine) -> None:
+    clock = Clock()
+    store = IdempotencyStore(engine, clock)
+    store.claim("crashed", "request")
+    store.claim("answered", "request")
+    store.keep("answered", ANSWER)
+    clock.time = NOW + timedelta(seconds=CLAIM_SECONDS + 1)
+    assert store.claim("crashed", "request") is None
+    assert store.claim("answered", "request") == ANSWER
+    clock.time = NOW + timedelta(seconds=KEEP_SECONDS + 1)
+    assert store.claim("answered", "other") is None
+
+
+def asked(wiring: Any, *, headers: dict[str, str], body: bytes = b"{}") -> StrictRequest:
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    sent = {"content-type": "application/json", **headers}
+    state = SimpleNamespace(wiring=wiring, limiter=None)
+    return StrictRequest(
+        {
+            "type": "http",
+            "method": "POST",
+            "path": "/plan",
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
+            "server": ("testserver", 80),
+            "scheme": "http",
+            "app": SimpleNamespace(state=state),
+        },
+        receive,
+    )
+
+
+def test_only_an_answer_that_is_no_bug_is_kept(engine: Engine) -> None:
+    from fastapi.responses import JSONResponse
+
+    wiring = SimpleNamespace(idempotency=IdempotencyStore(engine, Clock()), settings=Settings())
+    key, calls = ApiKey("me", frozenset({"plan"}), ""), [500, 200, 200]
+
+    def post(body: bytes = b"{}") -> int:
+        async def once() -> int:
+            request = asked(wiring, headers={"idempotency-key": "k"}, body=body)
+            answer = await answer_once(request, key, lambda: JSONResponse({}, calls.pop(0)))
+            return answer.status_code
+
+        return anyio.run(once)
+
+    assert (post(), post(), post(), len(calls)) == (500, 200, 200, 1)
+    with pytest.raises(ConflictError, match="another request"):
+        post(b'{"id": 1}')
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "field"),
+    [
+        (b"[1, 2, 3]", {"content-type": "text/csv"}, "content-type"),
+        (b"[" + b"1," * 20 + b"1]", {}, "body"),
+        (b'{"a": 1, "a": 2}', {}, "body"),
+        (b"", {}, "body"),
+    ],
+)
+def test_a_body_is_json_of_a_sane_size(body: bytes, headers: dict[str, str], field: str) -> None:
+    wiring = SimpleNamespace(settings=Settings(max_body_bytes=40))
+    with pytest.raises(SpecError) as raised:
+        anyio.run(asked(wiring, headers=headers, body=body).body)
+    assert raised.value.faults[0].field == field
+    assert anyio.run(asked(wiring, headers={}, body=b"[1, 2]").body) == b"[1, 2]"
+
+
+# ---- keys ----------------------------------------------------------------------------------------
+
+
+def key_for(secret: str | None, *scopes: str, keys: str = "") -> ApiKey:
+    wiring = SimpleNamespace(settings=Settings(api_keys=cast(Any, keys)))
+    app = SimpleNamespace(state=SimpleNamespace(wiring=wiring))
+    sent = (
+        None
+        if secret is None
+        else HTTPAuthorizationCredentials(scheme="Bearer", credentials=secret)
+    )
+    request = Request({"type": "http", "app": app, "headers": []})
+    return anyio.run(asking_key, request, SecurityScopes(list(scopes)), sent)
+
+
+KEYS = ",".join(
+    f"{name}:{scopes}:{hashlib.sha256(name.encode()).hexdigest()}"
+    for name, scopes in {"reader": "read", "planner": "plan+read", "boss": "admin"}.items()
+)
+
+
+@pytest.mark.parametrize(
+    ("secret", "scope", "outcome"),
+    [
+        ("reader", "read", "reader"),
+        ("planner", "plan", "planner"),
+        ("boss", "probe", "boss"),
+        ("reader", "plan", ForbiddenError),
+        ("planner", "probe", ForbiddenError),
+        ("nobody", "read", UnauthenticatedError),
+        (" ", "read", UnauthenticatedError),
+        (None, "read", UnauthenticatedError),
+    ],
+)
+def test_a_key_may_what_its_scopes_say(
+    secret: str | None, scope: str, outcome: str | type[PlannerError]
+) -> None:
+    if isinstance(outcome, str):
+        assert key_for(secret, scope, keys=KEYS).name == outcome
+    else:
+        with pytest.raises(outcome):
+            key_for(secret, scope, keys=KEYS)
+
+
+def test_without_keys_anyone_on_this_machine_may() -> None:
+    assert key_for(None, "probe").name == "anyone"
