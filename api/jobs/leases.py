@@ -130,7 +130,7 @@ def is_abandoned(record: JobRecord, now: datetime) -> bool:
 
 
 def has_crashed(name: str | None) -> bool:
-    """Whether an owner was a process of this host that no longer exists."""
+    """Whether an owner was a process of this host that no longer exists, of whatever user."""
     host, _, rest = (name or "").partition(":")
     pid = rest.partition(":")[0]
     if host != platform.node() or not pid.isdigit():
@@ -139,7 +139,7 @@ def has_crashed(name: str | None) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # another user's process: it exists
+    except PermissionError:
         return False
     return False
 

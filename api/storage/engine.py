@@ -67,7 +67,7 @@ def make_engine(url: URL) -> Engine:
         else:
             _make_folder(Path(str(url.database)))
         engine = create_engine(url, json_serializer=dumps, **options)
-        _teach_sqlite(engine)
+        _set_up_sqlite(engine)
         return engine
     try:
         return create_engine(
@@ -90,7 +90,7 @@ def _make_folder(path: Path) -> None:
         ) from None
 
 
-def _teach_sqlite(engine: Engine) -> None:
+def _set_up_sqlite(engine: Engine) -> None:
     """Turns foreign keys on, and begins transactions when SQLAlchemy says so.
 
     Where `planner_writes` is set they begin as writers (BEGIN IMMEDIATE).
