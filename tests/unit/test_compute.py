@@ -19,6 +19,7 @@ from planner.cost.machine.device import (
     TILE_ROWS,
     Device,
 )
+from planner.cost.machine.knobs import KNOBS
 from planner.cost.machine.profile import KERNELS, PROFILES, kernel_profile
 from planner.intake.machines import read_cluster
 from planner.specs.layout import PRECISIONS
@@ -265,3 +266,10 @@ def test_kernel_profiles_are_shares_with_sources() -> None:
         assert kernels.gemm.keys() == kernels.gemm_half_depth.keys()
         assert kernels.source
         assert kernels.vendor.forward >= kernels.flash2.forward
+
+
+def test_defaults_of_a_profile_are_the_priors_of_the_knobs() -> None:
+    shared = [knob for knob in KNOBS if knob.scope == "trainer"]
+    assert {k.name: getattr(PROFILES["torchtitan"], k.name) for k in shared} == {
+        k.name: k.prior for k in shared
+    }

@@ -192,58 +192,71 @@ KERNELS: Mapping[str, KernelProfile] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One trainer's software on any GPU: factors of order one, seconds and shares. All are priors
-    until calibrated.
+    """One trainer's software on any GPU: factors of order one, seconds and shares.
 
-    compute: speed of its matrix kernels against the micro-measured ones;  low_precision: of those
-        below 16 bits, besides.
-    vendor_attention: cuDNN or Transformer Engine instead of FlashAttention-2.  attention: speed of
-        its attention kernels against those.
-    elementwise: traffic of memory-bound ops against counted.
-    launch_seconds: CPU time of one kernel, eager or compiled;  fused_launch_seconds: of one fused
-        module (Transformer Engine).
-    intra_node / inter_node: speed of communication inside a node and beyond, against the curves of
-    `cost.nccl` (1: as in nccl-tests).
-    nvls_gain: the same for reductions in the switch.  collective_seconds: added to the library's
-        own time of a collective.
-    overlap_slowdown: compute seconds lost per second of hidden communication.  tp_hidden: share of
-    TP communication that hides without async TP;  async_tp_hidden: with it;  ep_hidden, cp_hidden
-    likewise;  pair_ep_hidden, pair_tp_hidden: of what is left exposed, in an overlapped forward and
-    backward of two microbatches.  dp_hidden: share of the backward pass under which gradient
-    reduction can hide.
-    early_step_share: backward seconds lost to an optimizer in it.  fixed_step_seconds: data
-        loading, logging, synchronisation.
-    fragmentation: reserved over allocated memory, minus one, of the memory that comes
-    and goes;  fragmentation_expandable: with expandable segments;  fragmentation_floor: what stays
-    under memory pressure.
-    communicator_bytes: NCCL buffers a process group keeps.  memory_sd, memory_sd_bytes: the
-    logarithm of measured over predicted peak bytes deviates by about sqrt(memory_sd^2 +
-    (memory_sd_bytes / peak)^2) where the peak is much larger, and by
-    memory_doubt besides: what the trainer's own code keeps was never compared with a peak of its
-        allocator.
+    The defaults are priors. A calibration replaces those that `cost.machine.knobs` names, from the
+    same priors.
+
+    Speed, relative to the micro-measured kernels:
+    compute: matrix kernels.
+    low_precision: matrix kernels below 16 bits, besides.
+    vendor_attention: attention is cuDNN's or Transformer Engine's, not FlashAttention-2.
+    attention: attention kernels.
+    elementwise: measured over counted traffic of memory-bound operations.
+    power_exponent: how the clock follows the power limit.
+    unaligned_head_slowdown: of unfused attention whose head size is no multiple of 8.
+
+    The host:
+    launch_seconds: CPU time of one kernel, eager or compiled.
+    fused_launch_seconds: CPU time of one fused module (Transformer Engine).
+    fixed_step_seconds: data loading, logging and synchronisation of one step.
+
+    Communication, relative to the curves of `cost.network.nccl` (1: as in nccl-tests):
+    intra_node, inter_node: speed inside a node and beyond.
+    nvls_gain: speed of reductions in the switch.
+    collective_seconds: added to the library's own time of a collective.
+
+    Overlap:
+    overlap_slowdown: compute seconds lost per second of hidden communication.
+    tp_hidden, async_tp_hidden: share of TP communication that hides without and with async TP.
+    ep_hidden, cp_hidden: share of EP and CP communication that hides.
+    pair_ep_hidden, pair_tp_hidden: share of what is left exposed that hides in an overlapped
+        forward and backward of two microbatches.
+    dp_hidden: share of the backward pass under which gradient reduction can hide.
+    early_step_share: share of the backward pass that an optimizer in it costs.
+
+    Memory:
+    fragmentation: reserved over allocated memory, minus one, of the memory that comes and goes.
+    fragmentation_expandable: the same with expandable segments.
+    fragmentation_floor: the same under memory pressure.
+    communicator_bytes: NCCL buffers of one process group.
+    workspace_bytes: workspace of kernels.
+    memory_sd, memory_sd_bytes: the logarithm of measured over predicted peak bytes deviates by
+        about sqrt(memory_sd^2 + (memory_sd_bytes / peak)^2) where the peak is much larger.
+    memory_doubt: deviation on top, for a trainer whose allocator's peaks were never compared.
     """
 
-    compute: float = 0.93
+    compute: float = 0.80
     low_precision: float = 1.0
     vendor_attention: bool = False
     attention: float = 1.0
     elementwise: float = 1.0
-    launch_seconds: float = 8e-6
-    fused_launch_seconds: float = 8e-6
-    intra_node: float = 1.0
-    inter_node: float = 1.0
+    launch_seconds: float = 9e-6
+    fused_launch_seconds: float = 40e-6
+    intra_node: float = 0.95
+    inter_node: float = 0.95
     nvls_gain: float = 1.0
     collective_seconds: float = 0.0
     overlap_slowdown: float = 0.12
-    tp_hidden: float = 0.0
+    tp_hidden: float = 0.20
     async_tp_hidden: float = 0.65
-    ep_hidden: float = 0.0
-    cp_hidden: float = 0.8
+    ep_hidden: float = 0.35
+    cp_hidden: float = 0.60
     pair_ep_hidden: float = 0.8
     pair_tp_hidden: float = 0.0
-    dp_hidden: float = 0.85
+    dp_hidden: float = 0.80
     early_step_share: float = 0.02
-    fixed_step_seconds: float = 0.01
+    fixed_step_seconds: float = 0.02
     power_exponent: float = 0.70
     unaligned_head_slowdown: float = 7.0
     fragmentation: float = 0.10
@@ -257,8 +270,7 @@ class Profile:
     source: str = "judgement"
 
 
-# What differs by trainer and is not a knob of `cost.calibration`; the knobs' own values here are
-# overwritten by a calibration.
+# What differs by trainer and no calibration replaces.
 PROFILES: Mapping[str, Profile] = {
     "torchtitan": Profile(),
     "megatron": Profile(vendor_attention=True),
