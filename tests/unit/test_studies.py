@@ -1,0 +1,37 @@
+"""Who runs a study that is asked for twice."""
+
+import pytest
+
+from api.jobs.studies import ask_study
+from api.settings import Settings
+from api.wiring import Wiring, wire
+from tests.conftest import JOB
+
+ASKED = {**JOB, "probe": {"max_probes": 1}}
+
+
+@pytest.fixture
+def wiring(monkeypatch: pytest.MonkeyPatch) -> Wiring:
+    monkeypatch.setattr("api.jobs.studies.check_pool", lambda *_, **__: None)
+    return wire(Settings(database_url="sqlite://"))
+
+
+def test_a_second_request_leaves_the_first_in_the_queue(wiring: Wiring) -> None:
+    studies = [ask_study(wiring, ASKED, allow_files=False, ours=False) for _ in range(2)]
+    assert len({study.id for study in studies}) == 2
+    assert [wiring.tasks.get(study.id).state for study in studies] == ["queued", "queued"]
+
+
+def test_a_command_goes_on_with_the_study_that_waits(wiring: Wiring) -> None:
+    waiting = ask_study(wiring, ASKED, allow_files=False, ours=False)
+    ours = ask_study(wiring, ASKED, allow_files=False, ours=True)
+    assert (ours.id, ours.state, ours.fencing_token) == (waiting.id, "running", 1)
+    other = ask_study(wiring, {**ASKED, "search": {"top_k": 1}}, allow_files=False, ours=True)
+    assert other.id != waiting.id
+
+
+def test_a_command_leaves_a_study_alone_that_somebody_works_on(wiring: Wiring) -> None:
+    first = ask_study(wiring, ASKED, allow_files=False, ours=True)
+    second = ask_study(wiring, ASKED, allow_files=False, ours=True)
+    assert first.id != second.id
+    assert {first.fencing_token, second.fencing_token} == {1}
