@@ -409,6 +409,7 @@ def test_what_runs_until_it_is_stopped_tells_how(
     assert process.returncode in codes
 
 
+@pytest.mark.slow
 def test_wrong_settings_are_named_and_secrets_are_not(cli: Cli) -> None:
     for name, value in (
         ("PLANNER_PORT", "x"),

@@ -255,6 +255,7 @@ def test_a_study_that_cannot_begin_ends_with_the_reason(
     assert words in (ended.message or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [True, False], ids=["after its last event", "before it begins"])
 def test_who_has_lost_a_study_stores_neither_plan_nor_event(
     sqlite_url: str, surroundings: dict[str, str], monkeypatch: pytest.MonkeyPatch, begun: bool
@@ -318,6 +319,7 @@ def without_torch(folder: Path) -> dict[str, str]:
     return {"PLANNER_PROBE_PYTHON": str(python), "PLANNER_PROBE_PROGRAM": "probes.worker"}
 
 
+@pytest.mark.slow
 def test_without_torch_nothing_is_spent_or_stored_and_the_extra_is_named(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:

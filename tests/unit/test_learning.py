@@ -127,6 +127,7 @@ def test_timed_kernels_move_the_next_plan(wiring: Wiring) -> None:
     )
 
 
+@pytest.mark.slow
 def test_kernels_join_the_runs_under_their_versions_and_lose_none(wiring: Wiring) -> None:
     with_trainer = {**VERSIONS, "trainer_version": "0.2.2"}
     wiring.measurements.add([run("m-1", 1.2, with_trainer)])

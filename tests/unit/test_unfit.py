@@ -180,6 +180,7 @@ def test_the_nearest_miss_is_legal_and_priced() -> None:
     assert price.device_bytes[0] == pytest.approx(miss["device_bytes"])
 
 
+@pytest.mark.slow
 def test_changes_do_fit_and_smaller_ones_do_not() -> None:
     """The number of GPUs named is used, and half of it in whole nodes; so is the GPU."""
     changes = {
