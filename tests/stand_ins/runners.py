@@ -72,7 +72,7 @@ def run(folder: Path, probes: Path, light: bool) -> None:
     outside = light_wiring(folder, probes, light=light)
     records = enqueue(
         outside,
-        probe_of_job({"job": JOB, "time_limit_seconds": 60.0}, allow_files=False),
+        probe_of_job({"job": JOB, "time_limit_seconds": 900.0}, allow_files=False),
         max_attempts=1,
         ours=True,
     )

@@ -237,6 +237,7 @@ class TestLeases:
             return Survey(gpus=(H100 if looks > 2 else replace(H100, used_bytes=40e9),))
 
         here, launcher = pool(tmp_path, look)
+        here.settings = replace(here.settings, foreign_seconds=60.0)
         here.run(task(1))
         assert (len(launcher.spans), looks > 2) == (1, True)
 
@@ -292,8 +293,8 @@ class TestLeases:
         assert process.stdout is not None
         assert process.stdout.readline() == "True\n"
         here, launcher = pool(tmp_path, IDLE[:1])
-        watch = Watch()
-        threading.Timer(0.6, watch.stop.set).start()
+        stop = threading.Event()
+        watch = Watch(stop=stop, progress=lambda _: stop.set())
         with pytest.raises(ProbeError, match="stopped while waiting"):
             here.run(task(1), watch)
         process.kill()
